@@ -1,0 +1,79 @@
+//! Names that gpuwarden writes on, or reads from, Kubernetes nodes, and the names
+//! of agents and checks on the wire.
+//!
+//! Keys without `gpuwarden.dev/` are NVSentinel's: other tools read them.
+
+/// Annotation: JSON array of the events for which a node is quarantined.
+pub const QUARANTINE_HEALTH_EVENT: &str = "quarantineHealthEvent";
+/// Annotation: JSON array of the taints that the quarantine asked for.
+pub const QUARANTINE_APPLIED_TAINTS: &str = "quarantineHealthEventAppliedTaints";
+/// Annotation: `True` where the quarantine asked for a cordon.
+pub const QUARANTINE_IS_CORDONED: &str = "quarantineHealthEventIsCordoned";
+/// Annotation: `True` where the node was cordoned before the quarantine; it stays so afterwards.
+pub const QUARANTINE_CORDON_PRE_EXISTING: &str = "quarantineHealthEventCordonPreExisting";
+/// Annotation: `True` after somebody uncordoned a quarantined node by hand.
+pub const UNCORDONED_MANUALLY: &str = "quarantinedNodeUncordonedManually";
+/// Annotation: `True` after somebody removed a quarantine taint by hand.
+pub const UNTAINTED_MANUALLY: &str = "quarantinedNodeUntaintedManually";
+/// Value of the `True` annotations above.
+pub const TRUE: &str = "True";
+
+/// Label (behind the configured prefix): who cordoned.
+pub const CORDON_BY: &str = "cordon-by";
+/// Label (behind the configured prefix): the rule sets that asked for it.
+pub const CORDON_REASON: &str = "cordon-reason";
+/// Label (behind the configured prefix): when, as `2006-01-02T15-04-05Z`.
+pub const CORDON_TIMESTAMP: &str = "cordon-timestamp";
+/// Value of [`CORDON_BY`] unless an override names somebody else. The name that
+/// existing dashboards and scripts select on.
+pub const CORDONED_BY_VALUE: &str = "NVSentinel";
+
+/// Label: where a node stands between fault and return.
+pub const STATE_LABEL: &str = "dgxc.nvidia.com/nvsentinel-state";
+/// Value of [`STATE_LABEL`] from the quarantine on, until draining starts.
+pub const STATE_QUARANTINED: &str = "quarantined";
+
+/// Label with which an operator takes a node out of gpuwarden's hands (value `false`).
+pub const MANAGED_LABEL: &str = "k8saas.nvidia.com/ManagedByNVSentinel";
+
+/// Annotation of our own: the quarantine session and what it replaced, as JSON.
+pub const SESSION: &str = "gpuwarden.dev/session";
+/// Annotation of our own: when a person ended the last session, RFC 3339.
+/// Events older than this never act.
+pub const RELEASED_AT: &str = "gpuwarden.dev/released-at";
+
+/// Agent of all events read from the kernel log.
+pub const SYSLOG_AGENT: &str = "syslog-health-monitor";
+/// Check of XID lines.
+pub const CHECK_XID: &str = "SysLogsXIDError";
+/// Check of "GPU has fallen off the bus" lines that carry no XID.
+pub const CHECK_GPU_FALLEN_OFF: &str = "SysLogsGPUFallenOff";
+/// Code of [`CHECK_GPU_FALLEN_OFF`] events.
+pub const CODE_GPU_FALLEN_OFF: &str = "GPU_FALLEN_OFF_BUS";
+
+/// Component class of GPUs.
+pub const COMPONENT_GPU: &str = "GPU";
+
+/// Entity type: GPU by its PCI address without function, `0000:b3:00`.
+pub const ENTITY_PCI: &str = "PCI";
+/// Entity type: GPU by its UUID, `GPU-...`.
+pub const ENTITY_GPU_UUID: &str = "GPU_UUID";
+/// Entity type: GPU by its index.
+pub const ENTITY_GPU: &str = "GPU";
+/// Entity type: PCI vendor and device, `10de:2330`.
+pub const ENTITY_PCI_ID: &str = "PCI_ID";
+
+/// Metadata: the message was cut to the size limit; the value is its full length in bytes.
+pub const META_MESSAGE_CUT: &str = "gpuwarden.dev/message-cut";
+/// Metadata: the sender gave no timestamp; ours is the time of receipt.
+pub const META_TIME_OF_RECEIPT: &str = "gpuwarden.dev/time-of-receipt";
+/// Metadata: boot id of the kernel that printed the line.
+pub const META_BOOT_ID: &str = "gpuwarden.dev/boot-id";
+/// Metadata: sequence number of the kernel log record.
+pub const META_KERNEL_SEQUENCE: &str = "gpuwarden.dev/kernel-sequence";
+/// Metadata: the line was written by a program, not by the kernel itself.
+pub const META_FROM_USER_SPACE: &str = "gpuwarden.dev/from-user-space";
+/// Metadata: the line is older than the monitor's history at its first start; opens no fault.
+pub const META_EARLIER_IN_BOOT: &str = "gpuwarden.dev/earlier-in-boot";
+/// Metadata: made by `gpuwarden inject`.
+pub const META_INJECTED: &str = "gpuwarden.dev/injected";

@@ -1,0 +1,34 @@
+//! What gpuwarden shares with the outside: protobuf messages, the JSON forms of a
+//! health event, and the names that it writes on Kubernetes nodes.
+//!
+//! This is the ground floor: it decides nothing and does no I/O. The names and
+//! numbers are those of NVSentinel, so that its monitors, dashboards and scripts go
+//! on working; what is our own starts with `gpuwarden.dev/`.
+
+mod action;
+pub mod json;
+pub mod keys;
+
+/// Protobuf messages and the gRPC service of package `datamodels`.
+///
+/// Generated from `proto/health_event.proto` by `cargo xtask generate`. Enumerations
+/// are open: their fields are `i32`, so that an unknown number survives a round trip.
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::pedantic,
+    clippy::restriction,
+    clippy::derive_partial_eq_without_eq
+)]
+#[rustfmt::skip]
+pub mod proto {
+    include!("generated/datamodels.rs");
+}
+
+pub use action::{action_name, effective_action_name, parse_action, parse_strategy, strategy_name};
+pub use proto::{
+    BehaviourOverrides, Entity, HealthEvent, HealthEvents, ProcessingStrategy, RecommendedAction,
+};
+
+/// Version of the event contract that our own monitors send (`HealthEvent.version`).
+pub const EVENT_VERSION: u32 = 1;

@@ -1,0 +1,345 @@
+//! A health event as it is accepted: checked, brought into one form, and named by a
+//! hash of its content, so that sending it again does not double it.
+
+use contract::{HealthEvent, ProcessingStrategy, RecommendedAction, json, keys};
+use jiff::Timestamp;
+use sha2::{Digest, Sha256};
+
+/// Most events in one request.
+pub const MAX_EVENTS: usize = 10_000;
+/// Longest name: agent, component class, check, node, code, entity type (bytes).
+pub const MAX_NAME_BYTES: usize = 253;
+/// Longest entity value and custom action (bytes).
+pub const MAX_VALUE_BYTES: usize = 1024;
+/// Longest message (bytes). A longer one is cut and marked, never refused: a fault is
+/// not lost because its text is long.
+pub const MAX_MESSAGE_BYTES: usize = 16 * 1024;
+/// Most error codes, and most entities, on one event.
+pub const MAX_ITEMS: usize = 256;
+/// Most metadata entries on one event.
+pub const MAX_METADATA: usize = 128;
+/// Longest metadata key or value (bytes).
+pub const MAX_METADATA_BYTES: usize = 4 * 1024;
+
+/// An accepted event, as every reader of the store sees it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Record {
+    /// Position in the store's feed; grows by acceptance, from 1.
+    pub seq: u64,
+    /// Identity: 24 hexadecimal digits, a hash of the content. Also in `event.id`.
+    pub id: String,
+    /// When the connector accepted it.
+    pub created_at: Timestamp,
+    /// The event, normalised.
+    pub event: HealthEvent,
+}
+
+/// What is wrong with a field of an event that a sender offered.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: {what}")]
+pub struct Problem {
+    /// The field's proto name, with an index where it repeats: `errorCode[3]`.
+    pub field: String,
+    /// What is wrong, what it held (shortened), and what is expected.
+    pub what: String,
+}
+
+/// Checks an event against the contract and the limits of this module.
+pub fn validate(event: &HealthEvent) -> Result<(), Problem> {
+    let required = [
+        ("nodeName", &event.node_name),
+        ("agent", &event.agent),
+        ("componentClass", &event.component_class),
+        ("checkName", &event.check_name),
+    ];
+    for (field, value) in required {
+        if value.trim().is_empty() {
+            return Err(problem(field, "is empty; it is required".to_owned()));
+        }
+        limit(field, value, MAX_NAME_BYTES)?;
+    }
+    if event.recommended_action == RecommendedAction::Custom as i32
+        && event.custom_recommended_action.trim().is_empty()
+    {
+        return Err(problem(
+            "customRecommendedAction",
+            "is empty; it is required where recommendedAction is CUSTOM (27)".to_owned(),
+        ));
+    }
+    limit(
+        "customRecommendedAction",
+        &event.custom_recommended_action,
+        MAX_VALUE_BYTES,
+    )?;
+    if let Some(time) = event.generated_timestamp
+        && json::timestamp(time).is_none()
+    {
+        return Err(problem(
+            "generatedTimestamp",
+            format!(
+                "{{seconds: {}, nanos: {}}} is no time: seconds must lie in the years 0001 to \
+                 9999, nanos in 0 to 999999999",
+                time.seconds, time.nanos
+            ),
+        ));
+    }
+    count("errorCode", event.error_code.len(), MAX_ITEMS)?;
+    for (index, code) in event.error_code.iter().enumerate() {
+        limit(&format!("errorCode[{index}]"), code, MAX_NAME_BYTES)?;
+    }
+    count("entitiesImpacted", event.entities_impacted.len(), MAX_ITEMS)?;
+    for (index, entity) in event.entities_impacted.iter().enumerate() {
+        let field = format!("entitiesImpacted[{index}]");
+        limit(
+            &format!("{field}.entityType"),
+            &entity.entity_type,
+            MAX_NAME_BYTES,
+        )?;
+        limit(
+            &format!("{field}.entityValue"),
+            &entity.entity_value,
+            MAX_VALUE_BYTES,
+        )?;
+        if entity.entity_type.is_empty() {
+            return Err(problem(&field, "has an empty entityType".to_owned()));
+        }
+    }
+    count("metadata", event.metadata.len(), MAX_METADATA)?;
+    for (key, value) in &event.metadata {
+        limit("metadata key", key, MAX_METADATA_BYTES)?;
+        limit(
+            &format!("metadata[{}]", shorten(key)),
+            value,
+            MAX_METADATA_BYTES,
+        )?;
+    }
+    Ok(())
+}
+
+/// Brings a valid event into the one form in which it is stored, and names it.
+///
+/// - `UNSPECIFIED` strategy is the normal one.
+/// - A missing timestamp becomes `received_at` and is marked so in the metadata.
+/// - A message over [`MAX_MESSAGE_BYTES`] is cut and marked.
+/// - `id` is ours: the sender's is dropped, since two senders may choose the same.
+pub fn normalise(event: &mut HealthEvent, received_at: Timestamp) {
+    if event.processing_strategy == ProcessingStrategy::Unspecified as i32 {
+        event.processing_strategy = ProcessingStrategy::ExecuteRemediation as i32;
+    }
+    if event.message.len() > MAX_MESSAGE_BYTES {
+        let full = event.message.len();
+        event
+            .message
+            .truncate(floor_char_boundary(&event.message, MAX_MESSAGE_BYTES));
+        event
+            .metadata
+            .insert(keys::META_MESSAGE_CUT.to_owned(), full.to_string());
+    }
+    event.id.clear();
+    if event.generated_timestamp.is_none() {
+        event
+            .metadata
+            .insert(keys::META_TIME_OF_RECEIPT.to_owned(), "true".to_owned());
+        event.generated_timestamp = Some(json::proto_timestamp(received_at));
+    }
+    event.id = event_id(event);
+}
+
+/// The identity of an event: a hash of all that it says, so that a batch sent again
+/// (a client's retry, a monitor that reads a log again) is recognised.
+///
+/// 24 hexadecimal digits, the form of the ids that NVSentinel's stores give.
+pub fn event_id(event: &HealthEvent) -> String {
+    let mut plain = event.clone();
+    plain.id.clear();
+    hash(&plain)
+}
+
+/// A hash of what an event says apart from when: equal for two reports of the same thing.
+///
+/// For senders that give no timestamp, whose retries look like new events.
+pub fn content_fingerprint(event: &HealthEvent) -> String {
+    let mut plain = event.clone();
+    plain.id.clear();
+    plain.generated_timestamp = None;
+    plain.metadata.remove(keys::META_TIME_OF_RECEIPT);
+    hash(&plain)
+}
+
+/// Whether the sender gave no timestamp of its own.
+pub fn lacks_own_time(event: &HealthEvent) -> bool {
+    event.metadata.contains_key(keys::META_TIME_OF_RECEIPT)
+}
+
+fn hash(event: &HealthEvent) -> String {
+    // The encoding is deterministic: fields in order of number, maps sorted.
+    let digest = Sha256::digest(prost::Message::encode_to_vec(event));
+    digest
+        .iter()
+        .take(12)
+        .fold(String::with_capacity(24), |mut text, byte| {
+            for nibble in [byte >> 4, byte & 15] {
+                text.push(char::from_digit(u32::from(nibble), 16).unwrap_or('0'));
+            }
+            text
+        })
+}
+
+fn problem(field: &str, what: String) -> Problem {
+    Problem {
+        field: field.to_owned(),
+        what,
+    }
+}
+
+fn limit(field: &str, value: &str, max: usize) -> Result<(), Problem> {
+    if value.len() <= max {
+        return Ok(());
+    }
+    let found = value.len();
+    Err(problem(
+        field,
+        format!(
+            "{:?} has {found} bytes, at most {max} are taken",
+            shorten(value)
+        ),
+    ))
+}
+
+fn count(field: &str, found: usize, max: usize) -> Result<(), Problem> {
+    if found <= max {
+        return Ok(());
+    }
+    Err(problem(
+        field,
+        format!("has {found} entries, at most {max} are taken"),
+    ))
+}
+
+fn shorten(value: &str) -> String {
+    const SHOWN: usize = 40;
+    if value.len() <= SHOWN {
+        return value.to_owned();
+    }
+    format!("{}...", &value[..floor_char_boundary(value, SHOWN)])
+}
+
+/// The largest index up to `max` at which `text` can be cut.
+pub fn floor_char_boundary(text: &str, max: usize) -> usize {
+    (0..=max.min(text.len()))
+        .rev()
+        .find(|&index| text.is_char_boundary(index))
+        .unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use contract::{BehaviourOverrides, Entity};
+
+    use super::*;
+
+    fn good() -> HealthEvent {
+        HealthEvent {
+            version: 1,
+            agent: "gpu-health-monitor".into(),
+            component_class: "GPU".into(),
+            check_name: "GpuMemWatch".into(),
+            node_name: "n1".into(),
+            error_code: vec!["48".into()],
+            ..HealthEvent::default()
+        }
+    }
+
+    #[test]
+    fn required_fields_are_named() {
+        validate(&good()).unwrap();
+        type Break = fn(&mut HealthEvent);
+        let table: [(&str, Break); 10] = [
+            ("nodeName", |e| e.node_name.clear()),
+            ("agent", |e| e.agent = "  ".into()),
+            ("componentClass", |e| e.component_class.clear()),
+            ("checkName", |e| e.check_name.clear()),
+            ("customRecommendedAction", |e| e.recommended_action = 27),
+            ("generatedTimestamp", |e| {
+                e.generated_timestamp = Some(prost_types::Timestamp {
+                    seconds: 0,
+                    nanos: 1_000_000_000,
+                });
+            }),
+            ("errorCode[1]", |e| {
+                e.error_code.push("x".repeat(MAX_NAME_BYTES + 1))
+            }),
+            ("entitiesImpacted", |e| {
+                e.entities_impacted = vec![Entity::default(); MAX_ITEMS + 1]
+            }),
+            ("entitiesImpacted[0]", |e| {
+                e.entities_impacted.push(Entity::default())
+            }),
+            ("metadata[k]", |e| {
+                e.metadata
+                    .insert("k".into(), "v".repeat(MAX_METADATA_BYTES + 1));
+            }),
+        ];
+        for (field, break_it) in table {
+            let mut event = good();
+            break_it(&mut event);
+            assert_eq!(validate(&event).unwrap_err().field, field);
+        }
+    }
+
+    #[test]
+    fn an_event_sent_again_has_the_same_id_and_another_has_not() {
+        let time: Timestamp = "2026-01-01T00:00:00Z".parse().unwrap();
+        let later: Timestamp = "2026-01-01T00:00:09Z".parse().unwrap();
+        let mut first = good();
+        first.generated_timestamp = Some(json::proto_timestamp(time));
+        let mut again = HealthEvent {
+            id: "sender's own".into(),
+            ..first.clone()
+        };
+        normalise(&mut first, time);
+        normalise(&mut again, later);
+        assert_eq!(first, again);
+        assert_eq!(first.id.len(), 24);
+
+        let mut other = HealthEvent {
+            quarantine_overrides: Some(BehaviourOverrides {
+                force: true,
+                skip: false,
+            }),
+            ..first.clone()
+        };
+        normalise(&mut other, time);
+        assert_ne!(first.id, other.id);
+        assert_eq!(
+            content_fingerprint(&first),
+            content_fingerprint(&first.clone())
+        );
+        assert_ne!(content_fingerprint(&first), content_fingerprint(&other));
+    }
+
+    #[test]
+    fn without_a_timestamp_the_time_of_receipt_counts_and_is_marked() {
+        let mut first = good();
+        let mut second = good();
+        normalise(&mut first, "2026-01-01T00:00:00Z".parse().unwrap());
+        normalise(&mut second, "2026-01-01T00:00:09Z".parse().unwrap());
+        assert!(lacks_own_time(&first));
+        assert_ne!(first.id, second.id);
+        assert_eq!(content_fingerprint(&first), content_fingerprint(&second));
+        assert_eq!(first.processing_strategy, 1);
+    }
+
+    #[test]
+    fn a_long_message_is_cut_between_characters_and_marked() {
+        let mut event = good();
+        event.message = "ü".repeat(MAX_MESSAGE_BYTES);
+        validate(&event).unwrap();
+        normalise(&mut event, Timestamp::UNIX_EPOCH);
+        assert_eq!(event.message.len(), MAX_MESSAGE_BYTES);
+        assert_eq!(
+            event.metadata[keys::META_MESSAGE_CUT],
+            (2 * MAX_MESSAGE_BYTES).to_string()
+        );
+    }
+}

@@ -1,0 +1,75 @@
+//! Faults: what is broken, where, since when.
+//!
+//! An event is a message; a fault is the state that it opens, refreshes or closes.
+//! [`FaultBook`] is that state, a projection of the event log: recording the same
+//! events in the same order gives the same book, in production as in replay.
+
+mod book;
+mod subject;
+
+use contract::HealthEvent;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+pub use book::{Change, FaultBook, Ignored, MAX_OPEN_FAULTS_PER_NODE};
+pub use subject::{Subject, normalise_pci};
+
+/// A fault that is open.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Fault {
+    /// Monitor that reported it.
+    pub agent: String,
+    /// Check that found it.
+    pub check: String,
+    /// Its code, for example `79`; empty where the check gives none.
+    pub code: String,
+    /// The device or other resource that is broken.
+    pub subject: Subject,
+    /// The event that stands for it: the gravest so far.
+    #[serde(with = "event_json")]
+    pub event: HealthEvent,
+    /// When it was first observed.
+    pub first_seen: Timestamp,
+    /// When it was last observed.
+    pub last_seen: Timestamp,
+    /// How many events reported it since it opened.
+    pub count: u64,
+    /// When the newest of these events was accepted. Compared with the end of a
+    /// session: an older fault never starts another one.
+    pub accepted_at: Timestamp,
+}
+
+// === impl Fault ===
+
+impl Fault {
+    /// Short name for people: `SysLogsXIDError 79 on PCI 0000:b3:00`.
+    pub fn title(&self) -> String {
+        let code = if self.code.is_empty() {
+            String::new()
+        } else {
+            format!(" {}", self.code)
+        };
+        format!("{}{code} on {}", self.check, self.subject)
+    }
+
+    /// Order of gravity, gravest first: fatal before non-fatal, then the older one.
+    pub fn by_gravity(a: &Self, b: &Self) -> std::cmp::Ordering {
+        (b.event.is_fatal.cmp(&a.event.is_fatal))
+            .then(a.first_seen.cmp(&b.first_seen))
+            .then_with(|| a.event.id.cmp(&b.event.id))
+    }
+}
+
+/// Events inside serialised faults are in the public JSON form.
+mod event_json {
+    use contract::{HealthEvent, json};
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer, de::Error as _};
+
+    pub(super) fn serialize<S: Serializer>(event: &HealthEvent, to: S) -> Result<S::Ok, S::Error> {
+        json::to_value(event).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<HealthEvent, D::Error> {
+        json::from_value(serde_json::Value::deserialize(from)?).map_err(D::Error::custom)
+    }
+}

@@ -1,0 +1,227 @@
+//! The fault book: which faults are open, per node.
+
+use std::collections::BTreeMap;
+
+use contract::{HealthEvent, ProcessingStrategy, json, keys};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::{Fault, Subject};
+use crate::event::Record;
+
+/// Most faults that are kept open for one node. Beyond it a new fatal fault takes the
+/// place of the oldest non-fatal one, and anything else is counted as `overflow` only:
+/// such a node is out of service anyway.
+pub const MAX_OPEN_FAULTS_PER_NODE: usize = 1024;
+
+/// Which faults are open, per node.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct FaultBook {
+    /// Feed position up to which events are recorded.
+    applied: u64,
+    /// Open faults by node name; a node without any is not listed.
+    nodes: BTreeMap<String, Vec<Fault>>,
+    /// Faults that found no room, since the book was started.
+    overflow: u64,
+}
+
+/// What one event did to the book.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Change {
+    /// A fault is open that was not. Its title.
+    Opened(String),
+    /// An open fault was reported again. Its title.
+    Refreshed(String),
+    /// An open fault was reported again, and graver. Its title.
+    Escalated(String),
+    /// A fault is closed. Its title.
+    Closed(String),
+    /// The event does not count.
+    Ignored(Ignored),
+}
+
+/// Why an event does not count for the book.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ignored {
+    /// Its strategy asks for storing only.
+    Strategy,
+    /// It is older than the history that the monitor was told to look at.
+    EarlierInBoot,
+    /// It is healthy, and no fault that it could close is open.
+    NothingToClose,
+    /// It is recorded already.
+    AlreadyRecorded,
+    /// The node has as many open faults as are kept.
+    Overflow,
+}
+
+// === impl FaultBook ===
+
+impl FaultBook {
+    /// Records an event. Recording it again (same `seq`, or an older one) changes nothing.
+    pub fn record(&mut self, record: &Record) -> Vec<Change> {
+        if record.seq <= self.applied {
+            return vec![Change::Ignored(Ignored::AlreadyRecorded)];
+        }
+        self.applied = record.seq;
+        let event = &record.event;
+        let strategy = event.processing_strategy;
+        if strategy == ProcessingStrategy::StoreOnly as i32
+            || strategy == ProcessingStrategy::StoreAndAnalyse as i32
+        {
+            return vec![Change::Ignored(Ignored::Strategy)];
+        }
+        if event.metadata.contains_key(keys::META_EARLIER_IN_BOOT) {
+            return vec![Change::Ignored(Ignored::EarlierInBoot)];
+        }
+        if event.is_healthy {
+            self.close(event)
+        } else {
+            self.open(record)
+        }
+    }
+
+    /// Feed position up to which events are recorded.
+    pub fn applied(&self) -> u64 {
+        self.applied
+    }
+
+    /// Faults that found no room.
+    pub fn overflow(&self) -> u64 {
+        self.overflow
+    }
+
+    /// Open faults of a node, in the order in which they opened.
+    pub fn faults(&self, node: &str) -> &[Fault] {
+        self.nodes.get(node).map_or(&[], Vec::as_slice)
+    }
+
+    /// Names of the nodes that have open faults.
+    pub fn nodes(&self) -> impl Iterator<Item = &str> {
+        self.nodes.keys().map(String::as_str)
+    }
+
+    fn open(&mut self, record: &Record) -> Vec<Change> {
+        let event = &record.event;
+        let faults = self.nodes.entry(event.node_name.clone()).or_default();
+        let codes: &[String] = if event.error_code.is_empty() {
+            &[String::new()]
+        } else {
+            &event.error_code
+        };
+        let mut changes = Vec::new();
+        for subject in Subject::of_entities(&event.entities_impacted) {
+            for code in codes {
+                let known = faults.iter_mut().find(|fault| {
+                    fault.code == *code
+                        && fault.check == event.check_name
+                        && fault.agent == event.agent
+                        && fault.subject.same(&subject)
+                });
+                if let Some(fault) = known {
+                    changes.push(fault.refresh(record, &subject));
+                    continue;
+                }
+                let fault = Fault::new(record, code, subject.clone());
+                if faults.len() >= MAX_OPEN_FAULTS_PER_NODE {
+                    self.overflow += 1;
+                    let victim = faults.iter().position(|fault| !fault.event.is_fatal);
+                    match victim.filter(|_| event.is_fatal) {
+                        Some(index) => drop(faults.remove(index)),
+                        None => {
+                            changes.push(Change::Ignored(Ignored::Overflow));
+                            continue;
+                        }
+                    }
+                }
+                changes.push(Change::Opened(fault.title()));
+                faults.push(fault);
+            }
+        }
+        changes
+    }
+
+    fn close(&mut self, event: &HealthEvent) -> Vec<Change> {
+        let mut changes = Vec::new();
+        if let Some(faults) = self.nodes.get_mut(&event.node_name) {
+            faults.retain(|fault| {
+                // The component class is no part of it: monitors are known to report a
+                // recovery under another class than the fault.
+                let closed = fault.check == event.check_name
+                    && fault.agent == event.agent
+                    && (event.error_code.is_empty() || event.error_code.contains(&fault.code))
+                    && fault.subject.healed_by(&event.entities_impacted);
+                if closed {
+                    changes.push(Change::Closed(fault.title()));
+                }
+                !closed
+            });
+            if faults.is_empty() {
+                self.nodes.remove(&event.node_name);
+            }
+        }
+        if changes.is_empty() {
+            changes.push(Change::Ignored(Ignored::NothingToClose));
+        }
+        changes
+    }
+}
+
+// === impl Fault ===
+
+impl Fault {
+    fn new(record: &Record, code: &str, subject: Subject) -> Self {
+        let seen = seen_at(record);
+        Self {
+            agent: record.event.agent.clone(),
+            check: record.event.check_name.clone(),
+            code: code.to_owned(),
+            subject,
+            event: record.event.clone(),
+            first_seen: seen,
+            last_seen: seen,
+            count: 1,
+            accepted_at: record.created_at,
+        }
+    }
+
+    /// Takes another report in. The gravest event goes on standing for the fault: what
+    /// was fatal stays fatal until it is closed.
+    fn refresh(&mut self, record: &Record, subject: &Subject) -> Change {
+        let seen = seen_at(record);
+        self.first_seen = self.first_seen.min(seen);
+        self.last_seen = self.last_seen.max(seen);
+        self.accepted_at = self.accepted_at.max(record.created_at);
+        self.count += 1;
+        self.subject.learn(subject);
+        let escalated = record.event.is_fatal && !self.event.is_fatal;
+        if escalated || (record.event.is_fatal == self.event.is_fatal && self.changed(record)) {
+            self.event = record.event.clone();
+        }
+        if escalated {
+            Change::Escalated(self.title())
+        } else {
+            Change::Refreshed(self.title())
+        }
+    }
+
+    /// Whether the report asks for something else than the one that stands for the fault.
+    fn changed(&self, record: &Record) -> bool {
+        let (old, new) = (&self.event, &record.event);
+        old.recommended_action != new.recommended_action
+            || old.custom_recommended_action != new.custom_recommended_action
+            || old.quarantine_overrides != new.quarantine_overrides
+            || old.drain_overrides != new.drain_overrides
+    }
+}
+
+fn seen_at(record: &Record) -> Timestamp {
+    record
+        .event
+        .generated_timestamp
+        .and_then(json::timestamp)
+        .unwrap_or(record.created_at)
+}
+
+#[cfg(test)]
+mod tests;

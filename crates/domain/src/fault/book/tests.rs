@@ -1,0 +1,260 @@
+use contract::Entity;
+use proptest::prelude::*;
+
+use super::*;
+use crate::event::normalise;
+
+fn record(seq: u64, edit: impl FnOnce(&mut HealthEvent)) -> Record {
+    let created_at = Timestamp::from_second(1_800_000_000 + i64::try_from(seq).unwrap()).unwrap();
+    let mut event = HealthEvent {
+        version: 1,
+        agent: "syslog-health-monitor".into(),
+        component_class: "GPU".into(),
+        check_name: "SysLogsXIDError".into(),
+        node_name: "n1".into(),
+        is_fatal: true,
+        error_code: vec!["79".into()],
+        entities_impacted: vec![entity("PCI", "0000:b3:00")],
+        recommended_action: 24,
+        ..HealthEvent::default()
+    };
+    edit(&mut event);
+    normalise(&mut event, created_at);
+    Record {
+        seq,
+        id: event.id.clone(),
+        created_at,
+        event,
+    }
+}
+
+fn entity(kind: &str, value: &str) -> Entity {
+    Entity {
+        entity_type: kind.into(),
+        entity_value: value.into(),
+    }
+}
+
+fn healthy(seq: u64, edit: impl FnOnce(&mut HealthEvent)) -> Record {
+    record(seq, |event| {
+        event.is_healthy = true;
+        event.is_fatal = false;
+        event.error_code.clear();
+        event.recommended_action = 0;
+        edit(event);
+    })
+}
+
+#[test]
+fn a_fault_opens_is_refreshed_and_closes() {
+    let mut book = FaultBook::default();
+    let title = "SysLogsXIDError 79 on PCI 0000:b3:00".to_owned();
+    assert_eq!(
+        book.record(&record(1, |_| ())),
+        [Change::Opened(title.clone())]
+    );
+    assert_eq!(
+        book.record(&record(2, |_| ())),
+        [Change::Refreshed(title.clone())]
+    );
+    let fault = &book.faults("n1")[0];
+    assert_eq!((fault.count, fault.first_seen < fault.last_seen), (2, true));
+    assert_eq!(book.record(&healthy(3, |_| ())), [Change::Closed(title)]);
+    assert_eq!(book.nodes().count(), 0);
+    assert_eq!(
+        book.record(&healthy(4, |_| ())),
+        [Change::Ignored(Ignored::NothingToClose)]
+    );
+}
+
+#[test]
+fn an_event_takes_effect_once_however_often_it_is_delivered() {
+    let mut book = FaultBook::default();
+    let first = record(1, |_| ());
+    book.record(&first);
+    book.record(&healthy(2, |_| ()));
+    assert_eq!(
+        book.record(&first),
+        [Change::Ignored(Ignored::AlreadyRecorded)]
+    );
+    assert!(book.faults("n1").is_empty());
+}
+
+#[test]
+fn faults_close_per_entity_and_code() {
+    let mut book = FaultBook::default();
+    book.record(&record(1, |event| {
+        event.entities_impacted = vec![entity("GPU", "0"), entity("GPU", "1")];
+        event.error_code = vec!["48".into(), "95".into()];
+    }));
+    assert_eq!(book.faults("n1").len(), 4);
+    book.record(&healthy(2, |event| {
+        event.entities_impacted = vec![entity("GPU", "0")];
+        event.error_code = vec!["48".into()];
+    }));
+    assert_eq!(book.faults("n1").len(), 3);
+    book.record(&healthy(3, |event| {
+        event.entities_impacted = vec![entity("GPU", "0")]
+    }));
+    assert_eq!(book.faults("n1").len(), 2);
+    book.record(&healthy(4, |event| event.entities_impacted.clear()));
+    assert!(book.faults("n1").is_empty());
+}
+
+#[test]
+fn another_agent_check_or_node_does_not_close() {
+    let mut book = FaultBook::default();
+    book.record(&record(1, |_| ()));
+    book.record(&healthy(2, |event| {
+        event.agent = "gpu-health-monitor".into()
+    }));
+    book.record(&healthy(3, |event| {
+        event.check_name = "SysLogsSXIDError".into()
+    }));
+    book.record(&healthy(4, |event| event.node_name = "n2".into()));
+    assert_eq!(book.faults("n1").len(), 1);
+    // The class is no part of the identity (a known fault of a NIC monitor's recovery).
+    book.record(&healthy(5, |event| event.component_class = "NIC".into()));
+    assert!(book.faults("n1").is_empty());
+}
+
+#[test]
+fn a_fault_only_gets_graver_until_it_closes() {
+    let mut book = FaultBook::default();
+    book.record(&record(1, |event| event.is_fatal = false));
+    let changes = book.record(&record(2, |event| event.message = "worse".into()));
+    assert!(matches!(changes.as_slice(), [Change::Escalated(_)]));
+    book.record(&record(3, |event| event.is_fatal = false));
+    let fault = &book.faults("n1")[0];
+    assert_eq!(
+        (
+            fault.event.is_fatal,
+            fault.event.message.as_str(),
+            fault.count
+        ),
+        (true, "worse", 3)
+    );
+    // The same gravity with another action is taken in.
+    book.record(&record(4, |event| event.recommended_action = 25));
+    assert_eq!(book.faults("n1")[0].event.recommended_action, 25);
+}
+
+#[test]
+fn a_second_name_of_the_device_is_learned() {
+    let mut book = FaultBook::default();
+    book.record(&record(1, |_| ()));
+    book.record(&record(2, |event| {
+        event.entities_impacted.push(entity("GPU_UUID", "GPU-1"))
+    }));
+    assert_eq!(book.faults("n1").len(), 1);
+    book.record(&healthy(3, |event| {
+        event.entities_impacted = vec![entity("GPU_UUID", "GPU-1")]
+    }));
+    assert!(book.faults("n1").is_empty());
+}
+
+#[test]
+fn stored_only_and_earlier_events_open_nothing() {
+    let mut book = FaultBook::default();
+    for (seq, strategy) in [(1, 2), (2, 3)] {
+        let changes = book.record(&record(seq, |event| event.processing_strategy = strategy));
+        assert_eq!(changes, [Change::Ignored(Ignored::Strategy)]);
+    }
+    let changes = book.record(&record(3, |event| {
+        event
+            .metadata
+            .insert(keys::META_EARLIER_IN_BOOT.into(), "true".into());
+    }));
+    assert_eq!(changes, [Change::Ignored(Ignored::EarlierInBoot)]);
+    assert!(book.faults("n1").is_empty());
+    // A strategy that we do not know is the normal one: it must not hide a fault.
+    book.record(&record(4, |event| event.processing_strategy = 42));
+    assert_eq!(book.faults("n1").len(), 1);
+}
+
+#[test]
+fn the_number_of_faults_is_bounded_and_fatal_ones_have_precedence() {
+    let mut book = FaultBook::default();
+    let mut seq = 0;
+    for index in 0..MAX_OPEN_FAULTS_PER_NODE + 10 {
+        seq += 1;
+        book.record(&record(seq, |event| {
+            event.is_fatal = false;
+            event.error_code = vec![format!("code-{index}")];
+        }));
+    }
+    assert_eq!(book.faults("n1").len(), MAX_OPEN_FAULTS_PER_NODE);
+    assert_eq!(book.overflow(), 10);
+    book.record(&record(seq + 1, |_| ()));
+    assert_eq!(book.faults("n1").len(), MAX_OPEN_FAULTS_PER_NODE);
+    assert!(book.faults("n1").iter().any(|fault| fault.event.is_fatal));
+}
+
+/// A small world of events in which they often meet.
+fn any_record() -> impl Strategy<Value = (bool, bool, Vec<u8>, Vec<u8>, u8)> {
+    let few = || proptest::collection::vec(0_u8..3, 0..3);
+    (any::<bool>(), any::<bool>(), few(), few(), 0_u8..2)
+}
+
+fn build(
+    seq: u64,
+    (healthy, fatal, gpus, codes, node): &(bool, bool, Vec<u8>, Vec<u8>, u8),
+) -> Record {
+    record(seq, |event| {
+        event.is_healthy = *healthy;
+        event.is_fatal = *fatal && !*healthy;
+        event.node_name = format!("n{node}");
+        event.entities_impacted = gpus
+            .iter()
+            .map(|gpu| entity("GPU", &gpu.to_string()))
+            .collect();
+        event.error_code = codes.iter().map(ToString::to_string).collect();
+    })
+}
+
+proptest! {
+    #[test]
+    fn redelivery_and_restart_change_nothing(
+        events in proptest::collection::vec(any_record(), 1..40),
+        again in proptest::collection::vec(0_usize..40, 0..20),
+        restart_at in 0_usize..40,
+    ) {
+        let records: Vec<_> = (1_u64..).zip(&events).map(|(seq, event)| build(seq, event)).collect();
+        let mut plain = FaultBook::default();
+        for record in &records {
+            plain.record(record);
+        }
+        let mut disturbed = FaultBook::default();
+        for (index, record) in records.iter().enumerate() {
+            disturbed.record(record);
+            for earlier in again.iter().filter(|earlier| **earlier <= index) {
+                disturbed.record(&records[*earlier]);
+            }
+            if index == restart_at {
+                let saved = serde_json::to_string(&disturbed).unwrap();
+                disturbed = serde_json::from_str(&saved).unwrap();
+            }
+        }
+        prop_assert_eq!(plain, disturbed);
+    }
+
+    #[test]
+    fn a_healthy_event_without_entities_and_codes_closes_all_of_its_check(
+        events in proptest::collection::vec(any_record(), 1..40),
+    ) {
+        let mut book = FaultBook::default();
+        let mut seq = 0;
+        for event in &events {
+            seq += 1;
+            book.record(&build(seq, event));
+        }
+        for node in ["n0", "n1"] {
+            seq += 1;
+            book.record(&healthy(seq, |event| {
+                event.node_name = node.into();
+                event.entities_impacted.clear();
+            }));
+        }
+        prop_assert_eq!(book.nodes().count(), 0);
+    }
+}

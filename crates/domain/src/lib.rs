@@ -1,0 +1,22 @@
+//! Pure decisions. Events wake; state decides:
+//!
+//! ```text
+//! record(event)          -> FaultBook   which faults are open, per node and device
+//! assess(faults, policy) -> Desired     cordon? taints? recomputed from all open faults
+//! step(session, desired, observed, now) -> (session', effects)
+//! ```
+//!
+//! Nothing here does I/O or reads a clock: time is an argument. The same code runs in
+//! production, in replay and in the tests; everything else turns the outside into
+//! inputs of these functions and carries their effects out.
+
+pub mod assess;
+pub mod catalog;
+pub mod decode;
+pub mod event;
+pub mod fault;
+pub mod journal;
+pub mod node;
+pub mod policy;
+pub mod session;
+pub mod view;

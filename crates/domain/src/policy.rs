@@ -1,0 +1,131 @@
+//! The policy: rule sets that say for which faults a node is taken out of service.
+//!
+//! The file format and the environment of the expressions are NVSentinel's
+//! (`fault-quarantine` TOML, CEL over `event` and `node`), checked much harder when it
+//! is loaded: a typo is an error with file and line, not a rule that never matches.
+
+mod load;
+mod rule;
+
+use contract::HealthEvent;
+use serde_json::Value;
+
+pub use load::PolicyError;
+pub use rule::{NodeVariable, Rule, RuleKind};
+
+use crate::node::Taint;
+
+/// Rule sets and what belongs to them.
+#[derive(Clone, Debug)]
+pub struct Policy {
+    /// Where it was read from, for people.
+    pub source: String,
+    /// Prefix of the cordon labels, put before them as it is.
+    pub label_prefix: String,
+    /// Rule sets in the order of the file; those that are switched off are left out.
+    pub rule_sets: Vec<RuleSet>,
+    /// What the file asks for that is not done; to be shown where it is loaded.
+    pub warnings: Vec<String>,
+}
+
+/// One rule set: when it matches, and what it then asks for.
+#[derive(Clone, Debug)]
+pub struct RuleSet {
+    /// Name; goes into the cordon reason.
+    pub name: String,
+    /// The higher one decides about the effect of a taint that several rule sets ask for.
+    pub priority: i64,
+    /// At least one of these must hold (where there are any).
+    pub any: Vec<Rule>,
+    /// All of these must hold.
+    pub all: Vec<Rule>,
+    /// Taint to put on the node.
+    pub taint: Option<Taint>,
+    /// Whether to cordon the node.
+    pub cordon: bool,
+}
+
+/// What a rule set says of one event on one node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Answer {
+    /// It matches.
+    Matched,
+    /// It does not match: the expression that failed it.
+    NotMatched(String),
+    /// It could not be evaluated and so does not match: the expression and why.
+    Failed(String, String),
+}
+
+/// Used where no policy is given: a fatal event, or one that asks for the node's
+/// replacement, takes the node out; a node that an operator has taken out of
+/// gpuwarden's hands by label is left alone.
+pub const DEFAULT_POLICY: &str = include_str!("../data/default-policy.toml");
+
+// === impl Policy ===
+
+impl Policy {
+    /// Reads a policy. `source` names the file in errors.
+    pub fn parse(text: &str, source: &str) -> Result<Self, PolicyError> {
+        load::parse(text, source)
+    }
+
+    /// The built-in policy, see [`DEFAULT_POLICY`].
+    pub fn builtin() -> Self {
+        // The text is compiled in and a test reads it; an empty policy matches nothing.
+        Self::parse(DEFAULT_POLICY, "built-in default").unwrap_or_else(|error| Self {
+            source: "built-in default".to_owned(),
+            label_prefix: String::new(),
+            rule_sets: Vec::new(),
+            warnings: vec![format!("the built-in policy does not load: {error}")],
+        })
+    }
+}
+
+// === impl RuleSet ===
+
+impl RuleSet {
+    /// Whether the rule set matches an event on a node. With both `any` and `all`, both
+    /// must hold.
+    pub fn answer(&self, event: &Value, node: &NodeVariable) -> Answer {
+        for rule in &self.all {
+            match rule.holds(event, node) {
+                Ok(true) => {}
+                Ok(false) => return Answer::NotMatched(rule.expression.clone()),
+                Err(error) => return Answer::Failed(rule.expression.clone(), error),
+            }
+        }
+        if self.any.is_empty() {
+            return if self.all.is_empty() {
+                Answer::NotMatched("the rule set has no rules".to_owned())
+            } else {
+                Answer::Matched
+            };
+        }
+        let mut last = None;
+        for rule in &self.any {
+            match rule.holds(event, node) {
+                Ok(true) => return Answer::Matched,
+                Ok(false) => {}
+                Err(error) => last = Some((rule.expression.clone(), error)),
+            }
+        }
+        match last {
+            Some((expression, error)) => Answer::Failed(expression, error),
+            None => Answer::NotMatched(
+                self.any
+                    .iter()
+                    .map(|rule| rule.expression.as_str())
+                    .collect::<Vec<_>>()
+                    .join("; "),
+            ),
+        }
+    }
+}
+
+/// What rules see as `event`.
+pub fn event_variable(event: &HealthEvent) -> Value {
+    contract::json::rule::to_value(event)
+}
+
+#[cfg(test)]
+mod tests;

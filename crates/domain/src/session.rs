@@ -1,0 +1,374 @@
+//! The quarantine session of a node: a state machine without I/O.
+//!
+//! What gpuwarden has done to a node is written on the node ([`ownership`]), in the same
+//! patch that does it; so a restart forgets nothing, and a recovery takes back exactly
+//! that. [`step`] compares what is wanted with what is observed and says what to change.
+//! It may be called at any time, any number of times: it drives towards a state, and
+//! does not count messages.
+//!
+//! ```text
+//!            wanted                    seen on the node
+//!   Idle ------------> Quarantining ------------------> Quarantined
+//!    ^                                                   |       |
+//!    | taken back                         not wanted any more    | by hand
+//!    +---------------- Releasing <-----------------------+       |
+//!    +-----------------------------------------------------------+
+//! ```
+//!
+//! A change that does not get through is tried again, ever more slowly, and after
+//! [`DEADLINE`] a person is asked; it is given up only when it is wanted no more, for a
+//! node that is not quarantined is not safe, and one that is not given back is lost.
+
+mod change;
+pub mod ownership;
+
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::assess::Desired;
+use crate::journal::EntryKind;
+use crate::node::{NodeChange, NodeView};
+use ownership::{ByHand, Ownership};
+
+/// After how long a change that did not get through is brought to a person's attention.
+pub const DEADLINE: SignedDuration = SignedDuration::from_secs(60);
+/// Longest wait between two attempts.
+pub const LONGEST_RETRY: SignedDuration = SignedDuration::from_secs(30);
+
+/// Where the session of a node stands.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Session {
+    /// Where it stands.
+    pub phase: Phase,
+    /// Identity: the id of the event that opened it; `None` while idle.
+    pub id: Option<String>,
+    /// Since when it is in this phase.
+    pub since: Timestamp,
+    /// Attempts in a row that failed.
+    pub failures: u32,
+    /// Not to be tried again before.
+    pub not_before: Option<Timestamp>,
+    /// Since when a change is wanted that is not seen on the node.
+    pub pending_since: Option<Timestamp>,
+    /// Whether a person has been asked about it.
+    pub asked: bool,
+}
+
+/// Phases of a session.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    /// Nothing of ours is on the node, and nothing is wanted.
+    #[default]
+    Idle,
+    /// The node is to be taken out of service; not yet seen there.
+    Quarantining,
+    /// The node is out of service.
+    Quarantined,
+    /// The node is to be given back; not yet seen there.
+    Releasing,
+}
+
+/// What a step decided.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// The session from here on.
+    pub session: Session,
+    /// A change to make on the node now. Making it twice, or late, does no harm: it is
+    /// conditional on what this step has seen.
+    pub patch: Option<Patch>,
+    /// What to keep for `explain`.
+    pub notes: Vec<Note>,
+}
+
+/// A change to make on a node, and what for.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Patch {
+    /// What for.
+    pub intent: Intent,
+    /// The change.
+    pub change: NodeChange,
+}
+
+/// What a change is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Intent {
+    /// Take the node out of service.
+    Quarantine,
+    /// Keep what is on the node in line with the faults that are open.
+    Update,
+    /// Give the node back.
+    Release,
+    /// Clean up after a person who gave the node back.
+    StandDown,
+}
+
+/// Something to keep for `explain`.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Note {
+    /// Kind of journal entry.
+    pub kind: EntryKind,
+    /// For people.
+    pub text: String,
+    /// For programs.
+    pub detail: Value,
+}
+
+/// How an attempt failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failure {
+    /// The node was not as the decision had seen it: look again, soon.
+    Conflict,
+    /// Anything else; `retry_after` is the server's own wish.
+    Error {
+        /// As the server asked for, if it did.
+        retry_after: Option<SignedDuration>,
+    },
+}
+
+/// Decides what to do next about a node.
+///
+/// `observed` is the node as last seen, or `None` where the cluster does not know it.
+/// `label_prefix` stands before the cordon labels.
+pub fn step(
+    session: &Session,
+    desired: &Desired,
+    observed: Option<&NodeView>,
+    label_prefix: &str,
+    now: Timestamp,
+) -> Step {
+    let Some(node) = observed else {
+        // Nothing to change. Once the node appears, this is called again.
+        let phase = if desired.wanted() {
+            Phase::Quarantining
+        } else {
+            Phase::Idle
+        };
+        return session
+            .clone()
+            .enter(phase, desired, now, "the cluster does not know the node");
+    };
+    let own = Ownership::read(node);
+    if let Some(own) = &own
+        && let Some(by_hand) = own.undone_by_hand(node)
+    {
+        let released_at = own.newest_listed(desired).unwrap_or(now);
+        let change = change::stand_down(node, own, by_hand, released_at, label_prefix);
+        let why = match by_hand {
+            ByHand::Uncordoned => "somebody uncordoned the node by hand: the session ends",
+            ByHand::Untainted => "somebody removed a quarantine taint by hand: the session ends",
+        };
+        return session
+            .clone()
+            .adopt(own)
+            .enter(Phase::Releasing, desired, now, why)
+            .drive(Intent::StandDown, change, now);
+    }
+    match (desired.wanted(), own) {
+        (true, None) => {
+            let change = change::quarantine(node, desired, label_prefix, now);
+            session
+                .clone()
+                .enter(Phase::Quarantining, desired, now, "a fault asks for it")
+                .drive(Intent::Quarantine, change, now)
+        }
+        (true, Some(own)) => {
+            let change = change::update(node, &own, desired, label_prefix, now);
+            session
+                .clone()
+                .adopt(&own)
+                .enter(Phase::Quarantined, desired, now, "seen on the node")
+                .drive(Intent::Update, change, now)
+        }
+        (false, Some(own)) => {
+            let change = change::release(node, &own, label_prefix);
+            session
+                .clone()
+                .adopt(&own)
+                .enter(
+                    Phase::Releasing,
+                    desired,
+                    now,
+                    "no open fault asks for it any more",
+                )
+                .drive(Intent::Release, change, now)
+        }
+        (false, None) => {
+            session
+                .clone()
+                .enter(Phase::Idle, desired, now, "nothing of ours is on the node")
+        }
+    }
+}
+
+// === impl Session ===
+
+impl Session {
+    /// A session that has not begun.
+    pub fn idle(now: Timestamp) -> Self {
+        Self {
+            phase: Phase::Idle,
+            id: None,
+            since: now,
+            failures: 0,
+            not_before: None,
+            pending_since: None,
+            asked: false,
+        }
+    }
+
+    /// Takes in that an attempt failed: the next one waits.
+    pub fn failed(&mut self, failure: Failure, now: Timestamp) {
+        self.failures = self.failures.saturating_add(1);
+        let doublings = self.failures.min(20) - 1;
+        let (first, longest, wish) = match failure {
+            Failure::Conflict => (10, SignedDuration::from_secs(1), None),
+            Failure::Error { retry_after } => (100, LONGEST_RETRY, retry_after),
+        };
+        let wait = SignedDuration::from_millis(first << doublings).min(longest);
+        let wait = wish.map_or(wait, |wish| wait.max(wish.min(LONGEST_RETRY)));
+        self.not_before = Some(now + wait);
+    }
+
+    /// When to call [`step`] again even if nothing happens; `None`: not at all.
+    pub fn wake_at(&self) -> Option<Timestamp> {
+        let attention = self
+            .pending_since
+            .filter(|_| !self.asked)
+            .map(|since| since + DEADLINE);
+        match (self.not_before, attention) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// What is awaited, for people.
+    pub fn awaits(&self) -> &'static str {
+        match (self.phase, self.asked) {
+            (Phase::Idle, _) => "nothing",
+            (Phase::Quarantining, false) => "the API server's answer to the quarantine",
+            (Phase::Releasing, false) => "the API server's answer to the release",
+            (Phase::Quarantining | Phase::Releasing, true) => {
+                "a person: the API server has not taken the change for over a minute; \
+                 it is tried again every 30 s"
+            }
+            (Phase::Quarantined, _) => "the recovery of its faults, or an uncordon by hand",
+        }
+    }
+
+    fn adopt(mut self, own: &Ownership) -> Self {
+        self.id = Some(own.session_id.clone());
+        self
+    }
+
+    fn enter(mut self, phase: Phase, desired: &Desired, now: Timestamp, why: &str) -> Step {
+        let mut notes = Vec::new();
+        let from = self.phase;
+        if phase != from {
+            self.phase = phase;
+            self.since = now;
+            self.failures = 0;
+            self.not_before = None;
+            self.pending_since = None;
+            self.asked = false;
+        }
+        let id = self.id.clone();
+        match phase {
+            Phase::Idle => {
+                self.id = None;
+                self.pending_since = None;
+                self.not_before = None;
+            }
+            Phase::Quarantining if self.id.is_none() => {
+                self.id = desired
+                    .events
+                    .first()
+                    .map(|counted| counted.event.id.clone());
+            }
+            _ => {}
+        }
+        if phase != from {
+            notes.push(Note {
+                kind: EntryKind::Session,
+                text: format!("{} -> {}: {why}", from.name(), phase.name()),
+                detail: json!({"from": from, "to": phase, "id": self.id.clone().or(id)}),
+            });
+        }
+        Step {
+            session: self,
+            patch: None,
+            notes,
+        }
+    }
+}
+
+// === impl Step ===
+
+impl Step {
+    fn drive(mut self, intent: Intent, change: NodeChange, now: Timestamp) -> Self {
+        let session = &mut self.session;
+        if change.is_empty() {
+            session.failures = 0;
+            session.not_before = None;
+            session.pending_since = None;
+            session.asked = false;
+            return self;
+        }
+        let since = *session.pending_since.get_or_insert(now);
+        if !session.asked && now.duration_since(since) >= DEADLINE {
+            session.asked = true;
+            self.notes.push(Note {
+                kind: EntryKind::Attention,
+                text: format!(
+                    "{}: not taken by the API server for {} s, {} attempts failed; look at the \
+                     API server and at gpuwarden's permissions",
+                    intent.name(),
+                    now.duration_since(since).as_secs(),
+                    session.failures
+                ),
+                detail: Value::Null,
+            });
+        }
+        if session
+            .not_before
+            .is_none_or(|not_before| now >= not_before)
+        {
+            session.not_before = None;
+            self.patch = Some(Patch { intent, change });
+        }
+        self
+    }
+}
+
+// === impl Phase ===
+
+impl Phase {
+    /// The phase's name, as serialised.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Quarantining => "quarantining",
+            Self::Quarantined => "quarantined",
+            Self::Releasing => "releasing",
+        }
+    }
+}
+
+// === impl Intent ===
+
+impl Intent {
+    /// The intent's name, as serialised.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Quarantine => "quarantine",
+            Self::Update => "update",
+            Self::Release => "release",
+            Self::StandDown => "stand-down",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

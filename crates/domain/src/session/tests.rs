@@ -1,0 +1,607 @@
+//! Table tests of the state machine, and a small simulator: random faults, people,
+//! foreign controllers, restarts, conflicts and failures, against the invariants.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use contract::{Entity, HealthEvent, keys};
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::assess::assess;
+use crate::event::{Record, normalise};
+use crate::fault::FaultBook;
+use crate::node::{NodeTaint, Taint};
+use crate::policy::Policy;
+
+const POLICY: &str = r#"
+label-prefix = "k8saas.nvidia.com/"
+[[rule-sets]]
+name = "fatal GPU"
+cordon = { shouldCordon = true }
+[[rule-sets.match.all]]
+kind = "HealthEvent"
+expression = "event.isFatal"
+[[rule-sets]]
+name = "memory"
+taint = { key = "gpu-memory", value = "bad", effect = "NoSchedule" }
+[[rule-sets.match.all]]
+kind = "HealthEvent"
+expression = "event.checkName == 'GpuMemWatch'"
+"#;
+
+static PARSED: LazyLock<Policy> = LazyLock::new(|| Policy::parse(POLICY, "test").unwrap());
+
+/// One node, its faults, and the outside world around them.
+#[derive(Clone)]
+struct World {
+    policy: Policy,
+    book: FaultBook,
+    node: NodeView,
+    session: Session,
+    now: Timestamp,
+    seq: u64,
+}
+
+impl World {
+    fn new() -> Self {
+        let now = Timestamp::from_second(1_800_000_000).unwrap();
+        Self {
+            policy: PARSED.clone(),
+            book: FaultBook::default(),
+            node: NodeView::unknown("n1"),
+            session: Session::idle(now),
+            now,
+            seq: 0,
+        }
+    }
+
+    fn tick(&mut self) {
+        self.now += SignedDuration::from_secs(1);
+    }
+
+    fn event(&mut self, check: &str, gpu: u8, fatal: bool, healthy: bool) {
+        self.tick();
+        self.seq += 1;
+        let mut event = HealthEvent {
+            agent: "gpu-health-monitor".into(),
+            component_class: "GPU".into(),
+            check_name: check.into(),
+            node_name: "n1".into(),
+            is_fatal: fatal && !healthy,
+            is_healthy: healthy,
+            message: format!("report {}", self.seq),
+            entities_impacted: vec![Entity {
+                entity_type: "GPU".into(),
+                entity_value: gpu.to_string(),
+            }],
+            ..HealthEvent::default()
+        };
+        normalise(&mut event, self.now);
+        let record = Record {
+            seq: self.seq,
+            id: event.id.clone(),
+            created_at: self.now,
+            event,
+        };
+        self.book.record(&record);
+    }
+
+    fn fault(&mut self, gpu: u8) {
+        self.event("GpuMemWatch", gpu, true, false);
+    }
+
+    fn recovery(&mut self, gpu: u8) {
+        self.event("GpuMemWatch", gpu, false, true);
+    }
+
+    fn desired(&self) -> Desired {
+        let released = ownership::released_at(&self.node);
+        assess(self.book.faults("n1"), &self.policy, &self.node, released)
+    }
+
+    fn step(&mut self) -> Step {
+        self.tick();
+        let step = step(
+            &self.session,
+            &self.desired(),
+            Some(&self.node),
+            &self.policy.label_prefix,
+            self.now,
+        );
+        self.session = step.session.clone();
+        step
+    }
+
+    /// Steps and applies until nothing is left to do.
+    fn settle(&mut self) -> Vec<Intent> {
+        let mut intents = Vec::new();
+        for _ in 0..10 {
+            let step = self.step();
+            if let Some(at) = self.session.not_before {
+                self.now = self.now.max(at);
+            }
+            match step.patch {
+                Some(patch) => {
+                    intents.push(patch.intent);
+                    self.node = self.node.after(&patch.change);
+                }
+                None if self.session.not_before.is_none() => return intents,
+                None => {}
+            }
+        }
+        panic!("does not settle: {intents:?} {:?}", self.session);
+    }
+
+    fn foreign_taint(&mut self, key: &str) {
+        let taint = Taint {
+            key: key.into(),
+            value: String::new(),
+            effect: "NoSchedule".into(),
+        };
+        if !self.node.has_taint(&taint) {
+            self.node.taints.push(NodeTaint {
+                raw: json!(taint),
+                taint,
+            });
+        }
+    }
+}
+
+fn taint_keys(node: &NodeView) -> Vec<&str> {
+    node.taints.iter().map(|on| on.taint.key.as_str()).collect()
+}
+
+#[test]
+fn a_fault_quarantines_in_one_change_and_recovery_restores() {
+    let mut world = World::new();
+    world.node.labels.insert("zone".into(), "a".into());
+    world
+        .node
+        .labels
+        .insert("k8saas.nvidia.com/cordon-by".into(), "somebody".into());
+    world.foreign_taint("dedicated");
+    let before = world.node.clone();
+
+    world.fault(0);
+    assert_eq!(world.settle(), [Intent::Quarantine]);
+    assert_eq!(world.session.phase, Phase::Quarantined);
+    assert!(world.node.unschedulable);
+    assert_eq!(taint_keys(&world.node), ["dedicated", "gpu-memory"]);
+    let label = |name: &str| world.node.labels.get(name).map(String::as_str);
+    assert_eq!(label("k8saas.nvidia.com/cordon-by"), Some("NVSentinel"));
+    assert_eq!(
+        label("k8saas.nvidia.com/cordon-reason"),
+        Some("fatal-GPU-memory")
+    );
+    assert_eq!(label(keys::STATE_LABEL), Some("quarantined"));
+    let stamp = label("k8saas.nvidia.com/cordon-timestamp").unwrap();
+    assert_eq!(
+        (stamp.len(), &stamp[10..11], &stamp[13..14]),
+        (20, "T", "-")
+    );
+    let annotation = |key: &str| world.node.annotations[key].as_str();
+    assert_eq!(annotation(keys::QUARANTINE_IS_CORDONED), "True");
+    assert_eq!(
+        annotation(keys::QUARANTINE_APPLIED_TAINTS),
+        r#"[{"key":"gpu-memory","value":"bad","effect":"NoSchedule","preExisting":false}]"#
+    );
+    let events: Value = serde_json::from_str(annotation(keys::QUARANTINE_HEALTH_EVENT)).unwrap();
+    assert_eq!(events[0]["checkName"], "GpuMemWatch");
+    assert_eq!(events[0]["id"].as_str(), world.session.id.as_deref());
+
+    world.recovery(0);
+    assert_eq!(world.settle(), [Intent::Release]);
+    assert_eq!(world.session.phase, Phase::Idle);
+    assert_eq!(world.node, before);
+}
+
+#[test]
+fn what_was_there_before_stays() {
+    let mut world = World::new();
+    world.node.unschedulable = true;
+    world.node.taints.push(NodeTaint {
+        taint: Taint {
+            key: "gpu-memory".into(),
+            value: "bad".into(),
+            effect: "NoSchedule".into(),
+        },
+        raw: json!({"key": "gpu-memory", "value": "bad", "effect": "NoSchedule"}),
+    });
+    let before = world.node.clone();
+    world.fault(0);
+    world.settle();
+    assert_eq!(
+        world.node.annotations[keys::QUARANTINE_CORDON_PRE_EXISTING],
+        "True"
+    );
+    assert!(
+        world.node.annotations[keys::QUARANTINE_APPLIED_TAINTS].contains("\"preExisting\":true")
+    );
+    assert!(
+        !world
+            .node
+            .labels
+            .contains_key("k8saas.nvidia.com/cordon-by")
+    );
+    world.recovery(0);
+    world.settle();
+    assert_eq!(world.node, before);
+}
+
+#[test]
+fn an_uncordon_by_hand_ends_the_session_and_the_old_fault_does_not_start_it_again() {
+    let mut world = World::new();
+    world.fault(0);
+    world.settle();
+    world.node.unschedulable = false;
+    assert_eq!(world.settle(), [Intent::StandDown]);
+    assert_eq!(world.session.phase, Phase::Idle);
+    assert!(
+        !world.node.unschedulable && world.node.taints.is_empty() && world.node.labels.is_empty()
+    );
+    assert_eq!(world.node.annotations[keys::UNCORDONED_MANUALLY], "True");
+
+    // Restarted, with the fault still open: nothing.
+    world.session = Session::idle(world.now);
+    assert_eq!(world.settle(), []);
+    // Another fault, or the same one reported anew, is another matter.
+    world.fault(1);
+    assert_eq!(world.settle(), [Intent::Quarantine]);
+    assert!(
+        !world
+            .node
+            .annotations
+            .contains_key(keys::UNCORDONED_MANUALLY)
+    );
+    let events: Value =
+        serde_json::from_str(&world.node.annotations[keys::QUARANTINE_HEALTH_EVENT]).unwrap();
+    assert_eq!(
+        events.as_array().unwrap().len(),
+        1,
+        "the dismissed fault does not count"
+    );
+    world.recovery(1);
+    assert_eq!(world.settle(), [Intent::Release]);
+    assert!(!world.node.unschedulable);
+}
+
+#[test]
+fn a_fault_that_comes_with_the_uncordon_is_not_dismissed() {
+    let mut world = World::new();
+    world.fault(0);
+    world.settle();
+    world.node.unschedulable = false;
+    world.fault(1);
+    assert_eq!(world.settle(), [Intent::StandDown, Intent::Quarantine]);
+    assert!(world.node.unschedulable);
+}
+
+#[test]
+fn a_taint_removed_by_hand_ends_the_session_and_leaves_the_cordon() {
+    let mut world = World::new();
+    world.fault(0);
+    world.settle();
+    world.node.taints.clear();
+    assert_eq!(world.settle(), [Intent::StandDown]);
+    assert!(world.node.unschedulable);
+    assert_eq!(world.node.annotations[keys::UNTAINTED_MANUALLY], "True");
+    assert!(
+        world
+            .node
+            .labels
+            .contains_key("k8saas.nvidia.com/cordon-by")
+    );
+    assert!(!world.node.labels.contains_key(keys::STATE_LABEL));
+}
+
+#[test]
+fn a_second_fault_is_taken_in_and_the_recovery_of_one_trims() {
+    let mut world = World::new();
+    world.event("XidCheck", 0, true, false);
+    world.settle();
+    assert!(world.node.taints.is_empty());
+    world.fault(1);
+    assert_eq!(world.settle(), [Intent::Update]);
+    assert_eq!(taint_keys(&world.node), ["gpu-memory"]);
+    world.recovery(1);
+    assert_eq!(world.settle(), [Intent::Update]);
+    assert!(world.node.taints.is_empty() && world.node.unschedulable);
+    world.event("XidCheck", 0, false, true);
+    assert_eq!(world.settle(), [Intent::Release]);
+    assert_eq!(world.node, NodeView::unknown("n1"));
+}
+
+#[test]
+fn failures_back_off_a_person_is_asked_once_and_recovery_is_not_held_back() {
+    let mut world = World::new();
+    world.fault(0);
+    let mut asked = 0;
+    let mut attempts = 0;
+    for _ in 0..200 {
+        let step = world.step();
+        asked += step
+            .notes
+            .iter()
+            .filter(|note| note.kind == EntryKind::Attention)
+            .count();
+        if step.patch.is_some() {
+            attempts += 1;
+            world
+                .session
+                .failed(Failure::Error { retry_after: None }, world.now);
+        }
+    }
+    assert_eq!(asked, 1);
+    assert!((10..25).contains(&attempts), "{attempts} attempts in 200 s");
+    assert!(world.session.awaits().contains("a person"));
+    // The fault closes before the quarantine ever got through: nothing to take back.
+    world.recovery(0);
+    assert_eq!(world.settle(), []);
+    assert_eq!(world.session.phase, Phase::Idle);
+}
+
+#[test]
+fn the_server_s_wish_to_wait_is_honoured_within_bounds() {
+    let now = Timestamp::from_second(1_000).unwrap();
+    let mut session = Session::idle(now);
+    let wish = |seconds| Failure::Error {
+        retry_after: Some(SignedDuration::from_secs(seconds)),
+    };
+    session.failed(wish(5), now);
+    assert_eq!(session.not_before, Some(now + SignedDuration::from_secs(5)));
+    session.failed(wish(3_600), now);
+    assert_eq!(session.not_before, Some(now + LONGEST_RETRY));
+    for _ in 0..100 {
+        session.failed(Failure::Conflict, now);
+    }
+    assert_eq!(session.not_before, Some(now + SignedDuration::from_secs(1)));
+}
+
+#[test]
+fn a_node_that_the_cluster_does_not_know_is_awaited() {
+    let mut world = World::new();
+    world.fault(0);
+    let waiting = step(&world.session, &world.desired(), None, "", world.now);
+    assert_eq!(
+        (waiting.session.phase, waiting.patch),
+        (Phase::Quarantining, None)
+    );
+    assert_eq!(waiting.session.wake_at(), None);
+    world.session = waiting.session;
+    assert_eq!(world.settle(), [Intent::Quarantine]);
+    // Deleted while quarantined, and the fault recovers.
+    world.recovery(0);
+    let gone = step(&world.session, &world.desired(), None, "", world.now);
+    assert_eq!((gone.session.phase, gone.session.id), (Phase::Idle, None));
+}
+
+#[test]
+fn a_node_quarantined_by_the_reference_is_taken_over_and_released() {
+    let mut world = World::new();
+    world.node.unschedulable = true;
+    world.fault(0);
+    let event = world.book.faults("n1")[0].event.clone();
+    let mut listed = contract::json::annotation::to_value(&event);
+    listed.as_object_mut().unwrap().remove("processingStrategy");
+    for (key, value) in [
+        (keys::QUARANTINE_HEALTH_EVENT, json!([listed]).to_string()),
+        (keys::QUARANTINE_IS_CORDONED, "True".into()),
+        (
+            keys::QUARANTINE_APPLIED_TAINTS,
+            r#"[{"key":"gpu-memory","value":"bad","effect":"NoSchedule"}]"#.into(),
+        ),
+    ] {
+        world.node.annotations.insert(key.into(), value);
+    }
+    let taint = Taint {
+        key: "gpu-memory".into(),
+        value: "bad".into(),
+        effect: "NoSchedule".into(),
+    };
+    world.node.taints.push(NodeTaint {
+        raw: json!(taint),
+        taint,
+    });
+    for name in ["cordon-by", "cordon-reason", "cordon-timestamp"] {
+        world
+            .node
+            .labels
+            .insert(format!("k8saas.nvidia.com/{name}"), "x".into());
+    }
+    world
+        .node
+        .labels
+        .insert(keys::STATE_LABEL.into(), "draining".into());
+    world.settle();
+    assert_eq!(world.session.phase, Phase::Quarantined);
+    assert_eq!(world.node.labels[keys::STATE_LABEL], "draining");
+    world.recovery(0);
+    assert_eq!(world.settle(), [Intent::Release]);
+    assert_eq!(world.node, NodeView::unknown("n1"));
+}
+
+#[test]
+fn annotations_that_cannot_be_read_do_not_hold_a_node_for_ever() {
+    let mut world = World::new();
+    world.node.unschedulable = true;
+    world
+        .node
+        .annotations
+        .insert(keys::QUARANTINE_HEALTH_EVENT.into(), "{broken".into());
+    world
+        .node
+        .annotations
+        .insert(keys::QUARANTINE_IS_CORDONED.into(), "True".into());
+    assert_eq!(world.settle(), [Intent::Release]);
+    assert_eq!(world.node, NodeView::unknown("n1"));
+}
+
+#[test]
+fn the_events_annotation_is_bounded() {
+    let mut world = World::new();
+    for seq in 0..1_000_u64 {
+        world.event(&format!("Check{seq}"), 0, true, false);
+    }
+    world.settle();
+    let text = &world.node.annotations[keys::QUARANTINE_HEALTH_EVENT];
+    assert!(
+        text.len() <= 128 * 1024 && text.len() > 100 * 1024,
+        "{}",
+        text.len()
+    );
+    assert!(serde_json::from_str::<Value>(text).is_ok());
+}
+
+/// What can happen to a node, its faults and its controller.
+#[derive(Clone, Debug)]
+enum Happening {
+    Fault(u8),
+    OtherFault(u8, bool),
+    Recovery(u8),
+    Step,
+    StepButPatchLost,
+    StepButConflict,
+    Restart,
+    Cordon,
+    ForeignTaint(u8),
+    ForeignTaintGone(u8),
+    ForeignLabel(u8),
+    Later(u16),
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    prop_oneof![
+        2 => (0_u8..3).prop_map(Happening::Fault),
+        2 => (0_u8..3, any::<bool>()).prop_map(|(gpu, fatal)| Happening::OtherFault(gpu, fatal)),
+        3 => (0_u8..3).prop_map(Happening::Recovery),
+        6 => Just(Happening::Step),
+        1 => Just(Happening::StepButPatchLost),
+        1 => Just(Happening::StepButConflict),
+        1 => Just(Happening::Restart),
+        1 => Just(Happening::Cordon),
+        1 => (0_u8..3).prop_map(Happening::ForeignTaint),
+        1 => (0_u8..3).prop_map(Happening::ForeignTaintGone),
+        1 => (0_u8..3).prop_map(Happening::ForeignLabel),
+        1 => (0_u16..100).prop_map(Happening::Later),
+    ]
+}
+
+/// What people and other controllers have put on the node.
+#[derive(Clone, Debug, Default)]
+struct Foreign {
+    cordon: bool,
+    taints: Vec<String>,
+    labels: BTreeMap<String, String>,
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+    #[test]
+    fn whatever_happens_we_take_back_exactly_what_is_ours(
+        happenings in proptest::collection::vec(happening(), 0..60),
+    ) {
+        let mut world = World::new();
+        let mut foreign = Foreign::default();
+        for happening in &happenings {
+            match happening {
+                Happening::Fault(gpu) => world.fault(*gpu),
+                Happening::OtherFault(gpu, fatal) => world.event("XidCheck", *gpu, *fatal, false),
+                Happening::Recovery(gpu) => {
+                    world.recovery(*gpu);
+                    world.event("XidCheck", *gpu, false, true);
+                }
+                Happening::Step => {
+                    if let Some(patch) = world.step().patch {
+                        world.node = world.node.after(&patch.change);
+                    }
+                }
+                Happening::StepButPatchLost => {
+                    if world.step().patch.is_some() {
+                        world.session.failed(Failure::Error { retry_after: None }, world.now);
+                    }
+                }
+                Happening::StepButConflict => {
+                    if world.step().patch.is_some() {
+                        world.session.failed(Failure::Conflict, world.now);
+                    }
+                }
+                Happening::Restart => {
+                    world.session = Session::idle(world.now);
+                    let saved = serde_json::to_string(&world.book).unwrap();
+                    world.book = serde_json::from_str(&saved).unwrap();
+                }
+                Happening::Cordon => {
+                    // Cordoning a node that we cordoned changes nothing: it is ours.
+                    foreign.cordon |= !world.node.unschedulable;
+                    world.node.unschedulable = true;
+                }
+                Happening::ForeignTaint(n) => {
+                    world.foreign_taint(&format!("foreign-{n}"));
+                    foreign.taints.push(format!("foreign-{n}"));
+                    foreign.taints.sort();
+                    foreign.taints.dedup();
+                }
+                Happening::ForeignTaintGone(n) => {
+                    let key = format!("foreign-{n}");
+                    world.node.taints.retain(|on| on.taint.key != key);
+                    foreign.taints.retain(|taint| *taint != key);
+                }
+                Happening::ForeignLabel(n) => {
+                    world.node.labels.insert(format!("foreign-{n}"), "x".into());
+                    foreign.labels.insert(format!("foreign-{n}"), "x".into());
+                }
+                Happening::Later(seconds) => {
+                    world.now += SignedDuration::from_secs(i64::from(*seconds));
+                }
+            }
+            let ours: Vec<_> = taint_keys(&world.node)
+                .into_iter()
+                .filter(|key| key.starts_with("foreign-"))
+                .map(str::to_owned)
+                .collect();
+            let mut ours_sorted = ours;
+            ours_sorted.sort();
+            prop_assert_eq!(&ours_sorted, &foreign.taints);
+            prop_assert!(world.node.unschedulable || !foreign.cordon);
+        }
+        // Converges to what is wanted ...
+        world.settle();
+        let desired = world.desired();
+        prop_assert_eq!(world.node.unschedulable, desired.cordon || foreign.cordon);
+        prop_assert_eq!(
+            taint_keys(&world.node).contains(&"gpu-memory"),
+            !desired.taints.is_empty()
+        );
+        // ... and once all is well, to the node as others have made it.
+        for gpu in 0..3 {
+            world.recovery(gpu);
+            world.event("XidCheck", gpu, false, true);
+        }
+        world.settle();
+        prop_assert_eq!(world.session.phase, Phase::Idle);
+        prop_assert_eq!(world.node.unschedulable, foreign.cordon);
+        prop_assert_eq!(&world.node.labels, &foreign.labels);
+        prop_assert!(world.node.annotations.is_empty(), "{:?}", world.node.annotations);
+        let mut left: Vec<_> = taint_keys(&world.node).into_iter().map(str::to_owned).collect();
+        left.sort();
+        prop_assert_eq!(left, foreign.taints);
+    }
+
+    #[test]
+    fn settled_is_settled(
+        happenings in proptest::collection::vec((0_u8..3, any::<bool>(), any::<bool>()), 1..20),
+    ) {
+        let mut world = World::new();
+        for (gpu, fatal, healthy) in happenings {
+            world.event("GpuMemWatch", gpu, fatal, healthy);
+        }
+        world.settle();
+        let node = world.node.clone();
+        // A restart, and any number of further looks, change nothing.
+        world.session = Session::idle(world.now);
+        prop_assert_eq!(world.settle(), []);
+        prop_assert_eq!(node, world.node);
+    }
+}

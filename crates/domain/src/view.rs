@@ -1,0 +1,204 @@
+//! What the state looks like from outside: read by the status page, the API and the
+//! command line. Serialised names are part of the JSON API.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::fault::Fault;
+use crate::session::Phase;
+
+/// The state of all nodes that anything is known about.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FleetView {
+    /// Feed position up to which events are taken in.
+    pub applied: u64,
+    /// Whether all events that were stored at start are taken in.
+    pub ready: bool,
+    /// Nodes with open faults or a session, by name.
+    pub nodes: Vec<NodeStatus>,
+    /// The connection to the cluster; absent where none was asked for.
+    pub cluster: Option<ClusterView>,
+}
+
+/// The connection to a cluster.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ClusterView {
+    /// Address of the API server.
+    pub server: String,
+    /// Whether nodes are being watched right now.
+    pub connected: bool,
+    /// What is wrong, where it is not connected.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// How many nodes the cluster has.
+    pub nodes: usize,
+}
+
+/// One node.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct NodeStatus {
+    /// Name.
+    pub name: String,
+    /// In one word.
+    pub state: NodeState,
+    /// Where its quarantine session stands; absent without one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub session: Option<SessionView>,
+    /// Whether the cluster knows it; absent where there is no cluster.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub in_cluster: Option<bool>,
+    /// Whether it is unschedulable; absent where it is not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub unschedulable: Option<bool>,
+    /// Open faults, gravest first.
+    pub faults: Vec<FaultView>,
+    /// What a person should know or do.
+    pub notes: Vec<String>,
+}
+
+/// A node in one word.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum NodeState {
+    /// No open fault.
+    Healthy,
+    /// Only faults that are not fatal.
+    Degraded,
+    /// A fatal fault is open, and the node is not quarantined.
+    Unhealthy,
+    /// Being taken out of service.
+    Quarantining,
+    /// Out of service.
+    Quarantined,
+    /// Being given back.
+    Releasing,
+}
+
+/// A quarantine session.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SessionView {
+    /// Identity.
+    pub id: String,
+    /// Where it stands.
+    pub phase: Phase,
+    /// Since when.
+    pub since: Timestamp,
+    /// Attempts made in this phase that failed.
+    pub failures: u32,
+    /// What is awaited.
+    pub awaits: String,
+}
+
+/// An open fault.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct FaultView {
+    /// Monitor that reported it.
+    pub agent: String,
+    /// Check.
+    pub check: String,
+    /// Code; may be empty.
+    pub code: String,
+    /// What is broken, for people.
+    pub subject: String,
+    /// What is broken, as entities.
+    pub entities: Vec<EntityView>,
+    /// Whether work on it must stop.
+    pub fatal: bool,
+    /// What mends it, by name.
+    pub recommended_action: String,
+    /// The monitor's text.
+    pub message: String,
+    /// First observed.
+    pub first_seen: Timestamp,
+    /// Last observed.
+    pub last_seen: Timestamp,
+    /// Events since it opened.
+    pub count: u64,
+    /// Id of the event that stands for it.
+    pub event_id: String,
+}
+
+/// An entity of a fault.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EntityView {
+    /// Type.
+    pub entity_type: String,
+    /// Value.
+    pub entity_value: String,
+}
+
+// === impl FaultView ===
+
+impl FaultView {
+    /// The view of a fault.
+    pub fn of(fault: &Fault) -> Self {
+        Self {
+            agent: fault.agent.clone(),
+            check: fault.check.clone(),
+            code: fault.code.clone(),
+            subject: fault.subject.to_string(),
+            entities: fault
+                .subject
+                .entities()
+                .into_iter()
+                .map(|entity| EntityView {
+                    entity_type: entity.entity_type,
+                    entity_value: entity.entity_value,
+                })
+                .collect(),
+            fatal: fault.event.is_fatal,
+            recommended_action: contract::effective_action_name(&fault.event).into_owned(),
+            message: fault.event.message.clone(),
+            first_seen: fault.first_seen,
+            last_seen: fault.last_seen,
+            count: fault.count,
+            event_id: fault.event.id.clone(),
+        }
+    }
+
+    /// Short name for people, as [`Fault::title`].
+    pub fn title(&self) -> String {
+        let code = if self.code.is_empty() {
+            String::new()
+        } else {
+            format!(" {}", self.code)
+        };
+        format!("{}{code} on {}", self.check, self.subject)
+    }
+}
+
+// === impl NodeState ===
+
+impl NodeState {
+    /// The word.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Healthy => "healthy",
+            Self::Degraded => "degraded",
+            Self::Unhealthy => "unhealthy",
+            Self::Quarantining => "quarantining",
+            Self::Quarantined => "quarantined",
+            Self::Releasing => "releasing",
+        }
+    }
+
+    /// From open faults and the session's phase.
+    pub fn of(faults: &[Fault], phase: Option<Phase>) -> Self {
+        match phase {
+            Some(Phase::Quarantining) => Self::Quarantining,
+            Some(Phase::Quarantined) => Self::Quarantined,
+            Some(Phase::Releasing) => Self::Releasing,
+            Some(Phase::Idle) | None if faults.iter().any(|fault| fault.event.is_fatal) => {
+                Self::Unhealthy
+            }
+            Some(Phase::Idle) | None if faults.is_empty() => Self::Healthy,
+            Some(Phase::Idle) | None => Self::Degraded,
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! What gpuwarden can see, and how fresh that is.
+//!
+//! "Cannot see" is never "broken": a source that has stopped, lost records or never
+//! opened is shown here and makes the process not ready; it opens no fault.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+
+/// A source that has not shown a sign of life for this long is stuck.
+pub const STUCK_AFTER: SignedDuration = SignedDuration::from_secs(15);
+/// How often a source has to show one, even when there is nothing to read.
+pub const HEARTBEAT: std::time::Duration = std::time::Duration::from_secs(5);
+
+/// All sources of a process. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub struct Sources {
+    entries: Arc<Mutex<BTreeMap<String, SourceStatus>>>,
+}
+
+/// One source's place in [`Sources`], for the task that reads it.
+#[derive(Debug)]
+pub struct SourceHandle {
+    name: String,
+    sources: Sources,
+}
+
+/// How a source does.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct SourceStatus {
+    /// Name, for example `kernel-log`.
+    pub name: String,
+    /// How it does.
+    pub state: SourceState,
+    /// What it reads, or what is wrong and how to mend it.
+    pub detail: String,
+    /// Last sign of life of its reader.
+    pub alive_at: Timestamp,
+    /// When the newest record was read; absent before the first.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_record_at: Option<Timestamp>,
+    /// Records read.
+    pub records: u64,
+    /// Faults found in them.
+    pub faults: u64,
+    /// Records that were overwritten or missed before they could be read.
+    pub lost: u64,
+    /// Records that could not be read.
+    pub malformed: u64,
+}
+
+/// How a source does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SourceState {
+    /// Reading what was there when it was opened.
+    CatchingUp,
+    /// Following.
+    Following,
+    /// All read; nothing more will come.
+    Ended,
+    /// Cannot be opened or read; tried again.
+    Failing,
+    /// No sign of life from its reader.
+    Stuck,
+}
+
+// === impl Sources ===
+
+impl Sources {
+    /// Adds a source; a name is given once.
+    pub fn add(&self, name: &str, detail: &str, now: Timestamp) -> SourceHandle {
+        self.with(|entries| {
+            entries.insert(
+                name.to_owned(),
+                SourceStatus {
+                    name: name.to_owned(),
+                    state: SourceState::CatchingUp,
+                    detail: detail.to_owned(),
+                    alive_at: now,
+                    last_record_at: None,
+                    records: 0,
+                    faults: 0,
+                    lost: 0,
+                    malformed: 0,
+                },
+            );
+        });
+        SourceHandle {
+            name: name.to_owned(),
+            sources: self.clone(),
+        }
+    }
+
+    /// How all sources do at `now`, by name.
+    pub fn statuses(&self, now: Timestamp) -> Vec<SourceStatus> {
+        self.with(|entries| {
+            entries
+                .values()
+                .map(|entry| {
+                    let mut status = entry.clone();
+                    let silent = now.duration_since(entry.alive_at) > STUCK_AFTER;
+                    if silent && entry.state != SourceState::Ended {
+                        status.state = SourceState::Stuck;
+                    }
+                    status
+                })
+                .collect()
+        })
+    }
+
+    fn with<T>(&self, use_it: impl FnOnce(&mut BTreeMap<String, SourceStatus>) -> T) -> T {
+        // The map stays usable whatever happened to a task that held the lock.
+        use_it(&mut self.entries.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+// === impl SourceHandle ===
+
+impl SourceHandle {
+    /// Changes the status, and takes the call as a sign of life.
+    pub fn update(&self, now: Timestamp, change: impl FnOnce(&mut SourceStatus)) {
+        self.sources.with(|entries| {
+            if let Some(entry) = entries.get_mut(&self.name) {
+                entry.alive_at = now;
+                change(entry);
+            }
+        });
+    }
+
+    /// Shows a sign of life.
+    pub fn beat(&self, now: Timestamp) {
+        self.update(now, |_| ());
+    }
+}
+
+// === impl SourceState ===
+
+impl SourceState {
+    /// Whether the source can see what it is there to see.
+    pub fn sees(self) -> bool {
+        matches!(self, Self::CatchingUp | Self::Following | Self::Ended)
+    }
+
+    /// The state's name, as serialised.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::CatchingUp => "catching-up",
+            Self::Following => "following",
+            Self::Ended => "ended",
+            Self::Failing => "failing",
+            Self::Stuck => "stuck",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_silent_reader_is_stuck_and_one_that_beats_is_not() {
+        let sources = Sources::default();
+        let start = Timestamp::UNIX_EPOCH;
+        let handle = sources.add("kernel-log", "/dev/kmsg", start);
+        handle.update(start, |status| status.state = SourceState::Following);
+        let state = |at| sources.statuses(at)[0].state;
+        assert_eq!(state(start + STUCK_AFTER), SourceState::Following);
+        let late = start + STUCK_AFTER + SignedDuration::from_secs(1);
+        assert_eq!(state(late), SourceState::Stuck);
+        handle.beat(late);
+        assert_eq!(state(late), SourceState::Following);
+        handle.update(late, |status| status.state = SourceState::Ended);
+        assert_eq!(state(late + STUCK_AFTER + STUCK_AFTER), SourceState::Ended);
+        assert!(!SourceState::Stuck.sees() && SourceState::Ended.sees());
+    }
+}
