@@ -1,0 +1,79 @@
+//! From a finding to the health event that goes over the wire.
+
+use std::collections::BTreeMap;
+
+use contract::{
+    EVENT_VERSION, HealthEvent, ProcessingStrategy, RecommendedAction, action_name, json, keys,
+};
+use domain::decode::Finding;
+use host::kernel_log::Record;
+use jiff::Timestamp;
+
+/// What an event is made of.
+pub(super) struct Context<'a> {
+    /// What was found.
+    pub(super) finding: &'a Finding,
+    /// The record it was found in.
+    pub(super) record: &'a Record,
+    /// When the line was written.
+    pub(super) at: Timestamp,
+    /// Node name.
+    pub(super) node_name: &'a str,
+    /// The boot that the record is of, where that is known.
+    pub(super) boot_id: Option<&'a str>,
+    /// Whether the line is older than the history that counts.
+    pub(super) earlier_in_boot: bool,
+    /// Where in a file the line stands.
+    pub(super) place: Option<String>,
+}
+
+/// Metadata key: what the catalogue recommends where the event says something else.
+const META_CATALOGUE_ACTION: &str = "gpuwarden.dev/catalogue-action";
+
+/// The event of a finding.
+pub(super) fn of(context: &Context<'_>) -> HealthEvent {
+    let Context { finding, record, .. } = context;
+    let mut metadata = BTreeMap::new();
+    let mut note = |key: &str, value: String| metadata.insert(key.to_owned(), value);
+    if let Some(boot_id) = context.boot_id {
+        note(keys::META_BOOT_ID, boot_id.to_owned());
+    }
+    if let Some(seq) = record.seq {
+        note(keys::META_KERNEL_SEQUENCE, seq.to_string());
+    }
+    if let Some(place) = &context.place {
+        note(keys::META_LOG_PLACE, place.clone());
+    }
+    if record.facility.is_some_and(|facility| facility != 0) {
+        note(keys::META_FROM_USER_SPACE, "true".to_owned());
+    }
+    if context.earlier_in_boot {
+        note(keys::META_EARLIER_IN_BOOT, "true".to_owned());
+    }
+    // Resetting one GPU takes its UUID. Without it the contract restarts the machine.
+    let mut action = finding.action;
+    if action == RecommendedAction::ComponentReset && finding.gpu_uuid.is_none() {
+        note(META_CATALOGUE_ACTION, action_name(action as i32).into_owned());
+        action = RecommendedAction::RestartVm;
+    }
+    HealthEvent {
+        version: EVENT_VERSION,
+        agent: keys::SYSLOG_AGENT.to_owned(),
+        component_class: keys::COMPONENT_GPU.to_owned(),
+        check_name: finding.check().to_owned(),
+        is_fatal: finding.fatal,
+        is_healthy: false,
+        message: record.text.clone(),
+        recommended_action: action as i32,
+        error_code: vec![finding.code()],
+        entities_impacted: finding.entities(),
+        metadata,
+        generated_timestamp: Some(json::proto_timestamp(context.at)),
+        node_name: context.node_name.to_owned(),
+        quarantine_overrides: None,
+        drain_overrides: None,
+        processing_strategy: ProcessingStrategy::ExecuteRemediation as i32,
+        id: String::new(),
+        custom_recommended_action: String::new(),
+    }
+}

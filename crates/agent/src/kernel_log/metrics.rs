@@ -1,0 +1,110 @@
+//! Metrics of the kernel-log monitor. Those that begin with `syslog_health_monitor` are
+//! NVSentinel's.
+
+use std::time::Duration;
+
+use domain::decode::{Finding, Kind};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
+use runtime::metrics::{LegacyCounter, Metrics};
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct XidLabels {
+    node: String,
+    err_code: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct NodeLabels {
+    node: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ErrorLabels {
+    node: String,
+    error_type: String,
+}
+
+pub(super) struct KernelLogMetrics {
+    node: String,
+    xids: Family<XidLabels, LegacyCounter>,
+    fallen: Family<NodeLabels, LegacyCounter>,
+    errors: Family<ErrorLabels, LegacyCounter>,
+    latency: Histogram,
+    /// Records lost before they could be read.
+    pub(super) lost: Counter,
+    /// Records that could not be read.
+    pub(super) malformed: Counter,
+    /// Batches that the connector refused.
+    pub(super) refused: LegacyCounter,
+}
+
+impl KernelLogMetrics {
+    pub(super) fn new(metrics: &Metrics, node: &str) -> Self {
+        let errors = Family::<ErrorLabels, LegacyCounter>::default();
+        let refused = errors
+            .get_or_create(&ErrorLabels {
+                node: node.to_owned(),
+                error_type: "event_refused".to_owned(),
+            })
+            .clone();
+        let own = Self {
+            node: node.to_owned(),
+            xids: Family::default(),
+            fallen: Family::default(),
+            errors,
+            latency: Histogram::new([1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1]),
+            lost: Counter::default(),
+            malformed: Counter::default(),
+            refused,
+        };
+        metrics.register(|registry| {
+            registry.register(
+                "syslog_health_monitor_xid_errors",
+                "XID lines by code",
+                own.xids.clone(),
+            );
+            registry.register(
+                "syslog_health_monitor_gpu_fallen_errors",
+                "Lines about a GPU that has fallen off the bus, without XID",
+                own.fallen.clone(),
+            );
+            registry.register(
+                "syslog_health_monitor_xid_processing_errors",
+                "Events of the kernel log that were not taken",
+                own.errors.clone(),
+            );
+            registry.register(
+                "syslog_health_monitor_xid_processing_latency_seconds",
+                "Time to decode a line that is a fault",
+                own.latency.clone(),
+            );
+            registry.register(
+                "gpuwarden_kernel_log_lost_records",
+                "Kernel log records that were overwritten before they could be read",
+                own.lost.clone(),
+            );
+            registry.register(
+                "gpuwarden_kernel_log_malformed_records",
+                "Kernel log records that could not be read",
+                own.malformed.clone(),
+            );
+        });
+        own
+    }
+
+    pub(super) fn found(&self, finding: &Finding, took: Duration) {
+        self.latency.observe(took.as_secs_f64());
+        match finding.kind {
+            Kind::Xid(code) => self
+                .xids
+                .get_or_create(&XidLabels { node: self.node.clone(), err_code: code.to_string() })
+                .inc(),
+            Kind::FallenOffBus { .. } => {
+                self.fallen.get_or_create(&NodeLabels { node: self.node.clone() }).inc();
+            }
+        }
+    }
+}
