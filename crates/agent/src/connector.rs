@@ -56,7 +56,11 @@ const NAMED_INVALID: usize = 20;
 impl Connector {
     /// A connector in front of a store.
     pub fn new(store: Arc<dyn EventStore>, metrics: &Metrics, clock: fn() -> Timestamp) -> Self {
-        Self { store, metrics: metrics::ConnectorMetrics::new(metrics), clock }
+        Self {
+            store,
+            metrics: metrics::ConnectorMetrics::new(metrics),
+            clock,
+        }
     }
 
     /// Checks, names and stores a batch. When it returns `Ok`, all events are on disk.
@@ -85,21 +89,34 @@ impl Connector {
         } else {
             self.store.append(good).await.map_err(AcceptError::Store)?
         };
-        self.metrics.accepted.inc_by(appended.iter().filter(|one| one.new).count() as u64);
-        self.metrics.repeated.inc_by(appended.iter().filter(|one| !one.new).count() as u64);
+        self.metrics
+            .accepted
+            .inc_by(appended.iter().filter(|one| one.new).count() as u64);
+        self.metrics
+            .repeated
+            .inc_by(appended.iter().filter(|one| !one.new).count() as u64);
         if invalid.is_empty() {
             return Ok(appended);
         }
         self.metrics.refused(invalid.len() as u64);
         for (index, problem) in invalid.iter().take(NAMED_INVALID) {
-            tracing::warn!(index, field = problem.field, what = problem.what, "invalid event refused");
+            tracing::warn!(
+                index,
+                field = problem.field,
+                what = problem.what,
+                "invalid event refused"
+            );
         }
         Err(AcceptError::Invalid { invalid, stored })
     }
 
     /// Accepts one event of our own monitors.
     pub async fn accept_one(&self, event: HealthEvent) -> Result<Vec<Appended>, AcceptError> {
-        self.accept(HealthEvents { version: contract::EVENT_VERSION, events: vec![event] }).await
+        self.accept(HealthEvents {
+            version: contract::EVENT_VERSION,
+            events: vec![event],
+        })
+        .await
     }
 }
 
@@ -120,7 +137,10 @@ impl AcceptError {
         if invalid.len() > NAMED_INVALID {
             text.push(format!("and {} more", invalid.len() - NAMED_INVALID));
         }
-        format!("{}; the other {stored} events of the request are stored", text.join("; "))
+        format!(
+            "{}; the other {stored} events of the request are stored",
+            text.join("; ")
+        )
     }
 }
 

@@ -29,8 +29,7 @@ const BATCH: usize = 512;
 /// Pause before a source that cannot be read is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 /// Pauses between attempts to hand events over, doubling from the first to the last.
-const HAND_OVER_RETRY: (Duration, Duration) =
-    (Duration::from_millis(50), Duration::from_secs(5));
+const HAND_OVER_RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
 /// What the monitor needs to know.
 pub struct Config {
@@ -77,7 +76,9 @@ impl KernelLogMonitor {
         let source = sources.add("kernel-log", &config.spec.to_string(), clock());
         let metrics = KernelLogMetrics::new(metrics, &config.node_name);
         let positions = config.state_dir.as_deref().map(PositionFile::in_dir);
-        let boot_id = matches!(config.spec, Spec::Kmsg).then(|| BootId::current().ok()).flatten();
+        let boot_id = matches!(config.spec, Spec::Kmsg)
+            .then(|| BootId::current().ok())
+            .flatten();
         Self {
             config,
             connector,
@@ -97,7 +98,9 @@ impl KernelLogMonitor {
     /// Reads until `cancel`.
     pub async fn run(mut self, cancel: CancellationToken) {
         while !cancel.is_cancelled() {
-            let Some(source) = self.open(&cancel).await else { return };
+            let Some(source) = self.open(&cancel).await else {
+                return;
+            };
             if self.follow(source, &cancel).await {
                 return;
             }
@@ -108,8 +111,9 @@ impl KernelLogMonitor {
     async fn open(&mut self, cancel: &CancellationToken) -> Option<Source> {
         let saved = self.positions.as_ref().and_then(PositionFile::load);
         let first_start = saved.is_none();
-        self.generation =
-            saved.as_ref().map_or_else(|| (self.clock)().as_millisecond(), |saved| saved.generation);
+        self.generation = saved
+            .as_ref()
+            .map_or_else(|| (self.clock)().as_millisecond(), |saved| saved.generation);
         let resume = saved.map(|saved| saved.position);
         self.last_place.clone_from(&resume);
         if let Some(Position::Kmsg { seq, .. }) = resume {
@@ -141,7 +145,9 @@ impl KernelLogMonitor {
     /// Reads what was handled before a restart once more, only to learn from it: which
     /// GPU sits where, and which has just reported an XID.
     async fn learn(&mut self, up_to: u64) {
-        let Ok(mut source) = host::kernel_log::open(&self.config.spec, None) else { return };
+        let Ok(mut source) = host::kernel_log::open(&self.config.spec, None) else {
+            return;
+        };
         let mut events = Vec::new();
         loop {
             if source.next_batch(&mut events, BATCH).await.is_err() {
@@ -229,9 +235,14 @@ impl KernelLogMonitor {
             }
             Event::Lost { count, counted } => {
                 // Blindness, never a fault: shown and counted.
-                tracing::warn!(count, counted, "kernel log records were lost before they could be read");
+                tracing::warn!(
+                    count,
+                    counted,
+                    "kernel log records were lost before they could be read"
+                );
                 self.metrics.lost.inc_by(count.max(1));
-                self.source.update(now, |status| status.lost += count.max(1));
+                self.source
+                    .update(now, |status| status.lost += count.max(1));
                 None
             }
             Event::Malformed { reason } => {
@@ -241,11 +252,13 @@ impl KernelLogMonitor {
                 None
             }
             Event::CaughtUp => {
-                self.source.update(now, |status| status.state = SourceState::Following);
+                self.source
+                    .update(now, |status| status.state = SourceState::Following);
                 None
             }
             Event::End => {
-                self.source.update(now, |status| status.state = SourceState::Ended);
+                self.source
+                    .update(now, |status| status.state = SourceState::Ended);
                 None
             }
         }
@@ -253,7 +266,10 @@ impl KernelLogMonitor {
 
     /// Hands events to the connector until it has them. `false`: cancelled before that.
     async fn hand_over(&self, events: Vec<HealthEvent>, cancel: &CancellationToken) -> bool {
-        let batch = HealthEvents { version: EVENT_VERSION, events };
+        let batch = HealthEvents {
+            version: EVENT_VERSION,
+            events,
+        };
         let (mut pause, longest) = HAND_OVER_RETRY;
         loop {
             match self.connector.accept(batch.clone()).await {
@@ -278,11 +294,15 @@ impl KernelLogMonitor {
     /// Where a record stands in its file: `None` for the kernel's own log.
     fn place(&mut self, record: &Record) -> Option<String> {
         let place = record.place.as_ref()?;
-        let Position::File { dev, ino, offset } = place else { return None };
+        let Position::File { dev, ino, offset } = place else {
+            return None;
+        };
         let goes_on = match &self.last_place {
-            Some(Position::File { dev: d, ino: i, offset: before }) => {
-                (d, i) == (dev, ino) && before < offset
-            }
+            Some(Position::File {
+                dev: d,
+                ino: i,
+                offset: before,
+            }) => (d, i) == (dev, ino) && before < offset,
             _ => false,
         };
         if !goes_on && self.last_place.is_some() {
@@ -295,7 +315,10 @@ impl KernelLogMonitor {
     fn save_position(&mut self, source: &Source) {
         let generation = self.generation;
         if let (Some(file), Some(position)) = (&mut self.positions, source.position())
-            && let Err(error) = file.save(Saved { position, generation })
+            && let Err(error) = file.save(Saved {
+                position,
+                generation,
+            })
         {
             tracing::warn!(err = %error, "the place in the kernel log could not be saved");
         }
@@ -303,7 +326,10 @@ impl KernelLogMonitor {
 
     fn cannot_read(&self, why: &str, said: &mut Option<String>) {
         if said.as_deref() != Some(why) {
-            tracing::error!(err = why, "the kernel log cannot be read; it is tried again");
+            tracing::error!(
+                err = why,
+                "the kernel log cannot be read; it is tried again"
+            );
             *said = Some(why.to_owned());
         }
         self.source.update((self.clock)(), |status| {

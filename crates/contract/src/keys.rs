@@ -71,6 +71,9 @@ pub const META_TIME_OF_RECEIPT: &str = "gpuwarden.dev/time-of-receipt";
 pub const META_BOOT_ID: &str = "gpuwarden.dev/boot-id";
 /// Metadata: sequence number of the kernel log record.
 pub const META_KERNEL_SEQUENCE: &str = "gpuwarden.dev/kernel-sequence";
+/// Metadata: where in a log file the line stands, as `device:inode:generation:offset`,
+/// the offset being that of the line's end; the generation changes when the file is truncated.
+pub const META_LOG_PLACE: &str = "gpuwarden.dev/log-place";
 /// Metadata: the line was written by a program, not by the kernel itself.
 pub const META_FROM_USER_SPACE: &str = "gpuwarden.dev/from-user-space";
 /// Metadata: the line is older than the monitor's history at its first start; opens no fault.

@@ -101,7 +101,7 @@ pub fn assess(
                     }
                 }
                 Answer::NotMatched(_) => {
-                    against.push(format!("'{}' does not match", rule_set.name))
+                    against.push(format!("'{}' does not match", rule_set.name));
                 }
                 Answer::Failed(expression, why) => against.push(format!(
                     "'{}' cannot be evaluated: {expression}: {why}",

@@ -148,10 +148,24 @@ pub fn normalise(event: &mut HealthEvent, received_at: Timestamp) {
 /// The identity of an event: a hash of all that it says, so that a batch sent again
 /// (a client's retry, a monitor that reads a log again) is recognised.
 ///
+/// An event that names the log record it was read from is that record's: its time, and
+/// what we knew of the GPU when we read it, may differ when it is read again.
+///
 /// 24 hexadecimal digits, the form of the ids that NVSentinel's stores give.
 pub fn event_id(event: &HealthEvent) -> String {
     let mut plain = event.clone();
     plain.id.clear();
+    let of_kernel = [keys::META_BOOT_ID, keys::META_KERNEL_SEQUENCE];
+    let of_file = [keys::META_LOG_PLACE];
+    let names = |keys: &[&str]| keys.iter().all(|key| plain.metadata.contains_key(*key));
+    if names(&of_kernel) || names(&of_file) {
+        plain
+            .metadata
+            .retain(|key, _| of_kernel.contains(&key.as_str()) || of_file.contains(&key.as_str()));
+        plain.generated_timestamp = None;
+        plain.entities_impacted.clear();
+        plain.recommended_action = 0;
+    }
     hash(&plain)
 }
 
@@ -250,10 +264,11 @@ mod tests {
         }
     }
 
+    type Break = fn(&mut HealthEvent);
+
     #[test]
     fn required_fields_are_named() {
         validate(&good()).unwrap();
-        type Break = fn(&mut HealthEvent);
         let table: [(&str, Break); 10] = [
             ("nodeName", |e| e.node_name.clear()),
             ("agent", |e| e.agent = "  ".into()),
@@ -267,13 +282,13 @@ mod tests {
                 });
             }),
             ("errorCode[1]", |e| {
-                e.error_code.push("x".repeat(MAX_NAME_BYTES + 1))
+                e.error_code.push("x".repeat(MAX_NAME_BYTES + 1));
             }),
             ("entitiesImpacted", |e| {
-                e.entities_impacted = vec![Entity::default(); MAX_ITEMS + 1]
+                e.entities_impacted = vec![Entity::default(); MAX_ITEMS + 1];
             }),
             ("entitiesImpacted[0]", |e| {
-                e.entities_impacted.push(Entity::default())
+                e.entities_impacted.push(Entity::default());
             }),
             ("metadata[k]", |e| {
                 e.metadata
@@ -316,6 +331,38 @@ mod tests {
             content_fingerprint(&first.clone())
         );
         assert_ne!(content_fingerprint(&first), content_fingerprint(&other));
+    }
+
+    #[test]
+    fn a_log_record_read_again_is_the_same_event() {
+        let with = |pairs: &[(&str, &str)], edit: fn(&mut HealthEvent)| {
+            let mut event = good();
+            event.message = "NVRM: Xid (PCI:0000:b3:00): 48, DBE".into();
+            for (key, value) in pairs {
+                event
+                    .metadata
+                    .insert((*key).to_owned(), (*value).to_owned());
+            }
+            edit(&mut event);
+            event_id(&event)
+        };
+        let kernel = [(keys::META_BOOT_ID, "b"), (keys::META_KERNEL_SEQUENCE, "7")];
+        let later: fn(&mut HealthEvent) = |event| {
+            event.generated_timestamp = Some(prost_types::Timestamp {
+                seconds: 9,
+                nanos: 0,
+            });
+            event
+                .metadata
+                .insert(keys::META_EARLIER_IN_BOOT.into(), "true".into());
+            event.recommended_action = 15;
+        };
+        assert_eq!(with(&kernel, |_| ()), with(&kernel, later));
+        assert_ne!(with(&kernel[..1], |_| ()), with(&kernel[..1], later));
+        let place = [(keys::META_LOG_PLACE, "1:2:300")];
+        assert_eq!(with(&place, |_| ()), with(&place, later));
+        let other = [(keys::META_LOG_PLACE, "1:2:301")];
+        assert_ne!(with(&place, |_| ()), with(&other, |_| ()));
     }
 
     #[test]

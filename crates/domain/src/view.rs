@@ -99,6 +99,8 @@ pub struct SessionView {
 pub struct FaultView {
     /// Monitor that reported it.
     pub agent: String,
+    /// Class of the component.
+    pub component_class: String,
     /// Check.
     pub check: String,
     /// Code; may be empty.
@@ -140,6 +142,7 @@ impl FaultView {
     pub fn of(fault: &Fault) -> Self {
         Self {
             agent: fault.agent.clone(),
+            component_class: fault.event.component_class.clone(),
             check: fault.check.clone(),
             code: fault.code.clone(),
             subject: fault.subject.to_string(),

@@ -6,8 +6,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder, text};
-use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::{MetricType, TypedMetric};
 use prometheus_client::registry::Registry;
 
 /// All metrics of a process. Cheap to clone.
@@ -33,9 +33,11 @@ impl Metrics {
     pub fn encode(&self) -> String {
         let mut out = String::new();
         let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
-        // Writing into a String does not fail.
-        drop(text::encode(&mut out, &registry));
-        out
+        match text::encode(&mut out, &registry) {
+            Ok(()) => out,
+            // Writing into a String does not fail; a half-written page would mislead.
+            Err(std::fmt::Error) => String::new(),
+        }
     }
 }
 
@@ -51,6 +53,10 @@ impl LegacyCounter {
     pub fn get(&self) -> u64 {
         self.0.get()
     }
+}
+
+impl TypedMetric for LegacyCounter {
+    const TYPE: MetricType = MetricType::Unknown;
 }
 
 impl EncodeMetric for LegacyCounter {

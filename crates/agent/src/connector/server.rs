@@ -31,8 +31,10 @@ pub async fn serve(
     connector: Connector,
     cancel: CancellationToken,
 ) -> Result<(), tonic::transport::Error> {
-    let service =
-        Service { connector, in_flight: Arc::new(Semaphore::new(MAX_IN_FLIGHT)) };
+    let service = Service {
+        connector,
+        in_flight: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
+    };
     let server = PlatformConnectorServer::new(service)
         .max_decoding_message_size(MAX_REQUEST_BYTES)
         .max_encoding_message_size(MAX_REQUEST_BYTES);
@@ -69,7 +71,11 @@ fn status(error: &AcceptError) -> Status {
         AcceptError::Store(source) => {
             tracing::error!(err = %source, "the event store did not take events");
             let text = format!("{error}: {source}");
-            if source.is_retryable() { Status::unavailable(text) } else { Status::internal(text) }
+            if source.is_retryable() {
+                Status::unavailable(text)
+            } else {
+                Status::internal(text)
+            }
         }
     }
 }

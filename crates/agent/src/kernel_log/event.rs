@@ -32,7 +32,9 @@ const META_CATALOGUE_ACTION: &str = "gpuwarden.dev/catalogue-action";
 
 /// The event of a finding.
 pub(super) fn of(context: &Context<'_>) -> HealthEvent {
-    let Context { finding, record, .. } = context;
+    let Context {
+        finding, record, ..
+    } = context;
     let mut metadata = BTreeMap::new();
     let mut note = |key: &str, value: String| metadata.insert(key.to_owned(), value);
     if let Some(boot_id) = context.boot_id {
@@ -53,7 +55,10 @@ pub(super) fn of(context: &Context<'_>) -> HealthEvent {
     // Resetting one GPU takes its UUID. Without it the contract restarts the machine.
     let mut action = finding.action;
     if action == RecommendedAction::ComponentReset && finding.gpu_uuid.is_none() {
-        note(META_CATALOGUE_ACTION, action_name(action as i32).into_owned());
+        note(
+            META_CATALOGUE_ACTION,
+            action_name(action as i32).into_owned(),
+        );
         action = RecommendedAction::RestartVm;
     }
     HealthEvent {

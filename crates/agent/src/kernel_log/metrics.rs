@@ -100,10 +100,17 @@ impl KernelLogMetrics {
         match finding.kind {
             Kind::Xid(code) => self
                 .xids
-                .get_or_create(&XidLabels { node: self.node.clone(), err_code: code.to_string() })
+                .get_or_create(&XidLabels {
+                    node: self.node.clone(),
+                    err_code: code.to_string(),
+                })
                 .inc(),
             Kind::FallenOffBus { .. } => {
-                self.fallen.get_or_create(&NodeLabels { node: self.node.clone() }).inc();
+                self.fallen
+                    .get_or_create(&NodeLabels {
+                        node: self.node.clone(),
+                    })
+                    .inc();
             }
         }
     }

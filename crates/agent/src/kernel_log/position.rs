@@ -26,15 +26,24 @@ pub(super) struct Saved {
 
 impl PositionFile {
     pub(super) fn in_dir(dir: &Path) -> Self {
-        Self { path: dir.join("kernel-log.position"), saved: None }
+        Self {
+            path: dir.join("kernel-log.position"),
+            saved: None,
+        }
     }
 
     /// The saved place. A file that is missing or unreadable is a first start.
     pub(super) fn load(&self) -> Option<Saved> {
         let text = std::fs::read_to_string(&self.path).ok()?;
-        let saved = text.trim().split_once(' ').and_then(|(position, generation)| {
-            Some(Saved { position: position.parse().ok()?, generation: generation.parse().ok()? })
-        });
+        let saved = text
+            .trim()
+            .split_once(' ')
+            .and_then(|(position, generation)| {
+                Some(Saved {
+                    position: position.parse().ok()?,
+                    generation: generation.parse().ok()?,
+                })
+            });
         if saved.is_none() {
             let path = self.path.display();
             tracing::warn!(%path, "the saved place in the kernel log is not understood: ignored");

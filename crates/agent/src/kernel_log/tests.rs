@@ -28,8 +28,11 @@ impl Bench {
     }
 
     fn append(&self, text: &str) {
-        let mut file =
-            std::fs::OpenOptions::new().create(true).append(true).open(self.log()).unwrap();
+        let mut file = std::fs::OpenOptions::new()
+            .create(true)
+            .append(true)
+            .open(self.log())
+            .unwrap();
         writeln!(file, "{text}").unwrap();
     }
 
@@ -66,7 +69,10 @@ impl Bench {
         .unwrap();
         cancel.cancel();
         task.await.unwrap();
-        let query = EventQuery { limit: 100, ..EventQuery::default() };
+        let query = EventQuery {
+            limit: 100,
+            ..EventQuery::default()
+        };
         let mut records = self.store.events(query).await.unwrap();
         records.reverse();
         records.into_iter().map(|record| record.event).collect()
@@ -81,13 +87,25 @@ async fn a_line_becomes_an_event_with_the_contracts_names() {
     let events = bench.run_until(1).await;
     let event = &events[0];
     assert_eq!(event.agent, "syslog-health-monitor");
-    assert_eq!((event.component_class.as_str(), event.check_name.as_str()), ("GPU", "SysLogsXIDError"));
+    assert_eq!(
+        (event.component_class.as_str(), event.check_name.as_str()),
+        ("GPU", "SysLogsXIDError")
+    );
     assert_eq!(event.error_code, ["79"]);
     assert_eq!(event.message, XID_79);
-    assert_eq!(event.recommended_action, contract::RecommendedAction::RestartBm as i32);
-    assert_eq!((event.is_fatal, event.version, event.node_name.as_str()), (true, 1, "n1"));
+    assert_eq!(
+        event.recommended_action,
+        contract::RecommendedAction::RestartBm as i32
+    );
+    assert_eq!(
+        (event.is_fatal, event.version, event.node_name.as_str()),
+        (true, 1, "n1")
+    );
     let pci = &event.entities_impacted[0];
-    assert_eq!((pci.entity_type.as_str(), pci.entity_value.as_str()), ("PCI", "0000:b3:00"));
+    assert_eq!(
+        (pci.entity_type.as_str(), pci.entity_value.as_str()),
+        ("PCI", "0000:b3:00")
+    );
     let time = json::timestamp(event.generated_timestamp.unwrap()).unwrap();
     assert_eq!(time.to_string(), "2026-11-21T11:40:00.123456Z");
 }
@@ -137,10 +155,18 @@ async fn lines_older_than_the_history_are_marked_on_a_first_start_only() {
     let bench = Bench::new();
     bench.append(&format!("2020-01-01T00:00:00,000000+00:00 {XID_79}"));
     let events = bench.run_until(1).await;
-    assert!(events[0].metadata.contains_key(contract::keys::META_EARLIER_IN_BOOT));
+    assert!(
+        events[0]
+            .metadata
+            .contains_key(contract::keys::META_EARLIER_IN_BOOT)
+    );
     bench.append(&format!("2020-01-01T00:00:01,000000+00:00 {XID_48}"));
     let events = bench.run_until(2).await;
-    assert!(!events[1].metadata.contains_key(contract::keys::META_EARLIER_IN_BOOT));
+    assert!(
+        !events[1]
+            .metadata
+            .contains_key(contract::keys::META_EARLIER_IN_BOOT)
+    );
 }
 
 #[tokio::test]
@@ -169,7 +195,13 @@ async fn a_source_that_cannot_be_opened_is_shown_and_tried_again() {
 fn without_the_uuid_a_gpu_cannot_be_reset_and_the_machine_is_restarted() {
     let at = Timestamp::UNIX_EPOCH;
     let event = event_of_line(XID_48, "n1", at).unwrap();
-    assert_eq!(event.recommended_action, contract::RecommendedAction::RestartVm as i32);
-    assert_eq!(event.metadata["gpuwarden.dev/catalogue-action"], "COMPONENT_RESET");
+    assert_eq!(
+        event.recommended_action,
+        contract::RecommendedAction::RestartVm as i32
+    );
+    assert_eq!(
+        event.metadata["gpuwarden.dev/catalogue-action"],
+        "COMPONENT_RESET"
+    );
     assert_eq!(event_of_line("all is well", "n1", at), None);
 }

@@ -115,7 +115,7 @@ fn annotation_form_is_read_as_array_object_or_nothing() {
     let one = annotation::to_value(&event);
     assert_eq!(
         annotation::parse(&one.to_string()).unwrap(),
-        [event.clone()]
+        std::slice::from_ref(&event)
     );
     let array = Value::Array(vec![one.clone(), one]);
     assert_eq!(annotation::parse(&array.to_string()).unwrap().len(), 2);

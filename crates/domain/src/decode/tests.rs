@@ -16,9 +16,12 @@ fn xid_of(line: &str) -> Option<(String, u32, Option<u32>, Option<String>)> {
     }
 }
 
+/// PCI address, code, pid, process.
+type Parts<'a> = (&'a str, u32, Option<u32>, Option<&'a str>);
+
 #[test]
 fn xid_lines_of_real_drivers() {
-    let table: [(&str, (&str, u32, Option<u32>, Option<&str>)); 12] = [
+    let table: [(&str, Parts<'_>); 12] = [
         (
             "NVRM: Xid (PCI:0000:b3:00): 79, pid=1234, name=python3, GPU has fallen off the bus.",
             ("0000:b3:00", 79, Some(1234), Some("python3")),

@@ -126,12 +126,11 @@ impl FaultBook {
                 if faults.len() >= MAX_OPEN_FAULTS_PER_NODE {
                     self.overflow += 1;
                     let victim = faults.iter().position(|fault| !fault.event.is_fatal);
-                    match victim.filter(|_| event.is_fatal) {
-                        Some(index) => drop(faults.remove(index)),
-                        None => {
-                            changes.push(Change::Ignored(Ignored::Overflow));
-                            continue;
-                        }
+                    if let Some(index) = victim.filter(|_| event.is_fatal) {
+                        drop(faults.remove(index))
+                    } else {
+                        changes.push(Change::Ignored(Ignored::Overflow));
+                        continue;
                     }
                 }
                 changes.push(Change::Opened(fault.title()));

@@ -2,7 +2,7 @@
 //!
 //! A GPU has a PCI address, a UUID and an index, and a monitor lists those that it
 //! knows. They name one device: a recovery that knows only one of them closes the
-//! fault, and a reset of a GPU closes what an XID line said about its GPC or NVLink.
+//! fault, and a reset of a GPU closes what an XID line said about its GPC or `NVLink`.
 
 use std::fmt;
 

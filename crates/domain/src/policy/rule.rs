@@ -151,7 +151,7 @@ impl std::fmt::Debug for Rule {
         f.debug_struct("Rule")
             .field("kind", &self.kind)
             .field("expression", &self.expression)
-            .finish()
+            .finish_non_exhaustive()
     }
 }
 

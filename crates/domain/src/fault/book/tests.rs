@@ -94,7 +94,7 @@ fn faults_close_per_entity_and_code() {
     }));
     assert_eq!(book.faults("n1").len(), 3);
     book.record(&healthy(3, |event| {
-        event.entities_impacted = vec![entity("GPU", "0")]
+        event.entities_impacted = vec![entity("GPU", "0")];
     }));
     assert_eq!(book.faults("n1").len(), 2);
     book.record(&healthy(4, |event| event.entities_impacted.clear()));
@@ -106,10 +106,10 @@ fn another_agent_check_or_node_does_not_close() {
     let mut book = FaultBook::default();
     book.record(&record(1, |_| ()));
     book.record(&healthy(2, |event| {
-        event.agent = "gpu-health-monitor".into()
+        event.agent = "gpu-health-monitor".into();
     }));
     book.record(&healthy(3, |event| {
-        event.check_name = "SysLogsSXIDError".into()
+        event.check_name = "SysLogsSXIDError".into();
     }));
     book.record(&healthy(4, |event| event.node_name = "n2".into()));
     assert_eq!(book.faults("n1").len(), 1);
@@ -144,11 +144,11 @@ fn a_second_name_of_the_device_is_learned() {
     let mut book = FaultBook::default();
     book.record(&record(1, |_| ()));
     book.record(&record(2, |event| {
-        event.entities_impacted.push(entity("GPU_UUID", "GPU-1"))
+        event.entities_impacted.push(entity("GPU_UUID", "GPU-1"));
     }));
     assert_eq!(book.faults("n1").len(), 1);
     book.record(&healthy(3, |event| {
-        event.entities_impacted = vec![entity("GPU_UUID", "GPU-1")]
+        event.entities_impacted = vec![entity("GPU_UUID", "GPU-1")];
     }));
     assert!(book.faults("n1").is_empty());
 }

@@ -1,0 +1,304 @@
+//! The kernel log: where records come from, whatever form they have, and what is missing between
+//! them.
+//!
+//! A [`Source`] is opened from a [`Spec`] and yields [`Event`]s in batches: `kmsg` reads
+//! `/dev/kmsg`, `lines` reads files and standard input. Both wait for the kernel's wake-up, and
+//! both tell a [`Position`] from which a later process goes on. `record` and `line` are the parsers
+//! below them, usable alone; `write` is the other direction.
+
+use std::{fmt, io, path::PathBuf, str::FromStr};
+
+mod follow;
+mod kmsg;
+mod line;
+mod line_buffer;
+mod lines;
+mod position;
+mod record;
+mod write;
+
+use self::{kmsg::Kmsg, lines::Lines};
+
+pub use self::{
+    line::{LineParser, parse_line},
+    line_buffer::LINE_MAX,
+    position::{InvalidPosition, Position},
+    record::{Malformed, Record, RecordRef, parse_kmsg},
+    write::{KMSG_TEXT_MAX, WriteError, write_kmsg},
+};
+
+/// The device through which the kernel hands out its log.
+const KMSG: &str = "/dev/kmsg";
+
+/// Where kernel log is to be read.
+///
+/// As text: `kmsg` (or `/dev/kmsg`), `-` for standard input, anything else is the path of a file to
+/// follow.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Spec {
+    /// The running kernel's own log, from the oldest record it still has.
+    Kmsg,
+    /// A file that is followed by name as it grows, is truncated or replaced; it need not exist
+    /// yet.
+    File(PathBuf),
+    /// A file that is read once to its end.
+    FileOnce(PathBuf),
+    /// Standard input, to its end.
+    Stdin,
+}
+
+/// What a source has to say.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// A record was logged.
+    Record(Record),
+    /// Records were logged that will never be delivered.
+    Lost {
+        /// How many; 0 where nobody can tell.
+        count: u64,
+        /// Whether `count` is known.
+        counted: bool,
+    },
+    /// Something was logged that is not whole. It was skipped, or delivered cut just before this
+    /// event.
+    Malformed {
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// All that was there when the source was opened has been delivered; what follows is new. Comes
+    /// once.
+    CaughtUp,
+    /// The input has ended. Asked again, the source gives this event again.
+    End,
+}
+
+/// An open source of kernel log.
+#[derive(Debug)]
+pub struct Source {
+    spec: Spec,
+    input: Input,
+}
+
+#[derive(Debug)]
+enum Input {
+    Kmsg(Box<Kmsg>),
+    Lines(Box<Lines>),
+}
+
+/// A source cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The kernel log is closed to this process.
+    #[error(
+        "may not read the kernel log {KMSG}: this needs CAP_SYSLOG (root has it), or the sysctl \
+         kernel.dmesg_restrict=0 and read permission on the device; in a container also the device itself. \
+         Where neither can be had, read a file instead: /var/log/kern.log as a member of its group \
+         (often adm), or `journalctl -kf` on standard input"
+    )]
+    KmsgPermission(#[source] io::Error),
+    /// The administrator has switched the device off.
+    #[error(
+        "the kernel log device {KMSG} is switched off: set the sysctl kernel.printk_devkmsg=ratelimit, or remove \
+         printk.devkmsg=off from the kernel's command line"
+    )]
+    KmsgOff,
+    /// There is no such device, as in most containers, or something else has its name.
+    #[error("there is no kernel log at {KMSG}; in a container it must be passed in from the host")]
+    NoKmsg(#[source] io::Error),
+    /// The file is closed to this process.
+    #[error("may not read {}: run as root, or as a member of the file's group (often adm)", path.display())]
+    Permission {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// There is no such file; for a file that is followed, no such directory.
+    #[error("there is no {}", path.display())]
+    NotFound {
+        /// What is missing.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// A directory cannot be read as a log.
+    #[error("{} is a directory; name a file, `kmsg`, or `-` for standard input", path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// Anything else that the system refuses.
+    #[error("cannot open {input}")]
+    Io {
+        /// What was to be opened.
+        input: String,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A source could not be read. It stays open and may be asked again, which for a device that is
+/// gone or a file that may not be read is better done after a pause.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot read {input}")]
+pub struct ReadError {
+    /// What was read: the source's [`Spec`] as text.
+    pub input: String,
+    /// What the system said.
+    #[source]
+    pub source: io::Error,
+}
+
+/// Opens a source, behind `resume` where that is a position in it.
+///
+/// A position of another boot or of another kind of source is ignored, and reading begins at the
+/// oldest record. A position in a file that was renamed since is found again as long as the file is
+/// in the same directory; where it is not, [`Event::Lost`] comes first. Must be called, and the
+/// source used, within a tokio runtime that has I/O and time enabled.
+///
+/// # Errors
+///
+/// [`OpenError`], with what to do about it.
+///
+/// # Panics
+///
+/// Outside a tokio runtime.
+pub fn open(spec: &Spec, resume: Option<&Position>) -> Result<Source, OpenError> {
+    let input = match spec {
+        Spec::Kmsg => Input::Kmsg(Box::new(Kmsg::open(resume)?)),
+        Spec::File(path) => Input::Lines(Box::new(Lines::follow(path, resume)?)),
+        Spec::FileOnce(path) => Input::Lines(Box::new(Lines::read_once(path)?)),
+        Spec::Stdin => Input::Lines(Box::new(Lines::stdin()?)),
+    };
+    Ok(Source {
+        spec: spec.clone(),
+        input,
+    })
+}
+
+// === impl Source ===
+
+impl Source {
+    /// Waits until there is something to say, then appends it to `out`.
+    ///
+    /// Once `max` events are appended (at least one, whatever `max` is) no further record is read;
+    /// a record may bring a second event about what is missing before it. Cancel-safe: a dropped
+    /// call has taken nothing from the source.
+    ///
+    /// # Errors
+    ///
+    /// [`ReadError`]; events that were appended before it are valid.
+    pub async fn next_batch(&mut self, out: &mut Vec<Event>, max: usize) -> Result<(), ReadError> {
+        // A source that always has more must not keep the other tasks of its thread waiting.
+        tokio::task::coop::consume_budget().await;
+        match &mut self.input {
+            Input::Kmsg(kmsg) => kmsg.next_batch(out, max).await,
+            Input::Lines(lines) => lines.next_batch(out, max).await,
+        }
+        .map_err(|source| ReadError {
+            input: self.spec.to_string(),
+            source,
+        })
+    }
+
+    /// The place behind the last record delivered, or behind which the source was opened.
+    ///
+    /// `None` before the first record of a source that was opened at its start, and for input that
+    /// cannot be resumed: standard input, pipes, a file that is read once.
+    pub fn position(&self) -> Option<Position> {
+        match &self.input {
+            Input::Kmsg(kmsg) => kmsg.position(),
+            Input::Lines(lines) => lines.position(),
+        }
+    }
+
+    /// What the source was opened from.
+    pub fn spec(&self) -> &Spec {
+        &self.spec
+    }
+}
+
+// === impl Spec ===
+
+impl FromStr for Spec {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(match text {
+            "kmsg" | KMSG => Self::Kmsg,
+            "-" => Self::Stdin,
+            path => Self::File(path.into()),
+        })
+    }
+}
+
+impl fmt::Display for Spec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Kmsg => f.write_str("kmsg"),
+            Self::File(path) | Self::FileOnce(path) => path.display().fmt(f),
+            Self::Stdin => f.write_str("-"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn specs_as_text() {
+        let cases = [
+            ("kmsg", Spec::Kmsg, "kmsg"),
+            ("/dev/kmsg", Spec::Kmsg, "kmsg"),
+            ("-", Spec::Stdin, "-"),
+            (
+                "/var/log/kern.log",
+                Spec::File("/var/log/kern.log".into()),
+                "/var/log/kern.log",
+            ),
+            ("./kmsg", Spec::File("./kmsg".into()), "./kmsg"),
+        ];
+        for (text, spec, shown) in cases {
+            assert_eq!(text.parse(), Ok(spec.clone()), "{text}");
+            assert_eq!(spec.to_string(), shown);
+        }
+    }
+
+    #[test]
+    fn errors_say_what_to_do() {
+        let denied = || io::Error::from(io::ErrorKind::PermissionDenied);
+        let cases = [
+            (
+                OpenError::KmsgPermission(denied()),
+                ["CAP_SYSLOG", "kernel.dmesg_restrict=0", "adm"],
+            ),
+            (
+                OpenError::KmsgOff,
+                [
+                    "/dev/kmsg",
+                    "kernel.printk_devkmsg=ratelimit",
+                    "printk.devkmsg",
+                ],
+            ),
+            (
+                OpenError::Permission {
+                    path: "/var/log/kern.log".into(),
+                    source: denied(),
+                },
+                ["/var/log/kern.log", "root", "adm"],
+            ),
+        ];
+        for (error, words) in cases {
+            let message = error.to_string();
+            assert!(words.iter().all(|word| message.contains(word)), "{message}");
+            assert!(
+                !message.contains(&denied().to_string()),
+                "cause repeated: {message}"
+            );
+        }
+    }
+}

@@ -1,0 +1,401 @@
+//! One line of kernel log as text, in whichever form a person or a log daemon kept it.
+//!
+//! The forms are tried from the outside inwards: a raw record; a syslog priority (`<3>`, `dmesg
+//! -r`) or its names (`dmesg -x`); a time in brackets (`dmesg`, `-T`, `-d`, `-e`), in ISO 8601
+//! (`dmesg --time-format iso`, `journalctl -o short-iso`, rsyslog) or in the form of RFC 3164
+//! (syslog, `journalctl`); host and tag. What is not recognised stays text, so no line is refused.
+
+use jiff::{
+    SignedDuration, Timestamp,
+    civil::DateTime,
+    tz::{Offset, TimeZone},
+};
+use memchr::memchr;
+
+use super::record::{RecordRef, level_of, parse_kmsg};
+
+/// Longest bracket, name or tag that is looked at, in bytes; a longer one is text.
+const TOKEN_MAX: usize = 64;
+
+const FACILITIES: [&[u8]; 24] = [
+    b"kern",
+    b"user",
+    b"mail",
+    b"daemon",
+    b"auth",
+    b"syslog",
+    b"lpr",
+    b"news",
+    b"uucp",
+    b"cron",
+    b"authpriv",
+    b"ftp",
+    b"res0",
+    b"res1",
+    b"res2",
+    b"res3",
+    b"local0",
+    b"local1",
+    b"local2",
+    b"local3",
+    b"local4",
+    b"local5",
+    b"local6",
+    b"local7",
+];
+const LEVELS: [&[u8]; 8] = [
+    b"emerg", b"alert", b"crit", b"err", b"warn", b"notice", b"info", b"debug",
+];
+const MONTHS: [&[u8; 3]; 12] = [
+    b"Jan", b"Feb", b"Mar", b"Apr", b"May", b"Jun", b"Jul", b"Aug", b"Sep", b"Oct", b"Nov", b"Dec",
+];
+const WEEKDAYS: [&[u8; 3]; 7] = [b"Mon", b"Tue", b"Wed", b"Thu", b"Fri", b"Sat", b"Sun"];
+
+/// Reads lines of kernel log, and completes their local times by what is known of their origin.
+#[derive(Clone, Debug)]
+pub struct LineParser {
+    zone: TimeZone,
+    now: Option<Timestamp>,
+}
+
+/// Reads one line of kernel log in any of the forms that this module knows.
+///
+/// Local times are taken as UTC, and a time without its year (syslog) is dropped; [`LineParser`]
+/// knows better. A newline at the end does not matter. Never fails: what is not recognised is the
+/// text.
+pub fn parse_line(line: &[u8]) -> RecordRef<'_> {
+    LineParser {
+        zone: TimeZone::UTC,
+        now: None,
+    }
+    .parse(line)
+}
+
+// === impl LineParser ===
+
+impl LineParser {
+    /// A parser for lines whose local times are those of `zone`, and which were written before
+    /// `now`.
+    ///
+    /// Times without a year are put into the latest year that does not place them more than a day
+    /// after `now`.
+    pub fn new(zone: TimeZone, now: Timestamp) -> Self {
+        Self {
+            zone,
+            now: Some(now),
+        }
+    }
+
+    /// Tells a long-lived parser how late it has become.
+    pub(super) fn set_now(&mut self, now: Timestamp) {
+        self.now = Some(now);
+    }
+
+    /// Reads one line; see [`parse_line`].
+    pub fn parse<'a>(&self, line: &'a [u8]) -> RecordRef<'a> {
+        let line = line.strip_suffix(b"\n").unwrap_or(line);
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        if let Ok(record) = parse_kmsg(line) {
+            return record;
+        }
+
+        let mut record = RecordRef::default();
+        let rest = priority(line, &mut record)
+            .or_else(|| priority_names(line, &mut record))
+            .unwrap_or(line);
+        record.raw_text = self
+            .bracketed_time(rest, &mut record)
+            .or_else(|| self.iso_time(rest, &mut record))
+            .or_else(|| self.syslog_time(rest, &mut record))
+            .unwrap_or(rest);
+        record
+    }
+
+    /// `[   12.345678] `, `[Sat Nov 21 11:40:00 2026] `, `[Nov21 11:40] ` or `[  +0.000012] `, each
+    /// perhaps with a time difference (`dmesg -d`), and then perhaps the caller
+    /// (`CONFIG_PRINTK_CALLER`).
+    fn bracketed_time<'a>(&self, bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]> {
+        let rest = bytes.strip_prefix(b"[")?;
+        let end = memchr(b']', rest.get(..TOKEN_MAX.min(rest.len()))?)?;
+        let (stamp, rest) = (rest.get(..end)?, rest.get(end + 1..)?);
+        let stamp = match memchr(b'<', stamp) {
+            Some(difference) => stamp.get(..difference)?,
+            None => stamp,
+        };
+        let stamp = stamp.trim_ascii();
+
+        if let Some(us) = seconds_as_us(stamp) {
+            record.boot_time_us = Some(us);
+        } else if let Some(time) = calendar_time(stamp) {
+            record.wall = record.wall.or_else(|| self.in_zone(time));
+        } else if !is_relative_time(stamp) {
+            return None;
+        }
+        let rest = caller(rest).unwrap_or(rest);
+        Some(rest.strip_prefix(b" ").unwrap_or(rest))
+    }
+
+    /// `2026-11-21T11:40:00,123456+00:00 ` of dmesg, or with a point and followed by `host tag: `.
+    fn iso_time<'a>(&self, bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]> {
+        let (year, rest) = number(bytes, 4, 4)?;
+        let (month, rest) = number(rest.strip_prefix(b"-")?, 2, 2)?;
+        let (day, rest) = number(rest.strip_prefix(b"-")?, 2, 2)?;
+        let (time, rest) = time_of_day(rest.strip_prefix(b"T")?)?;
+        let (offset, rest) = utc_offset(rest)?;
+        let rest = rest.strip_prefix(b" ")?;
+        record.wall = Some(offset.to_timestamp(time.on(year, month, day)?).ok()?);
+        // dmesg alone writes a comma, and neither host nor tag.
+        if time.comma {
+            let rest = caller(rest).unwrap_or(rest);
+            return Some(rest.strip_prefix(b" ").unwrap_or(rest));
+        }
+        Some(self.host_and_tag(rest, record))
+    }
+
+    /// `Nov 21 11:40:00 host tag: `
+    fn syslog_time<'a>(&self, bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]> {
+        let (month, rest) = name_of(bytes, &MONTHS)?;
+        let rest = rest.strip_prefix(b" ")?;
+        let rest = rest.strip_prefix(b" ").unwrap_or(rest);
+        let (day, rest) = number(rest, 1, 2)?;
+        let (time, rest) = time_of_day(rest.strip_prefix(b" ")?)?;
+        let rest = rest.strip_prefix(b" ")?;
+        record.wall = self.latest_year(month, day, time);
+        Some(self.host_and_tag(rest, record))
+    }
+
+    /// Takes off `host kernel: ` and a kernel time in brackets after it. The tag of another program
+    /// stays with the text, which is then no text of the kernel.
+    fn host_and_tag<'a>(&self, bytes: &'a [u8], record: &mut RecordRef<'_>) -> &'a [u8] {
+        let Some((from_kernel, text)) = split_tag(bytes) else {
+            return bytes;
+        };
+        record.facility = record.facility.or(Some(u8::from(!from_kernel)));
+        if !from_kernel {
+            return text;
+        }
+        self.bracketed_time(text, record).unwrap_or(text)
+    }
+
+    fn in_zone(&self, time: DateTime) -> Option<Timestamp> {
+        self.zone.to_timestamp(time).ok()
+    }
+
+    fn latest_year(&self, month: i8, day: i8, time: TimeOfDay) -> Option<Timestamp> {
+        let latest = self.now?.checked_add(SignedDuration::from_hours(24)).ok()?;
+        let newest = latest.to_zoned(self.zone.clone()).year();
+        // Four years back, for the 29th of February.
+        (newest.saturating_sub(4)..=newest)
+            .rev()
+            .filter_map(|year| self.in_zone(time.on(year, month, day)?))
+            .find(|candidate| *candidate <= latest)
+    }
+}
+
+/// `<3>`
+fn priority<'a>(bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]> {
+    let (priority, rest) = number::<u64>(bytes.strip_prefix(b"<")?, 1, 4)?;
+    let rest = rest.strip_prefix(b">")?;
+    record.facility = Some(u8::try_from(priority >> 3).ok()?);
+    record.level = level_of(priority);
+    Some(rest)
+}
+
+/// `kern  :err   : `
+fn priority_names<'a>(bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]> {
+    let (facility, rest) = padded_name(bytes, &FACILITIES)?;
+    let (level, rest) = padded_name(rest, &LEVELS)?;
+    let rest = rest.strip_prefix(b" ")?;
+    record.facility = Some(facility);
+    record.level = Some(level);
+    Some(rest)
+}
+
+fn padded_name<'a>(bytes: &'a [u8], names: &[&[u8]]) -> Option<(u8, &'a [u8])> {
+    // Most lines begin otherwise, and need no search.
+    bytes.first().filter(|byte| byte.is_ascii_lowercase())?;
+    let end = memchr(b':', bytes.get(..TOKEN_MAX.min(bytes.len()))?)?;
+    let name = bytes.get(..end)?.trim_ascii_end();
+    let index = names.iter().position(|known| *known == name)?;
+    Some((u8::try_from(index).ok()?, bytes.get(end + 1..)?))
+}
+
+fn utc_offset(bytes: &[u8]) -> Option<(Offset, &[u8])> {
+    if let Some(rest) = bytes.strip_prefix(b"Z") {
+        return Some((Offset::UTC, rest));
+    }
+    let (sign, rest) = match bytes {
+        [b'+', rest @ ..] => (1, rest),
+        [b'-', rest @ ..] => (-1, rest),
+        _ => return None,
+    };
+    let (hours, rest) = number::<i32>(rest, 2, 2)?;
+    let (minutes, rest) = number::<i32>(rest.strip_prefix(b":").unwrap_or(rest), 2, 2)?;
+    let offset = Offset::from_seconds(sign * (hours * 3600 + minutes * 60)).ok()?;
+    Some((offset, rest))
+}
+
+/// `Sat Nov 21 11:40:00 2026`, as `ctime` writes it.
+fn calendar_time(stamp: &[u8]) -> Option<DateTime> {
+    let (_, rest) = name_of(stamp, &WEEKDAYS)?;
+    let (month, rest) = name_of(rest.strip_prefix(b" ")?, &MONTHS)?;
+    let (day, rest) = number(rest.trim_ascii_start(), 1, 2)?;
+    let (time, rest) = time_of_day(rest.strip_prefix(b" ")?)?;
+    let (year, rest) = number(rest.strip_prefix(b" ")?, 4, 4)?;
+    if rest.is_empty() {
+        time.on(year, month, day)
+    } else {
+        None
+    }
+}
+
+/// `+0.000012` or `Nov21 11:40`: times of `dmesg -e`, which are no use alone.
+fn is_relative_time(stamp: &[u8]) -> bool {
+    if let Some(seconds) = stamp.strip_prefix(b"+") {
+        return seconds_as_us(seconds).is_some();
+    }
+    let minute = || {
+        let (_, rest) = name_of(stamp, &MONTHS)?;
+        let (_, rest) = number::<i8>(rest.trim_ascii_start(), 1, 2)?;
+        let (_, rest) = number::<i8>(rest.strip_prefix(b" ")?, 2, 2)?;
+        let (_, rest) = number::<i8>(rest.strip_prefix(b":")?, 2, 2)?;
+        rest.is_empty().then_some(())
+    };
+    minute().is_some()
+}
+
+/// `[T123]` or `[    C0]`, with or without a space before it.
+fn caller(bytes: &[u8]) -> Option<&[u8]> {
+    let rest = bytes
+        .strip_prefix(b" ")
+        .unwrap_or(bytes)
+        .strip_prefix(b"[")?;
+    let end = memchr(b']', rest.get(..TOKEN_MAX.min(rest.len()))?)?;
+    match rest.get(..end)?.trim_ascii_start() {
+        [b'T' | b'C', id @ ..] if !id.is_empty() && id.iter().all(u8::is_ascii_digit) => {
+            rest.get(end + 1..)
+        }
+        _ => None,
+    }
+}
+
+/// Splits `host kernel: text`; `(true, text)` for the kernel, `(false, tag and text)` for any other
+/// program.
+fn split_tag(bytes: &[u8]) -> Option<(bool, &[u8])> {
+    let host_end = memchr(b' ', bytes)?;
+    if host_end == 0 {
+        return None;
+    }
+    let tagged = bytes.get(host_end + 1..)?;
+    let tag_end = memchr(b':', tagged.get(..TOKEN_MAX.min(tagged.len()))?)?;
+    let (tag, rest) = (tagged.get(..tag_end)?, tagged.get(tag_end + 1..)?);
+    let separated = rest.is_empty() || rest.starts_with(b" ");
+    if tag.is_empty() || tag.contains(&b' ') || !separated {
+        return None;
+    }
+    if tag == b"kernel" {
+        Some((true, rest.strip_prefix(b" ").unwrap_or(rest)))
+    } else {
+        Some((false, tagged))
+    }
+}
+
+#[derive(Clone, Copy)]
+struct TimeOfDay {
+    hour: i8,
+    minute: i8,
+    second: i8,
+    nanosecond: i32,
+    comma: bool,
+}
+
+/// `11:40:00`, perhaps with a fraction after a point or a comma.
+fn time_of_day(bytes: &[u8]) -> Option<(TimeOfDay, &[u8])> {
+    let (hour, rest) = number(bytes, 2, 2)?;
+    let (minute, rest) = number(rest.strip_prefix(b":")?, 2, 2)?;
+    let (second, rest) = number(rest.strip_prefix(b":")?, 2, 2)?;
+    let (comma, nanosecond, rest) = match rest {
+        [mark @ (b'.' | b','), digits @ ..] => {
+            let (nanosecond, rest) = fraction(digits)?;
+            (*mark == b',', nanosecond, rest)
+        }
+        _ => (false, 0, rest),
+    };
+    Some((
+        TimeOfDay {
+            hour,
+            minute,
+            second,
+            nanosecond,
+            comma,
+        },
+        rest,
+    ))
+}
+
+impl TimeOfDay {
+    fn on(self, year: i16, month: i8, day: i8) -> Option<DateTime> {
+        // A leap second has no place in POSIX time; it counts as the second before.
+        let second = if self.second == 60 { 59 } else { self.second };
+        DateTime::new(
+            year,
+            month,
+            day,
+            self.hour,
+            self.minute,
+            second,
+            self.nanosecond,
+        )
+        .ok()
+    }
+}
+
+/// `123.456789` seconds as microseconds.
+fn seconds_as_us(stamp: &[u8]) -> Option<u64> {
+    let (seconds, rest) = number::<u64>(stamp, 1, 12)?;
+    let (nanoseconds, rest) = fraction(rest.strip_prefix(b".")?)?;
+    if !rest.is_empty() {
+        return None;
+    }
+    seconds
+        .checked_mul(1_000_000)?
+        .checked_add(u64::try_from(nanoseconds / 1_000).ok()?)
+}
+
+/// One to nine digits after the point, as nanoseconds.
+fn fraction(bytes: &[u8]) -> Option<(i32, &[u8])> {
+    let (mut value, rest) = number::<i32>(bytes, 1, 9)?;
+    for _ in bytes.len() - rest.len()..9 {
+        value = value.checked_mul(10)?;
+    }
+    Some((value, rest))
+}
+
+fn name_of<'a>(bytes: &'a [u8], names: &[&[u8; 3]]) -> Option<(i8, &'a [u8])> {
+    let (name, rest) = bytes.split_first_chunk::<3>()?;
+    let index = names.iter().position(|known| *known == name)?;
+    Some((i8::try_from(index + 1).ok()?, rest))
+}
+
+/// A decimal number of `least` to `most` digits; what follows may be a digit too.
+fn number<N: TryFrom<u64>>(bytes: &[u8], least: usize, most: usize) -> Option<(N, &[u8])> {
+    let mut value = 0_u64;
+    let mut digits = 0;
+    let mut rest = bytes;
+    while let [digit @ b'0'..=b'9', tail @ ..] = rest
+        && digits < most
+    {
+        value = value
+            .checked_mul(10)?
+            .checked_add(u64::from(digit - b'0'))?;
+        digits += 1;
+        rest = tail;
+    }
+    if digits < least {
+        return None;
+    }
+    Some((N::try_from(value).ok()?, rest))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,10 @@
+//! The machine that gpuwarden runs on: its kernel log, the boot it is in, its name.
+//!
+//! The only room that may hold unsafe code; so far it holds none, because `rustix` offers every
+//! system call it needs in a safe form. Nothing here knows what a fault is: [`kernel_log`] delivers
+//! records and says what is missing between them, and the rooms above judge the text.
+
+pub mod boot;
+pub mod identity;
+pub mod kernel_log;
+mod readiness;

@@ -1,0 +1,399 @@
+//! The kernel log through the real `/dev/kmsg`.
+//!
+//! The log belongs to the whole machine: these tests run one at a time, also across processes, mark
+//! their lines with a token of their own, and write at a level that the console does not show.
+
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr)]
+
+use std::{
+    fs::{self, File, OpenOptions},
+    future::Future,
+    path::Path,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use gpuwarden_host::{
+    boot::BootId,
+    kernel_log::{
+        Event, KMSG_TEXT_MAX, Position, Record, Source, Spec, WriteError, open, write_kmsg,
+    },
+};
+use jiff::{SignedDuration, Timestamp};
+use rustix::fs::{FlockOperation, flock};
+use tokio::time::timeout;
+
+const LOCK: &str = "/tmp/gpuwarden-kmsg.lock";
+const CONSOLE_LEVEL: &str = "/proc/sys/kernel/printk";
+/// The severity the tests write: below what consoles show, as most machines are set.
+const INFO: u8 = 6;
+
+/// The kernel log, for this test alone.
+struct KernelLog {
+    token: String,
+    console: Option<String>,
+    _lock: File,
+}
+
+impl KernelLog {
+    /// `None`, and says so, where the log cannot be read or written; not in CI, where that is an
+    /// error.
+    fn take(test: &str) -> Option<Self> {
+        let lock = open_lock();
+        flock(&lock, FlockOperation::LockExclusive).unwrap();
+        let nanos = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap()
+            .as_nanos();
+        let token = format!("gpuwarden-test {test} {} {nanos}", std::process::id());
+
+        let readable = open(&Spec::Kmsg, None)
+            .map(drop)
+            .map_err(|error| error.to_string());
+        let usable =
+            readable.and_then(|()| write_kmsg(INFO, &token).map_err(|error| error.to_string()));
+        if let Err(reason) = usable {
+            assert!(
+                std::env::var("CI").as_deref() != Ok("true"),
+                "{test}: {reason}"
+            );
+            eprintln!("skipped: {test} needs a writable /dev/kmsg: {reason}");
+            return None;
+        }
+        Some(Self {
+            token,
+            console: None,
+            _lock: lock,
+        })
+    }
+
+    /// Keeps the console out of it: a serial one takes a millisecond for each line.
+    fn silence_console(&mut self) {
+        let levels = fs::read_to_string(CONSOLE_LEVEL).unwrap();
+        let console: u8 = levels.split_whitespace().next().unwrap().parse().unwrap();
+        if console > INFO {
+            fs::write(CONSOLE_LEVEL, format!("{INFO}\n")).unwrap();
+            self.console = Some(levels);
+        }
+    }
+
+    fn write(&self, text: &str) {
+        write_kmsg(INFO, &format!("{}: {text}", self.token)).unwrap();
+    }
+
+    /// What follows the token in a record of this test; the first, which tried whether the log can
+    /// be written, is none.
+    fn own<'a>(&self, record: &'a Record) -> Option<&'a str> {
+        record.text.strip_prefix(&self.token)?.strip_prefix(": ")
+    }
+}
+
+impl Drop for KernelLog {
+    fn drop(&mut self) {
+        if let Some(levels) = self.console.take()
+            && let Err(error) = fs::write(CONSOLE_LEVEL, levels)
+        {
+            eprintln!("cannot restore {CONSOLE_LEVEL}: {error}");
+        }
+    }
+}
+
+/// Read only and made only where it is missing: it may belong to another user.
+fn open_lock() -> File {
+    File::open(LOCK).unwrap_or_else(|_| {
+        OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(LOCK)
+            .unwrap()
+    })
+}
+
+async fn within<T>(future: impl Future<Output = T>) -> T {
+    timeout(Duration::from_secs(30), future)
+        .await
+        .expect("nothing came in 30 seconds")
+}
+
+/// Reads until `enough` says so of all that was read.
+async fn read_until(source: &mut Source, enough: impl Fn(&[Event]) -> bool) -> Vec<Event> {
+    let mut events = Vec::new();
+    while !enough(&events) {
+        within(source.next_batch(&mut events, 256)).await.unwrap();
+    }
+    events
+}
+
+async fn catch_up(source: &mut Source) -> Vec<Event> {
+    read_until(source, |events| events.contains(&Event::CaughtUp)).await
+}
+
+fn records(events: &[Event]) -> impl Iterator<Item = &Record> {
+    events.iter().filter_map(|event| match event {
+        Event::Record(record) => Some(record),
+        _ => None,
+    })
+}
+
+fn own(log: &KernelLog, events: &[Event]) -> Vec<String> {
+    records(events)
+        .filter_map(|record| log.own(record))
+        .map(str::to_owned)
+        .collect()
+}
+
+/// Reads until `count` records of this test have come.
+async fn read_own(log: &KernelLog, source: &mut Source, count: usize) -> Vec<Event> {
+    read_until(source, |events| own(log, events).len() >= count).await
+}
+
+fn seq_of(position: Option<Position>) -> u64 {
+    match position {
+        Some(Position::Kmsg { seq, .. }) => seq,
+        other => panic!("not in the kernel log: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn written_lines_come_back_whole_and_wake_the_reader() {
+    let Some(log) = KernelLog::take("written_lines") else {
+        return;
+    };
+    let mut source = open(&Spec::Kmsg, None).unwrap();
+    catch_up(&mut source).await;
+
+    // What the kernel escapes when it is read.
+    let text = "NVRM: Xid (PCI:0000:b3:00): 79, pid='<unknown>', caf\u{e9} back\\slash \u{1b}[31m\ttab \\x41";
+    let before = Timestamp::now();
+    log.write(text);
+    let events = read_own(&log, &mut source, 1).await;
+
+    let record = records(&events)
+        .find(|record| log.own(record).is_some())
+        .unwrap();
+    assert_eq!(log.own(record), Some(text));
+    assert_eq!(record.level, Some(INFO));
+    assert_eq!(record.facility, Some(1), "written by user space");
+    let error = record.wall.unwrap().duration_since(before).abs();
+    assert!(
+        error < SignedDuration::from_secs(10),
+        "wall clock off by {error:?}"
+    );
+}
+
+#[tokio::test]
+async fn the_backlog_comes_first_and_in_order() {
+    let Some(log) = KernelLog::take("backlog") else {
+        return;
+    };
+    let expected: Vec<_> = (0..20).map(|number| format!("line {number}")).collect();
+    for line in &expected {
+        log.write(line);
+    }
+
+    let mut source = open(&Spec::Kmsg, None).unwrap();
+    let events = catch_up(&mut source).await;
+    assert_eq!(own(&log, &events), expected);
+    assert_eq!(events.last(), Some(&Event::CaughtUp));
+    let numbers: Vec<_> = records(&events).filter_map(|record| record.seq).collect();
+    assert!(numbers.is_sorted_by(|earlier, later| earlier < later));
+    assert_eq!(Some(seq_of(source.position())), numbers.last().copied());
+}
+
+/// A burst through one descriptor would mostly be dropped by the kernel's rate limit.
+#[tokio::test]
+async fn a_burst_of_written_lines_arrives_whole() {
+    let Some(mut log) = KernelLog::take("burst") else {
+        return;
+    };
+    log.silence_console();
+    let mut source = open(&Spec::Kmsg, None).unwrap();
+    catch_up(&mut source).await;
+    for number in 0..200 {
+        log.write(&number.to_string());
+    }
+    let events = read_own(&log, &mut source, 200).await;
+    let expected: Vec<_> = (0..200).map(|number| number.to_string()).collect();
+    assert_eq!(own(&log, &events), expected);
+}
+
+#[tokio::test]
+async fn resuming_neither_repeats_nor_loses() {
+    let Some(log) = KernelLog::take("resume") else {
+        return;
+    };
+    log.write("before");
+    let mut first = open(&Spec::Kmsg, None).unwrap();
+    catch_up(&mut first).await;
+    let position = first.position().unwrap();
+    drop(first);
+    log.write("after");
+
+    let saved = position.to_string().parse().unwrap();
+    let mut second = open(&Spec::Kmsg, Some(&saved)).unwrap();
+    assert_eq!(second.position(), Some(position.clone()));
+    let events = catch_up(&mut second).await;
+    assert_eq!(own(&log, &events), ["after"]);
+    assert!(
+        !events
+            .iter()
+            .any(|event| matches!(event, Event::Lost { .. })),
+        "{events:?}"
+    );
+    assert!(records(&events).all(|record| record.seq > Some(seq_of(Some(position.clone())))));
+}
+
+#[tokio::test]
+async fn positions_that_say_nothing_about_this_log_are_ignored() {
+    let Some(log) = KernelLog::take("ignored_position") else {
+        return;
+    };
+    log.write("line");
+    let boot = |id: &str| id.parse::<BootId>().unwrap();
+    let ignored = [
+        Position::Kmsg {
+            boot_id: boot("00000000-0000-4000-8000-000000000000"),
+            seq: 0,
+        },
+        Position::Kmsg {
+            boot_id: boot("00000000-0000-4000-8000-000000000000"),
+            seq: u64::MAX,
+        },
+        Position::File {
+            dev: 1,
+            ino: 2,
+            offset: 3,
+        },
+        // This boot, but beyond the end of its log, as after the return to a snapshot.
+        Position::Kmsg {
+            boot_id: BootId::current().unwrap(),
+            seq: u64::MAX,
+        },
+    ];
+    for position in &ignored {
+        let mut source = open(&Spec::Kmsg, Some(position)).unwrap();
+        let events = catch_up(&mut source).await;
+        assert_eq!(own(&log, &events), ["line"], "{position}");
+        assert!(
+            !matches!(events.first(), Some(Event::Lost { .. })),
+            "{position}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn an_overtaken_reader_counts_what_it_lost() {
+    let Some(mut log) = KernelLog::take("overrun") else {
+        return;
+    };
+    log.silence_console();
+    let mut source = open(&Spec::Kmsg, None).unwrap();
+    catch_up(&mut source).await;
+    let last = seq_of(source.position());
+
+    let mut written = 0;
+    while oldest_in_the_log().await <= last + 1 {
+        if written >= 2_500 {
+            eprintln!("skipped: overrun needs a smaller log buffer than this kernel has");
+            return;
+        }
+        for _ in 0..100 {
+            log.write(&written.to_string());
+            written += 1;
+        }
+    }
+    let newest = (written - 1).to_string();
+    let events = read_until(&mut source, |events| own(&log, events).contains(&newest)).await;
+
+    let [
+        Event::Lost {
+            count,
+            counted: true,
+        },
+        Event::Record(oldest),
+        ..,
+    ] = events.as_slice()
+    else {
+        panic!("no loss first: {:?}", &events[..2]);
+    };
+    let oldest = oldest.seq.unwrap();
+    assert!(*count > 0);
+    assert_eq!(oldest, last + 1 + count);
+    assert_eq!(
+        events
+            .iter()
+            .filter(|event| matches!(event, Event::Lost { .. }))
+            .count(),
+        1
+    );
+    // Lost and delivered together are all that was logged.
+    let delivered = records(&events).count() as u64;
+    assert_eq!(last + count + delivered, seq_of(source.position()));
+
+    // A restart that comes too late counts the same gap.
+    let boot_id = BootId::current().unwrap();
+    let mut late = open(&Spec::Kmsg, Some(&Position::Kmsg { boot_id, seq: last })).unwrap();
+    let events = catch_up(&mut late).await;
+    let first = records(&events)
+        .next()
+        .and_then(|record| record.seq)
+        .unwrap();
+    assert_eq!(
+        events[0],
+        Event::Lost {
+            count: first - last - 1,
+            counted: true
+        }
+    );
+}
+
+/// The number of the oldest record that can still be read.
+async fn oldest_in_the_log() -> u64 {
+    let mut source = open(&Spec::Kmsg, None).unwrap();
+    let events = read_until(&mut source, |events| records(events).next().is_some()).await;
+    records(&events).find_map(|record| record.seq).unwrap()
+}
+
+#[tokio::test]
+async fn the_longest_text_is_taken_and_a_longer_one_refused() {
+    let Some(log) = KernelLog::take("longest") else {
+        return;
+    };
+    let mut source = open(&Spec::Kmsg, None).unwrap();
+    catch_up(&mut source).await;
+
+    let room = KMSG_TEXT_MAX - log.token.len() - ": ".len();
+    let longest = "x".repeat(room);
+    match write_kmsg(INFO, &format!("{}: {longest}", log.token)) {
+        Ok(()) => {
+            let events = read_own(&log, &mut source, 1).await;
+            assert_eq!(own(&log, &events), [longest]);
+        }
+        // An older kernel, which must then say so.
+        Err(error) => assert!(matches!(error, WriteError::Refused { .. }), "{error}"),
+    }
+    let too_long = format!("{}: {}", log.token, "x".repeat(room + 1));
+    assert!(matches!(
+        write_kmsg(INFO, &too_long),
+        Err(WriteError::TooLong { .. })
+    ));
+}
+
+#[tokio::test]
+async fn a_followed_file_is_read_through_the_same_door() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("kern.log");
+    fs::write(&path, "[    1.500000] a\n<3>[    2.000000] b\n").unwrap();
+    let spec: Spec = path.to_str().unwrap().parse().unwrap();
+    let mut source = open(&spec, None).unwrap();
+    let events = catch_up(&mut source).await;
+    let stamps: Vec<_> = records(&events)
+        .map(|record| (record.text.as_str(), record.boot_time_us))
+        .collect();
+    assert_eq!(stamps, [("a", Some(1_500_000)), ("b", Some(2_000_000))]);
+
+    let position = source.position().unwrap().to_string().parse().unwrap();
+    let mut source = open(&spec, Some(&position)).unwrap();
+    assert_eq!(catch_up(&mut source).await, [Event::CaughtUp]);
+    assert_eq!(source.spec(), &Spec::File(Path::new(&path).to_owned()));
+}

@@ -1,0 +1,252 @@
+//! gRPC over a Unix socket that stock clients of every language can call.
+//!
+//! gRPC's C core (Python, C++, Ruby) sends the percent-encoded socket path as `:authority`
+//! when it dials a Unix socket. `h2`, which tonic stands on, takes that for malformed and
+//! resets the stream before tonic sees the call (hyperium/h2 pull 487, grpc/grpc-rust issue
+//! 243). Monitors written in those languages dial without options, so the server has to
+//! give way. [`incoming`] therefore puts a filter between the socket and tonic:
+//!
+//! ```text
+//! client ── UnixStream ── AuthorityStream ── tonic
+//!                          reads: frames, hpack, huffman; writes: untouched
+//! ```
+//!
+//! This whole filter is to be removed when `h2` accepts such an authority; the integration
+//! test `stock_tonic_still_refuses_c_core` fails on that day. [`bind`] and [`UnixPeer`] stay.
+
+mod bind;
+mod frames;
+mod hpack;
+mod huffman;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use futures::Stream;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tonic::transport::server::Connected;
+
+use frames::{RewriteError, Rewriter};
+
+pub use bind::{BindError, MAX_PATH_LENGTH, bind};
+
+/// Connections open at the same time; more wait in the listener's backlog.
+pub const MAX_CONNECTIONS: usize = 512;
+
+/// Octets read from a socket at once: a full frame of the default size and its head fit.
+const READ_BUFFER: usize = 16_384 + 9;
+
+/// Pause after a failed `accept`, which mostly means that descriptors have run out.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The process at the other end of a connection, as the kernel knew it when it connected.
+///
+/// A request carries it in its extensions: `request.extensions().get::<UnixPeer>()`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnixPeer {
+    /// Effective user id.
+    pub uid: u32,
+    /// Effective group id.
+    pub gid: u32,
+    /// Process id as seen from our pid namespace; `None` if the process is not visible
+    /// there. It may have ended, and the number may have been given out again.
+    pub pid: Option<i32>,
+}
+
+/// An accepted connection whose requests `h2` can read.
+pub struct AuthorityStream {
+    io: UnixStream,
+    peer: UnixPeer,
+    rewriter: Rewriter,
+    input: Box<[u8]>,
+    /// The part of `input` that the rewriter has not taken yet.
+    start: usize,
+    end: usize,
+    /// Counts the connection until it is dropped.
+    _permit: OwnedSemaphorePermit,
+}
+
+/// The connections of a listener, for tonic's `serve_with_incoming`.
+///
+/// At most [`MAX_CONNECTIONS`] are open at a time. Never ends and never yields an error,
+/// which would end tonic's server: a failed `accept` is logged and tried again. The item is
+/// a `Result` because tonic wants one.
+pub fn incoming(listener: UnixListener) -> impl Stream<Item = io::Result<AuthorityStream>> {
+    incoming_up_to(listener, MAX_CONNECTIONS)
+}
+
+fn incoming_up_to(
+    listener: UnixListener,
+    connections: usize,
+) -> impl Stream<Item = io::Result<AuthorityStream>> {
+    let permits = Arc::new(Semaphore::new(connections));
+    futures::stream::unfold((listener, permits), |(listener, permits)| async move {
+        // Fails only once the semaphore is closed, which nobody does.
+        let permit = Arc::clone(&permits).acquire_owned().await.ok()?;
+        let stream = accept(&listener, permit).await;
+        Some((Ok(stream), (listener, permits)))
+    })
+}
+
+/// Waits for the next connection that lives long enough to have a peer.
+async fn accept(listener: &UnixListener, permit: OwnedSemaphorePermit) -> AuthorityStream {
+    loop {
+        let accepted = match listener.accept().await {
+            Ok((io, _)) => io.peer_cred().map(|credentials| (io, credentials)),
+            Err(err) => Err(err),
+        };
+        match accepted {
+            Ok((io, credentials)) => {
+                let peer = UnixPeer {
+                    uid: credentials.uid(),
+                    gid: credentials.gid(),
+                    pid: credentials.pid(),
+                };
+                return AuthorityStream::new(io, peer, permit);
+            }
+            Err(err) => {
+                tracing::warn!(%err, "cannot accept a connection on the unix socket");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+            }
+        }
+    }
+}
+
+/// Feeds arbitrary bytes of a client to the rewriting, for a fuzz target.
+///
+/// # Panics
+///
+/// If the result depends on how the bytes are cut into reads, or if rewriting the result
+/// once more changes it. Both are bugs.
+#[doc(hidden)]
+pub fn fuzz_rewrite(bytes: &[u8]) {
+    let rewrite = |bytes: &[u8], read_size: usize, room: usize| {
+        let mut rewriter = Rewriter::default();
+        let mut output = Vec::new();
+        for mut read in bytes.chunks(read_size) {
+            loop {
+                let before = output.len();
+                let mut limited = bytes::BufMut::limit(&mut output, room);
+                if let Err(err) = rewriter.rewrite(&mut read, &mut limited) {
+                    return (output, Some(err));
+                }
+                if output.len() < before + room {
+                    break;
+                }
+            }
+        }
+        (output, None)
+    };
+    let client = [&frames::PREFACE[..], bytes].concat();
+    let (output, failure) = rewrite(&client, client.len(), client.len());
+    assert_eq!(rewrite(&client, 1, 3), (output.clone(), failure));
+    let again = rewrite(&output, output.len(), output.len());
+    assert_eq!(again, (output, None));
+}
+
+// === impl AuthorityStream ===
+
+impl AuthorityStream {
+    fn new(io: UnixStream, peer: UnixPeer, permit: OwnedSemaphorePermit) -> Self {
+        Self {
+            io,
+            peer,
+            rewriter: Rewriter::default(),
+            input: vec![0; READ_BUFFER].into_boxed_slice(),
+            start: 0,
+            end: 0,
+            _permit: permit,
+        }
+    }
+
+    /// The process at the other end.
+    pub fn peer(&self) -> UnixPeer {
+        self.peer
+    }
+}
+
+impl std::fmt::Debug for AuthorityStream {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("AuthorityStream")
+            .field("peer", &self.peer)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Connected for AuthorityStream {
+    type ConnectInfo = UnixPeer;
+
+    fn connect_info(&self) -> UnixPeer {
+        self.peer
+    }
+}
+
+impl AsyncRead for AuthorityStream {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let before = buf.filled().len();
+        loop {
+            let mut unread = this.input.get(this.start..this.end).unwrap_or_default();
+            let result = this.rewriter.rewrite(&mut unread, buf);
+            this.start = this.end - unread.len();
+            if buf.filled().len() > before || buf.remaining() == 0 {
+                // An error comes again on the next read, after what went before it.
+                return Poll::Ready(Ok(()));
+            }
+            result.map_err(invalid_data)?;
+
+            // All input is with the rewriter now, which waits for more of it.
+            let mut input = ReadBuf::new(&mut this.input);
+            ready!(Pin::new(&mut this.io).poll_read(cx, &mut input))?;
+            (this.start, this.end) = (0, input.filled().len());
+            if this.end == 0 {
+                return Poll::Ready(Ok(()));
+            }
+        }
+    }
+}
+
+impl AsyncWrite for AuthorityStream {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write(cx, buf)
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().io).poll_write_vectored(cx, bufs)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.io.is_write_vectored()
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
+    }
+}
+
+fn invalid_data(err: RewriteError) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, err)
+}

@@ -1,0 +1,121 @@
+//! The stream between a socket and tonic: errors, the end, writes, and the limit.
+
+use std::io::IoSlice;
+use std::path::PathBuf;
+use std::pin::pin;
+
+use futures::{FutureExt as _, StreamExt as _};
+use tempfile::TempDir;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+use super::*;
+
+const SETTINGS: [u8; 9] = [0, 0, 0, 4, 0, 0, 0, 0, 0];
+const PUSH_PROMISE: [u8; 9] = [0, 0, 0, 5, 0, 0, 0, 0, 1];
+
+struct Socket {
+    _directory: TempDir,
+    path: PathBuf,
+}
+
+fn listen() -> (Socket, UnixListener) {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("test.sock");
+    let listener = bind(&path, 0o600).unwrap();
+    (
+        Socket {
+            _directory: directory,
+            path,
+        },
+        listener,
+    )
+}
+
+/// A client's end and the server's end of one connection.
+async fn connect() -> (UnixStream, AuthorityStream) {
+    let (socket, listener) = listen();
+    let mut incoming = pin!(incoming(listener));
+    let client = UnixStream::connect(&socket.path).await.unwrap();
+    let server = incoming.next().await.unwrap().unwrap();
+    (client, server)
+}
+
+#[tokio::test]
+async fn peer_is_who_connected() {
+    let (_client, server) = connect().await;
+    let peer = server.connect_info();
+    assert_eq!(peer.uid, rustix::process::geteuid().as_raw());
+    assert_eq!(peer.gid, rustix::process::getegid().as_raw());
+    assert_eq!(peer.pid, Some(rustix::process::getpid().as_raw_pid()));
+}
+
+#[tokio::test]
+async fn malformed_input_is_an_error_after_what_went_before() {
+    let (mut client, mut server) = connect().await;
+    let good = [&frames::PREFACE[..], &SETTINGS].concat();
+    client.write_all(&good).await.unwrap();
+    client.write_all(&PUSH_PROMISE).await.unwrap();
+    client.write_all(&SETTINGS).await.unwrap();
+
+    let mut read = vec![0; good.len()];
+    server.read_exact(&mut read).await.unwrap();
+    assert_eq!(read, good);
+    for _ in 0..2 {
+        let err = server.read(&mut read).await.unwrap_err();
+        assert_eq!(err.kind(), io::ErrorKind::InvalidData);
+        assert_eq!(err.to_string(), "a client sent PUSH_PROMISE");
+    }
+}
+
+#[tokio::test]
+async fn the_end_comes_through_wherever_the_client_stops() {
+    let whole = [
+        &frames::PREFACE[..],
+        &SETTINGS,
+        &[0, 0, 1, 1, 0x4, 0, 0, 0, 1, 0x83],
+    ]
+    .concat();
+    for length in [0, 10, 24, 28, 33, 40, whole.len()] {
+        let (mut client, mut server) = connect().await;
+        client.write_all(&whole[..length]).await.unwrap();
+        drop(client);
+        let mut read = Vec::new();
+        server.read_to_end(&mut read).await.unwrap();
+        // A head is held back until it is complete, a HEADERS frame as well.
+        let sure = if length >= 33 { 33 } else { length.min(24) };
+        assert_eq!(read[..sure], whole[..sure], "after {length}");
+        assert_eq!(read.len() > 33, length == whole.len(), "after {length}");
+    }
+}
+
+#[tokio::test]
+async fn writes_pass_untouched() {
+    let (mut client, mut server) = connect().await;
+    server.write_all(b"one ").await.unwrap();
+    assert!(server.is_write_vectored());
+    let parts = [IoSlice::new(b"two "), IoSlice::new(b"three")];
+    assert_eq!(server.write_vectored(&parts).await.unwrap(), 9);
+    server.flush().await.unwrap();
+    server.shutdown().await.unwrap();
+    let mut read = String::new();
+    client.read_to_string(&mut read).await.unwrap();
+    assert_eq!(read, "one two three");
+    // The client's side stays open after the server's shutdown.
+    client.write_all(frames::PREFACE).await.unwrap();
+    server.read_exact(&mut [0; 24]).await.unwrap();
+}
+
+#[tokio::test]
+async fn connections_over_the_limit_wait() {
+    let (socket, listener) = listen();
+    let mut incoming = pin!(incoming_up_to(listener, 1));
+    let _first_client = UnixStream::connect(&socket.path).await.unwrap();
+    let first = incoming.next().await.unwrap().unwrap();
+    let _second_client = UnixStream::connect(&socket.path).await.unwrap();
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+        assert!(incoming.next().now_or_never().is_none());
+    }
+    drop(first);
+    incoming.next().await.unwrap().unwrap();
+}
