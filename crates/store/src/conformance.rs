@@ -1,0 +1,137 @@
+//! The tests that every backend passes.
+//!
+//! Each takes `open`, which opens the same storage at every call; it is empty at first.
+//! A backend runs the whole list by
+//!
+//! ```text
+//! store::conformance_tests!(new_storage);
+//! ```
+//!
+//! where `new_storage()` makes an empty storage and returns its `open`. What a backend
+//! promises beyond the contract, it tests for itself.
+
+// Test code: a failure is a panic.
+#![allow(clippy::unwrap_used, clippy::missing_panics_doc)]
+
+use std::sync::Arc;
+
+use contract::{Entity, HealthEvent, json};
+use domain::event::{Record, normalise};
+use jiff::{SignedDuration, Timestamp};
+
+use crate::{EventQuery, EventStore, MAX_PAGE, NewEvent};
+
+mod bounds;
+mod consumers;
+mod events;
+
+pub use self::bounds::{
+    answers_closed_after_close, keeps_all_when_reopened, refuses_what_is_over_a_limit,
+};
+pub use self::consumers::{
+    feeds_a_follower_every_event_once, keeps_the_journal_in_order,
+    loses_nothing_among_many_writers, never_moves_a_token_back,
+};
+pub use self::events::{
+    appends_in_order, keeps_an_event_as_it_was, pages_and_filters, states_what_it_holds,
+    stores_an_event_once, takes_a_repetition_without_a_time_for_a_retry, updates_a_status,
+};
+
+/// An open store.
+pub type Store = Arc<dyn EventStore>;
+
+/// Makes a test of every function of this module. The argument names a function that
+/// makes an empty storage and returns what opens it:
+/// `fn() -> impl AsyncFn() -> Arc<dyn EventStore>`.
+#[macro_export]
+macro_rules! conformance_tests {
+    ($storage:ident) => {
+        $crate::conformance_tests! { $storage:
+            appends_in_order
+            keeps_an_event_as_it_was
+            stores_an_event_once
+            takes_a_repetition_without_a_time_for_a_retry
+            loses_nothing_among_many_writers
+            feeds_a_follower_every_event_once
+            pages_and_filters
+            never_moves_a_token_back
+            keeps_the_journal_in_order
+            updates_a_status
+            states_what_it_holds
+            refuses_what_is_over_a_limit
+            keeps_all_when_reopened
+            answers_closed_after_close
+        }
+    };
+    ($storage:ident: $($case:ident)*) => {
+        $(
+            #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $case() {
+                $crate::conformance::$case($storage()).await;
+            }
+        )*
+    };
+}
+
+/// A fault on `node`, told from others by `n`, observed and received `n` seconds after
+/// the beginning of 2026.
+pub fn event(node: &str, n: i64) -> NewEvent {
+    let received_at = time(n);
+    let mut event = HealthEvent {
+        generated_timestamp: Some(json::proto_timestamp(received_at)),
+        ..report(node, &format!("fault {n}"))
+    };
+    normalise(&mut event, received_at);
+    NewEvent { event, received_at }
+}
+
+/// The same without a time of its own.
+pub fn event_without_time(node: &str, message: &str, received_at: Timestamp) -> NewEvent {
+    let mut event = report(node, message);
+    normalise(&mut event, received_at);
+    NewEvent { event, received_at }
+}
+
+/// All records, read in pages of `page`.
+pub async fn read_feed(store: &dyn EventStore, page: usize) -> Vec<Record> {
+    let mut records: Vec<Record> = Vec::new();
+    loop {
+        let after = records.last().map_or(0, |record| record.seq);
+        let more = store.feed(after, page).await.unwrap();
+        assert!(more.len() <= page);
+        if more.is_empty() {
+            return records;
+        }
+        records.extend(more);
+    }
+}
+
+fn report(node: &str, message: &str) -> HealthEvent {
+    HealthEvent {
+        version: 1,
+        agent: "syslog-health-monitor".into(),
+        component_class: "GPU".into(),
+        check_name: "SysLogsXIDError".into(),
+        is_fatal: true,
+        message: message.into(),
+        error_code: vec!["79".into()],
+        entities_impacted: vec![Entity {
+            entity_type: "PCI".into(),
+            entity_value: "0000:b3:00".into(),
+        }],
+        node_name: node.into(),
+        ..HealthEvent::default()
+    }
+}
+
+fn all() -> EventQuery {
+    EventQuery {
+        limit: MAX_PAGE,
+        ..EventQuery::default()
+    }
+}
+
+/// Seconds after the beginning of 2026.
+fn time(seconds: i64) -> Timestamp {
+    Timestamp::constant(1_767_225_600, 0) + SignedDuration::from_secs(seconds)
+}

@@ -1,0 +1,212 @@
+//! Where a store ends: its limits, its closing and opening again.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use contract::HealthEvent;
+use domain::journal::{Entry, EntryKind};
+use tokio::task::JoinSet;
+
+use super::{Store, all, event, read_feed, time};
+use crate::{
+    Appended, Checkpoint, MAX_APPEND, MAX_CHECKPOINT_BYTES, MAX_ENTRY_BYTES, MAX_JOURNAL,
+    MAX_NAME_BYTES, MAX_PAGE, StatusPatch, StoreError,
+};
+
+/// What is over a limit is refused whole, with the limit; what is at it is taken.
+pub async fn refuses_what_is_over_a_limit(open: impl AsyncFn() -> Store) {
+    let store = open().await;
+    let refused = |result: Result<(), StoreError>, says: &str| {
+        let error = result.unwrap_err();
+        assert!(
+            !error.is_retryable() && error.to_string().contains(says),
+            "{says}: {error}"
+        );
+    };
+    let many = |count: usize| {
+        (0..)
+            .map(|n| event("n1", n))
+            .take(count)
+            .collect::<Vec<_>>()
+    };
+    let with = |change: fn(&mut HealthEvent)| {
+        let mut bad = event("n1", 1);
+        change(&mut bad.event);
+        vec![event("n1", 0), bad]
+    };
+    let none = |result: Result<Vec<Appended>, StoreError>| result.map(|_| ());
+    refused(
+        none(store.append(many(MAX_APPEND + 1)).await),
+        "at most 10000",
+    );
+    refused(
+        none(store.append(with(|event| event.id.clear())).await),
+        "event 1: id",
+    );
+    let no_time = with(|event| event.generated_timestamp.as_mut().unwrap().nanos = -1);
+    refused(
+        none(store.append(no_time).await),
+        "event 1: generatedTimestamp",
+    );
+
+    let entry = |node: &str, bytes: usize| Entry {
+        at: time(0),
+        node: node.to_owned(),
+        session: None,
+        kind: EntryKind::Call,
+        text: "x".repeat(bytes),
+        detail: serde_json::Value::Null,
+    };
+    refused(
+        store.journal(vec![entry("n1", 1); MAX_JOURNAL + 1]).await,
+        "at most 10000",
+    );
+    refused(
+        store.journal(vec![entry("n1", 1), entry("", 1)]).await,
+        "journal entry 1: node",
+    );
+    let two = vec![entry("n1", 1), entry("n1", MAX_ENTRY_BYTES + 1)];
+    refused(store.journal(two).await, "shorten its detail");
+
+    let save = async |consumer: &str, token, bytes| {
+        store
+            .save_checkpoint(
+                consumer,
+                Checkpoint {
+                    token,
+                    state: vec![0; bytes],
+                },
+            )
+            .await
+    };
+    refused(save("", 1, 0).await, "consumer is empty");
+    refused(
+        save(&"x".repeat(MAX_NAME_BYTES + 1), 1, 0).await,
+        "consumer has 254 bytes",
+    );
+    refused(save("c", u64::MAX, 0).await, "no token");
+    refused(
+        save("c", 1, MAX_CHECKPOINT_BYTES + 1).await,
+        "at most 16777216",
+    );
+    let long = StatusPatch {
+        node_quarantined: Some("x".repeat(MAX_NAME_BYTES + 1)),
+    };
+    refused(
+        store.update_status("id", long).await.map(|_| ()),
+        "nodequarantined",
+    );
+
+    assert!(read_feed(&*store, 10).await.is_empty());
+    assert!(store.timeline("n1", 10).await.unwrap().is_empty());
+    assert_eq!(
+        store.append(many(MAX_APPEND)).await.unwrap().len(),
+        MAX_APPEND
+    );
+    store.append(vec![event("n2", 0)]).await.unwrap();
+    assert_eq!(store.feed(0, usize::MAX).await.unwrap().len(), MAX_PAGE);
+    store
+        .journal(vec![entry("n1", MAX_ENTRY_BYTES)])
+        .await
+        .unwrap();
+    store.close().await;
+}
+
+/// All that was acknowledged is there after a reopening, and positions go on.
+pub async fn keeps_all_when_reopened(open: impl AsyncFn() -> Store) {
+    let entry = Entry {
+        at: time(0),
+        node: "n1".to_owned(),
+        session: None,
+        kind: EntryKind::Decision,
+        text: "cordon".to_owned(),
+        detail: serde_json::json!({"cordon": true}),
+    };
+    let checkpoint = Checkpoint {
+        token: 3,
+        state: b"book".to_vec(),
+    };
+    let patch = StatusPatch {
+        node_quarantined: Some("Quarantined".to_owned()),
+    };
+    let mut records = Vec::new();
+    for round in 0..3_u64 {
+        let store = open().await;
+        assert_eq!(*store.latest().borrow(), round * 4);
+        assert_eq!(read_feed(&*store, 100).await, records);
+        let first = i64::try_from(round * 4).unwrap();
+        let batch = (first..first + 4).map(|n| event("n1", n)).collect();
+        let answers = store.append(batch).await.unwrap();
+        assert_eq!(answers[0].seq, round * 4 + 1);
+        if round == 0 {
+            store
+                .save_checkpoint("book", checkpoint.clone())
+                .await
+                .unwrap();
+            store.journal(vec![entry.clone()]).await.unwrap();
+            store
+                .update_status(&answers[2].id, patch.clone())
+                .await
+                .unwrap();
+        }
+        records = read_feed(&*store, 100).await;
+        store.close().await;
+    }
+    let store = open().await;
+    assert_eq!(store.checkpoint("book").await.unwrap(), Some(checkpoint));
+    assert_eq!(store.timeline("n1", 10).await.unwrap(), [entry]);
+    let status = store.status(&records[2].id).await.unwrap().unwrap();
+    assert_eq!(status.node_quarantined, patch.node_quarantined);
+    store.close().await;
+}
+
+/// Calls made before `close` are answered; later ones say that it is closed.
+pub async fn answers_closed_after_close(open: impl AsyncFn() -> Store) {
+    let store = open().await;
+    let mut tasks = JoinSet::new();
+    for n in 0..32 {
+        let store = Arc::clone(&store);
+        tasks.spawn(async move { (n, store.append(vec![event("n1", n)]).await) });
+    }
+    tokio::join!(store.close(), store.close());
+    let mut acknowledged = HashSet::new();
+    for (n, answer) in tasks.join_all().await {
+        match answer {
+            Ok(_) => assert!(acknowledged.insert(event("n1", n).event.id)),
+            Err(error) => assert!(matches!(error, StoreError::Closed), "{error}"),
+        }
+    }
+    store.close().await;
+
+    let closed = |result: Result<(), StoreError>| {
+        assert!(matches!(result, Err(StoreError::Closed)), "{result:?}");
+    };
+    let checkpoint = Checkpoint {
+        token: 1,
+        state: Vec::new(),
+    };
+    closed(store.append(vec![event("n1", 99)]).await.map(|_| ()));
+    closed(store.feed(0, 1).await.map(|_| ()));
+    closed(store.events(all()).await.map(|_| ()));
+    closed(store.event("id").await.map(|_| ()));
+    closed(store.checkpoint("c").await.map(|_| ()));
+    closed(store.save_checkpoint("c", checkpoint).await);
+    closed(store.timeline("n1", 1).await.map(|_| ()));
+    closed(
+        store
+            .update_status("id", StatusPatch::default())
+            .await
+            .map(|_| ()),
+    );
+    closed(store.status("id").await.map(|_| ()));
+    closed(store.stats().await.map(|_| ()));
+
+    let store = open().await;
+    let kept: HashSet<_> = read_feed(&*store, 100)
+        .await
+        .into_iter()
+        .map(|r| r.id)
+        .collect();
+    assert_eq!(kept, acknowledged);
+    store.close().await;
+}

@@ -1,0 +1,233 @@
+//! What consumers stand on: the feed under load, tokens, the journal.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use domain::event::Record;
+use domain::journal::{Entry, EntryKind};
+use jiff::{SignedDuration, Timestamp};
+use tokio::task::JoinSet;
+
+use super::{Store, event, read_feed, time};
+use crate::{Checkpoint, MAX_CHECKPOINT_BYTES, StoreError};
+
+/// 64 tasks append at once, each event from two of them: the feed has every one once,
+/// without a gap, and each task's own events in its order.
+pub async fn loses_nothing_among_many_writers(open: impl AsyncFn() -> Store) {
+    const TASKS: i64 = 64;
+    const EACH: i64 = 12;
+    let store = open().await;
+    let mut tasks = JoinSet::new();
+    for task in 0..TASKS {
+        let store = Arc::clone(&store);
+        tasks.spawn(async move {
+            let mut answers = Vec::new();
+            for n in 0..EACH {
+                // Two tasks share a node, and so send the same events.
+                let batch = (0..=n % 3).map(|k| event(&format!("n{}", task / 2), n * 10 + k));
+                answers.extend(store.append(batch.collect()).await.unwrap());
+            }
+            assert!(answers.is_sorted_by_key(|answer| answer.seq));
+            answers
+        });
+    }
+    let answers: Vec<_> = tasks.join_all().await.into_iter().flatten().collect();
+    let records = read_feed(&*store, 100).await;
+    assert!(
+        records
+            .iter()
+            .map(|record| record.seq)
+            .eq(1..=records.len() as u64),
+        "no gap"
+    );
+    let expected: HashSet<_> = answers
+        .iter()
+        .map(|answer| (&answer.id, answer.seq))
+        .collect();
+    let found: HashSet<_> = records
+        .iter()
+        .map(|record| (&record.id, record.seq))
+        .collect();
+    assert_eq!(found, expected);
+    assert_eq!(
+        records.len(),
+        usize::try_from(TASKS / 2 * EACH * 2).unwrap()
+    );
+    assert_eq!(
+        answers.iter().filter(|answer| answer.new).count(),
+        records.len()
+    );
+    store.close().await;
+}
+
+/// A reader that waits for `latest` sees every event once, in order, while others write.
+pub async fn feeds_a_follower_every_event_once(open: impl AsyncFn() -> Store) {
+    const WRITERS: i64 = 8;
+    const EACH: i64 = 40;
+    let store = open().await;
+    let follower = tokio::spawn({
+        let store = Arc::clone(&store);
+        async move {
+            let mut latest = store.latest();
+            let mut seen: Vec<Record> = Vec::new();
+            while seen.len() < usize::try_from(WRITERS * EACH).unwrap() {
+                let after = seen.last().map_or(0, |record| record.seq);
+                latest.wait_for(|latest| *latest > after).await.unwrap();
+                seen.extend(store.feed(after, 7).await.unwrap());
+            }
+            seen
+        }
+    });
+    let mut writers = JoinSet::new();
+    for writer in 0..WRITERS {
+        let store = Arc::clone(&store);
+        writers.spawn(async move {
+            let latest = store.latest();
+            for n in 0..EACH {
+                let answer = store
+                    .append(vec![event(&format!("n{writer}"), n)])
+                    .await
+                    .unwrap();
+                assert!(
+                    *latest.borrow() >= answer[0].seq,
+                    "announced before acknowledged"
+                );
+            }
+        });
+    }
+    writers.join_all().await;
+    let seen = follower.await.unwrap();
+    assert!(
+        seen.iter()
+            .map(|record| record.seq)
+            .eq(1..=seen.len() as u64)
+    );
+    for writer in 0..WRITERS {
+        let node = format!("n{writer}");
+        let of_writer = seen.iter().filter(|record| record.event.node_name == node);
+        assert!(
+            of_writer.map(|record| &record.id).eq((0..EACH)
+                .map(|n| event(&node, n).event.id)
+                .collect::<Vec<_>>()
+                .iter())
+        );
+    }
+    store.close().await;
+}
+
+/// A consumer's token and state are its own, and only go forward.
+pub async fn never_moves_a_token_back(open: impl AsyncFn() -> Store) {
+    let store = open().await;
+    let at = |token, state: &[u8]| Checkpoint {
+        token,
+        state: state.to_vec(),
+    };
+    assert_eq!(store.checkpoint("book").await.unwrap(), None);
+    let largest = vec![7; MAX_CHECKPOINT_BYTES];
+    for next in [
+        at(0, b""),
+        at(5, b"five"),
+        at(5, b"five again"),
+        at(9, &largest),
+    ] {
+        store.save_checkpoint("book", next.clone()).await.unwrap();
+        assert_eq!(store.checkpoint("book").await.unwrap(), Some(next));
+    }
+    let error = store.save_checkpoint("book", at(8, b"")).await.unwrap_err();
+    assert!(
+        matches!(&error, StoreError::TokenBackwards { stored: 9, offered: 8, consumer } if consumer == "book"),
+        "{error}"
+    );
+    assert!(!error.is_retryable());
+    assert_eq!(store.checkpoint("book").await.unwrap().unwrap().token, 9);
+    store.save_checkpoint("export", at(1, b"")).await.unwrap();
+    assert_eq!(
+        store.checkpoint("book").await.unwrap().unwrap().state,
+        largest
+    );
+
+    // Of many at once the highest stays, and a refusal harms no other.
+    let mut tasks = JoinSet::new();
+    for token in 1..=64 {
+        let store = Arc::clone(&store);
+        tasks.spawn(async move {
+            let appended = store.append(vec![event("n1", token)]).await;
+            let token = token.unsigned_abs();
+            let saved = store
+                .save_checkpoint(
+                    "race",
+                    Checkpoint {
+                        token,
+                        state: vec![],
+                    },
+                )
+                .await;
+            assert!(matches!(
+                saved,
+                Ok(()) | Err(StoreError::TokenBackwards { .. })
+            ));
+            appended.unwrap()
+        });
+    }
+    tasks.join_all().await;
+    assert_eq!(store.checkpoint("race").await.unwrap().unwrap().token, 64);
+    store.close().await;
+}
+
+/// The timeline of a node is the end of what was written about it, in order.
+pub async fn keeps_the_journal_in_order(open: impl AsyncFn() -> Store) {
+    let store = open().await;
+    let kinds = [
+        EntryKind::Rules,
+        EntryKind::Decision,
+        EntryKind::DryRun,
+        EntryKind::Call,
+        EntryKind::Answer,
+        EntryKind::Session,
+        EntryKind::Attention,
+    ];
+    let entry = |node: &str, n: usize| Entry {
+        // Not in the order of writing, and finer than is kept.
+        at: time(1_000 - i64::try_from(n).unwrap()) + SignedDuration::from_nanos(1_500),
+        node: node.to_owned(),
+        session: n.is_multiple_of(2).then(|| format!("session {n}")),
+        kind: kinds[n % kinds.len()],
+        text: format!("entry {n}: \0 ' \" \u{1f525}"),
+        detail: match n % 3 {
+            0 => serde_json::Value::Null,
+            1 => serde_json::json!({"patch": [{"op": "test", "value": null}], "n": n}),
+            _ => serde_json::json!("text"),
+        },
+    };
+    let kept = |mut entry: Entry| {
+        entry.at = Timestamp::from_microsecond(entry.at.as_microsecond()).unwrap();
+        entry
+    };
+    store.journal(Vec::new()).await.unwrap();
+    assert_eq!(store.timeline("a", 10).await.unwrap(), []);
+    store
+        .journal((0..20).map(|n| entry("a", n)).collect())
+        .await
+        .unwrap();
+    for n in 20..30 {
+        store
+            .journal(vec![entry("b", n), entry("a", n)])
+            .await
+            .unwrap();
+    }
+    let expected = |node: &str, range: std::ops::Range<usize>| -> Vec<_> {
+        range.map(|n| kept(entry(node, n))).collect()
+    };
+    assert_eq!(
+        store.timeline("a", 100).await.unwrap(),
+        expected("a", 0..30)
+    );
+    assert_eq!(store.timeline("a", 3).await.unwrap(), expected("a", 27..30));
+    assert_eq!(
+        store.timeline("b", 100).await.unwrap(),
+        expected("b", 20..30)
+    );
+    assert_eq!(store.timeline("a", 0).await.unwrap(), []);
+    assert_eq!(store.timeline("c", 10).await.unwrap(), []);
+    store.close().await;
+}

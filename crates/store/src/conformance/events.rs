@@ -1,0 +1,438 @@
+//! What is appended, and how it is found again.
+
+use std::collections::BTreeMap;
+
+use contract::{BehaviourOverrides, Entity, HealthEvent, json};
+use domain::event::{Record, normalise};
+use jiff::Timestamp;
+
+use super::{Store, all, event, event_without_time, read_feed, report, time};
+use crate::{Appended, EventQuery, MAX_PAGE, NewEvent, RETRY_WINDOW, StatusPatch};
+
+/// Positions count up from 1 in the order of the appends; a page goes on where the last
+/// one ended.
+pub async fn appends_in_order(open: impl AsyncFn() -> Store) {
+    let store = open().await;
+    assert_eq!(*store.latest().borrow(), 0);
+    assert!(store.append(Vec::new()).await.unwrap().is_empty());
+    assert!(store.feed(0, 10).await.unwrap().is_empty());
+
+    let sent: Vec<_> = (0..25).map(|n| event("n1", n)).collect();
+    let mut answers = store.append(sent[..10].to_vec()).await.unwrap();
+    for one in &sent[10..] {
+        answers.extend(store.append(vec![one.clone()]).await.unwrap());
+    }
+    assert_eq!(*store.latest().borrow(), 25);
+    for (seq, (one, answer)) in (1..).zip(sent.iter().zip(&answers)) {
+        assert_eq!(
+            *answer,
+            Appended {
+                id: one.event.id.clone(),
+                seq,
+                new: true
+            }
+        );
+    }
+    for page in [1, 7, 100] {
+        let read: Vec<_> = read_feed(&*store, page)
+            .await
+            .into_iter()
+            .map(|r| r.event)
+            .collect();
+        let expected: Vec<_> = sent.iter().map(|one| one.event.clone()).collect();
+        assert_eq!(read, expected);
+    }
+    assert_eq!(store.feed(24, 10).await.unwrap()[0].seq, 25);
+    assert!(store.feed(25, 10).await.unwrap().is_empty());
+    assert!(store.feed(u64::MAX, 10).await.unwrap().is_empty());
+    assert!(store.feed(0, 0).await.unwrap().is_empty());
+    store.close().await;
+}
+
+/// Every field comes back, whatever it holds; the time of receipt to the microsecond.
+pub async fn keeps_an_event_as_it_was(open: impl AsyncFn() -> Store) {
+    let store = open().await;
+    let hostile = "quote ' \" NUL \0 line\nend \u{1f525} </script> \\u0000 \u{7f} %s";
+    let long_ago = Timestamp::new(-62_000_000_000, 999_999_999).unwrap();
+    let mut full = HealthEvent {
+        version: u32::MAX,
+        agent: hostile.into(),
+        component_class: hostile.into(),
+        check_name: hostile.into(),
+        is_fatal: true,
+        is_healthy: true,
+        message: hostile.into(),
+        recommended_action: 77,
+        error_code: vec![String::new(), hostile.into()],
+        entities_impacted: vec![Entity {
+            entity_type: "GPU".into(),
+            entity_value: hostile.into(),
+        }],
+        metadata: BTreeMap::from([
+            (hostile.into(), hostile.into()),
+            (String::new(), "x".into()),
+        ]),
+        generated_timestamp: Some(json::proto_timestamp(long_ago)),
+        node_name: hostile.into(),
+        quarantine_overrides: Some(BehaviourOverrides {
+            force: false,
+            skip: false,
+        }),
+        drain_overrides: Some(BehaviourOverrides {
+            force: true,
+            skip: true,
+        }),
+        processing_strategy: -9,
+        id: String::new(),
+        custom_recommended_action: hostile.into(),
+    };
+    let received_at: Timestamp = "2026-01-01T00:00:00.123456789Z".parse().unwrap();
+    normalise(&mut full, received_at);
+    let mut bare = HealthEvent::default();
+    normalise(&mut bare, received_at);
+
+    let events = [full, bare];
+    let new = events.clone().map(|event| NewEvent { event, received_at });
+    store.append(new.to_vec()).await.unwrap();
+    for (seq, event) in (1..).zip(events) {
+        let expected = Record {
+            seq,
+            id: event.id.clone(),
+            created_at: "2026-01-01T00:00:00.123456Z".parse().unwrap(),
+            event,
+        };
+        assert_eq!(
+            store.feed(seq - 1, 1).await.unwrap().pop(),
+            Some(expected.clone())
+        );
+        assert_eq!(
+            store.event(&expected.id).await.unwrap(),
+            Some(expected.clone())
+        );
+        let query = EventQuery {
+            node: Some(expected.event.node_name.clone()),
+            ..all()
+        };
+        assert_eq!(store.events(query).await.unwrap(), [expected]);
+    }
+    store.close().await;
+}
+
+/// The same id is one event: within a batch, in a later one, after a reopening.
+pub async fn stores_an_event_once(open: impl AsyncFn() -> Store) {
+    let store = open().await;
+    let batch = vec![event("n1", 1), event("n1", 2), event("n1", 1)];
+    let answers = store.append(batch.clone()).await.unwrap();
+    assert_eq!(seqs(&answers), [(1, true), (2, true), (1, false)]);
+    let answers = store.append(batch.clone()).await.unwrap();
+    assert_eq!(seqs(&answers), [(1, false), (2, false), (1, false)]);
+    store.close().await;
+
+    let store = open().await;
+    let mut mixed = vec![event("n1", 3)];
+    mixed.extend(batch);
+    let answers = store.append(mixed).await.unwrap();
+    assert_eq!(
+        seqs(&answers),
+        [(3, true), (1, false), (2, false), (1, false)]
+    );
+    assert_eq!(answers[1].id, event("n1", 1).event.id);
+    assert_eq!(read_feed(&*store, 10).await.len(), 3);
+    store.close().await;
+}
+
+/// Without a time of its own, the same content again is a retry for
+/// [`RETRY_WINDOW`], unless the health changed in between.
+pub async fn takes_a_repetition_without_a_time_for_a_retry(open: impl AsyncFn() -> Store) {
+    const WINDOW: i64 = RETRY_WINDOW.as_secs();
+    #[derive(Clone, Copy)]
+    enum Is {
+        Unhealthy,
+        Healthy,
+        Elsewhere,
+    }
+    use Is::{Elsewhere, Healthy, Unhealthy};
+    type Reports = &'static [(Is, i64, bool)];
+    // Each report with its second of receipt, and whether it is stored.
+    let table: [(&str, Reports); 7] = [
+        (
+            "again at once",
+            &[
+                (Unhealthy, 0, true),
+                (Unhealthy, 1, false),
+                (Unhealthy, 2, false),
+            ],
+        ),
+        (
+            "health changed",
+            &[
+                (Unhealthy, 0, true),
+                (Healthy, 1, true),
+                (Unhealthy, 2, true),
+            ],
+        ),
+        (
+            "retries on both sides of a change",
+            &[
+                (Healthy, 0, true),
+                (Unhealthy, 1, true),
+                (Unhealthy, 2, false),
+                (Healthy, 3, true),
+                (Healthy, 4, false),
+            ],
+        ),
+        (
+            "another stream changed",
+            &[
+                (Unhealthy, 0, true),
+                (Elsewhere, 1, true),
+                (Unhealthy, 2, false),
+            ],
+        ),
+        (
+            "end of the window",
+            &[(Unhealthy, 0, true), (Unhealthy, WINDOW, false)],
+        ),
+        (
+            "after the window",
+            &[(Unhealthy, 0, true), (Unhealthy, WINDOW + 60, true)],
+        ),
+        (
+            "clock set back",
+            &[
+                (Unhealthy, 9_000, true),
+                (Unhealthy, 8_990, false),
+                (Unhealthy, 0, true),
+            ],
+        ),
+    ];
+    let store = open().await;
+    for (case, (name, reports)) in table.into_iter().enumerate() {
+        // A node for each case, and one at a time, so that each sees those before it.
+        let mut stored = Vec::new();
+        for &(is, second, new) in reports {
+            let node = match is {
+                Elsewhere => format!("elsewhere-{case}"),
+                Unhealthy | Healthy => format!("n{case}"),
+            };
+            let received_at = time(second);
+            let mut event = report(&node, "the same");
+            event.is_healthy = !matches!(is, Unhealthy);
+            normalise(&mut event, received_at);
+            let answer = store
+                .append(vec![NewEvent { event, received_at }])
+                .await
+                .unwrap();
+            assert_eq!(answer[0].new, new, "{name}, second {second}");
+            if new {
+                stored.push(answer[0].clone());
+            } else {
+                let last = stored.last().unwrap();
+                let original = stored.iter().rfind(|one| one.seq == answer[0].seq).unwrap();
+                assert_eq!(
+                    answer[0].id, original.id,
+                    "{name}: the id of what it repeats"
+                );
+                assert!(answer[0].seq <= last.seq);
+            }
+        }
+    }
+
+    // A whole batch sent again, received later: nothing doubled.
+    let before = read_feed(&*store, MAX_PAGE).await.len();
+    let batch = |second| -> Vec<_> {
+        (0..50)
+            .map(|n| event_without_time("batch", &format!("line {n}"), time(second)))
+            .chain((0..50).map(|n| event("batch", n)))
+            .collect()
+    };
+    let first = store.append(batch(0)).await.unwrap();
+    let again = store.append(batch(7)).await.unwrap();
+    assert!(first.iter().all(|answer| answer.new));
+    assert!(again.iter().all(|answer| !answer.new));
+    assert_eq!(ids(&first), ids(&again));
+    assert_eq!(read_feed(&*store, MAX_PAGE).await.len(), before + 100);
+    store.close().await;
+}
+
+/// Queries answer newest first; conditions hold together.
+pub async fn pages_and_filters(open: impl AsyncFn() -> Store) {
+    let store = open().await;
+    let sent = (0..150).map(|n| event(if n % 3 == 0 { "a" } else { "b" }, n));
+    store.append(sent.collect()).await.unwrap();
+    let find = async |query| -> Vec<u64> {
+        store
+            .events(query)
+            .await
+            .unwrap()
+            .into_iter()
+            .map(|record| record.seq)
+            .collect()
+    };
+    let node = |name: &str| Some(name.to_owned());
+    let id_of_7 = Some(event("a", 6).event.id);
+
+    assert_eq!(
+        find(EventQuery::default()).await,
+        (51..=150).rev().collect::<Vec<_>>()
+    );
+    assert_eq!(find(all()).await.len(), 150);
+    assert_eq!(find(EventQuery { limit: 0, ..all() }).await, [0_u64; 0]);
+    let of_a = (0..50).rev().map(|n| n * 3 + 1).collect::<Vec<u64>>();
+    assert_eq!(
+        find(EventQuery {
+            node: node("a"),
+            ..all()
+        })
+        .await,
+        of_a
+    );
+    assert_eq!(
+        find(EventQuery {
+            node: node("c"),
+            ..all()
+        })
+        .await,
+        [0_u64; 0]
+    );
+    assert_eq!(
+        find(EventQuery {
+            before: Some(4),
+            ..all()
+        })
+        .await,
+        [3, 2, 1]
+    );
+    assert_eq!(
+        find(EventQuery {
+            after: Some(148),
+            ..all()
+        })
+        .await,
+        [150, 149]
+    );
+    let between = EventQuery {
+        before: Some(12),
+        after: Some(3),
+        node: node("a"),
+        ..all()
+    };
+    assert_eq!(find(between).await, [10, 7, 4]);
+    let page = EventQuery {
+        before: Some(148),
+        node: node("a"),
+        limit: 2,
+        ..all()
+    };
+    assert_eq!(find(page).await, [145, 142]);
+    assert_eq!(
+        find(EventQuery {
+            id: id_of_7.clone(),
+            ..all()
+        })
+        .await,
+        [7]
+    );
+    assert_eq!(
+        find(EventQuery {
+            id: id_of_7,
+            node: node("b"),
+            ..all()
+        })
+        .await,
+        [0_u64; 0]
+    );
+
+    assert_eq!(
+        store
+            .event(&event("a", 6).event.id)
+            .await
+            .unwrap()
+            .unwrap()
+            .seq,
+        7
+    );
+    assert_eq!(store.event("no such id").await.unwrap(), None);
+    store.close().await;
+}
+
+/// A status is empty at first, and changes by what a patch names.
+pub async fn updates_a_status(open: impl AsyncFn() -> Store) {
+    let store = open().await;
+    store
+        .append(vec![event("n1", 1), event("n1", 2)])
+        .await
+        .unwrap();
+    let (id, other) = (event("n1", 1).event.id, event("n1", 2).event.id);
+    let patch = |value: &str| StatusPatch {
+        node_quarantined: Some(value.to_owned()),
+    };
+    let value = async |id: &str| store.status(id).await.unwrap().unwrap().node_quarantined;
+
+    assert_eq!(value(&id).await, None);
+    assert!(
+        store
+            .update_status(&id, patch("Quarantined"))
+            .await
+            .unwrap()
+    );
+    assert_eq!(value(&id).await.as_deref(), Some("Quarantined"));
+    assert!(
+        store
+            .update_status(&id, StatusPatch::default())
+            .await
+            .unwrap()
+    );
+    assert_eq!(value(&id).await.as_deref(), Some("Quarantined"));
+    assert!(
+        store
+            .update_status(&id, patch("UnQuarantined"))
+            .await
+            .unwrap()
+    );
+    assert_eq!(value(&id).await.as_deref(), Some("UnQuarantined"));
+    assert_eq!(value(&other).await, None);
+
+    assert!(
+        !store
+            .update_status("no such id", patch("Quarantined"))
+            .await
+            .unwrap()
+    );
+    assert_eq!(store.status("no such id").await.unwrap(), None);
+    // Sent again, an event keeps what became of it, and the feed does not move.
+    store.append(vec![event("n1", 1)]).await.unwrap();
+    assert_eq!(value(&id).await.as_deref(), Some("UnQuarantined"));
+    assert_eq!(*store.latest().borrow(), 2);
+    store.close().await;
+}
+
+/// Counts and times follow the events.
+pub async fn states_what_it_holds(open: impl AsyncFn() -> Store) {
+    let store = open().await;
+    let stats = store.stats().await.unwrap();
+    assert_eq!((stats.events, stats.oldest, stats.newest), (0, None, None));
+    assert!(stats.schema_version > 0);
+    store
+        .append((10..60).map(|n| event("n1", n)).collect())
+        .await
+        .unwrap();
+    let stats = store.stats().await.unwrap();
+    assert_eq!(
+        (stats.events, stats.oldest, stats.newest),
+        (50, Some(time(10)), Some(time(59)))
+    );
+    assert!(stats.bytes > 50 * 300, "{} bytes", stats.bytes);
+    store.close().await;
+}
+
+fn seqs(answers: &[Appended]) -> Vec<(u64, bool)> {
+    answers
+        .iter()
+        .map(|answer| (answer.seq, answer.new))
+        .collect()
+}
+
+fn ids(answers: &[Appended]) -> Vec<&str> {
+    answers.iter().map(|answer| answer.id.as_str()).collect()
+}

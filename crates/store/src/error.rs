@@ -1,0 +1,78 @@
+//! What can go wrong with a store, in the terms of those who call it.
+
+/// A cause of any backend.
+pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Why a call to the store failed. Nothing of the call was stored, except where a
+/// backend on the network cannot know; sending the same events again is always safe.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// [`close`](crate::EventStore::close) was called, or the process is ending.
+    #[error("the event store is closed")]
+    Closed,
+    /// More in one call than is taken.
+    #[error("{found} {what} in one call, at most {max} are taken: send them in parts")]
+    TooMany {
+        /// Events, or journal entries.
+        what: &'static str,
+        /// How many there were.
+        found: usize,
+        /// The limit.
+        max: usize,
+    },
+    /// An argument that cannot be stored.
+    #[error("{what}")]
+    Invalid {
+        /// What is wrong, where, and what is expected.
+        what: String,
+    },
+    /// A consumer's token was to go back.
+    #[error(
+        "consumer {consumer:?} has finished up to {stored}: its token cannot go back to {offered}"
+    )]
+    TokenBackwards {
+        /// The consumer's name.
+        consumer: String,
+        /// Where it is.
+        stored: u64,
+        /// Where it was to be put.
+        offered: u64,
+    },
+    /// The disk is full or read-only, the file is locked, the input or output failed.
+    /// May pass: the same call can be made again.
+    #[error("the event store cannot {action} at the moment")]
+    Io {
+        /// What was tried, as a verb phrase.
+        action: &'static str,
+        /// The backend's reason.
+        #[source]
+        source: BoxError,
+    },
+    /// What is stored is not what was written.
+    #[error("the event store is damaged: {what}")]
+    Corrupt {
+        /// What could not be read.
+        what: String,
+        /// The backend's reason.
+        #[source]
+        source: BoxError,
+    },
+    /// The backend refused what it should have taken: a fault of ours.
+    #[error("the event store failed to {action}")]
+    Internal {
+        /// What was tried, as a verb phrase.
+        action: &'static str,
+        /// The backend's reason.
+        #[source]
+        source: BoxError,
+    },
+}
+
+// === impl StoreError ===
+
+impl StoreError {
+    /// Whether the same call may succeed later.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Io { .. })
+    }
+}

@@ -1,0 +1,168 @@
+//! The contract of a store, and what goes in and out of it.
+
+use async_trait::async_trait;
+use contract::HealthEvent;
+use domain::event::Record;
+use domain::journal::Entry;
+use jiff::Timestamp;
+use tokio::sync::watch;
+
+use crate::StoreError;
+
+/// A durable log of health events with named consumers.
+///
+/// Every method may be called from any number of tasks at once. A call whose future is
+/// dropped may still take effect. Times are kept to the microsecond.
+#[async_trait]
+pub trait EventStore: Send + Sync + 'static {
+    /// Stores events; they are durable when this returns. The answers are in the order
+    /// of `events`. All are stored, or none.
+    ///
+    /// An event is stored once. It is there already when
+    /// - an event with its id is, in the store or earlier in `events`; or
+    /// - it lacks a time of its own
+    ///   ([`lacks_own_time`](domain::event::lacks_own_time)), an event with the same
+    ///   content was received within [`RETRY_WINDOW`](crate::RETRY_WINDOW) of it, and
+    ///   nothing of the opposite health came from the same node, agent and check since:
+    ///   then it is its sender's retry.
+    async fn append(&self, events: Vec<NewEvent>) -> Result<Vec<Appended>, StoreError>;
+
+    /// The events after position `after`, oldest first: at most `limit`, and at most
+    /// [`MAX_PAGE`](crate::MAX_PAGE). Start with 0 and go on from the last `seq`.
+    ///
+    /// Nothing is ever inserted before a record that was returned here, so a consumer
+    /// that goes on from its last `seq` misses none.
+    async fn feed(&self, after: u64, limit: usize) -> Result<Vec<Record>, StoreError>;
+
+    /// The position of the newest event. A hint to call [`feed`](Self::feed) again; it
+    /// may skip values, and is never behind an answer of [`append`](Self::append).
+    fn latest(&self) -> watch::Receiver<u64>;
+
+    /// The events that `query` asks for, newest first.
+    async fn events(&self, query: EventQuery) -> Result<Vec<Record>, StoreError>;
+
+    /// The event with this id.
+    async fn event(&self, id: &str) -> Result<Option<Record>, StoreError>;
+
+    /// How far a consumer has come; `None` before its first checkpoint.
+    async fn checkpoint(&self, consumer: &str) -> Result<Option<Checkpoint>, StoreError>;
+
+    /// Notes how far a consumer has come. Its token never goes back:
+    /// [`StoreError::TokenBackwards`]. The same token with another state is fine.
+    async fn save_checkpoint(
+        &self,
+        consumer: &str,
+        checkpoint: Checkpoint,
+    ) -> Result<(), StoreError>;
+
+    /// Writes journal entries, all or none.
+    async fn journal(&self, entries: Vec<Entry>) -> Result<(), StoreError>;
+
+    /// The newest entries about a node, at most `limit` and at most
+    /// [`MAX_PAGE`](crate::MAX_PAGE), in the order in which they were written.
+    async fn timeline(&self, node: &str, limit: usize) -> Result<Vec<Entry>, StoreError>;
+
+    /// Changes what became of an event; `false` where there is no event with this id.
+    async fn update_status(&self, id: &str, patch: StatusPatch) -> Result<bool, StoreError>;
+
+    /// What became of an event; `None` where there is no event with this id.
+    async fn status(&self, id: &str) -> Result<Option<Status>, StoreError>;
+
+    /// How much there is.
+    async fn stats(&self) -> Result<Stats, StoreError>;
+
+    /// Finishes the calls under way and lets go of the storage. Later calls answer
+    /// [`StoreError::Closed`]. Closing twice is fine.
+    async fn close(&self);
+}
+
+/// An event to be stored.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NewEvent {
+    /// The event, [normalised](domain::event::normalise): its id is filled in.
+    pub event: HealthEvent,
+    /// When it was received.
+    pub received_at: Timestamp,
+}
+
+/// What became of a [`NewEvent`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Appended {
+    /// Id of the event that stands for it: its own, or that of the event which it repeats.
+    pub id: String,
+    /// Position of that event in the feed.
+    pub seq: u64,
+    /// Whether it was stored now; otherwise it was there already.
+    pub new: bool,
+}
+
+/// Which events are asked for. All conditions hold together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EventQuery {
+    /// Only those of this node.
+    pub node: Option<String>,
+    /// Only the one with this id.
+    pub id: Option<String>,
+    /// Only those before this position; to page back, that of the last record seen.
+    pub before: Option<u64>,
+    /// Only those after this position.
+    pub after: Option<u64>,
+    /// At most so many, and at most [`MAX_PAGE`](crate::MAX_PAGE).
+    pub limit: usize,
+}
+
+/// How far a consumer has come.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Checkpoint {
+    /// Position up to which everything is finished; up to `i64::MAX`.
+    pub token: u64,
+    /// The consumer's own state at that position; at most
+    /// [`MAX_CHECKPOINT_BYTES`](crate::MAX_CHECKPOINT_BYTES).
+    pub state: Vec<u8>,
+}
+
+/// What became of an event: the `healtheventstatus` of the data-flow document, as far
+/// as it is kept.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    /// `nodequarantined`: `Quarantined`, `UnQuarantined`, `AlreadyQuarantined` or
+    /// `Cancelled`; `None` until something was decided.
+    pub node_quarantined: Option<String>,
+}
+
+/// A change of a [`Status`]. `None` leaves a field as it is.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StatusPatch {
+    /// `nodequarantined`.
+    pub node_quarantined: Option<String>,
+}
+
+/// How much a store holds.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stats {
+    /// Number of events.
+    pub events: u64,
+    /// When the first of them was received.
+    pub oldest: Option<Timestamp>,
+    /// When the last of them was received.
+    pub newest: Option<Timestamp>,
+    /// Room that the store takes on disk (bytes).
+    pub bytes: u64,
+    /// Version of the schema that it is kept in.
+    pub schema_version: u32,
+}
+
+// === impl EventQuery ===
+
+impl Default for EventQuery {
+    /// The newest 100 events.
+    fn default() -> Self {
+        Self {
+            node: None,
+            id: None,
+            before: None,
+            after: None,
+            limit: 100,
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! The event store: what was accepted, what was decided about it, and how far each
+//! consumer has come.
+//!
+//! [`EventStore`] is the contract. An event is appended once, however often it is
+//! sent, and is on disk when [`EventStore::append`] returns. Consumers read the feed
+//! from a token of their own; [`EventStore::latest`] only wakes them. The journal
+//! keeps the decisions beside the events.
+//!
+//! - [`sqlite`]: the embedded backend, one file in a directory.
+//! - `conformance` (cargo feature of that name): the tests that every backend passes.
+//!
+//! What may be acted upon is decided in `domain`; nothing here judges an event.
+
+#[cfg(any(test, feature = "conformance"))]
+pub mod conformance;
+mod error;
+mod event_store;
+mod limits;
+pub mod sqlite;
+
+pub use error::{BoxError, StoreError};
+pub use event_store::{
+    Appended, Checkpoint, EventQuery, EventStore, NewEvent, Stats, Status, StatusPatch,
+};
+pub use limits::{
+    MAX_APPEND, MAX_CHECKPOINT_BYTES, MAX_ENTRY_BYTES, MAX_JOURNAL, MAX_NAME_BYTES, MAX_PAGE,
+    RETRY_WINDOW,
+};

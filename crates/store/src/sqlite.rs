@@ -1,0 +1,359 @@
+//! The embedded backend: one `SQLite` database, `events.db`, in a directory that one
+//! process owns.
+//!
+//! Events, checkpoints and journal are tables of one file (`schema.rs`). One thread
+//! writes, in groups (`writer.rs`); a few connections read beside it (`readers.rs`).
+//! Other processes may read: `sqlite3 events.db "select body->>'checkName' from event"`.
+//!
+//! The directory has to be on a local file system: the write-ahead log needs shared
+//! memory. A full disk fails the calls that write, not those that read, and passes
+//! when there is room again.
+
+mod append;
+mod checkpoint;
+mod journal;
+mod lock;
+mod query;
+mod readers;
+mod schema;
+mod writer;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use domain::event::Record;
+use domain::journal::Entry;
+use rusqlite::{Connection, ErrorCode};
+use tokio::sync::watch;
+
+use self::lock::Lock;
+use self::readers::Readers;
+use self::writer::Writer;
+use crate::{
+    Appended, BoxError, Checkpoint, EventQuery, EventStore, MAX_PAGE, NewEvent, Stats, Status,
+    StatusPatch, StoreError, limits,
+};
+
+const FILE: &str = "events.db";
+/// Rows made of events before other tasks get their turn.
+const ROWS_IN_A_TURN: usize = 64;
+
+/// The event store in a directory.
+///
+/// [`close`](EventStore::close) it before it is opened again; where it is only dropped,
+/// the writing thread finishes and lets go of the directory a moment later.
+#[derive(Debug)]
+pub struct SqliteStore {
+    path: PathBuf,
+    // Before the writer, so that its connection is the last one: that one tidies up.
+    readers: Arc<Readers>,
+    writer: Writer,
+}
+
+/// Why a directory's event store cannot be opened. What it holds is as it was.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Another process has it open, or this one has already.
+    #[error(
+        "data directory {} is in use by {}: stop it, or use another directory",
+        dir.display(),
+        owner.map_or("another process".to_owned(), |pid| format!("process {pid}"))
+    )]
+    InUse {
+        /// The directory.
+        dir: PathBuf,
+        /// The process that has it open, where its lock file says so.
+        owner: Option<u32>,
+    },
+    /// The directory cannot be made.
+    #[error("data directory {} cannot be made", path.display())]
+    Directory {
+        /// The directory.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// A file in it cannot be opened, made, read or written.
+    #[error("{} cannot be opened for reading and writing", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        source: io::Error,
+    },
+    /// The file is something else.
+    #[error(
+        "{} is no SQLite database: move it away, or use another data directory",
+        path.display()
+    )]
+    NotADatabase {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A database, but not of this program.
+    #[error(
+        "{} is the database of another program: use another data directory",
+        path.display()
+    )]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+    },
+    /// A newer version of this program wrote it.
+    #[error(
+        "{} has schema version {found}, this program knows up to {known}: run the newer one that \
+         wrote it, or use another data directory",
+        path.display()
+    )]
+    Newer {
+        /// The file.
+        path: PathBuf,
+        /// Its version.
+        found: i64,
+        /// The newest version that this program knows.
+        known: usize,
+    },
+    /// The database is damaged.
+    #[error(
+        "{} is damaged: keep a copy of it and its -wal file, and move both away to start anew",
+        path.display()
+    )]
+    Corrupt {
+        /// The file.
+        path: PathBuf,
+        /// What `SQLite` says.
+        #[source]
+        source: rusqlite::Error,
+    },
+    /// The file system does not do what a write-ahead log needs.
+    #[error(
+        "{} cannot have a write-ahead log (journal mode stays {mode}): use a data directory on a \
+         local file system",
+        path.display()
+    )]
+    NoWal {
+        /// The file.
+        path: PathBuf,
+        /// The journal mode that `SQLite` fell back to.
+        mode: String,
+    },
+    /// `SQLite` cannot open it for another reason: no room, no permission, locked.
+    #[error("{} cannot be opened", path.display())]
+    Sqlite {
+        /// The file.
+        path: PathBuf,
+        /// What `SQLite` says.
+        #[source]
+        source: rusqlite::Error,
+    },
+    /// The writing thread cannot be started.
+    #[error("the writing thread of the event store cannot be started")]
+    Thread(#[source] io::Error),
+}
+
+/// A failure of `SQLite` in the terms of the store.
+fn failure<E>(action: &'static str, error: E) -> StoreError
+where
+    E: Into<Arc<rusqlite::Error>>,
+{
+    let error = error.into();
+    let code = error.sqlite_error_code();
+    let unreadable = matches!(
+        *error,
+        rusqlite::Error::FromSqlConversionFailure(..)
+            | rusqlite::Error::InvalidColumnType(..)
+            | rusqlite::Error::IntegralValueOutOfRange(..)
+    );
+    let damaged = matches!(
+        code,
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase)
+    );
+    let source: BoxError = Box::new(error);
+    if unreadable || damaged {
+        let what = format!("it cannot {action}");
+        return StoreError::Corrupt { what, source };
+    }
+    match code {
+        Some(
+            ErrorCode::DiskFull
+            | ErrorCode::SystemIoFailure
+            | ErrorCode::DatabaseBusy
+            | ErrorCode::DatabaseLocked
+            | ErrorCode::CannotOpen
+            | ErrorCode::ReadOnly
+            | ErrorCode::PermissionDenied
+            | ErrorCode::OutOfMemory
+            | ErrorCode::FileLockingProtocolFailed
+            | ErrorCode::OperationInterrupted,
+        ) => StoreError::Io { action, source },
+        _ => StoreError::Internal { action, source },
+    }
+}
+
+/// A position from `SQLite`'s integer. `AUTOINCREMENT` counts from 1.
+fn position(seq: i64) -> u64 {
+    seq.unsigned_abs()
+}
+
+/// A position as `SQLite`'s integer; beyond the largest nothing is stored.
+fn number(position: u64) -> i64 {
+    i64::try_from(position).unwrap_or(i64::MAX)
+}
+
+/// The number of rows that a read may return.
+fn page(limit: usize) -> i64 {
+    i64::try_from(limit.min(MAX_PAGE)).unwrap_or(i64::MAX)
+}
+
+fn wal(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push("-wal");
+    name.into()
+}
+
+// === impl SqliteStore ===
+
+impl SqliteStore {
+    /// Opens the store in `dir`; both are made where they are missing, for this user
+    /// only. Takes ownership of the directory, and brings an older schema up to date.
+    ///
+    /// Blocks for a moment; needs no async runtime.
+    pub fn open(dir: &Path) -> Result<Self, OpenError> {
+        let lock = Lock::acquire(dir)?;
+        let path = dir.join(FILE);
+        let connection = schema::open(&path)?;
+        let newest = writer::newest(&connection).map_err(|source| OpenError::Sqlite {
+            path: path.clone(),
+            source,
+        })?;
+        tracing::debug!(path = %path.display(), newest, "event store opened");
+        let writer =
+            Writer::start(connection, wal(&path), lock, newest).map_err(OpenError::Thread)?;
+        Ok(Self {
+            readers: Arc::new(Readers::new(path.clone())),
+            path,
+            writer,
+        })
+    }
+}
+
+#[async_trait]
+impl EventStore for SqliteStore {
+    async fn append(&self, events: Vec<NewEvent>) -> Result<Vec<Appended>, StoreError> {
+        limits::events(&events)?;
+        let count = events.len();
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        let mut rows = Vec::with_capacity(count);
+        for event in events {
+            rows.push(append::Row::of(event));
+            if rows.len() % ROWS_IN_A_TURN == 0 {
+                tokio::task::yield_now().await;
+            }
+        }
+        let write = move |connection: &Connection| append::append(connection, &rows).map(Ok);
+        self.writer.call("store events", count, write).await
+    }
+
+    async fn feed(&self, after: u64, limit: usize) -> Result<Vec<Record>, StoreError> {
+        self.readers
+            .read(move |connection| query::feed(connection, after, limit))
+            .await
+    }
+
+    fn latest(&self) -> watch::Receiver<u64> {
+        self.writer.latest()
+    }
+
+    async fn events(&self, query: EventQuery) -> Result<Vec<Record>, StoreError> {
+        self.readers
+            .read(move |connection| query::events(connection, &query))
+            .await
+    }
+
+    async fn event(&self, id: &str) -> Result<Option<Record>, StoreError> {
+        let id = id.to_owned();
+        self.readers
+            .read(move |connection| query::event(connection, &id))
+            .await
+    }
+
+    async fn checkpoint(&self, consumer: &str) -> Result<Option<Checkpoint>, StoreError> {
+        let consumer = consumer.to_owned();
+        let read = move |connection: &Connection| {
+            checkpoint::load(connection, &consumer)
+                .map_err(|error| failure("read a checkpoint", error))
+        };
+        self.readers.read(read).await
+    }
+
+    async fn save_checkpoint(
+        &self,
+        consumer: &str,
+        checkpoint: Checkpoint,
+    ) -> Result<(), StoreError> {
+        limits::checkpoint(consumer, &checkpoint)?;
+        let consumer = consumer.to_owned();
+        let write =
+            move |connection: &Connection| checkpoint::save(connection, &consumer, &checkpoint);
+        self.writer.call("save a checkpoint", 1, write).await
+    }
+
+    async fn journal(&self, entries: Vec<Entry>) -> Result<(), StoreError> {
+        limits::entries(&entries)?;
+        let rows = entries
+            .into_iter()
+            .map(journal::Row::of)
+            .collect::<Result<Vec<_>, _>>()?;
+        let count = rows.len();
+        let write = move |connection: &Connection| journal::write(connection, &rows).map(Ok);
+        self.writer.call("write the journal", count, write).await
+    }
+
+    async fn timeline(&self, node: &str, limit: usize) -> Result<Vec<Entry>, StoreError> {
+        let node = node.to_owned();
+        self.readers
+            .read(move |connection| journal::timeline(connection, &node, limit))
+            .await
+    }
+
+    async fn update_status(&self, id: &str, patch: StatusPatch) -> Result<bool, StoreError> {
+        limits::status(&patch)?;
+        let id = id.to_owned();
+        let write = move |connection: &Connection| query::update_status(connection, &id, &patch);
+        self.writer
+            .call("update an event's status", 1, move |c| write(c).map(Ok))
+            .await
+    }
+
+    async fn status(&self, id: &str) -> Result<Option<Status>, StoreError> {
+        let id = id.to_owned();
+        self.readers
+            .read(move |connection| query::status(connection, &id))
+            .await
+    }
+
+    async fn stats(&self) -> Result<Stats, StoreError> {
+        let path = self.path.clone();
+        let read = move |connection: &Connection| {
+            let mut stats = query::stats(connection)?;
+            stats.bytes = [&path, &wal(&path)]
+                .into_iter()
+                .filter_map(|path| path.metadata().ok())
+                .map(|metadata| metadata.len())
+                .sum();
+            Ok(stats)
+        };
+        self.readers.read(read).await
+    }
+
+    async fn close(&self) {
+        self.readers.close().await;
+        self.writer.close().await;
+    }
+}

@@ -1,0 +1,128 @@
+//! Events on their way out of the table.
+
+use domain::event::Record;
+use jiff::Timestamp;
+use rusqlite::types::Value;
+use rusqlite::{Connection, OptionalExtension, Params, params_from_iter};
+
+use super::{failure, number, page, position};
+use crate::{BoxError, EventQuery, Stats, Status, StatusPatch, StoreError};
+
+pub(super) fn feed(
+    connection: &Connection,
+    after: u64,
+    limit: usize,
+) -> Result<Vec<Record>, StoreError> {
+    records(
+        connection,
+        "SELECT seq, id, created_at, body FROM event WHERE seq > ?1 ORDER BY seq LIMIT ?2",
+        [number(after), page(limit)],
+    )
+}
+
+pub(super) fn events(
+    connection: &Connection,
+    query: &EventQuery,
+) -> Result<Vec<Record>, StoreError> {
+    let mut sql = "SELECT seq, id, created_at, body FROM event WHERE TRUE".to_owned();
+    let mut values = Vec::new();
+    let conditions = [
+        (" AND node = ?", query.node.clone().map(Value::from)),
+        (" AND id = ?", query.id.clone().map(Value::from)),
+        (" AND seq < ?", query.before.map(number).map(Value::from)),
+        (" AND seq > ?", query.after.map(number).map(Value::from)),
+    ];
+    for (condition, value) in conditions {
+        if let Some(value) = value {
+            sql.push_str(condition);
+            values.push(value);
+        }
+    }
+    sql.push_str(" ORDER BY seq DESC LIMIT ?");
+    values.push(page(query.limit).into());
+    records(connection, &sql, params_from_iter(values))
+}
+
+pub(super) fn event(connection: &Connection, id: &str) -> Result<Option<Record>, StoreError> {
+    let sql = "SELECT seq, id, created_at, body FROM event WHERE id = ?1";
+    Ok(records(connection, sql, [id])?.pop())
+}
+
+pub(super) fn status(connection: &Connection, id: &str) -> Result<Option<Status>, StoreError> {
+    connection
+        .prepare_cached("SELECT node_quarantined FROM event WHERE id = ?1")
+        .and_then(|mut statement| {
+            statement
+                .query_row([id], |row| {
+                    Ok(Status {
+                        node_quarantined: row.get(0)?,
+                    })
+                })
+                .optional()
+        })
+        .map_err(|error| failure("read an event's status", error))
+}
+
+pub(super) fn update_status(
+    connection: &Connection,
+    id: &str,
+    patch: &StatusPatch,
+) -> rusqlite::Result<bool> {
+    let changed = connection
+        .prepare_cached(
+            "UPDATE event SET node_quarantined = coalesce(?2, node_quarantined) WHERE id = ?1",
+        )?
+        .execute((id, &patch.node_quarantined))?;
+    Ok(changed > 0)
+}
+
+/// All but the room on disk.
+pub(super) fn stats(connection: &Connection) -> Result<Stats, StoreError> {
+    let time = |micros: Option<i64>| micros.and_then(|at| Timestamp::from_microsecond(at).ok());
+    connection
+        .query_row(
+            "SELECT (SELECT count(*) FROM event),
+                    (SELECT created_at FROM event ORDER BY seq LIMIT 1),
+                    (SELECT created_at FROM event ORDER BY seq DESC LIMIT 1),
+                    (SELECT user_version FROM pragma_user_version)",
+            [],
+            |row| {
+                Ok(Stats {
+                    events: row.get::<_, i64>(0)?.unsigned_abs(),
+                    oldest: time(row.get(1)?),
+                    newest: time(row.get(2)?),
+                    bytes: 0,
+                    schema_version: row.get(3)?,
+                })
+            },
+        )
+        .map_err(|error| failure("count the events", error))
+}
+
+fn records(
+    connection: &Connection,
+    sql: &str,
+    params: impl Params,
+) -> Result<Vec<Record>, StoreError> {
+    let failed = |error| failure("read events", error);
+    let mut statement = connection.prepare_cached(sql).map_err(failed)?;
+    let mut rows = statement.query(params).map_err(failed)?;
+    let mut records = Vec::new();
+    while let Some(row) = rows.next().map_err(failed)? {
+        let seq: i64 = row.get(0).map_err(failed)?;
+        let read = || -> Result<Record, BoxError> {
+            Ok(Record {
+                seq: position(seq),
+                id: row.get(1)?,
+                created_at: Timestamp::from_microsecond(row.get(2)?)?,
+                event: contract::json::from_str(row.get_ref(3)?.as_str()?)?,
+            })
+        };
+        let corrupt = |source| StoreError::Corrupt {
+            what: format!("event {seq}"),
+            source,
+        };
+        records.push(read().map_err(corrupt)?);
+    }
+    Ok(records)
+}

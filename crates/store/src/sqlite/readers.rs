@@ -1,0 +1,79 @@
+//! Connections that read, beside the one that writes.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rusqlite::Connection;
+use tokio::sync::Semaphore;
+
+use super::{failure, schema};
+use crate::StoreError;
+
+/// Connections at most, and so reads at one time; further ones wait.
+const CONNECTIONS: u32 = 4;
+
+/// The connections, opened as they are needed.
+#[derive(Debug)]
+pub(super) struct Readers {
+    path: PathBuf,
+    permits: Arc<Semaphore>,
+    idle: Mutex<Vec<Connection>>,
+}
+
+// === impl Readers ===
+
+impl Readers {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self {
+            path,
+            permits: Arc::new(Semaphore::new(CONNECTIONS as usize)),
+            idle: Mutex::default(),
+        }
+    }
+
+    /// Runs `read` with a connection, on a thread that may block.
+    pub(super) async fn read<T, F>(self: &Arc<Self>, read: F) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<T, StoreError> + Send + 'static,
+    {
+        let permit = Arc::clone(&self.permits).acquire_owned().await;
+        let permit = permit.map_err(|_| StoreError::Closed)?;
+        let readers = Arc::clone(self);
+        let blocking = tokio::task::spawn_blocking(move || {
+            let idle = readers
+                .idle
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .pop();
+            let connection = match idle {
+                Some(connection) => connection,
+                None => schema::open_reader(&readers.path)
+                    .map_err(|error| failure("open its file for reading", error))?,
+            };
+            let answer = read(&connection);
+            readers
+                .idle
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(connection);
+            // Only now may another one look for an idle connection, or close see none at work.
+            drop(permit);
+            answer
+        });
+        // It is cancelled only where the runtime is shutting down.
+        blocking.await.unwrap_or(Err(StoreError::Closed))
+    }
+
+    /// Waits for the reads under way, refuses further ones and closes the connections.
+    pub(super) async fn close(&self) {
+        // An error means that it was done before.
+        if let Ok(_all) = self.permits.acquire_many(CONNECTIONS).await {
+            self.permits.close();
+            self.idle
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .clear();
+        }
+    }
+}

@@ -1,0 +1,348 @@
+//! The database file: how it is opened, checked and brought to the newest schema.
+
+use std::fs::OpenOptions;
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::Duration;
+
+use rusqlite::config::DbConfig;
+use rusqlite::{Connection, ErrorCode, OpenFlags, TransactionBehavior};
+
+use super::{OpenError, lock};
+
+/// The steps to the newest schema. `PRAGMA user_version` counts those that were taken.
+/// A step that was released is never changed: what is to change becomes a new step.
+pub(super) const STEPS: &[&str] = &[STEP_1];
+
+/// `body` is the public JSON form of the event, the columns before it are copies to
+/// search by. Times are microseconds since 1970.
+///
+/// `stream` is a hash of node, agent and check. With `fingerprint` it serves to tell a
+/// retry; see `append.rs`.
+const STEP_1: &str = "
+    CREATE TABLE event (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        id TEXT NOT NULL UNIQUE,
+        created_at INTEGER NOT NULL,
+        node TEXT NOT NULL,
+        agent TEXT NOT NULL,
+        check_name TEXT NOT NULL,
+        healthy INTEGER NOT NULL,
+        fatal INTEGER NOT NULL,
+        stream INTEGER NOT NULL,
+        fingerprint TEXT,
+        body TEXT NOT NULL,
+        node_quarantined TEXT
+    ) STRICT;
+    CREATE INDEX event_by_node ON event (node, seq);
+    CREATE INDEX event_by_stream ON event (stream, healthy, seq);
+    CREATE INDEX event_by_fingerprint ON event (fingerprint, seq) WHERE fingerprint IS NOT NULL;
+
+    CREATE TABLE checkpoint (
+        consumer TEXT PRIMARY KEY,
+        token INTEGER NOT NULL,
+        state BLOB NOT NULL
+    ) STRICT;
+
+    CREATE TABLE journal (
+        seq INTEGER PRIMARY KEY AUTOINCREMENT,
+        at INTEGER NOT NULL,
+        node TEXT NOT NULL,
+        session TEXT,
+        kind TEXT NOT NULL,
+        text TEXT NOT NULL,
+        detail TEXT
+    ) STRICT;
+    CREATE INDEX journal_by_node ON journal (node, seq);
+";
+
+/// Marks the file as ours (`PRAGMA application_id`): "gpwd" in ASCII.
+const APPLICATION_ID: i32 = 0x6770_7764;
+/// First bytes of every `SQLite` database.
+const MAGIC: &[u8; 16] = b"SQLite format 3\0";
+/// How long to wait for another process, such as a `sqlite3` shell, that holds the file.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+/// Length of the write-ahead log at which it is folded into the database, where nobody
+/// reads from it (pages of 4 KiB). Index pages are written to the log again and again:
+/// the longer it is, the fewer times to the database.
+const FOLD_PAGES: i32 = 4096;
+/// Prepared statements that a connection keeps.
+const STATEMENTS: usize = 32;
+
+/// Opens the database for writing, makes it where there is none, and brings it to the
+/// newest schema. The directory's lock is held.
+///
+/// A file that is damaged, newer or not ours is left as it is.
+pub(super) fn open(path: &Path) -> Result<Connection, OpenError> {
+    look(path)?;
+    let failed = |source| failure(path, source);
+    let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let mut connection = Connection::open_with_flags(path, flags).map_err(failed)?;
+    // Until the file is known to be sound and ours, not even its write-ahead log is
+    // folded into it.
+    connection
+        .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true)
+        .map_err(failed)?;
+    connection.busy_timeout(BUSY_TIMEOUT).map_err(failed)?;
+    let version = check(&connection, path, STEPS.len())?;
+
+    if version == 0 {
+        // Only takes effect before the first table; lets retention give room back.
+        connection
+            .pragma_update(None, "auto_vacuum", "INCREMENTAL")
+            .map_err(failed)?;
+    }
+    let mode: String = connection
+        .pragma_update_and_check(None, "journal_mode", "WAL", |row| row.get(0))
+        .map_err(failed)?;
+    if mode != "wal" {
+        return Err(OpenError::NoWal {
+            path: path.into(),
+            mode,
+        });
+    }
+    connection
+        .pragma_update(None, "wal_autocheckpoint", FOLD_PAGES)
+        .map_err(failed)?;
+    connection
+        .pragma_update(None, "synchronous", "FULL")
+        .map_err(failed)?;
+    tune(&connection, 4096).map_err(failed)?;
+    migrate(&mut connection, STEPS).map_err(failed)?;
+    connection
+        .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false)
+        .map_err(failed)?;
+    Ok(connection)
+}
+
+/// A connection that only reads.
+pub(super) fn open_reader(path: &Path) -> rusqlite::Result<Connection> {
+    let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+    let connection = Connection::open_with_flags(path, flags)?;
+    connection.busy_timeout(BUSY_TIMEOUT)?;
+    tune(&connection, 1024)?;
+    Ok(connection)
+}
+
+/// Takes the steps that `connection` has not taken, each in a transaction of its own.
+fn migrate(connection: &mut Connection, steps: &[&str]) -> rusqlite::Result<()> {
+    for (version, step) in (1_i64..).zip(steps) {
+        let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
+        let taken: i64 = transaction.pragma_query_value(None, "user_version", |row| row.get(0))?;
+        if taken < version {
+            transaction.execute_batch(step)?;
+            transaction.pragma_update(None, "application_id", APPLICATION_ID)?;
+            transaction.pragma_update(None, "user_version", version)?;
+            transaction.commit()?;
+            tracing::info!(version, "event store schema step taken");
+        }
+    }
+    Ok(())
+}
+
+/// The version of a database that may be opened; only reads.
+fn check(connection: &Connection, path: &Path, known: usize) -> Result<i64, OpenError> {
+    let failed = |source| failure(path, source);
+    let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+    let version = pragma("user_version").map_err(failed)?;
+    let application = pragma("application_id").map_err(failed)?;
+    let tables: i64 = connection
+        .query_row("SELECT count(*) FROM sqlite_schema", [], |row| row.get(0))
+        .map_err(failed)?;
+    let fresh = version == 0 && application == 0 && tables == 0;
+    if !fresh && application != i64::from(APPLICATION_ID) {
+        return Err(OpenError::Foreign { path: path.into() });
+    }
+    if usize::try_from(version).map_or(true, |version| version > known) {
+        return Err(OpenError::Newer {
+            path: path.into(),
+            found: version,
+            known,
+        });
+    }
+    Ok(version)
+}
+
+/// Looks at the file before `SQLite` does, and makes an empty one where there is none.
+///
+/// Closing any descriptor of a file drops the locks that the process has on it, so this
+/// must not happen while `SQLite` has it open; the directory's lock sees to that.
+fn look(path: &Path) -> Result<(), OpenError> {
+    let failed = |source: io::Error| OpenError::File {
+        path: path.into(),
+        source,
+    };
+    let mut file = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .mode(0o600) // SQLite gives its other files the mode of this one.
+        .open(path)
+        .map_err(failed)?;
+    let mut start = Vec::new();
+    file.by_ref()
+        .take(MAGIC.len() as u64)
+        .read_to_end(&mut start)
+        .map_err(failed)?;
+    if start.is_empty() {
+        return lock::sync_entry(path).map_err(failed);
+    }
+    if start != MAGIC {
+        return Err(OpenError::NotADatabase { path: path.into() });
+    }
+    Ok(())
+}
+
+fn tune(connection: &Connection, cache_kib: i32) -> rusqlite::Result<()> {
+    connection.set_prepared_statement_cache_capacity(STATEMENTS);
+    // Otherwise SQLite compiles a statement anew whenever a bound value might make
+    // another plan better, which costs more than running ours.
+    connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
+    connection.pragma_update(None, "cache_size", -cache_kib)?;
+    connection.pragma_update(None, "temp_store", "MEMORY")
+}
+
+fn failure(path: &Path, source: rusqlite::Error) -> OpenError {
+    match source.sqlite_error_code() {
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => OpenError::Corrupt {
+            path: path.into(),
+            source,
+        },
+        _ => OpenError::Sqlite {
+            path: path.into(),
+            source,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use tempfile::TempDir;
+
+    use super::*;
+
+    fn version(connection: &Connection) -> i64 {
+        connection
+            .pragma_query_value(None, "user_version", |row| row.get(0))
+            .unwrap()
+    }
+
+    #[test]
+    fn a_commit_is_synchronous_and_logged_ahead() {
+        let dir = TempDir::new().unwrap();
+        let connection = open(&dir.path().join("events.db")).unwrap();
+        let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+        assert_eq!(pragma("synchronous").unwrap(), 2, "FULL");
+        assert_eq!(pragma("auto_vacuum").unwrap(), 2, "INCREMENTAL");
+        assert_eq!(version(&connection), i64::try_from(STEPS.len()).unwrap());
+    }
+
+    #[test]
+    fn an_older_database_takes_the_missing_steps_and_keeps_its_rows() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        migrate(&mut connection, &STEPS[..1]).unwrap();
+        connection
+            .execute("INSERT INTO checkpoint VALUES ('c', 7, x'01')", [])
+            .unwrap();
+        let next = "ALTER TABLE checkpoint ADD COLUMN note TEXT NOT NULL DEFAULT 'none'";
+        let steps = [STEP_1, next];
+        for _ in 0..2 {
+            migrate(&mut connection, &steps).unwrap();
+            assert_eq!(version(&connection), 2);
+        }
+        let row: (i64, String) = connection
+            .query_row("SELECT token, note FROM checkpoint", [], |row| {
+                Ok((row.get(0)?, row.get(1)?))
+            })
+            .unwrap();
+        assert_eq!(row, (7, "none".to_owned()));
+    }
+
+    #[test]
+    fn a_step_that_fails_leaves_the_version_before_it() {
+        let mut connection = Connection::open_in_memory().unwrap();
+        let steps = [STEP_1, "CREATE TABLE half (a); CREATE TABLE event (a)"];
+        migrate(&mut connection, &steps).unwrap_err();
+        assert_eq!(version(&connection), 1);
+        let half: i64 = connection
+            .query_row(
+                "SELECT count(*) FROM sqlite_schema WHERE name = 'half'",
+                [],
+                |row| row.get(0),
+            )
+            .unwrap();
+        assert_eq!(half, 0);
+    }
+
+    #[test]
+    fn what_is_newer_foreign_or_damaged_is_refused_and_left_as_it_is() {
+        type Break = fn(&Path);
+        let table: [(&str, Break, &str); 5] = [
+            (
+                "newer",
+                |path| {
+                    let connection = open(path).unwrap();
+                    connection.pragma_update(None, "user_version", 99).unwrap();
+                },
+                "version 99",
+            ),
+            (
+                "foreign",
+                |path| {
+                    Connection::open(path)
+                        .unwrap()
+                        .execute_batch("CREATE TABLE t (a)")
+                        .unwrap();
+                },
+                "another program",
+            ),
+            (
+                "text",
+                |path| fs::write(path, "these are my notes, not events\n").unwrap(),
+                "SQLite",
+            ),
+            ("short", |path| fs::write(path, "SQLite").unwrap(), "SQLite"),
+            (
+                "cut off",
+                |path| {
+                    drop(open(path).unwrap());
+                    let whole = fs::read(path).unwrap();
+                    fs::write(path, &whole[..whole.len() / 2]).unwrap();
+                },
+                "damaged",
+            ),
+        ];
+        for (name, break_it, says) in table {
+            let dir = TempDir::new().unwrap();
+            let path = dir.path().join("events.db");
+            break_it(&path);
+            let before = fs::read(&path).unwrap();
+            let error = open(&path).unwrap_err().to_string();
+            assert!(
+                error.contains(says) && error.contains("events.db"),
+                "{name}: {error}"
+            );
+            assert_eq!(fs::read(&path).unwrap(), before, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_start_that_was_cut_short_is_a_start() {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("events.db");
+        fs::write(&path, "").unwrap();
+        drop(open(&path).unwrap());
+
+        let path = dir.path().join("without-tables.db");
+        let connection = Connection::open(&path).unwrap();
+        connection
+            .pragma_update_and_check(None, "journal_mode", "WAL", |_| Ok(()))
+            .unwrap();
+        drop(connection);
+        assert!(open(&path).is_ok());
+    }
+}

@@ -1,0 +1,305 @@
+//! The one thread that writes.
+//!
+//! It takes all that waits, runs it in one transaction, and answers after the commit:
+//! while one group is being synchronised to disk the next one gathers, so the number of
+//! events a second is not bound by the number of synchronisations a second.
+//!
+//! A group that fails is run again one by one, so that only what cannot be stored is
+//! refused.
+
+use std::path::PathBuf;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::thread;
+use std::time::Duration;
+
+use rusqlite::{Connection, TransactionBehavior};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+
+use super::{failure, lock::Lock};
+use crate::{MAX_APPEND, StoreError};
+
+/// Calls that wait; more wait in their own tasks.
+const MAX_WAITING: usize = 1024;
+/// Rows that wait with them: what bounds the memory.
+const MAX_WAITING_ROWS: usize = 4 * MAX_APPEND;
+/// Most calls in a group.
+const MAX_GROUP: usize = 256;
+/// A group that has as many rows takes no further call.
+const MAX_GROUP_ROWS: usize = 4096;
+/// Size of the write-ahead log beyond which readers are made to wait until it is folded
+/// into the database (bytes). Without it, readers that never pause would keep it growing.
+const MAX_WAL_BYTES: u64 = 64 * 1024 * 1024;
+/// How long that may take before it is put off.
+const FOLD_TIMEOUT: Duration = Duration::from_millis(250);
+
+/// The way to the thread.
+#[derive(Debug)]
+pub(super) struct Writer {
+    sender: RwLock<Option<mpsc::Sender<Request>>>,
+    rows: Arc<Semaphore>,
+    latest: watch::Receiver<u64>,
+    /// Closed when the thread has let go of everything.
+    ended: watch::Receiver<()>,
+}
+
+struct Request {
+    rows: usize,
+    call: Box<dyn Job>,
+    _room: OwnedSemaphorePermit,
+}
+
+/// A call as the thread sees it.
+trait Job: Send {
+    /// Runs inside a transaction; a second time where the first was rolled back.
+    fn run(&mut self, connection: &Connection) -> rusqlite::Result<()>;
+    /// Answers the caller.
+    fn answer(self: Box<Self>, committed: Result<(), Arc<rusqlite::Error>>);
+}
+
+struct Call<T, F> {
+    action: &'static str,
+    run: F,
+    outcome: Option<Result<T, StoreError>>,
+    reply: oneshot::Sender<Result<T, StoreError>>,
+}
+
+enum Failed {
+    /// There is no transaction: another process holds the file. No call alone would
+    /// fare better.
+    Begin(rusqlite::Error),
+    /// A call, or the commit.
+    Inside(rusqlite::Error),
+}
+
+struct Thread {
+    connection: Connection,
+    wal: PathBuf,
+    /// Size of the log at which folding it is tried next.
+    fold_at: u64,
+    latest: watch::Sender<u64>,
+}
+
+// === impl Writer ===
+
+impl Writer {
+    /// Starts the thread. It owns `connection` and `lock` until it ends.
+    pub(super) fn start(
+        connection: Connection,
+        wal: PathBuf,
+        lock: Lock,
+        latest: u64,
+    ) -> std::io::Result<Self> {
+        let (sender, mut receiver) = mpsc::channel::<Request>(MAX_WAITING);
+        let (latest_sender, latest) = watch::channel(latest);
+        let (end, ended) = watch::channel(());
+        let mut thread = Thread {
+            connection,
+            wal,
+            fold_at: MAX_WAL_BYTES,
+            latest: latest_sender,
+        };
+        thread::Builder::new()
+            .name("event-store".to_owned())
+            .spawn(move || {
+                while let Some(first) = receiver.blocking_recv() {
+                    let mut rows = first.rows;
+                    let mut group = vec![first];
+                    while group.len() < MAX_GROUP
+                        && rows < MAX_GROUP_ROWS
+                        && let Ok(next) = receiver.try_recv()
+                    {
+                        rows += next.rows;
+                        group.push(next);
+                    }
+                    thread.commit(group);
+                    thread.fold();
+                }
+                // In this order: whoever sees the end can open the store again.
+                drop(thread);
+                drop(lock);
+                drop(end);
+            })?;
+        let rows = Arc::new(Semaphore::new(MAX_WAITING_ROWS));
+        Ok(Self {
+            sender: RwLock::new(Some(sender)),
+            rows,
+            latest,
+            ended,
+        })
+    }
+
+    pub(super) fn latest(&self) -> watch::Receiver<u64> {
+        self.latest.clone()
+    }
+
+    /// Runs `run` in the thread and answers when what it wrote is on disk.
+    ///
+    /// An error of `SQLite` rolls the transaction back; `run` may then run once more. An
+    /// error inside `Ok` is an answer like any other: `run` has written nothing.
+    ///
+    /// `rows` is how much `run` holds, at most [`MAX_APPEND`].
+    pub(super) async fn call<T, F>(
+        &self,
+        action: &'static str,
+        rows: usize,
+        run: F,
+    ) -> Result<T, StoreError>
+    where
+        T: Send + 'static,
+        F: FnMut(&Connection) -> rusqlite::Result<Result<T, StoreError>> + Send + 'static,
+    {
+        let sender = self
+            .sender
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone();
+        let sender = sender.ok_or(StoreError::Closed)?;
+        let permits = u32::try_from(rows.clamp(1, MAX_WAITING_ROWS)).unwrap_or(u32::MAX);
+        let room = Arc::clone(&self.rows).acquire_many_owned(permits).await;
+        let room = room.map_err(|_| StoreError::Closed)?;
+        let (reply, answer) = oneshot::channel();
+        let call = Box::new(Call {
+            action,
+            run,
+            outcome: None,
+            reply,
+        });
+        let request = Request {
+            rows,
+            call,
+            _room: room,
+        };
+        sender.send(request).await.map_err(|_| StoreError::Closed)?;
+        answer.await.unwrap_or(Err(StoreError::Closed))
+    }
+
+    /// Takes no further call, and waits until those under way are answered and the
+    /// thread has let go of the file and the lock.
+    pub(super) async fn close(&self) {
+        drop(
+            self.sender
+                .write()
+                .unwrap_or_else(PoisonError::into_inner)
+                .take(),
+        );
+        let mut ended = self.ended.clone();
+        while ended.changed().await.is_ok() {}
+    }
+}
+
+// === impl Thread ===
+
+impl Thread {
+    /// Runs a group in one transaction and answers it.
+    fn commit(&mut self, mut group: Vec<Request>) {
+        match self.transact(&mut group) {
+            Ok(()) => {
+                self.publish();
+                for request in group {
+                    request.call.answer(Ok(()));
+                }
+            }
+            Err(Failed::Inside(error)) if group.len() > 1 => {
+                tracing::debug!(calls = group.len(), %error, "group failed, running it one by one");
+                for request in group {
+                    self.commit(vec![request]);
+                }
+            }
+            Err(Failed::Begin(error) | Failed::Inside(error)) => {
+                let error = Arc::new(error);
+                for request in group {
+                    request.call.answer(Err(Arc::clone(&error)));
+                }
+            }
+        }
+    }
+
+    fn transact(&mut self, group: &mut [Request]) -> Result<(), Failed> {
+        let transaction = self
+            .connection
+            .transaction_with_behavior(TransactionBehavior::Immediate)
+            .map_err(Failed::Begin)?;
+        for request in group {
+            // Dropping the transaction rolls it back.
+            request.call.run(&transaction).map_err(Failed::Inside)?;
+        }
+        transaction.commit().map_err(Failed::Inside)
+    }
+
+    /// Says how far the feed goes. Before the callers are answered: who has appended an
+    /// event finds it announced.
+    fn publish(&self) {
+        match newest(&self.connection) {
+            Ok(newest) => {
+                self.latest.send_if_modified(|latest| {
+                    let moved = newest > *latest;
+                    *latest = newest.max(*latest);
+                    moved
+                });
+            }
+            Err(error) => tracing::warn!(%error, "end of the event feed not readable"),
+        }
+    }
+
+    /// Folds a write-ahead log that has grown too long into the database.
+    fn fold(&mut self) {
+        let size = self.wal.metadata().map_or(0, |metadata| metadata.len());
+        if size < self.fold_at {
+            return;
+        }
+        match fold(&self.connection) {
+            Ok(true) => self.fold_at = MAX_WAL_BYTES,
+            // Somebody reads for long. Not to wait for him at every commit, the next
+            // attempt comes when the log has doubled.
+            Ok(false) => self.fold_at = size.saturating_mul(2),
+            Err(error) => {
+                tracing::warn!(%error, size, "write-ahead log of the event store not folded");
+                self.fold_at = size.saturating_mul(2);
+            }
+        }
+    }
+}
+
+/// Position of the newest event.
+pub(super) fn newest(connection: &Connection) -> rusqlite::Result<u64> {
+    let newest: Option<i64> = connection
+        .prepare_cached("SELECT max(seq) FROM event")?
+        .query_row([], |row| row.get(0))?;
+    Ok(newest.map_or(0, i64::unsigned_abs))
+}
+
+/// Whether the log could be folded: nobody was reading from it.
+fn fold(connection: &Connection) -> rusqlite::Result<bool> {
+    let before: i64 = connection.pragma_query_value(None, "busy_timeout", |row| row.get(0))?;
+    connection.busy_timeout(FOLD_TIMEOUT)?;
+    let busy = connection.query_row("PRAGMA wal_checkpoint(TRUNCATE)", [], |row| {
+        row.get::<_, i64>(0)
+    });
+    connection.busy_timeout(Duration::from_millis(before.unsigned_abs()))?;
+    Ok(busy? == 0)
+}
+
+// === impl Call ===
+
+impl<T, F> Job for Call<T, F>
+where
+    T: Send,
+    F: FnMut(&Connection) -> rusqlite::Result<Result<T, StoreError>> + Send,
+{
+    fn run(&mut self, connection: &Connection) -> rusqlite::Result<()> {
+        self.outcome = Some((self.run)(connection)?);
+        Ok(())
+    }
+
+    fn answer(self: Box<Self>, committed: Result<(), Arc<rusqlite::Error>>) {
+        let answer = match committed {
+            Ok(()) => self.outcome.unwrap_or(Err(StoreError::Closed)),
+            Err(error) => Err(failure(self.action, error)),
+        };
+        // A caller that no longer listens has given up; what it asked for is done.
+        let _ = self.reply.send(answer);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,300 @@
+//! The embedded store from outside: the list of tests that every backend passes, then
+//! what is its own: who may open it, what other programs see, and death at any moment.
+
+// The fixtures are test code too.
+#![allow(clippy::unwrap_used)]
+
+use std::collections::{HashMap, HashSet};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::{env, fs, io, process, thread, time};
+
+use gpuwarden_store::conformance::{event, event_without_time, read_feed};
+use gpuwarden_store::sqlite::{OpenError, SqliteStore};
+use gpuwarden_store::{EventStore, NewEvent, conformance_tests};
+use jiff::Timestamp;
+use tempfile::TempDir;
+
+conformance_tests!(embedded);
+
+/// An empty storage, and what opens it.
+fn embedded() -> impl AsyncFn() -> Arc<dyn EventStore> {
+    let dir = TempDir::new().unwrap();
+    async move || Arc::new(SqliteStore::open(dir.path()).unwrap()) as Arc<dyn EventStore>
+}
+
+#[tokio::test]
+async fn one_process_owns_a_directory_that_is_private() {
+    let temp = TempDir::new().unwrap();
+    let dir = temp.path().join("a/b");
+    let store = SqliteStore::open(&dir).unwrap();
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode(&dir), 0o700);
+    store.append(vec![event("n1", 1)]).await.unwrap();
+    for file in fs::read_dir(&dir).unwrap() {
+        let path = file.unwrap().path();
+        assert_eq!(mode(&path), 0o600, "{}", path.display());
+    }
+
+    let error = SqliteStore::open(&dir).unwrap_err();
+    let OpenError::InUse { owner, .. } = &error else {
+        panic!("{error}")
+    };
+    assert_eq!(*owner, Some(process::id()));
+    let text = error.to_string();
+    assert!(text.contains(dir.to_str().unwrap()), "{text}");
+    assert!(text.contains(&process::id().to_string()), "{text}");
+
+    store.close().await;
+    let files: HashSet<_> = fs::read_dir(&dir)
+        .unwrap()
+        .map(|file| file.unwrap().file_name())
+        .collect();
+    assert_eq!(
+        files,
+        HashSet::from(["events.db".into(), "lock".into()]),
+        "log folded in"
+    );
+    SqliteStore::open(&dir).unwrap().close().await;
+}
+
+#[test]
+fn a_directory_that_cannot_be_made_is_named() {
+    let temp = TempDir::new().unwrap();
+    fs::write(temp.path().join("file"), "").unwrap();
+    let error = SqliteStore::open(&temp.path().join("file/data")).unwrap_err();
+    assert!(matches!(error, OpenError::Directory { .. }));
+    assert!(error.to_string().contains("file/data"), "{error}");
+}
+
+#[tokio::test]
+async fn other_programs_can_read_the_file_while_it_is_in_use() {
+    let dir = TempDir::new().unwrap();
+    let store = SqliteStore::open(dir.path()).unwrap();
+    store
+        .append((0..3).map(|n| event("n1", n)).collect())
+        .await
+        .unwrap();
+    let other = rusqlite::Connection::open(dir.path().join("events.db")).unwrap();
+    let row = |row: &rusqlite::Row<'_>| {
+        Ok((
+            row.get::<_, String>(0)?,
+            row.get::<_, String>(1)?,
+            row.get::<_, i64>(2)?,
+        ))
+    };
+    let found = other
+        .query_row(
+            "SELECT body->>'checkName', body->>'$.errorCode[0]', healthy FROM event
+             WHERE node = 'n1' AND body->>'message' = 'fault 2'",
+            [],
+            row,
+        )
+        .unwrap();
+    assert_eq!(found, ("SysLogsXIDError".to_owned(), "79".to_owned(), 0));
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_row_that_cannot_be_read_is_named_and_not_passed_over() {
+    let dir = TempDir::new().unwrap();
+    let store = SqliteStore::open(dir.path()).unwrap();
+    store
+        .append((0..3).map(|n| event("n1", n)).collect())
+        .await
+        .unwrap();
+    let other = rusqlite::Connection::open(dir.path().join("events.db")).unwrap();
+    other
+        .execute(
+            "UPDATE event SET body = '{\"version\": \"x\"}' WHERE seq = 2",
+            [],
+        )
+        .unwrap();
+    let error = store.feed(0, 10).await.unwrap_err();
+    assert!(
+        error.to_string().contains("event 2") && !error.is_retryable(),
+        "{error}"
+    );
+    assert_eq!(store.feed(0, 1).await.unwrap().len(), 1);
+    store.close().await;
+}
+
+/// Where the child of [`acknowledged_events_survive_a_kill`] finds its directory.
+const CHILD_DIR: &str = "GPUWARDEN_TEST_STORE_DIR";
+/// And the number of its life, from 1.
+const CHILD_LIFE: &str = "GPUWARDEN_TEST_STORE_LIFE";
+const LIVES: i64 = 20;
+const TASKS: i64 = 6;
+
+/// Events of one append: the `n`-th of a task in a life. Every second one has no time
+/// of its own.
+fn batch(life: i64, task: i64, n: i64) -> Vec<NewEvent> {
+    let node = format!("life{life}-task{task}");
+    (0..=(n + task) % 4)
+        .map(|k| {
+            let number = n * 10 + k;
+            let event = event(&node, number);
+            if k % 2 == 0 {
+                return event;
+            }
+            event_without_time(&node, &format!("report {number}"), Timestamp::now())
+        })
+        .collect()
+}
+
+/// The process that is killed. Sends again what its predecessor began with, then goes
+/// on with its own events, and prints each acknowledgement: node, message, position.
+#[test]
+fn child_of_the_kill_test() {
+    let Some(dir) = env::var_os(CHILD_DIR) else {
+        return;
+    };
+    let life: i64 = env::var(CHILD_LIFE).unwrap().parse().unwrap();
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        let store = Arc::new(SqliteStore::open(Path::new(&dir)).unwrap());
+        let mut tasks = tokio::task::JoinSet::new();
+        for task in 0..TASKS {
+            let store = Arc::clone(&store);
+            tasks.spawn(async move {
+                let again = (0..20).map(|n| (life - 1, n));
+                for (life, n) in again.chain((0..).map(|n| (life, n))) {
+                    let batch = batch(life, task, n);
+                    let answers = store.append(batch.clone()).await.unwrap();
+                    let lines: Vec<_> = batch
+                        .iter()
+                        .zip(answers)
+                        .map(|(NewEvent { event, .. }, answer)| {
+                            format!("ack|{}|{}|{}\n", event.node_name, event.message, answer.seq)
+                        })
+                        .collect();
+                    let mut stdout = io::stdout().lock();
+                    stdout
+                        .write_all(lines.concat().as_bytes())
+                        .and_then(|()| stdout.flush())
+                        .unwrap();
+                }
+            });
+        }
+        tasks.join_all().await;
+    });
+}
+
+#[tokio::test]
+async fn acknowledged_events_survive_a_kill() {
+    let seed = time::SystemTime::UNIX_EPOCH
+        .elapsed()
+        .unwrap()
+        .subsec_nanos();
+    println!("seed {seed}");
+    let mut random = u64::from(seed) | 1;
+    let mut below = move |bound: u64| {
+        // Xorshift: any spread of moments will do.
+        random ^= random << 13;
+        random ^= random >> 7;
+        random ^= random << 17;
+        random % bound
+    };
+    let dir = TempDir::new().unwrap();
+    let mut acknowledged: HashMap<(String, String), u64> = HashMap::new();
+    for life in 1..=LIVES {
+        let mut child = Command::new(env::current_exe().unwrap())
+            .args([
+                "--exact",
+                "child_of_the_kill_test",
+                "--nocapture",
+                "--test-threads=1",
+            ])
+            .env(CHILD_DIR, dir.path())
+            .env(CHILD_LIFE, life.to_string())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(child.stdout.take().unwrap());
+        // Some die while they open the store, the others in the middle of writing.
+        let opening = life % 5 == 0;
+        let lines_before_death = if opening { 0 } else { 1 + below(400) };
+        let mut read = Vec::new();
+        let mut acknowledge = |line: &str| -> bool {
+            let Some(rest) = line
+                .strip_suffix('\n')
+                .and_then(|line| line.split_once("ack|"))
+            else {
+                return false;
+            };
+            let fields: Vec<_> = rest.1.split('|').collect();
+            let (event, seq) = (
+                (fields[0].into(), fields[1].into()),
+                fields[2].parse().unwrap(),
+            );
+            let before = acknowledged.insert(event, seq);
+            assert!(
+                before.is_none_or(|before| before == seq),
+                "{line}: before at {before:?}"
+            );
+            true
+        };
+        let mut count = 0;
+        while count < lines_before_death {
+            read.clear();
+            assert!(
+                lines.read_until(b'\n', &mut read).unwrap() > 0,
+                "the child died by itself"
+            );
+            count += u64::from(acknowledge(&String::from_utf8_lossy(&read)));
+        }
+        thread::sleep(time::Duration::from_micros(below(if opening {
+            30_000
+        } else {
+            3_000
+        })));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // What it had printed by then counts too; the last line may be cut off.
+        read.clear();
+        while lines.read_until(b'\n', &mut read).unwrap() > 0 {
+            acknowledge(&String::from_utf8_lossy(&read));
+            read.clear();
+        }
+
+        let store = SqliteStore::open(dir.path()).unwrap();
+        let records = read_feed(&store, 1_000).await;
+        assert!(
+            records
+                .iter()
+                .map(|record| record.seq)
+                .eq(1..=records.len() as u64),
+            "no gap"
+        );
+        let mut stored = HashMap::new();
+        for record in records {
+            let event = (record.event.node_name, record.event.message);
+            let doubled = stored.insert(event, record.seq);
+            assert_eq!(
+                doubled, None,
+                "stored twice, the second time at {}",
+                record.seq
+            );
+        }
+        for (event, seq) in &acknowledged {
+            assert_eq!(
+                stored.get(event),
+                Some(seq),
+                "acknowledged and lost: {event:?}"
+            );
+        }
+        store.close().await;
+    }
+    assert!(
+        acknowledged.len() > 500,
+        "{} events acknowledged",
+        acknowledged.len()
+    );
+}
