@@ -1,0 +1,386 @@
+//! From a kubeconfig or the in-cluster environment to a client.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http::HeaderValue;
+use http::header::USER_AGENT;
+use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
+use kube::{Client, Config};
+
+/// How the client names itself; the API server's audit log and `managedFields` show it.
+const AGENT: &str = concat!("gpuwarden/", env!("CARGO_PKG_VERSION"));
+/// Longest time to a TLS connection, name look-up included.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest time that the API server may leave a request unread.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest silence on a connection: then it counts as dead and is closed.
+///
+/// This is what notices a connection that died without a word (a rebooted load balancer,
+/// a dropped NAT entry), pooled ones included. A watch is never silent for so long,
+/// because it asks the server to end it after [`crate::watch::WATCH_SECONDS`]. HTTP/1.1
+/// has no ping, and kube gives no way to switch on TCP keep-alive.
+pub(crate) const SILENCE_TIMEOUT: Duration = Duration::from_secs(35);
+
+/// Which cluster to connect to, and as whom.
+#[derive(Clone, Debug, Default)]
+pub struct ConnectOptions {
+    /// Kubeconfig file. Goes before `in_cluster`.
+    pub kubeconfig: Option<PathBuf>,
+    /// Context in that file; its current context where `None`.
+    pub context: Option<String>,
+    /// Use the service account of the pod that this runs in.
+    pub in_cluster: bool,
+}
+
+/// Why there is no client. None of these is about the API server: it is not asked.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// Neither a kubeconfig nor `in_cluster`.
+    #[error("no cluster is named: name a kubeconfig file, or run inside a cluster")]
+    NoCluster,
+    /// The file cannot be read.
+    #[error("cannot read the kubeconfig {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why not.
+        source: io::Error,
+    },
+    /// The file is no kubeconfig.
+    #[error("{} is not a kubeconfig", path.display())]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong, and where.
+        source: KubeconfigError,
+    },
+    /// The file has no such context.
+    #[error(
+        "the kubeconfig {} has no context `{context}`; it has: {}",
+        path.display(),
+        list(known)
+    )]
+    UnknownContext {
+        /// The file.
+        path: PathBuf,
+        /// The context asked for, or the current one.
+        context: String,
+        /// The contexts that it has.
+        known: Vec<String>,
+    },
+    /// No context was asked for, and the file has no current one.
+    #[error(
+        "the kubeconfig {} has no current context: name one of its contexts: {}",
+        path.display(),
+        list(known)
+    )]
+    NoCurrentContext {
+        /// The file.
+        path: PathBuf,
+        /// The contexts that it has.
+        known: Vec<String>,
+    },
+    /// What the context names is missing or unusable: cluster, certificates.
+    #[error("cannot use the context `{context}` of the kubeconfig {}", path.display())]
+    Context {
+        /// The file.
+        path: PathBuf,
+        /// The context.
+        context: String,
+        /// What is wrong.
+        source: KubeconfigError,
+    },
+    /// The environment that Kubernetes gives to pods is missing or broken.
+    #[error("cannot use the service account of this pod (is this a pod?)")]
+    InCluster(#[source] InClusterError),
+    /// The certificate authority of the cluster is there, but without any certificate.
+    #[error("the certificate authority of {server} contains no certificate in PEM form")]
+    EmptyCertificateAuthority {
+        /// The API server.
+        server: String,
+    },
+    /// Credentials or certificates are there, but do not fit.
+    #[error("cannot use the credentials or certificates for {server}")]
+    Credentials {
+        /// The API server.
+        server: String,
+        /// What is wrong.
+        source: Box<kube::Error>,
+    },
+}
+
+/// A Kubernetes cluster. Cheap to clone; all clones share one pool of connections.
+///
+/// There is no client-side rate limit: the API server's own fairness decides, and its
+/// answer 429 is passed on as [`crate::ApplyError::Throttled`].
+#[derive(Clone)]
+pub struct Cluster {
+    pub(crate) client: Client,
+    server: String,
+}
+
+// === impl Cluster ===
+
+impl Cluster {
+    /// Makes the client. Sends no request: an API server that cannot be reached is
+    /// reported by the watch and by every call, not here.
+    ///
+    /// `HTTPS_PROXY` is ignored: a controller that reaches its API server through a
+    /// proxy says so in the kubeconfig.
+    ///
+    /// TLS uses the process's default provider of rustls, which is ring where nothing
+    /// else is compiled in; the binary need not install it.
+    pub async fn connect(options: ConnectOptions) -> Result<Self, ConnectError> {
+        let mut config = match (options.kubeconfig, options.in_cluster) {
+            (Some(path), _) => from_file(&path, options.context).await?,
+            (None, true) => Config::incluster().map_err(ConnectError::InCluster)?,
+            (None, false) => return Err(ConnectError::NoCluster),
+        };
+        config.connect_timeout = Some(CONNECT_TIMEOUT);
+        config.write_timeout = Some(WRITE_TIMEOUT);
+        config.read_timeout = Some(SILENCE_TIMEOUT);
+        // The silence of a pooled connection before a request is not the request's.
+        config.reset_reader_on_write = true;
+        // Who calls decides when to try again, with what it knows by then.
+        config.default_retry = false;
+        config
+            .headers
+            .push((USER_AGENT, HeaderValue::from_static(AGENT)));
+
+        let server = config
+            .cluster_url
+            .to_string()
+            .trim_end_matches('/')
+            .to_owned();
+        if config.root_cert.as_ref().is_some_and(Vec::is_empty) {
+            return Err(ConnectError::EmptyCertificateAuthority { server });
+        }
+        match Client::try_from(config) {
+            Ok(client) => Ok(Self { client, server }),
+            Err(source) => Err(ConnectError::Credentials {
+                server,
+                source: Box::new(source),
+            }),
+        }
+    }
+
+    /// URL of the API server.
+    pub fn server(&self) -> &str {
+        &self.server
+    }
+}
+
+async fn from_file(path: &Path, context: Option<String>) -> Result<Config, ConnectError> {
+    let path = path.to_owned();
+    let kubeconfig = match Kubeconfig::read_from(&path) {
+        Ok(kubeconfig) => kubeconfig,
+        Err(KubeconfigError::ReadConfig(source, _)) => {
+            return Err(ConnectError::Read { path, source });
+        }
+        Err(source) => return Err(ConnectError::Parse { path, source }),
+    };
+    let known: Vec<String> = kubeconfig
+        .contexts
+        .iter()
+        .map(|context| context.name.clone())
+        .collect();
+    let current = kubeconfig
+        .current_context
+        .clone()
+        .filter(|name| !name.is_empty());
+    let Some(context) = context.or(current) else {
+        return Err(ConnectError::NoCurrentContext { path, known });
+    };
+    if !known.contains(&context) {
+        return Err(ConnectError::UnknownContext {
+            path,
+            context,
+            known,
+        });
+    }
+
+    let proxied = kubeconfig
+        .contexts
+        .iter()
+        .find(|named| named.name == context)
+        .and_then(|named| named.context.as_ref())
+        .and_then(|context| {
+            kubeconfig
+                .clusters
+                .iter()
+                .find(|named| named.name == context.cluster)
+        })
+        .and_then(|named| named.cluster.as_ref())
+        .is_some_and(|cluster| cluster.proxy_url.is_some());
+    let options = KubeConfigOptions {
+        context: Some(context.clone()),
+        ..Default::default()
+    };
+    match Config::from_custom_kubeconfig(kubeconfig, &options).await {
+        Ok(mut config) => {
+            // kube takes HTTPS_PROXY from the environment, but not NO_PROXY.
+            config.proxy_url = config.proxy_url.filter(|_| proxied);
+            Ok(config)
+        }
+        Err(source) => Err(ConnectError::Context {
+            path,
+            context,
+            source,
+        }),
+    }
+}
+
+fn list(names: &[String]) -> String {
+    if names.is_empty() {
+        "none".to_owned()
+    } else {
+        names.join(", ")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error;
+
+    use super::*;
+
+    /// Connects with `text` as the kubeconfig.
+    async fn connect(text: &str, context: Option<&str>) -> Result<Cluster, ConnectError> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("kubeconfig");
+        std::fs::write(&path, text).unwrap();
+        Cluster::connect(ConnectOptions {
+            kubeconfig: Some(path),
+            context: context.map(str::to_owned),
+            in_cluster: false,
+        })
+        .await
+    }
+
+    /// Kubeconfig with the contexts `lab` (current) and `prod`.
+    fn kubeconfig(cluster: &str, user: &str) -> String {
+        format!(
+            "{{apiVersion: v1, kind: Config, current-context: lab, \
+             clusters: [{{name: c, cluster: {{server: 'https://127.0.0.1:1/', {cluster}}}}}], \
+             users: [{{name: u, user: {{{user}}}}}], \
+             contexts: [{{name: lab, context: {{cluster: c, user: u}}}}, \
+             {{name: prod, context: {{cluster: gone, user: u}}}}]}}"
+        )
+    }
+
+    fn chain(error: &dyn Error) -> String {
+        let mut text = error.to_string();
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            text = format!("{text}: {error}");
+            cause = error.source();
+        }
+        text
+    }
+
+    #[tokio::test]
+    async fn an_unreachable_server_is_no_error() {
+        let cluster = connect(&kubeconfig("", "token: t"), None).await.unwrap();
+        assert_eq!(cluster.server(), "https://127.0.0.1:1");
+    }
+
+    #[tokio::test]
+    async fn errors_say_what_and_where() {
+        let empty = "{apiVersion: v1, kind: Config}";
+        let key = "client-certificate-data: bm90IGEgY2VydA==, client-key-data: bm90IGEga2V5";
+        let cases: [(&str, String, Option<&str>, &[&str]); 9] = [
+            (
+                "not YAML",
+                "{clusters: [".into(),
+                None,
+                &["is not a kubeconfig"],
+            ),
+            (
+                "wrong shape",
+                "clusters: 5".into(),
+                None,
+                &["is not a kubeconfig"],
+            ),
+            (
+                "no current context",
+                empty.into(),
+                None,
+                &["no current context", "none"],
+            ),
+            (
+                "unknown context",
+                kubeconfig("", ""),
+                Some("x"),
+                &["no context `x`", "lab, prod"],
+            ),
+            (
+                "context without its cluster",
+                kubeconfig("", ""),
+                Some("prod"),
+                &["cannot use the context `prod`", "gone"],
+            ),
+            (
+                "authority not base64",
+                kubeconfig("certificate-authority-data: '%%'", ""),
+                None,
+                &[
+                    "cannot use the context `lab`",
+                    "certificate authority",
+                    "base64",
+                ],
+            ),
+            (
+                "authority without a certificate",
+                kubeconfig("certificate-authority-data: bm90IGEgY2VydA==", ""),
+                None,
+                &["https://127.0.0.1:1 contains no certificate"],
+            ),
+            (
+                "authority file missing",
+                kubeconfig("certificate-authority: nowhere.crt", ""),
+                None,
+                &["cannot use the context `lab`", "nowhere.crt"],
+            ),
+            (
+                "client certificate of garbage",
+                kubeconfig("", key),
+                None,
+                &["credentials or certificates for https://127.0.0.1:1"],
+            ),
+        ];
+        for (what, text, context, expected) in cases {
+            let Err(error) = connect(&text, context).await else {
+                panic!("{what}: no error")
+            };
+            let text = chain(&error);
+            for part in expected {
+                assert!(text.contains(part), "{what}: {text:?} lacks {part:?}");
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_missing_file_is_named() {
+        let kubeconfig = Some(PathBuf::from("/nowhere/kubeconfig"));
+        let options = ConnectOptions {
+            kubeconfig,
+            ..Default::default()
+        };
+        let Err(error) = Cluster::connect(options).await else {
+            panic!("connected")
+        };
+        assert!(
+            chain(&error).contains("/nowhere/kubeconfig: No such file"),
+            "{}",
+            chain(&error)
+        );
+    }
+
+    #[tokio::test]
+    async fn no_cluster_is_an_error() {
+        let result = Cluster::connect(ConnectOptions::default()).await;
+        assert!(matches!(result, Err(ConnectError::NoCluster)));
+    }
+}

@@ -1,0 +1,111 @@
+//! An API server that answers what the test says, for what a real one cannot be made to do.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex};
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::header::{RETRY_AFTER, USER_AGENT};
+use axum::http::{Request, Response};
+use futures::{StreamExt, stream};
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+
+use crate::connect::{Cluster, ConnectOptions};
+
+/// An answer to one request.
+pub(crate) enum Answer {
+    /// Status and body.
+    Now(u16, String),
+    /// 429 with this `Retry-After`.
+    Later(&'static str),
+    /// A watch that ends after these lines.
+    Lines(Vec<String>),
+    /// A watch that stays open after these lines.
+    Open(Vec<String>),
+}
+
+/// Requests as the server saw them, oldest first: method, path with query, user agent.
+pub(crate) type Requests = mpsc::UnboundedReceiver<[String; 3]>;
+
+type Script = Arc<Mutex<VecDeque<Answer>>>;
+
+/// Starts a server that gives `answers` in turn, and then leaves every request unanswered.
+pub(crate) async fn serve(answers: Vec<Answer>) -> (Cluster, Requests) {
+    let script: Script = Arc::new(Mutex::new(answers.into()));
+    let (seen, requests) = mpsc::unbounded_channel();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let server = format!("http://{}", listener.local_addr().unwrap());
+    let router = Router::new().fallback(answer).with_state((script, seen));
+    tokio::spawn(async move { axum::serve(listener, router).await });
+
+    let kubeconfig = json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "fake",
+        "clusters": [{"name": "fake", "cluster": {"server": server}}],
+        "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "nobody"}}],
+    });
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("kubeconfig");
+    std::fs::write(&path, kubeconfig.to_string()).unwrap();
+    let options = ConnectOptions {
+        kubeconfig: Some(path),
+        ..ConnectOptions::default()
+    };
+    (Cluster::connect(options).await.unwrap(), requests)
+}
+
+/// A node as the API server shows it.
+pub(crate) fn node(name: &str, version: u32) -> Value {
+    json!({
+        "metadata": {
+            "name": name,
+            "uid": format!("uid of {name}"),
+            "resourceVersion": version.to_string(),
+            "managedFields": [{}],
+        },
+        "spec": {},
+        "status": {"images": [{}]},
+    })
+}
+
+async fn answer(
+    State((script, seen)): State<(Script, mpsc::UnboundedSender<[String; 3]>)>,
+    request: Request<Body>,
+) -> Response<Body> {
+    let agent = request
+        .headers()
+        .get(USER_AGENT)
+        .map(|agent| agent.to_str().unwrap().to_owned());
+    let line = [
+        request.method().to_string(),
+        request.uri().to_string(),
+        agent.unwrap_or_default(),
+    ];
+    let _ = seen.send(line);
+    let lines = |lines: Vec<String>| {
+        stream::iter(
+            lines
+                .into_iter()
+                .map(|line| Ok::<_, std::io::Error>(Bytes::from(line + "\n"))),
+        )
+    };
+    let next = script.lock().unwrap().pop_front();
+    let response = Response::builder();
+    let response = match next {
+        Some(Answer::Now(status, body)) => response.status(status).body(Body::from(body)),
+        Some(Answer::Later(when)) => response
+            .status(429)
+            .header(RETRY_AFTER, when)
+            .body(Body::from("Too many requests, please try again later.\n")),
+        Some(Answer::Lines(all)) => response.body(Body::from_stream(lines(all))),
+        Some(Answer::Open(all)) => {
+            response.body(Body::from_stream(lines(all).chain(stream::pending())))
+        }
+        None => return std::future::pending().await,
+    };
+    response.unwrap()
+}

@@ -1,0 +1,18 @@
+//! Kubernetes: client, node watch, conditional node patches.
+//!
+//! [`Cluster`] is the only way of the rest to the API server. It turns nodes into
+//! [`domain::node::NodeView`]s and carries [`domain::node::NodeChange`]s out, each as one
+//! patch that holds only where the node still is what the decision saw. What to change is
+//! decided in `domain`; when to try again, in `controller`.
+
+mod apply;
+mod connect;
+#[cfg(test)]
+mod fake;
+pub mod patch;
+mod watch;
+
+pub use apply::ApplyError;
+pub use connect::{Cluster, ConnectError, ConnectOptions};
+pub use patch::PatchCall;
+pub use watch::NodeEvent;

@@ -1,0 +1,219 @@
+//! The one patch that makes a change to a node, on condition that the node still is what
+//! the decision saw.
+//!
+//! The condition is made of `test` operations on the fields that the decision read, never
+//! of the object's `resourceVersion`, which every heartbeat changes. In the API server
+//! `test` with `null` holds exactly where the field is absent.
+//!
+//! Kubernetes never shows an empty map, an empty list or a `false` here: these are absent.
+//! That is why emptying a map needs no further operation, and why a node gets back to the
+//! byte what it was.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use contract::keys;
+use domain::node::{NodeChange, NodeView};
+use json_patch::jsonptr::PointerBuf;
+use json_patch::{AddOperation, Patch, PatchOperation, RemoveOperation, TestOperation};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// What tells a session on a node. A decision about a session has read all of it.
+const SESSION_ANNOTATIONS: [&str; 5] = [
+    keys::QUARANTINE_HEALTH_EVENT,
+    keys::QUARANTINE_APPLIED_TAINTS,
+    keys::QUARANTINE_IS_CORDONED,
+    keys::QUARANTINE_CORDON_PRE_EXISTING,
+    keys::SESSION,
+];
+
+/// A patch as a request to the API server, for the journal.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct PatchCall {
+    /// HTTP method.
+    pub verb: &'static str,
+    /// Path of the node.
+    pub path: String,
+    /// The body.
+    pub patch: Patch,
+}
+
+/// The request that [`crate::Cluster::apply`] makes for `change`.
+pub fn describe(view: &NodeView, change: &NodeChange) -> PatchCall {
+    PatchCall {
+        verb: "PATCH",
+        path: format!("/api/v1/nodes/{}", view.name),
+        patch: render(view, change),
+    }
+}
+
+/// The patch for `change` to the node that `view` shows; empty where nothing changes.
+///
+/// It holds where all of this is still as in `view`:
+/// - the node's uid: a node of the same name that was made anew is another node;
+/// - every label and annotation that the change sets or removes;
+/// - `spec.unschedulable` where the change sets it;
+/// - every taint that the change removes, as a whole and at its place in the list;
+/// - where the change is a session's (it touches the cordon, taints or an annotation of
+///   the session): all annotations of the session, and `spec.unschedulable`, since "was it
+///   cordoned before" is part of each such decision;
+/// - that the list of taints or a map is absent, where the change makes it.
+///
+/// Anything else may have changed and stays. A taint to add is not tested for: the API
+/// server itself refuses two taints of one key and effect.
+pub fn render(view: &NodeView, change: &NodeChange) -> Patch {
+    let mut draft = Draft::default();
+    if change.is_empty() {
+        return draft.finish();
+    }
+    draft.test(&["metadata", "uid"], json!(view.uid));
+
+    let of_session = is_of_session(change);
+    if of_session || change.unschedulable.is_some() {
+        draft.unschedulable(view, change.unschedulable);
+    }
+    draft.taints(view, change);
+    draft.map("labels", &view.labels, &change.labels, &[]);
+    let read: &[&str] = if of_session {
+        &SESSION_ANNOTATIONS
+    } else {
+        &[]
+    };
+    draft.map("annotations", &view.annotations, &change.annotations, read);
+    draft.finish()
+}
+
+fn is_of_session(change: &NodeChange) -> bool {
+    change.unschedulable.is_some()
+        || !change.add_taints.is_empty()
+        || !change.remove_taints.is_empty()
+        || change
+            .annotations
+            .keys()
+            .any(|key| SESSION_ANNOTATIONS.contains(&key.as_str()))
+}
+
+/// A patch in the making: all tests go before all edits, so each test sees the node as it
+/// was.
+#[derive(Default)]
+struct Draft {
+    tests: Vec<PatchOperation>,
+    edits: Vec<PatchOperation>,
+}
+
+// === impl Draft ===
+
+impl Draft {
+    fn unschedulable(&mut self, view: &NodeView, wanted: Option<bool>) {
+        let path = &["spec", "unschedulable"];
+        self.test(
+            path,
+            if view.unschedulable {
+                json!(true)
+            } else {
+                Value::Null
+            },
+        );
+        match wanted {
+            Some(true) => self.add(path, json!(true)),
+            Some(false) if view.unschedulable => self.remove(path),
+            Some(false) | None => {}
+        }
+    }
+
+    fn taints(&mut self, view: &NodeView, change: &NodeChange) {
+        // From the last to the first, so that no removal moves one that is still to come.
+        for (index, on_node) in view.taints.iter().enumerate().rev() {
+            if change.remove_taints.contains(&on_node.taint) {
+                let index = index.to_string();
+                self.test(&["spec", "taints", &index], on_node.raw.clone());
+                self.remove(&["spec", "taints", &index]);
+            }
+        }
+        if change.add_taints.is_empty() {
+            return;
+        }
+        if view.taints.is_empty() {
+            self.test(&["spec", "taints"], Value::Null);
+            self.add(&["spec", "taints"], json!(change.add_taints));
+        } else {
+            for taint in &change.add_taints {
+                self.add(&["spec", "taints", "-"], json!(taint));
+            }
+        }
+    }
+
+    /// Labels or annotations: tests what the change touches and what was `read`.
+    fn map(
+        &mut self,
+        map: &str,
+        on_node: &BTreeMap<String, String>,
+        change: &BTreeMap<String, Option<String>>,
+        read: &[&str],
+    ) {
+        let touched: BTreeSet<&str> = change
+            .keys()
+            .map(String::as_str)
+            .chain(read.iter().copied())
+            .collect();
+        if touched.is_empty() {
+            return;
+        }
+        // A key cannot be added to a map that is not there.
+        if on_node.is_empty() {
+            let whole: BTreeMap<&String, &String> = change
+                .iter()
+                .filter_map(|(key, value)| Some((key, value.as_ref()?)))
+                .collect();
+            self.test(&["metadata", map], Value::Null);
+            if !whole.is_empty() {
+                self.add(&["metadata", map], json!(whole));
+            }
+            return;
+        }
+        for key in touched {
+            self.test(&["metadata", map, key], json!(on_node.get(key)));
+        }
+        for (key, value) in change {
+            match value {
+                Some(value) => self.add(&["metadata", map, key], json!(value)),
+                None if on_node.contains_key(key) => self.remove(&["metadata", map, key]),
+                None => {}
+            }
+        }
+    }
+
+    fn test(&mut self, path: &[&str], value: Value) {
+        self.tests.push(PatchOperation::Test(TestOperation {
+            path: pointer(path),
+            value,
+        }));
+    }
+
+    /// Sets a field, whether or not it is there.
+    fn add(&mut self, path: &[&str], value: Value) {
+        self.edits.push(PatchOperation::Add(AddOperation {
+            path: pointer(path),
+            value,
+        }));
+    }
+
+    fn remove(&mut self, path: &[&str]) {
+        self.edits.push(PatchOperation::Remove(RemoveOperation {
+            path: pointer(path),
+        }));
+    }
+
+    fn finish(mut self) -> Patch {
+        self.tests.append(&mut self.edits);
+        Patch(self.tests)
+    }
+}
+
+/// A JSON pointer, with `~` and `/` in the tokens escaped.
+fn pointer(tokens: &[&str]) -> PointerBuf {
+    PointerBuf::from_tokens(tokens.iter().copied())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,328 @@
+//! Watching all nodes, for ever.
+//!
+//! List, then watch from the listed version on; go on from the last version seen when the
+//! watch ends; list again when the API server does not know that version any more. This
+//! is what kube's `watcher` does. It is written out here because consumers must know at
+//! once when the watch works again (`watcher` says so with the next change of a node, which
+//! may take minutes), and because objects stay plain JSON, so that none is malformed.
+
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use domain::node::NodeView;
+use futures::StreamExt;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
+use kube::Client;
+use kube::api::{ListParams, WatchEvent, WatchParams};
+use kube::core::{Request, Status};
+use serde::Deserialize;
+use serde_json::Value;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use crate::connect::Cluster;
+
+/// Where nodes are.
+const NODES: &str = "/api/v1/nodes";
+/// Events that wait for the consumer; when it is slower, the API server waits.
+const QUEUE: usize = 1024;
+/// Nodes in one answer to a list.
+const PAGE: u32 = 500;
+/// After this time, in seconds, the API server ends a watch, and it is started anew. With
+/// a connection that has died silently this end does not come, and so
+/// [`crate::connect::SILENCE_TIMEOUT`] finds it.
+pub(crate) const WATCH_SECONDS: u32 = 30;
+/// First wait after a failure. Each further one doubles it.
+const BACK_OFF_MIN: Duration = Duration::from_millis(100);
+/// Longest wait.
+const BACK_OFF_MAX: Duration = Duration::from_secs(5);
+/// A watch that lived so long, or delivered something, worked: the next failure is the
+/// first one again.
+const WORKED: Duration = Duration::from_secs(1);
+
+/// What the watch says.
+#[derive(Clone, Debug, PartialEq)]
+pub enum NodeEvent {
+    /// A list begins: all nodes are delivered again, as `Applied`.
+    Restarted,
+    /// The list is complete: nodes that it did not deliver since `Restarted` are gone.
+    Listed,
+    /// A node is there, new or changed.
+    Applied(Arc<NodeView>),
+    /// The node of this name is gone.
+    Deleted(String),
+    /// The watch does not work. It is tried again for ever; each failed try is told.
+    Failing {
+        /// Why, for people.
+        error: String,
+    },
+    /// The watch works again. What was missed follows.
+    Recovered,
+}
+
+/// Why a list or watch ended.
+enum Stop {
+    /// Nobody listens any more.
+    Unheard,
+    /// The API server has forgotten the version: list anew. Not a failure.
+    Expired,
+    /// Anything else, for people.
+    Failed(String),
+}
+
+struct Watch {
+    client: Client,
+    events: mpsc::Sender<NodeEvent>,
+    /// From where to go on; `None`: list first.
+    version: Option<String>,
+    back_off: Duration,
+    failing: bool,
+    /// Whether a malformed object was logged since the last list.
+    malformed: bool,
+}
+
+/// A list of nodes, as plain JSON.
+#[derive(Deserialize)]
+struct NodeList {
+    #[serde(default)]
+    metadata: ListMeta,
+    items: Option<Vec<Value>>,
+}
+
+// === impl Cluster ===
+
+impl Cluster {
+    /// Watches all nodes until `cancel` is cancelled or the receiver is dropped. Must be
+    /// called within a tokio runtime.
+    ///
+    /// The first events are `Restarted`, one `Applied` for each node, `Listed`. Managed
+    /// fields and the list of images are dropped from the nodes.
+    pub fn watch_nodes(&self, cancel: CancellationToken) -> mpsc::Receiver<NodeEvent> {
+        let (events, receiver) = mpsc::channel(QUEUE);
+        let watch = Watch {
+            client: self.client.clone(),
+            events,
+            version: None,
+            back_off: BACK_OFF_MIN,
+            failing: false,
+            malformed: false,
+        };
+        tokio::spawn(async move { cancel.run_until_cancelled(watch.run()).await });
+        receiver
+    }
+}
+
+// === impl Watch ===
+
+impl Watch {
+    async fn run(mut self) {
+        loop {
+            let result = match self.version.clone() {
+                None => self.list().await,
+                Some(version) => self.watch(&version).await,
+            };
+            let error = match result {
+                Ok(()) => continue,
+                Err(Stop::Unheard) => return,
+                Err(Stop::Expired) => {
+                    tracing::debug!("the version to watch from is too old, listing nodes again");
+                    self.version = None;
+                    None
+                }
+                Err(Stop::Failed(error)) => Some(error),
+            };
+            if let Some(error) = error {
+                if !self.failing {
+                    tracing::warn!(%error, "watching nodes fails, trying again");
+                }
+                self.failing = true;
+                if self.send(NodeEvent::Failing { error }).await.is_err() {
+                    return;
+                }
+            }
+            tokio::time::sleep(self.back_off).await;
+            self.back_off = (self.back_off * 2).min(BACK_OFF_MAX);
+        }
+    }
+
+    /// Delivers all nodes, page by page.
+    async fn list(&mut self) -> Result<(), Stop> {
+        let mut page = ListParams::default().limit(PAGE);
+        let mut first = true;
+        loop {
+            let request = Request::new(NODES).list(&page).map_err(Stop::failed)?;
+            let list: NodeList = self.client.request(request).await.map_err(Stop::failed)?;
+            if first {
+                self.recovered().await?;
+                self.malformed = false;
+                self.send(NodeEvent::Restarted).await?;
+                first = false;
+            }
+            for object in list.items.into_iter().flatten() {
+                self.applied(object).await?;
+            }
+            if let Some(token) = list.metadata.continue_.filter(|token| !token.is_empty()) {
+                page = page.continue_token(&token);
+                continue;
+            }
+            let version = list
+                .metadata
+                .resource_version
+                .filter(|version| !version.is_empty());
+            if version.is_none() {
+                return Err(Stop::Failed("the list of nodes has no version".to_owned()));
+            }
+            self.version = version;
+            return self.send(NodeEvent::Listed).await;
+        }
+    }
+
+    /// Delivers changes since `version` until the watch ends, which is no failure, unless
+    /// it ends at once.
+    async fn watch(&mut self, version: &str) -> Result<(), Stop> {
+        let params = WatchParams::default().timeout(WATCH_SECONDS);
+        let request = Request::new(NODES)
+            .watch(&params, version)
+            .map_err(Stop::failed)?;
+        let client = self.client.clone();
+        let started = client.request_events::<Value>(request).await;
+        let stream = started.map_err(|error| self.watch_failed(error))?;
+        self.recovered().await?;
+
+        let mut stream = pin!(stream);
+        let begin = Instant::now();
+        let mut worked = false;
+        while let Some(event) = stream.next().await {
+            let event = match event {
+                Ok(event) => event,
+                Err(kube::Error::SerdeError(error)) => {
+                    self.malformed(&error.to_string());
+                    continue;
+                }
+                // kube takes any JSON object that is no event for a status.
+                Err(kube::Error::Api(status)) if status.code == 0 => {
+                    self.malformed("it is no event of a watch");
+                    continue;
+                }
+                Err(error) => return Err(self.watch_failed(error)),
+            };
+            if let WatchEvent::Error(status) = event {
+                return Err(self.watch_failed(kube::Error::Api(status)));
+            }
+            self.back_off = BACK_OFF_MIN;
+            worked = true;
+            match event {
+                WatchEvent::Added(object) | WatchEvent::Modified(object) => {
+                    self.seen(&object);
+                    self.applied(object).await?;
+                }
+                WatchEvent::Deleted(object) => {
+                    self.seen(&object);
+                    match object["metadata"]["name"].as_str() {
+                        Some(name) => self.send(NodeEvent::Deleted(name.to_owned())).await?,
+                        None => self.malformed("it has no name"),
+                    }
+                }
+                WatchEvent::Bookmark(bookmark) => {
+                    self.version = Some(bookmark.metadata.resource_version);
+                }
+                WatchEvent::Error(_) => {}
+            }
+        }
+        if worked || begin.elapsed() >= WORKED {
+            self.back_off = BACK_OFF_MIN;
+            return Ok(());
+        }
+        Err(Stop::Failed(
+            "the API server ended the watch at once".to_owned(),
+        ))
+    }
+
+    /// What a failed watch means, and from where to go on.
+    fn watch_failed(&mut self, error: kube::Error) -> Stop {
+        let kube::Error::Api(status) = &error else {
+            return Stop::failed(error);
+        };
+        if status.code == 410 || status.reason == "Expired" {
+            return Stop::Expired;
+        }
+        // A version that the API server does not take will not get better: one of another
+        // etcd (400), or one of the future, after etcd was restored from a backup (504).
+        if status.code == 400 || is_version_too_large(status) {
+            self.version = None;
+        }
+        Stop::failed(error)
+    }
+
+    /// Takes over the version of an object.
+    fn seen(&mut self, object: &Value) {
+        if let Some(version) = object["metadata"]["resourceVersion"].as_str() {
+            self.version = Some(version.to_owned());
+        }
+    }
+
+    async fn applied(&mut self, object: Value) -> Result<(), Stop> {
+        if let Some(node) = NodeView::from_object(object) {
+            return self.send(NodeEvent::Applied(Arc::new(node))).await;
+        }
+        self.malformed("it has no name");
+        Ok(())
+    }
+
+    /// Logs an object that is skipped; the first after a list only, since a second one
+    /// cannot be told from it.
+    fn malformed(&mut self, error: &str) {
+        if !self.malformed {
+            tracing::warn!(error, "skipping a malformed node of the API server");
+        }
+        self.malformed = true;
+    }
+
+    async fn recovered(&mut self) -> Result<(), Stop> {
+        if !self.failing {
+            return Ok(());
+        }
+        tracing::info!("watching nodes works again");
+        self.failing = false;
+        self.send(NodeEvent::Recovered).await
+    }
+
+    async fn send(&self, event: NodeEvent) -> Result<(), Stop> {
+        self.events.send(event).await.map_err(|_| Stop::Unheard)
+    }
+}
+
+// === impl Stop ===
+
+impl Stop {
+    /// An error with its causes, in one line.
+    fn failed(error: impl std::error::Error) -> Self {
+        let mut text = error.to_string();
+        let mut cause = error.source();
+        while let Some(error) = cause {
+            let more = error.to_string();
+            // kube's errors repeat their causes.
+            if !text.contains(&more) {
+                text = format!("{text}: {more}");
+            }
+            cause = error.source();
+        }
+        Self::Failed(text)
+    }
+}
+
+fn is_version_too_large(status: &Status) -> bool {
+    let causes = status
+        .details
+        .as_ref()
+        .map(|details| details.causes.as_slice());
+    causes
+        .unwrap_or_default()
+        .iter()
+        .any(|cause| cause.reason == "ResourceVersionTooLarge")
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,304 @@
+use serde_json::json;
+
+use super::*;
+use crate::fake::{self, Answer, node};
+
+fn list(names: &[&str], version: &str, more: &str) -> Answer {
+    let items: Vec<Value> = names.iter().map(|name| node(name, 1)).collect();
+    let metadata = json!({"resourceVersion": version, "continue": more});
+    Answer::Now(
+        200,
+        json!({"kind": "NodeList", "metadata": metadata, "items": items}).to_string(),
+    )
+}
+
+fn failure(code: u16, reason: &str) -> Value {
+    json!({"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": reason})
+}
+
+fn line(kind: &str, object: &Value) -> String {
+    json!({"type": kind, "object": object}).to_string()
+}
+
+fn bookmark(version: &str) -> String {
+    let metadata = json!({"resourceVersion": version});
+    line(
+        "BOOKMARK",
+        &json!({"kind": "Node", "apiVersion": "v1", "metadata": metadata}),
+    )
+}
+
+/// An event as one word.
+fn word(event: &NodeEvent) -> String {
+    match event {
+        NodeEvent::Restarted => "restarted".to_owned(),
+        NodeEvent::Listed => "listed".to_owned(),
+        NodeEvent::Applied(node) => format!("+{}", node.name),
+        NodeEvent::Deleted(name) => format!("-{name}"),
+        NodeEvent::Failing { .. } => "failing".to_owned(),
+        NodeEvent::Recovered => "recovered".to_owned(),
+    }
+}
+
+/// Plays `answers`. Checks the events, and of each request the version to watch from or
+/// the page.
+async fn plays(what: &str, answers: Vec<Answer>, events: &str, asked: &[&str]) {
+    let (cluster, mut requests) = fake::serve(answers).await;
+    let mut receiver = cluster.watch_nodes(CancellationToken::new());
+    for expected in events.split_whitespace() {
+        assert_eq!(word(&receiver.recv().await.unwrap()), expected, "{what}");
+    }
+    for expected in asked {
+        let [method, uri, agent] = requests.recv().await.unwrap();
+        assert_eq!(method, "GET", "{what}");
+        assert!(agent.starts_with("gpuwarden/"), "{what}: {agent}");
+        let query: Vec<&str> = uri.split(['?', '&']).collect();
+        let parameter = |name: &str| {
+            query
+                .iter()
+                .find_map(|pair| pair.strip_prefix(name)?.strip_prefix('='))
+                .unwrap_or("")
+        };
+        let seen = match parameter("watch") {
+            "true" => format!("watch {}", parameter("resourceVersion")),
+            _ => format!("list {}", parameter("continue")),
+        };
+        assert_eq!(seen.trim(), *expected, "{what}: {uri}");
+    }
+}
+
+#[tokio::test]
+async fn lists_then_watches() {
+    let changes = vec![
+        line("ADDED", &node("c", 11)),
+        line("MODIFIED", &node("a", 12)),
+        line("DELETED", &node("b", 13)),
+    ];
+    let answers = vec![
+        list(&["a"], "9", "next"),
+        list(&["b"], "10", ""),
+        Answer::Lines(changes),
+    ];
+    let events = "restarted +a +b listed +c +a -b";
+    plays(
+        "pages",
+        answers,
+        events,
+        &["list", "list next", "watch 10", "watch 13"],
+    )
+    .await;
+
+    let answers = vec![list(&[], "10", ""), Answer::Lines(vec![bookmark("20")])];
+    plays(
+        "a bookmark",
+        answers,
+        "restarted listed",
+        &["list", "watch 10", "watch 20"],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn malformed_objects_are_skipped() {
+    let items = [
+        json!(5),
+        json!({"metadata": {"uid": "nameless"}}),
+        node("a", 1),
+        json!(null),
+    ];
+    let metadata = json!({"resourceVersion": "10"});
+    let list = json!({"metadata": metadata, "items": items}).to_string();
+    let changes = vec![
+        "{".to_owned(),
+        "not JSON".to_owned(),
+        line("ADDED", &json!("text")),
+        line("ADDED", &json!({"metadata": {"name": 7}})),
+        line("DELETED", &json!({})),
+        line("WHAT", &json!({})),
+        line("ADDED", &node("b", 11)),
+    ];
+    let answers = vec![Answer::Now(200, list), Answer::Open(changes)];
+    plays(
+        "malformed",
+        answers,
+        "restarted +a listed +b",
+        &["list", "watch 10"],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn failures_are_told_and_survived() {
+    let text = |code, reason: &str| Answer::Now(code, failure(code, reason).to_string());
+    let listed = || list(&["a"], "10", "");
+    let change = || Answer::Lines(vec![line("ADDED", &node("b", 11))]);
+    let cases = [
+        (
+            "the list fails",
+            vec![
+                text(500, ""),
+                Answer::Later("1"),
+                Answer::Now(200, "{".into()),
+                listed(),
+                change(),
+            ],
+            "failing failing failing recovered restarted +a listed +b",
+            vec!["list", "list", "list", "list", "watch 10"],
+        ),
+        (
+            "a later page fails",
+            vec![
+                list(&["x"], "9", "next"),
+                text(410, "Expired"),
+                listed(),
+                change(),
+            ],
+            "restarted +x failing recovered restarted +a listed +b",
+            vec!["list", "list next", "list", "watch 10"],
+        ),
+        (
+            "a list without version",
+            vec![list(&["a"], "", ""), listed()],
+            "restarted +a failing recovered restarted +a listed",
+            vec!["list", "list"],
+        ),
+        (
+            "the watch does not start",
+            vec![
+                listed(),
+                text(503, ""),
+                text(429, ""),
+                text(403, "Forbidden"),
+                change(),
+            ],
+            "restarted +a listed failing failing failing recovered +b",
+            vec![
+                "list", "watch 10", "watch 10", "watch 10", "watch 10", "watch 11",
+            ],
+        ),
+        (
+            "the watch ends at once",
+            vec![listed(), Answer::Lines(vec![]), change()],
+            "restarted +a listed failing recovered +b",
+            vec!["list", "watch 10", "watch 10"],
+        ),
+        (
+            "an error within the watch",
+            vec![
+                listed(),
+                Answer::Lines(vec![line("ERROR", &failure(500, ""))]),
+                change(),
+            ],
+            "restarted +a listed failing recovered +b",
+            vec!["list", "watch 10", "watch 10"],
+        ),
+        (
+            "the version is forgotten, told within the watch",
+            vec![
+                listed(),
+                Answer::Lines(vec![line("ERROR", &failure(410, "Expired"))]),
+                listed(),
+                change(),
+            ],
+            "restarted +a listed restarted +a listed +b",
+            vec!["list", "watch 10", "list", "watch 10"],
+        ),
+        (
+            "the version is forgotten, told at the start",
+            vec![listed(), text(410, "Gone"), listed(), change()],
+            "restarted +a listed restarted +a listed +b",
+            vec!["list", "watch 10", "list", "watch 10"],
+        ),
+        (
+            "the version is not of this server",
+            vec![listed(), text(400, "BadRequest"), listed(), change()],
+            "restarted +a listed failing recovered restarted +a listed +b",
+            vec!["list", "watch 10", "list", "watch 10"],
+        ),
+    ];
+    for (what, answers, events, asked) in cases {
+        plays(what, answers, events, &asked).await;
+    }
+}
+
+#[tokio::test]
+async fn a_version_of_the_future_is_listed_anew() {
+    let mut status = failure(504, "Timeout");
+    status["details"] = json!({"causes": [{"reason": "ResourceVersionTooLarge", "message": "x"}]});
+    let answers = vec![
+        list(&[], "10", ""),
+        Answer::Now(504, status.to_string()),
+        list(&[], "5", ""),
+    ];
+    let events = "restarted listed failing recovered restarted listed";
+    plays(
+        "restored",
+        answers,
+        events,
+        &["list", "watch 10", "list", "watch 5"],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn nodes_are_trimmed() {
+    let (cluster, _requests) = fake::serve(vec![list(&["a"], "10", "")]).await;
+    let mut events = cluster.watch_nodes(CancellationToken::new());
+    assert_eq!(events.recv().await, Some(NodeEvent::Restarted));
+    let Some(NodeEvent::Applied(node)) = events.recv().await else {
+        panic!("no node")
+    };
+    assert_eq!(node.object["metadata"].get("managedFields"), None);
+    assert_eq!(node.object["status"].get("images"), None);
+}
+
+/// Nothing but silence tells that a connection is dead.
+#[tokio::test]
+async fn a_dead_connection_is_noticed() {
+    let answers = vec![list(&[], "10", ""), Answer::Open(vec![bookmark("20")])];
+    let (cluster, mut requests) = fake::serve(answers).await;
+    let mut events = cluster.watch_nodes(CancellationToken::new());
+    for expected in ["list", "watch"] {
+        requests.recv().await.expect(expected);
+    }
+    for expected in [NodeEvent::Restarted, NodeEvent::Listed] {
+        assert_eq!(events.recv().await, Some(expected));
+    }
+    let first = events.recv();
+    tokio::time::pause();
+    let begin = Instant::now();
+    let Some(NodeEvent::Failing { error }) = first.await else {
+        panic!("not noticed")
+    };
+    assert!(
+        begin.elapsed() <= Duration::from_mins(1),
+        "{:?}: {error}",
+        begin.elapsed()
+    );
+    assert!(
+        begin.elapsed() > Duration::from_secs(WATCH_SECONDS.into()),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn ends_when_cancelled() {
+    let (cluster, _requests) = fake::serve(vec![list(&[], "10", "")]).await;
+    let cancel = CancellationToken::new();
+    let mut events = cluster.watch_nodes(cancel.clone());
+    assert_eq!(events.recv().await, Some(NodeEvent::Restarted));
+    assert_eq!(events.recv().await, Some(NodeEvent::Listed));
+    cancel.cancel();
+    assert_eq!(events.recv().await, None);
+}
+
+#[tokio::test]
+async fn ends_when_nobody_listens() {
+    let (cluster, mut requests) = fake::serve(vec![list(&[], "10", "")]).await;
+    let cancel = CancellationToken::new();
+    drop(cluster.watch_nodes(cancel));
+    drop(cluster);
+    requests.recv().await.expect("one list");
+    // The server keeps a sender of its own; that nothing else is asked is all to see.
+    assert!(requests.try_recv().is_err());
+}
