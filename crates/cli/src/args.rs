@@ -1,0 +1,344 @@
+//! The arguments, as text. What they mean together is decided in `settings`.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// Keeps GPU clusters healthy.
+#[derive(Parser, Debug)]
+#[command(
+    name = "gpuwarden",
+    version,
+    about = "Detects GPU faults, takes bad nodes out of service, and gives them back when they are well",
+    after_help = "Try it:\n  gpuwarden run                 # watches this machine's kernel log\n  \
+                  gpuwarden inject xid 79       # in another terminal\n  gpuwarden status\n  gpuwarden explain",
+    disable_help_subcommand = true
+)]
+pub struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+/// The commands.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Watch this machine; with a cluster also take nodes out of service and give them back.
+    #[command(
+        after_help = "Examples:\n  gpuwarden run\n  gpuwarden run --kubeconfig ~/.kube/config \
+                            --node-name gpu-7 --quarantine --dry-run\n  journalctl -kf | gpuwarden run --kernel-log -"
+    )]
+    Run(RunArgs),
+    /// Find faults in kernel log text: one line per fault; exit 1 when a fatal one was found.
+    #[command(
+        after_help = "Examples:\n  dmesg | gpuwarden decode\n  gpuwarden decode /var/log/kern.log -o json"
+    )]
+    Decode(DecodeArgs),
+    /// Say what a fault code means, what gpuwarden does about it, and where that comes from.
+    #[command(after_help = "Examples:\n  gpuwarden catalog\n  gpuwarden catalog xid 79")]
+    Catalog(CatalogArgs),
+    /// Make a fault, or its recovery, to see what happens.
+    #[command(
+        after_help = "Examples:\n  gpuwarden inject xid 79\n  gpuwarden inject xid 48 --pci 0000:3b:00 \
+                            --via kmsg\n  gpuwarden inject recovery"
+    )]
+    Inject(InjectArgs),
+    /// Show the state of the nodes; exit 1 when one is unhealthy.
+    #[command(after_help = "Examples:\n  gpuwarden status\n  gpuwarden status -o json")]
+    Status(ViewArgs),
+    /// Show events, the newest 100 unless told otherwise.
+    #[command(
+        after_help = "Examples:\n  gpuwarden events --limit 20\n  gpuwarden events -f -o json"
+    )]
+    Events(EventsArgs),
+    /// Tell the story of a node: every line, event, decision and API call, and what is awaited.
+    #[command(after_help = "Examples:\n  gpuwarden explain\n  gpuwarden explain gpu-7 -o json")]
+    Explain(ExplainArgs),
+    /// Print the reference of all commands and flags as Markdown.
+    #[command(hide = true)]
+    Reference,
+    /// Measure gpuwarden on this machine, each figure beside a baseline of the same run.
+    #[command(after_help = "Examples:\n  gpuwarden bench\n  gpuwarden bench decode -o json")]
+    Bench(BenchArgs),
+}
+
+/// Arguments of `run`. Each is also an environment variable and a key of the
+/// configuration file; a flag has precedence over the environment, and that over the file.
+#[derive(Args, Debug, Default)]
+pub struct RunArgs {
+    /// Configuration file (TOML; the keys are the long names of these flags).
+    #[arg(long, env = "GPUWARDEN_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// Name of this node in the cluster [default: `NODE_NAME`, else the host name].
+    #[arg(long, env = "GPUWARDEN_NODE_NAME", value_name = "NAME")]
+    pub node_name: Option<String>,
+    /// Where events and state are kept [default: /var/lib/gpuwarden as root, else
+    /// ~/.local/state/gpuwarden].
+    #[arg(long, env = "GPUWARDEN_DATA_DIR", value_name = "DIRECTORY")]
+    pub data_dir: Option<PathBuf>,
+    /// Unix socket on which monitors report [default: /var/run/nvsentinel.sock as root with
+    /// the default data directory, else gpuwarden.sock in the data directory].
+    #[arg(long, env = "GPUWARDEN_SOCKET", value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Address of the status page, API and metrics [default: 127.0.0.1:2112].
+    #[arg(long, env = "GPUWARDEN_LISTEN", value_name = "ADDRESS")]
+    pub listen: Option<SocketAddr>,
+    /// What to read: kmsg (the running kernel's log), a file to follow, or - for standard
+    /// input [default: kmsg].
+    #[arg(long, env = "GPUWARDEN_KERNEL_LOG", value_name = "kmsg|FILE|-")]
+    pub kernel_log: Option<String>,
+    /// On a first start, older lines are shown but open no fault [default: 15m].
+    #[arg(long, env = "GPUWARDEN_HISTORY", value_name = "DURATION")]
+    pub history: Option<String>,
+    /// Kubeconfig of the cluster that this node is in.
+    #[arg(long, env = "GPUWARDEN_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig [default: its current one].
+    #[arg(long, env = "GPUWARDEN_CONTEXT", value_name = "NAME")]
+    pub context: Option<String>,
+    /// Record and show only: the default.
+    #[arg(long, env = "GPUWARDEN_OBSERVE", num_args = 0..=1, default_missing_value = "true",
+          value_name = "BOOL", conflicts_with = "quarantine")]
+    pub observe: Option<bool>,
+    /// Take nodes with faults out of service, and give them back.
+    #[arg(long, env = "GPUWARDEN_QUARANTINE", num_args = 0..=1, default_missing_value = "true",
+          value_name = "BOOL")]
+    pub quarantine: Option<bool>,
+    /// Beside an acting switch: decide and show, but write nothing in the cluster.
+    #[arg(long, env = "GPUWARDEN_DRY_RUN", num_args = 0..=1, default_missing_value = "true",
+          value_name = "BOOL")]
+    pub dry_run: Option<bool>,
+    /// Policy: rule sets in TOML [default: a fatal event or one that asks for `REPLACE_VM`
+    /// quarantines].
+    #[arg(long, env = "GPUWARDEN_POLICY", value_name = "FILE")]
+    pub policy: Option<PathBuf>,
+    /// What is logged: error, warn, info, debug, trace, also by crate [default: info].
+    #[arg(long, env = "GPUWARDEN_LOG", value_name = "FILTER")]
+    pub log: Option<String>,
+    /// How log lines look [default: text].
+    #[arg(long, env = "GPUWARDEN_LOG_FORMAT", value_name = "text|json")]
+    pub log_format: Option<String>,
+}
+
+/// Where a running gpuwarden is.
+#[derive(Args, Debug, Default, Clone)]
+pub struct ServerArgs {
+    /// Address of a running gpuwarden [default: the one that uses the data directory, else
+    /// `http://127.0.0.1:2112`].
+    #[arg(long, env = "GPUWARDEN_SERVER", value_name = "URL")]
+    pub server: Option<String>,
+    /// Data directory of the running gpuwarden, to find its address and socket.
+    #[arg(long, env = "GPUWARDEN_DATA_DIR", value_name = "DIRECTORY")]
+    pub data_dir: Option<PathBuf>,
+}
+
+/// How results are written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people.
+    #[default]
+    Text,
+    /// For people, with more columns.
+    Wide,
+    /// JSON.
+    Json,
+    /// YAML.
+    Yaml,
+}
+
+/// The output flag.
+#[derive(Args, Debug, Default, Clone, Copy)]
+pub struct OutputArgs {
+    /// How to write the result.
+    #[arg(short, long, value_enum, default_value_t = Format::Text)]
+    pub output: Format,
+}
+
+/// Arguments of `decode`.
+#[derive(Args, Debug)]
+pub struct DecodeArgs {
+    /// File with kernel log text, or - for standard input.
+    #[arg(default_value = "-", value_name = "FILE|-")]
+    pub file: String,
+    /// How to write it.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// Arguments of `catalog`.
+#[derive(Args, Debug)]
+pub struct CatalogArgs {
+    /// Kind of code: xid. Without it, all rows are listed.
+    #[arg(value_name = "KIND")]
+    pub kind: Option<String>,
+    /// The code.
+    #[arg(value_name = "CODE")]
+    pub code: Option<u32>,
+    /// How to write it.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// Arguments of `inject`.
+#[derive(Args, Debug)]
+pub struct InjectArgs {
+    /// What to make.
+    #[command(subcommand)]
+    pub what: Inject,
+}
+
+/// What can be injected.
+#[derive(Subcommand, Debug)]
+pub enum Inject {
+    /// An XID, as the NVIDIA driver would print it.
+    Xid {
+        /// The code.
+        code: u32,
+        /// PCI address of the GPU.
+        #[arg(long, default_value = "0000:b3:00", value_name = "ADDRESS")]
+        pci: String,
+        /// Through the running kernel's log (needs root; every program that reads it sees
+        /// it), or as an event on gpuwarden's socket.
+        #[arg(long, value_enum, default_value_t = Via::Socket)]
+        via: Via,
+        /// Where to send it.
+        #[command(flatten)]
+        target: TargetArgs,
+    },
+    /// Healthy events that close open faults of a node.
+    Recovery {
+        /// Only faults of the GPU at this PCI address.
+        #[arg(long, value_name = "ADDRESS")]
+        pci: Option<String>,
+        /// Only faults with this code.
+        #[arg(long, value_name = "CODE")]
+        code: Option<String>,
+        /// Where to send it.
+        #[command(flatten)]
+        target: TargetArgs,
+    },
+}
+
+/// The way a fault is injected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Via {
+    /// A line in the kernel log.
+    Kmsg,
+    /// An event on the socket.
+    Socket,
+}
+
+/// Where an injected event goes.
+#[derive(Args, Debug, Clone)]
+pub struct TargetArgs {
+    /// Node that has the fault [default: the node of the running gpuwarden].
+    #[arg(long, env = "GPUWARDEN_NODE_NAME", value_name = "NAME")]
+    pub node_name: Option<String>,
+    /// The connector's Unix socket [default: that of the running gpuwarden].
+    #[arg(long, env = "GPUWARDEN_SOCKET", value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Where the running gpuwarden is.
+    #[command(flatten)]
+    pub server: ServerArgs,
+}
+
+/// Arguments of `status`.
+#[derive(Args, Debug)]
+pub struct ViewArgs {
+    /// Where the running gpuwarden is.
+    #[command(flatten)]
+    pub server: ServerArgs,
+    /// How to write it.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// Arguments of `events`.
+#[derive(Args, Debug)]
+pub struct EventsArgs {
+    /// Go on with new events as they come.
+    #[arg(short, long)]
+    pub follow: bool,
+    /// How many of the newest events to show first.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    pub limit: u32,
+    /// Only events of this node.
+    #[arg(long = "node", value_name = "NAME")]
+    pub node: Option<String>,
+    /// Where the running gpuwarden is.
+    #[command(flatten)]
+    pub server: ServerArgs,
+    /// How to write it.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// Arguments of `explain`.
+#[derive(Args, Debug)]
+pub struct ExplainArgs {
+    /// The node [default: the node of the running gpuwarden].
+    #[arg(value_name = "NODE")]
+    pub node: Option<String>,
+    /// Where the running gpuwarden is.
+    #[command(flatten)]
+    pub server: ServerArgs,
+    /// How to write it.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// Arguments of `bench`.
+#[derive(Args, Debug)]
+pub struct BenchArgs {
+    /// Only this benchmark; without it, all that can run here.
+    #[arg(value_enum, value_name = "NAME")]
+    pub name: Option<Benchmark>,
+    /// Kubeconfig of a test cluster, for the benchmarks that cordon a node: they make a node
+    /// object of their own, and delete it.
+    #[arg(long, env = "GPUWARDEN_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig [default: its current one].
+    #[arg(long, env = "GPUWARDEN_CONTEXT", value_name = "NAME")]
+    pub context: Option<String>,
+    /// Where the benchmarks that write to disk do it, in a directory of their own that is
+    /// removed [default: the system's temporary directory].
+    #[arg(long, value_name = "DIRECTORY")]
+    pub dir: Option<PathBuf>,
+    /// What `run` reads its faults from in `cordon` and `idle`.
+    #[arg(long, value_enum, default_value_t = BenchLog::File)]
+    pub via: BenchLog,
+    /// Rounds of `cordon`.
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub rounds: u32,
+    /// For how long `idle` watches each process (seconds).
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=3_600))]
+    pub seconds: u32,
+    /// How to write it.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// The benchmarks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Benchmark {
+    /// Time to look at a line of kernel log.
+    Decode,
+    /// Durable events a second.
+    Store,
+    /// From a line of kernel log to a cordoned node.
+    Cordon,
+    /// What a process that has nothing to do needs.
+    Idle,
+    /// Size of the executable.
+    Binary,
+}
+
+/// The kernel log of a benchmark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum BenchLog {
+    /// A file of its own.
+    File,
+    /// The running kernel's log (needs root; every program that reads it sees the faults).
+    Kmsg,
+}

@@ -1,0 +1,31 @@
+//! The client commands, one file each.
+
+mod bench;
+mod catalog;
+mod decode;
+mod events;
+mod explain;
+mod inject;
+mod status;
+
+use crate::args::Command;
+use crate::{EXIT_FAILED, EXIT_OK, output};
+
+/// Carries out a command; gives its exit code.
+pub(crate) async fn execute(command: Command) -> anyhow::Result<u8> {
+    match command {
+        // `run` is the binary's; it never comes here.
+        Command::Run(_) => Ok(EXIT_FAILED),
+        Command::Decode(args) => decode::execute(&args).await,
+        Command::Catalog(args) => catalog::execute(&args),
+        Command::Inject(args) => inject::execute(args.what).await,
+        Command::Status(args) => status::execute(&args).await,
+        Command::Events(args) => events::execute(&args).await,
+        Command::Explain(args) => explain::execute(&args).await,
+        Command::Reference => {
+            output::line(crate::reference::markdown().trim_end())?;
+            Ok(EXIT_OK)
+        }
+        Command::Bench(args) => bench::execute(&args).await,
+    }
+}

@@ -1,0 +1,258 @@
+//! From a line of kernel log to a cordoned node, on a real cluster.
+//!
+//! A node object of our own is watched as any other program would watch it. A round writes
+//! an XID line, waits until the watch shows the node cordoned, sends the recovery, and waits
+//! until the node is given back. Before each round, the same client cordons the node with
+//! one bare PATCH, as `kubectl cordon` does, seen by the same watch: the baseline.
+
+mod load;
+mod node;
+mod story;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use contract::proto::platform_connector_client::PlatformConnectorClient;
+use contract::{EVENT_VERSION, HealthEvent, HealthEvents, RecommendedAction};
+use jiff::Timestamp;
+use tonic::transport::{Channel, Endpoint};
+
+use super::product::Product;
+use super::statistics::{median, percentile};
+use super::{Row, progress};
+use crate::args::BenchArgs;
+use load::Load;
+use story::Parts;
+
+pub(super) use node::TestNode;
+
+/// Rounds before those that count: connections are opened, statements prepared.
+const WARM_UP: u32 = 3;
+/// Starts whose first cordon is measured.
+const STARTS: u32 = 10;
+/// Quiet between a change that was seen and the next one.
+const QUIET: Duration = Duration::from_millis(40);
+/// What is compared with.
+const BASELINE: &str = "bare PATCH";
+/// The lines of the faults. No machine has a GPU there.
+const FAULT: &str =
+    "NVRM: Xid (PCI:0000:fe:1f): 79, pid=48213, name=python3, GPU has fallen off the bus.";
+
+/// What a round took (ms).
+struct Round {
+    /// From the line to the cordoned node.
+    cordon: f64,
+    /// From the recovery to the node given back.
+    recovery: f64,
+    /// What `cordon` consists of, by the product's own journal.
+    parts: Parts,
+}
+
+pub(super) async fn run(args: &BenchArgs) -> anyhow::Result<Vec<Row>> {
+    let mut node = TestNode::create(args).await?;
+    let rows = tokio::select! {
+        rows = measure(args, &mut node) => rows,
+        _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
+    };
+    let deleted = node.delete().await;
+    let rows = rows?;
+    deleted.map(|()| rows)
+}
+
+async fn measure(args: &BenchArgs, node: &mut TestNode) -> anyhow::Result<Vec<Row>> {
+    progress("cordon, the first after a start ...");
+    let (mut firsts, mut bare) = (Vec::new(), Vec::new());
+    for _ in 0..STARTS {
+        let product = Product::start(args, node.name(), true).await?;
+        node.connect_anew(args).await?;
+        bare.push(node.bare_round().await?);
+        let (product, round) = rounds(product, node, 1, None).await?;
+        firsts.extend(round);
+        product.stop().await?;
+    }
+    let mut rows = figures("cordon-first", &firsts, &bare);
+
+    progress("cordon ...");
+    let product = Product::start(args, node.name(), true).await?;
+    let (product, _) = rounds(product, node, WARM_UP, None).await?;
+    let mut bare = Vec::new();
+    let (product, idle) = rounds(product, node, args.rounds, Some(&mut bare)).await?;
+    rows.extend(figures("cordon", &idle, &bare));
+
+    progress("cordon, with other events ...");
+    let load = Load::start(&connect(&product).await?, node.name())?;
+    let mut bare = Vec::new();
+    let (product, busy) = rounds(product, node, args.rounds, Some(&mut bare)).await?;
+    let rate = load.stop().await?;
+    product.stop().await?;
+    let busy = figures("cordon-busy", &busy, &bare);
+    rows.extend(busy.into_iter().map(|row| {
+        let note = format!("with {rate:.0} other events a second on the socket");
+        if row.name == "cordon-busy.p50" {
+            row.note(note)
+        } else {
+            row
+        }
+    }));
+    Ok(rows)
+}
+
+/// Measures `count` rounds, before each a bare one where `bare` takes its time. An error
+/// says what the product said.
+async fn rounds(
+    mut product: Product,
+    node: &mut TestNode,
+    count: u32,
+    mut bare: Option<&mut Vec<f64>>,
+) -> anyhow::Result<(Product, Vec<Round>)> {
+    let mut connector = connect(&product).await?;
+    let mut rounds = Vec::new();
+    for _ in 0..count {
+        if let Some(bare) = &mut bare {
+            bare.push(node.bare_round().await?);
+            tokio::time::sleep(QUIET).await;
+        }
+        match round(&mut product, &mut connector, node).await {
+            Ok(round) => rounds.push(round),
+            Err(error) => return Err(product.blame(&error)),
+        }
+        tokio::time::sleep(QUIET).await;
+    }
+    Ok((product, rounds))
+}
+
+async fn round(
+    product: &mut Product,
+    connector: &mut PlatformConnectorClient<Channel>,
+    node: &mut TestNode,
+) -> anyhow::Result<Round> {
+    let (written, began) = (Timestamp::now(), Instant::now());
+    product.log.write(FAULT)?;
+    let seen = node.wait(true).await?;
+    let parts = story::read(&product.client, node.name(), written).await?;
+    tokio::time::sleep(QUIET).await;
+    let recovering = Instant::now();
+    send(connector, recovery(node.name())?).await?;
+    let given_back = node.wait(false).await?;
+    Ok(Round {
+        cordon: millis(seen.duration_since(began)),
+        recovery: millis(given_back.duration_since(recovering)),
+        parts,
+    })
+}
+
+/// What the rounds come to, under `name`.
+fn figures(name: &str, rounds: &[Round], bare: &[f64]) -> Vec<Row> {
+    let unit = "ms";
+    let of = |part: fn(&Round) -> f64| rounds.iter().map(part).collect::<Vec<f64>>();
+    let cordon = of(|round| round.cordon);
+    let mut rows = vec![
+        Row::new(format!("{name}.p50"), median(&cordon), unit).beside(BASELINE, median(bare)),
+        Row::new(format!("{name}.p99"), percentile(&cordon, 99), unit)
+            .beside(BASELINE, percentile(bare, 99)),
+        Row::new(format!("{name}.max"), percentile(&cordon, 100), unit)
+            .beside(BASELINE, percentile(bare, 100)),
+    ];
+    for (part, values) in [
+        ("line-to-event", of(|round| round.parts.line_to_event)),
+        ("event-to-call", of(|round| round.parts.event_to_call)),
+        ("call-to-answer", of(|round| round.parts.call_to_answer)),
+        ("recovery", of(|round| round.recovery)),
+    ] {
+        let name = format!("{name}.{part}");
+        rows.push(Row::new(format!("{name}.p50"), median(&values), unit));
+        rows.push(Row::new(
+            format!("{name}.p99"),
+            percentile(&values, 99),
+            unit,
+        ));
+    }
+    rows
+}
+
+async fn connect(product: &Product) -> anyhow::Result<PlatformConnectorClient<Channel>> {
+    let socket = product.socket.display();
+    let channel = Endpoint::try_from(format!("unix://{socket}"))?
+        .connect()
+        .await
+        .with_context(|| format!("connect to {socket}"))?;
+    Ok(PlatformConnectorClient::new(channel))
+}
+
+async fn send(
+    connector: &mut PlatformConnectorClient<Channel>,
+    event: HealthEvent,
+) -> anyhow::Result<()> {
+    let batch = HealthEvents {
+        version: EVENT_VERSION,
+        events: vec![event],
+    };
+    if let Err(status) = connector.health_event_occurred_v1(batch).await {
+        bail!("an event was not taken: {}", status.message());
+    }
+    Ok(())
+}
+
+/// The event that closes the fault of [`FAULT`].
+fn recovery(node: &str) -> anyhow::Result<HealthEvent> {
+    Ok(HealthEvent {
+        is_healthy: true,
+        is_fatal: false,
+        recommended_action: RecommendedAction::None as i32,
+        message: "the benchmark's round is over".to_owned(),
+        ..event(FAULT, node)?
+    })
+}
+
+fn event(line: &str, node: &str) -> anyhow::Result<HealthEvent> {
+    agent::kernel_log::event_of_line(line, node, Timestamp::now())
+        .context("the line is not understood by our own decoder")
+}
+
+fn millis(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1_000.0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_are_named_and_compared() {
+        let round = |cordon| Round {
+            cordon,
+            recovery: 4.0,
+            parts: Parts {
+                line_to_event: 1.0,
+                event_to_call: 2.0,
+                call_to_answer: 3.0,
+            },
+        };
+        let rows = figures("cordon", &[round(10.0), round(30.0), round(20.0)], &[5.0]);
+        let found: Vec<_> = rows
+            .iter()
+            .map(|row| (row.name.as_str(), row.value, row.ratio))
+            .collect();
+        assert_eq!(
+            found.get(..4).unwrap(),
+            [
+                ("cordon.p50", Some(20.0), Some(4.0)),
+                ("cordon.p99", Some(30.0), Some(6.0)),
+                ("cordon.max", Some(30.0), Some(6.0)),
+                ("cordon.line-to-event.p50", Some(1.0), None),
+            ]
+        );
+        assert_eq!(found.len(), 11);
+    }
+
+    #[test]
+    fn the_recovery_is_of_the_same_fault() {
+        let (fault, recovery) = (event(FAULT, "n").unwrap(), recovery("n").unwrap());
+        assert!(fault.is_fatal && !fault.is_healthy);
+        assert!(recovery.is_healthy && !recovery.is_fatal);
+        assert_eq!(fault.check_name, recovery.check_name);
+        assert_eq!(fault.error_code, recovery.error_code);
+        assert_eq!(fault.entities_impacted, recovery.entities_impacted);
+        assert!(domain::event::validate(&recovery).is_ok());
+    }
+}

@@ -1,0 +1,200 @@
+//! A node object of the benchmark's own, and a watch on it.
+
+use std::pin::pin;
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context as _, bail};
+use futures::StreamExt as _;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::core::Request;
+use kube::{Client, Config};
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use super::millis;
+use crate::args::BenchArgs;
+
+/// Where nodes are.
+const NODES: &str = "/api/v1/nodes";
+/// How long the watch may take to show a change.
+const LIMIT: Duration = Duration::from_secs(15);
+/// The API server ends a watch after so many seconds; it is then started anew.
+const WATCH_SECONDS: u32 = 290;
+
+/// A node that exists for this benchmark only. Deleted by [`TestNode::delete`].
+pub(in crate::commands::bench) struct TestNode {
+    client: Client,
+    name: String,
+    seen: watch::Receiver<Seen>,
+    watching: JoinHandle<()>,
+}
+
+/// What the watch shows.
+#[derive(Clone, Debug)]
+struct Seen {
+    unschedulable: bool,
+    at: Instant,
+    /// Why the watch has ended, if it has.
+    ended: Option<String>,
+}
+
+// === impl TestNode ===
+
+impl TestNode {
+    /// Makes the node in the cluster that `args` name, and watches it.
+    pub(in crate::commands::bench) async fn create(args: &BenchArgs) -> anyhow::Result<Self> {
+        let client = client(args).await?;
+        let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+        let name = format!("gpuwarden-bench-{:x}", since.as_micros());
+        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
+        let request =
+            Request::new(NODES).create(&PostParams::default(), serde_json::to_vec(&node)?)?;
+        let made: Value = client
+            .request(request)
+            .await
+            .with_context(|| format!("make the node {name}"))?;
+        let version = version(&made).context("the new node has no version")?;
+        let (sender, seen) = watch::channel(Seen {
+            unschedulable: false,
+            at: Instant::now(),
+            ended: None,
+        });
+        let watching = tokio::spawn(keep_watching(client.clone(), name.clone(), version, sender));
+        Ok(Self {
+            client,
+            name,
+            seen,
+            watching,
+        })
+    }
+
+    pub(in crate::commands::bench) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Waits until the watch shows the node so; when it did.
+    pub(super) async fn wait(&mut self, unschedulable: bool) -> anyhow::Result<Instant> {
+        let shown = |seen: &Seen| seen.ended.is_some() || seen.unschedulable == unschedulable;
+        let seen = tokio::time::timeout(LIMIT, self.seen.wait_for(shown)).await;
+        let wanted = if unschedulable {
+            "cordoned"
+        } else {
+            "given back"
+        };
+        let Ok(seen) = seen else {
+            bail!("the node was not {wanted} within {} s", LIMIT.as_secs());
+        };
+        let seen = seen.context("the watch has ended")?.clone();
+        match seen.ended {
+            Some(why) => bail!("the node can no longer be watched: {why}"),
+            None => Ok(seen.at),
+        }
+    }
+
+    /// Cordons the node as `kubectl cordon` does, and takes it back; how long it took until
+    /// the watch showed the first (ms).
+    pub(super) async fn bare_round(&mut self) -> anyhow::Result<f64> {
+        let began = Instant::now();
+        self.patch(true).await?;
+        let seen = self.wait(true).await?;
+        self.patch(false).await?;
+        self.wait(false).await?;
+        Ok(millis(seen.duration_since(began)))
+    }
+
+    async fn patch(&self, unschedulable: bool) -> anyhow::Result<()> {
+        let patch = Patch::Merge(json!({
+            "spec": {"unschedulable": unschedulable.then_some(true)},
+        }));
+        let request = Request::new(NODES).patch(&self.name, &PatchParams::default(), &patch)?;
+        let answer = self.client.request::<Value>(request).await;
+        answer.map(drop).context("cordon the node")
+    }
+
+    /// Makes the next call on a new connection, as the product's first one is.
+    pub(super) async fn connect_anew(&mut self, args: &BenchArgs) -> anyhow::Result<()> {
+        self.client = client(args).await?;
+        Ok(())
+    }
+
+    /// Ends the watch and deletes the node.
+    pub(in crate::commands::bench) async fn delete(self) -> anyhow::Result<()> {
+        self.watching.abort();
+        let request = Request::new(NODES).delete(&self.name, &DeleteParams::default())?;
+        let answer = self.client.request::<Value>(request).await;
+        answer
+            .map(drop)
+            .with_context(|| format!("delete the node {}: delete it by hand", self.name))
+    }
+}
+
+async fn client(args: &BenchArgs) -> anyhow::Result<Client> {
+    let path = args.kubeconfig.as_ref().context("no kubeconfig is named")?;
+    let kubeconfig = Kubeconfig::read_from(path)?;
+    let options = KubeConfigOptions {
+        context: args.context.clone(),
+        ..KubeConfigOptions::default()
+    };
+    let config = Config::from_custom_kubeconfig(kubeconfig, &options)
+        .await
+        .with_context(|| format!("use the kubeconfig {}", path.display()))?;
+    Ok(Client::try_from(config)?)
+}
+
+/// Tells what the watch shows until nobody listens, or it fails.
+async fn keep_watching(
+    client: Client,
+    name: String,
+    mut version: String,
+    seen: watch::Sender<Seen>,
+) {
+    loop {
+        if let Err(error) = watch_once(&client, &name, &mut version, &seen).await {
+            seen.send_modify(|seen| seen.ended = Some(format!("{error:#}")));
+            return;
+        }
+    }
+}
+
+async fn watch_once(
+    client: &Client,
+    name: &str,
+    version: &mut String,
+    seen: &watch::Sender<Seen>,
+) -> anyhow::Result<()> {
+    let params = WatchParams::default()
+        .fields(&format!("metadata.name={name}"))
+        .timeout(WATCH_SECONDS);
+    let request = Request::new(NODES).watch(&params, version)?;
+    let mut stream = pin!(client.request_events::<Value>(request).await?);
+    while let Some(event) = stream.next().await {
+        let at = Instant::now();
+        match event? {
+            WatchEvent::Added(node) | WatchEvent::Modified(node) => {
+                let unschedulable = node["spec"]["unschedulable"] == json!(true);
+                seen.send_if_modified(|seen| {
+                    let changed = seen.unschedulable != unschedulable;
+                    if changed {
+                        (seen.unschedulable, seen.at) = (unschedulable, at);
+                    }
+                    changed
+                });
+                if let Some(newer) = self::version(&node) {
+                    *version = newer;
+                }
+            }
+            WatchEvent::Bookmark(bookmark) => *version = bookmark.metadata.resource_version,
+            WatchEvent::Deleted(_) => bail!("somebody has deleted it"),
+            WatchEvent::Error(status) => bail!("{}", status.message),
+        }
+    }
+    Ok(())
+}
+
+fn version(node: &Value) -> Option<String> {
+    node["metadata"]["resourceVersion"]
+        .as_str()
+        .map(str::to_owned)
+}

@@ -1,0 +1,187 @@
+//! Time to look at a line of kernel log, beside a plain set of regular expressions.
+//!
+//! The set only says whether a line is a fault (of a line that is one, also which kind);
+//! the decoder also takes it apart and looks the code up. Both look at the same lines in
+//! turns, and both are checked to find the same faults before anything is measured.
+
+mod lines;
+
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use domain::decode::KernelLogDecoder;
+use host::kernel_log::parse_kmsg;
+use jiff::Timestamp;
+use regex::bytes::RegexSet;
+
+use super::Row;
+use super::statistics::median;
+
+/// The faults that the decoder knows, as one would write them down first.
+const PATTERNS: [&str; 3] = [
+    r"NVRM: Xid\s*\((?:PCI:)?[0-9a-fA-F:.]+\)\s*:\s*[0-9]+",
+    r"NVRM: GPU [0-9a-fA-F:.]+: GPU has fallen off the bus",
+    r"NVRM: The NVIDIA GPU [0-9a-fA-F:.]+\s[^\n]*fallen off the bus",
+];
+/// Name of the baseline.
+const BASELINE: &str = "regex::RegexSet";
+/// Rounds of each; odd, so that one of them is the middle.
+const ROUNDS: usize = 41;
+/// A round looks at the lines as often as this takes.
+const ROUND: Duration = Duration::from_millis(10);
+
+pub(super) fn run() -> anyhow::Result<Vec<Row>> {
+    let set = RegexSet::new(PATTERNS)?;
+    let mut decoder = KernelLogDecoder::default();
+    let at = Timestamp::now();
+    agree(&set)?;
+
+    let (other, other_base) = in_turns(
+        &bytes(lines::OTHER),
+        |line| decoder.line(line, at).is_some(),
+        |line| set.is_match(line),
+    );
+    let (xid, xid_base) = in_turns(
+        &bytes(lines::FAULTS),
+        |line| decoder.line(line, at).is_some(),
+        |line| set.matches(line).matched_any(),
+    );
+    let records: Vec<Vec<u8>> = (1_u64..).zip(lines::OTHER).map(record).collect();
+    let records: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
+    let (kmsg, kmsg_base) = in_turns(
+        &records,
+        |raw| parse_kmsg(raw).is_ok_and(|record| decoder.line(&record.text(), at).is_some()),
+        |raw| parse_kmsg(raw).is_ok_and(|record| set.is_match(&record.text())),
+    );
+    let unit = "ns/line";
+    Ok(vec![
+        Row::new("decode.other", other, unit)
+            .beside(BASELINE, other_base)
+            .note(format!(
+                "lines that are no fault: {} different ones, {} bytes on average",
+                lines::OTHER.len(),
+                average(lines::OTHER)
+            )),
+        Row::new("decode.xid", xid, unit)
+            .beside(BASELINE, xid_base)
+            .note(format!(
+                "lines that are one: {} different ones, {} bytes on average; the set does not take \
+                 them apart",
+                lines::FAULTS.len(),
+                average(lines::FAULTS)
+            )),
+        Row::new("decode.kmsg", kmsg, unit)
+            .beside(BASELINE, kmsg_base)
+            .note("the same lines as decode.other, as raw records of /dev/kmsg: both parse the record first"),
+    ])
+}
+
+/// Both find the faults and nothing else: else there is nothing to compare.
+fn agree(set: &RegexSet) -> anyhow::Result<()> {
+    let mut decoder = KernelLogDecoder::default();
+    let expected = [(lines::OTHER, false), (lines::FAULTS, true)];
+    for (lines, fault) in expected {
+        for line in lines {
+            let found = decoder
+                .line(line.as_bytes(), Timestamp::UNIX_EPOCH)
+                .is_some();
+            ensure!(
+                found == fault,
+                "the decoder takes {line:?} for something else"
+            );
+            let found = set.is_match(line.as_bytes());
+            ensure!(
+                found == fault,
+                "the patterns take {line:?} for something else"
+            );
+        }
+    }
+    let (number, line) = (1, lines::OTHER.first().context("there are no lines")?);
+    ensure!(
+        parse_kmsg(&record((number, line))).is_ok(),
+        "the raw record is not read"
+    );
+    Ok(())
+}
+
+/// Nanoseconds a line of both, in the middle of all rounds.
+fn in_turns(
+    lines: &[&[u8]],
+    mut ours: impl FnMut(&[u8]) -> bool,
+    mut theirs: impl FnMut(&[u8]) -> bool,
+) -> (f64, f64) {
+    let mut passes = 1;
+    loop {
+        let began = Instant::now();
+        pass(lines, passes, &mut ours);
+        pass(lines, passes, &mut theirs);
+        if began.elapsed() >= 2 * ROUND {
+            break;
+        }
+        passes *= 2;
+    }
+    let mut times = [const { Vec::<f64>::new() }; 2];
+    for _ in 0..ROUNDS {
+        let [mine, base] = &mut times;
+        mine.push(pass(lines, passes, &mut ours));
+        base.push(pass(lines, passes, &mut theirs));
+    }
+    let [mine, base] = times;
+    (median(&mine), median(&base))
+}
+
+/// Looks at all lines `passes` times; nanoseconds a line.
+fn pass(lines: &[&[u8]], passes: u32, look: &mut impl FnMut(&[u8]) -> bool) -> f64 {
+    let began = Instant::now();
+    for _ in 0..passes {
+        for line in lines {
+            black_box(look(black_box(line)));
+        }
+    }
+    let took = began.elapsed().as_secs_f64() * 1e9 / f64::from(passes);
+    #[allow(clippy::cast_precision_loss)] // A few dozen.
+    let count = lines.len().max(1) as f64;
+    took / count
+}
+
+fn bytes(lines: &[&'static str]) -> Vec<&'static [u8]> {
+    lines.iter().map(|line| line.as_bytes()).collect()
+}
+
+/// A line as a raw record of `/dev/kmsg`.
+fn record((number, line): (u64, &&str)) -> Vec<u8> {
+    let at = 1_000_000 + number * 1_337;
+    format!("6,{number},{at},-;{line}\n").into_bytes()
+}
+
+fn average(lines: &[&str]) -> usize {
+    lines.iter().map(|line| line.len()).sum::<usize>() / lines.len().max(1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn decoder_and_baseline_find_the_same_faults() {
+        agree(&RegexSet::new(PATTERNS).unwrap()).unwrap();
+    }
+
+    #[test]
+    fn some_lines_are_of_the_driver_and_yet_no_fault() {
+        let of_driver = lines::OTHER.iter().filter(|line| line.contains("NVRM: "));
+        assert!(of_driver.count() >= 3);
+    }
+
+    #[test]
+    fn a_pass_looks_at_every_line() {
+        let mut looks = 0;
+        let time = pass(&[b"a", b"b", b"c"], 5, &mut |_| {
+            looks += 1;
+            false
+        });
+        assert_eq!(looks, 15);
+        assert!(time >= 0.0);
+    }
+}

@@ -1,0 +1,216 @@
+//! Durable events a second into the embedded store, each on disk before it is answered.
+//!
+//! Measured in turns: many appenders at once (what the store gathers into one commit), large
+//! batches, one appender that waits for each commit, and a bare file that is synchronised
+//! after each record, which is what the disk can do.
+
+use std::fs::File;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use agent::kernel_log::event_of_line;
+use anyhow::Context as _;
+use contract::HealthEvent;
+use jiff::Timestamp;
+use store::sqlite::SqliteStore;
+use store::{EventStore, NewEvent};
+use tokio::task::JoinSet;
+
+use super::Row;
+use super::file_system::FileSystem;
+use super::statistics::median;
+
+/// Appenders that work at once.
+const APPENDERS: usize = 64;
+/// Events of a batch.
+const BATCH: usize = 100;
+/// Turns of each way; odd, so that one of them is the middle.
+const ROUNDS: usize = 5;
+/// How long a turn lasts.
+const TURN: Duration = Duration::from_millis(800);
+
+/// Makes events that differ, in time as little as can be.
+struct Events {
+    template: HealthEvent,
+    made: AtomicU64,
+}
+
+pub(super) async fn run(dir: Option<&Path>) -> anyhow::Result<Vec<Row>> {
+    let dir = dir.map_or_else(std::env::temp_dir, PathBuf::from);
+    // With threads of its own, as in `run`; a client has only one.
+    tokio::task::spawn_blocking(move || {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()?;
+        runtime.block_on(measure(&dir))
+    })
+    .await?
+}
+
+async fn measure(dir: &Path) -> anyhow::Result<Vec<Row>> {
+    let home = tempfile::Builder::new()
+        .prefix("gpuwarden-bench-")
+        .tempdir_in(dir)
+        .with_context(|| format!("make a directory in {}", dir.display()))?;
+    let place = home.path().canonicalize()?;
+    let store = Arc::new(SqliteStore::open(&place)?);
+    let events = Arc::new(Events::new()?);
+    let mut file = File::create_new(place.join("bare"))?;
+    let body = contract::json::to_string(&events.template);
+
+    let mut rates = [const { Vec::<f64>::new() }; 4];
+    for _ in 0..ROUNDS {
+        let [many, batches, single, bare] = &mut rates;
+        many.push(append(&store, &events, APPENDERS, 1).await?);
+        batches.push(append(&store, &events, 1, BATCH).await?);
+        single.push(append(&store, &events, 1, 1).await?);
+        bare.push(append_bare(&mut file, body.as_bytes())?);
+    }
+    store.close().await;
+
+    let [many, batches, single, bare] = rates.map(|rates| median(&rates));
+    let unit = "events/s";
+    Ok(vec![
+        Row::new("store.concurrent", many, unit)
+            .beside("one appender", single)
+            .note(format!(
+                "{APPENDERS} appenders of one event each; {}",
+                durability(&place, bare)
+            )),
+        Row::new("store.batches", batches, unit)
+            .beside("one appender", single)
+            .note(format!("one appender, batches of {BATCH}")),
+        Row::new("store.single", single, unit)
+            .beside("bare file", bare)
+            .note(format!(
+                "one appender, one event a commit; beside it, {} bytes appended to a file and \
+                 fdatasync",
+                body.len()
+            )),
+    ])
+}
+
+/// Events a second of `appenders` that append `batch` events at a time.
+async fn append(
+    store: &Arc<SqliteStore>,
+    events: &Arc<Events>,
+    appenders: usize,
+    batch: usize,
+) -> anyhow::Result<f64> {
+    let began = Instant::now();
+    let mut working = JoinSet::new();
+    for _ in 0..appenders {
+        let (store, events) = (Arc::clone(store), Arc::clone(events));
+        working.spawn(async move {
+            let mut appended = 0;
+            while began.elapsed() < TURN {
+                let batch = events.make(batch);
+                let answers = store.append(batch).await?;
+                appended += answers.iter().filter(|one| one.new).count();
+            }
+            anyhow::Ok(appended)
+        });
+    }
+    let mut appended = 0;
+    while let Some(done) = working.join_next().await {
+        appended += done??;
+    }
+    Ok(per_second(appended, began.elapsed()))
+}
+
+/// Records a second that are appended to a file and synchronised one by one.
+fn append_bare(file: &mut File, record: &[u8]) -> anyhow::Result<f64> {
+    let began = Instant::now();
+    let mut appended = 0;
+    while began.elapsed() < TURN {
+        file.write_all(record)?;
+        file.sync_data()?;
+        appended += 1;
+    }
+    Ok(per_second(appended, began.elapsed()))
+}
+
+#[allow(clippy::cast_precision_loss)] // Far below 2^53.
+fn per_second(count: usize, took: Duration) -> f64 {
+    count as f64 / took.as_secs_f64()
+}
+
+/// Where the events are, and what that is worth. Whether a disk keeps its word cannot be
+/// asked; that a synchronisation takes longer than memory does can be seen.
+fn durability(place: &Path, syncs_per_second: f64) -> String {
+    let Some(file_system) = FileSystem::of(place) else {
+        return format!("in {}, file system unknown", place.display());
+    };
+    if file_system.is_memory() {
+        return format!("on {file_system}: in memory only, nothing is durable; --dir names a disk");
+    }
+    let micros = 1e6 / syncs_per_second.max(1.0);
+    format!("on {file_system}, where fdatasync takes {micros:.0} µs")
+}
+
+// === impl Events ===
+
+impl Events {
+    fn new() -> anyhow::Result<Self> {
+        let line = "NVRM: Xid (PCI:0000:b3:00): 31, pid=48213, name=python3, Ch 00000008, intr 00000000. \
+                    MMU Fault: ENGINE GRAPHICS GPCCLIENT_T1_3 faulted @ 0x7f2c_41bd4000";
+        let mut template = event_of_line(line, "gpuwarden-bench", Timestamp::now())
+            .context("the line is not understood by our own decoder")?;
+        domain::event::normalise(&mut template, Timestamp::now());
+        Ok(Self {
+            template,
+            made: AtomicU64::new(0),
+        })
+    }
+
+    fn make(&self, count: usize) -> Vec<NewEvent> {
+        let received_at = Timestamp::now();
+        let one = || {
+            let number = self.made.fetch_add(1, Ordering::Relaxed);
+            let mut event = self.template.clone();
+            // As long as a real id is.
+            event.id = format!("{number:024x}");
+            NewEvent { event, received_at }
+        };
+        std::iter::repeat_with(one).take(count).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn events_differ() {
+        let events = Events::new().unwrap();
+        let mut ids = BTreeSet::new();
+        for new in [events.make(1), events.make(BATCH)].concat() {
+            assert!(domain::event::validate(&new.event).is_ok());
+            ids.insert(new.event.id);
+        }
+        assert_eq!(ids.len(), BATCH + 1);
+    }
+
+    #[tokio::test]
+    async fn every_event_that_is_counted_is_stored() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(SqliteStore::open(dir.path()).unwrap());
+        let events = Arc::new(Events::new().unwrap());
+        let began = Instant::now();
+        let rate = append(&store, &events, 2, 10).await.unwrap();
+        let longest = began.elapsed().as_secs_f64();
+        let stored = f64::from(u32::try_from(store.stats().await.unwrap().events).unwrap());
+        // What was counted, over a time between a turn and all that has passed here.
+        assert!(
+            stored > 0.0 && rate * TURN.as_secs_f64() <= stored,
+            "{stored}, {rate}"
+        );
+        assert!(stored <= rate * longest, "{stored}, {rate}, {longest}");
+        store.close().await;
+    }
+}

@@ -1,0 +1,122 @@
+//! `gpuwarden events`: what was reported.
+
+use console::api::EventView;
+use contract::{HealthEvent, json};
+
+use crate::EXIT_OK;
+use crate::args::{EventsArgs, Format};
+use crate::client::Client;
+use crate::output::{self, Colour};
+
+pub(super) async fn execute(args: &EventsArgs) -> anyhow::Result<u8> {
+    let client = Client::new(&args.server)?;
+    let node = args
+        .node
+        .as_deref()
+        .map(|node| format!("&node={}", query(node)))
+        .unwrap_or_default();
+    let mut newest: Vec<EventView> = if args.limit == 0 {
+        Vec::new()
+    } else {
+        client
+            .get(&format!("/api/v1/events?limit={}{node}", args.limit))
+            .await?
+    };
+    newest.reverse();
+    let format = args.output.output;
+    if !args.follow {
+        if !output::structured(format, &newest)? {
+            if newest.is_empty() {
+                output::line("No event yet.")?;
+            }
+            for event in &newest {
+                write(event, format)?;
+            }
+        }
+        return Ok(EXIT_OK);
+    }
+    let after = match newest.last() {
+        Some(last) => format!("&after={}", last.seq),
+        None => String::new(),
+    };
+    for event in &newest {
+        write_followed(event, format)?;
+    }
+    let mut lines = client
+        .lines(&format!("/api/v1/events?follow=true{after}{node}"))
+        .await?;
+    while let Some(line) = lines.next().await? {
+        if !line.is_empty() {
+            write_followed(&serde_json::from_str(&line)?, format)?;
+        }
+    }
+    anyhow::bail!("gpuwarden has ended the stream")
+}
+
+/// One event of an unending list: one document each.
+fn write_followed(event: &EventView, format: Format) -> anyhow::Result<()> {
+    match format {
+        Format::Json => output::line(&serde_json::to_string(event)?)?,
+        Format::Yaml => {
+            output::line("---")?;
+            output::structured(format, event)?;
+        }
+        Format::Text | Format::Wide => write(event, format)?,
+    }
+    Ok(())
+}
+
+fn write(view: &EventView, format: Format) -> anyhow::Result<()> {
+    let event = json::from_value(view.event.clone()).unwrap_or_default();
+    let word = if event.is_healthy {
+        output::colour("healthy", Colour::Green)
+    } else if event.is_fatal {
+        output::colour("fatal  ", Colour::Red)
+    } else {
+        output::colour("minor  ", Colour::Yellow)
+    };
+    output::line(&format!(
+        "{}  {word}  {}  {}",
+        output::time(view.created_at),
+        output::plain(&event.node_name),
+        output::plain(&what(&event))
+    ))?;
+    if format == Format::Wide {
+        output::line(&format!(
+            "    {} by {}, action {}: {}",
+            event.id,
+            output::plain(&event.agent),
+            output::plain(&contract::effective_action_name(&event)),
+            output::plain(&event.message)
+        ))?;
+    }
+    Ok(())
+}
+
+fn what(event: &HealthEvent) -> String {
+    let mut text = event.check_name.clone();
+    if !event.error_code.is_empty() {
+        text.push_str(&format!(" {}", event.error_code.join(",")));
+    }
+    let entities: Vec<String> = event
+        .entities_impacted
+        .iter()
+        .map(|entity| format!("{} {}", entity.entity_type, entity.entity_value))
+        .collect();
+    if !entities.is_empty() {
+        text.push_str(&format!(" on {}", entities.join(", ")));
+    }
+    text
+}
+
+/// A value for a query string.
+pub(super) fn query(text: &str) -> String {
+    text.bytes()
+        .map(|byte| match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'~' => {
+                char::from(byte).to_string()
+            }
+            _ => format!("%{byte:02X}"),
+        })
+        .collect()
+}

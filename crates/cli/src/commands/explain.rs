@@ -1,0 +1,66 @@
+//! `gpuwarden explain`: the story of a node.
+
+use console::api::{Explain, Status};
+
+use super::events::query;
+use crate::args::{ExplainArgs, Format};
+use crate::client::Client;
+use crate::output::{self, Colour};
+use crate::{EXIT_OK, EXIT_UNHEALTHY};
+
+pub(super) async fn execute(args: &ExplainArgs) -> anyhow::Result<u8> {
+    let client = Client::new(&args.server)?;
+    let node = match &args.node {
+        Some(node) => node.clone(),
+        None => client.get::<Status>("/api/v1/status").await?.node_name,
+    };
+    let story: Explain = client
+        .get(&format!("/api/v1/nodes/{}/explain", query(&node)))
+        .await?;
+    let format = args.output.output;
+    if !output::structured(format, &story)? {
+        text(&story, format == Format::Wide)?;
+    }
+    let faulty = story
+        .status
+        .is_some_and(|status| status.faults.iter().any(|fault| fault.fatal));
+    Ok(if faulty { EXIT_UNHEALTHY } else { EXIT_OK })
+}
+
+fn text(story: &Explain, wide: bool) -> anyhow::Result<()> {
+    let state = story
+        .status
+        .as_ref()
+        .map_or("no open fault", |status| status.state.name());
+    output::line(&format!("{}: {state}", output::plain(&story.node)))?;
+    if story.entries.is_empty() {
+        output::line("\nNothing is known of this node: no event names it.")?;
+    } else {
+        output::line("")?;
+    }
+    for entry in &story.entries {
+        let kind = serde_json::to_value(entry.kind)?;
+        output::line(&format!(
+            "{}  {}  {}",
+            output::time(entry.at),
+            output::colour(
+                &format!("{:<9}", kind.as_str().unwrap_or_default()),
+                Colour::Grey
+            ),
+            output::plain(&entry.text)
+        ))?;
+        if wide && !entry.detail.is_null() {
+            output::line(&format!(
+                "{:36}{}",
+                "",
+                output::plain(&entry.detail.to_string())
+            ))?;
+        }
+    }
+    output::line(&format!("\nawaited   {}", output::plain(&story.awaits)))?;
+    for (index, way) in story.how_to_clear.iter().enumerate() {
+        let head = if index == 0 { "to clear " } else { "      or " };
+        output::line(&format!("{head} {}", output::plain(way)))?;
+    }
+    Ok(())
+}

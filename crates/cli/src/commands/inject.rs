@@ -1,0 +1,154 @@
+//! `gpuwarden inject`: make a fault, or its recovery.
+
+use std::collections::BTreeMap;
+
+use agent::kernel_log::event_of_line;
+use anyhow::{Context as _, bail};
+use console::api::Status;
+use contract::{EVENT_VERSION, Entity, HealthEvent, HealthEvents, json, keys};
+use domain::fault::normalise_pci;
+use domain::view::FaultView;
+use jiff::Timestamp;
+
+use crate::args::{Inject, TargetArgs, Via};
+use crate::client::{self, Client};
+use crate::{EXIT_OK, output};
+
+/// Severity of the lines that the driver prints for XIDs.
+const KERNEL_ERROR: u8 = 3;
+
+pub(super) async fn execute(what: Inject) -> anyhow::Result<u8> {
+    match what {
+        Inject::Xid {
+            code,
+            pci,
+            via,
+            target,
+        } => xid(code, &pci, via, &target).await?,
+        Inject::Recovery { pci, code, target } => {
+            recovery(pci.as_deref(), code.as_deref(), &target).await?;
+        }
+    }
+    Ok(EXIT_OK)
+}
+
+async fn xid(code: u32, pci: &str, via: Via, target: &TargetArgs) -> anyhow::Result<()> {
+    let pci = normalise_pci(pci);
+    let plausible = pci.split(':').count() == 3
+        && pci
+            .bytes()
+            .all(|byte| byte.is_ascii_hexdigit() || byte == b':');
+    if !plausible {
+        bail!("--pci {pci:?} is no PCI address such as 0000:b3:00");
+    }
+    let line = format!(
+        "NVRM: Xid (PCI:{pci}): {code}, pid={}, name=gpuwarden-inject, injected by gpuwarden",
+        std::process::id()
+    );
+    if via == Via::Kmsg {
+        host::kernel_log::write_kmsg(KERNEL_ERROR, &line)?;
+        output::line(&format!("written to the kernel log: {line}"))?;
+        return Ok(());
+    }
+    let node = node_name(target).await?;
+    let mut event = event_of_line(&line, &node, Timestamp::now())
+        .context("the line is not understood by our own decoder")?;
+    event
+        .metadata
+        .insert(keys::META_INJECTED.to_owned(), "true".to_owned());
+    client::send(target, batch(vec![event])).await?;
+    output::line(&format!("XID {code} on {pci} of {node} is recorded"))?;
+    Ok(())
+}
+
+async fn recovery(
+    pci: Option<&str>,
+    code: Option<&str>,
+    target: &TargetArgs,
+) -> anyhow::Result<()> {
+    let status: Status = Client::new(&target.server)?.get("/api/v1/status").await?;
+    let node = target
+        .node_name
+        .clone()
+        .unwrap_or_else(|| status.node_name.clone());
+    let pci = pci.map(normalise_pci);
+    let named = |fault: &FaultView| {
+        code.is_none_or(|code| fault.code == code)
+            && pci.as_deref().is_none_or(|pci| {
+                fault.entities.iter().any(|entity| {
+                    entity.entity_type == keys::ENTITY_PCI && entity.entity_value == pci
+                })
+            })
+    };
+    let faults: Vec<FaultView> = status
+        .fleet
+        .nodes
+        .into_iter()
+        .filter(|known| known.name == node)
+        .flat_map(|known| known.faults)
+        .filter(named)
+        .collect();
+    if faults.is_empty() {
+        output::line(&format!(
+            "{node} has no such open fault: nothing to recover"
+        ))?;
+        return Ok(());
+    }
+    let events = faults.iter().map(|fault| healthy(fault, &node)).collect();
+    client::send(target, batch(events)).await?;
+    for fault in &faults {
+        output::line(&format!(
+            "recovered: {} of {node}",
+            output::plain(&fault.title())
+        ))?;
+    }
+    Ok(())
+}
+
+/// The event that says that a fault is no more.
+fn healthy(fault: &FaultView, node: &str) -> HealthEvent {
+    HealthEvent {
+        version: EVENT_VERSION,
+        agent: fault.agent.clone(),
+        component_class: fault.component_class.clone(),
+        check_name: fault.check.clone(),
+        is_healthy: true,
+        message: "Recovery injected by gpuwarden".to_owned(),
+        error_code: if fault.code.is_empty() {
+            Vec::new()
+        } else {
+            vec![fault.code.clone()]
+        },
+        entities_impacted: fault
+            .entities
+            .iter()
+            .map(|entity| Entity {
+                entity_type: entity.entity_type.clone(),
+                entity_value: entity.entity_value.clone(),
+            })
+            .collect(),
+        metadata: BTreeMap::from([(keys::META_INJECTED.to_owned(), "true".to_owned())]),
+        generated_timestamp: Some(json::proto_timestamp(Timestamp::now())),
+        node_name: node.to_owned(),
+        ..HealthEvent::default()
+    }
+}
+
+/// The node that is meant: as given, else that of the running gpuwarden.
+async fn node_name(target: &TargetArgs) -> anyhow::Result<String> {
+    if let Some(node) = &target.node_name {
+        return Ok(node.clone());
+    }
+    let status: Status = Client::new(&target.server)?
+        .get("/api/v1/status")
+        .await
+        .context("which node? name it with --node-name")?;
+    Ok(status.node_name)
+}
+
+fn batch(events: Vec<HealthEvent>) -> HealthEvents {
+    HealthEvents {
+        version: EVENT_VERSION,
+        events,
+    }
+}

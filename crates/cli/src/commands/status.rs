@@ -1,0 +1,147 @@
+//! `gpuwarden status`: how the nodes are.
+
+use console::api::{Mode, Status};
+use domain::view::{NodeState, NodeStatus};
+use runtime::sources::SourceState;
+
+use crate::args::{Format, ViewArgs};
+use crate::client::Client;
+use crate::output::{self, Colour, ago};
+use crate::{EXIT_OK, EXIT_UNHEALTHY};
+
+pub(super) async fn execute(args: &ViewArgs) -> anyhow::Result<u8> {
+    let status: Status = Client::new(&args.server)?.get("/api/v1/status").await?;
+    let format = args.output.output;
+    if !output::structured(format, &status)? {
+        text(&status, format == Format::Wide)?;
+    }
+    Ok(if healthy(&status) {
+        EXIT_OK
+    } else {
+        EXIT_UNHEALTHY
+    })
+}
+
+/// Whether no node has a fatal fault or is out of service, and all that should see does.
+fn healthy(status: &Status) -> bool {
+    let well = |node: &NodeStatus| matches!(node.state, NodeState::Healthy | NodeState::Degraded);
+    status.ready && status.fleet.nodes.iter().all(well)
+}
+
+fn text(status: &Status, wide: bool) -> anyhow::Result<()> {
+    let mode = match status.mode {
+        Mode::Observe => "observing",
+        Mode::DryRun => "quarantine, dry run",
+        Mode::Quarantine => "quarantine",
+    };
+    output::line(&format!(
+        "gpuwarden {} on {}, {mode}, up {}",
+        status.version,
+        status.node_name,
+        ago(status.started_at, status.now)
+    ))?;
+    match &status.fleet.cluster {
+        None => output::line("cluster     none")?,
+        Some(cluster) if cluster.connected => {
+            output::line(&format!(
+                "cluster     {} ({} nodes)",
+                cluster.server, cluster.nodes
+            ))?;
+        }
+        Some(cluster) => output::line(&format!(
+            "cluster     {}: {}",
+            cluster.server,
+            output::colour(
+                &format!(
+                    "not connected: {}",
+                    cluster.error.as_deref().unwrap_or("connecting")
+                ),
+                Colour::Red
+            )
+        ))?,
+    }
+    for source in &status.sources {
+        let colour = match source.state {
+            SourceState::Following | SourceState::Ended => Colour::Green,
+            SourceState::CatchingUp => Colour::Yellow,
+            SourceState::Failing | SourceState::Stuck => Colour::Red,
+        };
+        let lost = if source.lost > 0 {
+            format!(", {} lost", source.lost)
+        } else {
+            String::new()
+        };
+        output::line(&format!(
+            "{:<11} {}: {}, {} records, {} faults{lost}",
+            source.name,
+            output::colour(source.state.name(), colour),
+            source.detail,
+            source.records,
+            source.faults
+        ))?;
+    }
+    output::line(&format!(
+        "store       {} events in {}",
+        status.store.events, status.data_dir
+    ))?;
+    if wide {
+        output::line(&format!(
+            "policy      {}: {}",
+            status.policy.source,
+            status.policy.rule_sets.join(", ")
+        ))?;
+        output::line(&format!("socket      {}", status.socket))?;
+    }
+    for reason in &status.not_ready {
+        output::line(&format!(
+            "{} {reason}",
+            output::colour("not ready:", Colour::Red)
+        ))?;
+    }
+    if status.fleet.nodes.is_empty() {
+        output::line("\nNo open fault.")?;
+        return Ok(());
+    }
+    for node in &status.fleet.nodes {
+        let colour = match node.state {
+            NodeState::Healthy => Colour::Green,
+            NodeState::Degraded => Colour::Yellow,
+            _ => Colour::Red,
+        };
+        let cordoned = if node.unschedulable == Some(true) {
+            ", unschedulable"
+        } else {
+            ""
+        };
+        output::line(&format!(
+            "\n{}  {}{cordoned}",
+            node.name,
+            output::colour(node.state.name(), colour)
+        ))?;
+        for fault in &node.faults {
+            let fatal = if fault.fatal {
+                output::colour("fatal", Colour::Red)
+            } else {
+                output::colour("minor", Colour::Grey)
+            };
+            let times = if fault.count > 1 {
+                format!(", {} times", fault.count)
+            } else {
+                String::new()
+            };
+            output::line(&format!(
+                "  {fatal}  {}, {}, {} ago{times}",
+                output::plain(&fault.title()),
+                output::plain(&fault.recommended_action),
+                ago(fault.last_seen, status.now)
+            ))?;
+            if wide {
+                output::line(&format!("         {}", output::plain(&fault.message)))?;
+            }
+        }
+        for note in &node.notes {
+            output::line(&format!("  note   {note}"))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,81 @@
+//! The command line: arguments, the client commands, and how results are written.
+//!
+//! `run` is only read here ([`RunSettings`]); the binary wires it up. All other commands
+//! are carried out here, as clients of a running gpuwarden or on their own.
+
+mod args;
+mod client;
+mod commands;
+mod output;
+mod reference;
+mod settings;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+pub use args::{Cli, Command};
+pub use settings::{ClusterSettings, Endpoint, ModeSetting, RunSettings, SettingsError};
+
+/// All is well.
+pub const EXIT_OK: u8 = 0;
+/// The command worked, and what it looked at is unhealthy.
+pub const EXIT_UNHEALTHY: u8 = 1;
+/// The command did not work: usage, configuration, or nothing to talk to.
+pub const EXIT_FAILED: u8 = 2;
+
+/// What the arguments ask for.
+pub enum Parsed {
+    /// Run the product.
+    Run(Box<RunSettings>),
+    /// Carry out a client command.
+    Client(Box<Cli>),
+    /// Nothing more: help was shown, or the arguments are wrong. The exit code.
+    Done(ExitCode),
+}
+
+/// Reads the process's arguments and environment. Writes help and errors itself.
+pub fn parse() -> Parsed {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) => {
+            let code = if error.use_stderr() {
+                EXIT_FAILED
+            } else {
+                EXIT_OK
+            };
+            // It fails only where nobody reads.
+            drop(error.print());
+            return Parsed::Done(ExitCode::from(code));
+        }
+    };
+    match cli.command {
+        Command::Run(args) => match RunSettings::resolve(args) {
+            Ok(settings) => Parsed::Run(Box::new(settings)),
+            Err(error) => {
+                output::error(&error.into());
+                Parsed::Done(ExitCode::from(EXIT_FAILED))
+            }
+        },
+        _ => Parsed::Client(Box::new(cli)),
+    }
+}
+
+/// Carries out a client command.
+pub async fn execute(cli: Cli) -> ExitCode {
+    let code = match commands::execute(cli.command).await {
+        Ok(code) => code,
+        Err(error) if output::is_broken_pipe(&error) => EXIT_OK,
+        Err(error) => {
+            output::error(&error);
+            EXIT_FAILED
+        }
+    };
+    ExitCode::from(code)
+}
+
+/// Reports an error of `run` and gives its exit code.
+pub fn report(error: &anyhow::Error) -> ExitCode {
+    output::error(error);
+    ExitCode::from(EXIT_FAILED)
+}

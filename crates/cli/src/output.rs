@@ -1,0 +1,162 @@
+//! How results and errors are written.
+
+use std::io::{self, IsTerminal as _, Write};
+
+use jiff::{SignedDuration, Timestamp};
+use serde::Serialize;
+
+use crate::args::Format;
+
+/// Writes `value` as JSON or YAML; `false` where the format is for people.
+pub(crate) fn structured<T: Serialize>(format: Format, value: &T) -> anyhow::Result<bool> {
+    let text = match format {
+        Format::Text | Format::Wide => return Ok(false),
+        Format::Json => serde_json::to_string_pretty(value)?,
+        Format::Yaml => serde_saphyr::to_string(value)?,
+    };
+    line(text.trim_end())?;
+    Ok(true)
+}
+
+/// Writes one line to standard output.
+pub(crate) fn line(text: &str) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    out.write_all(b"\n")
+}
+
+/// Writes rows as columns, two spaces apart. The first row is the head.
+pub(crate) fn table(rows: &[Vec<String>]) -> io::Result<()> {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..columns)
+        .map(|column| {
+            rows.iter()
+                .filter_map(|row| row.get(column))
+                .map(|cell| cell.chars().count())
+                .max()
+        })
+        .map(Option::unwrap_or_default)
+        .collect();
+    for row in rows {
+        let mut text = String::new();
+        for (cell, width) in row.iter().zip(&widths) {
+            let gap = width - cell.chars().count().min(*width) + 2;
+            text.push_str(cell);
+            text.extend(std::iter::repeat_n(' ', gap));
+        }
+        line(text.trim_end())?;
+    }
+    Ok(())
+}
+
+/// Writes an error with its causes, and nothing else: it goes to standard error.
+pub(crate) fn error(error: &anyhow::Error) {
+    let mut text = format!(
+        "{}: {error}",
+        paint("error", Colour::Red, io::stderr().is_terminal())
+    );
+    for cause in error.chain().skip(1) {
+        text.push_str(&format!("\n  because: {cause}"));
+    }
+    // It fails only where nobody reads.
+    drop(writeln!(io::stderr().lock(), "{text}"));
+}
+
+/// Whether an error only says that the reader of our output has gone.
+pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .chain()
+        .filter_map(|cause| cause.downcast_ref::<io::Error>())
+        .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
+}
+
+/// Text that came from outside, for a terminal: control characters cannot move its cursor.
+pub(crate) fn plain(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
+        .collect()
+}
+
+/// How long ago, in its largest unit: `42s`, `7m`, `3h`, `12d`.
+pub(crate) fn ago(at: Timestamp, now: Timestamp) -> String {
+    span(now.duration_since(at))
+}
+
+/// A duration in its largest unit.
+pub(crate) fn span(duration: SignedDuration) -> String {
+    let seconds = duration.as_secs().max(0);
+    match seconds {
+        0..120 => format!("{seconds}s"),
+        120..7_200 => format!("{}m", seconds / 60),
+        7_200..172_800 => format!("{}h", seconds / 3_600),
+        _ => format!("{}d", seconds / 86_400),
+    }
+}
+
+/// A time for people: UTC, to the millisecond.
+pub(crate) fn time(at: Timestamp) -> String {
+    at.strftime("%Y-%m-%d %H:%M:%S%.3f").to_string()
+}
+
+/// Colours of words.
+#[derive(Clone, Copy)]
+pub(crate) enum Colour {
+    /// Bad.
+    Red,
+    /// In between.
+    Yellow,
+    /// Good.
+    Green,
+    /// By the way.
+    Grey,
+}
+
+/// Colours a word for standard output, where that is a terminal.
+pub(crate) fn colour(text: &str, colour: Colour) -> String {
+    paint(
+        text,
+        colour,
+        io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none(),
+    )
+}
+
+fn paint(text: &str, colour: Colour, on: bool) -> String {
+    let code = match colour {
+        Colour::Red => "31",
+        Colour::Yellow => "33",
+        Colour::Green => "32",
+        Colour::Grey => "90",
+    };
+    if on {
+        format!("\x1b[{code}m{text}\x1b[0m")
+    } else {
+        text.to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn spans_have_one_unit() {
+        for (seconds, text) in [
+            (-5, "0s"),
+            (0, "0s"),
+            (119, "119s"),
+            (120, "2m"),
+            (7_200, "2h"),
+            (200_000, "2d"),
+        ] {
+            assert_eq!(span(SignedDuration::from_secs(seconds)), text);
+        }
+    }
+
+    #[test]
+    fn text_from_outside_cannot_steer_the_terminal() {
+        assert_eq!(
+            plain("a\x1b[2Jb\rc\u{9b}d"),
+            "a\u{fffd}[2Jb\u{fffd}c\u{fffd}d"
+        );
+    }
+}

@@ -1,0 +1,416 @@
+//! What `run` is to do, from flags, environment, configuration file and defaults.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use host::kernel_log::Spec;
+use jiff::SignedDuration;
+use runtime::logging::LogFormat;
+use serde::{Deserialize, Serialize};
+
+use crate::args::RunArgs;
+
+/// Default port of the status page, API and metrics: where NVSentinel has its metrics.
+pub(crate) const DEFAULT_PORT: u16 = 2112;
+/// Socket on which monitors of NVSentinel report.
+const CONTRACT_SOCKET: &str = "/var/run/nvsentinel.sock";
+/// Data directory of root.
+const SYSTEM_DATA_DIR: &str = "/var/lib/gpuwarden";
+/// File in the data directory that tells clients where to find the process.
+const ENDPOINT_FILE: &str = "endpoint.json";
+
+/// What `run` is to do; everything decided.
+#[derive(Debug, Clone)]
+pub struct RunSettings {
+    /// Name of this node.
+    pub node_name: String,
+    /// Where events and state are kept.
+    pub data_dir: PathBuf,
+    /// Whether that is the place where clients look by themselves.
+    pub data_dir_is_default: bool,
+    /// Unix socket of the connector.
+    pub socket: PathBuf,
+    /// Address of page, API and metrics.
+    pub listen: SocketAddr,
+    /// What to read.
+    pub kernel_log: Spec,
+    /// On a first start, older lines open no fault.
+    pub history: SignedDuration,
+    /// The cluster, if there is one.
+    pub cluster: Option<ClusterSettings>,
+    /// Whether to act.
+    pub mode: ModeSetting,
+    /// Policy file.
+    pub policy: Option<PathBuf>,
+    /// Log filter.
+    pub log: String,
+    /// Log format.
+    pub log_format: LogFormat,
+}
+
+/// How to reach the cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClusterSettings {
+    /// Kubeconfig; `None`: the usual places, or the pod's own service account.
+    pub kubeconfig: Option<PathBuf>,
+    /// Context.
+    pub context: Option<String>,
+}
+
+/// Whether to act.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ModeSetting {
+    /// Record and show.
+    Observe,
+    /// Decide and show.
+    DryRun,
+    /// Take nodes out and give them back.
+    Quarantine,
+}
+
+/// Where a running gpuwarden is, as it writes it into its data directory.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Endpoint {
+    /// Address of page and API.
+    pub server: String,
+    /// Unix socket of the connector.
+    pub socket: PathBuf,
+    /// Process id.
+    pub pid: u32,
+}
+
+/// Settings that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SettingsError {
+    /// The configuration file cannot be read.
+    #[error("cannot read the configuration file {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: std::io::Error,
+    },
+    /// The configuration file is wrong.
+    #[error("{}:{line}: {what}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The line.
+        line: usize,
+        /// What is wrong.
+        what: String,
+    },
+    /// A value is wrong.
+    #[error("{name} {value:?}: {what}")]
+    Value {
+        /// Name of the setting, as a flag.
+        name: &'static str,
+        /// What it is.
+        value: String,
+        /// What is wrong, and what would be right.
+        what: String,
+    },
+    /// The switches do not go together.
+    #[error("{0}")]
+    Conflict(&'static str),
+}
+
+/// The configuration file: the long names of the flags.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+struct FileSettings {
+    node_name: Option<String>,
+    data_dir: Option<PathBuf>,
+    socket: Option<PathBuf>,
+    listen: Option<SocketAddr>,
+    kernel_log: Option<String>,
+    history: Option<String>,
+    kubeconfig: Option<PathBuf>,
+    context: Option<String>,
+    observe: Option<bool>,
+    quarantine: Option<bool>,
+    dry_run: Option<bool>,
+    policy: Option<PathBuf>,
+    log: Option<String>,
+    log_format: Option<String>,
+}
+
+// === impl RunSettings ===
+
+impl RunSettings {
+    /// Resolves flags and environment (both in `args`), the file they name, and defaults.
+    pub fn resolve(args: RunArgs) -> Result<Self, SettingsError> {
+        let file = match &args.config {
+            Some(path) => FileSettings::read(path)?,
+            None => FileSettings::default(),
+        };
+        let data_dir = args.data_dir.or(file.data_dir);
+        let own_place = data_dir.is_some();
+        let data_dir = data_dir.map_or_else(default_data_dir, Ok)?;
+        let socket = args.socket.or(file.socket).unwrap_or_else(|| {
+            if is_root() && !own_place {
+                PathBuf::from(CONTRACT_SOCKET)
+            } else {
+                data_dir.join("gpuwarden.sock")
+            }
+        });
+        let history = args
+            .history
+            .or(file.history)
+            .unwrap_or_else(|| "15m".to_owned());
+        let history = history
+            .parse::<SignedDuration>()
+            .ok()
+            .filter(|span| !span.is_negative())
+            .ok_or(SettingsError::Value {
+                name: "--history",
+                value: history,
+                what: "is no duration such as 15m, 2h or 90s".to_owned(),
+            })?;
+        let kernel_log = args
+            .kernel_log
+            .or(file.kernel_log)
+            .unwrap_or_else(|| "kmsg".to_owned());
+        let kernel_log = kernel_log.parse().map_err(|error| SettingsError::Value {
+            name: "--kernel-log",
+            value: kernel_log,
+            what: format!("{error}"),
+        })?;
+        let log_format = match args.log_format.or(file.log_format).as_deref() {
+            None | Some("text") => LogFormat::Text,
+            Some("json") => LogFormat::Json,
+            Some(other) => {
+                return Err(SettingsError::Value {
+                    name: "--log-format",
+                    value: other.to_owned(),
+                    what: "is neither text nor json".to_owned(),
+                });
+            }
+        };
+        let kubeconfig = args.kubeconfig.or(file.kubeconfig);
+        let context = args.context.or(file.context);
+        let in_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
+        let cluster =
+            (kubeconfig.is_some() || context.is_some() || in_pod).then_some(ClusterSettings {
+                kubeconfig,
+                context,
+            });
+        // A flag for one of them beats the file's word for the other.
+        let from_file = if args.observe.is_none() {
+            file.quarantine
+        } else {
+            None
+        };
+        let quarantine = args.quarantine.or(from_file).unwrap_or(false);
+        let observe = args.observe.or(if args.quarantine.is_none() {
+            file.observe
+        } else {
+            None
+        });
+        let dry_run = args.dry_run.or(file.dry_run).unwrap_or(false);
+        let mode = match (quarantine, observe.unwrap_or(false), dry_run) {
+            (true, true, _) => {
+                return Err(SettingsError::Conflict(
+                    "--observe and --quarantine exclude each other: remove one",
+                ));
+            }
+            (true, false, true) => ModeSetting::DryRun,
+            (true, false, false) => ModeSetting::Quarantine,
+            (false, _, true) => {
+                return Err(SettingsError::Conflict(
+                    "--dry-run stands beside an acting switch, such as --quarantine: add one, or \
+                     remove it (without one nothing is decided at all)",
+                ));
+            }
+            (false, _, false) => ModeSetting::Observe,
+        };
+        if mode != ModeSetting::Observe && cluster.is_none() {
+            return Err(SettingsError::Conflict(
+                "--quarantine needs a cluster to act on: name one with --kubeconfig FILE or --context NAME",
+            ));
+        }
+        Ok(Self {
+            node_name: args
+                .node_name
+                .or(file.node_name)
+                .map_or_else(default_node_name, Ok)?,
+            data_dir,
+            data_dir_is_default: !own_place,
+            socket,
+            listen: args
+                .listen
+                .or(file.listen)
+                .unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_PORT))),
+            kernel_log,
+            history,
+            cluster,
+            mode,
+            policy: args.policy.or(file.policy),
+            log: args.log.or(file.log).unwrap_or_else(|| "info".to_owned()),
+            log_format,
+        })
+    }
+}
+
+// === impl FileSettings ===
+
+impl FileSettings {
+    fn read(path: &Path) -> Result<Self, SettingsError> {
+        let text = std::fs::read_to_string(path).map_err(|source| SettingsError::Read {
+            path: path.to_owned(),
+            source,
+        })?;
+        toml::from_str(&text).map_err(|error| SettingsError::File {
+            path: path.to_owned(),
+            line: error.span().map_or(1, |span| {
+                1 + text
+                    .bytes()
+                    .take(span.start)
+                    .filter(|byte| *byte == b'\n')
+                    .count()
+            }),
+            what: error.message().to_owned(),
+        })
+    }
+}
+
+// === impl Endpoint ===
+
+impl Endpoint {
+    /// Reads what the process that uses `data_dir` has written, if one has.
+    pub fn read(data_dir: &Path) -> Option<Self> {
+        let text = std::fs::read(data_dir.join(ENDPOINT_FILE)).ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+
+    /// Writes it, as a whole.
+    pub fn write(&self, data_dir: &Path) -> std::io::Result<()> {
+        let new = data_dir.join("endpoint.json.new");
+        std::fs::write(&new, serde_json::to_vec(self)?)?;
+        std::fs::rename(new, data_dir.join(ENDPOINT_FILE))
+    }
+
+    /// Removes it at the end.
+    pub fn remove(data_dir: &Path) {
+        // Nothing depends on it: a client that finds it asks in vain.
+        drop(std::fs::remove_file(data_dir.join(ENDPOINT_FILE)));
+    }
+}
+
+/// The data directory where none is given.
+pub(crate) fn default_data_dir() -> Result<PathBuf, SettingsError> {
+    if is_root() {
+        return Ok(PathBuf::from(SYSTEM_DATA_DIR));
+    }
+    let state = std::env::var_os("XDG_STATE_HOME")
+        .filter(|path| !path.is_empty())
+        .map(PathBuf::from);
+    let state = state
+        .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/state")));
+    state
+        .map(|state| state.join("gpuwarden"))
+        .ok_or(SettingsError::Conflict(
+            "there is no home directory to keep data in: name a place with --data-dir",
+        ))
+}
+
+/// The node name where none is given: `NODE_NAME`, as pods get it, else the host name.
+fn default_node_name() -> Result<String, SettingsError> {
+    let from_pod = std::env::var("NODE_NAME")
+        .ok()
+        .filter(|name| !name.trim().is_empty());
+    from_pod
+        .or_else(host::identity::host_name)
+        .ok_or(SettingsError::Conflict(
+            "this machine has no host name: name the node with --node-name",
+        ))
+}
+
+fn is_root() -> bool {
+    host::identity::effective_uid() == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn resolve(file: &str, edit: impl FnOnce(&mut RunArgs)) -> Result<RunSettings, SettingsError> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("c.toml");
+        std::fs::write(&path, file).unwrap();
+        let mut args = RunArgs {
+            config: Some(path),
+            data_dir: Some("/data".into()),
+            node_name: Some("n1".into()),
+            ..RunArgs::default()
+        };
+        edit(&mut args);
+        RunSettings::resolve(args)
+    }
+
+    #[test]
+    fn a_flag_beats_the_file_and_the_file_the_default() {
+        let plain = resolve("", |_| ()).unwrap();
+        assert_eq!(plain.socket, Path::new("/data/gpuwarden.sock"));
+        assert_eq!(
+            (plain.listen.port(), plain.mode),
+            (2112, ModeSetting::Observe)
+        );
+        assert_eq!(
+            (plain.kernel_log, plain.history.as_secs()),
+            (Spec::Kmsg, 900)
+        );
+        let file =
+            "listen = \"127.0.0.1:9\"\nhistory = \"1h\"\nkubeconfig = \"/k\"\nquarantine = true\n";
+        let from_file = resolve(file, |_| ()).unwrap();
+        assert_eq!(
+            (from_file.listen.port(), from_file.history.as_secs()),
+            (9, 3600)
+        );
+        assert_eq!(from_file.mode, ModeSetting::Quarantine);
+        let flags = resolve(file, |args| {
+            args.listen = Some("127.0.0.1:7".parse().unwrap());
+            args.observe = Some(true);
+        })
+        .unwrap();
+        assert_eq!((flags.listen.port(), flags.mode), (7, ModeSetting::Observe));
+    }
+
+    #[test]
+    fn what_is_wrong_is_named() {
+        type Edit = fn(&mut RunArgs);
+        let table: [(&str, Edit, &str); 7] = [
+            ("lisen = \"x\"\n", |_| (), "c.toml:1: unknown field `lisen`"),
+            ("\n\nlisten = \"nowhere\"\n", |_| (), "c.toml:3:"),
+            (
+                "",
+                |args| args.history = Some("soon".into()),
+                "--history \"soon\"",
+            ),
+            ("", |args| args.history = Some("-5m".into()), "--history"),
+            (
+                "",
+                |args| args.log_format = Some("xml".into()),
+                "--log-format",
+            ),
+            ("", |args| args.quarantine = Some(true), "--kubeconfig"),
+            ("", |args| args.dry_run = Some(true), "--dry-run"),
+        ];
+        for (file, edit, expected) in table {
+            let error = resolve(file, edit).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
+    fn dry_run_stands_beside_quarantine() {
+        let settings = resolve("", |args| {
+            args.kubeconfig = Some("/k".into());
+            args.quarantine = Some(true);
+            args.dry_run = Some(true);
+        })
+        .unwrap();
+        assert_eq!(settings.mode, ModeSetting::DryRun);
+    }
+}

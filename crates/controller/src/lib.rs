@@ -1,0 +1,7 @@
+//! The cluster side: what follows from the events.
+//!
+//! [`quarantine`] takes nodes with faults out of service and gives them back. It decides
+//! nothing itself: it keeps the fault book and the sessions of `domain` up to date with
+//! the store and the cluster, and carries out what they say.
+
+pub mod quarantine;

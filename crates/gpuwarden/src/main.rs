@@ -1,0 +1,36 @@
+//! The one binary: reads the arguments, and wires the rooms together for `run`.
+
+mod run;
+
+use std::process::ExitCode;
+
+use cli::Parsed;
+
+fn main() -> ExitCode {
+    match cli::parse() {
+        Parsed::Done(code) => code,
+        Parsed::Run(settings) => start(true, run::run(*settings)),
+        Parsed::Client(cli) => start(false, async { Ok(cli::execute(*cli).await) }),
+    }
+}
+
+/// Runs a future to its end. The product gets a thread per core, up to four: beyond that
+/// only memory grows. A client needs none of its own.
+fn start(threads: bool, future: impl Future<Output = anyhow::Result<ExitCode>>) -> ExitCode {
+    let mut builder = if threads {
+        let mut builder = tokio::runtime::Builder::new_multi_thread();
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        builder
+            .worker_threads(cores.min(4))
+            .max_blocking_threads(16);
+        builder
+    } else {
+        tokio::runtime::Builder::new_current_thread()
+    };
+    match builder.enable_all().build() {
+        Ok(runtime) => runtime
+            .block_on(future)
+            .unwrap_or_else(|error| cli::report(&error)),
+        Err(error) => cli::report(&anyhow::Error::new(error).context("start the runtime")),
+    }
+}

@@ -1,0 +1,223 @@
+//! `gpuwarden run`: all roles in one process, over the embedded store.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::Duration;
+
+use agent::connector::{self, Connector};
+use agent::kernel_log::{Config as KernelLogConfig, KernelLogMonitor};
+use anyhow::Context as _;
+use cli::{ClusterSettings, Endpoint, ModeSetting, RunSettings};
+use cluster::{Cluster, ConnectOptions};
+use console::{Console, Info, api};
+use controller::quarantine::{Config as QuarantineConfig, Mode, Quarantine};
+use domain::policy::Policy;
+use host::kernel_log::Spec;
+use jiff::Timestamp;
+use runtime::metrics::Metrics;
+use runtime::sources::Sources;
+use runtime::{logging, unix_grpc};
+use store::EventStore;
+use store::sqlite::SqliteStore;
+use tokio::net::TcpListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+/// Any uid may report: preflight checks run as the user's.
+const SOCKET_MODE: u32 = 0o666;
+/// What is still under way this long after SIGTERM is left behind.
+const GRACE: Duration = Duration::from_millis(800);
+
+/// Runs until SIGTERM or SIGINT.
+pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
+    let colour = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    logging::start(&settings.log, settings.log_format, colour)?;
+    let policy = load_policy(settings.policy.as_deref())?;
+    for warning in &policy.warnings {
+        tracing::warn!("{warning}");
+    }
+    let cluster = match &settings.cluster {
+        Some(cluster) => Some(Arc::new(connect(cluster).await?)),
+        None => None,
+    };
+
+    let store = Arc::new(SqliteStore::open(&settings.data_dir)?);
+    let socket = unix_grpc::bind(&settings.socket, SOCKET_MODE)?;
+    let listener = TcpListener::bind(settings.listen).await.with_context(|| {
+        format!(
+            "cannot listen on {}; --listen chooses another address, 127.0.0.1:0 any free port",
+            settings.listen
+        )
+    })?;
+    let server = format!("http://{}", listener.local_addr()?);
+    let endpoint = Endpoint {
+        server: server.clone(),
+        socket: absolute(settings.socket.clone()),
+        pid: std::process::id(),
+    };
+    endpoint.write(&settings.data_dir).with_context(|| {
+        format!(
+            "cannot write to the data directory {}",
+            settings.data_dir.display()
+        )
+    })?;
+
+    let cancel = CancellationToken::new();
+    let (metrics, sources) = (Metrics::default(), Sources::default());
+    let policy_view = api::PolicyView {
+        source: policy.source.clone(),
+        rule_sets: policy
+            .rule_sets
+            .iter()
+            .map(|set| set.name.clone())
+            .collect(),
+        warnings: policy.warnings.clone(),
+    };
+    let events: Arc<dyn EventStore> = Arc::clone(&store) as Arc<dyn EventStore>;
+    let clock: fn() -> Timestamp = Timestamp::now;
+    let connector = Connector::new(Arc::clone(&events), &metrics, clock);
+    let monitor = KernelLogMonitor::new(
+        KernelLogConfig {
+            spec: settings.kernel_log.clone(),
+            node_name: settings.node_name.clone(),
+            history: settings.history,
+            state_dir: (settings.kernel_log != Spec::Stdin).then(|| settings.data_dir.clone()),
+        },
+        connector.clone(),
+        &sources,
+        &metrics,
+        clock,
+    );
+    let (mode, shown_mode) = match settings.mode {
+        ModeSetting::Observe => (Mode::Observe, api::Mode::Observe),
+        ModeSetting::DryRun => (Mode::DryRun, api::Mode::DryRun),
+        ModeSetting::Quarantine => (Mode::Act, api::Mode::Quarantine),
+    };
+    let (quarantine, handles) = Quarantine::new(
+        QuarantineConfig {
+            store: Arc::clone(&events),
+            cluster,
+            policy,
+            mode,
+            own_node: settings.node_name.clone(),
+            clock,
+        },
+        &metrics,
+    );
+    let console = Console {
+        info: Info {
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            node_name: settings.node_name.clone(),
+            mode: shown_mode,
+            started_at: clock(),
+            data_dir: settings.data_dir.display().to_string(),
+            socket: endpoint.socket.display().to_string(),
+            policy: policy_view,
+            listen_name: None,
+        },
+        fleet: handles.view,
+        sources,
+        store: Arc::clone(&events),
+        metrics,
+        clock,
+    };
+
+    // Order of the end: first nothing more comes in, then what came in is worked off.
+    let mut inputs = JoinSet::new();
+    let mut workers = JoinSet::new();
+    inputs.spawn(monitor.run(cancel.clone()));
+    let serving = connector::serve(socket, connector, cancel.clone());
+    inputs.spawn(async move {
+        if let Err(error) = serving.await {
+            tracing::error!(err = %error, "the connector's socket has failed");
+        }
+    });
+    workers.spawn(console::serve(listener, console, cancel.clone()));
+    workers.spawn(quarantine.run(cancel.clone()));
+    workers.spawn(handles.journal.run());
+    greet(&settings, &server);
+
+    wait_for_signal().await?;
+    tracing::info!("ending");
+    cancel.cancel();
+    let orderly = tokio::time::timeout(GRACE, async {
+        while inputs.join_next().await.is_some() {}
+        while workers.join_next().await.is_some() {}
+        store.close().await;
+    })
+    .await
+    .is_ok();
+    if !orderly {
+        tracing::warn!("some work was still under way; nothing that was acknowledged is lost");
+    }
+    Endpoint::remove(&settings.data_dir);
+    // The socket's file: a connection to it would only be refused.
+    drop(std::fs::remove_file(&settings.socket));
+    Ok(ExitCode::SUCCESS)
+}
+
+fn load_policy(path: Option<&std::path::Path>) -> anyhow::Result<Policy> {
+    let Some(path) = path else {
+        return Ok(Policy::builtin());
+    };
+    let shown = path.display().to_string();
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("cannot read the policy {shown}"))?;
+    Ok(Policy::parse(&text, &shown)?)
+}
+
+async fn connect(settings: &ClusterSettings) -> anyhow::Result<Cluster> {
+    let kubeconfig = settings.kubeconfig.clone().or_else(|| {
+        // A context without a file is looked for where kubectl looks.
+        settings.context.as_ref()?;
+        let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".kube/config"));
+        std::env::var_os("KUBECONFIG")
+            .map(PathBuf::from)
+            .or_else(home)
+    });
+    let options = ConnectOptions {
+        in_cluster: kubeconfig.is_none(),
+        kubeconfig,
+        context: settings.context.clone(),
+    };
+    Ok(Cluster::connect(options).await?)
+}
+
+/// What a person sees first.
+#[allow(clippy::print_stdout)]
+fn greet(settings: &RunSettings, server: &str) {
+    let mode = match (&settings.cluster, settings.mode) {
+        (None, _) => "watching this machine; --kubeconfig FILE gives it a cluster",
+        (Some(_), ModeSetting::Observe) => "observing only; --quarantine acts",
+        (Some(_), ModeSetting::DryRun) => "deciding, but writing nothing (dry run)",
+        (Some(_), ModeSetting::Quarantine) => "quarantining nodes with faults",
+    };
+    let place = if settings.data_dir_is_default {
+        String::new()
+    } else {
+        format!(" --data-dir {}", settings.data_dir.display())
+    };
+    println!(
+        "gpuwarden {} on node {}: {mode}",
+        env!("CARGO_PKG_VERSION"),
+        settings.node_name
+    );
+    println!("status page  {server}/");
+    println!("try it       gpuwarden inject xid 79{place} && gpuwarden explain{place}");
+}
+
+fn absolute(path: PathBuf) -> PathBuf {
+    std::path::absolute(&path).unwrap_or(path)
+}
+
+async fn wait_for_signal() -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    Ok(())
+}

@@ -1,0 +1,16 @@
+//! The product as a whole: the real binary, against a real Kubernetes control plane.
+//!
+//! Components come from `cargo xtask setup`; a test whose component is missing says so.
+
+#![allow(clippy::unwrap_used, clippy::expect_used)]
+
+#[path = "e2e/commands.rs"]
+mod commands;
+#[path = "e2e/crash.rs"]
+mod crash;
+#[path = "e2e/outage.rs"]
+mod outage;
+#[path = "e2e/quarantine.rs"]
+mod quarantine;
+#[path = "e2e/support.rs"]
+mod support;

@@ -1,0 +1,141 @@
+//! A node in a cluster, the product that watches it, and what is asked about both.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Api, Patch, PatchParams};
+use serde_json::{Value, json};
+use testkit::{ControlPlane, Launch, NodeBuilder, Product, unique};
+
+/// Within this, anything that is to happen has happened, also on a busy machine.
+pub(crate) const SOON: Duration = Duration::from_secs(20);
+
+/// A node, and the product that speaks for it.
+pub(crate) struct Scene {
+    pub(crate) node: String,
+    pub(crate) nodes: Api<Node>,
+    pub(crate) product: Product,
+    pub(crate) before: Value,
+}
+
+impl Scene {
+    /// A node made as `describe` says, and a product with `--quarantine` for it.
+    pub(crate) async fn new(
+        plane: &ControlPlane,
+        describe: impl FnOnce(NodeBuilder) -> NodeBuilder,
+        arrange: impl FnOnce(Launch) -> Launch,
+    ) -> anyhow::Result<Self> {
+        let client = plane.client().await?;
+        let node = unique("e2e");
+        describe(testkit::node(&node)).create(&client).await?;
+        let nodes: Api<Node> = Api::all(client);
+        let before = settled(&nodes, &node).await?;
+        let launch = Launch::new()?.node_name(&node).kubeconfig(plane.kubeconfig()).quarantine();
+        let product = arrange(launch).start().await?;
+        Ok(Self { node, nodes, product, before })
+    }
+
+    /// Waits until `holds` says `Ok` of the node.
+    pub(crate) async fn node_until<T>(
+        &self,
+        what: &str,
+        holds: impl Fn(&Value) -> Result<T, String>,
+    ) -> anyhow::Result<T> {
+        self.product
+            .wait_for(what, SOON, || async {
+                holds(&object(&self.nodes, &self.node).await.map_err(|error| error.to_string())?)
+            })
+            .await
+    }
+
+    /// Waits until the node is cordoned by us; returns it.
+    pub(crate) async fn cordoned(&self) -> anyhow::Result<Value> {
+        self.node_until("the cordon", |node| {
+            let ours = node["metadata"]["annotations"]["quarantineHealthEventIsCordoned"] == "True";
+            if ours && node["spec"]["unschedulable"] == true {
+                Ok(node.clone())
+            } else {
+                Err(shape(node).to_string())
+            }
+        })
+        .await
+    }
+
+    /// Waits until the node is as it was before, to the byte.
+    pub(crate) async fn restored(&self) -> anyhow::Result<()> {
+        self.node_until("the node as it was before", |node| {
+            let now = shape(node);
+            if now == self.before {
+                Ok(())
+            } else {
+                Err(format!("{now}\nbefore: {}", self.before))
+            }
+        })
+        .await
+    }
+
+    /// Patches the node as a person or another controller would.
+    pub(crate) async fn patch(&self, patch: Value) -> anyhow::Result<()> {
+        let patch = Patch::<Value>::Merge(patch);
+        self.nodes.patch(&self.node, &PatchParams::default(), &patch).await?;
+        Ok(())
+    }
+
+    /// Waits until the product has taken in `events` events.
+    pub(crate) async fn taken_in(&self, events: u64) -> anyhow::Result<()> {
+        self.product
+            .wait_for("events to be taken in", SOON, || async {
+                let status = self.status().await.map_err(|error| error.to_string())?;
+                let applied = status["fleet"]["applied"].as_u64().unwrap_or(0);
+                if applied >= events { Ok(()) } else { Err(format!("{applied} of {events}")) }
+            })
+            .await
+    }
+
+    /// `gpuwarden status -o json`, whatever it says.
+    pub(crate) async fn status(&self) -> anyhow::Result<Value> {
+        let output = self.product.client(["status", "-o", "json"]).await?;
+        Ok(serde_json::from_str(&output.stdout)?)
+    }
+
+    /// The kinds of the journal and event entries that `explain` tells, in order.
+    pub(crate) async fn story(&self) -> anyhow::Result<Vec<(String, String)>> {
+        let output = self.product.client(["explain", &self.node, "-o", "json"]).await?;
+        let story: Value = serde_json::from_str(&output.stdout)?;
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let entries = story["entries"].as_array().cloned().unwrap_or_default();
+        Ok(entries.iter().map(|entry| (text(&entry["kind"]), text(&entry["text"]))).collect())
+    }
+}
+
+/// An XID line as the driver prints it.
+pub(crate) fn xid(code: u32, note: &str) -> String {
+    format!("[  100.000001] NVRM: Xid (PCI:0000:b3:00): {code}, pid=1, name=train, {note}\n")
+}
+
+/// A node's object.
+pub(crate) async fn object(nodes: &Api<Node>, name: &str) -> anyhow::Result<Value> {
+    Ok(serde_json::to_value(nodes.get(name).await?)?)
+}
+
+/// What a restored node must have as before: labels, annotations, spec.
+pub(crate) fn shape(node: &Value) -> Value {
+    json!({
+        "labels": node["metadata"]["labels"],
+        "annotations": node["metadata"]["annotations"],
+        "spec": node["spec"],
+    })
+}
+
+/// A new node's shape, once the controller manager has put its own marks on it.
+async fn settled(nodes: &Api<Node>, name: &str) -> anyhow::Result<Value> {
+    testkit::wait_for("the controller manager's marks on the node", SOON, || async {
+        let node = object(nodes, name).await.map_err(|error| error.to_string())?;
+        let marked = node["metadata"]["annotations"]["node.alpha.kubernetes.io/ttl"].is_string();
+        let cordoned = node["spec"]["unschedulable"] == true;
+        let taints = node["spec"]["taints"].to_string();
+        let tainted = taints.contains("node.kubernetes.io/unschedulable");
+        if marked && cordoned == tainted { Ok(shape(&node)) } else { Err(shape(&node).to_string()) }
+    })
+    .await
+}
