@@ -1,0 +1,277 @@
+//! What goes over the wire, as JSON. Field names are part of the API.
+
+use std::collections::BTreeMap;
+
+use domain::event::Record;
+use domain::journal::EntryKind;
+use domain::view::{FleetView, NodeStatus};
+use jiff::Timestamp;
+use runtime::sources::SourceStatus;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+/// Answer of `/api/v1/status`: all that is known right now.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Status {
+    /// Version of gpuwarden.
+    pub version: String,
+    /// Name of the node that it runs on.
+    pub node_name: String,
+    /// What it may do to the cluster.
+    pub mode: Mode,
+    /// When the process started.
+    pub started_at: Timestamp,
+    /// When this was put together, by the server's clock.
+    pub now: Timestamp,
+    /// Where it keeps its data.
+    pub data_dir: String,
+    /// Unix socket on which it takes events.
+    pub socket: String,
+    /// What decides about quarantine.
+    pub policy: PolicyView,
+    /// Nodes with open faults or a session.
+    pub fleet: FleetView,
+    /// What the catalogue says of the XID codes that are open now, by code.
+    #[serde(default)]
+    pub xids: BTreeMap<String, XidView>,
+    /// What it can see, and how fresh that is.
+    pub sources: Vec<SourceStatus>,
+    /// How much is stored.
+    pub store: StoreView,
+    /// Whether it sees and does all that it is there for.
+    pub ready: bool,
+    /// Why not; empty where it is ready.
+    pub not_ready: Vec<String>,
+}
+
+/// What gpuwarden may do to the cluster.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Mode {
+    /// Watches only.
+    Observe,
+    /// Takes nodes out of service and gives them back.
+    Quarantine,
+    /// Decides and shows what it would do, and writes nothing.
+    DryRun,
+}
+
+/// The policy in force.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PolicyView {
+    /// Where it comes from: a file, or that it is the built-in one.
+    pub source: String,
+    /// Names of its rule sets, in their order.
+    pub rule_sets: Vec<String>,
+    /// What was found odd in it.
+    pub warnings: Vec<String>,
+}
+
+/// A row of the catalogue.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct XidView {
+    /// The publisher's name of the code.
+    pub mnemonic: String,
+    /// What happened, for people.
+    pub meaning: String,
+    /// What else to know; may be empty.
+    pub note: String,
+    /// Where the facts come from.
+    pub source: String,
+}
+
+/// How much is stored.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct StoreView {
+    /// Number of events.
+    pub events: u64,
+    /// Room on disk (bytes).
+    pub bytes: u64,
+    /// Position of the newest event in the feed.
+    pub latest: u64,
+    /// When the oldest event was received.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub oldest: Option<Timestamp>,
+    /// When the newest event was received.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub newest: Option<Timestamp>,
+    /// What is wrong with it; the numbers are zero then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+}
+
+/// One event: an element of `/api/v1/events`, or a line of it with `follow=true`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct EventView {
+    /// Position in the feed.
+    pub seq: u64,
+    /// When it was accepted.
+    pub created_at: Timestamp,
+    /// The event in its public form ([`contract::json`]).
+    pub event: Value,
+}
+
+/// Answer of `/api/v1/nodes/{name}/explain`: one node's story.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Explain {
+    /// Node name.
+    pub node: String,
+    /// Its state; absent where it has neither an open fault nor a session.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub status: Option<NodeStatus>,
+    /// What happened, oldest first.
+    pub entries: Vec<TimelineEntry>,
+    /// What is awaited, for people.
+    pub awaits: String,
+    /// How to clear what is open, for people: one way a line.
+    pub how_to_clear: Vec<String>,
+}
+
+/// One entry of a timeline.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct TimelineEntry {
+    /// When.
+    pub at: Timestamp,
+    /// What kind of entry it is.
+    pub kind: TimelineKind,
+    /// For people. Of the kind `line` it is what the source wrote, as it wrote it.
+    pub text: String,
+    /// For programs; the shape depends on the kind. Absent where there is nothing more.
+    #[serde(default, skip_serializing_if = "Value::is_null")]
+    pub detail: Value,
+    /// Session that it belongs to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub session: Option<String>,
+}
+
+/// Kinds of timeline entries: three for what an event is, the rest as in the journal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum TimelineKind {
+    /// The line of the log, or the message of the monitor.
+    Line,
+    /// What it was read as.
+    Decoded,
+    /// The event that was accepted, and what it did to the open faults.
+    Event,
+    /// Which rules matched.
+    Rules,
+    /// What was decided.
+    Decision,
+    /// The same in a dry run.
+    DryRun,
+    /// A call to the API server.
+    Call,
+    /// Its answer.
+    Answer,
+    /// A session moved on.
+    Session,
+    /// A person is asked to look.
+    Attention,
+}
+
+/// Answer to a request that cannot be served.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ErrorBody {
+    /// What is wrong.
+    pub error: String,
+    /// What to do about it.
+    pub hint: String,
+}
+
+// === impl EventView ===
+
+impl From<&Record> for EventView {
+    fn from(record: &Record) -> Self {
+        Self {
+            seq: record.seq,
+            created_at: record.created_at,
+            event: contract::json::to_value(&record.event),
+        }
+    }
+}
+
+// === impl Mode ===
+
+impl Mode {
+    /// The mode's name, as serialised.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Observe => "observe",
+            Self::Quarantine => "quarantine",
+            Self::DryRun => "dry-run",
+        }
+    }
+}
+
+// === impl TimelineKind ===
+
+impl TimelineKind {
+    /// The kind's name, as serialised.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Line => "line",
+            Self::Decoded => "decoded",
+            Self::Event => "event",
+            Self::Rules => "rules",
+            Self::Decision => "decision",
+            Self::DryRun => "dry-run",
+            Self::Call => "call",
+            Self::Answer => "answer",
+            Self::Session => "session",
+            Self::Attention => "attention",
+        }
+    }
+}
+
+impl From<EntryKind> for TimelineKind {
+    fn from(kind: EntryKind) -> Self {
+        match kind {
+            EntryKind::Rules => Self::Rules,
+            EntryKind::Decision => Self::Decision,
+            EntryKind::DryRun => Self::DryRun,
+            EntryKind::Call => Self::Call,
+            EntryKind::Answer => Self::Answer,
+            EntryKind::Session => Self::Session,
+            EntryKind::Attention => Self::Attention,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_as_serialised() {
+        for mode in [Mode::Observe, Mode::Quarantine, Mode::DryRun] {
+            assert_eq!(serde_json::to_value(mode).unwrap(), mode.name());
+        }
+        for kind in [
+            EntryKind::Rules,
+            EntryKind::Decision,
+            EntryKind::DryRun,
+            EntryKind::Call,
+            EntryKind::Answer,
+            EntryKind::Session,
+            EntryKind::Attention,
+        ] {
+            assert_eq!(TimelineKind::from(kind).name(), kind.name());
+        }
+        for kind in [
+            TimelineKind::Line,
+            TimelineKind::Decoded,
+            TimelineKind::Event,
+        ] {
+            assert_eq!(serde_json::to_value(kind).unwrap(), kind.name());
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! One node's story: what was read, what it was taken for, what it did to the open
+//! faults, what was decided and done, what is awaited and how to clear it.
+//!
+//! Pure: it is given the node's events, its journal and its state. What an event did to
+//! the open faults is found by recording the events in a [`FaultBook`] again.
+
+mod clear;
+mod fold;
+
+use contract::{HealthEvent, effective_action_name, json, keys};
+use domain::catalog;
+use domain::event::Record;
+use domain::fault::{Change, FaultBook, Ignored, Subject};
+use domain::journal::Entry;
+use domain::view::NodeStatus;
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::api::{Explain, TimelineEntry, TimelineKind};
+use fold::Folds;
+
+/// What a story is put together from.
+#[derive(Clone, Copy, Debug)]
+pub struct Material<'a> {
+    /// Node name.
+    pub node: &'a str,
+    /// Its events, in any order.
+    pub records: &'a [Record],
+    /// Whether these are all of its events; otherwise the newest of them.
+    pub complete: bool,
+    /// Its journal, in the order in which it was written.
+    pub journal: &'a [Entry],
+    /// Its state; absent where it has neither an open fault nor a session.
+    pub status: Option<&'a NodeStatus>,
+}
+
+/// Puts the story together. Entries are in order of time; of those with equal times, an
+/// event stands before what was decided about it.
+pub fn explain(material: &Material<'_>) -> Explain {
+    let Material {
+        node,
+        records,
+        complete,
+        journal,
+        status,
+    } = *material;
+    let mut records: Vec<&Record> = records.iter().collect();
+    records.sort_by_key(|record| record.seq);
+    records.dedup_by_key(|record| record.seq);
+
+    // Each with its position in the feed; the journal has none and comes last.
+    let mut entries: Vec<(u64, TimelineEntry)> = Vec::new();
+    let mut folds = Folds::new(journal);
+    let mut book = FaultBook::default();
+    for record in records {
+        let changes = book.record(record);
+        if !folds.is_repeat(record, &changes) {
+            let told = event_entries(record, &changes, complete);
+            entries.extend(told.into_iter().map(|entry| (record.seq, entry)));
+        }
+    }
+    entries.extend(folds.entries());
+    entries.extend(journal.iter().map(|entry| (u64::MAX, journal_entry(entry))));
+    // The sort is stable. Where times are equal the order is that of acceptance, and what
+    // was decided at that moment was decided about the events.
+    entries.sort_by_key(|(seq, entry)| (entry.at, *seq));
+    let entries = entries.into_iter().map(|(_, entry)| entry).collect();
+
+    Explain {
+        node: node.to_owned(),
+        status: status.cloned(),
+        entries,
+        awaits: clear::awaits(node, status),
+        how_to_clear: status.map(clear::how_to_clear).unwrap_or_default(),
+    }
+}
+
+/// What the catalogue says of an event's code; `None` where it is not an XID with a row.
+pub(crate) fn catalogue_row(check: &str, code: &str) -> Option<&'static catalog::Xid> {
+    (check == keys::CHECK_XID)
+        .then(|| code.parse().ok().and_then(catalog::xid))
+        .flatten()
+}
+
+fn event_entries(record: &Record, changes: &[Change], complete: bool) -> Vec<TimelineEntry> {
+    let event = &record.event;
+    let generated = event.generated_timestamp.and_then(json::timestamp);
+    // A sender's clock may be ahead of ours; its line was still there before we took it.
+    let observed = generated.map_or(record.created_at, |time| time.min(record.created_at));
+    let entry = |at, kind, text, detail| TimelineEntry {
+        at,
+        kind,
+        text,
+        detail,
+        session: None,
+    };
+    let mut entries = Vec::with_capacity(3);
+    if !event.message.is_empty() {
+        let detail = line_detail(event, generated);
+        entries.push(entry(
+            observed,
+            TimelineKind::Line,
+            event.message.clone(),
+            detail,
+        ));
+    }
+    entries.push(entry(
+        observed,
+        TimelineKind::Decoded,
+        decoded_text(event),
+        decoded_detail(event),
+    ));
+    let effect = effects(changes, complete);
+    entries.push(entry(
+        record.created_at,
+        TimelineKind::Event,
+        format!("accepted as #{} ({}): {effect}", record.seq, record.id),
+        json!({
+            "id": record.id,
+            "seq": record.seq,
+            "createdAt": record.created_at,
+            "effect": effect,
+        }),
+    ));
+    entries
+}
+
+fn line_detail(event: &HealthEvent, generated: Option<Timestamp>) -> Value {
+    let has = |key| event.metadata.contains_key(key);
+    let source = if has(keys::META_INJECTED) {
+        "gpuwarden inject"
+    } else if has(keys::META_FROM_USER_SPACE) {
+        "kernel log, written there by a program"
+    } else if has(keys::META_BOOT_ID) || has(keys::META_KERNEL_SEQUENCE) {
+        "kernel log"
+    } else if event.agent == keys::SYSLOG_AGENT {
+        "kernel log, from a file"
+    } else {
+        event.agent.as_str()
+    };
+    let mut detail = json!({ "source": source, "kernelLog": event.agent == keys::SYSLOG_AGENT });
+    for (name, key) in [
+        ("bootId", keys::META_BOOT_ID),
+        ("kernelSequence", keys::META_KERNEL_SEQUENCE),
+        ("fullLength", keys::META_MESSAGE_CUT),
+    ] {
+        if let Some(value) = event.metadata.get(key) {
+            detail[name] = json!(value);
+        }
+    }
+    if let Some(time) = generated.filter(|_| !has(keys::META_TIME_OF_RECEIPT)) {
+        detail["generatedTimestamp"] = json!(time);
+    }
+    detail
+}
+
+/// `SysLogsXIDError 79 on PCI 0000:b3:00`: check, codes and subjects.
+fn title(event: &HealthEvent) -> String {
+    let subjects: Vec<String> = Subject::of_entities(&event.entities_impacted)
+        .iter()
+        .map(Subject::to_string)
+        .collect();
+    let mut title = event.check_name.clone();
+    if !event.error_code.is_empty() {
+        title.push(' ');
+        title.push_str(&event.error_code.join(", "));
+    }
+    format!("{title} on {}", subjects.join("; "))
+}
+
+fn decoded_text(event: &HealthEvent) -> String {
+    let title = title(event);
+    if event.is_healthy {
+        return format!("{title}: healthy");
+    }
+    let gravity = if event.is_fatal { "fatal" } else { "not fatal" };
+    let action = effective_action_name(event);
+    let mut text = format!("{title}: {gravity}, recommended action {action}");
+    for code in &event.error_code {
+        if let Some(row) = catalogue_row(&event.check_name, code) {
+            text = format!("{text}. {} (source: {})", row.meaning, row.source);
+        }
+    }
+    text
+}
+
+fn decoded_detail(event: &HealthEvent) -> Value {
+    let entities: Vec<Value> = event
+        .entities_impacted
+        .iter()
+        .map(|entity| {
+            json!({ "entityType": entity.entity_type, "entityValue": entity.entity_value })
+        })
+        .collect();
+    let catalogue: Vec<Value> = event
+        .error_code
+        .iter()
+        .filter_map(|code| catalogue_row(&event.check_name, code))
+        .map(|row| {
+            json!({
+                "code": row.code,
+                "mnemonic": row.mnemonic,
+                "meaning": row.meaning,
+                "note": row.note,
+                "source": row.source,
+            })
+        })
+        .collect();
+    json!({
+        "agent": event.agent,
+        "check": event.check_name,
+        "codes": event.error_code,
+        "entities": entities,
+        "healthy": event.is_healthy,
+        "fatal": event.is_fatal,
+        "recommendedAction": effective_action_name(event),
+        "catalogue": catalogue,
+    })
+}
+
+fn effects(changes: &[Change], complete: bool) -> String {
+    let effects: Vec<String> = changes
+        .iter()
+        .map(|change| effect(change, complete))
+        .collect();
+    effects.join("; ")
+}
+
+fn effect(change: &Change, complete: bool) -> String {
+    // Without the events before these, what was open then is not known.
+    let doubt = if complete {
+        ""
+    } else {
+        " (as far as the events shown here tell)"
+    };
+    match change {
+        Change::Opened(title) => format!("opens the fault {title}{doubt}"),
+        Change::Refreshed(title) => format!("reports the open fault {title} again"),
+        Change::Escalated(title) => format!("makes the open fault {title} fatal"),
+        Change::Closed(title) => format!("closes the fault {title}"),
+        Change::Ignored(Ignored::Strategy) => {
+            "stored only, as its processing strategy asks".to_owned()
+        }
+        Change::Ignored(Ignored::EarlierInBoot) => {
+            "shown only: it is older than the history that counts at a first start".to_owned()
+        }
+        Change::Ignored(Ignored::NothingToClose) => {
+            format!("changes nothing: no fault that it could close is open{doubt}")
+        }
+        Change::Ignored(Ignored::AlreadyRecorded) => "recorded already".to_owned(),
+        Change::Ignored(Ignored::Overflow) => {
+            "counted only: the node has as many open faults as are kept".to_owned()
+        }
+    }
+}
+
+fn journal_entry(entry: &Entry) -> TimelineEntry {
+    TimelineEntry {
+        at: entry.at,
+        kind: entry.kind.into(),
+        text: entry.text.clone(),
+        detail: entry.detail.clone(),
+        session: entry.session.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,149 @@
+//! What a node waits for, and how a person clears it.
+
+use contract::keys;
+use domain::session::Phase;
+use domain::view::{FaultView, NodeStatus};
+
+/// Most faults that are explained one by one.
+const FAULTS_SHOWN: usize = 20;
+
+/// What is awaited, for people.
+pub(super) fn awaits(node: &str, status: Option<&NodeStatus>) -> String {
+    let session = status
+        .and_then(|status| status.session.as_ref())
+        .filter(|s| s.phase != Phase::Idle);
+    if let Some(session) = session {
+        return session.awaits.clone();
+    }
+    match status.map(|status| status.faults.as_slice()) {
+        None | Some([]) => format!("nothing: no fault is open on {node}"),
+        Some([fault]) => format!("the recovery of {}", fault.title()),
+        Some(faults) => format!("the recovery of its {} open faults", faults.len()),
+    }
+}
+
+/// How to clear what is open, one way a line; empty where nothing is.
+pub(super) fn how_to_clear(status: &NodeStatus) -> Vec<String> {
+    let node = shell_word(&status.name);
+    let mut lines: Vec<String> = status
+        .faults
+        .iter()
+        .take(FAULTS_SHOWN)
+        .map(|fault| fault_line(node.as_deref(), fault))
+        .collect();
+    if let Some(more) = status
+        .faults
+        .len()
+        .checked_sub(FAULTS_SHOWN)
+        .filter(|more| *more > 0)
+    {
+        lines.push(format!(
+            "... and {more} more open faults: `gpuwarden status` lists them"
+        ));
+    }
+    let Some(node) = node else {
+        return lines;
+    };
+    if status.faults.len() > 1 {
+        lines.push(format!(
+            "All of them, once they are mended: `gpuwarden inject recovery --node-name {node}`"
+        ));
+    }
+    let held = status
+        .session
+        .as_ref()
+        .is_some_and(|s| matches!(s.phase, Phase::Quarantining | Phase::Quarantined));
+    if held && status.in_cluster != Some(false) {
+        lines.push(format!(
+            "To release the node by hand: `kubectl uncordon {node}` (ends the session; the same \
+             faults do not start another)"
+        ));
+    }
+    lines
+}
+
+fn fault_line(node: Option<&str>, fault: &FaultView) -> String {
+    let FaultView {
+        agent,
+        check,
+        code,
+        subject,
+        recommended_action: action,
+        ..
+    } = fault;
+    let with_code = if code.is_empty() {
+        String::new()
+    } else {
+        format!(", code {code}")
+    };
+    let mended = match action.as_str() {
+        "NONE" => "needs no action".to_owned(),
+        "UNKNOWN" => "what mends it is not known".to_owned(),
+        action => format!("mended by {action}"),
+    };
+    let line = format!(
+        "{}: {mended}. Closed by a healthy event of agent {agent}, check {check}{with_code}, for \
+         {subject}",
+        fault.title()
+    );
+    match node.and_then(|node| command(node, fault)) {
+        Some(command) => format!("{line}; to send one: `{command}`"),
+        None => line,
+    }
+}
+
+/// The command that closes this fault, or `None` where it cannot be written down safely.
+fn command(node: &str, fault: &FaultView) -> Option<String> {
+    let mut command = format!("gpuwarden inject recovery --node-name {node}");
+    let pci = fault
+        .entities
+        .iter()
+        .find(|entity| entity.entity_type == keys::ENTITY_PCI);
+    for (flag, value) in [
+        ("--code", Some(fault.code.as_str())),
+        ("--pci", pci.map(|e| e.entity_value.as_str())),
+    ] {
+        if let Some(value) = value.filter(|value| !value.is_empty()) {
+            command = format!("{command} {flag} {}", shell_word(value)?);
+        }
+    }
+    Some(command)
+}
+
+/// `value` as one word of a shell. Names come from whoever may send an event, and what
+/// stands here is pasted into terminals: `None` for what no quoting makes safe there.
+fn shell_word(value: &str) -> Option<String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "._:/-".contains(c);
+    if value.is_empty()
+        || value.starts_with('-')
+        || value.contains(|c: char| !c.is_ascii() || c.is_ascii_control())
+    {
+        return None;
+    }
+    if value.chars().all(plain) {
+        return Some(value.to_owned());
+    }
+    Some(format!("'{}'", value.replace('\'', r"'\''")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_pasted_into_a_shell_is_one_word() {
+        for (value, word) in [
+            ("gpu-node-7.example.com", Some("gpu-node-7.example.com")),
+            ("0000:b3:00", Some("0000:b3:00")),
+            ("x; rm -rf /", Some("'x; rm -rf /'")),
+            ("$(reboot)", Some("'$(reboot)'")),
+            ("it's", Some(r"'it'\''s'")),
+            ("--help", None),
+            ("a\nreboot\n", None),
+            ("a\u{202e}b", None),
+            ("", None),
+        ] {
+            assert_eq!(shell_word(value).as_deref(), word, "{value:?}");
+        }
+    }
+}

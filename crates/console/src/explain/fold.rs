@@ -1,0 +1,159 @@
+//! Repeats of an event as one entry: a fault that is reported every second is one line
+//! of a story, not a thousand.
+//!
+//! An event is a repeat where it says what an earlier one said and changes nothing about
+//! the open faults. Repeats are counted together as long as nothing was decided in
+//! between: the journal entry that follows a report may be its consequence.
+
+use std::collections::HashMap;
+
+use contract::HealthEvent;
+use domain::event::Record;
+use domain::fault::Change;
+use domain::journal::Entry;
+use jiff::Timestamp;
+use serde_json::json;
+
+use super::title;
+use crate::api::{TimelineEntry, TimelineKind};
+
+/// The repeats among the events of a node.
+pub(super) struct Folds<'a> {
+    /// Times of the journal's entries, sorted.
+    decisions: Vec<Timestamp>,
+    /// What was told, each with its repeats since the last decision.
+    told: HashMap<Key<'a>, Option<Run<'a>>>,
+    /// Runs that are over.
+    ended: Vec<Run<'a>>,
+}
+
+/// Repeats between two decisions.
+struct Run<'a> {
+    first: &'a Record,
+    last: &'a Record,
+    count: u64,
+    /// Number of journal entries before it.
+    decisions: usize,
+}
+
+/// What an event says, apart from when and in which words.
+#[derive(PartialEq, Eq, Hash)]
+struct Key<'a> {
+    agent: &'a str,
+    check: &'a str,
+    codes: &'a [String],
+    entities: Vec<(&'a str, &'a str)>,
+    healthy: bool,
+    fatal: bool,
+    action: (i32, &'a str),
+    /// Whether it counts for the open faults at all.
+    counts: bool,
+}
+
+// === impl Folds ===
+
+impl<'a> Folds<'a> {
+    pub(super) fn new(journal: &[Entry]) -> Self {
+        let mut decisions: Vec<Timestamp> = journal.iter().map(|entry| entry.at).collect();
+        decisions.sort_unstable();
+        Self {
+            decisions,
+            told: HashMap::new(),
+            ended: Vec::new(),
+        }
+    }
+
+    /// Takes an event in. Whether it is a repeat, and need not be told by itself.
+    pub(super) fn is_repeat(&mut self, record: &'a Record, changes: &[Change]) -> bool {
+        let decisions = self.decisions.partition_point(|at| *at < record.created_at);
+        let news = changes.iter().any(|change| {
+            matches!(
+                change,
+                Change::Opened(_) | Change::Escalated(_) | Change::Closed(_)
+            )
+        });
+        let key = Key::of(&record.event, changes);
+        match self.told.get_mut(&key) {
+            Some(Some(run)) if !news && run.decisions == decisions => {
+                run.last = record;
+                run.count += 1;
+                true
+            }
+            Some(slot) if !news => {
+                let run = Run {
+                    first: record,
+                    last: record,
+                    count: 1,
+                    decisions,
+                };
+                self.ended.extend(slot.replace(run));
+                true
+            }
+            _ => {
+                self.ended.extend(self.told.insert(key, None).flatten());
+                false
+            }
+        }
+    }
+
+    /// The entries for all repeats, each with the position in the feed of its first.
+    pub(super) fn entries(self) -> impl Iterator<Item = (u64, TimelineEntry)> {
+        let runs = self
+            .ended
+            .into_iter()
+            .chain(self.told.into_values().flatten());
+        runs.map(|run| (run.first.seq, run.entry()))
+    }
+}
+
+// === impl Run ===
+
+impl Run<'_> {
+    fn entry(&self) -> TimelineEntry {
+        let Self {
+            first, last, count, ..
+        } = self;
+        let until = last.created_at;
+        let title = title(&first.event);
+        let text = if *count == 1 {
+            format!("accepted as #{}: {title}, again", first.seq)
+        } else {
+            format!("... and {count} more until {until:.0}: {title}, again")
+        };
+        TimelineEntry {
+            at: first.created_at,
+            kind: TimelineKind::Event,
+            text,
+            detail: json!({
+                "repeats": count,
+                "firstSeq": first.seq,
+                "lastSeq": last.seq,
+                "until": until,
+            }),
+            session: None,
+        }
+    }
+}
+
+// === impl Key ===
+
+impl<'a> Key<'a> {
+    fn of(event: &'a HealthEvent, changes: &[Change]) -> Self {
+        Self {
+            agent: &event.agent,
+            check: &event.check_name,
+            codes: &event.error_code,
+            entities: event
+                .entities_impacted
+                .iter()
+                .map(|entity| (entity.entity_type.as_str(), entity.entity_value.as_str()))
+                .collect(),
+            healthy: event.is_healthy,
+            fatal: event.is_fatal,
+            action: (event.recommended_action, &event.custom_recommended_action),
+            counts: changes
+                .iter()
+                .any(|change| !matches!(change, Change::Ignored(_))),
+        }
+    }
+}

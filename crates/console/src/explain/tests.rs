@@ -1,0 +1,410 @@
+use contract::{Entity, ProcessingStrategy, RecommendedAction};
+use domain::journal::EntryKind;
+use domain::session::Phase;
+use domain::view::{FaultView, NodeState, SessionView};
+
+use super::*;
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(1_800_000_000 + seconds).unwrap()
+}
+
+/// An XID as the kernel log monitor reports it: observed at `seconds`, accepted half a
+/// second later.
+fn xid(seq: u64, seconds: i64, code: &str, healthy: bool) -> Record {
+    let event = HealthEvent {
+        version: 1,
+        agent: keys::SYSLOG_AGENT.into(),
+        component_class: keys::COMPONENT_GPU.into(),
+        check_name: keys::CHECK_XID.into(),
+        is_fatal: !healthy,
+        is_healthy: healthy,
+        message: format!("NVRM: Xid (PCI:0000:b3:00): {code}, pid={seq}"),
+        recommended_action: if healthy {
+            0
+        } else {
+            RecommendedAction::RestartBm as i32
+        },
+        error_code: vec![code.into()],
+        entities_impacted: vec![Entity {
+            entity_type: keys::ENTITY_PCI.into(),
+            entity_value: "0000:b3:00".into(),
+        }],
+        metadata: [(keys::META_BOOT_ID.to_owned(), "b00t".to_owned())].into(),
+        generated_timestamp: Some(json::proto_timestamp(at(seconds))),
+        node_name: "n1".into(),
+        processing_strategy: ProcessingStrategy::ExecuteRemediation as i32,
+        id: format!("id{seq}"),
+        ..HealthEvent::default()
+    };
+    let created_at = at(seconds) + jiff::SignedDuration::from_millis(500);
+    Record {
+        seq,
+        id: event.id.clone(),
+        created_at,
+        event,
+    }
+}
+
+fn entry(seconds: i64, kind: EntryKind, text: &str) -> Entry {
+    Entry {
+        at: at(seconds),
+        node: "n1".into(),
+        session: Some("id1".into()),
+        kind,
+        text: text.into(),
+        detail: Value::Null,
+    }
+}
+
+fn fault(code: &str) -> FaultView {
+    let record = xid(1, 0, code, false);
+    let mut book = FaultBook::default();
+    book.record(&record);
+    FaultView::of(&book.faults("n1")[0])
+}
+
+fn status(faults: Vec<FaultView>, phase: Option<Phase>) -> NodeStatus {
+    NodeStatus {
+        name: "n1".into(),
+        state: NodeState::Unhealthy,
+        session: phase.map(|phase| SessionView {
+            id: "id1".into(),
+            phase,
+            since: at(0),
+            failures: 0,
+            awaits: "the recovery of its faults, or an uncordon by hand".into(),
+        }),
+        in_cluster: phase.map(|_| true),
+        unschedulable: None,
+        faults,
+        notes: Vec::new(),
+    }
+}
+
+fn told(records: &[Record], journal: &[Entry]) -> Explain {
+    explain(&Material {
+        node: "n1",
+        records,
+        complete: true,
+        journal,
+        status: None,
+    })
+}
+
+fn kinds(explain: &Explain) -> Vec<&'static str> {
+    explain
+        .entries
+        .iter()
+        .map(|entry| entry.kind.name())
+        .collect()
+}
+
+#[test]
+fn a_fault_is_told_from_its_line_to_the_answer_of_the_api_server() {
+    let journal = [
+        entry(1, EntryKind::Rules, "rule set 'fatal' matches"),
+        entry(1, EntryKind::Decision, "cordon"),
+        entry(1, EntryKind::Call, "PATCH /api/v1/nodes/n1"),
+        entry(2, EntryKind::Answer, "200 OK in 4 ms"),
+        entry(2, EntryKind::Session, "quarantining -> quarantined"),
+    ];
+    let story = told(&[xid(1, 0, "79", false)], &journal);
+    assert_eq!(
+        kinds(&story),
+        [
+            "line", "decoded", "event", "rules", "decision", "call", "answer", "session"
+        ]
+    );
+    let [line, decoded, event, rules, ..] = story.entries.as_slice() else {
+        panic!()
+    };
+    assert_eq!(line.text, "NVRM: Xid (PCI:0000:b3:00): 79, pid=1");
+    assert_eq!(line.detail["source"], "kernel log");
+    assert_eq!(line.detail["bootId"], "b00t");
+    assert_eq!(
+        (line.at, event.at),
+        (at(0), at(0) + jiff::SignedDuration::from_millis(500))
+    );
+    for part in [
+        "SysLogsXIDError 79 on PCI 0000:b3:00: fatal",
+        "RESTART_BM",
+        "PCI Express",
+    ] {
+        assert!(decoded.text.contains(part), "{}", decoded.text);
+    }
+    assert_eq!(
+        decoded.detail["catalogue"][0]["mnemonic"],
+        "ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS"
+    );
+    assert!(
+        decoded.detail["catalogue"][0]["source"]
+            .as_str()
+            .unwrap()
+            .contains("NVIDIA")
+    );
+    assert_eq!(event.detail["id"], "id1");
+    assert_eq!(
+        event.detail["effect"],
+        "opens the fault SysLogsXIDError 79 on PCI 0000:b3:00"
+    );
+    assert_eq!(rules.session.as_deref(), Some("id1"));
+}
+
+#[test]
+fn what_an_event_did_is_said() {
+    let with = |change: fn(&mut HealthEvent)| {
+        let mut record = xid(1, 0, "79", false);
+        change(&mut record.event);
+        record
+    };
+    let table: [(&str, Vec<Record>); 6] = [
+        ("opens the fault", vec![xid(1, 0, "79", false)]),
+        (
+            "closes the fault",
+            vec![xid(1, 0, "79", false), xid(2, 1, "79", true)],
+        ),
+        (
+            "makes the open fault SysLogsXIDError 79 on PCI 0000:b3:00 fatal",
+            vec![with(|event| event.is_fatal = false), xid(2, 1, "79", false)],
+        ),
+        ("no fault that it could close", vec![xid(1, 0, "79", true)]),
+        (
+            "stored only",
+            vec![with(|event| event.processing_strategy = 2)],
+        ),
+        (
+            "older than the history",
+            vec![with(|event| {
+                event
+                    .metadata
+                    .insert(keys::META_EARLIER_IN_BOOT.into(), "true".into());
+            })],
+        ),
+    ];
+    for (effect, records) in table {
+        let story = told(&records, &[]);
+        let last = story.entries.last().unwrap();
+        assert_eq!(last.kind, TimelineKind::Event);
+        assert!(last.text.contains(effect), "{effect}: {}", last.text);
+        assert!(!last.text.contains("as far as"), "{}", last.text);
+    }
+    let records = [xid(7, 0, "79", false)];
+    let part = explain(&Material {
+        node: "n1",
+        records: &records,
+        complete: false,
+        journal: &[],
+        status: None,
+    });
+    assert!(
+        part.entries[2]
+            .text
+            .contains("as far as the events shown here tell")
+    );
+}
+
+#[test]
+fn where_a_line_comes_from_is_said() {
+    let with = |change: fn(&mut HealthEvent)| {
+        let mut record = xid(1, 0, "79", false);
+        change(&mut record.event);
+        told(&[record], &[]).entries[0].detail["source"].clone()
+    };
+    let mark = |key: &str| (key.to_owned(), "true".to_owned());
+    assert_eq!(with(|_| ()), "kernel log");
+    assert_eq!(
+        with(|event| event.metadata.clear()),
+        "kernel log, from a file"
+    );
+    assert_eq!(
+        with(|event| event.metadata = [("x".into(), "y".into())].into()),
+        "kernel log, from a file"
+    );
+    let mut by_program = xid(1, 0, "79", false);
+    by_program
+        .event
+        .metadata
+        .extend([mark(keys::META_FROM_USER_SPACE)]);
+    let story = told(&[by_program], &[]);
+    assert_eq!(
+        story.entries[0].detail["source"],
+        "kernel log, written there by a program"
+    );
+    let other = with(|event| {
+        event.metadata.clear();
+        event.agent = "nic-monitor".into();
+    });
+    assert_eq!(other, "nic-monitor");
+}
+
+#[test]
+fn repeats_are_folded_until_something_is_decided() {
+    let mut records: Vec<Record> = (1..=14)
+        .map(|n| xid(n, i64::try_from(n).unwrap(), "79", false))
+        .collect();
+    let story = told(&records, &[]);
+    assert_eq!(kinds(&story), ["line", "decoded", "event", "event"]);
+    let fold = &story.entries[3];
+    assert!(
+        fold.text.starts_with("... and 13 more until 2027-"),
+        "{}",
+        fold.text
+    );
+    assert_eq!(fold.detail["repeats"], 13);
+    assert_eq!(
+        (&fold.detail["firstSeq"], &fold.detail["lastSeq"]),
+        (&2.into(), &14.into())
+    );
+
+    // A decision after the tenth parts them; so does a recovery, after which it is news again.
+    records.push(xid(15, 20, "79", true));
+    records.push(xid(16, 21, "79", false));
+    records.push(xid(17, 22, "79", false));
+    let story = told(&records, &[entry(11, EntryKind::Decision, "cordon")]);
+    let texts: Vec<&str> = story
+        .entries
+        .iter()
+        .filter(|entry| matches!(entry.kind, TimelineKind::Event | TimelineKind::Decision))
+        .map(|entry| {
+            entry
+                .text
+                .split_inclusive(' ')
+                .take(3)
+                .collect::<String>()
+                .leak() as &str
+        })
+        .collect();
+    assert_eq!(
+        texts,
+        [
+            "accepted as #1 ",
+            "... and 9 ",
+            "cordon",
+            "... and 4 ",
+            "accepted as #15 ",
+            "accepted as #16 ",
+            "accepted as #17: "
+        ]
+    );
+}
+
+#[test]
+fn two_faults_that_alternate_are_folded_each() {
+    let records: Vec<Record> = (1..=20)
+        .map(|n| {
+            xid(
+                n,
+                i64::try_from(n).unwrap(),
+                if n % 2 == 0 { "79" } else { "48" },
+                false,
+            )
+        })
+        .collect();
+    let story = told(&records, &[]);
+    assert_eq!(story.entries.len(), 3 + 3 + 2, "{:#?}", story.entries);
+}
+
+#[test]
+fn entries_are_in_order_of_time_whatever_the_order_and_the_clocks() {
+    // The sender's clock is an hour ahead; the event comes late; all three at one time.
+    let mut ahead = xid(1, 3600, "79", false);
+    ahead.created_at = at(10);
+    let mut late = xid(2, -3600, "48", false);
+    late.created_at = at(10);
+    let mut same = xid(3, 10, "31", false);
+    same.created_at = at(10);
+    let journal = [
+        entry(10, EntryKind::Rules, "first"),
+        entry(10, EntryKind::Decision, "second"),
+    ];
+    let story = told(&[same, late, ahead], &journal);
+    assert!(story.entries.is_sorted_by_key(|entry| entry.at));
+    assert_eq!(
+        kinds(&story),
+        [
+            "line", "decoded", "line", "decoded", "event", "event", "line", "decoded", "event",
+            "rules", "decision"
+        ]
+    );
+    assert_eq!(
+        story.entries[2].detail["generatedTimestamp"],
+        at(3600).to_string()
+    );
+}
+
+#[test]
+fn what_is_awaited_and_how_to_clear_it() {
+    let uncordon = "kubectl uncordon n1";
+    let recovery = "gpuwarden inject recovery --node-name n1 --code 79 --pci 0000:b3:00";
+    let all = "`gpuwarden inject recovery --node-name n1`";
+    let table = [
+        (
+            None,
+            "nothing: no fault is open on n1",
+            vec![],
+            vec![uncordon, recovery],
+        ),
+        (
+            Some(status(vec![], None)),
+            "nothing: no fault is open",
+            vec![],
+            vec![uncordon],
+        ),
+        (
+            Some(status(vec![fault("79")], None)),
+            "the recovery of SysLogsXIDError 79 on PCI 0000:b3:00",
+            vec![
+                recovery,
+                "healthy event of agent syslog-health-monitor, check SysLogsXIDError, code 79, \
+                 for PCI 0000:b3:00",
+                "RESTART_BM",
+            ],
+            vec![uncordon, all],
+        ),
+        (
+            Some(status(vec![fault("79"), fault("48")], None)),
+            "the recovery of its 2 open faults",
+            vec![recovery, "--code 48", all],
+            vec![uncordon],
+        ),
+        (
+            Some(status(vec![fault("79")], Some(Phase::Quarantined))),
+            "or an uncordon by hand",
+            vec![recovery, uncordon],
+            vec![all],
+        ),
+        (
+            Some(status(vec![fault("79"); 30], None)),
+            "30 open faults",
+            vec!["and 10 more", all],
+            vec![uncordon],
+        ),
+    ];
+    for (status, awaits, has, has_not) in table {
+        let story = explain(&Material {
+            node: "n1",
+            records: &[],
+            complete: true,
+            journal: &[],
+            status: status.as_ref(),
+        });
+        assert!(story.awaits.contains(awaits), "{}", story.awaits);
+        let text = story.how_to_clear.join("\n");
+        for part in has {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+        for part in has_not {
+            assert!(!text.contains(part), "{part} not in {text}");
+        }
+    }
+}
+
+#[test]
+fn a_hostile_name_makes_no_command() {
+    let mut hostile = status(vec![fault("79")], Some(Phase::Quarantined));
+    hostile.name = "n1\nreboot".into();
+    let lines = clear::how_to_clear(&hostile);
+    assert_eq!(lines.len(), 1);
+    assert!(!lines[0].contains("gpuwarden inject"), "{}", lines[0]);
+}

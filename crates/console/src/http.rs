@@ -1,0 +1,147 @@
+//! The HTTP side: routes, and what they have in common.
+//!
+//! Only `GET`, no state of its own, every stream and connection counted. `guard` turns
+//! away what a web page of somebody else might send; `server` accepts connections.
+
+mod changes;
+mod error;
+mod events;
+mod guard;
+mod health;
+mod node;
+mod page;
+mod query;
+mod server;
+mod status;
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::http::header;
+use axum::middleware::from_fn_with_state;
+use axum::routing::get;
+use domain::view::FleetView;
+use jiff::Timestamp;
+use runtime::metrics::Metrics;
+use runtime::sources::Sources;
+use store::EventStore;
+use tokio::net::TcpListener;
+use tokio::sync::{Semaphore, watch};
+use tokio_util::sync::CancellationToken;
+
+pub use changes::MAX_SUBSCRIBERS;
+pub use events::MAX_FOLLOWERS;
+pub use server::MAX_CONNECTIONS;
+
+use crate::api::{Mode, PolicyView};
+use error::Refusal;
+
+/// What the console shows, and where it reads it.
+#[derive(Clone)]
+pub struct Console {
+    /// What does not change while the process lives.
+    pub info: Info,
+    /// State of the fleet.
+    pub fleet: watch::Receiver<Arc<FleetView>>,
+    /// What can be seen, and how fresh that is.
+    pub sources: Sources,
+    /// Events and journal.
+    pub store: Arc<dyn EventStore>,
+    /// What `/metrics` shows.
+    pub metrics: Metrics,
+    /// The clock.
+    pub clock: fn() -> Timestamp,
+}
+
+/// What does not change while the process lives.
+#[derive(Clone, Debug)]
+pub struct Info {
+    /// Version of gpuwarden.
+    pub version: String,
+    /// Name of the node that it runs on.
+    pub node_name: String,
+    /// What it may do to the cluster.
+    pub mode: Mode,
+    /// When the process started.
+    pub started_at: Timestamp,
+    /// Where it keeps its data.
+    pub data_dir: String,
+    /// Unix socket on which it takes events.
+    pub socket: String,
+    /// What decides about quarantine.
+    pub policy: PolicyView,
+    /// The name in the address to listen on, where that is a name and not an IP
+    /// address. On loopback it is the only one, beside `localhost`, that a request's
+    /// `Host` may give.
+    pub listen_name: Option<String>,
+}
+
+/// What every route gets.
+struct App {
+    console: Console,
+    /// Places for `/api/v1/stream`.
+    subscribers: Arc<Semaphore>,
+    /// Places for `/api/v1/events?follow=true`.
+    followers: Arc<Semaphore>,
+    /// Ends the streams.
+    cancel: CancellationToken,
+    /// Whether names in `Host` are checked.
+    check_host: bool,
+}
+
+/// The routes, as for a listener on loopback: a `Host` that is neither an IP address
+/// nor known is refused.
+pub fn router(console: Console) -> Router {
+    routes(App::new(console, CancellationToken::new(), true))
+}
+
+/// Serves until `cancel`, and ends within a second of it: streams are closed, requests
+/// under way may finish. At most [`MAX_CONNECTIONS`] connections are served at a time;
+/// further ones wait to be accepted.
+pub async fn serve(listener: TcpListener, console: Console, cancel: CancellationToken) {
+    // A name that somebody else's DNS points to 127.0.0.1 makes their page "same origin"
+    // with ours. Off loopback such a page could as well be served from the same network.
+    let loopback = listener
+        .local_addr()
+        .is_ok_and(|address| address.ip().is_loopback());
+    let routes = routes(App::new(console, cancel.clone(), loopback));
+    server::serve(listener, routes, cancel, server::Limits::default()).await;
+}
+
+fn routes(app: App) -> Router {
+    let app = Arc::new(app);
+    let mut router = Router::new()
+        .route("/api/v1/status", get(status::status))
+        .route("/api/v1/events", get(events::events))
+        .route("/api/v1/nodes/{name}/explain", get(node::explain))
+        .route("/api/v1/stream", get(changes::stream))
+        .route("/metrics", get(health::metrics))
+        .route("/healthz", get(health::healthz))
+        .route("/readyz", get(health::readyz));
+    for file in page::FILES {
+        let answer = ([(header::CONTENT_TYPE, file.content_type)], file.content);
+        router = router.route(file.path, get(async move || answer));
+    }
+    router
+        .fallback(async || Refusal::unknown_route())
+        .layer(from_fn_with_state(Arc::clone(&app), guard::guard))
+        .with_state(app)
+}
+
+// === impl App ===
+
+impl App {
+    fn new(console: Console, cancel: CancellationToken, check_host: bool) -> Self {
+        Self {
+            console,
+            subscribers: Arc::new(Semaphore::new(MAX_SUBSCRIBERS)),
+            followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)),
+            cancel,
+            check_host,
+        }
+    }
+
+    fn now(&self) -> Timestamp {
+        (self.console.clock)()
+    }
+}

@@ -1,0 +1,111 @@
+//! Answers to requests that are not served: JSON with what is wrong and what to do.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use store::StoreError;
+
+use crate::api::ErrorBody;
+
+/// How long a route waits for the store.
+pub(super) const STORE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Why a request is not served.
+#[derive(Debug)]
+pub(super) struct Refusal {
+    pub(super) status: StatusCode,
+    pub(super) error: String,
+    pub(super) hint: String,
+}
+
+/// Waits for the store, but not for ever.
+pub(super) async fn ask<T>(
+    answer: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, Refusal> {
+    match tokio::time::timeout(STORE_TIMEOUT, answer).await {
+        Ok(Ok(answer)) => Ok(answer),
+        Ok(Err(StoreError::Invalid { what })) => Err(Refusal::bad_request(
+            what,
+            "The store cannot look for this.",
+        )),
+        Ok(Err(error)) => {
+            let error = chain(&error);
+            tracing::warn!(%error, "cannot read the event store");
+            Err(Refusal::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                error,
+                "Look at the disk that holds the data directory, and at gpuwarden's log.",
+            ))
+        }
+        Err(_) => Err(Refusal::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            format!(
+                "the event store gave no answer within {} s",
+                STORE_TIMEOUT.as_secs()
+            ),
+            "Look at the disk that holds the data directory; then try again.",
+        )),
+    }
+}
+
+/// An error with its causes.
+pub(super) fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+// === impl Refusal ===
+
+impl Refusal {
+    pub(super) fn new(
+        status: StatusCode,
+        error: impl Into<String>,
+        hint: impl Into<String>,
+    ) -> Self {
+        Self {
+            status,
+            error: error.into(),
+            hint: hint.into(),
+        }
+    }
+
+    pub(super) fn bad_request(error: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, error, hint)
+    }
+
+    pub(super) fn unknown_route() -> Self {
+        Self::new(
+            StatusCode::NOT_FOUND,
+            "there is nothing at this path",
+            "There are /, /api/v1/status, /api/v1/events, /api/v1/nodes/NAME/explain, \
+             /api/v1/stream, /metrics, /healthz and /readyz.",
+        )
+    }
+
+    pub(super) fn body(self) -> ErrorBody {
+        ErrorBody {
+            error: self.error,
+            hint: self.hint,
+        }
+    }
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        let status = self.status;
+        let mut response = (status, Json(self.body())).into_response();
+        if status == StatusCode::METHOD_NOT_ALLOWED {
+            response
+                .headers_mut()
+                .insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
+        }
+        response
+    }
+}

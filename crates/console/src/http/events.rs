@@ -1,0 +1,248 @@
+//! `/api/v1/events`: what is stored, and what comes in.
+//!
+//! Both answers are written page by page, so that what a request holds in memory does
+//! not grow with what it asks for.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::State;
+use axum::http::{StatusCode, Uri, header};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use domain::event::{MAX_NAME_BYTES, Record};
+use futures::stream;
+use store::EventQuery;
+use tokio::sync::{OwnedSemaphorePermit, watch};
+
+use super::App;
+use super::error::{Refusal, ask};
+use super::query::Parameters;
+use crate::api::EventView;
+
+/// Most requests with `follow=true` at a time.
+pub const MAX_FOLLOWERS: usize = 64;
+/// Most events in one answer.
+const MAX_LIMIT: u64 = 10_000;
+/// Events in one answer unless told.
+const DEFAULT_LIMIT: u64 = 100;
+/// Events that are read from the store at once. An event may have over a megabyte.
+const PAGE: usize = 100;
+
+const PARAMETERS: &[&str] = &["node", "limit", "before", "after", "follow"];
+
+pub(super) async fn events(State(app): State<Arc<App>>, uri: Uri) -> Result<Response, Refusal> {
+    let parameters = Parameters::read(&uri, PARAMETERS)?;
+    let node = parameters.name("node", MAX_NAME_BYTES)?.map(str::to_owned);
+    let limit = parameters.number("limit", 1, MAX_LIMIT)?;
+    let before = parameters.position("before")?;
+    let after = parameters.position("after")?;
+    if !parameters.flag("follow")? {
+        let left = usize::try_from(limit.unwrap_or(DEFAULT_LIMIT)).unwrap_or(PAGE);
+        return list(
+            app,
+            List {
+                node,
+                before,
+                after,
+                left,
+                first: true,
+            },
+        )
+        .await;
+    }
+    if let Some(before) = before {
+        return Err(Refusal::bad_request(
+            format!("parameter \"before\" is \"{before}\", which follow=true cannot heed"),
+            "Leave it out; \"after\" says where to start.",
+        ));
+    }
+    follow(app, node, limit, after).await
+}
+
+/// What is left to be listed.
+struct List {
+    node: Option<String>,
+    before: Option<u64>,
+    after: Option<u64>,
+    left: usize,
+    first: bool,
+}
+
+/// A JSON array, newest first.
+async fn list(app: Arc<App>, mut list: List) -> Result<Response, Refusal> {
+    // The first page is read before the answer starts: most errors get a proper one.
+    let first = list.page(&app).await?;
+    let rest = stream::try_unfold((app, list), async |(app, mut list)| {
+        if list.left == 0 {
+            return Ok(None);
+        }
+        // The connection is cut, so that nobody takes a part for the whole.
+        let page = list.page(&app).await.map_err(|refusal| refusal.error)?;
+        Ok::<_, String>(Some((page, (app, list))))
+    });
+    let body = futures::StreamExt::chain(stream::once(async { Ok(first) }), rest);
+    Ok((
+        [(header::CONTENT_TYPE, "application/json")],
+        Body::from_stream(body),
+    )
+        .into_response())
+}
+
+/// Events as they come, one a line, oldest first. Of what is stored already, those
+/// `after`, and of these the newest `limit`; without either the newest 100.
+async fn follow(
+    app: Arc<App>,
+    node: Option<String>,
+    limit: Option<u64>,
+    after: Option<u64>,
+) -> Result<Response, Refusal> {
+    let permit = Arc::clone(&app.followers)
+        .try_acquire_owned()
+        .map_err(|_| {
+            Refusal::new(
+                StatusCode::SERVICE_UNAVAILABLE,
+                format!("{MAX_FOLLOWERS} requests follow the events already, which is the most"),
+                "End one of them, or ask again without follow=true.",
+            )
+        })?;
+    let latest = app.console.store.latest();
+    let start = match (limit, after) {
+        (None, Some(after)) => after,
+        (limit, after) => {
+            let newest = *latest.borrow();
+            let limit = usize::try_from(limit.unwrap_or(DEFAULT_LIMIT)).unwrap_or(PAGE);
+            let query = EventQuery {
+                node: node.clone(),
+                after,
+                limit,
+                ..EventQuery::default()
+            };
+            let history = ask(app.console.store.events(query)).await?;
+            // Where there is none, go on from where the question was asked.
+            let empty = after.unwrap_or(0).max(newest);
+            history
+                .last()
+                .map_or(empty, |oldest| oldest.seq.saturating_sub(1))
+        }
+    };
+    let follower = Follower {
+        app,
+        node,
+        latest,
+        after: start,
+        ended: false,
+        _permit: permit,
+    };
+    let body = stream::unfold(follower, async |mut follower| {
+        let lines = follower.next().await?;
+        Some((Ok::<_, Infallible>(lines), follower))
+    });
+    Ok((
+        [(header::CONTENT_TYPE, "application/x-ndjson")],
+        Body::from_stream(body),
+    )
+        .into_response())
+}
+
+/// A request with `follow=true`.
+struct Follower {
+    app: Arc<App>,
+    node: Option<String>,
+    latest: watch::Receiver<u64>,
+    after: u64,
+    ended: bool,
+    _permit: OwnedSemaphorePermit,
+}
+
+// === impl List ===
+
+impl List {
+    /// The next page, with the array's opening before the first and its end after the last.
+    async fn page(&mut self, app: &App) -> Result<Bytes, Refusal> {
+        let limit = self.left.min(PAGE);
+        let query = EventQuery {
+            node: self.node.clone(),
+            id: None,
+            before: self.before,
+            after: self.after,
+            limit,
+        };
+        let records = ask(app.console.store.events(query)).await?;
+        self.left = if records.len() < limit {
+            0
+        } else {
+            self.left - limit
+        };
+        self.before = records.last().map(|record| record.seq).or(self.before);
+        let mut text = Vec::new();
+        for record in &records {
+            text.push(if std::mem::take(&mut self.first) {
+                b'['
+            } else {
+                b','
+            });
+            write(record, &mut text);
+        }
+        if std::mem::take(&mut self.first) {
+            text.push(b'[');
+        }
+        if self.left == 0 {
+            text.push(b']');
+        }
+        Ok(text.into())
+    }
+}
+
+// === impl Follower ===
+
+impl Follower {
+    /// The next lines; `None` at the end of the process.
+    async fn next(&mut self) -> Option<Bytes> {
+        if self.ended {
+            return None;
+        }
+        let cancel = self.app.cancel.clone();
+        cancel.run_until_cancelled(self.wait()).await.flatten()
+    }
+
+    async fn wait(&mut self) -> Option<Bytes> {
+        loop {
+            // Marked as seen before the store is asked: what comes meanwhile wakes us.
+            self.latest.borrow_and_update();
+            let records = match ask(self.app.console.store.feed(self.after, PAGE)).await {
+                Ok(records) => records,
+                Err(refusal) => {
+                    self.ended = true;
+                    let mut line = serde_json::to_vec(&refusal.body()).ok()?;
+                    line.push(b'\n');
+                    return Some(line.into());
+                }
+            };
+            let Some(last) = records.last() else {
+                self.latest.changed().await.ok()?;
+                continue;
+            };
+            self.after = last.seq;
+            let mut lines = Vec::new();
+            let wanted = |record: &&Record| {
+                self.node
+                    .as_ref()
+                    .is_none_or(|node| *node == record.event.node_name)
+            };
+            for record in records.iter().filter(wanted) {
+                write(record, &mut lines);
+                lines.push(b'\n');
+            }
+            if !lines.is_empty() {
+                return Some(lines.into());
+            }
+        }
+    }
+}
+
+fn write(record: &Record, into: &mut Vec<u8>) {
+    // Neither writing into memory nor the type can fail.
+    drop(serde_json::to_writer(into, &EventView::from(record)));
+}

@@ -1,0 +1,126 @@
+//! What is checked of every request, and said with every answer.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use super::App;
+use super::error::Refusal;
+
+/// Headers of every answer. The page needs its own script, style, icon and API; nothing
+/// inline, nothing from elsewhere, no frame around it.
+const HEADERS: [(header::HeaderName, &str); 5] = [
+    (
+        header::CONTENT_SECURITY_POLICY,
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; \
+         connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    ),
+    (header::X_CONTENT_TYPE_OPTIONS, "nosniff"),
+    (header::REFERRER_POLICY, "no-referrer"),
+    (header::X_FRAME_OPTIONS, "DENY"),
+    (header::CACHE_CONTROL, "no-store"),
+];
+
+pub(super) async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    let mut response = match check(&app, &request) {
+        Ok(()) => next.run(request).await,
+        Err(refusal) => refusal.into_response(),
+    };
+    for (name, value) in HEADERS {
+        response
+            .headers_mut()
+            .insert(name, HeaderValue::from_static(value));
+    }
+    response
+}
+
+fn check(app: &App, request: &Request) -> Result<(), Refusal> {
+    if !matches!(*request.method(), Method::GET | Method::HEAD) {
+        return Err(Refusal::new(
+            StatusCode::METHOD_NOT_ALLOWED,
+            format!("{} is not served: the console only shows", request.method()),
+            "Use GET. To change something, use the gpuwarden command.",
+        ));
+    }
+    if app.check_host {
+        check_host(request.headers(), app.console.info.listen_name.as_deref())?;
+    }
+    Ok(())
+}
+
+fn check_host(headers: &HeaderMap, listen_name: Option<&str>) -> Result<(), Refusal> {
+    let mut hosts = headers.get_all(header::HOST).iter();
+    let (Some(host), None) = (hosts.next(), hosts.next()) else {
+        return Err(Refusal::bad_request(
+            "a request needs one Host header",
+            "Send the address that gpuwarden listens on.",
+        ));
+    };
+    let host = host.to_str().unwrap_or_default();
+    let name = without_port(host);
+    let known = ["localhost"].into_iter().chain(listen_name);
+    if name.parse::<IpAddr>().is_ok() || known.into_iter().any(|k| k.eq_ignore_ascii_case(name)) {
+        return Ok(());
+    }
+    Err(Refusal::new(
+        StatusCode::FORBIDDEN,
+        format!("Host {host:?} is not a name of this console"),
+        "Use its IP address or localhost, or give the name in --listen. Foreign names are \
+         refused so that a web page elsewhere cannot read this one.",
+    ))
+}
+
+/// The host in `host`, `host:port`, `[v6]` or `[v6]:port`.
+fn without_port(host: &str) -> &str {
+    if let Some((v6, rest)) = host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+        let port = rest.strip_prefix(':').unwrap_or(rest);
+        return if port.bytes().all(|b| b.is_ascii_digit()) {
+            v6
+        } else {
+            ""
+        };
+    }
+    match host.rsplit_once(':') {
+        Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
+        _ => host,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_addresses_localhost_and_the_listen_name_are_hosts() {
+        for (host, listen_name, status) in [
+            ("127.0.0.1:9000", None, None),
+            ("127.0.0.1", None, None),
+            ("[::1]:9000", None, None),
+            ("[::1]", None, None),
+            ("LOCALHOST:9000", None, None),
+            ("gpu1.example.com:9000", Some("gpu1.example.com"), None),
+            ("gpu1.example.com", None, Some(403)),
+            ("attacker.example:9000", Some("gpu1.example.com"), Some(403)),
+            ("localhost.attacker.example", None, Some(403)),
+            ("127.0.0.1.attacker.example", None, Some(403)),
+            ("[::1].attacker.example", None, Some(403)),
+            ("localhost:9000@attacker.example", None, Some(403)),
+            ("", None, Some(403)),
+        ] {
+            let headers = HeaderMap::from_iter([(header::HOST, host.parse().unwrap())]);
+            let answer = check_host(&headers, listen_name)
+                .err()
+                .map(|r| r.status.as_u16());
+            assert_eq!(answer, status, "{host}");
+        }
+        assert_eq!(check_host(&HeaderMap::new(), None).unwrap_err().status, 400);
+        let mut two = HeaderMap::new();
+        two.append(header::HOST, HeaderValue::from_static("localhost"));
+        two.append(header::HOST, HeaderValue::from_static("attacker.example"));
+        assert_eq!(check_host(&two, None).unwrap_err().status, 400);
+    }
+}

@@ -1,0 +1,74 @@
+//! `/api/v1/status`: all that is known right now.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use domain::view::FleetView;
+
+use super::App;
+use super::error::ask;
+use crate::api::{Status, StoreView, XidView};
+use crate::explain::catalogue_row;
+
+pub(super) async fn status(State(app): State<Arc<App>>) -> Json<Status> {
+    let (store, not_ready) = futures::join!(app.store_view(), app.not_ready());
+    let info = &app.console.info;
+    let fleet = Arc::clone(&app.console.fleet.borrow());
+    let now = app.now();
+    Json(Status {
+        version: info.version.clone(),
+        node_name: info.node_name.clone(),
+        mode: info.mode,
+        started_at: info.started_at,
+        now,
+        data_dir: info.data_dir.clone(),
+        socket: info.socket.clone(),
+        policy: info.policy.clone(),
+        xids: open_xids(&fleet),
+        fleet: FleetView::clone(&fleet),
+        sources: app.console.sources.statuses(now),
+        store,
+        ready: not_ready.is_empty(),
+        not_ready,
+    })
+}
+
+fn open_xids(fleet: &FleetView) -> BTreeMap<String, XidView> {
+    let mut xids = BTreeMap::new();
+    for fault in fleet.nodes.iter().flat_map(|node| &node.faults) {
+        if let Some(row) = catalogue_row(&fault.check, &fault.code) {
+            xids.entry(fault.code.clone()).or_insert_with(|| XidView {
+                mnemonic: row.mnemonic.to_owned(),
+                meaning: row.meaning.to_owned(),
+                note: row.note.to_owned(),
+                source: row.source.to_owned(),
+            });
+        }
+    }
+    xids
+}
+
+// === impl App ===
+
+impl App {
+    async fn store_view(&self) -> StoreView {
+        let latest = *self.console.store.latest().borrow();
+        match ask(self.console.store.stats()).await {
+            Ok(stats) => StoreView {
+                events: stats.events,
+                bytes: stats.bytes,
+                latest,
+                oldest: stats.oldest,
+                newest: stats.newest,
+                error: None,
+            },
+            Err(refusal) => StoreView {
+                latest,
+                error: Some(refusal.error),
+                ..StoreView::default()
+            },
+        }
+    }
+}

@@ -1,0 +1,128 @@
+// Keeps the page up to date: asks when the server says that something changed, and by
+// itself where no such word comes. Says so when what is shown is old.
+
+import { age, clock, plural, setClock } from "./dom.js";
+import { showStatus, showStory, storyFailed } from "./view.js";
+
+// All in milliseconds.
+const LONGEST_WAIT = 8000; // for an answer
+const PACE = 300; // between two questions
+const EVERY_WHEN_TOLD = 15000; // between questions while the stream is open
+const EVERY_WHEN_NOT = 5000; // the same while it is not
+const SECOND_LOOK = 1200; // after a change: the journal may be written after the state
+const REOPEN = 10000; // after the stream was refused
+
+let told = false;
+let asking = false;
+let askAgain = false;
+let askedAt = 0;
+let answeredAt = 0;
+let failure = "";
+let secondLook = 0;
+let status = null;
+
+function selected() {
+  const name = new URLSearchParams(location.hash.slice(1)).get("node");
+  if (name) {
+    return name;
+  }
+  // The worst node, else this one.
+  const own = status.fleet.nodes.find((node) => node.name === status.nodeName);
+  const faulty = own?.faults.length > 0 || own?.session
+    ? own
+    : status.fleet.nodes.find((node) => node.state === "unhealthy") ?? status.fleet.nodes[0];
+  return faulty?.name ?? status.nodeName;
+}
+
+async function get(path) {
+  const response = await fetch(path, { signal: AbortSignal.timeout(LONGEST_WAIT) });
+  const body = await response.json();
+  if (!response.ok) {
+    throw new Error(`${body.error}. ${body.hint}`);
+  }
+  return body;
+}
+
+async function ask() {
+  if (asking) {
+    askAgain = true;
+    return;
+  }
+  asking = true;
+  askedAt = Date.now();
+  try {
+    status = await get("/api/v1/status");
+    setClock(status.now);
+    answeredAt = Date.now();
+    failure = "";
+    const node = selected();
+    showStatus(status, node);
+    try {
+      showStory(await get(`/api/v1/nodes/${encodeURIComponent(node)}/explain`));
+    } catch (error) {
+      storyFailed(node, error.message);
+    }
+  } catch (error) {
+    failure = error.message;
+  }
+  asking = false;
+  tick();
+  if (askAgain) {
+    askAgain = false;
+    setTimeout(ask, PACE);
+  }
+}
+
+function changed() {
+  ask();
+  clearTimeout(secondLook);
+  secondLook = setTimeout(ask, SECOND_LOOK);
+}
+
+function listen() {
+  const stream = new EventSource("/api/v1/stream");
+  stream.addEventListener("changed", () => {
+    told = true;
+    changed();
+  });
+  stream.addEventListener("error", () => {
+    told = false;
+    tick();
+    // The browser connects again by itself, except after a refusal.
+    if (stream.readyState === EventSource.CLOSED) {
+      setTimeout(listen, REOPEN);
+    }
+  });
+}
+
+function tick() {
+  const now = Date.now();
+  if (!asking && now - askedAt > (told ? EVERY_WHEN_TOLD : EVERY_WHEN_NOT)) {
+    ask();
+  }
+  age();
+  const stale = failure !== "" || (answeredAt > 0 && now - answeredAt > 2 * EVERY_WHEN_TOLD);
+  const live = document.getElementById("live");
+  live.className = stale ? "gone" : told ? "" : "polling";
+  const seconds = plural(Math.round((now - answeredAt) / 1000), "second", "seconds");
+  live.textContent = answeredAt === 0
+    ? "no answer yet"
+    : stale
+      ? `old: last answer ${seconds} ago`
+      : `${told ? "live" : "asking every 5 s"}, updated ${seconds} ago`;
+  const banner = document.getElementById("stale");
+  const text = answeredAt === 0
+    ? `gpuwarden does not answer: ${failure}`
+    : `gpuwarden does not answer. What is shown here is as of ${clock(answeredAt)}. (${failure || "no answer in time"})`;
+  if (stale && banner.textContent !== text) {
+    banner.textContent = text;
+  }
+  banner.hidden = !stale;
+  document.body.classList.toggle("is-stale", stale);
+}
+
+window.addEventListener("hashchange", ask);
+document.addEventListener("visibilitychange", () => document.hidden || ask());
+setInterval(tick, 1000);
+ask();
+listen();

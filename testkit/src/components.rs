@@ -1,0 +1,306 @@
+//! The components that tests need beyond Rust, and where they are.
+//!
+//! `cargo xtask setup` puts them below [`cache_dir`], in directories named by a hash
+//! of what they were made from: clones of the repository share them, and a change of
+//! the sources makes a new one instead of spoiling the old. Nothing here installs.
+
+use std::{
+    env, fmt, fs,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
+
+use anyhow::{Context as _, bail};
+use sha2::{Digest as _, Sha256};
+
+/// The version of kwok that `cargo xtask setup` installs.
+pub const KWOK_VERSION: &str = "v0.8.0";
+
+/// The programs of a control plane that no test can do without.
+pub const ASSETS: [&str; 3] = ["etcd", "kube-apiserver", "kubectl"];
+
+/// The flags with which the Go programs are built. They are part of the key; changing
+/// one compiles all of Kubernetes anew.
+pub const GO_FLAGS: [&str; 2] = ["-trimpath", "-ldflags=-s -w"];
+
+/// A minor version of Kubernetes that the test control plane can be built for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Version {
+    /// 1.35
+    V1_35,
+    /// 1.36
+    V1_36,
+    /// 1.37
+    V1_37,
+}
+
+/// Something that a test may need and a machine may lack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Component {
+    /// The directory of the control plane's programs, of this version or, with
+    /// `KUBEBUILDER_ASSETS`, of whatever version is there.
+    ControlPlane(Version),
+    /// The program that starts a control plane and keeps it.
+    Supervise,
+    /// The program that keeps fake nodes alive.
+    Kwok,
+    /// A Chromium browser.
+    Chromium,
+    /// A Python interpreter with grpcio, grpcio-tools and protobuf.
+    PythonGrpc,
+    /// The Go toolchain.
+    Go,
+    /// A kernel log that we may write to.
+    KernelLog,
+}
+
+/// Where the components are kept: `$XDG_CACHE_HOME/gpuwarden`, else `~/.cache/gpuwarden`.
+pub fn cache_dir() -> anyhow::Result<PathBuf> {
+    let absolute = |name| {
+        env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
+    absolute("XDG_CACHE_HOME")
+        .or_else(|| absolute("HOME").map(|home| home.join(".cache")))
+        .map(|cache| cache.join("gpuwarden"))
+        .context("no place for the test components: set HOME or XDG_CACHE_HOME")
+}
+
+/// The directory of this crate's files that are not Rust.
+pub fn sources() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// A program on the `PATH`.
+pub fn find_program(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH")?;
+    env::split_paths(&path)
+        .map(|dir| dir.join(name))
+        .find(|file| is_program(file))
+}
+
+fn is_program(file: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt as _;
+    fs::metadata(file).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+}
+
+/// A short hash of named files below a directory, in the given order, and of one line.
+fn content_key(dir: &Path, files: &[PathBuf], line: &str) -> anyhow::Result<String> {
+    let mut hash = Sha256::new();
+    hash.update(line);
+    for file in files {
+        let content = fs::read(dir.join(file))
+            .with_context(|| format!("read {}", dir.join(file).display()))?;
+        let name = file.to_string_lossy();
+        hash.update(format!("\n{name} {}\n", content.len()));
+        hash.update(content);
+    }
+    Ok(short(hash))
+}
+
+/// A short name for what was hashed.
+fn short(hash: Sha256) -> String {
+    let mut name = format!("{:x}", hash.finalize());
+    name.truncate(12);
+    name
+}
+
+/// A short name for these paths together.
+pub(crate) fn path_key<'a>(paths: impl IntoIterator<Item = &'a Path>) -> String {
+    let mut hash = Sha256::new();
+    for path in paths {
+        hash.update(path.as_os_str().as_encoded_bytes());
+        hash.update([0]);
+    }
+    short(hash)
+}
+
+// === impl Version ===
+
+impl Version {
+    /// The version that tests use unless they compare versions.
+    pub const LATEST: Self = Self::V1_37;
+
+    /// All versions, newest first.
+    pub const ALL: [Self; 3] = [Self::V1_37, Self::V1_36, Self::V1_35];
+
+    /// As in `1.37`.
+    pub const fn minor(self) -> &'static str {
+        match self {
+            Self::V1_35 => "1.35",
+            Self::V1_36 => "1.36",
+            Self::V1_37 => "1.37",
+        }
+    }
+
+    /// The file, beside `main.go`, that pins all Go modules of this version.
+    pub fn module_file(self) -> String {
+        match self {
+            Self::V1_37 => "go.mod".to_owned(),
+            older => format!("go-{}.mod", older.minor()),
+        }
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.minor())
+    }
+}
+
+impl FromStr for Version {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Self::ALL
+            .into_iter()
+            .find(|version| version.minor() == text)
+            .ok_or_else(|| format!("no Kubernetes {text} here; there are 1.35, 1.36 and 1.37"))
+    }
+}
+
+// === impl Component ===
+
+impl Component {
+    /// The file or directory that `cargo xtask setup` makes for this component, if it
+    /// is one of those that are built; the name changes with what it is made from.
+    pub fn built_path(self) -> anyhow::Result<Option<PathBuf>> {
+        let tools = cache_dir()?.join("tools");
+        let path = match self {
+            Self::ControlPlane(version) => {
+                let module = version.module_file();
+                let sum = module.replace(".mod", ".sum");
+                let files = ["main.go".into(), module.into(), sum.into()];
+                let dir = sources().join("controlplane");
+                let key = content_key(&dir, &files, &GO_FLAGS.join(" "))?;
+                tools.join(format!("control-plane-{version}-{key}"))
+            }
+            Self::Supervise => {
+                let dir = sources().join("controlplane/supervise");
+                let mut files: Vec<PathBuf> = fs::read_dir(&dir)?
+                    .map(|entry| Ok(entry?.file_name().into()))
+                    .collect::<std::io::Result<_>>()?;
+                files.sort();
+                let key = content_key(&dir, &files, &GO_FLAGS.join(" "))?;
+                tools.join(format!("supervise-{key}/supervise"))
+            }
+            Self::Kwok => tools.join(format!("kwok-{KWOK_VERSION}/kwok")),
+            Self::PythonGrpc => {
+                let dir = sources().join("python");
+                let key = content_key(&dir, &["requirements.txt".into()], "venv")?;
+                tools.join(format!("python-{key}/bin/python"))
+            }
+            Self::Chromium | Self::Go | Self::KernelLog => return Ok(None),
+        };
+        Ok(Some(path))
+    }
+
+    /// Where the component is, or `None` where this machine has none.
+    ///
+    /// An error means a setting that cannot be meant, such as a `KUBEBUILDER_ASSETS`
+    /// without an API server in it.
+    pub fn locate(self) -> anyhow::Result<Option<PathBuf>> {
+        match self {
+            Self::ControlPlane(_) => {
+                if let Some(dir) = env::var_os("KUBEBUILDER_ASSETS").filter(|dir| !dir.is_empty()) {
+                    return user_assets(Path::new(&dir)).map(Some);
+                }
+                let dir = self.built_path()?;
+                Ok(dir.filter(|dir| ASSETS.iter().all(|name| is_program(&dir.join(name)))))
+            }
+            Self::Supervise | Self::Kwok | Self::PythonGrpc => {
+                Ok(self.built_path()?.filter(|file| is_program(file)))
+            }
+            Self::Chromium => Ok(["chromium", "chromium-browser", "google-chrome"]
+                .into_iter()
+                .find_map(find_program)),
+            Self::Go => Ok(find_program("go")),
+            Self::KernelLog => {
+                let path = PathBuf::from("/dev/kmsg");
+                Ok(fs::OpenOptions::new()
+                    .write(true)
+                    .open(&path)
+                    .is_ok()
+                    .then_some(path))
+            }
+        }
+    }
+
+    /// What a person has to do where the component is missing.
+    pub const fn hint(self) -> &'static str {
+        match self {
+            Self::KernelLog => "run as root where /dev/kmsg can be written",
+            Self::Go => "install Go 1.26 or newer from https://go.dev/dl",
+            _ => "run 'cargo xtask setup'",
+        }
+    }
+}
+
+impl fmt::Display for Component {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ControlPlane(version) => write!(f, "control plane {version}"),
+            Self::Supervise => f.write_str("control plane supervisor"),
+            Self::Kwok => write!(f, "kwok {KWOK_VERSION}"),
+            Self::Chromium => f.write_str("chromium"),
+            Self::PythonGrpc => f.write_str("python with grpcio"),
+            Self::Go => f.write_str("go"),
+            Self::KernelLog => f.write_str("writable kernel log"),
+        }
+    }
+}
+
+fn user_assets(dir: &Path) -> anyhow::Result<PathBuf> {
+    for name in ASSETS {
+        if !is_program(&dir.join(name)) {
+            bail!(
+                "KUBEBUILDER_ASSETS={} has no program '{name}'; unset it, or name a directory \
+                 with {}",
+                dir.display(),
+                ASSETS.join(", ")
+            );
+        }
+    }
+    Ok(dir.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_key_changes_with_content_name_and_flags() {
+        let dir = tempfile::tempdir().unwrap();
+        let files = [PathBuf::from("a"), PathBuf::from("b")];
+        fs::write(dir.path().join("a"), "12").unwrap();
+        fs::write(dir.path().join("b"), "3").unwrap();
+        let key = content_key(dir.path(), &files, "flags").unwrap();
+        assert_eq!(key, content_key(dir.path(), &files, "flags").unwrap());
+        assert_ne!(key, content_key(dir.path(), &files, "other flags").unwrap());
+        fs::write(dir.path().join("a"), "1").unwrap();
+        fs::write(dir.path().join("b"), "23").unwrap();
+        assert_ne!(key, content_key(dir.path(), &files, "flags").unwrap());
+    }
+
+    #[test]
+    fn versions_read_as_they_print() {
+        for version in Version::ALL {
+            assert_eq!(version.to_string().parse(), Ok(version));
+            assert!(
+                sources()
+                    .join("controlplane")
+                    .join(version.module_file())
+                    .is_file()
+            );
+        }
+        assert!("1.2".parse::<Version>().unwrap_err().contains("1.37"));
+    }
+
+    #[test]
+    fn assets_without_a_program_are_refused_by_name() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = user_assets(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("'etcd'"), "{error}");
+    }
+}

@@ -1,0 +1,344 @@
+//! A real Kubernetes control plane for a test.
+//!
+//! [`ControlPlane::shared`] is one for all tests of all test processes: a test works
+//! under names of its own ([`crate::unique`]) and breaks nothing. [`ControlPlane::private`]
+//! is for tests that stop and kill its programs.
+
+use std::{
+    ops::Deref,
+    path::{Path, PathBuf},
+    process::{Output, Stdio},
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use anyhow::{Context as _, bail};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::{
+    Api, Client, Config,
+    api::{ObjectMeta, PostParams},
+    config::{KubeConfigOptions, Kubeconfig},
+};
+
+use crate::{
+    components::{Component, Version},
+    skip::require,
+    supervisor::{Owned, Programs, Settings, Shared, State, shared_dir},
+    wait::wait_for,
+};
+
+/// How long the API server may take to answer again after a restart.
+const READY_LIMIT: Duration = Duration::from_secs(60);
+
+/// One program of a control plane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Program {
+    /// etcd
+    Etcd,
+    /// kube-apiserver
+    ApiServer,
+    /// kube-controller-manager
+    ControllerManager,
+    /// kube-scheduler
+    Scheduler,
+    /// kwok, in the place of the kubelets
+    Kwok,
+}
+
+/// How a private control plane differs from the usual.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    settings: Settings,
+}
+
+/// A running control plane. It ends with its last user: on drop, or when the process
+/// that holds it ends in any other way.
+pub struct ControlPlane {
+    state: State,
+    kubectl: PathBuf,
+    _shared: Option<Shared>,
+}
+
+/// A control plane of one test's own. Its programs can be stopped and killed.
+///
+/// Its directory is removed on drop, but kept, and named, when the test panics.
+pub struct Private {
+    plane: ControlPlane,
+    owned: Mutex<Owned>,
+}
+
+// === impl Program ===
+
+impl Program {
+    /// The name of the program's file, of its log and of its entry in the state.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Etcd => "etcd",
+            Self::ApiServer => "kube-apiserver",
+            Self::ControllerManager => "kube-controller-manager",
+            Self::Scheduler => "kube-scheduler",
+            Self::Kwok => "kwok",
+        }
+    }
+}
+
+// === impl Options ===
+
+impl Options {
+    /// Starts a program with one more flag, such as `--goaway-chance=0.02`.
+    #[must_use]
+    pub fn arg(mut self, program: Program, flag: impl Into<String>) -> Self {
+        self.settings
+            .args
+            .push((program.name().to_owned(), flag.into()));
+        self
+    }
+
+    /// Lets etcd sync to disk, which it does not by default: no test outlives the
+    /// machine.
+    #[must_use]
+    pub fn fsync(mut self) -> Self {
+        self.settings.fsync = true;
+        self
+    }
+}
+
+// === impl ControlPlane ===
+
+impl ControlPlane {
+    /// The control plane of this version that all tests share; the first user starts
+    /// it. `None` says that the test is to return: the skip has been reported.
+    ///
+    /// # Panics
+    ///
+    /// With `CI=true` where the control plane is not set up, as [`require`] does.
+    #[track_caller]
+    pub fn shared(version: Version) -> impl Future<Output = anyhow::Result<Option<Self>>> {
+        let programs = required(version);
+        async move {
+            let Some(programs) = programs? else {
+                return Ok(None);
+            };
+            let kubectl = programs.kubectl();
+            let join = move || Shared::join(&programs, &shared_dir(&programs, version)?);
+            let shared = tokio::task::spawn_blocking(join).await??;
+            Ok(Some(Self {
+                state: shared.state().clone(),
+                kubectl,
+                _shared: Some(shared),
+            }))
+        }
+    }
+
+    /// A control plane for one test, which it may break. `None` as for
+    /// [`ControlPlane::shared`].
+    ///
+    /// # Panics
+    ///
+    /// As [`ControlPlane::shared`].
+    #[track_caller]
+    pub fn private(
+        version: Version,
+        options: Options,
+    ) -> impl Future<Output = anyhow::Result<Option<Private>>> {
+        let programs = required(version);
+        async move {
+            let Some(programs) = programs? else {
+                return Ok(None);
+            };
+            // The supervisor removes it, so that it goes also when this process is killed.
+            let dir = tempfile::Builder::new()
+                .prefix("gpuwarden-control-plane-")
+                .tempdir()?
+                .keep();
+            let start = move || Owned::start(&programs, &dir, &options.settings);
+            let owned = tokio::task::spawn_blocking(start).await??;
+            let plane = Self {
+                state: owned.state().clone(),
+                kubectl: owned.kubectl().to_owned(),
+                _shared: None,
+            };
+            Ok(Some(Private {
+                plane,
+                owned: Mutex::new(owned),
+            }))
+        }
+    }
+
+    /// The API server's address, `https://127.0.0.1:PORT`.
+    pub fn server(&self) -> &str {
+        &self.state.server
+    }
+
+    /// The administrator's kubeconfig.
+    pub fn kubeconfig(&self) -> &Path {
+        &self.state.kubeconfig
+    }
+
+    /// The directory of certificates, data and logs (`log/PROGRAM.log`, and the API
+    /// server's audit log in `log/audit.json`).
+    pub fn dir(&self) -> &Path {
+        &self.state.dir
+    }
+
+    /// Process ids by program, as of the start.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// A client as administrator.
+    pub async fn client(&self) -> anyhow::Result<Client> {
+        let kubeconfig = Kubeconfig::read_from(self.kubeconfig())?;
+        let options = KubeConfigOptions::default();
+        let config = Config::from_custom_kubeconfig(kubeconfig, &options).await?;
+        Ok(Client::try_from(config)?)
+    }
+
+    /// Runs kubectl as administrator and returns its standard output.
+    ///
+    /// Fails with what kubectl said when it fails.
+    pub async fn kubectl<S: AsRef<std::ffi::OsStr>>(
+        &self,
+        args: impl IntoIterator<Item = S>,
+    ) -> anyhow::Result<String> {
+        let mut command = tokio::process::Command::new(&self.kubectl);
+        command
+            .arg("--kubeconfig")
+            .arg(self.kubeconfig())
+            .args(args)
+            .stdin(Stdio::null());
+        let Output {
+            status,
+            stdout,
+            stderr,
+        } = command
+            .kill_on_drop(true)
+            .output()
+            .await
+            .context("run kubectl")?;
+        if !status.success() {
+            bail!(
+                "kubectl: {status}: {}",
+                String::from_utf8_lossy(&stderr).trim()
+            );
+        }
+        Ok(String::from_utf8(stdout)?)
+    }
+
+    /// Makes a namespace and waits until pods may be created in it.
+    pub async fn namespace(&self, name: &str) -> anyhow::Result<()> {
+        let client = self.client().await?;
+        let metadata = ObjectMeta {
+            name: Some(name.to_owned()),
+            ..ObjectMeta::default()
+        };
+        let namespace = Namespace {
+            metadata,
+            ..Namespace::default()
+        };
+        Api::all(client.clone())
+            .create(&PostParams::default(), &namespace)
+            .await?;
+        if !self
+            .state
+            .pids
+            .contains_key(Program::ControllerManager.name())
+        {
+            return Ok(());
+        }
+        let accounts: Api<k8s_openapi::api::core::v1::ServiceAccount> =
+            Api::namespaced(client, name);
+        wait_for("the default service account", READY_LIMIT, || {
+            accounts.get("default")
+        })
+        .await
+        .map(drop)
+    }
+
+    /// Waits until the API server answers that it is ready.
+    pub async fn wait_ready(&self) -> anyhow::Result<()> {
+        let client = self.client().await?;
+        wait_for("the API server", READY_LIMIT, || async {
+            let ready = http_get(&client, "/readyz").await?;
+            if ready == "ok" {
+                Ok(())
+            } else {
+                Err(anyhow::anyhow!("readyz says {ready}"))
+            }
+        })
+        .await
+    }
+}
+
+/// `None` where something is missing; the skip has been reported then.
+#[track_caller]
+fn required(version: Version) -> anyhow::Result<Option<Programs>> {
+    if require(Component::ControlPlane(version)).is_none()
+        || require(Component::Supervise).is_none()
+    {
+        return Ok(None);
+    }
+    Programs::locate(version)
+}
+
+async fn http_get(client: &Client, path: &str) -> anyhow::Result<String> {
+    Ok(client
+        .request_text(http::Request::get(path).body(Vec::new())?)
+        .await?)
+}
+
+// === impl Private ===
+
+impl Deref for Private {
+    type Target = ControlPlane;
+
+    fn deref(&self) -> &ControlPlane {
+        &self.plane
+    }
+}
+
+impl Private {
+    /// Kills the program with SIGKILL and returns when it is gone.
+    pub fn kill(&self, program: Program) -> anyhow::Result<()> {
+        self.command("kill", program)
+    }
+
+    /// Stops the program with SIGSTOP: it holds its connections and answers nothing.
+    pub fn stop(&self, program: Program) -> anyhow::Result<()> {
+        self.command("stop", program)
+    }
+
+    /// Lets a stopped program go on.
+    pub fn cont(&self, program: Program) -> anyhow::Result<()> {
+        self.command("cont", program)
+    }
+
+    /// Starts the program again with the same flags, data and port; kills it first
+    /// where it still runs. Does not wait until it is ready: [`ControlPlane::wait_ready`].
+    pub fn restart(&self, program: Program) -> anyhow::Result<()> {
+        self.command("start", program)
+    }
+
+    /// The process id of a program that runs.
+    pub fn pid(&self, program: Program) -> Option<i32> {
+        self.lock().state().pids.get(program.name()).copied()
+    }
+
+    fn command(&self, verb: &str, program: Program) -> anyhow::Result<()> {
+        self.lock().command(verb, program.name())
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Owned> {
+        self.owned.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Private {
+    fn drop(&mut self) {
+        if std::thread::panicking() && self.lock().command("keep", "").is_ok() {
+            use std::io::Write as _;
+            let dir = self.dir().display();
+            let _ = writeln!(std::io::stderr(), "control plane's logs kept in {dir}");
+        }
+    }
+}

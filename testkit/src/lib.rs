@@ -1,0 +1,41 @@
+//! What tests stand on: a real Kubernetes control plane, the product as a process,
+//! the kernel log under a lock, and waiting that says what it saw last.
+//!
+//! - [`ControlPlane`]: etcd, API server, controller manager and scheduler as separate
+//!   processes, one for all tests or one of your own to break.
+//! - [`node`], [`pod`], [`unique`]: objects in it, under names that no other test uses.
+//! - [`Product`]: the `gpuwarden` binary, started, killed and started again.
+//! - [`KernelLog`]: `/dev/kmsg`, by one test at a time on the whole machine.
+//! - [`wait_for`]: poll until a state is reached.
+//! - [`require`]: what a test needs beyond Rust, or a skip that is seen.
+//!
+//! Components come from `cargo xtask setup` (see [`components`]); `cargo xtask test`
+//! runs it, and counts the skips.
+
+pub mod components;
+mod skip;
+pub mod supervisor;
+
+#[cfg(feature = "tests")]
+mod control_plane;
+#[cfg(feature = "tests")]
+mod kernel_log;
+#[cfg(feature = "tests")]
+mod objects;
+#[cfg(feature = "tests")]
+mod product;
+#[cfg(feature = "tests")]
+mod wait;
+
+pub use self::{
+    components::{Component, Version},
+    skip::{SKIP_FILE, require},
+};
+#[cfg(feature = "tests")]
+pub use self::{
+    control_plane::{ControlPlane, Options, Private, Program},
+    kernel_log::KernelLog,
+    objects::{NodeBuilder, PodBuilder, node, pod, unique},
+    product::{Launch, Output, Product, binary},
+    wait::wait_for,
+};

@@ -1,0 +1,477 @@
+//! The product as its users have it: a process of the real binary.
+
+use std::{
+    env,
+    ffi::{OsStr, OsString},
+    fs::{self, File, OpenOptions},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, anyhow, bail};
+use rustix::process::{Pid, Signal, kill_process};
+use serde::Deserialize;
+use tempfile::TempDir;
+
+use crate::wait::wait_for;
+
+/// How long the product may take until it says where it listens.
+const START_LIMIT: Duration = Duration::from_secs(20);
+
+/// How long the product may take to end after SIGTERM before a test gives up.
+const END_LIMIT: Duration = Duration::from_secs(20);
+
+/// How long a client command may take.
+const COMMAND_LIMIT: Duration = Duration::from_secs(60);
+
+/// How much of the end of each output stream a failure quotes, in bytes.
+const QUOTED: usize = 6000;
+
+/// The path of the `gpuwarden` binary: `GPUWARDEN_BIN`, what cargo names to the tests
+/// of its package, else the one built beside this test.
+pub fn binary() -> anyhow::Result<PathBuf> {
+    for name in ["GPUWARDEN_BIN", "CARGO_BIN_EXE_gpuwarden"] {
+        if let Some(path) = env::var_os(name).filter(|path| !path.is_empty()) {
+            return Ok(PathBuf::from(path));
+        }
+    }
+    let test = env::current_exe()?;
+    // target/PROFILE/deps/TEST
+    let profile = test.ancestors().nth(2).unwrap_or_else(|| Path::new(""));
+    let path = profile.join("gpuwarden");
+    if !path.is_file() {
+        bail!(
+            "no {}: run 'cargo build -p gpuwarden', or set GPUWARDEN_BIN",
+            path.display()
+        );
+    }
+    Ok(path)
+}
+
+/// How to start the product: `gpuwarden run` with a data directory of its own, a free
+/// port, and a kernel log that is an empty file until told otherwise.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    home: Arc<TempDir>,
+    kernel_log: PathBuf,
+    args: Vec<OsString>,
+    env: Vec<(OsString, OsString)>,
+}
+
+/// A running `gpuwarden run`. Killed on drop; what it wrote is in every error.
+#[derive(Debug)]
+pub struct Product {
+    launch: Launch,
+    child: Child,
+    exit: Option<ExitStatus>,
+    endpoint: Option<Endpoint>,
+}
+
+/// Where a running product listens, as it says itself in `endpoint.json`.
+#[derive(Clone, Debug, Deserialize)]
+struct Endpoint {
+    server: String,
+    socket: PathBuf,
+    pid: u32,
+}
+
+/// What a client command answered.
+#[derive(Clone, Debug)]
+pub struct Output {
+    /// The exit code; `None` when a signal ended it.
+    pub code: Option<i32>,
+    /// Standard output.
+    pub stdout: String,
+    /// Standard error.
+    pub stderr: String,
+}
+
+// === impl Launch ===
+
+impl Launch {
+    /// A launch with a fresh data directory, which is removed with the last user of it.
+    pub fn new() -> anyhow::Result<Self> {
+        let home = tempfile::Builder::new()
+            .prefix("gpuwarden-test-")
+            .tempdir()?;
+        let kernel_log = home.path().join("kernel.log");
+        File::create(&kernel_log)?;
+        Ok(Self {
+            home: Arc::new(home),
+            kernel_log,
+            args: Vec::new(),
+            env: Vec::new(),
+        })
+    }
+
+    /// The node that the product speaks for.
+    #[must_use]
+    pub fn node_name(self, name: impl AsRef<OsStr>) -> Self {
+        self.option("--node-name", name)
+    }
+
+    /// The cluster that the product watches.
+    #[must_use]
+    pub fn kubeconfig(self, path: impl AsRef<OsStr>) -> Self {
+        self.option("--kubeconfig", path)
+    }
+
+    /// Lets the product act on its cluster.
+    #[must_use]
+    pub fn quarantine(self) -> Self {
+        self.arg("--quarantine")
+    }
+
+    /// Another kernel log: `kmsg`, or a file.
+    #[must_use]
+    pub fn kernel_log(mut self, source: impl Into<PathBuf>) -> Self {
+        self.kernel_log = source.into();
+        self
+    }
+
+    /// One more argument.
+    #[must_use]
+    pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
+        self.args.push(arg.as_ref().to_owned());
+        self
+    }
+
+    /// One more option with its value.
+    #[must_use]
+    pub fn option(self, name: &str, value: impl AsRef<OsStr>) -> Self {
+        self.arg(name).arg(value)
+    }
+
+    /// One more environment variable.
+    #[must_use]
+    pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
+        self.env
+            .push((name.as_ref().to_owned(), value.as_ref().to_owned()));
+        self
+    }
+
+    /// The product's data directory.
+    pub fn data_dir(&self) -> PathBuf {
+        self.home.path().join("data")
+    }
+
+    /// The kernel log's file, to append to.
+    pub fn kernel_log_file(&self) -> &Path {
+        &self.kernel_log
+    }
+
+    /// Starts the product and returns at once: for tests of a start that fails.
+    pub fn spawn(self) -> anyhow::Result<Product> {
+        let program = binary()?;
+        let data_dir = self.data_dir();
+        let output = |name| {
+            let path = self.home.path().join(name);
+            let file = OpenOptions::new().create(true).append(true).open(&path);
+            file.with_context(|| format!("open {}", path.display()))
+        };
+        let child = Command::new(&program)
+            .arg("run")
+            .arg("--data-dir")
+            .arg(&data_dir)
+            .arg("--socket")
+            .arg(data_dir.join("gpuwarden.sock"))
+            .args(["--listen", "127.0.0.1:0", "--kernel-log"])
+            .arg(&self.kernel_log)
+            .args(&self.args)
+            .envs(self.env.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::null())
+            .stdout(output("stdout")?)
+            .stderr(output("stderr")?)
+            .spawn()
+            .with_context(|| format!("start {}", program.display()))?;
+        Ok(Product {
+            launch: self,
+            child,
+            exit: None,
+            endpoint: None,
+        })
+    }
+
+    /// Starts the product and waits until it says where it listens.
+    pub async fn start(self) -> anyhow::Result<Product> {
+        let mut product = self.spawn()?;
+        product.wait_endpoint().await?;
+        Ok(product)
+    }
+}
+
+// === impl Product ===
+
+impl Product {
+    /// The process id.
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// The data directory.
+    pub fn data_dir(&self) -> PathBuf {
+        self.launch.data_dir()
+    }
+
+    /// The address of page, API and metrics: `http://127.0.0.1:PORT`.
+    ///
+    /// # Panics
+    ///
+    /// Unless [`Launch::start`] started the product.
+    pub fn address(&self) -> &str {
+        &self.endpoint().server
+    }
+
+    /// The platform connector's socket.
+    ///
+    /// # Panics
+    ///
+    /// Unless [`Launch::start`] started the product.
+    pub fn socket(&self) -> &Path {
+        &self.endpoint().socket
+    }
+
+    fn endpoint(&self) -> &Endpoint {
+        match &self.endpoint {
+            Some(endpoint) => endpoint,
+            None => panic!("the product was spawned and not waited for: use Launch::start"),
+        }
+    }
+
+    /// All of its standard output, over restarts.
+    pub fn stdout(&self) -> String {
+        self.output("stdout")
+    }
+
+    /// All of its standard error, over restarts.
+    pub fn stderr(&self) -> String {
+        self.output("stderr")
+    }
+
+    fn output(&self, name: &str) -> String {
+        let bytes = fs::read(self.launch.home.path().join(name)).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Appends lines to the kernel log that is a file.
+    pub fn append_kernel_log(&self, lines: &str) -> anyhow::Result<()> {
+        use std::io::Write as _;
+        let path = &self.launch.kernel_log;
+        let mut file = OpenOptions::new().append(true).open(path)?;
+        file.write_all(lines.as_bytes())
+            .with_context(|| format!("append to {}", path.display()))
+    }
+
+    /// Waits for a line of standard output or error that contains `text`; returns it.
+    pub async fn wait_line(&mut self, text: &str, timeout: Duration) -> anyhow::Result<String> {
+        let start = Instant::now();
+        loop {
+            // Ask first: what it wrote before its end is there once it has ended.
+            let ended = self.try_exit()?;
+            let output = self.stdout() + "\n" + &self.stderr();
+            if let Some(line) = output.lines().find(|line| line.contains(text)) {
+                return Ok(line.to_owned());
+            }
+            if let Some(status) = ended {
+                return Err(self.failure(&format!("ended ({status}) without saying '{text}'")));
+            }
+            if start.elapsed() > timeout {
+                return Err(self.failure(&format!("did not say '{text}' in {timeout:?}")));
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
+    async fn wait_endpoint(&mut self) -> anyhow::Result<()> {
+        let path = self.data_dir().join("endpoint.json");
+        let start = Instant::now();
+        loop {
+            // One with another process id is what a killed process left.
+            let found = fs::read(&path)
+                .ok()
+                .and_then(|text| serde_json::from_slice(&text).ok());
+            match found {
+                Some(Endpoint { pid, .. }) if pid != self.pid() => {}
+                Some(endpoint) => {
+                    self.endpoint = Some(endpoint);
+                    return Ok(());
+                }
+                None => {}
+            }
+            if let Some(status) = self.try_exit()? {
+                return Err(self.failure(&format!("ended ({status}) before it was ready")));
+            }
+            if start.elapsed() > START_LIMIT {
+                let missing = format!("wrote no {} in {START_LIMIT:?}", path.display());
+                return Err(self.failure(&missing));
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    /// Waits until the product ends by itself; returns its exit status.
+    pub async fn wait_exit(&mut self, timeout: Duration) -> anyhow::Result<ExitStatus> {
+        let start = Instant::now();
+        loop {
+            if let Some(status) = self.try_exit()? {
+                return Ok(status);
+            }
+            if start.elapsed() > timeout {
+                return Err(self.failure(&format!("still runs after {timeout:?}")));
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    }
+
+    /// Kills the product with SIGKILL; returns when it is gone.
+    pub fn kill9(&mut self) -> anyhow::Result<()> {
+        self.child.kill()?;
+        self.exit = Some(self.child.wait()?);
+        Ok(())
+    }
+
+    /// Sends SIGTERM; returns the exit status and how long the end took.
+    pub async fn terminate(&mut self) -> anyhow::Result<(ExitStatus, Duration)> {
+        let start = Instant::now();
+        self.signal(Signal::TERM)?;
+        let status = self.wait_exit(END_LIMIT).await?;
+        Ok((status, start.elapsed()))
+    }
+
+    /// Stops the process (SIGSTOP), as a machine that hangs would.
+    pub fn stop(&self) -> anyhow::Result<()> {
+        self.signal(Signal::STOP)
+    }
+
+    /// Lets a stopped process go on.
+    pub fn cont(&self) -> anyhow::Result<()> {
+        self.signal(Signal::CONT)
+    }
+
+    fn signal(&self, signal: Signal) -> anyhow::Result<()> {
+        // A process that was waited for is no more, and its number may be another's.
+        if let Some(status) = self.exit {
+            return Err(self.failure(&format!("has ended ({status})")));
+        }
+        let pid = i32::try_from(self.pid()).ok().and_then(Pid::from_raw);
+        kill_process(pid.context("no process id")?, signal)?;
+        Ok(())
+    }
+
+    /// Starts the product again with the same arguments and data; kills it first where
+    /// it still runs.
+    pub async fn restart(&mut self) -> anyhow::Result<()> {
+        if self.exit.is_none() {
+            self.kill9()?;
+        }
+        *self = self.launch.clone().start().await?;
+        Ok(())
+    }
+
+    /// Runs a client command against this product: `gpuwarden ARGS --server ADDRESS`.
+    pub async fn client<S: AsRef<OsStr>>(
+        &self,
+        args: impl IntoIterator<Item = S>,
+    ) -> anyhow::Result<Output> {
+        let mut command = tokio::process::Command::new(binary()?);
+        command.args(args).args(["--server", self.address()]);
+        command.stdin(Stdio::null()).kill_on_drop(true);
+        let shown = format!("{:?}", command.as_std());
+        let output = tokio::time::timeout(COMMAND_LIMIT, command.output())
+            .await
+            .map_err(|_| self.failure(&format!("{shown} did not end in {COMMAND_LIMIT:?}")))??;
+        Ok(Output {
+            code: output.status.code(),
+            stdout: String::from_utf8(output.stdout)?,
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        })
+    }
+
+    /// Waits, as [`wait_for`], and adds the product's output to the error.
+    pub async fn wait_for<T, S, F>(
+        &self,
+        what: &str,
+        timeout: Duration,
+        probe: impl FnMut() -> F,
+    ) -> anyhow::Result<T>
+    where
+        S: std::fmt::Display,
+        F: Future<Output = Result<T, S>>,
+    {
+        wait_for(what, timeout, probe)
+            .await
+            .map_err(|error| self.failure(&format!("{error:#}")))
+    }
+
+    /// An error that says what the product did and quotes the end of its output.
+    pub fn failure(&self, what: &str) -> anyhow::Error {
+        let (stdout, stderr) = (self.stdout(), self.stderr());
+        anyhow!(
+            "gpuwarden (process {}): {what}\n--- stdout\n{}\n--- stderr\n{}\n---",
+            self.pid(),
+            tail(&stdout),
+            tail(&stderr)
+        )
+    }
+
+    fn try_exit(&mut self) -> anyhow::Result<Option<ExitStatus>> {
+        if self.exit.is_none() {
+            self.exit = self.child.try_wait()?;
+        }
+        Ok(self.exit)
+    }
+}
+
+impl Drop for Product {
+    fn drop(&mut self) {
+        if self.exit.is_none() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+fn tail(text: &str) -> &str {
+    let mut start = text.len().saturating_sub(QUOTED);
+    while !text.is_char_boundary(start) {
+        start += 1;
+    }
+    text.get(start..).unwrap_or(text).trim_end()
+}
+
+// === impl Output ===
+
+impl Output {
+    /// Standard output as JSON, for a command that must have succeeded with `code`.
+    pub fn json(&self, code: i32) -> anyhow::Result<serde_json::Value> {
+        self.expect(code)?;
+        serde_json::from_str(&self.stdout).with_context(|| format!("not JSON: {}", self.stdout))
+    }
+
+    /// Standard output of a command that must have ended with `code`.
+    pub fn expect(&self, code: i32) -> anyhow::Result<&str> {
+        if self.code != Some(code) {
+            let Self {
+                code: got,
+                stdout,
+                stderr,
+            } = self;
+            bail!("exit code {got:?}, expected {code}\n--- stdout\n{stdout}\n--- stderr\n{stderr}");
+        }
+        Ok(&self.stdout)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tail_starts_at_a_character() {
+        let text = "é".repeat(QUOTED);
+        let end = tail(&text);
+        assert!(end.len() <= QUOTED && end.chars().all(|c| c == 'é'));
+    }
+}

@@ -1,0 +1,384 @@
+//! Starting control planes through the `supervise` program, and finding those that run.
+//!
+//! A control plane lives in a directory. One that tests share is found by it: the
+//! supervisor stays while anybody holds a shared lock on `hold.lock` there, however
+//! the holders end, and has `supervise.lock` locked itself while it lives. Everything
+//! here blocks; [`crate::ControlPlane`] is the asynchronous side.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, File, OpenOptions, TryLockError},
+    io::{BufRead as _, BufReader, Write as _},
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, anyhow, bail};
+use serde::Deserialize;
+
+use crate::components::{Component, Version, cache_dir, path_key};
+
+/// How long a control plane may take to start; the supervisor has shorter limits of
+/// its own for each step, and says which one was missed.
+const START_LIMIT: Duration = Duration::from_secs(200);
+
+/// How long a shared control plane outlives its last user, so that the next test
+/// binary of the same run need not start another.
+const LINGER: Duration = Duration::from_secs(15);
+
+/// What a supervisor says about its control plane.
+#[derive(Clone, Debug, Deserialize)]
+pub struct State {
+    /// The directory of certificates, data and logs.
+    pub dir: PathBuf,
+    /// The API server's address, `https://127.0.0.1:PORT`.
+    pub server: String,
+    /// The administrator's kubeconfig.
+    pub kubeconfig: PathBuf,
+    /// The supervisor's process id.
+    pub supervisor: i32,
+    /// The process ids of the programs that run, by name.
+    pub pids: BTreeMap<String, i32>,
+}
+
+/// The programs from which a control plane is made.
+#[derive(Clone, Debug)]
+pub struct Programs {
+    assets: PathBuf,
+    supervise: PathBuf,
+    kwok: Option<PathBuf>,
+}
+
+/// A share in a control plane that others use too; given back on drop.
+#[derive(Debug)]
+pub struct Shared {
+    state: State,
+    _hold: File,
+}
+
+/// A control plane of one's own, which ends on drop.
+#[derive(Debug)]
+pub struct Owned {
+    state: State,
+    child: Child,
+    commands: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+    kubectl: PathBuf,
+}
+
+/// How a control plane of one's own differs from the usual.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
+    /// Extra flags, each with the program that it is for.
+    pub args: Vec<(String, String)>,
+    /// Let etcd sync to disk.
+    pub fsync: bool,
+}
+
+/// The directory of the control plane of these programs that the tests of all clones
+/// share.
+pub fn shared_dir(programs: &Programs, version: Version) -> anyhow::Result<PathBuf> {
+    let Programs {
+        assets,
+        supervise,
+        kwok,
+    } = programs;
+    let paths = [Some(assets), Some(supervise), kwok.as_ref()];
+    let key = path_key(paths.into_iter().flatten().map(PathBuf::as_path));
+    Ok(cache_dir()?.join("run").join(format!("{version}-{key}")))
+}
+
+/// Keeps a control plane in `dir` alive while the result is held, now or once
+/// somebody starts it. Waits for the end of one that is just being torn down.
+pub fn hold(dir: &Path) -> anyhow::Result<File> {
+    fs::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
+    let hold = open_lock(&dir.join("hold.lock"))?;
+    hold.lock_shared()
+        .with_context(|| format!("lock {}", dir.join("hold.lock").display()))?;
+    Ok(hold)
+}
+
+/// The control plane in `dir`, if a supervisor lives there and has it ready.
+pub fn running(dir: &Path) -> anyhow::Result<Option<State>> {
+    if !supervised(dir)? {
+        return Ok(None);
+    }
+    read_state(dir)
+}
+
+/// Starts a control plane in `dir` that runs until [`stop_detached`].
+pub fn start_detached(programs: &Programs, dir: &Path) -> anyhow::Result<State> {
+    fs::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
+    let mut command = programs.command(dir, &Settings::default());
+    command.arg("--detach");
+    start_in_background(command, dir)
+}
+
+/// Ends the control plane in `dir`; `false` if none runs there.
+pub fn stop_detached(dir: &Path) -> anyhow::Result<bool> {
+    if !supervised(dir)? {
+        return Ok(false);
+    }
+    let state = read_state(dir)?
+        .with_context(|| format!("the control plane in {} is still starting", dir.display()))?;
+    let pid = rustix::process::Pid::from_raw(state.supervisor)
+        .with_context(|| format!("no process id in {}", dir.join("state.json").display()))?;
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM)
+        .with_context(|| format!("end the supervisor, process {}", state.supervisor))?;
+    let start = Instant::now();
+    while supervised(dir)? {
+        if start.elapsed() > Duration::from_secs(20) {
+            bail!("the supervisor, process {}, does not end", state.supervisor);
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    Ok(true)
+}
+
+fn open_lock(path: &Path) -> anyhow::Result<File> {
+    OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .read(true)
+        .write(true)
+        .open(path)
+        .with_context(|| format!("open {}", path.display()))
+}
+
+/// Whether a supervisor lives in `dir`: it holds a lock that dies with it.
+fn supervised(dir: &Path) -> anyhow::Result<bool> {
+    let path = dir.join("supervise.lock");
+    if !path.exists() {
+        return Ok(false);
+    }
+    // Shared, so that two who ask at once do not take each other for the supervisor.
+    match open_lock(&path)?.try_lock_shared() {
+        Ok(()) => Ok(false),
+        Err(TryLockError::WouldBlock) => Ok(true),
+        Err(TryLockError::Error(error)) => {
+            Err(error).with_context(|| format!("lock {}", path.display()))
+        }
+    }
+}
+
+fn read_state(dir: &Path) -> anyhow::Result<Option<State>> {
+    let path = dir.join("state.json");
+    match fs::read(&path) {
+        Ok(text) => Ok(Some(
+            serde_json::from_slice(&text).with_context(|| format!("read {}", path.display()))?,
+        )),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).with_context(|| format!("read {}", path.display())),
+    }
+}
+
+/// Starts the supervisor apart from our process group, so that an interrupt from the
+/// terminal reaches the test and not its control plane, and waits until it is ready.
+fn start_in_background(mut command: Command, dir: &Path) -> anyhow::Result<State> {
+    let log = dir.join("supervise.log");
+    let output = File::create(&log).with_context(|| format!("create {}", log.display()))?;
+    // A state from before would be taken for the new one's.
+    let _ = fs::remove_file(dir.join("state.json"));
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(output)
+        .process_group(0)
+        .spawn()
+        .with_context(|| format!("start {}", command.get_program().display()))?;
+    let start = Instant::now();
+    loop {
+        if let Some(state) = read_state(dir)? {
+            return Ok(state);
+        }
+        if let Some(status) = child.try_wait()? {
+            return Err(start_failure(status, &log));
+        }
+        if start.elapsed() > START_LIMIT {
+            let _ = child.kill();
+            let _ = child.wait();
+            bail!(
+                "no control plane after {START_LIMIT:?}: see {}",
+                dir.join("log").display()
+            );
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn start_failure(status: std::process::ExitStatus, log: &Path) -> anyhow::Error {
+    let said = fs::read_to_string(log).unwrap_or_default();
+    anyhow!(
+        "the control plane did not start ({status}): {}",
+        said.trim()
+    )
+}
+
+// === impl Programs ===
+
+impl Programs {
+    /// Finds the programs for a control plane of this version; `None` where they are
+    /// not set up. Without kwok, fake nodes turn unready after some 50 seconds.
+    pub fn locate(version: Version) -> anyhow::Result<Option<Self>> {
+        let assets = Component::ControlPlane(version).locate()?;
+        let supervise = Component::Supervise.locate()?;
+        let kwok = Component::Kwok.locate()?;
+        Ok(assets.zip(supervise).map(|(assets, supervise)| Self {
+            assets,
+            supervise,
+            kwok,
+        }))
+    }
+
+    /// The kubectl of this version.
+    pub fn kubectl(&self) -> PathBuf {
+        self.assets.join("kubectl")
+    }
+
+    fn command(&self, dir: &Path, settings: &Settings) -> Command {
+        let mut command = Command::new(&self.supervise);
+        command
+            .arg("--assets")
+            .arg(&self.assets)
+            .arg("--dir")
+            .arg(dir);
+        if let Some(kwok) = &self.kwok {
+            command.arg("--kwok").arg(kwok);
+        }
+        if settings.fsync {
+            command.arg("--fsync");
+        }
+        for (program, arg) in &settings.args {
+            command.arg("--arg").arg(format!("{program}={arg}"));
+        }
+        command
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    /// Takes a share in the control plane in `dir`; the first one starts it.
+    pub fn join(programs: &Programs, dir: &Path) -> anyhow::Result<Self> {
+        Self::join_lingering(programs, dir, LINGER)
+    }
+
+    /// As [`Shared::join`]; `linger` counts only for whoever starts it.
+    pub fn join_lingering(
+        programs: &Programs,
+        dir: &Path,
+        linger: Duration,
+    ) -> anyhow::Result<Self> {
+        fs::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
+        // One starts, the others wait for it here.
+        let starting = open_lock(&dir.join("start.lock"))?;
+        starting.lock()?;
+        let hold = hold(dir)?;
+        let start = Instant::now();
+        while supervised(dir)? {
+            if let Some(state) = read_state(dir)? {
+                return Ok(Self { state, _hold: hold });
+            }
+            // Whoever started it was killed while it came up: it ends, or gets ready.
+            if start.elapsed() > START_LIMIT {
+                bail!("a control plane in {} does not get ready", dir.display());
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        let mut command = programs.command(dir, &Settings::default());
+        command.arg("--hold").arg(dir.join("hold.lock"));
+        command
+            .arg("--linger")
+            .arg(format!("{}ms", linger.as_millis()));
+        let state = start_in_background(command, dir)?;
+        Ok(Self { state, _hold: hold })
+    }
+
+    /// What the control plane said when it was ready.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+}
+
+// === impl Owned ===
+
+#[derive(Deserialize)]
+struct Answer {
+    error: Option<String>,
+    state: State,
+}
+
+impl Owned {
+    /// Starts a control plane in `dir` and waits until it is ready. The directory is
+    /// removed when it ends, unless the command `keep` says otherwise.
+    pub fn start(programs: &Programs, dir: &Path, settings: &Settings) -> anyhow::Result<Self> {
+        fs::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
+        let log = dir.join("supervise.log");
+        let mut child = programs
+            .command(dir, settings)
+            .arg("--remove")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(File::create(&log).with_context(|| format!("create {}", log.display()))?)
+            .process_group(0)
+            .spawn()
+            .with_context(|| format!("start {}", programs.supervise.display()))?;
+        let commands = child.stdin.take();
+        let mut answers = BufReader::new(child.stdout.take().context("no output to read")?);
+        let mut line = String::new();
+        answers.read_line(&mut line)?;
+        if line.is_empty() {
+            return Err(start_failure(child.wait()?, &log));
+        }
+        let state = serde_json::from_str(&line).with_context(|| format!("read '{line}'"))?;
+        Ok(Self {
+            state,
+            child,
+            commands,
+            answers,
+            kubectl: programs.kubectl(),
+        })
+    }
+
+    /// What the control plane said last.
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// The kubectl of its version.
+    pub fn kubectl(&self) -> &Path {
+        &self.kubectl
+    }
+
+    /// Sends one command and waits for the answer.
+    pub fn command(&mut self, verb: &str, program: &str) -> anyhow::Result<()> {
+        let commands = self
+            .commands
+            .as_mut()
+            .context("the control plane has ended")?;
+        writeln!(commands, "{verb} {program}").context("the supervisor is gone")?;
+        let mut line = String::new();
+        self.answers.read_line(&mut line)?;
+        if line.is_empty() {
+            bail!("the supervisor ended without an answer to '{verb} {program}'");
+        }
+        let answer: Answer =
+            serde_json::from_str(&line).with_context(|| format!("read '{line}'"))?;
+        self.state = answer.state;
+        match answer.error {
+            None => Ok(()),
+            Some(error) => Err(anyhow!("{verb} {program}: {error}")),
+        }
+    }
+}
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        // The supervisor ends when its input does, and takes the programs with it.
+        drop(self.commands.take());
+        let _ = self.child.wait();
+    }
+}

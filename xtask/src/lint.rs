@@ -1,0 +1,65 @@
+//! `cargo xtask lint`: the rules of the house that the compiler does not know.
+//!
+//! ARCHITECTURE.md says what they are for. Each rule is a module that finds
+//! [`Finding`]s; all of them are shown, and one is enough to fail.
+
+mod floors;
+mod requirements;
+mod sources;
+mod tokens;
+
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, bail};
+
+use crate::{
+    generate::workspace_root,
+    shell::{cargo, output},
+};
+
+/// One breach of a rule.
+#[derive(Debug, PartialEq, Eq)]
+struct Finding {
+    /// Relative to the repository.
+    file: PathBuf,
+    /// 0 where the whole file is meant.
+    line: usize,
+    message: String,
+}
+
+/// Checks all rules; fails with the number of findings, which are printed.
+pub(crate) fn run() -> anyhow::Result<()> {
+    let root = workspace_root();
+    let metadata = ["metadata", "--no-deps", "--format-version=1"];
+    let metadata = serde_json::from_str(&output(cargo().args(metadata))?)
+        .context("read the output of cargo metadata")?;
+    let mut findings = floors::check(&metadata, &root);
+    findings.extend(sources::check(&root)?);
+    findings.extend(requirements::check(&root)?);
+    for finding in &findings {
+        println!("{finding}");
+    }
+    match findings.len() {
+        0 => Ok(()),
+        1 => bail!("1 finding"),
+        count => bail!("{count} findings"),
+    }
+}
+
+/// The path as seen from the root of the repository.
+fn relative(path: &Path, root: &Path) -> PathBuf {
+    path.strip_prefix(root).unwrap_or(path).to_owned()
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.file.display())?;
+        if self.line > 0 {
+            write!(f, ":{}", self.line)?;
+        }
+        write!(f, ": {}", self.message)
+    }
+}

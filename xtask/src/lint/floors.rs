@@ -1,0 +1,181 @@
+//! A room imports only from lower floors, and `contract` and `domain` take in nothing
+//! that does I/O.
+
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+
+use super::{Finding, relative};
+
+/// Each room's package and floor.
+const FLOORS: [(&str, u8); 11] = [
+    ("gpuwarden-contract", 0),
+    ("gpuwarden-domain", 1),
+    ("gpuwarden-runtime", 2),
+    ("gpuwarden-store", 2),
+    ("gpuwarden-host", 2),
+    ("gpuwarden-cluster", 2),
+    ("gpuwarden-agent", 3),
+    ("gpuwarden-controller", 3),
+    ("gpuwarden-console", 3),
+    ("gpuwarden-cli", 4),
+    ("gpuwarden", 5),
+];
+
+/// Packages that stand outside the house. Rooms use them in tests only.
+const OUTSIDE: [&str; 2] = ["gpuwarden-testkit", "xtask"];
+
+/// What the pure rooms may not depend on, even indirectly by name.
+const IMPURE: [&str; 10] = [
+    "axum",
+    "hyper",
+    "hyper-util",
+    "k8s-openapi",
+    "kube",
+    "reqwest",
+    "rusqlite",
+    "rustix",
+    "tokio",
+    "tokio-stream",
+];
+
+/// The floors whose rooms are pure.
+const PURE: u8 = 1;
+
+#[derive(Deserialize)]
+pub(super) struct Metadata {
+    packages: Vec<Package>,
+}
+
+#[derive(Deserialize)]
+struct Package {
+    name: String,
+    manifest_path: PathBuf,
+    dependencies: Vec<Dependency>,
+}
+
+#[derive(Deserialize)]
+struct Dependency {
+    name: String,
+    /// `dev`, `build`, or none for a normal one.
+    kind: Option<String>,
+}
+
+fn floor(package: &str) -> Option<u8> {
+    FLOORS
+        .iter()
+        .find(|(name, _)| *name == package)
+        .map(|(_, floor)| *floor)
+}
+
+pub(super) fn check(metadata: &Metadata, root: &Path) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for package in &metadata.packages {
+        let mut find = |message| {
+            findings.push(Finding {
+                file: relative(&package.manifest_path, root),
+                line: 0,
+                message,
+            });
+        };
+        let name = package.name.as_str();
+        if OUTSIDE.contains(&name) {
+            continue;
+        }
+        let Some(own) = floor(name) else {
+            find(format!(
+                "{name} has no floor: give it one in xtask/src/lint/floors.rs"
+            ));
+            continue;
+        };
+        for dependency in &package.dependencies {
+            let other = dependency.name.as_str();
+            let dev = dependency.kind.as_deref() == Some("dev");
+            if OUTSIDE.contains(&other) && !dev {
+                find(format!("{name} depends on {other}, which is for tests"));
+            }
+            if let Some(floor) = floor(other)
+                && floor >= own
+            {
+                find(format!(
+                    "{name} (floor {own}) depends on {other} (floor {floor}): a room imports only \
+                     from lower floors"
+                ));
+            }
+            if own <= PURE && !dev && IMPURE.contains(&other) {
+                find(format!(
+                    "{name} depends on {other}: contract and domain do no I/O"
+                ));
+            }
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// What is found for one package with one dependency.
+    fn found(package: &str, dependency: &str, kind: Option<&str>) -> Vec<String> {
+        let metadata = json!({"packages": [{
+            "name": package,
+            "manifest_path": "/r/crates/x/Cargo.toml",
+            "dependencies": [{"name": dependency, "kind": kind}],
+        }]});
+        let metadata: Metadata = serde_json::from_value(metadata).unwrap();
+        let findings = check(&metadata, Path::new("/r"));
+        assert!(
+            findings
+                .iter()
+                .all(|f| f.file == Path::new("crates/x/Cargo.toml"))
+        );
+        findings
+            .into_iter()
+            .map(|finding| finding.message)
+            .collect()
+    }
+
+    #[test]
+    fn dependencies_go_down_only() {
+        let cases = [
+            ("gpuwarden-agent", "gpuwarden-host", None, ""),
+            (
+                "gpuwarden-agent",
+                "gpuwarden-controller",
+                None,
+                "lower floors",
+            ),
+            (
+                "gpuwarden-contract",
+                "gpuwarden-domain",
+                None,
+                "lower floors",
+            ),
+            (
+                "gpuwarden-domain",
+                "gpuwarden-store",
+                Some("dev"),
+                "lower floors",
+            ),
+            ("gpuwarden-domain", "gpuwarden-contract", None, ""),
+            ("gpuwarden-agent", "gpuwarden-testkit", Some("dev"), ""),
+            ("gpuwarden-agent", "gpuwarden-testkit", None, "for tests"),
+            ("gpuwarden-domain", "tokio", None, "no I/O"),
+            ("gpuwarden-domain", "tokio", Some("dev"), ""),
+            ("gpuwarden-store", "rusqlite", None, ""),
+            ("gpuwarden-attic", "serde", None, "no floor"),
+            ("xtask", "gpuwarden-testkit", None, ""),
+        ];
+        for (package, dependency, kind, expected) in cases {
+            let found = found(package, dependency, kind);
+            let matches = match expected {
+                "" => found.is_empty(),
+                _ => found.len() == 1 && found.iter().all(|message| message.contains(expected)),
+            };
+            assert!(matches, "{package} on {dependency} ({kind:?}): {found:?}");
+        }
+    }
+}

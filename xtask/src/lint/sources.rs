@@ -1,0 +1,295 @@
+//! Rules about source files: their size, `unsafe`, and that `contract` and `domain`
+//! neither do I/O nor read a clock.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
+
+use anyhow::Context as _;
+
+use super::{
+    Finding, relative,
+    tokens::{Token, flatten_without_tests, parse},
+};
+
+/// Lines of a Rust file, at most.
+const MAX_LINES: usize = 700;
+
+/// Where our Rust sources are.
+const TREES: [&str; 4] = ["crates", "testkit", "xtask", "fuzz"];
+
+/// The rooms that do no I/O and read no clock.
+const PURE: [&str; 2] = ["crates/contract", "crates/domain"];
+
+/// The only room with unsafe code.
+const UNSAFE: &str = "crates/host";
+
+/// Paths that mean I/O or a clock, each as its segments.
+const IMPURE: [&[&str]; 9] = [
+    &["std", "fs"],
+    &["std", "net"],
+    &["std", "process"],
+    &["tokio"],
+    &["kube"],
+    &["rusqlite"],
+    &["SystemTime", "now"],
+    &["Instant", "now"],
+    &["Timestamp", "now"],
+];
+
+pub(super) fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {
+    let mut findings = Vec::new();
+    for path in rust_files(root)? {
+        let source =
+            fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
+        findings.extend(check_file(&relative(&path, root), &source));
+    }
+    Ok(findings)
+}
+
+/// All Rust files of ours, in order, without build outputs.
+fn rust_files(root: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    let mut dirs: Vec<PathBuf> = TREES
+        .iter()
+        .map(|tree| root.join(tree))
+        .filter(|dir| dir.is_dir())
+        .collect();
+    while let Some(dir) = dirs.pop() {
+        let entries = fs::read_dir(&dir).with_context(|| format!("read {}", dir.display()))?;
+        for entry in entries {
+            let entry = entry?;
+            let path = entry.path();
+            if entry.file_type()?.is_dir() {
+                if entry.file_name() != "target" {
+                    dirs.push(path);
+                }
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                files.push(path);
+            }
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn check_file(file: &Path, source: &str) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let mut find = |line, message: String| {
+        findings.push(Finding {
+            file: file.to_owned(),
+            line,
+            message,
+        });
+    };
+    let generated = file
+        .components()
+        .any(|part| part.as_os_str() == "generated");
+    let lines = source.lines().count();
+    if lines > MAX_LINES && !generated {
+        find(
+            0,
+            format!("{lines} lines, at most {MAX_LINES}: one file holds one idea"),
+        );
+    }
+    let stream = match parse(source) {
+        Ok(stream) => stream,
+        Err((line, error)) => {
+            find(line, format!("no Rust: {error}"));
+            return findings;
+        }
+    };
+    let tokens = flatten_without_tests(stream);
+    if !file.starts_with(UNSAFE) {
+        for token in tokens.iter().filter(|token| token.text == "unsafe") {
+            find(token.line, "unsafe code outside the room 'host'".to_owned());
+        }
+    }
+    let is_test = file.components().any(|part| part.as_os_str() == "tests")
+        || file.file_name().is_some_and(|name| name == "tests.rs");
+    if PURE.iter().any(|room| file.starts_with(room)) && !generated && !is_test {
+        for (line, path) in impure_paths(&tokens) {
+            find(
+                line,
+                format!("{path}: contract and domain do no I/O and read no clock"),
+            );
+        }
+    }
+    findings
+}
+
+/// Where impure paths stand, written out or inside the braces of a `use`.
+fn impure_paths(tokens: &[Token]) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    let mut walk = Walk {
+        tokens,
+        next: 0,
+        found: &mut found,
+    };
+    while walk.next < tokens.len() {
+        walk.path(&[]);
+    }
+    found
+}
+
+/// A walk over tokens that reads paths, and trees of paths.
+struct Walk<'a> {
+    tokens: &'a [Token],
+    next: usize,
+    found: &'a mut Vec<(usize, String)>,
+}
+
+impl<'a> Walk<'a> {
+    fn text(&self, ahead: usize) -> &'a str {
+        self.tokens
+            .get(self.next + ahead)
+            .map_or("", |token| token.text.as_str())
+    }
+
+    /// Reads one path from here, with `prefix` before it, or skips one token.
+    fn path(&mut self, prefix: &[&'a str]) {
+        let mut segments = prefix.to_vec();
+        let line = self.tokens.get(self.next).map_or(0, |token| token.line);
+        while is_word(self.text(0)) {
+            segments.push(self.text(0));
+            let more = self.text(1) == ":" && self.text(2) == ":";
+            self.next += 1;
+            if !more {
+                self.report(&segments, line);
+                return;
+            }
+            self.next += 2;
+            if self.text(0) == "{" {
+                self.tree(&segments);
+                return;
+            }
+        }
+        // A turbofish, a star, or no path at all.
+        self.report(&segments, line);
+        self.next += 1;
+    }
+
+    /// Reads `{a, b::c, d::{e}}`.
+    fn tree(&mut self, prefix: &[&'a str]) {
+        self.next += 1;
+        while self.next < self.tokens.len() && self.text(0) != "}" {
+            self.path(prefix);
+        }
+        self.next += 1;
+    }
+
+    fn report(&mut self, segments: &[&str], line: usize) {
+        let hit = IMPURE.into_iter().find(|path| match path {
+            // A crate stands first and is followed; a method may stand anywhere.
+            [name] => segments.first() == Some(name) && segments.len() > 1,
+            ["std", ..] => segments.starts_with(path),
+            _ => segments.windows(path.len()).any(|window| window == *path),
+        });
+        if let Some(path) = hit {
+            self.found.push((line, path.join("::")));
+        }
+    }
+}
+
+fn is_word(text: &str) -> bool {
+    text.starts_with(|first: char| first.is_alphabetic() || first == '_') && text != "literal"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn messages(file: &str, source: &str) -> Vec<String> {
+        let findings = check_file(Path::new(file), source);
+        findings
+            .into_iter()
+            .map(|finding| finding.to_string())
+            .collect()
+    }
+
+    #[test]
+    fn domain_neither_does_io_nor_reads_a_clock() {
+        let file = "crates/domain/src/fault.rs";
+        let impure = [
+            ("use std::fs;", "std::fs"),
+            ("use std::{\n    fmt,\n    fs::File,\n};", "std::fs"),
+            (
+                "use std::{collections::{BTreeMap}, net::IpAddr};",
+                "std::net",
+            ),
+            ("fn f() { std::process::exit(1) }", "std::process"),
+            ("fn f() { let now = SystemTime::now(); }", "SystemTime::now"),
+            (
+                "fn f() { let now = std::time::Instant::now(); }",
+                "Instant::now",
+            ),
+            ("fn f() { jiff::Timestamp::now(); }", "Timestamp::now"),
+            ("use tokio::sync::mpsc;", "tokio"),
+            ("use kube::{Api, Client};", "kube"),
+        ];
+        for (source, path) in impure {
+            let found = messages(file, source);
+            assert!(
+                found.len() == 1 && found[0].contains(path),
+                "{source}: {found:?}"
+            );
+            assert_eq!(
+                messages("crates/store/src/sqlite.rs", source),
+                [""; 0],
+                "{source}"
+            );
+        }
+        let pure = [
+            "use std::{fmt, time::Duration};",
+            "/// As std::fs does.\nfn now(now: SystemTime) {}",
+            "fn f() { fs::read(\"tokio::main\"); }",
+            "struct Fs { kube: Kube, process: u32 }",
+            "#[cfg(test)]\nmod tests { use std::fs; }",
+        ];
+        for source in pure {
+            assert_eq!(messages(file, source), [""; 0], "{source}");
+        }
+        assert_eq!(
+            messages("crates/domain/src/fault/tests.rs", "use std::fs;"),
+            [""; 0]
+        );
+    }
+
+    #[test]
+    fn a_finding_has_its_line() {
+        let found = messages(
+            "crates/domain/src/a.rs",
+            "use std::{\n    fmt,\n    fs,\n};",
+        );
+        assert!(
+            found[0].starts_with("crates/domain/src/a.rs:3: std::fs"),
+            "{found:?}"
+        );
+    }
+
+    #[test]
+    fn unsafe_code_is_in_host_only() {
+        let source = "fn f() { unsafe { g() } }";
+        assert_eq!(messages("crates/host/src/kmsg.rs", source), [""; 0]);
+        assert_eq!(messages("crates/agent/src/a.rs", source).len(), 1);
+        assert_eq!(
+            messages("crates/agent/src/a.rs", "#![forbid(unsafe_code)]"),
+            [""; 0]
+        );
+    }
+
+    #[test]
+    fn long_files_are_found_unless_generated() {
+        let long = "// line\n".repeat(MAX_LINES + 1);
+        assert_eq!(messages("crates/agent/src/a.rs", &long).len(), 1);
+        assert_eq!(
+            messages("crates/contract/src/generated/a.rs", &long),
+            [""; 0]
+        );
+        assert_eq!(
+            messages("crates/agent/src/a.rs", &"// line\n".repeat(MAX_LINES)),
+            [""; 0]
+        );
+    }
+}

@@ -1,0 +1,195 @@
+//! Rust sources as tokens, so that a word in a comment or a string is not taken for
+//! code.
+
+use std::str::FromStr as _;
+
+use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
+
+/// The tokens of a source file; an error says where it is no Rust.
+pub(super) fn parse(source: &str) -> Result<TokenStream, (usize, String)> {
+    TokenStream::from_str(source).map_err(|error| (error.span().start().line, error.to_string()))
+}
+
+/// A word or a sign, with its line. Groups are flattened; their delimiters stay.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Token {
+    pub(super) text: String,
+    pub(super) line: usize,
+}
+
+/// Flattens the tokens, without attributes and without what is only there for tests.
+pub(super) fn flatten_without_tests(stream: TokenStream) -> Vec<Token> {
+    let mut flat = Vec::new();
+    flatten(stream, &mut flat);
+    flat
+}
+
+fn flatten(stream: TokenStream, flat: &mut Vec<Token>) {
+    let mut tokens = stream.into_iter().peekable();
+    // Between an attribute that asks for tests and the end of the item that it is on.
+    let mut skipping = false;
+    while let Some(token) = tokens.next() {
+        if let Some(attribute) = attribute(&token, tokens.peek()) {
+            skipping |= is_cfg_test(attribute);
+            tokens.next();
+            continue;
+        }
+        if skipping {
+            skipping = !ends_item(&token);
+            continue;
+        }
+        let line = token.span().start().line;
+        let mut push = |text: String| flat.push(Token { text, line });
+        match token {
+            TokenTree::Group(group) => {
+                let (open, close) = delimiters(&group);
+                push(open.to_owned());
+                flatten(group.stream(), flat);
+                let line = group.span_close().start().line;
+                flat.push(Token {
+                    text: close.to_owned(),
+                    line,
+                });
+            }
+            TokenTree::Literal(_) => push("literal".to_owned()),
+            other => push(other.to_string()),
+        }
+    }
+}
+
+fn delimiters(group: &Group) -> (&'static str, &'static str) {
+    match group.delimiter() {
+        Delimiter::Parenthesis => ("(", ")"),
+        Delimiter::Brace => ("{", "}"),
+        Delimiter::Bracket => ("[", "]"),
+        Delimiter::None => ("", ""),
+    }
+}
+
+/// The content of `#[...]`, where these two tokens are one.
+fn attribute<'a>(first: &TokenTree, second: Option<&'a TokenTree>) -> Option<&'a Group> {
+    match (first, second) {
+        (TokenTree::Punct(sign), Some(TokenTree::Group(group)))
+            if sign.as_char() == '#' && group.delimiter() == Delimiter::Bracket =>
+        {
+            Some(group)
+        }
+        _ => None,
+    }
+}
+
+fn is_cfg_test(attribute: &Group) -> bool {
+    let text = attribute.stream().to_string().replace(' ', "");
+    text == "cfg(test)" || text.starts_with("cfg(all(test,")
+}
+
+/// Whether an item, or a field or a statement, ends with this token.
+fn ends_item(token: &TokenTree) -> bool {
+    match token {
+        TokenTree::Group(group) => group.delimiter() == Delimiter::Brace,
+        TokenTree::Punct(sign) => sign.as_char() == ';',
+        _ => false,
+    }
+}
+
+/// The names of all functions that carry an attribute with the word `test` in it,
+/// also those inside modules and macros.
+pub(super) fn test_functions(stream: TokenStream) -> Vec<String> {
+    let mut names = Vec::new();
+    let mut tokens = stream.into_iter().peekable();
+    let mut marked = false;
+    while let Some(token) = tokens.next() {
+        if let Some(attribute) = attribute(&token, tokens.peek()) {
+            marked |= has_test(attribute.stream());
+            tokens.next();
+            continue;
+        }
+        match &token {
+            TokenTree::Ident(word) if word == "fn" => {
+                if let Some(TokenTree::Ident(name)) = tokens.peek()
+                    && marked
+                {
+                    names.push(name.to_string());
+                }
+            }
+            TokenTree::Group(group) => names.extend(test_functions(group.stream())),
+            _ => {}
+        }
+        if ends_item(&token) {
+            marked = false;
+        }
+    }
+    names
+}
+
+/// `#[test]` and `#[tokio::test(...)]`, and not `#[cfg(test)]`.
+fn has_test(attribute: TokenStream) -> bool {
+    attribute
+        .into_iter()
+        .any(|token| matches!(token, TokenTree::Ident(word) if word == "test"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(source: &str) -> String {
+        let tokens = flatten_without_tests(parse(source).unwrap());
+        tokens
+            .into_iter()
+            .map(|token| token.text)
+            .collect::<Vec<_>>()
+            .join(" ")
+    }
+
+    #[test]
+    fn comments_strings_attributes_and_tests_are_left_out() {
+        let source = r#"
+            //! std::fs in prose
+            #![allow(unused, reason = "std::fs")]
+            /// std::fs in a doc comment
+            fn f() { "std::fs"; } // std::fs
+            #[cfg(test)]
+            use std::fs;
+            #[cfg(test)]
+            #[allow(dead_code)]
+            mod tests { use std::fs; }
+            fn g() {}
+        "#;
+        assert_eq!(words(source), "fn f ( ) { literal ; } fn g ( ) { }");
+    }
+
+    #[test]
+    fn lines_are_those_of_the_file() {
+        let tokens = flatten_without_tests(parse("a\n\nb").unwrap());
+        assert_eq!(
+            tokens.last(),
+            Some(&Token {
+                text: "b".to_owned(),
+                line: 3
+            })
+        );
+    }
+
+    #[test]
+    fn test_functions_are_found_in_modules_and_macros() {
+        let source = "
+            fn helper() {}
+            #[cfg(test)] mod tests {
+                fn inner() {}
+                #[test] fn plain() {}
+                #[tokio::test(start_paused = true)] async fn on_tokio() {}
+                proptest! { #[test] fn property(x in 0..3) {} }
+            }
+        ";
+        assert_eq!(
+            test_functions(parse(source).unwrap()),
+            ["plain", "on_tokio", "property"]
+        );
+    }
+
+    #[test]
+    fn what_is_no_rust_is_an_error_with_its_line() {
+        assert_eq!(parse("fn f() {\n)").unwrap_err().0, 2);
+    }
+}

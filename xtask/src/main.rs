@@ -1,0 +1,66 @@
+//! Build, test and maintenance commands: `cargo xtask --help`.
+
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a tool talks to its user"
+)]
+
+mod check;
+mod environment;
+mod generate;
+mod lint;
+mod setup;
+mod shell;
+mod test;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", bin_name = "cargo xtask")]
+#[command(about = "Build, test and maintenance commands of gpuwarden")]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Install and build what the tests need, into the user's cache directory.
+    ///
+    /// Kept in ~/.cache/gpuwarden, or below `$XDG_CACHE_HOME`, by a hash of the sources: other clones
+    /// share it, and a second run has nothing to do. The first takes about ten minutes on two cores.
+    /// Ends with exit code 1 where something is missing that it cannot install.
+    Setup(setup::Args),
+    /// Run all tests, set-up included.
+    ///
+    /// A test whose component is missing is skipped and listed at the end; with CI=true a skip is
+    /// a failure.
+    Test(test::Args),
+    /// Check what is quick to check: format, clippy, lint, unit tests.
+    Check,
+    /// Check the rules of the house: floors, purity, file sizes, named tests.
+    Lint,
+    /// Write the generated files: protobuf types.
+    Generate {
+        /// Write nothing; fail when a generated file is stale.
+        #[arg(long)]
+        check: bool,
+    },
+    /// Keep a test control plane for hand use.
+    Env {
+        #[command(subcommand)]
+        command: environment::Command,
+    },
+}
+
+fn main() -> anyhow::Result<()> {
+    match Args::parse().command {
+        Command::Setup(args) => setup::run(&args),
+        Command::Test(args) => test::run(&args),
+        Command::Check => check::run(),
+        Command::Lint => lint::run(),
+        Command::Generate { check } => generate::run(check),
+        Command::Env { command } => environment::run(&command),
+    }
+}

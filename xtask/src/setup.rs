@@ -1,0 +1,369 @@
+//! `cargo xtask setup`: what the tests need beyond Rust.
+//!
+//! What is built is made beside its place and then renamed, so that a build that was
+//! killed leaves nothing that looks whole; a lock keeps two set-ups apart. Where a
+//! component belongs, and whether it is there, is [`testkit::components`]' business.
+
+use std::{
+    env,
+    fs::{self, File, TryLockError},
+    os::unix::fs::symlink,
+    path::{Path, PathBuf},
+    process::Command,
+    time::Instant,
+};
+
+use anyhow::{Context as _, bail};
+use testkit::components::{
+    Component, GO_FLAGS, KWOK_VERSION, Version, cache_dir, find_program, sources,
+};
+
+use crate::shell;
+
+/// The programs that the multi-call binary holds.
+const CONTROL_PLANE_PROGRAMS: [&str; 5] = [
+    "etcd",
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-scheduler",
+    "kubectl",
+];
+
+/// Where Kubernetes' programs take the version from that they report.
+const VERSION_PACKAGES: [&str; 2] = [
+    "k8s.io/component-base/version",
+    "k8s.io/client-go/pkg/version",
+];
+
+#[derive(clap::Args)]
+pub(crate) struct Args {
+    /// Only say what is there and what is missing.
+    #[arg(long)]
+    check: bool,
+    /// The Kubernetes versions to set up: 1.35, 1.36 or 1.37.
+    #[arg(long, value_name = "VERSION", default_values_t = DEFAULT_VERSIONS)]
+    kubernetes: Vec<Version>,
+}
+
+/// The versions that the tests run on.
+const DEFAULT_VERSIONS: [Version; 2] = [Version::V1_37, Version::V1_36];
+
+/// What became of one component.
+enum Outcome {
+    Present(PathBuf),
+    Installed(PathBuf, f64),
+    Missing(String),
+}
+
+/// Sets up, or checks, and fails where something stays missing.
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let missing = set_up(&args.kubernetes, !args.check)?;
+    if missing.is_empty() {
+        return Ok(());
+    }
+    bail!(
+        "missing: {}; the tests that need them are skipped, or fail with CI=true",
+        missing.join(", ")
+    )
+}
+
+/// Sets up all that the tests need; returns the names of what stays missing.
+pub(crate) fn for_tests() -> anyhow::Result<Vec<String>> {
+    set_up(&DEFAULT_VERSIONS, true)
+}
+
+fn set_up(versions: &[Version], install_missing: bool) -> anyhow::Result<Vec<String>> {
+    let mut components: Vec<Component> = versions
+        .iter()
+        .copied()
+        .map(Component::ControlPlane)
+        .collect();
+    components.extend([
+        Component::Supervise,
+        Component::Kwok,
+        Component::PythonGrpc,
+        Component::Chromium,
+        Component::Go,
+        Component::KernelLog,
+    ]);
+    let mut held = None;
+    for component in &components {
+        if install_missing && held.is_none() && component.locate()?.is_none() {
+            held = Some(lock()?);
+        }
+    }
+    let mut missing = Vec::new();
+    for component in components {
+        let outcome = match component.locate()? {
+            Some(path) => Outcome::Present(path),
+            None if install_missing => install(component)?,
+            None => Outcome::Missing(component.hint().to_owned()),
+        };
+        let name = component.to_string();
+        match outcome {
+            Outcome::Present(path) => println!("{name:<26} ready      {}", path.display()),
+            Outcome::Installed(path, seconds) => {
+                println!("{name:<26} installed  {} ({seconds:.0} s)", path.display());
+            }
+            Outcome::Missing(reason) => {
+                println!("{name:<26} MISSING    {reason}");
+                missing.push(name);
+            }
+        }
+    }
+    Ok(missing)
+}
+
+/// One set-up at a time for all clones.
+fn lock() -> anyhow::Result<File> {
+    let dir = cache_dir()?;
+    fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
+    let path = dir.join("setup.lock");
+    let file = File::create(&path).with_context(|| format!("create {}", path.display()))?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            println!("another set-up is at work: waiting for it");
+            file.lock()?;
+        }
+        Err(TryLockError::Error(error)) => {
+            return Err(error).with_context(|| format!("lock {}", path.display()));
+        }
+    }
+    Ok(file)
+}
+
+/// Installs one component. A machine that cannot is an outcome, not an error.
+fn install(component: Component) -> anyhow::Result<Outcome> {
+    let start = Instant::now();
+    let Some(place) = component.built_path()? else {
+        return Ok(match component {
+            Component::Chromium => match install_package("chromium") {
+                Ok(()) => match component.locate()? {
+                    Some(path) => Outcome::Installed(path, start.elapsed().as_secs_f64()),
+                    None => Outcome::Missing("the package chromium brought no browser".to_owned()),
+                },
+                Err(error) => Outcome::Missing(format!("{error:#}")),
+            },
+            other => Outcome::Missing(other.hint().to_owned()),
+        });
+    };
+    let built = match component {
+        Component::ControlPlane(version) => build_control_plane(version, &place),
+        Component::Supervise => into_place(&parent(&place)?, |dir| {
+            go_build(dir, "supervise", "./supervise", &GO_FLAGS.join("\n"))
+        }),
+        Component::Kwok => into_place(&parent(&place)?, |dir| {
+            println!("installing kwok {KWOK_VERSION} (about two minutes, once)");
+            let package = format!("sigs.k8s.io/kwok/cmd/kwok@{KWOK_VERSION}");
+            let mut go = go("install")?;
+            shell::output(go.args(GO_FLAGS).arg(package).env("GOBIN", dir)).map(drop)
+        }),
+        // DIR/bin/python
+        _ => into_place(&parent(&parent(&place)?)?, make_python),
+    };
+    match built {
+        Ok(()) => Ok(Outcome::Installed(place, start.elapsed().as_secs_f64())),
+        Err(error) => Ok(Outcome::Missing(format!("{error:#}"))),
+    }
+}
+
+fn parent(path: &Path) -> anyhow::Result<PathBuf> {
+    Ok(path
+        .parent()
+        .with_context(|| format!("{} has no parent", path.display()))?
+        .to_owned())
+}
+
+/// Fills a directory beside its place and renames it once it is whole.
+fn into_place(place: &Path, fill: impl FnOnce(&Path) -> anyhow::Result<()>) -> anyhow::Result<()> {
+    let tools = parent(place)?;
+    fs::create_dir_all(&tools).with_context(|| format!("make {}", tools.display()))?;
+    // We hold the set-up's lock: what is partial now was left by one that was killed.
+    for entry in fs::read_dir(&tools)? {
+        let path = entry?.path();
+        if path
+            .extension()
+            .is_some_and(|extension| extension == "partial")
+        {
+            fs::remove_dir_all(&path).with_context(|| format!("remove {}", path.display()))?;
+        }
+    }
+    let mut name = place
+        .file_name()
+        .context("a place without a name")?
+        .to_owned();
+    name.push(".partial");
+    let partial = tools.join(name);
+    fs::create_dir(&partial).with_context(|| format!("make {}", partial.display()))?;
+    fill(&partial)?;
+    if place.exists() {
+        // It was there and did not serve.
+        fs::remove_dir_all(place).with_context(|| format!("remove {}", place.display()))?;
+    }
+    fs::rename(&partial, place).with_context(|| format!("make {}", place.display()))
+}
+
+fn go(verb: &str) -> anyhow::Result<Command> {
+    let Some(program) = find_program("go") else {
+        bail!(
+            "needs go, which is not on the PATH: {}",
+            Component::Go.hint()
+        );
+    };
+    let mut go = Command::new(program);
+    go.arg(verb).current_dir(sources().join("controlplane"));
+    // No C compiler needed; and a go.work above this directory would change what is built.
+    go.env("CGO_ENABLED", "0").env("GOWORK", "off");
+    Ok(go)
+}
+
+fn go_build(dir: &Path, name: &str, package: &str, flags: &str) -> anyhow::Result<()> {
+    let mut go = go("build")?;
+    shell::output(
+        go.args(flags.lines())
+            .arg("-o")
+            .arg(dir.join(name))
+            .arg(package),
+    )
+    .map(drop)
+}
+
+fn build_control_plane(version: Version, place: &Path) -> anyhow::Result<()> {
+    let module = sources().join("controlplane").join(version.module_file());
+    let text = fs::read_to_string(&module).with_context(|| format!("read {}", module.display()))?;
+    let release = kubernetes_release(&text)
+        .with_context(|| format!("no k8s.io/kubernetes in {}", module.display()))?;
+    println!("building Kubernetes {release} (5 to 10 minutes, once)");
+    let (major, minor) = version
+        .minor()
+        .split_once('.')
+        .context("a version without a dot")?;
+    let [trimpath, linker] = GO_FLAGS;
+    // Unstamped, the API server reports a version that clients cannot parse.
+    let stamp = VERSION_PACKAGES.map(|package| {
+        format!(
+            "-X {package}.gitVersion={release} -X {package}.gitMajor={major} \
+             -X {package}.gitMinor={minor}"
+        )
+    });
+    let stamp = stamp.join(" ");
+    let module = format!("-modfile={}", version.module_file());
+    into_place(place, |dir| {
+        go_build(
+            dir,
+            "controlplane",
+            ".",
+            &format!("{module}\n{trimpath}\n{linker} {stamp}"),
+        )?;
+        for program in CONTROL_PLANE_PROGRAMS {
+            symlink("controlplane", dir.join(program))?;
+        }
+        Ok(())
+    })
+}
+
+/// The release that a module file pins, as in `v1.37.1`.
+fn kubernetes_release(module: &str) -> Option<&str> {
+    module.lines().find_map(|line| {
+        let mut words = line.split_whitespace();
+        (words.next() == Some("k8s.io/kubernetes"))
+            .then(|| words.next())
+            .flatten()
+    })
+}
+
+/// A virtual environment. It is renamed afterwards, which its interpreter does not
+/// mind; only the scripts in its `bin` would, and nobody calls those.
+fn make_python(dir: &Path) -> anyhow::Result<()> {
+    let Some(python) = find_program("python3") else {
+        bail!("needs python3, which is not on the PATH");
+    };
+    println!("installing the Python gRPC client");
+    let venv = || {
+        shell::output(
+            Command::new(&python)
+                .args(["-m", "venv", "--clear"])
+                .arg(dir),
+        )
+    };
+    if let Err(error) = venv() {
+        // Debian splits off what makes a virtual environment.
+        install_package("python3-venv").with_context(|| format!("{error:#}"))?;
+        venv()?;
+    }
+    let requirements = sources().join("python/requirements.txt");
+    let pip = [
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--only-binary",
+        ":all:",
+        "--requirement",
+    ];
+    let mut install = Command::new(dir.join("bin/python"));
+    shell::output(install.args(pip).arg(requirements))?;
+    let mut works = Command::new(dir.join("bin/python"));
+    shell::output(works.args(["-c", "import grpc, grpc_tools.protoc, google.protobuf"])).map(drop)
+}
+
+/// Installs a Debian package; says what to do where that is not for us to do.
+fn install_package(package: &str) -> anyhow::Result<()> {
+    let Some(apt) = find_program("apt-get") else {
+        bail!("no apt-get here: install {package} yourself");
+    };
+    if !rustix::process::geteuid().is_root() {
+        bail!("not root: run 'apt-get install {package}' as root");
+    }
+    println!("installing the package {package}");
+    let apt = || {
+        let mut command = Command::new(&apt);
+        command.env("DEBIAN_FRONTEND", "noninteractive");
+        command
+    };
+    shell::output(apt().arg("update"))?;
+    shell::output(apt().args(["install", "--yes", "--no-install-recommends", package])).map(drop)
+}
+
+/// Whether skips are failures.
+pub(crate) fn in_ci() -> bool {
+    env::var("CI").is_ok_and(|ci| ci == "true")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_module_file_pins_its_own_version() {
+        for version in Version::ALL {
+            let file = sources().join("controlplane").join(version.module_file());
+            let text = fs::read_to_string(file).unwrap();
+            let release = kubernetes_release(&text).unwrap();
+            assert!(
+                release.starts_with(&format!("v{version}.")),
+                "{version}: {release}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_failed_build_leaves_nothing_in_its_place() {
+        let dir = tempfile::tempdir().unwrap();
+        let place = dir.path().join("tools/thing");
+        let failed = into_place(&place, |dir| {
+            fs::write(dir.join("half"), "")?;
+            bail!("broken")
+        });
+        assert_eq!(failed.unwrap_err().to_string(), "broken");
+        assert!(!place.exists());
+        into_place(&place, |dir| Ok(fs::write(dir.join("whole"), "")?)).unwrap();
+        let names: Vec<_> = fs::read_dir(&place)
+            .unwrap()
+            .map(|e| e.unwrap().file_name())
+            .collect();
+        assert_eq!(names, ["whole"]);
+        assert_eq!(fs::read_dir(dir.path().join("tools")).unwrap().count(), 1);
+    }
+}
