@@ -220,7 +220,7 @@ async fn acknowledged_events_survive_a_kill() {
         let mut lines = BufReader::new(child.stdout.take().unwrap());
         // Some die while they open the store, the others in the middle of writing.
         let opening = life % 5 == 0;
-        let lines_before_death = if opening { 0 } else { 1 + below(400) };
+        let lines_before_death = if opening { 0 } else { 1 + below(200) };
         let mut read = Vec::new();
         let mut acknowledge = |line: &str| -> bool {
             let Some(rest) = line

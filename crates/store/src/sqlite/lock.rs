@@ -16,7 +16,7 @@ const NAME: &str = "lock";
 /// file stays, with the process id of its last owner.
 #[derive(Debug)]
 pub(super) struct Lock {
-    _file: File,
+    file: File,
 }
 
 // === impl Lock ===
@@ -61,7 +61,15 @@ impl Lock {
         }
         file.set_len(0).map_err(failed)?;
         writeln!(file, "{}", std::process::id()).map_err(failed)?;
-        Ok(Self { _file: file })
+        Ok(Self { file })
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Closing is not enough: a child process that was forked and has not yet replaced
+        // itself holds the same lock. An error leaves it to the closing.
+        let _ = flock(&self.file, FlockOperation::Unlock);
     }
 }
 
@@ -78,4 +86,25 @@ fn owner(file: &mut File) -> Option<u32> {
     let mut text = String::new();
     file.take(32).read_to_string(&mut text).ok()?;
     text.trim().parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use tempfile::TempDir;
+
+    use super::*;
+
+    #[test]
+    fn ownership_ends_although_a_copy_of_the_descriptor_is_open() {
+        let dir = TempDir::new().unwrap();
+        let lock = Lock::acquire(dir.path()).unwrap();
+        let copy = lock.file.try_clone().unwrap();
+        assert!(matches!(
+            Lock::acquire(dir.path()),
+            Err(OpenError::InUse { .. })
+        ));
+        drop(lock);
+        Lock::acquire(dir.path()).unwrap();
+        drop(copy);
+    }
 }

@@ -63,10 +63,6 @@ const APPLICATION_ID: i32 = 0x6770_7764;
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
 /// How long to wait for another process, such as a `sqlite3` shell, that holds the file.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
-/// Length of the write-ahead log at which it is folded into the database, where nobody
-/// reads from it (pages of 4 KiB). Index pages are written to the log again and again:
-/// the longer it is, the fewer times to the database.
-const FOLD_PAGES: i32 = 4096;
 /// Prepared statements that a connection keeps.
 const STATEMENTS: usize = 32;
 
@@ -102,9 +98,6 @@ pub(super) fn open(path: &Path) -> Result<Connection, OpenError> {
             mode,
         });
     }
-    connection
-        .pragma_update(None, "wal_autocheckpoint", FOLD_PAGES)
-        .map_err(failed)?;
     connection
         .pragma_update(None, "synchronous", "FULL")
         .map_err(failed)?;
