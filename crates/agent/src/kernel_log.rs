@@ -52,7 +52,8 @@ pub struct KernelLogMonitor {
     clock: fn() -> Timestamp,
     decoder: KernelLogDecoder,
     positions: Option<PositionFile>,
-    /// Lines before this open no fault; set on a first start only.
+    /// Older lines of the backlog open no fault; `None` but for the backlog of a first start.
+    /// What comes later is new whatever its time says: the kernel's clock may lag behind.
     history_begins: Option<Timestamp>,
     boot_id: Option<BootId>,
     /// Time of the newest line that has one.
@@ -252,6 +253,7 @@ impl KernelLogMonitor {
                 None
             }
             Event::CaughtUp => {
+                self.history_begins = None;
                 self.source
                     .update(now, |status| status.state = SourceState::Following);
                 None

@@ -9,8 +9,8 @@
 //! Everything that arrives only marks nodes for another look; what is done follows from
 //! state. One patch per node is under way at a time, [`MAX_IN_FLIGHT`] in all.
 
-mod adopt;
 mod apply;
+mod claim;
 mod fleet;
 mod metrics;
 
@@ -36,6 +36,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use apply::Applied;
+use claim::Claim;
 use fleet::NodeEntry;
 use metrics::QuarantineMetrics;
 
@@ -113,6 +114,7 @@ pub struct Quarantine {
     journal: mpsc::Sender<Entry>,
     view: watch::Sender<Arc<FleetView>>,
     publish_at: Option<Instant>,
+    published_at: Instant,
 }
 
 /// The task's ends for others.
@@ -166,6 +168,7 @@ impl Quarantine {
             journal,
             view,
             publish_at: None,
+            published_at: Instant::now(),
         };
         (task, handles)
     }
@@ -362,8 +365,11 @@ impl Quarantine {
             }
             return;
         };
-        if !self.adopt(&view).await {
-            return; // Looked at again when the feed brings what was adopted.
+        let claim = self.claim(&view).await;
+        self.entry(name).anothers = claim == Claim::Anothers;
+        if claim != Claim::Ours {
+            self.schedule_publish();
+            return;
         }
         let now = (self.clock)();
         let faults = self.book.faults(name);
@@ -502,13 +508,16 @@ impl Quarantine {
         [session, save, self.publish_at].into_iter().flatten().min()
     }
 
+    /// The view is published at once, unless that was done just now.
     fn schedule_publish(&mut self) {
+        let earliest = self.published_at + PUBLISH_EVERY;
         self.publish_at
-            .get_or_insert_with(|| Instant::now() + PUBLISH_EVERY);
+            .get_or_insert_with(|| earliest.max(Instant::now()));
     }
 
     fn publish(&mut self) {
         self.publish_at = None;
+        self.published_at = Instant::now();
         // What is neither in the cluster nor faulty is forgotten.
         self.nodes.retain(|name, entry| {
             entry.view.is_some()

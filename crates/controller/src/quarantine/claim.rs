@@ -1,72 +1,86 @@
-//! Taking over what a node carries and the store does not know.
+//! Whose session is on a node: ours, lost and to be taken over, or another's.
 //!
-//! The store may be new: lost, replaced, or this cluster was NVSentinel's until today.
-//! The events that a quarantined node lists are then put into the store first, so that
-//! its faults are open, and the node is not given back because we have forgotten why.
+//! Every gpuwarden sees all nodes of its cluster, and several may run in one: one on each
+//! machine. A quarantined node is ours if our store knows an event that the node lists.
+//! If it knows none, the node is another's and is left alone, with one exception: our own
+//! node. Nobody else speaks for it, so our store was lost or replaced, or the node was
+//! NVSentinel's until today; what it lists is then put into the store first, so that its
+//! faults are open, and it is not given back because we have forgotten why.
 
-use contract::ProcessingStrategy;
+use contract::{HealthEvent, ProcessingStrategy};
 use domain::node::NodeView;
 use domain::session::ownership::Ownership;
 use store::{NewEvent, StoreError};
 
 use super::Quarantine;
 
+/// What to do about a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Claim {
+    /// It carries no session, or ours: go on.
+    Ours,
+    /// Another gpuwarden's: leave it alone.
+    Anothers,
+    /// Not now; looked at again when the feed or the node brings something.
+    Later,
+}
+
 impl Quarantine {
-    /// Whether all events that the node lists are in the store. Those that are not are
-    /// put there, and the feed will bring them.
-    pub(super) async fn adopt(&mut self, view: &NodeView) -> bool {
+    /// Whose session `view` carries. Takes over what is ours and was lost.
+    pub(super) async fn claim(&mut self, view: &NodeView) -> Claim {
         let Some(own) = Ownership::read(view) else {
-            return true;
+            return Claim::Ours;
         };
         let mut unknown = Vec::new();
-        for mut event in own.events {
-            if self.entry(&view.name).adopted.contains(&event.id) {
+        let listed = own.events.len();
+        for event in own.events {
+            if self.entry(&view.name).known.contains(&event.id) {
                 continue;
             }
             match self.store.event(&event.id).await {
-                Ok(Some(_)) => self.entry(&view.name).adopted.push(event.id),
-                Ok(None) => {
-                    if event.processing_strategy == ProcessingStrategy::Unspecified as i32 {
-                        event.processing_strategy = ProcessingStrategy::ExecuteRemediation as i32;
-                    }
-                    unknown.push(event);
-                }
-                Err(error) => return self.cannot_adopt(&view.name, &error),
+                Ok(Some(_)) => self.entry(&view.name).known.push(event.id),
+                Ok(None) => unknown.push(event),
+                Err(error) => return self.claim_later(&view.name, &error),
             }
         }
+        // Also where the list cannot be read: then nothing says that it is ours.
+        if unknown.len() == listed && view.name != self.own_node {
+            return Claim::Anothers;
+        }
         if unknown.is_empty() {
-            return true;
+            return Claim::Ours;
         }
         tracing::info!(
             node = view.name,
             events = unknown.len(),
             "taking over the faults that the node lists and the store does not know"
         );
-        let received_at = (self.clock)();
-        let events = unknown
-            .into_iter()
-            .map(|event| NewEvent { event, received_at })
-            .collect();
-        match self.store.append(events).await {
-            Ok(_) => false,
-            Err(error) => self.cannot_adopt(&view.name, &error),
+        match self.store.append(self.as_received(unknown)).await {
+            Ok(_) => Claim::Later,
+            Err(error) => self.claim_later(&view.name, &error),
         }
     }
 
-    fn cannot_adopt(&mut self, node: &str, error: &StoreError) -> bool {
-        tracing::error!(node, err = %error, "the store does not answer; the node is left as it is");
-        self.metrics.error("adopt_error");
-        // Another look when the store next has something, or the node changes.
-        self.dirty_later(node);
-        false
+    fn as_received(&self, events: Vec<HealthEvent>) -> Vec<NewEvent> {
+        let received_at = (self.clock)();
+        events
+            .into_iter()
+            .map(|mut event| {
+                if event.processing_strategy == ProcessingStrategy::Unspecified as i32 {
+                    event.processing_strategy = ProcessingStrategy::ExecuteRemediation as i32;
+                }
+                NewEvent { event, received_at }
+            })
+            .collect()
     }
 
-    fn dirty_later(&mut self, node: &str) {
+    fn claim_later(&mut self, node: &str, error: &StoreError) -> Claim {
+        tracing::error!(node, err = %error, "the store does not answer; the node is left as it is");
+        self.metrics.error("claim_error");
         let now = (self.clock)();
-        let entry = self.entry(node);
-        entry
-            .session
-            .failed(domain::session::Failure::Error { retry_after: None }, now);
+        let failure = domain::session::Failure::Error { retry_after: None };
+        self.entry(node).session.failed(failure, now);
         self.remember_wake(node);
+        Claim::Later
     }
 }

@@ -25,7 +25,9 @@ pub(super) struct NodeEntry {
     /// It was said that the cluster does not have it.
     pub(super) missing_said: bool,
     /// Events on the node that are known to be in the store.
-    pub(super) adopted: Vec<String>,
+    pub(super) known: Vec<String>,
+    /// It carries the session of another gpuwarden.
+    pub(super) anothers: bool,
 }
 
 // === impl NodeEntry ===
@@ -39,7 +41,8 @@ impl NodeEntry {
             pretended: Vec::new(),
             reasons: Vec::new(),
             missing_said: false,
-            adopted: Vec::new(),
+            known: Vec::new(),
+            anothers: false,
         }
     }
 
@@ -119,6 +122,9 @@ impl NodeEntry {
         let mut notes = Vec::new();
         if has_cluster && self.view.is_none() {
             notes.push("the cluster has no node of this name".to_owned());
+        }
+        if self.anothers {
+            notes.push("quarantined by another gpuwarden: it is left alone".to_owned());
         }
         let fatal = faults.iter().any(|fault| fault.event.is_fatal);
         if mode == Mode::Observe && fatal {

@@ -18,10 +18,19 @@ fn gpuwarden(args: &[&str], input: &str) -> (Option<i32>, String, String) {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(input.as_bytes())
+        .unwrap();
     let output = child.wait_with_output().unwrap();
     let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (output.status.code(), text(output.stdout), text(output.stderr))
+    (
+        output.status.code(),
+        text(output.stdout),
+        text(output.stderr),
+    )
 }
 
 const LOG: &str = "\
@@ -35,19 +44,31 @@ const LOG: &str = "\
 fn decode_tells_each_fault_and_exits_1_on_a_fatal_one() {
     let (code, out, _) = gpuwarden(&["decode", "-o", "json"], LOG);
     assert_eq!(code, Some(1));
-    let found: Vec<Value> = out.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let found: Vec<Value> = out
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
     assert_eq!(found.len(), 3);
     let first = &found[0];
     assert_eq!(first["line"], 3);
     assert_eq!(first["check"], "SysLogsXIDError");
     assert_eq!(first["code"], "48");
     assert_eq!(first["pci"], "0000:b3:00");
-    assert_eq!(first["gpu_uuid"], "GPU-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee");
-    assert_eq!((&first["process"], &first["pid"]), (&Value::from("my train"), &Value::from(77)));
+    assert_eq!(
+        first["gpu_uuid"],
+        "GPU-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee"
+    );
+    assert_eq!(
+        (&first["process"], &first["pid"]),
+        (&Value::from("my train"), &Value::from(77))
+    );
     assert_eq!(first["fatal"], true);
     assert_eq!(first["recommended_action"], "COMPONENT_RESET");
     assert!(first["meaning"].as_str().unwrap().len() > 10);
-    assert_eq!((&found[1]["fatal"], &found[1]["pid"]), (&Value::from(false), &Value::Null));
+    assert_eq!(
+        (&found[1]["fatal"], &found[1]["pid"]),
+        (&Value::from(false), &Value::Null)
+    );
     assert_eq!(found[2]["recommended_action"], "UNKNOWN");
 
     let (code, out, _) = gpuwarden(&["decode"], LOG);
@@ -55,7 +76,10 @@ fn decode_tells_each_fault_and_exits_1_on_a_fatal_one() {
     assert!(out.starts_with("3: FATAL XID 48 on 0000:b3:00"), "{out}");
     let harmless = "[1.0] NVRM: Xid (PCI:0000:3b:00): 13, pid=1, name=a, Graphics Exception\n";
     assert_eq!(gpuwarden(&["decode", "-"], harmless).0, Some(0));
-    assert_eq!(gpuwarden(&["decode"], "nothing here\n"), (Some(0), String::new(), String::new()));
+    assert_eq!(
+        gpuwarden(&["decode"], "nothing here\n"),
+        (Some(0), String::new(), String::new())
+    );
 }
 
 #[test]
@@ -85,10 +109,19 @@ fn what_is_wrong_is_said_and_ends_with_2() {
         (&["run", "--quarantine", "--data-dir", data], "--kubeconfig"),
         (&["run", "--history", "soon", "--data-dir", data], "15m"),
         (&["run", "--policy", policy, "--data-dir", data], "p.toml:5"),
-        (&["run", "--kubeconfig", "/does/not/exist", "--data-dir", data], "/does/not/exist"),
-        (&["status", "--server", "http://127.0.0.1:9"], "gpuwarden run"),
+        (
+            &["run", "--kubeconfig", "/does/not/exist", "--data-dir", data],
+            "/does/not/exist",
+        ),
+        (
+            &["status", "--server", "http://127.0.0.1:9"],
+            "gpuwarden run",
+        ),
         (&["decode", "/does/not/exist"], "/does/not/exist"),
-        (&["inject", "xid", "79", "--pci", "here", "--data-dir", data], "--pci"),
+        (
+            &["inject", "xid", "79", "--pci", "here", "--data-dir", data],
+            "--pci",
+        ),
     ];
     for (args, expected) in table {
         let (code, _, err) = gpuwarden(args, "");
@@ -101,36 +134,85 @@ fn what_is_wrong_is_said_and_ends_with_2() {
 #[tokio::test]
 async fn inject_status_events_explain_and_recovery() -> anyhow::Result<()> {
     let product = Launch::new()?.node_name("n1").start().await?;
-    product.client(["inject", "xid", "79", "--pci", "0000:3B:00.0"]).await?.expect(0)?;
+    product
+        .client(["inject", "xid", "79", "--pci", "0000:3B:00.0"])
+        .await?
+        .expect(0)?;
     let status = product
         .wait_for("the fault in status", Duration::from_secs(1), || async {
-            let output = product.client(["status"]).await.map_err(|error| error.to_string())?;
-            if output.stdout.contains("unhealthy") { Ok(output) } else { Err(output.stdout) }
+            let output = product
+                .client(["status"])
+                .await
+                .map_err(|error| error.to_string())?;
+            if output.stdout.contains("unhealthy") {
+                Ok(output)
+            } else {
+                Err(output.stdout)
+            }
         })
         .await?;
     assert_eq!(status.code, Some(1));
-    assert!(status.stdout.contains("SysLogsXIDError 79 on PCI 0000:3b:00"), "{}", status.stdout);
+    assert!(
+        status
+            .stdout
+            .contains("SysLogsXIDError 79 on PCI 0000:3b:00"),
+        "{}",
+        status.stdout
+    );
 
     let explain = product.client(["explain"]).await?;
     assert_eq!(explain.code, Some(1));
-    for part in ["line", "decoded", "accepted as #1", "gpuwarden inject recovery"] {
-        assert!(explain.stdout.contains(part), "{part} in {}", explain.stdout);
+    for part in [
+        "line",
+        "decoded",
+        "accepted as #1",
+        "gpuwarden inject recovery",
+    ] {
+        assert!(
+            explain.stdout.contains(part),
+            "{part} in {}",
+            explain.stdout
+        );
     }
     let events = product.client(["events", "-o", "json"]).await?.json(0)?;
     assert_eq!(events[0]["event"]["recommendedAction"], "RESTART_BM");
     for format in ["yaml", "wide"] {
-        assert!(product.client(["events", "-o", format]).await?.expect(0)?.contains("79"));
-        assert!(product.client(["status", "-o", format]).await?.stdout.contains("79"));
+        assert!(
+            product
+                .client(["events", "-o", format])
+                .await?
+                .expect(0)?
+                .contains("79")
+        );
+        assert!(
+            product
+                .client(["status", "-o", format])
+                .await?
+                .stdout
+                .contains("79")
+        );
     }
 
     // A recovery of another GPU closes nothing.
-    let none = product.client(["inject", "recovery", "--pci", "0000:99:00"]).await?;
+    let none = product
+        .client(["inject", "recovery", "--pci", "0000:99:00"])
+        .await?;
     assert!(none.expect(0)?.contains("nothing to recover"));
-    product.client(["inject", "recovery", "--code", "79"]).await?.expect(0)?;
+    product
+        .client(["inject", "recovery", "--code", "79"])
+        .await?
+        .expect(0)?;
     product
         .wait_for("health", SOON, || async {
-            let output = product.client(["status"]).await.map_err(|error| error.to_string())?;
-            if output.code == Some(0) { Ok(()) } else { Err(output.stdout) }
+            let output = product
+                .client(["status"])
+                .await
+                .map_err(|error| error.to_string())?;
+            if output.code == Some(0) {
+                Ok(())
+            } else {
+                Err(output.stdout)
+            }
         })
         .await
 }
@@ -140,10 +222,15 @@ async fn stored(product: &Product, count: usize) -> anyhow::Result<()> {
     product
         .wait_for("the events", SOON, || async {
             let output = product.client(["events", "-o", "json"]).await;
-            let events =
-                output.and_then(|output| output.json(0)).map_err(|error| error.to_string())?;
+            let events = output
+                .and_then(|output| output.json(0))
+                .map_err(|error| error.to_string())?;
             let found = events.as_array().map_or(0, Vec::len);
-            if found == count { Ok(()) } else { Err(format!("{found} of {count}")) }
+            if found == count {
+                Ok(())
+            } else {
+                Err(format!("{found} of {count}"))
+            }
         })
         .await
 }
@@ -167,10 +254,21 @@ async fn a_second_one_on_the_same_data_is_refused() -> anyhow::Result<()> {
     let product = Launch::new()?.start().await?;
     let data = product.data_dir();
     let data = data.to_str().unwrap();
-    let args = ["run", "--data-dir", data, "--listen", "127.0.0.1:0", "--kernel-log", "-"];
+    let args = [
+        "run",
+        "--data-dir",
+        data,
+        "--listen",
+        "127.0.0.1:0",
+        "--kernel-log",
+        "-",
+    ];
     let (code, _, err) = gpuwarden(&args, "");
     assert_eq!(code, Some(2));
-    assert!(err.contains("in use") && err.contains(&product.pid().to_string()), "{err}");
+    assert!(
+        err.contains("in use") && err.contains(&product.pid().to_string()),
+        "{err}"
+    );
     // And the first one goes on.
     product.client(["status"]).await?.expect(0).map(drop)
 }

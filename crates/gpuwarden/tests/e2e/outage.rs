@@ -13,8 +13,13 @@ async fn an_api_server_that_was_away_gets_the_cordon_and_the_release() -> anyhow
     };
     let mut scene = Scene::new(&plane, |node| node, |launch| launch).await?;
     plane.kill(Program::ApiServer)?;
-    scene.product.append_kernel_log(&xid(79, "GPU has fallen off the bus."))?;
-    scene.product.wait_line("it is tried again", Duration::from_secs(60)).await?;
+    scene
+        .product
+        .append_kernel_log(&xid(79, "GPU has fallen off the bus."))?;
+    scene
+        .product
+        .wait_line("it is tried again", Duration::from_secs(60))
+        .await?;
     assert_eq!(scene.product.client(["status"]).await?.code, Some(1));
     plane.restart(Program::ApiServer)?;
     plane.wait_ready().await?;
@@ -22,7 +27,11 @@ async fn an_api_server_that_was_away_gets_the_cordon_and_the_release() -> anyhow
 
     // Recovered while it is away again: given back when it returns.
     plane.kill(Program::ApiServer)?;
-    scene.product.client(["inject", "recovery"]).await?.expect(0)?;
+    scene
+        .product
+        .client(["inject", "recovery"])
+        .await?
+        .expect(0)?;
     plane.restart(Program::ApiServer)?;
     plane.wait_ready().await?;
     scene.restored().await
@@ -35,12 +44,18 @@ async fn an_etcd_that_hangs_for_twenty_seconds_delays_and_loses_nothing() -> any
     };
     let scene = Scene::new(&plane, |node| node, |launch| launch).await?;
     plane.stop(Program::Etcd)?;
-    scene.product.append_kernel_log(&xid(79, "GPU has fallen off the bus."))?;
+    scene
+        .product
+        .append_kernel_log(&xid(79, "GPU has fallen off the bus."))?;
     scene.taken_in(1).await?;
     tokio::time::sleep(Duration::from_secs(20)).await;
     plane.cont(Program::Etcd)?;
     plane.wait_ready().await?;
     scene.cordoned().await?;
-    scene.product.client(["inject", "recovery"]).await?.expect(0)?;
+    scene
+        .product
+        .client(["inject", "recovery"])
+        .await?
+        .expect(0)?;
     scene.restored().await
 }

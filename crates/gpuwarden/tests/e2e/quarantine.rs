@@ -9,14 +9,19 @@ use tonic::transport::{Channel, Endpoint};
 use crate::support::{SOON, Scene, shape, xid};
 
 #[tokio::test]
-async fn a_line_in_the_kernel_log_cordons_and_recovery_restores_to_the_byte() -> anyhow::Result<()> {
-    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else { return Ok(()) };
+async fn a_line_in_the_kernel_log_cordons_and_recovery_restores_to_the_byte() -> anyhow::Result<()>
+{
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
     cordon_and_restore(&plane).await
 }
 
 #[tokio::test]
 async fn the_same_on_an_older_kubernetes() -> anyhow::Result<()> {
-    let Some(plane) = ControlPlane::shared(Version::V1_36).await? else { return Ok(()) };
+    let Some(plane) = ControlPlane::shared(Version::V1_36).await? else {
+        return Ok(());
+    };
     cordon_and_restore(&plane).await
 }
 
@@ -32,53 +37,153 @@ async fn cordon_and_restore(plane: &ControlPlane) -> anyhow::Result<()> {
         |launch| launch,
     )
     .await?;
-    scene.product.append_kernel_log(&xid(79, "GPU has fallen off the bus."))?;
+    scene
+        .product
+        .append_kernel_log(&xid(79, "GPU has fallen off the bus."))?;
     let node = scene.cordoned().await?;
     let metadata = &node["metadata"];
-    assert_eq!(metadata["labels"]["k8saas.nvidia.com/cordon-by"], "NVSentinel");
-    assert_eq!(metadata["labels"]["k8saas.nvidia.com/cordon-reason"], "default");
-    assert_eq!(metadata["labels"]["dgxc.nvidia.com/nvsentinel-state"], "quarantined");
-    let text = metadata["annotations"]["quarantineHealthEvent"].as_str().unwrap();
+    assert_eq!(
+        metadata["labels"]["k8saas.nvidia.com/cordon-by"],
+        "NVSentinel"
+    );
+    assert_eq!(
+        metadata["labels"]["k8saas.nvidia.com/cordon-reason"],
+        "default"
+    );
+    assert_eq!(
+        metadata["labels"]["dgxc.nvidia.com/nvsentinel-state"],
+        "quarantined"
+    );
+    let text = metadata["annotations"]["quarantineHealthEvent"]
+        .as_str()
+        .unwrap();
     let events: Value = serde_json::from_str(text)?;
     assert_eq!(events[0]["errorCode"], json!(["79"]));
     assert_eq!(events[0]["recommendedAction"], 24);
 
-    let kinds: Vec<String> = scene.story().await?.into_iter().map(|(kind, _)| kind).collect();
-    let told = ["line", "decoded", "event", "rules", "decision", "call", "answer"];
-    let mut rest = kinds.iter();
-    for kind in told {
-        assert!(rest.any(|entry| entry == kind), "{kind} is missing or out of order in {kinds:?}");
-    }
+    scene
+        .product
+        .wait_for("the whole story", SOON, || async {
+            let story = scene.story().await.map_err(|error| error.to_string())?;
+            let told = [
+                "line", "decoded", "event", "rules", "decision", "call", "answer",
+            ];
+            let mut rest = story.iter();
+            match told
+                .iter()
+                .find(|kind| !rest.any(|(entry, _)| entry == *kind))
+            {
+                None => Ok(()),
+                Some(kind) => Err(format!("{kind} is missing or out of order in {story:?}")),
+            }
+        })
+        .await?;
     assert_eq!(scene.product.client(["status"]).await?.code, Some(1));
 
-    scene.product.client(["inject", "recovery"]).await?.expect(0)?;
+    scene
+        .product
+        .client(["inject", "recovery"])
+        .await?
+        .expect(0)?;
     scene.restored().await?;
-    assert_eq!(scene.product.client(["status"]).await?.code, Some(0));
-    Ok(())
+    scene
+        .product
+        .wait_for("health", SOON, || async {
+            let output = scene
+                .product
+                .client(["status"])
+                .await
+                .map_err(|error| error.to_string())?;
+            if output.code == Some(0) {
+                Ok(())
+            } else {
+                Err(output.stdout)
+            }
+        })
+        .await
+}
+
+#[tokio::test]
+async fn a_node_that_another_gpuwarden_quarantined_is_left_alone() -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let theirs = Scene::new(&plane, |node| node, |launch| launch).await?;
+    send(&theirs, event(&theirs.node, "0")).await?;
+    theirs.cordoned().await?;
+    // One that starts later, on another node, with a store that knows nothing of it.
+    let ours = Scene::new(&plane, |node| node, |launch| launch).await?;
+    send(&ours, event(&ours.node, "0")).await?;
+    ours.cordoned().await?;
+    theirs.cordoned().await?;
+    assert_eq!(
+        ours.status().await?["fleet"]["applied"],
+        1,
+        "it took over what is not its own"
+    );
+    theirs
+        .product
+        .client(["inject", "recovery"])
+        .await?
+        .expect(0)?;
+    theirs.restored().await?;
+    ours.cordoned().await.map(drop)
 }
 
 #[tokio::test]
 async fn a_line_in_the_real_kernel_log_cordons() -> anyhow::Result<()> {
-    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else { return Ok(()) };
-    let Some(log) = KernelLog::lock().await? else { return Ok(()) };
-    let scene = Scene::new(&plane, |node| node, |launch| launch.kernel_log("kmsg")).await?;
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let Some(log) = KernelLog::lock().await? else {
+        return Ok(());
+    };
+    let scene = Scene::new(
+        &plane,
+        |node| node,
+        |launch| {
+            // Lines of earlier tests are in the log as well.
+            launch.kernel_log("kmsg").option("--history", "0s")
+        },
+    )
+    .await?;
+    scene
+        .product
+        .wait_for("the kernel log to be followed", SOON, || async {
+            let status = scene.status().await.map_err(|error| error.to_string())?;
+            let state = status["sources"][0]["state"].clone();
+            if state == "following" {
+                Ok(())
+            } else {
+                Err(state.to_string())
+            }
+        })
+        .await?;
     let line = format!(
         "NVRM: Xid (PCI:0000:b3:00): 79, pid=1, name={}, GPU has fallen off the bus.",
         log.token()
     );
     log.write(&line)?;
     let node = scene.cordoned().await?;
-    let events = node["metadata"]["annotations"]["quarantineHealthEvent"].as_str().unwrap();
+    let events = node["metadata"]["annotations"]["quarantineHealthEvent"]
+        .as_str()
+        .unwrap();
     assert!(events.contains(log.token()), "{events}");
     // Written by a program, and marked so: the kernel's own facility cannot be forged.
     assert!(events.contains("from-user-space"), "{events}");
-    scene.product.client(["inject", "recovery"]).await?.expect(0)?;
+    scene
+        .product
+        .client(["inject", "recovery"])
+        .await?
+        .expect(0)?;
     scene.restored().await
 }
 
 async fn connector(scene: &Scene) -> anyhow::Result<PlatformConnectorClient<Channel>> {
     let address = format!("unix://{}", scene.product.socket().display());
-    Ok(PlatformConnectorClient::new(Endpoint::try_from(address)?.connect().await?))
+    Ok(PlatformConnectorClient::new(
+        Endpoint::try_from(address)?.connect().await?,
+    ))
 }
 
 fn event(node: &str, gpu: &str) -> HealthEvent {
@@ -91,20 +196,31 @@ fn event(node: &str, gpu: &str) -> HealthEvent {
         node_name: node.into(),
         recommended_action: 2,
         error_code: vec!["DCGM_FR_FAULTY_MEMORY".into()],
-        entities_impacted: vec![Entity { entity_type: "GPU".into(), entity_value: gpu.into() }],
+        entities_impacted: vec![Entity {
+            entity_type: "GPU".into(),
+            entity_value: gpu.into(),
+        }],
         ..HealthEvent::default()
     }
 }
 
 async fn send(scene: &Scene, event: HealthEvent) -> anyhow::Result<()> {
-    let batch = HealthEvents { version: 1, events: vec![event] };
-    connector(scene).await?.health_event_occurred_v1(batch).await?;
+    let batch = HealthEvents {
+        version: 1,
+        events: vec![event],
+    };
+    connector(scene)
+        .await?
+        .health_event_occurred_v1(batch)
+        .await?;
     Ok(())
 }
 
 #[tokio::test]
 async fn events_on_the_socket_cordon_and_the_last_recovery_restores() -> anyhow::Result<()> {
-    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else { return Ok(()) };
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
     let scene = Scene::new(&plane, |node| node, |launch| launch).await?;
     send(&scene, event(&scene.node, "0")).await?;
     scene.cordoned().await?;
@@ -114,7 +230,11 @@ async fn events_on_the_socket_cordon_and_the_last_recovery_restores() -> anyhow:
             let text = node["metadata"]["annotations"]["quarantineHealthEvent"].as_str();
             let events: Value = serde_json::from_str(text.unwrap_or("[]")).unwrap_or_default();
             let count = events.as_array().map_or(0, Vec::len);
-            if count == 2 { Ok(()) } else { Err(format!("{count} events")) }
+            if count == 2 {
+                Ok(())
+            } else {
+                Err(format!("{count} events"))
+            }
         })
         .await?;
     let healthy = |gpu| HealthEvent {
@@ -132,7 +252,9 @@ async fn events_on_the_socket_cordon_and_the_last_recovery_restores() -> anyhow:
 
 #[tokio::test]
 async fn a_cordon_and_a_taint_that_were_there_before_stay() -> anyhow::Result<()> {
-    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else { return Ok(()) };
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
     let policy = policy_with_taint()?;
     let scene = Scene::new(
         &plane,
@@ -143,20 +265,31 @@ async fn a_cordon_and_a_taint_that_were_there_before_stay() -> anyhow::Result<()
     send(&scene, event(&scene.node, "0")).await?;
     let node = scene.cordoned().await?;
     let annotations = &node["metadata"]["annotations"];
-    assert_eq!(annotations["quarantineHealthEventCordonPreExisting"], "True");
-    let applied = annotations["quarantineHealthEventAppliedTaints"].as_str().unwrap();
+    assert_eq!(
+        annotations["quarantineHealthEventCordonPreExisting"],
+        "True"
+    );
+    let applied = annotations["quarantineHealthEventAppliedTaints"]
+        .as_str()
+        .unwrap();
     assert_eq!(
         serde_json::from_str::<Value>(applied)?,
         json!([{"key": "gpu", "value": "bad", "effect": "NoSchedule", "preExisting": true}])
     );
     assert_eq!(node["spec"], scene.before["spec"]);
-    scene.product.client(["inject", "recovery"]).await?.expect(0)?;
+    scene
+        .product
+        .client(["inject", "recovery"])
+        .await?
+        .expect(0)?;
     scene.restored().await
 }
 
 #[tokio::test]
 async fn a_taint_comes_and_goes_while_others_change_theirs() -> anyhow::Result<()> {
-    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else { return Ok(()) };
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
     let policy = policy_with_taint()?;
     let scene = Scene::new(
         &plane,
@@ -166,16 +299,33 @@ async fn a_taint_comes_and_goes_while_others_change_theirs() -> anyhow::Result<(
     .await?;
     send(&scene, event(&scene.node, "0")).await?;
     let node = scene.cordoned().await?;
-    assert!(node["spec"]["taints"].to_string().contains("\"gpu\""), "{}", node["spec"]);
+    assert!(
+        node["spec"]["taints"].to_string().contains("\"gpu\""),
+        "{}",
+        node["spec"]
+    );
     // Somebody else writes the whole list anew, with theirs in front of ours.
-    let mut taints = scene.node_until("the taints", |node| {
-        let taints = node["spec"]["taints"].as_array().cloned().unwrap_or_default();
-        // The controller manager adds its own for the cordon.
-        if taints.len() == 3 { Ok(taints) } else { Err(format!("{taints:?}")) }
-    }).await?;
+    let mut taints = scene
+        .node_until("the taints", |node| {
+            let taints = node["spec"]["taints"]
+                .as_array()
+                .cloned()
+                .unwrap_or_default();
+            // The controller manager adds its own for the cordon.
+            if taints.len() == 3 {
+                Ok(taints)
+            } else {
+                Err(format!("{taints:?}"))
+            }
+        })
+        .await?;
     taints.insert(0, json!({"key": "theirs", "effect": "NoSchedule"}));
     scene.patch(json!({"spec": {"taints": taints}})).await?;
-    scene.product.client(["inject", "recovery"]).await?.expect(0)?;
+    scene
+        .product
+        .client(["inject", "recovery"])
+        .await?
+        .expect(0)?;
     scene
         .node_until("only our taint to go", |node| {
             let keys: Vec<&str> = node["spec"]["taints"]
@@ -184,15 +334,21 @@ async fn a_taint_comes_and_goes_while_others_change_theirs() -> anyhow::Result<(
                 .flatten()
                 .filter_map(|taint| taint["key"].as_str())
                 .collect();
-            if keys == ["theirs", "dedicated"] { Ok(()) } else { Err(format!("{keys:?}")) }
+            if keys == ["theirs", "dedicated"] {
+                Ok(())
+            } else {
+                Err(format!("{keys:?}"))
+            }
         })
         .await
 }
 
 #[tokio::test]
-async fn an_uncordon_by_hand_ends_it_and_the_same_fault_does_not_start_it_again() -> anyhow::Result<()>
-{
-    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else { return Ok(()) };
+async fn an_uncordon_by_hand_ends_it_and_the_same_fault_does_not_start_it_again()
+-> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
     let mut scene = Scene::new(&plane, |node| node, |launch| launch).await?;
     send(&scene, event(&scene.node, "0")).await?;
     scene.cordoned().await?;
@@ -200,7 +356,9 @@ async fn an_uncordon_by_hand_ends_it_and_the_same_fault_does_not_start_it_again(
     let released = |node: &Value| {
         let annotations = &node["metadata"]["annotations"];
         let marked = annotations["quarantinedNodeUncordonedManually"] == "True";
-        let left = annotations.as_object().is_some_and(|map| map.contains_key("quarantineHealthEvent"));
+        let left = annotations
+            .as_object()
+            .is_some_and(|map| map.contains_key("quarantineHealthEvent"));
         if marked && !left && node["spec"]["unschedulable"].is_null() {
             Ok(())
         } else {
@@ -210,9 +368,15 @@ async fn an_uncordon_by_hand_ends_it_and_the_same_fault_does_not_start_it_again(
     scene.node_until("the session to end", released).await?;
     // Not after a restart either, and not by an event that changes nothing.
     scene.product.restart().await?;
-    scene.product.client(["inject", "xid", "13"]).await?.expect(0)?;
+    scene
+        .product
+        .client(["inject", "xid", "13"])
+        .await?
+        .expect(0)?;
     scene.taken_in(2).await?;
-    scene.node_until("the node to stay released", released).await?;
+    scene
+        .node_until("the node to stay released", released)
+        .await?;
     // A new fault is another matter.
     send(&scene, event(&scene.node, "1")).await?;
     scene.cordoned().await.map(drop)
@@ -220,7 +384,9 @@ async fn an_uncordon_by_hand_ends_it_and_the_same_fault_does_not_start_it_again(
 
 #[tokio::test]
 async fn a_dry_run_decides_and_writes_nothing() -> anyhow::Result<()> {
-    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else { return Ok(()) };
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
     let scene = Scene::new(&plane, |node| node, |launch| launch.arg("--dry-run")).await?;
     send(&scene, event(&scene.node, "0")).await?;
     let said = |what: &'static str| {
@@ -230,25 +396,40 @@ async fn a_dry_run_decides_and_writes_nothing() -> anyhow::Result<()> {
                 .product
                 .wait_for("the dry decision", SOON, || async {
                     let story = scene.story().await.map_err(|error| error.to_string())?;
-                    let decided =
-                        story.iter().any(|(kind, text)| kind == "dry-run" && text.contains(what));
-                    if decided { Ok(()) } else { Err(format!("{story:?}")) }
+                    let decided = story
+                        .iter()
+                        .any(|(kind, text)| kind == "dry-run" && text.contains(what));
+                    if decided {
+                        Ok(())
+                    } else {
+                        Err(format!("{story:?}"))
+                    }
                 })
                 .await
         }
     };
     said("quarantine: cordon").await?;
     scene.restored().await?;
-    scene.product.client(["inject", "recovery"]).await?.expect(0)?;
+    scene
+        .product
+        .client(["inject", "recovery"])
+        .await?
+        .expect(0)?;
     said("release: uncordon").await?;
     let story = scene.story().await?;
-    assert_eq!(story.iter().filter(|(kind, _)| kind == "dry-run").count(), 2, "{story:?}");
+    assert_eq!(
+        story.iter().filter(|(kind, _)| kind == "dry-run").count(),
+        2,
+        "{story:?}"
+    );
     scene.restored().await
 }
 
 #[tokio::test]
 async fn observing_decides_nothing() -> anyhow::Result<()> {
-    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else { return Ok(()) };
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
     let client = plane.client().await?;
     let name = testkit::unique("observe");
     testkit::node(&name).create(&client).await?;
@@ -260,8 +441,15 @@ async fn observing_decides_nothing() -> anyhow::Result<()> {
     product.append_kernel_log(&xid(79, "GPU has fallen off the bus."))?;
     product
         .wait_for("the fault to be shown", SOON, || async {
-            let output = product.client(["status"]).await.map_err(|error| error.to_string())?;
-            if output.stdout.contains("observing only") { Ok(()) } else { Err(output.stdout) }
+            let output = product
+                .client(["status"])
+                .await
+                .map_err(|error| error.to_string())?;
+            if output.stdout.contains("observing only") {
+                Ok(())
+            } else {
+                Err(output.stdout)
+            }
         })
         .await?;
     let nodes: kube::Api<k8s_openapi::api::core::v1::Node> = kube::Api::all(client);
@@ -272,7 +460,9 @@ async fn observing_decides_nothing() -> anyhow::Result<()> {
 
 #[tokio::test]
 async fn overrides_and_the_opt_out_label_are_respected() -> anyhow::Result<()> {
-    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else { return Ok(()) };
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
     let scene = Scene::new(
         &plane,
         |node| node.label("k8saas.nvidia.com/ManagedByNVSentinel", "false"),
@@ -281,17 +471,26 @@ async fn overrides_and_the_opt_out_label_are_respected() -> anyhow::Result<()> {
     .await?;
     send(&scene, event(&scene.node, "0")).await?;
     let skipped = HealthEvent {
-        quarantine_overrides: Some(BehaviourOverrides { force: false, skip: true }),
+        quarantine_overrides: Some(BehaviourOverrides {
+            force: false,
+            skip: true,
+        }),
         ..event(&scene.node, "1")
     };
     send(&scene, skipped).await?;
     scene.taken_in(2).await?;
     let story = scene.story().await?;
-    assert!(!story.iter().any(|(kind, _)| kind == "decision"), "{story:?}");
+    assert!(
+        !story.iter().any(|(kind, _)| kind == "decision"),
+        "{story:?}"
+    );
     scene.restored().await?;
     let forced = HealthEvent {
         is_fatal: false,
-        quarantine_overrides: Some(BehaviourOverrides { force: true, skip: false }),
+        quarantine_overrides: Some(BehaviourOverrides {
+            force: true,
+            skip: false,
+        }),
         metadata: [("creator_id".to_owned(), "alice".to_owned())].into(),
         ..event(&scene.node, "2")
     };
@@ -304,11 +503,16 @@ async fn overrides_and_the_opt_out_label_are_respected() -> anyhow::Result<()> {
 
 #[tokio::test]
 async fn a_node_that_comes_later_is_quarantined_then() -> anyhow::Result<()> {
-    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else { return Ok(()) };
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
     let mut scene = Scene::new(&plane, |node| node, |launch| launch).await?;
     let later = testkit::unique("later");
     send(&scene, event(&later, "0")).await?;
-    scene.product.wait_line("the cluster does not have", SOON).await?;
+    scene
+        .product
+        .wait_line("the cluster does not have", SOON)
+        .await?;
     testkit::node(&later).create(&plane.client().await?).await?;
     scene.node = later;
     scene.cordoned().await.map(drop)
@@ -316,7 +520,9 @@ async fn a_node_that_comes_later_is_quarantined_then() -> anyhow::Result<()> {
 
 #[tokio::test]
 async fn a_lost_store_does_not_give_a_quarantined_node_back() -> anyhow::Result<()> {
-    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else { return Ok(()) };
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
     let mut scene = Scene::new(&plane, |node| node, |launch| launch).await?;
     send(&scene, event(&scene.node, "0")).await?;
     scene.cordoned().await?;
@@ -328,7 +534,11 @@ async fn a_lost_store_does_not_give_a_quarantined_node_back() -> anyhow::Result<
     // It takes the fault over from the node, and the recovery still closes it.
     scene.taken_in(1).await?;
     scene.cordoned().await?;
-    scene.product.client(["inject", "recovery"]).await?.expect(0)?;
+    scene
+        .product
+        .client(["inject", "recovery"])
+        .await?
+        .expect(0)?;
     scene.restored().await
 }
 

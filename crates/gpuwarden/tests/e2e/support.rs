@@ -30,9 +30,17 @@ impl Scene {
         describe(testkit::node(&node)).create(&client).await?;
         let nodes: Api<Node> = Api::all(client);
         let before = settled(&nodes, &node).await?;
-        let launch = Launch::new()?.node_name(&node).kubeconfig(plane.kubeconfig()).quarantine();
+        let launch = Launch::new()?
+            .node_name(&node)
+            .kubeconfig(plane.kubeconfig())
+            .quarantine();
         let product = arrange(launch).start().await?;
-        Ok(Self { node, nodes, product, before })
+        Ok(Self {
+            node,
+            nodes,
+            product,
+            before,
+        })
     }
 
     /// Waits until `holds` says `Ok` of the node.
@@ -43,7 +51,11 @@ impl Scene {
     ) -> anyhow::Result<T> {
         self.product
             .wait_for(what, SOON, || async {
-                holds(&object(&self.nodes, &self.node).await.map_err(|error| error.to_string())?)
+                holds(
+                    &object(&self.nodes, &self.node)
+                        .await
+                        .map_err(|error| error.to_string())?,
+                )
             })
             .await
     }
@@ -77,7 +89,9 @@ impl Scene {
     /// Patches the node as a person or another controller would.
     pub(crate) async fn patch(&self, patch: Value) -> anyhow::Result<()> {
         let patch = Patch::<Value>::Merge(patch);
-        self.nodes.patch(&self.node, &PatchParams::default(), &patch).await?;
+        self.nodes
+            .patch(&self.node, &PatchParams::default(), &patch)
+            .await?;
         Ok(())
     }
 
@@ -87,7 +101,11 @@ impl Scene {
             .wait_for("events to be taken in", SOON, || async {
                 let status = self.status().await.map_err(|error| error.to_string())?;
                 let applied = status["fleet"]["applied"].as_u64().unwrap_or(0);
-                if applied >= events { Ok(()) } else { Err(format!("{applied} of {events}")) }
+                if applied >= events {
+                    Ok(())
+                } else {
+                    Err(format!("{applied} of {events}"))
+                }
             })
             .await
     }
@@ -100,11 +118,17 @@ impl Scene {
 
     /// The kinds of the journal and event entries that `explain` tells, in order.
     pub(crate) async fn story(&self) -> anyhow::Result<Vec<(String, String)>> {
-        let output = self.product.client(["explain", &self.node, "-o", "json"]).await?;
+        let output = self
+            .product
+            .client(["explain", &self.node, "-o", "json"])
+            .await?;
         let story: Value = serde_json::from_str(&output.stdout)?;
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let entries = story["entries"].as_array().cloned().unwrap_or_default();
-        Ok(entries.iter().map(|entry| (text(&entry["kind"]), text(&entry["text"]))).collect())
+        Ok(entries
+            .iter()
+            .map(|entry| (text(&entry["kind"]), text(&entry["text"])))
+            .collect())
     }
 }
 
@@ -129,13 +153,24 @@ pub(crate) fn shape(node: &Value) -> Value {
 
 /// A new node's shape, once the controller manager has put its own marks on it.
 async fn settled(nodes: &Api<Node>, name: &str) -> anyhow::Result<Value> {
-    testkit::wait_for("the controller manager's marks on the node", SOON, || async {
-        let node = object(nodes, name).await.map_err(|error| error.to_string())?;
-        let marked = node["metadata"]["annotations"]["node.alpha.kubernetes.io/ttl"].is_string();
-        let cordoned = node["spec"]["unschedulable"] == true;
-        let taints = node["spec"]["taints"].to_string();
-        let tainted = taints.contains("node.kubernetes.io/unschedulable");
-        if marked && cordoned == tainted { Ok(shape(&node)) } else { Err(shape(&node).to_string()) }
-    })
+    testkit::wait_for(
+        "the controller manager's marks on the node",
+        SOON,
+        || async {
+            let node = object(nodes, name)
+                .await
+                .map_err(|error| error.to_string())?;
+            let marked =
+                node["metadata"]["annotations"]["node.alpha.kubernetes.io/ttl"].is_string();
+            let cordoned = node["spec"]["unschedulable"] == true;
+            let taints = node["spec"]["taints"].to_string();
+            let tainted = taints.contains("node.kubernetes.io/unschedulable");
+            if marked && cordoned == tainted {
+                Ok(shape(&node))
+            } else {
+                Err(shape(&node).to_string())
+            }
+        },
+    )
     .await
 }
