@@ -70,10 +70,6 @@ pub struct Info {
     pub socket: String,
     /// What decides about quarantine.
     pub policy: PolicyView,
-    /// The name in the address to listen on, where that is a name and not an IP
-    /// address. On loopback it is the only one, beside `localhost`, that a request's
-    /// `Host` may give.
-    pub listen_name: Option<String>,
 }
 
 /// What every route gets.

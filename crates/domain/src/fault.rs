@@ -11,7 +11,7 @@ use contract::HealthEvent;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-pub use book::{Change, FaultBook, Ignored, MAX_OPEN_FAULTS_PER_NODE};
+pub use book::{Change, FaultBook, Ignored, MAX_FAULTY_NODES, MAX_OPEN_FAULTS_PER_NODE};
 pub use subject::{Subject, normalise_pci};
 
 /// A fault that is open.

@@ -115,7 +115,6 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
             data_dir: settings.data_dir.display().to_string(),
             socket: endpoint.socket.display().to_string(),
             policy: policy_view,
-            listen_name: None,
         },
         fleet: handles.view,
         sources,

@@ -47,12 +47,12 @@ fn check(app: &App, request: &Request) -> Result<(), Refusal> {
         ));
     }
     if app.check_host {
-        check_host(request.headers(), app.console.info.listen_name.as_deref())?;
+        check_host(request.headers())?;
     }
     Ok(())
 }
 
-fn check_host(headers: &HeaderMap, listen_name: Option<&str>) -> Result<(), Refusal> {
+fn check_host(headers: &HeaderMap) -> Result<(), Refusal> {
     let mut hosts = headers.get_all(header::HOST).iter();
     let (Some(host), None) = (hosts.next(), hosts.next()) else {
         return Err(Refusal::bad_request(
@@ -62,14 +62,13 @@ fn check_host(headers: &HeaderMap, listen_name: Option<&str>) -> Result<(), Refu
     };
     let host = host.to_str().unwrap_or_default();
     let name = without_port(host);
-    let known = ["localhost"].into_iter().chain(listen_name);
-    if name.parse::<IpAddr>().is_ok() || known.into_iter().any(|k| k.eq_ignore_ascii_case(name)) {
+    if name.parse::<IpAddr>().is_ok() || name.eq_ignore_ascii_case("localhost") {
         return Ok(());
     }
     Err(Refusal::new(
         StatusCode::FORBIDDEN,
         format!("Host {host:?} is not a name of this console"),
-        "Use its IP address or localhost, or give the name in --listen. Foreign names are \
+        "Use its IP address or localhost. Foreign names are \
          refused so that a web page elsewhere cannot read this one.",
     ))
 }
@@ -95,32 +94,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_addresses_localhost_and_the_listen_name_are_hosts() {
-        for (host, listen_name, status) in [
-            ("127.0.0.1:9000", None, None),
-            ("127.0.0.1", None, None),
-            ("[::1]:9000", None, None),
-            ("[::1]", None, None),
-            ("LOCALHOST:9000", None, None),
-            ("gpu1.example.com:9000", Some("gpu1.example.com"), None),
-            ("gpu1.example.com", None, Some(403)),
-            ("attacker.example:9000", Some("gpu1.example.com"), Some(403)),
-            ("localhost.attacker.example", None, Some(403)),
-            ("127.0.0.1.attacker.example", None, Some(403)),
-            ("[::1].attacker.example", None, Some(403)),
-            ("localhost:9000@attacker.example", None, Some(403)),
-            ("", None, Some(403)),
+    fn only_addresses_and_localhost_are_hosts() {
+        for (host, status) in [
+            ("127.0.0.1:9000", None),
+            ("127.0.0.1", None),
+            ("[::1]:9000", None),
+            ("[::1]", None),
+            ("LOCALHOST:9000", None),
+            ("gpu1.example.com", Some(403)),
+            ("attacker.example:9000", Some(403)),
+            ("localhost.attacker.example", Some(403)),
+            ("127.0.0.1.attacker.example", Some(403)),
+            ("[::1].attacker.example", Some(403)),
+            ("localhost:9000@attacker.example", Some(403)),
+            ("", Some(403)),
         ] {
             let headers = HeaderMap::from_iter([(header::HOST, host.parse().unwrap())]);
-            let answer = check_host(&headers, listen_name)
-                .err()
-                .map(|r| r.status.as_u16());
+            let answer = check_host(&headers).err().map(|r| r.status.as_u16());
             assert_eq!(answer, status, "{host}");
         }
-        assert_eq!(check_host(&HeaderMap::new(), None).unwrap_err().status, 400);
+        assert_eq!(check_host(&HeaderMap::new()).unwrap_err().status, 400);
         let mut two = HeaderMap::new();
         two.append(header::HOST, HeaderValue::from_static("localhost"));
         two.append(header::HOST, HeaderValue::from_static("attacker.example"));
-        assert_eq!(check_host(&two, None).unwrap_err().status, 400);
+        assert_eq!(check_host(&two).unwrap_err().status, 400);
     }
 }

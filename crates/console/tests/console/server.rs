@@ -110,7 +110,6 @@ impl Server {
                     rule_sets: vec!["fatal-fault".into()],
                     warnings: Vec::new(),
                 },
-                listen_name: None,
             },
             fleet: receiver,
             sources: sources.clone(),

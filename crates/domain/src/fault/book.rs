@@ -14,6 +14,10 @@ use crate::event::Record;
 /// such a node is out of service anyway.
 pub const MAX_OPEN_FAULTS_PER_NODE: usize = 1024;
 
+/// Most nodes whose faults are kept: above the largest clusters that Kubernetes supports
+/// (5,000 nodes). Node names come from senders, and cannot fill the memory.
+pub const MAX_FAULTY_NODES: usize = 20_000;
+
 /// Which faults are open, per node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FaultBook {
@@ -51,7 +55,7 @@ pub enum Ignored {
     NothingToClose,
     /// It is recorded already.
     AlreadyRecorded,
-    /// The node has as many open faults as are kept.
+    /// The node has as many open faults, or the book as many faulty nodes, as are kept.
     Overflow,
 }
 
@@ -103,6 +107,10 @@ impl FaultBook {
 
     fn open(&mut self, record: &Record) -> Vec<Change> {
         let event = &record.event;
+        if self.nodes.len() >= MAX_FAULTY_NODES && !self.nodes.contains_key(&event.node_name) {
+            self.overflow += 1;
+            return vec![Change::Ignored(Ignored::Overflow)];
+        }
         let faults = self.nodes.entry(event.node_name.clone()).or_default();
         let codes: &[String] = if event.error_code.is_empty() {
             &[String::new()]

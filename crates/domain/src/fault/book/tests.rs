@@ -190,6 +190,29 @@ fn the_number_of_faults_is_bounded_and_fatal_ones_have_precedence() {
     assert!(book.faults("n1").iter().any(|fault| fault.event.is_fatal));
 }
 
+#[test]
+fn invented_node_names_cannot_fill_the_memory() {
+    let mut book = FaultBook::default();
+    for seq in 1..=MAX_FAULTY_NODES as u64 + 5 {
+        book.record(&record(seq, |event| {
+            event.node_name = format!("invented-{seq}")
+        }));
+    }
+    assert_eq!(
+        (book.nodes().count(), book.overflow()),
+        (MAX_FAULTY_NODES, 5)
+    );
+    // A node that is known is still taken in.
+    let changes = book.record(&record(30_000, |event| {
+        event.node_name = "invented-1".into();
+        event.error_code = vec!["48".into()];
+    }));
+    assert!(
+        matches!(changes.as_slice(), [Change::Opened(_)]),
+        "{changes:?}"
+    );
+}
+
 /// A small world of events in which they often meet.
 fn any_record() -> impl Strategy<Value = (bool, bool, Vec<u8>, Vec<u8>, u8)> {
     let few = || proptest::collection::vec(0_u8..3, 0..3);
