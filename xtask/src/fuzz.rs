@@ -1,9 +1,9 @@
 //! `cargo xtask fuzz`: the targets of `fuzz/`, one after the other, each for a bounded time.
 //!
 //! Each target is a libFuzzer program (crate `libfuzzer-sys`), started on the hand-written inputs
-//! in `fuzz/corpus-seed/TARGET` and on those that earlier runs found worth keeping. The build and
-//! these inputs are in the user's cache directory. What made a target fail is written to
-//! `fuzz/artifacts/TARGET`.
+//! in `fuzz/corpus-seed/TARGET` and on those that earlier runs found worth keeping, with the words of
+//! `fuzz/dictionaries/TARGET.dict` where there is one. The build and the kept inputs are in the
+//! user's cache directory. What made a target fail is written to `fuzz/artifacts/TARGET`.
 
 use std::{
     fmt,
@@ -62,6 +62,17 @@ pub(crate) struct Args {
         conflicts_with = "seconds"
     )]
     input: Option<PathBuf>,
+}
+
+impl Args {
+    /// All targets, each for this long.
+    pub(crate) fn all(seconds: u32) -> Self {
+        Self {
+            target: None,
+            seconds,
+            input: None,
+        }
+    }
 }
 
 /// What is fuzzed: the programs of the package `fuzz`.
@@ -186,9 +197,14 @@ fn fuzz(
     for dir in [&corpus, &artifacts] {
         fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
     }
+    let mut command = program(programs, target);
+    let dictionary = package.join(format!("dictionaries/{target}.dict"));
+    if dictionary.is_file() {
+        command.arg(format!("-dict={}", dictionary.display()));
+    }
     let out = File::create(log).with_context(|| format!("create {}", log.display()))?;
     let start = Instant::now();
-    let status = program(programs, target)
+    let status = command
         .arg(format!("-max_total_time={seconds}"))
         .arg("-print_final_stats=1")
         .arg(format!("-artifact_prefix={}/", artifacts.display()))

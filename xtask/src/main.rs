@@ -8,11 +8,15 @@
 
 mod check;
 mod environment;
+mod fuzz;
 mod generate;
 mod lint;
 mod setup;
 mod shell;
+mod soak;
 mod test;
+
+use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
@@ -47,6 +51,10 @@ enum Command {
         #[arg(long)]
         check: bool,
     },
+    /// Feed arbitrary input to what takes input from outside.
+    Fuzz(fuzz::Args),
+    /// Run what takes long: 300 kills in a stream of events, five minutes of each fuzz target.
+    Soak(soak::Args),
     /// Keep a test control plane for hand use.
     Env {
         #[command(subcommand)]
@@ -54,13 +62,25 @@ enum Command {
     },
 }
 
-fn main() -> anyhow::Result<()> {
-    match Args::parse().command {
+fn main() -> ExitCode {
+    match run(Args::parse().command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(command: Command) -> anyhow::Result<()> {
+    match command {
         Command::Setup(args) => setup::run(&args),
         Command::Test(args) => test::run(&args),
         Command::Check => check::run(),
         Command::Lint => lint::run(),
         Command::Generate { check } => generate::run(check),
+        Command::Fuzz(args) => fuzz::run(&args),
+        Command::Soak(args) => soak::run(&args),
         Command::Env { command } => environment::run(&command),
     }
 }

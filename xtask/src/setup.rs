@@ -151,12 +151,14 @@ fn install(component: Component) -> anyhow::Result<Outcome> {
     let built = match component {
         Component::ControlPlane(version) => build_control_plane(version, &place),
         Component::Supervise => into_place(&parent(&place)?, |dir| {
-            go_build(dir, "supervise", "./supervise", &GO_FLAGS.join("\n"))
+            let mut go = go("build")?;
+            go.args(GO_FLAGS).arg("-o").arg(dir.join("supervise"));
+            shell::output(go.arg("./supervise")).map(drop)
         }),
         Component::Kwok => into_place(&parent(&place)?, |dir| {
+            let mut go = go("install")?;
             println!("installing kwok {KWOK_VERSION} (about two minutes, once)");
             let package = format!("sigs.k8s.io/kwok/cmd/kwok@{KWOK_VERSION}");
-            let mut go = go("install")?;
             shell::output(go.args(GO_FLAGS).arg(package).env("GOBIN", dir)).map(drop)
         }),
         // DIR/bin/python
@@ -218,18 +220,8 @@ fn go(verb: &str) -> anyhow::Result<Command> {
     Ok(go)
 }
 
-fn go_build(dir: &Path, name: &str, package: &str, flags: &str) -> anyhow::Result<()> {
-    let mut go = go("build")?;
-    shell::output(
-        go.args(flags.lines())
-            .arg("-o")
-            .arg(dir.join(name))
-            .arg(package),
-    )
-    .map(drop)
-}
-
 fn build_control_plane(version: Version, place: &Path) -> anyhow::Result<()> {
+    let mut go = go("build")?;
     let module = sources().join("controlplane").join(version.module_file());
     let text = fs::read_to_string(&module).with_context(|| format!("read {}", module.display()))?;
     let release = kubernetes_release(&text)
@@ -250,12 +242,8 @@ fn build_control_plane(version: Version, place: &Path) -> anyhow::Result<()> {
     let stamp = stamp.join(" ");
     let module = format!("-modfile={}", version.module_file());
     into_place(place, |dir| {
-        go_build(
-            dir,
-            "controlplane",
-            ".",
-            &format!("{module}\n{trimpath}\n{linker} {stamp}"),
-        )?;
+        go.args([&module, trimpath, &format!("{linker} {stamp}"), "-o"]);
+        shell::output(go.arg(dir.join("controlplane")).arg("."))?;
         for program in CONTROL_PLANE_PROGRAMS {
             symlink("controlplane", dir.join(program))?;
         }

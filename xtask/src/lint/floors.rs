@@ -91,6 +91,9 @@ pub(super) fn check(metadata: &Metadata, root: &Path) -> Vec<Finding> {
         for dependency in &package.dependencies {
             let other = dependency.name.as_str();
             let dev = dependency.kind.as_deref() == Some("dev");
+            if dev && other == name {
+                continue; // its own tests with more features
+            }
             if OUTSIDE.contains(&other) && !dev {
                 find(format!("{name} depends on {other}, which is for tests"));
             }
@@ -166,6 +169,7 @@ mod tests {
             ("gpuwarden-domain", "tokio", None, "no I/O"),
             ("gpuwarden-domain", "tokio", Some("dev"), ""),
             ("gpuwarden-store", "rusqlite", None, ""),
+            ("gpuwarden-store", "gpuwarden-store", Some("dev"), ""),
             ("gpuwarden-attic", "serde", None, "no floor"),
             ("xtask", "gpuwarden-testkit", None, ""),
         ];

@@ -130,6 +130,7 @@ fn impure_paths(tokens: &[Token]) -> Vec<(usize, String)> {
     while walk.next < tokens.len() {
         walk.path(&[]);
     }
+    found.dedup();
     found
 }
 

@@ -25,25 +25,27 @@ pub(super) fn flatten_without_tests(stream: TokenStream) -> Vec<Token> {
 }
 
 fn flatten(stream: TokenStream, flat: &mut Vec<Token>) {
-    let mut tokens = stream.into_iter().peekable();
+    let tokens: Vec<TokenTree> = stream.into_iter().collect();
+    let mut rest = tokens.as_slice();
     // Between an attribute that asks for tests and the end of the item that it is on.
     let mut skipping = false;
-    while let Some(token) = tokens.next() {
-        if let Some(attribute) = attribute(&token, tokens.peek()) {
+    while let Some((token, after)) = rest.split_first() {
+        if let Some((attribute, after)) = attribute(rest) {
             skipping |= is_cfg_test(attribute);
-            tokens.next();
+            rest = after;
             continue;
         }
+        rest = after;
         if skipping {
-            skipping = !ends_item(&token);
+            skipping = !ends_item(token);
             continue;
         }
         let line = token.span().start().line;
-        let mut push = |text: String| flat.push(Token { text, line });
+        let mut push = |text: String, line| flat.push(Token { text, line });
         match token {
             TokenTree::Group(group) => {
-                let (open, close) = delimiters(&group);
-                push(open.to_owned());
+                let (open, close) = delimiters(group);
+                push(open.to_owned(), line);
                 flatten(group.stream(), flat);
                 let line = group.span_close().start().line;
                 flat.push(Token {
@@ -51,8 +53,8 @@ fn flatten(stream: TokenStream, flat: &mut Vec<Token>) {
                     line,
                 });
             }
-            TokenTree::Literal(_) => push("literal".to_owned()),
-            other => push(other.to_string()),
+            TokenTree::Literal(_) => push("literal".to_owned(), line),
+            other => push(other.to_string(), line),
         }
     }
 }
@@ -66,16 +68,18 @@ fn delimiters(group: &Group) -> (&'static str, &'static str) {
     }
 }
 
-/// The content of `#[...]`, where these two tokens are one.
-fn attribute<'a>(first: &TokenTree, second: Option<&'a TokenTree>) -> Option<&'a Group> {
-    match (first, second) {
-        (TokenTree::Punct(sign), Some(TokenTree::Group(group)))
-            if sign.as_char() == '#' && group.delimiter() == Delimiter::Bracket =>
-        {
-            Some(group)
+/// The content of `#[...]` or `#![...]` where the tokens start with one, and what
+/// comes after it.
+fn attribute(tokens: &[TokenTree]) -> Option<(&Group, &[TokenTree])> {
+    let is = |token: &TokenTree, sign| matches!(token, TokenTree::Punct(p) if p.as_char() == sign);
+    let (group, after) = match tokens {
+        [hash, TokenTree::Group(group), after @ ..] if is(hash, '#') => (group, after),
+        [hash, bang, TokenTree::Group(group), after @ ..] if is(hash, '#') && is(bang, '!') => {
+            (group, after)
         }
-        _ => None,
-    }
+        _ => return None,
+    };
+    (group.delimiter() == Delimiter::Bracket).then_some((group, after))
 }
 
 fn is_cfg_test(attribute: &Group) -> bool {
@@ -95,29 +99,27 @@ fn ends_item(token: &TokenTree) -> bool {
 /// The names of all functions that carry an attribute with the word `test` in it,
 /// also those inside modules and macros.
 pub(super) fn test_functions(stream: TokenStream) -> Vec<String> {
+    let tokens: Vec<TokenTree> = stream.into_iter().collect();
+    let mut rest = tokens.as_slice();
     let mut names = Vec::new();
-    let mut tokens = stream.into_iter().peekable();
     let mut marked = false;
-    while let Some(token) = tokens.next() {
-        if let Some(attribute) = attribute(&token, tokens.peek()) {
+    while let Some((token, after)) = rest.split_first() {
+        if let Some((attribute, after)) = attribute(rest) {
             marked |= has_test(attribute.stream());
-            tokens.next();
+            rest = after;
             continue;
         }
-        match &token {
-            TokenTree::Ident(word) if word == "fn" => {
-                if let Some(TokenTree::Ident(name)) = tokens.peek()
-                    && marked
-                {
-                    names.push(name.to_string());
-                }
+        match (token, after.first()) {
+            (TokenTree::Ident(word), Some(TokenTree::Ident(name))) if marked && word == "fn" => {
+                names.push(name.to_string());
             }
-            TokenTree::Group(group) => names.extend(test_functions(group.stream())),
+            (TokenTree::Group(group), _) => names.extend(test_functions(group.stream())),
             _ => {}
         }
-        if ends_item(&token) {
+        if ends_item(token) {
             marked = false;
         }
+        rest = after;
     }
     names
 }

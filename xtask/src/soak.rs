@@ -1,0 +1,40 @@
+//! `cargo xtask soak`: what takes too long for every run. The product killed hundreds of
+//! times in a stream of events, and minutes of every fuzz target.
+
+use crate::{
+    fuzz, setup,
+    shell::{cargo, run as run_command, step},
+};
+
+#[derive(clap::Args)]
+#[command(
+    after_help = "Examples:\n  cargo xtask soak\n  cargo xtask soak --kills 1000 --seconds 600"
+)]
+pub(crate) struct Args {
+    /// How often the product is killed with SIGKILL while 2,000 events come in.
+    #[arg(long, default_value_t = 300)]
+    kills: u32,
+    /// How long each fuzz target runs, in seconds; 0 leaves fuzzing out.
+    #[arg(long, default_value_t = 300)]
+    seconds: u32,
+}
+
+/// Runs it all; fails at the first finding.
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    step("set-up", || setup::for_tests().map(drop))?;
+    step(
+        &format!("{} kills in a stream of events", args.kills),
+        || {
+            run_command(
+                cargo()
+                    .args(["test", "--package", "gpuwarden", "--test", "e2e"])
+                    .args(["--", "crash", "--nocapture"])
+                    .env("GPUWARDEN_SOAK_KILLS", args.kills.to_string()),
+            )
+        },
+    )?;
+    if args.seconds == 0 {
+        return Ok(());
+    }
+    step("fuzz targets", || fuzz::run(&fuzz::Args::all(args.seconds)))
+}
