@@ -280,7 +280,7 @@ mod tests {
 
     fn error(status: u16, body: impl Into<Vec<u8>>) -> ApplyError {
         let status = StatusCode::from_u16(status).unwrap();
-        let answer = Answer {
+        let answer = Reply {
             status,
             retry_after: None,
             body: body.into(),
@@ -384,7 +384,7 @@ mod tests {
         for (what, taints, causes, conflict) in cases {
             let body = status(422, "taints must be unique", &json!({"causes": causes}));
             let status = StatusCode::UNPROCESSABLE_ENTITY;
-            let answer = Answer {
+            let answer = Reply {
                 status,
                 retry_after: None,
                 body: body.into_bytes(),

@@ -13,7 +13,7 @@ use kube::api::{Api, DeleteParams, GetParams, Patch, PatchParams, PostParams};
 use kube::core::Request;
 use kube::{Client, config::Kubeconfig};
 use serde_json::{Value, json};
-use testkit::{ControlPlane, Options, Program, Version, node, unique, wait_for};
+use testkit::{ControlPlane, NodeBuilder, Options, Program, Version, node, unique, wait_for};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -21,6 +21,8 @@ use tokio_util::sync::CancellationToken;
 const SOON: Duration = Duration::from_secs(60);
 /// The taint with which the controller manager marks a cordon.
 const CORDON_TAINT: &str = "node.kubernetes.io/unschedulable";
+/// The annotation that the controller manager puts on every node.
+const TTL: &str = "node.alpha.kubernetes.io/ttl";
 
 async fn connect(kubeconfig: &Path) -> Result<Cluster> {
     let kubeconfig = Some(kubeconfig.to_owned());
@@ -67,6 +69,19 @@ async fn view(client: &Client, name: &str) -> Result<NodeView> {
     NodeView::from_object(object(client, name).await?).context("not a node")
 }
 
+/// Makes a node, and waits until the controller manager has nothing more to add to it.
+async fn enter(client: &Client, builder: NodeBuilder) -> Result<NodeView> {
+    let made = builder.create(client).await?;
+    let name = made.metadata.name.context("no name")?;
+    wait_for("the node as it stays", SOON, || async {
+        let node = view(client, &name).await?;
+        let done = node.annotations.contains_key(TTL) && is_marked(&node) == node.unschedulable;
+        ensure!(done, "{:?} {:?}", node.annotations, node.taints);
+        Ok(node)
+    })
+    .await
+}
+
 /// What must not differ after a session.
 async fn lasting(client: &Client, name: &str) -> Result<String> {
     let mut object = object(client, name).await?;
@@ -83,6 +98,19 @@ async fn meddle(client: &Client, name: &str, patch: Value) -> Result<()> {
         .patch(name, &PatchParams::default(), &Patch::Merge(patch))
         .await?;
     Ok(())
+}
+
+fn is_marked(node: &NodeView) -> bool {
+    node.taints
+        .iter()
+        .any(|on_node| on_node.taint.key == CORDON_TAINT)
+}
+
+fn raw_taints(node: &NodeView) -> Vec<Value> {
+    node.taints
+        .iter()
+        .map(|on_node| on_node.raw.clone())
+        .collect()
 }
 
 fn taint(key: &str, value: &str, effect: &str) -> Taint {
@@ -140,6 +168,12 @@ fn release(before: &NodeView) -> NodeChange {
         labels: back(change.labels, &before.labels),
         annotations: back(change.annotations, &before.annotations),
     }
+}
+
+/// The error of a change that must not go through.
+async fn refused(cluster: &Cluster, node: &NodeView, change: &NodeChange) -> Result<ApplyError> {
+    let result = cluster.apply(node, change).await;
+    result.err().context("the change was made")
 }
 
 /// Applies what `decide` makes of the node, again after each conflict. Returns the node
@@ -208,11 +242,13 @@ async fn a_node_comes_back_to_the_byte() -> Result<()> {
             ..NodeChange::default()
         };
         let before = cluster.apply(&born, &start).await?;
-        assert_eq!(
-            before.taints.is_empty(),
-            spec.get("taints").is_none(),
-            "{name}"
-        );
+        for (there, given) in [
+            (!before.labels.is_empty(), metadata.get("labels")),
+            (!before.annotations.is_empty(), metadata.get("annotations")),
+            (!before.taints.is_empty(), spec.get("taints")),
+        ] {
+            assert_eq!(there, given.is_some(), "{name}: {given:?}");
+        }
         let bytes = lasting(&client, name).await?;
 
         let change = quarantine(&before);
@@ -240,38 +276,44 @@ async fn a_node_comes_back_to_the_byte() -> Result<()> {
     Ok(())
 }
 
+/// A control plane of its own: whoever tests gpuwarden in the shared one reacts to what is
+/// written here.
 #[tokio::test]
-async fn the_taint_of_a_cordon_is_not_ours() -> Result<()> {
-    let Some(plane) = ControlPlane::shared(Version::LATEST).await? else {
+async fn nodes_are_changed_with_others_at_work() -> Result<()> {
+    let Some(plane) = ControlPlane::private(Version::LATEST, Options::default()).await? else {
         return Ok(());
     };
     let (client, cluster) = (plane.client().await?, connect(plane.kubeconfig()).await?);
-    let name = unique("cordon");
-    node(&name).create(&client).await?;
-    let before = view(&client, &name).await?;
+    let nobody = connect_as(&plane, None).await?;
+    tokio::try_join!(
+        the_taint_of_a_cordon_is_not_ours(&client, &cluster),
+        what_others_write_survives(&client, &cluster),
+        what_the_decision_read_must_still_hold(&client, &cluster),
+        refusals_are_told_apart(&client, &cluster, &nobody),
+        the_watch_sees_changes(&client, &cluster),
+    )?;
+    Ok(())
+}
 
-    let (during, _) = settle(&cluster, &client, before.clone(), quarantine).await?;
-    let marked = || async {
-        let node = view(&client, &name)
-            .await
-            .map_err(|error| error.to_string())?;
-        let marked = node
-            .taints
-            .iter()
-            .any(|on_node| on_node.taint.key == CORDON_TAINT);
-        Ok::<_, String>((node, marked))
+async fn the_taint_of_a_cordon_is_not_ours(client: &Client, cluster: &Cluster) -> Result<()> {
+    let before = enter(client, node(unique("cordon"))).await?;
+    let (during, _) = settle(cluster, client, before.clone(), quarantine).await?;
+    let marked = async |expected: bool| {
+        wait_for("the taint of the cordon to come or go", SOON, || async {
+            let node = view(client, &before.name).await?;
+            ensure!(is_marked(&node) == expected, "{:?}", node.taints);
+            Ok(node)
+        })
+        .await
     };
-    wait_for("the taint of the cordon", SOON, || async {
-        marked().await?.1.then_some(()).ok_or("none".to_owned())
-    })
-    .await?;
+    marked(true).await?;
 
     // Without it in the view: our taints go, the cordon and its taint stay.
     let untaint = |_: &NodeView| NodeChange {
         remove_taints: quarantine(&before).add_taints,
         ..NodeChange::default()
     };
-    let (untainted, _) = settle(&cluster, &client, during, untaint).await?;
+    let (untainted, _) = settle(cluster, client, during, untaint).await?;
     let left: BTreeSet<&str> = untainted
         .taints
         .iter()
@@ -279,17 +321,8 @@ async fn the_taint_of_a_cordon_is_not_ours() -> Result<()> {
         .collect();
     assert_eq!(left, BTreeSet::from([CORDON_TAINT]));
 
-    settle(&cluster, &client, untainted, |_| release(&before)).await?;
-    wait_for("the taint of the cordon to go", SOON, || async {
-        let (node, marked) = marked().await?;
-        if marked {
-            Err(format!("{:?}", node.taints))
-        } else {
-            Ok(())
-        }
-    })
-    .await?;
-    let after = view(&client, &name).await?;
+    settle(cluster, client, untainted, |_| release(&before)).await?;
+    let after = marked(false).await?;
     assert_eq!(
         (
             after.labels,
@@ -307,43 +340,20 @@ async fn the_taint_of_a_cordon_is_not_ours() -> Result<()> {
     Ok(())
 }
 
-#[tokio::test]
-async fn what_others_write_survives() -> Result<()> {
-    let Some(plane) = ControlPlane::shared(Version::LATEST).await? else {
-        return Ok(());
-    };
-    let (client, cluster) = (plane.client().await?, connect(plane.kubeconfig()).await?);
+async fn what_others_write_survives(client: &Client, cluster: &Cluster) -> Result<()> {
     let name = unique("foreign");
     let built = node(&name)
         .label("zone", "a")
         .taint("first", "1", "NoExecute")
         .unschedulable();
-    built.create(&client).await?;
-    // The controller manager marks the cordon, and then leaves the list alone.
-    wait_for("the taint of the cordon", SOON, || async {
-        let node = view(&client, &name)
-            .await
-            .map_err(|error| error.to_string())?;
-        let count = node.taints.len();
-        if count == 2 {
-            Ok(())
-        } else {
-            Err(format!("{count} taints"))
-        }
-    })
-    .await?;
-    let seen = view(&client, &name).await?;
+    let seen = enter(client, built).await?;
 
     // Between look and patch: an annotation, a label, a taint at the head of the list.
-    let mut taints: Vec<Value> = seen
-        .taints
-        .iter()
-        .map(|on_node| on_node.raw.clone())
-        .collect();
+    let mut taints = raw_taints(&seen);
     taints.insert(0, json!({"key": "theirs", "effect": "NoSchedule"}));
     let metadata = json!({"annotations": {"theirs": "1"}, "labels": {"theirs": "1"}});
     meddle(
-        &client,
+        client,
         &name,
         json!({"metadata": metadata, "spec": {"taints": taints}}),
     )
@@ -360,14 +370,10 @@ async fn what_others_write_survives() -> Result<()> {
     assert!(during.has_taint(&ours()));
 
     // The list moves under the removal: a conflict, and right the second time.
-    let mut taints: Vec<Value> = during
-        .taints
-        .iter()
-        .map(|on_node| on_node.raw.clone())
-        .collect();
+    let mut taints = raw_taints(&during);
     taints.remove(0);
-    meddle(&client, &name, json!({"spec": {"taints": taints}})).await?;
-    let (after, conflicts) = settle(&cluster, &client, during, |_| release(&seen)).await?;
+    meddle(client, &name, json!({"spec": {"taints": taints}})).await?;
+    let (after, conflicts) = settle(cluster, client, during, |_| release(&seen)).await?;
     assert_eq!(conflicts, 1);
     assert_eq!(after.taints, seen.taints);
     assert_eq!(
@@ -377,12 +383,7 @@ async fn what_others_write_survives() -> Result<()> {
     Ok(())
 }
 
-#[tokio::test]
-async fn what_the_decision_read_must_still_hold() -> Result<()> {
-    let Some(plane) = ControlPlane::shared(Version::LATEST).await? else {
-        return Ok(());
-    };
-    let (client, cluster) = (plane.client().await?, connect(plane.kubeconfig()).await?);
+async fn what_the_decision_read_must_still_hold(client: &Client, cluster: &Cluster) -> Result<()> {
     let annotate = |key: &str| json!({"metadata": {"annotations": {key: "theirs"}}});
     let cases = [
         ("cordoned", json!({"spec": {"unschedulable": true}})),
@@ -399,10 +400,8 @@ async fn what_the_decision_read_must_still_hold() -> Result<()> {
     ];
     for (what, patch) in cases {
         let name = unique(what);
-        node(&name).label("zone", "a").create(&client).await?;
-        let seen = view(&client, &name).await?;
-        assert_eq!(seen.taints, [], "{what}");
-        meddle(&client, &name, patch).await?;
+        let seen = enter(client, node(&name).label("zone", "a")).await?;
+        meddle(client, &name, patch).await?;
         let result = cluster.apply(&seen, &quarantine(&seen)).await;
         let Err(error) = result else {
             bail!("{what}: not a conflict")
@@ -411,7 +410,7 @@ async fn what_the_decision_read_must_still_hold() -> Result<()> {
             matches!(error, ApplyError::Conflict { status: 422 }),
             "{what}: {error}"
         );
-        let after = view(&client, &name).await?;
+        let after = view(client, &name).await?;
         assert!(!after.has_taint(&ours()), "{what}");
         assert!(!after.annotations.contains_key(keys::SESSION), "{what}");
         assert_eq!(after.unschedulable, what == "cordoned", "{what}");
@@ -419,13 +418,12 @@ async fn what_the_decision_read_must_still_hold() -> Result<()> {
 
     // A node of the same name is not the same node.
     let name = unique("again");
-    node(&name).label("zone", "a").create(&client).await?;
-    let seen = view(&client, &name).await?;
+    let seen = enter(client, node(&name).label("zone", "a")).await?;
     let nodes: Api<Node> = Api::all(client.clone());
     nodes.delete(&name, &DeleteParams::default()).await?;
     let gone = cluster.apply(&seen, &quarantine(&seen)).await;
     assert!(matches!(gone, Err(ApplyError::NotFound)), "{gone:?}");
-    node(&name).label("zone", "a").create(&client).await?;
+    node(&name).label("zone", "a").create(client).await?;
     let other = cluster.apply(&seen, &quarantine(&seen)).await;
     assert!(
         matches!(other, Err(ApplyError::Conflict { .. })),
@@ -434,25 +432,20 @@ async fn what_the_decision_read_must_still_hold() -> Result<()> {
     Ok(())
 }
 
-#[tokio::test]
-async fn refusals_are_told_apart() -> Result<()> {
-    let Some(plane) = ControlPlane::shared(Version::LATEST).await? else {
-        return Ok(());
-    };
-    let (client, cluster) = (plane.client().await?, connect(plane.kubeconfig()).await?);
+async fn refusals_are_told_apart(
+    client: &Client,
+    cluster: &Cluster,
+    nobody: &Cluster,
+) -> Result<()> {
     let name = unique("refused");
-    node(&name)
-        .taint("theirs", "1", "NoExecute")
-        .create(&client)
-        .await?;
-    let seen = view(&client, &name).await?;
+    let seen = enter(client, node(&name).taint("theirs", "1", "NoExecute")).await?;
     let adding = |taint: Taint| NodeChange {
         add_taints: vec![taint],
         ..NodeChange::default()
     };
 
     let doubled = adding(taint("theirs", "2", "NoExecute"));
-    let error = cluster.apply(&seen, &doubled).await.unwrap_err();
+    let error = refused(cluster, &seen, &doubled).await?;
     let ApplyError::Invalid {
         status: 422,
         message,
@@ -464,14 +457,10 @@ async fn refusals_are_told_apart() -> Result<()> {
     assert!(!error.is_retryable());
 
     // Somebody is faster with the very taint: look again.
-    let mut taints: Vec<Value> = seen
-        .taints
-        .iter()
-        .map(|on_node| on_node.raw.clone())
-        .collect();
+    let mut taints = raw_taints(&seen);
     taints.push(json!({"key": ours().key, "effect": ours().effect}));
-    meddle(&client, &name, json!({"spec": {"taints": taints}})).await?;
-    let error = cluster.apply(&seen, &adding(ours())).await.unwrap_err();
+    meddle(client, &name, json!({"spec": {"taints": taints}})).await?;
+    let error = refused(cluster, &seen, &adding(ours())).await?;
     assert!(
         matches!(error, ApplyError::Conflict { status: 422 }),
         "{error:?}"
@@ -482,10 +471,7 @@ async fn refusals_are_told_apart() -> Result<()> {
         labels,
         ..NodeChange::default()
     };
-    let error = cluster
-        .apply(&view(&client, &name).await?, &change)
-        .await
-        .unwrap_err();
+    let error = refused(cluster, &view(client, &name).await?, &change).await?;
     let ApplyError::Invalid {
         status: 422,
         message,
@@ -495,8 +481,7 @@ async fn refusals_are_told_apart() -> Result<()> {
     };
     assert!(message.contains("not a label value!"), "{message}");
 
-    let nobody = connect_as(&plane, None).await?;
-    let error = nobody.apply(&seen, &adding(ours())).await.unwrap_err();
+    let error = refused(nobody, &seen, &adding(ours())).await?;
     let ApplyError::Forbidden {
         status: 403,
         message,
@@ -541,14 +526,9 @@ async fn until(
     }
 }
 
-#[tokio::test]
-async fn the_watch_sees_changes() -> Result<()> {
-    let Some(plane) = ControlPlane::shared(Version::LATEST).await? else {
-        return Ok(());
-    };
-    let (client, cluster) = (plane.client().await?, connect(plane.kubeconfig()).await?);
+async fn the_watch_sees_changes(client: &Client, cluster: &Cluster) -> Result<()> {
     let name = unique("watched");
-    node(&name).create(&client).await?;
+    node(&name).create(client).await?;
 
     let cancel = CancellationToken::new();
     let mut events = cluster.watch_nodes(cancel.clone());
@@ -556,8 +536,8 @@ async fn the_watch_sees_changes() -> Result<()> {
     until(&mut events, &name, |node| !node.unschedulable).await?;
     assert_eq!(next(&mut events, &name).await?, NodeEvent::Listed);
 
-    let seen = view(&client, &name).await?;
-    let (during, _) = settle(&cluster, &client, seen, quarantine).await?;
+    let seen = view(client, &name).await?;
+    let (during, _) = settle(cluster, client, seen, quarantine).await?;
     until(&mut events, &name, |node| {
         node.has_taint(&ours()) && node.annotations == during.annotations && node.unschedulable
     })
@@ -620,7 +600,7 @@ async fn trouble_of_the_api_server_is_survived() -> Result<()> {
         }
     };
     assert!(matches!(failing, NodeEvent::Failing { .. }), "{failing:?}");
-    let error = cluster.apply(&seen, &label("b")).await.unwrap_err();
+    let error = refused(&cluster, &seen, &label("b")).await?;
     assert!(
         matches!(error, ApplyError::Unavailable { status: None, .. }),
         "{error:?}"

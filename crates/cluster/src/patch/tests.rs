@@ -77,11 +77,11 @@ fn patches() {
     });
     let gpu = taint("gpu", "bad", "NoSchedule");
     let on_full = [
-        r#"test /metadata/annotations/gpuwarden.dev~1session null"#,
+        "test /metadata/annotations/gpuwarden.dev~1session null",
         r#"test /metadata/annotations/quarantineHealthEvent "[]""#,
-        r#"test /metadata/annotations/quarantineHealthEventAppliedTaints null"#,
-        r#"test /metadata/annotations/quarantineHealthEventCordonPreExisting null"#,
-        r#"test /metadata/annotations/quarantineHealthEventIsCordoned null"#,
+        "test /metadata/annotations/quarantineHealthEventAppliedTaints null",
+        "test /metadata/annotations/quarantineHealthEventCordonPreExisting null",
+        "test /metadata/annotations/quarantineHealthEventIsCordoned null",
     ];
     let cases: [(&str, &Value, NodeChange, Vec<&str>); 8] = [
         (
