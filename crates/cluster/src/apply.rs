@@ -173,6 +173,21 @@ fn lost_race_for_taint(told: &Status, view: &NodeView, change: &NodeChange) -> b
     only_duplicates && !doubled_by_us
 }
 
+/// JSON with the escapes that Go's encoder makes beyond those of JSON itself.
+///
+/// The API server compares the value of a `test` with the node's as it encodes it, text
+/// against text: an annotation that holds `<` is `\u003c` there, and the plain character,
+/// though it means the same, does not match. XID lines hold `pid='<unknown>'`.
+fn as_go_writes_it(patch: &json_patch::Patch) -> serde_json::Result<String> {
+    // Outside of strings none of these characters occurs in JSON.
+    Ok(serde_json::to_string(patch)?
+        .replace('<', "\\u003c")
+        .replace('>', "\\u003e")
+        .replace('&', "\\u0026")
+        .replace('\u{2028}', "\\u2028")
+        .replace('\u{2029}', "\\u2029"))
+}
+
 // === impl Cluster ===
 
 impl Cluster {
@@ -196,12 +211,12 @@ impl Cluster {
                 message,
             });
         }
-        let body = serde_json::to_vec(&call.patch).map_err(ApplyError::unavailable)?;
+        let body = as_go_writes_it(&call.patch).map_err(ApplyError::unavailable)?;
         let request = Request::builder()
             .method(call.verb)
             .uri(call.path)
             .header(CONTENT_TYPE, "application/json-patch+json")
-            .body(Body::from(body))
+            .body(Body::from(body.into_bytes()))
             .map_err(ApplyError::unavailable)?;
         let answer = tokio::time::timeout(REQUEST_TIMEOUT, self.exchange(request))
             .await
@@ -260,6 +275,23 @@ mod tests {
 
     use super::*;
     use crate::fake::{self, Answer};
+
+    #[test]
+    fn patches_are_escaped_as_the_api_server_stores_text() {
+        let value = "pid='<unknown>' & \u{2028}\"";
+        let patch = json!([{"op": "test", "path": "/a", "value": value}]);
+        let patch: json_patch::Patch = serde_json::from_value(patch).unwrap();
+        let text = as_go_writes_it(&patch).unwrap();
+        assert!(
+            text.contains(r#"pid='\u003cunknown\u003e' \u0026 \u2028\""#),
+            "{text}"
+        );
+        // The same value all the same.
+        assert_eq!(
+            serde_json::from_str::<json_patch::Patch>(&text).unwrap(),
+            patch
+        );
+    }
 
     fn node(taints: &Value) -> NodeView {
         let object = json!({"metadata": {"name": "n"}, "spec": {"taints": taints}});

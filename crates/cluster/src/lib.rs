@@ -10,6 +10,7 @@ mod connect;
 #[cfg(test)]
 mod fake;
 pub mod patch;
+mod warm;
 mod watch;
 
 pub use apply::ApplyError;

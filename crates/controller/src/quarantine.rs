@@ -180,6 +180,15 @@ impl Quarantine {
             .cluster
             .as_ref()
             .map(|one| one.watch_nodes(cancel.clone()));
+        // Who may have to patch keeps a connection ready for it.
+        let _warm = self
+            .cluster
+            .clone()
+            .filter(|_| self.mode == Mode::Act)
+            .map(|cluster| {
+                let cancel = cancel.clone();
+                tokio::spawn(async move { cancel.run_until_cancelled(cluster.keep_warm()).await })
+            });
         self.load().await;
         self.take_in(&cancel).await;
         loop {

@@ -6,7 +6,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::print_stderr)]
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     future::Future,
     path::Path,
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -22,7 +22,8 @@ use jiff::{SignedDuration, Timestamp};
 use rustix::fs::{FlockOperation, flock};
 use tokio::time::timeout;
 
-const LOCK: &str = "/tmp/gpuwarden-kmsg.lock";
+/// The device itself is the lock, as in the test kit: one log, one lock.
+const LOCK: &str = "/dev/kmsg";
 const CONSOLE_LEVEL: &str = "/proc/sys/kernel/printk";
 /// The severity the tests write: below what consoles show, as most machines are set.
 const INFO: u8 = 6;
@@ -38,8 +39,9 @@ impl KernelLog {
     /// `None`, and says so, where the log cannot be read or written; not in CI, where that is an
     /// error.
     fn take(test: &str) -> Option<Self> {
-        let lock = open_lock();
-        flock(&lock, FlockOperation::LockExclusive).unwrap();
+        let lock = File::open(LOCK).inspect(|lock| {
+            flock(lock, FlockOperation::LockExclusive).unwrap();
+        });
         let nanos = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .unwrap()
@@ -51,19 +53,22 @@ impl KernelLog {
             .map_err(|error| error.to_string());
         let usable =
             readable.and_then(|()| write_kmsg(INFO, &token).map_err(|error| error.to_string()));
-        if let Err(reason) = usable {
-            assert!(
-                std::env::var("CI").as_deref() != Ok("true"),
-                "{test}: {reason}"
-            );
-            eprintln!("skipped: {test} needs a writable /dev/kmsg: {reason}");
-            return None;
+        let usable = usable.and_then(|()| lock.map_err(|error| error.to_string()));
+        match usable {
+            Ok(lock) => Some(Self {
+                token,
+                console: None,
+                _lock: lock,
+            }),
+            Err(reason) => {
+                assert!(
+                    std::env::var("CI").as_deref() != Ok("true"),
+                    "{test}: {reason}"
+                );
+                eprintln!("skipped: {test} needs a writable /dev/kmsg: {reason}");
+                None
+            }
         }
-        Some(Self {
-            token,
-            console: None,
-            _lock: lock,
-        })
     }
 
     /// Keeps the console out of it: a serial one takes a millisecond for each line.
@@ -95,18 +100,6 @@ impl Drop for KernelLog {
             eprintln!("cannot restore {CONSOLE_LEVEL}: {error}");
         }
     }
-}
-
-/// Read only and made only where it is missing: it may belong to another user.
-fn open_lock() -> File {
-    File::open(LOCK).unwrap_or_else(|_| {
-        OpenOptions::new()
-            .create(true)
-            .truncate(false)
-            .write(true)
-            .open(LOCK)
-            .unwrap()
-    })
 }
 
 async fn within<T>(future: impl Future<Output = T>) -> T {

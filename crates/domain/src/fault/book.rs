@@ -135,7 +135,7 @@ impl FaultBook {
                     self.overflow += 1;
                     let victim = faults.iter().position(|fault| !fault.event.is_fatal);
                     if let Some(index) = victim.filter(|_| event.is_fatal) {
-                        drop(faults.remove(index))
+                        drop(faults.remove(index));
                     } else {
                         changes.push(Change::Ignored(Ignored::Overflow));
                         continue;

@@ -134,7 +134,10 @@ impl Scene {
 
 /// An XID line as the driver prints it.
 pub(crate) fn xid(code: u32, note: &str) -> String {
-    format!("[  100.000001] NVRM: Xid (PCI:0000:b3:00): {code}, pid=1, name=train, {note}\n")
+    // As the driver prints it where it knows no process: text that a patch has to escape.
+    format!(
+        "[  100.000001] NVRM: Xid (PCI:0000:b3:00): {code}, pid='<unknown>', name=<unknown>, {note} & more\n"
+    )
 }
 
 /// A node's object.

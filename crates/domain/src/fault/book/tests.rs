@@ -195,7 +195,7 @@ fn invented_node_names_cannot_fill_the_memory() {
     let mut book = FaultBook::default();
     for seq in 1..=MAX_FAULTY_NODES as u64 + 5 {
         book.record(&record(seq, |event| {
-            event.node_name = format!("invented-{seq}")
+            event.node_name = format!("invented-{seq}");
         }));
     }
     assert_eq!(
