@@ -80,7 +80,7 @@ async fn measure(args: &BenchArgs, node: &mut TestNode) -> anyhow::Result<Vec<Ro
     rows.extend(figures("cordon", &idle, &bare));
 
     progress("cordon, with other events ...");
-    let load = Load::start(&connect(&product).await?, node.name())?;
+    let load = Load::start(connect(&product).await?, node.name())?;
     let mut bare = Vec::new();
     let (product, busy) = rounds(product, node, args.rounds, Some(&mut bare)).await?;
     let rate = load.stop().await?;

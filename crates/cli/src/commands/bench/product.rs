@@ -25,8 +25,8 @@ const QUOTED: usize = 2_000;
 /// Severity of the lines that are written to the running kernel's log: "debug", which no
 /// console shows, so that a slow one does not hold them up.
 const LEVEL: u8 = 7;
-/// Who writes to the running kernel's log locks these: one such program runs at a time.
-const KERNEL_LOG_LOCKS: [&str; 2] = ["/tmp/gpuwarden-kmsg.lock", "/dev/kmsg"];
+/// Who writes to the running kernel's log locks it: one such program runs at a time.
+const KERNEL_LOG: &str = "/dev/kmsg";
 
 /// Where faults are written for the product to read.
 pub(super) enum FaultLog {
@@ -35,7 +35,7 @@ pub(super) enum FaultLog {
     /// The running kernel's log, which is locked against others meanwhile.
     Kmsg {
         /// Given up on drop.
-        _locks: Vec<File>,
+        _lock: File,
     },
 }
 
@@ -57,11 +57,9 @@ impl FaultLog {
     fn new(via: BenchLog, file: &Path) -> anyhow::Result<Self> {
         match via {
             BenchLog::File => Ok(Self::File(File::create_new(file)?)),
-            BenchLog::Kmsg => {
-                let locks = KERNEL_LOG_LOCKS.iter().map(|path| lock(path));
-                let locks = locks.collect::<anyhow::Result<_>>()?;
-                Ok(Self::Kmsg { _locks: locks })
-            }
+            BenchLog::Kmsg => Ok(Self::Kmsg {
+                _lock: lock(KERNEL_LOG)?,
+            }),
         }
     }
 
@@ -79,8 +77,7 @@ impl FaultLog {
 /// Waits for the lock of a file, which may belong to another user and is made where it is
 /// missing.
 fn lock(path: &str) -> anyhow::Result<File> {
-    let file = File::open(path).or_else(|_| File::create(path));
-    let file = file.with_context(|| format!("open {path}"))?;
+    let file = File::open(path).with_context(|| format!("open {path}"))?;
     file.lock().with_context(|| format!("lock {path}"))?;
     Ok(file)
 }

@@ -5,16 +5,16 @@ use std::time::{Duration, Instant};
 use contract::HealthEvent;
 use contract::proto::platform_connector_client::PlatformConnectorClient;
 use jiff::Timestamp;
-use tokio::task::JoinSet;
+use tokio::task::{JoinHandle, JoinSet};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 
 use super::{event, send};
 
-/// Senders that take turns.
-const SENDERS: u32 = 4;
-/// One of them sends this often: 200 events a second.
+/// Time from one event to the next: 200 a second.
 const EVERY: Duration = Duration::from_millis(5);
+/// Events that wait for their answer; when there are as many, the next one waits too.
+const UNANSWERED: usize = 64;
 /// GPUs that the events name in turns; each is one open fault, which takes no node out.
 const GPUS: u32 = 16;
 
@@ -22,7 +22,7 @@ const GPUS: u32 = 16;
 pub(super) struct Load {
     began: Instant,
     cancel: CancellationToken,
-    senders: JoinSet<anyhow::Result<u32>>,
+    sending: JoinHandle<anyhow::Result<u32>>,
 }
 
 // === impl Load ===
@@ -30,55 +30,54 @@ pub(super) struct Load {
 impl Load {
     /// Begins to send events of `node`.
     pub(super) fn start(
-        connector: &PlatformConnectorClient<Channel>,
+        connector: PlatformConnectorClient<Channel>,
         node: &str,
     ) -> anyhow::Result<Self> {
-        let events = events(node)?;
-        let (began, cancel) = (Instant::now(), CancellationToken::new());
-        let mut senders = JoinSet::new();
-        for sender in 0..SENDERS {
-            let sending = keep_sending(connector.clone(), events.clone(), sender, cancel.clone());
-            senders.spawn(sending);
-        }
+        let cancel = CancellationToken::new();
+        let sending = keep_sending(connector, events(node)?, cancel.clone());
         Ok(Self {
-            began,
+            began: Instant::now(),
             cancel,
-            senders,
+            sending: tokio::spawn(sending),
         })
     }
 
     /// Ends it; how many events a second were taken. An error where one was refused.
-    pub(super) async fn stop(mut self) -> anyhow::Result<f64> {
-        let took = self.began.elapsed();
+    pub(super) async fn stop(self) -> anyhow::Result<f64> {
         self.cancel.cancel();
-        let mut sent = 0;
-        while let Some(done) = self.senders.join_next().await {
-            sent += done??;
-        }
-        Ok(f64::from(sent) / took.as_secs_f64())
+        let taken = self.sending.await??;
+        Ok(f64::from(taken) / self.began.elapsed().as_secs_f64())
     }
 }
 
+/// Sends until `cancel`; how many events were taken.
 async fn keep_sending(
-    mut connector: PlatformConnectorClient<Channel>,
+    connector: PlatformConnectorClient<Channel>,
     events: Vec<HealthEvent>,
-    sender: u32,
     cancel: CancellationToken,
 ) -> anyhow::Result<u32> {
-    let first = tokio::time::Instant::now() + EVERY * sender;
-    let mut turns = tokio::time::interval_at(first, EVERY * SENDERS);
-    let mut sent = 0;
+    // A turn that was missed is made up for, so that the rate holds.
+    let mut turns = tokio::time::interval(EVERY);
+    let mut unanswered = JoinSet::new();
+    let mut taken = 0;
     for event in events.iter().cycle() {
         tokio::select! {
             () = cancel.cancelled() => break,
             _ = turns.tick() => {}
         }
-        let mut event = event.clone();
+        while unanswered.len() >= UNANSWERED
+            && let Some(done) = unanswered.join_next().await
+        {
+            taken += done??;
+        }
+        let (mut connector, mut event) = (connector.clone(), event.clone());
         event.generated_timestamp = Some(contract::json::proto_timestamp(Timestamp::now()));
-        send(&mut connector, event).await?;
-        sent += 1;
+        unanswered.spawn(async move { send(&mut connector, event).await.map(|()| 1) });
     }
-    Ok(sent)
+    while let Some(done) = unanswered.join_next().await {
+        taken += done??;
+    }
+    Ok(taken)
 }
 
 /// Faults of applications, one for each GPU.
