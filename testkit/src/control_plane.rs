@@ -186,6 +186,12 @@ impl ControlPlane {
         &self.state
     }
 
+    /// Whether this program was started: with `KUBEBUILDER_ASSETS` there may be no
+    /// controller manager and no scheduler, and without kwok set up there is none.
+    pub fn has(&self, program: Program) -> bool {
+        self.state.pids.contains_key(program.name())
+    }
+
     /// A client as administrator.
     pub async fn client(&self) -> anyhow::Result<Client> {
         let kubeconfig = Kubeconfig::read_from(self.kubeconfig())?;
@@ -239,11 +245,7 @@ impl ControlPlane {
         Api::all(client.clone())
             .create(&PostParams::default(), &namespace)
             .await?;
-        if !self
-            .state
-            .pids
-            .contains_key(Program::ControllerManager.name())
-        {
+        if !self.has(Program::ControllerManager) {
             return Ok(());
         }
         let accounts: Api<k8s_openapi::api::core::v1::ServiceAccount> =
@@ -304,6 +306,7 @@ impl Private {
     }
 
     /// Stops the program with SIGSTOP: it holds its connections and answers nothing.
+    /// Returns when all its threads have stopped.
     pub fn stop(&self, program: Program) -> anyhow::Result<()> {
         self.command("stop", program)
     }

@@ -153,32 +153,37 @@ impl NodeBuilder {
         self
     }
 
-    /// Creates the node, says that it is ready, as its kubelet would, and waits until
-    /// the taint is gone with which every node is born. Returns the node as it is then.
+    /// Creates the node and brings it into service, as its kubelet and the controller
+    /// manager would: it is ready, and has no taints but those described. Returns the
+    /// node as it is then.
     pub async fn create(self, client: &Client) -> anyhow::Result<Node> {
         let nodes: Api<Node> = Api::all(client.clone());
         let name = self.node.metadata.name.clone().unwrap_or_default();
         nodes.create(&PostParams::default(), &self.node).await?;
-        let patch = Patch::Strategic(ready_status());
-        nodes
-            .patch_status(&name, &PatchParams::default(), &patch)
-            .await?;
-        wait_for(
-            &format!("node {name} in service"),
-            Duration::from_secs(30),
-            || async {
-                let node = nodes.get(&name).await.map_err(|error| error.to_string())?;
-                let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref());
-                match taints
-                    .unwrap_or_default()
-                    .iter()
-                    .find(|taint| taint.key == NOT_READY)
-                {
-                    None => Ok(node),
-                    Some(taint) => Err(format!("taint {}:{}", taint.key, taint.effect)),
-                }
-            },
-        )
+        let (how, status) = (PatchParams::default(), Patch::Strategic(ready_status()));
+        nodes.patch_status(&name, &how, &status).await?;
+        // Every node is born with a taint. The controller manager takes it off, where
+        // there is one; we do not leave it to that.
+        let taints = self
+            .node
+            .spec
+            .as_ref()
+            .and_then(|spec| spec.taints.as_ref());
+        let patch = Patch::Merge(json!({"spec": {"taints": taints}}));
+        nodes.patch(&name, &how, &patch).await?;
+        let what = format!("node {name} in service");
+        wait_for(&what, Duration::from_secs(30), || async {
+            let node = nodes.get(&name).await.map_err(|error| error.to_string())?;
+            let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref());
+            match taints
+                .unwrap_or_default()
+                .iter()
+                .find(|taint| taint.key == NOT_READY)
+            {
+                None => Ok(node),
+                Some(taint) => Err(format!("taint {}:{}", taint.key, taint.effect)),
+            }
+        })
         .await
     }
 }

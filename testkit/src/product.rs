@@ -340,9 +340,14 @@ impl Product {
         Ok((status, start.elapsed()))
     }
 
-    /// Stops the process (SIGSTOP), as a machine that hangs would.
-    pub fn stop(&self) -> anyhow::Result<()> {
-        self.signal(Signal::STOP)
+    /// Stops the process (SIGSTOP), as a machine that hangs would. Returns when all its
+    /// threads have stopped, which takes a while on a busy machine.
+    pub async fn stop(&self) -> anyhow::Result<()> {
+        self.signal(Signal::STOP)?;
+        self.wait_for("all threads to stop", END_LIMIT, || async {
+            all_stopped(self.pid())
+        })
+        .await
     }
 
     /// Lets a stopped process go on.
@@ -431,6 +436,20 @@ impl Drop for Product {
             let _ = self.child.wait();
         }
     }
+}
+
+/// Reads the state of each thread of a process.
+fn all_stopped(pid: u32) -> Result<(), String> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).map_err(|error| error.to_string())?;
+    for task in tasks.flatten() {
+        let stat = fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+        // The state follows the name, which stands in parentheses.
+        let state = stat.rsplit(") ").next().unwrap_or_default();
+        if !stat.is_empty() && !state.starts_with('T') {
+            return Err(stat);
+        }
+    }
+    Ok(())
 }
 
 fn tail(text: &str) -> &str {

@@ -8,10 +8,10 @@
 use std::{
     collections::BTreeMap,
     fs::{self, File, OpenOptions, TryLockError},
-    io::{BufRead as _, BufReader, Write as _},
+    io::{BufRead as _, BufReader, Read as _, Seek as _, Write as _},
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
-    process::{Child, ChildStdin, ChildStdout, Command, Stdio},
+    process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
     thread,
     time::{Duration, Instant},
 };
@@ -178,14 +178,13 @@ fn read_state(dir: &Path) -> anyhow::Result<Option<State>> {
 /// Starts the supervisor apart from our process group, so that an interrupt from the
 /// terminal reaches the test and not its control plane, and waits until it is ready.
 fn start_in_background(mut command: Command, dir: &Path) -> anyhow::Result<State> {
-    let log = dir.join("supervise.log");
-    let output = File::create(&log).with_context(|| format!("create {}", log.display()))?;
+    let log = create_log(dir)?;
     // A state from before would be taken for the new one's.
     let _ = fs::remove_file(dir.join("state.json"));
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(output)
+        .stderr(log.try_clone()?)
         .process_group(0)
         .spawn()
         .with_context(|| format!("start {}", command.get_program().display()))?;
@@ -195,7 +194,7 @@ fn start_in_background(mut command: Command, dir: &Path) -> anyhow::Result<State
             return Ok(state);
         }
         if let Some(status) = child.try_wait()? {
-            return Err(start_failure(status, &log));
+            return Err(start_failure(status, log));
         }
         if start.elapsed() > START_LIMIT {
             let _ = child.kill();
@@ -209,8 +208,23 @@ fn start_in_background(mut command: Command, dir: &Path) -> anyhow::Result<State
     }
 }
 
-fn start_failure(status: std::process::ExitStatus, log: &Path) -> anyhow::Error {
-    let said = fs::read_to_string(log).unwrap_or_default();
+/// The file for what a supervisor says. Its end is read from our handle: the file may
+/// be gone with the directory by then.
+fn create_log(dir: &Path) -> anyhow::Result<File> {
+    let path = dir.join("supervise.log");
+    OpenOptions::new()
+        .create(true)
+        .truncate(true)
+        .read(true)
+        .write(true)
+        .open(&path)
+        .with_context(|| format!("create {}", path.display()))
+}
+
+fn start_failure(status: ExitStatus, mut log: File) -> anyhow::Error {
+    let mut said = Vec::new();
+    let _ = log.rewind().and_then(|()| log.read_to_end(&mut said));
+    let said = String::from_utf8_lossy(&said);
     anyhow!(
         "the control plane did not start ({status}): {}",
         said.trim()
@@ -316,13 +330,13 @@ impl Owned {
     /// removed when it ends, unless the command `keep` says otherwise.
     pub fn start(programs: &Programs, dir: &Path, settings: &Settings) -> anyhow::Result<Self> {
         fs::create_dir_all(dir).with_context(|| format!("make {}", dir.display()))?;
-        let log = dir.join("supervise.log");
+        let log = create_log(dir)?;
         let mut child = programs
             .command(dir, settings)
             .arg("--remove")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(File::create(&log).with_context(|| format!("create {}", log.display()))?)
+            .stderr(log.try_clone()?)
             .process_group(0)
             .spawn()
             .with_context(|| format!("start {}", programs.supervise.display()))?;
@@ -331,7 +345,7 @@ impl Owned {
         let mut line = String::new();
         answers.read_line(&mut line)?;
         if line.is_empty() {
-            return Err(start_failure(child.wait()?, &log));
+            return Err(start_failure(child.wait()?, log));
         }
         let state = serde_json::from_str(&line).with_context(|| format!("read '{line}'"))?;
         Ok(Self {

@@ -37,9 +37,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if !args.no_setup {
         step("set-up", || setup::for_tests().map(drop))?;
     }
-    // One build for both: the same features, so the binary is not linked twice.
     step("build", || {
-        run_command(cargo().args(["build", "--workspace", "--bins", "--tests"]))
+        let mut build = cargo();
+        build.args(["build", "--bins"]);
+        if names_package(&args.args) {
+            run_command(build.args(["--package", "gpuwarden"]))
+        } else {
+            // With the tests: the same features, so nothing is built twice.
+            run_command(build.args(["--tests", "--workspace"]))
+        }
     })?;
     let binary = target_dir()?.join("debug/gpuwarden");
     let skips = tempfile::NamedTempFile::new()?;
@@ -71,15 +77,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 fn test_command(args: &[String]) -> Command {
     let mut command = cargo();
     command.args(["test", "--no-fail-fast"]);
-    let cargo_args = args.iter().take_while(|arg| *arg != "--");
-    let names_package = |arg: &String| {
-        arg.starts_with("--package") || (arg.starts_with("-p") && !arg.starts_with("--"))
-    };
-    if !cargo_args.into_iter().any(names_package) {
+    if !names_package(args) {
         command.arg("--workspace");
     }
     command.args(args);
     command
+}
+
+/// Whether the arguments for cargo, not those for the tests, choose packages.
+fn names_package(args: &[String]) -> bool {
+    args.iter()
+        .take_while(|arg| *arg != "--")
+        .any(|arg| arg.starts_with("--package") || arg.starts_with("-p"))
 }
 
 fn hold_control_planes() -> anyhow::Result<Vec<File>> {

@@ -126,8 +126,13 @@ func (c *cluster) plan(base int) error {
 		"--anonymous-auth=true", // readyz without credentials
 		"--allow-privileged=true",
 		// Counts every call by user agent, verb and resource.
-		"--audit-policy-file="+pki("audit.yaml"), "--audit-log-path="+filepath.Join(c.opts.dir, "log", "audit.json"))
-	if _, err := os.Stat(asset("kube-controller-manager")); err == nil {
+		"--audit-policy-file="+pki("audit.yaml"), "--audit-log-path="+filepath.Join(c.opts.dir, "log", "audit.json"),
+		"--audit-log-maxsize=500", "--audit-log-maxbackup=1")
+	if _, err := os.Stat(asset("kube-controller-manager")); err != nil {
+		// Nobody makes the accounts without which pods would be refused.
+		apiserver := c.find("kube-apiserver")
+		apiserver.args = append(apiserver.args, "--disable-admission-plugins=ServiceAccount")
+	} else {
 		add("kube-controller-manager", asset("kube-controller-manager"),
 			"--kubeconfig="+pki("controller-manager.kubeconfig"),
 			"--authentication-kubeconfig="+pki("controller-manager.kubeconfig"),
@@ -252,7 +257,11 @@ func (c *cluster) stopAll() {
 		_ = c.programs[i].kill()
 	}
 	_ = os.Remove(filepath.Join(c.opts.dir, "state.json"))
-	if c.opts.remove {
+	switch {
+	case c.opts.remove:
 		_ = os.RemoveAll(c.opts.dir)
+	case c.opts.hold != "":
+		// Nobody will need the data again. The logs may explain a failure.
+		_ = os.RemoveAll(filepath.Join(c.opts.dir, "etcd"))
 	}
 }

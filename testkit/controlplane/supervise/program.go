@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"strings"
 	"sync"
 	"syscall"
+	"time"
 )
 
 // program is one child process and how to start it, any number of times.
@@ -93,7 +95,34 @@ func (p *program) kill() error {
 	return nil
 }
 
-func (p *program) freeze() error { return p.signal(syscall.SIGSTOP) }
+// freeze returns when every thread has stopped: on a busy machine the first of them
+// may have to wait for a processor before it can take the signal, and the others work on.
+func (p *program) freeze() error {
+	if err := p.signal(syscall.SIGSTOP); err != nil {
+		return err
+	}
+	pid := p.pid()
+	for end := time.Now().Add(10 * time.Second); time.Now().Before(end); time.Sleep(time.Millisecond) {
+		if stopped(pid) {
+			return nil
+		}
+	}
+	return fmt.Errorf("%s does not stop", p.name)
+}
+
+// stopped reads the state of all threads.
+func stopped(pid int) bool {
+	files, err := filepath.Glob(fmt.Sprintf("/proc/%d/task/*/stat", pid))
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		// The state follows the name, which stands in parentheses.
+		_, state, _ := strings.Cut(string(text), ") ")
+		if err == nil && !strings.HasPrefix(state, "T") {
+			return false
+		}
+	}
+	return err == nil && len(files) > 0
+}
 
 func (p *program) thaw() error { return p.signal(syscall.SIGCONT) }
 
