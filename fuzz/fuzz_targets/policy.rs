@@ -1,11 +1,11 @@
-//! A policy file: any text, and its rules evaluated where it is one.
+//! A policy: any text as a file, or behind a `=` as one expression, evaluated where it is one.
 
 #![no_main]
 
 use std::sync::LazyLock;
 
 use contract::{BehaviourOverrides, Entity, HealthEvent};
-use domain::policy::{NodeVariable, Policy, event_variable};
+use domain::policy::{NodeVariable, Policy, Rule, RuleKind, event_variable};
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, json};
 
@@ -47,25 +47,35 @@ static NODE: LazyLock<Value> = LazyLock::new(|| {
 });
 
 fuzz_target!(|text: &str| {
+    // Most changes to a file spoil the file before its expressions are looked at.
+    match text.strip_prefix('=') {
+        Some(expression) => {
+            for kind in [RuleKind::HealthEvent, RuleKind::Node] {
+                match Rule::compile(kind, expression) {
+                    Ok(rule) => evaluate(&rule),
+                    Err(what) => assert!(!what.contains('\n'), "{what:?}"),
+                }
+            }
+        }
+        None => file(text),
+    }
+});
+
+fn file(text: &str) {
     match Policy::parse(text, SOURCE) {
         Ok(policy) => {
-            let node = NodeVariable::new(&NODE);
             for rule_set in &policy.rule_sets {
-                let _ = rule_set.answer(&EVENT, &node);
-                // Evaluated alone as well: an answer stops at the first rule that decides.
-                for rule in rule_set.any.iter().chain(&rule_set.all) {
-                    let _ = rule.holds(&EVENT, &node);
-                }
+                let _ = rule_set.answer(&EVENT, &NodeVariable::new(&NODE));
+                // Each one, too: an answer stops at the first rule that decides.
+                rule_set.any.iter().chain(&rule_set.all).for_each(evaluate);
             }
         }
         Err(error) => {
             assert!(!error.findings.is_empty());
             for finding in &error.findings {
-                let rest = finding
-                    .strip_prefix(SOURCE)
-                    .and_then(|r| r.strip_prefix(':'));
-                let line = rest.and_then(|rest| rest.split_once(": "));
-                let line = line.and_then(|(line, _)| line.parse::<usize>().ok());
+                let place = finding.strip_prefix(SOURCE);
+                let place = place.and_then(|rest| rest.strip_prefix(':')?.split_once(": "));
+                let line = place.and_then(|(line, _)| line.parse::<usize>().ok());
                 let last = text.matches('\n').count() + 1;
                 assert!(
                     line.is_some_and(|line| (1..=last).contains(&line)),
@@ -74,4 +84,10 @@ fuzz_target!(|text: &str| {
             }
         }
     }
-});
+}
+
+fn evaluate(rule: &Rule) {
+    if let Err(why) = rule.holds(&EVENT, &NodeVariable::new(&NODE)) {
+        assert!(!why.contains('\n'), "{why:?}");
+    }
+}
