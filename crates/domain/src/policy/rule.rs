@@ -15,6 +15,15 @@ pub enum RuleKind {
     Node,
 }
 
+/// Longest expression, in bytes. The longest rule known in the field has about 700.
+pub const MAX_EXPRESSION_BYTES: usize = 4096;
+/// Deepest nesting of an expression, parentheses and chains of operators alike. It is
+/// evaluated recursively, on the stack of whoever asks.
+pub const MAX_DEPTH: usize = 128;
+/// Stack for compiling: enough for anything of [`MAX_EXPRESSION_BYTES`], before its depth
+/// is known. Only what is used of it takes memory.
+const COMPILE_STACK: usize = 256 * 1024 * 1024;
+
 /// A compiled expression.
 #[derive(Clone)]
 pub struct Rule {
@@ -96,6 +105,26 @@ impl Rule {
     ///
     /// The error is for the author of the policy.
     pub fn compile(kind: RuleKind, expression: &str) -> Result<Self, String> {
+        if expression.len() > MAX_EXPRESSION_BYTES {
+            let found = expression.len();
+            return Err(format!(
+                "has {found} bytes, at most {MAX_EXPRESSION_BYTES} are taken; split it into several rules"
+            ));
+        }
+        // Parser and checks recurse as deeply as the expression is nested, which can be
+        // deeper than the stack of a thread; so they get one that is deep enough.
+        let builder = std::thread::Builder::new().stack_size(COMPILE_STACK);
+        std::thread::scope(|scope| {
+            let compiling = builder.spawn_scoped(scope, || Self::compile_here(kind, expression));
+            match compiling.map(std::thread::ScopedJoinHandle::join) {
+                Ok(Ok(compiled)) => compiled,
+                Ok(Err(_)) => Err("cannot be compiled: the CEL library fails on it".to_owned()),
+                Err(error) => Err(format!("cannot be compiled: no thread for it: {error}")),
+            }
+        })
+    }
+
+    fn compile_here(kind: RuleKind, expression: &str) -> Result<Self, String> {
         let program = ENVIRONMENT
             .compile(expression)
             .map_err(|error| format!("does not parse: {}", one_line(&error.to_string())))?;
@@ -104,6 +133,13 @@ impl Rule {
             expression: expression.to_owned(),
             program: Arc::new(program),
         };
+        let depth = depth(rule.program.expression());
+        if depth > MAX_DEPTH {
+            return Err(format!(
+                "is nested {depth} deep, at most {MAX_DEPTH} are taken; use lists ('x in [a, b]') or \
+                 several rules"
+            ));
+        }
         let mut bound = Vec::new();
         check_names(rule.program.expression(), kind, &mut bound)?;
         // Evaluated once, so that a result of another type, or a function that does not
@@ -207,6 +243,50 @@ fn samples(kind: RuleKind) -> Vec<CelValue> {
         .iter()
         .filter_map(|object| to_cel(object).ok())
         .collect()
+}
+
+/// How deeply an expression is nested.
+fn depth(at: &IdedExpr) -> usize {
+    let of_entry = |entry: &EntryExpr| match entry {
+        EntryExpr::MapEntry(entry) => depth(&entry.key).max(depth(&entry.value)),
+        EntryExpr::StructField(field) => depth(&field.value),
+    };
+    let deepest = match &at.expr {
+        Expr::Select(select) => depth(&select.operand),
+        Expr::Call(call) => call
+            .args
+            .iter()
+            .chain(call.target.as_deref())
+            .map(depth)
+            .max()
+            .unwrap_or(0),
+        Expr::List(list) => list.elements.iter().map(depth).max().unwrap_or(0),
+        Expr::Map(map) => map
+            .entries
+            .iter()
+            .map(|entry| of_entry(&entry.expr))
+            .max()
+            .unwrap_or(0),
+        Expr::Struct(fields) => fields
+            .entries
+            .iter()
+            .map(|entry| of_entry(&entry.expr))
+            .max()
+            .unwrap_or(0),
+        Expr::Comprehension(inner) => [
+            &inner.iter_range,
+            &inner.accu_init,
+            &inner.loop_cond,
+            &inner.loop_step,
+            &inner.result,
+        ]
+        .into_iter()
+        .map(depth)
+        .max()
+        .unwrap_or(0),
+        Expr::Ident(_) | Expr::Literal(_) | Expr::Unspecified => 0,
+    };
+    1 + deepest
 }
 
 /// Refuses variables, and first-level fields of them, that do not exist.

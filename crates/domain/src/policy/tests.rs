@@ -211,6 +211,43 @@ fn what_is_wrong_is_named_with_file_line_and_hint() {
 }
 
 #[test]
+fn what_is_too_deep_or_too_long_is_refused_and_does_not_overflow_the_stack() {
+    let deep = |count: usize| {
+        [
+            format!("{}true{}", "(".repeat(count), ")".repeat(count)),
+            format!("{}true", "!".repeat(count)),
+            format!("{}[[]]{} == []", "[".repeat(count), "]".repeat(count)),
+            format!("0{} == 1", "+1".repeat(count)),
+            format!("true{}", "&&true".repeat(count)),
+            format!("{}true{}", "true?".repeat(count), ":true".repeat(count)),
+            format!("event.metadata{} == 1", ".a".repeat(count)),
+            format!("{}1{} == 1", "-(".repeat(count), ")".repeat(count)),
+        ]
+    };
+    for expression in deep(400).into_iter().chain(deep(1_000)) {
+        // What is refused is refused with a reason; parentheses and pairs alone nest nothing.
+        if let Err(why) = Rule::compile(RuleKind::HealthEvent, &expression) {
+            let known = ["nested", "bytes", "true or false", "does not parse"];
+            assert!(known.iter().any(|part| why.contains(part)), "{why}");
+        }
+    }
+    let chain = format!("0{} == 1", "+1".repeat(400));
+    assert!(
+        Rule::compile(RuleKind::HealthEvent, &chain)
+            .unwrap_err()
+            .contains("nested")
+    );
+    let long = format!("event.agent == '{}'", "x".repeat(MAX_EXPRESSION_BYTES));
+    assert!(
+        Rule::compile(RuleKind::HealthEvent, &long)
+            .unwrap_err()
+            .contains("4096")
+    );
+    let usual = vec!["event.isFatal"; 60].join(" || ");
+    Rule::compile(RuleKind::HealthEvent, &usual).unwrap();
+}
+
+#[test]
 fn all_findings_are_reported_at_once() {
     let text = format!(
         "{}{}",
