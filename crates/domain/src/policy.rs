@@ -11,7 +11,7 @@ use contract::HealthEvent;
 use serde_json::Value;
 
 pub use load::PolicyError;
-pub use rule::{MAX_DEPTH, MAX_EXPRESSION_BYTES, NodeVariable, Rule, RuleKind};
+pub use rule::{MAX_DEPTH, MAX_EXPRESSION_BYTES, MAX_LOOPS, NodeVariable, Rule, RuleKind};
 
 use crate::node::Taint;
 

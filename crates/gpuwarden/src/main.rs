@@ -22,6 +22,8 @@ fn start(threads: bool, future: impl Future<Output = anyhow::Result<ExitCode>>) 
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         builder
             .worker_threads(cores.min(4))
+            // Rules are evaluated recursively. Only what is used of it takes memory.
+            .thread_stack_size(8 * 1024 * 1024)
             .max_blocking_threads(16);
         builder
     } else {

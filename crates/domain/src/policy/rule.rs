@@ -19,7 +19,10 @@ pub enum RuleKind {
 pub const MAX_EXPRESSION_BYTES: usize = 4096;
 /// Deepest nesting of an expression, parentheses and chains of operators alike. It is
 /// evaluated recursively, on the stack of whoever asks.
-pub const MAX_DEPTH: usize = 128;
+pub const MAX_DEPTH: usize = 64;
+/// Most loops (`all`, `exists`, `map`, `filter` ...) inside, or over the result of, one
+/// another: each multiplies the work and the memory of the ones before.
+pub const MAX_LOOPS: usize = 3;
 /// Stack for compiling: enough for anything of [`MAX_EXPRESSION_BYTES`], before its depth
 /// is known. Only what is used of it takes memory.
 const COMPILE_STACK: usize = 256 * 1024 * 1024;
@@ -140,6 +143,13 @@ impl Rule {
                  several rules"
             ));
         }
+        let loops = loops(rule.program.expression());
+        if loops > MAX_LOOPS {
+            return Err(format!(
+                "has {loops} loops (all, exists, map, filter ...) inside one another, at most \
+                 {MAX_LOOPS} are taken; use several rules"
+            ));
+        }
         let mut bound = Vec::new();
         check_names(rule.program.expression(), kind, &mut bound)?;
         // Evaluated once, so that a result of another type, or a function that does not
@@ -247,46 +257,47 @@ fn samples(kind: RuleKind) -> Vec<CelValue> {
 
 /// How deeply an expression is nested.
 fn depth(at: &IdedExpr) -> usize {
-    let of_entry = |entry: &EntryExpr| match entry {
-        EntryExpr::MapEntry(entry) => depth(&entry.key).max(depth(&entry.value)),
-        EntryExpr::StructField(field) => depth(&field.value),
-    };
-    let deepest = match &at.expr {
-        Expr::Select(select) => depth(&select.operand),
-        Expr::Call(call) => call
-            .args
-            .iter()
-            .chain(call.target.as_deref())
-            .map(depth)
-            .max()
-            .unwrap_or(0),
-        Expr::List(list) => list.elements.iter().map(depth).max().unwrap_or(0),
+    1 + parts(at).into_iter().map(depth).max().unwrap_or(0)
+}
+
+/// How many loops of an expression are inside one another.
+fn loops(at: &IdedExpr) -> usize {
+    let own = usize::from(matches!(at.expr, Expr::Comprehension(_)));
+    own + parts(at).into_iter().map(loops).max().unwrap_or(0)
+}
+
+/// The expressions that an expression consists of.
+fn parts(at: &IdedExpr) -> Vec<&IdedExpr> {
+    match &at.expr {
+        Expr::Select(select) => vec![&select.operand],
+        Expr::Call(call) => call.args.iter().chain(call.target.as_deref()).collect(),
+        Expr::List(list) => list.elements.iter().collect(),
         Expr::Map(map) => map
             .entries
             .iter()
-            .map(|entry| of_entry(&entry.expr))
-            .max()
-            .unwrap_or(0),
+            .flat_map(|entry| of_entry(&entry.expr))
+            .collect(),
         Expr::Struct(fields) => fields
             .entries
             .iter()
-            .map(|entry| of_entry(&entry.expr))
-            .max()
-            .unwrap_or(0),
-        Expr::Comprehension(inner) => [
+            .flat_map(|entry| of_entry(&entry.expr))
+            .collect(),
+        Expr::Comprehension(inner) => vec![
             &inner.iter_range,
             &inner.accu_init,
             &inner.loop_cond,
             &inner.loop_step,
             &inner.result,
-        ]
-        .into_iter()
-        .map(depth)
-        .max()
-        .unwrap_or(0),
-        Expr::Ident(_) | Expr::Literal(_) | Expr::Unspecified => 0,
-    };
-    1 + deepest
+        ],
+        Expr::Ident(_) | Expr::Literal(_) | Expr::Unspecified => Vec::new(),
+    }
+}
+
+fn of_entry(entry: &EntryExpr) -> Vec<&IdedExpr> {
+    match entry {
+        EntryExpr::MapEntry(entry) => vec![&entry.key, &entry.value],
+        EntryExpr::StructField(field) => vec![&field.value],
+    }
 }
 
 /// Refuses variables, and first-level fields of them, that do not exist.

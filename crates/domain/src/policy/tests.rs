@@ -237,6 +237,14 @@ fn what_is_too_deep_or_too_long_is_refused_and_does_not_overflow_the_stack() {
             .unwrap_err()
             .contains("nested")
     );
+    let nested = (0..6).fold("true".to_owned(), |inner, n| {
+        format!("[1,2].all(x{n}, {inner})")
+    });
+    let doubling = format!("['a']{} == []", ".map(x, x + x)".repeat(40));
+    for expression in [nested, doubling] {
+        let why = Rule::compile(RuleKind::HealthEvent, &expression).unwrap_err();
+        assert!(why.contains("loops"), "{why}");
+    }
     let long = format!("event.agent == '{}'", "x".repeat(MAX_EXPRESSION_BYTES));
     assert!(
         Rule::compile(RuleKind::HealthEvent, &long)

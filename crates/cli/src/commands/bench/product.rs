@@ -219,6 +219,7 @@ mod tests {
     fn a_lock_is_held_until_it_is_dropped() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("lock");
+        File::create(&path).unwrap();
         let held = lock(path.to_str().unwrap()).unwrap();
         let other = File::open(&path).unwrap();
         assert!(other.try_lock().is_err());
