@@ -22,13 +22,12 @@ fuzz_target!(|log: &[u8]| {
             (Some(Line::Xid(xid)), Some(finding)) => {
                 assert_eq!(finding.kind, Kind::Xid(xid.code));
             }
-            // It adds nothing right after an XID of the same GPU.
-            (Some(Line::FallenOffBus { .. }), None) => {}
             (Some(Line::FallenOffBus { .. }), Some(finding)) => {
                 assert!(finding.fatal);
                 assert!(matches!(finding.kind, Kind::FallenOffBus { .. }));
             }
-            (Some(Line::GpuName { .. }) | None, None) => {}
+            // Right after an XID of the same GPU, the fall adds nothing.
+            (Some(Line::FallenOffBus { .. } | Line::GpuName { .. }) | None, None) => {}
             (said, finding) => panic!("{said:?} gave {finding:?}"),
         }
         if let Some(finding) = finding {

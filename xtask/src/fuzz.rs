@@ -1,9 +1,10 @@
 //! `cargo xtask fuzz`: the targets of `fuzz/`, one after the other, each for a bounded time.
 //!
 //! Each target is a libFuzzer program (crate `libfuzzer-sys`), started on the hand-written inputs
-//! in `fuzz/corpus-seed/TARGET` and on those that earlier runs found worth keeping, with the words of
-//! `fuzz/dictionaries/TARGET.dict` where there is one. The build and the kept inputs are in the
-//! user's cache directory. What made a target fail is written to `fuzz/artifacts/TARGET`.
+//! in `fuzz/corpus-seed/TARGET`, with the words of `fuzz/dictionaries/TARGET.dict` where there is
+//! one. Inputs that a run finds are not kept for the next, which would take ever longer to begin;
+//! but what makes a target fail is, in `fuzz/artifacts/TARGET`. The build is in the user's cache
+//! directory.
 
 use std::{
     fmt,
@@ -126,7 +127,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let mut findings = 0;
     for target in targets {
         let log = dir.join(format!("{target}.log"));
-        if !fuzz(*target, args.seconds, &programs, &dir, &log)? {
+        if !fuzz(*target, args.seconds, &programs, &log)? {
             findings += 1;
         }
     }
@@ -183,20 +184,13 @@ fn program(programs: &Path, target: Target) -> Command {
 }
 
 /// Runs one target; whether it found nothing.
-fn fuzz(
-    target: Target,
-    seconds: u32,
-    programs: &Path,
-    dir: &Path,
-    log: &Path,
-) -> anyhow::Result<bool> {
+fn fuzz(target: Target, seconds: u32, programs: &Path, log: &Path) -> anyhow::Result<bool> {
     println!("==> {target}: {seconds} s");
-    let corpus = dir.join("corpus").join(target.to_string());
+    // For the inputs that it finds; it would put them beside our own otherwise.
+    let corpus = tempfile::tempdir()?;
     let package = workspace_root().join("fuzz");
     let artifacts = package.join("artifacts").join(target.to_string());
-    for dir in [&corpus, &artifacts] {
-        fs::create_dir_all(dir).with_context(|| format!("create {}", dir.display()))?;
-    }
+    fs::create_dir_all(&artifacts).with_context(|| format!("create {}", artifacts.display()))?;
     let mut command = program(programs, target);
     let dictionary = package.join(format!("dictionaries/{target}.dict"));
     if dictionary.is_file() {
@@ -208,7 +202,7 @@ fn fuzz(
         .arg(format!("-max_total_time={seconds}"))
         .arg("-print_final_stats=1")
         .arg(format!("-artifact_prefix={}/", artifacts.display()))
-        .arg(&corpus)
+        .arg(corpus.path())
         .arg(package.join("corpus-seed").join(target.to_string()))
         .stdin(Stdio::null())
         .stdout(out.try_clone()?)
