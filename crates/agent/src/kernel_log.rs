@@ -16,6 +16,7 @@ use domain::decode::KernelLogDecoder;
 use host::boot::BootId;
 use host::kernel_log::{Event, Position, Record, Source, Spec};
 use jiff::{SignedDuration, Timestamp};
+use runtime::logging::chain;
 use runtime::metrics::Metrics;
 use runtime::sources::{HEARTBEAT, SourceHandle, SourceState, Sources};
 use tokio_util::sync::CancellationToken;
@@ -134,7 +135,7 @@ impl KernelLogMonitor {
                     });
                     return Some(source);
                 }
-                Err(error) => self.cannot_read(&describe(&error), &mut said),
+                Err(error) => self.cannot_read(&chain(&error), &mut said),
             }
             tokio::select! {
                 () = cancel.cancelled() => return None,
@@ -197,7 +198,7 @@ impl KernelLogMonitor {
                 return true;
             }
             if let Err(error) = read {
-                self.cannot_read(&describe(&error), &mut None);
+                self.cannot_read(&chain(&error), &mut None);
                 tokio::select! {
                     () = cancel.cancelled() => return true,
                     () = tokio::time::sleep(RETRY) => return false,
@@ -277,11 +278,11 @@ impl KernelLogMonitor {
             match self.connector.accept(batch.clone()).await {
                 Ok(_) => return true,
                 Err(error) if error.is_retryable() => {
-                    tracing::warn!(err = %describe(&error), "events wait for the store");
+                    tracing::warn!(err = %chain(&error), "events wait for the store");
                 }
                 Err(error) => {
                     // Invalid in itself: trying again would stop the log for ever.
-                    tracing::error!(err = %describe(&error), "events of the kernel log were refused");
+                    tracing::error!(err = %chain(&error), "events of the kernel log were refused");
                     self.metrics.refused.inc();
                     return true;
                 }
@@ -364,18 +365,6 @@ pub fn event_of_line(line: &str, node_name: &str, at: Timestamp) -> Option<Healt
         earlier_in_boot: false,
         place: None,
     }))
-}
-
-/// An error with its causes, in one line.
-fn describe(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -41,3 +41,15 @@ pub fn start(filter: &str, format: LogFormat, colour: bool) -> Result<(), Filter
     }
     Ok(())
 }
+
+/// An error with its causes, in one line, for a log or a person.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}

@@ -9,6 +9,7 @@ use domain::journal::EntryKind;
 use domain::node::{NodeChange, NodeView};
 use domain::session::{Failure, Intent, Patch, Phase};
 use jiff::SignedDuration;
+use runtime::logging::chain;
 use serde_json::json;
 use tokio::task::JoinError;
 
@@ -171,16 +172,4 @@ impl Quarantine {
         }
         self.dirty.insert(name.to_owned());
     }
-}
-
-/// An error with its causes, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
