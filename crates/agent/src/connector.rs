@@ -10,7 +10,7 @@ mod server;
 
 use std::sync::Arc;
 
-use contract::{HealthEvent, HealthEvents};
+use contract::HealthEvents;
 use domain::event::{self, MAX_EVENTS, Problem};
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
@@ -108,15 +108,6 @@ impl Connector {
             );
         }
         Err(AcceptError::Invalid { invalid, stored })
-    }
-
-    /// Accepts one event of our own monitors.
-    pub async fn accept_one(&self, event: HealthEvent) -> Result<Vec<Appended>, AcceptError> {
-        self.accept(HealthEvents {
-            version: contract::EVENT_VERSION,
-            events: vec![event],
-        })
-        .await
     }
 }
 

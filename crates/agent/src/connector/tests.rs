@@ -1,5 +1,5 @@
-use contract::Entity;
 use contract::proto::platform_connector_client::PlatformConnectorClient;
+use contract::{Entity, HealthEvent};
 use store::EventQuery;
 use store::sqlite::SqliteStore;
 use tokio_util::sync::CancellationToken;
@@ -156,7 +156,7 @@ async fn limits_are_stated_in_the_answer() {
     );
     let mut long = event("0");
     long.check_name = "x".repeat(254);
-    let error = connector.accept_one(long).await.unwrap_err();
+    let error = connector.accept(batch(vec![long])).await.unwrap_err();
     assert!(error.to_string().contains("at most 253"), "{error}");
     // A request over the size limit is refused by gRPC itself, and the server lives on.
     let mut client = served.client().await.max_encoding_message_size(64 << 20);

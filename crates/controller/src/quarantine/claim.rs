@@ -33,6 +33,9 @@ impl Quarantine {
         };
         let mut unknown = Vec::new();
         let listed = own.events.len();
+        // Only what the node still lists is worth remembering.
+        let known = &mut self.entry(&view.name).known;
+        known.retain(|id| own.events.iter().any(|event| event.id == *id));
         for event in own.events {
             if self.entry(&view.name).known.contains(&event.id) {
                 continue;
