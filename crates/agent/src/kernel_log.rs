@@ -11,6 +11,7 @@ mod position;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use connector::Connector;
 use contract::{EVENT_VERSION, HealthEvent, HealthEvents};
 use domain::decode::KernelLogDecoder;
 use host::boot::BootId;
@@ -21,7 +22,6 @@ use runtime::metrics::Metrics;
 use runtime::sources::{HEARTBEAT, SourceHandle, SourceState, Sources};
 use tokio_util::sync::CancellationToken;
 
-use crate::connector::Connector;
 use metrics::KernelLogMetrics;
 use position::{PositionFile, Saved};
 

@@ -5,11 +5,11 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use agent::connector::{self, Connector};
 use agent::kernel_log::{Config as KernelLogConfig, KernelLogMonitor};
 use anyhow::Context as _;
 use cli::{ClusterSettings, Endpoint, ModeSetting, RunSettings};
 use cluster::{Cluster, ConnectOptions};
+use connector::Connector;
 use console::{Console, Info, api};
 use controller::quarantine::{Config as QuarantineConfig, Mode, Quarantine};
 use domain::policy::Policy;

@@ -8,18 +8,19 @@ use serde::Deserialize;
 use super::{Finding, relative};
 
 /// Each room's package and floor.
-const FLOORS: [(&str, u8); 11] = [
+const FLOORS: [(&str, u8); 12] = [
     ("gpuwarden-contract", 0),
     ("gpuwarden-domain", 1),
     ("gpuwarden-runtime", 2),
     ("gpuwarden-store", 2),
     ("gpuwarden-host", 2),
     ("gpuwarden-cluster", 2),
-    ("gpuwarden-agent", 3),
-    ("gpuwarden-controller", 3),
-    ("gpuwarden-console", 3),
-    ("gpuwarden-cli", 4),
-    ("gpuwarden", 5),
+    ("gpuwarden-connector", 3),
+    ("gpuwarden-agent", 4),
+    ("gpuwarden-controller", 4),
+    ("gpuwarden-console", 4),
+    ("gpuwarden-cli", 5),
+    ("gpuwarden", 6),
 ];
 
 /// Packages that stand outside the house. Rooms use them in tests only.
