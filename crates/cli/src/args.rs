@@ -29,7 +29,7 @@ pub enum Command {
         after_help = "Examples:\n  gpuwarden run\n  gpuwarden run --kubeconfig ~/.kube/config \
                             --node-name gpu-7 --quarantine --dry-run\n  journalctl -kf | gpuwarden run --kernel-log -"
     )]
-    Run(RunArgs),
+    Run(Box<RunArgs>),
     /// Find faults in kernel log text: one line per fault; exit 1 when a fatal one was found.
     #[command(
         after_help = "Examples:\n  dmesg | gpuwarden decode\n  gpuwarden decode /var/log/kern.log -o json"
@@ -55,6 +55,12 @@ pub enum Command {
     /// Tell the story of a node: every line, event, decision and API call, and what is awaited.
     #[command(after_help = "Examples:\n  gpuwarden explain\n  gpuwarden explain gpu-7 -o json")]
     Explain(ExplainArgs),
+    /// Look into the event store's file.
+    #[command(
+        after_help = "Examples:\n  gpuwarden store inspect\n  gpuwarden store inspect --data-dir \
+                            /var/lib/gpuwarden -o json"
+    )]
+    Store(StoreArgs),
     /// Print the reference of all commands and flags as Markdown.
     #[command(hide = true)]
     Reference,
@@ -91,6 +97,12 @@ pub struct RunArgs {
     /// On a first start, older lines are shown but open no fault [default: 15m].
     #[arg(long, env = "GPUWARDEN_HISTORY", value_name = "DURATION")]
     pub history: Option<String>,
+    /// How long events are kept; those of open faults stay [default: 30d].
+    #[arg(long, env = "GPUWARDEN_RETENTION", value_name = "DURATION")]
+    pub retention: Option<String>,
+    /// Room that the event store may take; beyond it the oldest events go [default: 1GiB].
+    #[arg(long, env = "GPUWARDEN_STORE_SIZE", value_name = "SIZE")]
+    pub store_size: Option<String>,
     /// Kubeconfig of the cluster that this node is in.
     #[arg(long, env = "GPUWARDEN_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
@@ -286,6 +298,29 @@ pub struct ExplainArgs {
     /// How to write it.
     #[command(flatten)]
     pub output: OutputArgs,
+}
+
+/// Arguments of `store`.
+#[derive(Args, Debug)]
+pub struct StoreArgs {
+    /// What to do.
+    #[command(subcommand)]
+    pub what: StoreCommand,
+}
+
+/// What `store` can do.
+#[derive(Subcommand, Debug)]
+pub enum StoreCommand {
+    /// Show what the file holds, how far its readers are, and whether it is sound. It may
+    /// be in use.
+    Inspect {
+        /// The data directory [default: where `run` keeps it].
+        #[arg(long, env = "GPUWARDEN_DATA_DIR", value_name = "DIRECTORY")]
+        data_dir: Option<PathBuf>,
+        /// How to write it.
+        #[command(flatten)]
+        output: OutputArgs,
+    },
 }
 
 /// Arguments of `bench`.

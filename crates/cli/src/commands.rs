@@ -7,6 +7,7 @@ mod events;
 mod explain;
 mod inject;
 mod status;
+mod store;
 
 use crate::args::Command;
 use crate::{EXIT_FAILED, EXIT_OK, output};
@@ -22,6 +23,7 @@ pub(crate) async fn execute(command: Command) -> anyhow::Result<u8> {
         Command::Status(args) => status::execute(&args).await,
         Command::Events(args) => events::execute(&args).await,
         Command::Explain(args) => explain::execute(&args).await,
+        Command::Store(args) => store::execute(&args),
         Command::Reference => {
             output::line(crate::reference::markdown().trim_end())?;
             Ok(EXIT_OK)

@@ -50,7 +50,7 @@ pub fn parse() -> Parsed {
         }
     };
     match cli.command {
-        Command::Run(args) => match RunSettings::resolve(args) {
+        Command::Run(args) => match RunSettings::resolve(*args) {
             Ok(settings) => Parsed::Run(Box::new(settings)),
             Err(error) => {
                 output::error(&error.into());

@@ -1,5 +1,7 @@
 //! What `run` is to do, from flags, environment, configuration file and defaults.
 
+mod amount;
+
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
@@ -17,6 +19,11 @@ const CONTRACT_SOCKET: &str = "/var/run/nvsentinel.sock";
 /// Data directory of root.
 const SYSTEM_DATA_DIR: &str = "/var/lib/gpuwarden";
 /// File in the data directory that tells clients where to find the process.
+/// Long enough to look back on the last incident of a node.
+const RETENTION: &str = "30d";
+const SHORTEST_RETENTION: SignedDuration = SignedDuration::from_hours(1);
+/// Hundreds of thousands of events.
+const STORE_SIZE: &str = "1GiB";
 const ENDPOINT_FILE: &str = "endpoint.json";
 
 /// What `run` is to do; everything decided.
@@ -36,6 +43,10 @@ pub struct RunSettings {
     pub kernel_log: Spec,
     /// On a first start, older lines open no fault.
     pub history: SignedDuration,
+    /// How long events are kept.
+    pub retention: SignedDuration,
+    /// Room that the event store may take (bytes).
+    pub store_size: u64,
     /// The cluster, if there is one.
     pub cluster: Option<ClusterSettings>,
     /// Whether to act.
@@ -126,6 +137,8 @@ struct FileSettings {
     listen: Option<SocketAddr>,
     kernel_log: Option<String>,
     history: Option<String>,
+    retention: Option<String>,
+    store_size: Option<String>,
     kubeconfig: Option<PathBuf>,
     context: Option<String>,
     observe: Option<bool>,
@@ -159,15 +172,20 @@ impl RunSettings {
             .history
             .or(file.history)
             .unwrap_or_else(|| "15m".to_owned());
-        let history = history
-            .parse::<SignedDuration>()
-            .ok()
-            .filter(|span| !span.is_negative())
-            .ok_or(SettingsError::Value {
-                name: "--history",
-                value: history,
-                what: "is no duration such as 15m, 2h or 90s".to_owned(),
-            })?;
+        let history = amount::duration("--history", &history)?;
+        let retention = args.retention.or(file.retention);
+        let retention = amount::duration("--retention", retention.as_deref().unwrap_or(RETENTION))?;
+        if retention < SHORTEST_RETENTION {
+            return Err(SettingsError::Value {
+                name: "--retention",
+                value: retention.to_string(),
+                what: "is less than an hour: what has just happened could not be explained"
+                    .to_owned(),
+            });
+        }
+        let store_size = args.store_size.or(file.store_size);
+        let store_size =
+            amount::bytes("--store-size", store_size.as_deref().unwrap_or(STORE_SIZE))?;
         let kernel_log = args
             .kernel_log
             .or(file.kernel_log)
@@ -244,6 +262,8 @@ impl RunSettings {
                 .unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_PORT))),
             kernel_log,
             history,
+            retention,
+            store_size,
             cluster,
             mode,
             policy: args.policy.or(file.policy),

@@ -5,3 +5,4 @@
 //! the store and the cluster, and carries out what they say.
 
 pub mod quarantine;
+pub mod retention;

@@ -12,6 +12,7 @@ use cluster::{Cluster, ConnectOptions};
 use connector::Connector;
 use console::{Console, Info, api};
 use controller::quarantine::{Config as QuarantineConfig, Mode, Quarantine};
+use controller::retention::Retention;
 use domain::policy::Policy;
 use host::kernel_log::Spec;
 use jiff::Timestamp;
@@ -106,6 +107,14 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
         },
         &metrics,
     );
+    let retention = Retention {
+        store: Arc::clone(&events),
+        fleet: handles.view.clone(),
+        age: settings.retention,
+        max_bytes: settings.store_size,
+        clock,
+    };
+    let retention_metrics = metrics.clone();
     let console = Console {
         info: Info {
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -136,6 +145,8 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     workers.spawn(console::serve(listener, console, cancel.clone()));
     workers.spawn(quarantine.run(cancel.clone()));
     workers.spawn(handles.journal.run());
+    let until = cancel.clone();
+    workers.spawn(async move { retention.run(&retention_metrics, until).await });
     greet(&settings, &server);
 
     wait_for_signal().await?;

@@ -26,7 +26,8 @@ mod consumers;
 mod events;
 
 pub use self::bounds::{
-    answers_closed_after_close, keeps_all_when_reopened, refuses_what_is_over_a_limit,
+    answers_closed_after_close, deletes_the_oldest_where_there_is_too_much,
+    deletes_what_is_old_and_finished, keeps_all_when_reopened, refuses_what_is_over_a_limit,
 };
 pub use self::consumers::{
     feeds_a_follower_every_event_once, keeps_the_journal_in_order,
@@ -58,6 +59,8 @@ macro_rules! conformance_tests {
             keeps_the_journal_in_order
             updates_a_status
             states_what_it_holds
+            deletes_what_is_old_and_finished
+            deletes_the_oldest_where_there_is_too_much
             refuses_what_is_over_a_limit
             keeps_all_when_reopened
             answers_closed_after_close

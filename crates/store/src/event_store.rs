@@ -68,6 +68,17 @@ pub trait EventStore: Send + Sync + 'static {
     /// What became of an event; `None` where there is no event with this id.
     async fn status(&self, id: &str) -> Result<Option<Status>, StoreError>;
 
+    /// Deletes events and journal entries that are old, or the oldest of them where they
+    /// take too much room: a part at a time, see [`Pruned::more`].
+    ///
+    /// Never deleted are events in `keep`, those that a consumer has not finished, and
+    /// the newest one. Positions of what was deleted are not given out again.
+    async fn prune(&self, prune: Prune) -> Result<Pruned, StoreError>;
+
+    /// What keeps the store from writing, such as a full disk; `None` while it writes.
+    /// [`prune`](Self::prune) tries again, so that it ends without an event to store.
+    fn trouble(&self) -> watch::Receiver<Option<String>>;
+
     /// How much there is.
     async fn stats(&self) -> Result<Stats, StoreError>;
 
@@ -135,6 +146,33 @@ pub struct Status {
 pub struct StatusPatch {
     /// `nodequarantined`.
     pub node_quarantined: Option<String>,
+}
+
+/// What may be deleted.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prune {
+    /// What was received, or written, before.
+    pub before: Timestamp,
+    /// Beyond this room (bytes, without what is free inside the file), the oldest.
+    pub max_bytes: u64,
+    /// Only events up to this position.
+    pub finished: u64,
+    /// Ids of events that are kept.
+    pub keep: Vec<String>,
+}
+
+/// What was deleted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pruned {
+    /// Events.
+    pub events: u64,
+    /// Journal entries.
+    pub entries: u64,
+    /// Whether another call would delete more.
+    pub more: bool,
+    /// Room taken beyond [`Prune::max_bytes`] (bytes). Without [`more`](Self::more) it
+    /// is what must not be deleted.
+    pub over: u64,
 }
 
 /// How much a store holds.

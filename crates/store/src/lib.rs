@@ -20,7 +20,8 @@ pub mod sqlite;
 
 pub use error::{BoxError, StoreError};
 pub use event_store::{
-    Appended, Checkpoint, EventQuery, EventStore, NewEvent, Stats, Status, StatusPatch,
+    Appended, Checkpoint, EventQuery, EventStore, NewEvent, Prune, Pruned, Stats, Status,
+    StatusPatch,
 };
 pub use limits::{
     MAX_APPEND, MAX_CHECKPOINT_BYTES, MAX_ENTRY_BYTES, MAX_JOURNAL, MAX_NAME_BYTES, MAX_PAGE,

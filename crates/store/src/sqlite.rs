@@ -7,12 +7,14 @@
 //!
 //! The directory has to be on a local file system: the write-ahead log needs shared
 //! memory. A full disk fails the calls that write, not those that read, and passes
-//! when there is room again.
+//! when there is room again; until then [`EventStore::trouble`] says so.
 
 mod append;
 mod checkpoint;
+mod inspect;
 mod journal;
 mod lock;
+mod prune;
 mod query;
 mod readers;
 mod schema;
@@ -28,12 +30,13 @@ use domain::journal::Entry;
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::watch;
 
+pub use self::inspect::{Consumer, Count, Inspection, NODES, inspect};
 use self::lock::Lock;
 use self::readers::Readers;
 use self::writer::Writer;
 use crate::{
-    Appended, BoxError, Checkpoint, EventQuery, EventStore, MAX_PAGE, NewEvent, Stats, Status,
-    StatusPatch, StoreError, limits,
+    Appended, BoxError, Checkpoint, EventQuery, EventStore, MAX_PAGE, NewEvent, Prune, Pruned,
+    Stats, Status, StatusPatch, StoreError, limits,
 };
 
 const FILE: &str = "events.db";
@@ -336,6 +339,24 @@ impl EventStore for SqliteStore {
         self.readers
             .read(move |connection| query::status(connection, &id))
             .await
+    }
+
+    async fn prune(&self, prune: Prune) -> Result<Pruned, StoreError> {
+        let in_trouble = self.writer.trouble().borrow().is_some();
+        let path = self.path.clone();
+        let write = move |connection: &Connection| {
+            if in_trouble && let Err(error) = prune::probe(connection, &path)? {
+                return Ok(Err(error));
+            }
+            prune::prune(connection, &prune).map(Ok)
+        };
+        self.writer
+            .call("delete old events", prune::CHUNK, write)
+            .await
+    }
+
+    fn trouble(&self) -> watch::Receiver<Option<String>> {
+        self.writer.trouble()
     }
 
     async fn stats(&self) -> Result<Stats, StoreError> {

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::{env, fs, io, process, thread, time};
 
 use gpuwarden_store::conformance::{event, event_without_time, read_feed};
-use gpuwarden_store::sqlite::{OpenError, SqliteStore};
-use gpuwarden_store::{EventStore, NewEvent, conformance_tests};
+use gpuwarden_store::sqlite::{self, OpenError, SqliteStore};
+use gpuwarden_store::{Checkpoint, EventStore, NewEvent, Prune, conformance_tests};
 use jiff::Timestamp;
 use tempfile::TempDir;
 
@@ -297,4 +297,180 @@ async fn acknowledged_events_survive_a_kill() {
         "{} events acknowledged",
         acknowledged.len()
     );
+}
+
+/// A small file system of its own, taken away at the end. `None`: this user may not
+/// mount one.
+struct SmallDisk {
+    dir: TempDir,
+}
+
+impl SmallDisk {
+    fn new(kib: u32) -> Option<Self> {
+        let dir = TempDir::new().unwrap();
+        let mounted = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={kib}k"), "tmpfs"])
+            .arg(dir.path())
+            .stderr(Stdio::null())
+            .status();
+        mounted
+            .is_ok_and(|status| status.success())
+            .then_some(Self { dir })
+    }
+
+    fn path(&self) -> &Path {
+        self.dir.path()
+    }
+
+    fn remount(&self, options: &str) {
+        let status = Command::new("mount")
+            .args(["-o", &format!("remount,{options}")])
+            .arg(self.path())
+            .status()
+            .unwrap();
+        assert!(status.success(), "remount {options}");
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(self.path()).status();
+    }
+}
+
+fn prune_nothing() -> Prune {
+    Prune {
+        before: Timestamp::UNIX_EPOCH,
+        max_bytes: u64::MAX,
+        finished: 0,
+        keep: Vec::new(),
+    }
+}
+
+#[tokio::test]
+async fn a_full_disk_refuses_loses_nothing_and_passes() {
+    let Some(disk) = SmallDisk::new(1_024) else {
+        eprintln!("skipped: may not mount a tmpfs");
+        return;
+    };
+    let store = SqliteStore::open(disk.path()).unwrap();
+    store.append(vec![event("n1", 0)]).await.unwrap();
+    assert_eq!(*store.trouble().borrow(), None);
+    let ballast = disk.path().join("ballast");
+    // Fails as soon as the disk is full, which is what it is for.
+    let _ = fs::write(&ballast, vec![1; 1_024 * 1_024]);
+    let mut acknowledged = 1;
+    let error = loop {
+        match store.append(vec![event("n1", acknowledged)]).await {
+            Ok(_) => acknowledged += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(error.is_retryable(), "{error}");
+    let trouble = store.trouble().borrow().clone();
+    assert!(
+        trouble.as_deref().is_some_and(|text| text.contains("full")),
+        "{trouble:?}"
+    );
+    assert_eq!(
+        read_feed(&store, 1_000).await.len(),
+        usize::try_from(acknowledged).unwrap()
+    );
+    store.prune(prune_nothing()).await.unwrap_err();
+    assert!(store.trouble().borrow().is_some(), "still full");
+
+    fs::remove_file(ballast).unwrap();
+    store.prune(prune_nothing()).await.unwrap();
+    assert_eq!(
+        *store.trouble().borrow(),
+        None,
+        "seen without an event to store"
+    );
+    store.append(vec![event("n1", acknowledged)]).await.unwrap();
+    store.close().await;
+    let store = SqliteStore::open(disk.path()).unwrap();
+    assert_eq!(
+        read_feed(&store, 1_000).await.len(),
+        usize::try_from(acknowledged + 1).unwrap()
+    );
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_disk_that_became_read_only_refuses_and_passes() {
+    let Some(disk) = SmallDisk::new(4_096) else {
+        eprintln!("skipped: may not mount a tmpfs");
+        return;
+    };
+    // Opened anew: a descriptor that is open for writing keeps the disk from changing.
+    let store = SqliteStore::open(disk.path()).unwrap();
+    store.append(vec![event("n1", 0)]).await.unwrap();
+    store.close().await;
+    disk.remount("ro");
+    let error = SqliteStore::open(disk.path()).unwrap_err();
+    let text = runtime_chain(&error);
+    assert!(
+        text.contains("Read-only") || text.contains("read-only"),
+        "{text}"
+    );
+    disk.remount("rw");
+    let store = SqliteStore::open(disk.path()).unwrap();
+    assert_eq!(read_feed(&store, 10).await.len(), 1);
+    store.append(vec![event("n1", 1)]).await.unwrap();
+    store.close().await;
+}
+
+fn runtime_chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        source = error.source();
+    }
+    text
+}
+
+#[tokio::test]
+async fn a_store_can_be_looked_into_while_it_is_in_use_and_afterwards() {
+    let dir = TempDir::new().unwrap();
+    let missing = sqlite::inspect(dir.path()).unwrap_err();
+    assert!(missing.is_retryable(), "{missing}");
+    let store = SqliteStore::open(dir.path()).unwrap();
+    let empty = sqlite::inspect(dir.path()).unwrap();
+    assert_eq!((empty.events, empty.oldest), (0, None));
+    let nodes = ["n1", "n2", "n1"];
+    store
+        .append(
+            nodes
+                .iter()
+                .zip(0..)
+                .map(|(node, n)| event(node, n))
+                .collect(),
+        )
+        .await
+        .unwrap();
+    let token = Checkpoint {
+        token: 2,
+        state: vec![0; 7],
+    };
+    store.save_checkpoint("reader", token).await.unwrap();
+    for in_use in [true, false] {
+        let found = sqlite::inspect(dir.path()).unwrap();
+        assert_eq!((found.events, found.newest_position), (3, 3));
+        assert_eq!(found.damage, [""; 0]);
+        let counts: Vec<_> = found
+            .nodes
+            .iter()
+            .map(|one| (one.name.as_str(), one.events))
+            .collect();
+        assert_eq!(counts, [("n1", 2), ("n2", 1)]);
+        let [reader] = found.consumers.as_slice() else {
+            panic!("{:?}", found.consumers)
+        };
+        assert_eq!((reader.token, reader.behind, reader.state_bytes), (2, 1, 7));
+        if in_use {
+            store.close().await;
+        }
+    }
 }

@@ -88,6 +88,11 @@ impl App {
                 cluster.server
             ));
         }
+        if let Some(trouble) = &*self.console.store.trouble().borrow() {
+            reasons.push(format!(
+                "the event store cannot write: {trouble}; events are refused and come again"
+            ));
+        }
         match self.ask_writer().await {
             Ok(()) => {}
             Err(Writer::Hangs) => reasons.push(format!(

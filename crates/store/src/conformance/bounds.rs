@@ -10,7 +10,7 @@ use tokio::task::JoinSet;
 use super::{Store, all, event, read_feed, time};
 use crate::{
     Appended, Checkpoint, MAX_APPEND, MAX_CHECKPOINT_BYTES, MAX_ENTRY_BYTES, MAX_JOURNAL,
-    MAX_NAME_BYTES, MAX_PAGE, StatusPatch, StoreError,
+    MAX_NAME_BYTES, MAX_PAGE, Prune, StatusPatch, StoreError,
 };
 
 /// What is over a limit is refused whole, with the limit; what is at it is taken.
@@ -208,5 +208,106 @@ pub async fn answers_closed_after_close(open: impl AsyncFn() -> Store) {
         .map(|r| r.id)
         .collect();
     assert_eq!(kept, acknowledged);
+    store.close().await;
+}
+
+/// Retention deletes what is old, but nothing that somebody still needs, and the feed
+/// goes on behind it.
+pub async fn deletes_what_is_old_and_finished(open: impl AsyncFn() -> Store) {
+    let store = open().await;
+    let appended = store
+        .append((0..10).map(|n| event("n1", n)).collect())
+        .await
+        .unwrap();
+    let entry = |n| Entry {
+        at: time(n),
+        node: "n1".to_owned(),
+        session: None,
+        kind: EntryKind::Call,
+        text: n.to_string(),
+        detail: serde_json::Value::Null,
+    };
+    store.journal((0..10).map(entry).collect()).await.unwrap();
+    let prune = Prune {
+        before: time(8),
+        max_bytes: u64::MAX,
+        finished: 7,
+        keep: vec![appended[2].id.clone()],
+    };
+    let token = |token| Checkpoint {
+        token,
+        state: Vec::new(),
+    };
+    store.save_checkpoint("slow", token(5)).await.unwrap();
+    let pruned = store.prune(prune.clone()).await.unwrap();
+    assert_eq!(
+        (pruned.events, pruned.entries),
+        (4, 8),
+        "up to the slowest, but one"
+    );
+    assert!(!pruned.more && pruned.over == 0);
+    let left = || async {
+        let records = read_feed(&*store, 100).await;
+        records.iter().map(|one| one.seq).collect::<Vec<_>>()
+    };
+    assert_eq!(left().await, [3, 6, 7, 8, 9, 10]);
+    assert!(store.event(&appended[2].id).await.unwrap().is_some());
+
+    store.save_checkpoint("slow", token(10)).await.unwrap();
+    store.prune(prune.clone()).await.unwrap();
+    assert_eq!(
+        left().await,
+        [3, 8, 9, 10],
+        "up to what the caller is done with"
+    );
+    let all = Prune {
+        before: time(1_000),
+        finished: u64::MAX,
+        keep: Vec::new(),
+        ..prune
+    };
+    store.prune(all).await.unwrap();
+    assert_eq!(left().await, [10], "the newest stays");
+    assert_eq!(store.timeline("n1", 100).await.unwrap(), []);
+    store.close().await;
+    let store = open().await;
+    assert_eq!(*store.latest().borrow(), 10);
+    let next = store.append(vec![event("n1", 77)]).await.unwrap();
+    assert_eq!(next[0].seq, 11, "no position is given out twice");
+    store.close().await;
+}
+
+/// Where there is too much, the oldest go first, whatever their age; what must stay is
+/// told as being over.
+pub async fn deletes_the_oldest_where_there_is_too_much(open: impl AsyncFn() -> Store) {
+    let store = open().await;
+    for from in 0..5 {
+        let events = (0..1_000).map(|n| event("n1", from * 1_000 + n)).collect();
+        store.append(events).await.unwrap();
+    }
+    // Opened anew, so that the room is what the events take, without a log beside them.
+    store.close().await;
+    let store = open().await;
+    let whole = store.stats().await.unwrap().bytes;
+    let mut prune = Prune {
+        before: time(0),
+        max_bytes: whole / 2,
+        finished: u64::MAX,
+        keep: Vec::new(),
+    };
+    while store.prune(prune.clone()).await.unwrap().more {}
+    let records = read_feed(&*store, 1_000).await;
+    assert!(
+        (500..4_500).contains(&records.len()) && records.last().unwrap().seq == 5_000,
+        "{} left",
+        records.len()
+    );
+    prune.max_bytes = 0;
+    prune.keep = records.iter().map(|record| record.id.clone()).collect();
+    let pruned = store.prune(prune).await.unwrap();
+    assert!(
+        pruned.events == 0 && pruned.over > 0 && !pruned.more,
+        "{pruned:?}"
+    );
     store.close().await;
 }

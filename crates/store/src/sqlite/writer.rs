@@ -38,6 +38,7 @@ pub(super) struct Writer {
     sender: RwLock<Option<mpsc::Sender<Request>>>,
     rows: Arc<Semaphore>,
     latest: watch::Receiver<u64>,
+    trouble: watch::Receiver<Option<String>>,
     /// Closed when the thread has let go of everything.
     ended: watch::Receiver<()>,
 }
@@ -76,7 +77,11 @@ struct Thread {
     wal: PathBuf,
     /// Size of the log at which folding it is tried next.
     fold_at: u64,
+    /// Rows that were changed up to the last commit.
+    changes: i64,
     latest: watch::Sender<u64>,
+    /// Why the last write failed, if it did.
+    trouble: watch::Sender<Option<String>>,
 }
 
 // === impl Writer ===
@@ -91,12 +96,15 @@ impl Writer {
     ) -> std::io::Result<Self> {
         let (sender, mut receiver) = mpsc::channel::<Request>(MAX_WAITING);
         let (latest_sender, latest) = watch::channel(latest);
+        let (trouble_sender, trouble) = watch::channel(None);
         let (end, ended) = watch::channel(());
         let mut thread = Thread {
             connection,
             wal,
             fold_at: MAX_WAL_BYTES,
+            changes: 0,
             latest: latest_sender,
+            trouble: trouble_sender,
         };
         thread::Builder::new()
             .name("event-store".to_owned())
@@ -124,12 +132,17 @@ impl Writer {
             sender: RwLock::new(Some(sender)),
             rows,
             latest,
+            trouble,
             ended,
         })
     }
 
     pub(super) fn latest(&self) -> watch::Receiver<u64> {
         self.latest.clone()
+    }
+
+    pub(super) fn trouble(&self) -> watch::Receiver<Option<String>> {
+        self.trouble.clone()
     }
 
     /// Runs `run` in the thread and answers when what it wrote is on disk.
@@ -195,6 +208,7 @@ impl Thread {
         match self.transact(&mut group) {
             Ok(()) => {
                 self.publish();
+                self.well();
                 for request in group {
                     request.call.answer(Ok(()));
                 }
@@ -207,6 +221,7 @@ impl Thread {
             }
             Err(Failed::Begin(error) | Failed::Inside(error)) => {
                 let error = Arc::new(error);
+                self.failing(&error);
                 for request in group {
                     request.call.answer(Err(Arc::clone(&error)));
                 }
@@ -239,6 +254,41 @@ impl Thread {
             }
             Err(error) => tracing::warn!(%error, "end of the event feed not readable"),
         }
+    }
+
+    /// Ends a trouble, once something was really written: a transaction that changes
+    /// nothing does not reach the disk.
+    fn well(&mut self) {
+        let changes = self.changes();
+        let wrote = changes != self.changes;
+        self.changes = changes;
+        if wrote && self.trouble.send_replace(None).is_some() {
+            tracing::info!("the event store writes again");
+        }
+    }
+
+    fn failing(&mut self, error: &Arc<rusqlite::Error>) {
+        // What was rolled back has been counted too.
+        self.changes = self.changes();
+        if !failure("write", Arc::clone(error)).is_retryable() {
+            return;
+        }
+        let what = error.to_string();
+        if self.trouble.borrow().as_deref() != Some(what.as_str()) {
+            tracing::error!(
+                err = what,
+                "the event store cannot write; nothing is acknowledged until it can"
+            );
+            self.trouble.send_replace(Some(what));
+        }
+    }
+
+    /// Rows changed since the connection was opened.
+    fn changes(&self) -> i64 {
+        self.connection
+            .prepare_cached("SELECT total_changes()")
+            .and_then(|mut statement| statement.query_row([], |row| row.get(0)))
+            .unwrap_or(-1)
     }
 
     /// Folds a write-ahead log that has grown too long into the database.

@@ -27,6 +27,8 @@ impl Bench {
             connection,
             wal,
             fold_at: MAX_WAL_BYTES,
+            changes: 0,
+            trouble: watch::Sender::new(None),
             latest: watch::Sender::new(0),
         };
         Self {

@@ -1,0 +1,109 @@
+//! `gpuwarden store inspect`: what the event store holds, without asking a server.
+
+use store::sqlite::{Count, Inspection, NODES, inspect};
+
+use crate::args::{StoreArgs, StoreCommand};
+use crate::output;
+use crate::settings::default_data_dir;
+use crate::{EXIT_OK, EXIT_UNHEALTHY};
+
+pub(super) fn execute(args: &StoreArgs) -> anyhow::Result<u8> {
+    let StoreCommand::Inspect { data_dir, output } = &args.what;
+    let dir = data_dir.clone().map_or_else(default_data_dir, Ok)?;
+    let found = inspect(&dir).map_err(|error| {
+        anyhow::Error::from(error).context(format!("no look into {}", dir.display()))
+    })?;
+    if !output::structured(output.output, &found)? {
+        text(&found)?;
+    }
+    Ok(if found.damage.is_empty() {
+        EXIT_OK
+    } else {
+        EXIT_UNHEALTHY
+    })
+}
+
+fn text(found: &Inspection) -> anyhow::Result<()> {
+    output::line(&format!(
+        "{}: schema {}, {}, of that {} log and {} free",
+        found.path.display(),
+        found.schema_version,
+        size(found.bytes),
+        size(found.log_bytes),
+        size(found.free_bytes)
+    ))?;
+    let sound = match found.damage.as_slice() {
+        [] => "sound".to_owned(),
+        damage => format!(
+            "DAMAGED: keep a copy of the file and its -wal, then move both away\n  {}",
+            damage.join("\n  ")
+        ),
+    };
+    output::line(&format!("check    {sound}"))?;
+    let span = match (found.oldest, found.newest) {
+        (Some(oldest), Some(newest)) => format!(", received {oldest} to {newest}"),
+        _ => String::new(),
+    };
+    output::line(&format!(
+        "events   {}{span}, newest position {}",
+        found.events, found.newest_position
+    ))?;
+    output::line(&format!("journal  {} entries", found.journal_entries))?;
+    for consumer in &found.consumers {
+        output::line(&format!(
+            "reader   {} is done up to {}, {} behind, keeps {}",
+            consumer.name,
+            consumer.token,
+            consumer.behind,
+            size(consumer.state_bytes)
+        ))?;
+    }
+    counts("check", &found.checks)?;
+    counts("node", &found.nodes)?;
+    if found.nodes.len() == NODES {
+        output::line(&format!("  (the {NODES} nodes with the most events)"))?;
+    }
+    Ok(())
+}
+
+fn counts(of: &str, counts: &[Count]) -> anyhow::Result<()> {
+    if counts.is_empty() {
+        return Ok(());
+    }
+    output::line("")?;
+    let mut rows = vec![vec![of.to_uppercase(), "EVENTS".to_owned()]];
+    rows.extend(
+        counts
+            .iter()
+            .map(|count| vec![output::plain(&count.name), count.events.to_string()]),
+    );
+    output::table(&rows)?;
+    Ok(())
+}
+
+/// In the largest unit that leaves a number of at least one.
+fn size(bytes: u64) -> String {
+    let units = [(1_u64 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
+    match units.iter().find(|(unit, _)| bytes >= *unit) {
+        Some((unit, name)) => format!("{}.{} {name}", bytes / unit, bytes % unit * 10 / unit),
+        None => format!("{bytes} bytes"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_said_in_the_unit_that_fits() {
+        for (bytes, said) in [
+            (0, "0 bytes"),
+            (1_023, "1023 bytes"),
+            (1_536, "1.5 KiB"),
+            (5 << 20, "5.0 MiB"),
+            (u64::MAX, "17179869183.9 GiB"),
+        ] {
+            assert_eq!(size(bytes), said);
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! Durations and sizes as people write them.
+
+use jiff::{SignedDuration, Span, SpanRelativeTo};
+
+use super::SettingsError;
+
+/// `30d`, `12h`, `1h30m`. A day has 24 hours. Never negative.
+pub(super) fn duration(name: &'static str, text: &str) -> Result<SignedDuration, SettingsError> {
+    text.parse::<Span>()
+        .and_then(|span| span.to_duration(SpanRelativeTo::days_are_24_hours()))
+        .ok()
+        .filter(|duration| !duration.is_negative())
+        .ok_or_else(|| SettingsError::Value {
+            name,
+            value: text.to_owned(),
+            what: "is no duration such as 15m, 2h or 30d".to_owned(),
+        })
+}
+
+/// `512MiB`, `1GiB`, `2GB`, or a number of bytes.
+pub(super) fn bytes(name: &'static str, text: &str) -> Result<u64, SettingsError> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, unit) = text.split_at(digits);
+    let factor = match unit.trim().to_ascii_lowercase().as_str() {
+        "" | "b" => Some(1),
+        "kb" => Some(1_000),
+        "mb" => Some(1_000_000),
+        "gb" => Some(1_000_000_000),
+        "k" | "ki" | "kib" => Some(1 << 10),
+        "m" | "mi" | "mib" => Some(1 << 20),
+        "g" | "gi" | "gib" => Some(1 << 30),
+        "t" | "ti" | "tib" => Some(1_u64 << 40),
+        _ => None,
+    };
+    number
+        .parse::<u64>()
+        .ok()
+        .zip(factor)
+        .and_then(|(number, factor)| number.checked_mul(factor))
+        .ok_or_else(|| SettingsError::Value {
+            name,
+            value: text.to_owned(),
+            what: "is no size such as 512MiB or 1GiB".to_owned(),
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn amounts_are_read_as_people_write_them() {
+        for (text, seconds) in [
+            ("90s", 90),
+            ("15m", 900),
+            ("1h30m", 5_400),
+            ("30d", 2_592_000),
+        ] {
+            assert_eq!(duration("--x", text).unwrap().as_secs(), seconds, "{text}");
+        }
+        for (text, expected) in [
+            ("4096", 4_096),
+            ("512MiB", 512 << 20),
+            ("1Gi", 1 << 30),
+            ("2 GB", 2_000_000_000),
+        ] {
+            assert_eq!(bytes("--x", text).unwrap(), expected, "{text}");
+        }
+        for text in ["", "soon", "-5m"] {
+            let error = duration("--x", text).unwrap_err().to_string();
+            assert!(error.contains("--x"), "{error}");
+        }
+        for text in ["", "MiB", "1.5GiB", "1 apple", "99999999999TiB", "-1"] {
+            assert!(bytes("--x", text).is_err(), "{text}");
+        }
+    }
+}

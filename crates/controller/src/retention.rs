@@ -1,0 +1,219 @@
+//! Retention: what is old leaves the event store, and it never grows without bound.
+//!
+//! Runs beside the quarantine. The events of open faults stay whatever their age: the
+//! faults' sessions are told by them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use domain::view::FleetView;
+use jiff::{SignedDuration, Timestamp};
+use prometheus_client::metrics::counter::Counter;
+use runtime::logging::chain;
+use runtime::metrics::Metrics;
+use store::{EventStore, Prune};
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+/// How often it is looked whether anything is too old or too much.
+const EVERY: Duration = Duration::from_secs(60);
+/// The same while the store cannot write: so soon it is seen that it can again.
+const EVERY_IN_TROUBLE: Duration = Duration::from_secs(5);
+/// Between two parts of a long deletion: others write too.
+const BETWEEN_PARTS: Duration = Duration::from_millis(20);
+
+/// What is kept, and where.
+pub struct Retention {
+    /// The store.
+    pub store: Arc<dyn EventStore>,
+    /// The open faults, and how far the events are taken in.
+    pub fleet: watch::Receiver<Arc<FleetView>>,
+    /// How long events and journal entries are kept.
+    pub age: SignedDuration,
+    /// Room that the store may take (bytes).
+    pub max_bytes: u64,
+    /// The clock.
+    pub clock: fn() -> Timestamp,
+}
+
+// === impl Retention ===
+
+impl Retention {
+    /// Runs until `cancel`.
+    pub async fn run(self, metrics: &Metrics, cancel: CancellationToken) {
+        let (events, entries): (Counter, Counter) = (Counter::default(), Counter::default());
+        metrics.register(|registry| {
+            registry.register(
+                "gpuwarden_store_events_deleted",
+                "Events deleted by retention",
+                events.clone(),
+            );
+            registry.register(
+                "gpuwarden_store_journal_entries_deleted",
+                "Journal entries deleted by retention",
+                entries.clone(),
+            );
+        });
+        let mut trouble = self.store.trouble();
+        let mut said_over = false;
+        loop {
+            let in_trouble = trouble.borrow_and_update().is_some();
+            let mut pause = if in_trouble { EVERY_IN_TROUBLE } else { EVERY };
+            if let Some(prune) = self.what_may_go() {
+                match self.store.prune(prune).await {
+                    Ok(pruned) => {
+                        events.inc_by(pruned.events);
+                        entries.inc_by(pruned.entries);
+                        if pruned.more {
+                            pause = BETWEEN_PARTS;
+                        } else if pruned.over > 0 && !said_over {
+                            tracing::warn!(
+                                over = pruned.over,
+                                limit = self.max_bytes,
+                                "the event store takes more room than it may, and all of it is of \
+                                 open faults or not taken in yet"
+                            );
+                        }
+                        said_over = pruned.over > 0;
+                    }
+                    Err(store::StoreError::Closed) => return,
+                    Err(error) => {
+                        tracing::warn!(err = %chain(&error), "old events could not be deleted");
+                    }
+                }
+            }
+            tokio::select! {
+                () = cancel.cancelled() => return,
+                () = tokio::time::sleep(pause) => {}
+                // It may just have begun: then the next look comes sooner.
+                Ok(()) = trouble.changed() => {}
+            }
+        }
+    }
+
+    /// `None` until the open faults are known.
+    fn what_may_go(&self) -> Option<Prune> {
+        let fleet = Arc::clone(&self.fleet.borrow());
+        if !fleet.ready {
+            return None;
+        }
+        let keep = fleet
+            .nodes
+            .iter()
+            .flat_map(|node| &node.faults)
+            .map(|fault| fault.event_id.clone())
+            .collect();
+        Some(Prune {
+            before: (self.clock)()
+                .checked_sub(self.age)
+                .unwrap_or(Timestamp::MIN),
+            max_bytes: self.max_bytes,
+            finished: fleet.applied,
+            keep,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use contract::HealthEvent;
+    use domain::event::{Record, normalise};
+    use domain::fault::FaultBook;
+    use domain::view::{FaultView, NodeState, NodeStatus};
+    use store::sqlite::SqliteStore;
+    use store::{EventQuery, NewEvent};
+
+    use super::*;
+
+    const DAY: i64 = 86_400;
+
+    fn at(days: i64) -> Timestamp {
+        Timestamp::from_second(days * DAY).unwrap()
+    }
+
+    /// An event of the given check, received on a day.
+    fn event(check: &str, day: i64) -> NewEvent {
+        let mut event = HealthEvent {
+            agent: "a".to_owned(),
+            check_name: check.to_owned(),
+            node_name: "n1".to_owned(),
+            is_fatal: true,
+            ..HealthEvent::default()
+        };
+        normalise(&mut event, at(day));
+        NewEvent {
+            event,
+            received_at: at(day),
+        }
+    }
+
+    #[tokio::test]
+    async fn old_events_go_but_not_those_of_open_faults() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(SqliteStore::open(dir.path()).unwrap());
+        let events = vec![
+            event("open", 1),
+            event("closed", 2),
+            event("new", 50),
+            event("newer", 51),
+        ];
+        store.append(events.clone()).await.unwrap();
+        let mut book = FaultBook::default();
+        book.record(&Record {
+            seq: 1,
+            id: events[0].event.id.clone(),
+            created_at: at(1),
+            event: events[0].event.clone(),
+        });
+        let faults = book.faults("n1").iter().map(FaultView::of).collect();
+        let (fleet, view) = watch::channel(Arc::new(FleetView::default()));
+        let metrics = Metrics::default();
+        let cancel = CancellationToken::new();
+        let retention = Retention {
+            store: Arc::clone(&store) as Arc<dyn EventStore>,
+            fleet: view,
+            age: SignedDuration::from_hours(30 * 24),
+            max_bytes: u64::MAX,
+            clock: || at(60),
+        };
+        assert_eq!(
+            retention.what_may_go(),
+            None,
+            "nothing before the faults are known"
+        );
+        fleet.send_replace(Arc::new(FleetView {
+            ready: true,
+            applied: 4,
+            nodes: vec![NodeStatus {
+                name: "n1".to_owned(),
+                state: NodeState::Unhealthy,
+                session: None,
+                in_cluster: None,
+                unschedulable: None,
+                faults,
+                notes: Vec::new(),
+            }],
+            cluster: None,
+        }));
+        let (running, until) = (metrics.clone(), cancel.clone());
+        let task = tokio::spawn(async move { retention.run(&running, until).await });
+        let checks = loop {
+            let left = store.events(EventQuery::default()).await.unwrap();
+            if left.len() < 4 {
+                break left
+                    .into_iter()
+                    .map(|one| one.event.check_name)
+                    .collect::<Vec<_>>();
+            }
+            tokio::task::yield_now().await;
+        };
+        assert_eq!(checks, ["newer", "new", "open"]);
+        cancel.cancel();
+        task.await.unwrap();
+        assert!(
+            metrics
+                .encode()
+                .contains("gpuwarden_store_events_deleted_total 1")
+        );
+    }
+}

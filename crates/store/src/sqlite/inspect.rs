@@ -1,0 +1,156 @@
+//! A look into a store's file from outside, while it is in use or not.
+
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+use rusqlite::Connection;
+use serde::Serialize;
+
+use super::{FILE, failure, position, schema, wal};
+use crate::StoreError;
+
+/// What a store's file holds.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Inspection {
+    /// The file.
+    pub path: PathBuf,
+    /// Its size, and that of its write-ahead log (bytes).
+    pub bytes: u64,
+    /// Size of the write-ahead log (bytes).
+    pub log_bytes: u64,
+    /// Room inside the file that is free for what comes (bytes).
+    pub free_bytes: u64,
+    /// Version of the schema.
+    pub schema_version: u32,
+    /// What `SQLite`'s own check finds; empty where the file is sound.
+    pub damage: Vec<String>,
+    /// Number of events.
+    pub events: u64,
+    /// Position of the newest event.
+    pub newest_position: u64,
+    /// When the oldest event was received.
+    pub oldest: Option<Timestamp>,
+    /// When the newest event was received.
+    pub newest: Option<Timestamp>,
+    /// Number of journal entries.
+    pub journal_entries: u64,
+    /// Who reads the feed, and how far they are.
+    pub consumers: Vec<Consumer>,
+    /// Events by check, the most first.
+    pub checks: Vec<Count>,
+    /// Events by node, the most first; the first [`NODES`] of them.
+    pub nodes: Vec<Count>,
+}
+
+/// A reader of the feed.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Consumer {
+    /// Name.
+    pub name: String,
+    /// Position up to which it is done.
+    pub token: u64,
+    /// Events behind that position.
+    pub behind: u64,
+    /// Size of what it keeps (bytes).
+    pub state_bytes: u64,
+}
+
+/// How many events there are of something.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Count {
+    /// Of what.
+    pub name: String,
+    /// How many.
+    pub events: u64,
+}
+
+/// Most nodes that an inspection lists.
+pub const NODES: usize = 20;
+/// Most faults of the file that are listed.
+const DAMAGES: u32 = 20;
+
+/// Looks into the store in `dir`. Only reads, and takes no lock that others wait for.
+pub fn inspect(dir: &Path) -> Result<Inspection, StoreError> {
+    let path = dir.join(FILE);
+    if let Err(source) = path.metadata() {
+        return Err(StoreError::Io {
+            action: "be found in this directory",
+            source: Box::new(source),
+        });
+    }
+    schema::open_reader(&path)
+        .and_then(|connection| read(&connection, &path))
+        .map_err(|error| failure("be read", error))
+}
+
+fn read(connection: &Connection, path: &Path) -> rusqlite::Result<Inspection> {
+    // One view of the file for all that follows.
+    let connection = connection.unchecked_transaction()?;
+    let number = |sql: &str| connection.query_row(sql, [], |row| row.get::<_, i64>(0));
+    let time = |sql: &str| -> rusqlite::Result<Option<Timestamp>> {
+        let micros: Option<i64> = connection.query_row(sql, [], |row| row.get(0))?;
+        Ok(micros.and_then(|at| Timestamp::from_microsecond(at).ok()))
+    };
+    let counts = |sql: &str| -> rusqlite::Result<Vec<Count>> {
+        connection
+            .prepare(sql)?
+            .query_map([], |row| {
+                Ok(Count {
+                    name: row.get(0)?,
+                    events: position(row.get(1)?),
+                })
+            })?
+            .collect()
+    };
+    let newest_position = position(number("SELECT coalesce(max(seq), 0) FROM event")?);
+    let consumers = connection
+        .prepare("SELECT consumer, token, length(state) FROM checkpoint ORDER BY consumer")?
+        .query_map([], |row| {
+            let token = position(row.get(1)?);
+            Ok(Consumer {
+                name: row.get(0)?,
+                token,
+                behind: newest_position.saturating_sub(token),
+                state_bytes: position(row.get(2)?),
+            })
+        })?
+        .collect::<rusqlite::Result<_>>()?;
+    let size = |path: &Path| path.metadata().map_or(0, |metadata| metadata.len());
+    let log_bytes = size(&wal(path));
+    Ok(Inspection {
+        bytes: size(path) + log_bytes,
+        log_bytes,
+        free_bytes: position(number("PRAGMA freelist_count")? * number("PRAGMA page_size")?),
+        schema_version: u32::try_from(number("PRAGMA user_version")?).unwrap_or_default(),
+        damage: connection
+            .prepare(&format!("PRAGMA quick_check({DAMAGES})"))?
+            .query_map([], |row| row.get::<_, String>(0))?
+            .filter(|line| line.as_ref().map_or(true, |text| text != "ok"))
+            .collect::<rusqlite::Result<_>>()?,
+        events: position(number("SELECT count(*) FROM event")?),
+        newest_position,
+        oldest: time("SELECT created_at FROM event ORDER BY seq LIMIT 1")
+            .or_else(none_without_rows)?,
+        newest: time("SELECT created_at FROM event ORDER BY seq DESC LIMIT 1")
+            .or_else(none_without_rows)?,
+        journal_entries: position(number("SELECT count(*) FROM journal")?),
+        consumers,
+        checks: counts(
+            "SELECT check_name, count(*) FROM event GROUP BY check_name ORDER BY 2 DESC, 1",
+        )?,
+        nodes: counts(&format!(
+            "SELECT node, count(*) FROM event GROUP BY node ORDER BY 2 DESC, 1 LIMIT {NODES}"
+        ))?,
+        path: path.to_owned(),
+    })
+}
+
+fn none_without_rows(error: rusqlite::Error) -> rusqlite::Result<Option<Timestamp>> {
+    match error {
+        rusqlite::Error::QueryReturnedNoRows => Ok(None),
+        error => Err(error),
+    }
+}

@@ -1,0 +1,142 @@
+//! Deleting what is too old or too much.
+
+use std::collections::HashSet;
+use std::fs;
+use std::path::Path;
+
+use rusqlite::Connection;
+
+use super::{number, page, position};
+use crate::{Prune, Pruned, StoreError};
+
+/// Most events, and most journal entries, that one call deletes: writers wait that long.
+pub(super) const CHUNK: usize = 2_000;
+/// Most pages that one call gives back to the file system.
+const PAGES: i64 = 4_096;
+/// Room that has to be there for a trouble to be over.
+const PROBE_BYTES: usize = 256 * 1024;
+
+pub(super) fn prune(connection: &Connection, prune: &Prune) -> rusqlite::Result<Pruned> {
+    let upto = finished(connection, prune.finished)?;
+    let before = prune.before.as_microsecond();
+    let keep: HashSet<&str> = prune.keep.iter().map(String::as_str).collect();
+    let mut pruned = Pruned::default();
+    if used(connection)? > prune.max_bytes {
+        // Too much: the oldest go first, be they events or journal entries.
+        let event = oldest(connection, "SELECT min(created_at) FROM event")?;
+        let entry = oldest(connection, "SELECT min(at) FROM journal")?;
+        let entries_first = entry.is_some_and(|entry| event.is_none_or(|event| entry < event));
+        if entries_first {
+            pruned.entries = entries(connection, None)?;
+        } else {
+            pruned.events = events(connection, upto, None, &keep)?;
+            if pruned.events == 0 {
+                pruned.entries = entries(connection, None)?;
+            }
+        }
+        pruned.over = used(connection)?.saturating_sub(prune.max_bytes);
+        pruned.more = pruned.over > 0 && pruned.events + pruned.entries > 0;
+    } else {
+        pruned.events = events(connection, upto, Some(before), &keep)?;
+        pruned.entries = entries(connection, Some(before))?;
+        pruned.more = pruned.events.max(pruned.entries) == CHUNK as u64;
+    }
+    give_back(connection)?;
+    Ok(pruned)
+}
+
+/// Whether the disk takes something again: a file of some size, for a small write may
+/// find its place in the log that is there, then the newest event's row once more.
+pub(super) fn probe(
+    connection: &Connection,
+    database: &Path,
+) -> rusqlite::Result<Result<(), StoreError>> {
+    let file = database.with_extension("probe");
+    let written = fs::write(&file, vec![0; PROBE_BYTES]);
+    let removed = fs::remove_file(&file);
+    if let Err(error) = written.and(removed) {
+        return Ok(Err(StoreError::Io {
+            action: "write to its directory",
+            source: Box::new(error),
+        }));
+    }
+    connection.execute(
+        "UPDATE event SET node_quarantined = node_quarantined
+         WHERE seq = (SELECT max(seq) FROM event)",
+        [],
+    )?;
+    Ok(Ok(()))
+}
+
+/// What every consumer is done with, and the newest event is not among it: the feed
+/// ends where it ended.
+fn finished(connection: &Connection, finished: u64) -> rusqlite::Result<i64> {
+    let newest_but_one: Option<i64> =
+        connection.query_row("SELECT max(seq) - 1 FROM event", [], |row| row.get(0))?;
+    let slowest: Option<i64> =
+        connection.query_row("SELECT min(token) FROM checkpoint", [], |row| row.get(0))?;
+    Ok(number(finished)
+        .min(newest_but_one.unwrap_or(0))
+        .min(slowest.unwrap_or(i64::MAX)))
+}
+
+/// Deletes up to [`CHUNK`] events, oldest first.
+fn events(
+    connection: &Connection,
+    upto: i64,
+    before: Option<i64>,
+    keep: &HashSet<&str>,
+) -> rusqlite::Result<u64> {
+    let mut select = connection
+        .prepare_cached("SELECT seq, id, created_at FROM event WHERE seq <= ?1 ORDER BY seq")?;
+    let mut rows = select.query([upto])?;
+    let mut found = Vec::new();
+    while found.len() < CHUNK
+        && let Some(row) = rows.next()?
+    {
+        // Positions grow with acceptance: whatever follows is younger.
+        if before.is_some_and(|before| row.get::<_, i64>(2).is_ok_and(|at| at >= before)) {
+            break;
+        }
+        if !keep.contains(row.get_ref(1)?.as_str()?) {
+            found.push(row.get::<_, i64>(0)?);
+        }
+    }
+    let mut delete = connection.prepare_cached("DELETE FROM event WHERE seq = ?1")?;
+    for seq in &found {
+        delete.execute([seq])?;
+    }
+    Ok(found.len() as u64)
+}
+
+/// Deletes up to [`CHUNK`] journal entries, oldest first.
+fn entries(connection: &Connection, before: Option<i64>) -> rusqlite::Result<u64> {
+    let deleted = connection
+        .prepare_cached(
+            "DELETE FROM journal WHERE seq IN (
+                 SELECT seq FROM journal WHERE at < ?1 ORDER BY seq LIMIT ?2)",
+        )?
+        .execute((before.unwrap_or(i64::MAX), page(CHUNK)))?;
+    Ok(deleted as u64)
+}
+
+fn oldest(connection: &Connection, sql: &str) -> rusqlite::Result<Option<i64>> {
+    connection
+        .prepare_cached(sql)?
+        .query_row([], |row| row.get(0))
+}
+
+/// Room that is in use (bytes): pages that were freed do not count, they are used again.
+fn used(connection: &Connection) -> rusqlite::Result<u64> {
+    let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
+    let pages = pragma("page_count")? - pragma("freelist_count")?;
+    Ok(position(pages * pragma("page_size")?))
+}
+
+fn give_back(connection: &Connection) -> rusqlite::Result<()> {
+    let mut vacuum = connection.prepare(&format!("PRAGMA incremental_vacuum({PAGES})"))?;
+    let mut rows = vacuum.query([])?;
+    // Each row is a page.
+    while rows.next()?.is_some() {}
+    Ok(())
+}
