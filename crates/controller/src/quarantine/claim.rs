@@ -8,8 +8,10 @@
 //! faults are open, and it is not given back because we have forgotten why.
 
 use contract::{HealthEvent, ProcessingStrategy};
+use domain::journal::EntryKind;
 use domain::node::NodeView;
 use domain::session::ownership::Ownership;
+use serde_json::Value;
 use store::{NewEvent, StoreError};
 
 use super::Quarantine;
@@ -62,6 +64,42 @@ impl Quarantine {
             Ok(_) => Claim::Later,
             Err(error) => self.claim_later(&view.name, &error),
         }
+    }
+
+    /// Keeps whether the node is left alone because its session is another's, and notes it
+    /// once for each such session.
+    pub(super) async fn left_alone(&mut self, view: &NodeView, claim: Claim) {
+        let session = match claim {
+            Claim::Ours => None,
+            Claim::Anothers => Some(
+                Ownership::read(view)
+                    .map(|own| own.session_id)
+                    .unwrap_or_default(),
+            ),
+            Claim::Later => return,
+        };
+        let entry = self.entry(&view.name);
+        if entry.anothers == session {
+            return;
+        }
+        let text = match &session {
+            Some(_) => {
+                "the node carries the quarantine session of another gpuwarden: it is left alone"
+            }
+            None => "the session of another gpuwarden is no longer on the node",
+        };
+        let id = session.clone().or(entry.anothers.take());
+        entry.anothers = session;
+        tracing::info!(node = view.name, session = id, "{text}");
+        let text = text.to_owned();
+        self.note(
+            &view.name,
+            id.as_deref(),
+            EntryKind::Session,
+            text,
+            Value::Null,
+        )
+        .await;
     }
 
     fn as_received(&self, events: Vec<HealthEvent>) -> Vec<NewEvent> {

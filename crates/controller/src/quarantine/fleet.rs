@@ -26,8 +26,8 @@ pub(super) struct NodeEntry {
     pub(super) missing_said: bool,
     /// Events on the node that are known to be in the store.
     pub(super) known: Vec<String>,
-    /// It carries the session of another gpuwarden.
-    pub(super) anothers: bool,
+    /// It carries this session of another gpuwarden; empty where its id cannot be read.
+    pub(super) anothers: Option<String>,
 }
 
 // === impl NodeEntry ===
@@ -42,7 +42,7 @@ impl NodeEntry {
             reasons: Vec::new(),
             missing_said: false,
             known: Vec::new(),
-            anothers: false,
+            anothers: None,
         }
     }
 
@@ -123,7 +123,7 @@ impl NodeEntry {
         if has_cluster && self.view.is_none() {
             notes.push("the cluster has no node of this name".to_owned());
         }
-        if self.anothers {
+        if self.anothers.is_some() {
             notes.push("quarantined by another gpuwarden: it is left alone".to_owned());
         }
         let fatal = faults.iter().any(|fault| fault.event.is_fatal);

@@ -121,6 +121,30 @@ async fn a_node_that_another_gpuwarden_quarantined_is_left_alone() -> anyhow::Re
         1,
         "it took over what is not its own"
     );
+    // Each gpuwarden sees every node of the shared cluster: it says so of this one once.
+    let left_alone = || async {
+        let story = ours.story_of(&theirs.node).await;
+        let story = story.map_err(|error| error.to_string())?;
+        match story
+            .iter()
+            .filter(|(_, text)| text.contains("left alone"))
+            .count()
+        {
+            1 => Ok(()),
+            _ => Err(format!("{story:?}")),
+        }
+    };
+    ours.product.wait_for("the note", SOON, left_alone).await?;
+    // Looked at again, and nothing new to say.
+    theirs
+        .patch(json!({"metadata": {"annotations": {"looked": "at"}}}))
+        .await?;
+    theirs
+        .patch(json!({"metadata": {"annotations": {"looked": null}}}))
+        .await?;
+    send(&ours, event(&ours.node, "1")).await?;
+    ours.taken_in(2).await?;
+    left_alone().await.map_err(anyhow::Error::msg)?;
     theirs
         .product
         .client(["inject", "recovery"])

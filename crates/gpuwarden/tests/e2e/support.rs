@@ -118,10 +118,12 @@ impl Scene {
 
     /// The kinds of the journal and event entries that `explain` tells, in order.
     pub(crate) async fn story(&self) -> anyhow::Result<Vec<(String, String)>> {
-        let output = self
-            .product
-            .client(["explain", &self.node, "-o", "json"])
-            .await?;
+        self.story_of(&self.node).await
+    }
+
+    /// The same of another node, as this product tells it.
+    pub(crate) async fn story_of(&self, node: &str) -> anyhow::Result<Vec<(String, String)>> {
+        let output = self.product.client(["explain", node, "-o", "json"]).await?;
         let story: Value = serde_json::from_str(&output.stdout)?;
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let entries = story["entries"].as_array().cloned().unwrap_or_default();

@@ -1,0 +1,106 @@
+//! Taking events in from the store's feed, and keeping the fault book with it.
+//!
+//! The book is saved every [`SAVE_EVERY`], with the feed position that it reflects; events
+//! behind the saved one are read again, which changes nothing.
+
+use std::time::Duration;
+
+use store::{Checkpoint, StoreError};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::Quarantine;
+
+/// Name of the feed token.
+const CONSUMER: &str = "fault-quarantine";
+/// Events read from the feed at once.
+const FEED_PAGE: usize = 1_000;
+/// How often the fault book is saved; events behind the saved one are read again.
+const SAVE_EVERY: Duration = Duration::from_secs(5);
+/// Pause before the store is asked again after an error.
+const STORE_RETRY: Duration = Duration::from_millis(500);
+
+impl Quarantine {
+    /// Loads the saved book. One that cannot be read is rebuilt from the feed.
+    pub(super) async fn load(&mut self) {
+        let saved = self.store.checkpoint(CONSUMER).await;
+        match saved {
+            Ok(Some(checkpoint)) => match serde_json::from_slice(&checkpoint.state) {
+                Ok(book) => self.book = book,
+                Err(error) => {
+                    tracing::warn!(err = %error, "the saved fault book is not understood; it is rebuilt");
+                }
+            },
+            Ok(None) => {}
+            Err(error) => {
+                tracing::error!(err = %error, "the saved fault book cannot be read; it is rebuilt");
+            }
+        }
+        self.saved_seq = self.book.applied();
+        let names: Vec<String> = self.book.nodes().map(str::to_owned).collect();
+        for name in names {
+            self.touch(&name);
+        }
+    }
+
+    /// Takes in all events that the feed has.
+    pub(super) async fn take_in(&mut self, cancel: &CancellationToken) {
+        loop {
+            let page = match self.store.feed(self.book.applied(), FEED_PAGE).await {
+                Ok(page) => page,
+                Err(StoreError::Closed) => return,
+                Err(error) => {
+                    tracing::error!(err = %error, "the event feed cannot be read; it is tried again");
+                    self.metrics.error("feed_error");
+                    tokio::select! {
+                        () = cancel.cancelled() => return,
+                        () = tokio::time::sleep(STORE_RETRY) => continue,
+                    }
+                }
+            };
+            let more = page.len() == FEED_PAGE;
+            for record in page {
+                self.metrics.received.inc();
+                let node = record.event.node_name.clone();
+                let changes = self.book.record(&record);
+                tracing::debug!(event.id = record.id, node, ?changes, "event taken in");
+                self.metrics.processed.inc();
+                self.touch(&node);
+            }
+            if !more {
+                self.caught_up = true;
+                self.schedule_publish();
+                return;
+            }
+        }
+    }
+
+    /// When the book is to be saved next; `None`: it is.
+    pub(super) fn save_at(&self) -> Option<Instant> {
+        (self.book.applied() != self.saved_seq).then_some(self.saved_at + SAVE_EVERY)
+    }
+
+    pub(super) async fn save_if_due(&mut self) {
+        let due = self.saved_at.elapsed() >= SAVE_EVERY;
+        if due && self.book.applied() != self.saved_seq {
+            self.save().await;
+        }
+    }
+
+    pub(super) async fn save(&mut self) {
+        self.saved_at = Instant::now();
+        let Ok(state) = serde_json::to_vec(&self.book) else {
+            return;
+        };
+        let checkpoint = Checkpoint {
+            token: self.book.applied(),
+            state,
+        };
+        match self.store.save_checkpoint(CONSUMER, checkpoint).await {
+            Ok(()) => self.saved_seq = self.book.applied(),
+            Err(StoreError::Closed) => {}
+            // Only costs reading the events behind the last one again.
+            Err(error) => tracing::warn!(err = %error, "the fault book could not be saved"),
+        }
+    }
+}

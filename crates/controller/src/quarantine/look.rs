@@ -1,0 +1,113 @@
+//! Looking at a node: what its faults ask for, what its session says, and what follows.
+
+use domain::assess::assess;
+use domain::journal::EntryKind;
+use domain::node::NodeView;
+use domain::session::{ownership, step};
+use serde_json::Value;
+
+use super::claim::Claim;
+use super::{Mode, Quarantine};
+
+impl Quarantine {
+    /// Looks at all nodes that anything has happened to.
+    pub(super) async fn look(&mut self) {
+        // Before all is known, nothing follows from what is known.
+        if !self.caught_up || !self.listed {
+            return;
+        }
+        while let Some(name) = self.dirty.pop_first() {
+            if self.mode == Mode::Observe {
+                continue;
+            }
+            self.look_at(&name).await;
+        }
+    }
+
+    async fn look_at(&mut self, name: &str) {
+        let Some(entry) = self.nodes.get(name) else {
+            return;
+        };
+        if entry.in_flight {
+            return; // Looked at again when the answer is there.
+        }
+        let Some(view) = entry.effective_view() else {
+            if self.cluster.is_some() {
+                self.look_at_missing(name).await;
+            }
+            return;
+        };
+        let claim = self.claim(&view).await;
+        self.left_alone(&view, claim).await;
+        if claim != Claim::Ours {
+            self.schedule_publish();
+            return;
+        }
+        let now = (self.clock)();
+        let faults = self.book.faults(name);
+        let desired = assess(faults, &self.policy, &view, ownership::released_at(&view));
+        let prefix = self.policy_prefix();
+        let entry = self.entry(name);
+        let step = step(&entry.session, &desired, Some(&view), &prefix, now);
+        entry.session = step.session;
+        let session = entry.session.id.clone();
+        let reasons_changed = entry.reasons != desired.reasons;
+        if reasons_changed {
+            entry.reasons.clone_from(&desired.reasons);
+            self.metrics.evaluated(&self.policy, &desired);
+            let text = if desired.reasons.is_empty() {
+                "no open fault".to_owned()
+            } else {
+                desired.reasons.join("; ")
+            };
+            self.note(
+                name,
+                session.as_deref(),
+                EntryKind::Rules,
+                text,
+                Value::Null,
+            )
+            .await;
+        }
+        for note in step.notes {
+            tracing::info!(node = name, kind = note.kind.name(), "{}", note.text);
+            self.note(name, session.as_deref(), note.kind, note.text, note.detail)
+                .await;
+        }
+        if let Some(patch) = step.patch {
+            self.carry_out(name, &view, patch, &desired).await;
+        }
+        self.remember_wake(name);
+        self.schedule_publish();
+    }
+
+    /// A node with faults that the cluster does not know.
+    async fn look_at_missing(&mut self, name: &str) {
+        let now = (self.clock)();
+        let unknown = NodeView::unknown(name);
+        let desired = assess(self.book.faults(name), &self.policy, &unknown, None);
+        let prefix = self.policy_prefix();
+        let entry = self.entry(name);
+        let step = step(&entry.session, &desired, None, &prefix, now);
+        entry.session = step.session;
+        let say = desired.wanted() && !entry.missing_said;
+        entry.missing_said = desired.wanted();
+        if say {
+            tracing::warn!(
+                node = name,
+                "a fault asks to quarantine a node that the cluster does not have; waiting for it"
+            );
+            let text =
+                "the cluster has no node of this name; it is quarantined as soon as it appears";
+            self.note(
+                name,
+                None,
+                EntryKind::Attention,
+                text.to_owned(),
+                Value::Null,
+            )
+            .await;
+        }
+        self.schedule_publish();
+    }
+}

@@ -1,0 +1,63 @@
+//! Publishing the state of all nodes for the page, the API and the metrics.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use domain::session::Phase;
+use domain::view::{ClusterView, FleetView};
+use tokio::time::Instant;
+
+use super::Quarantine;
+
+/// The view is published at most this often.
+const PUBLISH_EVERY: Duration = Duration::from_millis(20);
+
+impl Quarantine {
+    /// The view is published at once, unless that was done just now.
+    pub(super) fn schedule_publish(&mut self) {
+        let earliest = self.published_at + PUBLISH_EVERY;
+        self.publish_at
+            .get_or_insert_with(|| earliest.max(Instant::now()));
+    }
+
+    pub(super) fn publish(&mut self) {
+        self.publish_at = None;
+        self.published_at = Instant::now();
+        // What is neither in the cluster nor faulty is forgotten.
+        self.nodes.retain(|name, entry| {
+            entry.view.is_some()
+                || entry.in_flight
+                || entry.session.phase != Phase::Idle
+                || !self.book.faults(name).is_empty()
+        });
+        let nodes = self
+            .nodes
+            .iter()
+            .filter_map(|(name, entry)| {
+                entry.status(
+                    name,
+                    self.book.faults(name),
+                    self.mode,
+                    self.cluster.is_some(),
+                )
+            })
+            .collect();
+        let view = FleetView {
+            applied: self.book.applied(),
+            ready: self.caught_up,
+            nodes,
+            cluster: self.cluster.as_ref().map(|one| ClusterView {
+                server: one.server().to_owned(),
+                connected: self.listed && self.cluster_error.is_none(),
+                error: self.cluster_error.clone(),
+                nodes: self
+                    .nodes
+                    .values()
+                    .filter(|entry| entry.view.is_some())
+                    .count(),
+            }),
+        };
+        self.metrics.current(&view);
+        self.view.send_replace(Arc::new(view));
+    }
+}
