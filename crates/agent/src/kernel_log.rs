@@ -11,7 +11,7 @@ mod position;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use connector::Connector;
+use connector::{Caller, Connector};
 use contract::{EVENT_VERSION, HealthEvent, HealthEvents};
 use domain::decode::KernelLogDecoder;
 use host::boot::BootId;
@@ -275,7 +275,7 @@ impl KernelLogMonitor {
         };
         let (mut pause, longest) = HAND_OVER_RETRY;
         loop {
-            match self.connector.accept(batch.clone()).await {
+            match self.connector.accept(batch.clone(), &Caller::Monitor).await {
                 Ok(_) => return true,
                 Err(error) if error.is_retryable() => {
                     tracing::warn!(err = %chain(&error), "events wait for the store");

@@ -87,6 +87,10 @@ pub struct RunArgs {
     /// the default data directory, else gpuwarden.sock in the data directory].
     #[arg(long, env = "GPUWARDEN_SOCKET", value_name = "PATH")]
     pub socket: Option<PathBuf>,
+    /// For which nodes processes on this machine may report over the socket: own or any
+    /// [default: own].
+    #[arg(long, env = "GPUWARDEN_ACCEPT_NODES", value_name = "own|any")]
+    pub accept_nodes: Option<String>,
     /// Address of the status page, API and metrics [default: 127.0.0.1:2112].
     #[arg(long, env = "GPUWARDEN_LISTEN", value_name = "ADDRESS")]
     pub listen: Option<SocketAddr>,

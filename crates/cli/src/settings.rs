@@ -5,6 +5,7 @@ mod amount;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use connector::AcceptNodes;
 use host::kernel_log::Spec;
 use jiff::SignedDuration;
 use runtime::logging::LogFormat;
@@ -37,6 +38,8 @@ pub struct RunSettings {
     pub data_dir_is_default: bool,
     /// Unix socket of the connector.
     pub socket: PathBuf,
+    /// For which nodes processes on this machine may report.
+    pub accept_nodes: AcceptNodes,
     /// Address of page, API and metrics.
     pub listen: SocketAddr,
     /// What to read.
@@ -134,6 +137,7 @@ struct FileSettings {
     node_name: Option<String>,
     data_dir: Option<PathBuf>,
     socket: Option<PathBuf>,
+    accept_nodes: Option<String>,
     listen: Option<SocketAddr>,
     kernel_log: Option<String>,
     history: Option<String>,
@@ -206,6 +210,21 @@ impl RunSettings {
                 });
             }
         };
+        let node_name = args
+            .node_name
+            .or(file.node_name)
+            .map_or_else(default_node_name, Ok)?;
+        let accept_nodes = match args.accept_nodes.or(file.accept_nodes).as_deref() {
+            None | Some("own") => AcceptNodes::Own(node_name.clone()),
+            Some("any") => AcceptNodes::Any,
+            Some(other) => {
+                return Err(SettingsError::Value {
+                    name: "--accept-nodes",
+                    value: other.to_owned(),
+                    what: "is neither own nor any".to_owned(),
+                });
+            }
+        };
         let kubeconfig = args.kubeconfig.or(file.kubeconfig);
         let context = args.context.or(file.context);
         let in_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
@@ -249,13 +268,11 @@ impl RunSettings {
             ));
         }
         Ok(Self {
-            node_name: args
-                .node_name
-                .or(file.node_name)
-                .map_or_else(default_node_name, Ok)?,
+            node_name,
             data_dir,
             data_dir_is_default: !own_place,
             socket,
+            accept_nodes,
             listen: args
                 .listen
                 .or(file.listen)
@@ -373,6 +390,7 @@ mod tests {
     fn a_flag_beats_the_file_and_the_file_the_default() {
         let plain = resolve("", |_| ()).unwrap();
         assert_eq!(plain.socket, Path::new("/data/gpuwarden.sock"));
+        assert_eq!(plain.accept_nodes, AcceptNodes::Own("n1".to_owned()));
         assert_eq!(
             (plain.listen.port(), plain.mode),
             (2112, ModeSetting::Observe)
@@ -381,6 +399,8 @@ mod tests {
             (plain.kernel_log, plain.history.as_secs()),
             (Spec::Kmsg, 900)
         );
+        let any = resolve("accept-nodes = \"any\"\n", |_| ()).unwrap();
+        assert_eq!(any.accept_nodes, AcceptNodes::Any);
         let file =
             "listen = \"127.0.0.1:9\"\nhistory = \"1h\"\nkubeconfig = \"/k\"\nquarantine = true\n";
         let from_file = resolve(file, |_| ()).unwrap();
@@ -400,7 +420,8 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         type Edit = fn(&mut RunArgs);
-        let table: [(&str, Edit, &str); 7] = [
+        let table: [(&str, Edit, &str); 8] = [
+            ("accept-nodes = \"all\"\n", |_| (), "--accept-nodes \"all\""),
             ("lisen = \"x\"\n", |_| (), "c.toml:1: unknown field `lisen`"),
             ("\n\nlisten = \"nowhere\"\n", |_| (), "c.toml:3:"),
             (

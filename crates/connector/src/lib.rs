@@ -1,12 +1,19 @@
 //! The platform connector: the one way in for health events.
 //!
-//! Events come over gRPC (`datamodels.PlatformConnector/HealthEventOccurredV1` on a Unix
-//! socket) or from our own monitors through [`Connector::accept`]; both are treated the
-//! same. Good events of a batch are stored even where others are bad; sending the whole
-//! batch again doubles nothing.
+//! Events come over gRPC (`datamodels.PlatformConnector/HealthEventOccurredV1`, on a node
+//! by a Unix socket) or from our own monitors through [`Connector::accept`]; both are
+//! treated the same. Good events of a batch are stored even where others are refused;
+//! sending the whole batch again doubles nothing.
+//!
+//! - [`Caller`], [`AcceptNodes`]: who sends, and for which nodes they may speak.
+//! - [`Sink`]: where accepted events go.
+//! - [`serve`], [`service`]: the gRPC side.
 
+mod caller;
 mod metrics;
+mod refusal;
 mod server;
+mod sink;
 
 use std::sync::Arc;
 
@@ -14,15 +21,20 @@ use contract::HealthEvents;
 use domain::event::{self, MAX_EVENTS, Problem};
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
-use store::{Appended, EventStore, NewEvent, StoreError};
+use store::{Appended, NewEvent};
 
-pub use server::{MAX_IN_FLIGHT, MAX_REQUEST_BYTES, serve};
+pub use caller::{AcceptNodes, Caller};
+pub use refusal::{Reason, Refused};
+pub use server::{Identify, MAX_IN_FLIGHT, MAX_REQUEST_BYTES, Service, serve, service};
+pub use sink::{Sink, SinkError};
 
 /// Takes events in. Cheap to clone.
 #[derive(Clone)]
 pub struct Connector {
-    store: Arc<dyn EventStore>,
+    sink: Arc<dyn Sink>,
+    nodes: Arc<AcceptNodes>,
     metrics: metrics::ConnectorMetrics,
+    refusals: refusal::RefusalLog,
     clock: fn() -> Timestamp,
 }
 
@@ -35,79 +47,89 @@ pub enum AcceptError {
         /// How many there were.
         found: usize,
     },
-    /// Some events are invalid. All others were stored.
-    #[error("{}", Self::list(.invalid, *.stored))]
-    Invalid {
-        /// Index in the batch, and what is wrong.
-        invalid: Vec<(usize, Problem)>,
+    /// Some events were refused. All others were stored.
+    #[error("{}; the other {stored} events of the request are stored", refusal::List(.refused))]
+    Refused {
+        /// Which, and why; at least one.
+        refused: Vec<Refused>,
         /// How many others are stored.
         stored: usize,
     },
-    /// The store did not take them. Sending the batch again is safe.
-    #[error("the event store did not take the events; send them again")]
-    Store(#[source] StoreError),
+    /// The sink did not take them. Sending the batch again is safe.
+    #[error("the events were not taken")]
+    Sink(#[source] SinkError),
 }
-
-/// Most invalid events that an error names one by one.
-const NAMED_INVALID: usize = 20;
 
 // === impl Connector ===
 
 impl Connector {
-    /// A connector in front of a store.
-    pub fn new(store: Arc<dyn EventStore>, metrics: &Metrics, clock: fn() -> Timestamp) -> Self {
+    /// A connector in front of `sink`. `nodes` says for whom processes on this machine may
+    /// speak.
+    pub fn new(
+        sink: impl Sink,
+        nodes: AcceptNodes,
+        metrics: &Metrics,
+        clock: fn() -> Timestamp,
+    ) -> Self {
         Self {
-            store,
+            sink: Arc::new(sink),
+            nodes: Arc::new(nodes),
             metrics: metrics::ConnectorMetrics::new(metrics),
+            refusals: refusal::RefusalLog::default(),
             clock,
         }
     }
 
-    /// Checks, names and stores a batch. When it returns `Ok`, all events are on disk.
-    pub async fn accept(&self, batch: HealthEvents) -> Result<Vec<Appended>, AcceptError> {
+    /// Checks, names and stores a batch that `caller` sends. When it returns `Ok`, all
+    /// events are durable; the answers are in their order.
+    pub async fn accept(
+        &self,
+        batch: HealthEvents,
+        caller: &Caller,
+    ) -> Result<Vec<Appended>, AcceptError> {
         let found = batch.events.len();
         self.metrics.received.inc_by(found as u64);
         if found > MAX_EVENTS {
-            self.metrics.refused(found as u64);
+            self.metrics.too_many(found);
             return Err(AcceptError::TooMany { found });
         }
         let received_at = (self.clock)();
         let mut good = Vec::with_capacity(found);
-        let mut invalid = Vec::new();
+        let mut refused = Vec::new();
         for (index, mut event) in batch.events.into_iter().enumerate() {
-            match event::validate(&event) {
+            let checked = event::validate(&event).map_err(|problem| (problem, Reason::Invalid));
+            let checked = checked.and_then(|()| {
+                let spoken = self.nodes.check(caller, &event.node_name);
+                spoken.map_err(|what| (Problem::new("nodeName", what), Reason::ForeignNode))
+            });
+            match checked {
                 Ok(()) => {
                     event::normalise(&mut event, received_at);
                     good.push(NewEvent { event, received_at });
                 }
-                Err(problem) => invalid.push((index, problem)),
+                Err((problem, reason)) => refused.push(Refused {
+                    index,
+                    problem,
+                    reason,
+                }),
             }
+        }
+        // What was refused stays so, whether or not the others are stored.
+        if !refused.is_empty() {
+            self.metrics.refused(&refused);
+            self.refusals.note(caller, &refused);
         }
         let stored = good.len();
         let appended = if good.is_empty() {
             Vec::new()
         } else {
-            self.store.append(good).await.map_err(AcceptError::Store)?
+            self.sink.append(good).await.map_err(AcceptError::Sink)?
         };
-        self.metrics
-            .accepted
-            .inc_by(appended.iter().filter(|one| one.new).count() as u64);
-        self.metrics
-            .repeated
-            .inc_by(appended.iter().filter(|one| !one.new).count() as u64);
-        if invalid.is_empty() {
+        self.metrics.appended(&appended);
+        if refused.is_empty() {
             return Ok(appended);
         }
-        self.metrics.refused(invalid.len() as u64);
-        for (index, problem) in invalid.iter().take(NAMED_INVALID) {
-            tracing::warn!(
-                index,
-                field = problem.field,
-                what = problem.what,
-                "invalid event refused"
-            );
-        }
-        Err(AcceptError::Invalid { invalid, stored })
+        Err(AcceptError::Refused { refused, stored })
     }
 }
 
@@ -116,22 +138,7 @@ impl Connector {
 impl AcceptError {
     /// Whether the same batch may be accepted when it is sent again.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::Store(error) if error.is_retryable())
-    }
-
-    fn list(invalid: &[(usize, Problem)], stored: usize) -> String {
-        let mut text: Vec<String> = invalid
-            .iter()
-            .take(NAMED_INVALID)
-            .map(|(index, problem)| format!("events[{index}].{problem}"))
-            .collect();
-        if invalid.len() > NAMED_INVALID {
-            text.push(format!("and {} more", invalid.len() - NAMED_INVALID));
-        }
-        format!(
-            "{}; the other {stored} events of the request are stored",
-            text.join("; ")
-        )
+        matches!(self, Self::Sink(error) if error.is_retryable())
     }
 }
 

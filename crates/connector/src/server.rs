@@ -1,17 +1,18 @@
-//! The gRPC service on the Unix socket.
+//! The gRPC service, and the server of it on the Unix socket.
 
+use std::error::Error as _;
 use std::sync::Arc;
 use std::time::Duration;
 
 use contract::HealthEvents;
 use contract::proto::platform_connector_server::{PlatformConnector, PlatformConnectorServer};
-use runtime::unix_grpc;
+use runtime::unix_grpc::{self, UnixPeer};
 use tokio::net::UnixListener;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
-use tonic::{Request, Response, Status};
+use tonic::{Extensions, Request, Response, Status};
 
-use super::{AcceptError, Connector};
+use super::{AcceptError, Caller, Connector, Reason, SinkError};
 
 /// Largest request, in bytes: the default limit of gRPC receivers, which senders know.
 pub const MAX_REQUEST_BYTES: usize = 4 * 1024 * 1024;
@@ -20,30 +21,47 @@ pub const MAX_IN_FLIGHT: usize = 1024;
 /// A request that is not answered by then is given up; its events may still be stored.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
-struct Service {
+/// Answers who sends a request, from what the layers below have put into its extensions;
+/// `None`: nobody has proven who it is.
+pub type Identify = fn(&Extensions) -> Option<Caller>;
+
+/// The service. Cheap to clone.
+#[derive(Clone)]
+pub struct Service {
     connector: Connector,
+    identify: Identify,
     in_flight: Arc<Semaphore>,
 }
 
-/// Serves the connector on a bound socket until `cancel`; requests under way are answered.
+/// The service, for a server of any kind. Its requests are refused as `UNAUTHENTICATED`
+/// where `identify` does not know the sender.
+pub fn service(connector: Connector, identify: Identify) -> PlatformConnectorServer<Service> {
+    let service = Service {
+        connector,
+        identify,
+        in_flight: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
+    };
+    PlatformConnectorServer::new(service)
+        .max_decoding_message_size(MAX_REQUEST_BYTES)
+        .max_encoding_message_size(MAX_REQUEST_BYTES)
+}
+
+/// Serves the connector on a bound Unix socket until `cancel`; requests under way are
+/// answered.
 pub async fn serve(
     listener: UnixListener,
     connector: Connector,
     cancel: CancellationToken,
 ) -> Result<(), tonic::transport::Error> {
-    let service = Service {
-        connector,
-        in_flight: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
-    };
-    let server = PlatformConnectorServer::new(service)
-        .max_decoding_message_size(MAX_REQUEST_BYTES)
-        .max_encoding_message_size(MAX_REQUEST_BYTES);
+    let local: Identify = |extensions| extensions.get::<UnixPeer>().copied().map(Caller::Local);
     tonic::transport::Server::builder()
         .timeout(REQUEST_TIMEOUT)
-        .add_service(server)
+        .add_service(service(connector, local))
         .serve_with_incoming_shutdown(unix_grpc::incoming(listener), cancel.cancelled_owned())
         .await
 }
+
+// === impl Service ===
 
 #[tonic::async_trait]
 impl PlatformConnector for Service {
@@ -56,25 +74,40 @@ impl PlatformConnector for Service {
                 "{MAX_IN_FLIGHT} requests are being worked on; send it again later"
             )));
         };
-        match self.connector.accept(request.into_inner()).await {
+        let Some(caller) = (self.identify)(request.extensions()) else {
+            return Err(Status::unauthenticated("who sends this is not known"));
+        };
+        match self.connector.accept(request.into_inner(), &caller).await {
             Ok(_) => Ok(Response::new(())),
             Err(error) => Err(status(&error)),
         }
     }
 }
 
-fn status(error: &AcceptError) -> Status {
+pub(super) fn status(error: &AcceptError) -> Status {
     match error {
-        AcceptError::TooMany { .. } | AcceptError::Invalid { .. } => {
-            Status::invalid_argument(error.to_string())
-        }
-        AcceptError::Store(source) => {
-            tracing::error!(err = %source, "the event store did not take events");
-            let text = format!("{error}: {source}");
-            if source.is_retryable() {
-                Status::unavailable(text)
+        AcceptError::TooMany { .. } => Status::invalid_argument(error.to_string()),
+        AcceptError::Refused { refused, .. } => {
+            let valid = |refused: &super::Refused| refused.reason == Reason::ForeignNode;
+            if refused.iter().all(valid) {
+                Status::permission_denied(error.to_string())
             } else {
-                Status::internal(text)
+                Status::invalid_argument(error.to_string())
+            }
+        }
+        AcceptError::Sink(sink) => {
+            let mut text = format!("{error}: {sink}");
+            if let Some(cause) = sink.source() {
+                text = format!("{text}: {cause}");
+            }
+            tracing::error!("{text}");
+            if sink.is_retryable() {
+                text.push_str("; send them again");
+            }
+            match sink {
+                SinkError::Full { .. } => Status::resource_exhausted(text),
+                SinkError::Unavailable(_) => Status::unavailable(text),
+                SinkError::Failed(_) => Status::internal(text),
             }
         }
     }

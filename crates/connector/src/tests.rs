@@ -1,9 +1,12 @@
+use std::path::Path;
+
 use contract::proto::platform_connector_client::PlatformConnectorClient;
 use contract::{Entity, HealthEvent};
-use store::EventQuery;
 use store::sqlite::SqliteStore;
+use store::{EventQuery, EventStore};
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
+use tonic::transport::{Channel, Endpoint};
 
 use super::*;
 
@@ -33,15 +36,26 @@ fn batch(events: Vec<HealthEvent>) -> HealthEvents {
     HealthEvents { version: 1, events }
 }
 
+async fn dial(socket: &Path) -> PlatformConnectorClient<Channel> {
+    let address = format!("unix://{}", socket.display());
+    let endpoint = Endpoint::try_from(address).unwrap();
+    PlatformConnectorClient::new(endpoint.connect().await.unwrap())
+}
+
 struct Served {
     dir: tempfile::TempDir,
     store: Arc<SqliteStore>,
     metrics: Metrics,
+    nodes: AcceptNodes,
     cancel: CancellationToken,
 }
 
 impl Served {
     fn new() -> Self {
+        Self::taking(AcceptNodes::Own("n1".into()))
+    }
+
+    fn taking(nodes: AcceptNodes) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let store = Arc::new(SqliteStore::open(dir.path()).unwrap());
         let (metrics, cancel) = (Metrics::default(), CancellationToken::new());
@@ -49,6 +63,7 @@ impl Served {
             dir,
             store,
             metrics,
+            nodes,
             cancel,
         };
         let listener = runtime::unix_grpc::bind(&served.socket(), 0o666).unwrap();
@@ -58,21 +73,15 @@ impl Served {
 
     fn connector(&self) -> Connector {
         let store: Arc<dyn EventStore> = Arc::clone(&self.store) as Arc<dyn EventStore>;
-        Connector::new(store, &self.metrics, Timestamp::now)
+        Connector::new(store, self.nodes.clone(), &self.metrics, Timestamp::now)
     }
 
     fn socket(&self) -> std::path::PathBuf {
         self.dir.path().join("s.sock")
     }
 
-    async fn client(&self) -> PlatformConnectorClient<tonic::transport::Channel> {
-        let address = format!("unix://{}", self.socket().display());
-        let channel = tonic::transport::Endpoint::try_from(address)
-            .unwrap()
-            .connect()
-            .await
-            .unwrap();
-        PlatformConnectorClient::new(channel)
+    async fn client(&self) -> PlatformConnectorClient<Channel> {
+        dial(&self.socket()).await
     }
 
     async fn stored(&self) -> Vec<HealthEvent> {
@@ -147,7 +156,7 @@ async fn limits_are_stated_in_the_answer() {
     let served = Served::new();
     let connector = served.connector();
     let error = connector
-        .accept(batch(vec![event("0"); MAX_EVENTS + 1]))
+        .accept(batch(vec![event("0"); MAX_EVENTS + 1]), &Caller::Monitor)
         .await
         .unwrap_err();
     assert!(
@@ -156,7 +165,10 @@ async fn limits_are_stated_in_the_answer() {
     );
     let mut long = event("0");
     long.check_name = "x".repeat(254);
-    let error = connector.accept(batch(vec![long])).await.unwrap_err();
+    let error = connector
+        .accept(batch(vec![long]), &Caller::Monitor)
+        .await
+        .unwrap_err();
     assert!(error.to_string().contains("at most 253"), "{error}");
     // A request over the size limit is refused by gRPC itself, and the server lives on.
     let mut client = served.client().await.max_encoding_message_size(64 << 20);
@@ -195,7 +207,7 @@ async fn the_error_names_twenty_and_counts_the_rest() {
     let bad = vec![HealthEvent::default(); 25];
     let error = served
         .connector()
-        .accept(batch(bad))
+        .accept(batch(bad), &Caller::Monitor)
         .await
         .unwrap_err()
         .to_string();
@@ -204,4 +216,158 @@ async fn the_error_names_twenty_and_counts_the_rest() {
         "{error}"
     );
     assert!(error.contains("and 5 more"), "{error}");
+}
+
+fn on(node: &str, gpu: &str) -> HealthEvent {
+    HealthEvent {
+        node_name: node.into(),
+        ..event(gpu)
+    }
+}
+
+/// NVSentinel takes any node's name from whoever can open its socket.
+#[tokio::test]
+async fn a_local_process_speaks_for_its_own_node_only() {
+    let served = Served::new();
+    let mut client = served.client().await;
+    let mixed = batch(vec![event("0"), on("n2", "0"), event("1")]);
+    let status = client.health_event_occurred_v1(mixed).await.unwrap_err();
+    assert_eq!(status.code(), Code::PermissionDenied);
+    for part in [
+        "events[1].nodeName",
+        "\"n2\"",
+        "\"n1\"",
+        "--accept-nodes any",
+        "other 2 events",
+    ] {
+        assert!(status.message().contains(part), "{}", status.message());
+    }
+    let stored = served.stored().await;
+    assert!(stored.len() == 2 && stored.iter().all(|event| event.node_name == "n1"));
+    // One that is wrong in itself is wrong whoever sends it.
+    let wrong = HealthEvent::default();
+    let status = client
+        .health_event_occurred_v1(batch(vec![on("n2", "0"), wrong]))
+        .await
+        .unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+    let metrics = served.metrics.encode();
+    for line in [
+        "gpuwarden_events_refused_total{reason=\"foreign_node\"} 2",
+        "gpuwarden_events_refused_total{reason=\"invalid\"} 1",
+    ] {
+        assert!(metrics.contains(line), "{metrics}");
+    }
+}
+
+#[tokio::test]
+async fn where_any_node_is_accepted_a_local_process_speaks_for_all() {
+    let served = Served::taking(AcceptNodes::Any);
+    let mut client = served.client().await;
+    client
+        .health_event_occurred_v1(batch(vec![on("n1", "0"), on("n2", "0")]))
+        .await
+        .unwrap();
+    assert_eq!(served.stored().await.len(), 2);
+}
+
+#[tokio::test]
+async fn a_node_that_has_proven_its_name_speaks_for_itself_whatever_local_processes_may() {
+    let served = Served::taking(AcceptNodes::Any);
+    let connector = served.connector();
+    let node = Caller::Node("n2".into());
+    let both = batch(vec![on("n1", "0"), on("n2", "0")]);
+    let error = connector.accept(both, &node).await.unwrap_err();
+    assert!(!error.is_retryable());
+    let AcceptError::Refused { refused, stored } = error else {
+        panic!("{error}");
+    };
+    assert_eq!((stored, refused.len(), refused[0].index), (1, 1, 0));
+    assert_eq!(refused[0].reason, Reason::ForeignNode);
+    assert_eq!(served.stored().await[0].node_name, "n2");
+}
+
+#[tokio::test]
+async fn a_sender_that_is_not_known_is_not_heard() {
+    let served = Served::new();
+    let path = served.dir.path().join("other.sock");
+    let listener = runtime::unix_grpc::bind(&path, 0o600).unwrap();
+    let nobody = service(served.connector(), |_| None);
+    tokio::spawn(
+        tonic::transport::Server::builder()
+            .add_service(nobody)
+            .serve_with_incoming(runtime::unix_grpc::incoming(listener)),
+    );
+    let mut client = dial(&path).await;
+    let status = client
+        .health_event_occurred_v1(batch(vec![event("0")]))
+        .await
+        .unwrap_err();
+    assert_eq!(status.code(), Code::Unauthenticated);
+    assert_eq!(served.stored().await, []);
+}
+
+/// Answers as it is told, and keeps what it was offered.
+#[derive(Default)]
+struct Scripted {
+    answer: Option<fn() -> SinkError>,
+}
+
+#[async_trait::async_trait]
+impl Sink for Scripted {
+    async fn append(&self, events: Vec<NewEvent>) -> Result<Vec<Appended>, SinkError> {
+        match self.answer {
+            Some(error) => Err(error()),
+            None => Ok((1..)
+                .zip(events)
+                .map(|(seq, new)| Appended {
+                    id: new.event.id,
+                    seq,
+                    new: true,
+                })
+                .collect()),
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_a_sink_says_reaches_the_sender() {
+    type Answer = fn() -> SinkError;
+    let table: [(Answer, Code, bool, &str); 3] = [
+        (
+            || SinkError::Full {
+                what: "the outbox has 7 of 7 bytes".into(),
+            },
+            Code::ResourceExhausted,
+            true,
+            "7 of 7 bytes; send them again",
+        ),
+        (
+            || SinkError::Unavailable("disk is full".into()),
+            Code::Unavailable,
+            true,
+            "disk is full; send them again",
+        ),
+        (
+            || SinkError::Failed("damaged".into()),
+            Code::Internal,
+            false,
+            "damaged",
+        ),
+    ];
+    for (answer, code, retryable, text) in table {
+        let sink = Scripted {
+            answer: Some(answer),
+        };
+        let metrics = Metrics::default();
+        let connector = Connector::new(sink, AcceptNodes::Any, &metrics, Timestamp::now);
+        let error = connector
+            .accept(batch(vec![event("0")]), &Caller::Monitor)
+            .await
+            .unwrap_err();
+        assert_eq!(error.is_retryable(), retryable);
+        let status = server::status(&error);
+        assert_eq!(status.code(), code);
+        assert!(status.message().ends_with(text), "{}", status.message());
+    }
 }

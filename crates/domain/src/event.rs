@@ -44,6 +44,18 @@ pub struct Problem {
     pub what: String,
 }
 
+// === impl Problem ===
+
+impl Problem {
+    /// A problem with a field.
+    pub fn new(field: &str, what: String) -> Self {
+        Self {
+            field: field.to_owned(),
+            what,
+        }
+    }
+}
+
 /// Checks an event against the contract and the limits of this module.
 pub fn validate(event: &HealthEvent) -> Result<(), Problem> {
     let required = [
@@ -200,10 +212,7 @@ fn hash(event: &HealthEvent) -> String {
 }
 
 fn problem(field: &str, what: String) -> Problem {
-    Problem {
-        field: field.to_owned(),
-        what,
-    }
+    Problem::new(field, what)
 }
 
 fn limit(field: &str, value: &str, max: usize) -> Result<(), Problem> {

@@ -78,7 +78,12 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     };
     let events: Arc<dyn EventStore> = Arc::clone(&store) as Arc<dyn EventStore>;
     let clock: fn() -> Timestamp = Timestamp::now;
-    let connector = Connector::new(Arc::clone(&events), &metrics, clock);
+    let connector = Connector::new(
+        Arc::clone(&events),
+        settings.accept_nodes.clone(),
+        &metrics,
+        clock,
+    );
     let monitor = KernelLogMonitor::new(
         KernelLogConfig {
             spec: settings.kernel_log.clone(),

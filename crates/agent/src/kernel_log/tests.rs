@@ -1,6 +1,7 @@
 use std::io::Write as _;
 use std::sync::Arc;
 
+use connector::AcceptNodes;
 use contract::json;
 use store::sqlite::SqliteStore;
 use store::{EventQuery, EventStore};
@@ -45,7 +46,12 @@ impl Bench {
             history: SignedDuration::from_mins(15),
             state_dir: Some(self.dir.path().join("data")),
         };
-        let connector = Connector::new(store, &metrics, Timestamp::now);
+        let connector = Connector::new(
+            store,
+            AcceptNodes::Own("n1".to_owned()),
+            &metrics,
+            Timestamp::now,
+        );
         KernelLogMonitor::new(config, connector, sources, &metrics, Timestamp::now)
     }
 

@@ -132,6 +132,24 @@ fn what_is_wrong_is_said_and_ends_with_2() {
 }
 
 #[tokio::test]
+async fn another_nodes_faults_are_refused_unless_this_one_collects_for_others() -> anyhow::Result<()>
+{
+    let other = ["inject", "xid", "79", "--node-name", "n2"];
+    let product = Launch::new()?.node_name("n1").start().await?;
+    let refused = product.client(other).await?;
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    assert!(
+        refused.stderr.contains("--accept-nodes any"),
+        "{}",
+        refused.stderr
+    );
+    let collecting = Launch::new()?.node_name("n1");
+    let collecting = collecting.option("--accept-nodes", "any").start().await?;
+    collecting.client(other).await?.expect(0)?;
+    Ok(())
+}
+
+#[tokio::test]
 async fn inject_status_events_explain_and_recovery() -> anyhow::Result<()> {
     let product = Launch::new()?.node_name("n1").start().await?;
     product
