@@ -4,12 +4,16 @@
 //! real drivers print since R450 is accepted: parentheses with and without `PCI:`, a
 //! comma or none after the code, `pid='<unknown>'`, names with spaces.
 
+mod machine;
 mod monitor;
 
 use std::sync::LazyLock;
 
 use memchr::memmem::Finder;
 
+pub use machine::{
+    Gpu, MAX_GPUS, MAX_LINKS, MAX_MACHINE_BYTES, MAX_MACHINE_NAME_BYTES, Machine, MachineError,
+};
 pub use monitor::{Finding, KernelLogDecoder, Kind};
 
 /// What a line of the NVIDIA driver says.

@@ -1,15 +1,15 @@
 //! What of the lines is worth an event: the decoder with the little memory that this needs.
 //!
-//! It knows which GPU sits at which PCI address, as the kernel said, and which GPUs
-//! have just reported an XID: a driver that prints XID 79 also prints "GPU has fallen
-//! off the bus", and that is one fault, not two.
+//! It knows which GPU sits at which PCI address, as [`Machine`] or else the kernel itself
+//! said, and which GPUs have just reported an XID: a driver that prints XID 79 also
+//! prints "GPU has fallen off the bus", and that is one fault, not two.
 
 use std::collections::{HashMap, VecDeque};
 
 use contract::{Entity, RecommendedAction, action_name, keys};
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Line, decode};
+use super::{Line, Machine, decode};
 use crate::catalog;
 use crate::fault::normalise_pci;
 
@@ -25,7 +25,7 @@ pub struct Finding {
     pub kind: Kind,
     /// PCI address in the form of [`normalise_pci`].
     pub pci: String,
-    /// UUID of the GPU, where a line of the log named it.
+    /// UUID of the GPU, where [`Machine`] or a line of the log named it.
     pub gpu_uuid: Option<String>,
     /// Process id that the driver blames.
     pub pid: Option<u32>,
@@ -54,6 +54,8 @@ pub enum Kind {
 /// Decodes the lines of one kernel log in their order.
 #[derive(Debug, Default)]
 pub struct KernelLogDecoder {
+    machine: Option<Machine>,
+    /// UUID by PCI address, as lines of the log said.
     uuids: HashMap<String, String>,
     recent_xids: VecDeque<(String, Timestamp)>,
 }
@@ -102,6 +104,16 @@ impl Finding {
 // === impl KernelLogDecoder ===
 
 impl KernelLogDecoder {
+    /// What is known of the machine from now on; `None`: nothing but what the log says.
+    pub fn set_machine(&mut self, machine: Option<Machine>) {
+        self.machine = machine;
+    }
+
+    /// What is known of the machine.
+    pub fn machine(&self) -> Option<&Machine> {
+        self.machine.as_ref()
+    }
+
     /// The fault in a line, if it has one. `at` is the line's own time, or the newest
     /// one known where it has none.
     pub fn line(&mut self, line: &[u8], at: Timestamp) -> Option<Finding> {
@@ -121,7 +133,7 @@ impl KernelLogDecoder {
                 let verdict = catalog::judge_xid(xid.code, xid.detail);
                 Some(Finding {
                     kind: Kind::Xid(xid.code),
-                    gpu_uuid: self.uuids.get(&pci).cloned(),
+                    gpu_uuid: self.uuid_at(&pci),
                     pci,
                     pid: xid.pid,
                     process: xid.process.map(str::to_owned),
@@ -142,7 +154,7 @@ impl KernelLogDecoder {
                     kind: Kind::FallenOffBus {
                         pci_id: pci_id.map(str::to_owned),
                     },
-                    gpu_uuid: self.uuids.get(&pci).cloned(),
+                    gpu_uuid: self.uuid_at(&pci),
                     pci,
                     pid: None,
                     process: None,
@@ -152,5 +164,15 @@ impl KernelLogDecoder {
                 })
             }
         }
+    }
+
+    /// UUID of the GPU at a normalised PCI address. The machine's word counts before the
+    /// log's: a line of the log may be from before a GPU was replaced.
+    fn uuid_at(&self, pci: &str) -> Option<String> {
+        let of_machine = self
+            .machine
+            .as_ref()
+            .and_then(|machine| machine.gpu_at(pci)?.uuid.clone());
+        of_machine.or_else(|| self.uuids.get(pci).cloned())
     }
 }

@@ -140,6 +140,23 @@ fn a_gpu_is_known_by_its_uuid_once_the_kernel_said_it() {
 }
 
 #[test]
+fn what_is_known_of_the_machine_names_the_gpu_and_its_lack_loses_nothing() {
+    let now = Timestamp::UNIX_EPOCH;
+    let xid = b"NVRM: Xid (PCI:0000:b3:00): 48, pid=1, name=a, DBE";
+    let machine = r#"{"gpus": [{"pci_address": "00000000:B3:00.0", "uuid": "GPU-aa"}]}"#;
+    let mut decoder = KernelLogDecoder::default();
+    decoder.line(b"NVRM: GPU at PCI:0000:b3:00: GPU-bb", now);
+    decoder.set_machine(Some(Machine::parse(machine).unwrap()));
+    let uuid = |decoder: &mut KernelLogDecoder| decoder.line(xid, now).unwrap().gpu_uuid;
+    assert_eq!(uuid(&mut decoder).as_deref(), Some("GPU-aa"));
+    // A machine that does not know this GPU, or none at all: the log's own word.
+    decoder.set_machine(Some(Machine::parse("{}").unwrap()));
+    assert_eq!(uuid(&mut decoder).as_deref(), Some("GPU-bb"));
+    decoder.set_machine(None);
+    assert_eq!(uuid(&mut decoder).as_deref(), Some("GPU-bb"));
+}
+
+#[test]
 fn one_fall_is_one_fault() {
     let mut decoder = KernelLogDecoder::default();
     let at = |seconds| Timestamp::UNIX_EPOCH + SignedDuration::from_secs(seconds);
