@@ -6,11 +6,12 @@
 //! sending the whole batch again doubles nothing.
 //!
 //! - [`Caller`], [`AcceptNodes`]: who sends, and for which nodes they may speak.
-//! - [`Sink`]: where accepted events go.
+//! - [`Sink`]: where accepted events go; [`outbox`]: the one of a node without a store.
 //! - [`serve`], [`service`]: the gRPC side.
 
 mod caller;
 mod metrics;
+pub mod outbox;
 mod refusal;
 mod server;
 mod sink;

@@ -31,7 +31,7 @@ use rusqlite::{Connection, ErrorCode};
 use tokio::sync::watch;
 
 pub use self::inspect::{Consumer, Count, Inspection, NODES, inspect};
-use self::lock::Lock;
+pub use self::lock::DirectoryLock;
 use self::readers::Readers;
 use self::writer::Writer;
 use crate::{
@@ -226,7 +226,7 @@ impl SqliteStore {
     ///
     /// Blocks for a moment; needs no async runtime.
     pub fn open(dir: &Path) -> Result<Self, OpenError> {
-        let lock = Lock::acquire(dir)?;
+        let lock = DirectoryLock::acquire(dir)?;
         let path = dir.join(FILE);
         let connection = schema::open(&path)?;
         let newest = writer::newest(&connection).map_err(|source| OpenError::Sqlite {

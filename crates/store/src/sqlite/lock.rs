@@ -1,4 +1,4 @@
-//! Who owns a data directory: one process, for as long as its store is open.
+//! Who owns a data directory: one process, for as long as it works with it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -15,15 +15,15 @@ const NAME: &str = "lock";
 /// Ownership of a directory. It ends when this is dropped or the process dies; the
 /// file stays, with the process id of its last owner.
 #[derive(Debug)]
-pub(super) struct Lock {
+pub struct DirectoryLock {
     file: File,
 }
 
-// === impl Lock ===
+// === impl DirectoryLock ===
 
-impl Lock {
+impl DirectoryLock {
     /// Takes hold of `dir`, which is made where it is missing.
-    pub(super) fn acquire(dir: &Path) -> Result<Self, OpenError> {
+    pub fn acquire(dir: &Path) -> Result<Self, OpenError> {
         if !dir.is_dir() {
             // Events name nodes and workloads: nobody else's business on a shared machine.
             let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
@@ -65,7 +65,7 @@ impl Lock {
     }
 }
 
-impl Drop for Lock {
+impl Drop for DirectoryLock {
     fn drop(&mut self) {
         // Closing is not enough: a child process that was forked and has not yet replaced
         // itself holds the same lock. An error leaves it to the closing.
@@ -97,14 +97,14 @@ mod tests {
     #[test]
     fn ownership_ends_although_a_copy_of_the_descriptor_is_open() {
         let dir = TempDir::new().unwrap();
-        let lock = Lock::acquire(dir.path()).unwrap();
+        let lock = DirectoryLock::acquire(dir.path()).unwrap();
         let copy = lock.file.try_clone().unwrap();
         assert!(matches!(
-            Lock::acquire(dir.path()),
+            DirectoryLock::acquire(dir.path()),
             Err(OpenError::InUse { .. })
         ));
         drop(lock);
-        Lock::acquire(dir.path()).unwrap();
+        DirectoryLock::acquire(dir.path()).unwrap();
         drop(copy);
     }
 }

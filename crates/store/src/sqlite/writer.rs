@@ -15,7 +15,7 @@ use std::time::Duration;
 use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
 
-use super::{failure, lock::Lock};
+use super::{DirectoryLock, failure};
 use crate::{MAX_APPEND, StoreError};
 
 /// Calls that wait; more wait in their own tasks.
@@ -91,7 +91,7 @@ impl Writer {
     pub(super) fn start(
         connection: Connection,
         wal: PathBuf,
-        lock: Lock,
+        lock: DirectoryLock,
         latest: u64,
     ) -> std::io::Result<Self> {
         let (sender, mut receiver) = mpsc::channel::<Request>(MAX_WAITING);

@@ -1,0 +1,460 @@
+//! What waits: the segments on disk, and an index of them in memory. No thread and no
+//! clock; `thread.rs` calls it.
+
+use std::collections::{HashMap, VecDeque};
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use jiff::Timestamp;
+use store::{Appended, NewEvent};
+
+use super::cursor::{Cursor, Found};
+use super::segment::{self, Segment};
+use super::{Limits, MAX_SEGMENTS, OpenError, OutboxError, Status, Waiting, record};
+
+/// Name of the cursor's file.
+const CURSOR: &str = "delivered";
+
+/// The outbox's state.
+#[derive(Debug)]
+pub(super) struct Log {
+    directory: PathBuf,
+    limits: Limits,
+    cursor: Cursor,
+    /// Oldest first. The last one is appended to while `file` is open.
+    segments: VecDeque<Segment>,
+    file: Option<File>,
+    /// The records behind the cursor, oldest first.
+    waiting: VecDeque<Entry>,
+    /// Their ids, with the position of each.
+    ids: HashMap<Arc<str>, u64>,
+    /// Position of the next record. None is used twice, not even one that was not
+    /// written after all.
+    next: u64,
+    staged: Staged,
+    /// The file that was read last.
+    reading: Option<(u64, File)>,
+    /// Bytes that were no whole record, since the start.
+    damaged: u64,
+    /// The cursor could not be written when it was tried last.
+    failing: bool,
+}
+
+#[derive(Debug)]
+struct Entry {
+    position: u64,
+    /// Its segment, by the first position of it.
+    segment: u64,
+    offset: u64,
+    length: u32,
+    accepted_at: Timestamp,
+    id: Arc<str>,
+}
+
+/// A group on its way to the disk.
+#[derive(Debug, Default)]
+struct Staged {
+    bytes: Vec<u8>,
+    entries: Vec<Entry>,
+    ids: HashMap<Arc<str>, u64>,
+}
+
+// === impl Log ===
+
+impl Log {
+    /// Opens `directory`, which is made where it is missing.
+    pub(super) fn open(directory: &Path, limits: Limits) -> Result<Self, OpenError> {
+        let failed = |source| OpenError::File {
+            path: directory.to_owned(),
+            source,
+        };
+        if !directory.is_dir() {
+            let mut builder = DirBuilder::new();
+            // Events name nodes and workloads: nobody else's business on a shared machine.
+            let made = builder.recursive(true).mode(0o700).create(directory);
+            made.map_err(failed)?;
+            let parent = directory.parent().unwrap_or(directory);
+            segment::sync_directory(parent).map_err(failed)?;
+        }
+        let (cursor, found) = Cursor::open(directory.join(CURSOR)).map_err(failed)?;
+        if found == Found::Damaged {
+            tracing::warn!(
+                directory = %directory.display(),
+                "the outbox's note of what is delivered is damaged; all that it holds is delivered again"
+            );
+        }
+        let mut log = Self {
+            directory: directory.to_owned(),
+            limits,
+            next: cursor.position() + 1,
+            cursor,
+            segments: VecDeque::new(),
+            file: None,
+            waiting: VecDeque::new(),
+            ids: HashMap::new(),
+            staged: Staged::default(),
+            reading: None,
+            damaged: 0,
+            failing: false,
+        };
+        for segment in Segment::list(directory).map_err(failed)? {
+            log.load(segment)?;
+        }
+        log.remove_delivered();
+        Ok(log)
+    }
+
+    fn load(&mut self, mut segment: Segment) -> Result<(), OpenError> {
+        let read = segment.read();
+        let (bytes, contents) = read.map_err(|source| OpenError::File {
+            path: segment.path.clone(),
+            source,
+        })?;
+        if let Some(found) = contents.newer {
+            return Err(OpenError::Newer {
+                path: segment.path,
+                found,
+                known: segment::VERSION,
+            });
+        }
+        for range in contents.damaged {
+            tracing::error!(
+                file = %segment.path.display(),
+                at = range.start,
+                bytes = range.len(),
+                "damage in the outbox: events that lay there are lost; those behind it are not"
+            );
+            self.damaged += range.len() as u64;
+        }
+        if contents.torn > 0 {
+            tracing::warn!(
+                file = %segment.path.display(),
+                bytes = contents.torn,
+                "the end of the outbox's file is torn and dropped: a write was cut short"
+            );
+            self.damaged += contents.torn as u64;
+        }
+        for place in contents.records {
+            self.next = self.next.max(place.position + 1);
+            if place.position <= self.cursor.position() {
+                continue;
+            }
+            let record = usize::try_from(place.offset)
+                .ok()
+                .and_then(|start| bytes.get(start..start + place.length as usize));
+            let Some(event) = record.and_then(record::decode) else {
+                tracing::error!(
+                    file = %segment.path.display(),
+                    at = place.offset,
+                    "a record of the outbox holds no event; it is skipped"
+                );
+                self.damaged += u64::from(place.length);
+                continue;
+            };
+            let entry = Entry {
+                position: place.position,
+                segment: segment.first,
+                offset: place.offset,
+                length: place.length,
+                accepted_at: event.received_at,
+                id: event.event.id.into(),
+            };
+            self.ids.insert(Arc::clone(&entry.id), entry.position);
+            self.waiting.push_back(entry);
+        }
+        self.next = self.next.max(segment.first);
+        self.segments.push_back(segment);
+        Ok(())
+    }
+
+    /// Takes the events of one call into the group, all or none. They are nowhere until
+    /// [`commit`](Self::commit).
+    pub(super) fn stage(&mut self, events: &[NewEvent]) -> Result<Vec<Appended>, OutboxError> {
+        let (bytes_before, entries_before) = (self.staged.bytes.len(), self.staged.entries.len());
+        let mut answers = Vec::with_capacity(events.len());
+        for event in events {
+            let id = event.event.id.as_str();
+            let known = self.ids.get(id).or_else(|| self.staged.ids.get(id));
+            let (seq, new) = match known {
+                // Repeats are folded before anything is refused: what waits needs no room.
+                Some(&position) => (position, false),
+                None => (self.push(event), true),
+            };
+            answers.push(Appended {
+                id: id.to_owned(),
+                seq,
+                new,
+            });
+        }
+        if let Some(full) = self.exceeded(self.staged.entries.len() > entries_before) {
+            self.staged.bytes.truncate(bytes_before);
+            for entry in self.staged.entries.drain(entries_before..) {
+                self.staged.ids.remove(&entry.id);
+            }
+            return Err(full);
+        }
+        Ok(answers)
+    }
+
+    fn push(&mut self, event: &NewEvent) -> u64 {
+        let position = self.next;
+        self.next += 1;
+        let offset = self.staged.bytes.len() as u64;
+        let length = record::encode(&mut self.staged.bytes, position, event);
+        let id: Arc<str> = event.event.id.as_str().into();
+        self.staged.ids.insert(Arc::clone(&id), position);
+        self.staged.entries.push(Entry {
+            position,
+            segment: 0,
+            offset,
+            length,
+            accepted_at: event.received_at,
+            id,
+        });
+        position
+    }
+
+    /// Which limit the group has reached, if it has.
+    fn exceeded(&self, grown: bool) -> Option<OutboxError> {
+        if !grown {
+            return None;
+        }
+        let events = self.waiting.len() + self.staged.entries.len();
+        let bytes = self.bytes() + self.staged.bytes.len() as u64;
+        let what = if events > self.limits.events {
+            format!("{} events wait, no more are held", self.waiting.len())
+        } else if bytes > self.limits.bytes {
+            format!("{} bytes of {} are in use", self.bytes(), self.limits.bytes)
+        } else if self.segments.len() >= MAX_SEGMENTS {
+            format!("{} files are in use, no more are made", self.segments.len())
+        } else {
+            return None;
+        };
+        Some(OutboxError::Full { what })
+    }
+
+    /// The first position of the group; all before it are on disk already.
+    pub(super) fn staged_from(&self) -> u64 {
+        let first = self.staged.entries.first();
+        first.map_or(self.next, |entry| entry.position)
+    }
+
+    /// Makes the group durable. Where that fails nothing of it is there, and the next
+    /// group may fare better.
+    pub(super) fn commit(&mut self) -> Result<(), OutboxError> {
+        let staged = std::mem::take(&mut self.staged);
+        let (Some(first), Some(last)) = (staged.entries.first(), staged.entries.last()) else {
+            return Ok(());
+        };
+        let last = last.position;
+        let file = self.writable(first.position);
+        let file = file.map_err(|source| OutboxError::disk("open a file", source))?;
+        let Some(segment) = self.segments.back_mut() else {
+            return Err(OutboxError::Closed);
+        };
+        let start = segment.length;
+        let written = file.write_all_at(&staged.bytes, start);
+        let durable =
+            written.and_then(|()| file.sync_data().inspect_err(|_| segment.sealed = true));
+        if let Err(source) = durable {
+            // What was written in part is cut off. Where that fails too, nothing more goes
+            // into this file.
+            if file.set_len(start).and_then(|()| file.sync_data()).is_err() {
+                segment.sealed = true;
+            }
+            return Err(OutboxError::disk("write", source));
+        }
+        segment.length += staged.bytes.len() as u64;
+        segment.last = last;
+        let segment = segment.first;
+        self.file = Some(file);
+        for mut entry in staged.entries {
+            entry.segment = segment;
+            entry.offset += start;
+            self.ids.insert(Arc::clone(&entry.id), entry.position);
+            self.waiting.push_back(entry);
+        }
+        Ok(())
+    }
+
+    /// The file to append to; it belongs to the last segment. `next` is the position of
+    /// the first record to come.
+    fn writable(&mut self, next: u64) -> io::Result<File> {
+        let file = self.file.take();
+        if let Some(last) = self.segments.back_mut()
+            && !last.sealed
+            && last.length < self.limits.segment_bytes()
+        {
+            return file.map_or_else(|| last.reopen(), Ok);
+        }
+        let (segment, file) = Segment::create(&self.directory, next)?;
+        self.segments.push_back(segment);
+        // One that was sealed before anything was in it.
+        self.remove_delivered();
+        Ok(file)
+    }
+
+    /// The oldest records behind position `after`: at least one where there is one, at
+    /// most `events`, and no further one once they have `bytes`.
+    pub(super) fn read(
+        &mut self,
+        after: u64,
+        events: usize,
+        bytes: u64,
+    ) -> Result<Vec<Waiting>, OutboxError> {
+        let mut found = Vec::new();
+        let mut size = 0;
+        let mut index = self
+            .waiting
+            .partition_point(|entry| entry.position <= after);
+        while found.len() < events
+            && let Some(entry) = self.waiting.get(index)
+        {
+            if !found.is_empty() && size + u64::from(entry.length) > bytes {
+                break;
+            }
+            let record = read_record(&mut self.reading, &self.segments, entry);
+            match record.map_err(|source| OutboxError::disk("read", source))? {
+                Some(event) => {
+                    size += u64::from(entry.length);
+                    found.push(Waiting {
+                        position: entry.position,
+                        event,
+                    });
+                    index += 1;
+                }
+                None => self.lost(index),
+            }
+        }
+        Ok(found)
+    }
+
+    /// Gives up a record that was good and is no more.
+    fn lost(&mut self, index: usize) {
+        if let Some(entry) = self.waiting.remove(index) {
+            tracing::error!(
+                event = %entry.id,
+                at = entry.offset,
+                file = entry.segment,
+                "an event in the outbox was damaged after it was written: it is lost"
+            );
+            self.ids.remove(&entry.id);
+            self.damaged += u64::from(entry.length);
+        }
+    }
+
+    /// Notes that everything up to `position` is delivered, and makes room.
+    pub(super) fn delivered(&mut self, position: u64) {
+        let position = position.min(self.next - 1);
+        if position <= self.cursor.position() {
+            return;
+        }
+        while let Some(entry) = self.waiting.front()
+            && entry.position <= position
+        {
+            // An id may stand twice, after damage.
+            if self.ids.get(&entry.id) == Some(&entry.position) {
+                self.ids.remove(&entry.id);
+            }
+            self.waiting.pop_front();
+        }
+        let noted = self.cursor.advance(position);
+        if let Err(error) = &noted
+            && !self.failing
+        {
+            // Costs no event: they are delivered again after a restart.
+            tracing::warn!(err = %error, "it cannot be noted what of the outbox is delivered");
+        }
+        self.failing = noted.is_err();
+        self.remove_delivered();
+    }
+
+    /// Removes segments of which all is delivered, but not the one that is written.
+    fn remove_delivered(&mut self) {
+        while let Some(oldest) = self.segments.front() {
+            let in_use = self.segments.len() == 1
+                && !oldest.sealed
+                && oldest.length < self.limits.segment_bytes();
+            if in_use || oldest.last > self.cursor.position() {
+                return;
+            }
+            match fs::remove_file(&oldest.path) {
+                Ok(()) => {}
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => {
+                    tracing::debug!(err = %error, file = %oldest.path.display(), "not removed yet");
+                    return;
+                }
+            }
+            if self.segments.len() == 1 {
+                self.file = None;
+            }
+            // A file that is open takes room although it is removed.
+            let gone = oldest.first;
+            self.reading = self.reading.take().filter(|(first, _)| *first != gone);
+            self.segments.pop_front();
+        }
+    }
+
+    /// Position of the newest record.
+    pub(super) fn newest(&self) -> u64 {
+        let waiting = self.waiting.back().map(|entry| entry.position);
+        waiting.unwrap_or_else(|| self.cursor.position())
+    }
+
+    /// How much waits.
+    pub(super) fn status(&self) -> Status {
+        Status {
+            newest: self.newest(),
+            events: self.waiting.len(),
+            bytes: self.bytes(),
+            oldest: self.waiting.front().map(|entry| entry.accepted_at),
+            damaged: self.damaged,
+        }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.segments.iter().map(|segment| segment.length).sum()
+    }
+}
+
+/// Reads a record from its file, which is kept open. `None`: it is no longer there, or
+/// not what was written.
+fn read_record(
+    reading: &mut Option<(u64, File)>,
+    segments: &VecDeque<Segment>,
+    entry: &Entry,
+) -> io::Result<Option<NewEvent>> {
+    if reading
+        .as_ref()
+        .is_none_or(|(first, _)| *first != entry.segment)
+    {
+        let segment = segments.iter().find(|one| one.first == entry.segment);
+        let Some(segment) = segment else {
+            return Ok(None);
+        };
+        match File::open(&segment.path) {
+            Ok(file) => *reading = Some((entry.segment, file)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error),
+        }
+    }
+    let Some((_, file)) = reading else {
+        return Ok(None);
+    };
+    let mut bytes = vec![0; entry.length as usize];
+    if let Err(error) = file.read_exact_at(&mut bytes, entry.offset) {
+        tracing::debug!(err = %error, "a record of the outbox cannot be read");
+        return Ok(None);
+    }
+    let whole = record::whole(&bytes, entry.position - 1);
+    Ok(whole
+        .filter(|(position, _)| *position == entry.position)
+        .and_then(|_| record::decode(&bytes)))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,387 @@
+use std::fs;
+use std::process::Command;
+
+use contract::HealthEvent;
+use proptest::prelude::*;
+
+use super::super::MIN_BYTES;
+use super::*;
+use crate::outbox::MAX_EVENTS;
+
+const LIMITS: Limits = Limits {
+    bytes: MIN_BYTES,
+    events: MAX_EVENTS,
+};
+
+fn event(name: &str) -> NewEvent {
+    let received_at: Timestamp = "2026-01-01T00:00:00.000001Z".parse().unwrap();
+    let mut event = HealthEvent {
+        agent: "a".into(),
+        component_class: "GPU".into(),
+        check_name: "c".into(),
+        node_name: "n1".into(),
+        message: name.into(),
+        ..HealthEvent::default()
+    };
+    domain::event::normalise(&mut event, received_at);
+    NewEvent { event, received_at }
+}
+
+fn names(waiting: &[Waiting]) -> Vec<String> {
+    let name = |one: &Waiting| one.event.event.message.clone();
+    waiting.iter().map(name).collect()
+}
+
+impl Log {
+    fn append(&mut self, events: &[NewEvent]) -> Result<Vec<Appended>, OutboxError> {
+        let answers = self.stage(events)?;
+        self.commit()?;
+        Ok(answers)
+    }
+
+    fn all(&mut self) -> Vec<Waiting> {
+        self.read(0, usize::MAX, u64::MAX).unwrap()
+    }
+}
+
+fn only_segment(directory: &Path) -> PathBuf {
+    let mut found = Segment::list(directory).unwrap();
+    assert_eq!(found.len(), 1);
+    found.remove(0).path
+}
+
+#[test]
+fn cut_at_any_byte_it_delivers_all_that_is_whole_and_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut log = Log::open(dir.path(), LIMITS).unwrap();
+    let (mut ends, mut expected) = (Vec::new(), Vec::new());
+    let segment = || only_segment(dir.path());
+    for name in ["one", "two", "three", "four"] {
+        log.append(&[event(name)]).unwrap();
+        ends.push(fs::metadata(segment()).unwrap().len());
+        expected.push(name.to_owned());
+    }
+    let bytes = fs::read(segment()).unwrap();
+    let file = segment();
+    drop(log);
+    for cut in 0..=bytes.len() {
+        fs::write(&file, &bytes[..cut]).unwrap();
+        let whole = ends.iter().filter(|end| **end <= cut as u64).count();
+        let mut log = Log::open(dir.path(), LIMITS).unwrap();
+        assert_eq!(names(&log.all()), expected[..whole], "cut at {cut}");
+        let start = if whole == 0 {
+            12
+        } else {
+            usize::try_from(ends[whole - 1]).unwrap()
+        };
+        let dropped = if cut < 12 { cut } else { cut - start };
+        assert_eq!(log.status().damaged, dropped as u64, "cut at {cut}");
+        // What comes later stands behind what is whole, also for the next start.
+        log.append(&[event("later")]).unwrap();
+        drop(log);
+        let mut log = Log::open(dir.path(), LIMITS).unwrap();
+        assert_eq!(log.status().damaged, 0, "cut at {cut}");
+        let mut after = expected[..whole].to_vec();
+        after.push("later".into());
+        assert_eq!(names(&log.all()), after, "cut at {cut}");
+    }
+}
+
+#[test]
+fn damage_at_any_byte_costs_the_event_that_lies_there_and_no_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut log = Log::open(dir.path(), LIMITS).unwrap();
+    let all = ["one", "two", "three", "four"].map(str::to_owned);
+    let mut ends = Vec::new();
+    for name in &all {
+        log.append(&[event(name)]).unwrap();
+        ends.push(usize::try_from(log.status().bytes).unwrap());
+    }
+    drop(log);
+    let file = only_segment(dir.path());
+    let bytes = fs::read(&file).unwrap();
+    for at in 0..bytes.len() {
+        for flip in [0xff, 0x01] {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= flip;
+            fs::write(&file, &damaged).unwrap();
+            let mut log = Log::open(dir.path(), LIMITS).unwrap();
+            let hit = ends.iter().position(|end| at < *end).filter(|_| at >= 12);
+            let expected: Vec<String> = (0..all.len())
+                .filter(|index| Some(*index) != hit)
+                .map(|index| all[index].clone())
+                .collect();
+            assert_eq!(names(&log.all()), expected, "byte {at}");
+            assert!(log.status().damaged > 0, "byte {at}");
+        }
+    }
+}
+
+#[test]
+fn damage_after_the_start_is_found_when_it_is_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut log = Log::open(dir.path(), LIMITS).unwrap();
+    for name in ["one", "two", "three"] {
+        log.append(&[event(name)]).unwrap();
+    }
+    let file = only_segment(dir.path());
+    let mut bytes = fs::read(&file).unwrap();
+    let end = bytes.len();
+    bytes[end / 2] ^= 0xff;
+    fs::write(&file, bytes).unwrap();
+    assert_eq!(names(&log.all()), ["one", "three"]);
+    assert_eq!(log.status().events, 2);
+    // The whole file is gone: nothing is left to deliver, and nothing waits for ever.
+    fs::remove_file(&file).unwrap();
+    log.reading = None;
+    assert!(log.all().is_empty());
+    assert_eq!(log.status().events, 0);
+}
+
+#[test]
+fn what_waits_already_is_taken_once_also_where_nothing_more_fits() {
+    let dir = tempfile::tempdir().unwrap();
+    let limits = Limits {
+        events: 2,
+        ..LIMITS
+    };
+    let mut log = Log::open(dir.path(), limits).unwrap();
+    let answers = log
+        .append(&[event("one"), event("two"), event("one")])
+        .unwrap();
+    assert_eq!(
+        answers
+            .iter()
+            .map(|one| (one.seq, one.new))
+            .collect::<Vec<_>>(),
+        [(1, true), (2, true), (1, false)]
+    );
+    let error = log.append(&[event("one"), event("three")]).unwrap_err();
+    assert!(error.to_string().contains("2 events wait"), "{error}");
+    assert_eq!(log.append(&[event("two")]).unwrap()[0].seq, 2);
+    assert_eq!(names(&log.all()), ["one", "two"]);
+    // Delivery makes room, and what was delivered is new again: the store knows it.
+    log.delivered(1);
+    assert!(log.append(&[event("three")]).unwrap()[0].new);
+    assert_eq!(names(&log.all()), ["two", "three"]);
+    log.delivered(u64::MAX);
+    assert!(log.append(&[event("two")]).unwrap()[0].new);
+}
+
+#[test]
+fn room_is_bounded_in_bytes_and_comes_back_with_delivery() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut log = Log::open(dir.path(), LIMITS).unwrap();
+    let large = |index: u32| event(&format!("{index:016384}"));
+    let mut taken = 0;
+    let error = loop {
+        match log.append(&[large(taken)]) {
+            Ok(_) => taken += 1,
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, OutboxError::Full { .. }), "{error}");
+    assert!(error.to_string().contains("16777216"), "{error}");
+    assert!(log.status().bytes <= MIN_BYTES && log.status().bytes > MIN_BYTES * 9 / 10);
+    assert!(log.segments.len() >= 15);
+    // A batch has at least one event, and no more bytes than asked for.
+    assert_eq!(log.read(0, 100, 1).unwrap().len(), 1);
+    assert_eq!(log.read(0, 100, 100_000).unwrap().len(), 6);
+    assert_eq!(log.read(0, 3, u64::MAX).unwrap().len(), 3);
+    let waiting = log.all();
+    log.delivered(waiting[waiting.len() / 2].position);
+    assert!(log.status().bytes < MIN_BYTES * 6 / 10);
+    log.append(&[large(taken)]).unwrap();
+    log.delivered(u64::MAX);
+    assert!(log.segments.len() <= 1, "{:?}", log.segments);
+    assert_eq!(Segment::list(dir.path()).unwrap().len(), log.segments.len());
+}
+
+#[test]
+fn delivered_stays_delivered_and_losing_the_note_of_it_delivers_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut log = Log::open(dir.path(), LIMITS).unwrap();
+    log.append(&[event("one"), event("two"), event("three")])
+        .unwrap();
+    log.delivered(2);
+    drop(log);
+    let mut log = Log::open(dir.path(), LIMITS).unwrap();
+    assert_eq!(names(&log.all()), ["three"]);
+    log.delivered(3);
+    drop(log);
+    let mut log = Log::open(dir.path(), LIMITS).unwrap();
+    assert!(log.all().is_empty());
+    // Positions go on, also where no file says how far they were.
+    assert_eq!(log.append(&[event("four")]).unwrap()[0].seq, 4);
+    drop(log);
+    let cursor = dir.path().join("delivered");
+    for wreck in [&b"x"[..], b"0123456789ab"] {
+        fs::write(&cursor, wreck).unwrap();
+        let mut log = Log::open(dir.path(), LIMITS).unwrap();
+        assert_eq!(names(&log.all()), ["one", "two", "three", "four"]);
+    }
+}
+
+/// A file system of its own, for tests as root.
+struct Tmpfs(tempfile::TempDir);
+
+impl Tmpfs {
+    /// `None`, said on standard error, where none can be mounted.
+    fn mount(bytes: u32) -> Option<Self> {
+        let own = Self(tempfile::tempdir().unwrap());
+        if own.run(
+            "mount",
+            &["-t", "tmpfs", "-o", &format!("size={bytes}"), "tmpfs"],
+        ) {
+            return Some(own);
+        }
+        assert!(std::env::var("CI").is_err(), "no tmpfs can be mounted");
+        eprintln!("skipped: no tmpfs can be mounted");
+        None
+    }
+
+    fn remount(&self, option: &str) {
+        assert!(self.run("mount", &["-o", &format!("remount,{option}")]));
+    }
+
+    fn run(&self, program: &str, args: &[&str]) -> bool {
+        let output = Command::new(program).args(args).arg(self.0.path()).output();
+        output.is_ok_and(|output| output.status.success())
+    }
+}
+
+impl Drop for Tmpfs {
+    fn drop(&mut self) {
+        self.run("umount", &["-l"]);
+    }
+}
+
+#[test]
+fn a_full_disk_refuses_keeps_what_waits_and_passes() {
+    let Some(disk) = Tmpfs::mount(256 * 1024) else {
+        return;
+    };
+    let dir = disk.0.path().join("outbox");
+    let mut log = Log::open(&dir, LIMITS).unwrap();
+    let large = |index: u32| event(&format!("{index:05000}"));
+    let mut taken = Vec::new();
+    let error = loop {
+        let index = u32::try_from(taken.len()).unwrap();
+        match log.append(&[large(index)]) {
+            Ok(_) => taken.push(format!("{index:05000}")),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(error, OutboxError::Full { .. }), "{error:?}");
+    assert!(error.to_string().contains("No space left"), "{error}");
+    assert!(taken.len() > 10);
+    // Still full: refused again, and what waits is untouched. A repeat needs no room.
+    log.append(&[event("small"), large(1000)]).unwrap_err();
+    assert!(!log.append(&[large(3)]).unwrap()[0].new);
+    assert_eq!(names(&log.all()), taken);
+    let newest = log.status().newest;
+    log.delivered(newest - 1);
+    drop(log);
+    let mut log = Log::open(&dir, LIMITS).unwrap();
+    assert_eq!(log.status().damaged, 0);
+    assert_eq!(names(&log.all()), taken[taken.len() - 1..]);
+    // Room comes back, by itself or by a larger disk.
+    disk.remount("size=2m");
+    log.append(&[large(1000)]).unwrap();
+    assert_eq!(names(&log.all()).len(), 2);
+}
+
+#[test]
+fn a_read_only_disk_refuses_and_what_waits_is_delivered() {
+    let Some(disk) = Tmpfs::mount(1024 * 1024) else {
+        return;
+    };
+    let dir = disk.0.path().join("outbox");
+    let mut log = Log::open(&dir, LIMITS).unwrap();
+    log.append(&[event("one"), event("two")]).unwrap();
+    // A file system with a file open for writing cannot be made read-only.
+    log.file = None;
+    disk.remount("ro");
+    let error = log.append(&[event("three")]).unwrap_err();
+    assert!(matches!(error, OutboxError::Disk { .. }), "{error:?}");
+    assert_eq!(names(&log.all()), ["one", "two"]);
+    log.delivered(1);
+    assert_eq!(names(&log.all()), ["two"]);
+    disk.remount("rw");
+    log.append(&[event("three")]).unwrap();
+    drop(log);
+    let mut log = Log::open(&dir, LIMITS).unwrap();
+    // What could not be noted is delivered again.
+    assert_eq!(names(&log.all()), ["one", "two", "three"]);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Append(Vec<u8>),
+    Deliver(u8),
+    Restart,
+    /// The process dies in a write of so many bytes more.
+    Torn(Vec<u8>),
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => proptest::collection::vec(0..40_u8, 1..6).prop_map(Step::Append),
+        2 => (0..20_u8).prop_map(Step::Deliver),
+        1 => Just(Step::Restart),
+        1 => proptest::collection::vec(any::<u8>(), 1..80).prop_map(Step::Torn),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_happens_what_was_taken_waits_in_order_until_it_is_delivered(
+        steps in proptest::collection::vec(step(), 1..40),
+    ) {
+        let dir = tempfile::tempdir().unwrap();
+        // Small segments, so that they change often.
+        let limits = Limits { bytes: 16 * 300, events: 30 };
+        let mut log = Log::open(dir.path(), limits).unwrap();
+        let mut model: Vec<String> = Vec::new();
+        for step in steps {
+            match step {
+                Step::Append(ids) => {
+                    let events: Vec<NewEvent> = ids.iter().map(|id| event(&id.to_string())).collect();
+                    if let Ok(answers) = log.append(&events) {
+                        for (event, answer) in events.iter().zip(answers) {
+                            let name = event.event.message.clone();
+                            prop_assert_eq!(answer.new, !model.contains(&name));
+                            if answer.new {
+                                model.push(name);
+                            }
+                        }
+                    }
+                }
+                Step::Deliver(count) => {
+                    let batch = log.read(0, usize::from(count), u64::MAX).unwrap();
+                    if let Some(last) = batch.last() {
+                        log.delivered(last.position);
+                        model.drain(..batch.len());
+                    }
+                }
+                Step::Restart => {
+                    drop(log);
+                    log = Log::open(dir.path(), limits).unwrap();
+                }
+                Step::Torn(bytes) => {
+                    drop(log);
+                    if let Some(last) = Segment::list(dir.path()).unwrap().pop() {
+                        let mut content = fs::read(&last.path).unwrap();
+                        content.extend(bytes);
+                        fs::write(&last.path, content).unwrap();
+                    }
+                    log = Log::open(dir.path(), limits).unwrap();
+                }
+            }
+            prop_assert_eq!(&names(&log.all()), &model);
+            prop_assert!(log.status().events <= limits.events);
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! Metrics of the outbox. What is delivered is counted in `deliver/metrics.rs`.
+
+use std::sync::atomic::AtomicU64;
+
+use prometheus_client::metrics::gauge::Gauge;
+use runtime::metrics::Metrics;
+
+use super::Status;
+
+#[derive(Clone, Debug, Default)]
+pub(super) struct OutboxMetrics {
+    events: Gauge,
+    bytes: Gauge,
+    oldest: Gauge<f64, AtomicU64>,
+    damaged: Gauge,
+}
+
+// === impl OutboxMetrics ===
+
+impl OutboxMetrics {
+    pub(super) fn new(metrics: &Metrics) -> Self {
+        let own = Self::default();
+        metrics.register(|registry| {
+            registry.register(
+                "gpuwarden_outbox_waiting_events",
+                "Health events that wait for the controller",
+                own.events.clone(),
+            );
+            registry.register(
+                "gpuwarden_outbox_bytes",
+                "Room that the outbox takes on disk",
+                own.bytes.clone(),
+            );
+            registry.register(
+                "gpuwarden_outbox_oldest_timestamp_seconds",
+                "When the oldest waiting event was accepted, 0 where none waits",
+                own.oldest.clone(),
+            );
+            registry.register(
+                "gpuwarden_outbox_damaged_bytes",
+                "Bytes of the outbox that were no whole event, since the start",
+                own.damaged.clone(),
+            );
+        });
+        own
+    }
+
+    pub(super) fn set(&self, status: &Status) {
+        let whole = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
+        self.events.set(whole(status.events as u64));
+        self.bytes.set(whole(status.bytes));
+        self.damaged.set(whole(status.damaged));
+        let oldest = status
+            .oldest
+            .map_or(0.0, |at| at.as_duration().as_secs_f64());
+        self.oldest.set(oldest);
+    }
+}

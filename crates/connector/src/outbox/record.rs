@@ -1,0 +1,88 @@
+//! One event as bytes in a segment.
+//!
+//! ```text
+//! length    u32  of the whole record
+//! checksum  u32  CRC-32 of all that follows, and of the length
+//! position  u64
+//! accepted  i64  microseconds since 1970
+//! event     protobuf HealthEvent
+//! ```
+//!
+//! Numbers are little-endian. A record says itself where it belongs and whether it is
+//! whole, so reading can go on behind damage.
+
+use contract::HealthEvent;
+use jiff::Timestamp;
+use prost::Message as _;
+use store::NewEvent;
+
+/// Bytes before the event.
+const HEAD: usize = 24;
+/// No event is as large: the limits of `domain::event` keep it below 2 MiB.
+const MAX_RECORD: usize = 4 * 1024 * 1024;
+/// Positions may skip what a failed write had used, and what damage has taken; a record
+/// that claims to be further ahead is none.
+const MAX_SKIP: u64 = 1 << 32;
+
+/// Where a whole record lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Place {
+    pub(super) position: u64,
+    /// Of its first byte in the segment.
+    pub(super) offset: u64,
+    /// In bytes.
+    pub(super) length: u32,
+}
+
+/// Appends `event` to `buffer`, and says how long the record is.
+pub(super) fn encode(buffer: &mut Vec<u8>, position: u64, event: &NewEvent) -> u32 {
+    let start = buffer.len();
+    buffer.extend_from_slice(&[0; 8]);
+    buffer.extend_from_slice(&position.to_le_bytes());
+    buffer.extend_from_slice(&event.received_at.as_microsecond().to_le_bytes());
+    // A Vec takes any length.
+    let _ = event.event.encode(buffer);
+    let length = u32::try_from(buffer.len() - start).unwrap_or(u32::MAX);
+    let checksum = checksum(length, buffer.get(start + 8..).unwrap_or_default());
+    if let Some(head) = buffer.get_mut(start..start + 8) {
+        head[..4].copy_from_slice(&length.to_le_bytes());
+        head[4..].copy_from_slice(&checksum.to_le_bytes());
+    }
+    length
+}
+
+/// The record at the start of `bytes`, if it is whole and stands behind position `after`.
+/// Says its position and length.
+pub(super) fn whole(bytes: &[u8], after: u64) -> Option<(u64, u32)> {
+    let length = u32::from_le_bytes(array(bytes, 0)?);
+    let size = usize::try_from(length).ok()?;
+    if !(HEAD..=MAX_RECORD).contains(&size) {
+        return None;
+    }
+    let position = u64::from_le_bytes(array(bytes, 8)?);
+    if position <= after || position - after > MAX_SKIP {
+        return None;
+    }
+    let expected = u32::from_le_bytes(array(bytes, 4)?);
+    (checksum(length, bytes.get(8..size)?) == expected).then_some((position, length))
+}
+
+/// The event of a whole record.
+pub(super) fn decode(record: &[u8]) -> Option<NewEvent> {
+    let accepted = i64::from_le_bytes(array(record, 16)?);
+    Some(NewEvent {
+        event: HealthEvent::decode(record.get(HEAD..)?).ok()?,
+        received_at: Timestamp::from_microsecond(accepted).ok()?,
+    })
+}
+
+fn checksum(length: u32, rest: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&length.to_le_bytes());
+    hasher.update(rest);
+    hasher.finalize()
+}
+
+fn array<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
+    bytes.get(at..at + N)?.try_into().ok()
+}

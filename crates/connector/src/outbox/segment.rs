@@ -1,0 +1,184 @@
+//! A file of records: named by the first position that it may hold, only ever appended
+//! to, and removed as a whole when all in it is delivered.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::ops::Range;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use super::record::{self, Place};
+
+/// Version of the form that is written.
+pub(super) const VERSION: u8 = 1;
+/// Written at the start of a file; the last byte is the version.
+const MAGIC: [u8; 8] = [b'G', b'P', b'W', b'O', b'U', b'T', b'B', VERSION];
+/// Magic and its checksum.
+const HEAD: usize = 12;
+const EXTENSION: &str = "events";
+
+/// A segment on disk.
+#[derive(Debug)]
+pub(super) struct Segment {
+    pub(super) path: PathBuf,
+    /// Named after it: no record in it stands before this position.
+    pub(super) first: u64,
+    /// Position of its last record; one before `first` where it has none.
+    pub(super) last: u64,
+    /// End of its last whole record.
+    pub(super) length: u64,
+    /// Nothing more is written into it, since what its end holds on disk is not known.
+    pub(super) sealed: bool,
+}
+
+/// What reading a segment has found.
+#[derive(Debug, Default)]
+pub(super) struct Contents {
+    pub(super) records: Vec<Place>,
+    /// Bytes before the last record that are part of none.
+    pub(super) damaged: Vec<Range<usize>>,
+    /// Bytes behind the last record.
+    pub(super) torn: usize,
+    /// A newer program wrote it, in a form of this version.
+    pub(super) newer: Option<u8>,
+}
+
+// === impl Segment ===
+
+impl Segment {
+    /// Makes an empty segment and its entry in the directory, both durable.
+    ///
+    /// A file of this name can only be what a failed attempt has left.
+    pub(super) fn create(directory: &Path, first: u64) -> io::Result<(Self, File)> {
+        let path = directory.join(format!("{first:020}.{EXTENSION}"));
+        let made = || {
+            let mut file = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(&path)?;
+            file.write_all(&head())?;
+            file.sync_all()?;
+            sync_directory(directory)?;
+            Ok(file)
+        };
+        match made() {
+            Ok(file) => {
+                let (last, length) = (first.saturating_sub(1), HEAD as u64);
+                let segment = Self {
+                    path,
+                    first,
+                    last,
+                    length,
+                    sealed: false,
+                };
+                Ok((segment, file))
+            }
+            Err(error) => {
+                // On a full disk even the empty file would be in the way.
+                let _ = fs::remove_file(&path);
+                Err(error)
+            }
+        }
+    }
+
+    /// The segments of a directory, oldest first, as their names say.
+    pub(super) fn list(directory: &Path) -> io::Result<Vec<Self>> {
+        let mut segments = Vec::new();
+        for entry in fs::read_dir(directory)? {
+            let path = entry?.path();
+            if path.extension().is_none_or(|end| end != EXTENSION) {
+                continue;
+            }
+            let stem = path.file_stem().and_then(|stem| stem.to_str());
+            if let Some(first) = stem.and_then(|stem| stem.parse::<u64>().ok()) {
+                segments.push(Self {
+                    path,
+                    first,
+                    last: first.saturating_sub(1),
+                    length: 0,
+                    sealed: false,
+                });
+            }
+        }
+        segments.sort_unstable_by_key(|segment| segment.first);
+        Ok(segments)
+    }
+
+    /// Reads the whole file, and notes in `self` how far it is good.
+    pub(super) fn read(&mut self) -> io::Result<(Vec<u8>, Contents)> {
+        let mut bytes = Vec::new();
+        File::open(&self.path)?.read_to_end(&mut bytes)?;
+        let contents = scan(&bytes, self.first.saturating_sub(1));
+        let end = contents.records.last();
+        self.last = end.map_or(self.last, |place| place.position);
+        self.length = end.map_or((HEAD.min(bytes.len())) as u64, |place| {
+            place.offset + u64::from(place.length)
+        });
+        Ok((bytes, contents))
+    }
+
+    /// Opens the file to append behind its last whole record. What is there is cut off.
+    pub(super) fn reopen(&mut self) -> io::Result<File> {
+        let file = OpenOptions::new().read(true).write(true).open(&self.path)?;
+        if self.length < HEAD as u64 {
+            file.write_all_at(&head(), 0)?;
+            self.length = HEAD as u64;
+        }
+        if file.metadata()?.len() != self.length {
+            file.set_len(self.length)?;
+        }
+        file.sync_all()?;
+        Ok(file)
+    }
+}
+
+/// Makes the entries of a directory durable.
+pub(super) fn sync_directory(directory: &Path) -> io::Result<()> {
+    File::open(directory)?.sync_all()
+}
+
+fn head() -> [u8; HEAD] {
+    let mut head = [0; HEAD];
+    head[..8].copy_from_slice(&MAGIC);
+    head[8..].copy_from_slice(&crc32fast::hash(&MAGIC).to_le_bytes());
+    head
+}
+
+/// Finds the whole records. Behind damage it looks for the next one byte by byte: a
+/// record carries its own position and checksum, so nothing else is taken for one.
+fn scan(bytes: &[u8], mut after: u64) -> Contents {
+    let mut contents = Contents::default();
+    let mut offset = 0;
+    if let Some((magic, checksum)) = bytes.get(..HEAD).and_then(<[u8]>::split_last_chunk::<4>) {
+        let whole = crc32fast::hash(magic).to_le_bytes() == *checksum;
+        if whole && *magic == MAGIC {
+            offset = HEAD;
+        } else if whole && magic.get(..7) == MAGIC.get(..7) {
+            contents.newer = magic.last().copied();
+            return contents;
+        }
+    }
+    let mut good = offset;
+    while let Some(rest) = bytes.get(offset..).filter(|rest| !rest.is_empty()) {
+        let Some((position, length)) = record::whole(rest, after) else {
+            offset += 1;
+            continue;
+        };
+        if good < offset {
+            contents.damaged.push(good..offset);
+        }
+        contents.records.push(Place {
+            position,
+            offset: offset as u64,
+            length,
+        });
+        after = position;
+        offset += length as usize;
+        good = offset;
+    }
+    contents.torn = bytes.len() - good;
+    contents
+}
