@@ -25,8 +25,35 @@ pub struct Desired {
     pub events: Vec<Counted>,
     /// Who is named as having cordoned, where a sender's override forces it.
     pub forced_by: Option<String>,
-    /// For people: why each open fault counts, or does not.
-    pub reasons: Vec<String>,
+    /// Why each open fault counts, or does not; gravest first.
+    pub verdicts: Vec<Verdict>,
+}
+
+/// Why one open fault counts, or does not. Displayed for people.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Verdict {
+    /// [`Fault::title`].
+    pub fault: String,
+    /// What decided about it.
+    pub ruling: Ruling,
+}
+
+/// What decides about one open fault, in order of precedence.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Ruling {
+    /// A person released the node, at this time, and the fault was not reported since.
+    Dismissed(Timestamp),
+    /// Its sender asks not to quarantine.
+    Skipped,
+    /// Its sender asks to quarantine.
+    Forced,
+    /// The policy.
+    Judged {
+        /// Whether a rule set that matches asks for anything.
+        wanted: bool,
+        /// What each rule set says, in the order of the policy.
+        answers: Vec<(String, Answer)>,
+    },
 }
 
 /// An event that counts.
@@ -36,6 +63,48 @@ pub struct Counted {
     pub event: HealthEvent,
     /// When the newest report of the fault was accepted.
     pub accepted_at: Timestamp,
+}
+
+// === impl Verdict ===
+
+impl std::fmt::Display for Verdict {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}: ", self.fault)?;
+        match &self.ruling {
+            Ruling::Dismissed(_) => {
+                f.write_str("dismissed when the node was released by hand; a newer report counts")
+            }
+            Ruling::Skipped => f.write_str("its sender asks not to quarantine (skip)"),
+            Ruling::Forced => f.write_str("its sender asks to quarantine (force)"),
+            Ruling::Judged { wanted, answers } => {
+                let (for_it, against): (Vec<_>, Vec<_>) = answers
+                    .iter()
+                    .partition(|(_, answer)| *answer == Answer::Matched);
+                let said = |answers: Vec<&(String, Answer)>| -> Vec<String> {
+                    answers
+                        .into_iter()
+                        .map(|(name, answer)| format!("'{name}' {answer}"))
+                        .collect()
+                };
+                let mut parts: Vec<String> = said(for_it)
+                    .into_iter()
+                    .map(|text| format!("rule set {text}"))
+                    .collect();
+                if answers.is_empty() {
+                    parts.push("quarantines nothing: the policy has no rule sets".to_owned());
+                } else if !wanted {
+                    let against = said(against);
+                    let why = if against.is_empty() {
+                        "what matches asks for nothing".to_owned()
+                    } else {
+                        against.join(", ")
+                    };
+                    parts.push(format!("quarantines nothing: {why}"));
+                }
+                f.write_str(&parts.join("; "))
+            }
+        }
+    }
 }
 
 // === impl Desired ===
@@ -61,65 +130,46 @@ pub fn assess(
     let mut desired = Desired::default();
     let mut matched: Vec<&RuleSet> = Vec::new();
     for fault in faults {
-        let title = fault.title();
-        if released_at.is_some_and(|released| fault.accepted_at <= released) {
-            desired.reasons.push(format!(
-                "{title}: dismissed when the node was released by hand"
-            ));
+        let mut rule = |ruling| {
+            desired.verdicts.push(Verdict {
+                fault: fault.title(),
+                ruling,
+            });
+        };
+        if let Some(released) = released_at.filter(|released| fault.dismissed(*released)) {
+            rule(Ruling::Dismissed(released));
             continue;
         }
         let overrides = fault.event.quarantine_overrides.unwrap_or_default();
         if overrides.skip && !overrides.force {
-            desired
-                .reasons
-                .push(format!("{title}: its sender asks not to quarantine (skip)"));
+            rule(Ruling::Skipped);
             continue;
         }
         if overrides.force {
+            rule(Ruling::Forced);
             desired.cordon = true;
             desired
                 .forced_by
                 .get_or_insert_with(|| forced_by(&fault.event));
-            desired
-                .reasons
-                .push(format!("{title}: its sender asks to quarantine (force)"));
             take(&mut desired.events, fault);
             continue;
         }
         let event = event_variable(&fault.event);
         let mut wanted = false;
-        let mut against = Vec::new();
+        let mut answers = Vec::with_capacity(policy.rule_sets.len());
         for rule_set in &policy.rule_sets {
-            match rule_set.answer(&event, &variable) {
-                Answer::Matched => {
-                    wanted |= rule_set.cordon || rule_set.taint.is_some();
-                    desired
-                        .reasons
-                        .push(format!("{title}: rule set '{}' matches", rule_set.name));
-                    if !matched.iter().any(|known| std::ptr::eq(*known, rule_set)) {
-                        matched.push(rule_set);
-                    }
+            let answer = rule_set.answer(&event, &variable);
+            if answer == Answer::Matched {
+                wanted |= rule_set.asks();
+                if !matched.iter().any(|known| std::ptr::eq(*known, rule_set)) {
+                    matched.push(rule_set);
                 }
-                Answer::NotMatched(_) => {
-                    against.push(format!("'{}' does not match", rule_set.name));
-                }
-                Answer::Failed(expression, why) => against.push(format!(
-                    "'{}' cannot be evaluated: {expression}: {why}",
-                    rule_set.name
-                )),
             }
+            answers.push((rule_set.name.clone(), answer));
         }
+        rule(Ruling::Judged { wanted, answers });
         if wanted {
             take(&mut desired.events, fault);
-        } else {
-            let why = if policy.rule_sets.is_empty() {
-                "the policy has no rule sets".to_owned()
-            } else {
-                against.join(", ")
-            };
-            desired
-                .reasons
-                .push(format!("{title}: quarantines nothing: {why}"));
         }
     }
     // In the order of the policy, whatever order the faults came in: deterministic.
@@ -233,11 +283,64 @@ mod tests {
         };
         let desired = judge(vec![harmless]);
         assert!(!desired.wanted() && desired.events.is_empty());
-        assert!(
-            desired.reasons[0].contains("does not match"),
-            "{:?}",
-            desired.reasons
-        );
+    }
+
+    #[test]
+    fn which_expression_did_not_match_is_said() {
+        let said = |event: HealthEvent, node: &NodeView, policy: &Policy| {
+            assess(&faults(vec![event]), policy, node, None).verdicts[0].to_string()
+        };
+        let harmless = HealthEvent {
+            is_fatal: false,
+            ..fatal("0")
+        };
+        let mut opted_out = NodeView::unknown("n1");
+        opted_out.object["metadata"]["labels"][contract::keys::MANAGED_LABEL] = "false".into();
+        let node = NodeView::unknown("n1");
+        let asks_nothing = Policy::parse(
+            "[[rule-sets]]\nname = \"a\"\n[[rule-sets.match.all]]\nkind = \"HealthEvent\"\n\
+             expression = \"event.isFatal\"\n",
+            "p",
+        )
+        .unwrap();
+        let title = "GpuMemWatch on GPU 0: ";
+        for (event, node, policy, expected) in [
+            (
+                harmless,
+                &node,
+                &Policy::builtin(),
+                "quarantines nothing: 'default' does not match: event.isFatal || \
+                 event.recommendedAction == 25",
+            ),
+            (
+                fatal("0"),
+                &opted_out,
+                &Policy::builtin(),
+                "quarantines nothing: 'default' does not match: !(has(node.metadata.labels) && \
+                 'k8saas.nvidia.com/ManagedByNVSentinel' in node.metadata.labels && \
+                 node.metadata.labels['k8saas.nvidia.com/ManagedByNVSentinel'] == 'false')",
+            ),
+            (
+                fatal("0"),
+                &node,
+                &Policy::builtin(),
+                "rule set 'default' matches",
+            ),
+            (
+                fatal("0"),
+                &node,
+                &asks_nothing,
+                "rule set 'a' matches; quarantines nothing: what matches asks for nothing",
+            ),
+            (
+                fatal("0"),
+                &node,
+                &Policy::parse("", "p").unwrap(),
+                "quarantines nothing: the policy has no rule sets",
+            ),
+        ] {
+            assert_eq!(said(event, node, policy), format!("{title}{expected}"));
+        }
     }
 
     #[test]

@@ -52,6 +52,12 @@ impl Fault {
         format!("{}{code} on {}", self.check, self.subject)
     }
 
+    /// Whether a person who released the node at `released_at` has dismissed it: no newer
+    /// report has come since.
+    pub fn dismissed(&self, released_at: Timestamp) -> bool {
+        self.accepted_at <= released_at
+    }
+
     /// Order of gravity, gravest first: fatal before non-fatal, then the older one.
     pub fn by_gravity(a: &Self, b: &Self) -> std::cmp::Ordering {
         (b.event.is_fatal.cmp(&a.event.is_fatal))

@@ -7,6 +7,8 @@
 mod load;
 mod rule;
 
+use std::fmt;
+
 use contract::HealthEvent;
 use serde_json::Value;
 
@@ -14,6 +16,10 @@ pub use load::PolicyError;
 pub use rule::{MAX_DEPTH, MAX_EXPRESSION_BYTES, MAX_LOOPS, NodeVariable, Rule, RuleKind};
 
 use crate::node::Taint;
+
+/// Characters of an expression that a sentence shows; the rest is in the file. The longest
+/// of the rules that NVSentinel ships has about 270.
+const SHOWN_EXPRESSION: usize = 300;
 
 /// Rule sets and what belongs to them.
 #[derive(Clone, Debug)]
@@ -50,7 +56,8 @@ pub struct RuleSet {
 pub enum Answer {
     /// It matches.
     Matched,
-    /// It does not match: the expression that failed it.
+    /// It does not match: the expression that failed it; of several of which one would have
+    /// done, all, joined by `||`.
     NotMatched(String),
     /// It could not be evaluated and so does not match: the expression and why.
     Failed(String, String),
@@ -84,6 +91,11 @@ impl Policy {
 // === impl RuleSet ===
 
 impl RuleSet {
+    /// Whether it asks for anything where it matches.
+    pub fn asks(&self) -> bool {
+        self.cordon || self.taint.is_some()
+    }
+
     /// Whether the rule set matches an event on a node. With both `any` and `all`, both
     /// must hold.
     pub fn answer(&self, event: &Value, node: &NodeVariable) -> Answer {
@@ -116,9 +128,34 @@ impl RuleSet {
                     .iter()
                     .map(|rule| rule.expression.as_str())
                     .collect::<Vec<_>>()
-                    .join("; "),
+                    .join(" || "),
             ),
         }
+    }
+}
+
+// === impl Answer ===
+
+impl fmt::Display for Answer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Matched => f.write_str("matches"),
+            Self::NotMatched(expression) => {
+                write!(f, "does not match: {}", shortened(expression))
+            }
+            Self::Failed(expression, why) => {
+                write!(f, "cannot be evaluated: {}: {why}", shortened(expression))
+            }
+        }
+    }
+}
+
+/// An expression on one line, as long as it is readable in a sentence.
+fn shortened(expression: &str) -> String {
+    let line = expression.split_whitespace().collect::<Vec<_>>().join(" ");
+    match line.char_indices().nth(SHOWN_EXPRESSION) {
+        Some((end, _)) => format!("{} ...", line.get(..end).unwrap_or_default()),
+        None => line,
     }
 }
 

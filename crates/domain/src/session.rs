@@ -244,10 +244,11 @@ impl Session {
         }
     }
 
-    /// What is awaited, for people.
-    pub fn awaits(&self) -> &'static str {
+    /// What is awaited, for people; `seen`: whether the cluster has the node.
+    pub fn awaits(&self, seen: bool) -> &'static str {
         match (self.phase, self.asked) {
             (Phase::Idle, _) => "nothing",
+            _ if !seen => "the node to appear in the cluster",
             (Phase::Quarantining, false) => "the API server's answer to the quarantine",
             (Phase::Releasing, false) => "the API server's answer to the release",
             (Phase::Quarantining | Phase::Releasing, true) => {

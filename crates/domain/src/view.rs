@@ -111,6 +111,10 @@ pub struct FaultView {
     pub entities: Vec<EntityView>,
     /// Whether work on it must stop.
     pub fatal: bool,
+    /// Whether it does not count because a person released the node after it was last
+    /// reported.
+    #[serde(default)]
+    pub dismissed: bool,
     /// What mends it, by name.
     pub recommended_action: String,
     /// The monitor's text.
@@ -156,6 +160,7 @@ impl FaultView {
                 })
                 .collect(),
             fatal: fault.event.is_fatal,
+            dismissed: false,
             recommended_action: contract::effective_action_name(&fault.event).into_owned(),
             message: fault.event.message.clone(),
             first_seen: fault.first_seen,

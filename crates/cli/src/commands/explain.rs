@@ -33,6 +33,9 @@ fn text(story: &Explain, wide: bool) -> anyhow::Result<()> {
         .as_ref()
         .map_or("no open fault", |status| status.state.name());
     output::line(&format!("{}: {state}", output::plain(&story.node)))?;
+    for note in story.status.iter().flat_map(|status| &status.notes) {
+        output::line(&format!("note      {}", output::plain(note)))?;
+    }
     if story.entries.is_empty() {
         output::line("\nNothing is known of this node: no event names it.")?;
     } else {

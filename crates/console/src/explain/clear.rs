@@ -15,10 +15,20 @@ pub(super) fn awaits(node: &str, status: Option<&NodeStatus>) -> String {
     if let Some(session) = session {
         return session.awaits.clone();
     }
-    match status.map(|status| status.faults.as_slice()) {
-        None | Some([]) => format!("nothing: no fault is open on {node}"),
-        Some([fault]) => format!("the recovery of {}", fault.title()),
-        Some(faults) => format!("the recovery of its {} open faults", faults.len()),
+    let open = status.map_or(&[][..], |status| &status.faults);
+    let counting: Vec<&FaultView> = open.iter().filter(|fault| !fault.dismissed).collect();
+    match (open, counting.as_slice()) {
+        ([], _) => format!("nothing: no fault is open on {node}"),
+        ([fault], []) => format!(
+            "nothing: {} was dismissed by hand; a newer report counts again",
+            fault.title()
+        ),
+        (faults, []) => format!(
+            "nothing: its {} open faults were dismissed by hand; a newer report counts again",
+            faults.len()
+        ),
+        (_, [fault]) => format!("the recovery of {}", fault.title()),
+        (_, faults) => format!("the recovery of its {} open faults", faults.len()),
     }
 }
 
@@ -49,10 +59,11 @@ pub(super) fn how_to_clear(status: &NodeStatus) -> Vec<String> {
             "All of them, once they are mended: `gpuwarden inject recovery --node-name {node}`"
         ));
     }
+    // While it is being quarantined there is nothing to uncordon yet.
     let held = status
         .session
         .as_ref()
-        .is_some_and(|s| matches!(s.phase, Phase::Quarantining | Phase::Quarantined));
+        .is_some_and(|session| session.phase == Phase::Quarantined);
     if held && status.in_cluster != Some(false) {
         lines.push(format!(
             "To release the node by hand: `kubectl uncordon {node}` (ends the session; the same \

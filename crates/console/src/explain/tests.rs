@@ -64,6 +64,13 @@ fn fault(code: &str) -> FaultView {
     FaultView::of(&book.faults("n1")[0])
 }
 
+fn dismissed(code: &str) -> FaultView {
+    FaultView {
+        dismissed: true,
+        ..fault(code)
+    }
+}
+
 fn status(faults: Vec<FaultView>, phase: Option<Phase>) -> NodeStatus {
     NodeStatus {
         name: "n1".into(),
@@ -373,6 +380,31 @@ fn what_is_awaited_and_how_to_clear_it() {
             "or an uncordon by hand",
             vec![recovery, uncordon],
             vec![all],
+        ),
+        (
+            Some(status(vec![fault("79")], Some(Phase::Quarantining))),
+            "or an uncordon by hand",
+            vec![recovery],
+            vec![uncordon],
+        ),
+        (
+            Some(status(vec![dismissed("79")], None)),
+            "nothing: SysLogsXIDError 79 on PCI 0000:b3:00 was dismissed by hand; a newer report \
+             counts again",
+            vec![recovery],
+            vec![uncordon],
+        ),
+        (
+            Some(status(vec![dismissed("79"), dismissed("48")], None)),
+            "nothing: its 2 open faults were dismissed by hand",
+            vec![recovery],
+            vec![uncordon],
+        ),
+        (
+            Some(status(vec![dismissed("79"), fault("48")], None)),
+            "the recovery of SysLogsXIDError 48",
+            vec![recovery],
+            vec![uncordon],
         ),
         (
             Some(status(vec![fault("79"); 30], None)),

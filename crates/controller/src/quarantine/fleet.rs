@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
+use contract::keys;
+use domain::assess::{Ruling, Verdict};
 use domain::fault::Fault;
 use domain::node::{NodeChange, NodeView};
-use domain::session::ownership::Ownership;
+use domain::policy::Answer;
+use domain::session::ownership::{Ownership, released_at};
 use domain::session::{Phase, Session};
 use domain::view::{FaultView, NodeState, NodeStatus, SessionView};
 
@@ -21,7 +24,7 @@ pub(super) struct NodeEntry {
     /// In a dry run: what would have been changed since the node was last as it was.
     pub(super) pretended: Vec<NodeChange>,
     /// Why its faults count or do not, as last noted.
-    pub(super) reasons: Vec<String>,
+    pub(super) verdicts: Vec<Verdict>,
     /// It was said that the cluster does not have it.
     pub(super) missing_said: bool,
     /// Events on the node that are known to be in the store.
@@ -39,7 +42,7 @@ impl NodeEntry {
             session,
             in_flight: false,
             pretended: Vec::new(),
-            reasons: Vec::new(),
+            verdicts: Vec::new(),
             missing_said: false,
             known: Vec::new(),
             anothers: None,
@@ -126,6 +129,21 @@ impl NodeEntry {
         if self.anothers.is_some() {
             notes.push("quarantined by another gpuwarden: it is left alone".to_owned());
         }
+        let view = self.effective_view();
+        let released = view.as_deref().and_then(released_at);
+        let dismissed = |fault: &Fault| released.is_some_and(|at| fault.dismissed(at));
+        if let Some(at) = released.filter(|_| faults.iter().any(dismissed)) {
+            notes.push(format!(
+                "dismissed when the node was released by hand at {at:.0}: a newer report counts \
+                 again"
+            ));
+        }
+        if self.opted_out() {
+            notes.push(format!(
+                "opted out by label {}=false: nothing is done about it",
+                keys::MANAGED_LABEL
+            ));
+        }
         let fatal = faults.iter().any(|fault| fault.event.is_fatal);
         if mode == Mode::Observe && fatal {
             notes.push("observing only: nothing is done about it; --quarantine acts".to_owned());
@@ -147,12 +165,134 @@ impl NodeEntry {
                 phase,
                 since: self.session.since,
                 failures: self.session.failures,
-                awaits: self.session.awaits().to_owned(),
+                awaits: match mode {
+                    Mode::Observe => "a gpuwarden that acts: this one only observes",
+                    Mode::DryRun | Mode::Act => self.session.awaits(self.view.is_some()),
+                }
+                .to_owned(),
             }),
             in_cluster: has_cluster.then_some(self.view.is_some()),
             unschedulable: self.view.as_ref().map(|view| view.unschedulable),
-            faults: sorted.into_iter().map(FaultView::of).collect(),
+            faults: sorted
+                .into_iter()
+                .map(|fault| FaultView {
+                    dismissed: dismissed(fault),
+                    ..FaultView::of(fault)
+                })
+                .collect(),
             notes,
         })
+    }
+
+    /// Whether the operator's label is what keeps the node in service.
+    fn opted_out(&self) -> bool {
+        let label = self
+            .view
+            .as_ref()
+            .and_then(|view| view.labels.get(keys::MANAGED_LABEL));
+        let by_label = |answer: &Answer| matches!(answer, Answer::NotMatched(expression) if expression.contains(keys::MANAGED_LABEL));
+        label.is_some_and(|value| value == "false")
+            && self.verdicts.iter().any(|verdict| {
+                matches!(&verdict.ruling, Ruling::Judged { wanted: false, answers }
+                    if answers.iter().any(|(_, answer)| by_label(answer)))
+            })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use contract::HealthEvent;
+    use domain::assess::assess;
+    use domain::event::{Record, normalise};
+    use domain::fault::FaultBook;
+    use domain::policy::Policy;
+    use domain::session::step;
+    use jiff::Timestamp;
+    use serde_json::json;
+
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn fault() -> Vec<Fault> {
+        let mut event = HealthEvent {
+            agent: "a".into(),
+            component_class: "GPU".into(),
+            check_name: "c".into(),
+            node_name: "n1".into(),
+            is_fatal: true,
+            ..HealthEvent::default()
+        };
+        normalise(&mut event, at(100));
+        let mut book = FaultBook::default();
+        book.record(&Record {
+            seq: 1,
+            id: event.id.clone(),
+            created_at: at(100),
+            event,
+        });
+        book.faults("n1").to_vec()
+    }
+
+    /// The entry of a node after one look at it; `None`: the cluster does not have it.
+    fn looked_at(metadata: Option<serde_json::Value>) -> NodeEntry {
+        let mut entry = NodeEntry::new(Session::idle(at(0)));
+        let view =
+            metadata.and_then(|metadata| NodeView::from_object(json!({"metadata": metadata})));
+        let node = view.clone().unwrap_or_else(|| NodeView::unknown("n1"));
+        let desired = assess(&fault(), &Policy::builtin(), &node, released_at(&node));
+        entry.session = step(&entry.session, &desired, view.as_ref(), "", at(101)).session;
+        entry.verdicts = desired.verdicts;
+        entry.view = view.map(Arc::new);
+        entry
+    }
+
+    #[test]
+    fn why_a_faulty_node_is_in_service_is_noted() {
+        let released =
+            json!({"name": "n1", "annotations": {keys::RELEASED_AT: at(100).to_string()}});
+        let opted_out = json!({"name": "n1", "labels": {keys::MANAGED_LABEL: "false"}});
+        let newer = json!({"name": "n1", "annotations": {keys::RELEASED_AT: at(99).to_string()}});
+        let table = [
+            (
+                Some(released),
+                Mode::Act,
+                "released by hand at 1970-01-01T00:01:40Z",
+            ),
+            (
+                Some(opted_out),
+                Mode::Act,
+                "opted out by label k8saas.nvidia.com/ManagedByNVSentinel=false",
+            ),
+            (Some(newer), Mode::Act, ""),
+            (Some(json!({"name": "n1"})), Mode::DryRun, "dry run"),
+            (None, Mode::Act, "the cluster has no node of this name"),
+        ];
+        for (metadata, mode, note) in table {
+            let status = looked_at(metadata)
+                .status("n1", &fault(), mode, true)
+                .unwrap();
+            let notes = status.notes.join("\n");
+            assert!(
+                notes.contains(note) && notes.is_empty() == note.is_empty(),
+                "{note}: {notes}"
+            );
+            assert_eq!(status.faults[0].dismissed, note.starts_with("released"));
+        }
+    }
+
+    #[test]
+    fn a_node_that_the_cluster_lacks_waits_for_it_to_appear() {
+        let awaits = |metadata| {
+            let status = looked_at(metadata).status("n1", &fault(), Mode::Act, true);
+            status.unwrap().session.unwrap().awaits
+        };
+        assert_eq!(awaits(None), "the node to appear in the cluster");
+        assert_eq!(
+            awaits(Some(json!({"name": "n1"}))),
+            "the API server's answer to the quarantine"
+        );
     }
 }

@@ -1,6 +1,6 @@
 //! Looking at a node: what its faults ask for, what its session says, and what follows.
 
-use domain::assess::assess;
+use domain::assess::{Verdict, assess};
 use domain::journal::EntryKind;
 use domain::node::NodeView;
 use domain::session::{ownership, step};
@@ -8,6 +8,9 @@ use serde_json::Value;
 
 use super::claim::Claim;
 use super::{Mode, Quarantine};
+
+/// Faults whose verdicts one journal entry tells.
+const MAX_VERDICTS: usize = 50;
 
 impl Quarantine {
     /// Looks at all nodes that anything has happened to.
@@ -51,15 +54,10 @@ impl Quarantine {
         let step = step(&entry.session, &desired, Some(&view), &prefix, now);
         entry.session = step.session;
         let session = entry.session.id.clone();
-        let reasons_changed = entry.reasons != desired.reasons;
-        if reasons_changed {
-            entry.reasons.clone_from(&desired.reasons);
+        if entry.verdicts != desired.verdicts {
+            entry.verdicts.clone_from(&desired.verdicts);
             self.metrics.evaluated(&self.policy, &desired);
-            let text = if desired.reasons.is_empty() {
-                "no open fault".to_owned()
-            } else {
-                desired.reasons.join("; ")
-            };
+            let text = rules_text(&desired.verdicts);
             self.note(
                 name,
                 session.as_deref(),
@@ -110,4 +108,22 @@ impl Quarantine {
         }
         self.schedule_publish();
     }
+}
+
+/// What the rules said, for people. The gravest faults come first; a node with more than
+/// a story can show is out of service anyway.
+fn rules_text(verdicts: &[Verdict]) -> String {
+    if verdicts.is_empty() {
+        return "no open fault".to_owned();
+    }
+    let shown = verdicts.iter().take(MAX_VERDICTS).map(Verdict::to_string);
+    let mut text = shown.collect::<Vec<_>>().join("; ");
+    if let Some(more) = verdicts
+        .len()
+        .checked_sub(MAX_VERDICTS)
+        .filter(|more| *more > 0)
+    {
+        text.push_str(&format!("; and {more} more faults"));
+    }
+    text
 }

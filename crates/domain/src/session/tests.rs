@@ -335,7 +335,7 @@ fn failures_back_off_a_person_is_asked_once_and_recovery_is_not_held_back() {
     }
     assert_eq!(asked, 1);
     assert!((10..25).contains(&attempts), "{attempts} attempts in 200 s");
-    assert!(world.session.awaits().contains("a person"));
+    assert!(world.session.awaits(true).contains("a person"));
     // The fault closes before the quarantine ever got through: nothing to take back.
     world.recovery(0);
     assert_eq!(world.settle(), []);

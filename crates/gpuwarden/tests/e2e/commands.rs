@@ -185,6 +185,7 @@ async fn inject_status_events_explain_and_recovery() -> anyhow::Result<()> {
         "decoded",
         "accepted as #1",
         "gpuwarden inject recovery",
+        "note      observing only: nothing is done about it; --quarantine acts",
     ] {
         assert!(
             explain.stdout.contains(part),
