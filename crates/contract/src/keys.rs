@@ -78,5 +78,12 @@ pub const META_LOG_PLACE: &str = "gpuwarden.dev/log-place";
 pub const META_FROM_USER_SPACE: &str = "gpuwarden.dev/from-user-space";
 /// Metadata: the line is older than the monitor's history at its first start; opens no fault.
 pub const META_EARLIER_IN_BOOT: &str = "gpuwarden.dev/earlier-in-boot";
+/// Metadata: how many reports the event stands for, as decimal digits; the two below come
+/// with it. An event without them stands for one.
+pub const META_COUNT: &str = "count";
+/// Metadata: when the first of the reports was made, RFC 3339.
+pub const META_FIRST_SEEN: &str = "first_seen";
+/// Metadata: when the last of the reports was made, RFC 3339.
+pub const META_LAST_SEEN: &str = "last_seen";
 /// Metadata: made by `gpuwarden inject`.
 pub const META_INJECTED: &str = "gpuwarden.dev/injected";

@@ -197,6 +197,22 @@ pub fn lacks_own_time(event: &HealthEvent) -> bool {
     event.metadata.contains_key(keys::META_TIME_OF_RECEIPT)
 }
 
+/// For `#[serde(with)]`: an event inside something else, in the public JSON form.
+pub mod public_form {
+    use contract::{HealthEvent, json};
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer, de::Error as _};
+
+    /// Writes the public form.
+    pub fn serialize<S: Serializer>(event: &HealthEvent, to: S) -> Result<S::Ok, S::Error> {
+        json::to_value(event).serialize(to)
+    }
+
+    /// Reads the public form.
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<HealthEvent, D::Error> {
+        json::from_value(serde_json::Value::deserialize(from)?).map_err(D::Error::custom)
+    }
+}
+
 fn hash(event: &HealthEvent) -> String {
     // The encoding is deterministic: fields in order of number, maps sorted.
     let digest = Sha256::digest(prost::Message::encode_to_vec(event));

@@ -11,6 +11,8 @@ use contract::HealthEvent;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use crate::event::public_form;
+
 pub use book::{Change, FaultBook, Ignored, MAX_FAULTY_NODES, MAX_OPEN_FAULTS_PER_NODE};
 pub use subject::{Subject, normalise_pci};
 
@@ -26,13 +28,13 @@ pub struct Fault {
     /// The device or other resource that is broken.
     pub subject: Subject,
     /// The event that stands for it: the gravest so far.
-    #[serde(with = "event_json")]
+    #[serde(with = "public_form")]
     pub event: HealthEvent,
     /// When it was first observed.
     pub first_seen: Timestamp,
     /// When it was last observed.
     pub last_seen: Timestamp,
-    /// How many events reported it since it opened.
+    /// How often it was reported since it opened; one event may stand for many reports.
     pub count: u64,
     /// When the newest of these events was accepted. Compared with the end of a
     /// session: an older fault never starts another one.
@@ -63,19 +65,5 @@ impl Fault {
         (b.event.is_fatal.cmp(&a.event.is_fatal))
             .then(a.first_seen.cmp(&b.first_seen))
             .then_with(|| a.event.id.cmp(&b.event.id))
-    }
-}
-
-/// Events inside serialised faults are in the public JSON form.
-mod event_json {
-    use contract::{HealthEvent, json};
-    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer, de::Error as _};
-
-    pub(super) fn serialize<S: Serializer>(event: &HealthEvent, to: S) -> Result<S::Ok, S::Error> {
-        json::to_value(event).serialize(to)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<HealthEvent, D::Error> {
-        json::from_value(serde_json::Value::deserialize(from)?).map_err(D::Error::custom)
     }
 }

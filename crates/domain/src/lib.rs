@@ -15,6 +15,7 @@ pub mod catalog;
 pub mod decode;
 pub mod event;
 pub mod fault;
+pub mod fold;
 pub mod journal;
 pub mod node;
 pub mod policy;

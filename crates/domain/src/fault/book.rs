@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use contract::{HealthEvent, ProcessingStrategy, json, keys};
-use jiff::Timestamp;
+use contract::{HealthEvent, ProcessingStrategy, keys};
 use serde::{Deserialize, Serialize};
 
 use super::{Fault, Subject};
 use crate::event::Record;
+use crate::fold::Seen;
 
 /// Most faults that are kept open for one node. Beyond it a new fatal fault takes the
 /// place of the oldest non-fatal one, and anything else is counted as `overflow` only:
@@ -178,16 +178,16 @@ impl FaultBook {
 
 impl Fault {
     fn new(record: &Record, code: &str, subject: Subject) -> Self {
-        let seen = seen_at(record);
+        let seen = Seen::of(&record.event, record.created_at);
         Self {
             agent: record.event.agent.clone(),
             check: record.event.check_name.clone(),
             code: code.to_owned(),
             subject,
             event: record.event.clone(),
-            first_seen: seen,
-            last_seen: seen,
-            count: 1,
+            first_seen: seen.first,
+            last_seen: seen.last,
+            count: seen.count,
             accepted_at: record.created_at,
         }
     }
@@ -195,11 +195,11 @@ impl Fault {
     /// Takes another report in. The gravest event goes on standing for the fault: what
     /// was fatal stays fatal until it is closed.
     fn refresh(&mut self, record: &Record, subject: &Subject) -> Change {
-        let seen = seen_at(record);
-        self.first_seen = self.first_seen.min(seen);
-        self.last_seen = self.last_seen.max(seen);
+        let seen = Seen::of(&record.event, record.created_at);
+        self.first_seen = self.first_seen.min(seen.first);
+        self.last_seen = self.last_seen.max(seen.last);
         self.accepted_at = self.accepted_at.max(record.created_at);
-        self.count += 1;
+        self.count = self.count.saturating_add(seen.count);
         self.subject.learn(subject);
         let escalated = record.event.is_fatal && !self.event.is_fatal;
         if escalated || (record.event.is_fatal == self.event.is_fatal && self.changed(record)) {
@@ -220,14 +220,6 @@ impl Fault {
             || old.quarantine_overrides != new.quarantine_overrides
             || old.drain_overrides != new.drain_overrides
     }
-}
-
-fn seen_at(record: &Record) -> Timestamp {
-    record
-        .event
-        .generated_timestamp
-        .and_then(json::timestamp)
-        .unwrap_or(record.created_at)
 }
 
 #[cfg(test)]

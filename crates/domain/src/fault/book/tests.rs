@@ -1,4 +1,5 @@
 use contract::Entity;
+use jiff::Timestamp;
 use proptest::prelude::*;
 
 use super::*;
@@ -280,4 +281,22 @@ proptest! {
         }
         prop_assert_eq!(book.nodes().count(), 0);
     }
+}
+
+#[test]
+fn an_event_that_stands_for_many_reports_counts_for_them() {
+    let mut book = FaultBook::default();
+    book.record(&record(1, |_| ()));
+    book.record(&record(2, |event| {
+        for (key, value) in [
+            (keys::META_COUNT, "812"),
+            (keys::META_FIRST_SEEN, "2027-01-15T08:00:02Z"),
+            (keys::META_LAST_SEEN, "2027-01-15T08:00:59Z"),
+        ] {
+            event.metadata.insert(key.into(), value.into());
+        }
+    }));
+    let fault = &book.faults("n1")[0];
+    assert_eq!(fault.count, 813);
+    assert_eq!(fault.last_seen.to_string(), "2027-01-15T08:00:59Z");
 }

@@ -1,0 +1,339 @@
+//! Storm control: the repeats of a fault within a window become one event with their count.
+//!
+//! A broken GPU may print the same line 800,000 times. The first line is reported at once.
+//! Those that follow within the window are counted, and reported as one event when it ends;
+//! that event opens the next window, so that a fault has at most one event per window, and
+//! the counts of its events add up to the number of its lines. What is different (another
+//! device, code, gravity or action) is not a repeat and passes at once. A recovery ends the
+//! windows of what it heals: the next report of it is a new one.
+//!
+//! Whether a report falls into a window is decided by its own time, so that a log which is
+//! read late gives the events that it would have given in time. When a window ends is also
+//! decided by the time that has passed here, for there may be no further line, and the
+//! clocks of logs jump.
+//!
+//! [`crate::fault::FaultBook`] takes the counts up again.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use contract::{HealthEvent, json, keys};
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use crate::event::public_form;
+use crate::fault::Subject;
+
+/// Repeats of a fault within this time become one event.
+pub const WINDOW: Duration = Duration::from_secs(60);
+/// Most faults of which repeats are counted at once: as many as are kept open for a node.
+/// Beyond it the oldest window ends early, and its count is reported then.
+pub const MAX_WINDOWS: usize = crate::fault::MAX_OPEN_FAULTS_PER_NODE;
+
+/// The open windows.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Fold {
+    windows: BTreeMap<Key, Window>,
+}
+
+/// How often, and when, what an event reports was seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Number of reports that the event stands for.
+    pub count: u64,
+    /// When the first of them was made.
+    pub first: Timestamp,
+    /// When the last of them was made.
+    pub last: Timestamp,
+}
+
+/// What makes two reports repeats of each other.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    names: [String; 4],
+    codes: Vec<String>,
+    subjects: Vec<String>,
+    action: (i32, String),
+    fatal: bool,
+    strategy: i32,
+    /// Reports that open no fault are no repeats of such that do.
+    earlier_in_boot: bool,
+}
+
+/// The time in which repeats of an event are counted.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Window {
+    /// The event that opened it: what the key and the subject are taken from.
+    #[serde(with = "public_form")]
+    opened_by: HealthEvent,
+    /// A report with this time or a later one is outside.
+    until: Timestamp,
+    /// When it ends here, counted from the start of the process.
+    #[serde(skip)]
+    due: Duration,
+    /// The repeats so far.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    repeats: Option<Repeats>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Repeats {
+    /// The first of them, by whose record the event will be named.
+    #[serde(with = "public_form")]
+    event: HealthEvent,
+    count: u64,
+    first: Timestamp,
+    last: Timestamp,
+}
+
+// === impl Fold ===
+
+impl Fold {
+    /// Takes a report in, and appends to `out` what is to be sent now, in that order.
+    ///
+    /// `at` is when the report was made; `now` is the time since the start of the process.
+    pub fn take(
+        &mut self,
+        event: HealthEvent,
+        at: Timestamp,
+        now: Duration,
+        out: &mut Vec<HealthEvent>,
+    ) {
+        if event.is_healthy {
+            self.recovered(&event, out);
+            out.push(event);
+            return;
+        }
+        let key = Key::of(&event);
+        if let Some(window) = self.windows.get_mut(&key) {
+            if at < window.until {
+                window.count(event, at);
+                return;
+            }
+            // The window has ended with what came before. If that was nothing, this report
+            // is a first one again.
+            if let Some(repeats) = window.repeats.take() {
+                out.push(repeats.into_event());
+                window.count(event, at);
+            } else {
+                out.push(event);
+            }
+            window.reopen(at, now);
+            return;
+        }
+        if self.windows.len() >= MAX_WINDOWS {
+            self.end_oldest(out);
+        }
+        let mut window = Window {
+            opened_by: event.clone(),
+            until: at,
+            due: now,
+            repeats: None,
+        };
+        window.reopen(at, now);
+        self.windows.insert(key, window);
+        out.push(event);
+    }
+
+    /// Ends the windows whose time has passed here. `true`: something has changed.
+    pub fn tick(&mut self, now: Duration, out: &mut Vec<HealthEvent>) -> bool {
+        let mut changed = false;
+        self.windows.retain(|_, window| {
+            if now < window.due {
+                return true;
+            }
+            changed = true;
+            let Some(repeats) = window.repeats.take() else {
+                return false;
+            };
+            let last = repeats.last;
+            out.push(repeats.into_event());
+            window.reopen(last.max(window.until), now);
+            true
+        });
+        changed
+    }
+
+    /// When [`tick`](Self::tick) will have something to do.
+    pub fn next_tick(&self) -> Option<Duration> {
+        self.windows.values().map(|window| window.due).min()
+    }
+
+    /// Ends the windows of what a healthy event heals, wherever that event came from.
+    /// `true`: there were some.
+    pub fn recovered(&mut self, healthy: &HealthEvent, out: &mut Vec<HealthEvent>) -> bool {
+        let before = self.windows.len();
+        self.windows.retain(|_, window| {
+            let healed = window.healed_by(healthy);
+            if healed {
+                out.extend(window.repeats.take().map(Repeats::into_event));
+            }
+            !healed
+        });
+        self.windows.len() < before
+    }
+
+    /// Ends all windows.
+    pub fn end(&mut self, out: &mut Vec<HealthEvent>) {
+        let windows = std::mem::take(&mut self.windows).into_values();
+        out.extend(windows.filter_map(|window| Some(window.repeats?.into_event())));
+    }
+
+    fn end_oldest(&mut self, out: &mut Vec<HealthEvent>) {
+        let oldest = self
+            .windows
+            .iter()
+            .min_by_key(|(_, window)| window.due)
+            .map(|(key, _)| key.clone());
+        if let Some(window) = oldest.and_then(|key| self.windows.remove(&key)) {
+            out.extend(window.repeats.map(Repeats::into_event));
+        }
+    }
+}
+
+/// The windows without the time that they have here: after a restart they end with the first
+/// [`Fold::tick`], or with the next report of their fault.
+impl Serialize for Fold {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(self.windows.values())
+    }
+}
+
+impl<'de> Deserialize<'de> for Fold {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let windows = Vec::<Window>::deserialize(from)?;
+        Ok(Self {
+            windows: windows
+                .into_iter()
+                .map(|window| (Key::of(&window.opened_by), window))
+                .collect(),
+        })
+    }
+}
+
+// === impl Key ===
+
+impl Key {
+    fn of(event: &HealthEvent) -> Self {
+        let mut codes = event.error_code.clone();
+        codes.sort();
+        let mut subjects: Vec<String> = Subject::of_entities(&event.entities_impacted)
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        subjects.sort();
+        Self {
+            names: [
+                event.node_name.clone(),
+                event.agent.clone(),
+                event.component_class.clone(),
+                event.check_name.clone(),
+            ],
+            codes,
+            subjects,
+            action: (
+                event.recommended_action,
+                event.custom_recommended_action.clone(),
+            ),
+            fatal: event.is_fatal,
+            strategy: event.processing_strategy,
+            earlier_in_boot: event.metadata.contains_key(keys::META_EARLIER_IN_BOOT),
+        }
+    }
+}
+
+// === impl Window ===
+
+impl Window {
+    fn count(&mut self, event: HealthEvent, at: Timestamp) {
+        match &mut self.repeats {
+            Some(repeats) => {
+                repeats.count = repeats.count.saturating_add(1);
+                repeats.first = repeats.first.min(at);
+                repeats.last = repeats.last.max(at);
+            }
+            None => {
+                self.repeats = Some(Repeats {
+                    event,
+                    count: 1,
+                    first: at,
+                    last: at,
+                });
+            }
+        }
+    }
+
+    fn reopen(&mut self, at: Timestamp, now: Duration) {
+        let window = SignedDuration::try_from(WINDOW).unwrap_or(SignedDuration::MAX);
+        self.until = at.checked_add(window).unwrap_or(Timestamp::MAX);
+        self.due = now.saturating_add(WINDOW);
+    }
+
+    fn healed_by(&self, healthy: &HealthEvent) -> bool {
+        let event = &self.opened_by;
+        event.node_name == healthy.node_name
+            && event.agent == healthy.agent
+            && event.check_name == healthy.check_name
+            && (healthy.error_code.is_empty()
+                || event
+                    .error_code
+                    .iter()
+                    .any(|code| healthy.error_code.contains(code)))
+            && Subject::of_entities(&event.entities_impacted)
+                .iter()
+                .any(|subject| subject.healed_by(&healthy.entities_impacted))
+    }
+}
+
+// === impl Repeats ===
+
+impl Repeats {
+    fn into_event(self) -> HealthEvent {
+        let mut event = self.event;
+        event.generated_timestamp = Some(json::proto_timestamp(self.last));
+        for (key, value) in [
+            (keys::META_COUNT, self.count.to_string()),
+            (keys::META_FIRST_SEEN, self.first.to_string()),
+            (keys::META_LAST_SEEN, self.last.to_string()),
+        ] {
+            event.metadata.insert(key.to_owned(), value);
+        }
+        event
+    }
+}
+
+// === impl Seen ===
+
+impl Seen {
+    /// What an event that was accepted at `accepted` says of itself; once, at its own time,
+    /// where it does not give all three of count, first and last.
+    pub fn of(event: &HealthEvent, accepted: Timestamp) -> Self {
+        let told = || {
+            let get = |key| event.metadata.get(key);
+            Some(Self {
+                count: get(keys::META_COUNT)?
+                    .parse()
+                    .ok()
+                    .filter(|count| *count > 0)?,
+                first: get(keys::META_FIRST_SEEN)?.parse().ok()?,
+                last: get(keys::META_LAST_SEEN)?.parse().ok()?,
+            })
+        };
+        told().unwrap_or_else(|| {
+            let at = event
+                .generated_timestamp
+                .and_then(json::timestamp)
+                .unwrap_or(accepted);
+            Self {
+                count: 1,
+                first: at,
+                last: at,
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,290 @@
+use contract::Entity;
+use proptest::prelude::*;
+
+use super::*;
+
+const START: &str = "2026-11-21T11:40:00Z";
+
+fn second(second: i64) -> Timestamp {
+    START.parse::<Timestamp>().unwrap() + SignedDuration::from_secs(second)
+}
+
+/// A report of XID 95 on a GPU, in line `line` of the log.
+fn report(pci: &str, line: u64) -> HealthEvent {
+    HealthEvent {
+        node_name: "n1".into(),
+        agent: keys::SYSLOG_AGENT.into(),
+        component_class: keys::COMPONENT_GPU.into(),
+        check_name: keys::CHECK_XID.into(),
+        error_code: vec!["95".into()],
+        entities_impacted: vec![Entity {
+            entity_type: keys::ENTITY_PCI.into(),
+            entity_value: pci.into(),
+        }],
+        is_fatal: true,
+        metadata: [(keys::META_LOG_PLACE.to_owned(), line.to_string())].into(),
+        ..HealthEvent::default()
+    }
+}
+
+fn healthy(pci: &str) -> HealthEvent {
+    HealthEvent {
+        is_healthy: true,
+        is_fatal: false,
+        error_code: Vec::new(),
+        ..report(pci, 0)
+    }
+}
+
+/// A fold with a clock, and the events that it let through: line, count, seconds from
+/// [`START`] of the first and the last report.
+#[derive(Default)]
+struct Bench {
+    fold: Fold,
+    out: Vec<HealthEvent>,
+}
+
+impl Bench {
+    fn take(&mut self, event: HealthEvent, at: i64, now: u64) {
+        self.fold
+            .take(event, second(at), Duration::from_secs(now), &mut self.out);
+    }
+
+    fn tick(&mut self, now: u64) {
+        self.fold.tick(Duration::from_secs(now), &mut self.out);
+    }
+
+    fn passed(&mut self) -> Vec<(String, u64)> {
+        self.out
+            .drain(..)
+            .map(|event| {
+                let line = event.metadata[keys::META_LOG_PLACE].clone();
+                (line, Seen::of(&event, second(0)).count)
+            })
+            .collect()
+    }
+}
+
+fn lines(list: &[(u64, u64)]) -> Vec<(String, u64)> {
+    list.iter()
+        .map(|(line, count)| (line.to_string(), *count))
+        .collect()
+}
+
+#[test]
+fn the_first_passes_at_once_and_repeats_become_one_event_per_window() {
+    let mut bench = Bench::default();
+    for line in 0..50 {
+        bench.take(report("0000:b3:00", line), 0, 0);
+    }
+    assert_eq!(bench.passed(), lines(&[(0, 1)]));
+    // The window ends by the clock here, for there is no further line.
+    bench.tick(59);
+    assert_eq!(bench.passed(), []);
+    bench.tick(60);
+    assert_eq!(bench.passed(), lines(&[(1, 49)]));
+    // The event at its end has opened the next one, and that one ends by a line's own time.
+    bench.take(report("0000:b3:00", 50), 61, 61);
+    bench.take(report("0000:b3:00", 51), 119, 61);
+    assert_eq!(bench.passed(), []);
+    bench.take(report("0000:b3:00", 52), 120, 62);
+    assert_eq!(bench.passed(), lines(&[(50, 2)]));
+    // A window without repeats ends in silence, and the next report is a first one.
+    bench.tick(122);
+    assert_eq!(bench.passed(), lines(&[(52, 1)]));
+    bench.tick(182);
+    assert_eq!((bench.passed(), bench.fold.next_tick()), (vec![], None));
+    bench.take(report("0000:b3:00", 53), 240, 240);
+    assert_eq!(bench.passed(), lines(&[(53, 1)]));
+}
+
+#[test]
+fn the_event_says_when_its_reports_were_made() {
+    let mut bench = Bench::default();
+    for (line, at) in [(0, 0), (1, 7), (2, 3), (3, 40)] {
+        bench.take(report("0000:b3:00", line), at, 0);
+    }
+    bench.tick(60);
+    let folded = bench.out.pop().unwrap();
+    let seen = Seen {
+        count: 3,
+        first: second(3),
+        last: second(40),
+    };
+    assert_eq!(Seen::of(&folded, second(0)), seen);
+    assert_eq!(
+        folded.generated_timestamp,
+        Some(json::proto_timestamp(second(40)))
+    );
+    // A third party's own use of the key is not taken for a count.
+    let mut foreign = report("0000:b3:00", 9);
+    foreign
+        .metadata
+        .insert(keys::META_COUNT.into(), "812".into());
+    assert_eq!(Seen::of(&foreign, second(5)).count, 1);
+}
+
+#[test]
+fn what_is_different_passes_at_once() {
+    type Edit = fn(&mut HealthEvent);
+    let table: [Edit; 8] = [
+        |event| event.is_fatal = false,
+        |event| event.recommended_action = 15,
+        |event| event.error_code = vec!["48".into()],
+        |event| event.check_name = keys::CHECK_GPU_FALLEN_OFF.into(),
+        |event| event.node_name = "n2".into(),
+        |event| event.entities_impacted[0].entity_value = "0000:b4:00".into(),
+        |event| event.processing_strategy = 2,
+        |event| {
+            event
+                .metadata
+                .insert(keys::META_EARLIER_IN_BOOT.into(), "true".into());
+        },
+    ];
+    for (index, edit) in table.into_iter().enumerate() {
+        let mut bench = Bench::default();
+        bench.take(report("0000:b3:00", 0), 0, 0);
+        let mut other = report("0000:b3:00", 1);
+        edit(&mut other);
+        bench.take(other, 0, 0);
+        assert_eq!(bench.passed().len(), 2, "edit {index}");
+    }
+    // The text, and what only describes the fault, make no difference.
+    let mut bench = Bench::default();
+    bench.take(report("0000:b3:00", 0), 0, 0);
+    let mut same = report("0000:B3:00.0", 1);
+    same.message = "another text".into();
+    same.entities_impacted.push(Entity {
+        entity_type: "GPC".into(),
+        entity_value: "3".into(),
+    });
+    bench.take(same, 0, 0);
+    assert_eq!(bench.passed(), lines(&[(0, 1)]));
+}
+
+#[test]
+fn a_recovery_ends_the_windows_of_what_it_heals() {
+    let mut bench = Bench::default();
+    bench.take(report("0000:b3:00", 1), 0, 0);
+    bench.take(report("0000:b4:00", 2), 0, 0);
+    bench.take(report("0000:b3:00", 3), 1, 0);
+    bench.take(report("0000:b4:00", 4), 1, 0);
+    bench.take(healthy("0000:b3:00"), 2, 0);
+    // What was counted stands before the recovery, which closes it.
+    assert_eq!(
+        bench.passed(),
+        lines(&[(1, 1), (2, 1), (3, 1), (0, 1)]),
+        "line 0 is the recovery"
+    );
+    bench.take(report("0000:b3:00", 5), 3, 0);
+    bench.take(report("0000:b4:00", 6), 3, 0);
+    assert_eq!(bench.passed(), lines(&[(5, 1)]));
+    // One that heals something else ends nothing.
+    let mut other_code = healthy("0000:b4:00");
+    other_code.error_code = vec!["48".into()];
+    assert!(!bench.fold.recovered(&other_code, &mut bench.out));
+    // One that came from elsewhere ends the window as well.
+    assert!(bench.fold.recovered(&healthy("0000:b4:00"), &mut bench.out));
+    assert_eq!(bench.passed(), lines(&[(4, 2)]));
+}
+
+#[test]
+fn a_clock_that_jumps_back_neither_loses_nor_holds_back() {
+    let mut bench = Bench::default();
+    bench.take(report("0000:b3:00", 0), 3600, 0);
+    bench.take(report("0000:b3:00", 1), 0, 1);
+    bench.take(report("0000:b3:00", 2), 5, 30);
+    bench.tick(60);
+    assert_eq!(bench.passed(), lines(&[(0, 1), (1, 2)]));
+}
+
+#[test]
+fn beyond_the_limit_the_oldest_window_ends_early() {
+    let mut bench = Bench::default();
+    for index in 0..=MAX_WINDOWS as u64 {
+        let pci = format!("{index:04x}:00:00");
+        bench.take(report(&pci, index), 0, index);
+        bench.take(report(&pci, 10_000 + index), 0, index);
+    }
+    let passed = bench.passed();
+    assert_eq!(passed.len(), MAX_WINDOWS + 2);
+    // The window of the first, with its one repeat.
+    assert_eq!(
+        passed[MAX_WINDOWS..],
+        lines(&[(10_000, 1), (MAX_WINDOWS as u64, 1)])
+    );
+}
+
+#[test]
+fn a_storm_gives_one_event_per_fault_and_window_and_counts_every_line() {
+    const LINES: u64 = 100_000;
+    const FAULTS: u64 = 29;
+    let mut bench = Bench::default();
+    let gpus: Vec<String> = (0..FAULTS)
+        .map(|gpu| format!("0000:{gpu:02x}:00"))
+        .collect();
+    // Ten minutes of storm.
+    for line in 0..LINES {
+        let at = i64::try_from(line * 600 / LINES).unwrap();
+        let gpu = &gpus[usize::try_from(line % FAULTS).unwrap()];
+        bench.take(report(gpu, line), at, 0);
+    }
+    bench.tick(60);
+    let passed = bench.passed();
+    assert!(passed.len() as u64 <= 11 * FAULTS, "{}", passed.len());
+    assert_eq!(passed.iter().map(|(_, count)| count).sum::<u64>(), LINES);
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Report { gpu: u8, after: i64 },
+    Wait(u64),
+    Recover(u8),
+    Restart,
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => (0..4_u8, -5..40_i64).prop_map(|(gpu, after)| Step::Report { gpu, after }),
+        2 => (0..90_u64).prop_map(Step::Wait),
+        1 => (0..4_u8).prop_map(Step::Recover),
+        1 => Just(Step::Restart),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn every_report_is_counted_once(steps in prop::collection::vec(step(), 0..200)) {
+        let mut bench = Bench::default();
+        let (mut at, mut now, mut reports) = (0, 0, 0);
+        for step in steps {
+            match step {
+                Step::Report { gpu, after } => {
+                    at += after;
+                    reports += 1;
+                    bench.take(report(&format!("0000:{gpu:02x}:00"), reports), at, now);
+                }
+                Step::Wait(seconds) => {
+                    now += seconds;
+                    bench.tick(now);
+                }
+                Step::Recover(gpu) => {
+                    let event = healthy(&format!("0000:{gpu:02x}:00"));
+                    bench.fold.recovered(&event, &mut bench.out);
+                }
+                Step::Restart => {
+                    let saved = serde_json::to_string(&bench.fold).unwrap();
+                    bench.fold = serde_json::from_str(&saved).unwrap();
+                }
+            }
+        }
+        bench.fold.end(&mut bench.out);
+        let passed = bench.passed();
+        prop_assert_eq!(passed.iter().map(|(_, count)| count).sum::<u64>(), reports);
+        // Each event is named by a line of its own.
+        let mut lines: Vec<_> = passed.iter().map(|(line, _)| line).collect();
+        lines.sort();
+        lines.dedup();
+        prop_assert_eq!(lines.len(), passed.len());
+    }
+}
