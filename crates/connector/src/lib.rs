@@ -18,11 +18,12 @@ mod sink;
 
 use std::sync::Arc;
 
-use contract::HealthEvents;
+use contract::{HealthEvent, HealthEvents};
 use domain::event::{self, MAX_EVENTS, Problem};
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
 use store::{Appended, NewEvent};
+use tokio::sync::broadcast;
 
 pub use caller::{AcceptNodes, Caller};
 pub use refusal::{Reason, Refused};
@@ -37,6 +38,16 @@ pub struct Connector {
     metrics: metrics::ConnectorMetrics,
     refusals: refusal::RefusalLog,
     clock: fn() -> Timestamp,
+    recoveries: broadcast::Sender<Recovery>,
+}
+
+/// A healthy event that was stored, for monitors that hold something back about its fault.
+#[derive(Clone, Debug)]
+pub struct Recovery {
+    /// The event.
+    pub event: HealthEvent,
+    /// When it was accepted.
+    pub accepted_at: Timestamp,
 }
 
 /// Why a batch, or a part of it, was not accepted.
@@ -61,6 +72,9 @@ pub enum AcceptError {
     Sink(#[source] SinkError),
 }
 
+/// Most recoveries that wait for a monitor; one that falls behind is told so by the channel.
+const RECOVERIES: usize = 256;
+
 // === impl Connector ===
 
 impl Connector {
@@ -78,7 +92,13 @@ impl Connector {
             metrics: metrics::ConnectorMetrics::new(metrics),
             refusals: refusal::RefusalLog::default(),
             clock,
+            recoveries: broadcast::channel(RECOVERIES).0,
         }
+    }
+
+    /// The healthy events that are accepted from now on, whoever reports them.
+    pub fn recoveries(&self) -> broadcast::Receiver<Recovery> {
+        self.recoveries.subscribe()
     }
 
     /// Checks, names and stores a batch that `caller` sends. When it returns `Ok`, all
@@ -121,12 +141,24 @@ impl Connector {
             self.refusals.note(caller, &refused);
         }
         let stored = good.len();
+        let recovered: Vec<HealthEvent> = good
+            .iter()
+            .filter(|new| new.event.is_healthy)
+            .map(|new| new.event.clone())
+            .collect();
         let appended = if good.is_empty() {
             Vec::new()
         } else {
             self.sink.append(good).await.map_err(AcceptError::Sink)?
         };
         self.metrics.appended(&appended);
+        for event in recovered {
+            // Nobody listens where no monitor runs.
+            let _ = self.recoveries.send(Recovery {
+                event,
+                accepted_at: received_at,
+            });
+        }
         if refused.is_empty() {
             return Ok(appended);
         }
@@ -137,6 +169,15 @@ impl Connector {
 // === impl AcceptError ===
 
 impl AcceptError {
+    /// Whether the events themselves are what is not taken, and not the state of the store:
+    /// sending them again is of no use, and events beside them may have been stored.
+    pub fn blames_events(&self) -> bool {
+        match self {
+            Self::TooMany { .. } | Self::Refused { .. } => true,
+            Self::Sink(error) => !error.is_retryable(),
+        }
+    }
+
     /// Whether the same batch may be accepted when it is sent again.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Sink(error) if error.is_retryable())

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use store::{Appended, BoxError, EventStore, NewEvent};
+use store::{Appended, BoxError, EventStore, NewEvent, StoreError};
 
 /// Takes checked and named events, once each.
 #[async_trait]
@@ -51,7 +51,9 @@ impl Sink for Arc<dyn EventStore> {
     async fn append(&self, events: Vec<NewEvent>) -> Result<Vec<Appended>, SinkError> {
         let stored = EventStore::append(self.as_ref(), events).await;
         stored.map_err(|error| {
-            if error.is_retryable() {
+            // What is damaged or closed is not the events' fault: they wait for its mend.
+            let passes = matches!(error, StoreError::Closed | StoreError::Corrupt { .. });
+            if passes || error.is_retryable() {
                 SinkError::Unavailable(error.into())
             } else {
                 SinkError::Failed(error.into())

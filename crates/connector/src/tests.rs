@@ -371,3 +371,26 @@ async fn what_a_sink_says_reaches_the_sender() {
         assert!(status.message().ends_with(text), "{}", status.message());
     }
 }
+
+#[tokio::test]
+async fn monitors_hear_of_recoveries_that_others_report() {
+    let served = Served::new();
+    let connector = served.connector();
+    let mut recoveries = connector.recoveries();
+    let healthy = HealthEvent {
+        is_healthy: true,
+        is_fatal: false,
+        ..event("0")
+    };
+    // Over the clone that serves the socket, too: all clones are one connector.
+    connector
+        .clone()
+        .accept(
+            batch(vec![event("0"), healthy, HealthEvent::default()]),
+            &Caller::Monitor,
+        )
+        .await
+        .unwrap_err();
+    assert!(recoveries.try_recv().unwrap().event.is_healthy);
+    assert!(recoveries.try_recv().is_err(), "a fault is no recovery");
+}

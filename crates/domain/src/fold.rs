@@ -17,7 +17,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use contract::{HealthEvent, json, keys};
+use contract::{HealthEvent, ProcessingStrategy, json, keys};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
@@ -31,8 +31,9 @@ pub const WINDOW: Duration = Duration::from_secs(60);
 pub const MAX_WINDOWS: usize = crate::fault::MAX_OPEN_FAULTS_PER_NODE;
 
 /// The open windows.
-#[derive(Clone, Debug, Default, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Fold {
+    window: Duration,
     windows: BTreeMap<Key, Window>,
 }
 
@@ -91,6 +92,11 @@ struct Repeats {
 // === impl Fold ===
 
 impl Fold {
+    /// Counts repeats within windows of this length from now on; without this call, [`WINDOW`].
+    pub fn set_window(&mut self, window: Duration) {
+        self.window = window;
+    }
+
     /// Takes a report in, and appends to `out` what is to be sent now, in that order.
     ///
     /// `at` is when the report was made; `now` is the time since the start of the process.
@@ -102,7 +108,7 @@ impl Fold {
         out: &mut Vec<HealthEvent>,
     ) {
         if event.is_healthy {
-            self.recovered(&event, out);
+            out.extend(self.heal(&event).into_iter().map(Repeats::into_event));
             out.push(event);
             return;
         }
@@ -120,7 +126,7 @@ impl Fold {
             } else {
                 out.push(event);
             }
-            window.reopen(at, now);
+            window.reopen(at, now, self.window);
             return;
         }
         if self.windows.len() >= MAX_WINDOWS {
@@ -132,7 +138,7 @@ impl Fold {
             due: now,
             repeats: None,
         };
-        window.reopen(at, now);
+        window.reopen(at, now, self.window);
         self.windows.insert(key, window);
         out.push(event);
     }
@@ -150,7 +156,7 @@ impl Fold {
             };
             let last = repeats.last;
             out.push(repeats.into_event());
-            window.reopen(last.max(window.until), now);
+            window.reopen(last.max(window.until), now, self.window);
             true
         });
         changed
@@ -161,18 +167,40 @@ impl Fold {
         self.windows.values().map(|window| window.due).min()
     }
 
-    /// Ends the windows of what a healthy event heals, wherever that event came from.
-    /// `true`: there were some.
-    pub fn recovered(&mut self, healthy: &HealthEvent, out: &mut Vec<HealthEvent>) -> bool {
+    /// Ends the windows of what a healthy event heals that somebody else has reported, and
+    /// that was accepted at `accepted`. `true`: there were some.
+    ///
+    /// What was counted before is stored, and opens no fault again: it belongs to the one
+    /// that is closed.
+    pub fn recovered_elsewhere(
+        &mut self,
+        healthy: &HealthEvent,
+        accepted: Timestamp,
+        out: &mut Vec<HealthEvent>,
+    ) -> bool {
         let before = self.windows.len();
+        for repeats in self.heal(healthy) {
+            let past = repeats.last <= accepted;
+            let mut event = repeats.into_event();
+            if past {
+                event.processing_strategy = ProcessingStrategy::StoreOnly as i32;
+            }
+            out.push(event);
+        }
+        self.windows.len() < before
+    }
+
+    /// Ends the windows of what is healed; returns what they have counted.
+    fn heal(&mut self, healthy: &HealthEvent) -> Vec<Repeats> {
+        let mut counted = Vec::new();
         self.windows.retain(|_, window| {
             let healed = window.healed_by(healthy);
             if healed {
-                out.extend(window.repeats.take().map(Repeats::into_event));
+                counted.extend(window.repeats.take());
             }
             !healed
         });
-        self.windows.len() < before
+        counted
     }
 
     /// Ends all windows.
@@ -193,6 +221,15 @@ impl Fold {
     }
 }
 
+impl Default for Fold {
+    fn default() -> Self {
+        Self {
+            window: WINDOW,
+            windows: BTreeMap::new(),
+        }
+    }
+}
+
 /// The windows without the time that they have here: after a restart they end with the first
 /// [`Fold::tick`], or with the next report of their fault.
 impl Serialize for Fold {
@@ -205,6 +242,7 @@ impl<'de> Deserialize<'de> for Fold {
     fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let windows = Vec::<Window>::deserialize(from)?;
         Ok(Self {
+            window: WINDOW,
             windows: windows
                 .into_iter()
                 .map(|window| (Key::of(&window.opened_by), window))
@@ -265,10 +303,10 @@ impl Window {
         }
     }
 
-    fn reopen(&mut self, at: Timestamp, now: Duration) {
-        let window = SignedDuration::try_from(WINDOW).unwrap_or(SignedDuration::MAX);
-        self.until = at.checked_add(window).unwrap_or(Timestamp::MAX);
-        self.due = now.saturating_add(WINDOW);
+    fn reopen(&mut self, at: Timestamp, now: Duration, length: Duration) {
+        let signed = SignedDuration::try_from(length).unwrap_or(SignedDuration::MAX);
+        self.until = at.checked_add(signed).unwrap_or(Timestamp::MAX);
+        self.due = now.saturating_add(length);
     }
 
     fn healed_by(&self, healthy: &HealthEvent) -> bool {

@@ -11,9 +11,18 @@ use rustix::time::{ClockId, clock_gettime};
 
 const BOOT_ID_FILE: &str = "/proc/sys/kernel/random/boot_id";
 
-/// The random identity that the kernel gives each boot: a UUID in lower case.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct BootId(String);
+/// The random identity that the kernel gives each boot: a UUID, as text in lower case.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+pub struct BootId(u128);
+
+/// A boot of this machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Boot {
+    /// Its identity.
+    pub id: BootId,
+    /// When its clock began, by the wall clock of now.
+    pub at: Timestamp,
+}
 
 /// Turns the kernel's time stamps into wall-clock time.
 ///
@@ -50,9 +59,9 @@ impl BootId {
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }
 
-    /// The UUID as text.
-    pub fn as_str(&self) -> &str {
-        &self.0
+    /// From its 16 bytes, as they stand in files of the journal.
+    pub fn from_bytes(bytes: [u8; 16]) -> Self {
+        Self(u128::from_be_bytes(bytes))
     }
 }
 
@@ -65,17 +74,42 @@ impl FromStr for BootId {
                 8 | 13 | 18 | 23 => byte == b'-',
                 _ => byte.is_ascii_hexdigit(),
             });
-        if well_formed {
-            Ok(Self(text.to_ascii_lowercase()))
-        } else {
-            Err(InvalidBootId)
+        if !well_formed {
+            return Err(InvalidBootId);
         }
+        let digits: String = text.split('-').collect();
+        u128::from_str_radix(&digits, 16)
+            .map(Self)
+            .map_err(|_| InvalidBootId)
     }
 }
 
 impl fmt::Display for BootId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        let digits = format!("{:032x}", self.0);
+        let (a, rest) = digits.split_at(8);
+        let (b, rest) = rest.split_at(4);
+        let (c, rest) = rest.split_at(4);
+        let (d, e) = rest.split_at(4);
+        write!(f, "{a}-{b}-{c}-{d}-{e}")
+    }
+}
+
+impl fmt::Debug for BootId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+// === impl Boot ===
+
+impl Boot {
+    /// The running boot. Fails where [`BootId::current`] does.
+    pub fn current() -> io::Result<Self> {
+        Ok(Self {
+            id: BootId::current()?,
+            at: BootClock::now().wall_clock(0),
+        })
     }
 }
 
@@ -134,7 +168,8 @@ mod tests {
         ];
         for (text, expected) in cases {
             let parsed = text.parse::<BootId>().ok();
-            assert_eq!(parsed.as_ref().map(BootId::as_str), expected, "{text:?}");
+            let shown = parsed.map(|id| id.to_string());
+            assert_eq!(shown.as_deref(), expected, "{text:?}");
         }
     }
 

@@ -182,10 +182,30 @@ fn a_recovery_ends_the_windows_of_what_it_heals() {
     // One that heals something else ends nothing.
     let mut other_code = healthy("0000:b4:00");
     other_code.error_code = vec!["48".into()];
-    assert!(!bench.fold.recovered(&other_code, &mut bench.out));
-    // One that came from elsewhere ends the window as well.
-    assert!(bench.fold.recovered(&healthy("0000:b4:00"), &mut bench.out));
-    assert_eq!(bench.passed(), lines(&[(4, 2)]));
+    bench.take(other_code, 4, 0);
+    bench.take(report("0000:b4:00", 7), 4, 0);
+    assert_eq!(bench.passed(), lines(&[(0, 1)]));
+}
+
+#[test]
+fn a_recovery_from_elsewhere_is_not_undone_by_what_was_counted_before_it() {
+    for (accepted, strategy) in [(9, ProcessingStrategy::StoreOnly), (4, Default::default())] {
+        let mut bench = Bench::default();
+        bench.take(report("0000:b3:00", 1), 0, 0);
+        bench.take(report("0000:b3:00", 2), 5, 0);
+        let recovery = healthy("0000:b3:00");
+        let out = &mut bench.out;
+        assert!(
+            bench
+                .fold
+                .recovered_elsewhere(&recovery, second(accepted), out)
+        );
+        assert_eq!(bench.out[1].processing_strategy, strategy as i32);
+        assert_eq!(bench.passed(), lines(&[(1, 1), (2, 1)]));
+        // The next report is a new fault, at once.
+        bench.take(report("0000:b3:00", 3), 6, 0);
+        assert_eq!(bench.passed(), lines(&[(3, 1)]));
+    }
 }
 
 #[test]
@@ -270,7 +290,9 @@ proptest! {
                 }
                 Step::Recover(gpu) => {
                     let event = healthy(&format!("0000:{gpu:02x}:00"));
-                    bench.fold.recovered(&event, &mut bench.out);
+                    bench
+                        .fold
+                        .recovered_elsewhere(&event, second(at), &mut bench.out);
                 }
                 Step::Restart => {
                     let saved = serde_json::to_string(&bench.fold).unwrap();

@@ -19,7 +19,9 @@ use rustix::{
 };
 use tokio::io::unix::AsyncFd;
 
-use super::{Event, KMSG, OpenError, Position, record::parse_kmsg, write::devkmsg_is_off};
+use super::{
+    Event, KMSG, OpenError, Position, Record, record::parse_kmsg, write::devkmsg_is_off,
+};
 use crate::{
     boot::{BootClock, BootId},
     readiness,
@@ -60,6 +62,9 @@ struct Sequence {
     read: Option<u64>,
     /// The kernel told that it overtook us since then.
     overrun: bool,
+    /// An earlier process has read the log of an earlier boot: that of this one is wanted from
+    /// its first record on.
+    from_first: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -82,19 +87,16 @@ impl Kmsg {
             source,
         };
         let boot_id = BootId::current().map_err(|source| failed("the boot id", source))?;
-        let handled = match resume {
-            Some(Position::Kmsg { boot_id: boot, seq }) if *boot == boot_id => Some(*seq),
-            _ => None,
-        };
+        let sequence = Sequence::behind(resume, boot_id);
         let fd = open_device()?;
-        Self::new(fd, boot_id, BootClock::now(), handled).map_err(|source| failed(KMSG, source))
+        Self::new(fd, boot_id, BootClock::now(), sequence).map_err(|source| failed(KMSG, source))
     }
 
     fn new(
         fd: OwnedFd,
         boot_id: BootId,
         clock: BootClock,
-        handled: Option<u64>,
+        sequence: Sequence,
     ) -> io::Result<Self> {
         Ok(Self {
             fd: readiness::readable(fd)?,
@@ -102,10 +104,7 @@ impl Kmsg {
                 boot_id,
                 clock,
                 buffer: vec![0; RECORD_SIZE],
-                sequence: Sequence {
-                    handled,
-                    ..Sequence::default()
-                },
+                sequence,
                 caught_up: false,
             },
         })
@@ -125,7 +124,7 @@ impl Kmsg {
     }
 
     pub(super) fn position(&self) -> Option<Position> {
-        let boot_id = self.reader.boot_id.clone();
+        let boot_id = self.reader.boot_id;
         self.reader
             .sequence
             .handled
@@ -220,7 +219,10 @@ impl Reader {
             });
         }
         record.wall = record.boot_time_us.map(|us| self.clock.wall_clock(us));
-        out.push(Event::Record(record.to_record()));
+        out.push(Event::Record(Record {
+            boot_id: Some(self.boot_id),
+            ..record.to_record()
+        }));
     }
 
     /// Whether the log ends before the position that we were given. A virtual machine set back to a
@@ -249,6 +251,20 @@ impl Reader {
 // === impl Sequence ===
 
 impl Sequence {
+    /// Goes on behind `resume` in the boot `boot_id`.
+    fn behind(resume: Option<&Position>, boot_id: BootId) -> Self {
+        let (handled, from_first) = match resume {
+            Some(Position::Kmsg { boot_id: boot, seq }) if *boot == boot_id => (Some(*seq), false),
+            Some(Position::Kmsg { .. }) => (None, true),
+            _ => (None, false),
+        };
+        Self {
+            handled,
+            from_first,
+            ..Self::default()
+        }
+    }
+
     /// Notes that record `seq` was read.
     fn take(&mut self, seq: u64) -> Verdict {
         self.read = Some(seq);
@@ -256,6 +272,7 @@ impl Sequence {
         let lost = match self.handled {
             Some(handled) if seq <= handled => return Verdict::Old,
             Some(handled) => Some(seq - handled - 1).filter(|count| *count > 0).map(Some),
+            None if self.from_first => (seq > 0).then_some(Some(seq)),
             None => overrun.then_some(None),
         };
         self.handled = Some(seq);
@@ -282,7 +299,16 @@ mod tests {
         let clock = BootClock::started_at("2026-11-21T11:40:00Z".parse().unwrap());
         (
             kernel,
-            Kmsg::new(reader, BOOT_ID.parse().unwrap(), clock, handled).unwrap(),
+            Kmsg::new(
+                reader,
+                BOOT_ID.parse().unwrap(),
+                clock,
+                Sequence {
+                    handled,
+                    ..Sequence::default()
+                },
+            )
+            .unwrap(),
         )
     }
 
@@ -445,6 +471,23 @@ mod tests {
         };
         assert_eq!(overtaken_before_the_first.take(9), new(Some(None)));
         assert_eq!(overtaken_before_the_first.take(10), new(None));
+    }
+
+    #[test]
+    fn after_a_reboot_the_log_is_wanted_from_its_first_record_on() {
+        let new = |lost| Verdict::New { lost };
+        let boot_id: BootId = BOOT_ID.parse().unwrap();
+        let other = Position::Kmsg {
+            boot_id: BootId::from_bytes([7; 16]),
+            seq: 500,
+        };
+        let mut sequence = Sequence::behind(Some(&other), boot_id);
+        assert_eq!(sequence.take(40), new(Some(Some(40))));
+        assert_eq!(sequence.take(41), new(None));
+        let mut whole = Sequence::behind(Some(&other), boot_id);
+        assert_eq!(whole.take(0), new(None));
+        let mut first_start = Sequence::behind(None, boot_id);
+        assert_eq!(first_start.take(40), new(None));
     }
 
     #[test]

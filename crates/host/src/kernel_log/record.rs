@@ -12,12 +12,15 @@ use jiff::Timestamp;
 use memchr::{memchr, memchr2};
 
 use super::Position;
+use crate::boot::BootId;
 
 /// A record of the kernel log that owns its text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// The kernel's number of the record, counted from 0 in each boot; only raw records carry it.
     pub seq: Option<u64>,
+    /// The boot in which the record was written; only the kernel's own log and the journal tell.
+    pub boot_id: Option<BootId>,
     /// When the record was written, in microseconds of the kernel's monotonic clock.
     pub boot_time_us: Option<u64>,
     /// When the record was written, where the source tells it or the boot is the running one.
@@ -212,6 +215,7 @@ impl<'a> RecordRef<'a> {
     pub fn to_record(&self) -> Record {
         Record {
             seq: self.seq,
+            boot_id: None,
             boot_time_us: self.boot_time_us,
             wall: self.wall,
             facility: self.facility,
