@@ -1,29 +1,37 @@
 //! The kernel-log monitor (NVSentinel's syslog health monitor): reads a kernel log,
 //! finds the faults in it and hands them to the connector.
 //!
-//! The place in the log moves on only behind what the connector has stored, so a
-//! restart loses nothing; what is read twice gets the same event id and is stored once.
+//! Repeats of a fault are counted and reported once a minute (`domain/src/fold.rs`). What is
+//! read is stored by the connector, or stands in the state file (`state`) until it is: a
+//! restart loses nothing and doubles nothing. After a reboot the faults that it mends are
+//! closed (`reboot`).
 
 mod event;
 mod metrics;
-mod position;
+mod reboot;
+mod state;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-use connector::{Caller, Connector};
+use connector::{AcceptError, Caller, Connector, Recovery};
 use contract::{EVENT_VERSION, HealthEvent, HealthEvents};
 use domain::decode::KernelLogDecoder;
-use host::boot::BootId;
+use domain::event::names_record;
+use host::boot::Boot;
 use host::kernel_log::{Event, Position, Record, Source, Spec};
 use jiff::{SignedDuration, Timestamp};
 use runtime::logging::chain;
 use runtime::metrics::Metrics;
 use runtime::sources::{HEARTBEAT, SourceHandle, SourceState, Sources};
+use tokio::sync::broadcast;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use metrics::KernelLogMetrics;
-use position::{PositionFile, Saved};
+use state::{State, StateFile};
+
+pub use domain::fold::WINDOW;
 
 /// Most records between two looks at the connector.
 const BATCH: usize = 512;
@@ -31,6 +39,11 @@ const BATCH: usize = 512;
 const RETRY: Duration = Duration::from_secs(5);
 /// Pauses between attempts to hand events over, doubling from the first to the last.
 const HAND_OVER_RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+/// Attempts with an event that the store alone refuses, before the log goes on without it.
+const REFUSALS: u32 = 3;
+/// How often the place in the log is written while lines pass that are worth no event: so
+/// many seconds of them are read again after a kill.
+const SAVE_EVERY: Duration = Duration::from_secs(1);
 
 /// What the monitor needs to know.
 pub struct Config {
@@ -40,27 +53,39 @@ pub struct Config {
     pub node_name: String,
     /// On a first start, older lines open no fault.
     pub history: SignedDuration,
-    /// Directory for the place in the log; `None`: it is not kept.
+    /// Directory for what is remembered over a restart; `None`: nothing is.
     pub state_dir: Option<PathBuf>,
+    /// The running boot; `None`: not known, and then no reboot is noticed.
+    pub boot: Option<Boot>,
+    /// Repeats of a fault within this time become one event: [`WINDOW`].
+    pub window: Duration,
+    /// Whether records that programs wrote into the kernel's log are left out.
+    pub refuse_user_space: bool,
 }
 
 /// The monitor. Runs until cancelled, or until input that can end has ended.
 pub struct KernelLogMonitor {
     config: Config,
     connector: Connector,
+    recoveries: broadcast::Receiver<Recovery>,
     source: SourceHandle,
     metrics: KernelLogMetrics,
     clock: fn() -> Timestamp,
     decoder: KernelLogDecoder,
-    positions: Option<PositionFile>,
+    file: Option<StateFile>,
+    state: State,
+    /// Whether `state` differs from the file.
+    changed: bool,
+    saved_at: Instant,
+    save_failed: Option<String>,
+    started: Instant,
+    /// A boot whose beginning in the log has not come yet.
+    rebooted: Option<Boot>,
     /// Older lines of the backlog open no fault; `None` but for the backlog of a first start.
     /// What comes later is new whatever its time says: the kernel's clock may lag behind.
     history_begins: Option<Timestamp>,
-    boot_id: Option<BootId>,
     /// Time of the newest line that has one.
     newest: Option<Timestamp>,
-    /// Tells the file that is being read from what was at the same places before.
-    generation: i64,
     last_place: Option<Position>,
 }
 
@@ -77,57 +102,93 @@ impl KernelLogMonitor {
     ) -> Self {
         let source = sources.add("kernel-log", &config.spec.to_string(), clock());
         let metrics = KernelLogMetrics::new(metrics, &config.node_name);
-        let positions = config.state_dir.as_deref().map(PositionFile::in_dir);
-        let boot_id = matches!(config.spec, Spec::Kmsg)
-            .then(|| BootId::current().ok())
-            .flatten();
+        let file = config.state_dir.as_deref().map(StateFile::in_dir);
         Self {
             config,
+            recoveries: connector.recoveries(),
             connector,
             source,
             metrics,
             clock,
             decoder: KernelLogDecoder::default(),
-            positions,
+            file,
+            state: State::default(),
+            changed: false,
+            saved_at: Instant::now(),
+            save_failed: None,
+            started: Instant::now(),
+            rebooted: None,
             history_begins: None,
-            boot_id,
             newest: None,
-            generation: 0,
             last_place: None,
         }
     }
 
     /// Reads until `cancel`.
     pub async fn run(mut self, cancel: CancellationToken) {
-        while !cancel.is_cancelled() {
-            let Some(source) = self.open(&cancel).await else {
-                return;
-            };
+        self.remember();
+        // What an earlier process was about to hand over when it ended.
+        if !self.hand_over(&cancel).await {
+            return;
+        }
+        while let Some(source) = self.open(&cancel).await {
             if self.follow(source, &cancel).await {
-                return;
+                break;
             }
         }
+        if self.file.is_none() {
+            // What is counted would be forgotten.
+            self.state.fold.end(&mut self.state.outbox);
+        }
+        self.hand_over(&cancel).await;
+        self.save();
+    }
+
+    /// Takes up what an earlier process has remembered.
+    fn remember(&mut self) {
+        let loaded = self
+            .file
+            .as_ref()
+            .map(|file| (file.load(), file.path().display().to_string()));
+        let remembered = match loaded {
+            Some((Ok(state), _)) => state,
+            Some((Err(error), path)) => {
+                tracing::warn!(
+                    path,
+                    err = %chain(&error),
+                    "the place in the kernel log is not known: it is read as on a first start"
+                );
+                None
+            }
+            None => None,
+        };
+        let boot_id = self.config.boot.map(|boot| boot.id.to_string());
+        if let Some(state) = remembered {
+            self.state = state;
+            // A boot is another one only if an earlier one is known.
+            if boot_id.is_some() && self.state.boot_id.is_some() && self.state.boot_id != boot_id {
+                self.rebooted = self.config.boot;
+            }
+        } else {
+            self.history_begins = (self.clock)().checked_sub(self.config.history).ok();
+            self.state.generation = (self.clock)().as_millisecond();
+        }
+        if self.rebooted.is_none() {
+            self.state.boot_id = boot_id.or(self.state.boot_id.take());
+        }
+        self.state.fold.set_window(self.config.window);
+        self.last_place.clone_from(&self.state.position);
     }
 
     /// Opens the source, trying again until it opens. `None`: cancelled.
     async fn open(&mut self, cancel: &CancellationToken) -> Option<Source> {
-        let saved = self.positions.as_ref().and_then(PositionFile::load);
-        let first_start = saved.is_none();
-        self.generation = saved
-            .as_ref()
-            .map_or_else(|| (self.clock)().as_millisecond(), |saved| saved.generation);
-        let resume = saved.map(|saved| saved.position);
-        self.last_place.clone_from(&resume);
-        if let Some(Position::Kmsg { seq, .. }) = resume {
+        if let Some(Position::Kmsg { seq, .. }) = self.state.position {
             self.learn(seq).await;
         }
         let mut said: Option<String> = None;
         loop {
-            match host::kernel_log::open(&self.config.spec, resume.as_ref()) {
+            match host::kernel_log::open(&self.config.spec, self.state.position.as_ref()) {
                 Ok(source) => {
-                    if first_start {
-                        self.history_begins = (self.clock)().checked_sub(self.config.history).ok();
-                    }
                     let detail = self.config.spec.to_string();
                     self.source.update((self.clock)(), |status| {
                         status.state = SourceState::CatchingUp;
@@ -168,32 +229,53 @@ impl KernelLogMonitor {
         }
     }
 
-    /// Follows an open source. `true`: nothing more will come.
+    /// Follows an open source. `true`: nothing more will come, or it was cancelled.
     async fn follow(&mut self, mut source: Source, cancel: &CancellationToken) -> bool {
         let mut beat = tokio::time::interval(HEARTBEAT);
         let mut events = Vec::new();
         loop {
+            let wake = self.next_wake();
+            let mut recovery = None;
             let read = tokio::select! {
-                () = cancel.cancelled() => {
-                    self.save_position(&source);
-                    return true;
-                }
+                () = cancel.cancelled() => return true,
                 _ = beat.tick() => {
                     self.source.beat((self.clock)());
-                    continue;
+                    Ok(())
+                }
+                () = sleep_until(wake) => Ok(()),
+                heard = next_recovery(&mut self.recoveries) => {
+                    recovery = Some(heard);
+                    Ok(())
                 }
                 read = source.next_batch(&mut events, BATCH) => read,
             };
-            let mut found = Vec::new();
+            if let Some(heard) = recovery {
+                self.hear(heard);
+            }
             let mut ended = false;
             for event in events.drain(..) {
                 ended |= event == Event::End;
-                found.extend(self.take_in(event));
+                self.take_in(event);
             }
-            if !found.is_empty() && !self.hand_over(found, cancel).await {
-                return true;
+            let place = source.position();
+            if place.is_some() && place != self.state.position {
+                self.state.position = place;
+                self.changed = true;
             }
-            self.save_position(&source);
+            let now = self.started.elapsed();
+            self.changed |= self.state.fold.tick(now, &mut self.state.outbox);
+            if ended {
+                self.state.fold.end(&mut self.state.outbox);
+            }
+            if !self.state.outbox.is_empty() {
+                // Before: what the connector stores is then sent again, or known as stored.
+                self.save();
+                if !self.hand_over(cancel).await {
+                    return true;
+                }
+            } else if self.changed && self.saved_at.elapsed() >= SAVE_EVERY {
+                self.save();
+            }
             if ended {
                 return true;
             }
@@ -207,34 +289,18 @@ impl KernelLogMonitor {
         }
     }
 
-    /// Takes in what the source said; returns the event that it is worth.
-    fn take_in(&mut self, event: Event) -> Option<HealthEvent> {
+    /// When there is something to do without anything having come.
+    fn next_wake(&self) -> Option<Instant> {
+        let window_ends = self.state.fold.next_tick().map(|due| self.started + due);
+        let save = self.changed.then(|| self.saved_at + SAVE_EVERY);
+        window_ends.into_iter().chain(save).min()
+    }
+
+    /// Takes in what the source said; what is to be sent goes to the outbox.
+    fn take_in(&mut self, event: Event) {
         let now = (self.clock)();
         match event {
-            Event::Record(record) => {
-                let place = self.place(&record);
-                let began = std::time::Instant::now();
-                let at = record.wall.or(self.newest).unwrap_or(now);
-                self.newest = record.wall.or(self.newest);
-                let finding = self.decoder.line(record.text.as_bytes(), at);
-                self.source.update(now, |status| {
-                    status.records += 1;
-                    status.faults += u64::from(finding.is_some());
-                    status.last_record_at = Some(at);
-                });
-                let finding = finding?;
-                self.metrics.found(&finding, began.elapsed());
-                let earlier = self.history_begins.is_some_and(|begins| at < begins);
-                Some(event::of(&event::Context {
-                    finding: &finding,
-                    record: &record,
-                    at: record.wall.unwrap_or(now),
-                    node_name: &self.config.node_name,
-                    boot_id: self.boot_id.as_ref().map(BootId::as_str),
-                    earlier_in_boot: earlier,
-                    place,
-                }))
-            }
+            Event::Record(record) => self.take_record(&record, now),
             Event::Lost { count, counted } => {
                 // Blindness, never a fault: shown and counted.
                 tracing::warn!(
@@ -245,46 +311,132 @@ impl KernelLogMonitor {
                 self.metrics.lost.inc_by(count.max(1));
                 self.source
                     .update(now, |status| status.lost += count.max(1));
-                None
             }
             Event::Malformed { reason } => {
                 tracing::debug!(reason, "kernel log record skipped");
                 self.metrics.malformed.inc();
                 self.source.update(now, |status| status.malformed += 1);
-                None
             }
             Event::CaughtUp => {
+                self.boot_has_begun();
                 self.history_begins = None;
                 self.source
                     .update(now, |status| status.state = SourceState::Following);
-                None
             }
             Event::End => {
                 self.source
                     .update(now, |status| status.state = SourceState::Ended);
-                None
             }
         }
     }
 
-    /// Hands events to the connector until it has them. `false`: cancelled before that.
-    async fn hand_over(&self, events: Vec<HealthEvent>, cancel: &CancellationToken) -> bool {
-        let batch = HealthEvents {
-            version: EVENT_VERSION,
-            events,
+    fn take_record(&mut self, record: &Record, now: Timestamp) {
+        if self.rebooted.is_some_and(|boot| is_of(boot, record)) {
+            self.boot_has_begun();
+        }
+        let place = self.place(record);
+        let began = std::time::Instant::now();
+        let at = record.wall.or(self.newest).unwrap_or(now);
+        self.newest = record.wall.or(self.newest);
+        self.metrics.records.inc();
+        let from_user_space = record.facility.is_some_and(|facility| facility != 0);
+        let finding = if from_user_space && self.config.refuse_user_space {
+            self.metrics.user_space.inc();
+            None
+        } else {
+            self.decoder.line(record.text.as_bytes(), at)
         };
-        let (mut pause, longest) = HAND_OVER_RETRY;
-        loop {
-            match self.connector.accept(batch.clone(), &Caller::Monitor).await {
-                Ok(_) => return true,
-                Err(error) if error.is_retryable() => {
-                    tracing::warn!(err = %chain(&error), "events wait for the store");
+        self.source.update(now, |status| {
+            status.records += 1;
+            status.faults += u64::from(finding.is_some());
+            status.last_record_at = Some(at);
+        });
+        let Some(finding) = finding else { return };
+        self.metrics.found(&finding, began.elapsed());
+        let event = event::of(&event::Context {
+            finding: &finding,
+            record,
+            at: record.wall.unwrap_or(now),
+            node_name: &self.config.node_name,
+            earlier_in_boot: self.history_begins.is_some_and(|begins| at < begins),
+            place,
+        });
+        let before = self.state.outbox.len();
+        let now = self.started.elapsed();
+        self.state.fold.take(event, at, now, &mut self.state.outbox);
+        if self.state.outbox.len() == before {
+            self.metrics.repeats.inc();
+        }
+        self.changed = true;
+    }
+
+    /// After a reboot: what the log has from before it is taken in, and what it mends is
+    /// closed before anything of the new boot is looked at.
+    fn boot_has_begun(&mut self) {
+        let Some(boot) = self.rebooted.take() else {
+            return;
+        };
+        tracing::info!(boot_id = %boot.id, "the machine was rebooted");
+        self.state.fold.end(&mut self.state.outbox);
+        let healthy = reboot::healthy_events(boot, &self.config.node_name);
+        self.state.outbox.extend(healthy);
+        self.state.boot_id = Some(boot.id.to_string());
+        self.changed = true;
+    }
+
+    /// Takes in a recovery that somebody else has reported. `None`: some were missed.
+    fn hear(&mut self, recovery: Option<Recovery>) {
+        let Some(Recovery { event, accepted_at }) = recovery else {
+            self.state.fold.end(&mut self.state.outbox);
+            return;
+        };
+        // Our own have ended their windows already.
+        if !names_record(&event) {
+            let (fold, outbox) = (&mut self.state.fold, &mut self.state.outbox);
+            self.changed |= fold.recovered_elsewhere(&event, accepted_at, outbox);
+        }
+    }
+
+    /// Hands the outbox to the connector, until it is empty. `false`: cancelled before that.
+    async fn hand_over(&mut self, cancel: &CancellationToken) -> bool {
+        let (first_pause, longest) = HAND_OVER_RETRY;
+        let mut pause = first_pause;
+        let mut refusals = 0;
+        while !self.state.outbox.is_empty() {
+            // After a refusal one by one, to find the event that is refused.
+            let count = if refusals == 0 {
+                self.state.outbox.len()
+            } else {
+                1
+            };
+            let batch = HealthEvents {
+                version: EVENT_VERSION,
+                events: self.state.outbox.iter().take(count).cloned().collect(),
+            };
+            match self.connector.accept(batch, &Caller::Monitor).await {
+                Ok(_) => {
+                    self.sent(count);
+                    (pause, refusals) = (first_pause, refusals.min(1));
+                    continue;
+                }
+                Err(AcceptError::Refused { refused, .. }) => {
+                    // All others are stored; these would be refused again and again.
+                    self.metrics.refused(refused.len());
+                    self.sent(count);
+                    continue;
+                }
+                Err(error) if error.blames_events() => {
+                    refusals += 1;
+                    if count == 1 && refusals > REFUSALS {
+                        tracing::error!(err = %chain(&error), "an event of the kernel log was refused");
+                        self.metrics.refused(1);
+                        self.sent(1);
+                        refusals = 1;
+                        continue;
+                    }
                 }
                 Err(error) => {
-                    // Invalid in itself: trying again would stop the log for ever.
-                    tracing::error!(err = %chain(&error), "events of the kernel log were refused");
-                    self.metrics.refused.inc();
-                    return true;
+                    tracing::warn!(err = %chain(&error), "events wait for the store");
                 }
             }
             tokio::select! {
@@ -292,6 +444,12 @@ impl KernelLogMonitor {
                 () = tokio::time::sleep(pause) => pause = (pause * 2).min(longest),
             }
         }
+        true
+    }
+
+    fn sent(&mut self, count: usize) {
+        self.state.outbox.drain(..count);
+        self.changed = true;
     }
 
     /// Where a record stands in its file: `None` for the kernel's own log.
@@ -309,21 +467,33 @@ impl KernelLogMonitor {
             _ => false,
         };
         if !goes_on && self.last_place.is_some() {
-            self.generation = (self.clock)().as_millisecond().max(self.generation + 1);
+            let now = (self.clock)().as_millisecond();
+            self.state.generation = now.max(self.state.generation + 1);
         }
         self.last_place = Some(place.clone());
-        Some(format!("{dev}:{ino}:{}:{offset}", self.generation))
+        Some(format!("{dev}:{ino}:{}:{offset}", self.state.generation))
     }
 
-    fn save_position(&mut self, source: &Source) {
-        let generation = self.generation;
-        if let (Some(file), Some(position)) = (&mut self.positions, source.position())
-            && let Err(error) = file.save(Saved {
-                position,
-                generation,
-            })
-        {
-            tracing::warn!(err = %error, "the place in the kernel log could not be saved");
+    fn save(&mut self) {
+        let Some(file) = &self.file else { return };
+        self.saved_at = Instant::now();
+        match file.save(&mut self.state) {
+            Ok(()) => {
+                self.changed = false;
+                self.save_failed = None;
+            }
+            Err(error) => {
+                let why = error.to_string();
+                if self.save_failed.as_ref() != Some(&why) {
+                    let path = file.path().display();
+                    tracing::error!(
+                        err = why, %path,
+                        "what the kernel-log monitor has to remember cannot be written: a restart \
+                         would read lines again, and count their repeats again"
+                    );
+                    self.save_failed = Some(why);
+                }
+            }
         }
     }
 
@@ -342,12 +512,37 @@ impl KernelLogMonitor {
     }
 }
 
+/// Whether a record was written in this boot: by its own word, else by its time.
+fn is_of(boot: Boot, record: &Record) -> bool {
+    record.boot_id.map_or_else(
+        || record.wall.is_some_and(|wall| wall >= boot.at),
+        |id| id == boot.id,
+    )
+}
+
+async fn sleep_until(wake: Option<Instant>) {
+    match wake {
+        Some(wake) => tokio::time::sleep_until(wake).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// `None`: some were missed.
+async fn next_recovery(recoveries: &mut broadcast::Receiver<Recovery>) -> Option<Recovery> {
+    match recoveries.recv().await {
+        Ok(recovery) => Some(recovery),
+        Err(broadcast::error::RecvError::Lagged(_)) => None,
+        Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
+    }
+}
+
 /// The event that a line of kernel log is worth, as this monitor would report it; `None`
 /// for a line that is no fault.
 pub fn event_of_line(line: &str, node_name: &str, at: Timestamp) -> Option<HealthEvent> {
     let finding = KernelLogDecoder::default().line(line.as_bytes(), at)?;
     let record = Record {
         seq: None,
+        boot_id: None,
         boot_time_us: None,
         wall: Some(at),
         facility: None,
@@ -361,7 +556,6 @@ pub fn event_of_line(line: &str, node_name: &str, at: Timestamp) -> Option<Healt
         record: &record,
         at,
         node_name,
-        boot_id: None,
         earlier_in_boot: false,
         place: None,
     }))

@@ -101,6 +101,11 @@ pub struct RunArgs {
     /// On a first start, older lines are shown but open no fault [default: 15m].
     #[arg(long, env = "GPUWARDEN_HISTORY", value_name = "DURATION")]
     pub history: Option<String>,
+    /// Leave out records that programs wrote into the kernel's log; without it they count, and
+    /// are marked.
+    #[arg(long, env = "GPUWARDEN_REFUSE_USER_SPACE", num_args = 0..=1,
+          default_missing_value = "true", value_name = "BOOL")]
+    pub refuse_user_space: Option<bool>,
     /// How long events are kept; those of open faults stay [default: 30d].
     #[arg(long, env = "GPUWARDEN_RETENTION", value_name = "DURATION")]
     pub retention: Option<String>,

@@ -46,6 +46,8 @@ pub struct RunSettings {
     pub kernel_log: Spec,
     /// On a first start, older lines open no fault.
     pub history: SignedDuration,
+    /// Leave out what programs wrote into the kernel's log.
+    pub refuse_user_space: bool,
     /// How long events are kept.
     pub retention: SignedDuration,
     /// Room that the event store may take (bytes).
@@ -141,6 +143,7 @@ struct FileSettings {
     listen: Option<SocketAddr>,
     kernel_log: Option<String>,
     history: Option<String>,
+    refuse_user_space: Option<bool>,
     retention: Option<String>,
     store_size: Option<String>,
     kubeconfig: Option<PathBuf>,
@@ -279,6 +282,10 @@ impl RunSettings {
                 .unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_PORT))),
             kernel_log,
             history,
+            refuse_user_space: args
+                .refuse_user_space
+                .or(file.refuse_user_space)
+                .unwrap_or(false),
             retention,
             store_size,
             cluster,

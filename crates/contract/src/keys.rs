@@ -46,6 +46,10 @@ pub const RELEASED_AT: &str = "gpuwarden.dev/released-at";
 pub const SYSLOG_AGENT: &str = "syslog-health-monitor";
 /// Check of XID lines.
 pub const CHECK_XID: &str = "SysLogsXIDError";
+/// Check of SXID lines of switches.
+pub const CHECK_SXID: &str = "SysLogsSXIDError";
+/// Check of lines of drivers of network cards.
+pub const CHECK_NIC_DRIVER: &str = "SysLogsNICDriverError";
 /// Check of "GPU has fallen off the bus" lines that carry no XID.
 pub const CHECK_GPU_FALLEN_OFF: &str = "SysLogsGPUFallenOff";
 /// Code of [`CHECK_GPU_FALLEN_OFF`] events.
@@ -53,6 +57,8 @@ pub const CODE_GPU_FALLEN_OFF: &str = "GPU_FALLEN_OFF_BUS";
 
 /// Component class of GPUs.
 pub const COMPONENT_GPU: &str = "GPU";
+/// Component class of network cards.
+pub const COMPONENT_NIC: &str = "NIC";
 
 /// Entity type: GPU by its PCI address without function, `0000:b3:00`.
 pub const ENTITY_PCI: &str = "PCI";
@@ -78,6 +84,8 @@ pub const META_LOG_PLACE: &str = "gpuwarden.dev/log-place";
 pub const META_FROM_USER_SPACE: &str = "gpuwarden.dev/from-user-space";
 /// Metadata: the line is older than the monitor's history at its first start; opens no fault.
 pub const META_EARLIER_IN_BOOT: &str = "gpuwarden.dev/earlier-in-boot";
+/// Metadata, on a healthy event: the reason is a reboot; it closes what a reboot heals.
+pub const META_REBOOT: &str = "gpuwarden.dev/reboot";
 /// Metadata: how many reports the event stands for, as decimal digits; the two below come
 /// with it. An event without them stands for one.
 pub const META_COUNT: &str = "count";

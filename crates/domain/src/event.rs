@@ -167,18 +167,28 @@ pub fn normalise(event: &mut HealthEvent, received_at: Timestamp) {
 pub fn event_id(event: &HealthEvent) -> String {
     let mut plain = event.clone();
     plain.id.clear();
-    let of_kernel = [keys::META_BOOT_ID, keys::META_KERNEL_SEQUENCE];
-    let of_file = [keys::META_LOG_PLACE];
-    let names = |keys: &[&str]| keys.iter().all(|key| plain.metadata.contains_key(*key));
-    if names(&of_kernel) || names(&of_file) {
+    if names_record(&plain) {
         plain
             .metadata
-            .retain(|key, _| of_kernel.contains(&key.as_str()) || of_file.contains(&key.as_str()));
+            .retain(|key, _| RECORD_NAMES.contains(&key.as_str()));
         plain.generated_timestamp = None;
         plain.entities_impacted.clear();
         plain.recommended_action = 0;
     }
     hash(&plain)
+}
+
+/// The metadata keys that name the log record an event was read from.
+const RECORD_NAMES: [&str; 3] = [
+    keys::META_BOOT_ID,
+    keys::META_KERNEL_SEQUENCE,
+    keys::META_LOG_PLACE,
+];
+
+/// Whether an event names the log record that it was read from.
+pub fn names_record(event: &HealthEvent) -> bool {
+    let has = |key| event.metadata.contains_key(key);
+    has(keys::META_LOG_PLACE) || (has(keys::META_BOOT_ID) && has(keys::META_KERNEL_SEQUENCE))
 }
 
 /// A hash of what an event says apart from when: equal for two reports of the same thing.

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 
-use agent::kernel_log::{Config as KernelLogConfig, KernelLogMonitor};
+use agent::kernel_log::{Config as KernelLogConfig, KernelLogMonitor, WINDOW};
 use anyhow::Context as _;
 use cli::{ClusterSettings, Endpoint, ModeSetting, RunSettings};
 use cluster::{Cluster, ConnectOptions};
@@ -14,6 +14,7 @@ use console::{Console, Info, api};
 use controller::quarantine::{Config as QuarantineConfig, Mode, Quarantine};
 use controller::retention::Retention;
 use domain::policy::Policy;
+use host::boot::Boot;
 use host::kernel_log::Spec;
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
@@ -90,6 +91,9 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
             node_name: settings.node_name.clone(),
             history: settings.history,
             state_dir: (settings.kernel_log != Spec::Stdin).then(|| settings.data_dir.clone()),
+            boot: Boot::current().ok(),
+            window: WINDOW,
+            refuse_user_space: settings.refuse_user_space,
         },
         connector.clone(),
         &sources,

@@ -270,8 +270,7 @@ async fn positions_that_say_nothing_about_this_log_are_ignored() {
         assert_eq!(own(&log, &events), ["line"], "{position}");
         // After a reboot all of this boot is wanted; what the buffer has dropped of it is told.
         let first = records(&events).next().unwrap().seq.unwrap();
-        let another_boot =
-            matches!(position, Position::Kmsg { boot_id, .. } if *boot_id != here);
+        let another_boot = matches!(position, Position::Kmsg { boot_id, .. } if *boot_id != here);
         let expected = (another_boot && first > 0).then_some(first);
         let lost = match events.first() {
             Some(Event::Lost { count, .. }) => Some(*count),

@@ -19,8 +19,6 @@ pub(super) struct Context<'a> {
     pub(super) at: Timestamp,
     /// Node name.
     pub(super) node_name: &'a str,
-    /// The boot that the record is of, where that is known.
-    pub(super) boot_id: Option<&'a str>,
     /// Whether the line is older than the history that counts.
     pub(super) earlier_in_boot: bool,
     /// Where in a file the line stands.
@@ -37,8 +35,8 @@ pub(super) fn of(context: &Context<'_>) -> HealthEvent {
     } = context;
     let mut metadata = BTreeMap::new();
     let mut note = |key: &str, value: String| metadata.insert(key.to_owned(), value);
-    if let Some(boot_id) = context.boot_id {
-        note(keys::META_BOOT_ID, boot_id.to_owned());
+    if let Some(boot_id) = record.boot_id {
+        note(keys::META_BOOT_ID, boot_id.to_string());
     }
     if let Some(seq) = record.seq {
         note(keys::META_KERNEL_SEQUENCE, seq.to_string());

@@ -33,12 +33,17 @@ pub(super) struct KernelLogMetrics {
     fallen: Family<NodeLabels, LegacyCounter>,
     errors: Family<ErrorLabels, LegacyCounter>,
     latency: Histogram,
+    /// Records read: the whole of which the others are shares.
+    pub(super) records: Counter,
+    /// Records about a fault that were counted into a later event.
+    pub(super) repeats: Counter,
+    /// Records of programs that were left out.
+    pub(super) user_space: Counter,
     /// Records lost before they could be read.
     pub(super) lost: Counter,
     /// Records that could not be read.
     pub(super) malformed: Counter,
-    /// Batches that the connector refused.
-    pub(super) refused: LegacyCounter,
+    refused: LegacyCounter,
 }
 
 impl KernelLogMetrics {
@@ -56,6 +61,9 @@ impl KernelLogMetrics {
             fallen: Family::default(),
             errors,
             latency: Histogram::new([1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1]),
+            records: Counter::default(),
+            repeats: Counter::default(),
+            user_space: Counter::default(),
             lost: Counter::default(),
             malformed: Counter::default(),
             refused,
@@ -82,6 +90,21 @@ impl KernelLogMetrics {
                 own.latency.clone(),
             );
             registry.register(
+                "gpuwarden_kernel_log_records",
+                "Kernel log records read",
+                own.records.clone(),
+            );
+            registry.register(
+                "gpuwarden_kernel_log_repeats",
+                "Kernel log records about a fault that were counted into a later event",
+                own.repeats.clone(),
+            );
+            registry.register(
+                "gpuwarden_kernel_log_user_space_records",
+                "Kernel log records that were left out because a program wrote them",
+                own.user_space.clone(),
+            );
+            registry.register(
                 "gpuwarden_kernel_log_lost_records",
                 "Kernel log records that were overwritten before they could be read",
                 own.lost.clone(),
@@ -93,6 +116,13 @@ impl KernelLogMetrics {
             );
         });
         own
+    }
+
+    /// Events that the connector refused for what they say.
+    pub(super) fn refused(&self, count: usize) {
+        for _ in 0..count {
+            self.refused.inc();
+        }
     }
 
     pub(super) fn found(&self, finding: &Finding, took: Duration) {

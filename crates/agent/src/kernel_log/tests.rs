@@ -2,7 +2,9 @@ use std::io::Write as _;
 use std::sync::Arc;
 
 use connector::AcceptNodes;
-use contract::json;
+use contract::{RecommendedAction, json, keys};
+use domain::fold::Seen;
+use host::boot::BootId;
 use store::sqlite::SqliteStore;
 use store::{EventQuery, EventStore};
 
@@ -15,17 +17,54 @@ const XID_48: &str = "NVRM: Xid (PCI:0000:b3:00): 48, pid=1, name=a, DBE";
 struct Bench {
     dir: tempfile::TempDir,
     store: Arc<SqliteStore>,
+    /// Of the process that ran last.
+    metrics: Metrics,
+    boot: Boot,
+    window: Duration,
+    refuse_user_space: bool,
+    node_name: String,
+}
+
+/// A boot of the machine; the `number`th began in that hour of the day.
+fn boot(number: u8) -> Boot {
+    Boot {
+        id: BootId::from_bytes([number; 16]),
+        at: format!("2026-11-21T{number:02}:00:00Z").parse().unwrap(),
+    }
+}
+
+/// A line of kernel log as rsyslog writes it, `second` seconds after the beginning of [`boot`]
+/// `hour`.
+fn at(hour: u8, second: u32, text: &str) -> String {
+    let (minute, second) = (second / 60, second % 60);
+    format!("2026-11-21T{hour:02}:{minute:02}:{second:02}.000000+00:00 n1 kernel: {text}")
+}
+
+fn xid(code: u32, gpu: u32) -> String {
+    format!("NVRM: Xid (PCI:0000:{gpu:02x}:00): {code}, pid=1, name=a, text")
 }
 
 impl Bench {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let store = Arc::new(SqliteStore::open(&dir.path().join("data")).unwrap());
-        Self { dir, store }
+        Self {
+            dir,
+            store,
+            metrics: Metrics::default(),
+            boot: boot(1),
+            window: WINDOW,
+            refuse_user_space: false,
+            node_name: "n1".into(),
+        }
     }
 
     fn log(&self) -> PathBuf {
         self.dir.path().join("kern.log")
+    }
+
+    fn state(&self) -> PathBuf {
+        self.dir.path().join("data/kernel-log.json")
     }
 
     fn append(&self, text: &str) {
@@ -34,60 +73,124 @@ impl Bench {
             .append(true)
             .open(self.log())
             .unwrap();
-        writeln!(file, "{text}").unwrap();
+        file.write_all(format!("{text}\n").as_bytes()).unwrap();
     }
 
-    fn monitor(&self, sources: &Sources) -> KernelLogMonitor {
-        let metrics = Metrics::default();
+    fn connector(&self) -> Connector {
         let store: Arc<dyn EventStore> = Arc::clone(&self.store) as Arc<dyn EventStore>;
+        let nodes = AcceptNodes::Own("n1".to_owned());
+        Connector::new(store, nodes, &Metrics::default(), Timestamp::now)
+    }
+
+    fn monitor(&self, sources: &Sources, connector: Connector) -> KernelLogMonitor {
         let config = Config {
             spec: Spec::File(self.log()),
-            node_name: "n1".into(),
-            history: SignedDuration::from_mins(15),
+            node_name: self.node_name.clone(),
+            // The lines of most tests are not new.
+            history: SignedDuration::from_hours(24 * 365 * 100),
             state_dir: Some(self.dir.path().join("data")),
+            boot: Some(self.boot),
+            window: self.window,
+            refuse_user_space: self.refuse_user_space,
         };
-        let connector = Connector::new(
-            store,
-            AcceptNodes::Own("n1".to_owned()),
-            &metrics,
-            Timestamp::now,
-        );
-        KernelLogMonitor::new(config, connector, sources, &metrics, Timestamp::now)
+        KernelLogMonitor::new(config, connector, sources, &self.metrics, Timestamp::now)
     }
 
-    /// Runs a monitor until `count` events are stored, then ends it.
-    async fn run_until(&self, count: usize) -> Vec<HealthEvent> {
+    /// Starts a process with the monitor in it.
+    fn start(&mut self) -> Running {
+        self.metrics = Metrics::default();
         let (sources, cancel) = (Sources::default(), CancellationToken::new());
-        let task = tokio::spawn(self.monitor(&sources).run(cancel.clone()));
+        let connector = self.connector();
+        let monitor = self.monitor(&sources, connector.clone());
+        Running {
+            task: tokio::spawn(monitor.run(cancel.clone())),
+            sources,
+            cancel,
+            connector,
+        }
+    }
+
+    /// Runs a monitor until `count` events are stored and all lines are read, then ends it.
+    async fn run_until(&mut self, count: u64) -> Vec<HealthEvent> {
+        let running = self.start();
+        self.stored_at_least(count).await;
+        running.following().await;
+        running.end().await;
+        self.stored().await
+    }
+
+    async fn stored_at_least(&self, count: u64) {
         let mut latest = self.store.latest();
         let waited = tokio::time::timeout(
-            Duration::from_secs(10),
-            latest.wait_for(|seq| *seq >= count as u64),
+            Duration::from_secs(20),
+            latest.wait_for(|seq| *seq >= count),
         );
         waited.await.expect("events are stored in time").unwrap();
-        // Everything that was there has been read once the source follows.
-        tokio::time::timeout(Duration::from_secs(10), async {
-            while sources.statuses(Timestamp::now())[0].state != SourceState::Following {
-                tokio::task::yield_now().await;
-            }
-        })
-        .await
-        .unwrap();
-        cancel.cancel();
-        task.await.unwrap();
+    }
+
+    async fn stored(&self) -> Vec<HealthEvent> {
         let query = EventQuery {
-            limit: 100,
+            limit: 10_000,
             ..EventQuery::default()
         };
         let mut records = self.store.events(query).await.unwrap();
         records.reverse();
         records.into_iter().map(|record| record.event).collect()
     }
+
+    fn metric(&self, line: &str) -> bool {
+        self.metrics.encode().lines().any(|found| found == line)
+    }
+}
+
+struct Running {
+    task: tokio::task::JoinHandle<()>,
+    sources: Sources,
+    cancel: CancellationToken,
+    connector: Connector,
+}
+
+impl Running {
+    /// Waits until everything that was there has been read.
+    async fn following(&self) {
+        self.status(|status| status.state == SourceState::Following)
+            .await;
+    }
+
+    async fn status(&self, is: impl Fn(&runtime::sources::SourceStatus) -> bool) {
+        let reached = async {
+            while !is(&self.sources.statuses(Timestamp::now())[0]) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), reached)
+            .await
+            .expect("the source comes to this state in time");
+    }
+
+    async fn end(self) {
+        self.cancel.cancel();
+        self.task.await.unwrap();
+    }
+
+    /// Ends at once, whatever is under way.
+    async fn kill(self) {
+        self.task.abort();
+        drop(self.task.await);
+    }
+}
+
+/// How many lines events stand for.
+fn lines_in(events: &[HealthEvent]) -> u64 {
+    events
+        .iter()
+        .map(|event| Seen::of(event, Timestamp::UNIX_EPOCH).count)
+        .sum()
 }
 
 #[tokio::test]
 async fn a_line_becomes_an_event_with_the_contracts_names() {
-    let bench = Bench::new();
+    let mut bench = Bench::new();
     bench.append("[1.0] usb 1-1: new device");
     bench.append(&format!("2026-11-21T11:40:00,123456+00:00 {XID_79}"));
     let events = bench.run_until(1).await;
@@ -101,7 +204,7 @@ async fn a_line_becomes_an_event_with_the_contracts_names() {
     assert_eq!(event.message, XID_79);
     assert_eq!(
         event.recommended_action,
-        contract::RecommendedAction::RestartBm as i32
+        RecommendedAction::RestartBm as i32
     );
     assert_eq!(
         (event.is_fatal, event.version, event.node_name.as_str()),
@@ -118,83 +221,319 @@ async fn a_line_becomes_an_event_with_the_contracts_names() {
 
 #[tokio::test]
 async fn a_restart_neither_repeats_nor_loses() {
-    let bench = Bench::new();
-    bench.append(XID_79);
+    let mut bench = Bench::new();
+    bench.append(&xid(79, 1));
     assert_eq!(bench.run_until(1).await.len(), 1);
-    bench.append(XID_48);
+    let early = std::fs::read(bench.state()).unwrap();
+    bench.append(&xid(48, 1));
     assert_eq!(bench.run_until(2).await.len(), 2);
-    // The place is lost behind what is stored, as in a crash: read again, stored once.
-    let place = bench.dir.path().join("data/kernel-log.position");
-    let saved = std::fs::read_to_string(&place).unwrap();
-    let (position, generation) = saved.trim().split_once(' ').unwrap();
-    let start = position.rsplit_once(':').unwrap().0;
-    std::fs::write(&place, format!("{start}:0 {generation}\n")).unwrap();
-    bench.append(XID_79);
+    // The place is behind what is stored, as after a loss of power: read again, stored once.
+    std::fs::write(bench.state(), early).unwrap();
+    bench.append(&xid(79, 2));
     assert_eq!(bench.run_until(3).await.len(), 3);
 }
 
 #[tokio::test]
 async fn the_same_text_in_a_file_that_was_written_anew_is_another_event() {
-    let bench = Bench::new();
+    let mut bench = Bench::new();
+    bench.window = Duration::ZERO;
     bench.append(XID_79);
     assert_eq!(bench.run_until(1).await.len(), 1);
-    let (sources, cancel) = (Sources::default(), CancellationToken::new());
-    let task = tokio::spawn(bench.monitor(&sources).run(cancel.clone()));
+    let running = bench.start();
     // Written anew, and longer than before it was: the place of the line is the same.
     std::fs::write(bench.log(), "").unwrap();
-    let mut latest = bench.store.latest();
-    tokio::time::timeout(Duration::from_secs(10), async {
-        while sources.statuses(Timestamp::now())[0].state != SourceState::Following {
-            tokio::task::yield_now().await;
-        }
-        bench.append(XID_79);
-        latest.wait_for(|seq| *seq >= 2).await.unwrap();
-    })
-    .await
-    .expect("the line is taken as new");
-    cancel.cancel();
-    task.await.unwrap();
+    running.following().await;
+    bench.append(XID_79);
+    bench.stored_at_least(2).await;
+    running.end().await;
 }
 
 #[tokio::test]
 async fn lines_older_than_the_history_are_marked_on_a_first_start_only() {
-    let bench = Bench::new();
+    let mut bench = Bench::new();
     bench.append(&format!("2020-01-01T00:00:00,000000+00:00 {XID_79}"));
-    let events = bench.run_until(1).await;
-    assert!(
-        events[0]
-            .metadata
-            .contains_key(contract::keys::META_EARLIER_IN_BOOT)
-    );
+    let (sources, cancel) = (Sources::default(), CancellationToken::new());
+    let mut monitor = bench.monitor(&sources, bench.connector());
+    monitor.config.history = SignedDuration::from_mins(15);
+    let task = tokio::spawn(monitor.run(cancel.clone()));
+    bench.stored_at_least(1).await;
+    cancel.cancel();
+    task.await.unwrap();
+    let marked = |event: &HealthEvent| event.metadata.contains_key(keys::META_EARLIER_IN_BOOT);
+    assert!(marked(&bench.stored().await[0]));
     bench.append(&format!("2020-01-01T00:00:01,000000+00:00 {XID_48}"));
-    let events = bench.run_until(2).await;
-    assert!(
-        !events[1]
-            .metadata
-            .contains_key(contract::keys::META_EARLIER_IN_BOOT)
-    );
+    assert!(!marked(&bench.run_until(2).await[1]));
 }
 
 #[tokio::test]
 async fn a_source_that_cannot_be_opened_is_shown_and_tried_again() {
-    let bench = Bench::new();
+    let mut bench = Bench::new();
     std::fs::create_dir(bench.log()).unwrap();
-    let (sources, cancel) = (Sources::default(), CancellationToken::new());
-    let task = tokio::spawn(bench.monitor(&sources).run(cancel.clone()));
-    let status = tokio::time::timeout(Duration::from_secs(10), async {
-        loop {
-            let status = sources.statuses(Timestamp::now()).remove(0);
-            if status.state == SourceState::Failing {
-                return status;
-            }
-            tokio::task::yield_now().await;
+    let running = bench.start();
+    running
+        .status(|status| {
+            status.state == SourceState::Failing && status.detail.contains("directory")
+        })
+        .await;
+    running.end().await;
+}
+
+#[tokio::test]
+async fn a_storm_becomes_one_event_per_fault_and_window_and_no_line_is_missing() {
+    const FAULTS: u32 = 29;
+    const LINES: u32 = 20_000;
+    let mut bench = Bench::new();
+    let mut storm = String::new();
+    for line in 0..LINES {
+        storm.push_str(&at(1, 10 + line / 1_000, &xid(95, line % FAULTS)));
+        storm.push('\n');
+    }
+    bench.append(storm.trim_end());
+    let events = bench.run_until(u64::from(FAULTS)).await;
+    assert_eq!(events.len(), FAULTS as usize, "one each within the window");
+    assert!(bench.metric("gpuwarden_kernel_log_records_total 20000"));
+    assert!(bench.metric("gpuwarden_kernel_log_repeats_total 19971"));
+    assert!(bench.metric("syslog_health_monitor_xid_errors{node=\"n1\",err_code=\"95\"} 20000"));
+    // What was counted has survived the restart, and is reported when the window ends.
+    bench.window = Duration::from_millis(100);
+    let events = bench.run_until(u64::from(2 * FAULTS)).await;
+    assert_eq!(events.len(), 2 * FAULTS as usize);
+    assert_eq!(lines_in(&events), u64::from(LINES));
+    let last = events.last().unwrap();
+    assert_eq!(
+        Seen::of(last, Timestamp::UNIX_EPOCH).last.to_string(),
+        "2026-11-21T01:00:29Z"
+    );
+}
+
+#[tokio::test]
+async fn killed_at_any_moment_it_counts_every_line_once() {
+    const LINES: u64 = 3_000;
+    let mut bench = Bench::new();
+    bench.window = Duration::from_millis(20);
+    let mut written = 0;
+    let mut kills = 0;
+    while written < LINES {
+        let running = bench.start();
+        for _ in 0..100 {
+            // Less than a minute in all: windows end by the time that passes here.
+            let second = u32::try_from(written * 50 / LINES).unwrap();
+            bench.append(&at(
+                1,
+                second,
+                &xid(95, u32::try_from(written % 7).unwrap()),
+            ));
+            written += 1;
         }
-    })
-    .await
-    .unwrap();
-    assert!(status.detail.contains("directory"), "{}", status.detail);
-    cancel.cancel();
-    task.await.unwrap();
+        // A different moment each time.
+        tokio::time::sleep(Duration::from_micros(written * 7_919 % 30_000)).await;
+        running.kill().await;
+        kills += 1;
+    }
+    assert!(kills >= 30);
+    let running = bench.start();
+    running.following().await;
+    let all = async {
+        while lines_in(&bench.stored().await) < LINES {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    drop(tokio::time::timeout(Duration::from_secs(20), all).await);
+    running.end().await;
+    assert_eq!(lines_in(&bench.stored().await), LINES);
+}
+
+#[tokio::test]
+async fn a_recovery_that_somebody_else_reports_ends_the_window() {
+    let mut bench = Bench::new();
+    let running = bench.start();
+    bench.append(&xid(79, 1));
+    bench.stored_at_least(1).await;
+    let recovery = HealthEvent {
+        is_healthy: true,
+        ..reboot::healthy_events(bench.boot, "n1").next().unwrap()
+    };
+    let injected = HealthEvent {
+        metadata: std::collections::BTreeMap::new(),
+        ..recovery
+    };
+    let batch = HealthEvents {
+        version: EVENT_VERSION,
+        events: vec![injected],
+    };
+    let own = Caller::Monitor;
+    running.connector.accept(batch, &own).await.unwrap();
+    // Within the window, and new all the same.
+    bench.append(&xid(79, 1));
+    bench.stored_at_least(3).await;
+    running.end().await;
+    let events = bench.stored().await;
+    assert_eq!(
+        events
+            .iter()
+            .map(|event| event.is_healthy)
+            .collect::<Vec<_>>(),
+        [false, true, false]
+    );
+}
+
+#[tokio::test]
+async fn a_reboot_closes_once_and_before_anything_of_the_new_boot() {
+    let mut bench = Bench::new();
+    bench.append(&at(1, 10, &xid(79, 1)));
+    bench.run_until(1).await;
+    // Its repeat, and a fault on another GPU, stand in the log from before the reboot.
+    bench.append(&at(1, 20, &xid(79, 1)));
+    bench.append(&at(1, 30, &xid(79, 2)));
+    bench.append(&at(2, 5, &xid(79, 3)));
+    bench.boot = boot(2);
+    let events = bench.run_until(8).await;
+    let told: Vec<(bool, &str, String)> = events[1..]
+        .iter()
+        .map(|event| {
+            let entity = event.entities_impacted.first();
+            let pci = entity.map(|entity| entity.entity_value.clone());
+            (
+                event.is_healthy,
+                event.check_name.as_str(),
+                pci.unwrap_or_default(),
+            )
+        })
+        .collect();
+    let fault = |gpu: u32| (false, keys::CHECK_XID, format!("0000:{gpu:02x}:00"));
+    let healthy = |check| (true, check, String::new());
+    assert_eq!(
+        told,
+        [
+            fault(2),
+            fault(1),
+            healthy(keys::CHECK_XID),
+            healthy(keys::CHECK_SXID),
+            healthy(keys::CHECK_GPU_FALLEN_OFF),
+            healthy(keys::CHECK_NIC_DRIVER),
+            fault(3),
+        ]
+    );
+    let nic = &events[6];
+    assert_eq!(
+        (nic.agent.as_str(), nic.component_class.as_str()),
+        (keys::SYSLOG_AGENT, keys::COMPONENT_NIC)
+    );
+    assert_eq!(nic.metadata[keys::META_BOOT_ID], bench.boot.id.to_string());
+    // A restart in the same boot is none.
+    assert_eq!(bench.run_until(8).await.len(), 8);
+}
+
+#[tokio::test]
+async fn a_lost_state_file_is_not_a_reboot() {
+    for damage in ["", "{}", "{\"version\":9}"] {
+        let mut bench = Bench::new();
+        bench.append(&at(1, 10, &xid(79, 1)));
+        bench.run_until(1).await;
+        if damage.is_empty() {
+            std::fs::remove_file(bench.state()).unwrap();
+        } else {
+            std::fs::write(bench.state(), damage).unwrap();
+        }
+        bench.append(&at(1, 20, &xid(48, 1)));
+        // Even if the boot is another one meanwhile: it is not known to be.
+        bench.boot = boot(2);
+        let events = bench.run_until(2).await;
+        assert!(events.iter().all(|event| !event.is_healthy), "{events:#?}");
+    }
+}
+
+#[tokio::test]
+async fn a_kill_in_the_middle_of_a_reboot_neither_loses_nor_doubles_its_healthy_events() {
+    let mut bench = Bench::new();
+    bench.append(&at(1, 10, &xid(79, 1)));
+    bench.run_until(1).await;
+    let before = std::fs::read(bench.state()).unwrap();
+    bench.boot = boot(2);
+    assert_eq!(bench.run_until(5).await.len(), 5);
+    // Power was lost before the state reached the disk.
+    std::fs::write(bench.state(), before).unwrap();
+    bench.append(&at(2, 10, &xid(79, 2)));
+    assert_eq!(bench.run_until(6).await.len(), 6);
+}
+
+#[tokio::test]
+async fn what_the_connector_refuses_is_counted_and_does_not_hold_up_the_log() {
+    let mut bench = Bench::new();
+    bench.append(&xid(79, 1));
+    bench.append(&xid(48, 1));
+    bench.node_name = "n".repeat(300);
+    let running = bench.start();
+    running.following().await;
+    running.end().await;
+    let refused = format!(
+        "syslog_health_monitor_xid_processing_errors{{node=\"{}\",error_type=\"event_refused\"}} 2",
+        bench.node_name
+    );
+    assert!(bench.metric(&refused), "{}", bench.metrics.encode());
+    // It has passed them by.
+    bench.node_name = "n1".into();
+    bench.append(&xid(48, 2));
+    let events = bench.run_until(1).await;
+    assert_eq!(events.len(), 1);
+    assert!(events[0].message.contains("0000:02:00"));
+}
+
+#[tokio::test]
+async fn events_wait_for_a_store_that_does_not_take_them_over_a_restart() {
+    let mut bench = Bench::new();
+    bench.store.close().await;
+    bench.append(&xid(79, 1));
+    let running = bench.start();
+    running.status(|status| status.faults == 1).await;
+    running.end().await;
+    bench.store = Arc::new(SqliteStore::open(&bench.dir.path().join("data")).unwrap());
+    assert_eq!(bench.run_until(1).await.len(), 1);
+}
+
+#[tokio::test]
+async fn what_programs_write_is_marked_and_can_be_refused() {
+    let mut bench = Bench::new();
+    // As from `dmesg --raw` or a copy of /dev/kmsg: the facility is in the number.
+    bench.append(&format!("3,1,1000,-;{}", xid(79, 1)));
+    bench.append(&format!("11,2,2000,-;{}", xid(79, 2)));
+    let events = bench.run_until(2).await;
+    let marked: Vec<bool> = events
+        .iter()
+        .map(|event| event.metadata.contains_key(keys::META_FROM_USER_SPACE))
+        .collect();
+    assert_eq!(marked, [false, true]);
+    bench.refuse_user_space = true;
+    bench.append(&format!("11,3,3000,-;{}", xid(79, 3)));
+    bench.append(&format!("3,4,4000,-;{}", xid(79, 4)));
+    let events = bench.run_until(3).await;
+    assert!(events.len() == 3 && events[2].message.contains("0000:04:00"));
+    assert!(bench.metric("gpuwarden_kernel_log_user_space_records_total 1"));
+}
+
+#[tokio::test]
+async fn lines_that_are_no_fault_do_not_write_the_place_each_time() {
+    let mut bench = Bench::new();
+    let running = bench.start();
+    running.following().await;
+    let began = std::time::Instant::now();
+    let mut writings = std::collections::BTreeSet::new();
+    for line in 0..100_u64 {
+        bench.append(&at(1, 1, &format!("usb 1-1: line {line}")));
+        running.status(|status| status.records > line).await;
+        writings.insert(
+            std::fs::metadata(bench.state())
+                .and_then(|meta| meta.modified())
+                .ok(),
+        );
+    }
+    let most = 2 + began.elapsed().as_secs();
+    assert!(writings.len() as u64 <= most, "{writings:?}");
+    running.end().await;
+    // The last word is written all the same.
+    let state = std::fs::read_to_string(bench.state()).unwrap();
+    let length = std::fs::metadata(bench.log()).unwrap().len();
+    assert!(state.contains(&format!(":{length}\"")), "{state}");
 }
 
 #[test]
@@ -203,7 +542,7 @@ fn without_the_uuid_a_gpu_cannot_be_reset_and_the_machine_is_restarted() {
     let event = event_of_line(XID_48, "n1", at).unwrap();
     assert_eq!(
         event.recommended_action,
-        contract::RecommendedAction::RestartVm as i32
+        RecommendedAction::RestartVm as i32
     );
     assert_eq!(
         event.metadata["gpuwarden.dev/catalogue-action"],

@@ -2,6 +2,8 @@
 
 use console::api::EventView;
 use contract::{HealthEvent, json};
+use domain::fold::Seen;
+use jiff::Timestamp;
 
 use crate::EXIT_OK;
 use crate::args::{EventsArgs, Format};
@@ -106,6 +108,10 @@ fn what(event: &HealthEvent) -> String {
     if !entities.is_empty() {
         text.push_str(&format!(" on {}", entities.join(", ")));
     }
+    let count = Seen::of(event, Timestamp::UNIX_EPOCH).count;
+    if count > 1 {
+        text.push_str(&format!(" x{count}"));
+    }
     text
 }
 
@@ -119,4 +125,29 @@ pub(super) fn query(text: &str) -> String {
             _ => format!("%{byte:02X}"),
         })
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use contract::keys;
+
+    use super::*;
+
+    #[test]
+    fn an_event_that_stands_for_many_reports_says_for_how_many() {
+        let mut event = HealthEvent {
+            check_name: keys::CHECK_XID.into(),
+            error_code: vec!["95".into()],
+            ..HealthEvent::default()
+        };
+        assert_eq!(what(&event), "SysLogsXIDError 95");
+        for (key, value) in [
+            (keys::META_COUNT, "812"),
+            (keys::META_FIRST_SEEN, "2027-01-15T08:00:02Z"),
+            (keys::META_LAST_SEEN, "2027-01-15T08:00:59Z"),
+        ] {
+            event.metadata.insert(key.into(), value.into());
+        }
+        assert_eq!(what(&event), "SysLogsXIDError 95 x812");
+    }
 }

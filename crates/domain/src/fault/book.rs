@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use contract::{HealthEvent, ProcessingStrategy, keys};
+use contract::{HealthEvent, ProcessingStrategy, RecommendedAction, keys};
 use serde::{Deserialize, Serialize};
 
 use super::{Fault, Subject};
@@ -150,6 +150,7 @@ impl FaultBook {
 
     fn close(&mut self, event: &HealthEvent) -> Vec<Change> {
         let mut changes = Vec::new();
+        let reboot = event.metadata.contains_key(keys::META_REBOOT);
         if let Some(faults) = self.nodes.get_mut(&event.node_name) {
             faults.retain(|fault| {
                 // The component class is no part of it: monitors are known to report a
@@ -157,7 +158,8 @@ impl FaultBook {
                 let closed = fault.check == event.check_name
                     && fault.agent == event.agent
                     && (event.error_code.is_empty() || event.error_code.contains(&fault.code))
-                    && fault.subject.healed_by(&event.entities_impacted);
+                    && fault.subject.healed_by(&event.entities_impacted)
+                    && (!reboot || fault.healed_by_reboot(event));
                 if closed {
                     changes.push(Change::Closed(fault.title()));
                 }
@@ -190,6 +192,26 @@ impl Fault {
             count: seen.count,
             accepted_at: record.created_at,
         }
+    }
+
+    /// Whether a reboot mends the fault; `reboot` is the event that tells of it.
+    ///
+    /// What asks for a reset or a restart has had it, and what asks for nothing goes with
+    /// the state of the driver. What asks for a person, a diagnosis or another machine is
+    /// there until somebody has looked: a machine that comes up again is no proof. A fault
+    /// that was found in the new boot already is not of the old one.
+    fn healed_by_reboot(&self, reboot: &HealthEvent) -> bool {
+        let boot = |event: &HealthEvent| event.metadata.get(keys::META_BOOT_ID).cloned();
+        let of_this_boot = boot(reboot).is_some_and(|id| boot(&self.event) == Some(id));
+        let by_restart = matches!(
+            RecommendedAction::try_from(self.event.recommended_action),
+            Ok(RecommendedAction::None
+                | RecommendedAction::ComponentReset
+                | RecommendedAction::RestartVm
+                | RecommendedAction::RestartBm
+                | RecommendedAction::Unknown)
+        );
+        by_restart && !of_this_boot
     }
 
     /// Takes another report in. The gravest event goes on standing for the fault: what

@@ -9,10 +9,10 @@ use std::time::Duration;
 use contract::proto::platform_connector_client::PlatformConnectorClient;
 use contract::{Entity, HealthEvent, HealthEvents};
 use serde_json::Value;
-use testkit::{ControlPlane, Version};
+use testkit::{ControlPlane, Launch, Version};
 use tonic::transport::Endpoint;
 
-use crate::support::Scene;
+use crate::support::{SOON, Scene};
 
 /// Events in the stream.
 const EVENTS: u32 = 2_000;
@@ -154,5 +154,77 @@ async fn killed_at_random_moments_it_loses_and_doubles_nothing() -> anyhow::Resu
         .await?
         .expect(0)?;
     scene.restored().await?;
+    Ok(())
+}
+
+/// Faults of the storm, as many as were seen behind 800,000 lines of one code in the field.
+const FAULTS: u64 = 29;
+/// Lines of the storm.
+const STORM: u64 = 40_000;
+
+/// How many lines the stored events stand for, and how many events there are.
+async fn counted(product: &testkit::Product) -> anyhow::Result<(u64, usize)> {
+    let output = product
+        .client(["events", "--limit", "10000", "-o", "json"])
+        .await?;
+    let stored: Vec<Value> = serde_json::from_str(output.expect(0)?)?;
+    let faults = stored
+        .iter()
+        .map(|view| &view["event"])
+        .filter(|event| event["isHealthy"] == false);
+    let counts: Vec<u64> = faults
+        .map(|event| match event["metadata"]["count"].as_str() {
+            Some(count) => count.parse().unwrap_or(0),
+            None => 1,
+        })
+        .collect();
+    Ok((counts.iter().sum(), counts.len()))
+}
+
+#[tokio::test]
+async fn killed_in_a_storm_it_counts_every_line_once() -> anyhow::Result<()> {
+    let mut product = Launch::new()?.node_name("storm").start().await?;
+    let mut line = 0;
+    let mut kills = 0;
+    while line < STORM {
+        let part: String = (line..line + 4_000)
+            .map(|line| {
+                let gpu = line % FAULTS;
+                format!("NVRM: Xid (PCI:0000:{gpu:02x}:00): 95, pid=1, name=a, line {line}\n")
+            })
+            .collect();
+        line += 4_000;
+        product.append_kernel_log(&part)?;
+        // A moment that differs from kill to kill, mostly while these lines are read.
+        tokio::time::sleep(Duration::from_millis(10 + kills * 37 % 160)).await;
+        product.kill9()?;
+        product.restart().await?;
+        kills += 1;
+    }
+    let read = || async {
+        let output = product.client(["status", "-o", "json"]).await;
+        let status: Value = output
+            .map_err(|error| error.to_string())
+            .and_then(|out| serde_json::from_str(&out.stdout).map_err(|error| error.to_string()))?;
+        let source = &status["sources"][0];
+        if source["state"] == "following" {
+            Ok(())
+        } else {
+            Err(source.to_string())
+        }
+    };
+    product.wait_for("the log to be read", SOON, read).await?;
+    // A recovery ends the windows, so that what is counted is reported now.
+    product.client(["inject", "recovery"]).await?.expect(0)?;
+    let all = || async {
+        match counted(&product).await.map_err(|error| error.to_string())? {
+            (STORM, events) => Ok(events),
+            other => Err(format!("{other:?} of {STORM}")),
+        }
+    };
+    let events = product.wait_for("every line counted", SOON, all).await?;
+    // Each start may end the windows of the one before.
+    let most = usize::try_from(FAULTS * (2 * kills + 2))?;
+    assert!(events <= most, "{events} events, at most {most}");
     Ok(())
 }

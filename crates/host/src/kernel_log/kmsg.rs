@@ -19,9 +19,7 @@ use rustix::{
 };
 use tokio::io::unix::AsyncFd;
 
-use super::{
-    Event, KMSG, OpenError, Position, Record, record::parse_kmsg, write::devkmsg_is_off,
-};
+use super::{Event, KMSG, OpenError, Position, Record, record::parse_kmsg, write::devkmsg_is_off};
 use crate::{
     boot::{BootClock, BootId},
     readiness,
@@ -92,12 +90,7 @@ impl Kmsg {
         Self::new(fd, boot_id, BootClock::now(), sequence).map_err(|source| failed(KMSG, source))
     }
 
-    fn new(
-        fd: OwnedFd,
-        boot_id: BootId,
-        clock: BootClock,
-        sequence: Sequence,
-    ) -> io::Result<Self> {
+    fn new(fd: OwnedFd, boot_id: BootId, clock: BootClock, sequence: Sequence) -> io::Result<Self> {
         Ok(Self {
             fd: readiness::readable(fd)?,
             reader: Reader {

@@ -300,3 +300,46 @@ fn an_event_that_stands_for_many_reports_counts_for_them() {
     assert_eq!(fault.count, 813);
     assert_eq!(fault.last_seen.to_string(), "2027-01-15T08:00:59Z");
 }
+
+#[test]
+fn a_reboot_closes_what_it_mends_and_only_that() {
+    // Every action of the contract, and a number that we do not know.
+    let table = [
+        (0, true),
+        (2, true),
+        (5, false),
+        (6, false),
+        (15, true),
+        (24, true),
+        (25, false),
+        (26, false),
+        (27, false),
+        (99, true),
+        (77, false),
+    ];
+    for (action, mended) in table {
+        let mut book = FaultBook::default();
+        book.record(&record(1, |event| event.recommended_action = action));
+        book.record(&record(2, |event| {
+            event.recommended_action = action;
+            event.entities_impacted = vec![entity("PCI", "0000:b4:00")];
+            event
+                .metadata
+                .insert(keys::META_BOOT_ID.into(), "new".into());
+        }));
+        let reboot = healthy(3, |event| {
+            event.entities_impacted.clear();
+            event
+                .metadata
+                .insert(keys::META_BOOT_ID.into(), "new".into());
+            event
+                .metadata
+                .insert(keys::META_REBOOT.into(), "true".into());
+        });
+        book.record(&reboot);
+        let left: Vec<String> = book.faults("n1").iter().map(Fault::title).collect();
+        let of_new_boot = "SysLogsXIDError 79 on PCI 0000:b4:00".to_owned();
+        assert!(left.contains(&of_new_boot), "action {action}: {left:?}");
+        assert_eq!(left.len() == 1, mended, "action {action}: {left:?}");
+    }
+}
