@@ -4,19 +4,15 @@ use std::error::Error;
 use std::time::Duration;
 
 use domain::node::{NodeChange, NodeView};
-use http::header::{CONTENT_TYPE, RETRY_AFTER};
-use http::{Request, StatusCode};
-use http_body_util::{BodyExt, Limited};
-use kube::client::Body;
+use http::Request;
+use http::header::CONTENT_TYPE;
 use kube::core::Status;
 
 use crate::connect::Cluster;
+use crate::pace::Urgency;
 use crate::patch;
+use crate::request::Reply;
 
-/// Longest time from the call to the whole answer.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Largest answer that is read. The API server stores objects up to about 1.5 MiB.
-const ANSWER_BYTES: usize = 8 * 1024 * 1024;
 /// Longest text of an answer without a `Status` that an error keeps, in characters.
 const MESSAGE_CHARS: usize = 300;
 /// What the API server says of a JSON patch that does not apply, and of nothing else.
@@ -66,13 +62,6 @@ pub enum ApplyError {
         /// What happened.
         source: Box<dyn Error + Send + Sync>,
     },
-}
-
-/// An answer as far as it is needed here.
-struct Reply {
-    status: StatusCode,
-    retry_after: Option<Duration>,
-    body: Vec<u8>,
 }
 
 // === impl ApplyError ===
@@ -194,7 +183,8 @@ impl Cluster {
     /// Makes `change` to the node that `view` shows, if it still is as the decision saw it
     /// ([`patch::render`] has what that means). Returns the node after it.
     ///
-    /// One request, at most 10 s, not repeated here; none where nothing changes.
+    /// One request, which waits for its turn and then takes 10 s at most; it is not repeated
+    /// here, and there is none where nothing changes.
     pub async fn apply(
         &self,
         view: &NodeView,
@@ -216,12 +206,11 @@ impl Cluster {
             .method(call.verb)
             .uri(call.path)
             .header(CONTENT_TYPE, "application/json-patch+json")
-            .body(Body::from(body.into_bytes()))
+            .body(body.into_bytes())
             .map_err(ApplyError::unavailable)?;
-        let answer = tokio::time::timeout(REQUEST_TIMEOUT, self.exchange(request))
+        let answer = self
+            .exchange(Urgency::Act, request)
             .await
-            .map_err(|_| format!("no answer within {} s", REQUEST_TIMEOUT.as_secs()))
-            .map_err(ApplyError::unavailable)?
             .map_err(ApplyError::unavailable)?;
         if !answer.status.is_success() {
             return Err(ApplyError::from_answer(&answer, view, change));
@@ -229,29 +218,6 @@ impl Cluster {
         let object = serde_json::from_slice(&answer.body).map_err(ApplyError::unavailable)?;
         NodeView::from_object(object)
             .ok_or_else(|| ApplyError::unavailable("the answer is not a node"))
-    }
-
-    async fn exchange(
-        &self,
-        request: Request<Body>,
-    ) -> Result<Reply, Box<dyn Error + Send + Sync>> {
-        let (head, body) = self.client.send(request).await?.into_parts();
-        let retry_after = head
-            .headers
-            .get(RETRY_AFTER)
-            .and_then(|value| value.to_str().ok());
-        Ok(Reply {
-            status: head.status,
-            // The API server gives seconds, never a date.
-            retry_after: retry_after
-                .and_then(|text| text.parse().ok())
-                .map(Duration::from_secs),
-            body: Limited::new(body, ANSWER_BYTES)
-                .collect()
-                .await?
-                .to_bytes()
-                .to_vec(),
-        })
     }
 }
 
@@ -271,10 +237,12 @@ mod tests {
     use std::pin::pin;
 
     use domain::node::Taint;
+    use http::StatusCode;
     use serde_json::{Value, json};
 
     use super::*;
     use crate::fake::{self, Answer};
+    use crate::request::ANSWER_BYTES;
 
     #[test]
     fn patches_are_escaped_as_the_api_server_stores_text() {

@@ -2,26 +2,20 @@
 
 use std::io;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::sync::Arc;
 
 use http::HeaderValue;
 use http::header::USER_AGENT;
 use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 
+use crate::pace::Pace;
+use crate::request::Counters;
+
+mod transport;
+
 /// How the client names itself; the API server's audit log and `managedFields` show it.
 const AGENT: &str = concat!("gpuwarden/", env!("CARGO_PKG_VERSION"));
-/// Longest time to a TLS connection, name look-up included.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Longest time that the API server may leave a request unread.
-const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
-/// Longest silence on a connection: then it counts as dead and is closed.
-///
-/// This is what notices a connection that died without a word (a rebooted load balancer,
-/// a dropped NAT entry), pooled ones included. A watch is never silent for so long,
-/// because it asks the server to end it after [`crate::watch::WATCH_SECONDS`]. HTTP/1.1
-/// has no ping, and kube gives no way to switch on TCP keep-alive.
-pub(crate) const SILENCE_TIMEOUT: Duration = Duration::from_secs(35);
 
 /// Which cluster to connect to, and as whom.
 #[derive(Clone, Debug, Default)]
@@ -109,15 +103,34 @@ pub enum ConnectError {
         /// What is wrong.
         source: Box<kube::Error>,
     },
+    /// The kubeconfig asks for a proxy.
+    #[error("the proxy {proxy} on the way to {server} is not supported: remove `proxy-url`")]
+    Proxy {
+        /// The API server.
+        server: String,
+        /// The proxy.
+        proxy: String,
+    },
+    /// `tls-server-name` of the kubeconfig is no name.
+    #[error("the tls-server-name {name:?} for {server} is neither a DNS name nor an address")]
+    ServerName {
+        /// The API server.
+        server: String,
+        /// What it is.
+        name: String,
+    },
 }
 
-/// A Kubernetes cluster. Cheap to clone; all clones share one pool of connections.
+/// A Kubernetes cluster. Cheap to clone; all clones share their connections, and the limit
+/// of what is under way at once, which follows from the API server's answers (`pace.rs`).
 ///
-/// There is no client-side rate limit: the API server's own fairness decides, and its
+/// No number of requests a second is set: the API server's own fairness decides, and its
 /// answer 429 is passed on as [`crate::ApplyError::Throttled`].
 #[derive(Clone)]
 pub struct Cluster {
     pub(crate) client: Client,
+    pub(crate) pace: Arc<Pace>,
+    pub(crate) counters: Arc<Counters>,
     server: String,
 }
 
@@ -127,8 +140,8 @@ impl Cluster {
     /// Makes the client. Sends no request: an API server that cannot be reached is
     /// reported by the watch and by every call, not here.
     ///
-    /// `HTTPS_PROXY` is ignored: a controller that reaches its API server through a
-    /// proxy says so in the kubeconfig.
+    /// `HTTPS_PROXY` is ignored, and a proxy in the kubeconfig is an error: requests go to
+    /// the API server directly.
     ///
     /// TLS uses the process's default provider of rustls, which is ring where nothing
     /// else is compiled in; the binary need not install it.
@@ -138,13 +151,6 @@ impl Cluster {
             (None, true) => Config::incluster().map_err(ConnectError::InCluster)?,
             (None, false) => return Err(ConnectError::NoCluster),
         };
-        config.connect_timeout = Some(CONNECT_TIMEOUT);
-        config.write_timeout = Some(WRITE_TIMEOUT);
-        config.read_timeout = Some(SILENCE_TIMEOUT);
-        // The silence of a pooled connection before a request is not the request's.
-        config.reset_reader_on_write = true;
-        // Who calls decides when to try again, with what it knows by then.
-        config.default_retry = false;
         config
             .headers
             .push((USER_AGENT, HeaderValue::from_static(AGENT)));
@@ -157,13 +163,13 @@ impl Cluster {
         if config.root_cert.as_ref().is_some_and(Vec::is_empty) {
             return Err(ConnectError::EmptyCertificateAuthority { server });
         }
-        match Client::try_from(config) {
-            Ok(client) => Ok(Self { client, server }),
-            Err(source) => Err(ConnectError::Credentials {
-                server,
-                source: Box::new(source),
-            }),
-        }
+        let client = transport::client(&config, &server)?;
+        Ok(Self {
+            client,
+            pace: Pace::new(),
+            counters: Arc::default(),
+            server,
+        })
     }
 
     /// URL of the API server.
@@ -290,7 +296,7 @@ mod tests {
     async fn errors_say_what_and_where() {
         let empty = "{apiVersion: v1, kind: Config}";
         let key = "client-certificate-data: bm90IGEgY2VydA==, client-key-data: bm90IGEga2V5";
-        let cases: [(&str, String, Option<&str>, &[&str]); 9] = [
+        let cases: [(&str, String, Option<&str>, &[&str]); 11] = [
             (
                 "not YAML",
                 "{clusters: [".into(),
@@ -348,6 +354,21 @@ mod tests {
                 kubeconfig("", key),
                 None,
                 &["credentials or certificates for https://127.0.0.1:1"],
+            ),
+            (
+                "a proxy",
+                kubeconfig("proxy-url: 'http://proxy.lab:3128'", ""),
+                None,
+                &["http://proxy.lab:3128", "remove `proxy-url`"],
+            ),
+            (
+                "a server name that is none",
+                kubeconfig("tls-server-name: 'a b'", ""),
+                None,
+                &[
+                    "tls-server-name \"a b\"",
+                    "neither a DNS name nor an address",
+                ],
             ),
         ];
         for (what, text, context, expected) in cases {

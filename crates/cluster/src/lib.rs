@@ -9,11 +9,14 @@ mod apply;
 mod connect;
 #[cfg(test)]
 mod fake;
+mod pace;
 pub mod patch;
-mod warm;
+mod request;
 mod watch;
 
 pub use apply::ApplyError;
 pub use connect::{Cluster, ConnectError, ConnectOptions};
+pub use pace::Urgency;
 pub use patch::PatchCall;
+pub use request::Requests;
 pub use watch::NodeEvent;

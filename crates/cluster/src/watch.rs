@@ -31,8 +31,8 @@ const QUEUE: usize = 1024;
 /// Nodes in one answer to a list.
 const PAGE: u32 = 500;
 /// After this time, in seconds, the API server ends a watch, and it is started anew. With
-/// a connection that has died silently this end does not come, and so
-/// [`crate::connect::SILENCE_TIMEOUT`] finds it.
+/// a connection that has died silently this end does not come, and so the silence is found
+/// (`connect/transport.rs`).
 pub(crate) const WATCH_SECONDS: u32 = 30;
 /// First wait after a failure. Each further one doubles it.
 const BACK_OFF_MIN: Duration = Duration::from_millis(100);

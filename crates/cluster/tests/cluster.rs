@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -14,6 +16,7 @@ use kube::core::Request;
 use kube::{Client, config::Kubeconfig};
 use serde_json::{Value, json};
 use testkit::{ControlPlane, NodeBuilder, Options, Program, Version, node, unique, wait_for};
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -291,6 +294,7 @@ async fn nodes_are_changed_with_others_at_work() -> Result<()> {
         what_the_decision_read_must_still_hold(&client, &cluster),
         refusals_are_told_apart(&client, &cluster, &nobody),
         the_watch_sees_changes(&client, &cluster),
+        the_watch_and_a_burst_share_one_connection(&plane, &client),
     )?;
     Ok(())
 }
@@ -556,6 +560,54 @@ async fn the_watch_sees_changes(client: &Client, cluster: &Cluster) -> Result<()
     Ok(())
 }
 
+/// Passes connections on to `server`, and counts them.
+async fn counting_proxy(server: &str) -> Result<(u16, Arc<AtomicUsize>)> {
+    let server = server.trim_start_matches("https://").to_owned();
+    let listener = TcpListener::bind("127.0.0.1:0").await?;
+    let (port, count) = (listener.local_addr()?.port(), Arc::new(AtomicUsize::new(0)));
+    let counted = Arc::clone(&count);
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            counted.fetch_add(1, Ordering::Relaxed);
+            let server = server.clone();
+            tokio::spawn(async move {
+                let mut server = TcpStream::connect(server).await?;
+                tokio::io::copy_bidirectional(&mut client, &mut server).await
+            });
+        }
+    });
+    Ok((port, count))
+}
+
+/// The first patch after a quiet month finds an open connection: the watch's.
+async fn the_watch_and_a_burst_share_one_connection(
+    plane: &ControlPlane,
+    client: &Client,
+) -> Result<()> {
+    let (port, connections) = counting_proxy(plane.server()).await?;
+    let mut kubeconfig = serde_json::to_value(Kubeconfig::read_from(plane.kubeconfig())?)?;
+    kubeconfig["clusters"][0]["cluster"]["server"] = json!(format!("https://127.0.0.1:{port}"));
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), kubeconfig.to_string())?;
+    let cluster = connect(file.path()).await?;
+
+    let mut events = cluster.watch_nodes(CancellationToken::new());
+    while events.recv().await.context("the watch has ended")? != NodeEvent::Listed {}
+    let seen = enter(client, node(unique("burst"))).await?;
+    let change = NodeChange {
+        labels: entries([("burst", Some("x"))]),
+        ..NodeChange::default()
+    };
+    let calls = (0..64).map(|_| cluster.apply(&seen, &change));
+    let results = futures::future::join_all(calls).await;
+    let made = results.iter().filter(|result| result.is_ok()).count();
+    ensure!(made == 1, "one of 64 equal changes is made: {results:?}");
+    ensure!(cluster.requests().sent == 64, "{:?}", cluster.requests());
+    let connections = connections.load(Ordering::Relaxed);
+    ensure!(connections == 1, "{connections} connections");
+    Ok(())
+}
+
 #[tokio::test]
 async fn trouble_of_the_api_server_is_survived() -> Result<()> {
     let options = Options::default()
@@ -586,6 +638,11 @@ async fn trouble_of_the_api_server_is_survived() -> Result<()> {
     })
     .await?;
     assert_eq!(throttled, Some(Duration::from_secs(1)));
+    assert!(
+        limited.requests().limit < 32,
+        "fewer are tried at once after that: {:?}",
+        limited.requests()
+    );
 
     let mut events = cluster.watch_nodes(CancellationToken::new());
     assert_eq!(next(&mut events, "n").await?, NodeEvent::Restarted);

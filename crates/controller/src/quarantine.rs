@@ -7,7 +7,8 @@
 //! ```
 //!
 //! Everything that arrives only marks nodes for another look; what is done follows from
-//! state. One patch per node is under way at a time, [`MAX_IN_FLIGHT`] in all.
+//! state. One patch per node is under way at a time; how many in all, the API server's
+//! answers decide (`cluster`'s pace).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -21,7 +22,7 @@ use domain::view::FleetView;
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
 use store::EventStore;
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -42,10 +43,6 @@ use apply::Applied;
 use fleet::NodeEntry;
 use journal::JOURNAL_QUEUE;
 use metrics::QuarantineMetrics;
-
-/// Most patches under way at once. The API server's own limit for one flow is near it;
-/// more only queue there.
-pub const MAX_IN_FLIGHT: usize = 32;
 
 /// How far decisions are carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,7 +97,6 @@ pub struct Quarantine {
     relisted: Option<BTreeSet<String>>,
     cluster_error: Option<String>,
 
-    in_flight: Arc<Semaphore>,
     applying: JoinSet<Applied>,
     journal: mpsc::Sender<Entry>,
     view: watch::Sender<Arc<FleetView>>,
@@ -148,7 +144,6 @@ impl Quarantine {
             caught_up: false,
             relisted: None,
             cluster_error: None,
-            in_flight: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
             applying: JoinSet::new(),
             journal,
             view,
@@ -165,15 +160,6 @@ impl Quarantine {
             .cluster
             .as_ref()
             .map(|one| one.watch_nodes(cancel.clone()));
-        // Who may have to patch keeps a connection ready for it.
-        let _warm = self
-            .cluster
-            .clone()
-            .filter(|_| self.mode == Mode::Act)
-            .map(|cluster| {
-                let cancel = cancel.clone();
-                tokio::spawn(async move { cancel.run_until_cancelled(cluster.keep_warm()).await })
-            });
         self.load().await;
         self.take_in(&cancel).await;
         loop {

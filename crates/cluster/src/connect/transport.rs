@@ -1,0 +1,96 @@
+//! The HTTP below the client: what kube's own builder would make, and two things that it
+//! gives no access to.
+//!
+//! - `TCP_NODELAY`. Without it the first request on a new TLS connection waits 40 ms: the end
+//!   of the handshake is held back by Nagle's algorithm until the server's delayed
+//!   acknowledgement. It is the request that cordons a node whose GPU has just failed.
+//! - HTTP/2 where the API server speaks it, which every one does; a proxy in front of it may
+//!   not, and gets HTTP/1.1. The watch and all patches share one connection, so the first
+//!   patch after a quiet month finds it open, and 32 patches at once need no 32 handshakes,
+//!   each of which costs the API server as much processor time as half a patch. A burst over
+//!   32 connections of HTTP/1.1 was not measurably faster: the API server's own work is ten
+//!   times ours.
+
+use std::time::Duration;
+
+use hyper_rustls::{FixedServerNameResolver, HttpsConnectorBuilder};
+use hyper_timeout::TimeoutConnector;
+use hyper_util::client::legacy;
+use hyper_util::client::legacy::connect::HttpConnector;
+use hyper_util::rt::{TokioExecutor, TokioTimer};
+use kube::client::{Body, ClientBuilder, ConfigExt as _};
+use kube::{Client, Config};
+use tower::{BoxError, ServiceExt as _};
+
+use super::ConnectError;
+
+/// Longest time to a TLS connection, name look-up included.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Longest time that the API server may leave a request unread.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longest silence on a connection: then it counts as dead and is closed.
+///
+/// This is what notices a connection that died without a word (a rebooted load balancer,
+/// a dropped NAT entry) where HTTP/1.1 is spoken, which has no ping. A watch is never silent
+/// for so long, because it asks the server to end it after [`crate::watch::WATCH_SECONDS`].
+const SILENCE_TIMEOUT: Duration = Duration::from_secs(35);
+/// With HTTP/2, a connection that was silent for so long is pinged ...
+const PING_AFTER: Duration = Duration::from_secs(10);
+/// ... and closed where no answer comes: all requests are on it, and a dead one would hold
+/// them all.
+const PING_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A client for what `config` names; errors say that it is for `server`. Opens no connection.
+pub(super) fn client(config: &Config, server: &str) -> Result<Client, ConnectError> {
+    let credentials = |source| ConnectError::Credentials {
+        server: server.to_owned(),
+        source: Box::new(source),
+    };
+    if let Some(proxy) = &config.proxy_url {
+        return Err(ConnectError::Proxy {
+            server: server.to_owned(),
+            proxy: proxy.to_string(),
+        });
+    }
+    let mut tcp = HttpConnector::new();
+    tcp.enforce_http(false);
+    tcp.set_nodelay(true);
+
+    let tls = config.rustls_client_config().map_err(credentials)?;
+    let mut https = HttpsConnectorBuilder::new()
+        .with_tls_config(tls)
+        .https_or_http();
+    if let Some(name) = &config.tls_server_name {
+        let name = name
+            .clone()
+            .try_into()
+            .map_err(|_| ConnectError::ServerName {
+                server: server.to_owned(),
+                name: name.clone(),
+            })?;
+        https = https.with_server_name_resolver(FixedServerNameResolver::new(name));
+    }
+    let mut connector = TimeoutConnector::new(https.enable_all_versions().wrap_connector(tcp));
+    connector.set_connect_timeout(Some(CONNECT_TIMEOUT));
+    connector.set_read_timeout(Some(SILENCE_TIMEOUT));
+    connector.set_write_timeout(Some(WRITE_TIMEOUT));
+    // The silence of a pooled connection before a request is not the request's.
+    connector.set_reset_reader_on_write(true);
+
+    let http = legacy::Client::builder(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .pool_timer(TokioTimer::new())
+        .http2_keep_alive_interval(PING_AFTER)
+        .http2_keep_alive_timeout(PING_TIMEOUT)
+        .http2_keep_alive_while_idle(true)
+        .build::<_, Body>(connector)
+        .map_err(BoxError::from);
+
+    let headers = config.extra_headers_layer().map_err(credentials)?;
+    let base = config.base_uri_layer();
+    let builder = ClientBuilder::new(http, config.default_namespace.clone()).with_layer(&headers);
+    Ok(match config.auth_layer().map_err(credentials)? {
+        Some(auth) => builder.with_layer(&auth).with_layer(&base).build(),
+        None => builder.with_layer(&base).build(),
+    })
+}

@@ -1,0 +1,328 @@
+//! How many requests to the API server are under way at once: found out, not configured.
+//!
+//! No rate is set: a thousand nodes that fail at once are to be cordoned as fast as the API
+//! server takes it, and it takes ten times more on one cluster than on the next. As TCP
+//! does with packets, each answer in time raises the limit a little, and a sign of overload
+//! halves it: 429, 5xx, or an answer that took longer than [`SLOW`]. The API server's own
+//! fairness stays the judge between us and its other clients.
+//!
+//! What takes nodes out and gives them back goes first; what only tells of it waits.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+/// The limit at the start. Near it a small API server is busy, and requests of a larger one
+/// do not yet wait for each other.
+const START: f64 = 32.0;
+/// With one request at a time there is nothing left to reduce.
+const LEAST: f64 = 1.0;
+/// So many streams the API server lets a client have on one connection of HTTP/2
+/// (`--http2-max-streams-per-connection`); more only wait, unseen, in front of it.
+const MOST: f64 = 100.0;
+/// A patch takes milliseconds. One that takes so long has waited in a queue of the API
+/// server, and more requests only make that queue longer.
+const SLOW: Duration = Duration::from_secs(1);
+/// The longest pause that an answer can ask of all requests.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// What a request is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Urgency {
+    /// It takes a node out of service or gives it back: goes first.
+    Act,
+    /// It tells of that: goes when no [`Urgency::Act`] waits.
+    Tell,
+}
+
+/// The requests that are under way and those that wait. Those that wait are bounded by who
+/// asks: no more than one for each purpose and node.
+pub(crate) struct Pace {
+    state: Mutex<State>,
+}
+
+/// Leave to make one request. Dropped without a word (the caller was cancelled), it says
+/// nothing about the server.
+pub(crate) struct Turn {
+    pace: Arc<Pace>,
+    began: Instant,
+    /// False where it was never handed over.
+    held: bool,
+}
+
+struct State {
+    limit: f64,
+    under_way: usize,
+    /// Requests that began before do not lower the limit again.
+    lowered_at: Instant,
+    /// Nothing begins before, as the API server asked for.
+    paused_until: Option<Instant>,
+    acts: VecDeque<oneshot::Sender<Turn>>,
+    tells: VecDeque<oneshot::Sender<Turn>>,
+}
+
+// === impl Pace ===
+
+impl Pace {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            state: Mutex::new(State {
+                limit: START,
+                under_way: 0,
+                lowered_at: Instant::now(),
+                paused_until: None,
+                acts: VecDeque::new(),
+                tells: VecDeque::new(),
+            }),
+        })
+    }
+
+    /// Waits until a request may begin.
+    pub(crate) async fn turn(self: &Arc<Self>, urgency: Urgency) -> Turn {
+        let receiver = {
+            let mut state = self.lock();
+            let nobody_before =
+                state.acts.is_empty() && (urgency == Urgency::Act || state.tells.is_empty());
+            if nobody_before && state.has_room() {
+                state.under_way += 1;
+                return Turn::new(self);
+            }
+            let (sender, receiver) = oneshot::channel();
+            match urgency {
+                Urgency::Act => state.acts.push_back(sender),
+                Urgency::Tell => state.tells.push_back(sender),
+            }
+            receiver
+        };
+        match receiver.await {
+            Ok(turn) => turn,
+            // Not reached: who waits is in the queue until its turn is sent.
+            Err(_) => Turn {
+                pace: Arc::clone(self),
+                began: Instant::now(),
+                held: false,
+            },
+        }
+    }
+
+    /// How many requests may be under way now.
+    pub(crate) fn limit(&self) -> usize {
+        self.lock().whole_limit()
+    }
+
+    /// Hands free places to those who wait.
+    fn hand_on(self: &Arc<Self>) {
+        loop {
+            let (sender, turn) = {
+                let mut state = self.lock();
+                if !state.has_room() {
+                    return;
+                }
+                let Some(sender) = state.acts.pop_front().or_else(|| state.tells.pop_front())
+                else {
+                    return;
+                };
+                state.under_way += 1;
+                (sender, Turn::new(self))
+            };
+            if let Err(mut turn) = sender.send(turn) {
+                // Who waited is gone.
+                turn.held = false;
+                self.lock().under_way -= 1;
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl State ===
+
+impl State {
+    fn has_room(&self) -> bool {
+        let paused = self
+            .paused_until
+            .is_some_and(|until| until > Instant::now());
+        !paused && self.under_way < self.whole_limit()
+    }
+
+    /// The limit without its fraction.
+    #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Between 1 and 100.
+    fn whole_limit(&self) -> usize {
+        self.limit as usize
+    }
+}
+
+// === impl Turn ===
+
+impl Turn {
+    fn new(pace: &Arc<Pace>) -> Self {
+        Self {
+            pace: Arc::clone(pace),
+            began: Instant::now(),
+            held: true,
+        }
+    }
+
+    /// The request was answered, and not for want of capacity.
+    pub(crate) fn answered(self) {
+        if self.began.elapsed() > SLOW {
+            return self.overloaded(None);
+        }
+        let mut state = self.pace.lock();
+        // A limit that is not reached says nothing about what the server can take.
+        if state.under_way >= state.whole_limit() {
+            state.limit = (state.limit + 1.0 / state.limit).min(MOST);
+        }
+    }
+
+    /// The API server has too much to do, or did not answer in time. `retry_after` is its
+    /// own wish.
+    pub(crate) fn overloaded(self, retry_after: Option<Duration>) {
+        let mut state = self.pace.lock();
+        if self.began < state.lowered_at {
+            return; // Of the same overload as the last time.
+        }
+        let now = Instant::now();
+        state.lowered_at = now;
+        if state.limit > LEAST {
+            state.limit = (state.limit / 2.0).max(LEAST);
+            return;
+        }
+        // Nothing is left to reduce but to pause. Before that, only the request that was
+        // refused waits, which is up to its caller.
+        if let Some(wait) = retry_after {
+            let until = now + wait.min(LONGEST_PAUSE);
+            state.paused_until = Some(until);
+            let pace = Arc::clone(&self.pace);
+            tokio::spawn(async move {
+                tokio::time::sleep_until(until).await;
+                pace.hand_on();
+            });
+        }
+    }
+}
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        if self.held {
+            self.pace.lock().under_way -= 1;
+            self.pace.hand_on();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn turns(pace: &Arc<Pace>, count: usize) -> Vec<Turn> {
+        let mut turns = Vec::new();
+        for _ in 0..count {
+            turns.push(pace.turn(Urgency::Act).await);
+        }
+        turns
+    }
+
+    /// Whether a turn can be had at once.
+    async fn open(pace: &Arc<Pace>, urgency: Urgency) -> bool {
+        let now = tokio::time::timeout(Duration::ZERO, pace.turn(urgency));
+        now.await.is_ok()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn no_more_than_the_limit_is_under_way() {
+        let pace = Pace::new();
+        let mut held = turns(&pace, 32).await;
+        assert!(!open(&pace, Urgency::Act).await);
+        drop(held.pop());
+        assert!(open(&pace, Urgency::Act).await);
+        // Who gave up waiting holds nothing.
+        assert_eq!(pace.lock().under_way, 31);
+        assert!(open(&pace, Urgency::Act).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn answers_in_time_raise_the_limit_where_it_is_reached() {
+        let pace = Pace::new();
+        for _ in 0..100 {
+            pace.turn(Urgency::Act).await.answered();
+        }
+        assert_eq!(pace.limit(), 32, "one at a time does not reach it");
+        let mut burst = tokio::task::JoinSet::new();
+        for _ in 0..10_000 {
+            let pace = Arc::clone(&pace);
+            burst.spawn(async move {
+                let turn = pace.turn(Urgency::Act).await;
+                tokio::time::sleep(Duration::from_millis(5)).await;
+                assert!(pace.lock().under_way <= 100);
+                turn.answered();
+            });
+        }
+        burst.join_all().await;
+        assert_eq!(pace.limit(), 100);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_overload_halves_the_limit_once() {
+        let pace = Pace::new();
+        let held = turns(&pace, 32).await;
+        tokio::time::advance(Duration::from_millis(5)).await;
+        for turn in held {
+            turn.overloaded(Some(Duration::from_secs(1)));
+            tokio::time::advance(Duration::from_millis(1)).await;
+        }
+        assert_eq!(pace.limit(), 16);
+        let turn = pace.turn(Urgency::Act).await;
+        tokio::time::advance(SLOW + Duration::from_millis(1)).await;
+        turn.answered();
+        assert_eq!(pace.limit(), 8, "slow answers are a sign of overload too");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn when_nothing_is_left_to_reduce_all_wait_as_the_server_asks() {
+        let pace = Pace::new();
+        while pace.limit() > 1 {
+            pace.turn(Urgency::Act)
+                .await
+                .overloaded(Some(Duration::from_secs(1)));
+        }
+        assert!(open(&pace, Urgency::Act).await);
+        let began = Instant::now();
+        pace.turn(Urgency::Act)
+            .await
+            .overloaded(Some(Duration::from_secs(7)));
+        let again = pace.turn(Urgency::Act).await;
+        assert_eq!(began.elapsed().as_secs(), 7);
+        again.overloaded(Some(Duration::from_secs(9_999)));
+        let began = Instant::now();
+        drop(pace.turn(Urgency::Tell).await);
+        assert_eq!(began.elapsed().as_secs(), 30);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_acts_goes_before_what_tells() {
+        let pace = Pace::new();
+        let mut held = turns(&pace, 32).await;
+        let (order, mut seen) = tokio::sync::mpsc::unbounded_channel();
+        for urgency in [Urgency::Tell, Urgency::Act, Urgency::Tell, Urgency::Act] {
+            let (pace, order) = (Arc::clone(&pace), order.clone());
+            tokio::spawn(async move {
+                let turn = pace.turn(urgency).await;
+                order.send(urgency).unwrap();
+                // Held until the test ends, so that each free place shows who is next.
+                std::mem::forget(turn);
+            });
+            tokio::task::yield_now().await;
+        }
+        for expected in [Urgency::Act, Urgency::Act, Urgency::Tell, Urgency::Tell] {
+            drop(held.pop());
+            assert_eq!(seen.recv().await, Some(expected));
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! One request to the API server: its turn, its timeout, its answer as it came.
+
+use std::error::Error;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use http::header::RETRY_AFTER;
+use http::{Request, StatusCode};
+use http_body_util::{BodyExt, Limited};
+use kube::client::Body;
+
+use crate::connect::Cluster;
+use crate::pace::Urgency;
+
+/// Longest time from the call to the whole answer, the wait for its turn not counted.
+pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// Largest answer that is read. The API server stores objects up to about 1.5 MiB.
+pub(crate) const ANSWER_BYTES: usize = 8 * 1024 * 1024;
+
+/// An answer as far as it is needed here.
+pub(crate) struct Reply {
+    pub(crate) status: StatusCode,
+    pub(crate) retry_after: Option<Duration>,
+    pub(crate) body: Vec<u8>,
+}
+
+/// What was asked of the API server since the start, the watch not counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Requests {
+    /// Requests that were sent.
+    pub sent: u64,
+    /// Of these, answered with 429.
+    pub throttled: u64,
+    /// Of these, without an answer in time, or with a 5xx.
+    pub failed: u64,
+    /// How many may be under way at once now.
+    pub limit: usize,
+}
+
+/// The counters behind [`Requests`].
+#[derive(Default)]
+pub(crate) struct Counters {
+    sent: AtomicU64,
+    throttled: AtomicU64,
+    failed: AtomicU64,
+}
+
+type Failure = Box<dyn Error + Send + Sync>;
+
+// === impl Cluster ===
+
+impl Cluster {
+    /// What was asked of the API server so far, and how much may be asked at once.
+    pub fn requests(&self) -> Requests {
+        Requests {
+            sent: self.counters.sent.load(Ordering::Relaxed),
+            throttled: self.counters.throttled.load(Ordering::Relaxed),
+            failed: self.counters.failed.load(Ordering::Relaxed),
+            limit: self.pace.limit(),
+        }
+    }
+
+    /// Makes one request when its turn has come, and returns the answer, whatever it says.
+    pub(crate) async fn exchange(
+        &self,
+        urgency: Urgency,
+        request: Request<Vec<u8>>,
+    ) -> Result<Reply, Failure> {
+        let turn = self.pace.turn(urgency).await;
+        self.counters.sent.fetch_add(1, Ordering::Relaxed);
+        let (head, body) = request.into_parts();
+        let answer = self.answer(Request::from_parts(head, Body::from(body)));
+        match tokio::time::timeout(REQUEST_TIMEOUT, answer).await {
+            Ok(Ok(reply)) => {
+                match reply.status.as_u16() {
+                    429 => {
+                        self.counters.throttled.fetch_add(1, Ordering::Relaxed);
+                        turn.overloaded(reply.retry_after);
+                    }
+                    500.. => {
+                        self.counters.failed.fetch_add(1, Ordering::Relaxed);
+                        turn.overloaded(reply.retry_after);
+                    }
+                    _ => turn.answered(),
+                }
+                Ok(reply)
+            }
+            Ok(Err(failure)) => {
+                // No connection: that says nothing about how much the server can take.
+                self.counters.failed.fetch_add(1, Ordering::Relaxed);
+                Err(failure)
+            }
+            Err(_) => {
+                self.counters.failed.fetch_add(1, Ordering::Relaxed);
+                turn.overloaded(None);
+                Err(format!("no answer within {} s", REQUEST_TIMEOUT.as_secs()).into())
+            }
+        }
+    }
+
+    async fn answer(&self, request: Request<Body>) -> Result<Reply, Failure> {
+        let (head, body) = self.client.send(request).await?.into_parts();
+        let retry_after = head
+            .headers
+            .get(RETRY_AFTER)
+            .and_then(|value| value.to_str().ok());
+        Ok(Reply {
+            status: head.status,
+            // The API server gives seconds, never a date.
+            retry_after: retry_after
+                .and_then(|text| text.parse().ok())
+                .map(Duration::from_secs),
+            body: Limited::new(body, ANSWER_BYTES)
+                .collect()
+                .await?
+                .to_bytes()
+                .to_vec(),
+        })
+    }
+}
