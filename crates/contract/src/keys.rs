@@ -93,5 +93,10 @@ pub const META_COUNT: &str = "count";
 pub const META_FIRST_SEEN: &str = "first_seen";
 /// Metadata: when the last of the reports was made, RFC 3339.
 pub const META_LAST_SEEN: &str = "last_seen";
+/// Metadata: the rule of the connector's overrides that has changed the event.
+pub const META_OVERRIDDEN_BY: &str = "gpuwarden.dev/overridden-by";
+/// Metadata: the id of the event that this one repeats, for which it was kept from the
+/// reactions.
+pub const META_REPEAT_OF: &str = "gpuwarden.dev/repeat-of";
 /// Metadata: made by `gpuwarden inject`.
 pub const META_INJECTED: &str = "gpuwarden.dev/injected";

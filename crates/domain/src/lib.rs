@@ -18,6 +18,7 @@ pub mod fault;
 pub mod fold;
 pub mod journal;
 pub mod node;
+pub mod pipeline;
 pub mod policy;
 pub mod session;
 pub mod view;

@@ -13,6 +13,9 @@ pub enum RuleKind {
     HealthEvent,
     /// The variable `node`.
     Node,
+    /// The variable `event` of the connector's overrides, see
+    /// [`crate::pipeline::overrides`]: no rule of a policy.
+    Override,
 }
 
 /// Longest expression, in bytes. The longest rule known in the field has about 700.
@@ -69,6 +72,20 @@ const EVENT_FIELDS: [&str; 18] = [
     "id",
     "customRecommendedAction",
 ];
+/// Fields of the variable `event` of overrides.
+const OVERRIDE_FIELDS: [&str; 11] = [
+    "agent",
+    "checkName",
+    "componentClass",
+    "errorCode",
+    "entitiesImpacted",
+    "isFatal",
+    "isHealthy",
+    "recommendedAction",
+    "nodeName",
+    "metadata",
+    "message",
+];
 /// Fields of the variable `node`.
 const NODE_FIELDS: [&str; 5] = ["apiVersion", "kind", "metadata", "spec", "status"];
 
@@ -87,7 +104,7 @@ impl RuleKind {
     /// The one variable of expressions of this kind.
     pub fn variable(self) -> &'static str {
         match self {
-            Self::HealthEvent => "event",
+            Self::HealthEvent | Self::Override => "event",
             Self::Node => "node",
         }
     }
@@ -96,6 +113,7 @@ impl RuleKind {
         match self {
             Self::HealthEvent => &EVENT_FIELDS,
             Self::Node => &NODE_FIELDS,
+            Self::Override => &OVERRIDE_FIELDS,
         }
     }
 }
@@ -174,10 +192,18 @@ impl Rule {
 
     /// Whether the rule holds; the error says why it could not be evaluated.
     pub fn holds(&self, event: &Value, node: &NodeVariable) -> Result<bool, String> {
-        let variable = match self.kind {
-            RuleKind::HealthEvent => to_cel(event)?,
+        self.holds_for(match self.kind {
+            RuleKind::HealthEvent | RuleKind::Override => to_cel(event)?,
             RuleKind::Node => node.0.clone(),
-        };
+        })
+    }
+
+    /// Whether a rule over `event` holds; the error says why it could not be evaluated.
+    pub fn holds_for_event(&self, event: &Value) -> Result<bool, String> {
+        self.holds_for(to_cel(event)?)
+    }
+
+    fn holds_for(&self, variable: CelValue) -> Result<bool, String> {
         match self.evaluate(variable) {
             Ok(CelValue::Bool(holds)) => Ok(holds),
             Ok(other) => Err(format!("gives a {}, not true or false", other.type_of())),
@@ -223,7 +249,11 @@ fn to_cel(value: &Value) -> Result<CelValue, String> {
 /// Values on which a rule is tried when it is loaded.
 fn samples(kind: RuleKind) -> Vec<CelValue> {
     let objects = match kind {
-        RuleKind::HealthEvent => {
+        RuleKind::HealthEvent | RuleKind::Override => {
+            let variable = match kind {
+                RuleKind::Override => crate::pipeline::overrides::event_variable,
+                _ => super::event_variable,
+            };
             let filled = contract::HealthEvent {
                 error_code: vec!["79".to_owned()],
                 entities_impacted: vec![contract::Entity {
@@ -237,8 +267,8 @@ fn samples(kind: RuleKind) -> Vec<CelValue> {
                 ..contract::HealthEvent::default()
             };
             vec![
-                super::event_variable(&contract::HealthEvent::default()),
-                super::event_variable(&filled),
+                variable(&contract::HealthEvent::default()),
+                variable(&filled),
             ]
         }
         RuleKind::Node => vec![serde_json::json!({

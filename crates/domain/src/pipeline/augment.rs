@@ -1,0 +1,99 @@
+//! `MetadataAugmentor`: writes what the cluster knows of the node into the event's metadata.
+
+use contract::HealthEvent;
+
+use super::annotate;
+use crate::node::NodeView;
+
+/// Metadata key of the cloud's id of the node.
+const PROVIDER_ID: &str = "providerID";
+
+/// Labels of nodes that are written into events, by their names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Labels(pub Vec<String>);
+
+// === impl Labels ===
+
+impl Labels {
+    /// Writes the node's `spec.providerID`, and those of the labels that it has, over what
+    /// the sender may have said. Returns how many found no room in the event.
+    pub fn write(&self, event: &mut HealthEvent, node: &NodeView) -> usize {
+        let provider = node.object["spec"]["providerID"].as_str();
+        let provider = provider.filter(|id| !id.is_empty());
+        let labels = self.0.iter().filter_map(|key| {
+            let value = node.labels.get(key)?;
+            Some((key.as_str(), value.as_str()))
+        });
+        (provider.map(|id| (PROVIDER_ID, id)).into_iter())
+            .chain(labels)
+            .filter(|(key, value)| !annotate(event, key, value))
+            .count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::event::MAX_METADATA;
+
+    fn node(provider: &str) -> NodeView {
+        NodeView::from_object(json!({
+            "metadata": {"name": "n1", "labels": {
+                "topology.kubernetes.io/zone": "z1",
+                "network.topology.nvidia.com/leaf": "",
+                "private": "p",
+            }},
+            "spec": {"providerID": provider},
+        }))
+        .unwrap()
+    }
+
+    fn labels(names: &[&str]) -> Labels {
+        Labels(names.iter().map(|&name| name.to_owned()).collect())
+    }
+
+    fn pairs(event: &HealthEvent) -> Vec<(&str, &str)> {
+        let pairs = event.metadata.iter();
+        pairs.map(|(k, v)| (k.as_str(), v.as_str())).collect()
+    }
+
+    #[test]
+    fn allowed_labels_and_the_providers_id_are_written() {
+        let mut event = HealthEvent::default();
+        event.metadata.insert("gpu_uuid".into(), "GPU-1".into());
+        // What the cluster says counts, not what a sender claims.
+        let zone = "topology.kubernetes.io/zone";
+        event.metadata.insert(zone.into(), "claimed".into());
+        let labels = labels(&[zone, "network.topology.nvidia.com/leaf", "absent"]);
+        assert_eq!(labels.write(&mut event, &node("aws:///z1/i-0")), 0);
+        let expected = [
+            ("gpu_uuid", "GPU-1"),
+            ("network.topology.nvidia.com/leaf", ""),
+            ("providerID", "aws:///z1/i-0"),
+            (zone, "z1"),
+        ];
+        assert_eq!(pairs(&event), expected);
+    }
+
+    #[test]
+    fn without_labels_only_the_providers_id_and_without_both_nothing() {
+        let mut event = HealthEvent::default();
+        Labels::default().write(&mut event, &node(""));
+        assert_eq!(pairs(&event), []);
+        Labels::default().write(&mut event, &node("gce://p/z/i"));
+        assert_eq!(pairs(&event), [("providerID", "gce://p/z/i")]);
+    }
+
+    #[test]
+    fn a_full_event_keeps_what_its_sender_said() {
+        let mut event = HealthEvent::default();
+        for index in 0..MAX_METADATA {
+            event.metadata.insert(index.to_string(), String::new());
+        }
+        let full = event.clone();
+        assert_eq!(labels(&["private"]).write(&mut event, &node("id")), 2);
+        assert_eq!(event, full);
+    }
+}

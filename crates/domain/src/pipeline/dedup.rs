@@ -1,0 +1,438 @@
+//! `Deduplicator`: of a fault that is reported again and again, the reactions see one report
+//! per window; the others are stored for analysis only (`STORE_AND_ANALYSE`).
+//!
+//! What is the same is NVSentinel's: node, check, entities and codes, in any order; here
+//! also the agent, which belongs to a fault. Held back is only what changes nothing: a
+//! report passes where it is graver or milder than the one before, asks for something else,
+//! or comes after a recovery. Reports that no reaction looks at are left alone.
+//!
+//! The window begins with the report that passed, and is not extended by those that it holds
+//! back. A report counts as passed once it is stored: where storing fails, its sender's next
+//! attempt passes. Every doubt (no room, a clock that jumps, a restart) lets a report
+//! through, which costs a look, and never holds one back, which could cost a fault.
+
+use std::collections::HashMap;
+
+use contract::{BehaviourOverrides, Entity, HealthEvent, ProcessingStrategy, json, keys};
+use jiff::{SignedDuration, Timestamp};
+
+use super::annotate;
+use crate::event::{Record, content_fingerprint, lacks_own_time};
+use crate::fault::normalise_pci;
+
+/// Most memory for what was seen (bytes): some 30,000 faults of usual size. Beyond it
+/// further faults pass and are not remembered, until windows have ended.
+pub const MAX_SEEN_BYTES: usize = 16 * 1024 * 1024;
+/// What a fault takes beside its texts, about (bytes).
+const FAULT_OVERHEAD: usize = 256;
+
+/// How repeats are taken out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Settings {
+    /// For how long a report holds back its repeats.
+    pub window: SignedDuration,
+    /// How often windows that have ended are forgotten.
+    pub cleanup: SignedDuration,
+    /// The checks that it is done for; empty: all.
+    pub checks: Vec<String>,
+}
+
+/// What was seen lately.
+#[derive(Debug)]
+pub struct Deduplicator {
+    settings: Settings,
+    scopes: HashMap<Scope, HashMap<Subject, Report>>,
+    bytes: usize,
+    room: usize,
+    cleaned_at: Timestamp,
+    batches: u64,
+}
+
+/// The reports of a batch that are to hold back others once they are stored.
+#[must_use = "say whether it was stored"]
+#[derive(Debug)]
+pub struct Batch {
+    number: u64,
+    passed: Vec<(Scope, Subject, usize)>,
+}
+
+/// What is done with an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// It goes on as it is.
+    Passes,
+    /// It goes on as it is, and there is no room to remember it.
+    NoRoom,
+    /// It repeats another, and was taken out of the reactions.
+    Repeats(Original),
+}
+
+/// The report that an event repeats.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Original {
+    /// Its id.
+    pub id: String,
+    /// Its position in the feed; `None`: it is of the same batch.
+    pub seq: Option<u64>,
+}
+
+/// Where a recovery looks for what it heals.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Scope {
+    node: String,
+    agent: String,
+    check: String,
+}
+
+/// What is broken.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Subject {
+    /// Entities as type and value, sorted.
+    entities: Vec<(String, String)>,
+    /// Codes, sorted.
+    codes: Vec<String>,
+}
+
+/// The report that passed.
+#[derive(Debug)]
+struct Report {
+    id: String,
+    /// What it said, where it had no time of its own.
+    fingerprint: Option<String>,
+    weight: Weight,
+    /// When it came here.
+    received: Timestamp,
+    /// When it was observed.
+    observed: Option<Timestamp>,
+    state: State,
+    /// Room that it takes.
+    bytes: usize,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum State {
+    /// It is being stored with this batch.
+    Pending(u64),
+    /// It is stored, at this position.
+    Stored(u64),
+}
+
+/// What of a report decides about reactions.
+#[derive(Debug, PartialEq, Eq)]
+struct Weight {
+    fatal: bool,
+    action: i32,
+    custom_action: String,
+    component_class: String,
+    quarantine: Option<BehaviourOverrides>,
+    drain: Option<BehaviourOverrides>,
+}
+
+// === impl Deduplicator ===
+
+impl Deduplicator {
+    /// One that has seen nothing.
+    pub fn new(settings: Settings) -> Self {
+        Self::with_room(settings, MAX_SEEN_BYTES)
+    }
+
+    fn with_room(settings: Settings, room: usize) -> Self {
+        Self {
+            settings,
+            scopes: HashMap::new(),
+            bytes: 0,
+            room,
+            cleaned_at: Timestamp::MIN,
+            batches: 0,
+        }
+    }
+
+    /// Begins a batch that came at `now`. Its events are then judged one by one, and at last
+    /// it is [`stored`](Self::stored) or [`not_stored`](Self::not_stored). A batch of which
+    /// that is never said holds nothing back.
+    pub fn begin(&mut self, now: Timestamp) -> Batch {
+        let since = now.duration_since(self.cleaned_at);
+        if since.is_negative() || since >= self.settings.cleanup {
+            self.forget_ended(now);
+        }
+        self.batches += 1;
+        Batch {
+            number: self.batches,
+            passed: Vec::new(),
+        }
+    }
+
+    /// Judges the event at `index` of a batch, and takes it out of the reactions where it
+    /// repeats another. The event is [normalised](crate::event::normalise).
+    pub fn judge(
+        &mut self,
+        batch: &mut Batch,
+        index: usize,
+        event: &mut HealthEvent,
+        now: Timestamp,
+    ) -> Verdict {
+        let checks = &self.settings.checks;
+        // What neither opens nor closes a fault must not hold back what does.
+        let strategy = event.processing_strategy;
+        if !(checks.is_empty() || checks.contains(&event.check_name))
+            || strategy == ProcessingStrategy::StoreOnly as i32
+            || strategy == ProcessingStrategy::StoreAndAnalyse as i32
+            || event.metadata.contains_key(keys::META_EARLIER_IN_BOOT)
+        {
+            return Verdict::Passes;
+        }
+        let scope = Scope::of(event);
+        // A recovery, whether or not it will be stored. A strategy that we do not know is
+        // its sender's, and stays.
+        if event.is_healthy || strategy != ProcessingStrategy::ExecuteRemediation as i32 {
+            self.retain(&scope, |subject, _| !subject.may_concern(event));
+            return Verdict::Passes;
+        }
+        let subject = Subject::of(event);
+        let seen = self.scopes.get(&scope).and_then(|seen| seen.get(&subject));
+        if let Some(report) = seen
+            && report.holds_back(event, &self.settings, batch.number, now)
+        {
+            if report.is(event) {
+                // Sent again: the store is to find it as it was.
+                return Verdict::Passes;
+            }
+            event.processing_strategy = ProcessingStrategy::StoreAndAnalyse as i32;
+            annotate(event, keys::META_REPEAT_OF, &report.id);
+            return Verdict::Repeats(Original {
+                id: report.id.clone(),
+                seq: report.seq(),
+            });
+        }
+        let report = Report::pending(event, &scope, &subject, batch.number, now);
+        // What said something else of the same fault, perhaps with other codes beside it, is
+        // not the last word any more.
+        self.retain(&scope, |seen, other| {
+            *seen != subject && (other.weight == report.weight || !seen.may_concern(event))
+        });
+        if !self.remember(&scope, &subject, report) {
+            return Verdict::NoRoom;
+        }
+        batch.passed.push((scope, subject, index));
+        Verdict::Passes
+    }
+
+    /// The batch is stored: the event at an index has the position that `seq` tells.
+    pub fn stored(&mut self, batch: Batch, seq: impl Fn(usize) -> Option<u64>) {
+        for (scope, subject, index) in batch.passed {
+            let seen = self.scopes.get_mut(&scope);
+            let report = seen.and_then(|seen| seen.get_mut(&subject));
+            // Another report, or a recovery, may have come meanwhile.
+            if let Some(report) = report
+                && report.state == State::Pending(batch.number)
+                && let Some(seq) = seq(index)
+            {
+                report.state = State::Stored(seq);
+            }
+        }
+    }
+
+    /// The batch could not be stored: what it reported counts as never seen.
+    pub fn not_stored(&mut self, batch: Batch) {
+        let number = batch.number;
+        for (scope, subject, _) in batch.passed {
+            self.retain(&scope, |seen, report| {
+                *seen != subject || report.state != State::Pending(number)
+            });
+        }
+    }
+
+    /// Takes in what was stored before a restart, oldest first.
+    pub fn recall(&mut self, record: &Record) {
+        let mut batch = self.begin(record.created_at);
+        let mut event = record.event.clone();
+        self.judge(&mut batch, 0, &mut event, record.created_at);
+        self.stored(batch, |_| Some(record.seq));
+    }
+
+    /// For how long reports hold back others.
+    pub fn window(&self) -> SignedDuration {
+        self.settings.window
+    }
+
+    fn remember(&mut self, scope: &Scope, subject: &Subject, report: Report) -> bool {
+        let bytes = self.bytes + report.bytes;
+        if bytes > self.room {
+            return false;
+        }
+        self.bytes = bytes;
+        let seen = self.scopes.entry(scope.clone()).or_default();
+        seen.insert(subject.clone(), report);
+        true
+    }
+
+    fn forget_ended(&mut self, now: Timestamp) {
+        self.cleaned_at = now;
+        let (window, mut freed) = (self.settings.window, 0);
+        self.scopes.retain(|_, seen| {
+            seen.retain(|_, report| {
+                let keep = within(window, report.received, now);
+                freed += if keep { 0 } else { report.bytes };
+                keep
+            });
+            !seen.is_empty()
+        });
+        self.bytes -= freed;
+    }
+
+    fn retain(&mut self, scope: &Scope, keep: impl Fn(&Subject, &Report) -> bool) {
+        let Some(seen) = self.scopes.get_mut(scope) else {
+            return;
+        };
+        let bytes = &mut self.bytes;
+        seen.retain(|subject, report| {
+            let keep = keep(subject, report);
+            *bytes -= if keep { 0 } else { report.bytes };
+            keep
+        });
+        if seen.is_empty() {
+            self.scopes.remove(scope);
+        }
+    }
+}
+
+// === impl Scope ===
+
+impl Scope {
+    fn of(event: &HealthEvent) -> Self {
+        Self {
+            node: event.node_name.clone(),
+            agent: event.agent.clone(),
+            check: event.check_name.clone(),
+        }
+    }
+}
+
+// === impl Subject ===
+
+impl Subject {
+    fn of(event: &HealthEvent) -> Self {
+        let entities = event.entities_impacted.iter();
+        let mut entities: Vec<_> = entities
+            .map(|entity| (entity.entity_type.clone(), entity.entity_value.clone()))
+            .collect();
+        entities.sort();
+        let mut codes = event.error_code.clone();
+        codes.sort();
+        Self { entities, codes }
+    }
+
+    /// Whether an event of the same scope may concern faults of this subject. It may know a
+    /// device by another name, so it does not only where all that it names are others of the
+    /// same types.
+    fn may_concern(&self, event: &HealthEvent) -> bool {
+        let codes = &event.error_code;
+        let any_code = codes.is_empty() || codes.iter().any(|code| self.codes.contains(code));
+        let of_others = |entity: &Entity| {
+            let value = canonical(&entity.entity_type, &entity.entity_value);
+            let of_type = |(kind, _): &&(String, String)| *kind == entity.entity_type;
+            let mut same_type = self.entities.iter().filter(of_type).peekable();
+            same_type.peek().is_some() && same_type.all(|(kind, own)| canonical(kind, own) != value)
+        };
+        let entities = &event.entities_impacted;
+        any_code && (entities.is_empty() || !entities.iter().all(of_others))
+    }
+}
+
+// === impl Report ===
+
+impl Report {
+    fn pending(
+        event: &HealthEvent,
+        scope: &Scope,
+        subject: &Subject,
+        batch: u64,
+        now: Timestamp,
+    ) -> Self {
+        let weight = Weight::of(event);
+        let entities = subject.entities.iter();
+        let bytes = FAULT_OVERHEAD
+            + [&scope.node, &scope.agent, &scope.check]
+                .into_iter()
+                .chain([&weight.custom_action, &weight.component_class])
+                .chain(entities.flat_map(|(kind, value)| [kind, value]))
+                .chain(&subject.codes)
+                .map(|text| size_of::<String>() + text.len())
+                .sum::<usize>();
+        Self {
+            id: event.id.clone(),
+            fingerprint: lacks_own_time(event).then(|| content_fingerprint(event)),
+            weight,
+            received: now,
+            observed: event.generated_timestamp.and_then(json::timestamp),
+            state: State::Pending(batch),
+            bytes,
+        }
+    }
+
+    /// Whether an event about the same subject changes nothing after this report.
+    fn holds_back(&self, event: &HealthEvent, with: &Settings, batch: u64, now: Timestamp) -> bool {
+        // While another batch is being stored, nobody knows whether it will be.
+        let counts = match self.state {
+            State::Pending(own) => own == batch,
+            State::Stored(_) => true,
+        };
+        // By both times: reports of an hour may be read from a log in one second.
+        let observed = event.generated_timestamp.and_then(json::timestamp);
+        let near = self
+            .observed
+            .zip(observed)
+            .is_none_or(|(first, second)| second.duration_since(first).abs() < with.window);
+        counts
+            && near
+            && within(with.window, self.received, now)
+            && self.weight == Weight::of(event)
+    }
+
+    /// Whether an event is this very report, sent again.
+    fn is(&self, event: &HealthEvent) -> bool {
+        match &self.fingerprint {
+            None => self.id == event.id,
+            Some(own) => lacks_own_time(event) && *own == content_fingerprint(event),
+        }
+    }
+
+    fn seq(&self) -> Option<u64> {
+        match self.state {
+            State::Pending(_) => None,
+            State::Stored(seq) => Some(seq),
+        }
+    }
+}
+
+// === impl Weight ===
+
+impl Weight {
+    fn of(event: &HealthEvent) -> Self {
+        Self {
+            fatal: event.is_fatal,
+            action: event.recommended_action,
+            custom_action: event.custom_recommended_action.clone(),
+            component_class: event.component_class.clone(),
+            quarantine: event.quarantine_overrides,
+            drain: event.drain_overrides,
+        }
+    }
+}
+
+/// Whether less than `window` has passed since `first`, on a clock that did not go back.
+fn within(window: SignedDuration, first: Timestamp, now: Timestamp) -> bool {
+    let since = now.duration_since(first);
+    !since.is_negative() && since < window
+}
+
+fn canonical(kind: &str, value: &str) -> String {
+    if kind == keys::ENTITY_PCI {
+        normalise_pci(value)
+    } else {
+        value.to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,554 @@
+//! Reads the files of NVSentinel's platform connector: `config.json`, and the one that each
+//! transformer has. Everything that can be wrong is found here, with file and line; what is
+//! read and has no use here is told, with the reason.
+
+use std::fmt;
+
+use contract::RecommendedAction;
+use jiff::SignedDuration;
+use serde::{Deserialize, Deserializer, de};
+use toml::Spanned;
+
+use super::augment::Labels;
+use super::dedup;
+use super::overrides::{Override, Overrides};
+use crate::event::{MAX_METADATA, MAX_NAME_BYTES, MAX_VALUE_BYTES};
+use crate::policy::{Rule, RuleKind};
+
+/// Most rules of overrides: each may be tried for each event.
+pub const MAX_RULES: usize = 256;
+/// Longest window and longest cleanup interval of the deduplicator. A fault that goes on is
+/// to be looked at once a day at least.
+pub const MAX_WINDOW: SignedDuration = SignedDuration::from_hours(24);
+/// Longest name of a label in Kubernetes: prefix of 253 bytes, slash, name of 63.
+const MAX_LABEL_BYTES: usize = 317;
+
+/// A file that cannot be used: every finding, one per line.
+#[derive(Debug, PartialEq, Eq)]
+pub struct LoadError {
+    /// Findings as `file:line: what`.
+    pub findings: Vec<String>,
+}
+
+/// What `config.json` says.
+#[derive(Debug, PartialEq, Eq)]
+pub struct ConnectorFile {
+    /// The transformers that are switched on, in their order.
+    pub pipeline: Vec<Entry>,
+    /// What was read and is not used, and why: to be shown.
+    pub notes: Vec<String>,
+}
+
+/// A transformer of the pipeline.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// Which.
+    pub kind: Kind,
+    /// Its file, as it is written there; may be empty.
+    pub config: String,
+}
+
+/// The transformers there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// `MetadataAugmentor`.
+    MetadataAugmentor,
+    /// `OverrideTransformer`.
+    OverrideTransformer,
+    /// `Deduplicator`.
+    Deduplicator,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ConnectorKeys {
+    #[serde(rename = "enableK8sPlatformConnector", default)]
+    kubernetes: Option<Switch>,
+    #[serde(rename = "K8sConnectorQps", default)]
+    qps: Option<Positive>,
+    #[serde(rename = "K8sConnectorBurst", default)]
+    burst: Option<Positive>,
+    #[serde(rename = "MaxNodeConditionMessageLength", default)]
+    condition_length: Option<Positive>,
+    #[serde(rename = "CompactedHealthEventMsgLen", default)]
+    compacted_length: Option<Positive>,
+    #[serde(rename = "StoreConnectorMaxRetries", default)]
+    store_retries: Option<Number>,
+    #[serde(rename = "enableMongoDBStorePlatformConnector", default)]
+    mongodb: Option<Switch>,
+    #[serde(rename = "enablePostgresDBStorePlatformConnector", default)]
+    postgresql: Option<Switch>,
+    #[serde(rename = "enableGRPCSinkConnector", default)]
+    grpc_sink: Option<Switch>,
+    #[serde(rename = "GRPCSinkTarget", default)]
+    grpc_target: String,
+    #[serde(rename = "GRPCSinkConnectorMaxRetries", default)]
+    grpc_retries: Option<Number>,
+    #[serde(rename = "GRPCSinkTokenPath", default)]
+    grpc_token: String,
+    #[serde(default)]
+    pipeline: Vec<PipelineEntry>,
+}
+
+/// `"true"` or `"false"`, as NVSentinel's chart writes it, or a JSON boolean.
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Switch(bool);
+
+/// A number that is not negative; NVSentinel wants `5.00` in one place and `10` in another.
+struct Number;
+
+/// A number above zero.
+struct Positive;
+
+/// An entry of the pipeline; `None`: it is switched off, and may be anything.
+struct PipelineEntry(Option<Entry>);
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RawEntry {
+    name: String,
+    enabled: Option<Switch>,
+    #[serde(default)]
+    config: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MetadataKeys {
+    #[serde(rename = "cacheSize")]
+    cache_size: Option<Spanned<i64>>,
+    #[serde(rename = "cacheTTL")]
+    cache_ttl: Option<Spanned<String>>,
+    #[serde(rename = "allowedLabels")]
+    allowed_labels: Option<Spanned<Vec<String>>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OverrideKeys {
+    enabled: Option<bool>,
+    #[serde(default)]
+    rules: Vec<Spanned<RuleKeys>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RuleKeys {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    when: Option<Spanned<String>>,
+    #[serde(rename = "override", default)]
+    change: Option<Spanned<ChangeKeys>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ChangeKeys {
+    #[serde(rename = "isFatal")]
+    is_fatal: Option<bool>,
+    #[serde(rename = "isHealthy")]
+    is_healthy: Option<bool>,
+    #[serde(rename = "recommendedAction")]
+    action: Option<Spanned<String>>,
+    #[serde(rename = "customRecommendedAction")]
+    custom: Option<Spanned<String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DedupKeys {
+    #[serde(rename = "suppressionWindow")]
+    window: Option<Spanned<String>>,
+    #[serde(rename = "cleanupInterval")]
+    cleanup: Option<Spanned<String>>,
+    #[serde(rename = "includeChecks", default)]
+    checks: Vec<String>,
+}
+
+/// Collects what is wrong with a file.
+struct Findings<'a> {
+    text: &'a str,
+    source: &'a str,
+    found: Vec<String>,
+}
+
+/// Reads `config.json`. `source` names the file in errors.
+pub fn connector(text: &str, source: &str) -> Result<ConnectorFile, LoadError> {
+    let keys: ConnectorKeys = serde_json::from_str(text).map_err(|error| {
+        let (line, shown) = (error.line(), error.to_string());
+        let place = format!(" at line {line} column {}", error.column());
+        let what = shown.strip_suffix(&place).unwrap_or(&shown);
+        LoadError {
+            findings: vec![format!("{source}:{line}: {what}")],
+        }
+    })?;
+    if keys.grpc_sink == Some(Switch(true)) {
+        let line = 1 + text
+            .lines()
+            .position(|line| line.contains("\"enableGRPCSinkConnector\""))
+            .unwrap_or_default();
+        let target = keys.grpc_target;
+        return Err(LoadError {
+            findings: vec![format!(
+                "{source}:{line}: enableGRPCSinkConnector: events are not handed on to \
+                 GRPCSinkTarget {target:?} by this file; set it to \"false\""
+            )],
+        });
+    }
+    let on = |switch: Option<Switch>| switch == Some(Switch(true));
+    let table: [(bool, &str, &str); 6] = [
+        (
+            keys.kubernetes == Some(Switch(false)),
+            "enableK8sPlatformConnector",
+            "whether the cluster is written to goes by the mode that gpuwarden runs in",
+        ),
+        (
+            keys.qps.is_some() || keys.burst.is_some(),
+            "K8sConnectorQps, K8sConnectorBurst",
+            "requests to the API server are limited by how many are under way, not by rate",
+        ),
+        (
+            keys.condition_length.is_some() || keys.compacted_length.is_some(),
+            "MaxNodeConditionMessageLength, CompactedHealthEventMsgLen",
+            "the connector writes no node conditions",
+        ),
+        (
+            on(keys.mongodb) || on(keys.postgresql),
+            "enableMongoDBStorePlatformConnector, enablePostgresDBStorePlatformConnector",
+            "events are always stored, where gpuwarden is told to by its own settings",
+        ),
+        (
+            keys.store_retries.is_some(),
+            "StoreConnectorMaxRetries",
+            "a sender is told OK once its events are stored, and otherwise tries again itself",
+        ),
+        (
+            keys.grpc_retries.is_some() || !keys.grpc_token.is_empty(),
+            "GRPCSinkConnectorMaxRetries, GRPCSinkTokenPath",
+            "the gRPC sink is switched off",
+        ),
+    ];
+    let notes = table.iter().filter(|(read, ..)| *read);
+    Ok(ConnectorFile {
+        pipeline: keys.pipeline.into_iter().filter_map(|one| one.0).collect(),
+        notes: notes
+            .map(|(_, keys, why)| format!("{source}: {keys}: not used: {why}"))
+            .collect(),
+    })
+}
+
+/// Reads `metadata.toml`; beside the labels what was read and is not used.
+pub fn metadata(text: &str, source: &str) -> Result<(Labels, Vec<String>), LoadError> {
+    let mut findings = Findings::new(text, source);
+    let keys: MetadataKeys = findings.parse()?;
+    let labels = keys.allowed_labels.as_ref();
+    if let Some(labels) = labels {
+        let found = labels.get_ref().len();
+        if found > MAX_METADATA {
+            let what = format!("{found} entries; an event carries {MAX_METADATA} at most");
+            findings.at(labels, &format!("allowedLabels: {what}"));
+        }
+        let lengths = labels.get_ref().iter().map(String::len);
+        if let Some(long) = lengths.filter(|length| *length > MAX_LABEL_BYTES).max() {
+            let what =
+                format!("{long} bytes are no name of a label, which has {MAX_LABEL_BYTES} at most");
+            findings.at(labels, &format!("allowedLabels: {what}"));
+        }
+    }
+    if let Some(ttl) = &keys.cache_ttl {
+        findings.duration("cacheTTL", ttl, SignedDuration::MAX);
+    }
+    let mut notes = Vec::new();
+    if keys.cache_size.is_some() || keys.cache_ttl.is_some() {
+        notes.push(format!(
+            "{source}: cacheSize, cacheTTL: not used: labels come from the watch of the nodes, \
+             which is always current"
+        ));
+    }
+    let labels = keys.allowed_labels.map(Spanned::into_inner);
+    findings.result((Labels(labels.unwrap_or_default()), notes))
+}
+
+/// Reads `overrides.toml`; beside the rules what is to be shown about them.
+pub fn overrides(text: &str, source: &str) -> Result<(Overrides, Vec<String>), LoadError> {
+    let mut findings = Findings::new(text, source);
+    let keys: OverrideKeys = findings.parse()?;
+    if keys.enabled != Some(true) {
+        let note = format!(
+            "{source}: the {} rules are off, for enabled is not true",
+            keys.rules.len()
+        );
+        return Ok((Overrides::default(), vec![note]));
+    }
+    if keys.rules.is_empty() {
+        findings.line(1, "enabled is true and there are no rules");
+    }
+    if let Some(first) = keys.rules.get(MAX_RULES) {
+        let found = keys.rules.len();
+        findings.at(
+            first,
+            &format!("{found} rules, at most {MAX_RULES} are taken"),
+        );
+    }
+    let rules = keys.rules.into_iter();
+    let rules = rules
+        .filter_map(|rule| rule_of(rule, &mut findings))
+        .collect();
+    findings.result((Overrides { rules }, Vec::new()))
+}
+
+/// Reads `dedup.toml`.
+pub fn dedup(text: &str, source: &str) -> Result<dedup::Settings, LoadError> {
+    let mut findings = Findings::new(text, source);
+    let keys: DedupKeys = findings.parse()?;
+    let mut duration = |name, value: Option<Spanned<String>>, default| {
+        value.map_or(default, |text| findings.duration(name, &text, MAX_WINDOW))
+    };
+    let window = duration(
+        "suppressionWindow",
+        keys.window,
+        SignedDuration::from_mins(3),
+    );
+    let cleanup = duration(
+        "cleanupInterval",
+        keys.cleanup,
+        SignedDuration::from_secs(60),
+    );
+    findings.result(dedup::Settings {
+        window,
+        cleanup,
+        checks: keys.checks,
+    })
+}
+
+fn rule_of(entry: Spanned<RuleKeys>, findings: &mut Findings<'_>) -> Option<Override> {
+    let start = entry.span().start;
+    let RuleKeys { name, when, change } = entry.into_inner();
+    if name.trim().is_empty() || name.len() > MAX_NAME_BYTES {
+        findings.offset(
+            start,
+            &format!("a rule needs a name of at most {MAX_NAME_BYTES} bytes"),
+        );
+    }
+    let when = match when {
+        None => {
+            findings.offset(start, &format!("rule '{name}': when is missing"));
+            None
+        }
+        Some(when) => match Rule::compile(RuleKind::Override, when.get_ref()) {
+            Ok(rule) => Some(rule),
+            Err(what) => {
+                findings.at(&when, &format!("rule '{name}': when {what}"));
+                None
+            }
+        },
+    };
+    let keys = change.map(Spanned::into_inner);
+    let nothing = keys.as_ref().is_none_or(|change| {
+        change.is_fatal.is_none() && change.is_healthy.is_none() && change.action.is_none()
+    });
+    if nothing {
+        let what = format!(
+            "rule '{name}': override is to have one of isFatal, isHealthy, recommendedAction"
+        );
+        findings.offset(start, &what);
+    }
+    let change = keys?;
+    let custom = change.custom.as_ref();
+    let name_of_custom = custom
+        .map(|custom| custom.get_ref().trim())
+        .unwrap_or_default();
+    let mut action = None;
+    if let Some(text) = &change.action {
+        match RecommendedAction::from_str_name(text.get_ref()) {
+            None => findings.at(
+                text,
+                &format!(
+                    "rule '{name}': recommendedAction '{}' is unknown",
+                    text.get_ref()
+                ),
+            ),
+            // The connector itself refuses such an event, and nothing could act on it.
+            Some(RecommendedAction::Custom) if name_of_custom.is_empty() => findings.at(
+                text,
+                &format!("rule '{name}': recommendedAction CUSTOM needs a customRecommendedAction"),
+            ),
+            Some(found) => action = Some((found as i32, name_of_custom.to_owned())),
+        }
+    }
+    if let Some(custom) = custom {
+        let custom_action = action
+            .as_ref()
+            .is_none_or(|(number, _)| *number == RecommendedAction::Custom as i32);
+        if change.action.is_none() || !custom_action {
+            let what = "customRecommendedAction stands beside recommendedAction = 'CUSTOM' only";
+            findings.at(custom, &format!("rule '{name}': {what}"));
+        }
+        if custom.get_ref().len() > MAX_VALUE_BYTES {
+            let what = format!("customRecommendedAction has over {MAX_VALUE_BYTES} bytes");
+            findings.at(custom, &format!("rule '{name}': {what}"));
+        }
+    }
+    Some(Override {
+        name,
+        when: when?,
+        is_fatal: change.is_fatal,
+        is_healthy: change.is_healthy,
+        action,
+    })
+}
+
+// === impl Findings ===
+
+impl<'a> Findings<'a> {
+    fn new(text: &'a str, source: &'a str) -> Self {
+        Self {
+            text,
+            source,
+            found: Vec::new(),
+        }
+    }
+
+    fn parse<T: de::DeserializeOwned>(&self) -> Result<T, LoadError> {
+        toml::from_str(self.text).map_err(|error| {
+            let line = error.span().map_or(1, |span| self.line_of(span.start));
+            LoadError {
+                findings: vec![format!("{}:{line}: {}", self.source, error.message())],
+            }
+        })
+    }
+
+    fn line_of(&self, offset: usize) -> usize {
+        let before = self.text.bytes().take(offset);
+        1 + before.filter(|byte| *byte == b'\n').count()
+    }
+
+    fn line(&mut self, line: usize, what: &str) {
+        self.found.push(format!("{}:{line}: {what}", self.source));
+    }
+
+    fn offset(&mut self, offset: usize, what: &str) {
+        self.line(self.line_of(offset), what);
+    }
+
+    fn at<T>(&mut self, place: &Spanned<T>, what: &str) {
+        self.offset(place.span().start, what);
+    }
+
+    /// A duration above zero and up to `max`.
+    fn duration(
+        &mut self,
+        name: &str,
+        text: &Spanned<String>,
+        max: SignedDuration,
+    ) -> SignedDuration {
+        let duration = text.get_ref().parse::<SignedDuration>().ok();
+        if let Some(duration) = duration.filter(|one| one.is_positive() && *one <= max) {
+            return duration;
+        }
+        let what = "is no duration above zero such as 90s, 3m or 1h";
+        let bound = if max == SignedDuration::MAX {
+            String::new()
+        } else {
+            format!(", at most {max:#}")
+        };
+        self.at(text, &format!("{name} '{}' {what}{bound}", text.get_ref()));
+        SignedDuration::ZERO
+    }
+
+    fn result<T>(self, value: T) -> Result<T, LoadError> {
+        if self.found.is_empty() {
+            Ok(value)
+        } else {
+            Err(LoadError {
+                findings: self.found,
+            })
+        }
+    }
+}
+
+// === impl Deserialize ===
+
+impl<'de> Deserialize<'de> for Switch {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        struct Visitor;
+        impl de::Visitor<'_> for Visitor {
+            type Value = Switch;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("\"true\" or \"false\"")
+            }
+
+            fn visit_bool<E: de::Error>(self, value: bool) -> Result<Switch, E> {
+                Ok(Switch(value))
+            }
+
+            fn visit_str<E: de::Error>(self, value: &str) -> Result<Switch, E> {
+                match value {
+                    "true" => Ok(Switch(true)),
+                    "false" => Ok(Switch(false)),
+                    _ => Err(E::invalid_value(de::Unexpected::Str(value), &self)),
+                }
+            }
+        }
+        from.deserialize_any(Visitor)
+    }
+}
+
+impl<'de> Deserialize<'de> for Number {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let value = f64::deserialize(from)?;
+        if value >= 0.0 {
+            return Ok(Self);
+        }
+        Err(de::Error::custom(format!("{value} is below zero")))
+    }
+}
+
+impl<'de> Deserialize<'de> for Positive {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let value = f64::deserialize(from)?;
+        if value > 0.0 {
+            return Ok(Self);
+        }
+        Err(de::Error::custom(format!("{value} is not above zero")))
+    }
+}
+
+impl<'de> Deserialize<'de> for PipelineEntry {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let raw = RawEntry::deserialize(from)?;
+        if raw.enabled != Some(Switch(true)) {
+            return Ok(Self(None));
+        }
+        let kind = match raw.name.as_str() {
+            "MetadataAugmentor" => Kind::MetadataAugmentor,
+            "OverrideTransformer" => Kind::OverrideTransformer,
+            "Deduplicator" => Kind::Deduplicator,
+            other => {
+                return Err(de::Error::custom(format!(
+                    "pipeline: transformer '{other}' is unknown; there are MetadataAugmentor, \
+                     OverrideTransformer and Deduplicator"
+                )));
+            }
+        };
+        Ok(Self(Some(Entry {
+            kind,
+            config: raw.config,
+        })))
+    }
+}
+
+// === impl LoadError ===
+
+impl fmt::Display for LoadError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.findings.join("\n"))
+    }
+}
+
+impl std::error::Error for LoadError {}
+
+#[cfg(test)]
+mod tests;

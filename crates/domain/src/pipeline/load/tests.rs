@@ -1,0 +1,267 @@
+use super::*;
+
+const CONFIG: &str = include_str!("../../../../../examples/connector/config.json");
+const METADATA: &str = include_str!("../../../../../examples/connector/metadata.toml");
+const OVERRIDES: &str = include_str!("../../../../../examples/connector/overrides.toml");
+const DEDUP: &str = include_str!("../../../../../examples/connector/dedup.toml");
+
+fn entry(kind: Kind, config: &str) -> Entry {
+    Entry {
+        kind,
+        config: config.to_owned(),
+    }
+}
+
+#[test]
+fn the_four_files_as_they_are_in_use_load() {
+    let file = connector(CONFIG, "config.json").unwrap();
+    let pipeline = [
+        entry(Kind::MetadataAugmentor, "metadata.toml"),
+        entry(Kind::OverrideTransformer, "overrides.toml"),
+        entry(Kind::Deduplicator, "dedup.toml"),
+    ];
+    assert_eq!(file.pipeline, pipeline);
+    for key in [
+        "K8sConnectorQps",
+        "MaxNodeConditionMessageLength",
+        "enableMongoDBStorePlatformConnector",
+        "StoreConnectorMaxRetries",
+        "GRPCSinkConnectorMaxRetries",
+    ] {
+        let note = file.notes.iter().find(|note| note.contains(key));
+        assert!(note.unwrap().contains("config.json: "), "{key}");
+    }
+
+    let (labels, notes) = metadata(METADATA, "metadata.toml").unwrap();
+    assert_eq!(labels.0.len(), 6);
+    assert!(notes[0].contains("cacheSize"), "{notes:?}");
+
+    let (overrides, notes) = overrides(OVERRIDES, "overrides.toml").unwrap();
+    assert_eq!(overrides.rules.len(), 2);
+    assert_eq!(overrides.rules[0].is_fatal, Some(false));
+    assert_eq!(overrides.rules[1].action, Some((27, "RECABLE".to_owned())));
+    assert!(notes.is_empty(), "{notes:?}");
+
+    let settings = dedup::Settings {
+        window: SignedDuration::from_mins(3),
+        cleanup: SignedDuration::from_mins(1),
+        checks: vec!["SysLogsXIDError".into(), "SysLogsSXIDError".into()],
+    };
+    assert_eq!(dedup(DEDUP, "dedup.toml").unwrap(), settings);
+}
+
+#[test]
+fn what_is_left_out_has_the_values_of_the_reference() {
+    let empty = ConnectorFile {
+        pipeline: vec![],
+        notes: vec![],
+    };
+    assert_eq!(connector("{}", "c").unwrap(), empty);
+    assert_eq!(metadata("", "m").unwrap().0, Labels::default());
+    let off = overrides("[[rules]]\nname = 'not even read'\n", "o").unwrap();
+    assert!(off.0.rules.is_empty() && off.1[0].contains("1 rules are off"));
+    let settings = dedup("", "d").unwrap();
+    assert_eq!(settings.window, SignedDuration::from_mins(3));
+    assert_eq!(settings.cleanup, SignedDuration::from_secs(60));
+    assert!(settings.checks.is_empty());
+}
+
+#[test]
+fn entries_that_are_off_are_skipped_whatever_they_are() {
+    let text = r#"{"pipeline": [
+        {"name": "OfTheFuture", "enabled": false},
+        {"name": "Deduplicator", "enabled": "false", "config": "d"},
+        {"name": "Deduplicator"},
+        {"name": "MetadataAugmentor", "enabled": "true"}
+    ]}"#;
+    let file = connector(text, "c").unwrap();
+    assert_eq!(file.pipeline, [entry(Kind::MetadataAugmentor, "")]);
+}
+
+#[test]
+fn what_is_wrong_with_config_json_is_named_with_its_line() {
+    let table = [
+        ("{\n\"pipline\": []}", "c:2: unknown field `pipline`"),
+        (
+            "{\n\n\"enableK8sPlatformConnector\": \"yes\"}",
+            "c:3: invalid value: string \"yes\", expected \"true\" or \"false\"",
+        ),
+        (
+            "{\n\"MaxNodeConditionMessageLength\": 0}",
+            "c:2: 0 is not above zero",
+        ),
+        (
+            "{\"CompactedHealthEventMsgLen\": -1}",
+            "c:1: -1 is not above zero",
+        ),
+        (
+            "{\"StoreConnectorMaxRetries\": \"3\"}",
+            "c:1: invalid type: string \"3\"",
+        ),
+        (
+            "{\"pipeline\": [\n{\"name\": \"Dedup\", \"enabled\": true}]}",
+            "c:2: pipeline: transformer 'Dedup' is unknown",
+        ),
+        ("{\"pipeline\": [{}]}", "c:1: missing field `name`"),
+        (
+            "{\n\"enableGRPCSinkConnector\": \"true\",\n\"GRPCSinkTarget\": \"a:1\"}",
+            "c:2: enableGRPCSinkConnector",
+        ),
+        ("", "c:1: EOF"),
+    ];
+    for (text, expected) in table {
+        let error = connector(text, "c").unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{text}: {error}");
+        assert!(!error.contains("column"), "{error}");
+    }
+}
+
+#[test]
+fn what_is_wrong_with_a_transformers_file_is_named_with_its_line() {
+    type Load = fn(&str) -> Result<(), LoadError>;
+    let of_metadata: Load = |text| metadata(text, "f").map(drop);
+    let of_overrides: Load = |text| overrides(text, "f").map(drop);
+    let of_dedup: Load = |text| dedup(text, "f").map(drop);
+    let long = format!("allowedLabels = [\"{}\"]", "x".repeat(600));
+    let many = "enabled = true\n".to_owned()
+        + &"[[rules]]\nname = 'r'\nwhen = 'true'\noverride = { isFatal = true }\n".repeat(257);
+    // An override whose first line is the third.
+    let rule = |rule: &str| format!("enabled = true\n[[rules]]\n{rule}\n");
+    let change = |change: &str| {
+        rule(&format!(
+            "name = 'r'\nwhen = 'true'\noverride = {{ {change} }}"
+        ))
+    };
+    let when = |when: &str| {
+        rule(&format!(
+            "name = 'r'\nwhen = '''{when}'''\noverride = {{ isFatal = true }}"
+        ))
+    };
+    let table: [(Load, String, &str); 24] = [
+        (
+            of_metadata,
+            "allowedLabel = []".into(),
+            "f:1: unknown field `allowedLabel`",
+        ),
+        (
+            of_metadata,
+            "\ncacheTTL = 'soon'".into(),
+            "f:2: cacheTTL 'soon' is no duration",
+        ),
+        (of_metadata, long, "f:1: allowedLabels: 600 bytes"),
+        (
+            of_overrides,
+            "enabled = true".into(),
+            "f:1: enabled is true and there are no rules",
+        ),
+        (of_overrides, many, "f:1026: 257 rules, at most 256"),
+        (
+            of_overrides,
+            rule("when = 'true'\noverride = { isFatal = true }"),
+            "f:2: a rule needs a name",
+        ),
+        (
+            of_overrides,
+            rule("name = 'r'\noverride = { isFatal = true }"),
+            "f:2: rule 'r': when is missing",
+        ),
+        (
+            of_overrides,
+            rule("name = 'r'\nwhen = 'true'"),
+            "f:2: rule 'r': override is to have",
+        ),
+        (
+            of_overrides,
+            change(""),
+            "f:2: rule 'r': override is to have",
+        ),
+        (
+            of_overrides,
+            change("isFatl = true"),
+            "f:5: unknown field `isFatl`",
+        ),
+        (
+            of_overrides,
+            change("recommendedAction = 'REBOOT'"),
+            "f:5: rule 'r': recommendedAction 'REBOOT' is unknown",
+        ),
+        // NVSentinel takes it and makes events that it would itself refuse.
+        (
+            of_overrides,
+            change("recommendedAction = 'CUSTOM'"),
+            "f:5: rule 'r': recommendedAction CUSTOM needs",
+        ),
+        (
+            of_overrides,
+            change("recommendedAction = 'CUSTOM', customRecommendedAction = ' '"),
+            "f:5: rule 'r': recommendedAction CUSTOM needs",
+        ),
+        (
+            of_overrides,
+            change("recommendedAction = 'NONE', customRecommendedAction = 'X'"),
+            "f:5: rule 'r': customRecommendedAction stands",
+        ),
+        (
+            of_overrides,
+            change("isFatal = true, customRecommendedAction = 'X'"),
+            "f:5: rule 'r': customRecommendedAction stands",
+        ),
+        (
+            of_overrides,
+            when("event.isFatl"),
+            "f:4: rule 'r': when unknown field 'isFatl' of 'event'; did you mean",
+        ),
+        (
+            of_overrides,
+            when("event.agent"),
+            "f:4: rule 'r': when gives a string",
+        ),
+        (
+            of_overrides,
+            when("node.metadata.name == 'n'"),
+            "f:4: rule 'r': when unknown variable 'node'",
+        ),
+        (
+            of_overrides,
+            when("event.agent =="),
+            "f:4: rule 'r': when does not parse",
+        ),
+        (
+            of_overrides,
+            when(&format!("event.agent == '{}'", "x".repeat(4096))),
+            "f:4: rule 'r': when has 41",
+        ),
+        (
+            of_dedup,
+            "suppressionWindow = '3 parsecs'".into(),
+            "f:1: suppressionWindow '3 parsecs' is no duration",
+        ),
+        (
+            of_dedup,
+            "suppressionWindow = '0s'".into(),
+            "f:1: suppressionWindow '0s'",
+        ),
+        (
+            of_dedup,
+            "\n\ncleanupInterval = '25h'".into(),
+            "f:3: cleanupInterval '25h' is no duration above zero such as 90s, 3m or 1h, at most 24h",
+        ),
+        (
+            of_dedup,
+            "includeCheck = []".into(),
+            "f:1: unknown field `includeCheck`",
+        ),
+    ];
+    for (load, text, expected) in table {
+        let error = load(&text).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{text}\n{error}");
+    }
+}
+
+#[test]
+fn all_findings_are_told_at_once() {
+    let text = "enabled = true\n[[rules]]\nname = 'a'\nwhen = 'event.x'\noverride = { isFatal = true }\n\
+                [[rules]]\nname = 'b'\nwhen = 'true'\noverride = { recommendedAction = 'NO' }\n";
+    let error = overrides(text, "f").unwrap_err();
+    assert_eq!(error.findings.len(), 2, "{error}");
+}
