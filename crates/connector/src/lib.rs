@@ -10,6 +10,7 @@
 //! - [`serve`], [`service`]: the gRPC side.
 
 mod caller;
+mod deliver;
 mod metrics;
 pub mod outbox;
 mod refusal;
@@ -26,6 +27,7 @@ use store::{Appended, NewEvent};
 use tokio::sync::broadcast;
 
 pub use caller::{AcceptNodes, Caller};
+pub use deliver::{Delivery, DeliveryStatus, Header};
 pub use refusal::{Reason, Refused};
 pub use server::{Identify, MAX_IN_FLIGHT, MAX_REQUEST_BYTES, Service, serve, service};
 pub use sink::{Sink, SinkError};
@@ -114,10 +116,11 @@ impl Connector {
             self.metrics.too_many(found);
             return Err(AcceptError::TooMany { found });
         }
-        let received_at = (self.clock)();
+        let now = (self.clock)();
         let mut good = Vec::with_capacity(found);
         let mut refused = Vec::new();
         for (index, mut event) in batch.events.into_iter().enumerate() {
+            let received_at = received_at(&mut event, caller, now);
             let checked = event::validate(&event).map_err(|problem| (problem, Reason::Invalid));
             let checked = checked.and_then(|()| {
                 let spoken = self.nodes.check(caller, &event.node_name);
@@ -163,6 +166,16 @@ impl Connector {
             return Ok(appended);
         }
         Err(AcceptError::Refused { refused, stored })
+    }
+}
+
+/// When an event came in: at the first connector on its way, where that is trusted. So
+/// what waited in an outbox is not newer for it.
+fn received_at(event: &mut HealthEvent, caller: &Caller, now: Timestamp) -> Timestamp {
+    let accepted = event::take_accepted(event).unwrap_or(now);
+    match caller {
+        Caller::Node(_) | Caller::Central(_) => accepted.min(now),
+        Caller::Monitor | Caller::Local(_) => now,
     }
 }
 

@@ -14,6 +14,7 @@ mod cursor;
 mod log;
 mod metrics;
 mod record;
+mod refused;
 mod segment;
 mod thread;
 
@@ -179,6 +180,12 @@ impl Outbox {
     /// Lets go of all events up to `position`, durably.
     pub async fn delivered(&self, position: u64) -> Result<(), OutboxError> {
         self.thread.delivered(position).await
+    }
+
+    /// Keeps events that the receiver has refused, each with the reason, in a file that is
+    /// bounded and that a person may read. Does not take them out of the outbox.
+    pub async fn put_aside(&self, events: Vec<(NewEvent, String)>) -> Result<(), OutboxError> {
+        self.thread.put_aside(events).await
     }
 
     /// How much waits, as it changes.

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use domain::event::Problem;
 use tokio::time::Instant;
+use tonic::metadata::MetadataMap;
 
 use crate::Caller;
 
@@ -14,6 +15,12 @@ const NAMED: usize = 20;
 /// Refusals are logged at most this often: who may write to the socket must not thereby
 /// fill the log.
 const LOG_EVERY: Duration = Duration::from_secs(10);
+
+/// Header of an answer that names the refused events by their indices; all others of the
+/// batch are stored. What it does not name has to be found by sending less.
+const HEADER: &str = "gpuwarden-refused-events";
+/// Longest value of it (bytes): receivers take 8 KiB of headers.
+const HEADER_BYTES: usize = 4 * 1024;
 
 /// An event of a batch that was not taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +53,30 @@ pub(super) struct RefusalLog(Arc<Mutex<Said>>);
 struct Said {
     last: Option<Instant>,
     unsaid: usize,
+}
+
+/// The header that names what was refused; none where it would be too long.
+pub(super) fn header(refused: &[Refused]) -> MetadataMap {
+    let mut map = MetadataMap::new();
+    let indices: Vec<String> = refused.iter().map(|one| one.index.to_string()).collect();
+    let text = indices.join(",");
+    if text.len() <= HEADER_BYTES
+        && let Ok(value) = text.parse()
+    {
+        map.insert(HEADER, value);
+    }
+    map
+}
+
+/// What [`header`] named, of a batch of `events`. `None`: nothing, or nothing that makes
+/// sense.
+pub(super) fn read_header(map: &MetadataMap, events: usize) -> Option<Vec<usize>> {
+    let text = map.get(HEADER)?.to_str().ok()?;
+    let indices: Option<Vec<usize>> = text
+        .split(',')
+        .map(|index| index.parse().ok().filter(|index| *index < events))
+        .collect();
+    indices.filter(|indices| !indices.is_empty())
 }
 
 // === impl RefusalLog ===

@@ -10,8 +10,9 @@ use runtime::unix_grpc::{self, UnixPeer};
 use tokio::net::UnixListener;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
-use tonic::{Extensions, Request, Response, Status};
+use tonic::{Code, Extensions, Request, Response, Status};
 
+use super::refusal;
 use super::{AcceptError, Caller, Connector, Reason, SinkError};
 
 /// Largest request, in bytes: the default limit of gRPC receivers, which senders know.
@@ -89,11 +90,12 @@ pub(super) fn status(error: &AcceptError) -> Status {
         AcceptError::TooMany { .. } => Status::invalid_argument(error.to_string()),
         AcceptError::Refused { refused, .. } => {
             let valid = |refused: &super::Refused| refused.reason == Reason::ForeignNode;
-            if refused.iter().all(valid) {
-                Status::permission_denied(error.to_string())
+            let code = if refused.iter().all(valid) {
+                Code::PermissionDenied
             } else {
-                Status::invalid_argument(error.to_string())
-            }
+                Code::InvalidArgument
+            };
+            Status::with_metadata(code, error.to_string(), refusal::header(refused))
         }
         AcceptError::Sink(sink) => {
             let mut text = format!("{error}: {sink}");

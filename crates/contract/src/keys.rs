@@ -73,6 +73,9 @@ pub const ENTITY_PCI_ID: &str = "PCI_ID";
 pub const META_MESSAGE_CUT: &str = "gpuwarden.dev/message-cut";
 /// Metadata: the sender gave no timestamp; ours is the time of receipt.
 pub const META_TIME_OF_RECEIPT: &str = "gpuwarden.dev/time-of-receipt";
+/// Metadata on the way from a node to the controller only: when the node's connector
+/// accepted the event, RFC 3339. It is taken off there.
+pub const META_ACCEPTED_AT: &str = "gpuwarden.dev/accepted-at";
 /// Metadata: boot id of the kernel that printed the line.
 pub const META_BOOT_ID: &str = "gpuwarden.dev/boot-id";
 /// Metadata: sequence number of the kernel log record.

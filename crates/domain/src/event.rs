@@ -116,7 +116,12 @@ pub fn validate(event: &HealthEvent) -> Result<(), Problem> {
             return Err(problem(&field, "has an empty entityType".to_owned()));
         }
     }
-    count("metadata", event.metadata.len(), MAX_METADATA)?;
+    // What a connector adds does not count: the next one has to take it too.
+    let marks = [keys::META_MESSAGE_CUT, keys::META_TIME_OF_RECEIPT]
+        .iter()
+        .filter(|key| event.metadata.contains_key(**key))
+        .count();
+    count("metadata", event.metadata.len() - marks, MAX_METADATA)?;
     for (key, value) in &event.metadata {
         limit("metadata key", key, MAX_METADATA_BYTES)?;
         limit(
@@ -155,6 +160,18 @@ pub fn normalise(event: &mut HealthEvent, received_at: Timestamp) {
         event.generated_timestamp = Some(json::proto_timestamp(received_at));
     }
     event.id = event_id(event);
+}
+
+/// Notes on an event when it was accepted, for the connector that it is sent on to.
+pub fn mark_accepted(event: &mut HealthEvent, at: Timestamp) {
+    event
+        .metadata
+        .insert(keys::META_ACCEPTED_AT.to_owned(), at.to_string());
+}
+
+/// Takes off what [`mark_accepted`] has noted. It is no part of what an event says.
+pub fn take_accepted(event: &mut HealthEvent) -> Option<Timestamp> {
+    event.metadata.remove(keys::META_ACCEPTED_AT)?.parse().ok()
 }
 
 /// The identity of an event: a hash of all that it says, so that a batch sent again
@@ -410,6 +427,34 @@ mod tests {
         assert_ne!(first.id, second.id);
         assert_eq!(content_fingerprint(&first), content_fingerprint(&second));
         assert_eq!(first.processing_strategy, 1);
+    }
+
+    #[test]
+    fn on_its_way_from_connector_to_connector_an_event_stays_what_it_is() {
+        let first: Timestamp = "2026-01-01T00:00:00.123456Z".parse().unwrap();
+        let later: Timestamp = "2026-01-01T01:00:00Z".parse().unwrap();
+        let mut full = good();
+        full.message = "x".repeat(MAX_MESSAGE_BYTES + 1);
+        for index in 0..MAX_METADATA {
+            full.metadata.insert(index.to_string(), "v".into());
+        }
+        let from_log = {
+            let mut event = good();
+            let place = (keys::META_LOG_PLACE.to_owned(), "1:2:3:4".to_owned());
+            event.metadata.extend([place]);
+            event
+        };
+        for mut event in [good(), full, from_log] {
+            validate(&event).unwrap();
+            normalise(&mut event, first);
+            let mut sent = event.clone();
+            mark_accepted(&mut sent, first);
+            assert_eq!(take_accepted(&mut sent), Some(first));
+            validate(&sent).unwrap();
+            normalise(&mut sent, later);
+            assert_eq!(sent, event);
+        }
+        assert_eq!(take_accepted(&mut good()), None);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use store::{Appended, NewEvent};
 
 use super::cursor::{Cursor, Found};
 use super::segment::{self, Segment};
-use super::{Limits, MAX_SEGMENTS, OpenError, OutboxError, Status, Waiting, record};
+use super::{Limits, MAX_SEGMENTS, OpenError, OutboxError, Status, Waiting, record, refused};
 
 /// Name of the cursor's file.
 const CURSOR: &str = "delivered";
@@ -370,6 +370,25 @@ impl Log {
         }
         self.failing = noted.is_err();
         self.remove_delivered();
+    }
+
+    /// Keeps events that the receiver has refused where a person finds them.
+    pub(super) fn put_aside(&self, events: &[(NewEvent, String)]) {
+        if let Some((first, reason)) = events.first() {
+            tracing::error!(
+                count = events.len(),
+                event = first.event.id,
+                node = first.event.node_name,
+                check = first.event.check_name,
+                reason,
+                directory = %self.directory.display(),
+                "events were refused by the controller and put aside in refused.jsonl; the log \
+                 names the first"
+            );
+        }
+        if let Err(error) = refused::append(&self.directory, events) {
+            tracing::error!(err = %error, "refused events could not be put aside: they are lost");
+        }
     }
 
     /// Removes segments of which all is delivered, but not the one that is written.

@@ -48,6 +48,10 @@ enum Request {
         position: u64,
         reply: Reply<()>,
     },
+    PutAside {
+        events: Vec<(NewEvent, String)>,
+        reply: Reply<()>,
+    },
 }
 
 struct Append {
@@ -148,6 +152,13 @@ impl Thread {
             .await
     }
 
+    pub(super) async fn put_aside(
+        &self,
+        events: Vec<(NewEvent, String)>,
+    ) -> Result<(), OutboxError> {
+        self.call(|reply| Request::PutAside { events, reply }).await
+    }
+
     async fn call<T>(&self, request: impl FnOnce(Reply<T>) -> Request) -> Result<T, OutboxError> {
         let sender = self
             .sender
@@ -182,7 +193,7 @@ impl Request {
     fn size(&self) -> usize {
         match self {
             Self::Append(append) => append.events.len(),
-            Self::Read { .. } | Self::Delivered { .. } => 0,
+            Self::Read { .. } | Self::Delivered { .. } | Self::PutAside { .. } => 0,
         }
     }
 }
@@ -199,6 +210,11 @@ impl Worker {
                 Request::Delivered { position, reply } => {
                     delivered = delivered.max(position);
                     notes.push(reply);
+                }
+                Request::PutAside { events, reply } => {
+                    self.log.put_aside(&events);
+                    // A caller that no longer listens has given up; it is done.
+                    let _ = reply.send(Ok(()));
                 }
                 read @ Request::Read { .. } => reads.push(read),
             }
@@ -220,7 +236,6 @@ impl Worker {
         self.metrics.set(&status);
         self.status.send_replace(status);
 
-        // A caller that no longer listens has given up; what it asked for is done.
         for reply in notes {
             let _ = reply.send(Ok(()));
         }

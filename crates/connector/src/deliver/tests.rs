@@ -1,0 +1,394 @@
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use contract::HealthEvent;
+use contract::proto::platform_connector_server::{PlatformConnector, PlatformConnectorServer};
+use jiff::Timestamp;
+use store::sqlite::SqliteStore;
+use store::{EventQuery, EventStore, NewEvent};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tonic::Response;
+use tonic::transport::Endpoint;
+
+use super::*;
+use crate::outbox::Limits;
+use crate::{AcceptNodes, Caller, Connector, service};
+
+/// A node's side, and the address of a controller that may or may not be there.
+struct Node {
+    dir: tempfile::TempDir,
+    outbox: Outbox,
+    connector: Connector,
+    metrics: Metrics,
+    cancel: CancellationToken,
+    status: watch::Receiver<DeliveryStatus>,
+    task: JoinHandle<()>,
+}
+
+impl Node {
+    /// A node `n1` that delivers to a port of this machine.
+    fn new(port: u16) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let (metrics, cancel) = (Metrics::default(), CancellationToken::new());
+        let outbox = Outbox::open(dir.path(), Limits::default(), &metrics).unwrap();
+        let nodes = AcceptNodes::Any;
+        let connector = Connector::new(outbox.clone(), nodes, &metrics, Timestamp::now);
+        let endpoint = Endpoint::try_from(format!("http://127.0.0.1:{port}")).unwrap();
+        let header: Header = Arc::new(|| Ok(Some(MetadataValue::from_static("Bearer t"))));
+        let channel = endpoint.connect_lazy();
+        let delivery = Delivery::new(outbox.clone(), channel, header, &metrics);
+        let status = delivery.status();
+        let task = tokio::spawn(delivery.run(cancel.clone()));
+        Self {
+            dir,
+            outbox,
+            connector,
+            metrics,
+            cancel,
+            status,
+            task,
+        }
+    }
+
+    async fn accept(&self, events: Vec<HealthEvent>) {
+        let batch = HealthEvents { version: 1, events };
+        self.connector
+            .accept(batch, &Caller::Monitor)
+            .await
+            .unwrap();
+    }
+
+    async fn empty(&self) {
+        let mut status = self.outbox.status();
+        status.wait_for(|status| status.events == 0).await.unwrap();
+    }
+}
+
+fn event(message: &str) -> HealthEvent {
+    HealthEvent {
+        agent: "a".into(),
+        component_class: "GPU".into(),
+        check_name: "c".into(),
+        node_name: "n1".into(),
+        message: message.into(),
+        ..HealthEvent::default()
+    }
+}
+
+/// A controller's side: the real service over a real store.
+struct Controller {
+    dir: tempfile::TempDir,
+    store: Arc<SqliteStore>,
+}
+
+impl Controller {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(SqliteStore::open(dir.path()).unwrap());
+        Self { dir, store }
+    }
+
+    fn serve(&self, listener: TcpListener) -> (CancellationToken, JoinHandle<()>) {
+        let store: Arc<dyn EventStore> = Arc::clone(&self.store) as Arc<dyn EventStore>;
+        let nodes = AcceptNodes::Own("nobody".into());
+        let connector = Connector::new(store, nodes, &Metrics::default(), Timestamp::now);
+        serve(
+            listener,
+            service(connector, |_| Some(Caller::Node("n1".into()))),
+        )
+    }
+
+    async fn stored(&self) -> Vec<domain::event::Record> {
+        let query = EventQuery {
+            limit: 10_000,
+            ..EventQuery::default()
+        };
+        let mut records = self.store.events(query).await.unwrap();
+        records.sort_by_key(|record| record.seq);
+        records
+    }
+
+    async fn messages(&self) -> Vec<String> {
+        let records = self.stored().await;
+        records.into_iter().map(|one| one.event.message).collect()
+    }
+}
+
+fn serve<T: PlatformConnector>(
+    listener: TcpListener,
+    service: PlatformConnectorServer<T>,
+) -> (CancellationToken, JoinHandle<()>) {
+    let cancel = CancellationToken::new();
+    let stop = cancel.clone().cancelled_owned();
+    let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+    let task = tokio::spawn(async move {
+        tonic::transport::Server::builder()
+            .add_service(service)
+            .serve_with_incoming_shutdown(incoming, stop)
+            .await
+            .unwrap();
+    });
+    (cancel, task)
+}
+
+/// Answers with a script, then OK; keeps the messages of what it has answered OK.
+#[derive(Clone, Default)]
+struct Script {
+    answers: Arc<Mutex<VecDeque<Status>>>,
+    calls: Arc<AtomicUsize>,
+    /// Refuses every batch that has an event with one of these messages.
+    poison: Vec<&'static str>,
+    taken: Arc<Mutex<Vec<String>>>,
+}
+
+#[tonic::async_trait]
+impl PlatformConnector for Script {
+    async fn health_event_occurred_v1(
+        &self,
+        request: Request<HealthEvents>,
+    ) -> Result<Response<()>, Status> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(request.metadata().get("authorization").unwrap(), "Bearer t");
+        assert!(request.metadata().contains_key("grpc-timeout"));
+        if let Some(status) = self.answers.lock().unwrap().pop_front() {
+            return Err(status);
+        }
+        let mut messages = request
+            .into_inner()
+            .events
+            .into_iter()
+            .map(|one| one.message);
+        let messages: Vec<String> = messages.by_ref().collect();
+        if messages
+            .iter()
+            .any(|one| self.poison.contains(&one.as_str()))
+        {
+            return Err(Status::invalid_argument("something in it is bad"));
+        }
+        self.taken.lock().unwrap().extend(messages);
+        Ok(Response::new(()))
+    }
+}
+
+async fn listener() -> (TcpListener, u16) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    (listener, port)
+}
+
+#[tokio::test]
+async fn what_waits_while_the_controller_is_away_arrives_once_in_order_and_unchanged() {
+    let (closed, port) = listener().await;
+    drop(closed);
+    let node = Node::new(port);
+    let before = Timestamp::now();
+    for index in 0..300 {
+        let events = (index * 4..index * 4 + 4).map(|index| event(&index.to_string()));
+        node.accept(events.collect()).await;
+    }
+    let after = Timestamp::now();
+    let mut status = node.status.clone();
+    status.wait_for(|one| one.failing.is_some()).await.unwrap();
+    let failing = status.borrow().failing.clone().unwrap();
+    assert!(failing.contains("Connection refused"), "{failing}");
+
+    let controller = Controller::new();
+    let listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
+    let (stop, served) = controller.serve(listener);
+    node.empty().await;
+    let stored = controller.stored().await;
+    let expected: Vec<String> = (0..1_200).map(|index| index.to_string()).collect();
+    assert_eq!(controller.messages().await, expected);
+    for record in &stored {
+        // As the node accepted it: its time, its id, and no trace of the way.
+        assert!((before..=after).contains(&record.created_at), "{record:?}");
+        assert!(
+            !record
+                .event
+                .metadata
+                .contains_key(contract::keys::META_ACCEPTED_AT)
+        );
+        assert!(domain::event::lacks_own_time(&record.event));
+    }
+    assert_eq!(status.borrow().failing, None);
+    // A controller that goes away and comes back, with events in between.
+    stop.cancel();
+    served.await.unwrap();
+    node.accept(vec![event("between")]).await;
+    let listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
+    let (_stop, _served) = controller.serve(listener);
+    node.empty().await;
+    assert_eq!(controller.messages().await.len(), 1_201);
+    let text = node.metrics.encode();
+    assert!(
+        text.contains("gpuwarden_delivery_events_total 1201"),
+        "{text}"
+    );
+    assert!(text.contains("gpuwarden_delivery_failures_total{code=\"Unavailable\"}"));
+    drop(controller.dir);
+}
+
+#[tokio::test]
+async fn an_answer_that_was_lost_doubles_nothing() {
+    let controller = Controller::new();
+    let (listener, port) = listener().await;
+    let (_stop, _served) = controller.serve(listener);
+    let node = Node::new(port);
+    node.accept(vec![event("one"), event("two")]).await;
+    node.empty().await;
+    // The same again, as after a kill between the answer and the note of it.
+    let (stored, outbox) = (controller.stored().await, &node.outbox);
+    let again = stored.iter().map(|record| NewEvent {
+        event: record.event.clone(),
+        received_at: record.created_at,
+    });
+    outbox.append(again.collect()).await.unwrap();
+    node.empty().await;
+    assert_eq!(controller.stored().await, stored);
+}
+
+#[tokio::test]
+async fn refused_events_are_put_aside_and_hold_up_nothing() {
+    // Named by the receiver: one attempt is enough. An event of another node is one.
+    let controller = Controller::new();
+    let (open, port) = listener().await;
+    let (_stop, _served) = controller.serve(open);
+    let node = Node::new(port);
+    let foreign = HealthEvent {
+        node_name: "n2".into(),
+        ..event("foreign")
+    };
+    node.accept(vec![event("one"), foreign, event("two")]).await;
+    node.accept(vec![event("three")]).await;
+    node.empty().await;
+    assert_eq!(controller.messages().await, ["one", "two", "three"]);
+    let aside = std::fs::read_to_string(node.dir.path().join("outbox/refused.jsonl")).unwrap();
+    assert_eq!(aside.lines().count(), 1);
+    assert!(
+        aside.contains("\"foreign\"") && aside.contains("speaks for itself only"),
+        "{aside}"
+    );
+    let text = node.metrics.encode();
+    assert!(
+        text.contains("gpuwarden_delivery_refused_events_total 1"),
+        "{text}"
+    );
+
+    // Not named: halves show which.
+    let script = Script {
+        poison: vec!["7", "8", "40"],
+        ..Script::default()
+    };
+    let (open, port) = listener().await;
+    let (_stop, _served) = serve(open, PlatformConnectorServer::new(script.clone()));
+    let node = Node::new(port);
+    let events = (0..64).map(|index| event(&index.to_string()));
+    node.accept(events.collect()).await;
+    node.empty().await;
+    let expected: Vec<String> = (0..64)
+        .filter(|index| ![7, 8, 40].contains(index))
+        .map(|index| index.to_string())
+        .collect();
+    assert_eq!(*script.taken.lock().unwrap(), expected);
+    assert!(script.calls.load(Ordering::Relaxed) < 40);
+    assert_eq!(node.status.borrow().refused, 3);
+}
+
+#[tokio::test]
+async fn what_may_pass_is_tried_again_and_nothing_is_thrown_away() {
+    let script = Script::default();
+    let codes = [
+        Code::Unavailable,
+        Code::DeadlineExceeded,
+        Code::ResourceExhausted,
+        Code::Unauthenticated,
+        Code::PermissionDenied,
+        Code::Internal,
+    ];
+    let answers = codes.map(|code| Status::new(code, "not now"));
+    script.answers.lock().unwrap().extend(answers);
+    let (open, port) = listener().await;
+    let (_stop, _served) = serve(open, PlatformConnectorServer::new(script.clone()));
+    let node = Node::new(port);
+    node.accept(vec![event("one")]).await;
+    node.empty().await;
+    assert_eq!(*script.taken.lock().unwrap(), ["one"]);
+    assert_eq!(script.calls.load(Ordering::Relaxed), codes.len() + 1);
+    assert_eq!(node.status.borrow().refused, 0);
+}
+
+#[tokio::test]
+async fn an_end_with_work_queued_is_orderly_and_keeps_what_it_could_not_deliver() {
+    let (open, port) = listener().await;
+    let script = Script::default();
+    let (_stop, _served) = serve(open, PlatformConnectorServer::new(script.clone()));
+    let node = Node::new(port);
+    let events = (0..2_000).map(|index| event(&index.to_string()));
+    node.accept(events.collect()).await;
+    // What came in is worked off.
+    node.cancel.cancel();
+    node.task.await.unwrap();
+    assert_eq!(script.taken.lock().unwrap().len(), 2_000);
+
+    // Nobody is there: it ends at once, and keeps all.
+    let (closed, port) = listener().await;
+    drop(closed);
+    let node = Node::new(port);
+    node.accept(vec![event("one")]).await;
+    node.cancel.cancel();
+    node.task.await.unwrap();
+    assert_eq!(node.outbox.status().borrow().events, 1);
+}
+
+#[test]
+fn what_an_answer_means() {
+    let named = |code, text: &'static str| {
+        let mut status = Status::new(code, "");
+        let value = MetadataValue::from_static(text);
+        status
+            .metadata_mut()
+            .insert("gpuwarden-refused-events", value);
+        status
+    };
+    let plain = |code| Status::new(code, "");
+    let table = [
+        (
+            named(Code::InvalidArgument, "1,3"),
+            4,
+            Verdict::Refused(vec![1, 3]),
+        ),
+        (
+            named(Code::PermissionDenied, "0"),
+            4,
+            Verdict::Refused(vec![0]),
+        ),
+        // Indices that cannot be meant are no names.
+        (named(Code::InvalidArgument, "4"), 4, Verdict::Split),
+        (named(Code::PermissionDenied, "x"), 1, Verdict::Again),
+        (named(Code::Unavailable, "1"), 4, Verdict::Again),
+        (plain(Code::InvalidArgument), 4, Verdict::Split),
+        (plain(Code::InvalidArgument), 1, Verdict::Refused(vec![0])),
+        (plain(Code::OutOfRange), 2, Verdict::Split),
+        (plain(Code::PermissionDenied), 1, Verdict::Again),
+        (plain(Code::Unauthenticated), 1, Verdict::Again),
+        (plain(Code::Unimplemented), 1, Verdict::Again),
+    ];
+    for (status, events, expected) in table {
+        assert_eq!(judge(&status, events), expected, "{status:?}");
+    }
+}
+
+#[test]
+fn pauses_grow_to_their_limit_and_are_spread() {
+    let random = RandomState::new();
+    let mut backoff = Backoff::default();
+    let pauses: Vec<Duration> = (0..40).map(|_| backoff.next(&random)).collect();
+    assert!(pauses[0] >= PAUSES.0 / 2 && pauses[0] <= PAUSES.0);
+    let last = &pauses[20..];
+    assert!(
+        last.iter()
+            .all(|one| *one >= PAUSES.1 / 2 && *one <= PAUSES.1)
+    );
+    assert!(last.iter().any(|one| *one != last[0]));
+}
