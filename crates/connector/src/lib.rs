@@ -144,10 +144,13 @@ impl Connector {
             self.refusals.note(caller, &refused);
         }
         let stored = good.len();
-        let recovered: Vec<HealthEvent> = good
+        let recovered: Vec<Recovery> = good
             .iter()
             .filter(|new| new.event.is_healthy)
-            .map(|new| new.event.clone())
+            .map(|new| Recovery {
+                event: new.event.clone(),
+                accepted_at: new.received_at,
+            })
             .collect();
         let appended = if good.is_empty() {
             Vec::new()
@@ -155,12 +158,9 @@ impl Connector {
             self.sink.append(good).await.map_err(AcceptError::Sink)?
         };
         self.metrics.appended(&appended);
-        for event in recovered {
+        for recovery in recovered {
             // Nobody listens where no monitor runs.
-            let _ = self.recoveries.send(Recovery {
-                event,
-                accepted_at: received_at,
-            });
+            let _ = self.recoveries.send(recovery);
         }
         if refused.is_empty() {
             return Ok(appended);
