@@ -36,7 +36,11 @@ pub enum Command {
     )]
     Decode(DecodeArgs),
     /// Say what a fault code means, what gpuwarden does about it, and where that comes from.
-    #[command(after_help = "Examples:\n  gpuwarden catalog\n  gpuwarden catalog xid 79")]
+    #[command(
+        args_conflicts_with_subcommands = true,
+        after_help = "Examples:\n  gpuwarden catalog\n  gpuwarden catalog xid 79\n  \
+                      gpuwarden catalog nvlink5 149\n  gpuwarden catalog diff site.toml"
+    )]
     Catalog(CatalogArgs),
     /// Make a fault, or its recovery, to see what happens.
     #[command(
@@ -182,6 +186,9 @@ pub struct DecodeArgs {
     /// File with kernel log text, or - for standard input.
     #[arg(default_value = "-", value_name = "FILE|-")]
     pub file: String,
+    /// File of changes to the catalogue (TOML); may be given several times.
+    #[arg(long, value_name = "FILE")]
+    pub catalog: Vec<PathBuf>,
     /// How to write it.
     #[command(flatten)]
     pub output: OutputArgs,
@@ -190,15 +197,61 @@ pub struct DecodeArgs {
 /// Arguments of `catalog`.
 #[derive(Args, Debug)]
 pub struct CatalogArgs {
-    /// Kind of code: xid. Without it, all rows are listed.
-    #[arg(value_name = "KIND")]
-    pub kind: Option<String>,
-    /// The code.
+    /// Something else to do.
+    #[command(subcommand)]
+    pub command: Option<CatalogCommand>,
+    /// Kind of row. Without it, all are listed.
+    #[arg(value_enum, value_name = "KIND")]
+    pub kind: Option<CatalogKind>,
+    /// The code, or the name of a NIC pattern. Without it, all rows of the kind are listed.
     #[arg(value_name = "CODE")]
-    pub code: Option<u32>,
+    pub code: Option<String>,
     /// How to write it.
     #[command(flatten)]
     pub output: OutputArgs,
+}
+
+/// What else `catalog` does.
+#[derive(Subcommand, Debug)]
+pub enum CatalogCommand {
+    /// Show what files of changes (TOML) make different from the built-in rows.
+    Diff(CatalogDiffArgs),
+}
+
+/// Arguments of `catalog diff`.
+#[derive(Args, Debug)]
+pub struct CatalogDiffArgs {
+    /// Files of changes; the last has the last word.
+    #[arg(required = true, value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+    /// How to write it.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// The kinds of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum CatalogKind {
+    /// XID codes of GPUs.
+    Xid,
+    /// `SXid` codes of `NVSwitch`es.
+    Sxid,
+    /// The words in XID 144 to 150 lines.
+    Nvlink5,
+    /// Lines of NIC drivers.
+    Nic,
+}
+
+impl CatalogKind {
+    /// Its word on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Xid => "xid",
+            Self::Sxid => "sxid",
+            Self::Nvlink5 => "nvlink5",
+            Self::Nic => "nic",
+        }
+    }
 }
 
 /// Arguments of `inject`.

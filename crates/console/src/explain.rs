@@ -8,7 +8,7 @@ mod clear;
 mod fold;
 
 use contract::{HealthEvent, effective_action_name, json, keys};
-use domain::catalog;
+use domain::catalog::{Catalog, Xid};
 use domain::event::Record;
 use domain::fault::{Change, FaultBook, Ignored, Subject};
 use domain::journal::Entry;
@@ -76,10 +76,13 @@ pub fn explain(material: &Material<'_>) -> Explain {
 }
 
 /// What the catalogue says of an event's code; `None` where it is not an XID with a row.
-pub(crate) fn catalogue_row(check: &str, code: &str) -> Option<&'static catalog::Xid> {
-    (check == keys::CHECK_XID)
-        .then(|| code.parse().ok().and_then(catalog::xid))
-        .flatten()
+pub(crate) fn catalogue_row(check: &str, code: &str) -> Option<&'static Xid> {
+    if check != keys::CHECK_XID {
+        return None;
+    }
+    // `149.NETIR_LINK_EVT`: the code, and the unit that complains.
+    let (number, _) = code.split_once('.').unwrap_or((code, ""));
+    Catalog::builtin().xid(number.parse().ok()?)
 }
 
 fn event_entries(record: &Record, changes: &[Change], complete: bool) -> Vec<TimelineEntry> {
@@ -176,10 +179,22 @@ fn decoded_text(event: &HealthEvent) -> String {
     let gravity = if event.is_fatal { "fatal" } else { "not fatal" };
     let action = effective_action_name(event);
     let mut text = format!("{title}: {gravity}, recommended action {action}");
-    for code in &event.error_code {
-        if let Some(row) = catalogue_row(&event.check_name, code) {
-            text = format!("{text}. {} (source: {})", row.meaning, row.source);
-        }
+    // What the monitor itself read from the line is more exact than the row of the code.
+    let told = event.metadata.get(keys::META_MEANING);
+    let mut rows = event
+        .error_code
+        .iter()
+        .filter_map(|code| catalogue_row(&event.check_name, code))
+        .peekable();
+    if let (Some(told), None) = (told, rows.peek()) {
+        text = format!("{text}. {told}");
+    }
+    for row in rows {
+        let meaning = told.map_or(&*row.meaning, String::as_str);
+        text = format!("{text}. {meaning} (source: {})", row.source);
+    }
+    if let Some(verdict) = event.metadata.get(keys::META_VERDICT) {
+        text = format!("{text}. Verdict: {verdict}");
     }
     text
 }

@@ -54,6 +54,8 @@ pub const CHECK_NIC_DRIVER: &str = "SysLogsNICDriverError";
 pub const CHECK_GPU_FALLEN_OFF: &str = "SysLogsGPUFallenOff";
 /// Code of [`CHECK_GPU_FALLEN_OFF`] events.
 pub const CODE_GPU_FALLEN_OFF: &str = "GPU_FALLEN_OFF_BUS";
+/// Code of [`CHECK_XID`] events about a reset that failed.
+pub const CODE_GPU_RESET_FAILURE: &str = "GPU_RESET_FAILURE";
 
 /// Component class of GPUs.
 pub const COMPONENT_GPU: &str = "GPU";
@@ -68,6 +70,12 @@ pub const ENTITY_GPU_UUID: &str = "GPU_UUID";
 pub const ENTITY_GPU: &str = "GPU";
 /// Entity type: PCI vendor and device, `10de:2330`.
 pub const ENTITY_PCI_ID: &str = "PCI_ID";
+/// Entity type: `NVSwitch` by its number.
+pub const ENTITY_NVSWITCH: &str = "NVSWITCH";
+/// Entity type: an `NVLink` of a device by its number.
+pub const ENTITY_NVLINK: &str = "NVLINK";
+/// Entity type: NIC by its RDMA device, `mlx5_0`, else by what is known of it.
+pub const ENTITY_NIC: &str = "NIC";
 
 /// Metadata: the message was cut to the size limit; the value is its full length in bytes.
 pub const META_MESSAGE_CUT: &str = "gpuwarden.dev/message-cut";
@@ -101,5 +109,17 @@ pub const META_OVERRIDDEN_BY: &str = "gpuwarden.dev/overridden-by";
 /// Metadata: the id of the event that this one repeats, for which it was kept from the
 /// reactions.
 pub const META_REPEAT_OF: &str = "gpuwarden.dev/repeat-of";
+/// Metadata: serial number of the chassis. NVSentinel's key.
+pub const META_CHASSIS_SERIAL: &str = "chassis_serial";
+/// Metadata: the XID that ended the fault of this healthy event. NVSentinel's key.
+pub const META_CANCELLED_BY: &str = "nvsentinel.nvidia.com/cancel-source-error-code";
+/// Metadata: what happened, for people, as the monitor read it from the line.
+pub const META_MEANING: &str = "gpuwarden.dev/meaning";
+/// Metadata: what the verdict rests on, where it is not simply the catalogue's row of the code.
+pub const META_VERDICT: &str = "gpuwarden.dev/verdict";
+/// Metadata: number of the GPU instance that is meant, on a GPU under MIG.
+pub const META_GPU_INSTANCE: &str = "gpuwarden.dev/gpu-instance";
+/// Metadata: number of the compute instance in it.
+pub const META_COMPUTE_INSTANCE: &str = "gpuwarden.dev/compute-instance";
 /// Metadata: made by `gpuwarden inject`.
 pub const META_INJECTED: &str = "gpuwarden.dev/injected";

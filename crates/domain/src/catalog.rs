@@ -1,265 +1,282 @@
 //! The fault catalogue: what a code means and what is done about it.
 //!
-//! The rows are data (`data/xid.tsv`), compiled in; `data/README.md` says where each
-//! fact comes from. A code without a row is still an event: its action is unknown.
+//! The rows are data (`data/*.tsv`), compiled in; `data/README.md` says where each fact
+//! comes from. An operator's file changes verdicts ([`Overrides`]), and the difference
+//! can be shown ([`Catalog::changes_to`]). A code without a row is still an event: its
+//! action is unknown.
 
-use std::collections::HashMap;
+mod changes;
+mod nic;
+mod nvlink5;
+mod overrides;
+mod rows;
+
+use std::collections::BTreeMap;
 use std::sync::LazyLock;
 
-use contract::{RecommendedAction, parse_action};
+use contract::RecommendedAction;
 
-/// What is known of one XID code.
+pub use changes::Change;
+pub use nic::{NicDriver, Pattern};
+pub use nvlink5::{Bits, Report, Severity};
+pub use overrides::{MAX_OVERRIDES, MAX_OVERRIDES_BYTES, Overrides, OverridesError};
+pub use rows::{Changed, Confidence, Nic, Nvlink5, RowError, Sxid, SxidClass, Text, Xid};
+
+/// The built-in rule about XIDs that end others: power smoothing works again (162), so it
+/// is no longer disengaged (163). As NVSentinel ships it.
+const CANCELLATIONS: [(&str, &str); 1] = [("162", "163")];
+
+/// All rows, and what a file has changed about them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Catalog {
+    xids: BTreeMap<u32, Xid>,
+    sxids: BTreeMap<u32, Sxid>,
+    nvlink5: Vec<Nvlink5>,
+    /// In the order in which they are tried; the first that covers a line counts.
+    nics: Vec<Nic>,
+    /// By the code of an XID: the codes of those that it ends.
+    cancellations: BTreeMap<String, Vec<String>>,
+}
+
+/// What the catalogue says of a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Xid {
-    /// The code.
-    pub code: u32,
-    /// The publisher's name of it.
-    pub mnemonic: &'static str,
-    /// What happened, for people.
-    pub meaning: &'static str,
-    /// Whether work on the GPU must stop.
-    pub fatal: bool,
-    /// What mends it.
-    pub action: RecommendedAction,
-    /// Where the cause lies: `application`, `gpu`, `nvlink`, `memory`, `firmware`, `node`
-    /// or `unused`.
-    pub scope: &'static str,
-    /// What else to know; may be empty.
-    pub note: &'static str,
-    /// Where the facts come from.
-    pub source: &'static str,
-}
-
-/// What the catalogue says of a code: its row, or that there is none.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// Whether work on the GPU must stop.
+    /// The line takes a fault back instead of reporting one.
+    pub healthy: bool,
+    /// Whether work on the device must stop.
     pub fatal: bool,
     /// What mends it.
     pub action: RecommendedAction,
     /// What happened, for people.
-    pub meaning: &'static str,
+    pub meaning: Text,
+    /// What the verdict rests on, where it is not simply the row of the code.
+    pub basis: Option<Text>,
 }
 
-/// A row of the data file is malformed. Never seen outside a build whose tests fail.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("xid.tsv line {line}: {what}")]
-pub struct RowError {
-    /// Line number, the header being 1.
-    pub line: usize,
-    /// What is wrong.
-    pub what: String,
-}
-
-const TABLE: &str = include_str!("../data/xid.tsv");
-
-static XIDS: LazyLock<HashMap<u32, Xid>> = LazyLock::new(|| {
-    parse(TABLE)
+static BUILTIN: LazyLock<Catalog> = LazyLock::new(|| Catalog {
+    xids: by_code(rows::XID.rows(rows::xid), |row| row.code),
+    sxids: by_code(rows::SXID.rows(rows::sxid), |row| row.code),
+    nvlink5: rows::NVLINK5
+        .rows(rows::nvlink5)
         .filter_map(Result::ok)
-        .map(|row| (row.code, row))
-        .collect()
+        .collect(),
+    nics: rows::NIC.rows(rows::nic).filter_map(Result::ok).collect(),
+    cancellations: CANCELLATIONS
+        .map(|(source, target)| (source.to_owned(), vec![target.to_owned()]))
+        .into(),
 });
 
-/// The row of an XID code.
-pub fn xid(code: u32) -> Option<&'static Xid> {
-    XIDS.get(&code)
-}
+// === impl Catalog ===
 
-/// All XID rows, by code.
-pub fn xids() -> Vec<&'static Xid> {
-    let mut rows: Vec<_> = XIDS.values().collect();
-    rows.sort_by_key(|row| row.code);
-    rows
-}
+impl Catalog {
+    /// The rows that are compiled in.
+    pub fn builtin() -> &'static Self {
+        &BUILTIN
+    }
 
-/// What to make of an XID line: the row's verdict, except that XID 154 says itself, in
-/// its text, what is needed. A code without a row is shown and kept, with action
-/// unknown, and stops nothing: what we do not know is not thereby broken.
-pub fn judge_xid(code: u32, detail: &str) -> Verdict {
-    let Some(row) = xid(code) else {
-        return Verdict {
-            fatal: false,
-            action: RecommendedAction::Unknown,
-            meaning: "Code without a row in the catalogue",
+    /// The row of an XID code.
+    pub fn xid(&self, code: u32) -> Option<&Xid> {
+        self.xids.get(&code)
+    }
+
+    /// All XID rows, by code.
+    pub fn xids(&self) -> impl Iterator<Item = &Xid> {
+        self.xids.values()
+    }
+
+    /// The row of an `SXid` code.
+    pub fn sxid(&self, code: u32) -> Option<&Sxid> {
+        self.sxids.get(&code)
+    }
+
+    /// All `SXid` rows, by code.
+    pub fn sxids(&self) -> impl Iterator<Item = &Sxid> {
+        self.sxids.values()
+    }
+
+    /// The rows about the words in XID 144 to 150 lines.
+    pub fn nvlink5(&self) -> &[Nvlink5] {
+        &self.nvlink5
+    }
+
+    /// The NIC patterns, in the order in which they are tried.
+    pub fn nics(&self) -> &[Nic] {
+        &self.nics
+    }
+
+    /// The error codes of XIDs that XID `code` ends.
+    pub fn cancelled_by(&self, code: &str) -> &[String] {
+        self.cancellations.get(code).map_or(&[], Vec::as_slice)
+    }
+
+    /// What to make of an XID line with this text after code and process.
+    ///
+    /// The verdict is the row's, except that XID 154 says itself, in its text, what is
+    /// needed. A code without a row is shown and kept, with action unknown, and stops
+    /// nothing: what we do not know is not thereby broken.
+    pub fn judge_xid(&self, code: u32, text: &str) -> Verdict {
+        let Some(row) = self.xid(code) else {
+            return Verdict {
+                healthy: false,
+                fatal: false,
+                action: RecommendedAction::Unknown,
+                meaning: "Code without a row in the catalogue".into(),
+                basis: None,
+            };
         };
-    };
-    let action = if code == 154 {
-        recovery_action(detail)
-    } else {
-        row.action
-    };
-    let fatal = if code == 154 {
-        action != RecommendedAction::None
-    } else {
-        row.fatal
-    };
-    Verdict {
-        fatal,
-        action,
-        meaning: row.meaning,
+        let verdict = Verdict {
+            healthy: false,
+            fatal: row.fatal,
+            action: row.action,
+            meaning: row.meaning.clone(),
+            basis: basis(row.changed.as_ref()),
+        };
+        if code != 154 || row.changed.is_some() {
+            return verdict;
+        }
+        let action = recovery_action(text);
+        Verdict {
+            // The driver takes its own advice back.
+            healthy: action == RecommendedAction::None,
+            fatal: action != RecommendedAction::None,
+            action,
+            ..verdict
+        }
+    }
+
+    /// What to make of an XID 144 to 150 line that has a unit and register words.
+    ///
+    /// `branch` is the driver's, 570 of 570.86.15. Where no row covers the words, the
+    /// driver's own word decides: a fatal report asks for a person, any other is shown and
+    /// kept with action unknown. It is never silently harmless.
+    pub fn judge_nvlink5(&self, code: u32, report: &Report<'_>, branch: Option<u32>) -> Verdict {
+        let found = nvlink5::find(&self.nvlink5, code, report, branch);
+        // A file that changes the code as a whole means all its lines, unless it also
+        // changes this row.
+        if self.xid(code).is_some_and(|row| row.changed.is_some())
+            && found
+                .as_ref()
+                .is_none_or(|found| found.row.changed.is_none())
+        {
+            return self.judge_xid(code, "");
+        }
+        if let Some(found) = found {
+            let row = found.row;
+            return Verdict {
+                healthy: false,
+                fatal: row.fatal,
+                action: row.action,
+                meaning: row.meaning.clone(),
+                basis: basis(row.changed.as_ref()).or(found.basis),
+            };
+        }
+        let undetermined = |fatal, action, word: &str| Verdict {
+            healthy: false,
+            fatal,
+            action,
+            meaning: "NVLink report that is not in the catalogue".into(),
+            basis: Some(
+                format!("undetermined: no row covers these words, and the driver calls it {word}")
+                    .into(),
+            ),
+        };
+        match report.severity {
+            Some(Severity::Fatal) => undetermined(true, RecommendedAction::ContactSupport, "fatal"),
+            Some(Severity::NonFatal) => {
+                undetermined(false, RecommendedAction::Unknown, "not fatal")
+            }
+            None => self.judge_xid(code, ""),
+        }
+    }
+
+    /// What to make of an `SXid` line. `fatal` is the line's own word, which decides;
+    /// without it the class of the code does.
+    pub fn judge_sxid(&self, code: u32, fatal: Option<bool>) -> Verdict {
+        let row = self.sxid(code);
+        let always = row.is_some_and(|row| row.class == SxidClass::AlwaysFatal);
+        let (fatal, action) = match row.and_then(|row| row.fixed) {
+            Some(fixed) => fixed,
+            None if fatal.unwrap_or(always) => (true, RecommendedAction::ContactSupport),
+            None => (false, RecommendedAction::None),
+        };
+        Verdict {
+            healthy: false,
+            fatal,
+            action,
+            meaning: row.map_or_else(
+                || "NVSwitch error without a row in the catalogue".into(),
+                |row| row.meaning.clone(),
+            ),
+            basis: row.and_then(|row| basis(row.changed.as_ref())),
+        }
+    }
+
+    /// The first enabled pattern that covers a line of a NIC's driver.
+    pub fn nic_pattern(&self, driver: NicDriver, line: &[u8]) -> Option<&Nic> {
+        self.nics
+            .iter()
+            .filter(|row| row.enabled && row.driver == driver)
+            .find(|row| row.pattern.covers(line))
     }
 }
 
-/// The recovery action that an XID 154 line names in its last parentheses, as in
-/// `changed from 0x0 (None) to 0x1 (GPU Reset Required)`.
-fn recovery_action(detail: &str) -> RecommendedAction {
-    let named = detail
+// === impl Nic ===
+
+impl Nic {
+    /// What to make of a line that the pattern covers.
+    pub fn verdict(&self) -> Verdict {
+        Verdict {
+            healthy: false,
+            fatal: self.fatal,
+            action: self.action,
+            meaning: self.meaning.clone(),
+            basis: basis(self.changed.as_ref()),
+        }
+    }
+}
+
+fn basis(changed: Option<&Changed>) -> Option<Text> {
+    changed.map(|changed| changed.to_string().into())
+}
+
+fn by_code<T>(
+    rows: impl Iterator<Item = Result<T, RowError>>,
+    code: impl Fn(&T) -> u32,
+) -> BTreeMap<u32, T> {
+    rows.filter_map(Result::ok)
+        .map(|row| (code(&row), row))
+        .collect()
+}
+
+/// The recovery action that an XID 154 line changes to, as in
+/// `changed from 0x0 (None) to 0x1 (GPU Reset Required)`: by the name in its last
+/// parentheses, or by the number before them where a later driver has another name.
+fn recovery_action(text: &str) -> RecommendedAction {
+    let (before, name) = text
         .rsplit_once('(')
-        .and_then(|(_, rest)| rest.split_once(')'))
-        .map_or("", |(inside, _)| inside.trim());
-    let has = |part: &str| named.to_ascii_lowercase().contains(part);
-    if has("gpu reset required") || has("drain and reset") {
-        RecommendedAction::ComponentReset
-    } else if has("node reboot required") {
-        RecommendedAction::RestartBm
-    } else if has("none") {
-        RecommendedAction::None
-    } else {
-        RecommendedAction::ContactSupport
-    }
-}
-
-fn parse(table: &'static str) -> impl Iterator<Item = Result<Xid, RowError>> {
-    (1..)
-        .zip(table.lines())
-        .skip(1)
-        .filter(|(_, text)| !text.trim().is_empty())
-        .map(|(line, text)| {
-            let fail = |what: &str| RowError {
-                line,
-                what: what.to_owned(),
-            };
-            let fields: Vec<&'static str> = text.split('\t').collect();
-            let [code, mnemonic, meaning, fatal, action, scope, note, source] = fields.as_slice()
-            else {
-                return Err(fail(&format!("{} columns, 8 expected", fields.len())));
-            };
-            Ok(Xid {
-                code: code.parse().map_err(|_| fail("code is no number"))?,
-                mnemonic,
-                meaning,
-                fatal: fatal
-                    .parse()
-                    .map_err(|_| fail("fatal is neither true nor false"))?,
-                action: parse_action(action)
-                    .and_then(|number| RecommendedAction::try_from(number).ok())
-                    .ok_or_else(|| fail("action is no RecommendedAction"))?,
-                scope,
-                note,
-                source,
-            })
-        })
+        .and_then(|(before, rest)| Some((before, rest.split_once(')')?.0)))
+        .unwrap_or_default();
+    let by_name = match name.trim().to_ascii_lowercase().as_str() {
+        // PF FLR is a reset of the GPU on the PCIe bus; drivers from R610 on name it so.
+        // Draining peer traffic alone may be enough, but a drained GPU can be reset at no
+        // further cost, and the driver says None where it no longer needs it.
+        "gpu reset required" | "drain and reset" | "drain p2p" | "pf flr" => {
+            Some(RecommendedAction::ComponentReset)
+        }
+        "node reboot required" | "os reboot" => Some(RecommendedAction::RestartBm),
+        "none" => Some(RecommendedAction::None),
+        _ => None,
+    };
+    let by_number = || match before.trim_end().rsplit_once(' ')?.1 {
+        "0x0" => Some(RecommendedAction::None),
+        "0x1" | "0x3" | "0x4" => Some(RecommendedAction::ComponentReset),
+        "0x2" => Some(RecommendedAction::RestartBm),
+        _ => None,
+    };
+    by_name
+        .or_else(by_number)
+        .unwrap_or(RecommendedAction::ContactSupport)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_row_of_the_data_file_is_read() {
-        let rows: Vec<_> = parse(TABLE).collect::<Result<_, _>>().unwrap();
-        assert_eq!(rows.len(), 172);
-        assert_eq!(xids().len(), 172, "a code stands twice");
-        for row in rows {
-            assert!(
-                !row.mnemonic.is_empty() && !row.meaning.is_empty(),
-                "{row:?}"
-            );
-            assert!(!row.source.is_empty(), "{row:?}");
-            assert!(
-                !row.fatal || row.action != RecommendedAction::None,
-                "fatal without an action: {row:?}"
-            );
-        }
-    }
-
-    #[test]
-    fn actions_are_those_that_users_rely_on() {
-        use RecommendedAction::{ComponentReset, ContactSupport, None, RestartBm, RestartVm};
-        for (code, fatal, action) in [
-            (13, false, None),
-            (31, false, None),
-            (43, false, None),
-            (45, false, None),
-            (48, true, ComponentReset),
-            (63, false, None),
-            (64, true, ComponentReset),
-            (74, true, ContactSupport),
-            (79, true, RestartBm),
-            (94, false, None),
-            (95, true, ComponentReset),
-            (109, true, ComponentReset),
-            (119, true, ComponentReset),
-            (151, true, RestartVm),
-            (162, false, None),
-        ] {
-            let verdict = judge_xid(code, "");
-            assert_eq!(
-                (verdict.fatal, verdict.action),
-                (fatal, action),
-                "XID {code}"
-            );
-        }
-    }
-
-    #[test]
-    fn xid_154_is_judged_by_its_text() {
-        use RecommendedAction::{ComponentReset, ContactSupport, None, RestartBm};
-        for (text, fatal, action) in [
-            (
-                "changed from 0x0 (None) to 0x1 (GPU Reset Required)",
-                true,
-                ComponentReset,
-            ),
-            (
-                "changed from 0x0 (None) to 0x4 (Drain and Reset)",
-                true,
-                ComponentReset,
-            ),
-            (
-                "changed from 0x0 (None) to 0x2 (Node Reboot Required)",
-                true,
-                RestartBm,
-            ),
-            (
-                "changed from 0x1 (GPU Reset Required) to 0x0 (None)",
-                false,
-                None,
-            ),
-            (
-                "changed from 0x0 (None) to 0x9 (Sing a Song)",
-                true,
-                ContactSupport,
-            ),
-            ("no parentheses at all", true, ContactSupport),
-            (")(", true, ContactSupport),
-        ] {
-            let verdict = judge_xid(154, text);
-            assert_eq!((verdict.fatal, verdict.action), (fatal, action), "{text}");
-        }
-    }
-
-    #[test]
-    fn a_code_without_a_row_is_kept_and_stops_nothing() {
-        let verdict = judge_xid(999, "");
-        assert_eq!(
-            (verdict.fatal, verdict.action),
-            (false, RecommendedAction::Unknown)
-        );
-    }
-
-    #[test]
-    fn a_malformed_row_is_named() {
-        let header = "h\n";
-        for (row, what) in [
-            ("1\tA\tm\ttrue\tNONE\tgpu\t", "columns"),
-            ("x\tA\tm\ttrue\tNONE\tgpu\t\ts", "code"),
-            ("1\tA\tm\tyes\tNONE\tgpu\t\ts", "fatal"),
-            ("1\tA\tm\ttrue\tREBOOT\tgpu\t\ts", "action"),
-        ] {
-            let table: &'static str = Box::leak(format!("{header}{row}").into_boxed_str());
-            let error = parse(table).next().unwrap().unwrap_err();
-            assert!(error.line == 2 && error.what.contains(what), "{error}");
-        }
-    }
-}
+mod tests;

@@ -1,33 +1,42 @@
 //! From a line of kernel log to a finding.
 //!
-//! A line that is no fault costs one substring search and allocates nothing. What
-//! real drivers print since R450 is accepted: parentheses with and without `PCI:`, a
-//! comma or none after the code, `pid='<unknown>'`, names with spaces.
+//! Lines of the NVIDIA driver, of the `NVSwitch` driver, of NIC drivers and of a GPU reset
+//! are known, in the forms that real drivers print since R450. A line that is no fault
+//! costs one pass over its bytes and allocates nothing.
+//!
+//! [`decode`] takes one line apart; [`KernelLogDecoder`] puts together what several lines
+//! and the catalogue say.
 
+mod decoder;
+mod finding;
+mod gpu;
 mod machine;
-mod monitor;
+mod nic;
+mod nvlink5;
+mod nvswitch;
+mod xid;
 
-use std::sync::LazyLock;
+use memchr::{memchr, memchr2};
 
-use memchr::memmem::Finder;
-
+pub use decoder::KernelLogDecoder;
+pub use finding::{Finding, Kind};
+pub use gpu::{Fallen, Reset};
 pub use machine::{
     Gpu, MAX_GPUS, MAX_LINKS, MAX_MACHINE_BYTES, MAX_MACHINE_NAME_BYTES, Machine, MachineError,
 };
-pub use monitor::{Finding, KernelLogDecoder, Kind};
+pub use nic::{MAX_NICS, NicLine};
+pub use nvswitch::SxidLine;
+pub use xid::{Mig, Unit, XidLine};
 
-/// What a line of the NVIDIA driver says.
+/// What a line says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Line<'a> {
     /// `NVRM: Xid (PCI:0000:b3:00): 79, pid=1234, name=python3, ...`
     Xid(XidLine<'a>),
-    /// A GPU has fallen off the bus, said without an XID.
-    FallenOffBus {
-        /// PCI address as printed, for example `0000:b3:00.0`.
-        pci: &'a str,
-        /// PCI vendor and device, for example `10de:2330`.
-        pci_id: Option<&'a str>,
-    },
+    /// `nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 44 ...`
+    Sxid(SxidLine<'a>),
+    /// A GPU has fallen off the bus, said without an XID; or a part of that message.
+    Fallen(Fallen<'a>),
     /// `NVRM: GPU at PCI:0000:b3:00: GPU-<uuid>`: no fault, but names a GPU.
     GpuName {
         /// PCI address as printed.
@@ -35,135 +44,171 @@ pub enum Line<'a> {
         /// UUID of the GPU.
         uuid: &'a str,
     },
+    /// `GPU reset executed: GPU-<uuid>, success: true`, written by whoever reset the GPU.
+    Reset(Reset<'a>),
+    /// A line of a NIC's driver, which may or may not be worth an event.
+    Nic(NicLine<'a>),
 }
-
-/// The parts of an XID line.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct XidLine<'a> {
-    /// PCI address as printed, without `PCI:`.
-    pub pci: &'a str,
-    /// The code.
-    pub code: u32,
-    /// Process id, where the line has a number for it.
-    pub pid: Option<u32>,
-    /// Process name, where the line has one.
-    pub process: Option<&'a str>,
-    /// All that follows the code.
-    pub detail: &'a str,
-}
-
-static NVRM: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("NVRM: "));
 
 /// What a line of log says, if it is one of [`Line`].
 pub fn decode(line: &[u8]) -> Option<Line<'_>> {
-    let start = NVRM.find(line)?;
-    // The driver prints ASCII; whatever else stands in the line, we read up to it.
-    let rest = valid_prefix(&line[start + "NVRM: ".len()..]);
-    xid(rest)
-        .map(Line::Xid)
-        .or_else(|| gpu_name(rest))
-        .or_else(|| fallen_off_bus(rest))
+    let message = message(line);
+    at_the_start(message).or_else(|| anywhere(message))
 }
 
-/// `Xid (PCI:0000:b3:00): 79, pid=1234, name=python3, Ch 00000008, ...`
-fn xid(text: &str) -> Option<XidLine<'_>> {
-    let rest = text.strip_prefix("Xid")?.trim_start();
-    let (address, rest) = rest.strip_prefix('(')?.split_once(')')?;
-    let pci = address.trim();
-    let pci = pci.strip_prefix("PCI:").unwrap_or(pci).trim();
-    if pci.is_empty()
-        || !pci
-            .bytes()
-            .all(|b| b.is_ascii_hexdigit() || b == b':' || b == b'.')
-    {
+/// Whether the text of a record may hold a [`Line`], be it of one line or more. Cheap, and
+/// true for more than is one.
+fn may_say_something(text: &[u8]) -> bool {
+    is_of_a_start(message(text)) || next_mark(text).is_some()
+}
+
+/// What the programs and drivers begin their lines with that are looked for at the
+/// start of a message only.
+fn is_of_a_start(message: &[u8]) -> bool {
+    // One look at the first byte ends it for nearly every line.
+    match message.first() {
+        Some(b'G') => message.starts_with(gpu::RESET),
+        Some(b'm' | b'N' | b'e' | b'i') => nic::is_of_a_driver(message),
+        _ => false,
+    }
+}
+
+fn at_the_start(message: &[u8]) -> Option<Line<'_>> {
+    if !is_of_a_start(message) {
         return None;
     }
-    let rest = rest.trim_start().strip_prefix(':')?.trim_start();
-    let digits = rest.bytes().take_while(u8::is_ascii_digit).count();
-    let code = rest[..digits].parse().ok()?;
-    let detail = rest[digits..]
-        .trim_start_matches([',', ':', ' '])
-        .trim_end();
-    // `pid` and `name` are only looked for where the driver puts them: at the front.
-    let (pid, after_pid) = pid(detail);
-    let process = process(after_pid);
-    Some(XidLine {
-        pci,
-        code,
-        pid,
-        process,
-        detail,
-    })
+    if let Some(rest) = message.strip_prefix(gpu::RESET) {
+        return gpu::reset(text(rest)).map(Line::Reset);
+    }
+    nic::line(message).map(Line::Nic)
 }
 
-/// `pid=1234`, `pid='<unknown>'`: the number, and what follows.
-fn pid(detail: &str) -> (Option<u32>, &str) {
-    let Some(rest) = detail.strip_prefix("pid=") else {
-        return (None, detail);
-    };
-    let (value, rest) = split_field(rest);
-    (value.trim_matches(['\'', '"']).parse().ok(), rest)
-}
-
-/// `name=python3`: everything up to the next field of the driver.
-fn process(detail: &str) -> Option<&str> {
-    let rest = detail.strip_prefix("name=")?;
-    let name = split_field(rest).0.trim_matches(['\'', '"']);
-    (!name.is_empty() && name != "<unknown>").then_some(name)
-}
-
-/// Splits at the comma that ends a field. A process name may contain a comma itself:
-/// one that is followed by a space ends it.
-fn split_field(text: &str) -> (&str, &str) {
-    match text.split_once(", ") {
-        Some((field, rest)) => (field, rest.trim_start()),
-        None => (text.trim_end_matches(',').trim_end(), ""),
+/// Lines of the NVIDIA drivers, wherever in the message they begin: log daemons, container
+/// runtimes and `message repeated 2 times: [ ... ]` put something before them.
+fn anywhere(message: &[u8]) -> Option<Line<'_>> {
+    let mut rest = message;
+    loop {
+        let (mark, after) = next_mark(rest)?;
+        let found = match mark {
+            Mark::Driver => driver(after),
+            Mark::Switch(name) => nvswitch::line(text(name), text(after)).map(Line::Sxid),
+        };
+        if found.is_some() {
+            return found;
+        }
+        rest = after;
     }
 }
 
-/// `GPU at PCI:0000:b3:00: GPU-d2e7...`
-fn gpu_name(text: &str) -> Option<Line<'_>> {
-    let (pci, rest) = text.strip_prefix("GPU at PCI:")?.split_once(": ")?;
-    let uuid = rest.split_whitespace().next()?;
-    let plausible = uuid
-        .strip_prefix("GPU-")?
-        .bytes()
-        .all(|b| b.is_ascii_hexdigit() || b == b'-');
-    (plausible && is_pci(pci)).then_some(Line::GpuName { pci, uuid })
+/// What follows `NVRM: `.
+fn driver(rest: &[u8]) -> Option<Line<'_>> {
+    match rest.first()? {
+        b'X' => xid::line(text(rest)).map(Line::Xid),
+        b'G' => {
+            let rest = rest.strip_prefix(b"GPU ")?;
+            gpu::name(rest).or_else(|| gpu::fallen(rest).map(Line::Fallen))
+        }
+        b'T' => gpu::fallen_begins(text(rest)).map(Line::Fallen),
+        b'(' => gpu::fallen_goes_on(text(rest)).map(Line::Fallen),
+        b'f' => gpu::fallen_ends(rest).map(Line::Fallen),
+        _ => None,
+    }
 }
 
-/// `GPU 0000:b3:00.0: GPU has fallen off the bus.` and
-/// `The NVIDIA GPU 0000:b3:00.0 (PCI ID: 10de:2330) installed in this system has fallen
-/// off the bus and is not responding to commands.`, the second also over several lines
-/// of one record.
-fn fallen_off_bus(text: &str) -> Option<Line<'_>> {
-    static FALLEN: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new("fallen off the bus"));
-    FALLEN.find(text.as_bytes())?;
-    let rest = text
-        .strip_prefix("The NVIDIA GPU ")
-        .or_else(|| text.strip_prefix("GPU "))?;
-    let pci = rest.split_whitespace().next()?.trim_end_matches(':');
-    let pci_id = text
-        .split_once("PCI ID: ")
-        .and_then(|(_, rest)| rest.split([')', ' ', '\n']).next())
-        .filter(|id| id.contains(':'));
-    is_pci(pci).then_some(Line::FallenOffBus { pci, pci_id })
+enum Mark<'a> {
+    /// `NVRM: `
+    Driver,
+    /// `nvidia-nvswitch3: SXid `, with what stands before ` SXid`.
+    Switch(&'a [u8]),
 }
 
-/// Whether `text` looks like `0000:b3:00.0`, in any of its lengths.
-fn is_pci(text: &str) -> bool {
-    text.contains(':')
-        && text
-            .bytes()
-            .all(|b| b.is_ascii_hexdigit() || b == b':' || b == b'.')
+/// The next place at which a line of the NVIDIA drivers begins, and what follows.
+///
+/// Capital V and X are rare in logs: looking for these two bytes passes over an ordinary
+/// line at the speed of memory.
+fn next_mark(bytes: &[u8]) -> Option<(Mark<'_>, &[u8])> {
+    let mut from = 0;
+    loop {
+        let at = from + memchr2(b'V', b'X', bytes.get(from..)?)?;
+        from = at + 1;
+        let (before, here) = bytes.split_at_checked(at)?;
+        if let (true, Some(after)) = (before.ends_with(b"N"), here.strip_prefix(b"VRM: ")) {
+            return Some((Mark::Driver, after));
+        }
+        if let (Some(name), Some(after)) = (before.strip_suffix(b" S"), here.strip_prefix(b"Xid "))
+        {
+            return Some((Mark::Switch(name), after));
+        }
+    }
 }
 
-fn valid_prefix(bytes: &[u8]) -> &str {
+/// A line without what may stand before the message of a kernel or a reset job: blanks,
+/// `kernel:`, a time in brackets, the job's tag.
+fn message(line: &[u8]) -> &[u8] {
+    let mut rest = line;
+    loop {
+        let shorter = match rest.first() {
+            Some(b' ' | b'\t') => rest.get(1..),
+            Some(b'k') => rest.strip_prefix(b"kernel:"),
+            Some(b'[') => after_bracket(rest),
+            Some(b'n') => after_tag(rest),
+            _ => None,
+        };
+        match shorter {
+            Some(shorter) => rest = shorter,
+            None => return rest,
+        }
+    }
+}
+
+/// `[ 1234.567890] `: what follows a bracket of up to 40 bytes.
+fn after_bracket(line: &[u8]) -> Option<&[u8]> {
+    const LONGEST: usize = 40;
+    let end = memchr(b']', line.get(..LONGEST.min(line.len()))?)?;
+    line.get(end + 1..)?.strip_prefix(b" ")
+}
+
+/// `nvsentinel-gpu-reset[4711]: `: what follows the tag of the reset job.
+fn after_tag(line: &[u8]) -> Option<&[u8]> {
+    let rest = line.strip_prefix(b"nvsentinel-gpu-reset")?;
+    let digits = rest
+        .strip_prefix(b"[")
+        .and_then(|rest| rest.get(memchr(b']', rest)? + 1..));
+    digits.unwrap_or(rest).strip_prefix(b":")
+}
+
+/// The drivers print ASCII. Whatever else stands in a line, we read up to it.
+fn text(bytes: &[u8]) -> &str {
     match std::str::from_utf8(bytes) {
         Ok(text) => text,
         Err(error) => std::str::from_utf8(bytes.get(..error.valid_up_to()).unwrap_or_default())
             .unwrap_or_default(),
     }
+}
+
+/// Whether `text` is a PCI address in any of its lengths: `0000:b3:00.0`, `b3:00`.
+fn is_pci(text: &str) -> bool {
+    let (device, function) = text.split_once('.').unwrap_or((text, "0"));
+    let is_hex =
+        |part: &str| (1..=8).contains(&part.len()) && part.bytes().all(|b| b.is_ascii_hexdigit());
+    (2..=3).contains(&device.split(':').count()) && device.split(':').chain([function]).all(is_hex)
+}
+
+/// Whether `text` is the UUID of a GPU: `GPU-` and hexadecimal digits.
+fn is_gpu_uuid(text: &str) -> bool {
+    const LONGEST: usize = 64;
+    text.len() <= LONGEST
+        && text.strip_prefix("GPU-").is_some_and(|rest| {
+            rest.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-')
+                && rest.bytes().any(|b| b.is_ascii_hexdigit())
+        })
+}
+
+/// Decimal digits at the front, and what follows.
+fn leading_number(text: &str) -> Option<(u32, &str)> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    let (number, rest) = text.split_at_checked(digits)?;
+    Some((number.parse().ok()?, rest))
 }
 
 #[cfg(test)]

@@ -2,9 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use contract::{
-    EVENT_VERSION, HealthEvent, ProcessingStrategy, RecommendedAction, action_name, json, keys,
-};
+use contract::{EVENT_VERSION, HealthEvent, RecommendedAction, action_name, json, keys};
 use domain::decode::Finding;
 use host::kernel_log::Record;
 use jiff::Timestamp;
@@ -51,6 +49,9 @@ pub(super) fn of(context: &Context<'_>) -> HealthEvent {
         note(keys::META_EARLIER_IN_BOOT, "true".to_owned());
     }
     // Resetting one GPU takes its UUID. Without it the contract restarts the machine.
+    //
+    // NVSentinel also restarts where only the kernel's own line gave the UUID: its reset
+    // could not be acknowledged without the metadata file. Ours can.
     let mut action = finding.action;
     if action == RecommendedAction::ComponentReset && finding.gpu_uuid.is_none() {
         note(
@@ -59,23 +60,30 @@ pub(super) fn of(context: &Context<'_>) -> HealthEvent {
         );
         action = RecommendedAction::RestartVm;
     }
+    for (key, value) in finding.metadata() {
+        note(key, value);
+    }
+    let message = match &finding.earlier_lines {
+        Some(earlier) => format!("{earlier}{}", record.text),
+        None => record.text.clone(),
+    };
     HealthEvent {
         version: EVENT_VERSION,
         agent: keys::SYSLOG_AGENT.to_owned(),
-        component_class: keys::COMPONENT_GPU.to_owned(),
+        component_class: finding.component().to_owned(),
         check_name: finding.check().to_owned(),
         is_fatal: finding.fatal,
-        is_healthy: false,
-        message: record.text.clone(),
+        is_healthy: finding.healthy,
+        message,
         recommended_action: action as i32,
-        error_code: vec![finding.code()],
+        error_code: finding.code().into_iter().collect(),
         entities_impacted: finding.entities(),
         metadata,
         generated_timestamp: Some(json::proto_timestamp(context.at)),
         node_name: context.node_name.to_owned(),
         quarantine_overrides: None,
         drain_overrides: None,
-        processing_strategy: ProcessingStrategy::ExecuteRemediation as i32,
+        processing_strategy: finding.strategy as i32,
         id: String::new(),
         custom_recommended_action: String::new(),
     }

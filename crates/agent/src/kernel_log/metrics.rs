@@ -17,6 +17,21 @@ struct XidLabels {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SxidLabels {
+    node: String,
+    err_code: String,
+    link: String,
+    nvswitch: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct NicLabels {
+    node: String,
+    event: String,
+    severity: String,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct NodeLabels {
     node: String,
 }
@@ -30,6 +45,8 @@ struct ErrorLabels {
 pub(super) struct KernelLogMetrics {
     node: String,
     xids: Family<XidLabels, LegacyCounter>,
+    sxids: Family<SxidLabels, LegacyCounter>,
+    nics: Family<NicLabels, LegacyCounter>,
     fallen: Family<NodeLabels, LegacyCounter>,
     errors: Family<ErrorLabels, LegacyCounter>,
     latency: Histogram,
@@ -58,6 +75,8 @@ impl KernelLogMetrics {
         let own = Self {
             node: node.to_owned(),
             xids: Family::default(),
+            sxids: Family::default(),
+            nics: Family::default(),
             fallen: Family::default(),
             errors,
             latency: Histogram::new([1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1]),
@@ -73,6 +92,16 @@ impl KernelLogMetrics {
                 "syslog_health_monitor_xid_errors",
                 "XID lines by code",
                 own.xids.clone(),
+            );
+            registry.register(
+                "syslog_health_monitor_sxid_errors",
+                "SXid lines by code, switch and link",
+                own.sxids.clone(),
+            );
+            registry.register(
+                "syslog_health_monitor_nic_driver_errors",
+                "Lines of NIC drivers by pattern",
+                own.nics.clone(),
             );
             registry.register(
                 "syslog_health_monitor_gpu_fallen_errors",
@@ -127,20 +156,41 @@ impl KernelLogMetrics {
 
     pub(super) fn found(&self, finding: &Finding, took: Duration) {
         self.latency.observe(took.as_secs_f64());
-        match finding.kind {
-            Kind::Xid(code) => self
+        let node = self.node.clone();
+        match &finding.kind {
+            Kind::Xid { code, .. } => self
                 .xids
                 .get_or_create(&XidLabels {
-                    node: self.node.clone(),
+                    node,
                     err_code: code.to_string(),
                 })
                 .inc(),
-            Kind::FallenOffBus { .. } => {
-                self.fallen
-                    .get_or_create(&NodeLabels {
-                        node: self.node.clone(),
+            Kind::Sxid { code, switch } => {
+                let link = finding.parts.first().map(|(_, link)| link.clone());
+                let switch = switch.map(|switch| switch.to_string());
+                self.sxids
+                    .get_or_create(&SxidLabels {
+                        node,
+                        err_code: code.to_string(),
+                        link: link.unwrap_or_default(),
+                        nvswitch: switch.unwrap_or_default(),
                     })
                     .inc();
+            }
+            Kind::Nic { pattern, .. } => {
+                let severity = if finding.fatal { "fatal" } else { "non_fatal" };
+                self.nics
+                    .get_or_create(&NicLabels {
+                        node,
+                        event: pattern.clone(),
+                        severity: severity.to_owned(),
+                    })
+                    .inc();
+            }
+            // NVSentinel counts no resets.
+            Kind::Reset => {}
+            Kind::FallenOffBus { .. } => {
+                self.fallen.get_or_create(&NodeLabels { node }).inc();
             }
         }
     }

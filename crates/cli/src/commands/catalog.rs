@@ -1,73 +1,190 @@
-//! `gpuwarden catalog`: what a code means.
+//! `gpuwarden catalog`: what a code means, and what an operator's file changes about it.
 
-use anyhow::bail;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
 use contract::RecommendedAction;
-use domain::catalog::{self, Xid};
+use domain::catalog::{Catalog, Nic, Nvlink5, Overrides, Sxid, SxidClass, Xid};
 use serde::Serialize;
 
-use crate::args::{CatalogArgs, Format};
+use crate::args::{CatalogArgs, CatalogCommand, CatalogDiffArgs, CatalogKind, Format};
 use crate::output;
 use crate::{EXIT_FAILED, EXIT_OK};
 
-#[derive(Serialize)]
-struct Row {
+/// A row of any kind; what a kind does not have is left out.
+#[derive(Default, Serialize)]
+struct Row<'a> {
     kind: &'static str,
-    code: u32,
-    mnemonic: &'static str,
-    meaning: &'static str,
-    fatal: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code: Option<u32>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    mnemonic: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    before_r575: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from_r575: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    status: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    driver: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    lines: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    looked_for: Option<String>,
+    meaning: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    class: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    fatal: Option<bool>,
+    #[serde(skip_serializing_if = "str::is_empty")]
     recommended_action: &'static str,
-    scope: &'static str,
-    note: &'static str,
-    source: &'static str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    scope: &'a str,
+    note: &'a str,
+    confidence: &'static str,
+    source: &'a str,
 }
 
 pub(super) fn execute(args: &CatalogArgs) -> anyhow::Result<u8> {
-    match args.kind.as_deref() {
-        None | Some("xid") => {}
-        Some(other) => bail!("no codes of kind '{other}' are known; the kind is xid"),
+    if let Some(CatalogCommand::Diff(args)) = &args.command {
+        return diff(args);
     }
-    let Some(code) = args.code else {
-        list(args.output.output)?;
+    let (Some(kind), Some(code)) = (args.kind, &args.code) else {
+        list(args.kind, args.output.output)?;
         return Ok(EXIT_OK);
     };
-    let Some(row) = catalog::xid(code) else {
-        output::line(&format!(
-            "XID {code} is not in the catalogue. Its lines are events with action UNKNOWN: shown and \
-             kept, and they take no node out."
-        ))?;
+    let rows = rows_of(kind, code)?;
+    if rows.is_empty() {
+        output::line(&unknown(kind, code))?;
         return Ok(EXIT_FAILED);
+    }
+    let structured = match rows.as_slice() {
+        // One object where there can be only one.
+        [row] if kind != CatalogKind::Nvlink5 => output::structured(args.output.output, row)?,
+        rows => output::structured(args.output.output, &rows)?,
     };
-    if output::structured(args.output.output, &Row::of(row))? {
+    if structured {
         return Ok(EXIT_OK);
     }
-    output::line(&format!("XID {} {}", row.code, row.mnemonic))?;
-    output::line(&format!("  meaning   {}", row.meaning))?;
-    output::line(&format!("  scope     {}", row.scope))?;
-    output::line(&format!(
-        "  fatal     {}",
-        if row.fatal { "yes" } else { "no" }
-    ))?;
-    output::line(&format!(
-        "  action    {}: {}",
-        row.action.as_str_name(),
-        what_it_is(row.action)
-    ))?;
-    output::line(&format!("  gpuwarden {}", what_we_do(row)))?;
-    if !row.note.is_empty() {
-        output::line(&format!("  note      {}", row.note))?;
+    for row in &rows {
+        row.show()?;
     }
-    output::line(&format!("  source    {}", row.source))?;
     Ok(EXIT_OK)
 }
 
-fn list(format: Format) -> anyhow::Result<()> {
-    let rows: Vec<Row> = catalog::xids().into_iter().map(Row::of).collect();
+/// The built-in catalogue with the changes of these files, the last having the last word.
+pub(crate) fn load(files: &[PathBuf]) -> anyhow::Result<Catalog> {
+    let mut catalog = Catalog::builtin().clone();
+    for file in files {
+        catalog = catalog.with(&read(file)?);
+    }
+    Ok(catalog)
+}
+
+fn read(file: &Path) -> anyhow::Result<Overrides> {
+    let shown = file.display().to_string();
+    let text = std::fs::read_to_string(file)
+        .with_context(|| format!("cannot read the catalogue file {shown}"))?;
+    Ok(Overrides::parse(&text, &shown)?)
+}
+
+fn diff(args: &CatalogDiffArgs) -> anyhow::Result<u8> {
+    let changes = Catalog::builtin().changes_to(&load(&args.files)?);
+    if output::structured(args.output.output, &changes)? {
+        return Ok(EXIT_OK);
+    }
+    if changes.is_empty() {
+        output::line("nothing is changed")?;
+        return Ok(EXIT_OK);
+    }
+    let mut table = vec![
+        ["KIND", "ROW", "FIELD", "BEFORE", "AFTER", "BY"]
+            .map(str::to_owned)
+            .to_vec(),
+    ];
+    for change in changes {
+        let shown = |text: String| {
+            if text.is_empty() {
+                "-".to_owned()
+            } else {
+                text
+            }
+        };
+        table.push(vec![
+            change.kind.to_owned(),
+            output::plain(&change.key),
+            change.field.to_owned(),
+            output::plain(&shown(change.before)),
+            output::plain(&shown(change.after)),
+            output::plain(&change.by),
+        ]);
+    }
+    output::table(&table)?;
+    Ok(EXIT_OK)
+}
+
+fn rows_of(kind: CatalogKind, code: &str) -> anyhow::Result<Vec<Row<'static>>> {
+    let catalog = Catalog::builtin();
+    if kind == CatalogKind::Nic {
+        let rows = catalog.nics().iter().filter(|row| row.name == code);
+        return Ok(rows.map(Row::nic).collect());
+    }
+    let Ok(number) = code.parse::<u32>() else {
+        bail!(
+            "'{code}' is no code of kind {}: a code is a number",
+            kind.name()
+        );
+    };
+    Ok(match kind {
+        CatalogKind::Xid => catalog.xid(number).map(Row::xid).into_iter().collect(),
+        CatalogKind::Sxid => catalog.sxid(number).map(Row::sxid).into_iter().collect(),
+        _ => catalog
+            .nvlink5()
+            .iter()
+            .filter(|row| row.code == number)
+            .map(Row::nvlink5)
+            .collect(),
+    })
+}
+
+fn unknown(kind: CatalogKind, code: &str) -> String {
+    match kind {
+        CatalogKind::Xid => format!(
+            "XID {code} is not in the catalogue. Its lines are events with action UNKNOWN: shown and \
+             kept, and they take no node out."
+        ),
+        CatalogKind::Sxid => format!(
+            "SXid {code} is not in the catalogue. Its lines are events as grave as the driver calls \
+             them."
+        ),
+        CatalogKind::Nvlink5 => format!("there are no rows for the words of XID {code}"),
+        CatalogKind::Nic => format!("there is no NIC pattern '{code}'"),
+    }
+}
+
+fn list(kind: Option<CatalogKind>, format: Format) -> anyhow::Result<()> {
+    let catalog = Catalog::builtin();
+    let wanted = |of: CatalogKind| kind.is_none_or(|kind| kind == of);
+    let mut rows: Vec<Row<'_>> = Vec::new();
+    if wanted(CatalogKind::Xid) {
+        rows.extend(catalog.xids().map(Row::xid));
+    }
+    if wanted(CatalogKind::Sxid) {
+        rows.extend(catalog.sxids().map(Row::sxid));
+    }
+    if wanted(CatalogKind::Nvlink5) {
+        rows.extend(catalog.nvlink5().iter().map(Row::nvlink5));
+    }
+    if wanted(CatalogKind::Nic) {
+        rows.extend(catalog.nics().iter().map(Row::nic));
+    }
     if output::structured(format, &rows)? {
         return Ok(());
     }
     let mut table = vec![
-        ["XID", "FATAL", "ACTION", "SCOPE", "MEANING"]
+        ["KIND", "ROW", "FATAL", "ACTION", "MEANING"]
             .map(str::to_owned)
             .to_vec(),
     ];
@@ -75,18 +192,18 @@ fn list(format: Format) -> anyhow::Result<()> {
         .iter()
         .filter(|row| format == Format::Wide || row.scope != "unused")
     {
-        let fatal = if row.fatal { "fatal" } else { "" };
-        table.push(
-            [
-                &row.code.to_string(),
-                fatal,
-                row.recommended_action,
-                row.scope,
-                row.meaning,
-            ]
-            .map(str::to_owned)
-            .to_vec(),
-        );
+        let fatal = match row.fatal {
+            Some(true) => "fatal",
+            Some(false) => "",
+            None => "by the line",
+        };
+        table.push(vec![
+            row.kind.to_owned(),
+            row.title(),
+            fatal.to_owned(),
+            row.recommended_action.to_owned(),
+            row.meaning.to_owned(),
+        ]);
     }
     output::table(&table)?;
     Ok(())
@@ -107,31 +224,164 @@ fn what_it_is(action: RecommendedAction) -> &'static str {
     }
 }
 
-fn what_we_do(row: &Xid) -> &'static str {
-    if row.code == 154 {
-        return "follows what the line itself says: a reset or reboot makes it fatal, None does not";
-    }
-    if row.fatal {
-        "records a fatal event; the built-in policy takes the node out until it recovers"
-    } else {
-        "records a non-fatal event; the built-in policy leaves the node in service"
-    }
-}
-
 // === impl Row ===
 
-impl Row {
-    fn of(row: &Xid) -> Self {
+impl<'a> Row<'a> {
+    fn xid(row: &'a Xid) -> Self {
         Self {
             kind: "xid",
-            code: row.code,
-            mnemonic: row.mnemonic,
-            meaning: row.meaning,
-            fatal: row.fatal,
+            code: Some(row.code),
+            mnemonic: &row.mnemonic,
+            meaning: &row.meaning,
+            fatal: Some(row.fatal),
             recommended_action: row.action.as_str_name(),
-            scope: row.scope,
-            note: row.note,
-            source: row.source,
+            scope: &row.scope,
+            note: &row.note,
+            confidence: row.confidence.as_str(),
+            source: &row.source,
+            ..Self::default()
+        }
+    }
+
+    fn sxid(row: &'a Sxid) -> Self {
+        Self {
+            kind: "sxid",
+            code: Some(row.code),
+            name: Some(&row.name),
+            meaning: &row.meaning,
+            class: Some(row.class.as_str()),
+            // Where the line has no word of its own, only the gravest class is fatal.
+            fatal: None,
+            recommended_action: match row.class {
+                SxidClass::NonFatal => RecommendedAction::None.as_str_name(),
+                _ => RecommendedAction::ContactSupport.as_str_name(),
+            },
+            note: &row.note,
+            confidence: row.confidence.as_str(),
+            source: &row.source,
+            ..Self::default()
+        }
+    }
+
+    fn nvlink5(row: &'a Nvlink5) -> Self {
+        Self {
+            kind: "nvlink5",
+            code: Some(row.code),
+            name: Some(&row.unit),
+            before_r575: Some(row.before_r575.to_string()),
+            from_r575: Some(row.from_r575.to_string()),
+            status: Some(
+                row.status
+                    .iter()
+                    .map(|word| format!("{word:#010x}"))
+                    .collect(),
+            ),
+            meaning: &row.meaning,
+            fatal: Some(row.fatal),
+            recommended_action: row.action.as_str_name(),
+            note: &row.note,
+            confidence: row.confidence.as_str(),
+            source: &row.source,
+            ..Self::default()
+        }
+    }
+
+    fn nic(row: &'a Nic) -> Self {
+        Self {
+            kind: "nic",
+            name: Some(&row.name),
+            driver: Some(row.driver.as_str()),
+            lines: Some(row.pattern.to_string()),
+            looked_for: Some(row.shown()),
+            meaning: &row.meaning,
+            fatal: Some(row.fatal),
+            recommended_action: row.action.as_str_name(),
+            note: &row.note,
+            confidence: row.confidence.as_str(),
+            source: &row.source,
+            ..Self::default()
+        }
+    }
+
+    /// What tells the row from others of its kind.
+    fn title(&self) -> String {
+        let code = self.code.map(|code| code.to_string());
+        let name = if self.kind == "sxid" { None } else { self.name };
+        let status = self.status.iter().flatten().next().map(String::as_str);
+        let parts = [code.as_deref(), name, status];
+        parts.into_iter().flatten().collect::<Vec<_>>().join(" ")
+    }
+
+    fn show(&self) -> anyhow::Result<()> {
+        let line = |key: &str, value: &str| output::line(&format!("  {key:<11}{value}"));
+        let names = [self.mnemonic, self.name.unwrap_or_default()];
+        let code = self.code.map(|code| format!(" {code}")).unwrap_or_default();
+        let names: Vec<&str> = names.into_iter().filter(|name| !name.is_empty()).collect();
+        let kind = match self.kind {
+            "xid" => "XID",
+            "sxid" => "SXid",
+            "nvlink5" => "NVLink 5, XID",
+            _ => "NIC",
+        };
+        output::line(&format!("{kind}{code} {}", names.join(" ")))?;
+        line("meaning", self.meaning)?;
+        for (key, value) in [
+            ("scope", Some(self.scope).filter(|scope| !scope.is_empty())),
+            ("class", self.class),
+            ("driver", self.driver),
+            ("lines", self.lines.as_deref()),
+            ("looked for", self.looked_for.as_deref()),
+            ("< R575", self.before_r575.as_deref()),
+            (">= R575", self.from_r575.as_deref()),
+        ] {
+            if let Some(value) = value {
+                line(key, value)?;
+            }
+        }
+        if let Some(status) = &self.status {
+            let any = status.is_empty().then(|| "any".to_owned());
+            line("status", &any.unwrap_or_else(|| status.join(" or ")))?;
+        }
+        if let Some(fatal) = self.fatal {
+            line("fatal", if fatal { "yes" } else { "no" })?;
+        }
+        let action = RecommendedAction::from_str_name(self.recommended_action);
+        if let Some(action) = action.filter(|_| self.kind != "sxid") {
+            let what = what_it_is(action);
+            line("action", &format!("{}: {what}", action.as_str_name()))?;
+        }
+        line("gpuwarden", self.what_we_do())?;
+        if !self.note.is_empty() {
+            line("note", self.note)?;
+        }
+        line("confidence", self.confidence)?;
+        line("source", self.source)?;
+        Ok(())
+    }
+
+    fn what_we_do(&self) -> &'static str {
+        match (self.kind, self.code, self.fatal) {
+            ("xid", Some(154), _) => {
+                "follows what the line itself says: a reset or reboot makes it fatal, None ends the fault"
+            }
+            ("xid", Some(144..=150), _) => {
+                "follows the words of the line, see gpuwarden catalog nvlink5; this row is for a line \
+                 without them"
+            }
+            ("sxid", ..) => {
+                "follows the word of the line: Fatal asks for CONTACT_SUPPORT, Non-fatal for nothing; \
+                 without a word only 'always fatal' is fatal"
+            }
+            ("nic", ..) if self.looked_for.as_deref() == Some("no") => {
+                "does not look for these lines unless a catalogue file says so"
+            }
+            ("nic", ..) if self.looked_for.as_deref() != Some("yes") => {
+                "stores and shows the event; it opens no fault unless a catalogue file says so"
+            }
+            (_, _, Some(true)) => {
+                "records a fatal event; the built-in policy takes the node out until it recovers"
+            }
+            _ => "records a non-fatal event; the built-in policy leaves the node in service",
         }
     }
 }

@@ -1,7 +1,12 @@
 //! `gpuwarden decode`: faults in kernel log text.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use contract::{ProcessingStrategy, keys};
+use domain::catalog::Text;
 use domain::decode::{Finding, KernelLogDecoder};
-use host::kernel_log::{Event, Spec};
+use host::kernel_log::{Event, Record, Spec};
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -19,8 +24,14 @@ struct Found {
     #[serde(skip_serializing_if = "Option::is_none")]
     time: Option<Timestamp>,
     check: &'static str,
-    code: String,
-    pci: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    code: Option<String>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    healthy: bool,
+    /// The device: all that its line and the log say of it.
+    entities: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pci: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     gpu_uuid: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -29,7 +40,13 @@ struct Found {
     pid: Option<u32>,
     fatal: bool,
     recommended_action: String,
-    meaning: &'static str,
+    meaning: Text,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    verdict: Option<Text>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    cancels: Vec<String>,
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    store_only: bool,
     message: String,
 }
 
@@ -39,7 +56,8 @@ pub(super) async fn execute(args: &DecodeArgs) -> anyhow::Result<u8> {
         path => Spec::FileOnce(path.into()),
     };
     let mut source = host::kernel_log::open(&spec, None)?;
-    let mut decoder = KernelLogDecoder::default();
+    let catalog = super::catalog::load(&args.catalog)?;
+    let mut decoder = KernelLogDecoder::new(Arc::new(catalog));
     let (mut fatal, mut newest) = (false, Timestamp::UNIX_EPOCH);
     let mut all = Vec::new();
     let mut events = Vec::new();
@@ -50,18 +68,16 @@ pub(super) async fn execute(args: &DecodeArgs) -> anyhow::Result<u8> {
                 Event::End => break 'input,
                 Event::Record(record) => {
                     newest = record.wall.unwrap_or(newest);
-                    let Some(finding) = decoder.line(record.text.as_bytes(), newest) else {
-                        continue;
-                    };
-                    fatal |= finding.fatal;
-                    let found =
-                        Found::of(finding, record.line.unwrap_or(0), record.wall, record.text);
-                    match args.output.output {
-                        Format::Text | Format::Wide => {
-                            output::line(&found.text(args.output.output))?;
+                    for finding in decoder.record(record.text.as_bytes(), newest) {
+                        fatal |= finding.fatal;
+                        let found = Found::of(&finding, &record);
+                        match args.output.output {
+                            Format::Text | Format::Wide => {
+                                output::line(&found.text(args.output.output))?;
+                            }
+                            Format::Json => output::line(&serde_json::to_string(&found)?)?,
+                            Format::Yaml => all.push(found),
                         }
-                        Format::Json => output::line(&serde_json::to_string(&found)?)?,
-                        Format::Yaml => all.push(found),
                     }
                 }
                 _ => {}
@@ -77,40 +93,73 @@ pub(super) async fn execute(args: &DecodeArgs) -> anyhow::Result<u8> {
 // === impl Found ===
 
 impl Found {
-    fn of(finding: Finding, line: u64, time: Option<Timestamp>, message: String) -> Self {
+    fn of(finding: &Finding, record: &Record) -> Self {
+        let earlier = finding.earlier_lines.as_deref().unwrap_or_default();
         Self {
-            line,
-            time,
+            line: record.line.unwrap_or(0),
+            time: record.wall,
             check: finding.check(),
             code: finding.code(),
-            recommended_action: finding.action_name(),
-            pci: finding.pci,
-            gpu_uuid: finding.gpu_uuid,
-            process: finding.process,
+            healthy: finding.healthy,
+            entities: finding
+                .entities()
+                .into_iter()
+                .map(|entity| (entity.entity_type, entity.entity_value))
+                .collect(),
+            pci: finding.pci.clone(),
+            gpu_uuid: finding.gpu_uuid.clone(),
+            process: finding.process.clone(),
             pid: finding.pid,
             fatal: finding.fatal,
-            meaning: finding.meaning,
-            message,
+            recommended_action: finding.action_name(),
+            meaning: finding.meaning.clone(),
+            verdict: finding.basis.clone(),
+            cancels: finding.cancels.clone(),
+            store_only: finding.strategy == ProcessingStrategy::StoreOnly,
+            message: format!("{earlier}{}", record.text),
         }
     }
 
     fn text(&self, format: Format) -> String {
-        let word = if self.fatal {
-            output::colour("FATAL", Colour::Red)
-        } else {
-            output::colour("minor", Colour::Grey)
+        let word = match (self.healthy, self.fatal) {
+            (true, _) => output::colour("well", Colour::Green),
+            (_, true) => output::colour("FATAL", Colour::Red),
+            _ => output::colour("minor", Colour::Grey),
         };
-        let code = if self.check == contract::keys::CHECK_XID {
-            format!("XID {}", self.code)
-        } else {
-            self.code.clone()
+        let number = |code: &str| code.starts_with(|first: char| first.is_ascii_digit());
+        let code = match (self.check, self.code.as_deref()) {
+            (keys::CHECK_XID, Some(code)) if number(code) => format!("XID {code}"),
+            (keys::CHECK_SXID, Some(code)) => format!("SXid {code}"),
+            (_, Some(code)) => code.to_owned(),
+            (_, None) => "all XIDs".to_owned(),
         };
+        // The address stands first; a NIC may have only a name, and a GPU only its UUID.
+        let named = |kind: &str| self.entities.get(kind);
+        let device = self
+            .pci
+            .as_ref()
+            .or_else(|| named(keys::ENTITY_NIC))
+            .or(self.gpu_uuid.as_ref());
         let mut text = format!(
             "{}: {word} {code} on {}: {} ({})",
-            self.line, self.pci, self.meaning, self.recommended_action
+            self.line,
+            device.map_or("this node", String::as_str),
+            self.meaning,
+            self.recommended_action
         );
-        if let Some(uuid) = &self.gpu_uuid {
+        if let Some(link) = named(keys::ENTITY_NVLINK) {
+            text.push_str(&format!(", link {link}"));
+        }
+        if let Some(uuid) = &self.gpu_uuid
+            && Some(uuid) != device
+        {
             text.push_str(&format!(", {uuid}"));
+        }
+        if self.store_only {
+            text.push_str(", only stored");
+        }
+        if let Some(verdict) = &self.verdict {
+            text.push_str(&format!("; {}", output::plain(verdict)));
         }
         if let Some(process) = &self.process {
             text.push_str(&format!(", process {}", output::plain(process)));

@@ -40,10 +40,10 @@ fn open_xids(fleet: &FleetView) -> BTreeMap<String, XidView> {
     for fault in fleet.nodes.iter().flat_map(|node| &node.faults) {
         if let Some(row) = catalogue_row(&fault.check, &fault.code) {
             xids.entry(fault.code.clone()).or_insert_with(|| XidView {
-                mnemonic: row.mnemonic.to_owned(),
-                meaning: row.meaning.to_owned(),
-                note: row.note.to_owned(),
-                source: row.source.to_owned(),
+                mnemonic: row.mnemonic.to_string(),
+                meaning: row.meaning.to_string(),
+                note: row.note.to_string(),
+                source: row.source.to_string(),
             });
         }
     }

@@ -14,12 +14,17 @@ const DEVICE_NAMES: [&str; 5] = [
     keys::ENTITY_PCI,
     keys::ENTITY_GPU_UUID,
     keys::ENTITY_GPU,
-    "NVSWITCH",
-    "NIC",
+    keys::ENTITY_NVSWITCH,
+    keys::ENTITY_NIC,
 ];
 
+/// Those of them of which a device has only one: where two subjects have different ones,
+/// they are two devices, whatever else they share. An event about the link between a
+/// switch and a GPU names both, and the GPU has links to other switches too.
+const UNIQUE_NAMES: [&str; 2] = [keys::ENTITY_PCI, keys::ENTITY_NVSWITCH];
+
 /// Entity types that tell two faults of one device apart.
-const DISTINGUISHING_PARTS: [&str; 2] = ["NVLINK", "NICPort"];
+const DISTINGUISHING_PARTS: [&str; 2] = [keys::ENTITY_NVLINK, "NICPort"];
 
 /// Entity types that only describe a fault of a device: registers, units, ids.
 const DESCRIPTIONS: [&str; 5] = [keys::ENTITY_PCI_ID, "GPC", "TPC", "SM", "REG"];
@@ -84,7 +89,12 @@ impl Subject {
         if self.names.is_empty() || other.names.is_empty() {
             return self.names.is_empty() && other.names.is_empty();
         }
-        self.parts().eq(other.parts()) && self.whole().any(|name| other.whole().any(|o| o == name))
+        let contradicts = UNIQUE_NAMES.iter().any(|kind| {
+            matches!((self.name(kind), other.name(kind)), (Some(mine), Some(theirs)) if mine != theirs)
+        });
+        self.parts().eq(other.parts())
+            && !contradicts
+            && self.whole().any(|name| other.whole().any(|o| o == name))
     }
 
     /// Takes over the names that `other`, the same subject, has and `self` lacks.
@@ -277,6 +287,20 @@ mod tests {
         assert!(subject(&[]).same(&subject(&[])));
         let link = subject(&[("PCI", "0000:b3:00"), ("NVLINK", "3")]);
         assert!(!link.same(&by_pci) && link.same(&link.clone()));
+        // Two switches may have a link of the same number to one GPU.
+        let of_switch = |number, pci| {
+            subject(&[
+                ("NVSWITCH", number),
+                ("PCI", pci),
+                ("NVLINK", "3"),
+                ("GPU", "4"),
+                ("GPU_UUID", "GPU-1"),
+            ])
+        };
+        let first = of_switch("0", "0000:c1:00");
+        assert!(first.same(&of_switch("0", "0000:C1:00.0")));
+        assert!(!first.same(&of_switch("1", "0000:c2:00")));
+        assert!(first.same(&subject(&[("PCI", "0000:c1:00"), ("NVLINK", "3")])));
         both.learn(&subject(&[("PCI", "0000:b3:00"), ("GPU", "4")]));
         assert_eq!(both.to_string(), "GPU 4, GPU_UUID GPU-1, PCI 0000:b3:00");
     }

@@ -19,10 +19,13 @@ use super::Row;
 use super::statistics::median;
 
 /// The faults that the decoder knows, as one would write them down first.
-const PATTERNS: [&str; 3] = [
+const PATTERNS: [&str; 6] = [
     r"NVRM: Xid\s*\((?:PCI:)?[0-9a-fA-F:.]+\)\s*:\s*[0-9]+",
     r"NVRM: GPU [0-9a-fA-F:.]+: GPU has fallen off the bus",
     r"NVRM: The NVIDIA GPU [0-9a-fA-F:.]+\s[^\n]*fallen off the bus",
+    r"nvidia-nvswitch[0-9]*: SXid \(PCI:[0-9a-fA-F:.]+\): [0-9]+, (?:Fatal|Non-fatal)",
+    r"GPU reset executed: GPU-[0-9a-fA-F-]+",
+    r"mlx5_core.*(?:timeout\. Will cause a leak|device's health compromised|unrecoverable hardware error|Cable unplugged|High Temperature)",
 ];
 /// Name of the baseline.
 const BASELINE: &str = "regex::RegexSet";
@@ -40,19 +43,19 @@ pub(super) fn run() -> anyhow::Result<Vec<Row>> {
 
     let (other, other_base) = in_turns(
         &bytes(lines::OTHER),
-        |line| decoder.line(line, at).is_some(),
+        |line| !decoder.record(line, at).is_empty(),
         |line| set.is_match(line),
     );
     let (xid, xid_base) = in_turns(
         &bytes(lines::FAULTS),
-        |line| decoder.line(line, at).is_some(),
+        |line| !decoder.record(line, at).is_empty(),
         |line| set.matches(line).matched_any(),
     );
     let records: Vec<Vec<u8>> = (1_u64..).zip(lines::OTHER).map(record).collect();
     let records: Vec<&[u8]> = records.iter().map(Vec::as_slice).collect();
     let (kmsg, kmsg_base) = in_turns(
         &records,
-        |raw| parse_kmsg(raw).is_ok_and(|record| decoder.line(&record.text(), at).is_some()),
+        |raw| parse_kmsg(raw).is_ok_and(|record| !decoder.record(&record.text(), at).is_empty()),
         |raw| parse_kmsg(raw).is_ok_and(|record| set.is_match(&record.text())),
     );
     let unit = "ns/line";
@@ -84,9 +87,9 @@ fn agree(set: &RegexSet) -> anyhow::Result<()> {
     let expected = [(lines::OTHER, false), (lines::FAULTS, true)];
     for (lines, fault) in expected {
         for line in lines {
-            let found = decoder
-                .line(line.as_bytes(), Timestamp::UNIX_EPOCH)
-                .is_some();
+            let found = !decoder
+                .record(line.as_bytes(), Timestamp::UNIX_EPOCH)
+                .is_empty();
             ensure!(
                 found == fault,
                 "the decoder takes {line:?} for something else"

@@ -62,5 +62,7 @@ pub(super) const FAULTS: &[&str] = &[
     "NVRM: Xid (PCI:0000:18:00): 63, pid='<unknown>', name=<unknown>, Row Remapper: New row marked for remapping, reset gpu to activate.",
     "NVRM: Xid (PCI:0000:2a:00): 94, pid=7194, name=trainer, Contained: SM (0x1). RST: No, D-RST: No",
     "NVRM: Xid (PCI:0000:5d:00): 119, pid=2817, name=nvidia-smi, Timeout after 45s of waiting for RPC response from GPU0 GSP! Expected function 76 (GSP_RM_CONTROL) (0x2080a0ab 0x538).",
+    "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 44 sourcetrack timeout error",
+    "mlx5_core 0000:9a:00.0: poll_health:825:(pid 0): device's health compromised - reached miss count",
     "NVRM: Xid (PCI:0000:ab:00): 149, pid='<unknown>', name=<unknown>, NETIR_LINK_EVT  Fatal   XC0 i0 Link 08 (0x004505c6 0x00000000 0x00000000 0x00000000 0x00000000 0x00000000)",
 ];

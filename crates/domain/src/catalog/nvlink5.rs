@@ -1,0 +1,228 @@
+//! `NVLink` 5: what the words in an XID 144 to 150 line mean.
+//!
+//! The line names a unit, whether it is fatal to it, and carries register words. Of these
+//! `IntrInfo` says which unit, and for a link that went down why, and the error status
+//! says what the unit met. Drivers number the units differently before and from R575 on.
+
+use super::rows::{Nvlink5, Text};
+
+/// Driver branch from which on `IntrInfo` has its second layout.
+const SECOND_LAYOUT: u32 = 575;
+
+/// Which words are covered: those that have `value` in the bits of `mask`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bits {
+    mask: u32,
+    value: u32,
+}
+
+/// What an XID 144 to 150 line says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report<'a> {
+    /// Name of the unit as printed, for example `NETIR_LINK_EVT`.
+    pub unit: &'a str,
+    /// The driver's own word for how grave it is.
+    pub severity: Option<Severity>,
+    /// The first register word.
+    pub intr_info: u32,
+    /// The second register word.
+    pub error_status: u32,
+}
+
+/// The driver's own word for how grave a report is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Severity {
+    /// `Fatal`.
+    Fatal,
+    /// `Nonfatal`.
+    NonFatal,
+}
+
+/// How the words were read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Layout {
+    BeforeR575,
+    FromR575,
+}
+
+/// A row that covers a report, and what else to know of it.
+pub(super) struct Match<'a> {
+    pub(super) row: &'a Nvlink5,
+    /// Where the layout is not simply that of the known driver.
+    pub(super) basis: Option<Text>,
+}
+
+// === impl Bits ===
+
+impl Bits {
+    /// Reads 32 characters, the highest bit first: `0`, `1`, or `-` for any.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut bits = Self { mask: 0, value: 0 };
+        if text.len() != 32 {
+            return None;
+        }
+        for digit in text.bytes() {
+            bits.mask = bits.mask << 1 | u32::from(digit != b'-');
+            bits.value = bits.value << 1 | u32::from(digit == b'1');
+            if !b"01-".contains(&digit) {
+                return None;
+            }
+        }
+        Some(bits)
+    }
+
+    /// Whether `word` is covered.
+    pub fn covers(self, word: u32) -> bool {
+        word & self.mask == self.value
+    }
+
+    /// Bits 25 to 20: why a link went down, or 0.
+    pub fn reason(self) -> u32 {
+        self.value >> 20 & 0x3f
+    }
+}
+
+impl std::fmt::Display for Bits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for bit in (0..32).rev() {
+            let digit = match (self.mask >> bit & 1, self.value >> bit & 1) {
+                (0, _) => '-',
+                (_, 0) => '0',
+                _ => '1',
+            };
+            std::fmt::Write::write_char(f, digit)?;
+        }
+        Ok(())
+    }
+}
+
+// === impl Layout ===
+
+impl Layout {
+    fn name(self) -> &'static str {
+        match self {
+            Self::BeforeR575 => "drivers before R575",
+            Self::FromR575 => "drivers from R575 on",
+        }
+    }
+
+    fn other(self) -> Self {
+        match self {
+            Self::BeforeR575 => Self::FromR575,
+            Self::FromR575 => Self::BeforeR575,
+        }
+    }
+
+    fn of(row: &Nvlink5, layout: Self) -> Bits {
+        match layout {
+            Self::BeforeR575 => row.before_r575,
+            Self::FromR575 => row.from_r575,
+        }
+    }
+}
+
+/// The row of `rows` that says what `report` of XID `code` means. `branch` is the driver's,
+/// 570 of 570.86.15; without it the line itself usually tells, for the layouts hardly
+/// overlap, and where both fit the graver row counts.
+pub(super) fn find<'a>(
+    rows: &'a [Nvlink5],
+    code: u32,
+    report: &Report<'_>,
+    branch: Option<u32>,
+) -> Option<Match<'a>> {
+    let read_as = |layout| read(rows, code, report, layout);
+    let Some(branch) = branch else {
+        let (layout, row) = match (read_as(Layout::BeforeR575), read_as(Layout::FromR575)) {
+            (None, None) => return None,
+            (Some(row), None) => (Layout::BeforeR575, row),
+            (None, Some(row)) => (Layout::FromR575, row),
+            (Some(before), Some(from)) => {
+                if rank(before, report) > rank(from, report) {
+                    (Layout::BeforeR575, before)
+                } else {
+                    (Layout::FromR575, from)
+                }
+            }
+        };
+        let basis = format!(
+            "driver version not known: the line was read as one of {}",
+            layout.name()
+        );
+        return Some(Match {
+            row,
+            basis: Some(basis.into()),
+        });
+    };
+    let layout = if branch < SECOND_LAYOUT {
+        Layout::BeforeR575
+    } else {
+        Layout::FromR575
+    };
+    if let Some(row) = read_as(layout) {
+        return Some(Match { row, basis: None });
+    }
+    // What is known of the driver may be out of date. The other layout counts only where
+    // the name of the unit confirms it.
+    let row = read_as(layout.other()).filter(|row| names(row, report.unit))?;
+    let basis = format!(
+        "read as a line of {}, for it is none of R{branch}",
+        layout.other().name()
+    );
+    Some(Match {
+        row,
+        basis: Some(basis.into()),
+    })
+}
+
+/// The row for a report whose `IntrInfo` has one layout.
+fn read<'a>(
+    rows: &'a [Nvlink5],
+    code: u32,
+    report: &Report<'_>,
+    layout: Layout,
+) -> Option<&'a Nvlink5> {
+    let of_unit: Vec<&Nvlink5> = rows
+        .iter()
+        .filter(|row| row.code == code && Layout::of(row, layout).covers(report.intr_info))
+        .collect();
+    let with_status = |status: u32| {
+        let fitting = || {
+            of_unit
+                .iter()
+                .copied()
+                .filter(move |row| row.status.is_empty() || row.status.contains(&status))
+        };
+        fitting()
+            .find(|row| names(row, report.unit))
+            .or_else(|| fitting().next())
+    };
+    if let Some(row) = with_status(report.error_status) {
+        return Some(row);
+    }
+    // From here on several bits are set. Units of 149 and 150 put a number there, not bits.
+    if code >= 149 {
+        return None;
+    }
+    let bits = (0..32).map(|bit| report.error_status & 1 << bit);
+    let found: Vec<Option<&Nvlink5>> = bits
+        .filter(|status| *status != 0)
+        .map(with_status)
+        .collect();
+    let fatal = found.iter().flatten().find(|row| row.fatal);
+    // A bit that nobody has described leaves open what is to be done, unless another one
+    // already asks for the most.
+    let all_known = found.iter().all(Option::is_some);
+    let any = found.iter().flatten().next().filter(|_| all_known);
+    fatal.or(any).copied()
+}
+
+/// Whether a row is of the unit that a line names.
+pub(super) fn names(row: &Nvlink5, unit: &str) -> bool {
+    row.unit
+        .split('/')
+        .any(|name| name.eq_ignore_ascii_case(unit))
+}
+
+fn rank(row: &Nvlink5, report: &Report<'_>) -> (bool, bool) {
+    (names(row, report.unit), row.fatal)
+}

@@ -1,0 +1,418 @@
+//! The rows of the catalogue and the files that they are read from.
+//!
+//! Each file is a table of tab-separated columns under one header row, compiled in;
+//! `data/README.md` says what the columns mean and where their facts come from.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use contract::{ProcessingStrategy, RecommendedAction, parse_action};
+
+use super::nic::{NicDriver, Pattern};
+use super::nvlink5::Bits;
+
+/// Text of a row: compiled in, or from a file of changes.
+pub type Text = Cow<'static, str>;
+
+/// What is known of one XID code.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Xid {
+    /// The code.
+    pub code: u32,
+    /// The publisher's name of it.
+    pub mnemonic: Text,
+    /// What happened, for people.
+    pub meaning: Text,
+    /// Whether work on the GPU must stop.
+    pub fatal: bool,
+    /// What mends it.
+    pub action: RecommendedAction,
+    /// Where the cause lies: `application`, `gpu`, `nvlink`, `memory`, `firmware`, `node`
+    /// or `unused`.
+    pub scope: Text,
+    /// What else to know; may be empty.
+    pub note: Text,
+    /// How sure the verdict is.
+    pub confidence: Confidence,
+    /// Where the facts come from.
+    pub source: Text,
+    /// Set where a file of changes decided the verdict.
+    pub changed: Option<Changed>,
+}
+
+/// What is known of one `SXid` code of an `NVSwitch`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sxid {
+    /// The code.
+    pub code: u32,
+    /// The publisher's name of it.
+    pub name: Text,
+    /// What happened, for people.
+    pub meaning: Text,
+    /// How grave the publisher calls it.
+    pub class: SxidClass,
+    /// The verdict that a file of changes fixed; else the line's own word decides.
+    pub fixed: Option<(bool, RecommendedAction)>,
+    /// What else to know; may be empty.
+    pub note: Text,
+    /// How sure the row is.
+    pub confidence: Confidence,
+    /// Where the facts come from.
+    pub source: Text,
+    /// Set where a file of changes decided the verdict.
+    pub changed: Option<Changed>,
+}
+
+/// What an XID of 144 to 150 means by the words in its line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nvlink5 {
+    /// The XID code.
+    pub code: u32,
+    /// Names of the unit, the first being the publisher's short one.
+    pub unit: Text,
+    /// Which `IntrInfo` words of drivers before R575 it covers.
+    pub before_r575: Bits,
+    /// Which `IntrInfo` words of drivers from R575 on it covers.
+    pub from_r575: Bits,
+    /// The error status words that it covers; empty: any.
+    pub status: Vec<u32>,
+    /// Whether work on the GPU must stop.
+    pub fatal: bool,
+    /// What mends it.
+    pub action: RecommendedAction,
+    /// What happened, for people.
+    pub meaning: Text,
+    /// What else to know; may be empty.
+    pub note: Text,
+    /// How sure the verdict is.
+    pub confidence: Confidence,
+    /// Where the facts come from.
+    pub source: Text,
+    /// Set where a file of changes decided the verdict.
+    pub changed: Option<Changed>,
+}
+
+/// A line of a NIC's driver that is worth an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Nic {
+    /// Name of the pattern: the error code of its events.
+    pub name: Text,
+    /// The driver whose lines it covers.
+    pub driver: NicDriver,
+    /// Which of them it covers.
+    pub pattern: Pattern,
+    /// Whether lines are looked for at all.
+    pub enabled: bool,
+    /// What its events are for: those that are only stored open no fault.
+    pub strategy: ProcessingStrategy,
+    /// Whether work on the node must stop.
+    pub fatal: bool,
+    /// What mends it.
+    pub action: RecommendedAction,
+    /// What happened, for people.
+    pub meaning: Text,
+    /// What else to know; may be empty.
+    pub note: Text,
+    /// How sure the verdict is.
+    pub confidence: Confidence,
+    /// Where the facts come from.
+    pub source: Text,
+    /// Set where a file of changes decided the verdict.
+    pub changed: Option<Changed>,
+}
+
+/// How sure a verdict is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Confidence {
+    /// The publisher's advice and what users rely on agree.
+    High,
+    /// They differ, or one of them leaves it open; the row says how it was settled.
+    Medium,
+    /// Neither says it: chosen by us from the publisher's description.
+    Low,
+}
+
+/// How grave the publisher calls an `SXid`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SxidClass {
+    /// Corrected, or harms one job only.
+    NonFatal,
+    /// Fatal to the fabric, or not: the driver says which.
+    PotentiallyFatal,
+    /// Fatal to the whole fabric.
+    AlwaysFatal,
+}
+
+/// That a file changed a verdict, and why.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Changed {
+    /// The file, and the line in it.
+    pub by: String,
+    /// The reason that it gives; may be empty.
+    pub reason: String,
+}
+
+/// A row of a data file is malformed. Never seen outside a build whose tests fail.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{file} line {line}: {what}")]
+pub struct RowError {
+    /// The data file.
+    pub file: &'static str,
+    /// Line number, the header being 1.
+    pub line: usize,
+    /// What is wrong.
+    pub what: String,
+}
+
+/// A data file.
+#[derive(Clone, Copy)]
+pub(super) struct Table {
+    pub(super) file: &'static str,
+    pub(super) text: &'static str,
+}
+
+pub(super) const XID: Table = Table {
+    file: "xid.tsv",
+    text: include_str!("../../data/xid.tsv"),
+};
+pub(super) const SXID: Table = Table {
+    file: "sxid.tsv",
+    text: include_str!("../../data/sxid.tsv"),
+};
+pub(super) const NVLINK5: Table = Table {
+    file: "nvlink5.tsv",
+    text: include_str!("../../data/nvlink5.tsv"),
+};
+pub(super) const NIC: Table = Table {
+    file: "nic.tsv",
+    text: include_str!("../../data/nic.tsv"),
+};
+
+// === impl Table ===
+
+impl Table {
+    /// Its rows, each through `read`, which says what is wrong with one.
+    pub(super) fn rows<T, const N: usize>(
+        self,
+        read: impl Fn([&'static str; N]) -> Result<T, String>,
+    ) -> impl Iterator<Item = Result<T, RowError>> {
+        (1..)
+            .zip(self.text.lines())
+            .skip(1)
+            .filter(|(_, text)| !text.trim().is_empty())
+            .map(move |(line, text)| {
+                let fail = |what| RowError {
+                    file: self.file,
+                    line,
+                    what,
+                };
+                let fields: Vec<&'static str> = text.split('\t').collect();
+                let found = fields.len();
+                let fields = fields
+                    .try_into()
+                    .map_err(|_| fail(format!("{found} columns, {N} expected")))?;
+                read(fields).map_err(fail)
+            })
+    }
+}
+
+pub(super) fn xid(
+    [
+        code,
+        mnemonic,
+        meaning,
+        fatal,
+        action,
+        scope,
+        note,
+        confidence,
+        source,
+    ]: [&'static str; 9],
+) -> Result<Xid, String> {
+    Ok(Xid {
+        code: number(code)?,
+        mnemonic: mnemonic.into(),
+        meaning: meaning.into(),
+        fatal: truth(fatal)?,
+        action: action_of(action)?,
+        scope: scope.into(),
+        note: note.into(),
+        confidence: Confidence::parse(confidence)?,
+        source: source.into(),
+        changed: None,
+    })
+}
+
+pub(super) fn sxid(
+    [code, name, meaning, class, note, confidence, source]: [&'static str; 7],
+) -> Result<Sxid, String> {
+    Ok(Sxid {
+        code: number(code)?,
+        name: name.into(),
+        meaning: meaning.into(),
+        class: match class {
+            "non-fatal" => SxidClass::NonFatal,
+            "potentially-fatal" => SxidClass::PotentiallyFatal,
+            "always-fatal" => SxidClass::AlwaysFatal,
+            _ => return Err(format!("class '{class}' is unknown")),
+        },
+        fixed: None,
+        note: note.into(),
+        confidence: Confidence::parse(confidence)?,
+        source: source.into(),
+        changed: None,
+    })
+}
+
+pub(super) fn nvlink5(
+    [
+        code,
+        unit,
+        before_r575,
+        from_r575,
+        status,
+        action,
+        meaning,
+        note,
+        confidence,
+        source,
+    ]: [&'static str; 10],
+) -> Result<Nvlink5, String> {
+    let action = action_of(action)?;
+    let bits = |text| Bits::parse(text).ok_or_else(|| format!("'{text}' is no bit pattern"));
+    let status = match status {
+        "-" => Vec::new(),
+        list => list
+            .split('/')
+            .map(|word| hex(word).ok_or_else(|| format!("status '{word}' is no hexadecimal word")))
+            .collect::<Result<_, _>>()?,
+    };
+    Ok(Nvlink5 {
+        code: number(code)?,
+        unit: unit.into(),
+        before_r575: bits(before_r575)?,
+        from_r575: bits(from_r575)?,
+        status,
+        fatal: action != RecommendedAction::None,
+        action,
+        meaning: meaning.into(),
+        note: note.into(),
+        confidence: Confidence::parse(confidence)?,
+        source: source.into(),
+        changed: None,
+    })
+}
+
+pub(super) fn nic(
+    [
+        name,
+        driver,
+        pattern,
+        default,
+        fatal,
+        action,
+        meaning,
+        note,
+        confidence,
+        source,
+    ]: [&'static str; 10],
+) -> Result<Nic, String> {
+    let (enabled, strategy) = match default {
+        "on" => (true, ProcessingStrategy::ExecuteRemediation),
+        "store-only" => (true, ProcessingStrategy::StoreOnly),
+        "off" => (false, ProcessingStrategy::ExecuteRemediation),
+        _ => {
+            return Err(format!(
+                "default '{default}' is neither on, store-only nor off"
+            ));
+        }
+    };
+    Ok(Nic {
+        name: name.into(),
+        driver: match driver {
+            "mlx5_core" => NicDriver::Mlx5,
+            "efa" => NicDriver::Efa,
+            _ => return Err(format!("driver '{driver}' is unknown")),
+        },
+        pattern: Pattern::parse(pattern),
+        enabled,
+        strategy,
+        fatal: truth(fatal)?,
+        action: action_of(action)?,
+        meaning: meaning.into(),
+        note: note.into(),
+        confidence: Confidence::parse(confidence)?,
+        source: source.into(),
+        changed: None,
+    })
+}
+
+/// `0x0000001f`.
+pub(super) fn hex(word: &str) -> Option<u32> {
+    let digits = word
+        .strip_prefix("0x")
+        .or_else(|| word.strip_prefix("0X"))?;
+    u32::from_str_radix(digits, 16).ok()
+}
+
+fn number(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| "code is no number".to_owned())
+}
+
+fn truth(text: &str) -> Result<bool, String> {
+    text.parse()
+        .map_err(|_| "fatal is neither true nor false".to_owned())
+}
+
+fn action_of(text: &str) -> Result<RecommendedAction, String> {
+    parse_action(text)
+        .and_then(|number| RecommendedAction::try_from(number).ok())
+        .ok_or_else(|| format!("action '{text}' is no RecommendedAction"))
+}
+
+// === impl Confidence ===
+
+impl Confidence {
+    /// Its word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::High => "high",
+            Self::Medium => "medium",
+            Self::Low => "low",
+        }
+    }
+
+    fn parse(text: &str) -> Result<Self, String> {
+        match text {
+            "high" => Ok(Self::High),
+            "medium" => Ok(Self::Medium),
+            "low" => Ok(Self::Low),
+            _ => Err(format!("confidence '{text}' is unknown")),
+        }
+    }
+}
+
+// === impl SxidClass ===
+
+impl SxidClass {
+    /// Its word.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NonFatal => "non-fatal",
+            Self::PotentiallyFatal => "potentially fatal",
+            Self::AlwaysFatal => "always fatal",
+        }
+    }
+}
+
+// === impl Changed ===
+
+impl fmt::Display for Changed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.by)?;
+        if self.reason.is_empty() {
+            return Ok(());
+        }
+        write!(f, ": {}", self.reason)
+    }
+}

@@ -1,0 +1,266 @@
+use RecommendedAction::{ComponentReset, ContactSupport, None, RestartBm, RestartVm};
+
+use super::*;
+
+fn all<T>(rows: impl Iterator<Item = Result<T, RowError>>) -> usize {
+    let rows: Result<Vec<T>, RowError> = rows.collect();
+    rows.unwrap().len()
+}
+
+#[test]
+fn every_row_of_the_data_files_is_read() {
+    let catalog = Catalog::builtin();
+    let xids = all(rows::XID.rows(rows::xid));
+    assert_eq!(
+        (xids, catalog.xids().count()),
+        (172, 172),
+        "a code stands twice"
+    );
+    let sxids = all(rows::SXID.rows(rows::sxid));
+    assert_eq!(
+        (sxids, catalog.sxids().count()),
+        (93, 93),
+        "a code stands twice"
+    );
+    // 95 rows of the publisher, three of them with a second pattern.
+    let nvlink5 = all(rows::NVLINK5.rows(rows::nvlink5));
+    assert_eq!((nvlink5, catalog.nvlink5().len()), (98, 98));
+    assert_eq!(all(rows::NIC.rows(rows::nic)), catalog.nics().len());
+}
+
+#[test]
+fn every_row_says_what_it_means_and_where_that_comes_from() {
+    let catalog = Catalog::builtin();
+    let texts = |meaning: &str, source: &str, title: &str| {
+        assert!(
+            !meaning.is_empty() && meaning.len() <= 160,
+            "{title}: {meaning}"
+        );
+        assert!(
+            !meaning.ends_with('.') && meaning.is_ascii(),
+            "{title}: {meaning}"
+        );
+        assert!(!source.is_empty(), "{title}");
+    };
+    for row in catalog.xids() {
+        texts(&row.meaning, &row.source, &row.mnemonic);
+        assert!(!row.mnemonic.is_empty());
+        assert!(
+            !row.fatal || row.action != None,
+            "fatal without an action: {row:?}"
+        );
+        // A job's own crash says nothing about the GPU.
+        assert!(row.scope != "application" || !row.fatal, "{row:?}");
+    }
+    for row in catalog.sxids() {
+        texts(&row.meaning, &row.source, &row.name);
+    }
+    for row in catalog.nvlink5() {
+        texts(&row.meaning, &row.source, &row.key());
+        assert_eq!(row.fatal, row.action != None, "{row:?}");
+    }
+    for row in catalog.nics() {
+        texts(&row.meaning, &row.source, &row.name);
+        assert_eq!(row.fatal, row.action != None, "{row:?}");
+    }
+}
+
+#[test]
+fn actions_are_those_that_users_rely_on() {
+    for (code, fatal, action) in [
+        (13, false, None),
+        (31, false, None),
+        (43, false, None),
+        (45, false, None),
+        (48, true, ComponentReset),
+        (63, false, None),
+        (64, true, ComponentReset),
+        (74, true, ContactSupport),
+        (79, true, RestartBm),
+        (94, false, None),
+        (95, true, ComponentReset),
+        (109, true, ComponentReset),
+        (119, true, ComponentReset),
+        (151, true, RestartVm),
+        (162, false, None),
+    ] {
+        let verdict = Catalog::builtin().judge_xid(code, "");
+        assert_eq!(
+            (verdict.fatal, verdict.action),
+            (fatal, action),
+            "XID {code}"
+        );
+    }
+}
+
+#[test]
+fn xid_154_is_judged_by_its_text() {
+    for (text, action) in [
+        (
+            "changed from 0x0 (None) to 0x1 (GPU Reset Required)",
+            ComponentReset,
+        ),
+        (
+            "changed from 0x0 (None) to 0x4 (Drain and Reset)",
+            ComponentReset,
+        ),
+        ("changed from 0x0 (None) to 0x3 (Drain P2P)", ComponentReset),
+        (
+            "changed from 0x0 (None) to 0x2 (Node Reboot Required)",
+            RestartBm,
+        ),
+        ("changed from 0x1 (GPU Reset Required) to 0x0 (None)", None),
+        // The names of drivers from R610 on.
+        ("changed from 0x0 (None) to 0x1 (PF FLR)", ComponentReset),
+        ("changed from 0x0 (None) to 0x2 (OS Reboot)", RestartBm),
+        // A name that is not known: the number still is.
+        ("changed from 0x0 (None) to 0x2 (Sing a Song)", RestartBm),
+        (
+            "changed from 0x0 (None) to 0x4 (Sing a Song)",
+            ComponentReset,
+        ),
+        (
+            "changed from 0x0 (None) to 0x9 (Sing a Song)",
+            ContactSupport,
+        ),
+        ("no parentheses at all", ContactSupport),
+        ("", ContactSupport),
+        (")(", ContactSupport),
+    ] {
+        let verdict = Catalog::builtin().judge_xid(154, text);
+        assert_eq!(verdict.action, action, "{text}");
+        assert_eq!(verdict.fatal, action != None, "{text}");
+        assert_eq!(verdict.healthy, action == None, "{text}");
+    }
+}
+
+#[test]
+fn a_code_without_a_row_is_kept_and_stops_nothing() {
+    let verdict = Catalog::builtin().judge_xid(999, "");
+    assert_eq!(
+        (verdict.fatal, verdict.action),
+        (false, RecommendedAction::Unknown)
+    );
+    // For a switch the driver itself says how grave it is.
+    for (word, fatal) in [
+        (Some(true), true),
+        (Some(false), false),
+        (Option::None, false),
+    ] {
+        assert_eq!(Catalog::builtin().judge_sxid(28006, word).fatal, fatal);
+    }
+}
+
+#[test]
+fn an_sxid_is_as_grave_as_its_line_says_and_else_as_its_class() {
+    for (code, word, fatal) in [
+        (24007, Some(true), true),
+        (24007, Some(false), false),
+        (24007, Option::None, false),
+        (23001, Option::None, true),
+        (20001, Some(true), true),
+        (20001, Option::None, false),
+    ] {
+        let verdict = Catalog::builtin().judge_sxid(code, word);
+        let action = if fatal { ContactSupport } else { None };
+        assert_eq!(
+            (verdict.fatal, verdict.action),
+            (fatal, action),
+            "{code} {word:?}"
+        );
+    }
+}
+
+/// The publisher's table, row by row: every word that a row covers is judged by it, in
+/// both layouts, with the driver known and not known.
+#[test]
+fn every_nvlink5_row_is_found_by_its_own_words() {
+    let catalog = Catalog::builtin();
+    for row in catalog.nvlink5() {
+        let unit = row.unit.split('/').next().unwrap();
+        let statuses = if row.status.is_empty() {
+            vec![0, 7, u32::MAX]
+        } else {
+            row.status.clone()
+        };
+        let word = |bits: Bits, any: char| {
+            let text = bits.to_string().replace('-', &any.to_string());
+            u32::from_str_radix(&text, 2).unwrap()
+        };
+        for status in statuses {
+            for (branch, bits) in [(570, row.before_r575), (580, row.from_r575)] {
+                // Bits that do not matter are ones where no other row minds them.
+                let other = |intr_info| {
+                    catalog.nvlink5().iter().any(|it| {
+                        let theirs = if branch < 575 {
+                            it.before_r575
+                        } else {
+                            it.from_r575
+                        };
+                        it.code == row.code && it.unit != row.unit && theirs.covers(intr_info)
+                    })
+                };
+                let zeros = word(bits, '0');
+                assert!(bits.covers(zeros));
+                assert!(
+                    !other(zeros) || row.unit.contains("PIPE") || row.code == 150,
+                    "{row:?}"
+                );
+                let report = Report {
+                    unit,
+                    severity: Option::None,
+                    intr_info: zeros,
+                    error_status: status,
+                };
+                for branch in [Some(branch), Option::None] {
+                    let verdict = catalog.judge_nvlink5(row.code, &report, branch);
+                    assert_eq!(
+                        (verdict.fatal, verdict.action, &verdict.meaning),
+                        (row.fatal, row.action, &row.meaning),
+                        "{} on {branch:?}",
+                        row.key()
+                    );
+                    assert_eq!(verdict.basis.is_some(), branch.is_none());
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn bit_patterns_are_read_and_shown() {
+    let text = "------100101----------0111000110";
+    let bits = Bits::parse(text).unwrap();
+    assert_eq!(
+        (bits.to_string().as_str(), bits.reason()),
+        (text, 0b10_0101)
+    );
+    assert!(bits.covers(0x0255_25c6) && !bits.covers(0x0265_25c6));
+    for wrong in [
+        "",
+        "1",
+        "------100101----------01110001102",
+        "------100101----------011100011x",
+    ] {
+        assert_eq!(Bits::parse(wrong), Option::None, "{wrong}");
+    }
+}
+
+#[test]
+fn a_malformed_row_is_named() {
+    for (row, what) in [
+        ("1\tA\tm\ttrue\tNONE\tgpu\t\thigh", "8 columns, 9 expected"),
+        ("x\tA\tm\ttrue\tNONE\tgpu\t\thigh\ts", "code"),
+        ("1\tA\tm\tyes\tNONE\tgpu\t\thigh\ts", "fatal"),
+        ("1\tA\tm\ttrue\tREBOOT\tgpu\t\thigh\ts", "action"),
+        ("1\tA\tm\ttrue\tNONE\tgpu\t\tsure\ts", "confidence"),
+    ] {
+        let text: &'static str = Box::leak(format!("h\n{row}").into_boxed_str());
+        let table = rows::Table {
+            file: "t.tsv",
+            text,
+        };
+        let error = table.rows(rows::xid).next().unwrap().unwrap_err();
+        assert!(error.line == 2 && error.what.contains(what), "{error}");
+    }
+}

@@ -1,0 +1,373 @@
+//! What of the lines is worth an event: the decoder with the little memory that this needs.
+//!
+//! It knows which GPU sits at which PCI address, as [`Machine`] or else the kernel itself
+//! said, and which GPUs have just reported an XID: a driver that prints XID 79 also
+//! prints "GPU has fallen off the bus", and that is one fault, not two. What is not known
+//! is left out of a finding; no line is lost for it.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+
+use contract::{ProcessingStrategy, RecommendedAction, keys};
+use jiff::{SignedDuration, Timestamp};
+use memchr::{memchr, memchr_iter};
+
+use super::{
+    Fallen, Finding, Kind, Line, MAX_NICS, Machine, NicLine, Reset, SxidLine, XidLine, decode,
+};
+use crate::catalog::{Catalog, Text, Verdict};
+use crate::fault::normalise_pci;
+
+/// How long after an XID of a GPU a "fallen off the bus" line of it adds nothing.
+const SAME_FALL: SignedDuration = SignedDuration::from_mins(5);
+/// Most GPUs, and most recent XIDs, that are remembered: far above any machine.
+const REMEMBERED: usize = 1024;
+/// Longest earlier lines that are kept with a finding (bytes). The driver's have 80.
+const MAX_EARLIER_BYTES: usize = 1024;
+
+/// Decodes the records of one kernel log in their order.
+#[derive(Debug)]
+pub struct KernelLogDecoder {
+    catalog: Arc<Catalog>,
+    machine: Option<Machine>,
+    /// Name of a NIC's RDMA device by PCI address with function, or by network interface.
+    nics: BTreeMap<String, String>,
+    /// UUID by PCI address, as lines of the log said.
+    uuids: HashMap<String, String>,
+    recent_xids: VecDeque<(String, Timestamp)>,
+    /// The first lines of a message of three, until the third has come.
+    fall: Option<Fall>,
+}
+
+/// What the first lines of a message said.
+#[derive(Debug)]
+struct Fall {
+    pci: String,
+    pci_id: Option<String>,
+    lines: String,
+}
+
+// === impl KernelLogDecoder ===
+
+impl Default for KernelLogDecoder {
+    fn default() -> Self {
+        Self::new(Arc::new(Catalog::builtin().clone()))
+    }
+}
+
+impl KernelLogDecoder {
+    /// A decoder that judges by this catalogue.
+    pub fn new(catalog: Arc<Catalog>) -> Self {
+        Self {
+            catalog,
+            machine: None,
+            nics: BTreeMap::new(),
+            uuids: HashMap::new(),
+            recent_xids: VecDeque::new(),
+            fall: None,
+        }
+    }
+
+    /// What is known of the machine from now on; `None`: nothing but what the log says.
+    pub fn set_machine(&mut self, machine: Option<Machine>) {
+        self.machine = machine;
+    }
+
+    /// What is known of the machine.
+    pub fn machine(&self) -> Option<&Machine> {
+        self.machine.as_ref()
+    }
+
+    /// The NICs of the machine: the name of the RDMA device (`mlx5_0`) by PCI address with
+    /// function (`0000:9a:00.0`, lower case), and by network interface where that is known.
+    /// At most [`MAX_NICS`] are kept.
+    pub fn set_nics(&mut self, nics: BTreeMap<String, String>) {
+        self.nics = nics.into_iter().take(MAX_NICS).collect();
+    }
+
+    /// The faults in a record, which is one line or several. `at` is the record's own time,
+    /// or the newest one known where it has none.
+    pub fn record(&mut self, text: &[u8], at: Timestamp) -> Vec<Finding> {
+        if !super::may_say_something(text) {
+            return Vec::new();
+        }
+        if memchr(b'\n', text).is_none() {
+            return self.one(text, at).into_iter().collect();
+        }
+        let mut found = Vec::new();
+        let mut from = 0;
+        for end in memchr_iter(b'\n', text).chain([text.len()]) {
+            found.extend(self.one(text.get(from..end).unwrap_or_default(), at));
+            from = end + 1;
+        }
+        // An XID behind the words about the fall tells the same.
+        let fell_with_xid: Vec<String> = found.iter().filter_map(Finding::xid_of).collect();
+        found.retain(|finding| {
+            !matches!(finding.kind, Kind::FallenOffBus { .. })
+                || !fell_with_xid
+                    .iter()
+                    .any(|pci| finding.pci.as_ref() == Some(pci))
+        });
+        // The record is the message of each of them, and has these lines.
+        for finding in &mut found {
+            finding.earlier_lines = None;
+        }
+        found
+    }
+
+    /// The first fault in a record.
+    pub fn line(&mut self, text: &[u8], at: Timestamp) -> Option<Finding> {
+        self.record(text, at).into_iter().next()
+    }
+
+    fn one(&mut self, line: &[u8], at: Timestamp) -> Option<Finding> {
+        match decode(line)? {
+            Line::GpuName { pci, uuid } => {
+                self.learn(normalise_pci(pci), uuid);
+                None
+            }
+            Line::Xid(xid) => Some(self.xid(&xid, at)),
+            Line::Sxid(sxid) => Some(self.sxid(&sxid)),
+            Line::Fallen(part) => self.fallen(part, line, at),
+            Line::Reset(reset) => Some(self.reset(reset)),
+            Line::Nic(nic) => self.nic(&nic),
+        }
+    }
+
+    /// A GPU's name, which changes where the GPU is replaced.
+    fn learn(&mut self, pci: String, uuid: &str) {
+        if self.uuids.len() >= REMEMBERED && !self.uuids.contains_key(&pci) {
+            // No machine has so many. The driver names a GPU again before its next XID.
+            self.uuids.clear();
+        }
+        self.uuids.insert(pci, uuid.to_owned());
+    }
+
+    fn xid(&mut self, xid: &XidLine<'_>, at: Timestamp) -> Finding {
+        let pci = normalise_pci(xid.pci);
+        if self.recent_xids.len() >= REMEMBERED {
+            self.recent_xids.pop_front();
+        }
+        self.recent_xids.push_back((pci.clone(), at));
+        self.fall = None;
+        let report = xid.nvlink5();
+        let branch = self.machine.as_ref().and_then(Machine::driver_branch);
+        let verdict = match &report {
+            Some(report) => self.catalog.judge_nvlink5(xid.code, report, branch),
+            None => self.catalog.judge_xid(xid.code, xid.message),
+        };
+        let kind = Kind::Xid {
+            code: xid.code,
+            unit: report.map(|report| report.unit.to_owned()),
+        };
+        let mut finding = self.finding(kind, verdict);
+        finding.gpu_uuid = self.uuid_at(&pci);
+        finding.pci = Some(pci);
+        finding.mig = xid.mig;
+        finding.pid = xid.pid;
+        finding.process = xid.process.map(str::to_owned);
+        finding.parts = parts(xid);
+        if let Some(code) = finding.code() {
+            finding.cancels = self.catalog.cancelled_by(&code).to_vec();
+        }
+        finding
+    }
+
+    fn sxid(&self, sxid: &SxidLine<'_>) -> Finding {
+        let kind = Kind::Sxid {
+            code: sxid.code,
+            switch: sxid.switch,
+        };
+        let mut finding = self.finding(kind, self.catalog.judge_sxid(sxid.code, sxid.fatal));
+        let pci = normalise_pci(sxid.pci);
+        if let Some(link) = sxid.link {
+            finding.parts = vec![(keys::ENTITY_NVLINK, link.to_string())];
+            let machine = self.machine.as_ref();
+            if let Some(gpu) = machine.and_then(|machine| machine.gpu_linked_to(&pci, link)) {
+                finding.gpu_index = gpu.index;
+                finding.gpu_uuid.clone_from(&gpu.uuid);
+            }
+        }
+        finding.pci = Some(pci);
+        finding
+    }
+
+    /// Takes in a part of the message that a GPU has fallen off the bus. Parts in records
+    /// of their own may have lines of others between them, but none of the driver about
+    /// another such message.
+    fn fallen(&mut self, part: Fallen<'_>, line: &[u8], at: Timestamp) -> Option<Finding> {
+        let earlier = self.fall.take();
+        let fall = match (part.pci, earlier) {
+            (Some(pci), _) => Fall {
+                pci: normalise_pci(pci),
+                pci_id: part.pci_id.map(str::to_owned),
+                lines: String::new(),
+            },
+            (None, Some(fall)) => Fall {
+                pci_id: part.pci_id.map(str::to_owned).or(fall.pci_id),
+                ..fall
+            },
+            // The rest of a message whose beginning was not read: no GPU is named.
+            (None, None) => return None,
+        };
+        if !part.fell {
+            let mut lines = fall.lines;
+            if lines.len() + line.len() < MAX_EARLIER_BYTES {
+                lines.push_str(&String::from_utf8_lossy(line));
+                lines.push('\n');
+            }
+            self.fall = Some(Fall { lines, ..fall });
+            return None;
+        }
+        let told = self.recent_xids.iter().any(|(address, time)| {
+            *address == fall.pci && at.duration_since(*time).abs() <= SAME_FALL
+        });
+        if told {
+            return None;
+        }
+        let kind = Kind::FallenOffBus {
+            pci_id: fall.pci_id,
+        };
+        let mut finding = self.finding(
+            kind,
+            fatal(
+                RecommendedAction::RestartBm,
+                "The GPU no longer answers on the PCIe bus",
+            ),
+        );
+        finding.gpu_uuid = self.uuid_at(&fall.pci);
+        finding.pci = Some(fall.pci);
+        finding.earlier_lines = (!fall.lines.is_empty()).then_some(fall.lines);
+        Some(finding)
+    }
+
+    fn reset(&self, reset: Reset<'_>) -> Finding {
+        let verdict = if reset.succeeded {
+            Verdict {
+                healthy: true,
+                fatal: false,
+                action: RecommendedAction::None,
+                meaning: "The GPU was reset".into(),
+                basis: None,
+            }
+        } else {
+            fatal(
+                RecommendedAction::RestartVm,
+                "The reset of the GPU failed; the machine is restarted instead",
+            )
+        };
+        let mut finding = self.finding(Kind::Reset, verdict);
+        let gpu = self
+            .machine
+            .as_ref()
+            .and_then(|machine| machine.gpu_with_uuid(reset.uuid));
+        let of_log = || {
+            self.uuids
+                .iter()
+                .find(|(_, uuid)| uuid.eq_ignore_ascii_case(reset.uuid))
+                .map(|(pci, _)| pci.clone())
+        };
+        // As the machine writes the UUID, so that it is the one of the fault.
+        let uuid = gpu.and_then(|gpu| gpu.uuid.clone());
+        finding.pci = gpu.and_then(|gpu| gpu.pci.clone()).or_else(of_log);
+        finding.gpu_uuid = Some(uuid.unwrap_or_else(|| reset.uuid.to_owned()));
+        finding
+    }
+
+    fn nic(&self, line: &NicLine<'_>) -> Option<Finding> {
+        let row = self.catalog.nic_pattern(line.driver, line.message)?;
+        let pci = line.pci.map(str::to_ascii_lowercase);
+        let printed = pci.clone().or(line.device.map(str::to_owned));
+        let device = printed.map(|printed| self.nics.get(&printed).cloned().unwrap_or(printed));
+        let kind = Kind::Nic {
+            pattern: row.name.to_string(),
+            device,
+        };
+        let mut finding = self.finding(kind, row.verdict());
+        finding.pci = pci;
+        finding.strategy = row.strategy;
+        Some(finding)
+    }
+
+    fn finding(&self, kind: Kind, verdict: Verdict) -> Finding {
+        let chassis = self.machine.as_ref().and_then(Machine::chassis_serial);
+        Finding {
+            kind,
+            healthy: verdict.healthy,
+            pci: None,
+            gpu_uuid: None,
+            gpu_index: None,
+            mig: None,
+            parts: Vec::new(),
+            pid: None,
+            process: None,
+            fatal: verdict.fatal,
+            action: verdict.action,
+            meaning: verdict.meaning,
+            basis: verdict.basis,
+            strategy: ProcessingStrategy::ExecuteRemediation,
+            cancels: Vec::new(),
+            chassis_serial: chassis.map(str::to_owned),
+            earlier_lines: None,
+        }
+    }
+
+    /// UUID of the GPU at a normalised PCI address. The machine's word counts before the
+    /// log's: a line of the log may be from before a GPU was replaced.
+    fn uuid_at(&self, pci: &str) -> Option<String> {
+        let of_machine = self
+            .machine
+            .as_ref()
+            .and_then(|machine| machine.gpu_at(pci)?.uuid.clone());
+        of_machine.or_else(|| self.uuids.get(pci).cloned())
+    }
+}
+
+// === impl Finding ===
+
+impl Finding {
+    /// The GPU, where this is an XID of it.
+    fn xid_of(&self) -> Option<String> {
+        matches!(self.kind, Kind::Xid { .. })
+            .then(|| self.pci.clone())
+            .flatten()
+    }
+}
+
+/// What describes an XID further: the compute unit of 13, link and registers of 74.
+fn parts(xid: &XidLine<'_>) -> Vec<(&'static str, String)> {
+    const REGISTERS: [&str; 7] = ["REG0", "REG1", "REG2", "REG3", "REG4", "REG5", "REG6"];
+    match xid.code {
+        13 => xid.unit().map_or_else(Vec::new, |unit| {
+            [("GPC", unit.gpc), ("TPC", unit.tpc), ("SM", unit.sm)]
+                .map(|(kind, number)| (kind, number.to_string()))
+                .into()
+        }),
+        74 => xid.link().map_or_else(Vec::new, |(link, registers)| {
+            let words = registers.into_iter().flatten();
+            [(keys::ENTITY_NVLINK, link.to_string())]
+                .into_iter()
+                .chain(
+                    REGISTERS
+                        .into_iter()
+                        .zip(words)
+                        .map(|(kind, word)| (kind, format!("{word:032b}"))),
+                )
+                .collect()
+        }),
+        _ => Vec::new(),
+    }
+}
+
+fn fatal(action: RecommendedAction, meaning: &'static str) -> Verdict {
+    Verdict {
+        healthy: false,
+        fatal: true,
+        action,
+        meaning: Text::Borrowed(meaning),
+        basis: None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

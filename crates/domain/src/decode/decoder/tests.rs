@@ -1,0 +1,698 @@
+use std::fmt::Write as _;
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::catalog::Overrides;
+
+const T0: Timestamp = Timestamp::UNIX_EPOCH;
+const UUID: &str = "GPU-aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee";
+
+/// A GPU at 0000:b3:00, linked to link 44 of the switch at 0000:c1:00.
+const MACHINE: &str = r#"{"driver_version": "580.65.06", "chassis_serial": "42", "gpus": [
+    {"gpu_id": 6, "uuid": "GPU-aa", "pci_address": "0000:b3:00.0", "nvlinks": [
+        {"link_id": 0, "remote_pci_address": "0000:c1:00.0", "remote_link_id": 44}]}]}"#;
+
+fn on_a_known_machine() -> KernelLogDecoder {
+    let mut decoder = KernelLogDecoder::default();
+    decoder.set_machine(Some(Machine::parse(MACHINE).unwrap()));
+    decoder
+}
+
+fn one(decoder: &mut KernelLogDecoder, line: &str) -> Finding {
+    let mut found = decoder.record(line.as_bytes(), T0);
+    assert_eq!(found.len(), 1, "{line}: {found:?}");
+    found.remove(0)
+}
+
+/// Entities as `PCI=0000:b3:00 GPU_UUID=GPU-aa`.
+fn entities(finding: &Finding) -> String {
+    let mut text = String::new();
+    for entity in finding.entities() {
+        write!(text, "{}={} ", entity.entity_type, entity.entity_value).unwrap();
+    }
+    text.trim_end().to_owned()
+}
+
+#[test]
+fn a_gpu_is_known_by_its_uuid_once_the_kernel_said_it() {
+    let mut decoder = KernelLogDecoder::default();
+    let xid = "NVRM: Xid (PCI:0000:b3:00): 48, pid=1, name=a, DBE";
+    assert_eq!(one(&mut decoder, xid).gpu_uuid, None);
+    let map = format!("NVRM: GPU at PCI:0000:B3:00: {UUID}");
+    assert_eq!(decoder.record(map.as_bytes(), T0), []);
+    let finding = one(&mut decoder, xid);
+    assert_eq!(
+        entities(&finding),
+        format!("PCI=0000:b3:00 GPU_UUID={UUID}")
+    );
+    assert_eq!(
+        (finding.check(), finding.code().as_deref()),
+        ("SysLogsXIDError", Some("48"))
+    );
+    // The GPU is replaced: the newest line counts.
+    decoder.record(b"NVRM: GPU at PCI:0000:b3:00: GPU-ff", T0);
+    assert_eq!(one(&mut decoder, xid).gpu_uuid.as_deref(), Some("GPU-ff"));
+}
+
+#[test]
+fn the_newest_gpus_are_known_however_many_there_were() {
+    let mut decoder = KernelLogDecoder::default();
+    for bus in 0..3 * REMEMBERED {
+        let line = format!("NVRM: GPU at PCI:{bus:04x}:b3:00: GPU-{bus:08x}");
+        decoder.record(line.as_bytes(), T0);
+    }
+    let last = 3 * REMEMBERED - 1;
+    let line = format!("NVRM: Xid (PCI:{last:04x}:b3:00): 48, DBE");
+    let uuid = one(&mut decoder, &line).gpu_uuid;
+    assert_eq!(uuid, Some(format!("GPU-{last:08x}")));
+    assert!(decoder.uuids.len() <= REMEMBERED);
+}
+
+#[test]
+fn what_is_known_of_the_machine_names_the_gpu_and_its_lack_loses_nothing() {
+    let xid = "NVRM: Xid (PCI:0000:b3:00): 48, pid=1, name=a, DBE";
+    let mut decoder = KernelLogDecoder::default();
+    decoder.record(b"NVRM: GPU at PCI:0000:b3:00: GPU-bb", T0);
+    decoder.set_machine(Some(Machine::parse(MACHINE).unwrap()));
+    let finding = one(&mut decoder, xid);
+    assert_eq!(finding.gpu_uuid.as_deref(), Some("GPU-aa"));
+    assert_eq!(finding.metadata()[0], ("chassis_serial", "42".to_owned()));
+    // A machine that does not know this GPU, or none at all: the log's own word.
+    for machine in [Some(Machine::default()), None] {
+        decoder.set_machine(machine);
+        let finding = one(&mut decoder, xid);
+        assert_eq!(finding.gpu_uuid.as_deref(), Some("GPU-bb"));
+        let meaning = ("gpuwarden.dev/meaning", finding.meaning.to_string());
+        assert_eq!(finding.metadata(), [meaning]);
+    }
+}
+
+#[test]
+fn what_describes_an_xid_becomes_entities() {
+    let mut decoder = on_a_known_machine();
+    let xid = |code_and_text: &str| format!("NVRM: Xid (PCI:0000:b3:00): {code_and_text}");
+    for (text, expected) in [
+        (
+            "13, pid=1, name=a, Graphics SM Warp Exception on (GPC 3, TPC 1, SM 0): x",
+            "PCI=0000:b3:00 GPU_UUID=GPU-aa GPC=3 TPC=1 SM=0",
+        ),
+        (
+            "31, Graphics SM Warp Exception on (GPC 1, TPC 0, SM 0): x",
+            "PCI=0000:b3:00 GPU_UUID=GPU-aa",
+        ),
+        (
+            "74, pid='<unknown>', name=<unknown>, NVLink: fatal error detected on link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x5)",
+            "PCI=0000:b3:00 GPU_UUID=GPU-aa NVLINK=14 \
+             REG0=00000000000000000000000000000000 REG1=00000000000000000000000000000000 \
+             REG2=00000000000000010000000000000000 REG3=00000000000000000000000000000000 \
+             REG4=00000000000000000000000000000000 REG5=00000000000000000000000000000000 \
+             REG6=00000000000000000000000000000101",
+        ),
+        (
+            "74, NVLink: fatal error detected on link 6",
+            "PCI=0000:b3:00 GPU_UUID=GPU-aa NVLINK=6",
+        ),
+    ] {
+        let finding = one(&mut decoder, &xid(text));
+        assert_eq!(entities(&finding), expected, "{text}");
+    }
+    let mig = one(
+        &mut decoder,
+        "NVRM: Xid (PCI:0000:b3:00 GPU-I:02 GPU-CI:01): 13, x",
+    );
+    assert_eq!(entities(&mig), "PCI=0000:b3:00 GPU_UUID=GPU-aa");
+    let metadata = mig.metadata();
+    assert!(metadata.contains(&("gpuwarden.dev/gpu-instance", "2".to_owned())));
+    assert!(metadata.contains(&("gpuwarden.dev/compute-instance", "1".to_owned())));
+}
+
+#[test]
+fn an_nvlink5_line_is_read_by_its_words_and_never_silently_harmless() {
+    let line = |code: u32, text: &str| format!("NVRM: Xid (PCI:0000:b3:00): {code}, {text}");
+    let (reset, none) = (RecommendedAction::ComponentReset, RecommendedAction::None);
+    let (support, unknown) = (
+        RecommendedAction::ContactSupport,
+        RecommendedAction::Unknown,
+    );
+    // Driver, code, text, error code, fatal, action, whether the verdict needs a word.
+    let table = [
+        // Two layouts of one report.
+        (
+            Some("570.86.15"),
+            149,
+            "NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x025525c6 0x00000000)",
+            "149.NETIR_LINK_EVT",
+            true,
+            reset,
+            false,
+        ),
+        (
+            Some("580.65.06"),
+            149,
+            "NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x02500011 0x00000000)",
+            "149.NETIR_LINK_EVT",
+            true,
+            reset,
+            false,
+        ),
+        (
+            None,
+            149,
+            "NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x025525c6 0x00000000)",
+            "149.NETIR_LINK_EVT",
+            true,
+            reset,
+            true,
+        ),
+        // Known to be of R580, and yet printed by an older one.
+        (
+            Some("580.65.06"),
+            149,
+            "NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x025525c6 0x00000000)",
+            "149.NETIR_LINK_EVT",
+            true,
+            reset,
+            true,
+        ),
+        // Link taken down on purpose: the action counts, not the severity.
+        (
+            Some("570.86.15"),
+            149,
+            "NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x026001c6 0x00000000)",
+            "149.NETIR_LINK_EVT",
+            false,
+            none,
+            false,
+        ),
+        (
+            Some("580.1"),
+            149,
+            "NETIR_BER_EVENT Nonfatal XC0 i0 Link 09 (0x00000013 0x00000002)",
+            "149.NETIR_BER_EVENT",
+            false,
+            none,
+            false,
+        ),
+        // The second pattern of a row: bit 7, or bit 10 before R575.
+        (
+            Some("580.1"),
+            145,
+            "RLW_RXPIPE Nonfatal XC0 i0 Link 09 (0x00000006 0x00000001)",
+            "145.RLW_RXPIPE",
+            false,
+            none,
+            false,
+        ),
+        (
+            Some("580.1"),
+            145,
+            "RLW_RXPIPE Nonfatal XC0 i0 Link 09 (0x00000086 0x00000001)",
+            "145.RLW_RXPIPE",
+            true,
+            reset,
+            false,
+        ),
+        (
+            Some("570.1"),
+            145,
+            "RLW_RXPIPE Nonfatal XC0 i0 Link 09 (0x000000c2 0x00000001)",
+            "145.RLW_RXPIPE",
+            false,
+            none,
+            false,
+        ),
+        (
+            Some("570.1"),
+            145,
+            "RLW_RXPIPE Nonfatal XC0 i0 Link 09 (0x000004c2 0x00000001)",
+            "145.RLW_RXPIPE",
+            true,
+            reset,
+            false,
+        ),
+        // Several status bits: the gravest counts, an unknown one leaves it open.
+        (
+            Some("580.1"),
+            144,
+            "SAW_MVB Fatal XC0 i0 Link 09 (0x00000001 0x00000005)",
+            "144.SAW_MVB",
+            false,
+            none,
+            false,
+        ),
+        (
+            Some("580.1"),
+            144,
+            "SAW_MVB Fatal XC0 i0 Link 09 (0x00000001 0x00000013)",
+            "144.SAW_MVB",
+            true,
+            reset,
+            false,
+        ),
+        (
+            Some("580.1"),
+            144,
+            "SAW_MVB Fatal XC0 i0 Link 09 (0x00000001 0x00000042)",
+            "144.SAW_MVB",
+            true,
+            reset,
+            false,
+        ),
+        (
+            Some("580.1"),
+            144,
+            "SAW_MVB Nonfatal XC0 i0 Link 09 (0x00000001 0x00000041)",
+            "144.SAW_MVB",
+            false,
+            unknown,
+            true,
+        ),
+        // A blank in the name; a list of status words.
+        (
+            Some("580.1"),
+            150,
+            "MSE Degraded Fatal XC0 i0 Link 00 (0x00000000 0xffffffff)",
+            "150.MSE_Degraded",
+            true,
+            reset,
+            false,
+        ),
+        (
+            Some("580.1"),
+            150,
+            "MSE_WATCHDOG Fatal XC0 i0 Link 00 (0x00000000 0x00000000)",
+            "150.MSE_WATCHDOG",
+            true,
+            reset,
+            false,
+        ),
+        (
+            None,
+            150,
+            "MSE_WATCHDOG Fatal XC0 i0 Link 00 (0x00000000 0x00000000)",
+            "150.MSE_WATCHDOG",
+            true,
+            reset,
+            true,
+        ),
+        // XID 154 says what is needed.
+        (
+            Some("580.1"),
+            145,
+            "RLW_REMAP Nonfatal XC1 i0 Link 09 (0x00000004 0x00000001)",
+            "145.RLW_REMAP",
+            false,
+            none,
+            false,
+        ),
+        // No row: the driver's word decides.
+        (
+            Some("580.1"),
+            149,
+            "NETIR_NEW Fatal XC0 i0 Link 09 (0x0000007f 0x00000001)",
+            "149.NETIR_NEW",
+            true,
+            support,
+            true,
+        ),
+        (
+            Some("580.1"),
+            149,
+            "NETIR_NEW Nonfatal XC0 i0 Link 09 (0x0000007f 0x00000001)",
+            "149.NETIR_NEW",
+            false,
+            unknown,
+            true,
+        ),
+        (
+            Some("580.1"),
+            149,
+            "NETIR_MFDE_EVENT Fatal XC0 i0 Link 09 (0x00000014 0x00000002)",
+            "149.NETIR_MFDE_EVENT",
+            true,
+            support,
+            true,
+        ),
+        (
+            None,
+            149,
+            "NETIR_NEW (0x0000007f 0x00000001)",
+            "149.NETIR_NEW",
+            true,
+            support,
+            false,
+        ),
+        // No words: the row of the code.
+        (
+            None,
+            149,
+            "NETIR_LINK_EVT Fatal",
+            "149",
+            true,
+            support,
+            false,
+        ),
+    ];
+    for (driver, code, text, error_code, fatal, action, told) in table {
+        let mut decoder = KernelLogDecoder::default();
+        decoder.set_machine(driver.map(|version| {
+            Machine::parse(&format!(r#"{{"driver_version": "{version}"}}"#)).unwrap()
+        }));
+        let finding = one(&mut decoder, &line(code, text));
+        assert_eq!(
+            finding.code().as_deref(),
+            Some(error_code),
+            "{driver:?} {text}"
+        );
+        assert_eq!(
+            (finding.fatal, finding.action),
+            (fatal, action),
+            "{driver:?} {text}"
+        );
+        assert_eq!(
+            finding.basis.is_some(),
+            told,
+            "{driver:?} {text}: {:?}",
+            finding.basis
+        );
+    }
+}
+
+#[test]
+fn an_sxid_names_switch_link_and_gpu() {
+    let fatal = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 44 timeout";
+    let mut decoder = on_a_known_machine();
+    let finding = one(&mut decoder, fatal);
+    assert_eq!(
+        entities(&finding),
+        "NVSWITCH=3 PCI=0000:c1:00 NVLINK=44 GPU=6 GPU_UUID=GPU-aa"
+    );
+    assert_eq!(
+        (finding.check(), finding.code().as_deref()),
+        ("SysLogsSXIDError", Some("24007"))
+    );
+    assert!(finding.fatal && finding.action == RecommendedAction::ContactSupport);
+    let minor = one(
+        &mut decoder,
+        "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Non-fatal, Link 44 timeout",
+    );
+    assert!(!minor.fatal && minor.action == RecommendedAction::None);
+}
+
+/// A line that the reference reads again and again, for ever, blocking all behind it.
+#[test]
+fn an_sxid_whose_link_nobody_knows_is_still_an_event() {
+    let unknown_link = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 45 timeout";
+    let no_link = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 10003, Fatal, unhandled interrupt";
+    for mut decoder in [on_a_known_machine(), KernelLogDecoder::default()] {
+        assert_eq!(
+            entities(&one(&mut decoder, unknown_link)),
+            "NVSWITCH=3 PCI=0000:c1:00 NVLINK=45"
+        );
+        let finding = one(&mut decoder, no_link);
+        assert_eq!(entities(&finding), "NVSWITCH=3 PCI=0000:c1:00");
+        assert!(finding.fatal);
+    }
+}
+
+#[test]
+fn a_reset_is_the_end_of_all_xids_of_its_gpu_or_a_fault() {
+    let mut decoder = on_a_known_machine();
+    let good = one(&mut decoder, "GPU reset executed: GPU-AA, success: true");
+    assert_eq!((good.healthy, good.fatal, good.code()), (true, false, None));
+    // The UUID is that of the machine, so that it is the one of the fault.
+    assert_eq!(entities(&good), "PCI=0000:b3:00 GPU_UUID=GPU-aa");
+    let bad = one(&mut decoder, "GPU reset executed: GPU-aa, success: false");
+    assert_eq!((bad.healthy, bad.fatal), (false, true));
+    assert_eq!(
+        (bad.check(), bad.code().as_deref(), bad.action),
+        (
+            "SysLogsXIDError",
+            Some("GPU_RESET_FAILURE"),
+            RecommendedAction::RestartVm
+        )
+    );
+}
+
+/// The other line on which the reference hangs.
+#[test]
+fn a_reset_of_a_gpu_that_nobody_knows_is_still_an_event() {
+    let mut decoder = KernelLogDecoder::default();
+    let good = one(&mut decoder, "GPU reset executed: GPU-99, success: true");
+    assert_eq!(
+        (entities(&good), good.healthy),
+        ("GPU_UUID=GPU-99".to_owned(), true)
+    );
+    // Where the log named it, its address is known.
+    decoder.record(b"NVRM: GPU at PCI:0000:b3:00: GPU-99", T0);
+    let bad = one(&mut decoder, "GPU reset executed: GPU-99, success: false");
+    assert_eq!(entities(&bad), "PCI=0000:b3:00 GPU_UUID=GPU-99");
+}
+
+#[test]
+fn a_driver_that_takes_its_advice_back_ends_the_fault() {
+    let mut decoder = KernelLogDecoder::default();
+    let advice = "NVRM: Xid (PCI:0000:b3:00): 154, GPU recovery action changed from";
+    let asked = one(
+        &mut decoder,
+        &format!("{advice} 0x0 (None) to 0x3 (Drain P2P)"),
+    );
+    assert!(asked.fatal && asked.action == RecommendedAction::ComponentReset);
+    let back = one(
+        &mut decoder,
+        &format!("{advice} 0x3 (Drain P2P) to 0x0 (None)"),
+    );
+    assert_eq!(
+        (back.healthy, back.fatal, back.code().as_deref()),
+        (true, false, Some("154"))
+    );
+}
+
+#[test]
+fn one_fall_is_one_fault() {
+    let mut decoder = KernelLogDecoder::default();
+    let at = |seconds| T0 + SignedDuration::from_secs(seconds);
+    let fallen = b"NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.";
+    let xid = b"NVRM: Xid (PCI:0000:b3:00): 79, pid=1, name=a, GPU has fallen off the bus.";
+    assert!(decoder.record(xid, at(0))[0].fatal);
+    // The addresses differ in ".0", which the reference's comparison misses.
+    assert_eq!(decoder.record(fallen, at(1)), []);
+    let other = decoder.record(
+        b"NVRM: GPU 0000:b4:00.0: GPU has fallen off the bus.",
+        at(1),
+    );
+    assert_eq!(other[0].pci.as_deref(), Some("0000:b4:00"));
+    let later = decoder.record(fallen, at(301)).remove(0);
+    assert_eq!(
+        (later.action, later.code().as_deref()),
+        (RecommendedAction::RestartBm, Some("GPU_FALLEN_OFF_BUS"))
+    );
+}
+
+#[test]
+fn a_fall_told_in_three_lines_is_one_fault_with_all_of_them() {
+    let lines = [
+        "NVRM: The NVIDIA GPU 0000:b3:00.0",
+        "NVRM: (PCI ID: 10de:2330) installed in this system has",
+        "NVRM: fallen off the bus and is not responding to commands.",
+    ];
+    let mut decoder = on_a_known_machine();
+    let whole = one(&mut decoder, &lines.join("\n"));
+    assert_eq!(
+        entities(&whole),
+        "PCI=0000:b3:00 GPU_UUID=GPU-aa PCI_ID=10de:2330"
+    );
+    assert_eq!(whole.earlier_lines, None);
+    // Each a record of its own, with others between them.
+    assert_eq!(decoder.record(lines[0].as_bytes(), T0), []);
+    assert_eq!(decoder.record(b"usb 1-1: new device", T0), []);
+    assert_eq!(decoder.record(lines[1].as_bytes(), T0), []);
+    let parts = one(&mut decoder, lines[2]);
+    assert_eq!(
+        parts.earlier_lines.as_deref(),
+        Some(&*format!("{}\n{}\n", lines[0], lines[1]))
+    );
+    assert_eq!(entities(&parts), entities(&whole));
+    // The end alone names no GPU.
+    assert_eq!(decoder.record(lines[2].as_bytes(), T0), []);
+    // With an XID in the same record, that one tells it.
+    let xid = "NVRM: Xid (PCI:0000:b3:00): 79, pid=1, name=a, GPU has fallen off the bus.";
+    let both = one(&mut decoder, &format!("{}\n{xid}", lines.join("\n")));
+    assert_eq!(both.code().as_deref(), Some("79"));
+}
+
+#[test]
+fn a_record_of_several_lines_tells_all_of_them() {
+    let mut decoder = KernelLogDecoder::default();
+    let record = "NVRM: GPU at PCI:0000:b3:00: GPU-bb\nnothing\nNVRM: Xid (PCI:0000:b3:00): 48, x\n\
+                  NVRM: Xid (PCI:0000:b4:00): 95, y\n";
+    let found = decoder.record(record.as_bytes(), T0);
+    let told: Vec<_> = found
+        .iter()
+        .map(|it| (it.code(), it.gpu_uuid.clone()))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            (Some("48".into()), Some("GPU-bb".into())),
+            (Some("95".into()), None)
+        ]
+    );
+}
+
+#[test]
+fn nic_lines_are_stored_only_until_a_file_turns_them_on() {
+    let dead = "mlx5_core 0000:9A:00.1: poll_health:825:(pid 0): device's health compromised - reached miss count";
+    let mut decoder = KernelLogDecoder::default();
+    let finding = one(&mut decoder, dead);
+    assert_eq!(entities(&finding), "NIC=0000:9a:00.1");
+    assert_eq!(
+        (finding.component(), finding.check()),
+        ("NIC", "SysLogsNICDriverError")
+    );
+    assert_eq!(finding.code().as_deref(), Some("health_poll_failed"));
+    assert_eq!(finding.strategy, ProcessingStrategy::StoreOnly);
+    assert!(finding.fatal && finding.action == RecommendedAction::ReplaceVm);
+
+    let file = "[nicDriverDetection]\npatterns = [{name = \"health_poll_failed\", enabled = true}]";
+    let catalog = Catalog::builtin().with(&Overrides::parse(file, "nic.toml").unwrap());
+    let mut decoder = KernelLogDecoder::new(Arc::new(catalog));
+    let nics = [("0000:9a:00.1", "mlx5_1"), ("ens1f0", "mlx5_2")];
+    decoder.set_nics(
+        nics.map(|(at, name)| (at.to_owned(), name.to_owned()))
+            .into(),
+    );
+    let finding = one(&mut decoder, dead);
+    assert_eq!(entities(&finding), "NIC=mlx5_1");
+    assert_eq!(finding.strategy, ProcessingStrategy::ExecuteRemediation);
+    let off = b"mlx5_core 0000:9a:00.0: wait_func:1194:(pid 1): ACCESS_REG(0x805) timeout. Will cause a leak of a command resource";
+    assert_eq!(decoder.record(off, T0), []);
+}
+
+#[test]
+fn every_nic_pattern_covers_its_lines_and_no_ordinary_one() {
+    let mut decoder = KernelLogDecoder::default();
+    for (pattern, line) in [
+        (
+            "cmd_exec_timeout",
+            "mlx5_core 0000:9a:00.0: wait_func:1194:(pid 1): ACCESS_REG(0x805) timeout. Will cause a leak of a command resource",
+        ),
+        (
+            "health_poll_failed",
+            "mlx5_core 0000:9a:00.0: poll_health:825:(pid 0): device's health compromised - reached miss count",
+        ),
+        (
+            "unrecoverable_err",
+            "mlx5_core 0000:9a:00.0: print_health_info:432:(pid 0): synd 0x8: unrecoverable hardware error",
+        ),
+        (
+            "netdev_watchdog",
+            "NETDEV WATCHDOG: ens1f0 (mlx5_core): transmit queue 5 timed out",
+        ),
+        (
+            "netdev_watchdog",
+            "mlx5_core 0000:65:00.0 eth0: NETDEV WATCHDOG: CPU: 5: transmit queue 0 timed out 5032 ms",
+        ),
+        (
+            "mlx5_tx_timeout_detected",
+            "mlx5_core 0000:9a:00.0 ens1f0: TX timeout detected",
+        ),
+        (
+            "mlx5_rx_timeout_detected",
+            "mlx5_core 0000:9a:00.0 ens1f0: RX timeout on channel: 3, ICOSQ: 0x1, RQ: 0x2, CQ: 0x3",
+        ),
+        (
+            "pci_power_insufficient",
+            "mlx5_core 0000:9a:00.0: mlx5_pcie_event:301:(pid 5): Detected insufficient power on the PCIe slot (27W).",
+        ),
+        (
+            "port_module_high_temp",
+            "mlx5_core 0000:9a:00.0: Port module event[error]: module 0, Cable error, High Temperature",
+        ),
+        (
+            "module_unplugged",
+            "mlx5_core 0000:9a:00.0: Port module event: module 0, Cable unplugged",
+        ),
+        (
+            "pci_slot_unavailable",
+            "mlx5_core 0000:9a:00.0: print_health_info:423:(pid 0): PCI slot is unavailable",
+        ),
+        (
+            "efa_admin_cmd_timeout",
+            "infiniband rdmap0s6: Wait for completion (polling) timeout",
+        ),
+        (
+            "efa_admin_cmd_timeout",
+            "infiniband efa_0: The device didn't send any completion for admin cmd ALLOC_PD(9) status 1",
+        ),
+        (
+            "efa_admin_queue_closed",
+            "infiniband rdmap0s6: Admin queue is closed",
+        ),
+        (
+            "efa_admin_cmd_failed",
+            "infiniband rdmap0s6: Failed to process command CREATE_QP (opcode 1) comp_status 2 err -5",
+        ),
+        (
+            "efa_device_reset_failed",
+            "efa 0000:00:06.0: Reset indication didn't turn on",
+        ),
+        (
+            "efa_device_not_ready",
+            "efa 0000:00:06.0: Device isn't ready, abort com init",
+        ),
+    ] {
+        let finding = one(&mut decoder, line);
+        assert_eq!(finding.code().as_deref(), Some(pattern), "{line}");
+    }
+    for line in [
+        "mlx5_core 0000:9a:00.0: firmware version: 28.39.1002",
+        "mlx5_core 0000:9a:00.0 ens108np0: Link up",
+        "mlx5_core 0000:9a:00.0: Port module event: module 0, Cable plugged",
+        // Off unless a file turns it on: noise where a tool may not read a register.
+        "mlx5_core 0000:9a:00.0: mlx5_cmd_out_err:816:(pid 1): ACCESS_REG(0x805) op_mod(0x1) failed, status bad parameter(0x3)",
+        "infiniband rdmap0s6: Admin queue is open",
+        "ena 0000:00:05.0: Reset indication didn't turn on",
+    ] {
+        assert_eq!(decoder.record(line.as_bytes(), T0), [], "{line}");
+    }
+}
+
+#[test]
+fn an_xid_that_ends_others_names_them() {
+    let mut decoder = KernelLogDecoder::default();
+    let all_clear = one(
+        &mut decoder,
+        "NVRM: Xid (PCI:0000:b3:00): 162, power smoothing",
+    );
+    assert_eq!(all_clear.cancels, ["163"]);
+    assert!(!all_clear.fatal, "there: fatal, for its row is not read");
+    let other = one(
+        &mut decoder,
+        "NVRM: Xid (PCI:0000:b3:00): 163, power smoothing",
+    );
+    assert!(other.cancels.is_empty());
+}
+
+proptest! {
+    #[test]
+    fn never_panics_and_every_event_can_be_sent(
+        line in proptest::collection::vec(any::<u8>(), 0..300),
+    ) {
+        let mut decoder = on_a_known_machine();
+        for start in [
+            &b""[..], b"NVRM: ", b"NVRM: Xid (PCI:", b"NVRM: Xid (PCI:0000:b3:00): 149, ",
+            b"nvidia-nvswitch0: SXid (PCI:", b"GPU reset executed: ", b"mlx5_core ", b"NETDEV WATCHDOG: ",
+        ] {
+            let mut driver = start.to_vec();
+            driver.extend_from_slice(&line);
+            for finding in decoder.record(&driver, T0) {
+                prop_assert!(finding.code().is_none_or(|code| !code.is_empty() && code.len() < 100));
+                for entity in finding.entities() {
+                    prop_assert!(!entity.entity_value.is_empty() && entity.entity_value.len() < 200);
+                }
+            }
+        }
+    }
+}

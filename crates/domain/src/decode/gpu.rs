@@ -1,0 +1,117 @@
+//! Lines about a GPU as a whole: its name, that it has fallen off the bus, its reset.
+
+use memchr::memmem;
+
+use super::{Line, is_gpu_uuid, is_pci, text};
+
+/// What the line of a reset job begins with.
+pub(super) const RESET: &[u8] = b"GPU reset executed:";
+
+/// That a GPU has fallen off the bus, or a part of it: the longer form of the message has
+/// three lines, which are one record or three.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Fallen<'a> {
+    /// PCI address as printed, for example `0000:b3:00.0`.
+    pub pci: Option<&'a str>,
+    /// PCI vendor and device, for example `10de:2330`.
+    pub pci_id: Option<&'a str>,
+    /// Whether this line says that the GPU fell.
+    pub fell: bool,
+}
+
+/// That somebody reset a GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reset<'a> {
+    /// UUID of the GPU.
+    pub uuid: &'a str,
+    /// Whether the reset succeeded.
+    pub succeeded: bool,
+}
+
+/// After `NVRM: GPU `: `at PCI:0000:b3:00: GPU-d2e7...`.
+pub(super) fn name(rest: &[u8]) -> Option<Line<'_>> {
+    let rest = text(rest.strip_prefix(b"at PCI:")?);
+    let (pci, rest) = rest.split_once(": ")?;
+    let uuid = rest.split_ascii_whitespace().next()?;
+    (is_gpu_uuid(uuid) && is_pci(pci)).then_some(Line::GpuName { pci, uuid })
+}
+
+/// After `NVRM: GPU `: `0000:b3:00.0: GPU has fallen off the bus.`, and the forms with
+/// `at` and `PCI:` of older drivers.
+pub(super) fn fallen(rest: &[u8]) -> Option<Fallen<'_>> {
+    // The address first: it refuses most lines, and is short.
+    let rest = rest.strip_prefix(b"at ").unwrap_or(rest);
+    let rest = rest.strip_prefix(b"PCI:").unwrap_or(rest);
+    let length = rest
+        .iter()
+        .take_while(|b| b.is_ascii_hexdigit() || matches!(b, b':' | b'.'))
+        .count();
+    let pci = text(rest.get(..length)?).trim_end_matches([':', '.']);
+    if !is_pci(pci) {
+        return None;
+    }
+    fell(rest).then_some(Fallen {
+        pci: Some(pci),
+        pci_id: None,
+        fell: true,
+    })
+}
+
+/// `The NVIDIA GPU 0000:b3:00.0 (PCI ID: 10de:2330) installed in this system has fallen off
+/// the bus and is not responding to commands.`, or the first line of it.
+pub(super) fn fallen_begins(text: &str) -> Option<Fallen<'_>> {
+    let rest = text.strip_prefix("The NVIDIA GPU ")?;
+    let pci = rest.split_ascii_whitespace().next()?.trim_end_matches(':');
+    is_pci(pci).then(|| Fallen {
+        pci: Some(pci),
+        pci_id: pci_id(rest),
+        fell: fell(rest.as_bytes()),
+    })
+}
+
+/// `(PCI ID: 10de:2330) installed in this system has`: the second line.
+pub(super) fn fallen_goes_on(text: &str) -> Option<Fallen<'_>> {
+    Some(Fallen {
+        pci: None,
+        pci_id: Some(pci_id(text)?),
+        fell: fell(text.as_bytes()),
+    })
+}
+
+/// `fallen off the bus and is not responding to commands.`: the third line.
+pub(super) fn fallen_ends(rest: &[u8]) -> Option<Fallen<'_>> {
+    rest.starts_with(FELL).then_some(Fallen {
+        pci: None,
+        pci_id: None,
+        fell: true,
+    })
+}
+
+/// ` GPU-d2e7..., success: true`. Jobs of before there was a result wrote the line only
+/// when the reset had succeeded.
+pub(super) fn reset(rest: &str) -> Option<Reset<'_>> {
+    let rest = rest.trim();
+    let (uuid, result) = rest.split_once(',').unwrap_or((rest, "success: true"));
+    let succeeded = match result.trim().strip_prefix("success:")?.trim() {
+        "true" => true,
+        "false" => false,
+        _ => return None,
+    };
+    let uuid = uuid.trim();
+    is_gpu_uuid(uuid).then_some(Reset { uuid, succeeded })
+}
+
+const FELL: &[u8] = b"fallen off the bus";
+
+fn fell(rest: &[u8]) -> bool {
+    memmem::find(rest, FELL).is_some()
+}
+
+/// `10de:2330` of `PCI ID: 10de:2330`.
+fn pci_id(text: &str) -> Option<&str> {
+    let (_, rest) = text.split_once("PCI ID: ")?;
+    let id = rest.split([')', ' ', '\n']).next()?;
+    let (vendor, device) = id.split_once(':')?;
+    let is_hex = |part: &str| part.len() == 4 && part.bytes().all(|b| b.is_ascii_hexdigit());
+    (is_hex(vendor) && is_hex(device)).then_some(id)
+}

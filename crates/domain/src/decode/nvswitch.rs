@@ -1,0 +1,57 @@
+//! `SXid` lines of the `NVSwitch` driver.
+
+use super::{is_pci, leading_number};
+
+/// The parts of an `SXid` line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SxidLine<'a> {
+    /// Number of the switch, 3 of `nvidia-nvswitch3`.
+    pub switch: Option<u32>,
+    /// PCI address as printed, without `PCI:`.
+    pub pci: &'a str,
+    /// The code.
+    pub code: u32,
+    /// The line's own word: `Fatal`, or `Non-fatal` and `Correctable`.
+    pub fatal: Option<bool>,
+    /// Number of the link, where the line names one.
+    pub link: Option<u32>,
+    /// What follows.
+    pub message: &'a str,
+}
+
+/// `nvidia-nvswitch3:` and `(PCI:0000:c1:00.0): 24007, Fatal, Link 44 sourcetrack timeout`.
+///
+/// Each error has two more lines, which begin with `Severity` and `Data` behind the code:
+/// they say nothing of their own.
+pub(super) fn line<'a>(name: &'a str, rest: &'a str) -> Option<SxidLine<'a>> {
+    let (_, switch) = name
+        .trim_end()
+        .trim_end_matches(':')
+        .rsplit_once("nvidia-nvswitch")?;
+    let (place, rest) = rest.strip_prefix('(')?.split_once(')')?;
+    let place = place.trim();
+    let pci = place.strip_prefix("PCI:").unwrap_or(place);
+    if !is_pci(pci) {
+        return None;
+    }
+    let (code, rest) = leading_number(rest.trim_start().strip_prefix(':')?.trim_start())?;
+    let rest = rest.trim_start_matches([',', ':', ' ']).trim_end();
+    let (word, after) = rest.split_once(',').unwrap_or((rest, ""));
+    let (fatal, message) = match word.trim().to_ascii_lowercase().as_str() {
+        "fatal" => (Some(true), after.trim_start()),
+        "non-fatal" | "nonfatal" | "correctable" => (Some(false), after.trim_start()),
+        _ if rest.starts_with("Severity ") || rest.starts_with("Data {") => return None,
+        _ => (None, rest),
+    };
+    let link = message
+        .strip_prefix("Link ")
+        .and_then(|rest| leading_number(rest.trim_start()));
+    Some(SxidLine {
+        switch: switch.parse().ok(),
+        pci,
+        code,
+        fatal,
+        link: link.map(|(link, _)| link),
+        message,
+    })
+}

@@ -1,0 +1,145 @@
+//! XID lines of the NVIDIA driver.
+
+use super::{is_pci, leading_number};
+use crate::catalog::Report;
+
+/// The parts of an XID line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct XidLine<'a> {
+    /// PCI address as printed, without `PCI:`.
+    pub pci: &'a str,
+    /// The part of a GPU under MIG that is meant.
+    pub mig: Option<Mig>,
+    /// The code.
+    pub code: u32,
+    /// Process id, where the line has a number for it.
+    pub pid: Option<u32>,
+    /// Process name, where the line has one.
+    pub process: Option<&'a str>,
+    /// All that follows the code.
+    pub detail: &'a str,
+    /// What follows code and process.
+    pub message: &'a str,
+}
+
+/// A part of a GPU under MIG.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mig {
+    /// Number of the GPU instance.
+    pub gpu_instance: u32,
+    /// Number of the compute instance in it.
+    pub compute_instance: Option<u32>,
+}
+
+/// A compute unit of a GPU, as XID 13 names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unit {
+    /// Graphics processing cluster.
+    pub gpc: u32,
+    /// Texture processing cluster in it.
+    pub tpc: u32,
+    /// Streaming multiprocessor in that.
+    pub sm: u32,
+}
+
+// === impl XidLine ===
+
+impl<'a> XidLine<'a> {
+    /// The compute unit in `... on (GPC 1, TPC 0, SM 0): ...`.
+    pub fn unit(&self) -> Option<Unit> {
+        let (_, rest) = self.message.split_once("(GPC ")?;
+        let (gpc, rest) = leading_number(rest)?;
+        let (tpc, rest) =
+            leading_number(rest.strip_prefix(',')?.trim_start().strip_prefix("TPC ")?)?;
+        let (sm, rest) = leading_number(rest.strip_prefix(',')?.trim_start().strip_prefix("SM ")?)?;
+        rest.starts_with(')').then_some(Unit { gpc, tpc, sm })
+    }
+
+    /// The link in `... link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)`, and its registers
+    /// where the line has all seven.
+    pub fn link(&self) -> Option<(u32, Option<[u32; 7]>)> {
+        let (_, rest) = self.message.split_once("link ")?;
+        let (link, rest) = leading_number(rest.trim_start())?;
+        let registers = || {
+            let (inside, _) = rest.strip_prefix('(')?.split_once(')')?;
+            let mut words = inside.split(',');
+            let mut registers = [0; 7];
+            for register in &mut registers {
+                *register = hexadecimal(words.next()?.trim())?;
+            }
+            words.next().is_none().then_some(registers)
+        };
+        Some((link, registers()))
+    }
+
+    /// What an XID 144 to 150 line says: unit, severity and register words.
+    pub fn nvlink5(&self) -> Option<Report<'a>> {
+        (144..=150)
+            .contains(&self.code)
+            .then(|| super::nvlink5::report(self.message))?
+    }
+}
+
+/// `Xid (PCI:0000:b3:00): 79, pid=1234, name=python3, Ch 00000008, ...`
+pub(super) fn line(text: &str) -> Option<XidLine<'_>> {
+    let rest = text.strip_prefix("Xid")?.trim_start();
+    let (place, rest) = rest.strip_prefix('(')?.split_once(')')?;
+    let mut place = place.split_ascii_whitespace();
+    let pci = place.next()?;
+    let pci = pci.strip_prefix("PCI:").unwrap_or(pci);
+    if !is_pci(pci) {
+        return None;
+    }
+    let rest = rest.trim_start().strip_prefix(':')?.trim_start();
+    let (code, rest) = leading_number(rest)?;
+    let detail = rest.trim_start_matches([',', ':', ' ']).trim_end();
+    // Process id and name are only looked for where the driver puts them: at the front.
+    let (pid, rest) = field(detail, "pid=");
+    let (process, message) = field(rest, "name=");
+    Some(XidLine {
+        pci,
+        mig: mig(place),
+        code,
+        pid: pid.and_then(|pid| pid.parse().ok()),
+        process: process.filter(|name| !name.is_empty() && *name != "<unknown>"),
+        detail,
+        message,
+    })
+}
+
+/// `GPU-I:02 GPU-CI:01`
+fn mig<'a>(words: impl Iterator<Item = &'a str>) -> Option<Mig> {
+    let mut mig = None;
+    for word in words {
+        if let Some(number) = word.strip_prefix("GPU-I:") {
+            mig = Some(Mig {
+                gpu_instance: number.parse().ok()?,
+                compute_instance: None,
+            });
+        } else if let (Some(number), Some(mig)) = (word.strip_prefix("GPU-CI:"), &mut mig) {
+            mig.compute_instance = number.parse().ok();
+        }
+    }
+    mig
+}
+
+/// `pid=1234, ...`, `name='<unknown>', ...`: the value, and what follows.
+///
+/// A comma that is followed by a blank ends it: a process name may have commas.
+fn field<'a>(text: &'a str, key: &str) -> (Option<&'a str>, &'a str) {
+    let Some(rest) = text.strip_prefix(key) else {
+        return (None, text);
+    };
+    let (value, rest) = match rest.split_once(", ") {
+        Some((value, rest)) => (value, rest.trim_start()),
+        None => (rest.trim_end_matches(',').trim_end(), ""),
+    };
+    (Some(value.trim_matches(['\'', '"'])), rest)
+}
+
+fn hexadecimal(word: &str) -> Option<u32> {
+    let digits = word
+        .strip_prefix("0x")
+        .or_else(|| word.strip_prefix("0X"))?;
+    u32::from_str_radix(digits, 16).ok()
+}
