@@ -5,6 +5,7 @@
 //!   processes, one for all tests or one of your own to break.
 //! - [`node`], [`pod`], [`unique`]: objects in it, under names that no other test uses.
 //! - [`Product`]: the `gpuwarden` binary, started, killed and started again.
+//! - [`Authority`]: certificates for TLS.
 //! - [`KernelLog`]: `/dev/kmsg`, by one test at a time on the whole machine.
 //! - [`wait_for`]: poll until a state is reached.
 //! - [`require`]: what a test needs beyond Rust, or a skip that is seen.
@@ -17,6 +18,8 @@ mod skip;
 pub mod supervisor;
 
 #[cfg(feature = "tests")]
+mod certificates;
+#[cfg(feature = "tests")]
 mod control_plane;
 #[cfg(feature = "tests")]
 mod kernel_log;
@@ -27,15 +30,16 @@ mod product;
 #[cfg(feature = "tests")]
 mod wait;
 
-pub use self::{
-    components::{Component, Version},
-    skip::{SKIP_FILE, require},
-};
 #[cfg(feature = "tests")]
 pub use self::{
+    certificates::{Authority, Certificate, Purpose},
     control_plane::{ControlPlane, Options, Private, Program},
     kernel_log::KernelLog,
     objects::{NodeBuilder, PodBuilder, node, pod, unique},
     product::{Launch, Output, Product, binary},
     wait::wait_for,
+};
+pub use self::{
+    components::{Component, Version},
+    skip::{SKIP_FILE, require},
 };

@@ -1,5 +1,8 @@
 //! Logs on standard error: text for a terminal, JSON lines for a collector.
 
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
 use serde::{Deserialize, Serialize};
 use tracing_subscriber::EnvFilter;
 
@@ -40,6 +43,33 @@ pub fn start(filter: &str, format: LogFormat, colour: bool) -> Result<(), Filter
         LogFormat::Json => drop(builder.json().flatten_event(true).try_init()),
     }
     Ok(())
+}
+
+/// Lets a line through now and then: who may cause it must not thereby fill the log.
+#[derive(Debug, Default)]
+pub struct Seldom(Mutex<Said>);
+
+#[derive(Debug, Default)]
+struct Said {
+    last: Option<Instant>,
+    unsaid: u64,
+}
+
+impl Seldom {
+    /// Lines are let through this far apart.
+    pub const EVERY: Duration = Duration::from_secs(10);
+
+    /// Whether the line may be logged now: `Some` says how many were not since the last.
+    pub fn now(&self) -> Option<u64> {
+        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        if said.last.is_some_and(|last| now - last < Self::EVERY) {
+            said.unsaid += 1;
+            return None;
+        }
+        said.last = Some(now);
+        Some(std::mem::take(&mut said.unsaid))
+    }
 }
 
 /// An error with its causes, in one line, for a log or a person.

@@ -1,0 +1,344 @@
+//! gRPC over TCP with TLS: the connections of a server, and the channel of a client.
+//!
+//! Both take what certificates they have at that moment ([`crate::tls`]), so rotated ones
+//! count from the next connection on. Without TLS only loopback is for use.
+
+use std::io;
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures::Stream;
+use hyper_util::rt::TokioIo;
+use rustls::pki_types::ServerName;
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::codegen::{BoxFuture, Service, http::Uri};
+use tonic::transport::server::Connected;
+use tonic::transport::{Channel, Endpoint};
+
+use crate::logging::Seldom;
+use crate::tls::{CertificateNames, ClientTls, ServerTls};
+
+/// Connections open at the same time; more wait in the listener's backlog. One for each
+/// node of the largest cluster that the rest is made for, and some.
+pub const MAX_CONNECTIONS: usize = 20_480;
+/// Connections whose handshake is done and that the server has not taken yet.
+const QUEUE: usize = 64;
+/// A handshake takes no longer.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+/// Pause after a failed `accept`, which mostly means that descriptors have run out.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+/// A connection that is not made by then is given up.
+const CONNECT: Duration = Duration::from_secs(5);
+/// How often a client asks whether the other end is there, also when there is nothing to
+/// say; and how long it waits for the answer. A connection that died without a word (a
+/// machine without power, a forgotten NAT entry) is noticed before an event needs it.
+const PING: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(5));
+
+/// Who is at the other end of a connection, as far as the connection tells.
+///
+/// A request carries it in its extensions: `request.extensions().get::<TcpPeer>()`.
+#[derive(Clone, Debug)]
+pub struct TcpPeer {
+    /// The address.
+    pub address: SocketAddr,
+    /// The names in the certificate that was shown and verified; `None`: none was.
+    pub certificate: Option<Arc<CertificateNames>>,
+}
+
+/// An accepted connection.
+pub struct Connection {
+    io: Io,
+    peer: TcpPeer,
+    /// Counts the connection until it is dropped.
+    _permit: OwnedSemaphorePermit,
+}
+
+/// A stream with or without TLS.
+enum Io {
+    Plain(TcpStream),
+    Server(Box<tokio_rustls::server::TlsStream<TcpStream>>),
+    Client(Box<tokio_rustls::client::TlsStream<TcpStream>>),
+}
+
+/// Why an address is of no use for a channel.
+#[derive(Debug, thiserror::Error)]
+pub enum AddressError {
+    /// It is not an address.
+    #[error("{url:?} is no address such as https://controller.example:50051")]
+    Malformed {
+        /// What it is.
+        url: String,
+    },
+    /// Events would travel in the open.
+    #[error(
+        "{url:?} goes over the network without TLS: use https (http is for this machine itself only)"
+    )]
+    Open {
+        /// What it is.
+        url: String,
+    },
+}
+
+/// The connections of a listener, for tonic's `serve_with_incoming`. `tls` is `None` for
+/// connections in the open.
+///
+/// Handshakes run beside each other: one that hangs holds up no other. A failed one is
+/// logged now and then, and is no item: that would end tonic's server.
+pub fn incoming(
+    listener: TcpListener,
+    tls: Option<Arc<ServerTls>>,
+) -> impl Stream<Item = io::Result<Connection>> {
+    let (sender, receiver) = mpsc::channel(QUEUE);
+    tokio::spawn(accept_all(listener, tls, sender));
+    ReceiverStream::new(receiver)
+}
+
+/// Accepts until nobody takes the connections any more.
+async fn accept_all(
+    listener: TcpListener,
+    tls: Option<Arc<ServerTls>>,
+    sender: mpsc::Sender<io::Result<Connection>>,
+) {
+    let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
+    let seldom = Arc::new(Seldom::default());
+    loop {
+        let accepted = async {
+            let permit = Arc::clone(&permits).acquire_owned().await;
+            (listener.accept().await, permit)
+        };
+        let (accepted, permit) = tokio::select! {
+            () = sender.closed() => return,
+            accepted = accepted => accepted,
+        };
+        let ((stream, address), permit) = match (accepted, permit) {
+            (Ok(accepted), Ok(permit)) => (accepted, permit),
+            (Err(error), _) => {
+                tracing::warn!(err = %error, "cannot accept a connection");
+                tokio::time::sleep(ACCEPT_PAUSE).await;
+                continue;
+            }
+            (_, Err(_)) => return,
+        };
+        let tls = tls.as_ref().map(|tls| TlsAcceptor::from(tls.config()));
+        let (sender, seldom) = (sender.clone(), Arc::clone(&seldom));
+        tokio::spawn(async move {
+            let shaken = tokio::select! {
+                () = sender.closed() => return,
+                shaken = tokio::time::timeout(HANDSHAKE, shake_hands(stream, tls)) => shaken,
+            };
+            let (io, certificate) = match shaken {
+                Ok(Ok(done)) => done,
+                Ok(Err(error)) => return say_failed(&seldom, address, &error.to_string()),
+                Err(_) => return say_failed(&seldom, address, "it took too long"),
+            };
+            let peer = TcpPeer {
+                address,
+                certificate,
+            };
+            let connection = Connection {
+                io,
+                peer,
+                _permit: permit,
+            };
+            // Fails only when the server has ended.
+            drop(sender.send(Ok(connection)).await);
+        });
+    }
+}
+
+async fn shake_hands(
+    stream: TcpStream,
+    tls: Option<TlsAcceptor>,
+) -> io::Result<(Io, Option<Arc<CertificateNames>>)> {
+    stream.set_nodelay(true)?;
+    let Some(tls) = tls else {
+        return Ok((Io::Plain(stream), None));
+    };
+    let stream = tls.accept(stream).await?;
+    let shown = stream.get_ref().1.peer_certificates();
+    let names = shown
+        .and_then(<[_]>::first)
+        .map(|certificate| Arc::new(CertificateNames::read(certificate)));
+    Ok((Io::Server(Box::new(stream)), names))
+}
+
+fn say_failed(seldom: &Seldom, address: SocketAddr, why: &str) {
+    if let Some(before) = seldom.now() {
+        tracing::warn!(
+            peer = %address.ip(),
+            err = why,
+            not_logged_before = before,
+            "a connection was not secured"
+        );
+    }
+}
+
+/// A channel to `url` that connects when it is used, and again when it has to.
+pub fn channel(url: &str, tls: Option<Arc<ClientTls>>) -> Result<Channel, AddressError> {
+    let malformed = || AddressError::Malformed {
+        url: url.to_owned(),
+    };
+    let uri: Uri = url.parse().map_err(|_| malformed())?;
+    let host = uri.host().ok_or_else(malformed)?.to_owned();
+    let path = uri.path();
+    let (port, secured) = match uri.scheme_str() {
+        Some("https") => (uri.port_u16().unwrap_or(443), true),
+        Some("http") => (uri.port_u16().unwrap_or(80), false),
+        _ => return Err(malformed()),
+    };
+    if !(path.is_empty() || path == "/") || uri.query().is_some() {
+        return Err(malformed());
+    }
+    let address = host
+        .trim_start_matches('[')
+        .trim_end_matches(']')
+        .to_owned();
+    let loopback = address == "localhost"
+        || address
+            .parse::<std::net::IpAddr>()
+            .is_ok_and(|address| address.is_loopback());
+    if !secured && !loopback {
+        return Err(AddressError::Open {
+            url: url.to_owned(),
+        });
+    }
+    let tls = match (secured, tls) {
+        (false, _) => None,
+        (true, Some(tls)) => {
+            let name = ServerName::try_from(address.clone()).map_err(|_| malformed())?;
+            Some((tls, name))
+        }
+        (true, None) => return Err(malformed()),
+    };
+    let endpoint = Endpoint::from(uri)
+        .connect_timeout(CONNECT)
+        .http2_keep_alive_interval(PING.0)
+        .keep_alive_timeout(PING.1)
+        .keep_alive_while_idle(true);
+    Ok(endpoint.connect_with_connector_lazy(Connect { address, port, tls }))
+}
+
+/// Makes the connections of a channel.
+struct Connect {
+    address: String,
+    port: u16,
+    tls: Option<(Arc<ClientTls>, ServerName<'static>)>,
+}
+
+impl Service<Uri> for Connect {
+    type Response = TokioIo<Io>;
+    type Error = io::Error;
+    type Future = BoxFuture<Self::Response, Self::Error>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        let (address, port, tls) = (self.address.clone(), self.port, self.tls.clone());
+        Box::pin(async move {
+            let stream = TcpStream::connect((address.as_str(), port)).await?;
+            stream.set_nodelay(true)?;
+            let Some((tls, name)) = tls else {
+                return Ok(TokioIo::new(Io::Plain(stream)));
+            };
+            let connector = TlsConnector::from(tls.config());
+            let stream = connector.connect(name, stream).await?;
+            Ok(TokioIo::new(Io::Client(Box::new(stream))))
+        })
+    }
+}
+
+// === impl Connection ===
+
+impl Connected for Connection {
+    type ConnectInfo = TcpPeer;
+
+    fn connect_info(&self) -> TcpPeer {
+        self.peer.clone()
+    }
+}
+
+impl AsyncRead for Connection {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Connection {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.io).poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+// === impl Io ===
+
+impl AsyncRead for Io {
+    fn poll_read(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(io) => Pin::new(io).poll_read(cx, buf),
+            Self::Server(io) => Pin::new(io).poll_read(cx, buf),
+            Self::Client(io) => Pin::new(io).poll_read(cx, buf),
+        }
+    }
+}
+
+impl AsyncWrite for Io {
+    fn poll_write(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        match self.get_mut() {
+            Self::Plain(io) => Pin::new(io).poll_write(cx, buf),
+            Self::Server(io) => Pin::new(io).poll_write(cx, buf),
+            Self::Client(io) => Pin::new(io).poll_write(cx, buf),
+        }
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(io) => Pin::new(io).poll_flush(cx),
+            Self::Server(io) => Pin::new(io).poll_flush(cx),
+            Self::Client(io) => Pin::new(io).poll_flush(cx),
+        }
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        match self.get_mut() {
+            Self::Plain(io) => Pin::new(io).poll_shutdown(cx),
+            Self::Server(io) => Pin::new(io).poll_shutdown(cx),
+            Self::Client(io) => Pin::new(io).poll_shutdown(cx),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,237 @@
+use std::path::Path;
+use std::time::SystemTime;
+
+use contract::HealthEvents;
+use contract::proto::platform_connector_client::PlatformConnectorClient;
+use contract::proto::platform_connector_server::{PlatformConnector, PlatformConnectorServer};
+use testkit::{Authority, Purpose};
+use tonic::{Code, Request, Response, Status};
+
+use super::*;
+use crate::tls::{CertificateFiles, ClientCertificates};
+
+/// Answers with the node that the connection has proven to be.
+struct WhoAmI;
+
+#[tonic::async_trait]
+impl PlatformConnector for WhoAmI {
+    async fn health_event_occurred_v1(
+        &self,
+        request: Request<HealthEvents>,
+    ) -> Result<Response<()>, Status> {
+        let peer = request.extensions().get::<TcpPeer>().unwrap();
+        assert!(peer.address.ip().is_loopback());
+        let node = peer.certificate.as_ref().and_then(|names| names.node());
+        Err(Status::aborted(node.unwrap_or("nobody")))
+    }
+}
+
+fn pair(dir: &Path, name: &str) -> CertificateFiles {
+    CertificateFiles {
+        certificate: dir.join(format!("{name}.crt")),
+        key: dir.join(format!("{name}.key")),
+    }
+}
+
+async fn serve(tls: Option<ServerTls>) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let incoming = incoming(listener, tls.map(Arc::new));
+    tokio::spawn(
+        tonic::transport::Server::builder()
+            .add_service(PlatformConnectorServer::new(WhoAmI))
+            .serve_with_incoming(incoming),
+    );
+    port
+}
+
+fn client(url: &str, tls: Option<ClientTls>) -> PlatformConnectorClient<Channel> {
+    PlatformConnectorClient::new(channel(url, tls.map(Arc::new)).unwrap())
+}
+
+/// Whom the server takes the client for; or why there is no connection.
+async fn ask(client: &mut PlatformConnectorClient<Channel>) -> Result<String, String> {
+    let answer = client.health_event_occurred_v1(HealthEvents::default());
+    let status = answer.await.unwrap_err();
+    if status.code() == Code::Aborted {
+        return Ok(status.message().to_owned());
+    }
+    let mut text = status.to_string();
+    let mut source = std::error::Error::source(&status);
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    Err(text)
+}
+
+#[tokio::test]
+async fn a_certificate_of_the_authority_proves_a_name_and_nothing_else_does() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let (ours, theirs) = (
+        Authority::new("ours").unwrap(),
+        Authority::new("theirs").unwrap(),
+    );
+    std::fs::write(dir.join("ours.crt"), ours.pem()).unwrap();
+    std::fs::write(dir.join("theirs.crt"), theirs.pem()).unwrap();
+    let sign = |authority: &Authority, purpose, name: &str, names: &[&str], file: &str| {
+        let signed = authority.sign(purpose, name, names).unwrap();
+        signed.write(dir, file).unwrap();
+    };
+    sign(
+        &ours,
+        Purpose::Server,
+        "controller",
+        &["localhost", "127.0.0.1"],
+        "server",
+    );
+    sign(&ours, Purpose::Client, "system:node:n1", &[], "n1");
+    sign(&theirs, Purpose::Client, "system:node:n1", &[], "foreign");
+    sign(&ours, Purpose::Server, "n1", &["n1"], "serving");
+    let ended = SystemTime::now() - Duration::from_secs(60);
+    let expired = ours
+        .sign_until(Purpose::Client, "system:node:n1", &[], Some(ended))
+        .unwrap();
+    expired.write(dir, "expired").unwrap();
+
+    let authority = dir.join("ours.crt");
+    let load = |clients| ServerTls::load(pair(dir, "server"), clients).unwrap();
+    let port = serve(Some(load(ClientCertificates::Required(authority.clone())))).await;
+    let url = format!("https://localhost:{port}");
+    let shown = |own: Option<&str>| {
+        let own = own.map(|name| pair(dir, name));
+        client(&url, Some(ClientTls::load(authority.clone(), own).unwrap()))
+    };
+    assert_eq!(ask(&mut shown(Some("n1"))).await.unwrap(), "n1");
+    for (own, reason) in [
+        (None, "CertificateRequired"),
+        (Some("foreign"), ""),
+        (Some("expired"), ""),
+        // One for servers is none to connect with.
+        (Some("serving"), ""),
+    ] {
+        let error = ask(&mut shown(own)).await.unwrap_err();
+        assert!(
+            error.contains(reason) && error.contains("transport error"),
+            "{own:?}: {error}"
+        );
+    }
+    // A server that is not the one we trust, or has another name, is not talked to.
+    let tls = ClientTls::load(dir.join("theirs.crt"), None).unwrap();
+    let error = ask(&mut client(&url, Some(tls))).await.unwrap_err();
+    assert!(error.contains("UnknownIssuer"), "{error}");
+    let other = load(ClientCertificates::None);
+    sign(
+        &ours,
+        Purpose::Server,
+        "controller",
+        &["elsewhere"],
+        "server",
+    );
+    let port = serve(Some(other)).await;
+    let tls = ClientTls::load(authority.clone(), None).unwrap();
+    let error = ask(&mut client(&format!("https://127.0.0.1:{port}"), Some(tls))).await;
+    assert!(
+        error.clone().unwrap_err().contains("NotValidForName"),
+        "{error:?}"
+    );
+
+    // Where certificates are optional, nobody is somebody else.
+    sign(
+        &ours,
+        Purpose::Server,
+        "controller",
+        &["127.0.0.1"],
+        "server",
+    );
+    let port = serve(Some(load(ClientCertificates::Optional(authority.clone())))).await;
+    let url = format!("https://127.0.0.1:{port}");
+    for (own, expected) in [(None, "nobody"), (Some("n1"), "n1")] {
+        let own = own.map(|name| pair(dir, name));
+        let tls = ClientTls::load(authority.clone(), own).unwrap();
+        assert_eq!(ask(&mut client(&url, Some(tls))).await.unwrap(), expected);
+    }
+}
+
+#[tokio::test]
+async fn rotated_certificates_count_for_new_connections_and_old_ones_go_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let (old, new) = (
+        Authority::new("old").unwrap(),
+        Authority::new("new").unwrap(),
+    );
+    let rotate = |authority: &Authority| {
+        let server = authority
+            .sign(Purpose::Server, "c", &["127.0.0.1"])
+            .unwrap();
+        server.write(dir, "server").unwrap();
+        std::fs::write(dir.join("ca.crt"), authority.pem()).unwrap();
+    };
+    rotate(&old);
+    let own = old
+        .sign(Purpose::Client, "system:node:before", &[])
+        .unwrap();
+    own.write(dir, "own").unwrap();
+    let ca = dir.join("ca.crt");
+    let clients = ClientCertificates::Required(ca.clone());
+    let port = serve(Some(ServerTls::load(pair(dir, "server"), clients).unwrap())).await;
+    let url = format!("https://127.0.0.1:{port}");
+    let load = || Arc::new(ClientTls::load(ca.clone(), Some(pair(dir, "own"))).unwrap());
+    let kept = load();
+    let mut open = PlatformConnectorClient::new(channel(&url, Some(kept.clone())).unwrap());
+    assert_eq!(ask(&mut open).await.unwrap(), "before");
+
+    rotate(&new);
+    let own = new.sign(Purpose::Client, "system:node:after", &[]).unwrap();
+    own.write(dir, "own").unwrap();
+    assert_eq!(ask(&mut open).await.unwrap(), "before");
+    // The same files, a new connection: both ends have the new authority.
+    let mut again = PlatformConnectorClient::new(channel(&url, Some(kept)).unwrap());
+    assert_eq!(ask(&mut again).await.unwrap(), "after");
+    assert_eq!(ask(&mut open).await.unwrap(), "before");
+}
+
+#[tokio::test]
+async fn a_peer_that_says_nothing_holds_up_no_other() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    let authority = Authority::new("ours").unwrap();
+    std::fs::write(dir.join("ca.crt"), authority.pem()).unwrap();
+    let server = authority
+        .sign(Purpose::Server, "c", &["127.0.0.1"])
+        .unwrap();
+    server.write(dir, "server").unwrap();
+    let tls = ServerTls::load(pair(dir, "server"), ClientCertificates::None).unwrap();
+    let port = serve(Some(tls)).await;
+    let mut silent = Vec::new();
+    for _ in 0..QUEUE * 2 {
+        silent.push(TcpStream::connect(("127.0.0.1", port)).await.unwrap());
+    }
+    let tls = ClientTls::load(dir.join("ca.crt"), None).unwrap();
+    let mut client = client(&format!("https://127.0.0.1:{port}"), Some(tls));
+    assert_eq!(ask(&mut client).await.unwrap(), "nobody");
+}
+
+#[tokio::test]
+async fn without_tls_only_this_machine_is_talked_to() {
+    let port = serve(None).await;
+    for host in ["127.0.0.1", "localhost"] {
+        let mut client = client(&format!("http://{host}:{port}"), None);
+        assert_eq!(ask(&mut client).await.unwrap(), "nobody");
+    }
+    for (url, expected) in [
+        ("http://controller:50051", "without TLS"),
+        ("http://10.0.0.1:50051", "without TLS"),
+        ("http://localhost.example:1", "without TLS"),
+        ("https://controller:50051", "is no address"), // there is no authority to trust
+        ("controller:50051", "is no address"),
+        ("ftp://controller", "is no address"),
+        ("http://127.0.0.1/path", "is no address"),
+        ("", "is no address"),
+    ] {
+        let error = channel(url, None).unwrap_err().to_string();
+        assert!(error.contains(expected), "{url}: {error}");
+    }
+}

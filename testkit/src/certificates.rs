@@ -1,0 +1,108 @@
+//! A certificate authority for tests, and the certificates that it signs.
+
+use std::{fs, path::Path, time::SystemTime};
+
+use anyhow::Context as _;
+use rcgen::{
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
+    KeyUsagePurpose,
+};
+
+/// An authority.
+pub struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    pem: String,
+}
+
+/// A certificate and its key, in PEM form.
+pub struct Certificate {
+    /// The certificate.
+    pub certificate: String,
+    /// The key.
+    pub key: String,
+}
+
+/// What a certificate is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// To be connected to.
+    Server,
+    /// To connect.
+    Client,
+}
+
+// === impl Authority ===
+
+impl Authority {
+    /// A new one, with a key of its own.
+    pub fn new(name: &str) -> anyhow::Result<Self> {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+        params.distinguished_name.push(DnType::CommonName, name);
+        let key = KeyPair::generate()?;
+        let pem = params.self_signed(&key)?.pem();
+        let issuer = Issuer::new(params, key);
+        Ok(Self { issuer, pem })
+    }
+
+    /// Its certificate, in PEM form.
+    pub fn pem(&self) -> &str {
+        &self.pem
+    }
+
+    /// A certificate with this common name, and these DNS names or addresses.
+    pub fn sign(
+        &self,
+        purpose: Purpose,
+        common_name: &str,
+        names: &[&str],
+    ) -> anyhow::Result<Certificate> {
+        self.sign_until(purpose, common_name, names, None)
+    }
+
+    /// The same, one that has ended at `end`.
+    pub fn sign_until(
+        &self,
+        purpose: Purpose,
+        common_name: &str,
+        names: &[&str],
+        end: Option<SystemTime>,
+    ) -> anyhow::Result<Certificate> {
+        let names: Vec<String> = names.iter().map(ToString::to_string).collect();
+        let mut params = CertificateParams::new(names)?;
+        params
+            .distinguished_name
+            .push(DnType::CommonName, common_name);
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.extended_key_usages = vec![match purpose {
+            Purpose::Server => ExtendedKeyUsagePurpose::ServerAuth,
+            Purpose::Client => ExtendedKeyUsagePurpose::ClientAuth,
+        }];
+        if let Some(end) = end {
+            params.not_after = end.into();
+        }
+        let key = KeyPair::generate()?;
+        let certificate = params.signed_by(&key, &self.issuer)?.pem();
+        Ok(Certificate {
+            certificate,
+            key: key.serialize_pem(),
+        })
+    }
+}
+
+// === impl Certificate ===
+
+impl Certificate {
+    /// Writes `NAME.crt` and `NAME.key` into a directory, each as a whole, as a
+    /// certificate's rotation does.
+    pub fn write(&self, directory: &Path, name: &str) -> anyhow::Result<()> {
+        for (end, text) in [("crt", &self.certificate), ("key", &self.key)] {
+            let path = directory.join(format!("{name}.{end}"));
+            let new = directory.join(format!("{name}.{end}.new"));
+            fs::write(&new, text).with_context(|| format!("write {}", new.display()))?;
+            fs::rename(&new, &path)?;
+        }
+        Ok(())
+    }
+}
