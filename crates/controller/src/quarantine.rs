@@ -12,10 +12,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use cluster::Cluster;
 use domain::fault::FaultBook;
-use domain::journal::Entry;
 use domain::policy::Policy;
 use domain::session::Session;
 use domain::view::FleetView;
@@ -36,13 +36,15 @@ mod look;
 mod metrics;
 mod nodes;
 mod publish;
+mod wakes;
 
 pub use journal::JournalWriter;
 
 use apply::Applied;
 use fleet::NodeEntry;
-use journal::JOURNAL_QUEUE;
+use journal::{JOURNAL_QUEUE, Journal};
 use metrics::QuarantineMetrics;
+use wakes::Wakes;
 
 /// How far decisions are carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,8 +89,8 @@ pub struct Quarantine {
     nodes: BTreeMap<String, NodeEntry>,
     /// Nodes to look at.
     dirty: BTreeSet<String>,
-    /// Nodes whose session wants to be looked at later.
-    waiting: BTreeSet<String>,
+    /// When a session wants to be looked at later.
+    wakes: Wakes,
     /// All events that were stored when we started are in the book.
     caught_up: bool,
     /// The cluster's nodes are known.
@@ -98,10 +100,11 @@ pub struct Quarantine {
     cluster_error: Option<String>,
 
     applying: JoinSet<Applied>,
-    journal: mpsc::Sender<Entry>,
+    journal: Journal,
     view: watch::Sender<Arc<FleetView>>,
     publish_at: Option<Instant>,
     published_at: Instant,
+    publish_pause: Duration,
 }
 
 /// The task's ends for others.
@@ -140,15 +143,16 @@ impl Quarantine {
             saved_seq: 0,
             nodes: BTreeMap::new(),
             dirty: BTreeSet::new(),
-            waiting: BTreeSet::new(),
+            wakes: Wakes::default(),
             caught_up: false,
             relisted: None,
             cluster_error: None,
             applying: JoinSet::new(),
-            journal,
+            journal: Journal::new(journal),
             view,
             publish_at: None,
             published_at: Instant::now(),
+            publish_pause: Duration::ZERO,
         };
         (task, handles)
     }
@@ -175,16 +179,10 @@ impl Quarantine {
                     self.take_in(&cancel).await;
                 }
                 event = nodes::receive(&mut node_events) => self.node_event(event),
-                Some(done) = self.applying.join_next() => self.applied(done).await,
+                Some(done) = self.applying.join_next() => self.applied(done),
                 () = sleep_until(wake) => {
                     let now = (self.clock)();
-                    let due = self.waiting.iter().filter(|name| {
-                        self.nodes
-                            .get(*name)
-                            .and_then(|entry| entry.session.wake_at())
-                            .is_some_and(|at| at <= now)
-                    });
-                    self.dirty.extend(due.cloned().collect::<Vec<_>>());
+                    self.dirty.extend(self.wakes.take_due(now));
                     if self.publish_at.is_some_and(|at| at <= Instant::now()) {
                         self.publish();
                     }
@@ -192,7 +190,7 @@ impl Quarantine {
             }
         }
         while let Some(done) = self.applying.join_next().await {
-            self.applied(done).await;
+            self.applied(done);
         }
         self.save().await;
     }
@@ -216,32 +214,18 @@ impl Quarantine {
     }
 
     fn remember_wake(&mut self, name: &str) {
-        if self
+        let at = self
             .nodes
             .get(name)
-            .is_some_and(|entry| entry.session.wake_at().is_some())
-        {
-            self.waiting.insert(name.to_owned());
-        } else {
-            self.waiting.remove(name);
-        }
+            .and_then(|entry| entry.session.wake_at());
+        self.wakes.set(name, at);
     }
 
     fn next_wake(&self) -> Option<Instant> {
         let now = (self.clock)();
-        let session = self
-            .waiting
-            .iter()
-            .filter_map(|name| self.nodes.get(name)?.session.wake_at())
-            .min()
-            .map(|at| {
-                let wait = at.duration_since(now).unsigned_abs();
-                if at <= now {
-                    Instant::now()
-                } else {
-                    Instant::now() + wait
-                }
-            });
+        let session = self.wakes.next().map(|at| {
+            Instant::now() + Duration::try_from(at.duration_since(now)).unwrap_or_default()
+        });
         [session, self.save_at(), self.publish_at]
             .into_iter()
             .flatten()

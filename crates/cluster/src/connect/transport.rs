@@ -6,10 +6,9 @@
 //!   acknowledgement. It is the request that cordons a node whose GPU has just failed.
 //! - HTTP/2 where the API server speaks it, which every one does; a proxy in front of it may
 //!   not, and gets HTTP/1.1. The watch and all patches share one connection, so the first
-//!   patch after a quiet month finds it open, and 32 patches at once need no 32 handshakes,
-//!   each of which costs the API server as much processor time as half a patch. A burst over
-//!   32 connections of HTTP/1.1 was not measurably faster: the API server's own work is ten
-//!   times ours.
+//!   patch after a quiet month finds it open, and 32 patches at once need no 32 handshakes.
+//!   A burst over 32 connections of HTTP/1.1 was not measurably faster: the API server's own
+//!   work is ten times ours.
 
 use std::time::Duration;
 

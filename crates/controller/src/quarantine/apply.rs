@@ -27,7 +27,7 @@ pub(super) struct Applied {
 
 impl Quarantine {
     /// Starts a patch; in a dry run only says so.
-    pub(super) async fn carry_out(
+    pub(super) fn carry_out(
         &mut self,
         name: &str,
         view: &Arc<NodeView>,
@@ -45,8 +45,7 @@ impl Quarantine {
         });
         if self.mode == Mode::DryRun {
             tracing::info!(node = name, "dry run: {summary}");
-            self.note(name, session.as_deref(), EntryKind::DryRun, summary, detail)
-                .await;
+            self.note(name, session.as_deref(), EntryKind::DryRun, summary, detail);
             self.pretend(name, change);
             return;
         }
@@ -60,8 +59,7 @@ impl Quarantine {
             EntryKind::Decision,
             summary,
             detail,
-        )
-        .await;
+        );
         let call = cluster::patch::describe(view, &change);
         let text = format!("{} {}", call.verb, call.path);
         self.note(
@@ -70,8 +68,7 @@ impl Quarantine {
             EntryKind::Call,
             text,
             json!({"patch": call.patch}),
-        )
-        .await;
+        );
         self.entry(name).in_flight = true;
         let (node, view) = (name.to_owned(), Arc::clone(view));
         self.applying.spawn(async move {
@@ -89,7 +86,7 @@ impl Quarantine {
     }
 
     /// Takes the answer to a patch in.
-    pub(super) async fn applied(&mut self, done: Result<Applied, JoinError>) {
+    pub(super) fn applied(&mut self, done: Result<Applied, JoinError>) {
         let Applied {
             node,
             session,
@@ -146,8 +143,7 @@ impl Quarantine {
                 )
             }
         };
-        self.note(&node, session.as_deref(), EntryKind::Answer, text, detail)
-            .await;
+        self.note(&node, session.as_deref(), EntryKind::Answer, text, detail);
         self.remember_wake(&node);
         self.touch(&node);
     }

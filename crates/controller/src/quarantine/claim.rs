@@ -42,6 +42,12 @@ impl Quarantine {
             if self.entry(&view.name).known.contains(&event.id) {
                 continue;
             }
+            // What the book has came from the store.
+            let faults = self.book.faults(&view.name);
+            if faults.iter().any(|fault| fault.event.id == event.id) {
+                self.entry(&view.name).known.push(event.id);
+                continue;
+            }
             match self.store.event(&event.id).await {
                 Ok(Some(_)) => self.entry(&view.name).known.push(event.id),
                 Ok(None) => unknown.push(event),
@@ -68,7 +74,7 @@ impl Quarantine {
 
     /// Keeps whether the node is left alone because its session is another's, and notes it
     /// once for each such session.
-    pub(super) async fn left_alone(&mut self, view: &NodeView, claim: Claim) {
+    pub(super) fn left_alone(&mut self, view: &NodeView, claim: Claim) {
         let session = match claim {
             Claim::Ours => None,
             Claim::Anothers => Some(
@@ -98,8 +104,7 @@ impl Quarantine {
             EntryKind::Session,
             text,
             Value::Null,
-        )
-        .await;
+        );
     }
 
     fn as_received(&self, events: Vec<HealthEvent>) -> Vec<NewEvent> {

@@ -36,12 +36,12 @@ impl Quarantine {
         }
         let Some(view) = entry.effective_view() else {
             if self.cluster.is_some() {
-                self.look_at_missing(name).await;
+                self.look_at_missing(name);
             }
             return;
         };
         let claim = self.claim(&view).await;
-        self.left_alone(&view, claim).await;
+        self.left_alone(&view, claim);
         if claim != Claim::Ours {
             self.schedule_publish();
             return;
@@ -64,23 +64,21 @@ impl Quarantine {
                 EntryKind::Rules,
                 text,
                 Value::Null,
-            )
-            .await;
+            );
         }
         for note in step.notes {
             tracing::info!(node = name, kind = note.kind.name(), "{}", note.text);
-            self.note(name, session.as_deref(), note.kind, note.text, note.detail)
-                .await;
+            self.note(name, session.as_deref(), note.kind, note.text, note.detail);
         }
         if let Some(patch) = step.patch {
-            self.carry_out(name, &view, patch, &desired).await;
+            self.carry_out(name, &view, patch, &desired);
         }
         self.remember_wake(name);
         self.schedule_publish();
     }
 
     /// A node with faults that the cluster does not know.
-    async fn look_at_missing(&mut self, name: &str) {
+    fn look_at_missing(&mut self, name: &str) {
         let now = (self.clock)();
         let unknown = NodeView::unknown(name);
         let desired = assess(self.book.faults(name), &self.policy, &unknown, None);
@@ -103,8 +101,7 @@ impl Quarantine {
                 EntryKind::Attention,
                 text.to_owned(),
                 Value::Null,
-            )
-            .await;
+            );
         }
         self.schedule_publish();
     }

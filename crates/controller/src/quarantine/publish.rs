@@ -9,20 +9,25 @@ use tokio::time::Instant;
 
 use super::Quarantine;
 
-/// The view is published at most this often.
+/// The view is published at most this often ...
 const PUBLISH_EVERY: Duration = Duration::from_millis(20);
+/// ... and takes no more than one part in so many of the time: while hundreds of nodes are
+/// being cordoned, the page is half a second behind rather than the cordons.
+const PUBLISH_SHARE: u32 = 30;
+/// But it is never further behind than this.
+const PUBLISH_LONGEST: Duration = Duration::from_millis(500);
 
 impl Quarantine {
     /// The view is published at once, unless that was done just now.
     pub(super) fn schedule_publish(&mut self) {
-        let earliest = self.published_at + PUBLISH_EVERY;
+        let earliest = self.published_at + self.publish_pause;
         self.publish_at
             .get_or_insert_with(|| earliest.max(Instant::now()));
     }
 
     pub(super) fn publish(&mut self) {
         self.publish_at = None;
-        self.published_at = Instant::now();
+        let began = Instant::now();
         // What is neither in the cluster nor faulty is forgotten.
         self.nodes.retain(|name, entry| {
             entry.view.is_some()
@@ -59,5 +64,8 @@ impl Quarantine {
         };
         self.metrics.current(&view);
         self.view.send_replace(Arc::new(view));
+        self.published_at = Instant::now();
+        let cost = self.published_at - began;
+        self.publish_pause = (cost * PUBLISH_SHARE).clamp(PUBLISH_EVERY, PUBLISH_LONGEST);
     }
 }
