@@ -42,6 +42,30 @@ pub const SESSION: &str = "gpuwarden.dev/session";
 /// Events older than this never act.
 pub const RELEASED_AT: &str = "gpuwarden.dev/released-at";
 
+/// Annotation of our own: the name of the policy that holds for this node.
+pub const POLICY: &str = "gpuwarden.dev/policy";
+/// Annotation of our own: an operator's request to give the node back, as JSON.
+pub const RELEASE: &str = "gpuwarden.dev/release";
+
+/// Annotation of the data-flow document: `true` while the node is quarantined.
+pub const SEED_QUARANTINED: &str = "nvsentinel.nvidia.com/quarantined";
+/// Annotation of the data-flow document: the check for which it is quarantined.
+pub const SEED_QUARANTINE_REASON: &str = "nvsentinel.nvidia.com/quarantine-reason";
+/// Annotation of the data-flow document: since when, RFC 3339 in seconds.
+pub const SEED_QUARANTINE_TIMESTAMP: &str = "nvsentinel.nvidia.com/quarantine-timestamp";
+/// Taint of the data-flow document, with the check as value.
+pub const UNHEALTHY_TAINT: &str = "nvsentinel.nvidia.com/unhealthy";
+
+/// Label (behind the configured prefix): who uncordoned.
+pub const UNCORDON_BY: &str = "uncordon-by";
+/// Label (behind the configured prefix): the reason of the cordon, with `-removed` behind it.
+pub const UNCORDON_REASON: &str = "uncordon-reason";
+/// Label (behind the configured prefix): when, as `2006-01-02T15-04-05Z`.
+pub const UNCORDON_TIMESTAMP: &str = "uncordon-timestamp";
+
+/// Label: `false` while a node is handed over to an external system for its repair.
+pub const HANDED_OVER_LABEL: &str = "nvsentinel.dgxc.nvidia.com/managed";
+
 /// Agent of all events read from the kernel log.
 pub const SYSLOG_AGENT: &str = "syslog-health-monitor";
 /// Check of XID lines.

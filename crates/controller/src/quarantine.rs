@@ -195,10 +195,6 @@ impl Quarantine {
         self.save().await;
     }
 
-    fn policy_prefix(&self) -> String {
-        self.policy.label_prefix.clone()
-    }
-
     fn entry(&mut self, name: &str) -> &mut NodeEntry {
         let now = (self.clock)();
         self.nodes

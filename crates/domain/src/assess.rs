@@ -5,19 +5,22 @@
 
 use std::collections::BTreeMap;
 
-use contract::HealthEvent;
+use contract::{HealthEvent, keys};
 use jiff::Timestamp;
 
 use crate::fault::Fault;
-use crate::node::{NodeView, Taint};
+use crate::node::{NodeView, Taint, label_value};
 use crate::policy::{Answer, NodeVariable, Policy, RuleSet, event_variable};
+use crate::session::ownership::Ownership;
+
+mod remaining;
 
 /// What is wanted for a node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Desired {
     /// Take it out of scheduling.
     pub cordon: bool,
-    /// Taints it should carry, sorted, one per key and value.
+    /// Taints it should carry, sorted, one per key and effect.
     pub taints: Vec<Taint>,
     /// Rule sets that ask for it, in the order of the policy.
     pub rule_sets: Vec<String>,
@@ -41,6 +44,9 @@ pub struct Verdict {
 /// What decides about one open fault, in order of precedence.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Ruling {
+    /// The node is handed over to an external system (label
+    /// [`HANDED_OVER_LABEL`](keys::HANDED_OVER_LABEL)).
+    HandedOver,
     /// A person released the node, at this time, and the fault was not reported since.
     Dismissed(Timestamp),
     /// Its sender asks not to quarantine.
@@ -61,6 +67,8 @@ pub enum Ruling {
 pub struct Counted {
     /// The event that stands for the fault.
     pub event: HealthEvent,
+    /// What of it is still open: the event itself, or parts of it.
+    pub open: Vec<HealthEvent>,
     /// When the newest report of the fault was accepted.
     pub accepted_at: Timestamp,
 }
@@ -71,6 +79,11 @@ impl std::fmt::Display for Verdict {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}: ", self.fault)?;
         match &self.ruling {
+            Ruling::HandedOver => write!(
+                f,
+                "the node is handed over for repair (label {}=false)",
+                keys::HANDED_OVER_LABEL
+            ),
             Ruling::Dismissed(_) => {
                 f.write_str("dismissed when the node was released by hand; a newer report counts")
             }
@@ -127,8 +140,11 @@ pub fn assess(
     let mut faults: Vec<&Fault> = faults.iter().collect();
     faults.sort_by(|a, b| Fault::by_gravity(a, b));
     let variable = NodeVariable::new(&node.object);
+    let rule_sets = policy.rule_sets_of(node);
     let mut desired = Desired::default();
     let mut matched: Vec<&RuleSet> = Vec::new();
+    let mut counted: Vec<(Counted, Vec<&Fault>)> = Vec::new();
+    let handed_over = is_handed_over(node);
     for fault in faults {
         let mut rule = |ruling| {
             desired.verdicts.push(Verdict {
@@ -136,6 +152,10 @@ pub fn assess(
                 ruling,
             });
         };
+        if handed_over {
+            rule(Ruling::HandedOver);
+            continue;
+        }
         if let Some(released) = released_at.filter(|released| fault.dismissed(*released)) {
             rule(Ruling::Dismissed(released));
             continue;
@@ -151,13 +171,13 @@ pub fn assess(
             desired
                 .forced_by
                 .get_or_insert_with(|| forced_by(&fault.event));
-            take(&mut desired.events, fault);
+            take(&mut counted, fault);
             continue;
         }
         let event = event_variable(&fault.event);
         let mut wanted = false;
-        let mut answers = Vec::with_capacity(policy.rule_sets.len());
-        for rule_set in &policy.rule_sets {
+        let mut answers = Vec::with_capacity(rule_sets.len());
+        for rule_set in rule_sets {
             let answer = rule_set.answer(&event, &variable);
             if answer == Answer::Matched {
                 wanted |= rule_set.asks();
@@ -169,13 +189,12 @@ pub fn assess(
         }
         rule(Ruling::Judged { wanted, answers });
         if wanted {
-            take(&mut desired.events, fault);
+            take(&mut counted, fault);
         }
     }
     // In the order of the policy, whatever order the faults came in: deterministic.
     let mut taints: BTreeMap<(&str, &str), (i64, &Taint)> = BTreeMap::new();
-    for rule_set in policy
-        .rule_sets
+    for rule_set in rule_sets
         .iter()
         .filter(|set| matched.iter().any(|m| std::ptr::eq(*m, *set)))
     {
@@ -190,24 +209,76 @@ pub fn assess(
             }
         }
     }
-    desired.taints = taints
-        .into_values()
-        .map(|(_, taint)| taint.clone())
+    desired.taints = one_for_each_effect(taints.into_values().collect());
+    desired.events = counted
+        .into_iter()
+        .map(|(mut counted, open)| {
+            counted.open = remaining::remaining(&counted.event, &open);
+            counted
+        })
         .collect();
+    if policy.unhealthy_taint && desired.wanted() {
+        add_unhealthy(&mut desired);
+    }
     desired
 }
 
-fn take(events: &mut Vec<Counted>, fault: &Fault) {
-    // One event may stand for several faults (two GPUs, two codes).
-    match events
-        .iter_mut()
-        .find(|known| known.event.id == fault.event.id)
+/// A node that an operator has handed to an external system for its repair, and that we
+/// have not taken out before: it has its own taint, and is not ours to touch.
+fn is_handed_over(node: &NodeView) -> bool {
+    let label = node.labels.get(keys::HANDED_OVER_LABEL);
+    label.is_some_and(|value| value == "false") && Ownership::read(node).is_none()
+}
+
+/// A node cannot have two taints of one key and effect: of several values the one of the
+/// higher priority, then the lesser one, stays.
+fn one_for_each_effect(mut taints: Vec<(i64, &Taint)>) -> Vec<Taint> {
+    taints.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.cmp(b.1)));
+    let mut kept: BTreeMap<(&str, &str), &Taint> = BTreeMap::new();
+    for (_, taint) in taints {
+        kept.entry((&taint.key, &taint.effect)).or_insert(taint);
+    }
+    kept.into_values().cloned().collect()
+}
+
+/// The taint of the data-flow document, with the gravest fault's check as value.
+fn add_unhealthy(desired: &mut Desired) {
+    let effect = "NoSchedule";
+    let check = desired
+        .events
+        .first()
+        .map(|counted| label_value(&counted.event.check_name));
+    let taken = |on: &Taint| on.key == keys::UNHEALTHY_TAINT && on.effect == effect;
+    if let Some(value) = check
+        && !desired.taints.iter().any(taken)
     {
-        Some(known) => known.accepted_at = known.accepted_at.max(fault.accepted_at),
-        None => events.push(Counted {
-            event: fault.event.clone(),
-            accepted_at: fault.accepted_at,
-        }),
+        desired.taints.push(Taint {
+            key: keys::UNHEALTHY_TAINT.to_owned(),
+            value,
+            effect: effect.to_owned(),
+        });
+        desired.taints.sort();
+    }
+}
+
+fn take<'a>(counted: &mut Vec<(Counted, Vec<&'a Fault>)>, fault: &'a Fault) {
+    // One event may stand for several faults (two GPUs, two codes).
+    match counted
+        .iter_mut()
+        .find(|(known, _)| known.event.id == fault.event.id)
+    {
+        Some((known, open)) => {
+            known.accepted_at = known.accepted_at.max(fault.accepted_at);
+            open.push(fault);
+        }
+        None => counted.push((
+            Counted {
+                event: fault.event.clone(),
+                open: Vec::new(),
+                accepted_at: fault.accepted_at,
+            },
+            vec![fault],
+        )),
     }
 }
 
@@ -416,6 +487,94 @@ mod tests {
         assert_eq!(desired.taints[0].effect, "NoExecute");
         assert_eq!(desired.rule_sets, ["a", "b", "c"]);
         assert!(!desired.cordon);
+    }
+
+    #[test]
+    fn two_values_of_one_key_and_effect_are_decided_by_priority() {
+        let rule = |name: &str, priority: i64, value: &str| {
+            format!(
+                "[[rule-sets]]\nname = \"{name}\"\npriority = {priority}\n\
+                 taint = {{ key = \"gpu\", value = \"{value}\", effect = \"NoSchedule\" }}\n\
+                 [[rule-sets.match.all]]\nkind = \"HealthEvent\"\nexpression = \"event.isFatal\"\n"
+            )
+        };
+        for (a, b, expected) in [(1, 2, "b"), (2, 1, "a"), (0, 0, "a")] {
+            let policy = Policy::parse(&(rule("a", a, "a") + &rule("b", b, "b")), "p").unwrap();
+            let node = NodeView::unknown("n1");
+            let desired = assess(&faults(vec![fatal("0")]), &policy, &node, None);
+            let values: Vec<_> = desired.taints.iter().map(|taint| &taint.value).collect();
+            assert_eq!(values, [expected], "{a} {b}");
+        }
+    }
+
+    #[test]
+    fn the_taint_of_the_document_comes_by_the_policys_switch() {
+        let policy = Policy::parse(
+            "unhealthy-taint = true\n[[rule-sets]]\nname = \"a\"\ncordon.shouldCordon = true\n\
+             [[rule-sets.match.all]]\nkind = \"HealthEvent\"\nexpression = \"event.isFatal\"\n",
+            "p",
+        )
+        .unwrap();
+        let node = NodeView::unknown("n1");
+        let mut odd = fatal("0");
+        odd.check_name = "GPU memory/watch".into();
+        let minor = HealthEvent {
+            is_fatal: false,
+            ..fatal("0")
+        };
+        for (event, expected) in [
+            (
+                fatal("0"),
+                vec!["nvsentinel.nvidia.com/unhealthy=GpuMemWatch:NoSchedule"],
+            ),
+            (
+                odd,
+                vec!["nvsentinel.nvidia.com/unhealthy=GPU-memory-watch:NoSchedule"],
+            ),
+            (minor, vec![]),
+        ] {
+            let desired = assess(&faults(vec![event]), &policy, &node, None);
+            let taints: Vec<_> = desired.taints.iter().map(ToString::to_string).collect();
+            assert_eq!(taints, expected);
+        }
+    }
+
+    #[test]
+    fn a_node_that_is_handed_over_is_not_taken_out() {
+        let faults = faults(vec![fatal("0")]);
+        let policy = Policy::builtin();
+        let mut node = NodeView::unknown("n1");
+        let label = keys::HANDED_OVER_LABEL.to_owned();
+        node.labels.insert(label.clone(), "false".into());
+        let desired = assess(&faults, &policy, &node, None);
+        assert!(!desired.wanted(), "{desired:?}");
+        assert!(desired.verdicts[0].to_string().contains("handed over"));
+        // What was taken out before stays so until its faults recover.
+        node.annotations.insert(
+            keys::QUARANTINE_HEALTH_EVENT.into(),
+            "[{\"id\":\"a\"}]".into(),
+        );
+        assert!(assess(&faults, &policy, &node, None).wanted());
+        node.annotations.clear();
+        node.labels.insert(label, "true".into());
+        assert!(assess(&faults, &policy, &node, None).wanted());
+    }
+
+    #[test]
+    fn a_node_s_own_choice_of_policy_decides() {
+        let policy = Policy::parse(
+            "[[rule-sets]]\nname = \"a\"\ncordon.shouldCordon = true\n\
+             [[rule-sets.match.all]]\nkind = \"HealthEvent\"\nexpression = \"event.isFatal\"\n\
+             [[policies]]\nname = \"lenient\"\n",
+            "p",
+        )
+        .unwrap();
+        let faults = faults(vec![fatal("0")]);
+        let mut node = NodeView::unknown("n1");
+        for (name, wanted) in [("lenient", false), ("other", true)] {
+            node.annotations.insert(keys::POLICY.into(), name.into());
+            assert_eq!(assess(&faults, &policy, &node, None).wanted(), wanted);
+        }
     }
 
     #[test]

@@ -5,6 +5,9 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+/// Longest value of a label or taint that Kubernetes takes, in bytes.
+pub(crate) const LABEL_VALUE_BYTES: usize = 63;
+
 /// A node as last seen at the API server.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeView {
@@ -176,6 +179,27 @@ impl NodeChange {
         *self == Self::default()
     }
 
+    /// This change and then `later`, as one: it brings a node to where the two would.
+    #[must_use]
+    pub fn then(mut self, later: Self) -> Self {
+        self.unschedulable = later.unschedulable.or(self.unschedulable);
+        self.add_taints
+            .retain(|taint| !later.remove_taints.contains(taint));
+        for (into, from) in [
+            (&mut self.add_taints, later.add_taints),
+            (&mut self.remove_taints, later.remove_taints),
+        ] {
+            for taint in from {
+                if !into.contains(&taint) {
+                    into.push(taint);
+                }
+            }
+        }
+        self.labels.extend(later.labels);
+        self.annotations.extend(later.annotations);
+        self
+    }
+
     /// What it does, for people: `cordon, add taint gpu=bad:NoSchedule, set 3 annotations`.
     pub fn summary(&self) -> String {
         let mut parts = Vec::new();
@@ -207,6 +231,25 @@ impl NodeChange {
     }
 }
 
+/// A valid value of a label or taint: letters, digits, `-_.`, at most 63, beginning and ending with a
+/// letter or digit.
+pub(crate) fn label_value(text: &str) -> String {
+    let clean: String = text
+        .chars()
+        .map(|c| {
+            if c.is_ascii_alphanumeric() || "-_.".contains(c) {
+                c
+            } else {
+                '-'
+            }
+        })
+        .take(LABEL_VALUE_BYTES)
+        .collect();
+    clean
+        .trim_matches(|c: char| !c.is_ascii_alphanumeric())
+        .to_owned()
+}
+
 impl std::fmt::Display for Taint {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { key, value, effect } = self;
@@ -214,6 +257,70 @@ impl std::fmt::Display for Taint {
             write!(f, "{key}:{effect}")
         } else {
             write!(f, "{key}={value}:{effect}")
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn taints() -> impl Strategy<Value = Vec<Taint>> {
+        prop::collection::btree_set((0_u8..4, 0_u8..2), 0..3).prop_map(|set| {
+            set.into_iter()
+                .map(|(key, value)| Taint {
+                    key: format!("t{key}"),
+                    value: value.to_string(),
+                    effect: "NoSchedule".to_owned(),
+                })
+                .collect()
+        })
+    }
+
+    fn entries() -> impl Strategy<Value = BTreeMap<String, Option<String>>> {
+        prop::collection::btree_map("[ab]", prop::option::of("[xy]"), 0..3)
+    }
+
+    fn change() -> impl Strategy<Value = NodeChange> {
+        (
+            any::<Option<bool>>(),
+            taints(),
+            taints(),
+            entries(),
+            entries(),
+        )
+            .prop_map(
+                |(unschedulable, add_taints, remove_taints, labels, annotations)| NodeChange {
+                    unschedulable,
+                    add_taints,
+                    remove_taints,
+                    labels,
+                    annotations,
+                },
+            )
+    }
+
+    proptest! {
+        #[test]
+        fn two_changes_in_one_lead_to_the_same_node(changes in prop::collection::vec(change(), 1..6)) {
+            let start = NodeView::unknown("n1");
+            // As a session makes them: what is added is not there yet.
+            let mut node = start.clone();
+            let mut whole = NodeChange::default();
+            for mut change in changes {
+                change.add_taints.retain(|taint| {
+                    !node.has_taint(taint) || change.remove_taints.contains(taint)
+                });
+                node = node.after(&change);
+                whole = whole.then(change);
+            }
+            let mut merged = start.after(&whole);
+            for node in [&mut node, &mut merged] {
+                node.taints.sort_by(|a, b| a.taint.cmp(&b.taint));
+            }
+            prop_assert_eq!(merged, node);
         }
     }
 }

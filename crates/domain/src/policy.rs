@@ -6,16 +6,18 @@
 
 mod load;
 mod rule;
+mod unknown;
 
 use std::fmt;
 
-use contract::HealthEvent;
+use contract::{HealthEvent, keys};
 use serde_json::Value;
 
 pub use load::PolicyError;
 pub use rule::{MAX_DEPTH, MAX_EXPRESSION_BYTES, MAX_LOOPS, NodeVariable, Rule, RuleKind};
 
-use crate::node::Taint;
+use crate::node::{NodeView, Taint};
+use crate::session::Marks;
 
 /// Characters of an expression that a sentence shows; the rest is in the file. The longest
 /// of the rules that NVSentinel ships has about 270.
@@ -30,8 +32,23 @@ pub struct Policy {
     pub label_prefix: String,
     /// Rule sets in the order of the file; those that are switched off are left out.
     pub rule_sets: Vec<RuleSet>,
+    /// Further rule sets that a node can name; see [`Policy::rule_sets_of`].
+    pub policies: Vec<NamedPolicy>,
+    /// Whether a quarantined node also gets the taint [`keys::UNHEALTHY_TAINT`].
+    pub unhealthy_taint: bool,
+    /// Whether a recovery leaves the reference's `uncordon-*` labels.
+    pub uncordon_labels: bool,
     /// What the file asks for that is not done; to be shown where it is loaded.
     pub warnings: Vec<String>,
+}
+
+/// Rule sets under a name: what holds for the nodes that name it.
+#[derive(Clone, Debug)]
+pub struct NamedPolicy {
+    /// Name, unique in a policy.
+    pub name: String,
+    /// Its rule sets in the order of the file; they stand in the place of the policy's own.
+    pub rule_sets: Vec<RuleSet>,
 }
 
 /// One rule set: when it matches, and what it then asks for.
@@ -45,6 +62,8 @@ pub struct RuleSet {
     pub any: Vec<Rule>,
     /// All of these must hold.
     pub all: Vec<Rule>,
+    /// With both of these: one of them is enough, as in the reference.
+    pub any_or_all: bool,
     /// Taint to put on the node.
     pub taint: Option<Taint>,
     /// Whether to cordon the node.
@@ -83,9 +102,44 @@ impl Policy {
             source: "built-in default".to_owned(),
             label_prefix: String::new(),
             rule_sets: Vec::new(),
+            policies: Vec::new(),
+            unhealthy_taint: false,
+            uncordon_labels: false,
             warnings: vec![format!("the built-in policy does not load: {error}")],
         })
     }
+
+    /// How its sessions mark a node.
+    pub fn marks(&self) -> Marks {
+        Marks {
+            label_prefix: self.label_prefix.clone(),
+            uncordon_labels: self.uncordon_labels,
+        }
+    }
+
+    /// The rule sets that decide about `node`: those of the policy that it names by the
+    /// annotation [`keys::POLICY`], else the policy's own.
+    ///
+    /// A node can name a policy, never bring one: who may annotate a node must not thereby
+    /// write rules.
+    pub fn rule_sets_of(&self, node: &NodeView) -> &[RuleSet] {
+        let named = chosen(node).and_then(|name| self.named(name));
+        named.map_or(&self.rule_sets, |named| &named.rule_sets)
+    }
+
+    /// The policy that `node` names and that does not exist; the cluster's holds for it.
+    pub fn unknown_choice<'a>(&self, node: &'a NodeView) -> Option<&'a str> {
+        chosen(node).filter(|name| self.named(name).is_none())
+    }
+
+    fn named(&self, name: &str) -> Option<&NamedPolicy> {
+        self.policies.iter().find(|policy| policy.name == name)
+    }
+}
+
+fn chosen(node: &NodeView) -> Option<&str> {
+    let name = node.annotations.get(keys::POLICY)?.trim();
+    (!name.is_empty()).then_some(name)
 }
 
 // === impl RuleSet ===
@@ -97,8 +151,28 @@ impl RuleSet {
     }
 
     /// Whether the rule set matches an event on a node. With both `any` and `all`, both
-    /// must hold.
+    /// must hold, unless one of them is enough.
     pub fn answer(&self, event: &Value, node: &NodeVariable) -> Answer {
+        if self.any_or_all && !self.any.is_empty() && !self.all.is_empty() {
+            let any = self.answer_any(event, node);
+            return match any {
+                Answer::Matched => any,
+                _ => match self.answer_all(event, node) {
+                    Answer::NotMatched(_) => any,
+                    all => all,
+                },
+            };
+        }
+        if self.any.is_empty() && self.all.is_empty() {
+            return Answer::NotMatched("the rule set has no rules".to_owned());
+        }
+        match self.answer_all(event, node) {
+            Answer::Matched if !self.any.is_empty() => self.answer_any(event, node),
+            answer => answer,
+        }
+    }
+
+    fn answer_all(&self, event: &Value, node: &NodeVariable) -> Answer {
         for rule in &self.all {
             match rule.holds(event, node) {
                 Ok(true) => {}
@@ -106,13 +180,10 @@ impl RuleSet {
                 Err(error) => return Answer::Failed(rule.expression.clone(), error),
             }
         }
-        if self.any.is_empty() {
-            return if self.all.is_empty() {
-                Answer::NotMatched("the rule set has no rules".to_owned())
-            } else {
-                Answer::Matched
-            };
-        }
+        Answer::Matched
+    }
+
+    fn answer_any(&self, event: &Value, node: &NodeVariable) -> Answer {
         let mut last = None;
         for rule in &self.any {
             match rule.holds(event, node) {

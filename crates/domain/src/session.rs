@@ -29,7 +29,7 @@ use serde_json::{Value, json};
 use crate::assess::Desired;
 use crate::journal::EntryKind;
 use crate::node::{NodeChange, NodeView};
-use ownership::{ByHand, Ownership};
+use ownership::{ByHand, Ownership, ReleaseRequest};
 
 /// After how long a change that did not get through is brought to a person's attention.
 pub const DEADLINE: SignedDuration = SignedDuration::from_secs(60);
@@ -128,15 +128,23 @@ pub enum Failure {
     },
 }
 
+/// How a session marks a node, beside what every session does.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Marks {
+    /// Stands before the cordon labels, as it is.
+    pub label_prefix: String,
+    /// Whether a recovery leaves the reference's `uncordon-*` labels.
+    pub uncordon_labels: bool,
+}
+
 /// Decides what to do next about a node.
 ///
 /// `observed` is the node as last seen, or `None` where the cluster does not know it.
-/// `label_prefix` stands before the cordon labels.
 pub fn step(
     session: &Session,
     desired: &Desired,
     observed: Option<&NodeView>,
-    label_prefix: &str,
+    marks: &Marks,
     now: Timestamp,
 ) -> Step {
     let Some(node) = observed else {
@@ -152,30 +160,25 @@ pub fn step(
     };
     let own = Ownership::read(node);
     if let Some(own) = &own
-        && let Some(by_hand) = own.undone_by_hand(node)
+        && let Some((by_hand, released_at, why)) = ended_by_hand(node, own, desired, now)
     {
-        let released_at = own.newest_listed(desired).unwrap_or(now);
-        let change = change::stand_down(node, own, by_hand, released_at, label_prefix);
-        let why = match by_hand {
-            ByHand::Uncordoned => "somebody uncordoned the node by hand: the session ends",
-            ByHand::Untainted => "somebody removed a quarantine taint by hand: the session ends",
-        };
+        let change = change::stand_down(node, own, by_hand, released_at, marks);
         return session
             .clone()
             .adopt(own)
-            .enter(Phase::Releasing, desired, now, why)
+            .enter(Phase::Releasing, desired, now, &why)
             .drive(Intent::StandDown, change, now);
     }
     match (desired.wanted(), own) {
         (true, None) => {
-            let change = change::quarantine(node, desired, label_prefix, now);
+            let change = change::quarantine(node, desired, marks, now);
             session
                 .clone()
                 .enter(Phase::Quarantining, desired, now, "a fault asks for it")
                 .drive(Intent::Quarantine, change, now)
         }
         (true, Some(own)) => {
-            let change = change::update(node, &own, desired, label_prefix, now);
+            let change = change::update(node, &own, desired, marks, now);
             session
                 .clone()
                 .adopt(&own)
@@ -183,7 +186,7 @@ pub fn step(
                 .drive(Intent::Update, change, now)
         }
         (false, Some(own)) => {
-            let change = change::release(node, &own, label_prefix);
+            let change = change::release(node, &own, marks, now);
             session
                 .clone()
                 .adopt(&own)
@@ -200,6 +203,44 @@ pub fn step(
                 .clone()
                 .enter(Phase::Idle, desired, now, "nothing of ours is on the node")
         }
+    }
+}
+
+/// Whether a person ends the session: how, up to when reports are dismissed, and what to
+/// say of it.
+///
+/// Where no fault asks for the quarantine any more, an undone cordon or taint does not
+/// count: the node is given back as after any recovery, the cordon included.
+fn ended_by_hand(
+    node: &NodeView,
+    own: &Ownership,
+    desired: &Desired,
+    now: Timestamp,
+) -> Option<(ByHand, Timestamp, String)> {
+    let newest = own.newest_listed(desired);
+    if let Some(request) = ReleaseRequest::read(node) {
+        let until = request.dismisses_until(newest, now);
+        let ReleaseRequest { by, reason, .. } = request;
+        return Some((
+            ByHand::Released,
+            until,
+            format!("released by {by}: {reason}"),
+        ));
+    }
+    let by_hand = own.undone_by_hand(node).filter(|_| desired.wanted())?;
+    let why = match by_hand {
+        ByHand::Untainted => "somebody removed a quarantine taint by hand: the session ends",
+        _ => "somebody uncordoned the node by hand: the session ends",
+    };
+    Some((by_hand, newest.unwrap_or(now), why.to_owned()))
+}
+
+// === impl Marks ===
+
+impl Marks {
+    /// The whole name of a label of the session.
+    fn label(&self, name: &str) -> String {
+        format!("{}{name}", self.label_prefix)
     }
 }
 

@@ -151,14 +151,14 @@ impl Quarantine {
     /// In a dry run: goes on as if the change had been made.
     fn pretend(&mut self, name: &str, change: NodeChange) {
         let entry = self.entry(name);
-        entry.pretended.push(change);
+        entry.pretended = std::mem::take(&mut entry.pretended).then(change);
         let back = entry.effective_view().is_some_and(|pretended| {
             entry.view.as_deref().is_some_and(|real| {
                 pretended.annotations == real.annotations && pretended.labels == real.labels
             })
         });
         if back || entry.session.phase == Phase::Idle {
-            entry.pretended.clear();
+            entry.pretended = NodeChange::default();
         }
         self.dirty.insert(name.to_owned());
     }

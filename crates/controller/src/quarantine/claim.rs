@@ -7,7 +7,10 @@
 //! NVSentinel's until today; what it lists is then put into the store first, so that its
 //! faults are open, and it is not given back because we have forgotten why.
 
+use std::collections::BTreeSet;
+
 use contract::{HealthEvent, ProcessingStrategy};
+use domain::event::content_fingerprint;
 use domain::journal::EntryKind;
 use domain::node::NodeView;
 use domain::session::ownership::Ownership;
@@ -109,9 +112,14 @@ impl Quarantine {
 
     fn as_received(&self, events: Vec<HealthEvent>) -> Vec<NewEvent> {
         let received_at = (self.clock)();
+        let mut ids = BTreeSet::new();
         events
             .into_iter()
             .map(|mut event| {
+                // Parts of one event are listed under its id; stored, each needs its own.
+                if !ids.insert(event.id.clone()) {
+                    event.id = content_fingerprint(&event);
+                }
                 if event.processing_strategy == ProcessingStrategy::Unspecified as i32 {
                     event.processing_strategy = ProcessingStrategy::ExecuteRemediation as i32;
                 }

@@ -22,7 +22,7 @@ pub(super) struct NodeEntry {
     /// A patch is under way.
     pub(super) in_flight: bool,
     /// In a dry run: what would have been changed since the node was last as it was.
-    pub(super) pretended: Vec<NodeChange>,
+    pub(super) pretended: NodeChange,
     /// Why its faults count or do not, as last noted.
     pub(super) verdicts: Vec<Verdict>,
     /// It was said that the cluster does not have it.
@@ -41,7 +41,7 @@ impl NodeEntry {
             view: None,
             session,
             in_flight: false,
-            pretended: Vec::new(),
+            pretended: NodeChange::default(),
             verdicts: Vec::new(),
             missing_said: false,
             known: Vec::new(),
@@ -86,11 +86,7 @@ impl NodeEntry {
         if self.pretended.is_empty() {
             return Some(Arc::clone(view));
         }
-        let pretended = self
-            .pretended
-            .iter()
-            .fold(NodeView::clone(view), |view, change| view.after(change));
-        Some(Arc::new(pretended))
+        Some(Arc::new(view.after(&self.pretended)))
     }
 
     /// How the node is shown; `None`: there is nothing to tell.
@@ -206,7 +202,7 @@ mod tests {
     use domain::event::{Record, normalise};
     use domain::fault::FaultBook;
     use domain::policy::Policy;
-    use domain::session::step;
+    use domain::session::{Marks, step};
     use jiff::Timestamp;
     use serde_json::json;
 
@@ -243,7 +239,14 @@ mod tests {
             metadata.and_then(|metadata| NodeView::from_object(json!({"metadata": metadata})));
         let node = view.clone().unwrap_or_else(|| NodeView::unknown("n1"));
         let desired = assess(&fault(), &Policy::builtin(), &node, released_at(&node));
-        entry.session = step(&entry.session, &desired, view.as_ref(), "", at(101)).session;
+        entry.session = step(
+            &entry.session,
+            &desired,
+            view.as_ref(),
+            &Marks::default(),
+            at(101),
+        )
+        .session;
         entry.verdicts = desired.verdicts;
         entry.view = view.map(Arc::new);
         entry

@@ -49,14 +49,15 @@ impl Quarantine {
         let now = (self.clock)();
         let faults = self.book.faults(name);
         let desired = assess(faults, &self.policy, &view, ownership::released_at(&view));
-        let prefix = self.policy_prefix();
+        let marks = self.policy.marks();
         let entry = self.entry(name);
-        let step = step(&entry.session, &desired, Some(&view), &prefix, now);
+        let step = step(&entry.session, &desired, Some(&view), &marks, now);
         entry.session = step.session;
         let session = entry.session.id.clone();
         if entry.verdicts != desired.verdicts {
             entry.verdicts.clone_from(&desired.verdicts);
-            self.metrics.evaluated(&self.policy, &desired);
+            self.metrics
+                .evaluated(self.policy.rule_sets_of(&view), &desired);
             let text = rules_text(&desired.verdicts);
             self.note(
                 name,
@@ -82,9 +83,9 @@ impl Quarantine {
         let now = (self.clock)();
         let unknown = NodeView::unknown(name);
         let desired = assess(self.book.faults(name), &self.policy, &unknown, None);
-        let prefix = self.policy_prefix();
+        let marks = self.policy.marks();
         let entry = self.entry(name);
-        let step = step(&entry.session, &desired, None, &prefix, now);
+        let step = step(&entry.session, &desired, None, &marks, now);
         entry.session = step.session;
         let say = desired.wanted() && !entry.missing_said;
         entry.missing_said = desired.wanted();

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use domain::assess::Desired;
 use domain::node::NodeChange;
-use domain::policy::Policy;
+use domain::policy::RuleSet;
 use domain::session::Intent;
 use domain::view::{FleetView, NodeState};
 use prometheus_client::encoding::EncodeLabelSet;
@@ -120,8 +120,8 @@ impl QuarantineMetrics {
             .inc();
     }
 
-    pub(super) fn evaluated(&self, policy: &Policy, desired: &Desired) {
-        for rule_set in &policy.rule_sets {
+    pub(super) fn evaluated(&self, rule_sets: &[RuleSet], desired: &Desired) {
+        for rule_set in rule_sets {
             let passed = desired.rule_sets.contains(&rule_set.name);
             let labels = RuleSetLabels {
                 ruleset: rule_set.name.clone(),

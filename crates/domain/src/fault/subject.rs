@@ -136,6 +136,11 @@ impl Subject {
             .collect()
     }
 
+    /// Whether `entity` is one of its names.
+    pub fn is_named_by(&self, entity: &Entity) -> bool {
+        self.names.contains(&canonical(entity))
+    }
+
     /// The value of the name of type `kind`, if the subject has one.
     pub fn name(&self, kind: &str) -> Option<&str> {
         self.names

@@ -6,7 +6,8 @@ use std::fmt;
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::{Policy, Rule, RuleKind, RuleSet};
+use super::unknown::UnknownKeys;
+use super::{NamedPolicy, Policy, Rule, RuleKind, RuleSet};
 use crate::node::Taint;
 
 /// A policy file that cannot be used: every finding, one per line.
@@ -17,18 +18,42 @@ pub struct PolicyError {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct File {
     #[serde(rename = "label-prefix", default)]
     label_prefix: String,
     #[serde(rename = "circuitBreaker")]
     circuit_breaker: Option<CircuitBreaker>,
+    #[serde(rename = "match-any-all", default)]
+    match_any_all: AnyAll,
+    #[serde(rename = "unhealthy-taint", default)]
+    unhealthy_taint: bool,
+    #[serde(rename = "uncordon-labels", default)]
+    uncordon_labels: bool,
+    #[serde(rename = "rule-sets", default)]
+    rule_sets: Vec<Spanned<RuleSetEntry>>,
+    #[serde(default)]
+    policies: Vec<Spanned<PolicyEntry>>,
+}
+
+/// What `any` and `all` in one rule set mean together.
+#[derive(Deserialize, Clone, Copy, Default, PartialEq, Eq)]
+#[serde(rename_all = "lowercase")]
+enum AnyAll {
+    /// Both must hold, as the names say.
+    #[default]
+    Both,
+    /// One of them is enough, as in the reference.
+    Either,
+}
+
+#[derive(Deserialize)]
+struct PolicyEntry {
+    name: String,
     #[serde(rename = "rule-sets", default)]
     rule_sets: Vec<Spanned<RuleSetEntry>>,
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct CircuitBreaker {
     #[serde(rename = "percentage")]
     _percentage: Option<i64>,
@@ -37,7 +62,6 @@ struct CircuitBreaker {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct RuleSetEntry {
     /// On where absent, as the reference's chart renders it.
     #[serde(default = "on")]
@@ -47,14 +71,13 @@ struct RuleSetEntry {
     name: String,
     #[serde(default)]
     priority: i64,
-    #[serde(rename = "match")]
+    #[serde(rename = "match", default)]
     matches: MatchEntry,
     taint: Option<Spanned<TaintEntry>>,
     cordon: Option<CordonEntry>,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Deserialize, Default)]
 struct MatchEntry {
     #[serde(default)]
     any: Vec<RuleEntry>,
@@ -63,14 +86,12 @@ struct MatchEntry {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct RuleEntry {
     kind: Spanned<String>,
     expression: Spanned<String>,
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct TaintEntry {
     #[serde(default)]
     key: String,
@@ -81,119 +102,185 @@ struct TaintEntry {
 }
 
 #[derive(Deserialize)]
-#[serde(deny_unknown_fields)]
 struct CordonEntry {
     #[serde(rename = "shouldCordon", default)]
     should_cordon: bool,
 }
 
+/// Reads a policy.
 pub(super) fn parse(text: &str, source: &str) -> Result<Policy, PolicyError> {
-    let line_of = |offset: usize| {
-        1 + text
-            .as_bytes()
-            .iter()
-            .take(offset)
-            .filter(|byte| **byte == b'\n')
-            .count()
+    let mut unknown = UnknownKeys::default();
+    let deserializer = toml::Deserializer::parse(text);
+    let file: Result<File, _> =
+        deserializer.and_then(|toml| serde_ignored::deserialize(toml, |path| unknown.note(&path)));
+    let mut reading = Reading {
+        text,
+        source,
+        findings: Vec::new(),
+        warnings: Vec::new(),
+        any_or_all: false,
     };
-    let file: File = toml::from_str(text).map_err(|error| {
-        let line = error.span().map_or(1, |span| line_of(span.start));
-        PolicyError {
-            findings: vec![format!("{source}:{line}: {}", error.message())],
+    let file = match file {
+        Ok(file) => file,
+        Err(error) => {
+            let offset = error.span().map_or(0, |span| span.start);
+            reading.find(offset, error.message());
+            return Err(PolicyError {
+                findings: reading.findings,
+            });
         }
-    })?;
-    let mut findings = Vec::new();
-    let mut find = |offset: usize, what: String| {
-        findings.push(format!("{source}:{}: {what}", line_of(offset)));
     };
-    let mut rule_sets = Vec::new();
-    for entry in file.rule_sets {
+    for (offset, key) in unknown.places(text) {
+        reading.warn(
+            offset,
+            &format!("unknown key '{key}': it has no effect; is it misspelt?"),
+        );
+    }
+    reading.any_or_all = file.match_any_all == AnyAll::Either;
+    let rule_sets = reading.rule_sets(file.rule_sets);
+    let mut policies: Vec<NamedPolicy> = Vec::new();
+    for entry in file.policies {
         let start = entry.span().start;
         let entry = entry.into_inner();
         let name = entry.name;
         if name.trim().is_empty() {
-            find(start, "a rule set needs a name".to_owned());
+            reading.find(start, "a policy needs a name");
+        } else if policies.iter().any(|known| known.name == name) {
+            reading.find(
+                start,
+                &format!("policy '{name}' is there twice: give one of them another name"),
+            );
         }
-        let mut rules = |entries: Vec<RuleEntry>| -> Vec<Rule> {
-            let mut rules = Vec::new();
-            for entry in entries {
-                let Some(kind) = RuleKind::parse(entry.kind.get_ref()) else {
-                    find(
-                        entry.kind.span().start,
-                        format!(
-                            "rule set '{name}': kind '{}' is unknown; it is HealthEvent or Node",
-                            entry.kind.get_ref()
-                        ),
-                    );
-                    continue;
-                };
-                match Rule::compile(kind, entry.expression.get_ref()) {
-                    Ok(rule) => rules.push(rule),
-                    Err(what) => find(
-                        entry.expression.span().start,
-                        format!("rule set '{name}': expression {what}"),
-                    ),
-                }
-            }
-            rules
-        };
-        let any = rules(entry.matches.any);
-        let all = rules(entry.matches.all);
-        let taint = match entry.taint {
-            None => None,
-            Some(taint) => match taint_of(taint.get_ref()) {
-                Ok(taint) => Some(taint),
-                Err(what) => {
-                    find(taint.span().start, format!("rule set '{name}': {what}"));
-                    None
-                }
-            },
-        };
-        if entry.enabled {
-            rule_sets.push(RuleSet {
-                cordon: entry.cordon.is_some_and(|cordon| cordon.should_cordon),
-                priority: entry.priority,
-                name,
-                any,
-                all,
-                taint,
-            });
-        }
+        let rule_sets = reading.rule_sets(entry.rule_sets);
+        policies.push(NamedPolicy { name, rule_sets });
     }
-    if !findings.is_empty() {
-        return Err(PolicyError { findings });
-    }
-    let mut warnings = Vec::new();
     if file.circuit_breaker.is_some() {
-        warnings.push(format!(
+        reading.warnings.push(format!(
             "{source}: circuitBreaker is read but not enforced by this version: nothing limits \
              how many nodes are quarantined at once"
         ));
+    }
+    if !reading.findings.is_empty() {
+        return Err(PolicyError {
+            findings: reading.findings,
+        });
     }
     Ok(Policy {
         source: source.to_owned(),
         label_prefix: file.label_prefix,
         rule_sets,
-        warnings,
+        policies,
+        unhealthy_taint: file.unhealthy_taint,
+        uncordon_labels: file.uncordon_labels,
+        warnings: reading.warnings,
     })
 }
 
-fn taint_of(entry: &TaintEntry) -> Result<Taint, String> {
-    let taint = Taint {
-        key: entry.key.clone(),
-        value: entry.value.clone(),
-        effect: entry.effect.clone(),
-    };
-    if taint.key.is_empty() || taint.value.is_empty() {
-        return Err("a taint needs key, value and effect".to_owned());
+/// A file on its way to a policy.
+struct Reading<'a> {
+    text: &'a str,
+    source: &'a str,
+    findings: Vec<String>,
+    warnings: Vec<String>,
+    any_or_all: bool,
+}
+
+// === impl Reading ===
+
+impl Reading<'_> {
+    fn find(&mut self, offset: usize, what: &str) {
+        self.findings.push(self.line(offset, what));
     }
-    if !["NoSchedule", "PreferNoSchedule", "NoExecute"].contains(&taint.effect.as_str()) {
-        return Err(format!(
-            "taint effect '{}' is unknown; it is NoSchedule, PreferNoSchedule or NoExecute",
-            taint.effect
-        ));
+
+    fn warn(&mut self, offset: usize, what: &str) {
+        self.warnings.push(self.line(offset, what));
     }
-    Ok(taint)
+
+    fn line(&self, offset: usize, what: &str) -> String {
+        let before = self.text.as_bytes().iter().take(offset);
+        let line = 1 + before.filter(|byte| **byte == b'\n').count();
+        format!("{}:{line}: {what}", self.source)
+    }
+
+    fn rule_sets(&mut self, entries: Vec<Spanned<RuleSetEntry>>) -> Vec<RuleSet> {
+        let rule_sets = entries.into_iter().map(|entry| self.rule_set(entry));
+        rule_sets
+            .collect::<Vec<_>>()
+            .into_iter()
+            .flatten()
+            .collect()
+    }
+
+    /// A rule set; `None` where it is switched off. It is checked all the same.
+    fn rule_set(&mut self, entry: Spanned<RuleSetEntry>) -> Option<RuleSet> {
+        let start = entry.span().start;
+        let entry = entry.into_inner();
+        let name = entry.name;
+        if name.trim().is_empty() {
+            self.find(start, "a rule set needs a name");
+        }
+        let any = self.rules(&name, entry.matches.any);
+        let all = self.rules(&name, entry.matches.all);
+        let taint = entry.taint.and_then(|taint| self.taint(&name, &taint));
+        let rule_set = RuleSet {
+            cordon: entry.cordon.is_some_and(|cordon| cordon.should_cordon),
+            priority: entry.priority,
+            any_or_all: self.any_or_all,
+            name,
+            any,
+            all,
+            taint,
+        };
+        entry.enabled.then_some(rule_set)
+    }
+
+    fn rules(&mut self, rule_set: &str, entries: Vec<RuleEntry>) -> Vec<Rule> {
+        let mut rules = Vec::new();
+        for entry in entries {
+            let Some(kind) = RuleKind::parse(entry.kind.get_ref()) else {
+                let what = format!(
+                    "rule set '{rule_set}': kind '{}' is unknown; it is HealthEvent or Node",
+                    entry.kind.get_ref()
+                );
+                self.find(entry.kind.span().start, &what);
+                continue;
+            };
+            match Rule::compile(kind, entry.expression.get_ref()) {
+                Ok(rule) => rules.push(rule),
+                Err(what) => self.find(
+                    entry.expression.span().start,
+                    &format!("rule set '{rule_set}': expression {what}"),
+                ),
+            }
+        }
+        rules
+    }
+
+    /// A taint. One that is not filled in is none, as in the reference, and said.
+    fn taint(&mut self, rule_set: &str, entry: &Spanned<TaintEntry>) -> Option<Taint> {
+        let start = entry.span().start;
+        let TaintEntry { key, value, effect } = entry.get_ref();
+        if key.is_empty() || value.is_empty() || effect.is_empty() {
+            let what = format!(
+                "rule set '{rule_set}': the taint has no effect: it needs key, value and effect"
+            );
+            self.warn(start, &what);
+            return None;
+        }
+        if !["NoSchedule", "PreferNoSchedule", "NoExecute"].contains(&effect.as_str()) {
+            let what = format!(
+                "rule set '{rule_set}': taint effect '{effect}' is unknown; it is NoSchedule, \
+                 PreferNoSchedule or NoExecute"
+            );
+            self.find(start, &what);
+            return None;
+        }
+        Some(Taint {
+            key: key.clone(),
+            value: value.clone(),
+            effect: effect.clone(),
+        })
+    }
 }
 
 fn on() -> bool {

@@ -141,13 +141,181 @@ fn any_and_all_both_mean_both() {
 }
 
 #[test]
+fn either_of_any_and_all_is_enough_where_the_file_says_so() {
+    let text = |any: &str, all: &str| {
+        format!(
+            "match-any-all = \"either\"\n{}",
+            rule_set(&format!(
+                "[[rule-sets.match.any]]\nkind = \"HealthEvent\"\nexpression = \"{any}\"\n\
+                 [[rule-sets.match.all]]\nkind = \"HealthEvent\"\nexpression = \"{all}\""
+            ))
+        )
+    };
+    let (yes, no, broken) = (
+        "event.isFatal",
+        "event.isHealthy",
+        "event.metadata['a'] == 'b'",
+    );
+    for (any, all, expected) in [
+        (yes, yes, Some(true)),
+        (yes, no, Some(true)),
+        (no, yes, Some(true)),
+        (no, no, Some(false)),
+        (broken, yes, Some(true)),
+        (yes, broken, Some(true)),
+        (no, broken, None),
+    ] {
+        let found = match matches(&text(any, all), &fatal(), &json!({})) {
+            Answer::Matched => Some(true),
+            Answer::NotMatched(_) => Some(false),
+            Answer::Failed(..) => None,
+        };
+        assert_eq!(found, expected, "{any} {all}");
+    }
+    // With only one of the two, nothing changes.
+    let one = format!("match-any-all = \"either\"\n{}", any("HealthEvent", no));
+    assert!(matches!(
+        matches(&one, &fatal(), &json!({})),
+        Answer::NotMatched(_)
+    ));
+}
+
+#[test]
+fn a_configuration_of_the_reference_loads_unchanged() {
+    let policy = Policy::parse(include_str!("tests/reference.toml"), "config.toml").unwrap();
+    assert_eq!(policy.label_prefix, "k8saas.nvidia.com/");
+    assert_eq!(policy.rule_sets.len(), 6);
+    assert!(
+        policy
+            .rule_sets
+            .iter()
+            .all(|set| set.cordon && set.taint.is_none())
+    );
+    assert_eq!(policy.rule_sets[0].priority, 100);
+    assert!(!policy.unhealthy_taint && !policy.uncordon_labels && policy.policies.is_empty());
+    let unknown: Vec<_> = policy
+        .warnings
+        .iter()
+        .filter(|warning| warning.contains("unknown key"))
+        .collect();
+    assert!(unknown.is_empty(), "{unknown:?}");
+    // Each agent by its rule set, and none where the label says so.
+    let event = |agent: &str, class: &str, check: &str| HealthEvent {
+        agent: agent.into(),
+        component_class: class.into(),
+        check_name: check.into(),
+        is_fatal: true,
+        ..HealthEvent::default()
+    };
+    let node = json!({"metadata": {"name": "n", "labels": {"zone": "a"}}});
+    let out = json!({"metadata": {"name": "n", "labels": {"k8saas.nvidia.com/ManagedByNVSentinel": "false"}}});
+    for (event, expected) in [
+        (event("gpu-health-monitor", "GPU", "GpuMemWatch"), Some(0)),
+        (event("gpu-health-monitor", "NIC", "x"), None),
+        (
+            event("csp-health-monitor", "CSP", "CSPMaintenance"),
+            Some(1),
+        ),
+        (event("syslog-health-monitor", "NIC", "x"), Some(2)),
+        (event("nic-health-monitor", "NIC", "x"), Some(3)),
+        (event("kubernetes-object-monitor", "Node", "x"), Some(4)),
+        (event("preflight-dcgm-diag", "GPU", "x"), Some(5)),
+        (event("health-events-analyzer", "GPU", "x"), None),
+    ] {
+        let matched = |node: &Value| {
+            policy.rule_sets.iter().position(|set| {
+                set.answer(&event_variable(&event), &NodeVariable::new(node)) == Answer::Matched
+            })
+        };
+        assert_eq!(matched(&node), expected, "{}", event.agent);
+        assert_eq!(matched(&out), None, "{}", event.agent);
+    }
+}
+
+#[test]
+fn what_a_file_of_the_reference_may_leave_out_has_its_default() {
+    // As its binary is configured in tests: no prefix, no priority, no match, no taint.
+    let text = "[[rule-sets]]\nname = \"bare\"\nversion = \"1\"\n";
+    let policy = Policy::parse(text, "p.toml").unwrap();
+    let set = &policy.rule_sets[0];
+    assert_eq!(policy.label_prefix, "");
+    assert_eq!((set.priority, set.cordon, &set.taint), (0, false, &None));
+    let answer = set.answer(&event_variable(&fatal()), &NodeVariable::new(&json!({})));
+    assert!(matches!(answer, Answer::NotMatched(_)), "{answer:?}");
+}
+
+#[test]
+fn a_taint_that_is_not_filled_in_is_none_and_said() {
+    for taint in [
+        "key = \"a\"\nvalue = \"b\"",
+        "key = \"a\"\neffect = \"NoSchedule\"",
+        "key = \"\"\nvalue = \"\"\neffect = \"\"",
+    ] {
+        let text = format!("{}[rule-sets.taint]\n{taint}\n", any("Node", "true"));
+        let policy = Policy::parse(&text, "p.toml").unwrap();
+        assert_eq!(policy.rule_sets[0].taint, None);
+        assert!(
+            policy.warnings[0].starts_with("p.toml:9: rule set 'r': the taint has no effect"),
+            "{:?}",
+            policy.warnings
+        );
+    }
+}
+
+#[test]
+fn keys_that_nothing_reads_are_named_where_they_stand() {
+    let text = format!(
+        "label-prefx = \"x\"\n{}sholdCordon = true\n[rule-sets.cordn]\na = 1\n\
+         [[policies]]\nname = \"b\"\nrulesets = []\n",
+        any("Node", "true")
+    );
+    let policy = Policy::parse(&text, "p.toml").unwrap();
+    let said = [
+        "p.toml:1: unknown key 'label-prefx'",
+        "p.toml:10: unknown key 'rule-sets[0].cordon.sholdCordon'",
+        "p.toml:11: unknown key 'rule-sets[0].cordn'",
+        "p.toml:15: unknown key 'policies[0].rulesets'",
+    ];
+    assert_eq!(policy.warnings.len(), said.len(), "{:?}", policy.warnings);
+    for (warning, said) in policy.warnings.iter().zip(said) {
+        assert!(warning.starts_with(said), "{warning} {said}");
+    }
+}
+
+#[test]
+fn a_node_names_one_of_the_policys_own_and_no_other() {
+    let other = any("HealthEvent", "event.isFatal")
+        .replace("rule-sets", "policies.rule-sets")
+        .replace("\"r\"", "\"other\"");
+    let text = format!(
+        "{}[[policies]]\nname = \"lenient\"\n[[policies]]\nname = \"strict\"\n{other}",
+        any("HealthEvent", "event.isFatal")
+    );
+    let policy = Policy::parse(&text, "p.toml").unwrap();
+    for (annotation, names, unknown) in [
+        (None, vec!["r"], None),
+        (Some(""), vec!["r"], None),
+        (Some(" strict "), vec!["other"], None),
+        (Some("lenient"), vec![], None),
+        (Some("event.isFatal"), vec!["r"], Some("event.isFatal")),
+    ] {
+        let mut node = NodeView::unknown("n1");
+        if let Some(name) = annotation {
+            node.annotations.insert(keys::POLICY.into(), name.into());
+        }
+        let found: Vec<_> = policy
+            .rule_sets_of(&node)
+            .iter()
+            .map(|set| set.name.as_str())
+            .collect();
+        assert_eq!(found, names, "{annotation:?}");
+        assert_eq!(policy.unknown_choice(&node), unknown, "{annotation:?}");
+    }
+}
+
+#[test]
 fn what_is_wrong_is_named_with_file_line_and_hint() {
     let table = [
-        (
-            "label-prefx = \"x\"\n".to_owned(),
-            "p.toml:1",
-            "label-prefx",
-        ),
         ("rule-sets = 3\n".to_owned(), "p.toml:1", "invalid type"),
         ("\n\n[[rule-sets\n".to_owned(), "p.toml:3", ""),
         (any("HealthEvnt", "true"), "p.toml:5", "HealthEvent or Node"),
@@ -195,10 +363,19 @@ fn what_is_wrong_is_named_with_file_line_and_hint() {
             "p.toml:",
             "NoSchedule",
         ),
+        ("match-any-all = \"or\"\n".to_owned(), "p.toml:1", "both"),
         (
-            format!("{}[rule-sets.cordn]\n", any("Node", "true")),
-            "p.toml:",
-            "cordn",
+            "[[policies]]\nname = \"a\"\n[[policies]]\nname = \"a\"\n".to_owned(),
+            "p.toml:3",
+            "there twice",
+        ),
+        (
+            format!(
+                "[[policies]]\nname = \"a\"\n{}",
+                any("Node", "nodee == 1").replace("rule-sets", "policies.rule-sets")
+            ),
+            "p.toml:8",
+            "unknown variable",
         ),
     ];
     for (text, place, what) in table {

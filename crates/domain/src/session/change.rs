@@ -6,24 +6,23 @@ use contract::{HealthEvent, json, keys};
 use jiff::Timestamp;
 use serde_json::Value;
 
+use super::Marks;
 use super::ownership::{AppliedTaint, ByHand, Ownership, SessionAnnotation};
 use crate::assess::{Counted, Desired};
 use crate::event::floor_char_boundary;
-use crate::node::{NodeChange, NodeView, Taint};
+use crate::node::{LABEL_VALUE_BYTES, NodeChange, NodeView, Taint, label_value};
 
 /// Longest message that an event keeps in the node annotation, in bytes.
 const ANNOTATED_MESSAGE_BYTES: usize = 1024;
 /// Most bytes of the events annotation. The API server takes 256 KiB for all annotations
 /// of an object; beyond our half the least grave events are left out (they count all the same).
 const ANNOTATION_BYTES: usize = 128 * 1024;
-/// Longest label value that Kubernetes takes, in bytes.
-const LABEL_VALUE_BYTES: usize = 63;
 
 /// Takes the node out of service.
 pub(super) fn quarantine(
     node: &NodeView,
     desired: &Desired,
-    label_prefix: &str,
+    marks: &Marks,
     now: Timestamp,
 ) -> NodeChange {
     let id = desired
@@ -39,8 +38,13 @@ pub(super) fn quarantine(
         taints: Vec::new(),
         replaced_labels: Some(BTreeMap::new()),
     };
-    let mut change = update(node, &own, desired, label_prefix, now);
-    for mark in [keys::UNCORDONED_MANUALLY, keys::UNTAINTED_MANUALLY] {
+    let mut change = update(node, &own, desired, marks, now);
+    // A request to release a node means the session that it had then, and no later one.
+    for mark in [
+        keys::UNCORDONED_MANUALLY,
+        keys::UNTAINTED_MANUALLY,
+        keys::RELEASE,
+    ] {
         if node.annotations.contains_key(mark) {
             change.annotations.insert(mark.to_owned(), None);
         }
@@ -53,7 +57,7 @@ pub(super) fn update(
     node: &NodeView,
     own: &Ownership,
     desired: &Desired,
-    label_prefix: &str,
+    marks: &Marks,
     now: Timestamp,
 ) -> NodeChange {
     let mut change = NodeChange::default();
@@ -94,18 +98,17 @@ pub(super) fn update(
                     .to_owned(),
                 names => names.join("-"),
             };
-            let stamp = now.strftime("%Y-%m-%dT%H-%M-%SZ").to_string();
             for (name, value) in [
                 (keys::CORDON_BY, label_value(by)),
                 (keys::CORDON_REASON, label_value(&reason)),
-                (keys::CORDON_TIMESTAMP, stamp),
+                (keys::CORDON_TIMESTAMP, label_time(now)),
             ] {
-                labels.insert(format!("{label_prefix}{name}"), value);
+                labels.insert(marks.label(name), value);
             }
         }
     }
     if !desired.cordon && own.cordoned {
-        uncordon(&mut change, node, own, label_prefix);
+        uncordon(&mut change, node, own, marks, now);
     }
 
     let applied = applied_taints(&mut change, node, own, &desired.taints);
@@ -118,35 +121,49 @@ pub(super) fn update(
         keys::QUARANTINE_HEALTH_EVENT,
         Some(events_text(&desired.events)),
     );
+    // A session of NVSentinel keeps its own form.
+    if own.replaced_labels.is_some() {
+        document_annotations(&mut change, node, desired, now);
+    }
     write_labels(&mut change, node, own, labels, now);
     change
 }
 
 /// Gives the node back as it was.
-pub(super) fn release(node: &NodeView, own: &Ownership, label_prefix: &str) -> NodeChange {
+pub(super) fn release(
+    node: &NodeView,
+    own: &Ownership,
+    marks: &Marks,
+    now: Timestamp,
+) -> NodeChange {
     let mut change = NodeChange::default();
     if own.cordoned {
-        uncordon(&mut change, node, own, label_prefix);
+        uncordon(&mut change, node, own, marks, now);
     }
     applied_taints(&mut change, node, own, &[]);
     forget(&mut change, node);
-    restore_labels(&mut change, node, own, label_prefix, |_| true);
+    restore_labels(&mut change, node, own, marks, |_| true);
     change
 }
 
-/// Cleans up after a person has ended the session, and remembers that.
+/// Cleans up after a person has ended the session, or does what they asked for, and
+/// remembers it.
 pub(super) fn stand_down(
     node: &NodeView,
     own: &Ownership,
     by_hand: ByHand,
     released_at: Timestamp,
-    label_prefix: &str,
+    marks: &Marks,
 ) -> NodeChange {
     let mut change = NodeChange::default();
+    // Who removes a taint leaves the cordon, as the reference has it.
+    if own.cordoned && !own.cordon_pre_existing && by_hand == ByHand::Released {
+        change.unschedulable = node.unschedulable.then_some(false);
+    }
     applied_taints(&mut change, node, own, &[]);
     forget(&mut change, node);
     let mark = match by_hand {
-        ByHand::Uncordoned => keys::UNCORDONED_MANUALLY,
+        ByHand::Uncordoned | ByHand::Released => keys::UNCORDONED_MANUALLY,
         ByHand::Untainted => keys::UNTAINTED_MANUALLY,
     };
     set(&mut change, node, mark, Some(keys::TRUE.to_owned()));
@@ -156,22 +173,79 @@ pub(super) fn stand_down(
         keys::RELEASED_AT,
         Some(released_at.to_string()),
     );
-    // Who removes a taint leaves the cordon, as the reference has it: its labels stay.
-    restore_labels(&mut change, node, own, label_prefix, |label| {
-        by_hand == ByHand::Uncordoned || label == keys::STATE_LABEL
-    });
+    restore_labels(&mut change, node, own, marks, |_| true);
     change
 }
 
-fn uncordon(change: &mut NodeChange, node: &NodeView, own: &Ownership, label_prefix: &str) {
+fn uncordon(
+    change: &mut NodeChange,
+    node: &NodeView,
+    own: &Ownership,
+    marks: &Marks,
+    now: Timestamp,
+) {
     if !own.cordon_pre_existing && node.unschedulable {
         change.unschedulable = Some(false);
+        if marks.uncordon_labels {
+            uncordon_labels(change, node, marks, now);
+        }
     }
     set(change, node, keys::QUARANTINE_IS_CORDONED, None);
     set(change, node, keys::QUARANTINE_CORDON_PRE_EXISTING, None);
-    restore_labels(change, node, own, label_prefix, |label| {
-        label != keys::STATE_LABEL
-    });
+    restore_labels(change, node, own, marks, |label| label != keys::STATE_LABEL);
+}
+
+/// The labels that the reference leaves on a node that it gives back.
+fn uncordon_labels(change: &mut NodeChange, node: &NodeView, marks: &Marks, now: Timestamp) {
+    const SUFFIX: &str = "-removed";
+    let cordon_reason = node.labels.get(&marks.label(keys::CORDON_REASON));
+    let mut reason = cordon_reason.cloned().unwrap_or_default();
+    reason.truncate(floor_char_boundary(
+        &reason,
+        LABEL_VALUE_BYTES - SUFFIX.len(),
+    ));
+    reason.push_str(SUFFIX);
+    for (name, value) in [
+        (keys::UNCORDON_BY, keys::CORDONED_BY_VALUE.to_owned()),
+        (keys::UNCORDON_REASON, label_value(&reason)),
+        (keys::UNCORDON_TIMESTAMP, label_time(now)),
+    ] {
+        change.labels.insert(marks.label(name), Some(value));
+    }
+}
+
+/// The annotations of the data-flow document.
+fn document_annotations(
+    change: &mut NodeChange,
+    node: &NodeView,
+    desired: &Desired,
+    now: Timestamp,
+) {
+    let since = session_annotation(node).map_or(now, |session| session.since);
+    let reason = desired.events.first().map(|counted| &counted.event);
+    for (key, value) in [
+        (keys::SEED_QUARANTINED, "true".to_owned()),
+        (
+            keys::SEED_QUARANTINE_REASON,
+            reason.map_or_else(String::new, |event| event.check_name.clone()),
+        ),
+        (
+            keys::SEED_QUARANTINE_TIMESTAMP,
+            since.strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+        ),
+    ] {
+        set(change, node, key, Some(value));
+    }
+}
+
+fn session_annotation(node: &NodeView) -> Option<SessionAnnotation> {
+    let text = node.annotations.get(keys::SESSION)?;
+    serde_json::from_str(text).ok()
+}
+
+/// A time as a label can hold it.
+fn label_time(at: Timestamp) -> String {
+    at.strftime("%Y-%m-%dT%H-%M-%SZ").to_string()
 }
 
 /// Adds and removes taints; returns those that the session asks for from now on.
@@ -184,11 +258,12 @@ fn applied_taints(
     let mut applied = Vec::new();
     for taint in wanted {
         let known = own.taints.iter().find(|known| known.taint == *taint);
-        // A node cannot have two taints of one key and effect: what is there stays.
-        let occupied = node
-            .taints
-            .iter()
-            .any(|on| on.taint.key == taint.key && on.taint.effect == taint.effect);
+        // A node cannot have two taints of one key and effect: what is there stays, unless
+        // it is ours and goes now.
+        let occupied = node.taints.iter().any(|on| {
+            let goes = own.added(&on.taint) && !wanted.contains(&on.taint);
+            on.taint.key == taint.key && on.taint.effect == taint.effect && !goes
+        });
         let pre_existing = known.map_or(occupied, |known| known.pre_existing);
         if known.is_none() && !pre_existing {
             change.add_taints.push(taint.clone());
@@ -214,6 +289,10 @@ fn forget(change: &mut NodeChange, node: &NodeView) {
         keys::QUARANTINE_IS_CORDONED,
         keys::QUARANTINE_CORDON_PRE_EXISTING,
         keys::SESSION,
+        keys::SEED_QUARANTINED,
+        keys::SEED_QUARANTINE_REASON,
+        keys::SEED_QUARANTINE_TIMESTAMP,
+        keys::RELEASE,
     ] {
         set(change, node, key, None);
     }
@@ -242,10 +321,7 @@ fn write_labels(
             .or_insert_with(|| node.labels.get(&label).cloned());
         change.labels.insert(label, Some(value));
     }
-    let current: Option<SessionAnnotation> = node
-        .annotations
-        .get(keys::SESSION)
-        .and_then(|text| serde_json::from_str(text).ok());
+    let current = session_annotation(node);
     let annotation = SessionAnnotation {
         id: own.session_id.clone(),
         since: current.as_ref().map_or(now, |current| current.since),
@@ -261,14 +337,12 @@ fn restore_labels(
     change: &mut NodeChange,
     node: &NodeView,
     own: &Ownership,
-    label_prefix: &str,
+    marks: &Marks,
     which: impl Fn(&str) -> bool,
 ) {
     let labels = own.replaced_labels.clone().unwrap_or_else(|| {
         let cordon = [keys::CORDON_BY, keys::CORDON_REASON, keys::CORDON_TIMESTAMP];
-        let cordon = cordon
-            .iter()
-            .map(|name| (format!("{label_prefix}{name}"), None));
+        let cordon = cordon.iter().map(|name| (marks.label(name), None));
         let pre_existing = own.cordon_pre_existing || !own.cordoned;
         let state = std::iter::once((keys::STATE_LABEL.to_owned(), None));
         // With a cordon that was there before, the reference writes no cordon labels.
@@ -295,8 +369,9 @@ fn set(change: &mut NodeChange, node: &NodeView, key: &str, value: Option<String
 /// The events annotation: gravest first, bounded.
 fn events_text(events: &[Counted]) -> String {
     let mut text = String::from("[");
-    for (index, counted) in events.iter().enumerate() {
-        let entry = event_value(&counted.event).to_string();
+    let open = events.iter().flat_map(|counted| &counted.open);
+    for (index, event) in open.enumerate() {
+        let entry = event_value(event).to_string();
         if index > 0 && text.len() + entry.len() + 2 > ANNOTATION_BYTES {
             break;
         }
@@ -318,23 +393,4 @@ fn event_value(event: &HealthEvent) -> Value {
         .message
         .truncate(floor_char_boundary(&short.message, ANNOTATED_MESSAGE_BYTES));
     json::annotation::to_value(&short)
-}
-
-/// A valid label value: letters, digits, `-_.`, at most 63, beginning and ending with a
-/// letter or digit.
-fn label_value(text: &str) -> String {
-    let clean: String = text
-        .chars()
-        .map(|c| {
-            if c.is_ascii_alphanumeric() || "-_.".contains(c) {
-                c
-            } else {
-                '-'
-            }
-        })
-        .take(LABEL_VALUE_BYTES)
-        .collect();
-    clean
-        .trim_matches(|c: char| !c.is_ascii_alphanumeric())
-        .to_owned()
 }

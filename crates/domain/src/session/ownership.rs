@@ -11,8 +11,11 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::assess::Desired;
-use crate::event::event_id;
+use crate::event::{event_id, floor_char_boundary};
 use crate::node::{NodeView, Taint};
+
+/// Longest reason of a [`ReleaseRequest`], in bytes: it goes into the journal.
+pub const REASON_BYTES: usize = 1024;
 
 /// What is ours on a node.
 #[derive(Clone, Debug, PartialEq)]
@@ -51,6 +54,23 @@ pub enum ByHand {
     Uncordoned,
     /// A taint of ours is gone.
     Untainted,
+    /// They asked for it; see [`ReleaseRequest`].
+    Released,
+}
+
+/// A request to give a quarantined node back, whatever its faults: the annotation
+/// [`keys::RELEASE`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReleaseRequest {
+    /// Who asks.
+    #[serde(default)]
+    pub by: String,
+    /// Why.
+    #[serde(default)]
+    pub reason: String,
+    /// When they asked, by their own clock.
+    #[serde(default)]
+    pub at: Option<Timestamp>,
 }
 
 /// The annotation `gpuwarden.dev/session`.
@@ -115,6 +135,13 @@ impl Ownership {
         gone.then_some(ByHand::Untainted)
     }
 
+    /// Whether the session has put `taint` on the node.
+    pub(super) fn added(&self, taint: &Taint) -> bool {
+        self.taints
+            .iter()
+            .any(|applied| applied.taint == *taint && !applied.pre_existing)
+    }
+
     /// When the newest report of the faults that the node lists was accepted. These are
     /// the faults that a person who ends the session has seen and dismissed.
     pub(super) fn newest_listed(&self, desired: &Desired) -> Option<Timestamp> {
@@ -124,6 +151,39 @@ impl Ownership {
             .filter(|counted| self.events.iter().any(|event| event.id == counted.event.id))
             .map(|counted| counted.accepted_at)
             .max()
+    }
+}
+
+// === impl ReleaseRequest ===
+
+impl ReleaseRequest {
+    /// The request that stands on `node`. Text that is no JSON is somebody's reason: they
+    /// wrote it by hand.
+    pub fn read(node: &NodeView) -> Option<Self> {
+        let text = node.annotations.get(keys::RELEASE)?.trim();
+        let mut request: Self = serde_json::from_str(text).unwrap_or_else(|_| Self {
+            by: String::new(),
+            reason: text.to_owned(),
+            at: None,
+        });
+        for (field, limit) in [(&mut request.by, 253), (&mut request.reason, REASON_BYTES)] {
+            field.truncate(floor_char_boundary(field, limit));
+        }
+        if request.by.is_empty() {
+            "somebody".clone_into(&mut request.by);
+        }
+        Some(request)
+    }
+
+    /// Up to when the reports of faults are dismissed: as far as the person can have seen
+    /// them. Where their clock is ahead of ours, later ones count.
+    pub(super) fn dismisses_until(
+        &self,
+        newest_listed: Option<Timestamp>,
+        now: Timestamp,
+    ) -> Timestamp {
+        let asked = self.at.map_or(now, |at| at.min(now));
+        newest_listed.map_or(asked, |newest| newest.max(asked))
     }
 }
 

@@ -32,6 +32,14 @@ expression = "event.checkName == 'GpuMemWatch'"
 "#;
 
 static PARSED: LazyLock<Policy> = LazyLock::new(|| Policy::parse(POLICY, "test").unwrap());
+/// The same with another label prefix and the document's taint, without the second rule set.
+static OTHER: LazyLock<Policy> = LazyLock::new(|| {
+    let mut policy = PARSED.clone();
+    policy.label_prefix = "other/".into();
+    policy.unhealthy_taint = true;
+    policy.rule_sets.pop();
+    policy
+});
 
 /// One node, its faults, and the outside world around them.
 #[derive(Clone)]
@@ -62,6 +70,10 @@ impl World {
     }
 
     fn event(&mut self, check: &str, gpu: u8, fatal: bool, healthy: bool) {
+        self.report(check, &[("GPU", &gpu.to_string())], fatal, healthy);
+    }
+
+    fn report(&mut self, check: &str, entities: &[(&str, &str)], fatal: bool, healthy: bool) {
         self.tick();
         self.seq += 1;
         let mut event = HealthEvent {
@@ -72,10 +84,13 @@ impl World {
             is_fatal: fatal && !healthy,
             is_healthy: healthy,
             message: format!("report {}", self.seq),
-            entities_impacted: vec![Entity {
-                entity_type: "GPU".into(),
-                entity_value: gpu.to_string(),
-            }],
+            entities_impacted: entities
+                .iter()
+                .map(|(kind, value)| Entity {
+                    entity_type: (*kind).into(),
+                    entity_value: (*value).into(),
+                })
+                .collect(),
             ..HealthEvent::default()
         };
         normalise(&mut event, self.now);
@@ -107,7 +122,7 @@ impl World {
             &self.session,
             &self.desired(),
             Some(&self.node),
-            &self.policy.label_prefix,
+            &self.policy.marks(),
             self.now,
         );
         self.session = step.session.clone();
@@ -183,6 +198,13 @@ fn a_fault_quarantines_in_one_change_and_recovery_restores() {
     );
     let annotation = |key: &str| world.node.annotations[key].as_str();
     assert_eq!(annotation(keys::QUARANTINE_IS_CORDONED), "True");
+    assert_eq!(annotation("nvsentinel.nvidia.com/quarantined"), "true");
+    assert_eq!(
+        annotation("nvsentinel.nvidia.com/quarantine-reason"),
+        "GpuMemWatch"
+    );
+    let time = annotation("nvsentinel.nvidia.com/quarantine-timestamp");
+    assert!(time.ends_with('Z') && time.len() == 20 && time.parse::<Timestamp>().is_ok());
     assert_eq!(
         annotation(keys::QUARANTINE_APPLIED_TAINTS),
         r#"[{"key":"gpu-memory","value":"bad","effect":"NoSchedule","preExisting":false}]"#
@@ -287,13 +309,244 @@ fn a_taint_removed_by_hand_ends_the_session_and_leaves_the_cordon() {
     assert_eq!(world.settle(), [Intent::StandDown]);
     assert!(world.node.unschedulable);
     assert_eq!(world.node.annotations[keys::UNTAINTED_MANUALLY], "True");
-    assert!(
+    assert!(world.node.labels.is_empty(), "{:?}", world.node.labels);
+}
+
+#[test]
+fn what_was_undone_while_nobody_looked_is_seen_at_the_start() {
+    for uncordoned in [true, false] {
+        let mut world = World::new();
+        world.fault(0);
+        world.settle();
+        world.session = Session::idle(world.now);
+        if uncordoned {
+            world.node.unschedulable = false;
+        } else {
+            world.node.taints.clear();
+        }
+        assert_eq!(world.settle(), [Intent::StandDown]);
+        assert_eq!(world.node.unschedulable, !uncordoned);
+        assert!(world.node.taints.is_empty() && world.node.labels.is_empty());
+        assert_eq!(world.settle(), []);
+    }
+}
+
+#[test]
+fn a_taint_that_is_gone_when_the_fault_recovers_does_not_leave_the_cordon() {
+    // The reference stops half-way there: the node stays cordoned.
+    let mut world = World::new();
+    world.fault(0);
+    world.settle();
+    world.node.taints.clear();
+    world.recovery(0);
+    assert_eq!(world.settle(), [Intent::Release]);
+    assert_eq!(world.node, NodeView::unknown("n1"));
+}
+
+#[test]
+fn a_recovery_that_does_not_get_through_is_not_half_done() {
+    // The reference shrinks the list in one request and uncordons in a second one.
+    let mut world = World::new();
+    world.fault(0);
+    world.settle();
+    world.recovery(0);
+    for _ in 0..3 {
+        let step = world.step();
+        assert_eq!(step.patch.map(|patch| patch.intent), Some(Intent::Release));
+        world
+            .session
+            .failed(Failure::Error { retry_after: None }, world.now);
+        world.now += LONGEST_RETRY;
+        // Also for who starts now.
+        world.session = Session::idle(world.now);
+    }
+    assert!(world.node.unschedulable);
+    assert_eq!(world.settle(), [Intent::Release]);
+    assert_eq!(world.node, NodeView::unknown("n1"));
+}
+
+#[test]
+fn of_a_fault_in_two_devices_the_mended_one_is_not_listed_again() {
+    // The reference lists whole events, so that the next reading opens both again.
+    let mut world = World::new();
+    world.report("GpuMemWatch", &[("GPU", "0"), ("GPU", "1")], true, false);
+    world.settle();
+    world.recovery(0);
+    assert_eq!(world.settle(), [Intent::Update]);
+    let listed = Ownership::read(&world.node).unwrap().events;
+    assert_eq!(listed.len(), 1);
+    assert_eq!(listed[0].entities_impacted.len(), 1);
+    assert_eq!(listed[0].entities_impacted[0].entity_value, "1");
+    // Who reads the list alone needs the recovery of the second only.
+    world.session = Session::idle(world.now);
+    world.recovery(1);
+    assert_eq!(world.settle(), [Intent::Release]);
+    assert_eq!(world.node, NodeView::unknown("n1"));
+}
+
+#[test]
+fn a_release_that_is_asked_for_takes_back_what_is_ours_and_dismisses_what_was_seen() {
+    for pre_existing in [false, true] {
+        let mut world = World::new();
+        world.node.unschedulable = pre_existing;
+        world.foreign_taint("dedicated");
+        let before = world.node.clone();
+        world.fault(0);
+        world.settle();
+        world.fault(1); // Reported, and not yet on the node.
+        let request = ReleaseRequest {
+            by: "alice".into(),
+            reason: "GPU 0 was swapped".into(),
+            at: Some(world.now),
+        };
+        let text = serde_json::to_string(&request).unwrap();
+        world.node.annotations.insert(keys::RELEASE.into(), text);
+        let step = world.clone().step();
+        assert!(
+            step.notes[0]
+                .text
+                .contains("released by alice: GPU 0 was swapped"),
+            "{:?}",
+            step.notes
+        );
+        assert_eq!(world.settle(), [Intent::StandDown]);
+        assert_eq!(world.session.phase, Phase::Idle);
+        assert_eq!(world.node.unschedulable, pre_existing);
+        assert_eq!(world.node.taints, before.taints);
+        assert_eq!(world.node.labels, before.labels);
+        let mut left: Vec<_> = world.node.annotations.keys().cloned().collect();
+        left.sort();
+        assert_eq!(left, [keys::RELEASED_AT, keys::UNCORDONED_MANUALLY]);
+        // It does not fight with what comes later.
+        world.fault(1);
+        assert_eq!(world.settle(), [Intent::Quarantine]);
+        assert!(world.node.unschedulable);
+    }
+}
+
+#[test]
+fn a_release_holds_for_the_session_that_it_was_asked_for() {
+    let mut world = World::new();
+    world
+        .node
+        .annotations
+        .insert(keys::RELEASE.into(), "left over".into());
+    world.fault(0);
+    assert_eq!(world.settle(), [Intent::Quarantine]);
+    assert!(world.node.unschedulable && !world.node.annotations.contains_key(keys::RELEASE));
+}
+
+#[test]
+fn the_clock_of_who_asks_for_a_release_dismisses_nothing_of_the_future() {
+    for (ahead, counts) in [(3_600, true), (0, true), (-3_600, true)] {
+        let mut world = World::new();
+        world.fault(0);
+        world.settle();
+        let at = world.now + SignedDuration::from_secs(ahead);
+        let text = json!({"by": "bob", "reason": "", "at": at.to_string()}).to_string();
+        world.node.annotations.insert(keys::RELEASE.into(), text);
+        assert_eq!(world.settle(), [Intent::StandDown]);
+        assert_eq!(world.settle(), [], "what the node listed is dismissed");
+        world.fault(0);
+        assert_eq!(world.settle() == [Intent::Quarantine], counts, "{ahead}");
+    }
+}
+
+#[test]
+fn unhealthy_again_while_it_is_given_back_stays_out() {
+    let mut world = World::new();
+    world.fault(0);
+    world.settle();
+    world.recovery(0);
+    let release = world.step().patch.unwrap();
+    assert_eq!(release.intent, Intent::Release);
+    // The release is lost, and the fault is back.
+    world.session.failed(Failure::Conflict, world.now);
+    world.fault(0);
+    assert_eq!(world.settle(), [Intent::Update]);
+    assert_eq!(world.session.phase, Phase::Quarantined);
+    assert!(world.node.unschedulable);
+    // The release got through, and the fault is back: a session of its own.
+    world.recovery(0);
+    let release = world.step().patch.unwrap();
+    world.node = world.node.after(&release.change);
+    world.fault(0);
+    assert_eq!(world.settle(), [Intent::Quarantine]);
+    assert_eq!(
         world
             .node
-            .labels
-            .contains_key("k8saas.nvidia.com/cordon-by")
+            .annotations
+            .get(keys::QUARANTINE_CORDON_PRE_EXISTING),
+        None,
+        "the cordon is ours"
     );
-    assert!(!world.node.labels.contains_key(keys::STATE_LABEL));
+    world.recovery(0);
+    world.settle();
+    assert_eq!(world.node, NodeView::unknown("n1"));
+}
+
+#[test]
+fn the_labels_that_the_reference_leaves_come_by_the_policys_switch() {
+    let mut world = World::new();
+    world.policy.uncordon_labels = true;
+    world.policy.rule_sets[0].name = "n".repeat(80);
+    world.fault(0);
+    world.settle();
+    world.recovery(0);
+    world.settle();
+    let label = |name: &str| world.node.labels[&format!("k8saas.nvidia.com/{name}")].as_str();
+    assert_eq!(world.node.labels.len(), 3);
+    assert_eq!(label("uncordon-by"), "NVSentinel");
+    assert_eq!(label("uncordon-reason"), "n".repeat(55) + "-removed");
+    assert_eq!(label("uncordon-timestamp").len(), 20);
+    // Not where the cordon was there before, and stays.
+    let mut world = World::new();
+    world.policy.uncordon_labels = true;
+    world.node.unschedulable = true;
+    world.fault(0);
+    world.settle();
+    world.recovery(0);
+    world.settle();
+    assert!(world.node.labels.is_empty() && world.node.unschedulable);
+}
+
+#[test]
+fn the_documents_taint_follows_the_gravest_fault() {
+    let mut world = World::new();
+    world.policy = OTHER.clone();
+    world.event("XidCheck", 0, true, false);
+    world.fault(1);
+    world.settle();
+    let taints = |world: &World| -> Vec<String> {
+        let shown = world.node.taints.iter().map(|on| on.taint.to_string());
+        shown.collect()
+    };
+    assert_eq!(
+        taints(&world),
+        ["nvsentinel.nvidia.com/unhealthy=XidCheck:NoSchedule"]
+    );
+    world.event("XidCheck", 0, false, true);
+    assert_eq!(world.settle(), [Intent::Update]);
+    assert_eq!(
+        taints(&world),
+        ["nvsentinel.nvidia.com/unhealthy=GpuMemWatch:NoSchedule"]
+    );
+    world.recovery(1);
+    world.settle();
+    assert_eq!(world.node, NodeView::unknown("n1"));
+}
+
+#[test]
+fn another_policy_changes_what_is_on_the_node() {
+    let mut world = World::new();
+    world.fault(0);
+    world.settle();
+    world.policy = OTHER.clone();
+    assert_eq!(world.settle(), [Intent::Update]);
+    assert_eq!(taint_keys(&world.node), ["nvsentinel.nvidia.com/unhealthy"]);
+    world.policy.rule_sets.clear();
+    assert_eq!(world.settle(), [Intent::Release]);
+    assert_eq!(world.node, NodeView::unknown("n1"));
 }
 
 #[test]
@@ -363,7 +616,13 @@ fn the_server_s_wish_to_wait_is_honoured_within_bounds() {
 fn a_node_that_the_cluster_does_not_know_is_awaited() {
     let mut world = World::new();
     world.fault(0);
-    let waiting = step(&world.session, &world.desired(), None, "", world.now);
+    let waiting = step(
+        &world.session,
+        &world.desired(),
+        None,
+        &Marks::default(),
+        world.now,
+    );
     assert_eq!(
         (waiting.session.phase, waiting.patch),
         (Phase::Quarantining, None)
@@ -373,7 +632,13 @@ fn a_node_that_the_cluster_does_not_know_is_awaited() {
     assert_eq!(world.settle(), [Intent::Quarantine]);
     // Deleted while quarantined, and the fault recovers.
     world.recovery(0);
-    let gone = step(&world.session, &world.desired(), None, "", world.now);
+    let gone = step(
+        &world.session,
+        &world.desired(),
+        None,
+        &Marks::default(),
+        world.now,
+    );
     assert_eq!((gone.session.phase, gone.session.id), (Phase::Idle, None));
 }
 
@@ -465,6 +730,14 @@ enum Happening {
     StepButConflict,
     Restart,
     Cordon,
+    /// By hand, whoever cordoned it.
+    Uncordon,
+    /// Taints of ours removed by hand.
+    Untaint,
+    /// A release is asked for.
+    AskRelease,
+    /// The other policy.
+    Reload,
     ForeignTaint(u8),
     ForeignTaintGone(u8),
     ForeignLabel(u8),
@@ -481,6 +754,10 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => Just(Happening::StepButConflict),
         1 => Just(Happening::Restart),
         1 => Just(Happening::Cordon),
+        1 => Just(Happening::Uncordon),
+        1 => Just(Happening::Untaint),
+        1 => Just(Happening::AskRelease),
+        1 => Just(Happening::Reload),
         1 => (0_u8..3).prop_map(Happening::ForeignTaint),
         1 => (0_u8..3).prop_map(Happening::ForeignTaintGone),
         1 => (0_u8..3).prop_map(Happening::ForeignLabel),
@@ -488,12 +765,45 @@ fn happening() -> impl Strategy<Value = Happening> {
     ]
 }
 
+/// Annotations that outlive a session which a person has ended.
+const AFTER_A_PERSON: [&str; 4] = [
+    keys::UNCORDONED_MANUALLY,
+    keys::UNTAINTED_MANUALLY,
+    keys::RELEASED_AT,
+    keys::RELEASE,
+];
+
 /// What people and other controllers have put on the node.
 #[derive(Clone, Debug, Default)]
 struct Foreign {
     cordon: bool,
     taints: Vec<String>,
     labels: BTreeMap<String, String>,
+}
+
+impl Foreign {
+    /// Who removes a taint of ours keeps the cordon: from then on it is theirs.
+    fn see(&mut self, patch: &Patch, node: &NodeView) {
+        let marked = patch.change.annotations.get(keys::UNTAINTED_MANUALLY);
+        if patch.intent == Intent::StandDown && marked.is_some() {
+            self.cordon |= node.unschedulable;
+        }
+    }
+
+    fn settle(&mut self, world: &mut World) {
+        for _ in 0..10 {
+            let Some(patch) = world.step().patch else {
+                match world.session.not_before {
+                    Some(at) => world.now = world.now.max(at),
+                    None => return,
+                }
+                continue;
+            };
+            world.node = world.node.after(&patch.change);
+            self.see(&patch, &world.node);
+        }
+        panic!("does not settle: {:?}", world.session);
+    }
 }
 
 proptest! {
@@ -515,6 +825,7 @@ proptest! {
                 Happening::Step => {
                     if let Some(patch) = world.step().patch {
                         world.node = world.node.after(&patch.change);
+                        foreign.see(&patch, &world.node);
                     }
                 }
                 Happening::StepButPatchLost => {
@@ -533,9 +844,28 @@ proptest! {
                     world.book = serde_json::from_str(&saved).unwrap();
                 }
                 Happening::Cordon => {
-                    // Cordoning a node that we cordoned changes nothing: it is ours.
-                    foreign.cordon |= !world.node.unschedulable;
+                    // Cordoning a node that we cordoned changes nothing: it is ours, also
+                    // where somebody uncordoned it before and nobody looked.
+                    let own = Ownership::read(&world.node);
+                    let ours = own.is_some_and(|own| own.cordoned && !own.cordon_pre_existing);
+                    foreign.cordon |= !world.node.unschedulable && !ours;
                     world.node.unschedulable = true;
+                }
+                Happening::Uncordon => {
+                    world.node.unschedulable = false;
+                    foreign.cordon = false;
+                }
+                Happening::Untaint => {
+                    world.node.taints.retain(|on| on.taint.key.starts_with("foreign-"));
+                }
+                Happening::AskRelease => {
+                    let at = world.now.to_string();
+                    let text = json!({"by": "alice", "reason": "why not", "at": at}).to_string();
+                    world.node.annotations.insert(keys::RELEASE.into(), text);
+                }
+                Happening::Reload => {
+                    let other = world.policy.unhealthy_taint;
+                    world.policy = if other { PARSED.clone() } else { OTHER.clone() };
                 }
                 Happening::ForeignTaint(n) => {
                     world.foreign_taint(&format!("foreign-{n}"));
@@ -567,22 +897,22 @@ proptest! {
             prop_assert!(world.node.unschedulable || !foreign.cordon);
         }
         // Converges to what is wanted ...
-        world.settle();
+        foreign.settle(&mut world);
         let desired = world.desired();
         prop_assert_eq!(world.node.unschedulable, desired.cordon || foreign.cordon);
-        prop_assert_eq!(
-            taint_keys(&world.node).contains(&"gpu-memory"),
-            !desired.taints.is_empty()
-        );
+        let mut ours: Vec<_> = world.node.taints.iter().map(|on| on.taint.clone()).collect();
+        ours.retain(|taint| !taint.key.starts_with("foreign-"));
+        prop_assert_eq!(ours, desired.taints);
         // ... and once all is well, to the node as others have made it.
         for gpu in 0..3 {
             world.recovery(gpu);
             world.event("XidCheck", gpu, false, true);
         }
-        world.settle();
+        foreign.settle(&mut world);
         prop_assert_eq!(world.session.phase, Phase::Idle);
         prop_assert_eq!(world.node.unschedulable, foreign.cordon);
         prop_assert_eq!(&world.node.labels, &foreign.labels);
+        world.node.annotations.retain(|key, _| !AFTER_A_PERSON.contains(&key.as_str()));
         prop_assert!(world.node.annotations.is_empty(), "{:?}", world.node.annotations);
         let mut left: Vec<_> = taint_keys(&world.node).into_iter().map(str::to_owned).collect();
         left.sort();
