@@ -59,6 +59,11 @@ pub enum Command {
     /// Tell the story of a node: every line, event, decision and API call, and what is awaited.
     #[command(after_help = "Examples:\n  gpuwarden explain\n  gpuwarden explain gpu-7 -o json")]
     Explain(ExplainArgs),
+    /// Say why a node is, or is not, quarantined: all that decides about it, in order.
+    #[command(
+        after_help = "Examples:\n  gpuwarden why-not gpu-7\n  gpuwarden why-not gpu-7 -o json"
+    )]
+    WhyNot(ExplainArgs),
     /// Look into the event store's file.
     #[command(
         after_help = "Examples:\n  gpuwarden store inspect\n  gpuwarden store inspect --data-dir \
@@ -348,7 +353,7 @@ pub struct EventsArgs {
     pub output: OutputArgs,
 }
 
-/// Arguments of `explain`.
+/// Arguments of `explain` and `why-not`.
 #[derive(Args, Debug)]
 pub struct ExplainArgs {
     /// The node [default: the node of the running gpuwarden].

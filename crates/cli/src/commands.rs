@@ -8,6 +8,7 @@ mod explain;
 mod inject;
 mod status;
 mod store;
+mod why_not;
 
 use crate::args::Command;
 use crate::{EXIT_FAILED, EXIT_OK, output};
@@ -23,6 +24,7 @@ pub(crate) async fn execute(command: Command) -> anyhow::Result<u8> {
         Command::Status(args) => status::execute(&args).await,
         Command::Events(args) => events::execute(&args).await,
         Command::Explain(args) => explain::execute(&args).await,
+        Command::WhyNot(args) => why_not::execute(&args).await,
         Command::Store(args) => store::execute(&args),
         Command::Reference => {
             output::line(crate::reference::markdown().trim_end())?;

@@ -125,6 +125,9 @@ pub struct Explain {
     /// Its state; absent where it has neither an open fault nor a session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<NodeStatus>,
+    /// Whether the cluster has it; absent where there is no cluster, or nothing to ask.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_cluster: Option<bool>,
     /// What happened, oldest first.
     pub entries: Vec<TimelineEntry>,
     /// What is awaited, for people.

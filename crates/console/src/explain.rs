@@ -69,6 +69,7 @@ pub fn explain(material: &Material<'_>) -> Explain {
     Explain {
         node: node.to_owned(),
         status: status.cloned(),
+        in_cluster: status.and_then(|status| status.in_cluster),
         entries,
         awaits: clear::awaits(node, status),
         how_to_clear: status.map(clear::how_to_clear).unwrap_or_default(),

@@ -21,6 +21,8 @@ use axum::http::header;
 use axum::middleware::from_fn_with_state;
 use axum::routing::get;
 use domain::view::FleetView;
+use domain::why_not::WhyNot;
+use futures::future::BoxFuture;
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
@@ -36,6 +38,10 @@ pub use server::MAX_CONNECTIONS;
 use crate::api::{Mode, PolicyView};
 use error::Refusal;
 
+/// Answers why the node of a name is, or is not, quarantined; `None` where who knows it has
+/// ended.
+pub type WhyNotSource = Arc<dyn Fn(String) -> BoxFuture<'static, Option<WhyNot>> + Send + Sync>;
+
 /// What the console shows, and where it reads it.
 #[derive(Clone)]
 pub struct Console {
@@ -45,6 +51,8 @@ pub struct Console {
     pub fleet: watch::Receiver<Arc<FleetView>>,
     /// What can be seen, and how fresh that is.
     pub sources: Sources,
+    /// Who knows why a node is, or is not, quarantined.
+    pub why_not: WhyNotSource,
     /// Events and journal.
     pub store: Arc<dyn EventStore>,
     /// What `/metrics` shows.
@@ -110,6 +118,7 @@ fn routes(app: App) -> Router {
         .route("/api/v1/status", get(status::status))
         .route("/api/v1/events", get(events::events))
         .route("/api/v1/nodes/{name}/explain", get(node::explain))
+        .route("/api/v1/nodes/{name}/why-not", get(node::why_not))
         .route("/api/v1/stream", get(changes::stream))
         .route("/metrics", get(health::metrics))
         .route("/healthz", get(health::healthz))

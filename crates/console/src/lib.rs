@@ -13,4 +13,6 @@ pub mod api;
 pub mod explain;
 mod http;
 
-pub use http::{Console, Info, MAX_CONNECTIONS, MAX_FOLLOWERS, MAX_SUBSCRIBERS, router, serve};
+pub use http::{
+    Console, Info, MAX_CONNECTIONS, MAX_FOLLOWERS, MAX_SUBSCRIBERS, WhyNotSource, router, serve,
+};

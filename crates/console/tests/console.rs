@@ -14,6 +14,7 @@ use std::time::{Duration, Instant};
 use contract::HealthEvent;
 use domain::journal::{Entry, EntryKind};
 use domain::view::{ClusterView, FleetView};
+use domain::why_not::WhyNot;
 use gpuwarden_console::api::{ErrorBody, EventView, Explain, Status, TimelineKind};
 use gpuwarden_console::{MAX_FOLLOWERS, MAX_SUBSCRIBERS};
 use jiff::{SignedDuration, Timestamp};
@@ -424,9 +425,32 @@ async fn explain_tells_the_story_of_a_node() {
     assert!(story.how_to_clear[0].contains("--code 79 --pci 0000:b3:00"));
     assert_eq!(story.status.unwrap().faults.len(), 1);
 
-    let story: Explain = server.get("/api/v1/nodes/gpu-z-99/explain").await.json();
+    let story: Explain = server.get("/api/v1/nodes/gpu-b-01/explain").await.json();
     assert!(story.entries.is_empty() && story.status.is_none());
-    assert_eq!(story.awaits, "nothing: no fault is open on gpu-z-99");
+    assert_eq!(story.in_cluster, Some(true));
+    assert_eq!(story.awaits, "nothing: no fault is open on gpu-b-01");
+}
+
+#[tokio::test]
+async fn a_node_that_nobody_knows_is_not_found_and_the_nearest_are_named() {
+    let server = Server::start().await;
+    for route in ["explain", "why-not"] {
+        let answer = server.get(&format!("/api/v1/nodes/gpu-b-02/{route}")).await;
+        assert_eq!(answer.status, 404);
+        let body: ErrorBody = answer.json();
+        assert!(body.error.contains("\"gpu-b-02\""), "{}", body.error);
+        assert_eq!(body.hint, "Did you mean gpu-b-01?");
+    }
+    let why: WhyNot = server.get("/api/v1/nodes/gpu-b-01/why-not").await.json();
+    assert!(why.known && why.answer.contains("no fault of it is open"));
+    // Events without a fault that is open are enough to be known.
+    let mut healthy = xid("gpu-b-02", "79", "", Timestamp::now());
+    healthy.is_healthy = true;
+    server.take(vec![healthy]).await;
+    for route in ["explain", "why-not"] {
+        let answer = server.get(&format!("/api/v1/nodes/gpu-b-02/{route}")).await;
+        assert_eq!(answer.status, 200, "{}", answer.text);
+    }
 }
 
 #[tokio::test]

@@ -36,14 +36,17 @@ mod look;
 mod metrics;
 mod nodes;
 mod publish;
+mod questions;
 mod wakes;
 
 pub use journal::JournalWriter;
+pub use questions::Questions;
 
 use apply::Applied;
 use fleet::NodeEntry;
 use journal::{JOURNAL_QUEUE, Journal};
 use metrics::QuarantineMetrics;
+use questions::{MAX_QUESTIONS, Question};
 use wakes::Wakes;
 
 /// How far decisions are carried out.
@@ -101,6 +104,7 @@ pub struct Quarantine {
 
     applying: JoinSet<Applied>,
     journal: Journal,
+    questions: mpsc::Receiver<Question>,
     view: watch::Sender<Arc<FleetView>>,
     publish_at: Option<Instant>,
     published_at: Instant,
@@ -111,6 +115,8 @@ pub struct Quarantine {
 pub struct Handles {
     /// The state of all nodes, as it changes.
     pub view: watch::Receiver<Arc<FleetView>>,
+    /// Answers why a node is, or is not, quarantined.
+    pub questions: Questions,
     /// Writes the journal; runs until the task is gone and all is written.
     pub journal: JournalWriter,
 }
@@ -122,8 +128,10 @@ impl Quarantine {
     pub fn new(config: Config, metrics: &Metrics) -> (Self, Handles) {
         let (view, view_receiver) = watch::channel(Arc::new(FleetView::default()));
         let (journal, queue) = mpsc::channel(JOURNAL_QUEUE);
+        let (ask, questions) = mpsc::channel(MAX_QUESTIONS);
         let handles = Handles {
             view: view_receiver,
+            questions: Questions(ask),
             journal: JournalWriter {
                 queue,
                 store: Arc::clone(&config.store),
@@ -149,6 +157,7 @@ impl Quarantine {
             cluster_error: None,
             applying: JoinSet::new(),
             journal: Journal::new(journal),
+            questions,
             view,
             publish_at: None,
             published_at: Instant::now(),
@@ -180,6 +189,7 @@ impl Quarantine {
                 }
                 event = nodes::receive(&mut node_events) => self.node_event(event),
                 Some(done) = self.applying.join_next() => self.applied(done),
+                Some(question) = self.questions.recv() => self.answer(question),
                 () = sleep_until(wake) => {
                     let now = (self.clock)();
                     self.dirty.extend(self.wakes.take_due(now));

@@ -135,6 +135,13 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
             policy: policy_view,
         },
         fleet: handles.view,
+        why_not: {
+            let questions = handles.questions;
+            Arc::new(move |node| {
+                let questions = questions.clone();
+                Box::pin(async move { questions.why_not(node).await })
+            })
+        },
         sources,
         store: Arc::clone(&events),
         metrics,

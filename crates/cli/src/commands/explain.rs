@@ -10,10 +10,7 @@ use crate::{EXIT_OK, EXIT_UNHEALTHY};
 
 pub(super) async fn execute(args: &ExplainArgs) -> anyhow::Result<u8> {
     let client = Client::new(&args.server)?;
-    let node = match &args.node {
-        Some(node) => node.clone(),
-        None => client.get::<Status>("/api/v1/status").await?.node_name,
-    };
+    let node = node(&client, args).await?;
     let story: Explain = client
         .get(&format!("/api/v1/nodes/{}/explain", query(&node)))
         .await?;
@@ -27,6 +24,14 @@ pub(super) async fn execute(args: &ExplainArgs) -> anyhow::Result<u8> {
     Ok(if faulty { EXIT_UNHEALTHY } else { EXIT_OK })
 }
 
+/// The node that is asked about: that of the running gpuwarden unless one is named.
+pub(super) async fn node(client: &Client, args: &ExplainArgs) -> anyhow::Result<String> {
+    match &args.node {
+        Some(node) => Ok(node.clone()),
+        None => Ok(client.get::<Status>("/api/v1/status").await?.node_name),
+    }
+}
+
 fn text(story: &Explain, wide: bool) -> anyhow::Result<()> {
     let state = story
         .status
@@ -37,7 +42,11 @@ fn text(story: &Explain, wide: bool) -> anyhow::Result<()> {
         output::line(&format!("note      {}", output::plain(note)))?;
     }
     if story.entries.is_empty() {
-        output::line("\nNothing is known of this node: no event names it.")?;
+        let known = match story.in_cluster {
+            Some(true) => "The cluster has this node; no event names it.",
+            Some(false) | None => "This machine's own name; no event names it.",
+        };
+        output::line(&format!("\n{known}"))?;
     } else {
         output::line("")?;
     }

@@ -5,6 +5,7 @@ use std::time::Duration;
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
+use domain::why_not::WhyNot;
 use store::StoreError;
 
 use crate::api::ErrorBody;
@@ -80,12 +81,25 @@ impl Refusal {
         Self::new(StatusCode::BAD_REQUEST, error, hint)
     }
 
+    /// Neither the cluster nor any event knows the node.
+    pub(super) fn unknown_node(why: &WhyNot) -> Self {
+        let hint = match why.nearest.as_slice() {
+            [] => "`gpuwarden status` and `kubectl get nodes` list what there is.".to_owned(),
+            names => format!("Did you mean {}?", names.join(" or ")),
+        };
+        let error = format!(
+            "neither the cluster nor any event knows a node {:?}",
+            why.node
+        );
+        Self::new(StatusCode::NOT_FOUND, error, hint)
+    }
+
     pub(super) fn unknown_route() -> Self {
         Self::new(
             StatusCode::NOT_FOUND,
             "there is nothing at this path",
             "There are /, /api/v1/status, /api/v1/events, /api/v1/nodes/NAME/explain, \
-             /api/v1/stream, /metrics, /healthz and /readyz.",
+             /api/v1/nodes/NAME/why-not, /api/v1/stream, /metrics, /healthz and /readyz.",
         )
     }
 

@@ -11,6 +11,7 @@ use domain::event;
 use domain::fault::FaultBook;
 use domain::session::Phase;
 use domain::view::{FaultView, FleetView, NodeState, NodeStatus, SessionView};
+use domain::why_not::WhyNot;
 use gpuwarden_console::api::{Mode, PolicyView};
 use gpuwarden_console::{Console, Info};
 use http_body_util::{BodyExt as _, Empty};
@@ -111,7 +112,11 @@ impl Server {
                     warnings: Vec::new(),
                 },
             },
-            fleet: receiver,
+            fleet: receiver.clone(),
+            why_not: Arc::new(move |node| {
+                let why = known_or_not(&node, &receiver.borrow());
+                Box::pin(async move { Some(why) })
+            }),
             sources: sources.clone(),
             store: Arc::clone(&store) as Arc<dyn EventStore>,
             metrics: metrics.clone(),
@@ -238,6 +243,20 @@ impl Server {
             body: response.into_body(),
             buffer: Vec::new(),
         }
+    }
+}
+
+/// What the controller would say of a node, as far as the console's routes look at it: the
+/// cluster has `gpu-b-01`, without a fault.
+fn known_or_not(node: &str, fleet: &FleetView) -> WhyNot {
+    let in_cluster = node == "gpu-b-01";
+    WhyNot {
+        node: node.to_owned(),
+        answer: format!("{node} is not quarantined: no fault of it is open"),
+        checks: Vec::new(),
+        in_cluster: Some(in_cluster),
+        known: in_cluster || fleet.nodes.iter().any(|status| status.name == node),
+        nearest: vec!["gpu-b-01".to_owned()],
     }
 }
 

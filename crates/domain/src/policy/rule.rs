@@ -1,8 +1,14 @@
-//! One rule: a CEL expression over `event` or `node`. All that knows CEL is in this file.
+//! One rule: a CEL expression over `event` or `node`. All that knows CEL is in this file
+//! and below it: what is refused when a rule is loaded (`check`), and which values an
+//! expression has looked at (`seen`).
+
+mod check;
+mod seen;
 
 use std::sync::{Arc, LazyLock};
 
-use cel::common::ast::{EntryExpr, Expr, IdedExpr};
+use cel::common::types::{CelBool, CelString, DYN_TYPE, LIST_TYPE, NULL_TYPE};
+use cel::common::value::CowVal;
 use cel::{Context, Env, ExecutionError, Program, Value as CelValue, extensions};
 use serde_json::Value;
 
@@ -43,11 +49,26 @@ pub struct Rule {
 /// A node as the variable `node`, made once for all rules of one look.
 pub struct NodeVariable(CelValue);
 
-/// The standard functions and the strings extension.
+/// The standard functions, the strings extension, and `contains` of a list.
 static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| {
     let mut environment = Env::stdlib();
-    // It fails only where a function is declared twice; a test uses the extension.
+    // They fail only where a function is declared twice; tests use both.
     drop(environment.add_extension(extensions::strings));
+    drop(environment.add_member_overload(
+        "contains",
+        "gpuwarden_list_contains",
+        LIST_TYPE,
+        vec![DYN_TYPE],
+        |arguments| list_contains(&arguments).map(|holds| CowVal::owned(CelBool::from(holds))),
+    ));
+    // An empty list of codes is null, and contains nothing.
+    drop(environment.add_member_overload(
+        "contains",
+        "gpuwarden_null_contains",
+        NULL_TYPE,
+        vec![DYN_TYPE],
+        |_| Ok(CowVal::owned(CelBool::from(false))),
+    ));
     Arc::new(environment)
 });
 
@@ -154,14 +175,14 @@ impl Rule {
             expression: expression.to_owned(),
             program: Arc::new(program),
         };
-        let depth = depth(rule.program.expression());
+        let depth = check::depth(rule.program.expression());
         if depth > MAX_DEPTH {
             return Err(format!(
                 "is nested {depth} deep, at most {MAX_DEPTH} are taken; use lists ('x in [a, b]') or \
                  several rules"
             ));
         }
-        let loops = loops(rule.program.expression());
+        let loops = check::loops(rule.program.expression());
         if loops > MAX_LOOPS {
             return Err(format!(
                 "has {loops} loops (all, exists, map, filter ...) inside one another, at most \
@@ -169,7 +190,8 @@ impl Rule {
             ));
         }
         let mut bound = Vec::new();
-        check_names(rule.program.expression(), kind, &mut bound)?;
+        check::check_names(rule.program.expression(), kind, &mut bound)?;
+        check::check_patterns(&rule.program)?;
         // Evaluated once, so that a result of another type, or a function that does not
         // exist, is found here. Missing map keys are the data's matter.
         for sample in samples(kind) {
@@ -188,6 +210,12 @@ impl Rule {
             }
         }
         Ok(rule)
+    }
+
+    /// The values that the expression looks at, as `path = value` for people: those of
+    /// `variable`, the event or the node that it is asked about.
+    pub fn seen(&self, variable: &Value) -> Vec<String> {
+        seen::seen(self.program.expression(), self.kind, variable)
     }
 
     /// Whether the rule holds; the error says why it could not be evaluated.
@@ -285,166 +313,27 @@ fn samples(kind: RuleKind) -> Vec<CelValue> {
         .collect()
 }
 
-/// How deeply an expression is nested.
-fn depth(at: &IdedExpr) -> usize {
-    1 + parts(at).into_iter().map(depth).max().unwrap_or(0)
-}
-
-/// How many loops of an expression are inside one another.
-fn loops(at: &IdedExpr) -> usize {
-    let own = usize::from(matches!(at.expr, Expr::Comprehension(_)));
-    own + parts(at).into_iter().map(loops).max().unwrap_or(0)
-}
-
-/// The expressions that an expression consists of.
-fn parts(at: &IdedExpr) -> Vec<&IdedExpr> {
-    match &at.expr {
-        Expr::Select(select) => vec![&select.operand],
-        Expr::Call(call) => call.args.iter().chain(call.target.as_deref()).collect(),
-        Expr::List(list) => list.elements.iter().collect(),
-        Expr::Map(map) => map
-            .entries
-            .iter()
-            .flat_map(|entry| of_entry(&entry.expr))
-            .collect(),
-        Expr::Struct(fields) => fields
-            .entries
-            .iter()
-            .flat_map(|entry| of_entry(&entry.expr))
-            .collect(),
-        Expr::Comprehension(inner) => vec![
-            &inner.iter_range,
-            &inner.accu_init,
-            &inner.loop_cond,
-            &inner.loop_step,
-            &inner.result,
-        ],
-        Expr::Ident(_) | Expr::Literal(_) | Expr::Unspecified => Vec::new(),
-    }
-}
-
-fn of_entry(entry: &EntryExpr) -> Vec<&IdedExpr> {
-    match entry {
-        EntryExpr::MapEntry(entry) => vec![&entry.key, &entry.value],
-        EntryExpr::StructField(field) => vec![&field.value],
-    }
-}
-
-/// Refuses variables, and first-level fields of them, that do not exist.
-fn check_names(at: &IdedExpr, kind: RuleKind, bound: &mut Vec<String>) -> Result<(), String> {
-    match &at.expr {
-        Expr::Ident(name) => {
-            if name == kind.variable() || bound.contains(name) || is_type_name(name) {
-                return Ok(());
-            }
-            let hint = match (kind, name.as_str()) {
-                (RuleKind::HealthEvent, "node") => "; use a rule of kind Node for it".to_owned(),
-                (RuleKind::Node, "event") => "; use a rule of kind HealthEvent for it".to_owned(),
-                _ => format!("; the one variable here is '{}'", kind.variable()),
-            };
-            Err(format!("unknown variable '{name}'{hint}"))
-        }
-        Expr::Select(select) => {
-            if let Expr::Ident(name) = &select.operand.expr
-                && name == kind.variable()
-                && !bound.contains(name)
-                && !kind.fields().contains(&select.field.as_str())
-            {
-                return Err(unknown_field(kind, &select.field));
-            }
-            check_names(&select.operand, kind, bound)
-        }
-        Expr::Call(call) => {
-            if let Some(target) = &call.target {
-                check_names(target, kind, bound)?;
-            }
-            call.args
-                .iter()
-                .try_for_each(|argument| check_names(argument, kind, bound))
-        }
-        Expr::List(list) => list
-            .elements
-            .iter()
-            .try_for_each(|element| check_names(element, kind, bound)),
-        Expr::Map(map) => map.entries.iter().try_for_each(|entry| match &entry.expr {
-            EntryExpr::MapEntry(entry) => {
-                check_names(&entry.key, kind, bound)?;
-                check_names(&entry.value, kind, bound)
-            }
-            EntryExpr::StructField(field) => check_names(&field.value, kind, bound),
-        }),
-        Expr::Struct(fields) => fields
-            .entries
-            .iter()
-            .try_for_each(|entry| match &entry.expr {
-                EntryExpr::MapEntry(entry) => check_names(&entry.value, kind, bound),
-                EntryExpr::StructField(field) => check_names(&field.value, kind, bound),
-            }),
-        Expr::Comprehension(loop_) => {
-            check_names(&loop_.iter_range, kind, bound)?;
-            check_names(&loop_.accu_init, kind, bound)?;
-            let outer = bound.len();
-            bound.push(loop_.iter_var.clone());
-            bound.extend(loop_.iter_var2.clone());
-            bound.push(loop_.accu_var.clone());
-            let inside = [&loop_.loop_cond, &loop_.loop_step, &loop_.result]
-                .into_iter()
-                .try_for_each(|part| check_names(part, kind, bound));
-            bound.truncate(outer);
-            inside
-        }
-        Expr::Literal(_) | Expr::Unspecified => Ok(()),
-    }
-}
-
-fn unknown_field(kind: RuleKind, field: &str) -> String {
-    let nearest = kind
-        .fields()
-        .iter()
-        .min_by_key(|known| distance(known, field));
-    let hint = match nearest {
-        Some(known) if distance(known, field) <= 3 => format!("; did you mean '{known}'?"),
-        _ => format!("; fields are {}", kind.fields().join(", ")),
+/// `list.contains(x)`: whether an element equals `x`, or, where both are text, contains it.
+fn list_contains(arguments: &[CowVal<'_, '_>]) -> Result<bool, ExecutionError> {
+    let [list, wanted] = arguments else {
+        return Err(ExecutionError::invalid_argument_count(2, arguments.len()));
     };
-    format!("unknown field '{field}' of '{}'{hint}", kind.variable())
-}
-
-/// Names that stand for types, as in `type(x) == string`.
-fn is_type_name(name: &str) -> bool {
-    [
-        "bool",
-        "int",
-        "uint",
-        "double",
-        "string",
-        "bytes",
-        "list",
-        "map",
-        "null_type",
-        "type",
-    ]
-    .contains(&name)
-}
-
-/// How many single-letter edits, ignoring case, make one word of the other.
-fn distance(a: &str, b: &str) -> usize {
-    let (a, b) = (a.to_lowercase(), b.to_lowercase());
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, from) in a.chars().enumerate() {
-        let mut previous = i;
-        let mut current = i + 1;
-        for (cell, to) in row.iter_mut().skip(1).zip(&b) {
-            let replaced = previous + usize::from(from != *to);
-            previous = *cell;
-            current = replaced.min(current + 1).min(*cell + 1);
-            *cell = current;
-        }
-        if let Some(first) = row.first_mut() {
-            *first = i + 1;
+    let part: Option<&CelString<'_>> = wanted.downcast_ref();
+    let mut elements = list
+        .as_iterable()
+        .ok_or_else(|| ExecutionError::function_error("contains", "is asked of no list"))?
+        .iter();
+    while let Some(element) = elements.next() {
+        let text: Option<&CelString<'_>> = element.downcast_ref();
+        let holds = match (text, part) {
+            (Some(text), Some(part)) => text.inner().contains(part.inner()),
+            _ => element.equals(wanted.as_ref()),
+        };
+        if holds {
+            return Ok(true);
         }
     }
-    row.last().copied().unwrap_or_default()
+    Ok(false)
 }
 
 fn one_line(text: &str) -> String {

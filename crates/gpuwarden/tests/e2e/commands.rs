@@ -193,6 +193,26 @@ async fn inject_status_events_explain_and_recovery() -> anyhow::Result<()> {
             explain.stdout
         );
     }
+    let why = product.client(["why-not"]).await?;
+    let why = why.expect(0)?;
+    for part in [
+        "n1 is not quarantined: no cluster is given: only this machine is watched (and one more",
+        "stop  mode     observing only",
+        "SysLogsXIDError 79 on PCI 0000:3b:00: a rule set asks for it",
+        "event.isFatal -> true",
+    ] {
+        assert!(why.contains(part), "{part} in {why}");
+    }
+    for command in ["explain", "why-not"] {
+        let unknown = product.client([command, "n2"]).await?;
+        assert_eq!(unknown.code, Some(2));
+        for part in [
+            "neither the cluster nor any event knows a node \"n2\"",
+            "Did you mean n1?",
+        ] {
+            assert!(unknown.stderr.contains(part), "{}", unknown.stderr);
+        }
+    }
     let events = product.client(["events", "-o", "json"]).await?.json(0)?;
     assert_eq!(events[0]["event"]["recommendedAction"], "RESTART_BM");
     for format in ["yaml", "wide"] {

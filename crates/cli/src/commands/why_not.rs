@@ -1,0 +1,44 @@
+//! `gpuwarden why-not`: what decides about a node right now.
+
+use domain::why_not::{CheckResult, WhyNot};
+
+use super::events::query;
+use super::explain;
+use crate::EXIT_OK;
+use crate::args::ExplainArgs;
+use crate::client::Client;
+use crate::output::{self, Colour};
+
+pub(super) async fn execute(args: &ExplainArgs) -> anyhow::Result<u8> {
+    let client = Client::new(&args.server)?;
+    let node = explain::node(&client, args).await?;
+    let why: WhyNot = client
+        .get(&format!("/api/v1/nodes/{}/why-not", query(&node)))
+        .await?;
+    if !output::structured(args.output.output, &why)? {
+        text(&why)?;
+    }
+    Ok(EXIT_OK)
+}
+
+fn text(why: &WhyNot) -> anyhow::Result<()> {
+    output::line(&format!("{}\n", output::plain(&why.answer)))?;
+    for check in &why.checks {
+        let word = match check.result {
+            CheckResult::Passes => output::colour("ok  ", Colour::Green),
+            CheckResult::Stops => output::colour("stop", Colour::Red),
+        };
+        output::line(&format!(
+            "{word}  {:<8} {}",
+            check.name,
+            output::plain(&check.text)
+        ))?;
+        for detail in &check.details {
+            output::line(&format!("{:17}{}", "", output::plain(detail)))?;
+        }
+        if let Some(fix) = &check.fix {
+            output::line(&format!("{:15}{} {}", "", "->", output::plain(fix)))?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,69 @@
+//! The names that somebody who mistyped one may have meant.
+
+/// Most edits between what was typed and what was meant.
+const EDITS: usize = 3;
+
+/// The candidates nearest to `word`, nearest first, at most `limit`: those within three
+/// edits, and fewer for short words, where three edits make anything of anything.
+pub fn nearest<'a>(
+    word: &str,
+    candidates: impl IntoIterator<Item = &'a str>,
+    limit: usize,
+) -> Vec<&'a str> {
+    let length = word.chars().count();
+    let most = EDITS.min(length / 2);
+    let mut found: Vec<(usize, &str)> = candidates
+        .into_iter()
+        .filter(|known| known.chars().count().abs_diff(length) <= most)
+        .map(|known| (distance(known, word), known))
+        .filter(|(distance, _)| *distance <= most)
+        .collect();
+    found.sort_unstable();
+    found.dedup();
+    found
+        .into_iter()
+        .take(limit)
+        .map(|(_, known)| known)
+        .collect()
+}
+
+/// How many single-letter edits, ignoring case, make one word of the other.
+fn distance(a: &str, b: &str) -> usize {
+    let (a, b) = (a.to_lowercase(), b.to_lowercase());
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.chars().enumerate() {
+        let mut previous = i;
+        let mut current = i + 1;
+        for (cell, to) in row.iter_mut().skip(1).zip(&b) {
+            let replaced = previous + usize::from(from != *to);
+            previous = *cell;
+            current = replaced.min(current + 1).min(*cell + 1);
+            *cell = current;
+        }
+        if let Some(first) = row.first_mut() {
+            *first = i + 1;
+        }
+    }
+    row.last().copied().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_meant_is_found_and_nothing_else() {
+        let nodes = ["gpu-node-7", "gpu-node-71", "gpu-node-17", "cpu-1"];
+        for (word, limit, expected) in [
+            ("gpu-node-07", 2, &["gpu-node-17", "gpu-node-7"][..]),
+            ("gpu-nodes-7", 1, &["gpu-node-7"]),
+            ("GPU-NODE-7", 1, &["gpu-node-7"]),
+            ("mars", 5, &[]),
+            ("c", 5, &[]),
+            ("", 5, &[]),
+        ] {
+            assert_eq!(nearest(word, nodes, limit), expected, "{word}");
+        }
+    }
+}

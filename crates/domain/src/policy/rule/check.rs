@@ -1,0 +1,199 @@
+//! What is refused when a rule is loaded, beyond what CEL itself refuses: names that do
+//! not exist, patterns that no regular expression is, and what is too large to evaluate.
+
+use cel::Program;
+use cel::common::ast::{EntryExpr, Expr, IdedExpr, LiteralValue};
+
+use super::RuleKind;
+use crate::nearest::nearest;
+
+/// How deeply an expression is nested.
+pub(super) fn depth(at: &IdedExpr) -> usize {
+    1 + parts(at).into_iter().map(depth).max().unwrap_or(0)
+}
+
+/// How many loops of an expression are inside one another.
+pub(super) fn loops(at: &IdedExpr) -> usize {
+    let own = usize::from(matches!(at.expr, Expr::Comprehension(_)));
+    own + parts(at).into_iter().map(loops).max().unwrap_or(0)
+}
+
+/// The expressions that an expression consists of.
+pub(super) fn parts(at: &IdedExpr) -> Vec<&IdedExpr> {
+    match &at.expr {
+        Expr::Select(select) => vec![&select.operand],
+        Expr::Call(call) => call.args.iter().chain(call.target.as_deref()).collect(),
+        Expr::List(list) => list.elements.iter().collect(),
+        Expr::Map(map) => map
+            .entries
+            .iter()
+            .flat_map(|entry| of_entry(&entry.expr))
+            .collect(),
+        Expr::Struct(fields) => fields
+            .entries
+            .iter()
+            .flat_map(|entry| of_entry(&entry.expr))
+            .collect(),
+        Expr::Comprehension(inner) => vec![
+            &inner.iter_range,
+            &inner.accu_init,
+            &inner.loop_cond,
+            &inner.loop_step,
+            &inner.result,
+        ],
+        Expr::Ident(_) | Expr::Literal(_) | Expr::Unspecified => Vec::new(),
+    }
+}
+
+fn of_entry(entry: &EntryExpr) -> Vec<&IdedExpr> {
+    match entry {
+        EntryExpr::MapEntry(entry) => vec![&entry.key, &entry.value],
+        EntryExpr::StructField(field) => vec![&field.value],
+    }
+}
+
+/// Refuses variables, and first-level fields of them, that do not exist.
+pub(super) fn check_names(
+    at: &IdedExpr,
+    kind: RuleKind,
+    bound: &mut Vec<String>,
+) -> Result<(), String> {
+    match &at.expr {
+        Expr::Ident(name) => {
+            if name == kind.variable() || bound.contains(name) || is_type_name(name) {
+                return Ok(());
+            }
+            let hint = match (kind, name.as_str()) {
+                (RuleKind::HealthEvent, "node") => "; use a rule of kind Node for it".to_owned(),
+                (RuleKind::Node, "event") => "; use a rule of kind HealthEvent for it".to_owned(),
+                _ => format!("; the one variable here is '{}'", kind.variable()),
+            };
+            Err(format!("unknown variable '{name}'{hint}"))
+        }
+        Expr::Select(select) => {
+            if let Expr::Ident(name) = &select.operand.expr
+                && name == kind.variable()
+                && !bound.contains(name)
+                && !kind.fields().contains(&select.field.as_str())
+            {
+                return Err(unknown_field(kind, &select.field));
+            }
+            check_names(&select.operand, kind, bound)
+        }
+        Expr::Call(call) => {
+            if let Some(target) = &call.target {
+                check_names(target, kind, bound)?;
+            }
+            call.args
+                .iter()
+                .try_for_each(|argument| check_names(argument, kind, bound))
+        }
+        Expr::List(list) => list
+            .elements
+            .iter()
+            .try_for_each(|element| check_names(element, kind, bound)),
+        Expr::Map(map) => map.entries.iter().try_for_each(|entry| match &entry.expr {
+            EntryExpr::MapEntry(entry) => {
+                check_names(&entry.key, kind, bound)?;
+                check_names(&entry.value, kind, bound)
+            }
+            EntryExpr::StructField(field) => check_names(&field.value, kind, bound),
+        }),
+        Expr::Struct(fields) => fields
+            .entries
+            .iter()
+            .try_for_each(|entry| match &entry.expr {
+                EntryExpr::MapEntry(entry) => check_names(&entry.value, kind, bound),
+                EntryExpr::StructField(field) => check_names(&field.value, kind, bound),
+            }),
+        Expr::Comprehension(loop_) => {
+            check_names(&loop_.iter_range, kind, bound)?;
+            check_names(&loop_.accu_init, kind, bound)?;
+            let outer = bound.len();
+            bound.push(loop_.iter_var.clone());
+            bound.extend(loop_.iter_var2.clone());
+            bound.push(loop_.accu_var.clone());
+            let inside = [&loop_.loop_cond, &loop_.loop_step, &loop_.result]
+                .into_iter()
+                .try_for_each(|part| check_names(part, kind, bound));
+            bound.truncate(outer);
+            inside
+        }
+        Expr::Literal(_) | Expr::Unspecified => Ok(()),
+    }
+}
+
+/// Refuses literal patterns of `matches` that are no regular expressions: they would fail
+/// at every event, and only then.
+pub(super) fn check_patterns(program: &Program) -> Result<(), String> {
+    check_patterns_below(program, program.expression())
+}
+
+fn check_patterns_below(program: &Program, at: &IdedExpr) -> Result<(), String> {
+    if let Expr::Call(call) = &at.expr
+        && call.func_name == "matches"
+        && let Some(argument) = call.args.last()
+        && let Expr::Literal(LiteralValue::String(pattern)) = &argument.expr
+        && let Err(error) = regex::Regex::new(pattern.inner())
+    {
+        let place = program.source_info().offset_for(argument.id);
+        let place = place.map_or_else(String::new, |(start, _)| {
+            let source = &program.source_info().source;
+            let before = source.get(..start as usize).unwrap_or_default();
+            format!(" at character {}", before.chars().count() + 1)
+        });
+        return Err(format!(
+            "has a pattern{place} that is no regular expression: {}",
+            regex_error(&error.to_string())
+        ));
+    }
+    parts(at)
+        .into_iter()
+        .try_for_each(|part| check_patterns_below(program, part))
+}
+
+/// The library's message on one line: the pattern, where in it, and what is wrong. Its own
+/// has the pattern on one line, a caret under it, and the reason on the last.
+fn regex_error(text: &str) -> String {
+    let caret = text
+        .lines()
+        .zip(text.lines().skip(1))
+        .find_map(|(pattern, marks)| {
+            let marks_only = marks.contains('^') && marks.trim_matches(['^', ' ']).is_empty();
+            let indented = pattern.len() - pattern.trim_start().len();
+            let at = marks.find('^')?.checked_sub(indented)?;
+            marks_only.then(|| format!("'{}', at its character {}", pattern.trim(), at + 1))
+        });
+    let reason = text.lines().last().unwrap_or_default();
+    let reason = reason.strip_prefix("error: ").unwrap_or(reason);
+    match caret {
+        Some(place) => format!("{place}: {reason}"),
+        None => reason.to_owned(),
+    }
+}
+
+fn unknown_field(kind: RuleKind, field: &str) -> String {
+    let meant = nearest(field, kind.fields().iter().copied(), 1);
+    let hint = match meant.first() {
+        Some(known) => format!("; did you mean '{known}'?"),
+        None => format!("; fields are {}", kind.fields().join(", ")),
+    };
+    format!("unknown field '{field}' of '{}'{hint}", kind.variable())
+}
+
+/// Names that stand for types, as in `type(x) == string`.
+fn is_type_name(name: &str) -> bool {
+    [
+        "bool",
+        "int",
+        "uint",
+        "double",
+        "string",
+        "bytes",
+        "list",
+        "map",
+        "null_type",
+        "type",
+    ]
+    .contains(&name)
+}
