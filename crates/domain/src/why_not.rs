@@ -3,6 +3,7 @@
 //!
 //! Pure, and worked out only when somebody asks: the decisions themselves need none of it.
 
+use contract::keys;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -279,6 +280,14 @@ fn rule_check(
 ) -> Check {
     let title = &verdict.fault;
     match &verdict.ruling {
+        Ruling::HandedOver => stops(
+            RULES,
+            format!(
+                "{title}: the node is handed over for repair (label {}=false)",
+                keys::HANDED_OVER_LABEL
+            ),
+        )
+        .fix("whoever repairs it takes the label off when the node is given back"),
         Ruling::Dismissed(at) => stops(
             RULES,
             format!("{title}: dismissed when the node was released by hand at {at:.0}"),
@@ -311,12 +320,13 @@ fn rule_details(
     node: &NodeView,
     variable: &NodeVariable,
 ) -> Vec<String> {
-    if policy.rule_sets.is_empty() {
+    let rule_sets = policy.rule_sets_of(node);
+    if rule_sets.is_empty() {
         return vec![format!("the policy ({}) has no rule sets", policy.source)];
     }
     let event = event_variable(&fault.event);
     let mut details = Vec::new();
-    for rule_set in &policy.rule_sets {
+    for rule_set in rule_sets {
         let answer = rule_set.answer(&event, variable);
         let asks = if rule_set.asks() {
             ""
@@ -347,7 +357,7 @@ fn rule_lines(
     };
     let mut lines = vec![format!("  {group}: {} -> {said}", rule.expression)];
     let looked_at = match rule.kind {
-        RuleKind::HealthEvent => event,
+        RuleKind::HealthEvent | RuleKind::Override => event,
         RuleKind::Node => &node.object,
     };
     lines.extend(
