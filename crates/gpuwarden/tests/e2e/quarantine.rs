@@ -3,7 +3,7 @@
 use contract::proto::platform_connector_client::PlatformConnectorClient;
 use contract::{BehaviourOverrides, Entity, HealthEvent, HealthEvents};
 use serde_json::{Value, json};
-use testkit::{ControlPlane, KernelLog, Version};
+use testkit::{ControlPlane, KernelLog, Launch, Version};
 use tonic::transport::{Channel, Endpoint};
 
 use crate::support::{SOON, Scene, shape, xid};
@@ -530,7 +530,8 @@ async fn a_node_that_comes_later_is_quarantined_then() -> anyhow::Result<()> {
     let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
         return Ok(());
     };
-    let mut scene = Scene::new(&plane, |node| node, |launch| launch).await?;
+    let collecting = |launch: Launch| launch.option("--accept-nodes", "any");
+    let mut scene = Scene::new(&plane, |node| node, collecting).await?;
     let later = testkit::unique("later");
     send(&scene, event(&later, "0")).await?;
     scene
