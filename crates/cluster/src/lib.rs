@@ -1,4 +1,4 @@
-//! Kubernetes: client, node watch, conditional node patches.
+//! Kubernetes: client, node watch, conditional node patches, whose a token is.
 //!
 //! [`Cluster`] is the only way of the rest to the API server. It turns nodes into
 //! [`domain::node::NodeView`]s and carries [`domain::node::NodeChange`]s out, each as one
@@ -12,6 +12,7 @@ mod fake;
 mod pace;
 pub mod patch;
 mod request;
+mod token;
 mod watch;
 
 pub use apply::ApplyError;
@@ -19,4 +20,5 @@ pub use connect::{Cluster, ConnectError, ConnectOptions};
 pub use pace::Urgency;
 pub use patch::PatchCall;
 pub use request::Requests;
+pub use token::{TokenError, TokenOwner};
 pub use watch::NodeEvent;

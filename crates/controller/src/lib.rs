@@ -3,6 +3,9 @@
 //! [`quarantine`] takes nodes with faults out of service and gives them back. It decides
 //! nothing itself: it keeps the fault book and the sessions of `domain` up to date with
 //! the store and the cluster, and carries out what they say.
+//!
+//! [`ingest`] lets in what agents and central monitors report over the network.
 
+pub mod ingest;
 pub mod quarantine;
 pub mod retention;

@@ -60,6 +60,16 @@ pub enum Mode {
     Act,
 }
 
+/// For which nodes nobody else speaks: sessions on them that the store does not know are
+/// taken over (`quarantine/claim.rs`).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Owns {
+    /// The node that this process runs on; a cluster that lacks it is told of.
+    Node(String),
+    /// Every node: a controller speaks for its cluster.
+    All,
+}
+
 /// What the task works with.
 pub struct Config {
     /// The events.
@@ -70,8 +80,8 @@ pub struct Config {
     pub policy: Policy,
     /// How far decisions are carried out.
     pub mode: Mode,
-    /// Name of the node that this process runs on; a cluster that lacks it is told of.
-    pub own_node: String,
+    /// For which nodes nobody else speaks.
+    pub owns: Owns,
     /// The clock.
     pub clock: fn() -> Timestamp,
 }
@@ -82,7 +92,7 @@ pub struct Quarantine {
     cluster: Option<Arc<Cluster>>,
     policy: Policy,
     mode: Mode,
-    own_node: String,
+    owns: Owns,
     clock: fn() -> Timestamp,
     metrics: QuarantineMetrics,
 
@@ -143,7 +153,7 @@ impl Quarantine {
             cluster: config.cluster,
             policy: config.policy,
             mode: config.mode,
-            own_node: config.own_node,
+            owns: config.owns,
             clock: config.clock,
             metrics: QuarantineMetrics::new(metrics),
             book: FaultBook::default(),

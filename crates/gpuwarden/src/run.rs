@@ -11,7 +11,7 @@ use cli::{ClusterSettings, Endpoint, ModeSetting, RunSettings};
 use cluster::{Cluster, ConnectOptions};
 use connector::Connector;
 use console::{Console, Info, api};
-use controller::quarantine::{Config as QuarantineConfig, Mode, Quarantine};
+use controller::quarantine::{Config as QuarantineConfig, Mode, Owns, Quarantine};
 use controller::retention::Retention;
 use domain::policy::Policy;
 use host::boot::Boot;
@@ -111,7 +111,7 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
             cluster,
             policy,
             mode,
-            own_node: settings.node_name.clone(),
+            owns: Owns::Node(settings.node_name.clone()),
             clock,
         },
         &metrics,

@@ -2,10 +2,11 @@
 //!
 //! Every gpuwarden sees all nodes of its cluster, and several may run in one: one on each
 //! machine. A quarantined node is ours if our store knows an event that the node lists.
-//! If it knows none, the node is another's and is left alone, with one exception: our own
-//! node. Nobody else speaks for it, so our store was lost or replaced, or the node was
-//! NVSentinel's until today; what it lists is then put into the store first, so that its
-//! faults are open, and it is not given back because we have forgotten why.
+//! If it knows none, the node is another's and is left alone, unless nobody else speaks
+//! for it ([`Owns`]): for our own node, and for every node where we are the controller of
+//! the cluster. Then our store was lost or replaced, or the node was NVSentinel's until
+//! today; what it lists is put into the store first, so that its faults are open, and it
+//! is not given back because we have forgotten why.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +18,7 @@ use domain::session::ownership::Ownership;
 use serde_json::Value;
 use store::{NewEvent, StoreError};
 
-use super::Quarantine;
+use super::{Owns, Quarantine};
 
 /// What to do about a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +30,19 @@ pub(super) enum Claim {
     /// Not now; looked at again when the feed or the node brings something.
     Later,
 }
+
+// === impl Owns ===
+
+impl Owns {
+    fn includes(&self, node: &str) -> bool {
+        match self {
+            Self::Node(own) => own == node,
+            Self::All => true,
+        }
+    }
+}
+
+// === impl Quarantine ===
 
 impl Quarantine {
     /// Whose session `view` carries. Takes over what is ours and was lost.
@@ -58,7 +72,7 @@ impl Quarantine {
             }
         }
         // Also where the list cannot be read: then nothing says that it is ours.
-        if unknown.len() == listed && view.name != self.own_node {
+        if unknown.len() == listed && !self.owns.includes(&view.name) {
             return Claim::Anothers;
         }
         if unknown.is_empty() {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use cluster::NodeEvent;
 use tokio::sync::mpsc;
 
-use super::{Mode, Quarantine};
+use super::{Mode, Owns, Quarantine};
 
 impl Quarantine {
     pub(super) fn node_event(&mut self, event: Option<NodeEvent>) {
@@ -36,14 +36,11 @@ impl Quarantine {
                 self.listed = true;
                 self.cluster_error = None;
                 if self.mode == Mode::Act
-                    && !self.own_node.is_empty()
-                    && self
-                        .nodes
-                        .get(&self.own_node)
-                        .is_none_or(|entry| entry.view.is_none())
+                    && let Owns::Node(own) = &self.owns
+                    && self.nodes.get(own).is_none_or(|entry| entry.view.is_none())
                 {
                     tracing::warn!(
-                        node = self.own_node,
+                        node = own,
                         "the cluster has no node of this name: its faults cannot be acted on until \
                          it appears; --node-name sets the name"
                     );

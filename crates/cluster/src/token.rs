@@ -1,0 +1,158 @@
+//! Whose token it is: the API server's answer to a `TokenReview`.
+
+use http::Request;
+use http::header::CONTENT_TYPE;
+use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
+use kube::core::Status;
+
+use crate::connect::Cluster;
+use crate::pace::Urgency;
+
+/// Extra of a token that is bound to a pod: the pod's node (Kubernetes 1.30 and later; 1.32
+/// by default in all).
+const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
+const PATH: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
+
+/// Whose a valid token is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenOwner {
+    /// User name, for example `system:serviceaccount:NAMESPACE:NAME`.
+    pub username: String,
+    /// The node of the pod that the token was made for.
+    pub node_name: Option<String>,
+}
+
+/// Why the API server did not say whose a token is.
+#[derive(Debug, thiserror::Error)]
+pub enum TokenError {
+    /// It says that the token is not valid, or not for this audience.
+    #[error("the token is not valid here: {why}")]
+    Invalid {
+        /// What the API server says.
+        why: String,
+    },
+    /// We may not ask.
+    #[error("we may not create tokenreviews.authentication.k8s.io: {message}")]
+    Forbidden {
+        /// What the API server says.
+        message: String,
+    },
+    /// It does not answer, or not with what it should.
+    #[error("the API server does not answer")]
+    Unavailable(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+// === impl Cluster ===
+
+impl Cluster {
+    /// Asks whose `token` is. It has to be made for `audience`.
+    pub async fn review_token(
+        &self,
+        token: &str,
+        audience: &str,
+    ) -> Result<TokenOwner, TokenError> {
+        let review = TokenReview {
+            spec: TokenReviewSpec {
+                token: token.to_owned(),
+                audiences: Some(vec![audience.to_owned()]),
+            },
+            ..TokenReview::default()
+        };
+        let body = serde_json::to_vec(&review).map_err(unavailable)?;
+        let request = Request::post(PATH)
+            .header(CONTENT_TYPE, "application/json")
+            .body(body)
+            .map_err(unavailable)?;
+        // An event that is not let in takes no node out.
+        let exchanged = self.exchange(Urgency::Act, request).await;
+        let reply = exchanged.map_err(TokenError::Unavailable)?;
+        match reply.status.as_u16() {
+            200..300 => {
+                let review: TokenReview =
+                    serde_json::from_slice(&reply.body).map_err(unavailable)?;
+                owner(review, audience)
+            }
+            status @ (401 | 403) => {
+                let told: Option<Status> = serde_json::from_slice(&reply.body).ok();
+                let message = told.map_or_else(|| format!("status {status}"), |told| told.message);
+                Err(TokenError::Forbidden { message })
+            }
+            status => Err(unavailable(format!("it answered with status {status}"))),
+        }
+    }
+}
+
+fn owner(review: TokenReview, audience: &str) -> Result<TokenOwner, TokenError> {
+    let invalid = |why: String| Err(TokenError::Invalid { why });
+    let status = review.status.unwrap_or_default();
+    let user = match (status.authenticated, status.user) {
+        (Some(true), Some(user)) => user,
+        _ => return invalid(status.error.unwrap_or_else(|| "it is not known".to_owned())),
+    };
+    // An API server that knows nothing of audiences leaves the list empty.
+    if !status
+        .audiences
+        .unwrap_or_default()
+        .iter()
+        .any(|one| one == audience)
+    {
+        return invalid(format!("it is not for the audience {audience}"));
+    }
+    let mut extra = user.extra.unwrap_or_default();
+    let node_name = extra
+        .remove(NODE_NAME)
+        .and_then(|names| names.into_iter().next());
+    Ok(TokenOwner {
+        username: user.username.unwrap_or_default(),
+        node_name,
+    })
+}
+
+fn unavailable(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> TokenError {
+    TokenError::Unavailable(error.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::fake::{Answer, serve};
+
+    #[tokio::test]
+    async fn what_the_api_server_says_of_a_token() {
+        let review = |status: Value| {
+            let body = json!({"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview",
+                "metadata": {}, "spec": {}, "status": status});
+            Answer::Now(201, body.to_string())
+        };
+        let user = json!({"username": "system:serviceaccount:g:agent",
+            "extra": {"authentication.kubernetes.io/node-name": ["n1"]}});
+        let forbidden = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure",
+            "message": "no, you may not", "code": 403});
+        let (cluster, mut requests) = serve(vec![
+            review(json!({"authenticated": true, "audiences": ["us"], "user": user})),
+            review(json!({"authenticated": true, "user": user})),
+            review(json!({"authenticated": true, "audiences": ["them"], "user": user})),
+            review(json!({"authenticated": false, "error": "it has expired"})),
+            Answer::Now(403, forbidden.to_string()),
+            Answer::Now(500, "oh".into()),
+        ])
+        .await;
+        let owner = cluster.review_token("t", "us").await.unwrap();
+        assert_eq!(owner.username, "system:serviceaccount:g:agent");
+        assert_eq!(owner.node_name.as_deref(), Some("n1"));
+        let seen = requests.recv().await.unwrap();
+        assert_eq!(seen[..2], ["POST", PATH]);
+        for expected in [
+            "not for the audience us",
+            "not for the audience us",
+            "it has expired",
+            "no, you may not",
+            "does not answer",
+        ] {
+            let error = cluster.review_token("t", "us").await.unwrap_err();
+            assert!(error.to_string().contains(expected), "{error}");
+        }
+    }
+}

@@ -1,0 +1,53 @@
+//! The controller's gRPC port: events of agents and of central monitors, over TLS.
+//!
+//! Who calls is known before a request is read (`identity.rs`): a node by its certificate
+//! or by the token of its agent's pod, a central monitor by a token and a list. What they
+//! may say is decided in the connector, as for everybody.
+
+mod identity;
+mod layer;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use connector::{Caller, Connector};
+use runtime::tcp_grpc;
+use runtime::tls::ServerTls;
+use tokio::net::TcpListener;
+use tokio_util::sync::CancellationToken;
+
+pub use identity::{Identify, Reviewer, ServiceAccount, ServiceAccountError, TokenRules};
+
+use layer::Identified;
+
+/// A request that is not answered by then is given up; its events may still be stored.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often a connection that is silent is asked whether the other end is there, and how
+/// long the answer may take.
+const PING: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
+/// A connection is closed in good order after this long, so that a certificate that has
+/// ended, or was replaced, does not speak for ever.
+const MAX_AGE: Duration = Duration::from_secs(60 * 60);
+
+/// Serves events on `listener` until `cancel`; requests under way are answered. Without
+/// `tls` they come in the open, which is for tests and for this machine itself.
+pub async fn serve(
+    listener: TcpListener,
+    tls: Option<Arc<ServerTls>>,
+    identify: Identify,
+    connector: Connector,
+    cancel: CancellationToken,
+) -> Result<(), tonic::transport::Error> {
+    let service = connector::service(connector, |extensions| extensions.get::<Caller>().cloned());
+    tonic::transport::Server::builder()
+        .timeout(REQUEST_TIMEOUT)
+        .http2_keepalive_interval(Some(PING.0))
+        .http2_keepalive_timeout(Some(PING.1))
+        .max_connection_age(MAX_AGE)
+        .add_service(Identified::new(service, identify))
+        .serve_with_incoming_shutdown(tcp_grpc::incoming(listener, tls), cancel.cancelled_owned())
+        .await
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,309 @@
+//! Who calls the controller: by token, else by certificate.
+//!
+//! A token is asked about at the API server and the answer is kept for a while, good or
+//! bad, in a table that is bounded. An API server that does not answer lets nobody in, and
+//! says `UNAVAILABLE`: agents keep their events and try again.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::str::FromStr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use cluster::{Cluster, TokenError, TokenOwner};
+use connector::Caller;
+use runtime::logging::{Seldom, chain};
+use runtime::tcp_grpc::TcpPeer;
+use sha2::{Digest, Sha256};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+use tonic::Status;
+use tonic::codegen::http::HeaderValue;
+
+/// How long it counts that a token is good, and that it is not. The API server itself
+/// keeps such answers for two minutes.
+const KEEP: (Duration, Duration) = (Duration::from_secs(120), Duration::from_secs(10));
+/// Most tokens that are remembered; one for each node of a large cluster, and some.
+const MAX_KEPT: usize = 20_480;
+/// Longest token (bytes); Kubernetes makes them of about 1 KiB.
+const MAX_TOKEN: usize = 8 * 1024;
+/// Most tokens that the API server is asked about at once.
+const MAX_ASKED: usize = 16;
+/// A caller whose token cannot be asked about by then is told to come again.
+const TURN: Duration = Duration::from_secs(5);
+const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
+
+/// Says who calls. Cheap to clone.
+#[derive(Clone)]
+pub struct Identify {
+    /// `None`: no tokens are taken.
+    tokens: Option<Arc<Tokens>>,
+    /// Who is not asked for a name, on a port in the open.
+    anybody: bool,
+    seldom: Arc<Seldom>,
+}
+
+/// Which tokens count for what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TokenRules {
+    /// What tokens have to be made for.
+    pub audience: String,
+    /// Whose pods speak for the node that they run on.
+    pub agents: Vec<ServiceAccount>,
+    /// Who speaks for any node.
+    pub central: Vec<ServiceAccount>,
+}
+
+/// A `ServiceAccount`, written `NAMESPACE/NAME`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServiceAccount {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+/// A text that names no `ServiceAccount`.
+#[derive(Debug, thiserror::Error)]
+#[error("{0:?} is no ServiceAccount; write NAMESPACE/NAME")]
+pub struct ServiceAccountError(String);
+
+/// Says whose a token is.
+#[async_trait]
+pub trait Reviewer: Send + Sync + 'static {
+    /// Whose `token` is, if it is made for `audience`.
+    async fn review(&self, token: &str, audience: &str) -> Result<TokenOwner, TokenError>;
+}
+
+struct Tokens {
+    rules: TokenRules,
+    reviewer: Arc<dyn Reviewer>,
+    turns: Semaphore,
+    kept: Mutex<HashMap<[u8; 32], Kept>>,
+}
+
+/// What is known of a token.
+#[derive(Clone)]
+struct Kept {
+    until: Instant,
+    answer: Result<Caller, String>,
+}
+
+// === impl Identify ===
+
+impl Identify {
+    /// Callers with a certificate are the node that it names; those with a token are who
+    /// the API server says, by `rules`. Without `tokens` only certificates count.
+    pub fn new(tokens: Option<(TokenRules, Arc<dyn Reviewer>)>) -> Self {
+        let tokens = tokens.map(|(rules, reviewer)| {
+            Arc::new(Tokens {
+                rules,
+                reviewer,
+                turns: Semaphore::new(MAX_ASKED),
+                kept: Mutex::default(),
+            })
+        });
+        Self {
+            tokens,
+            anybody: false,
+            seldom: Arc::default(),
+        }
+    }
+
+    /// Whoever reaches the port speaks for any node: for tests, and on this machine only.
+    pub fn anybody() -> Self {
+        Self {
+            anybody: true,
+            ..Self::new(None)
+        }
+    }
+
+    /// Who calls; the answer to give where nobody is known.
+    pub(super) async fn caller(
+        &self,
+        peer: Option<&TcpPeer>,
+        authorization: Option<&HeaderValue>,
+    ) -> Result<Caller, Status> {
+        let found = self.find(peer, authorization).await;
+        if let Err(status) = &found
+            && let Some(before) = self.seldom.now()
+        {
+            tracing::warn!(
+                peer = peer.map(|peer| peer.address.ip().to_string()),
+                not_logged_before = before,
+                "a caller was turned away: {}",
+                status.message()
+            );
+        }
+        found
+    }
+
+    async fn find(
+        &self,
+        peer: Option<&TcpPeer>,
+        authorization: Option<&HeaderValue>,
+    ) -> Result<Caller, Status> {
+        if self.anybody {
+            return Ok(Caller::Central("anybody on this machine".to_owned()));
+        }
+        if let Some(value) = authorization {
+            let token = value.to_str().ok().and_then(|text| {
+                let (scheme, token) = text.split_once(' ')?;
+                scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+            });
+            let token = token.filter(|token| !token.is_empty() && token.len() <= MAX_TOKEN);
+            return match (token, &self.tokens) {
+                (None, _) => Err(Status::unauthenticated(
+                    "the authorization header has no bearer token",
+                )),
+                (Some(_), None) => Err(Status::unauthenticated(
+                    "tokens are not taken here: the controller has no cluster to ask about them",
+                )),
+                (Some(token), Some(tokens)) => tokens.caller(token).await,
+            };
+        }
+        let names = peer.and_then(|peer| peer.certificate.as_ref());
+        match names.map(|names| (names.node(), names)) {
+            Some((Some(node), _)) => Ok(Caller::Node(node.to_owned())),
+            Some((None, names)) => Err(Status::unauthenticated(format!(
+                "the certificate of {:?} names no node: its common name has to be \
+                 system:node:NAME, or its only DNS name the node's",
+                names.common_name.as_deref().unwrap_or_default()
+            ))),
+            None => Err(Status::unauthenticated(
+                "neither a client certificate nor a token says who calls",
+            )),
+        }
+    }
+}
+
+// === impl Tokens ===
+
+impl Tokens {
+    async fn caller(&self, token: &str) -> Result<Caller, Status> {
+        // Not the token itself: what is not kept cannot leak.
+        let key: [u8; 32] = Sha256::digest(token).into();
+        if let Some(answer) = self.kept(&key) {
+            return answer.map_err(Status::unauthenticated);
+        }
+        let turn = tokio::time::timeout(TURN, self.turns.acquire()).await;
+        let Ok(Ok(_turn)) = turn else {
+            return Err(Status::unavailable(
+                "too many tokens are being asked about; come again",
+            ));
+        };
+        // Another call with the same token may have been before us.
+        if let Some(answer) = self.kept(&key) {
+            return answer.map_err(Status::unauthenticated);
+        }
+        let review = self.reviewer.review(token, &self.rules.audience).await;
+        let answer = match review {
+            Ok(owner) => self.rules.judge(owner),
+            Err(error @ TokenError::Invalid { .. }) => Err(error.to_string()),
+            Err(error) => {
+                let text = format!("tokens cannot be asked about: {}", chain(&error));
+                return Err(Status::unavailable(text));
+            }
+        };
+        self.keep(key, &answer);
+        answer.map_err(Status::unauthenticated)
+    }
+
+    fn kept(&self, key: &[u8; 32]) -> Option<Result<Caller, String>> {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let found = kept.get(key).filter(|kept| kept.until > Instant::now())?;
+        Some(found.answer.clone())
+    }
+
+    fn keep(&self, key: [u8; 32], answer: &Result<Caller, String>) {
+        let now = Instant::now();
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.len() >= MAX_KEPT {
+            kept.retain(|_, one| one.until > now);
+        }
+        if kept.len() >= MAX_KEPT {
+            // Somebody offers tokens without end: bad ones go before good ones.
+            kept.retain(|_, one| one.answer.is_ok());
+        }
+        if kept.len() < MAX_KEPT {
+            let keep = if answer.is_ok() { KEEP.0 } else { KEEP.1 };
+            let answer = answer.clone();
+            let until = now + keep;
+            kept.insert(key, Kept { until, answer });
+        }
+    }
+}
+
+// === impl TokenRules ===
+
+impl TokenRules {
+    /// Who the owner of a valid token is to us; the error says why nobody.
+    fn judge(&self, owner: TokenOwner) -> Result<Caller, String> {
+        let TokenOwner {
+            username,
+            node_name,
+        } = owner;
+        let account = username
+            .strip_prefix(SERVICE_ACCOUNT)
+            .and_then(|rest| rest.split_once(':'))
+            .map(|(namespace, name)| ServiceAccount {
+                namespace: namespace.to_owned(),
+                name: name.to_owned(),
+            });
+        let Some(account) = account else {
+            return Err(format!("{username:?} is no ServiceAccount"));
+        };
+        if self.central.contains(&account) {
+            return Ok(Caller::Central(account.to_string()));
+        }
+        if !self.agents.contains(&account) {
+            return Err(format!(
+                "the ServiceAccount {account} may not report: neither --agents nor \
+                 --central-monitors names it"
+            ));
+        }
+        match node_name.filter(|name| !name.is_empty()) {
+            Some(node) => Ok(Caller::Node(node)),
+            None => Err(format!(
+                "the token of {account} names no node: it has to be a projected one, of a pod \
+                 (Kubernetes 1.30 or later)"
+            )),
+        }
+    }
+}
+
+// === impl ServiceAccount ===
+
+impl FromStr for ServiceAccount {
+    type Err = ServiceAccountError;
+
+    fn from_str(text: &str) -> Result<Self, ServiceAccountError> {
+        match text.split_once('/') {
+            Some((namespace, name))
+                if !namespace.is_empty() && !name.is_empty() && !name.contains('/') =>
+            {
+                Ok(Self {
+                    namespace: namespace.to_owned(),
+                    name: name.to_owned(),
+                })
+            }
+            _ => Err(ServiceAccountError(text.to_owned())),
+        }
+    }
+}
+
+impl fmt::Display for ServiceAccount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+// === impl Cluster ===
+
+#[async_trait]
+impl Reviewer for Cluster {
+    async fn review(&self, token: &str, audience: &str) -> Result<TokenOwner, TokenError> {
+        self.review_token(token, audience).await
+    }
+}
