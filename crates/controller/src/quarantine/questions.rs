@@ -6,7 +6,7 @@ use domain::session::Session;
 use domain::why_not::{Acting, Connection, Situation, WhyNot, why_not};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Mode, Quarantine};
+use super::{Mode, Owns, Quarantine};
 
 /// Questions that wait for the task; who asks more waits. Each is a person, or a script.
 pub(super) const MAX_QUESTIONS: usize = 16;
@@ -65,9 +65,13 @@ impl Quarantine {
             session: entry.map_or(&idle, |entry| &entry.session),
             anothers: entry.is_some_and(|entry| entry.anothers.is_some()),
         });
-        why.known |= node == self.own_node;
+        let own = match &self.owns {
+            Owns::Node(own) => Some(own),
+            Owns::All => None,
+        };
+        why.known |= own.is_some_and(|own| own == node);
         if !why.known {
-            let names = self.nodes.keys().chain([&self.own_node]);
+            let names = self.nodes.keys().chain(own);
             why.nearest = nearest(node, names.map(String::as_str), NAMES_OFFERED)
                 .into_iter()
                 .map(str::to_owned)
