@@ -165,6 +165,15 @@ impl KernelLogMonitor {
         let boot_id = self.config.boot.map(|boot| boot.id.to_string());
         if let Some(state) = remembered {
             self.state = state;
+            let position = &self.state.position;
+            if position
+                .as_ref()
+                .is_some_and(|position| !self.config.spec.has(position))
+            {
+                // Another source: what it has of this boot was read there already.
+                self.history_begins = (self.clock)().checked_sub(self.config.history).ok();
+                self.state.position = None;
+            }
             // A boot is another one only if an earlier one is known.
             if boot_id.is_some() && self.state.boot_id.is_some() && self.state.boot_id != boot_id {
                 self.rebooted = self.config.boot;
@@ -452,11 +461,19 @@ impl KernelLogMonitor {
         self.changed = true;
     }
 
-    /// Where a record stands in its file: `None` for the kernel's own log.
+    /// Where a record stands in its file or journal: `None` for the kernel's own log.
     fn place(&mut self, record: &Record) -> Option<String> {
         let place = record.place.as_ref()?;
-        let Position::File { dev, ino, offset } = place else {
-            return None;
+        let (dev, ino, offset) = match place {
+            Position::Kmsg { .. } => return None,
+            // The same in a copy of the file, as journald makes it from /run to /var.
+            Position::Journal(cursor) => {
+                return Some(format!(
+                    "journal:{:x}:{:x}",
+                    cursor.monotonic, cursor.xor_hash
+                ));
+            }
+            Position::File { dev, ino, offset } => (dev, ino, offset),
         };
         let goes_on = match &self.last_place {
             Some(Position::File {

@@ -103,9 +103,9 @@ pub struct RunArgs {
     /// Address of the status page, API and metrics [default: 127.0.0.1:2112].
     #[arg(long, env = "GPUWARDEN_LISTEN", value_name = "ADDRESS")]
     pub listen: Option<SocketAddr>,
-    /// What to read: kmsg (the running kernel's log), a file to follow, or - for standard
-    /// input [default: kmsg].
-    #[arg(long, env = "GPUWARDEN_KERNEL_LOG", value_name = "kmsg|FILE|-")]
+    /// What to read: kmsg (the running kernel's log), journal (that of systemd, or
+    /// journal:DIRECTORY), a file to follow, or - for standard input [default: kmsg].
+    #[arg(long, env = "GPUWARDEN_KERNEL_LOG", value_name = "kmsg|journal|FILE|-")]
     pub kernel_log: Option<String>,
     /// On a first start, older lines are shown but open no fault [default: 15m].
     #[arg(long, env = "GPUWARDEN_HISTORY", value_name = "DURATION")]

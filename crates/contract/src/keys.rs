@@ -114,6 +114,8 @@ pub const META_BOOT_ID: &str = "gpuwarden.dev/boot-id";
 pub const META_KERNEL_SEQUENCE: &str = "gpuwarden.dev/kernel-sequence";
 /// Metadata: where in a log file the line stands, as `device:inode:generation:offset`,
 /// the offset being that of the line's end; the generation changes when the file is truncated.
+/// Of an entry of the journal: `journal:time:hash`, the monotonic time and the hash of its
+/// cursor in hexadecimal.
 pub const META_LOG_PLACE: &str = "gpuwarden.dev/log-place";
 /// Metadata: the line was written by a program, not by the kernel itself.
 pub const META_FROM_USER_SPACE: &str = "gpuwarden.dev/from-user-space";

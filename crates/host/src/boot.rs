@@ -87,11 +87,13 @@ impl FromStr for BootId {
 impl fmt::Display for BootId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let digits = format!("{:032x}", self.0);
-        let (a, rest) = digits.split_at(8);
-        let (b, rest) = rest.split_at(4);
-        let (c, rest) = rest.split_at(4);
-        let (d, e) = rest.split_at(4);
-        write!(f, "{a}-{b}-{c}-{d}-{e}")
+        let mut rest = digits.as_str();
+        for (length, separator) in [(8, "-"), (4, "-"), (4, "-"), (4, "-"), (12, "")] {
+            let (group, after) = rest.split_at(length);
+            write!(f, "{group}{separator}")?;
+            rest = after;
+        }
+        Ok(())
     }
 }
 

@@ -2,27 +2,30 @@
 //! them.
 //!
 //! A [`Source`] is opened from a [`Spec`] and yields [`Event`]s in batches: `kmsg` reads
-//! `/dev/kmsg`, `lines` reads files and standard input. Both wait for the kernel's wake-up, and
-//! both tell a [`Position`] from which a later process goes on. `record` and `line` are the parsers
+//! `/dev/kmsg`, `journal` the files of the systemd journal, `lines` other files and standard
+//! input. All wait for the kernel's wake-up, and tell a [`Position`] from which a later process
+//! goes on. `record` and `line` are the parsers
 //! below them, usable alone; `write` is the other direction.
 
 use std::{fmt, io, path::PathBuf, str::FromStr};
 
 mod follow;
+mod journal;
 mod kmsg;
 mod line;
 mod line_buffer;
 mod lines;
 mod position;
 mod record;
+mod watch;
 mod write;
 
-use self::{kmsg::Kmsg, lines::Lines};
+use self::{journal::Journal, kmsg::Kmsg, lines::Lines};
 
 pub use self::{
     line::{LineParser, parse_line},
     line_buffer::LINE_MAX,
-    position::{InvalidPosition, Position},
+    position::{Cursor, InvalidPosition, Position},
     record::{Malformed, Record, RecordRef, parse_kmsg},
     write::{KMSG_TEXT_MAX, WriteError, write_kmsg},
 };
@@ -32,12 +35,15 @@ const KMSG: &str = "/dev/kmsg";
 
 /// Where kernel log is to be read.
 ///
-/// As text: `kmsg` (or `/dev/kmsg`), `-` for standard input, anything else is the path of a file to
-/// follow.
+/// As text: `kmsg` (or `/dev/kmsg`), `journal` or `journal:DIRECTORY`, `-` for standard input,
+/// anything else is the path of a file to follow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Spec {
     /// The running kernel's own log, from the oldest record it still has.
     Kmsg,
+    /// The systemd journal in this directory, or where systemd keeps it: of the running boot, or
+    /// from the position on.
+    Journal(Option<PathBuf>),
     /// A file that is followed by name as it grows, is truncated or replaced; it need not exist
     /// yet.
     File(PathBuf),
@@ -82,6 +88,7 @@ pub struct Source {
 #[derive(Debug)]
 enum Input {
     Kmsg(Box<Kmsg>),
+    Journal(Box<Journal>),
     Lines(Box<Lines>),
 }
 
@@ -105,6 +112,31 @@ pub enum OpenError {
     /// There is no such device, as in most containers, or something else has its name.
     #[error("there is no kernel log at {KMSG}; in a container it must be passed in from the host")]
     NoKmsg(#[source] io::Error),
+    /// There is no such directory of the journal.
+    #[error(
+        "there is no journal at {}: without systemd-journald read kmsg or a file; in a container the \
+         host's directory must be passed in",
+        path.display()
+    )]
+    NoJournal {
+        /// The directory.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// The files of the journal are closed to this process.
+    #[error(
+        "may not read the journal {}: run as root, or as a member of the group systemd-journal (or adm)",
+        path.display()
+    )]
+    JournalPermission {
+        /// The directory or file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
     /// The file is closed to this process.
     #[error("may not read {}: run as root, or as a member of the file's group (often adm)", path.display())]
     Permission {
@@ -169,6 +201,9 @@ pub struct ReadError {
 pub fn open(spec: &Spec, resume: Option<&Position>) -> Result<Source, OpenError> {
     let input = match spec {
         Spec::Kmsg => Input::Kmsg(Box::new(Kmsg::open(resume)?)),
+        Spec::Journal(directory) => {
+            Input::Journal(Box::new(Journal::open(directory.as_deref(), resume)?))
+        }
         Spec::File(path) => Input::Lines(Box::new(Lines::follow(path, resume)?)),
         Spec::FileOnce(path) => Input::Lines(Box::new(Lines::read_once(path)?)),
         Spec::Stdin => Input::Lines(Box::new(Lines::stdin()?)),
@@ -196,6 +231,7 @@ impl Source {
         tokio::task::coop::consume_budget().await;
         match &mut self.input {
             Input::Kmsg(kmsg) => kmsg.next_batch(out, max).await,
+            Input::Journal(journal) => journal.next_batch(out, max).await,
             Input::Lines(lines) => lines.next_batch(out, max).await,
         }
         .map_err(|source| ReadError {
@@ -211,6 +247,7 @@ impl Source {
     pub fn position(&self) -> Option<Position> {
         match &self.input {
             Input::Kmsg(kmsg) => kmsg.position(),
+            Input::Journal(journal) => journal.position(),
             Input::Lines(lines) => lines.position(),
         }
     }
@@ -223,13 +260,29 @@ impl Source {
 
 // === impl Spec ===
 
+impl Spec {
+    /// Whether a position is one in this kind of source.
+    pub fn has(&self, position: &Position) -> bool {
+        matches!(
+            (self, position),
+            (Self::Kmsg, Position::Kmsg { .. })
+                | (Self::Journal(_), Position::Journal(_))
+                | (Self::File(_), Position::File { .. })
+        )
+    }
+}
+
 impl FromStr for Spec {
     type Err = std::convert::Infallible;
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Ok(match text {
             "kmsg" | KMSG => Self::Kmsg,
+            "journal" => Self::Journal(None),
             "-" => Self::Stdin,
+            path if path.starts_with("journal:") => {
+                Self::Journal(path.strip_prefix("journal:").map(PathBuf::from))
+            }
             path => Self::File(path.into()),
         })
     }
@@ -239,6 +292,8 @@ impl fmt::Display for Spec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Kmsg => f.write_str("kmsg"),
+            Self::Journal(None) => f.write_str("journal"),
+            Self::Journal(Some(directory)) => write!(f, "journal:{}", directory.display()),
             Self::File(path) | Self::FileOnce(path) => path.display().fmt(f),
             Self::Stdin => f.write_str("-"),
         }
@@ -255,6 +310,13 @@ mod tests {
             ("kmsg", Spec::Kmsg, "kmsg"),
             ("/dev/kmsg", Spec::Kmsg, "kmsg"),
             ("-", Spec::Stdin, "-"),
+            ("journal", Spec::Journal(None), "journal"),
+            (
+                "journal:/var/log/journal",
+                Spec::Journal(Some("/var/log/journal".into())),
+                "journal:/var/log/journal",
+            ),
+            ("./journal", Spec::File("./journal".into()), "./journal"),
             (
                 "/var/log/kern.log",
                 Spec::File("/var/log/kern.log".into()),

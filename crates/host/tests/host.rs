@@ -396,3 +396,124 @@ async fn a_followed_file_is_read_through_the_same_door() {
     assert_eq!(catch_up(&mut source).await, [Event::CaughtUp]);
     assert_eq!(source.spec(), &Spec::File(Path::new(&path).to_owned()));
 }
+
+/// A journald of our own, in a mount namespace of its own; it reads the one kernel log.
+struct Journald {
+    process: std::process::Child,
+    dir: tempfile::TempDir,
+}
+
+impl Journald {
+    /// `None`, and says so, where it cannot be had.
+    fn start(test: &str) -> Option<Self> {
+        const PROGRAM: &str = "/lib/systemd/systemd-journald";
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("systemd/journal")).unwrap();
+        fs::create_dir_all(dir.path().join("log/journal")).unwrap();
+        let script = format!("mount --bind \"$1\" /run && exec {PROGRAM}");
+        let process = std::process::Command::new("unshare")
+            .args(["--mount", "sh", "-c", &script, "sh"])
+            .arg(dir.path())
+            .stdout(std::process::Stdio::null())
+            .stderr(std::process::Stdio::null())
+            .spawn();
+        let skip = |reason: &str| {
+            assert!(
+                std::env::var("CI").as_deref() != Ok("true"),
+                "{test}: {reason}"
+            );
+            eprintln!("skipped: {test} needs a journald of its own: {reason}");
+            None
+        };
+        if !Path::new(PROGRAM).exists() {
+            return skip("install systemd");
+        }
+        let mut journald = match process {
+            Ok(process) => Self { process, dir },
+            Err(error) => return skip(&format!("unshare: {error}")),
+        };
+        let began = std::time::Instant::now();
+        while began.elapsed() < Duration::from_secs(20) {
+            if journald.process.try_wait().unwrap().is_some() {
+                return skip("it ended at once; it needs root");
+            }
+            if journald.dir.path().join("systemd/journal/socket").exists() {
+                return Some(journald);
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        skip("it did not come up")
+    }
+}
+
+impl Drop for Journald {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+#[tokio::test]
+async fn what_systemd_writes_is_read_as_it_comes() {
+    let Some(mut log) = KernelLog::take("journald") else {
+        return;
+    };
+    log.silence_console();
+    let Some(journald) = Journald::start("what_systemd_writes_is_read_as_it_comes") else {
+        return;
+    };
+    let spec = Spec::Journal(Some(journald.dir.path().join("log/journal")));
+    let mut source = open(&spec, None).unwrap();
+    // Longer than 512 bytes: journald compresses it.
+    let long = "word ".repeat(150);
+    let lines = [
+        format!("NVRM: Xid (PCI:0000:b3:00): 79, name={}, short", log.token),
+        format!(
+            "NVRM: Xid (PCI:0000:b3:00): 31, name={}, {long}end",
+            log.token
+        ),
+    ];
+    let before = Timestamp::now();
+    for line in &lines {
+        write_kmsg(INFO, line).unwrap();
+    }
+    let mut found: Vec<Record> = Vec::new();
+    let mut events = Vec::new();
+    within(async {
+        while found.len() < lines.len() {
+            source.next_batch(&mut events, 100).await.unwrap();
+            found.extend(events.drain(..).filter_map(|event| match event {
+                Event::Record(record) if record.text.contains(&log.token) => {
+                    (record.text.starts_with("NVRM: ")).then_some(record)
+                }
+                _ => None,
+            }));
+        }
+    })
+    .await;
+    for (record, line) in found.iter().zip(&lines) {
+        assert_eq!(&record.text, line);
+        assert_eq!(record.boot_id, Some(BootId::current().unwrap()));
+        assert_eq!((record.facility, record.level), (Some(1), Some(INFO)));
+        let error = record.wall.unwrap().duration_since(before).abs();
+        assert!(error < SignedDuration::from_secs(5), "{error:?}");
+    }
+    // A later process goes on behind them.
+    let position = source.position();
+    drop(source);
+    log.write("behind");
+    let mut source = open(&spec, position.as_ref()).unwrap();
+    let events = within(async {
+        let mut events = Vec::new();
+        while !events
+            .iter()
+            .any(|event| matches!(event, Event::Record(record) if record.text.ends_with("behind")))
+        {
+            source.next_batch(&mut events, 100).await.unwrap();
+        }
+        events
+    })
+    .await;
+    assert!(!records(&events).any(|record| record.text.starts_with("NVRM: ")));
+    assert!(!matches!(events.first(), Some(Event::Lost { .. })));
+}

@@ -11,25 +11,15 @@
 use std::{
     fs::{self, File, Metadata},
     io::{self, Read, Seek, SeekFrom},
-    os::{
-        fd::{AsRawFd, OwnedFd},
-        unix::fs::{FileExt, MetadataExt},
-    },
+    os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
     time::Duration,
 };
 
-use rustix::{
-    fs::{
-        Mode, OFlags,
-        inotify::{self, CreateFlags, WatchFlags},
-    },
-    io::Errno,
-};
-use tokio::{io::unix::AsyncFd, time::timeout};
+use rustix::fs::{Mode, OFlags, inotify::WatchFlags};
+use tokio::time::timeout;
 
-use super::Position;
-use crate::readiness;
+use super::{Position, watch::Watch};
 
 /// How long to wait for a notification before looking all the same.
 const RECHECK: Duration = Duration::from_secs(1);
@@ -80,12 +70,6 @@ struct Current {
     watch: Option<i32>,
 }
 
-/// An inotify instance.
-#[derive(Debug)]
-struct Watch {
-    fd: AsyncFd<OwnedFd>,
-}
-
 // === impl Follow ===
 
 impl Follow {
@@ -93,7 +77,8 @@ impl Follow {
     pub(super) fn open(path: &Path, resume: Option<&Position>) -> io::Result<(Self, Begin)> {
         let directory = directory_of(path);
         fs::read_dir(directory)?;
-        let watch = Watch::new(directory)
+        let names = WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::ONLYDIR;
+        let watch = Watch::new(directory, names)
             .inspect_err(|error| {
                 tracing::warn!(
                     path = %path.display(), %error,
@@ -309,64 +294,6 @@ impl Current {
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
-            }
-        }
-    }
-}
-
-// === impl Watch ===
-
-impl Watch {
-    /// Watches the names in `directory`.
-    fn new(directory: &Path) -> io::Result<Self> {
-        let fd = inotify::init(CreateFlags::NONBLOCK | CreateFlags::CLOEXEC)?;
-        let names = WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::ONLYDIR;
-        inotify::add_watch(&fd, directory, names)?;
-        Ok(Self {
-            fd: readiness::readable(fd)?,
-        })
-    }
-
-    /// Watches an open file, whatever its name is by now.
-    fn add_file(&self, file: &File) -> Option<i32> {
-        let path = format!("/proc/self/fd/{}", file.as_raw_fd());
-        self.add(Path::new(&path), WatchFlags::MODIFY)
-    }
-
-    /// Watches what `path` leads to; without success the look each second has to do.
-    fn add(&self, path: &Path, changes: WatchFlags) -> Option<i32> {
-        inotify::add_watch(self.fd.get_ref(), path, changes)
-            .inspect_err(|errno| {
-                tracing::debug!(
-                    path = %path.display(), error = %io::Error::from(*errno),
-                    "no notifications for file"
-                );
-            })
-            .ok()
-    }
-
-    /// The file may be gone, and its watch with it.
-    fn remove(&self, descriptor: i32) {
-        let _ = inotify::remove_watch(self.fd.get_ref(), descriptor);
-    }
-
-    async fn changed(&self) -> io::Result<()> {
-        loop {
-            let mut guard = self.fd.readable().await?;
-            let mut told = false;
-            // What is told does not matter, only that something is.
-            let mut notifications = [0_u8; 4096];
-            loop {
-                match rustix::io::read(self.fd.get_ref(), &mut notifications) {
-                    Ok(_) => told = true,
-                    Err(Errno::AGAIN) => break,
-                    Err(Errno::INTR) => {}
-                    Err(errno) => return Err(errno.into()),
-                }
-            }
-            guard.clear_ready();
-            if told {
-                return Ok(());
             }
         }
     }

@@ -9,7 +9,8 @@ use crate::boot::{BootId, InvalidBootId};
 /// The place behind the last record that a source delivered.
 ///
 /// Given back to [`open`](super::open), reading goes on there. Its text form is also its serialised
-/// form: `kmsg:<boot id>:<sequence number>` or `file:<device>:<inode>:<offset>`.
+/// form: `kmsg:<boot id>:<sequence number>`, `file:<device>:<inode>:<offset>`, or `journal:` and
+/// the cursor that `journalctl --show-cursor` prints and `--after-cursor` takes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Position {
@@ -29,14 +30,35 @@ pub enum Position {
         /// Bytes from the start of the file to the end of the last line delivered.
         offset: u64,
     },
+    /// In the systemd journal.
+    Journal(Cursor),
+}
+
+/// What the journal calls a cursor: an entry under all of its names, so that it is found again in a
+/// copy of its file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cursor {
+    /// The sequence that `seqnum` counts in, which goes on over the files of a rotation.
+    pub seqnum_id: u128,
+    /// The number of the entry.
+    pub seqnum: u64,
+    /// The boot in which it was written.
+    pub boot_id: BootId,
+    /// Microseconds since that boot.
+    pub monotonic: u64,
+    /// Microseconds since 1970, by the wall clock of then.
+    pub realtime: u64,
+    /// A hash of its fields.
+    pub xor_hash: u64,
 }
 
 /// The text is not a position.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidPosition {
-    /// It has neither of the two forms.
+    /// It has none of the three forms.
     #[error(
-        "`{0}` is not a position: expected kmsg:<boot id>:<sequence number> or file:<device>:<inode>:<offset>"
+        "`{0}` is not a position: expected kmsg:<boot id>:<sequence number>, \
+         file:<device>:<inode>:<offset> or journal:<cursor>"
     )]
     Form(String),
     /// The second part of a kmsg position is wrong.
@@ -66,6 +88,7 @@ impl fmt::Display for Position {
         match self {
             Self::Kmsg { boot_id, seq } => write!(f, "kmsg:{boot_id}:{seq}"),
             Self::File { dev, ino, offset } => write!(f, "file:{dev}:{ino}:{offset}"),
+            Self::Journal(cursor) => write!(f, "journal:{cursor}"),
         }
     }
 }
@@ -80,6 +103,11 @@ impl FromStr for Position {
                 source,
             })
         };
+        if let Some(cursor) = text.strip_prefix("journal:") {
+            return Cursor::parse(cursor)
+                .map(Self::Journal)
+                .ok_or_else(|| InvalidPosition::Form(text.to_owned()));
+        }
         let mut parts = text.split(':');
         match (
             parts.next(),
@@ -102,6 +130,39 @@ impl FromStr for Position {
             }),
             _ => Err(InvalidPosition::Form(text.to_owned())),
         }
+    }
+}
+
+// === impl Cursor ===
+
+impl Cursor {
+    /// `s=<id>;i=<number>;b=<boot>;m=<time>;t=<time>;x=<hash>`, all hexadecimal.
+    fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.split(';');
+        let mut number = |name: &str| {
+            let value = parts.next()?.strip_prefix(name)?.strip_prefix('=')?;
+            u128::from_str_radix(value, 16).ok()
+        };
+        let cursor = Self {
+            seqnum_id: number("s")?,
+            seqnum: number("i")?.try_into().ok()?,
+            boot_id: BootId::from_bytes(number("b")?.to_be_bytes()),
+            monotonic: number("m")?.try_into().ok()?,
+            realtime: number("t")?.try_into().ok()?,
+            xor_hash: number("x")?.try_into().ok()?,
+        };
+        parts.next().is_none().then_some(cursor)
+    }
+}
+
+impl fmt::Display for Cursor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let boot_id = self.boot_id.to_string().replace('-', "");
+        write!(
+            f,
+            "s={:032x};i={:x};b={boot_id};m={:x};t={:x};x={:x}",
+            self.seqnum_id, self.seqnum, self.monotonic, self.realtime, self.xor_hash
+        )
     }
 }
 

@@ -166,7 +166,7 @@ fn hex_digit(byte: u8) -> Option<u8> {
 }
 
 /// Text as UTF-8; bytes that are none become `\xNN`, so that they can still be told apart.
-fn readable(bytes: Cow<'_, [u8]>) -> Cow<'_, str> {
+pub(super) fn readable(bytes: Cow<'_, [u8]>) -> Cow<'_, str> {
     match bytes {
         Cow::Borrowed(bytes) => match std::str::from_utf8(bytes) {
             Ok(text) => Cow::Borrowed(text),

@@ -1,0 +1,577 @@
+//! The kernel log as the systemd journal keeps it.
+//!
+//! Read are the entries of the kernel, and those in which NVSentinel's reset job, as root, tells
+//! of its work. The journal is a set of files that come, grow and go: each is followed by itself
+//! (`file`), and of all next entries the earliest is delivered. Within one sequence of the
+//! journal its numbers decide what is earlier, within one boot the monotonic clock, and only
+//! between boots the wall clock, for that one jumps.
+//!
+//! inotify wakes; what has changed is read from the files. journald itself tells of new entries
+//! up to a quarter of a second after they are written.
+
+mod file;
+mod hash;
+
+use std::{
+    cmp::Ordering,
+    collections::HashSet,
+    ffi::OsStr,
+    fs, io,
+    os::unix::fs::MetadataExt as _,
+    path::{Path, PathBuf},
+    time::{Duration, UNIX_EPOCH},
+};
+
+use jiff::Timestamp;
+use rustix::fs::inotify::WatchFlags;
+use tokio::time::timeout;
+
+use self::file::{Entries, FileError, Head, JournalFile};
+use super::{Cursor, Event, LINE_MAX, OpenError, Position, Record, record::readable, watch::Watch};
+use crate::boot::BootId;
+
+/// Where systemd keeps its journal: what is gone after a reboot, and what stays.
+pub(super) const DIRECTORIES: [&str; 2] = ["/run/log/journal", "/var/log/journal"];
+
+/// How long to wait for a notification before looking all the same.
+const RECHECK: Duration = Duration::from_secs(5);
+/// Files looked at; journald keeps 100 unless told otherwise.
+const FILES_MAX: usize = 4096;
+
+const KERNEL: &[u8] = b"_TRANSPORT=kernel";
+const RESET_JOB: &[u8] = b"SYSLOG_IDENTIFIER=nvsentinel-gpu-reset";
+
+/// Fields of an entry that are wanted, and their places in [`Fields`].
+const WANTED: [&[u8]; 8] = [
+    b"MESSAGE",
+    b"PRIORITY",
+    b"SYSLOG_FACILITY",
+    b"SYSLOG_IDENTIFIER",
+    b"SYSLOG_PID",
+    b"_SOURCE_MONOTONIC_TIMESTAMP",
+    b"_TRANSPORT",
+    b"_UID",
+];
+
+/// An open journal.
+#[derive(Debug)]
+pub(super) struct Journal {
+    directories: Vec<PathBuf>,
+    boot_id: BootId,
+    watch: Option<Watch>,
+    /// Files that are or were read, by what identifies them for the system.
+    known: HashSet<FileKey>,
+    tracks: Vec<Track>,
+    position: Option<Cursor>,
+    /// To be said before anything else.
+    notices: Vec<Event>,
+    caught_up: bool,
+}
+
+type FileKey = (u64, u64, u128);
+
+/// A file that is being read.
+#[derive(Debug)]
+struct Track {
+    file: JournalFile,
+    entries: [Entries; 2],
+    /// The next entry of each, as far as looked for.
+    next: [Option<Head>; 2],
+    last: Option<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Fields {
+    values: [Option<Vec<u8>>; WANTED.len()],
+    cut: bool,
+}
+
+// === impl Journal ===
+
+impl Journal {
+    /// Opens the journal in `directory`, or where systemd keeps it.
+    pub(super) fn open(
+        directory: Option<&Path>,
+        resume: Option<&Position>,
+    ) -> Result<Self, OpenError> {
+        let boot_id = BootId::current().map_err(|source| OpenError::Io {
+            input: "the boot id".to_owned(),
+            source,
+        })?;
+        let directories = match directory {
+            Some(directory) => vec![directory.to_owned()],
+            None => DIRECTORIES.map(PathBuf::from).to_vec(),
+        };
+        Self::new(directories, boot_id, resume)
+    }
+
+    fn new(
+        directories: Vec<PathBuf>,
+        boot_id: BootId,
+        resume: Option<&Position>,
+    ) -> Result<Self, OpenError> {
+        let mut first_error = None;
+        let readable = directories
+            .iter()
+            .filter(|directory| match fs::read_dir(directory) {
+                Ok(_) => true,
+                Err(error) => {
+                    first_error.get_or_insert(((*directory).clone(), error));
+                    false
+                }
+            })
+            .count();
+        if let (0, Some((path, source))) = (readable, first_error) {
+            return Err(match source.kind() {
+                io::ErrorKind::PermissionDenied => OpenError::JournalPermission { path, source },
+                _ => OpenError::NoJournal { path, source },
+            });
+        }
+        let watch = Watch::empty()
+            .inspect_err(|error| {
+                tracing::warn!(%error, "no file notifications, looking at the journal every 5 s");
+            })
+            .ok();
+        let position = match resume {
+            Some(Position::Journal(cursor)) => Some(*cursor),
+            _ => None,
+        };
+        let mut journal = Self {
+            directories,
+            boot_id,
+            watch,
+            known: HashSet::new(),
+            tracks: Vec::new(),
+            position,
+            notices: Vec::new(),
+            caught_up: false,
+        };
+        let refused = journal.look_for_files();
+        if let (true, Some((path, source))) = (journal.known.is_empty(), refused) {
+            return Err(OpenError::JournalPermission { path, source });
+        }
+        if let Some(cursor) = position
+            && !journal
+                .tracks
+                .iter_mut()
+                .any(|track| track.reaches(&cursor))
+        {
+            // journald has removed the file; what stood behind the position in it is gone too.
+            journal.notices.push(Event::Lost {
+                count: 0,
+                counted: false,
+            });
+        }
+        Ok(journal)
+    }
+
+    pub(super) async fn next_batch(&mut self, out: &mut Vec<Event>, max: usize) -> io::Result<()> {
+        let before = out.len();
+        loop {
+            self.fill(out, max.max(1));
+            if out.len() > before {
+                return Ok(());
+            }
+            self.changed().await?;
+        }
+    }
+
+    pub(super) fn position(&self) -> Option<Position> {
+        self.position.map(Position::Journal)
+    }
+
+    /// Waits until it is worth looking again. Cancel-safe.
+    async fn changed(&self) -> io::Result<()> {
+        let Some(watch) = &self.watch else {
+            tokio::time::sleep(RECHECK).await;
+            return Ok(());
+        };
+        timeout(RECHECK, watch.changed()).await.unwrap_or(Ok(()))
+    }
+
+    /// Delivers what is there, without waiting.
+    fn fill(&mut self, out: &mut Vec<Event>, max: usize) {
+        let full = out.len().saturating_add(max);
+        for track in &mut self.tracks {
+            track.file.refresh();
+        }
+        let mut looked = false;
+        loop {
+            out.append(&mut self.notices);
+            if out.len() >= full {
+                return;
+            }
+            let earliest = self.earliest();
+            if !self.notices.is_empty() {
+                // What is missing is told where it is missing.
+            } else if let Some(index) = earliest {
+                self.deliver(index, out);
+            } else if looked {
+                break;
+            } else {
+                looked = true;
+                self.look_for_files();
+            }
+        }
+        if !self.caught_up {
+            self.caught_up = true;
+            out.push(Event::CaughtUp);
+        }
+    }
+
+    /// The file that has the earliest of the next entries.
+    fn earliest(&mut self) -> Option<usize> {
+        let mut earliest: Option<(usize, Head)> = None;
+        let mut index = 0;
+        while let Some(track) = self.tracks.get_mut(index) {
+            // Before its end is found, since it may be written to until then.
+            let finished = track.file.is_finished();
+            match track.next() {
+                Ok(Some(head)) if is_behind(&head, track, self.position.as_ref(), self.boot_id) => {
+                    track.take(&head);
+                }
+                Ok(Some(head)) => {
+                    let before = earliest.as_ref().is_none_or(|(other, first)| {
+                        let first_id = self.tracks.get(*other).map(|other| other.file.seqnum_id());
+                        let id = self.tracks.get(index).map(|track| track.file.seqnum_id());
+                        self.order(&head, first, id == first_id) == Ordering::Less
+                    });
+                    if before {
+                        earliest = Some((index, head));
+                    }
+                    index += 1;
+                }
+                Ok(None) if finished => drop(self.tracks.remove(index)),
+                Ok(None) => index += 1,
+                Err(error) => self.give_up(index, &error),
+            }
+        }
+        earliest.map(|(index, _)| index)
+    }
+
+    fn order(&self, a: &Head, b: &Head, same_sequence: bool) -> Ordering {
+        if same_sequence {
+            a.seqnum.cmp(&b.seqnum)
+        } else if a.boot_id == b.boot_id {
+            (a.monotonic, a.realtime).cmp(&(b.monotonic, b.realtime))
+        } else {
+            let new = |head: &Head| head.boot_id == self.boot_id;
+            (new(a), a.realtime).cmp(&(new(b), b.realtime))
+        }
+    }
+
+    fn deliver(&mut self, index: usize, out: &mut Vec<Event>) {
+        let Some(track) = self.tracks.get_mut(index) else {
+            return;
+        };
+        let Ok(Some(head)) = track.next() else {
+            return;
+        };
+        let cursor = track.cursor(&head);
+        let fields = track.fields(&head);
+        track.take(&head);
+        self.position = Some(cursor);
+        match fields {
+            Ok(fields) => {
+                let cut = fields.cut;
+                out.extend(fields.record(&head, cursor).map(Event::Record));
+                if cut {
+                    out.push(Event::Malformed {
+                        reason: format!("a message was cut: {LINE_MAX} bytes of it are read"),
+                    });
+                }
+            }
+            Err(error @ (FileError::Compression(_) | FileError::Corrupt { .. })) => {
+                let path = track.file.path().display();
+                out.push(Event::Malformed {
+                    reason: format!("an entry of {path} cannot be read: {error}"),
+                });
+            }
+            Err(error) => self.give_up(index, &error),
+        }
+    }
+
+    /// Reads a damaged file no further.
+    fn give_up(&mut self, index: usize, error: &FileError) {
+        let track = self.tracks.remove(index);
+        let path = track.file.path().display();
+        let because = std::error::Error::source(error)
+            .map_or_else(String::new, |source| format!(": {source}"));
+        self.notices.push(Event::Malformed {
+            reason: format!("the rest of {path} cannot be read: {error}{because}"),
+        });
+        self.notices.push(Event::Lost {
+            count: 0,
+            counted: false,
+        });
+    }
+
+    /// Begins with the files that are new. Returns the first that may not be read.
+    fn look_for_files(&mut self) -> Option<(PathBuf, io::Error)> {
+        let mut refused = None;
+        let mut present = HashSet::new();
+        for path in self.files() {
+            let Ok(key) = fs::metadata(&path).map(|meta| key(&meta)) else {
+                // It has gone meanwhile.
+                continue;
+            };
+            if self.known.contains(&key) {
+                present.insert(key);
+                continue;
+            }
+            match JournalFile::open(&path) {
+                Ok(Some(file)) => {
+                    present.insert(key);
+                    if !self
+                        .tracks
+                        .iter()
+                        .any(|track| track.file.file_id() == file.file_id())
+                    {
+                        self.tracks.push(Track::new(file, self.position.as_ref()));
+                    }
+                }
+                // It is being made.
+                Ok(None) => {}
+                Err(FileError::Io(error)) => {
+                    refused.get_or_insert((path, error));
+                }
+                Err(error) => {
+                    present.insert(key);
+                    self.notices.push(Event::Malformed {
+                        reason: format!("{} cannot be read: {error}", path.display()),
+                    });
+                }
+            }
+        }
+        self.known = present;
+        refused
+    }
+
+    /// The files that may hold entries of the kernel: those of users have none.
+    fn files(&self) -> Vec<PathBuf> {
+        let mut files = Vec::new();
+        let changes = WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::MODIFY;
+        for root in &self.directories {
+            let mut directories = vec![root.clone()];
+            directories.extend(listed(root).filter(|path| is_machine(path)));
+            for directory in directories {
+                // Before it is read, so that nothing goes untold. Watched already, it stays so.
+                if let Some(watch) = &self.watch {
+                    watch.add(&directory, changes);
+                }
+                files.extend(listed(&directory).filter(|path| is_journal(path)));
+            }
+        }
+        files.truncate(FILES_MAX);
+        files
+    }
+}
+
+fn listed(directory: &Path) -> impl Iterator<Item = PathBuf> {
+    let entries = fs::read_dir(directory).into_iter().flatten();
+    entries.filter_map(|entry| Some(entry.ok()?.path()))
+}
+
+/// Whether the name is that of a machine's directory: its id.
+fn is_machine(path: &Path) -> bool {
+    let name = path.file_name().map(OsStr::as_encoded_bytes);
+    name.is_some_and(|name| name.len() == 32 && name.iter().all(u8::is_ascii_hexdigit))
+}
+
+fn is_journal(path: &Path) -> bool {
+    let end = path.extension().map(OsStr::as_encoded_bytes);
+    let name = path.file_name().map(OsStr::as_encoded_bytes);
+    matches!(end, Some(b"journal" | b"journal~"))
+        && name.is_some_and(|name| !name.starts_with(b"user-"))
+}
+
+/// What tells a file from another that gets its number later.
+fn key(metadata: &fs::Metadata) -> FileKey {
+    let created = metadata
+        .created()
+        .ok()
+        .and_then(|time| time.duration_since(UNIX_EPOCH).ok())
+        .map_or(0, |since| since.as_nanos());
+    (metadata.dev(), metadata.ino(), created)
+}
+
+/// Whether an entry is at the position or before it: an earlier process, or another file, has
+/// delivered it. Without a position only the running boot is wanted.
+fn is_behind(head: &Head, track: &Track, position: Option<&Cursor>, boot_id: BootId) -> bool {
+    let Some(position) = position else {
+        return head.boot_id != boot_id;
+    };
+    if u128::from_be_bytes(track.file.seqnum_id()) == position.seqnum_id {
+        return head.seqnum <= position.seqnum;
+    }
+    if head.boot_id == position.boot_id {
+        return head.monotonic < position.monotonic
+            || (head.monotonic == position.monotonic && head.xor_hash == position.xor_hash);
+    }
+    // The running boot is the last one, whatever the wall clock said.
+    head.boot_id != boot_id && (position.boot_id == boot_id || head.realtime <= position.realtime)
+}
+
+// === impl Track ===
+
+impl Track {
+    fn new(file: JournalFile, position: Option<&Cursor>) -> Self {
+        let mut track = Self {
+            file,
+            entries: [Entries::of(KERNEL), Entries::of(RESET_JOB)],
+            next: [None, None],
+            last: None,
+        };
+        if let Some(position) = position
+            && u128::from_be_bytes(track.file.seqnum_id()) == position.seqnum_id
+        {
+            for entries in &mut track.entries {
+                // What is wrong with the file is found again when it is read.
+                drop(entries.skip(&mut track.file, position.seqnum));
+            }
+        }
+        track
+    }
+
+    /// The next entry, which stays the next one until it is taken.
+    fn next(&mut self) -> Result<Option<Head>, FileError> {
+        for (entries, next) in self.entries.iter_mut().zip(&mut self.next) {
+            if next.is_none()
+                && let Some(offset) = again(&mut self.file, |file| entries.next(file))?
+            {
+                *next = Some(again(&mut self.file, |file| file.head(offset))?);
+            }
+        }
+        let next = self.next.iter().flatten().min_by_key(|head| head.seqnum);
+        if let (Some(head), Some(last)) = (next, self.last)
+            && head.seqnum < last
+        {
+            return Err(FileError::Corrupt {
+                offset: head.offset,
+                what: "the numbers of the entries run backwards",
+            });
+        }
+        Ok(next.copied())
+    }
+
+    fn take(&mut self, head: &Head) {
+        self.last = Some(head.seqnum);
+        for next in &mut self.next {
+            // One entry may be in both lists.
+            next.take_if(|next| next.seqnum == head.seqnum);
+        }
+    }
+
+    fn cursor(&self, head: &Head) -> Cursor {
+        Cursor {
+            seqnum_id: u128::from_be_bytes(self.file.seqnum_id()),
+            seqnum: head.seqnum,
+            boot_id: head.boot_id,
+            monotonic: head.monotonic,
+            realtime: head.realtime,
+            xor_hash: head.xor_hash,
+        }
+    }
+
+    /// Whether the file goes back to the position, so that nothing is missing behind it.
+    fn reaches(&mut self, position: &Cursor) -> bool {
+        let mut first = [Entries::of(KERNEL), Entries::of(RESET_JOB)];
+        let same_sequence = u128::from_be_bytes(self.file.seqnum_id()) == position.seqnum_id;
+        first.iter_mut().any(|entries| {
+            let head = entries
+                .next(&mut self.file)
+                .ok()
+                .flatten()
+                .and_then(|offset| self.file.head(offset).ok());
+            head.is_some_and(|head| {
+                if same_sequence {
+                    head.seqnum <= position.seqnum
+                } else {
+                    head.boot_id == position.boot_id && head.monotonic <= position.monotonic
+                }
+            })
+        })
+    }
+
+    fn fields(&mut self, head: &Head) -> Result<Fields, FileError> {
+        again(&mut self.file, |file| {
+            let mut fields = Fields::default();
+            file.fields(head.offset, &WANTED, |index, value, cut| {
+                if let Some(place @ None) = fields.values.get_mut(index) {
+                    *place = Some(value);
+                    fields.cut |= cut;
+                }
+            })?;
+            Ok(fields)
+        })
+    }
+}
+
+/// Tries a second time with a fresh look at the file: what was written in between looks like
+/// damage where the parts of a look are of different ages.
+fn again<T>(
+    file: &mut JournalFile,
+    mut read: impl FnMut(&mut JournalFile) -> Result<T, FileError>,
+) -> Result<T, FileError> {
+    read(file).or_else(|_| {
+        file.refresh();
+        read(file)
+    })
+}
+
+// === impl Fields ===
+
+impl Fields {
+    /// The record; `None` for an entry that is not what it was looked up as, or that nobody
+    /// should believe: any user may log under any identifier.
+    fn record(self, head: &Head, cursor: Cursor) -> Option<Record> {
+        let [
+            message,
+            priority,
+            facility,
+            identifier,
+            pid,
+            source,
+            transport,
+            uid,
+        ] = self.values;
+        let kernel = transport.as_deref() == Some(b"kernel");
+        if !kernel && uid.as_deref() != Some(b"0") {
+            return None;
+        }
+        let number = |value: Option<Vec<u8>>| -> Option<u64> {
+            std::str::from_utf8(&value?).ok()?.parse().ok()
+        };
+        let facility = number(facility).and_then(|number| u8::try_from(number).ok());
+        let facility = kernel.then(|| facility.unwrap_or(0));
+        let mut text = message.unwrap_or_default();
+        if facility.is_some_and(|facility| facility != 0)
+            && let Some(tag) =
+                identifier.filter(|tag| !matches!(tag.as_slice(), b"unknown" | b"kernel"))
+        {
+            // journald takes `NVRM: text` of a program apart; the kernel's own lines stay whole.
+            let pid = pid.map_or_else(Vec::new, |pid| [b"[", pid.as_slice(), b"]"].concat());
+            text = [tag.as_slice(), &pid, b": ", &text].concat();
+        }
+        // journald reads a line some time after the kernel has written it.
+        let boot_time_us = number(source).filter(|time| kernel && *time <= head.monotonic);
+        let delay = head.monotonic - boot_time_us.unwrap_or(head.monotonic);
+        let wall = i64::try_from(head.realtime.saturating_sub(delay))
+            .ok()
+            .and_then(|time| Timestamp::from_microsecond(time).ok());
+        Some(Record {
+            seq: None,
+            boot_id: Some(head.boot_id),
+            boot_time_us,
+            wall,
+            facility,
+            level: number(priority).and_then(|level| u8::try_from(level).ok()),
+            place: Some(Position::Journal(cursor)),
+            line: None,
+            text: readable(text.into()).into_owned(),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests;
