@@ -66,6 +66,16 @@ pub const UNCORDON_TIMESTAMP: &str = "uncordon-timestamp";
 /// Label: `false` while a node is handed over to an external system for its repair.
 pub const HANDED_OVER_LABEL: &str = "nvsentinel.dgxc.nvidia.com/managed";
 
+/// Node condition that sums all checks up: `True` where no fatal fault is open.
+pub const CONDITION_GPU_HEALTHY: &str = "GPUHealthy";
+/// Behind the name of a check: reason of its node condition, and of its Events, when it has
+/// found something.
+pub const REASON_NOT_HEALTHY: &str = "IsNotHealthy";
+/// Behind the name of a check: reason of its node condition when it is well.
+pub const REASON_HEALTHY: &str = "IsHealthy";
+/// Message of a node condition of a check that is well.
+pub const NO_HEALTH_FAILURES: &str = "No Health Failures";
+
 /// Agent of all events read from the kernel log.
 pub const SYSLOG_AGENT: &str = "syslog-health-monitor";
 /// Check of XID lines.

@@ -5,6 +5,7 @@
 //! events in the same order gives the same book, in production as in replay.
 
 mod book;
+mod heard;
 mod subject;
 
 use contract::HealthEvent;
@@ -30,6 +31,9 @@ pub struct Fault {
     /// The event that stands for it: the gravest so far.
     #[serde(with = "public_form")]
     pub event: HealthEvent,
+    /// Id of the event that opened it: stays while the fault is open.
+    #[serde(default)]
+    pub opened_by: String,
     /// When it was first observed.
     pub first_seen: Timestamp,
     /// When it was last observed.

@@ -12,6 +12,7 @@
 
 pub mod assess;
 pub mod catalog;
+pub mod condition;
 pub mod decode;
 pub mod event;
 pub mod fault;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use contract::{HealthEvent, ProcessingStrategy, RecommendedAction, keys};
 use serde::{Deserialize, Serialize};
 
+use super::heard::Heard;
 use super::{Fault, Subject};
 use crate::event::Record;
 use crate::fold::Seen;
@@ -25,6 +26,9 @@ pub struct FaultBook {
     applied: u64,
     /// Open faults by node name; a node without any is not listed.
     nodes: BTreeMap<String, Vec<Fault>>,
+    /// Checks that have spoken of a node, well or not.
+    #[serde(default)]
+    heard: Heard,
     /// Faults that found no room, since the book was started.
     overflow: u64,
 }
@@ -78,6 +82,7 @@ impl FaultBook {
         if event.metadata.contains_key(keys::META_EARLIER_IN_BOOT) {
             return vec![Change::Ignored(Ignored::EarlierInBoot)];
         }
+        self.heard.note(&event.node_name, &event.check_name);
         if event.is_healthy {
             self.close(event)
         } else {
@@ -103,6 +108,12 @@ impl FaultBook {
     /// Names of the nodes that have open faults.
     pub fn nodes(&self) -> impl Iterator<Item = &str> {
         self.nodes.keys().map(String::as_str)
+    }
+
+    /// The checks that have spoken of a node: of one that has no open fault it is known that
+    /// it is well, of another one nothing is known.
+    pub fn heard(&self, node: &str) -> impl Iterator<Item = &str> {
+        self.heard.of(node)
     }
 
     fn open(&mut self, record: &Record) -> Vec<Change> {
@@ -187,6 +198,7 @@ impl Fault {
             code: code.to_owned(),
             subject,
             event: record.event.clone(),
+            opened_by: record.event.id.clone(),
             first_seen: seen.first,
             last_seen: seen.last,
             count: seen.count,

@@ -141,6 +141,14 @@ impl Subject {
         self.names.contains(&canonical(entity))
     }
 
+    /// Whether `entity`, of an event about this subject, names or describes it.
+    pub fn concerns(&self, entity: &Entity) -> bool {
+        let describes =
+            DESCRIPTIONS.contains(&entity.entity_type.as_str()) || is_register(&entity.entity_type);
+        self.names.contains(&canonical(entity))
+            || (describes && self.names.iter().any(|(kind, _)| is_device_name(kind)))
+    }
+
     /// The value of the name of type `kind`, if the subject has one.
     pub fn name(&self, kind: &str) -> Option<&str> {
         self.names
@@ -227,11 +235,12 @@ fn is_device_name(kind: &str) -> bool {
 }
 
 fn belongs_to_device(kind: &str) -> bool {
-    DISTINGUISHING_PARTS.contains(&kind)
-        || DESCRIPTIONS.contains(&kind)
-        || kind
-            .strip_prefix("REG")
-            .is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_digit()))
+    DISTINGUISHING_PARTS.contains(&kind) || DESCRIPTIONS.contains(&kind) || is_register(kind)
+}
+
+fn is_register(kind: &str) -> bool {
+    kind.strip_prefix("REG")
+        .is_some_and(|rest| rest.bytes().all(|b| b.is_ascii_digit()))
 }
 
 #[cfg(test)]

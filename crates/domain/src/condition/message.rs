@@ -1,0 +1,293 @@
+//! The message of a condition: a list of faults in NVSentinel's grammar, within a limit.
+//!
+//! ```text
+//! ErrorCode:79 PCI:0000:b3:00 GPU has fallen off the bus Recommended Action=RESTART_BM;
+//! \__ identity ____________/ \__ diagnostic ___________/ \__ action _________________/
+//! ```
+//!
+//! One piece stands for the faults of one event; pieces are joined by `;`, and the whole ends
+//! in `;`. Where that is too long, diagnostics are shortened first, then the last pieces are
+//! cut off, and `...` says so.
+
+use contract::{Entity, HealthEvent, RecommendedAction, action_name};
+
+use crate::event::floor_char_boundary;
+use crate::fault::{Fault, Subject};
+
+/// What stands for text that was cut off.
+const CUT: &str = "...";
+/// The shortest message that a limit may ask for: room for one code, one address and an
+/// action (bytes).
+const SHORTEST_MESSAGE: usize = 128;
+/// Begins the action; the grammar looks for it.
+const ACTION: &str = "Recommended Action=";
+
+/// Sizes of a message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    message: usize,
+    compacted: usize,
+}
+
+/// Sizes that cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum LimitsError {
+    /// The message is too short.
+    #[error("a condition's message needs {SHORTEST_MESSAGE} bytes at least, not {0}")]
+    Message(usize),
+    /// A compacted fault is too short.
+    #[error("a compacted fault needs 1 byte at least")]
+    Compacted,
+}
+
+/// What is said of the faults of one event.
+struct Piece {
+    identity: String,
+    diagnostic: String,
+    action: String,
+}
+
+/// Faults of one event that have the same codes.
+struct Part<'a> {
+    codes: Vec<&'a str>,
+    subjects: Vec<&'a Subject>,
+}
+
+// === impl Limits ===
+
+impl Limits {
+    /// At most `message` bytes in all; where that is too little, what stands before the action
+    /// of a fault is compacted to `compacted` bytes. NVSentinel's
+    /// `MaxNodeConditionMessageLength` and `CompactedHealthEventMsgLen`.
+    pub fn new(message: usize, compacted: usize) -> Result<Self, LimitsError> {
+        if message < SHORTEST_MESSAGE {
+            return Err(LimitsError::Message(message));
+        }
+        if compacted == 0 {
+            return Err(LimitsError::Compacted);
+        }
+        Ok(Self { message, compacted })
+    }
+
+    /// Most bytes of a message.
+    pub fn message_bytes(&self) -> usize {
+        self.message
+    }
+}
+
+impl Default for Limits {
+    /// NVSentinel's.
+    fn default() -> Self {
+        Self {
+            message: 1024,
+            compacted: 72,
+        }
+    }
+}
+
+/// The message for these open faults of one check.
+pub(super) fn render(faults: &[&Fault], limits: &Limits) -> String {
+    let pieces = pieces(faults);
+    let whole: Vec<String> = pieces.iter().map(Piece::whole).collect();
+    if let Some(message) = joined(&whole, limits.message) {
+        return message;
+    }
+    let compacted: Vec<String> = pieces
+        .iter()
+        .map(|piece| piece.compacted(limits.compacted))
+        .collect();
+    joined(&compacted, limits.message).unwrap_or_else(|| cut(&compacted, limits.message))
+}
+
+/// The worst fault for people, and how many more there are.
+pub(super) fn in_words(worst: &Fault, others: usize, limits: &Limits) -> String {
+    let more = if others == 0 {
+        String::new()
+    } else {
+        format!(" (and {others} more)")
+    };
+    let text = if worst.event.message.is_empty() {
+        worst.title()
+    } else {
+        printable(&worst.event.message)
+    };
+    let room = limits.message.saturating_sub(more.len());
+    format!("{}{more}", shortened(&text, room))
+}
+
+/// All pieces, if they fit.
+fn joined(pieces: &[String], max: usize) -> Option<String> {
+    let bytes: usize = pieces.iter().map(|piece| piece.len() + 1).sum();
+    (bytes <= max).then(|| {
+        let mut message = pieces.join(";");
+        message.push(';');
+        message
+    })
+}
+
+/// As many pieces as fit, a part of the next one, and the mark. The mark has its room in the
+/// limit.
+fn cut(pieces: &[String], max: usize) -> String {
+    let mut message = String::new();
+    for piece in pieces {
+        let room = max.saturating_sub(message.len() + 1 + CUT.len());
+        if piece.len() > room {
+            let part = piece.get(..floor_char_boundary(piece, room)).unwrap_or("");
+            let part = part.trim_end();
+            if !part.is_empty() {
+                message.push_str(part);
+                message.push(';');
+            }
+            break;
+        }
+        message.push_str(piece);
+        message.push(';');
+    }
+    message.push_str(CUT);
+    message
+}
+
+/// One piece for each event and set of codes, in the order in which the faults opened.
+fn pieces(faults: &[&Fault]) -> Vec<Piece> {
+    let mut events: Vec<(&HealthEvent, Vec<Part<'_>>)> = Vec::new();
+    for fault in faults {
+        let known = events
+            .iter()
+            .position(|(event, _)| event.id == fault.event.id);
+        let index = known.unwrap_or(events.len());
+        if known.is_none() {
+            events.push((&fault.event, Vec::new()));
+        }
+        let Some((_, parts)) = events.get_mut(index) else {
+            continue;
+        };
+        match parts
+            .iter_mut()
+            .find(|part| part.subjects == [&fault.subject])
+        {
+            Some(part) => part.codes.push(&fault.code),
+            None => parts.push(Part {
+                codes: vec![&fault.code],
+                subjects: vec![&fault.subject],
+            }),
+        }
+    }
+    let mut pieces = Vec::new();
+    for (event, parts) in events {
+        let mut merged: Vec<Part<'_>> = Vec::new();
+        for part in parts {
+            match merged.iter_mut().find(|known| known.codes == part.codes) {
+                Some(known) => known.subjects.extend(part.subjects),
+                None => merged.push(part),
+            }
+        }
+        pieces.extend(merged.iter().map(|part| Piece::of(event, part)));
+    }
+    pieces
+}
+
+// === impl Piece ===
+
+impl Piece {
+    fn of(event: &HealthEvent, part: &Part<'_>) -> Self {
+        let mut identity: Vec<String> = part
+            .codes
+            .iter()
+            .filter(|code| !code.is_empty())
+            .map(|code| format!("ErrorCode:{}", token(code)))
+            .collect();
+        identity.extend(
+            entities(event, &part.subjects)
+                .iter()
+                .map(|one| format!("{}:{}", token(&one.entity_type), token(&one.entity_value))),
+        );
+        let action = if event.recommended_action == RecommendedAction::Custom as i32
+            && !event.custom_recommended_action.is_empty()
+        {
+            format!("CUSTOM:{}", token(&event.custom_recommended_action))
+        } else {
+            action_name(event.recommended_action).into_owned()
+        };
+        Self {
+            identity: identity.join(" "),
+            // The grammar's own marks in the text would take the list apart.
+            diagnostic: printable(&event.message)
+                .replace(';', ".")
+                .replace(ACTION, "Recommended Action:"),
+            action: format!("{ACTION}{action}"),
+        }
+    }
+
+    fn whole(&self) -> String {
+        let parts = [&self.identity, &self.diagnostic, &self.action];
+        let parts = parts.iter().filter(|part| !part.is_empty());
+        parts
+            .map(|part| part.as_str())
+            .collect::<Vec<_>>()
+            .join(" ")
+    }
+
+    /// With no more than `max` bytes before the action. The identity is never cut.
+    fn compacted(&self, max: usize) -> String {
+        let before = match (self.identity.is_empty(), self.diagnostic.is_empty()) {
+            (_, true) => self.identity.clone(),
+            (true, false) => shortened(&self.diagnostic, max),
+            (false, false) => {
+                let room = max.saturating_sub(self.identity.len() + 1);
+                if room > CUT.len() {
+                    format!("{} {}", self.identity, shortened(&self.diagnostic, room))
+                } else {
+                    format!("{} {CUT}", self.identity)
+                }
+            }
+        };
+        if before.is_empty() {
+            self.action.clone()
+        } else {
+            format!("{before} {}", self.action)
+        }
+    }
+}
+
+/// The entities of an event that are about these subjects, in the event's own form and
+/// order: what is broken no more is not named.
+fn entities(event: &HealthEvent, subjects: &[&Subject]) -> Vec<Entity> {
+    let concerns = |entity: &&Entity| subjects.iter().any(|subject| subject.concerns(entity));
+    let found: Vec<Entity> = event
+        .entities_impacted
+        .iter()
+        .filter(concerns)
+        .cloned()
+        .collect();
+    if found.is_empty() {
+        // The event that stands for the fault names it otherwise than the one that opened it.
+        return subjects.iter().flat_map(|one| one.entities()).collect();
+    }
+    found
+}
+
+/// A code or entity as one word of the grammar.
+fn token(text: &str) -> String {
+    let word = |c: char| match c {
+        ';' => '.',
+        c if c.is_whitespace() || c.is_control() => '_',
+        c => c,
+    };
+    text.chars().map(word).collect()
+}
+
+/// One line without control characters.
+fn printable(text: &str) -> String {
+    let line = |c: char| if c.is_control() { ' ' } else { c };
+    text.trim().chars().map(line).collect()
+}
+
+/// The text, or as much of it as fits with the mark of a cut.
+fn shortened(text: &str, max: usize) -> String {
+    if text.len() <= max {
+        return text.to_owned();
+    }
+    let end = floor_char_boundary(text, max.saturating_sub(CUT.len()));
+    let kept = text.get(..end).unwrap_or("").trim_end();
+    format!("{kept}{CUT}")
+}
