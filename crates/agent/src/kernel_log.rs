@@ -12,10 +12,12 @@ mod reboot;
 mod state;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use connector::{AcceptError, Caller, Connector, Recovery};
 use contract::{EVENT_VERSION, HealthEvent, HealthEvents};
+use domain::catalog::Catalog;
 use domain::decode::KernelLogDecoder;
 use domain::event::names_record;
 use host::boot::Boot;
@@ -61,6 +63,8 @@ pub struct Config {
     pub window: Duration,
     /// Whether records that programs wrote into the kernel's log are left out.
     pub refuse_user_space: bool,
+    /// What the lines are judged by.
+    pub catalog: Arc<Catalog>,
 }
 
 /// The monitor. Runs until cancelled, or until input that can end has ended.
@@ -103,6 +107,7 @@ impl KernelLogMonitor {
         let source = sources.add("kernel-log", &config.spec.to_string(), clock());
         let metrics = KernelLogMetrics::new(metrics, &config.node_name);
         let file = config.state_dir.as_deref().map(StateFile::in_dir);
+        let decoder = KernelLogDecoder::new(Arc::clone(&config.catalog));
         Self {
             config,
             recoveries: connector.recoveries(),
@@ -110,7 +115,7 @@ impl KernelLogMonitor {
             source,
             metrics,
             clock,
-            decoder: KernelLogDecoder::default(),
+            decoder,
             file,
             state: State::default(),
             changed: false,
@@ -229,7 +234,7 @@ impl KernelLogMonitor {
                 match event {
                     Event::Record(record) if record.seq.is_some_and(|seq| seq <= up_to) => {
                         let at = record.wall.unwrap_or_else(self.clock);
-                        self.decoder.line(record.text.as_bytes(), at);
+                        self.decoder.record(record.text.as_bytes(), at);
                     }
                     Event::CaughtUp | Event::Record(_) => return,
                     _ => {}
@@ -349,27 +354,34 @@ impl KernelLogMonitor {
         self.newest = record.wall.or(self.newest);
         self.metrics.records.inc();
         let from_user_space = record.facility.is_some_and(|facility| facility != 0);
-        let finding = if from_user_space && self.config.refuse_user_space {
+        let findings = if from_user_space && self.config.refuse_user_space {
             self.metrics.user_space.inc();
-            None
+            Vec::new()
         } else {
-            self.decoder.line(record.text.as_bytes(), at)
+            self.decoder.record(record.text.as_bytes(), at)
         };
         self.source.update(now, |status| {
             status.records += 1;
-            status.faults += u64::from(finding.is_some());
+            status.faults += findings.iter().filter(|it| !it.healthy).count() as u64;
             status.last_record_at = Some(at);
         });
-        let Some(finding) = finding else { return };
-        self.metrics.found(&finding, began.elapsed());
-        let event = event::of(&event::Context {
-            finding: &finding,
-            record,
-            at: record.wall.unwrap_or(now),
-            node_name: &self.config.node_name,
-            earlier_in_boot: self.history_begins.is_some_and(|begins| at < begins),
-            place,
-        });
+        for finding in &findings {
+            self.metrics.found(finding, began.elapsed());
+            let events = event::of(&event::Context {
+                finding,
+                record,
+                at: record.wall.unwrap_or(now),
+                node_name: &self.config.node_name,
+                earlier_in_boot: self.history_begins.is_some_and(|begins| at < begins),
+                place: place.as_deref(),
+            });
+            for event in events {
+                self.fold(event, at);
+            }
+        }
+    }
+
+    fn fold(&mut self, event: HealthEvent, at: Timestamp) {
         let before = self.state.outbox.len();
         let now = self.started.elapsed();
         self.state.fold.take(event, at, now, &mut self.state.outbox);
@@ -556,7 +568,7 @@ async fn next_recovery(recoveries: &mut broadcast::Receiver<Recovery>) -> Option
 /// The event that a line of kernel log is worth, as this monitor would report it; `None`
 /// for a line that is no fault.
 pub fn event_of_line(line: &str, node_name: &str, at: Timestamp) -> Option<HealthEvent> {
-    let finding = KernelLogDecoder::default().line(line.as_bytes(), at)?;
+    let findings = KernelLogDecoder::default().record(line.as_bytes(), at);
     let record = Record {
         seq: None,
         boot_id: None,
@@ -568,14 +580,15 @@ pub fn event_of_line(line: &str, node_name: &str, at: Timestamp) -> Option<Healt
         line: None,
         text: line.to_owned(),
     };
-    Some(event::of(&event::Context {
-        finding: &finding,
+    let events = event::of(&event::Context {
+        finding: findings.first()?,
         record: &record,
         at,
         node_name,
         earlier_in_boot: false,
         place: None,
-    }))
+    });
+    events.into_iter().next()
 }
 
 #[cfg(test)]

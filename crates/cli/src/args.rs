@@ -143,6 +143,15 @@ pub struct RunArgs {
     /// quarantines].
     #[arg(long, env = "GPUWARDEN_POLICY", value_name = "FILE")]
     pub policy: Option<PathBuf>,
+    /// File of changes to the fault catalogue (TOML); may be given several times, in the
+    /// environment with commas between them.
+    #[arg(
+        long,
+        env = "GPUWARDEN_CATALOG",
+        value_name = "FILE",
+        value_delimiter = ','
+    )]
+    pub catalog: Vec<PathBuf>,
     /// What is logged: error, warn, info, debug, trace, also by crate [default: info].
     #[arg(long, env = "GPUWARDEN_LOG", value_name = "FILTER")]
     pub log: Option<String>,

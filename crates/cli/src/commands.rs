@@ -10,6 +10,8 @@ mod status;
 mod store;
 mod why_not;
 
+pub use catalog::load as load_catalog;
+
 use crate::args::Command;
 use crate::{EXIT_FAILED, EXIT_OK, output};
 

@@ -15,6 +15,7 @@ use std::process::ExitCode;
 use clap::Parser as _;
 
 pub use args::{Cli, Command};
+pub use commands::load_catalog;
 pub use settings::{ClusterSettings, Endpoint, ModeSetting, RunSettings, SettingsError};
 
 /// All is well.

@@ -58,6 +58,8 @@ pub struct RunSettings {
     pub mode: ModeSetting,
     /// Policy file.
     pub policy: Option<PathBuf>,
+    /// Files of changes to the fault catalogue; the last has the last word.
+    pub catalog: Vec<PathBuf>,
     /// Log filter.
     pub log: String,
     /// Log format.
@@ -152,8 +154,28 @@ struct FileSettings {
     quarantine: Option<bool>,
     dry_run: Option<bool>,
     policy: Option<PathBuf>,
+    catalog: Option<Files>,
     log: Option<String>,
     log_format: Option<String>,
+}
+
+/// One file or several.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Files {
+    One(PathBuf),
+    Several(Vec<PathBuf>),
+}
+
+// === impl Files ===
+
+impl Files {
+    fn into_vec(self) -> Vec<PathBuf> {
+        match self {
+            Self::One(file) => vec![file],
+            Self::Several(files) => files,
+        }
+    }
 }
 
 // === impl RunSettings ===
@@ -291,6 +313,11 @@ impl RunSettings {
             cluster,
             mode,
             policy: args.policy.or(file.policy),
+            catalog: if args.catalog.is_empty() {
+                file.catalog.map_or_else(Vec::new, Files::into_vec)
+            } else {
+                args.catalog
+            },
             log: args.log.or(file.log).unwrap_or_else(|| "info".to_owned()),
             log_format,
         })
@@ -422,6 +449,23 @@ mod tests {
         })
         .unwrap();
         assert_eq!((flags.listen.port(), flags.mode), (7, ModeSetting::Observe));
+    }
+
+    #[test]
+    fn catalogue_files_are_one_or_several() {
+        let files = |file: &str, given: &[&str]| {
+            let given = given.iter().map(PathBuf::from).collect();
+            let settings = resolve(file, |args| args.catalog = given).unwrap();
+            let shown = settings
+                .catalog
+                .iter()
+                .map(|file| file.display().to_string());
+            shown.collect::<Vec<_>>().join(" ")
+        };
+        assert_eq!(files("", &[]), "");
+        assert_eq!(files("catalog = \"/a\"\n", &[]), "/a");
+        assert_eq!(files("catalog = [\"/a\", \"/b\"]\n", &[]), "/a /b");
+        assert_eq!(files("catalog = \"/a\"\n", &["/c", "/d"]), "/c /d");
     }
 
     #[test]

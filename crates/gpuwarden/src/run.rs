@@ -37,6 +37,7 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     let colour = std::io::IsTerminal::is_terminal(&std::io::stderr());
     logging::start(&settings.log, settings.log_format, colour)?;
     let policy = load_policy(settings.policy.as_deref())?;
+    let catalog = Arc::new(cli::load_catalog(&settings.catalog)?);
     for warning in &policy.warnings {
         tracing::warn!("{warning}");
     }
@@ -94,6 +95,7 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
             boot: Boot::current().ok(),
             window: WINDOW,
             refuse_user_space: settings.refuse_user_space,
+            catalog,
         },
         connector.clone(),
         &sources,

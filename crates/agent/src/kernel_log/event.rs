@@ -20,14 +20,50 @@ pub(super) struct Context<'a> {
     /// Whether the line is older than the history that counts.
     pub(super) earlier_in_boot: bool,
     /// Where in a file the line stands.
-    pub(super) place: Option<String>,
+    pub(super) place: Option<&'a str>,
 }
 
 /// Metadata key: what the catalogue recommends where the event says something else.
 const META_CATALOGUE_ACTION: &str = "gpuwarden.dev/catalogue-action";
 
-/// The event of a finding.
-pub(super) fn of(context: &Context<'_>) -> HealthEvent {
+/// The event of a finding, and a healthy one for each code whose fault it ends.
+pub(super) fn of(context: &Context<'_>) -> Vec<HealthEvent> {
+    let event = event(context);
+    let cancelled = context
+        .finding
+        .cancels
+        .iter()
+        .map(|code| cancellation(&event, code));
+    let mut events: Vec<HealthEvent> = cancelled.collect();
+    events.insert(0, event);
+    events
+}
+
+/// That the fault with this code on the same device is over, as `event` says.
+fn cancellation(event: &HealthEvent, code: &str) -> HealthEvent {
+    let by = event.error_code.join(", ");
+    let mut healthy = HealthEvent {
+        is_fatal: false,
+        is_healthy: true,
+        message: format!("Cancelled by {} error code {by}", event.check_name),
+        recommended_action: RecommendedAction::None as i32,
+        error_code: vec![code.to_owned()],
+        ..event.clone()
+    };
+    for key in [
+        keys::META_MEANING,
+        keys::META_VERDICT,
+        META_CATALOGUE_ACTION,
+    ] {
+        healthy.metadata.remove(key);
+    }
+    healthy
+        .metadata
+        .insert(keys::META_CANCELLED_BY.to_owned(), by);
+    healthy
+}
+
+fn event(context: &Context<'_>) -> HealthEvent {
     let Context {
         finding, record, ..
     } = context;
@@ -40,7 +76,7 @@ pub(super) fn of(context: &Context<'_>) -> HealthEvent {
         note(keys::META_KERNEL_SEQUENCE, seq.to_string());
     }
     if let Some(place) = &context.place {
-        note(keys::META_LOG_PLACE, place.clone());
+        note(keys::META_LOG_PLACE, (*place).to_owned());
     }
     if record.facility.is_some_and(|facility| facility != 0) {
         note(keys::META_FROM_USER_SPACE, "true".to_owned());
@@ -63,10 +99,6 @@ pub(super) fn of(context: &Context<'_>) -> HealthEvent {
     for (key, value) in finding.metadata() {
         note(key, value);
     }
-    let message = match &finding.earlier_lines {
-        Some(earlier) => format!("{earlier}{}", record.text),
-        None => record.text.clone(),
-    };
     HealthEvent {
         version: EVENT_VERSION,
         agent: keys::SYSLOG_AGENT.to_owned(),
@@ -74,7 +106,7 @@ pub(super) fn of(context: &Context<'_>) -> HealthEvent {
         check_name: finding.check().to_owned(),
         is_fatal: finding.fatal,
         is_healthy: finding.healthy,
-        message,
+        message: finding.lines.as_ref().unwrap_or(&record.text).clone(),
         recommended_action: action as i32,
         error_code: finding.code().into_iter().collect(),
         entities_impacted: finding.entities(),

@@ -92,6 +92,7 @@ impl Bench {
             boot: Some(self.boot),
             window: self.window,
             refuse_user_space: self.refuse_user_space,
+            catalog: Arc::new(Catalog::builtin().clone()),
         };
         KernelLogMonitor::new(config, connector, sources, &self.metrics, Timestamp::now)
     }
@@ -534,6 +535,83 @@ async fn lines_that_are_no_fault_do_not_write_the_place_each_time() {
     let state = std::fs::read_to_string(bench.state()).unwrap();
     let length = std::fs::metadata(bench.log()).unwrap().len();
     assert!(state.contains(&format!(":{length}\"")), "{state}");
+}
+
+/// On each of the first two lines NVSentinel hangs: it reads them again for ever.
+#[tokio::test]
+async fn lines_about_what_nobody_knows_hold_up_nothing() {
+    let mut bench = Bench::new();
+    for (second, line) in (0..).zip([
+        "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 44 sourcetrack timeout error",
+        "GPU reset executed: GPU-99, success: false",
+        "NVRM: Xid (PCI:0000:b3:00): 163, power smoothing",
+        "NVRM: Xid (PCI:0000:b3:00): 162, power smoothing",
+        XID_79,
+    ]) {
+        bench.append(&at(1, second, line));
+    }
+    let events = bench.run_until(6).await;
+    let told: Vec<_> = events
+        .iter()
+        .map(|event| {
+            (
+                event.check_name.as_str(),
+                event.error_code.join(","),
+                event.is_healthy,
+            )
+        })
+        .collect();
+    assert_eq!(
+        told,
+        [
+            ("SysLogsSXIDError", "24007".to_owned(), false),
+            ("SysLogsXIDError", "GPU_RESET_FAILURE".to_owned(), false),
+            ("SysLogsXIDError", "163".to_owned(), false),
+            ("SysLogsXIDError", "162".to_owned(), false),
+            // What 162 ends.
+            ("SysLogsXIDError", "163".to_owned(), true),
+            ("SysLogsXIDError", "79".to_owned(), false),
+        ]
+    );
+    let ended = &events[4];
+    assert_eq!(ended.entities_impacted, events[2].entities_impacted);
+    assert_eq!(ended.message, "Cancelled by SysLogsXIDError error code 162");
+    assert_eq!(ended.metadata[keys::META_CANCELLED_BY], "162");
+    assert_eq!((ended.is_fatal, ended.recommended_action), (false, 0));
+    for line in [
+        "syslog_health_monitor_sxid_errors{node=\"n1\",err_code=\"24007\",link=\"44\",nvswitch=\"3\"} 1",
+        "syslog_health_monitor_xid_errors{node=\"n1\",err_code=\"79\"} 1",
+    ] {
+        assert!(bench.metric(line), "{line}");
+    }
+}
+
+#[tokio::test]
+async fn a_fall_told_in_three_lines_is_one_event_with_all_of_them() {
+    let mut bench = Bench::new();
+    let lines = [
+        "NVRM: The NVIDIA GPU 0000:b3:00.0",
+        "NVRM: (PCI ID: 10de:2330) installed in this system has",
+        "NVRM: fallen off the bus and is not responding to commands.",
+    ];
+    for line in lines {
+        bench.append(&at(1, 0, line));
+    }
+    let events = bench.run_until(1).await;
+    assert_eq!(events[0].message, lines.join("\n"));
+    assert_eq!(events[0].error_code, ["GPU_FALLEN_OFF_BUS"]);
+}
+
+#[test]
+fn the_end_of_all_faults_of_a_gpu_names_no_code() {
+    let line = "GPU reset executed: GPU-99, success: true";
+    let event = event_of_line(line, "n1", Timestamp::UNIX_EPOCH).unwrap();
+    assert!(event.is_healthy && !event.is_fatal && event.error_code.is_empty());
+    assert_eq!(event.check_name, "SysLogsXIDError");
+    let line = "mlx5_core 0000:9a:00.0: Port module event: module 0, Cable unplugged";
+    let event = event_of_line(line, "n1", Timestamp::UNIX_EPOCH).unwrap();
+    assert_eq!(event.component_class, "NIC");
+    assert_eq!(event.processing_strategy, 2, "STORE_ONLY");
 }
 
 #[test]

@@ -19,6 +19,9 @@ struct Row<'a> {
     code: Option<u32>,
     #[serde(skip_serializing_if = "str::is_empty")]
     mnemonic: &'a str,
+    /// What tells the row from others of its kind, in the table for people.
+    #[serde(skip)]
+    title: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -75,7 +78,7 @@ pub(super) fn execute(args: &CatalogArgs) -> anyhow::Result<u8> {
 }
 
 /// The built-in catalogue with the changes of these files, the last having the last word.
-pub(crate) fn load(files: &[PathBuf]) -> anyhow::Result<Catalog> {
+pub fn load(files: &[PathBuf]) -> anyhow::Result<Catalog> {
     let mut catalog = Catalog::builtin().clone();
     for file in files {
         catalog = catalog.with(&read(file)?);
@@ -199,7 +202,7 @@ fn list(kind: Option<CatalogKind>, format: Format) -> anyhow::Result<()> {
         };
         table.push(vec![
             row.kind.to_owned(),
-            row.title(),
+            row.title.clone(),
             fatal.to_owned(),
             row.recommended_action.to_owned(),
             row.meaning.to_owned(),
@@ -230,6 +233,7 @@ impl<'a> Row<'a> {
     fn xid(row: &'a Xid) -> Self {
         Self {
             kind: "xid",
+            title: row.code.to_string(),
             code: Some(row.code),
             mnemonic: &row.mnemonic,
             meaning: &row.meaning,
@@ -246,6 +250,7 @@ impl<'a> Row<'a> {
     fn sxid(row: &'a Sxid) -> Self {
         Self {
             kind: "sxid",
+            title: row.code.to_string(),
             code: Some(row.code),
             name: Some(&row.name),
             meaning: &row.meaning,
@@ -266,6 +271,7 @@ impl<'a> Row<'a> {
     fn nvlink5(row: &'a Nvlink5) -> Self {
         Self {
             kind: "nvlink5",
+            title: row.key(),
             code: Some(row.code),
             name: Some(&row.unit),
             before_r575: Some(row.before_r575.to_string()),
@@ -289,6 +295,7 @@ impl<'a> Row<'a> {
     fn nic(row: &'a Nic) -> Self {
         Self {
             kind: "nic",
+            title: row.name.to_string(),
             name: Some(&row.name),
             driver: Some(row.driver.as_str()),
             lines: Some(row.pattern.to_string()),
@@ -301,15 +308,6 @@ impl<'a> Row<'a> {
             source: &row.source,
             ..Self::default()
         }
-    }
-
-    /// What tells the row from others of its kind.
-    fn title(&self) -> String {
-        let code = self.code.map(|code| code.to_string());
-        let name = if self.kind == "sxid" { None } else { self.name };
-        let status = self.status.iter().flatten().next().map(String::as_str);
-        let parts = [code.as_deref(), name, status];
-        parts.into_iter().flatten().collect::<Vec<_>>().join(" ")
     }
 
     fn show(&self) -> anyhow::Result<()> {

@@ -94,7 +94,6 @@ pub(super) async fn execute(args: &DecodeArgs) -> anyhow::Result<u8> {
 
 impl Found {
     fn of(finding: &Finding, record: &Record) -> Self {
-        let earlier = finding.earlier_lines.as_deref().unwrap_or_default();
         Self {
             line: record.line.unwrap_or(0),
             time: record.wall,
@@ -116,7 +115,7 @@ impl Found {
             verdict: finding.basis.clone(),
             cancels: finding.cancels.clone(),
             store_only: finding.strategy == ProcessingStrategy::StoreOnly,
-            message: format!("{earlier}{}", record.text),
+            message: finding.lines.as_ref().unwrap_or(&record.text).clone(),
         }
     }
 

@@ -92,12 +92,18 @@ impl KernelLogDecoder {
             return Vec::new();
         }
         if memchr(b'\n', text).is_none() {
-            return self.one(text, at).into_iter().collect();
+            return self.line(text, at).into_iter().collect();
         }
         let mut found = Vec::new();
         let mut from = 0;
         for end in memchr_iter(b'\n', text).chain([text.len()]) {
-            found.extend(self.one(text.get(from..end).unwrap_or_default(), at));
+            let line = text.get(from..end).unwrap_or_default();
+            found.extend(self.line(line, at).map(|mut finding| {
+                finding
+                    .lines
+                    .get_or_insert_with(|| String::from_utf8_lossy(line).into_owned());
+                finding
+            }));
             from = end + 1;
         }
         // An XID behind the words about the fall tells the same.
@@ -108,19 +114,10 @@ impl KernelLogDecoder {
                     .iter()
                     .any(|pci| finding.pci.as_ref() == Some(pci))
         });
-        // The record is the message of each of them, and has these lines.
-        for finding in &mut found {
-            finding.earlier_lines = None;
-        }
         found
     }
 
-    /// The first fault in a record.
-    pub fn line(&mut self, text: &[u8], at: Timestamp) -> Option<Finding> {
-        self.record(text, at).into_iter().next()
-    }
-
-    fn one(&mut self, line: &[u8], at: Timestamp) -> Option<Finding> {
+    fn line(&mut self, line: &[u8], at: Timestamp) -> Option<Finding> {
         match decode(line)? {
             Line::GpuName { pci, uuid } => {
                 self.learn(normalise_pci(pci), uuid);
@@ -237,7 +234,8 @@ impl KernelLogDecoder {
         );
         finding.gpu_uuid = self.uuid_at(&fall.pci);
         finding.pci = Some(fall.pci);
-        finding.earlier_lines = (!fall.lines.is_empty()).then_some(fall.lines);
+        finding.lines = (!fall.lines.is_empty())
+            .then(|| format!("{}{}", fall.lines, String::from_utf8_lossy(line)));
         Some(finding)
     }
 
@@ -308,7 +306,7 @@ impl KernelLogDecoder {
             strategy: ProcessingStrategy::ExecuteRemediation,
             cancels: Vec::new(),
             chassis_serial: chassis.map(str::to_owned),
-            earlier_lines: None,
+            lines: None,
         }
     }
 

@@ -41,8 +41,9 @@ pub struct Finding {
     pub cancels: Vec<String>,
     /// Serial number of the chassis, where the machine is known.
     pub chassis_serial: Option<String>,
-    /// The lines that belong to it and came before, in records of their own.
-    pub earlier_lines: Option<String>,
+    /// The lines that it was read from, where they are not simply the record: some of the
+    /// lines of a record, or also lines of records before it.
+    pub lines: Option<String>,
 }
 
 /// Which check a finding belongs to, and what it is called there.

@@ -503,16 +503,13 @@ fn a_fall_told_in_three_lines_is_one_fault_with_all_of_them() {
         entities(&whole),
         "PCI=0000:b3:00 GPU_UUID=GPU-aa PCI_ID=10de:2330"
     );
-    assert_eq!(whole.earlier_lines, None);
+    assert_eq!(whole.lines.as_deref(), Some(&*lines.join("\n")));
     // Each a record of its own, with others between them.
     assert_eq!(decoder.record(lines[0].as_bytes(), T0), []);
     assert_eq!(decoder.record(b"usb 1-1: new device", T0), []);
     assert_eq!(decoder.record(lines[1].as_bytes(), T0), []);
     let parts = one(&mut decoder, lines[2]);
-    assert_eq!(
-        parts.earlier_lines.as_deref(),
-        Some(&*format!("{}\n{}\n", lines[0], lines[1]))
-    );
+    assert_eq!(parts.lines, whole.lines);
     assert_eq!(entities(&parts), entities(&whole));
     // The end alone names no GPU.
     assert_eq!(decoder.record(lines[2].as_bytes(), T0), []);
@@ -528,6 +525,14 @@ fn a_record_of_several_lines_tells_all_of_them() {
     let record = "NVRM: GPU at PCI:0000:b3:00: GPU-bb\nnothing\nNVRM: Xid (PCI:0000:b3:00): 48, x\n\
                   NVRM: Xid (PCI:0000:b4:00): 95, y\n";
     let found = decoder.record(record.as_bytes(), T0);
+    let lines: Vec<_> = found.iter().filter_map(|it| it.lines.as_deref()).collect();
+    assert_eq!(
+        lines,
+        [
+            "NVRM: Xid (PCI:0000:b3:00): 48, x",
+            "NVRM: Xid (PCI:0000:b4:00): 95, y"
+        ]
+    );
     let told: Vec<_> = found
         .iter()
         .map(|it| (it.code(), it.gpu_uuid.clone()))
