@@ -380,8 +380,21 @@ impl Product {
         &self,
         args: impl IntoIterator<Item = S>,
     ) -> anyhow::Result<Output> {
+        let mut all: Vec<OsString> = args
+            .into_iter()
+            .map(|arg| arg.as_ref().to_owned())
+            .collect();
+        all.extend(["--server".into(), self.address().into()]);
+        self.command(all).await
+    }
+
+    /// Runs a command that needs no running gpuwarden, or none by its address: `gpuwarden ARGS`.
+    pub async fn command<S: AsRef<OsStr>>(
+        &self,
+        args: impl IntoIterator<Item = S>,
+    ) -> anyhow::Result<Output> {
         let mut command = tokio::process::Command::new(binary()?);
-        command.args(args).args(["--server", self.address()]);
+        command.args(args);
         command.stdin(Stdio::null()).kill_on_drop(true);
         let shown = format!("{:?}", command.as_std());
         let output = tokio::time::timeout(COMMAND_LIMIT, command.output())

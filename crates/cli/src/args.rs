@@ -70,6 +70,13 @@ pub enum Command {
                             /var/lib/gpuwarden -o json"
     )]
     Store(StoreArgs),
+    /// Give a quarantined node back by hand, whatever its faults; they are dismissed until
+    /// they are reported again. Needs permission to get and patch the node.
+    #[command(
+        after_help = "Examples:\n  gpuwarden release gpu-7 --reason \"GPU 3 was swapped\"\n  \
+                            gpuwarden release gpu-7 --reason test --no-wait"
+    )]
+    Release(ReleaseArgs),
     /// Print the reference of all commands and flags as Markdown.
     #[command(hide = true)]
     Reference,
@@ -139,10 +146,15 @@ pub struct RunArgs {
     #[arg(long, env = "GPUWARDEN_DRY_RUN", num_args = 0..=1, default_missing_value = "true",
           value_name = "BOOL")]
     pub dry_run: Option<bool>,
-    /// Policy: rule sets in TOML [default: a fatal event or one that asks for `REPLACE_VM`
-    /// quarantines].
-    #[arg(long, env = "GPUWARDEN_POLICY", value_name = "FILE")]
-    pub policy: Option<PathBuf>,
+    /// Policy: rule sets in TOML, in a file or in a `ConfigMap` of the cluster; read again
+    /// when it changes [default: a fatal event or one that asks for `REPLACE_VM` quarantines;
+    /// default key of a `ConfigMap`: config.toml].
+    #[arg(
+        long,
+        env = "GPUWARDEN_POLICY",
+        value_name = "FILE|configmap:NAMESPACE/NAME[/KEY]"
+    )]
+    pub policy: Option<String>,
     /// File of changes to the fault catalogue (TOML); may be given several times, in the
     /// environment with commas between them.
     #[arg(
@@ -397,6 +409,30 @@ pub enum StoreCommand {
         #[command(flatten)]
         output: OutputArgs,
     },
+}
+
+/// Arguments of `release`.
+#[derive(Args, Debug)]
+pub struct ReleaseArgs {
+    /// The node.
+    #[arg(value_name = "NODE")]
+    pub node: String,
+    /// Why; it goes into the node's story.
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+    /// Kubeconfig of the cluster [default: where kubectl looks].
+    #[arg(long, env = "GPUWARDEN_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig [default: its current one].
+    #[arg(long, env = "GPUWARDEN_CONTEXT", value_name = "NAME")]
+    pub context: Option<String>,
+    /// Ask for it, and do not wait until it is done.
+    #[arg(long)]
+    pub no_wait: bool,
+    /// How long to wait (seconds).
+    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3_600),
+          conflicts_with = "no_wait")]
+    pub timeout: u64,
 }
 
 /// Arguments of `bench`.

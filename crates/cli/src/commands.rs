@@ -6,6 +6,7 @@ mod decode;
 mod events;
 mod explain;
 mod inject;
+mod release;
 mod status;
 mod store;
 mod why_not;
@@ -28,6 +29,7 @@ pub(crate) async fn execute(command: Command) -> anyhow::Result<u8> {
         Command::Explain(args) => explain::execute(&args).await,
         Command::WhyNot(args) => why_not::execute(&args).await,
         Command::Store(args) => store::execute(&args),
+        Command::Release(args) => release::execute(&args).await,
         Command::Reference => {
             output::line(crate::reference::markdown().trim_end())?;
             Ok(EXIT_OK)

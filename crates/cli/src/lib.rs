@@ -16,7 +16,9 @@ use clap::Parser as _;
 
 pub use args::{Cli, Command};
 pub use commands::load_catalog;
-pub use settings::{ClusterSettings, Endpoint, ModeSetting, RunSettings, SettingsError};
+pub use settings::{
+    ClusterSettings, Endpoint, ModeSetting, PolicySetting, RunSettings, SettingsError,
+};
 
 /// All is well.
 pub const EXIT_OK: u8 = 0;

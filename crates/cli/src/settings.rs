@@ -19,6 +19,8 @@ pub(crate) const DEFAULT_PORT: u16 = 2112;
 const CONTRACT_SOCKET: &str = "/var/run/nvsentinel.sock";
 /// Data directory of root.
 const SYSTEM_DATA_DIR: &str = "/var/lib/gpuwarden";
+/// Key of a `ConfigMap` with the policy: the file's name in NVSentinel's.
+const POLICY_KEY: &str = "config.toml";
 /// File in the data directory that tells clients where to find the process.
 /// Long enough to look back on the last incident of a node.
 const RETENTION: &str = "30d";
@@ -56,8 +58,8 @@ pub struct RunSettings {
     pub cluster: Option<ClusterSettings>,
     /// Whether to act.
     pub mode: ModeSetting,
-    /// Policy file.
-    pub policy: Option<PathBuf>,
+    /// Where the policy is; `None`: the built-in one.
+    pub policy: Option<PolicySetting>,
     /// Files of changes to the fault catalogue; the last has the last word.
     pub catalog: Vec<PathBuf>,
     /// Log filter.
@@ -73,6 +75,22 @@ pub struct ClusterSettings {
     pub kubeconfig: Option<PathBuf>,
     /// Context.
     pub context: Option<String>,
+}
+
+/// Where the policy is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PolicySetting {
+    /// A file.
+    File(PathBuf),
+    /// A key of a `ConfigMap`.
+    ConfigMap {
+        /// Namespace.
+        namespace: String,
+        /// Name.
+        name: String,
+        /// Key.
+        key: String,
+    },
 }
 
 /// Whether to act.
@@ -153,7 +171,7 @@ struct FileSettings {
     observe: Option<bool>,
     quarantine: Option<bool>,
     dry_run: Option<bool>,
-    policy: Option<PathBuf>,
+    policy: Option<String>,
     catalog: Option<Files>,
     log: Option<String>,
     log_format: Option<String>,
@@ -287,6 +305,17 @@ impl RunSettings {
             }
             (false, _, false) => ModeSetting::Observe,
         };
+        let policy = args
+            .policy
+            .or(file.policy)
+            .map(|text| PolicySetting::parse(&text))
+            .transpose()?;
+        if matches!(policy, Some(PolicySetting::ConfigMap { .. })) && cluster.is_none() {
+            return Err(SettingsError::Conflict(
+                "--policy configmap:... needs a cluster to read it from: name one with \
+                 --kubeconfig FILE or --context NAME",
+            ));
+        }
         if mode != ModeSetting::Observe && cluster.is_none() {
             return Err(SettingsError::Conflict(
                 "--quarantine needs a cluster to act on: name one with --kubeconfig FILE or --context NAME",
@@ -312,7 +341,7 @@ impl RunSettings {
             store_size,
             cluster,
             mode,
-            policy: args.policy.or(file.policy),
+            policy,
             catalog: if args.catalog.is_empty() {
                 file.catalog.map_or_else(Vec::new, Files::into_vec)
             } else {
@@ -322,6 +351,42 @@ impl RunSettings {
             log_format,
         })
     }
+}
+
+// === impl PolicySetting ===
+
+impl PolicySetting {
+    fn parse(text: &str) -> Result<Self, SettingsError> {
+        let Some(place) = text.strip_prefix("configmap:") else {
+            return Ok(Self::File(PathBuf::from(text)));
+        };
+        let parts: Vec<&str> = place.split('/').collect();
+        match parts.as_slice() {
+            [namespace, name, key @ ..]
+                if key.len() <= 1 && parts.iter().all(|part| is_object_name(part)) =>
+            {
+                Ok(Self::ConfigMap {
+                    namespace: (*namespace).to_owned(),
+                    name: (*name).to_owned(),
+                    key: key.first().map_or(POLICY_KEY, |key| *key).to_owned(),
+                })
+            }
+            _ => Err(SettingsError::Value {
+                name: "--policy",
+                value: text.to_owned(),
+                what: "is no configmap:NAMESPACE/NAME[/KEY]".to_owned(),
+            }),
+        }
+    }
+}
+
+/// Whether `text` can be the name of a `ConfigMap`, its namespace or a key of it.
+fn is_object_name(text: &str) -> bool {
+    !text.is_empty()
+        && text.len() <= 253
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
 }
 
 // === impl FileSettings ===
@@ -493,6 +558,33 @@ mod tests {
             let error = resolve(file, edit).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
+    }
+
+    #[test]
+    fn a_policy_is_a_file_or_a_config_map() {
+        let config_map = |namespace: &str, name: &str, key: &str| PolicySetting::ConfigMap {
+            namespace: namespace.into(),
+            name: name.into(),
+            key: key.into(),
+        };
+        let file = |path: &str| PolicySetting::File(path.into());
+        for (text, expected) in [
+            ("p.toml", Some(file("p.toml"))),
+            ("./configmap:a", Some(file("./configmap:a"))),
+            ("configmap:ns/p", Some(config_map("ns", "p", "config.toml"))),
+            (
+                "configmap:ns/p/a.toml",
+                Some(config_map("ns", "p", "a.toml")),
+            ),
+            ("configmap:p", None),
+            ("configmap:ns/p/a/b", None),
+            ("configmap:/p", None),
+            ("configmap:ns/p?x=y", None),
+        ] {
+            assert_eq!(PolicySetting::parse(text).ok(), expected, "{text}");
+        }
+        let error = resolve("", |args| args.policy = Some("configmap:a/b".into()));
+        assert!(error.unwrap_err().to_string().contains("--kubeconfig"));
     }
 
     #[test]

@@ -222,7 +222,7 @@ impl Cluster {
 }
 
 /// Whether `name` can be a node's: a DNS subdomain. Anything else would be another path.
-fn is_node_name(name: &str) -> bool {
+pub(crate) fn is_node_name(name: &str) -> bool {
     let allowed = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-' || c == b'.';
     name.len() <= 253
         && name

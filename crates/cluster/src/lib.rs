@@ -6,19 +6,23 @@
 //! decided in `domain`; when to try again, in `controller`.
 
 mod apply;
+mod config_map;
 mod connect;
 #[cfg(test)]
 mod fake;
 mod pace;
 pub mod patch;
+mod read;
 mod request;
 mod token;
 mod watch;
 
 pub use apply::ApplyError;
+pub use config_map::ConfigMapEvent;
 pub use connect::{Cluster, ConnectError, ConnectOptions};
 pub use pace::Urgency;
 pub use patch::PatchCall;
+pub use read::ReadError;
 pub use request::Requests;
 pub use token::{TokenError, TokenOwner};
 pub use watch::NodeEvent;

@@ -1,4 +1,4 @@
-//! Watching all nodes, for ever.
+//! Watching all nodes, or one object, for ever.
 //!
 //! List, then watch from the listed version on; go on from the last version seen when the
 //! watch ends; list again when the API server does not know that version any more. This
@@ -72,9 +72,25 @@ enum Stop {
     Failed(String),
 }
 
-struct Watch {
+/// What a watch says of objects, before they are read as what they are.
+pub(crate) enum Signal {
+    Restarted,
+    Listed,
+    Applied(Value),
+    Deleted(String),
+    Failing { error: String },
+    Recovered,
+}
+
+/// A watch whose consumer gets `E`s.
+pub(crate) struct Watch<E> {
     client: Client,
-    events: mpsc::Sender<NodeEvent>,
+    path: String,
+    /// Which objects below `path`; `None`: all.
+    fields: Option<String>,
+    /// What the consumer is told; `None` where an object cannot be read.
+    tell: fn(Signal) -> Option<E>,
+    events: mpsc::Sender<E>,
     /// From where to go on; `None`: list first.
     version: Option<String>,
     back_off: Duration,
@@ -83,9 +99,9 @@ struct Watch {
     malformed: bool,
 }
 
-/// A list of nodes, as plain JSON.
+/// A list, as plain JSON.
 #[derive(Deserialize)]
-struct NodeList {
+struct List {
     #[serde(default)]
     metadata: ListMeta,
     items: Option<Vec<Value>>,
@@ -101,23 +117,57 @@ impl Cluster {
     /// fields and the list of images are dropped from the nodes.
     pub fn watch_nodes(&self, cancel: CancellationToken) -> mpsc::Receiver<NodeEvent> {
         let (events, receiver) = mpsc::channel(QUEUE);
-        let watch = Watch {
-            client: self.client.clone(),
+        let watch = Watch::new(
+            self.client.clone(),
+            NODES.to_owned(),
+            None,
+            NodeEvent::of,
             events,
-            version: None,
-            back_off: BACK_OFF_MIN,
-            failing: false,
-            malformed: false,
-        };
+        );
         tokio::spawn(async move { cancel.run_until_cancelled(watch.run()).await });
         receiver
     }
 }
 
+// === impl NodeEvent ===
+
+impl NodeEvent {
+    fn of(signal: Signal) -> Option<Self> {
+        Some(match signal {
+            Signal::Restarted => Self::Restarted,
+            Signal::Listed => Self::Listed,
+            Signal::Applied(object) => Self::Applied(Arc::new(NodeView::from_object(object)?)),
+            Signal::Deleted(name) => Self::Deleted(name),
+            Signal::Failing { error } => Self::Failing { error },
+            Signal::Recovered => Self::Recovered,
+        })
+    }
+}
+
 // === impl Watch ===
 
-impl Watch {
-    async fn run(mut self) {
+impl<E> Watch<E> {
+    pub(crate) fn new(
+        client: Client,
+        path: String,
+        fields: Option<String>,
+        tell: fn(Signal) -> Option<E>,
+        events: mpsc::Sender<E>,
+    ) -> Self {
+        Self {
+            client,
+            path,
+            fields,
+            tell,
+            events,
+            version: None,
+            back_off: BACK_OFF_MIN,
+            failing: false,
+            malformed: false,
+        }
+    }
+
+    pub(crate) async fn run(mut self) {
         loop {
             let result = match self.version.clone() {
                 None => self.list().await,
@@ -127,7 +177,10 @@ impl Watch {
                 Ok(()) => continue,
                 Err(Stop::Unheard) => return,
                 Err(Stop::Expired) => {
-                    tracing::debug!("the version to watch from is too old, listing nodes again");
+                    tracing::debug!(
+                        path = self.path,
+                        "the version to watch from is too old, listing again"
+                    );
                     self.version = None;
                     None
                 }
@@ -135,10 +188,10 @@ impl Watch {
             };
             if let Some(error) = error {
                 if !self.failing {
-                    tracing::warn!(%error, "watching nodes fails, trying again");
+                    tracing::warn!(path = self.path, %error, "a watch fails, trying again");
                 }
                 self.failing = true;
-                if self.send(NodeEvent::Failing { error }).await.is_err() {
+                if self.send(Signal::Failing { error }).await.is_err() {
                     return;
                 }
             }
@@ -150,14 +203,15 @@ impl Watch {
     /// Delivers all nodes, page by page.
     async fn list(&mut self) -> Result<(), Stop> {
         let mut page = ListParams::default().limit(PAGE);
+        page.field_selector.clone_from(&self.fields);
         let mut first = true;
         loop {
-            let request = Request::new(NODES).list(&page).map_err(Stop::failed)?;
-            let list: NodeList = self.client.request(request).await.map_err(Stop::failed)?;
+            let request = Request::new(&self.path).list(&page).map_err(Stop::failed)?;
+            let list: List = self.client.request(request).await.map_err(Stop::failed)?;
             if first {
                 self.recovered().await?;
                 self.malformed = false;
-                self.send(NodeEvent::Restarted).await?;
+                self.send(Signal::Restarted).await?;
                 first = false;
             }
             for object in list.items.into_iter().flatten() {
@@ -172,18 +226,19 @@ impl Watch {
                 .resource_version
                 .filter(|version| !version.is_empty());
             if version.is_none() {
-                return Err(Stop::Failed("the list of nodes has no version".to_owned()));
+                return Err(Stop::Failed("the list has no version".to_owned()));
             }
             self.version = version;
-            return self.send(NodeEvent::Listed).await;
+            return self.send(Signal::Listed).await.map(drop);
         }
     }
 
     /// Delivers changes since `version` until the watch ends, which is no failure, unless
     /// it ends at once.
     async fn watch(&mut self, version: &str) -> Result<(), Stop> {
-        let params = WatchParams::default().timeout(WATCH_SECONDS);
-        let request = Request::new(NODES)
+        let mut params = WatchParams::default().timeout(WATCH_SECONDS);
+        params.field_selector.clone_from(&self.fields);
+        let request = Request::new(&self.path)
             .watch(&params, version)
             .map_err(Stop::failed)?;
         let client = self.client.clone();
@@ -221,7 +276,7 @@ impl Watch {
                 WatchEvent::Deleted(object) => {
                     self.seen(&object);
                     match object["metadata"]["name"].as_str() {
-                        Some(name) => self.send(NodeEvent::Deleted(name.to_owned())).await?,
+                        Some(name) => drop(self.send(Signal::Deleted(name.to_owned())).await?),
                         None => self.malformed("it has no name"),
                     }
                 }
@@ -264,10 +319,9 @@ impl Watch {
     }
 
     async fn applied(&mut self, object: Value) -> Result<(), Stop> {
-        if let Some(node) = NodeView::from_object(object) {
-            return self.send(NodeEvent::Applied(Arc::new(node))).await;
+        if !self.send(Signal::Applied(object)).await? {
+            self.malformed("it has no name");
         }
-        self.malformed("it has no name");
         Ok(())
     }
 
@@ -275,7 +329,11 @@ impl Watch {
     /// cannot be told from it.
     fn malformed(&mut self, error: &str) {
         if !self.malformed {
-            tracing::warn!(error, "skipping a malformed node of the API server");
+            tracing::warn!(
+                path = self.path,
+                error,
+                "skipping a malformed object of the API server"
+            );
         }
         self.malformed = true;
     }
@@ -284,13 +342,18 @@ impl Watch {
         if !self.failing {
             return Ok(());
         }
-        tracing::info!("watching nodes works again");
+        tracing::info!(path = self.path, "a watch works again");
         self.failing = false;
-        self.send(NodeEvent::Recovered).await
+        self.send(Signal::Recovered).await.map(drop)
     }
 
-    async fn send(&self, event: NodeEvent) -> Result<(), Stop> {
-        self.events.send(event).await.map_err(|_| Stop::Unheard)
+    /// Tells the consumer; `false` where there is nothing to tell.
+    async fn send(&self, signal: Signal) -> Result<bool, Stop> {
+        let Some(event) = (self.tell)(signal) else {
+            return Ok(false);
+        };
+        let sent = self.events.send(event).await;
+        sent.map(|()| true).map_err(|_| Stop::Unheard)
     }
 }
 

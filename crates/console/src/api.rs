@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use domain::event::Record;
 use domain::journal::EntryKind;
+pub use domain::view::PolicyView;
 use domain::view::{FleetView, NodeStatus};
 use jiff::Timestamp;
 use runtime::sources::SourceStatus;
@@ -55,18 +56,6 @@ pub enum Mode {
     Quarantine,
     /// Decides and shows what it would do, and writes nothing.
     DryRun,
-}
-
-/// The policy in force.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct PolicyView {
-    /// Where it comes from: a file, or that it is the built-in one.
-    pub source: String,
-    /// Names of its rule sets, in their order.
-    pub rule_sets: Vec<String>,
-    /// What was found odd in it.
-    pub warnings: Vec<String>,
 }
 
 /// A row of the catalogue.

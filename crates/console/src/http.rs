@@ -49,6 +49,8 @@ pub struct Console {
     pub info: Info,
     /// State of the fleet.
     pub fleet: watch::Receiver<Arc<FleetView>>,
+    /// What decides about quarantine.
+    pub policy: watch::Receiver<Arc<PolicyView>>,
     /// What can be seen, and how fresh that is.
     pub sources: Sources,
     /// Who knows why a node is, or is not, quarantined.
@@ -76,8 +78,6 @@ pub struct Info {
     pub data_dir: String,
     /// Unix socket on which it takes events.
     pub socket: String,
-    /// What decides about quarantine.
-    pub policy: PolicyView,
 }
 
 /// What every route gets.

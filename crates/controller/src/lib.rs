@@ -2,10 +2,12 @@
 //!
 //! [`quarantine`] takes nodes with faults out of service and gives them back. It decides
 //! nothing itself: it keeps the fault book and the sessions of `domain` up to date with
-//! the store and the cluster, and carries out what they say.
+//! the store and the cluster, and carries out what they say. [`policy`] follows the rules
+//! by which it does.
 //!
 //! [`ingest`] lets in what agents and central monitors report over the network.
 
 pub mod ingest;
+pub mod policy;
 pub mod quarantine;
 pub mod retention;

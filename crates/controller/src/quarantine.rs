@@ -49,6 +49,8 @@ use metrics::QuarantineMetrics;
 use questions::{MAX_QUESTIONS, Question};
 use wakes::Wakes;
 
+use crate::policy::CurrentPolicy;
+
 /// How far decisions are carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
@@ -76,8 +78,8 @@ pub struct Config {
     pub store: Arc<dyn EventStore>,
     /// The cluster; `None`: there is none, and nothing to act on.
     pub cluster: Option<Arc<Cluster>>,
-    /// For which faults a node is taken out.
-    pub policy: Policy,
+    /// For which faults a node is taken out, as it changes.
+    pub policy: CurrentPolicy,
     /// How far decisions are carried out.
     pub mode: Mode,
     /// For which nodes nobody else speaks.
@@ -90,7 +92,9 @@ pub struct Config {
 pub struct Quarantine {
     store: Arc<dyn EventStore>,
     cluster: Option<Arc<Cluster>>,
-    policy: Policy,
+    policies: CurrentPolicy,
+    /// The policy that holds; `None`: not known yet.
+    policy: Option<Arc<Policy>>,
     mode: Mode,
     owns: Owns,
     clock: fn() -> Timestamp,
@@ -147,11 +151,13 @@ impl Quarantine {
                 store: Arc::clone(&config.store),
             },
         };
+        let policy = config.policy.borrow().clone();
         let task = Self {
             listed: config.cluster.is_none(),
             store: config.store,
             cluster: config.cluster,
-            policy: config.policy,
+            policy,
+            policies: config.policy,
             mode: config.mode,
             owns: config.owns,
             clock: config.clock,
@@ -183,6 +189,7 @@ impl Quarantine {
             .cluster
             .as_ref()
             .map(|one| one.watch_nodes(cancel.clone()));
+        let mut policies = self.policies.clone();
         self.load().await;
         self.take_in(&cancel).await;
         loop {
@@ -200,6 +207,7 @@ impl Quarantine {
                 event = nodes::receive(&mut node_events) => self.node_event(event),
                 Some(done) = self.applying.join_next() => self.applied(done),
                 Some(question) = self.questions.recv() => self.answer(question),
+                () = changed(&mut policies) => self.policy_changed(),
                 () = sleep_until(wake) => {
                     let now = (self.clock)();
                     self.dirty.extend(self.wakes.take_due(now));
@@ -246,6 +254,13 @@ impl Quarantine {
             .into_iter()
             .flatten()
             .min()
+    }
+}
+
+/// Waits for another policy; for ever where none can come any more.
+async fn changed(policies: &mut CurrentPolicy) {
+    if policies.changed().await.is_err() {
+        std::future::pending::<()>().await;
     }
 }
 

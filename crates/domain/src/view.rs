@@ -21,6 +21,30 @@ pub struct FleetView {
     pub cluster: Option<ClusterView>,
 }
 
+/// The policy that holds, and what is wrong with its source.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct PolicyView {
+    /// Where it comes from: a file, a `ConfigMap`, or that it is the built-in one.
+    pub source: String,
+    /// Names of its rule sets, in their order.
+    pub rule_sets: Vec<String>,
+    /// Names of the further policies that a node can choose.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub policies: Vec<String>,
+    /// What was found odd in it.
+    pub warnings: Vec<String>,
+    /// When it was loaded; absent: there is none yet, and nothing is decided.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub loaded_at: Option<Timestamp>,
+    /// Why what the source says now does not hold; the one above does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// Since when.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error_since: Option<Timestamp>,
+}
+
 /// The connection to a cluster.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

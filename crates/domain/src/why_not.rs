@@ -30,8 +30,8 @@ pub struct Situation<'a> {
     pub view: Option<&'a NodeView>,
     /// Its open faults.
     pub faults: &'a [Fault],
-    /// The policy in force.
-    pub policy: &'a Policy,
+    /// The policy in force; `None`: none was read yet, and nothing is decided.
+    pub policy: Option<&'a Policy>,
     /// Its session.
     pub session: &'a Session,
     /// It carries the session of another gpuwarden.
@@ -240,6 +240,12 @@ fn faults_check(node: &str, faults: &[Fault]) -> Check {
 
 /// One check for each open fault, gravest first.
 fn rule_checks(situation: &Situation<'_>) -> Vec<Check> {
+    let Some(policy) = situation.policy else {
+        return vec![
+            stops(RULES, "no policy was read yet: nothing is decided before")
+                .fix("gpuwarden status says why the policy cannot be read"),
+        ];
+    };
     let unknown = NodeView::unknown(situation.node);
     let node = situation.view.unwrap_or(&unknown);
     let mut faults: Vec<&Fault> = situation.faults.iter().collect();
@@ -248,20 +254,9 @@ fn rule_checks(situation: &Situation<'_>) -> Vec<Check> {
     let variable = NodeVariable::new(&node.object);
     let mut checks = Vec::new();
     for fault in faults.into_iter().take(FAULTS_SHOWN) {
-        let desired = assess(
-            std::slice::from_ref(fault),
-            situation.policy,
-            node,
-            released_at(node),
-        );
+        let desired = assess(std::slice::from_ref(fault), policy, node, released_at(node));
         for verdict in &desired.verdicts {
-            checks.push(rule_check(
-                verdict,
-                fault,
-                situation.policy,
-                node,
-                &variable,
-            ));
+            checks.push(rule_check(verdict, fault, policy, node, &variable));
         }
     }
     if let Some(last) = checks.last_mut().filter(|_| left > 0) {
@@ -488,7 +483,7 @@ mod tests {
             }),
             view: world.view.as_ref(),
             faults: &world.faults,
-            policy: &Policy::builtin(),
+            policy: Some(&Policy::builtin()),
             session: &world.session,
             anothers: world.anothers,
         })

@@ -7,13 +7,13 @@ use std::time::Duration;
 
 use agent::kernel_log::{Config as KernelLogConfig, KernelLogMonitor, WINDOW};
 use anyhow::Context as _;
-use cli::{ClusterSettings, Endpoint, ModeSetting, RunSettings};
+use cli::{ClusterSettings, Endpoint, ModeSetting, PolicySetting, RunSettings};
 use cluster::{Cluster, ConnectOptions};
 use connector::Connector;
 use console::{Console, Info, api};
+use controller::policy::{PolicyFollower, PolicySource};
 use controller::quarantine::{Config as QuarantineConfig, Mode, Owns, Quarantine};
 use controller::retention::Retention;
-use domain::policy::Policy;
 use host::boot::Boot;
 use host::kernel_log::Spec;
 use jiff::Timestamp;
@@ -36,15 +36,15 @@ const GRACE: Duration = Duration::from_millis(800);
 pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     let colour = std::io::IsTerminal::is_terminal(&std::io::stderr());
     logging::start(&settings.log, settings.log_format, colour)?;
-    let policy = load_policy(settings.policy.as_deref())?;
     let catalog = Arc::new(cli::load_catalog(&settings.catalog)?);
-    for warning in &policy.warnings {
-        tracing::warn!("{warning}");
-    }
     let cluster = match &settings.cluster {
         Some(cluster) => Some(Arc::new(connect(cluster).await?)),
         None => None,
     };
+    let (metrics, sources) = (Metrics::default(), Sources::default());
+    let clock: fn() -> Timestamp = Timestamp::now;
+    let source = policy_source(settings.policy.clone());
+    let policy = PolicyFollower::load(source, cluster.clone(), clock, &metrics)?;
 
     let store = Arc::new(SqliteStore::open(&settings.data_dir)?);
     let socket = unix_grpc::bind(&settings.socket, SOCKET_MODE)?;
@@ -68,18 +68,7 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     })?;
 
     let cancel = CancellationToken::new();
-    let (metrics, sources) = (Metrics::default(), Sources::default());
-    let policy_view = api::PolicyView {
-        source: policy.source.clone(),
-        rule_sets: policy
-            .rule_sets
-            .iter()
-            .map(|set| set.name.clone())
-            .collect(),
-        warnings: policy.warnings.clone(),
-    };
     let events: Arc<dyn EventStore> = Arc::clone(&store) as Arc<dyn EventStore>;
-    let clock: fn() -> Timestamp = Timestamp::now;
     let connector = Connector::new(
         Arc::clone(&events),
         settings.accept_nodes.clone(),
@@ -111,7 +100,7 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
         QuarantineConfig {
             store: Arc::clone(&events),
             cluster,
-            policy,
+            policy: policy.policy(),
             mode,
             owns: Owns::Node(settings.node_name.clone()),
             clock,
@@ -134,9 +123,9 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
             started_at: clock(),
             data_dir: settings.data_dir.display().to_string(),
             socket: endpoint.socket.display().to_string(),
-            policy: policy_view,
         },
         fleet: handles.view,
+        policy: policy.view(),
         why_not: {
             let questions = handles.questions;
             Arc::new(move |node| {
@@ -162,6 +151,7 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     });
     workers.spawn(console::serve(listener, console, cancel.clone()));
     workers.spawn(quarantine.run(cancel.clone()));
+    workers.spawn(policy.run(cancel.clone()));
     workers.spawn(handles.journal.run());
     let until = cancel.clone();
     workers.spawn(async move { retention.run(&retention_metrics, until).await });
@@ -186,14 +176,20 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn load_policy(path: Option<&std::path::Path>) -> anyhow::Result<Policy> {
-    let Some(path) = path else {
-        return Ok(Policy::builtin());
-    };
-    let shown = path.display().to_string();
-    let text =
-        std::fs::read_to_string(path).with_context(|| format!("cannot read the policy {shown}"))?;
-    Ok(Policy::parse(&text, &shown)?)
+fn policy_source(setting: Option<PolicySetting>) -> PolicySource {
+    match setting {
+        None => PolicySource::BuiltIn,
+        Some(PolicySetting::File(path)) => PolicySource::File(path),
+        Some(PolicySetting::ConfigMap {
+            namespace,
+            name,
+            key,
+        }) => PolicySource::ConfigMap {
+            namespace,
+            name,
+            key,
+        },
+    }
 }
 
 async fn connect(settings: &ClusterSettings) -> anyhow::Result<Cluster> {

@@ -10,6 +10,8 @@ mod commands;
 mod crash;
 #[path = "e2e/outage.rs"]
 mod outage;
+#[path = "e2e/policy.rs"]
+mod policy;
 #[path = "e2e/quarantine.rs"]
 mod quarantine;
 #[path = "e2e/support.rs"]

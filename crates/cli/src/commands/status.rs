@@ -84,6 +84,18 @@ fn text(status: &Status, wide: bool) -> anyhow::Result<()> {
         "store       {} events in {}",
         status.store.events, status.data_dir
     ))?;
+    if let Some(error) = &status.policy.error {
+        let holds = match status.policy.loaded_at {
+            Some(at) => format!("that of {} ago holds", ago(at, status.now)),
+            None => "nothing is decided".to_owned(),
+        };
+        output::line(&format!(
+            "policy      {}: {}: {}",
+            status.policy.source,
+            output::colour(&format!("not loaded, {holds}"), Colour::Red),
+            output::plain(error)
+        ))?;
+    }
     if wide {
         output::line(&format!(
             "policy      {}: {}",

@@ -10,7 +10,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::sse::{Event, KeepAlive};
 use axum::response::{IntoResponse, Response, Sse};
-use domain::view::FleetView;
+use domain::view::{FleetView, PolicyView};
 use futures::stream;
 use jiff::Timestamp;
 use runtime::sources::SourceStatus;
@@ -55,6 +55,7 @@ pub(super) async fn stream(State(app): State<Arc<App>>) -> Result<Response, Refu
 struct Changes {
     app: Arc<App>,
     fleet: watch::Receiver<Arc<FleetView>>,
+    policy: watch::Receiver<Arc<PolicyView>>,
     sources: Vec<SourceStatus>,
     look: Interval,
     /// When the last event was sent; `None` before the first, which comes at once.
@@ -70,6 +71,7 @@ impl Changes {
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self {
             fleet: app.console.fleet.clone(),
+            policy: app.console.policy.clone(),
             sources: look_at_sources(&app),
             app,
             look,
@@ -90,13 +92,17 @@ impl Changes {
         let Some(sent) = self.sent else {
             return;
         };
-        let mut fleet_ended = false;
+        let (mut fleet_ended, mut policy_ended) = (false, false);
         loop {
             tokio::select! {
                 changed = self.fleet.changed(), if !fleet_ended => match changed {
                     Ok(()) => break,
                     // `/readyz` tells that; the sources may still change.
                     Err(_) => fleet_ended = true,
+                },
+                changed = self.policy.changed(), if !policy_ended => match changed {
+                    Ok(()) => break,
+                    Err(_) => policy_ended = true,
                 },
                 _ = self.look.tick() => {
                     let sources = look_at_sources(&self.app);

@@ -11,6 +11,7 @@ use store::{StatusPatch, StoreError};
 
 use super::App;
 use super::error::chain;
+use crate::api::Mode;
 
 /// How long a probe waits for the store's writer.
 const WRITER_TIMEOUT: Duration = Duration::from_secs(2);
@@ -87,6 +88,11 @@ impl App {
                 "no connection to the cluster at {}: {error}",
                 cluster.server
             ));
+        }
+        let policy = Arc::clone(&self.console.policy.borrow());
+        if policy.loaded_at.is_none() && self.console.info.mode != Mode::Observe {
+            let error = policy.error.as_deref().unwrap_or("it is not read yet");
+            reasons.push(format!("no policy from {}: {error}", policy.source));
         }
         if let Some(trouble) = &*self.console.store.trouble().borrow() {
             reasons.push(format!(

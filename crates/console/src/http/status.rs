@@ -9,7 +9,7 @@ use domain::view::FleetView;
 
 use super::App;
 use super::error::ask;
-use crate::api::{Status, StoreView, XidView};
+use crate::api::{PolicyView, Status, StoreView, XidView};
 use crate::explain::catalogue_row;
 
 pub(super) async fn status(State(app): State<Arc<App>>) -> Json<Status> {
@@ -25,7 +25,7 @@ pub(super) async fn status(State(app): State<Arc<App>>) -> Json<Status> {
         now,
         data_dir: info.data_dir.clone(),
         socket: info.socket.clone(),
-        policy: info.policy.clone(),
+        policy: PolicyView::clone(&app.console.policy.borrow()),
         xids: open_xids(&fleet),
         fleet: FleetView::clone(&fleet),
         sources: app.console.sources.statuses(now),

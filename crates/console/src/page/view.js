@@ -245,7 +245,9 @@ function sources(all) {
 function policy(policyView) {
   return facts([
     ["Source", policyView.source],
+    ["Not loaded", policyView.error ? el("div", { class: "bad" }, policyView.error) : null],
     ["Rule sets", policyView.ruleSets.length === 0 ? "none" : policyView.ruleSets.map((name) => el("div", {}, name))],
+    ["Policies for nodes", policyView.policies ? policyView.policies.map((name) => el("div", {}, name)) : null],
     ["Warnings", policyView.warnings.length === 0 ? null : policyView.warnings.map((text) => el("div", { class: "warn" }, text))],
   ]);
 }

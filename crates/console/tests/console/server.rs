@@ -94,6 +94,12 @@ impl Server {
             ready: true,
             ..FleetView::default()
         }));
+        let policy = watch::Sender::new(Arc::new(PolicyView {
+            source: "built in".into(),
+            rule_sets: vec!["fatal-fault".into()],
+            loaded_at: Some(now),
+            ..PolicyView::default()
+        }));
         let sources = Sources::default();
         let kernel_log = sources.add("kernel-log", "/dev/kmsg", now);
         kernel_log.update(now, |status| status.state = SourceState::Following);
@@ -106,13 +112,9 @@ impl Server {
                 started_at: now,
                 data_dir: "/var/lib/gpuwarden".into(),
                 socket: "/var/run/nvsentinel.sock".into(),
-                policy: PolicyView {
-                    source: "built in".into(),
-                    rule_sets: vec!["fatal-fault".into()],
-                    warnings: Vec::new(),
-                },
             },
             fleet: receiver.clone(),
+            policy: policy.subscribe(),
             why_not: Arc::new(move |node| {
                 let why = known_or_not(&node, &receiver.borrow());
                 Box::pin(async move { Some(why) })

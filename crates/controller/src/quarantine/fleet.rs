@@ -12,6 +12,7 @@ use domain::session::{Phase, Session};
 use domain::view::{FaultView, NodeState, NodeStatus, SessionView};
 
 use super::Mode;
+use super::look::unknown_policy;
 
 /// What is kept per node.
 pub(super) struct NodeEntry {
@@ -25,6 +26,8 @@ pub(super) struct NodeEntry {
     pub(super) pretended: NodeChange,
     /// Why its faults count or do not, as last noted.
     pub(super) verdicts: Vec<Verdict>,
+    /// A policy that it names and that does not exist.
+    pub(super) unknown_policy: Option<String>,
     /// It was said that the cluster does not have it.
     pub(super) missing_said: bool,
     /// Events on the node that are known to be in the store.
@@ -43,6 +46,7 @@ impl NodeEntry {
             in_flight: false,
             pretended: NodeChange::default(),
             verdicts: Vec::new(),
+            unknown_policy: None,
             missing_said: false,
             known: Vec::new(),
             anothers: None,
@@ -140,6 +144,7 @@ impl NodeEntry {
                 keys::MANAGED_LABEL
             ));
         }
+        notes.extend(self.unknown_policy.as_deref().map(unknown_policy));
         let fatal = faults.iter().any(|fault| fault.event.is_fatal);
         if mode == Mode::Observe && fatal {
             notes.push("observing only: nothing is done about it; --quarantine acts".to_owned());

@@ -1,9 +1,11 @@
 //! Looking at a node: what its faults ask for, what its session says, and what follows.
 
+use contract::keys;
 use domain::assess::{Verdict, assess};
 use domain::journal::EntryKind;
 use domain::node::NodeView;
-use domain::session::{ownership, step};
+use domain::policy::Policy;
+use domain::session::{Phase, ownership, step};
 use serde_json::Value;
 
 use super::claim::Claim;
@@ -19,15 +21,18 @@ impl Quarantine {
         if !self.caught_up || !self.listed {
             return;
         }
+        let Some(policy) = self.policy.clone() else {
+            return;
+        };
         while let Some(name) = self.dirty.pop_first() {
             if self.mode == Mode::Observe {
                 continue;
             }
-            self.look_at(&name).await;
+            self.look_at(&name, &policy).await;
         }
     }
 
-    async fn look_at(&mut self, name: &str) {
+    async fn look_at(&mut self, name: &str, policy: &Policy) {
         let Some(entry) = self.nodes.get(name) else {
             return;
         };
@@ -36,7 +41,7 @@ impl Quarantine {
         }
         let Some(view) = entry.effective_view() else {
             if self.cluster.is_some() {
-                self.look_at_missing(name);
+                self.look_at_missing(name, policy);
             }
             return;
         };
@@ -46,18 +51,18 @@ impl Quarantine {
             self.schedule_publish();
             return;
         }
+        self.note_choice(&view, policy);
         let now = (self.clock)();
         let faults = self.book.faults(name);
-        let desired = assess(faults, &self.policy, &view, ownership::released_at(&view));
-        let marks = self.policy.marks();
+        let desired = assess(faults, policy, &view, ownership::released_at(&view));
+        let marks = policy.marks();
         let entry = self.entry(name);
         let step = step(&entry.session, &desired, Some(&view), &marks, now);
         entry.session = step.session;
         let session = entry.session.id.clone();
         if entry.verdicts != desired.verdicts {
             entry.verdicts.clone_from(&desired.verdicts);
-            self.metrics
-                .evaluated(self.policy.rule_sets_of(&view), &desired);
+            self.metrics.evaluated(policy.rule_sets_of(&view), &desired);
             let text = rules_text(&desired.verdicts);
             self.note(
                 name,
@@ -78,12 +83,64 @@ impl Quarantine {
         self.schedule_publish();
     }
 
+    /// Takes another policy in: all nodes are looked at.
+    pub(super) fn policy_changed(&mut self) {
+        let policy = self.policies.borrow().clone();
+        let before = std::mem::replace(&mut self.policy, policy.clone());
+        self.dirty.extend(self.nodes.keys().cloned());
+        self.schedule_publish();
+        let (Some(policy), Some(_)) = (policy, before) else {
+            return; // The first one: it has changed nothing.
+        };
+        let names: Vec<&str> = policy
+            .rule_sets
+            .iter()
+            .map(|set| set.name.as_str())
+            .collect();
+        let text = format!(
+            "the policy {} has changed; its rule sets are: {}",
+            policy.source,
+            names.join(", ")
+        );
+        let concerned: Vec<String> = self
+            .nodes
+            .iter()
+            .filter(|(name, entry)| {
+                entry.session.phase != Phase::Idle || !self.book.faults(name).is_empty()
+            })
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in concerned {
+            let session = self.entry(&name).session.id.clone();
+            self.note(
+                &name,
+                session.as_deref(),
+                EntryKind::Rules,
+                text.clone(),
+                Value::Null,
+            );
+        }
+    }
+
+    /// Says once that a node names a policy that does not exist.
+    fn note_choice(&mut self, view: &NodeView, policy: &Policy) {
+        let unknown = policy.unknown_choice(view).map(str::to_owned);
+        let entry = self.entry(&view.name);
+        let news = entry.unknown_policy != unknown;
+        entry.unknown_policy.clone_from(&unknown);
+        if let Some(unknown) = unknown.filter(|_| news) {
+            let text = unknown_policy(&unknown);
+            tracing::warn!(node = view.name, "{text}");
+            self.note(&view.name, None, EntryKind::Attention, text, Value::Null);
+        }
+    }
+
     /// A node with faults that the cluster does not know.
-    fn look_at_missing(&mut self, name: &str) {
+    fn look_at_missing(&mut self, name: &str, policy: &Policy) {
         let now = (self.clock)();
         let unknown = NodeView::unknown(name);
-        let desired = assess(self.book.faults(name), &self.policy, &unknown, None);
-        let marks = self.policy.marks();
+        let desired = assess(self.book.faults(name), policy, &unknown, None);
+        let marks = policy.marks();
         let entry = self.entry(name);
         let step = step(&entry.session, &desired, None, &marks, now);
         entry.session = step.session;
@@ -106,6 +163,15 @@ impl Quarantine {
         }
         self.schedule_publish();
     }
+}
+
+/// What is said of a node that names a policy which does not exist.
+pub(super) fn unknown_policy(name: &str) -> String {
+    format!(
+        "the annotation {} names the policy {name:?}, which the cluster's policy does not have: \
+         the cluster's holds",
+        keys::POLICY
+    )
 }
 
 /// What the rules said, for people. The gravest faults come first; a node with more than

@@ -1,0 +1,193 @@
+//! `gpuwarden release`: give a quarantined node back, whatever its faults.
+//!
+//! The request is an annotation of the node; the gpuwarden that quarantined it does the
+//! rest. So it works from wherever `kubectl` does, and the journal says who and why.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context as _, bail};
+use cluster::{Cluster, ConnectOptions};
+use contract::keys;
+use domain::node::{NodeChange, NodeView};
+use domain::session::ownership::{Ownership, REASON_BYTES, ReleaseRequest};
+use jiff::Timestamp;
+use tokio::time::Instant;
+
+use crate::args::ReleaseArgs;
+use crate::{EXIT_OK, EXIT_UNHEALTHY, output};
+
+/// How often the node is looked at while waiting.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
+/// How often the request is written again where the node changes meanwhile.
+const ATTEMPTS: u32 = 5;
+
+pub(super) async fn execute(args: &ReleaseArgs) -> anyhow::Result<u8> {
+    let reason = args.reason.trim();
+    if reason.is_empty() {
+        bail!("--reason is empty: say why the node is given back, for whoever reads its story");
+    }
+    if reason.len() > REASON_BYTES {
+        bail!("--reason has more than {REASON_BYTES} bytes: shorten it");
+    }
+    let cluster = connect(args).await?;
+    let request = ReleaseRequest {
+        by: person(),
+        reason: reason.to_owned(),
+        at: Some(Timestamp::now()),
+    };
+    let (before, own) = ask(&cluster, &args.node, &request).await?;
+    if args.no_wait {
+        output::line(&format!("{}: its release is asked for", args.node))?;
+        return Ok(EXIT_OK);
+    }
+    let limit = Duration::from_secs(args.timeout);
+    let Some(after) = wait(&cluster, &args.node, &own, limit).await? else {
+        output::line(&format!(
+            "{}: nothing has happened for {} s: is a gpuwarden with --quarantine running for this \
+             node? The request stays; kubectl annotate node {} {}- withdraws it",
+            args.node,
+            args.timeout,
+            args.node,
+            keys::RELEASE
+        ))?;
+        return Ok(EXIT_UNHEALTHY);
+    };
+    report(&before, &own, &after)
+}
+
+/// Writes the request on the node. Gives the node as it was, and what was ours on it.
+async fn ask(
+    cluster: &Cluster,
+    name: &str,
+    request: &ReleaseRequest,
+) -> anyhow::Result<(NodeView, Ownership)> {
+    let mut attempt = 1;
+    loop {
+        let node = cluster.node(name).await?;
+        let Some(own) = Ownership::read(&node) else {
+            let cordoned = if node.unschedulable {
+                "; it is cordoned by somebody else: kubectl uncordon gives it back"
+            } else {
+                ""
+            };
+            bail!("node {name} is not quarantined by gpuwarden{cordoned}");
+        };
+        let text = serde_json::to_string(request)?;
+        let change = NodeChange {
+            annotations: [(keys::RELEASE.to_owned(), Some(text))].into(),
+            ..NodeChange::default()
+        };
+        match cluster.apply(&node, &change).await {
+            Ok(_) => return Ok((node, own)),
+            Err(error) if error.is_retryable() && attempt < ATTEMPTS => attempt += 1,
+            Err(error) => {
+                return Err(error).with_context(|| format!("cannot write on node {name}"));
+            }
+        }
+    }
+}
+
+/// Waits until the session is off the node; `None`: it is not after `limit`.
+async fn wait(
+    cluster: &Cluster,
+    name: &str,
+    own: &Ownership,
+    limit: Duration,
+) -> anyhow::Result<Option<NodeView>> {
+    let until = Instant::now() + limit;
+    loop {
+        let node = cluster.node(name).await?;
+        let asked = node.annotations.contains_key(keys::RELEASE);
+        let session = Ownership::read(&node).map(|now| now.session_id);
+        if !asked && session.as_ref() != Some(&own.session_id) {
+            return Ok(Some(node));
+        }
+        if Instant::now() >= until {
+            return Ok(None);
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    }
+}
+
+/// Says what was done.
+fn report(before: &NodeView, own: &Ownership, after: &NodeView) -> anyhow::Result<u8> {
+    let name = &after.name;
+    let again = Ownership::read(after).is_some();
+    let mut done = Vec::new();
+    if before.unschedulable && !after.unschedulable {
+        done.push("uncordoned".to_owned());
+    }
+    if own.cordon_pre_existing && after.unschedulable && !again {
+        done.push("still cordoned, as it was before".to_owned());
+    }
+    for on_node in &before.taints {
+        let ours = own
+            .taints
+            .iter()
+            .any(|applied| applied.taint == on_node.taint);
+        if ours && !after.has_taint(&on_node.taint) {
+            done.push(format!("taint {} removed", on_node.taint));
+        }
+    }
+    if done.is_empty() {
+        done.push("released".to_owned());
+    }
+    output::line(&output::plain(&format!("{name}: {}", done.join(", "))))?;
+    let mut faults = BTreeSet::new();
+    for event in &own.events {
+        let codes = event.error_code.join(",");
+        faults.insert(
+            format!("{} {codes}", event.check_name)
+                .trim_end()
+                .to_owned(),
+        );
+    }
+    for fault in faults {
+        output::line(&output::plain(&format!(
+            "  dismissed until it is reported again: {fault}"
+        )))?;
+    }
+    if again {
+        output::line(&format!(
+            "{name} is quarantined again: a fault was reported after the release; see \
+             'gpuwarden explain {name}'"
+        ))?;
+        return Ok(EXIT_UNHEALTHY);
+    }
+    Ok(EXIT_OK)
+}
+
+/// Who asks, as far as this machine knows.
+fn person() -> String {
+    ["SUDO_USER", "USER", "LOGNAME"]
+        .iter()
+        .filter_map(|name| std::env::var(name).ok())
+        .find(|name| !name.is_empty())
+        .unwrap_or_else(|| format!("uid {}", host::identity::effective_uid()))
+}
+
+async fn connect(args: &ReleaseArgs) -> anyhow::Result<Cluster> {
+    let in_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
+    let kubeconfig = args.kubeconfig.clone().or_else(|| {
+        (!in_pod || args.context.is_some())
+            .then(usual_kubeconfig)
+            .flatten()
+    });
+    let options = ConnectOptions {
+        in_cluster: kubeconfig.is_none() && in_pod,
+        kubeconfig,
+        context: args.context.clone(),
+    };
+    Cluster::connect(options)
+        .await
+        .context("which cluster? --kubeconfig FILE names one")
+}
+
+/// Where `kubectl` looks.
+fn usual_kubeconfig() -> Option<PathBuf> {
+    let named = std::env::var_os("KUBECONFIG").map(PathBuf::from);
+    let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".kube/config"));
+    named.or_else(home).filter(|path| path.is_file())
+}

@@ -1,0 +1,176 @@
+//! How a session ends: by recovery, by hand, by request, and half of one with the other.
+
+use super::*;
+
+#[test]
+fn what_was_undone_while_nobody_looked_is_seen_at_the_start() {
+    for uncordoned in [true, false] {
+        let mut world = World::new();
+        world.fault(0);
+        world.settle();
+        world.session = Session::idle(world.now);
+        if uncordoned {
+            world.node.unschedulable = false;
+        } else {
+            world.node.taints.clear();
+        }
+        assert_eq!(world.settle(), [Intent::StandDown]);
+        assert_eq!(world.node.unschedulable, !uncordoned);
+        assert!(world.node.taints.is_empty() && world.node.labels.is_empty());
+        assert_eq!(world.settle(), []);
+    }
+}
+
+#[test]
+fn a_taint_that_is_gone_when_the_fault_recovers_does_not_leave_the_cordon() {
+    // The reference stops half-way there: the node stays cordoned.
+    let mut world = World::new();
+    world.fault(0);
+    world.settle();
+    world.node.taints.clear();
+    world.recovery(0);
+    assert_eq!(world.settle(), [Intent::Release]);
+    assert_eq!(world.node, NodeView::unknown("n1"));
+}
+
+#[test]
+fn a_release_that_is_asked_for_takes_back_what_is_ours_and_dismisses_what_was_seen() {
+    for pre_existing in [false, true] {
+        let mut world = World::new();
+        world.node.unschedulable = pre_existing;
+        world.foreign_taint("dedicated");
+        let before = world.node.clone();
+        world.fault(0);
+        world.settle();
+        world.fault(1); // Reported, and not yet on the node.
+        let request = ReleaseRequest {
+            by: "alice".into(),
+            reason: "GPU 0 was swapped".into(),
+            at: Some(world.now),
+        };
+        let text = serde_json::to_string(&request).unwrap();
+        world.node.annotations.insert(keys::RELEASE.into(), text);
+        let step = world.clone().step();
+        assert!(
+            step.notes[0]
+                .text
+                .contains("released by alice: GPU 0 was swapped"),
+            "{:?}",
+            step.notes
+        );
+        assert_eq!(world.settle(), [Intent::StandDown]);
+        assert_eq!(world.session.phase, Phase::Idle);
+        assert_eq!(world.node.unschedulable, pre_existing);
+        assert_eq!(world.node.taints, before.taints);
+        assert_eq!(world.node.labels, before.labels);
+        let mut left: Vec<_> = world.node.annotations.keys().cloned().collect();
+        left.sort();
+        assert_eq!(left, [keys::RELEASED_AT, keys::UNCORDONED_MANUALLY]);
+        // It does not fight with what comes later.
+        world.fault(1);
+        assert_eq!(world.settle(), [Intent::Quarantine]);
+        assert!(world.node.unschedulable);
+    }
+}
+
+#[test]
+fn a_release_holds_for_the_session_that_it_was_asked_for() {
+    let mut world = World::new();
+    world
+        .node
+        .annotations
+        .insert(keys::RELEASE.into(), "left over".into());
+    world.fault(0);
+    assert_eq!(world.settle(), [Intent::Quarantine]);
+    assert!(world.node.unschedulable && !world.node.annotations.contains_key(keys::RELEASE));
+}
+
+#[test]
+fn the_clock_of_who_asks_for_a_release_dismisses_nothing_of_the_future() {
+    for (ahead, counts) in [(3_600, true), (0, true), (-3_600, true)] {
+        let mut world = World::new();
+        world.fault(0);
+        world.settle();
+        let at = world.now + SignedDuration::from_secs(ahead);
+        let text = json!({"by": "bob", "reason": "", "at": at.to_string()}).to_string();
+        world.node.annotations.insert(keys::RELEASE.into(), text);
+        assert_eq!(world.settle(), [Intent::StandDown]);
+        assert_eq!(world.settle(), [], "what the node listed is dismissed");
+        world.fault(0);
+        assert_eq!(world.settle() == [Intent::Quarantine], counts, "{ahead}");
+    }
+}
+
+#[test]
+fn unhealthy_again_while_it_is_given_back_stays_out() {
+    let mut world = World::new();
+    world.fault(0);
+    world.settle();
+    world.recovery(0);
+    let release = world.step().patch.unwrap();
+    assert_eq!(release.intent, Intent::Release);
+    // The release is lost, and the fault is back.
+    world.session.failed(Failure::Conflict, world.now);
+    world.fault(0);
+    assert_eq!(world.settle(), [Intent::Update]);
+    assert_eq!(world.session.phase, Phase::Quarantined);
+    assert!(world.node.unschedulable);
+    // The release got through, and the fault is back: a session of its own.
+    world.recovery(0);
+    let release = world.step().patch.unwrap();
+    world.node = world.node.after(&release.change);
+    world.fault(0);
+    assert_eq!(world.settle(), [Intent::Quarantine]);
+    assert_eq!(
+        world
+            .node
+            .annotations
+            .get(keys::QUARANTINE_CORDON_PRE_EXISTING),
+        None,
+        "the cordon is ours"
+    );
+    world.recovery(0);
+    world.settle();
+    assert_eq!(world.node, NodeView::unknown("n1"));
+}
+
+#[test]
+fn a_recovery_that_does_not_get_through_is_not_half_done() {
+    // The reference shrinks the list in one request and uncordons in a second one.
+    let mut world = World::new();
+    world.fault(0);
+    world.settle();
+    world.recovery(0);
+    for _ in 0..3 {
+        let step = world.step();
+        assert_eq!(step.patch.map(|patch| patch.intent), Some(Intent::Release));
+        world
+            .session
+            .failed(Failure::Error { retry_after: None }, world.now);
+        world.now += LONGEST_RETRY;
+        // Also for who starts now.
+        world.session = Session::idle(world.now);
+    }
+    assert!(world.node.unschedulable);
+    assert_eq!(world.settle(), [Intent::Release]);
+    assert_eq!(world.node, NodeView::unknown("n1"));
+}
+
+#[test]
+fn of_a_fault_in_two_devices_the_mended_one_is_not_listed_again() {
+    // The reference lists whole events, so that the next reading opens both again.
+    let mut world = World::new();
+    world.report("GpuMemWatch", &[("GPU", "0"), ("GPU", "1")], true, false);
+    world.settle();
+    world.recovery(0);
+    assert_eq!(world.settle(), [Intent::Update]);
+    let listed = Ownership::read(&world.node).unwrap().events;
+    assert_eq!(listed.len(), 1);
+    assert_eq!(listed[0].entities_impacted.len(), 1);
+    assert_eq!(listed[0].entities_impacted[0].entity_value, "1");
+    // Who reads the list alone needs the recovery of the second only.
+    world.session = Session::idle(world.now);
+    world.recovery(1);
+    assert_eq!(world.settle(), [Intent::Release]);
+    assert_eq!(world.node, NodeView::unknown("n1"));
+}

@@ -1,0 +1,176 @@
+//! The policy as it lives, and a person's word against it.
+
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+use testkit::{ControlPlane, Version, unique};
+
+use crate::support::{SOON, Scene, object, xid};
+
+/// Takes out what is fatal, but for the nodes that choose otherwise.
+const FATAL: &str = r#"
+[[rule-sets]]
+name = "fatal"
+cordon = { shouldCordon = true }
+taint = { key = "gpu", value = "bad", effect = "NoSchedule" }
+[[rule-sets.match.all]]
+kind = "HealthEvent"
+expression = "event.isFatal"
+[[policies]]
+name = "lenient"
+"#;
+
+/// Waits until the status says of the policy what `holds` asks for.
+async fn policy_until(scene: &Scene, holds: impl Fn(&Value) -> bool) -> anyhow::Result<()> {
+    scene
+        .product
+        .wait_for("the policy", SOON, || async {
+            let status = scene.status().await.map_err(|error| error.to_string())?;
+            if holds(&status["policy"]) {
+                Ok(())
+            } else {
+                Err(status["policy"].to_string())
+            }
+        })
+        .await
+}
+
+#[tokio::test]
+async fn a_policy_in_a_config_map_is_followed() -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let client = plane.client().await?;
+    let maps: Api<ConfigMap> = Api::namespaced(client, "default");
+    let name = unique("policy");
+    let map = |text: &str| -> anyhow::Result<ConfigMap> {
+        Ok(serde_json::from_value(json!({
+            "metadata": {"name": name}, "data": {"config.toml": text},
+        }))?)
+    };
+    let place = format!("configmap:default/{name}");
+    let scene = Scene::new(
+        &plane,
+        |node| node,
+        // It is not there yet: events are taken, and nothing is decided.
+        |launch| launch.option("--policy", &place),
+    )
+    .await?;
+    scene.product.append_kernel_log(&xid(79, "fell off"))?;
+    scene.taken_in(1).await?;
+    policy_until(&scene, |policy| {
+        policy["loadedAt"].is_null() && policy["error"].to_string().contains("no such ConfigMap")
+    })
+    .await?;
+    assert_ne!(
+        object(&scene.nodes, &scene.node).await?["spec"]["unschedulable"],
+        true
+    );
+    maps.create(&PostParams::default(), &map(FATAL)?).await?;
+    scene.cordoned().await?;
+
+    let edit = async |text: &str| -> anyhow::Result<()> {
+        let patch = Patch::Merge(json!({"data": {"config.toml": text}}));
+        maps.patch(&name, &PatchParams::default(), &patch).await?;
+        Ok(())
+    };
+    edit(&FATAL.replace("isFatal", "isFatl")).await?;
+    policy_until(&scene, |policy| {
+        policy["error"].to_string().contains("isFatl") && policy["ruleSets"] == json!(["fatal"])
+    })
+    .await?;
+    edit(&FATAL.replace("\"bad\"", "\"worse\"")).await?;
+    scene
+        .node_until("the new policy's taint", |node| {
+            let taints = node["spec"]["taints"].to_string();
+            if taints.contains("worse") && !taints.contains("bad") {
+                Ok(())
+            } else {
+                Err(taints)
+            }
+        })
+        .await?;
+    let story = scene.story().await?;
+    assert!(
+        story
+            .iter()
+            .any(|(_, text)| text.contains("has changed; its rule sets are: fatal")),
+        "{story:?}"
+    );
+    maps.delete(&name, &kube::api::DeleteParams::default())
+        .await?;
+    policy_until(&scene, |policy| policy["error"].is_string()).await?;
+    scene.cordoned().await?;
+
+    // A node's own choice, of a policy that there is.
+    let choose = |name: &str| json!({"metadata": {"annotations": {"gpuwarden.dev/policy": name}}});
+    scene.patch(choose("event.isFatal")).await?;
+    scene
+        .product
+        .wait_for("the note of the unknown name", SOON, || async {
+            let status = scene.status().await.map_err(|error| error.to_string())?;
+            let notes = status["fleet"]["nodes"][0]["notes"].to_string();
+            if notes.contains("which the cluster's policy does not have") {
+                Ok(())
+            } else {
+                Err(notes)
+            }
+        })
+        .await?;
+    scene.cordoned().await?;
+    scene.patch(choose("lenient")).await?;
+    scene
+        .node_until("the release", |node| {
+            if node["spec"]["unschedulable"] == true {
+                Err(node["spec"].to_string())
+            } else {
+                Ok(())
+            }
+        })
+        .await
+}
+
+#[tokio::test]
+async fn an_operator_releases_a_node_and_says_why() -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let scene = Scene::new(&plane, |node| node.label("zone", "a"), |launch| launch).await?;
+    let kubeconfig = plane.kubeconfig().display().to_string();
+    let release = async |more: &[&str]| {
+        let mut args = vec!["release", &scene.node, "--kubeconfig", &kubeconfig];
+        args.extend(more);
+        scene.product.command(args).await
+    };
+    let refused = release(&["--reason", "x"]).await?;
+    assert_eq!(refused.code, Some(2), "{}", refused.stderr);
+    assert!(refused.stderr.contains("is not quarantined by gpuwarden"));
+
+    scene.product.append_kernel_log(&xid(79, "fell off"))?;
+    scene.cordoned().await?;
+    let released = release(&["--reason", "GPU 3 was swapped"]).await?;
+    let said = released.expect(0)?;
+    assert!(
+        said.contains("uncordoned")
+            && said.contains("dismissed until it is reported again: SysLogsXIDError 79"),
+        "{said}"
+    );
+    let node = object(&scene.nodes, &scene.node).await?;
+    assert_eq!(node["spec"], scene.before["spec"]);
+    assert_eq!(node["metadata"]["labels"], scene.before["labels"]);
+    let annotations = &node["metadata"]["annotations"];
+    assert!(annotations["gpuwarden.dev/released-at"].is_string());
+    assert!(annotations["gpuwarden.dev/release"].is_null());
+    let story = scene.story().await?;
+    assert!(
+        story
+            .iter()
+            .any(|(_, text)| text.contains("released by") && text.contains("GPU 3 was swapped")),
+        "{story:?}"
+    );
+    // What comes later is another matter.
+    scene
+        .product
+        .append_kernel_log(&xid(48, "double bit error"))?;
+    scene.cordoned().await.map(drop)
+}
