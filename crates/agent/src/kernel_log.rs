@@ -7,6 +7,7 @@
 //! closed (`reboot`).
 
 mod event;
+mod machine;
 mod metrics;
 mod reboot;
 mod state;
@@ -30,6 +31,7 @@ use tokio::sync::broadcast;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use machine::MachineFile;
 use metrics::KernelLogMetrics;
 use state::{State, StateFile};
 
@@ -63,6 +65,8 @@ pub struct Config {
     pub window: Duration,
     /// Whether records that programs wrote into the kernel's log are left out.
     pub refuse_user_space: bool,
+    /// The file in which a collector describes the GPUs; it need not exist.
+    pub gpu_metadata: PathBuf,
     /// What the lines are judged by.
     pub catalog: Arc<Catalog>,
 }
@@ -76,6 +80,7 @@ pub struct KernelLogMonitor {
     metrics: KernelLogMetrics,
     clock: fn() -> Timestamp,
     decoder: KernelLogDecoder,
+    machine: MachineFile,
     file: Option<StateFile>,
     state: State,
     /// Whether `state` differs from the file.
@@ -108,6 +113,7 @@ impl KernelLogMonitor {
         let metrics = KernelLogMetrics::new(metrics, &config.node_name);
         let file = config.state_dir.as_deref().map(StateFile::in_dir);
         let decoder = KernelLogDecoder::new(Arc::clone(&config.catalog));
+        let machine = MachineFile::new(config.gpu_metadata.clone());
         Self {
             config,
             recoveries: connector.recoveries(),
@@ -116,6 +122,7 @@ impl KernelLogMonitor {
             metrics,
             clock,
             decoder,
+            machine,
             file,
             state: State::default(),
             changed: false,
@@ -132,6 +139,7 @@ impl KernelLogMonitor {
     /// Reads until `cancel`.
     pub async fn run(mut self, cancel: CancellationToken) {
         self.remember();
+        self.look_at_machine();
         // What an earlier process was about to hand over when it ended.
         if !self.hand_over(&cancel).await {
             return;
@@ -203,7 +211,7 @@ impl KernelLogMonitor {
         loop {
             match host::kernel_log::open(&self.config.spec, self.state.position.as_ref()) {
                 Ok(source) => {
-                    let detail = self.config.spec.to_string();
+                    let detail = self.detail();
                     self.source.update((self.clock)(), |status| {
                         status.state = SourceState::CatchingUp;
                         status.detail = detail;
@@ -253,7 +261,9 @@ impl KernelLogMonitor {
             let read = tokio::select! {
                 () = cancel.cancelled() => return true,
                 _ = beat.tick() => {
-                    self.source.beat((self.clock)());
+                    self.look_at_machine();
+                    let detail = self.detail();
+                    self.source.update((self.clock)(), |status| status.detail = detail);
                     Ok(())
                 }
                 () = sleep_until(wake) => Ok(()),
@@ -300,6 +310,22 @@ impl KernelLogMonitor {
                     () = tokio::time::sleep(RETRY) => return false,
                 }
             }
+        }
+    }
+
+    /// Takes over what is newly known of the GPUs.
+    fn look_at_machine(&mut self) {
+        if let Some(machine) = self.machine.look() {
+            self.decoder.set_machine(Some(machine));
+        }
+    }
+
+    /// What is read, and what of it is not as it should be.
+    fn detail(&self) -> String {
+        let spec = &self.config.spec;
+        match self.machine.problem() {
+            Some(problem) => format!("{spec}; {problem}"),
+            None => spec.to_string(),
         }
     }
 
@@ -371,6 +397,7 @@ impl KernelLogMonitor {
                 finding,
                 record,
                 at: record.wall.unwrap_or(now),
+                machine: self.decoder.machine(),
                 node_name: &self.config.node_name,
                 earlier_in_boot: self.history_begins.is_some_and(|begins| at < begins),
                 place: place.as_deref(),
@@ -584,6 +611,7 @@ pub fn event_of_line(line: &str, node_name: &str, at: Timestamp) -> Option<Healt
         finding: findings.first()?,
         record: &record,
         at,
+        machine: None,
         node_name,
         earlier_in_boot: false,
         place: None,

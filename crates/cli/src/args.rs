@@ -122,6 +122,10 @@ pub struct RunArgs {
     #[arg(long, env = "GPUWARDEN_REFUSE_USER_SPACE", num_args = 0..=1,
           default_missing_value = "true", value_name = "BOOL")]
     pub refuse_user_space: Option<bool>,
+    /// File in which a collector describes the GPUs; it need not exist, and is read again when
+    /// it changes [default: `/var/lib/nvsentinel/gpu_metadata.json`].
+    #[arg(long, env = "GPUWARDEN_GPU_METADATA", value_name = "FILE")]
+    pub gpu_metadata: Option<PathBuf>,
     /// How long events are kept; those of open faults stay [default: 30d].
     #[arg(long, env = "GPUWARDEN_RETENTION", value_name = "DURATION")]
     pub retention: Option<String>,

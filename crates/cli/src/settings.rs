@@ -17,6 +17,8 @@ use crate::args::RunArgs;
 pub(crate) const DEFAULT_PORT: u16 = 2112;
 /// Socket on which monitors of NVSentinel report.
 const CONTRACT_SOCKET: &str = "/var/run/nvsentinel.sock";
+/// Where NVSentinel's metadata collector writes.
+const GPU_METADATA: &str = "/var/lib/nvsentinel/gpu_metadata.json";
 /// Data directory of root.
 const SYSTEM_DATA_DIR: &str = "/var/lib/gpuwarden";
 /// Key of a `ConfigMap` with the policy: the file's name in NVSentinel's.
@@ -50,6 +52,8 @@ pub struct RunSettings {
     pub history: SignedDuration,
     /// Leave out what programs wrote into the kernel's log.
     pub refuse_user_space: bool,
+    /// The file in which a collector describes the GPUs.
+    pub gpu_metadata: PathBuf,
     /// How long events are kept.
     pub retention: SignedDuration,
     /// Room that the event store may take (bytes).
@@ -164,6 +168,7 @@ struct FileSettings {
     kernel_log: Option<String>,
     history: Option<String>,
     refuse_user_space: Option<bool>,
+    gpu_metadata: Option<PathBuf>,
     retention: Option<String>,
     store_size: Option<String>,
     kubeconfig: Option<PathBuf>,
@@ -337,6 +342,10 @@ impl RunSettings {
                 .refuse_user_space
                 .or(file.refuse_user_space)
                 .unwrap_or(false),
+            gpu_metadata: args
+                .gpu_metadata
+                .or(file.gpu_metadata)
+                .unwrap_or_else(|| PathBuf::from(GPU_METADATA)),
             retention,
             store_size,
             cluster,

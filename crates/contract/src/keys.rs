@@ -145,6 +145,12 @@ pub const META_OVERRIDDEN_BY: &str = "gpuwarden.dev/overridden-by";
 /// Metadata: the id of the event that this one repeats, for which it was kept from the
 /// reactions.
 pub const META_REPEAT_OF: &str = "gpuwarden.dev/repeat-of";
+/// Metadata: UUID of the GPU.
+pub const META_GPU_UUID: &str = "gpu_uuid";
+/// Metadata: index by which the driver's tools number the GPU.
+pub const META_GPU_INDEX: &str = "gpu_index";
+/// Metadata: version of the NVIDIA driver.
+pub const META_DRIVER_VERSION: &str = "driver_version";
 /// Metadata: serial number of the chassis. NVSentinel's key.
 pub const META_CHASSIS_SERIAL: &str = "chassis_serial";
 /// Metadata: the XID that ended the fault of this healthy event. NVSentinel's key.

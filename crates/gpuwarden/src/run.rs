@@ -84,6 +84,7 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
             boot: Boot::current().ok(),
             window: WINDOW,
             refuse_user_space: settings.refuse_user_space,
+            gpu_metadata: settings.gpu_metadata.clone(),
             catalog,
         },
         connector.clone(),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use contract::{EVENT_VERSION, HealthEvent, RecommendedAction, action_name, json, keys};
-use domain::decode::Finding;
+use domain::decode::{Finding, Machine};
 use host::kernel_log::Record;
 use jiff::Timestamp;
 
@@ -15,6 +15,8 @@ pub(super) struct Context<'a> {
     pub(super) record: &'a Record,
     /// When the line was written.
     pub(super) at: Timestamp,
+    /// What is known of the GPUs.
+    pub(super) machine: Option<&'a Machine>,
     /// Node name.
     pub(super) node_name: &'a str,
     /// Whether the line is older than the history that counts.
@@ -98,6 +100,19 @@ fn event(context: &Context<'_>) -> HealthEvent {
     }
     for (key, value) in finding.metadata() {
         note(key, value);
+    }
+    if let Some(uuid) = &finding.gpu_uuid {
+        note(keys::META_GPU_UUID, uuid.clone());
+    }
+    if let Some(machine) = context.machine {
+        let pci = finding.pci.as_deref();
+        let at_address = || pci.and_then(|pci| machine.gpu_at(pci)?.index);
+        if let Some(index) = finding.gpu_index.or_else(at_address) {
+            note(keys::META_GPU_INDEX, index.to_string());
+        }
+        if let Some(version) = machine.driver_version() {
+            note(keys::META_DRIVER_VERSION, version.to_owned());
+        }
     }
     HealthEvent {
         version: EVENT_VERSION,

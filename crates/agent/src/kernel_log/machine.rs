@@ -1,0 +1,152 @@
+//! `gpu_metadata.json`: what NVSentinel's metadata collector has found out about the GPUs.
+//!
+//! Read at the start, and again when it has changed: a collector that comes up after us, or
+//! finds a GPU that was replaced, is heard. Whatever is wrong with the file costs names on
+//! events, never an event; it is shown in the status of the source and logged once.
+
+use std::fs::File;
+use std::io::{self, Read as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::path::PathBuf;
+
+use domain::decode::{MAX_MACHINE_BYTES, Machine, MachineError};
+use runtime::logging::chain;
+
+/// Not to wait where something else than a file has the name (`O_NONBLOCK`).
+const NONBLOCK: i32 = 0o4000;
+
+/// The file, and what of it is known.
+#[derive(Debug)]
+pub(super) struct MachineFile {
+    path: PathBuf,
+    /// Which version of it was read, right or wrong.
+    read: Option<Version>,
+    /// What is wrong with it.
+    problem: Option<String>,
+}
+
+/// Device, inode, length, and time of change with its nanoseconds.
+type Version = (u64, u64, u64, i64, i64);
+
+#[derive(Debug, thiserror::Error)]
+enum ReadError {
+    #[error("cannot read it")]
+    Io(#[from] io::Error),
+    #[error("it is no file")]
+    NoFile,
+    #[error("it is not UTF-8")]
+    Text(#[from] std::string::FromUtf8Error),
+    #[error(transparent)]
+    Machine(#[from] MachineError),
+}
+
+impl MachineFile {
+    pub(super) fn new(path: PathBuf) -> Self {
+        Self {
+            path,
+            read: None,
+            problem: None,
+        }
+    }
+
+    /// What is wrong with the file, in a sentence; a file that is not there is not wrong.
+    pub(super) fn problem(&self) -> Option<&str> {
+        self.problem.as_deref()
+    }
+
+    /// The machine, where the file has changed and could be read. Otherwise what was known
+    /// goes on to count: a file that is gone or broken does not change the hardware.
+    pub(super) fn look(&mut self) -> Option<Machine> {
+        match self.read() {
+            Ok(machine) => {
+                if machine.is_some() {
+                    self.problem = None;
+                }
+                machine
+            }
+            Err(error) => {
+                let path = self.path.display();
+                let problem = format!("{path} is not used: {}", chain(&error));
+                if self.problem.as_ref() != Some(&problem) {
+                    tracing::warn!(%path, err = %chain(&error), "what is known of the GPUs cannot be read");
+                    self.problem = Some(problem);
+                }
+                None
+            }
+        }
+    }
+
+    /// `None`: nothing new.
+    fn read(&mut self) -> Result<Option<Machine>, ReadError> {
+        let opened = File::options()
+            .read(true)
+            .custom_flags(NONBLOCK)
+            .open(&self.path);
+        let file = match opened {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                self.read = None;
+                return Ok(None);
+            }
+            Err(error) => return Err(error.into()),
+        };
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            return Err(ReadError::NoFile);
+        }
+        let version = (
+            metadata.dev(),
+            metadata.ino(),
+            metadata.len(),
+            metadata.mtime(),
+            metadata.mtime_nsec(),
+        );
+        if self.read.replace(version) == Some(version) {
+            return Ok(None);
+        }
+        let mut text = Vec::new();
+        // One byte more than may be, so that a longer file is refused and not cut.
+        file.take(MAX_MACHINE_BYTES as u64 + 1)
+            .read_to_end(&mut text)?;
+        Ok(Some(Machine::parse(&String::from_utf8(text)?)?))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn replace(path: &Path, text: &str) {
+        let new = path.with_extension("tmp");
+        std::fs::write(&new, text).unwrap();
+        std::fs::rename(new, path).unwrap();
+    }
+
+    #[test]
+    fn it_is_read_when_it_changes_and_a_broken_one_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("gpu_metadata.json");
+        let mut file = MachineFile::new(path.clone());
+        assert!(file.look().is_none() && file.problem().is_none());
+        replace(&path, r#"{"driver_version": "570.86.15"}"#);
+        let machine = file.look().unwrap();
+        assert_eq!(machine.driver_version(), Some("570.86.15"));
+        assert!(file.look().is_none(), "nothing new");
+        replace(&path, "{");
+        assert!(file.look().is_none());
+        let problem = file.problem().unwrap().to_owned();
+        assert!(
+            problem.contains("gpu_metadata.json") && problem.contains("EOF"),
+            "{problem}"
+        );
+        assert!(file.look().is_none());
+        assert_eq!(file.problem(), Some(problem.as_str()), "it is still broken");
+        replace(&path, r#"{"driver_version": "580.65.06"}"#);
+        assert!(file.look().is_some() && file.problem().is_none());
+        replace(&path, &" ".repeat(MAX_MACHINE_BYTES + 1));
+        assert!(file.look().is_none());
+        assert!(file.problem().unwrap().contains("4194304"), "{file:?}");
+    }
+}
