@@ -107,6 +107,10 @@ pub struct RunArgs {
     /// [default: own].
     #[arg(long, env = "GPUWARDEN_ACCEPT_NODES", value_name = "own|any")]
     pub accept_nodes: Option<String>,
+    /// What is done to events before they are stored: `NVSentinel`'s config.json, which names
+    /// the files of its transformers [default: nothing].
+    #[arg(long, env = "GPUWARDEN_CONNECTOR_CONFIG", value_name = "FILE")]
+    pub connector_config: Option<PathBuf>,
     /// Address of the status page, API and metrics [default: 127.0.0.1:2112].
     #[arg(long, env = "GPUWARDEN_LISTEN", value_name = "ADDRESS")]
     pub listen: Option<SocketAddr>,

@@ -44,6 +44,8 @@ pub struct RunSettings {
     pub socket: PathBuf,
     /// For which nodes processes on this machine may report.
     pub accept_nodes: AcceptNodes,
+    /// What is done to events before they are stored: a config.json of `NVSentinel`'s connector.
+    pub connector_config: Option<PathBuf>,
     /// Address of page, API and metrics.
     pub listen: SocketAddr,
     /// What to read.
@@ -164,6 +166,7 @@ struct FileSettings {
     data_dir: Option<PathBuf>,
     socket: Option<PathBuf>,
     accept_nodes: Option<String>,
+    connector_config: Option<PathBuf>,
     listen: Option<SocketAddr>,
     kernel_log: Option<String>,
     history: Option<String>,
@@ -332,6 +335,7 @@ impl RunSettings {
             data_dir_is_default: !own_place,
             socket,
             accept_nodes,
+            connector_config: args.connector_config.or(file.connector_config),
             listen: args
                 .listen
                 .or(file.listen)
@@ -509,6 +513,11 @@ mod tests {
         );
         let any = resolve("accept-nodes = \"any\"\n", |_| ()).unwrap();
         assert_eq!(any.accept_nodes, AcceptNodes::Any);
+        let connector = resolve("connector-config = \"/c.json\"\n", |_| ()).unwrap();
+        assert_eq!(
+            connector.connector_config.as_deref(),
+            Some(Path::new("/c.json"))
+        );
         let file =
             "listen = \"127.0.0.1:9\"\nhistory = \"1h\"\nkubeconfig = \"/k\"\nquarantine = true\n";
         let from_file = resolve(file, |_| ()).unwrap();

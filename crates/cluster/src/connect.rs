@@ -9,6 +9,7 @@ use http::header::USER_AGENT;
 use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 
+use crate::KnownNodes;
 use crate::pace::Pace;
 use crate::request::Counters;
 
@@ -131,6 +132,7 @@ pub struct Cluster {
     pub(crate) client: Client,
     pub(crate) pace: Arc<Pace>,
     pub(crate) counters: Arc<Counters>,
+    pub(crate) known: KnownNodes,
     server: String,
 }
 
@@ -168,6 +170,7 @@ impl Cluster {
             client,
             pace: Pace::new(),
             counters: Arc::default(),
+            known: KnownNodes::default(),
             server,
         })
     }

@@ -10,6 +10,7 @@ mod config_map;
 mod connect;
 #[cfg(test)]
 mod fake;
+mod known;
 mod pace;
 pub mod patch;
 mod read;
@@ -20,6 +21,7 @@ mod watch;
 pub use apply::ApplyError;
 pub use config_map::ConfigMapEvent;
 pub use connect::{Cluster, ConnectError, ConnectOptions};
+pub use known::KnownNodes;
 pub use pace::Urgency;
 pub use patch::PatchCall;
 pub use read::ReadError;

@@ -22,6 +22,7 @@ use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use crate::KnownNodes;
 use crate::connect::Cluster;
 
 /// Where nodes are.
@@ -89,7 +90,7 @@ pub(crate) struct Watch<E> {
     /// Which objects below `path`; `None`: all.
     fields: Option<String>,
     /// What the consumer is told; `None` where an object cannot be read.
-    tell: fn(Signal) -> Option<E>,
+    tell: Box<dyn Fn(Signal) -> Option<E> + Send + Sync>,
     events: mpsc::Sender<E>,
     /// From where to go on; `None`: list first.
     version: Option<String>,
@@ -113,19 +114,31 @@ impl Cluster {
     /// Watches all nodes until `cancel` is cancelled or the receiver is dropped. Must be
     /// called within a tokio runtime.
     ///
+    /// What it sees is also kept in [`known_nodes`](Self::known_nodes).
+    ///
     /// The first events are `Restarted`, one `Applied` for each node, `Listed`. Managed
     /// fields and the list of images are dropped from the nodes.
     pub fn watch_nodes(&self, cancel: CancellationToken) -> mpsc::Receiver<NodeEvent> {
         let (events, receiver) = mpsc::channel(QUEUE);
+        let known = self.known.clone();
         let watch = Watch::new(
             self.client.clone(),
             NODES.to_owned(),
             None,
-            NodeEvent::of,
+            move |signal| {
+                let event = NodeEvent::of(signal)?;
+                known.take_in(&event);
+                Some(event)
+            },
             events,
         );
         tokio::spawn(async move { cancel.run_until_cancelled(watch.run()).await });
         receiver
+    }
+
+    /// The nodes as the watch last saw them.
+    pub fn known_nodes(&self) -> KnownNodes {
+        self.known.clone()
     }
 }
 
@@ -151,14 +164,14 @@ impl<E> Watch<E> {
         client: Client,
         path: String,
         fields: Option<String>,
-        tell: fn(Signal) -> Option<E>,
+        tell: impl Fn(Signal) -> Option<E> + Send + Sync + 'static,
         events: mpsc::Sender<E>,
     ) -> Self {
         Self {
             client,
             path,
             fields,
-            tell,
+            tell: Box::new(tell),
             events,
             version: None,
             back_off: BACK_OFF_MIN,

@@ -6,13 +6,16 @@
 //! sending the whole batch again doubles nothing.
 //!
 //! - [`Caller`], [`AcceptNodes`]: who sends, and for which nodes they may speak.
+//! - [`Config`], [`Pipeline`]: what is done to events on their way.
 //! - [`Sink`]: where accepted events go; [`outbox`]: the one of a node without a store.
 //! - [`serve`], [`service`]: the gRPC side.
 
 mod caller;
+mod config;
 mod deliver;
 mod metrics;
 pub mod outbox;
+mod pipeline;
 mod refusal;
 mod server;
 mod sink;
@@ -27,9 +30,13 @@ use store::{Appended, NewEvent};
 use tokio::sync::broadcast;
 
 pub use caller::{AcceptNodes, Caller};
+pub use config::{Config, ConfigError};
 pub use deliver::{Delivery, DeliveryStatus, Header};
+pub use pipeline::{NodeLookup, Pipeline};
 pub use refusal::{Reason, Refused};
-pub use server::{Identify, MAX_IN_FLIGHT, MAX_REQUEST_BYTES, Service, serve, service};
+pub use server::{
+    Identify, MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, MAX_REQUEST_BYTES, Service, serve, service,
+};
 pub use sink::{Sink, SinkError};
 
 /// Takes events in. Cheap to clone.
@@ -37,6 +44,7 @@ pub use sink::{Sink, SinkError};
 pub struct Connector {
     sink: Arc<dyn Sink>,
     nodes: Arc<AcceptNodes>,
+    pipeline: Option<Arc<Pipeline>>,
     metrics: metrics::ConnectorMetrics,
     refusals: refusal::RefusalLog,
     clock: fn() -> Timestamp,
@@ -91,6 +99,7 @@ impl Connector {
         Self {
             sink: Arc::new(sink),
             nodes: Arc::new(nodes),
+            pipeline: None,
             metrics: metrics::ConnectorMetrics::new(metrics),
             refusals: refusal::RefusalLog::default(),
             clock,
@@ -103,7 +112,16 @@ impl Connector {
         self.recoveries.subscribe()
     }
 
-    /// Checks, names and stores a batch that `caller` sends. When it returns `Ok`, all
+    /// Puts transformers between check and sink.
+    #[must_use]
+    pub fn with_pipeline(self, pipeline: Pipeline) -> Self {
+        Self {
+            pipeline: Some(Arc::new(pipeline)),
+            ..self
+        }
+    }
+
+    /// Checks, names, transforms and stores a batch that `caller` sends. When it returns `Ok`, all
     /// events are durable; the answers are in their order.
     pub async fn accept(
         &self,
@@ -155,7 +173,8 @@ impl Connector {
         let appended = if good.is_empty() {
             Vec::new()
         } else {
-            self.sink.append(good).await.map_err(AcceptError::Sink)?
+            let taken = self.transform_and_append(good, now).await;
+            taken.map_err(AcceptError::Sink)?
         };
         self.metrics.appended(&appended);
         for recovery in recovered {
@@ -166,6 +185,42 @@ impl Connector {
             return Ok(appended);
         }
         Err(AcceptError::Refused { refused, stored })
+    }
+
+    /// The events have their ids by now: what is done to them here does not make another
+    /// event of a retry.
+    async fn transform_and_append(
+        &self,
+        mut events: Vec<NewEvent>,
+        now: Timestamp,
+    ) -> Result<Vec<Appended>, SinkError> {
+        let Some(pipeline) = &self.pipeline else {
+            return self.append(events).await;
+        };
+        let passage = pipeline.apply(&mut events, now).await;
+        let repeats = passage.repeats();
+        let firsts = (repeats > 0).then(|| passage.firsts(&events));
+        let mut taken = self.append(events).await;
+        // Repeats of what is stored are what can be spared.
+        if let (Err(SinkError::Full { .. }), Some(firsts)) = (&taken, firsts) {
+            let ids = firsts.iter().map(|one| one.event.id.clone()).collect();
+            let stored = if firsts.is_empty() {
+                Ok(Vec::new())
+            } else {
+                self.append(firsts).await
+            };
+            taken = stored.map(|stored| passage.answers(ids, stored));
+            if taken.is_ok() {
+                pipeline.left_out(repeats);
+            }
+        }
+        pipeline.done(passage, taken.as_deref().ok());
+        taken
+    }
+
+    async fn append(&self, events: Vec<NewEvent>) -> Result<Vec<Appended>, SinkError> {
+        let _waiting = self.metrics.storing();
+        self.sink.append(events).await
     }
 }
 

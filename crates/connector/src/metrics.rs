@@ -1,30 +1,101 @@
-//! Metrics of the connector. The first name is NVSentinel's.
+//! Metrics of the connector, under NVSentinel's names where it has them.
 
+use std::collections::HashSet;
+use std::hash::Hash;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use contract::HealthEvent;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use runtime::metrics::Metrics;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use runtime::metrics::{LegacyCounter, Metrics};
 use store::Appended;
 
 use crate::{Reason, Refused};
+
+/// Most combinations of check, node and codes that repeats are counted by. Senders choose
+/// them, and each is kept until the process ends; what comes beyond counts as `other`.
+const MAX_REPEAT_SERIES: usize = 2_000;
+/// Longest value of a label; a longer one is counted as `other`, too.
+const MAX_LABEL_BYTES: usize = 256;
+/// Beyond [`MAX_REPEAT_SERIES`].
+const OTHER: &str = "other";
+/// The one queue of NVSentinel's that has its like here.
+const QUEUE: &str = "databaseStore";
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ReasonLabels {
     reason: &'static str,
 }
 
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RuleLabels {
+    rule_name: String,
+    field: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RepeatLabels {
+    check: String,
+    node: String,
+    err_code: String,
+}
+
+/// Counters by labels that senders choose, of which there are so many and no more.
+#[derive(Clone, Debug)]
+struct Bounded<L> {
+    family: Family<L, Counter>,
+    known: Arc<Mutex<HashSet<L>>>,
+    room: usize,
+    other: L,
+}
+
+#[derive(Clone)]
 pub(super) struct ConnectorMetrics {
     /// Events received, good or bad.
     pub(super) received: Counter,
     accepted: Counter,
     repeated: Counter,
     refused: Family<ReasonLabels, Counter>,
+    depth: Gauge,
+    adds: LegacyCounter,
+    duration: Histogram,
 }
+
+/// A batch that is being stored.
+pub(super) struct Storing<'a> {
+    metrics: &'a ConnectorMetrics,
+    began: Instant,
+}
+
+pub(super) struct PipelineMetrics {
+    /// Rules of overrides that could not be evaluated.
+    pub(super) evaluation_errors: Counter,
+    /// Repeats that were left out because the sink was full.
+    pub(super) left_out: Counter,
+    /// Faults that the deduplicator had no room for.
+    pub(super) not_remembered: Counter,
+    applied: Family<RuleLabels, Counter>,
+    repeats: Bounded<RepeatLabels>,
+    unaugmented: Family<ReasonLabels, Counter>,
+}
+
+// === impl ConnectorMetrics ===
 
 impl ConnectorMetrics {
     pub(super) fn new(metrics: &Metrics) -> Self {
-        let own = Self::default();
+        let own = Self {
+            received: Counter::default(),
+            accepted: Counter::default(),
+            repeated: Counter::default(),
+            refused: Family::default(),
+            depth: Gauge::default(),
+            adds: LegacyCounter::default(),
+            duration: Histogram::new(exponential_buckets(0.01, 2.0, 12)),
+        };
         // From the start, so that an alert on the first refusal sees it grow from nought.
         for reason in ["invalid", "foreign_node", "too_many"] {
             drop(own.refused.get_or_create(&ReasonLabels { reason }));
@@ -50,6 +121,23 @@ impl ConnectorMetrics {
                 "Health events refused: invalid, of a node that the sender may not speak for, or \
                  too many in one request",
                 own.refused.clone(),
+            );
+            let queue =
+                registry.sub_registry_with_labels([("workqueue".into(), QUEUE.into())].into_iter());
+            queue.register(
+                "platform_connector_workqueue_depth_databaseStore",
+                "Batches that are being stored and not yet acknowledged",
+                own.depth.clone(),
+            );
+            queue.register(
+                "platform_connector_workqueue_adds_total_databaseStore",
+                "Batches handed to the store",
+                own.adds.clone(),
+            );
+            queue.register(
+                "platform_connector_workqueue_work_duration_seconds_databaseStore",
+                "Time until a batch is stored, or is known not to be",
+                own.duration.clone(),
             );
         });
         own
@@ -78,5 +166,167 @@ impl ConnectorMetrics {
         let reason = "too_many";
         let counter = self.refused.get_or_create(&ReasonLabels { reason });
         counter.inc_by(found as u64);
+    }
+
+    /// Counts a batch as being stored until the answer is dropped.
+    pub(super) fn storing(&self) -> Storing<'_> {
+        self.adds.inc();
+        self.depth.inc();
+        Storing {
+            metrics: self,
+            began: Instant::now(),
+        }
+    }
+}
+
+// === impl Storing ===
+
+impl Drop for Storing<'_> {
+    fn drop(&mut self) {
+        self.metrics.depth.dec();
+        let elapsed = self.began.elapsed().as_secs_f64();
+        self.metrics.duration.observe(elapsed);
+    }
+}
+
+// === impl PipelineMetrics ===
+
+impl PipelineMetrics {
+    pub(super) fn new(metrics: &Metrics) -> Self {
+        let own = Self {
+            evaluation_errors: Counter::default(),
+            left_out: Counter::default(),
+            not_remembered: Counter::default(),
+            applied: Family::default(),
+            repeats: Bounded::new(
+                MAX_REPEAT_SERIES,
+                RepeatLabels {
+                    check: OTHER.to_owned(),
+                    node: OTHER.to_owned(),
+                    err_code: OTHER.to_owned(),
+                },
+            ),
+            unaugmented: Family::default(),
+        };
+        for reason in ["unknown_node", "no_room"] {
+            drop(own.unaugmented.get_or_create(&ReasonLabels { reason }));
+        }
+        metrics.register(|registry| {
+            registry.register(
+                "nvsentinel_overrides_applied",
+                "Fields of events that overrides have changed",
+                own.applied.clone(),
+            );
+            registry.register(
+                "nvsentinel_override_evaluation_errors",
+                "Expressions of overrides that could not be evaluated for an event",
+                own.evaluation_errors.clone(),
+            );
+            registry.register(
+                "nvsentinel_platform_connector_dedup_store_and_analyse",
+                "Repeats that were kept from the reactions",
+                own.repeats.family.clone(),
+            );
+            registry.register(
+                "gpuwarden_dedup_not_remembered",
+                "Faults that were let through unseen, for want of room",
+                own.not_remembered.clone(),
+            );
+            registry.register(
+                "gpuwarden_events_left_out",
+                "Repeats of stored events that were not stored, because the sink was full",
+                own.left_out.clone(),
+            );
+            registry.register(
+                "gpuwarden_events_unaugmented",
+                "Events that lack what the cluster knows of their node",
+                own.unaugmented.clone(),
+            );
+        });
+        own
+    }
+
+    /// Counts the fields that a rule has changed.
+    pub(super) fn applied(&self, rule: &str, fields: &[&'static str]) {
+        for field in fields {
+            let labels = RuleLabels {
+                rule_name: rule.to_owned(),
+                field,
+            };
+            self.applied.get_or_create(&labels).inc();
+        }
+    }
+
+    /// Counts an event that was kept from the reactions.
+    pub(super) fn repeat(&self, event: &HealthEvent) {
+        let mut codes = event.error_code.clone();
+        codes.sort();
+        let err_code = if codes.is_empty() {
+            "none".to_owned()
+        } else {
+            codes.join(",")
+        };
+        let labels = [&event.check_name, &event.node_name, &err_code];
+        let short = labels.iter().all(|label| label.len() <= MAX_LABEL_BYTES);
+        let labels = short.then(|| RepeatLabels {
+            check: event.check_name.clone(),
+            node: event.node_name.clone(),
+            err_code: err_code.clone(),
+        });
+        self.repeats.inc(labels);
+    }
+
+    /// Counts an event that lacks what the cluster knows of its node.
+    pub(super) fn unaugmented(&self, reason: &'static str) {
+        let labels = ReasonLabels { reason };
+        self.unaugmented.get_or_create(&labels).inc();
+    }
+}
+
+// === impl Bounded ===
+
+impl<L> Bounded<L>
+where
+    L: Clone + Eq + Hash,
+{
+    fn new(room: usize, other: L) -> Self {
+        Self {
+            family: Family::default(),
+            known: Arc::default(),
+            room,
+            other,
+        }
+    }
+
+    fn inc(&self, labels: Option<L>) {
+        let labels = labels.filter(|labels| {
+            let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            known.contains(labels) || (known.len() < self.room && known.insert(labels.clone()))
+        });
+        let labels = labels.unwrap_or_else(|| self.other.clone());
+        self.family.get_or_create(&labels).inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn senders_cannot_make_series_without_end() {
+        let labels = |node: usize| RepeatLabels {
+            check: "c".into(),
+            node: node.to_string(),
+            err_code: "79".into(),
+        };
+        let bounded = Bounded::new(3, labels(999));
+        for node in 0..10 {
+            bounded.inc(Some(labels(node)));
+            bounded.inc(Some(labels(0)));
+        }
+        bounded.inc(None);
+        let count = |node| bounded.family.get_or_create(&labels(node)).get();
+        assert_eq!((count(0), count(2), count(999)), (11, 1, 8));
+        assert_eq!(bounded.known.lock().unwrap().len(), 3);
     }
 }

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use contract::HealthEvents;
 use contract::proto::platform_connector_server::{PlatformConnector, PlatformConnectorServer};
+use prost::Message as _;
 use runtime::unix_grpc::{self, UnixPeer};
 use tokio::net::UnixListener;
 use tokio::sync::Semaphore;
@@ -19,6 +20,9 @@ use super::{AcceptError, Caller, Connector, Reason, SinkError};
 pub const MAX_REQUEST_BYTES: usize = 4 * 1024 * 1024;
 /// Most requests that are worked on at once; one more is answered `RESOURCE_EXHAUSTED`.
 pub const MAX_IN_FLIGHT: usize = 1024;
+/// Most bytes of requests that are worked on at once; a request beyond that is answered
+/// `RESOURCE_EXHAUSTED`. Room for 16 of the largest, or a whole node's reports in small ones.
+pub const MAX_IN_FLIGHT_BYTES: usize = 16 * MAX_REQUEST_BYTES;
 /// A request that is not answered by then is given up; its events may still be stored.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -32,17 +36,13 @@ pub struct Service {
     connector: Connector,
     identify: Identify,
     in_flight: Arc<Semaphore>,
+    bytes: Arc<Semaphore>,
 }
 
 /// The service, for a server of any kind. Its requests are refused as `UNAUTHENTICATED`
 /// where `identify` does not know the sender.
 pub fn service(connector: Connector, identify: Identify) -> PlatformConnectorServer<Service> {
-    let service = Service {
-        connector,
-        identify,
-        in_flight: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
-    };
-    PlatformConnectorServer::new(service)
+    PlatformConnectorServer::new(Service::new(connector, identify))
         .max_decoding_message_size(MAX_REQUEST_BYTES)
         .max_encoding_message_size(MAX_REQUEST_BYTES)
 }
@@ -64,6 +64,17 @@ pub async fn serve(
 
 // === impl Service ===
 
+impl Service {
+    pub(super) fn new(connector: Connector, identify: Identify) -> Self {
+        Self {
+            connector,
+            identify,
+            in_flight: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
+            bytes: Arc::new(Semaphore::new(MAX_IN_FLIGHT_BYTES)),
+        }
+    }
+}
+
 #[tonic::async_trait]
 impl PlatformConnector for Service {
     async fn health_event_occurred_v1(
@@ -73,6 +84,12 @@ impl PlatformConnector for Service {
         let Ok(_permit) = self.in_flight.try_acquire() else {
             return Err(Status::resource_exhausted(format!(
                 "{MAX_IN_FLIGHT} requests are being worked on; send it again later"
+            )));
+        };
+        let bytes = u32::try_from(request.get_ref().encoded_len()).unwrap_or(u32::MAX);
+        let Ok(_room) = self.bytes.try_acquire_many(bytes) else {
+            return Err(Status::resource_exhausted(format!(
+                "requests of {MAX_IN_FLIGHT_BYTES} bytes are being worked on; send it again later"
             )));
         };
         let Some(caller) = (self.identify)(request.extensions()) else {

@@ -394,3 +394,58 @@ async fn monitors_hear_of_recoveries_that_others_report() {
     assert!(recoveries.try_recv().unwrap().event.is_healthy);
     assert!(recoveries.try_recv().is_err(), "a fault is no recovery");
 }
+
+/// Takes nothing and never answers.
+struct Stuck;
+
+#[async_trait::async_trait]
+impl Sink for Stuck {
+    async fn append(&self, _events: Vec<NewEvent>) -> Result<Vec<Appended>, SinkError> {
+        std::future::pending().await
+    }
+}
+
+/// NVSentinel queues what comes without a limit.
+#[tokio::test]
+async fn what_waits_for_a_store_that_hangs_is_bounded_by_number_and_by_size() {
+    use contract::proto::platform_connector_server::PlatformConnector as _;
+    let large = |count: usize| {
+        let mut event = event("0");
+        event.message = "x".repeat(4_000_000);
+        batch(vec![event; count])
+    };
+    let small = batch(vec![event("0")]);
+    for (request, fit) in [(large(1), 16), (small, MAX_IN_FLIGHT)] {
+        let metrics = Metrics::default();
+        let connector = Connector::new(Stuck, AcceptNodes::Any, &metrics, Timestamp::now);
+        let service = server::Service::new(connector, |_| Some(Caller::Monitor));
+        let mut waiting = tokio::task::JoinSet::new();
+        for _ in 0..fit {
+            let (service, request) = (service.clone(), request.clone());
+            waiting.spawn(async move {
+                service
+                    .health_event_occurred_v1(tonic::Request::new(request))
+                    .await
+            });
+        }
+        let depth = format!(
+            "platform_connector_workqueue_depth_databaseStore{{workqueue=\"databaseStore\"}} {fit}\n"
+        );
+        while !metrics.encode().contains(&depth) {
+            tokio::task::yield_now().await;
+        }
+        let one_more = tonic::Request::new(request);
+        let status = service
+            .health_event_occurred_v1(one_more)
+            .await
+            .unwrap_err();
+        assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+        // What is given up makes room again.
+        waiting.shutdown().await;
+        assert!(
+            metrics
+                .encode()
+                .contains("_databaseStore{workqueue=\"databaseStore\"} 0\n")
+        );
+    }
+}

@@ -9,7 +9,7 @@ use agent::kernel_log::{Config as KernelLogConfig, KernelLogMonitor, WINDOW};
 use anyhow::Context as _;
 use cli::{ClusterSettings, Endpoint, ModeSetting, PolicySetting, RunSettings};
 use cluster::{Cluster, ConnectOptions};
-use connector::Connector;
+use connector::{Connector, NodeLookup, Pipeline};
 use console::{Console, Info, api};
 use controller::policy::{PolicyFollower, PolicySource};
 use controller::quarantine::{Config as QuarantineConfig, Mode, Owns, Quarantine};
@@ -37,6 +37,13 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     let colour = std::io::IsTerminal::is_terminal(&std::io::stderr());
     logging::start(&settings.log, settings.log_format, colour)?;
     let catalog = Arc::new(cli::load_catalog(&settings.catalog)?);
+    let transformers = match &settings.connector_config {
+        Some(path) => connector::Config::read(path)?,
+        None => connector::Config::default(),
+    };
+    for note in &transformers.notes {
+        tracing::warn!("{note}");
+    }
     let cluster = match &settings.cluster {
         Some(cluster) => Some(Arc::new(connect(cluster).await?)),
         None => None,
@@ -69,12 +76,20 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
 
     let cancel = CancellationToken::new();
     let events: Arc<dyn EventStore> = Arc::clone(&store) as Arc<dyn EventStore>;
-    let connector = Connector::new(
+    let mut connector = Connector::new(
         Arc::clone(&events),
         settings.accept_nodes.clone(),
         &metrics,
         clock,
     );
+    if settings.connector_config.is_some() {
+        let nodes = known_nodes(cluster.as_deref());
+        let pipeline = Pipeline::new(transformers.transformers, &nodes, &metrics);
+        if let Err(error) = pipeline.recall(events.as_ref(), clock()).await {
+            tracing::warn!(err = %error, "repeats of what was stored before are not known");
+        }
+        connector = connector.with_pipeline(pipeline);
+    }
     let monitor = KernelLogMonitor::new(
         KernelLogConfig {
             spec: settings.kernel_log.clone(),
@@ -191,6 +206,13 @@ fn policy_source(setting: Option<PolicySetting>) -> PolicySource {
             key,
         },
     }
+}
+
+/// Where events learn of their nodes: what the quarantine's watch has seen last. Without a
+/// cluster nothing is known of any.
+fn known_nodes(cluster: Option<&Cluster>) -> Arc<dyn NodeLookup> {
+    let nodes = cluster.map(Cluster::known_nodes);
+    Arc::new(move |name: &str| nodes.as_ref()?.get(name))
 }
 
 async fn connect(settings: &ClusterSettings) -> anyhow::Result<Cluster> {

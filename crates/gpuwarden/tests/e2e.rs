@@ -6,6 +6,8 @@
 
 #[path = "e2e/commands.rs"]
 mod commands;
+#[path = "e2e/connector.rs"]
+mod connector;
 #[path = "e2e/crash.rs"]
 mod crash;
 #[path = "e2e/outage.rs"]

@@ -255,6 +255,11 @@ impl Deduplicator {
         self.settings.window
     }
 
+    /// How many faults are remembered.
+    pub fn remembered(&self) -> usize {
+        self.scopes.values().map(HashMap::len).sum()
+    }
+
     fn remember(&mut self, scope: &Scope, subject: &Subject, report: Report) -> bool {
         let bytes = self.bytes + report.bytes;
         if bytes > self.room {

@@ -113,14 +113,28 @@ fn what_is_wrong_is_said_and_ends_with_2() {
     let dir = tempfile::tempdir().unwrap();
     let policy = dir.path().join("p.toml");
     std::fs::write(&policy, "[[rule-sets]]\nname = \"x\"\n[[rule-sets.match.any]]\nkind = \"HealthEvent\"\nexpression = \"event.isFatl\"\n").unwrap();
+    let connector = dir.path().join("config.json");
+    let dedup =
+        r#"{"pipeline": [{"name": "Deduplicator", "enabled": true, "config": "dedup.toml"}]}"#;
+    std::fs::write(&connector, dedup).unwrap();
+    std::fs::write(
+        dir.path().join("dedup.toml"),
+        "\nsuppressionWindow = \"soon\"\n",
+    )
+    .unwrap();
+    let connector = connector.to_str().unwrap();
     let data = dir.path().join("data");
     let data = data.to_str().unwrap();
     let policy = policy.to_str().unwrap();
-    let table: [(&[&str], &str); 8] = [
+    let table: [(&[&str], &str); 9] = [
         (&["run", "--frobnicate"], "--frobnicate"),
         (&["run", "--quarantine", "--data-dir", data], "--kubeconfig"),
         (&["run", "--history", "soon", "--data-dir", data], "15m"),
         (&["run", "--policy", policy, "--data-dir", data], "p.toml:5"),
+        (
+            &["run", "--connector-config", connector, "--data-dir", data],
+            "dedup.toml:2: suppressionWindow 'soon'",
+        ),
         (
             &["run", "--kubeconfig", "/does/not/exist", "--data-dir", data],
             "/does/not/exist",

@@ -453,10 +453,7 @@ fn where_there_is_no_room_reports_pass_and_room_comes_back() {
     );
     bench.now = at(300);
     assert!(bench.passes_with_room(&of(50)));
-    assert_eq!(
-        bench.dedup.scopes.values().map(HashMap::len).sum::<usize>(),
-        1
-    );
+    assert_eq!(bench.dedup.remembered(), 1);
 }
 
 impl Bench {

@@ -1,0 +1,90 @@
+//! The nodes as the watch last saw them, for those who only want to look one up.
+//!
+//! Whoever decides about nodes reads the watch itself and sees every change; this is what is
+//! left behind by it, and asking it costs no request and never waits.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use domain::node::NodeView;
+
+use crate::NodeEvent;
+
+/// The nodes that are known. Cheap to clone; all clones see the same.
+///
+/// Empty until somebody watches the nodes; while the watch fails, what was known stays.
+#[derive(Clone, Debug, Default)]
+pub struct KnownNodes(Arc<RwLock<Known>>);
+
+#[derive(Debug, Default)]
+struct Known {
+    nodes: HashMap<String, Arc<NodeView>>,
+    /// Nodes seen since a list began.
+    listed: Option<HashSet<String>>,
+}
+
+// === impl KnownNodes ===
+
+impl KnownNodes {
+    /// The node of this name.
+    pub fn get(&self, name: &str) -> Option<Arc<NodeView>> {
+        let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        known.nodes.get(name).cloned()
+    }
+
+    /// Takes in what the watch says.
+    pub(crate) fn take_in(&self, event: &NodeEvent) {
+        let mut known = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let Known { nodes, listed } = &mut *known;
+        match event {
+            NodeEvent::Restarted => *listed = Some(HashSet::new()),
+            NodeEvent::Applied(node) => {
+                if let Some(listed) = listed {
+                    listed.insert(node.name.clone());
+                }
+                nodes.insert(node.name.clone(), Arc::clone(node));
+            }
+            NodeEvent::Deleted(name) => drop(nodes.remove(name)),
+            NodeEvent::Listed => {
+                if let Some(listed) = listed.take() {
+                    nodes.retain(|name, _| listed.contains(name));
+                }
+            }
+            NodeEvent::Failing { .. } | NodeEvent::Recovered => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_watch_says_is_known() {
+        let known = KnownNodes::default();
+        let applied = |name: &str| NodeEvent::Applied(Arc::new(NodeView::unknown(name)));
+        let failing = NodeEvent::Failing { error: "e".into() };
+        let table = [
+            (NodeEvent::Restarted, ""),
+            (applied("a"), "a"),
+            (applied("b"), "ab"),
+            (applied("c"), "abc"),
+            (NodeEvent::Listed, "abc"),
+            (NodeEvent::Deleted("b".into()), "ac"),
+            (failing, "ac"),
+            // A new list keeps what was known until it is complete.
+            (NodeEvent::Restarted, "ac"),
+            (applied("c"), "ac"),
+            (NodeEvent::Listed, "c"),
+        ];
+        for (event, expected) in table {
+            known.take_in(&event);
+            let names = ["a", "b", "c"];
+            let found: String = names
+                .into_iter()
+                .filter(|name| known.get(name).is_some())
+                .collect();
+            assert_eq!(found, expected, "{event:?}");
+        }
+    }
+}

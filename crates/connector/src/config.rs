@@ -1,0 +1,209 @@
+//! Reads the connector's configuration: NVSentinel's `config.json` and the files of the
+//! transformers that it switches on. What the files may say is in
+//! [`domain::pipeline::load`].
+
+use std::fmt::Write as _;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use domain::pipeline::load::{self, Kind, LoadError};
+use domain::pipeline::{Transformer, augment};
+
+/// What the files say.
+#[derive(Debug, Default)]
+pub struct Config {
+    /// The transformers, in their order.
+    pub transformers: Vec<Transformer>,
+    /// What was read and is not used, and why: to be shown.
+    pub notes: Vec<String>,
+}
+
+/// Why there is no configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// A file cannot be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        #[source]
+        source: io::Error,
+    },
+    /// A file is wrong.
+    #[error(transparent)]
+    Wrong(#[from] LoadError),
+    /// A transformer that needs a file names none.
+    #[error("{}: pipeline: {name} needs a config file, and names none", path.display())]
+    NoFile {
+        /// The file.
+        path: PathBuf,
+        /// The transformer.
+        name: &'static str,
+    },
+}
+
+// === impl Config ===
+
+impl Config {
+    /// Reads `config.json` at `path`. Paths in it that are relative start where it is.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let file = load::connector(&text(path)?, &shown(path))?;
+        let mut config = Self {
+            transformers: Vec::new(),
+            notes: file.notes,
+        };
+        let place = path.parent().unwrap_or(Path::new(""));
+        for entry in file.pipeline {
+            let named = (!entry.config.is_empty()).then(|| place.join(&entry.config));
+            let transformer = config.transformer(entry.kind, path, named.as_deref())?;
+            config.transformers.push(transformer);
+        }
+        Ok(config)
+    }
+
+    fn transformer(
+        &mut self,
+        kind: Kind,
+        path: &Path,
+        named: Option<&Path>,
+    ) -> Result<Transformer, ConfigError> {
+        let needed = |name| {
+            named.ok_or_else(|| ConfigError::NoFile {
+                path: path.to_owned(),
+                name,
+            })
+        };
+        Ok(match kind {
+            Kind::MetadataAugmentor => Transformer::Augment(self.labels(named)?),
+            Kind::OverrideTransformer => {
+                let file = needed("OverrideTransformer")?;
+                let (overrides, notes) = load::overrides(&text(file)?, &shown(file))?;
+                self.notes.extend(notes);
+                Transformer::Override(overrides)
+            }
+            Kind::Deduplicator => {
+                let file = needed("Deduplicator")?;
+                Transformer::Deduplicate(load::dedup(&text(file)?, &shown(file))?)
+            }
+        })
+    }
+
+    /// The labels; none where there is no file, as in NVSentinel.
+    fn labels(&mut self, file: Option<&Path>) -> Result<augment::Labels, ConfigError> {
+        let mut without = "MetadataAugmentor writes no labels, for it ".to_owned();
+        let Some(file) = file else {
+            without.push_str("names no config file");
+            self.notes.push(without);
+            return Ok(augment::Labels::default());
+        };
+        match text(file) {
+            Ok(text) => {
+                let (labels, notes) = load::metadata(&text, &shown(file))?;
+                self.notes.extend(notes);
+                Ok(labels)
+            }
+            Err(ConfigError::Read { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+                // Writing into a String does not fail.
+                let _ = write!(without, "finds no file {}", file.display());
+                self.notes.push(without);
+                Ok(augment::Labels::default())
+            }
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn text(path: &Path) -> Result<String, ConfigError> {
+    std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+        path: path.to_owned(),
+        source,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn examples() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/connector")
+    }
+
+    #[test]
+    fn the_files_of_an_installation_load_unchanged() {
+        let config = Config::read(&examples().join("config.json")).unwrap();
+        assert!(matches!(
+            config.transformers.as_slice(),
+            [
+                Transformer::Augment(_),
+                Transformer::Override(_),
+                Transformer::Deduplicate(_)
+            ]
+        ));
+        // With the absolute paths that a chart writes.
+        let dir = tempfile::tempdir().unwrap();
+        let place = examples().canonicalize().unwrap();
+        let text = std::fs::read_to_string(place.join("config.json")).unwrap();
+        let absolute = text.replace("dedup.toml", place.join("dedup.toml").to_str().unwrap());
+        let relative = absolute.replace(
+            "\"OverrideTransformer\",\n      \"enabled\": true",
+            "\"OverrideTransformer\",\n      \"enabled\": false",
+        );
+        let path = dir.path().join("config.json");
+        std::fs::write(&path, relative).unwrap();
+        let config = Config::read(&path).unwrap();
+        assert!(matches!(
+            config.transformers.as_slice(),
+            [Transformer::Augment(labels), Transformer::Deduplicate(_)] if labels.0.is_empty()
+        ));
+        let note = config.notes.last().unwrap();
+        assert!(
+            note.contains("metadata.toml") && note.contains("no labels"),
+            "{note}"
+        );
+    }
+
+    #[test]
+    fn what_is_missing_or_wrong_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.json");
+        std::fs::write(dir.path().join("bad.toml"), "\nsuppressionWindow = 3\n").unwrap();
+        let table = [
+            (
+                r#"{"name": "Deduplicator", "enabled": true}"#,
+                "Deduplicator needs a config file",
+            ),
+            (
+                r#"{"name": "OverrideTransformer", "enabled": true}"#,
+                "OverrideTransformer needs",
+            ),
+            (
+                r#"{"name": "Deduplicator", "enabled": true, "config": "gone.toml"}"#,
+                "cannot read ",
+            ),
+            (
+                r#"{"name": "Deduplicator", "enabled": true, "config": "bad.toml"}"#,
+                "bad.toml:2: invalid type",
+            ),
+            (
+                r#"{"name": "MetadataAugmentor", "enabled": true, "config": "bad.toml"}"#,
+                "bad.toml:2: unknown field",
+            ),
+            (
+                r#"{"name": "Augmentor", "enabled": true}"#,
+                "config.json:1: pipeline: transformer 'Augmentor' is unknown",
+            ),
+        ];
+        for (entry, expected) in table {
+            std::fs::write(&path, format!("{{\"pipeline\": [{entry}]}}")).unwrap();
+            let error = Config::read(&path).unwrap_err().to_string();
+            assert!(error.contains(expected), "{entry}: {error}");
+        }
+        let error = Config::read(&dir.path().join("none.json")).unwrap_err();
+        assert!(error.to_string().contains("none.json"), "{error}");
+    }
+}
