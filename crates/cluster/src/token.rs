@@ -85,9 +85,8 @@ impl Cluster {
 fn owner(review: TokenReview, audience: &str) -> Result<TokenOwner, TokenError> {
     let invalid = |why: String| Err(TokenError::Invalid { why });
     let status = review.status.unwrap_or_default();
-    let user = match (status.authenticated, status.user) {
-        (Some(true), Some(user)) => user,
-        _ => return invalid(status.error.unwrap_or_else(|| "it is not known".to_owned())),
+    let (Some(true), Some(user)) = (status.authenticated, status.user) else {
+        return invalid(status.error.unwrap_or_else(|| "it is not known".to_owned()));
     };
     // An API server that knows nothing of audiences leaves the list empty.
     if !status

@@ -189,7 +189,10 @@ fn a_recovery_ends_the_windows_of_what_it_heals() {
 
 #[test]
 fn a_recovery_from_elsewhere_is_not_undone_by_what_was_counted_before_it() {
-    for (accepted, strategy) in [(9, ProcessingStrategy::StoreOnly), (4, Default::default())] {
+    for (accepted, strategy) in [
+        (9, ProcessingStrategy::StoreOnly),
+        (4, ProcessingStrategy::default()),
+    ] {
         let mut bench = Bench::default();
         bench.take(report("0000:b3:00", 1), 0, 0);
         bench.take(report("0000:b3:00", 2), 5, 0);

@@ -187,12 +187,11 @@ async fn killed_in_a_storm_it_counts_every_line_once() -> anyhow::Result<()> {
     let mut line = 0;
     let mut kills = 0;
     while line < STORM {
-        let part: String = (line..line + 4_000)
-            .map(|line| {
-                let gpu = line % FAULTS;
-                format!("NVRM: Xid (PCI:0000:{gpu:02x}:00): 95, pid=1, name=a, line {line}\n")
-            })
-            .collect();
+        let lines = (line..line + 4_000).map(|line| {
+            let gpu = line % FAULTS;
+            format!("NVRM: Xid (PCI:0000:{gpu:02x}:00): 95, pid=1, name=a, line {line}\n")
+        });
+        let part = lines.collect::<Vec<_>>().concat();
         line += 4_000;
         product.append_kernel_log(&part)?;
         // A moment that differs from kill to kill, mostly while these lines are read.

@@ -1,0 +1,223 @@
+//! A small simulator: random faults, people, foreign controllers, restarts, conflicts and
+//! failures, against the invariants.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// What can happen to a node, its faults and its controller.
+#[derive(Clone, Debug)]
+enum Happening {
+    Fault(u8),
+    OtherFault(u8, bool),
+    Recovery(u8),
+    Step,
+    StepButPatchLost,
+    StepButConflict,
+    Restart,
+    Cordon,
+    /// By hand, whoever cordoned it.
+    Uncordon,
+    /// Taints of ours removed by hand.
+    Untaint,
+    /// A release is asked for.
+    AskRelease,
+    /// The other policy.
+    Reload,
+    ForeignTaint(u8),
+    ForeignTaintGone(u8),
+    ForeignLabel(u8),
+    Later(u16),
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    prop_oneof![
+        2 => (0_u8..3).prop_map(Happening::Fault),
+        2 => (0_u8..3, any::<bool>()).prop_map(|(gpu, fatal)| Happening::OtherFault(gpu, fatal)),
+        3 => (0_u8..3).prop_map(Happening::Recovery),
+        6 => Just(Happening::Step),
+        1 => Just(Happening::StepButPatchLost),
+        1 => Just(Happening::StepButConflict),
+        1 => Just(Happening::Restart),
+        1 => Just(Happening::Cordon),
+        1 => Just(Happening::Uncordon),
+        1 => Just(Happening::Untaint),
+        1 => Just(Happening::AskRelease),
+        1 => Just(Happening::Reload),
+        1 => (0_u8..3).prop_map(Happening::ForeignTaint),
+        1 => (0_u8..3).prop_map(Happening::ForeignTaintGone),
+        1 => (0_u8..3).prop_map(Happening::ForeignLabel),
+        1 => (0_u16..100).prop_map(Happening::Later),
+    ]
+}
+
+/// Annotations that outlive a session which a person has ended.
+const AFTER_A_PERSON: [&str; 4] = [
+    keys::UNCORDONED_MANUALLY,
+    keys::UNTAINTED_MANUALLY,
+    keys::RELEASED_AT,
+    keys::RELEASE,
+];
+
+/// What people and other controllers have put on the node.
+#[derive(Clone, Debug, Default)]
+struct Foreign {
+    cordon: bool,
+    taints: Vec<String>,
+    labels: BTreeMap<String, String>,
+}
+
+impl Foreign {
+    /// Who removes a taint of ours keeps the cordon: from then on it is theirs.
+    fn see(&mut self, patch: &Patch, node: &NodeView) {
+        let marked = patch.change.annotations.get(keys::UNTAINTED_MANUALLY);
+        if patch.intent == Intent::StandDown && marked.is_some() {
+            self.cordon |= node.unschedulable;
+        }
+    }
+
+    fn settle(&mut self, world: &mut World) {
+        for _ in 0..10 {
+            let Some(patch) = world.step().patch else {
+                match world.session.not_before {
+                    Some(at) => world.now = world.now.max(at),
+                    None => return,
+                }
+                continue;
+            };
+            world.node = world.node.after(&patch.change);
+            self.see(&patch, &world.node);
+        }
+        panic!("does not settle: {:?}", world.session);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+    #[test]
+    fn whatever_happens_we_take_back_exactly_what_is_ours(
+        happenings in proptest::collection::vec(happening(), 0..60),
+    ) {
+        let mut world = World::new();
+        let mut foreign = Foreign::default();
+        for happening in &happenings {
+            match happening {
+                Happening::Fault(gpu) => world.fault(*gpu),
+                Happening::OtherFault(gpu, fatal) => world.event("XidCheck", *gpu, *fatal, false),
+                Happening::Recovery(gpu) => {
+                    world.recovery(*gpu);
+                    world.event("XidCheck", *gpu, false, true);
+                }
+                Happening::Step => {
+                    if let Some(patch) = world.step().patch {
+                        world.node = world.node.after(&patch.change);
+                        foreign.see(&patch, &world.node);
+                    }
+                }
+                Happening::StepButPatchLost => {
+                    if world.step().patch.is_some() {
+                        world.session.failed(Failure::Error { retry_after: None }, world.now);
+                    }
+                }
+                Happening::StepButConflict => {
+                    if world.step().patch.is_some() {
+                        world.session.failed(Failure::Conflict, world.now);
+                    }
+                }
+                Happening::Restart => {
+                    world.session = Session::idle(world.now);
+                    let saved = serde_json::to_string(&world.book).unwrap();
+                    world.book = serde_json::from_str(&saved).unwrap();
+                }
+                Happening::Cordon => {
+                    // Cordoning a node that we cordoned changes nothing: it is ours, also
+                    // where somebody uncordoned it before and nobody looked.
+                    let own = Ownership::read(&world.node);
+                    let ours = own.is_some_and(|own| own.cordoned && !own.cordon_pre_existing);
+                    foreign.cordon |= !world.node.unschedulable && !ours;
+                    world.node.unschedulable = true;
+                }
+                Happening::Uncordon => {
+                    world.node.unschedulable = false;
+                    foreign.cordon = false;
+                }
+                Happening::Untaint => {
+                    world.node.taints.retain(|on| on.taint.key.starts_with("foreign-"));
+                }
+                Happening::AskRelease => {
+                    let at = world.now.to_string();
+                    let text = json!({"by": "alice", "reason": "why not", "at": at}).to_string();
+                    world.node.annotations.insert(keys::RELEASE.into(), text);
+                }
+                Happening::Reload => {
+                    let other = world.policy.unhealthy_taint;
+                    world.policy = if other { PARSED.clone() } else { OTHER.clone() };
+                }
+                Happening::ForeignTaint(n) => {
+                    world.foreign_taint(&format!("foreign-{n}"));
+                    foreign.taints.push(format!("foreign-{n}"));
+                    foreign.taints.sort();
+                    foreign.taints.dedup();
+                }
+                Happening::ForeignTaintGone(n) => {
+                    let key = format!("foreign-{n}");
+                    world.node.taints.retain(|on| on.taint.key != key);
+                    foreign.taints.retain(|taint| *taint != key);
+                }
+                Happening::ForeignLabel(n) => {
+                    world.node.labels.insert(format!("foreign-{n}"), "x".into());
+                    foreign.labels.insert(format!("foreign-{n}"), "x".into());
+                }
+                Happening::Later(seconds) => {
+                    world.now += SignedDuration::from_secs(i64::from(*seconds));
+                }
+            }
+            let ours: Vec<_> = taint_keys(&world.node)
+                .into_iter()
+                .filter(|key| key.starts_with("foreign-"))
+                .map(str::to_owned)
+                .collect();
+            let mut ours_sorted = ours;
+            ours_sorted.sort();
+            prop_assert_eq!(&ours_sorted, &foreign.taints);
+            prop_assert!(world.node.unschedulable || !foreign.cordon);
+        }
+        // Converges to what is wanted ...
+        foreign.settle(&mut world);
+        let desired = world.desired();
+        prop_assert_eq!(world.node.unschedulable, desired.cordon || foreign.cordon);
+        let mut ours: Vec<_> = world.node.taints.iter().map(|on| on.taint.clone()).collect();
+        ours.retain(|taint| !taint.key.starts_with("foreign-"));
+        prop_assert_eq!(ours, desired.taints);
+        // ... and once all is well, to the node as others have made it.
+        for gpu in 0..3 {
+            world.recovery(gpu);
+            world.event("XidCheck", gpu, false, true);
+        }
+        foreign.settle(&mut world);
+        prop_assert_eq!(world.session.phase, Phase::Idle);
+        prop_assert_eq!(world.node.unschedulable, foreign.cordon);
+        prop_assert_eq!(&world.node.labels, &foreign.labels);
+        world.node.annotations.retain(|key, _| !AFTER_A_PERSON.contains(&key.as_str()));
+        prop_assert!(world.node.annotations.is_empty(), "{:?}", world.node.annotations);
+        let mut left: Vec<_> = taint_keys(&world.node).into_iter().map(str::to_owned).collect();
+        left.sort();
+        prop_assert_eq!(left, foreign.taints);
+    }
+
+    #[test]
+    fn settled_is_settled(
+        happenings in proptest::collection::vec((0_u8..3, any::<bool>(), any::<bool>()), 1..20),
+    ) {
+        let mut world = World::new();
+        for (gpu, fatal, healthy) in happenings {
+            world.event("GpuMemWatch", gpu, fatal, healthy);
+        }
+        world.settle();
+        let node = world.node.clone();
+        // A restart, and any number of further looks, change nothing.
+        world.session = Session::idle(world.now);
+        prop_assert_eq!(world.settle(), []);
+        prop_assert_eq!(node, world.node);
+    }
+}
