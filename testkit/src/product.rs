@@ -118,9 +118,17 @@ impl Launch {
         self.option("--kubeconfig", path)
     }
 
-    /// Lets the product act on its cluster.
+    /// Lets the product act on its cluster, without the brake: the nodes of other tests in
+    /// a shared cluster must not hold this one's back.
     #[must_use]
     pub fn quarantine(self) -> Self {
+        self.arg("--quarantine")
+            .option("--circuit-breaker", "false")
+    }
+
+    /// Lets the product act on its cluster, with the brake: for private clusters.
+    #[must_use]
+    pub fn quarantine_with_brake(self) -> Self {
         self.arg("--quarantine")
     }
 
@@ -253,6 +261,22 @@ impl Product {
     fn output(&self, name: &str) -> String {
         let bytes = fs::read(self.launch.home.path().join(name)).unwrap_or_default();
         String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// What the product answers to a GET: the body, whatever the status.
+    pub async fn get(&self, path: &str) -> anyhow::Result<String> {
+        use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+        let address = self.address().trim_start_matches("http://");
+        let mut stream = tokio::net::TcpStream::connect(address).await?;
+        // HTTP/1.0: the answer ends with the connection, and is not cut into chunks.
+        let request = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n");
+        stream.write_all(request.as_bytes()).await?;
+        let mut answer = Vec::new();
+        tokio::time::timeout(COMMAND_LIMIT, stream.read_to_end(&mut answer)).await??;
+        let answer = String::from_utf8_lossy(&answer).into_owned();
+        let (_, body) = (answer.split_once("\r\n\r\n"))
+            .with_context(|| format!("{path}: no HTTP answer in {answer:?}"))?;
+        Ok(body.to_owned())
     }
 
     /// Appends lines to the kernel log that is a file.

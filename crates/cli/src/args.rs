@@ -64,6 +64,15 @@ pub enum Command {
         after_help = "Examples:\n  gpuwarden why-not gpu-7\n  gpuwarden why-not gpu-7 -o json"
     )]
     WhyNot(ExplainArgs),
+    /// Stop new quarantines of a cluster for a while; what is out of service is given back
+    /// all the same.
+    #[command(
+        after_help = "Examples:\n  gpuwarden pause --for 2h --reason 'driver roll-out'\n  gpuwarden resume"
+    )]
+    Pause(PauseArgs),
+    /// End a pause.
+    #[command(after_help = "Examples:\n  gpuwarden resume")]
+    Resume(KubeArgs),
     /// Look into the event store's file.
     #[command(
         after_help = "Examples:\n  gpuwarden store inspect\n  gpuwarden store inspect --data-dir \
@@ -172,6 +181,19 @@ pub struct RunArgs {
         value_delimiter = ','
     )]
     pub catalog: Vec<PathBuf>,
+    /// Limit how many nodes are taken out of service: the budgets and the circuit breaker of
+    /// the policy [default: true].
+    #[arg(long, alias = "circuit-breaker-enabled", env = "GPUWARDEN_CIRCUIT_BREAKER", num_args = 0..=1,
+          default_missing_value = "true", value_name = "BOOL")]
+    pub circuit_breaker: Option<bool>,
+    /// Label of GPU nodes, of whose number the limits' percentages are
+    /// [default: nvidia.com/gpu.present=true].
+    #[arg(long, env = "GPUWARDEN_GPU_NODE_LABEL", value_name = "KEY=VALUE")]
+    pub gpu_node_label: Option<String>,
+    /// Namespace of gpuwarden's own objects: the `ConfigMaps` of the circuit breaker and of
+    /// pauses [default: the pod's own, else gpuwarden].
+    #[arg(long, env = "GPUWARDEN_NAMESPACE", value_name = "NAME")]
+    pub namespace: Option<String>,
     /// What is logged: error, warn, info, debug, trace, also by crate [default: info].
     #[arg(long, env = "GPUWARDEN_LOG", value_name = "FILTER")]
     pub log: Option<String>,
@@ -441,6 +463,38 @@ pub struct ReleaseArgs {
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3_600),
           conflicts_with = "no_wait")]
     pub timeout: u64,
+}
+
+/// Which cluster, and where in it gpuwarden keeps its own objects.
+#[derive(Args, Debug, Default, Clone)]
+pub struct KubeArgs {
+    /// Kubeconfig of the cluster [default: $KUBECONFIG, else ~/.kube/config; in a pod its own
+    /// service account].
+    #[arg(long, env = "GPUWARDEN_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig [default: its current one].
+    #[arg(long, env = "GPUWARDEN_CONTEXT", value_name = "NAME")]
+    pub context: Option<String>,
+    /// Namespace of gpuwarden [default: the pod's own, else gpuwarden].
+    #[arg(short, long, env = "GPUWARDEN_NAMESPACE", value_name = "NAME")]
+    pub namespace: Option<String>,
+}
+
+/// Arguments of `pause`.
+#[derive(Args, Debug)]
+pub struct PauseArgs {
+    /// For how long; it ends by itself.
+    #[arg(long = "for", default_value = "1h", value_name = "DURATION")]
+    pub duration: String,
+    /// Why, for everybody who looks.
+    #[arg(long, value_name = "TEXT")]
+    pub reason: String,
+    /// Who asks for it [default: $USER].
+    #[arg(long, env = "USER", value_name = "NAME")]
+    pub by: Option<String>,
+    /// Which cluster.
+    #[command(flatten)]
+    pub kube: KubeArgs,
 }
 
 /// Arguments of `bench`.

@@ -6,6 +6,7 @@ mod decode;
 mod events;
 mod explain;
 mod inject;
+mod pause;
 mod release;
 mod status;
 mod store;
@@ -28,6 +29,8 @@ pub(crate) async fn execute(command: Command) -> anyhow::Result<u8> {
         Command::Events(args) => events::execute(&args).await,
         Command::Explain(args) => explain::execute(&args).await,
         Command::WhyNot(args) => why_not::execute(&args).await,
+        Command::Pause(args) => pause::pause(args).await,
+        Command::Resume(args) => pause::resume(args).await,
         Command::Store(args) => store::execute(&args),
         Command::Release(args) => release::execute(&args).await,
         Command::Reference => {

@@ -5,7 +5,10 @@ mod amount;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
+use cluster::ConnectOptions;
 use connector::AcceptNodes;
+use contract::keys;
+use domain::brake::NodeLabel;
 use host::kernel_log::Spec;
 use jiff::SignedDuration;
 use runtime::logging::LogFormat;
@@ -23,6 +26,8 @@ const GPU_METADATA: &str = "/var/lib/nvsentinel/gpu_metadata.json";
 const SYSTEM_DATA_DIR: &str = "/var/lib/gpuwarden";
 /// Key of a `ConfigMap` with the policy: the file's name in NVSentinel's.
 const POLICY_KEY: &str = "config.toml";
+/// Where a pod's service account has its namespace.
+const POD_NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 /// File in the data directory that tells clients where to find the process.
 /// Long enough to look back on the last incident of a node.
 const RETENTION: &str = "30d";
@@ -68,6 +73,12 @@ pub struct RunSettings {
     pub policy: Option<PolicySetting>,
     /// Files of changes to the fault catalogue; the last has the last word.
     pub catalog: Vec<PathBuf>,
+    /// Whether the brake holds.
+    pub circuit_breaker: bool,
+    /// Label of GPU nodes.
+    pub gpu_node_label: NodeLabel,
+    /// Namespace of the product's own objects.
+    pub namespace: String,
     /// Log filter.
     pub log: String,
     /// Log format.
@@ -181,6 +192,10 @@ struct FileSettings {
     dry_run: Option<bool>,
     policy: Option<String>,
     catalog: Option<Files>,
+    #[serde(alias = "circuit-breaker-enabled")]
+    circuit_breaker: Option<bool>,
+    gpu_node_label: Option<String>,
+    namespace: Option<String>,
     log: Option<String>,
     log_format: Option<String>,
 }
@@ -276,11 +291,20 @@ impl RunSettings {
                 });
             }
         };
+        let gpu_node_label = args
+            .gpu_node_label
+            .or(file.gpu_node_label)
+            .unwrap_or_else(|| keys::GPU_NODE_LABEL.to_owned());
+        let gpu_node_label = NodeLabel::parse(&gpu_node_label).ok_or(SettingsError::Value {
+            name: "--gpu-node-label",
+            value: gpu_node_label,
+            what: "is no label with its value, such as nvidia.com/gpu.present=true".to_owned(),
+        })?;
+        let namespace = namespace(args.namespace.or(file.namespace))?;
         let kubeconfig = args.kubeconfig.or(file.kubeconfig);
         let context = args.context.or(file.context);
-        let in_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
         let cluster =
-            (kubeconfig.is_some() || context.is_some() || in_pod).then_some(ClusterSettings {
+            (kubeconfig.is_some() || context.is_some() || in_pod()).then_some(ClusterSettings {
                 kubeconfig,
                 context,
             });
@@ -360,6 +384,12 @@ impl RunSettings {
             } else {
                 args.catalog
             },
+            circuit_breaker: args
+                .circuit_breaker
+                .or(file.circuit_breaker)
+                .unwrap_or(true),
+            gpu_node_label,
+            namespace,
             log: args.log.or(file.log).unwrap_or_else(|| "info".to_owned()),
             log_format,
         })
@@ -389,6 +419,30 @@ impl PolicySetting {
                 value: text.to_owned(),
                 what: "is no configmap:NAMESPACE/NAME[/KEY]".to_owned(),
             }),
+        }
+    }
+}
+
+// === impl ClusterSettings ===
+
+impl ClusterSettings {
+    /// How to connect. Without a file, and with a context or outside of a pod, it is
+    /// looked for where kubectl looks.
+    pub fn connect_options(&self) -> ConnectOptions {
+        let kubeconfig = self.kubeconfig.clone().or_else(|| {
+            if self.context.is_none() && in_pod() {
+                return None;
+            }
+            let home =
+                || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".kube/config"));
+            std::env::var_os("KUBECONFIG")
+                .map(PathBuf::from)
+                .or_else(home)
+        });
+        ConnectOptions {
+            in_cluster: kubeconfig.is_none(),
+            kubeconfig,
+            context: self.context.clone(),
         }
     }
 }
@@ -462,6 +516,33 @@ pub(crate) fn default_data_dir() -> Result<PathBuf, SettingsError> {
         .ok_or(SettingsError::Conflict(
             "there is no home directory to keep data in: name a place with --data-dir",
         ))
+}
+
+/// The namespace of the product's own objects: as given, else the pod's, else
+/// [`keys::NAMESPACE`].
+pub(crate) fn namespace(given: Option<String>) -> Result<String, SettingsError> {
+    let of_pod = || {
+        let variable = std::env::var("POD_NAMESPACE").ok();
+        variable.or_else(|| std::fs::read_to_string(POD_NAMESPACE_FILE).ok())
+    };
+    let namespace = given
+        .or_else(|| of_pod().map(|name| name.trim().to_owned()))
+        .filter(|name| !name.is_empty())
+        .unwrap_or_else(|| keys::NAMESPACE.to_owned());
+    // It becomes part of a path.
+    let letters = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-';
+    if namespace.len() > 63 || !namespace.bytes().all(letters) {
+        return Err(SettingsError::Value {
+            name: "--namespace",
+            value: namespace,
+            what: "is no name of a namespace".to_owned(),
+        });
+    }
+    Ok(namespace)
+}
+
+fn in_pod() -> bool {
+    std::env::var_os("KUBERNETES_SERVICE_HOST").is_some()
 }
 
 /// The node name where none is given: `NODE_NAME`, as pods get it, else the host name.
@@ -554,7 +635,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_named() {
         type Edit = fn(&mut RunArgs);
-        let table: [(&str, Edit, &str); 8] = [
+        let table: [(&str, Edit, &str); 11] = [
             ("accept-nodes = \"all\"\n", |_| (), "--accept-nodes \"all\""),
             ("lisen = \"x\"\n", |_| (), "c.toml:1: unknown field `lisen`"),
             ("\n\nlisten = \"nowhere\"\n", |_| (), "c.toml:3:"),
@@ -570,6 +651,21 @@ mod tests {
                 "--log-format",
             ),
             ("", |args| args.quarantine = Some(true), "--kubeconfig"),
+            (
+                "gpu-node-label = \"gpu\"\n",
+                |_| (),
+                "--gpu-node-label \"gpu\"",
+            ),
+            (
+                "",
+                |args| args.namespace = Some("a/b".into()),
+                "--namespace \"a/b\"",
+            ),
+            (
+                "",
+                |args| args.namespace = Some("Team".into()),
+                "--namespace \"Team\"",
+            ),
             ("", |args| args.dry_run = Some(true), "--dry-run"),
         ];
         for (file, edit, expected) in table {
@@ -603,6 +699,25 @@ mod tests {
         }
         let error = resolve("", |args| args.policy = Some("configmap:a/b".into()));
         assert!(error.unwrap_err().to_string().contains("--kubeconfig"));
+    }
+
+    #[test]
+    fn the_brake_is_on_unless_it_is_switched_off_under_either_name() {
+        let plain = resolve("", |_| ()).unwrap();
+        assert!(plain.circuit_breaker);
+        assert_eq!(plain.gpu_node_label.to_string(), keys::GPU_NODE_LABEL);
+        assert_eq!(plain.namespace, "gpuwarden");
+        for file in [
+            "circuit-breaker = false\n",
+            "circuit-breaker-enabled = false\n",
+        ] {
+            assert!(!resolve(file, |_| ()).unwrap().circuit_breaker, "{file}");
+        }
+        let flag = resolve("circuit-breaker = false\nnamespace = \"a\"\n", |args| {
+            args.circuit_breaker = Some(true);
+        })
+        .unwrap();
+        assert!(flag.circuit_breaker && flag.namespace == "a");
     }
 
     #[test]

@@ -1,29 +1,75 @@
-//! Following one `ConfigMap`.
+//! One `ConfigMap`: followed, and changed where nobody else has changed it meanwhile.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::connect::Cluster;
+use crate::object::ObjectError;
 use crate::watch::{Signal, Watch};
 
 /// Events that wait for the consumer. There is one object, and it rarely changes.
 const QUEUE: usize = 16;
+/// Longest time from a call to its whole answer.
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What is said of a `ConfigMap`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConfigMapEvent {
-    /// Its `data`, at first and after each change.
-    Seen(BTreeMap<String, String>),
+    /// What it is, at first and after each change.
+    Seen(ConfigMap),
     /// There is none of this name.
     Missing,
     /// It cannot be watched; it is tried again for ever, and each failed try is told.
     Failing {
         /// Why, for people.
         error: String,
+        /// The API server does not let us: waiting alone will not mend it.
+        refused: bool,
     },
+}
+
+/// A `ConfigMap`, as far as it is of use here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ConfigMap {
+    /// `metadata.resourceVersion`: the state that this is.
+    pub resource_version: String,
+    /// `metadata.annotations`.
+    pub annotations: BTreeMap<String, String>,
+    /// `data`.
+    pub data: BTreeMap<String, String>,
+}
+
+/// A change to a `ConfigMap`: what to set, or with `None` to remove.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ConfigMapChange {
+    /// Of `metadata.annotations`.
+    pub annotations: BTreeMap<String, Option<String>>,
+    /// Of `data`.
+    pub data: BTreeMap<String, Option<String>>,
+}
+
+// === impl ConfigMap ===
+
+impl ConfigMap {
+    fn from_object(object: &Value) -> Option<Self> {
+        let strings = |value: &Value| -> BTreeMap<String, String> {
+            let pairs = value.as_object().into_iter().flatten();
+            pairs
+                .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))
+                .collect()
+        };
+        let metadata = &object["metadata"];
+        metadata["name"].as_str()?;
+        Some(Self {
+            resource_version: metadata["resourceVersion"].as_str()?.to_owned(),
+            annotations: strings(&metadata["annotations"]),
+            data: strings(&object["data"]),
+        })
+    }
 }
 
 // === impl Cluster ===
@@ -42,7 +88,7 @@ impl Cluster {
         let (events, receiver) = mpsc::channel(QUEUE);
         let watch = Watch::new(
             self.client.clone(),
-            format!("/api/v1/namespaces/{namespace}/configmaps"),
+            path(namespace),
             Some(format!("metadata.name={name}")),
             Some,
             signals,
@@ -59,11 +105,16 @@ impl Cluster {
                     }
                     Signal::Applied(object) => {
                         listed = true;
-                        ConfigMapEvent::Seen(data(&object))
+                        match ConfigMap::from_object(&object) {
+                            Some(map) => ConfigMapEvent::Seen(map),
+                            None => continue,
+                        }
                     }
                     Signal::Listed if listed => continue,
                     Signal::Listed | Signal::Deleted(_) => ConfigMapEvent::Missing,
-                    Signal::Failing { error } => ConfigMapEvent::Failing { error },
+                    Signal::Failing { error, refused } => {
+                        ConfigMapEvent::Failing { error, refused }
+                    }
                     // It goes on from where it was: what was known holds again.
                     Signal::Recovered => match last.clone() {
                         Some(event) => event,
@@ -80,13 +131,61 @@ impl Cluster {
         });
         receiver
     }
+
+    /// Reads a `ConfigMap`; `None` where it does not exist.
+    pub async fn config_map(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<Option<ConfigMap>, ObjectError> {
+        let path = format!("{}/{name}", path(namespace));
+        match self.get_object(&path, REQUEST_TIMEOUT).await {
+            Ok(object) => read(&object).map(Some),
+            Err(ObjectError::NotFound { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Makes a `ConfigMap`, or changes it where it still is as `seen`; returns it as it is
+    /// afterwards.
+    pub async fn change_config_map(
+        &self,
+        namespace: &str,
+        name: &str,
+        seen: Option<&ConfigMap>,
+        change: &ConfigMapChange,
+    ) -> Result<ConfigMap, ObjectError> {
+        let mut object = json!({
+            "metadata": {"annotations": change.annotations},
+            "data": change.data,
+        });
+        let list = path(namespace);
+        let answer = if let Some(seen) = seen {
+            object["metadata"]["resourceVersion"] = json!(seen.resource_version);
+            let path = format!("{list}/{name}");
+            self.merge_object(&path, &object, REQUEST_TIMEOUT).await?
+        } else {
+            object["apiVersion"] = json!("v1");
+            object["kind"] = json!("ConfigMap");
+            object["metadata"]["name"] = json!(name);
+            for map in ["/metadata/annotations", "/data"] {
+                if let Some(map) = object.pointer_mut(map).and_then(Value::as_object_mut) {
+                    map.retain(|_, value| !value.is_null());
+                }
+            }
+            self.create_object(&list, &object, REQUEST_TIMEOUT).await?
+        };
+        read(&answer)
+    }
 }
 
-fn data(object: &Value) -> BTreeMap<String, String> {
-    let pairs = object["data"].as_object().into_iter().flatten();
-    pairs
-        .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))
-        .collect()
+fn path(namespace: &str) -> String {
+    format!("/api/v1/namespaces/{namespace}/configmaps")
+}
+
+fn read(object: &Value) -> Result<ConfigMap, ObjectError> {
+    ConfigMap::from_object(object)
+        .ok_or_else(|| ObjectError::unavailable("the answer is not a ConfigMap"))
 }
 
 #[cfg(test)]
@@ -131,26 +230,32 @@ mod tests {
         ];
         let (cluster, mut requests) = fake::serve(answers).await;
         let mut events = cluster.watch_config_map("ns", "p", CancellationToken::new());
-        let seen = |text: &str| ConfigMapEvent::Seen([("a".to_owned(), text.to_owned())].into());
+        let seen = |text: &str, version: u32| {
+            ConfigMapEvent::Seen(ConfigMap {
+                resource_version: version.to_string(),
+                annotations: BTreeMap::new(),
+                data: [("a".to_owned(), text.to_owned())].into(),
+            })
+        };
         assert!(matches!(
             events.recv().await,
-            Some(ConfigMapEvent::Failing { .. })
+            Some(ConfigMapEvent::Failing { refused: true, .. })
         ));
         for expected in [
-            seen("1"),
-            seen("2"),
+            seen("1", 1),
+            seen("2", 2),
             ConfigMapEvent::Missing,
             ConfigMapEvent::Missing,
-            seen("3"),
+            seen("3", 5),
         ] {
             assert_eq!(events.recv().await, Some(expected));
         }
         // Nothing has changed when the watch works again: it is said all the same.
         assert!(matches!(
             events.recv().await,
-            Some(ConfigMapEvent::Failing { .. })
+            Some(ConfigMapEvent::Failing { refused: false, .. })
         ));
-        assert_eq!(events.recv().await, Some(seen("3")));
+        assert_eq!(events.recv().await, Some(seen("3", 5)));
         let [_, uri, _] = requests.recv().await.unwrap();
         assert!(
             uri.starts_with("/api/v1/namespaces/ns/configmaps?")

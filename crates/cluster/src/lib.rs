@@ -11,6 +11,7 @@ mod connect;
 #[cfg(test)]
 mod fake;
 mod known;
+mod object;
 mod pace;
 pub mod patch;
 mod read;
@@ -19,9 +20,10 @@ mod token;
 mod watch;
 
 pub use apply::ApplyError;
-pub use config_map::ConfigMapEvent;
+pub use config_map::{ConfigMap, ConfigMapChange, ConfigMapEvent};
 pub use connect::{Cluster, ConnectError, ConnectOptions};
 pub use known::KnownNodes;
+pub use object::ObjectError;
 pub use pace::Urgency;
 pub use patch::PatchCall;
 pub use read::ReadError;

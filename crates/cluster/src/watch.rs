@@ -69,8 +69,8 @@ enum Stop {
     Unheard,
     /// The API server has forgotten the version: list anew. Not a failure.
     Expired,
-    /// Anything else, for people.
-    Failed(String),
+    /// Anything else, for people; and whether the API server refuses it.
+    Failed(String, bool),
 }
 
 /// What a watch says of objects, before they are read as what they are.
@@ -79,7 +79,7 @@ pub(crate) enum Signal {
     Listed,
     Applied(Value),
     Deleted(String),
-    Failing { error: String },
+    Failing { error: String, refused: bool },
     Recovered,
 }
 
@@ -151,7 +151,7 @@ impl NodeEvent {
             Signal::Listed => Self::Listed,
             Signal::Applied(object) => Self::Applied(Arc::new(NodeView::from_object(object)?)),
             Signal::Deleted(name) => Self::Deleted(name),
-            Signal::Failing { error } => Self::Failing { error },
+            Signal::Failing { error, .. } => Self::Failing { error },
             Signal::Recovered => Self::Recovered,
         })
     }
@@ -197,14 +197,14 @@ impl<E> Watch<E> {
                     self.version = None;
                     None
                 }
-                Err(Stop::Failed(error)) => Some(error),
+                Err(Stop::Failed(error, refused)) => Some((error, refused)),
             };
-            if let Some(error) = error {
+            if let Some((error, refused)) = error {
                 if !self.failing {
                     tracing::warn!(path = self.path, %error, "a watch fails, trying again");
                 }
                 self.failing = true;
-                if self.send(Signal::Failing { error }).await.is_err() {
+                if self.send(Signal::Failing { error, refused }).await.is_err() {
                     return;
                 }
             }
@@ -239,7 +239,7 @@ impl<E> Watch<E> {
                 .resource_version
                 .filter(|version| !version.is_empty());
             if version.is_none() {
-                return Err(Stop::Failed("the list has no version".to_owned()));
+                return Err(Stop::Failed("the list has no version".to_owned(), false));
             }
             self.version = version;
             return self.send(Signal::Listed).await.map(drop);
@@ -305,6 +305,7 @@ impl<E> Watch<E> {
         }
         Err(Stop::Failed(
             "the API server ended the watch at once".to_owned(),
+            false,
         ))
     }
 
@@ -374,7 +375,12 @@ impl<E> Watch<E> {
 
 impl Stop {
     /// An error with its causes, in one line.
-    fn failed(error: impl std::error::Error) -> Self {
+    fn failed(error: impl std::error::Error + 'static) -> Self {
+        let any: &(dyn std::error::Error + 'static) = &error;
+        let refused = matches!(
+            any.downcast_ref::<kube::Error>(),
+            Some(kube::Error::Api(status)) if matches!(status.code, 401 | 403 | 404)
+        );
         let mut text = error.to_string();
         let mut cause = error.source();
         while let Some(error) = cause {
@@ -385,7 +391,7 @@ impl Stop {
             }
             cause = error.source();
         }
-        Self::Failed(text)
+        Self::Failed(text, refused)
     }
 }
 

@@ -76,6 +76,35 @@ pub const REASON_HEALTHY: &str = "IsHealthy";
 /// Message of a node condition of a check that is well.
 pub const NO_HEALTH_FAILURES: &str = "No Health Failures";
 
+/// `ConfigMap` of NVSentinel's circuit breaker, in the namespace of the product.
+pub const BREAKER_CONFIG_MAP: &str = "circuit-breaker";
+/// Key in its data: [`BREAKER_CLOSED`] or [`BREAKER_TRIPPED`].
+pub const BREAKER_STATUS: &str = "status";
+/// New quarantines go on.
+pub const BREAKER_CLOSED: &str = "CLOSED";
+/// New quarantines are held back.
+pub const BREAKER_TRIPPED: &str = "TRIPPED";
+/// Key in its data: [`CURSOR_RESUME`] or [`CURSOR_CREATE`].
+pub const BREAKER_CURSOR: &str = "cursor";
+/// What has accumulated counts.
+pub const CURSOR_RESUME: &str = "RESUME";
+/// What has accumulated is to be dropped, once.
+pub const CURSOR_CREATE: &str = "CREATE";
+/// Annotation of our own on it: when it was tripped, RFC 3339.
+pub const TRIPPED_AT: &str = "gpuwarden.dev/tripped-at";
+/// Annotation of our own on it: when a person last closed it.
+pub const RESET_AT: &str = "gpuwarden.dev/reset-at";
+/// Annotation of our own on it: when what had accumulated was last dropped.
+pub const DROPPED_AT: &str = "gpuwarden.dev/dropped-at";
+/// `ConfigMap` of our own, in the namespace of the product.
+pub const CONFIG_MAP: &str = "gpuwarden";
+/// Key in its data: a pause of new quarantines, as JSON.
+pub const PAUSE: &str = "pause";
+/// Namespace of the product where nothing else is said.
+pub const NAMESPACE: &str = "gpuwarden";
+/// Label that GPU nodes carry, as the GPU operator writes it.
+pub const GPU_NODE_LABEL: &str = "nvidia.com/gpu.present=true";
+
 /// Agent of all events read from the kernel log.
 pub const SYSLOG_AGENT: &str = "syslog-health-monitor";
 /// Check of XID lines.

@@ -226,14 +226,14 @@ impl PolicyFollower {
         let mut events = cluster.watch_config_map(namespace, name, cancel);
         while let Some(event) = events.recv().await {
             match event {
-                ConfigMapEvent::Seen(data) => match data.get(key) {
+                ConfigMapEvent::Seen(map) => match map.data.get(key) {
                     Some(text) => self.offer(text),
                     None => self.missing(format!("the ConfigMap has no key {key}")),
                 },
                 ConfigMapEvent::Missing => {
                     self.missing("the cluster has no such ConfigMap".to_owned());
                 }
-                ConfigMapEvent::Failing { error } => {
+                ConfigMapEvent::Failing { error, .. } => {
                     self.trouble(format!("the ConfigMap cannot be watched: {error}"));
                 }
             }

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::Cluster;
+use domain::brake::NodeLabel;
 use domain::fault::FaultBook;
 use domain::policy::Policy;
 use domain::session::Session;
@@ -28,6 +29,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 mod apply;
+mod brake;
 mod claim;
 mod fleet;
 mod intake;
@@ -37,16 +39,19 @@ mod metrics;
 mod nodes;
 mod publish;
 mod questions;
+mod switches;
 mod wakes;
 
 pub use journal::JournalWriter;
 pub use questions::Questions;
 
 use apply::Applied;
+use brake::BrakeState;
 use fleet::NodeEntry;
 use journal::{JOURNAL_QUEUE, Journal};
 use metrics::QuarantineMetrics;
 use questions::{MAX_QUESTIONS, Question};
+use switches::{Arrival, Switches};
 use wakes::Wakes;
 
 use crate::policy::CurrentPolicy;
@@ -84,6 +89,12 @@ pub struct Config {
     pub mode: Mode,
     /// For which nodes nobody else speaks.
     pub owns: Owns,
+    /// Whether the brake holds. Without it only a pause does.
+    pub brake: bool,
+    /// Label of GPU nodes, whose number the brake's percentages are of.
+    pub gpu_label: NodeLabel,
+    /// Namespace of the `ConfigMaps` in which people set the circuit breaker and a pause.
+    pub namespace: String,
     /// The clock.
     pub clock: fn() -> Timestamp,
 }
@@ -99,6 +110,12 @@ pub struct Quarantine {
     owns: Owns,
     clock: fn() -> Timestamp,
     metrics: QuarantineMetrics,
+    namespace: String,
+    brake: BrakeState,
+    /// What people have set in the cluster; `None`: there is none.
+    switches: Option<Switches>,
+    /// When the pause that holds ends by itself.
+    pause_ends: Option<Timestamp>,
 
     book: FaultBook,
     saved_at: Instant,
@@ -161,6 +178,10 @@ impl Quarantine {
             mode: config.mode,
             owns: config.owns,
             clock: config.clock,
+            namespace: config.namespace,
+            brake: BrakeState::new(config.brake, config.gpu_label),
+            switches: None,
+            pause_ends: None,
             metrics: QuarantineMetrics::new(metrics),
             book: FaultBook::default(),
             saved_at: Instant::now(),
@@ -190,6 +211,8 @@ impl Quarantine {
             .as_ref()
             .map(|one| one.watch_nodes(cancel.clone()));
         let mut policies = self.policies.clone();
+        self.switches = (self.cluster.clone())
+            .map(|cluster| Switches::new(cluster, self.namespace.clone(), &cancel));
         self.load().await;
         self.take_in(&cancel).await;
         loop {
@@ -206,11 +229,13 @@ impl Quarantine {
                 }
                 event = nodes::receive(&mut node_events) => self.node_event(event),
                 Some(done) = self.applying.join_next() => self.applied(done),
+                arrival = arrival(&mut self.switches) => self.switched(arrival),
                 Some(question) = self.questions.recv() => self.answer(question),
                 () = changed(&mut policies) => self.policy_changed(),
                 () = sleep_until(wake) => {
                     let now = (self.clock)();
                     self.dirty.extend(self.wakes.take_due(now));
+                    self.brake_timers();
                     if self.publish_at.is_some_and(|at| at <= Instant::now()) {
                         self.publish();
                     }
@@ -221,6 +246,46 @@ impl Quarantine {
             self.applied(done);
         }
         self.save().await;
+    }
+
+    /// Takes in what people have set.
+    fn switched(&mut self, arrival: Arrival) {
+        let (write, now) = (self.writes(), (self.clock)());
+        let Some(switches) = &mut self.switches else {
+            return;
+        };
+        let dropped_at = switches.dropped_at();
+        if !switches.take_in(arrival, write, now) {
+            return;
+        }
+        if switches.dropped_at() != dropped_at {
+            // What counts of the faults has changed.
+            self.dirty.extend(self.nodes.keys().cloned());
+        }
+        self.brake.changed();
+        self.schedule_publish();
+    }
+
+    /// What the brake does by the clock: a pause ends, a write is tried again.
+    fn brake_timers(&mut self) {
+        let (write, now) = (self.writes(), (self.clock)());
+        if let Some(switches) = &mut self.switches {
+            switches.retry_if_due(write, now);
+        }
+        if self.pause_ends.is_some_and(|at| at <= now) {
+            self.brake.changed();
+            self.schedule_publish();
+        }
+    }
+
+    /// When what the brake had held back was last dropped.
+    fn dropped_at(&self) -> Option<Timestamp> {
+        self.switches.as_ref().and_then(Switches::dropped_at)
+    }
+
+    /// Whether we write what follows into the cluster.
+    fn writes(&self) -> bool {
+        self.mode == Mode::Act
     }
 
     fn entry(&mut self, name: &str) -> &mut NodeEntry {
@@ -245,12 +310,19 @@ impl Quarantine {
         self.wakes.set(name, at);
     }
 
-    fn next_wake(&self) -> Option<Instant> {
+    fn next_wake(&mut self) -> Option<Instant> {
         let now = (self.clock)();
-        let session = self.wakes.next().map(|at| {
+        let switches = self.switches.as_ref();
+        self.pause_ends = switches.and_then(|one| one.pause_ends(now));
+        let retry = switches.and_then(Switches::retry_at);
+        let timed = [self.wakes.next(), self.pause_ends]
+            .into_iter()
+            .flatten()
+            .min();
+        let timed = timed.map(|at| {
             Instant::now() + Duration::try_from(at.duration_since(now)).unwrap_or_default()
         });
-        [session, self.save_at(), self.publish_at]
+        [timed, retry, self.save_at(), self.publish_at]
             .into_iter()
             .flatten()
             .min()
@@ -261,6 +333,14 @@ impl Quarantine {
 async fn changed(policies: &mut CurrentPolicy) {
     if policies.changed().await.is_err() {
         std::future::pending::<()>().await;
+    }
+}
+
+/// What the switches have to tell; waits for ever where there are none.
+async fn arrival(switches: &mut Option<Switches>) -> Arrival {
+    match switches {
+        Some(switches) => switches.next().await,
+        None => std::future::pending().await,
     }
 }
 

@@ -193,7 +193,7 @@ mod tests {
                 faults,
                 notes: Vec::new(),
             }],
-            cluster: None,
+            ..FleetView::default()
         }));
         let (running, until) = (metrics.clone(), cancel.clone());
         let task = tokio::spawn(async move { retention.run(&running, until).await });

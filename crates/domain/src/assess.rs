@@ -47,8 +47,8 @@ pub enum Ruling {
     /// The node is handed over to an external system (label
     /// [`HANDED_OVER_LABEL`](keys::HANDED_OVER_LABEL)).
     HandedOver,
-    /// A person released the node, at this time, and the fault was not reported since.
-    Dismissed(Timestamp),
+    /// A person has dismissed it, and it was not reported since.
+    Dismissed(Dismissal),
     /// Its sender asks not to quarantine.
     Skipped,
     /// Its sender asks to quarantine.
@@ -71,6 +71,8 @@ pub struct Counted {
     pub open: Vec<HealthEvent>,
     /// When the newest report of the fault was accepted.
     pub accepted_at: Timestamp,
+    /// When the fault was first observed.
+    pub first_seen: Timestamp,
 }
 
 // === impl Verdict ===
@@ -84,9 +86,15 @@ impl std::fmt::Display for Verdict {
                 "the node is handed over for repair (label {}=false)",
                 keys::HANDED_OVER_LABEL
             ),
-            Ruling::Dismissed(_) => {
-                f.write_str("dismissed when the node was released by hand; a newer report counts")
-            }
+            Ruling::Dismissed(Dismissal { by, .. }) => match by {
+                DismissedBy::Released => f.write_str(
+                    "dismissed when the node was released by hand; a newer report counts",
+                ),
+                DismissedBy::Dropped => f.write_str(
+                    "dropped when the circuit breaker was reset with cursor CREATE; a newer \
+                     report counts",
+                ),
+            },
             Ruling::Skipped => f.write_str("its sender asks not to quarantine (skip)"),
             Ruling::Forced => f.write_str("its sender asks to quarantine (force)"),
             Ruling::Judged { wanted, answers } => {
@@ -129,13 +137,30 @@ impl Desired {
     }
 }
 
-/// What `policy` asks for, given the open faults of a node. Faults last reported before
-/// `released_at`, when a person ended the last session, do not count.
+/// Faults that do not count, because a person has dismissed them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Dismissal {
+    /// Those last reported up to then.
+    pub up_to: Timestamp,
+    /// How.
+    pub by: DismissedBy,
+}
+
+/// How a person has dismissed faults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum DismissedBy {
+    /// The node was released by hand.
+    Released,
+    /// What the circuit breaker held back was dropped (`cursor: CREATE`).
+    Dropped,
+}
+
+/// What `policy` asks for, given the open faults of a node, without those dismissed.
 pub fn assess(
     faults: &[Fault],
     policy: &Policy,
     node: &NodeView,
-    released_at: Option<Timestamp>,
+    dismissed: Option<Dismissal>,
 ) -> Desired {
     let mut faults: Vec<&Fault> = faults.iter().collect();
     faults.sort_by(|a, b| Fault::by_gravity(a, b));
@@ -156,8 +181,8 @@ pub fn assess(
             rule(Ruling::HandedOver);
             continue;
         }
-        if let Some(released) = released_at.filter(|released| fault.dismissed(*released)) {
-            rule(Ruling::Dismissed(released));
+        if let Some(dismissed) = dismissed.filter(|one| fault.dismissed(one.up_to)) {
+            rule(Ruling::Dismissed(dismissed));
             continue;
         }
         let overrides = fault.event.quarantine_overrides.unwrap_or_default();
@@ -269,6 +294,7 @@ fn take<'a>(counted: &mut Vec<(Counted, Vec<&'a Fault>)>, fault: &'a Fault) {
     {
         Some((known, open)) => {
             known.accepted_at = known.accepted_at.max(fault.accepted_at);
+            known.first_seen = known.first_seen.min(fault.first_seen);
             open.push(fault);
         }
         None => counted.push((
@@ -276,6 +302,7 @@ fn take<'a>(counted: &mut Vec<(Counted, Vec<&'a Fault>)>, fault: &'a Fault) {
                 event: fault.event.clone(),
                 open: Vec::new(),
                 accepted_at: fault.accepted_at,
+                first_seen: fault.first_seen,
             },
             vec![fault],
         )),
@@ -446,20 +473,16 @@ mod tests {
         let faults = faults(vec![fatal("0"), fatal("1")]);
         let policy = Policy::builtin();
         let node = NodeView::unknown("n1");
-        let released = |second| Some(Timestamp::from_second(second).unwrap());
-        assert_eq!(
-            assess(&faults, &policy, &node, released(1_001))
-                .events
-                .len(),
-            1
-        );
-        assert!(!assess(&faults, &policy, &node, released(1_002)).wanted());
-        assert_eq!(
-            assess(&faults, &policy, &node, released(1_000))
-                .events
-                .len(),
-            2
-        );
+        let judge = |second| {
+            let dismissed = Dismissal {
+                up_to: Timestamp::from_second(second).unwrap(),
+                by: DismissedBy::Released,
+            };
+            assess(&faults, &policy, &node, Some(dismissed))
+        };
+        assert_eq!(judge(1_001).events.len(), 1);
+        assert!(!judge(1_002).wanted());
+        assert_eq!(judge(1_000).events.len(), 2);
     }
 
     #[test]

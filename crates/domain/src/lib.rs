@@ -11,6 +11,7 @@
 //! inputs of these functions and carries their effects out.
 
 pub mod assess;
+pub mod brake;
 pub mod catalog;
 pub mod condition;
 pub mod decode;

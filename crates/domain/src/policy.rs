@@ -16,6 +16,7 @@ use serde_json::Value;
 pub use load::PolicyError;
 pub use rule::{MAX_DEPTH, MAX_EXPRESSION_BYTES, MAX_LOOPS, NodeVariable, Rule, RuleKind};
 
+use crate::brake::Brake;
 use crate::node::{NodeView, Taint};
 use crate::session::Marks;
 
@@ -38,6 +39,8 @@ pub struct Policy {
     pub unhealthy_taint: bool,
     /// Whether a recovery leaves the reference's `uncordon-*` labels.
     pub uncordon_labels: bool,
+    /// How many nodes may be taken out of service.
+    pub brake: Brake,
     /// What the file asks for that is not done; to be shown where it is loaded.
     pub warnings: Vec<String>,
 }
@@ -105,6 +108,7 @@ impl Policy {
             policies: Vec::new(),
             unhealthy_taint: false,
             uncordon_labels: false,
+            brake: Brake::default(),
             warnings: vec![format!("the built-in policy does not load: {error}")],
         })
     }

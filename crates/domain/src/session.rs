@@ -9,11 +9,15 @@
 //! ```text
 //!            wanted                    seen on the node
 //!   Idle ------------> Quarantining ------------------> Quarantined
-//!    ^                                                   |       |
+//!    ^  \                ^                               |       |
+//!    |   +---> Held -----+ there is room                 |       |
 //!    | taken back                         not wanted any more    | by hand
 //!    +---------------- Releasing <-----------------------+       |
 //!    +-----------------------------------------------------------+
 //! ```
+//!
+//! Held is the only thing that the brake can do ([`crate::brake`]): it stands before a
+//! quarantine, and nowhere else.
 //!
 //! A change that does not get through is tried again, ever more slowly, and after
 //! [`DEADLINE`] a person is asked; it is given up only when it is wanted no more, for a
@@ -27,6 +31,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::assess::Desired;
+use crate::brake::Hold;
 use crate::journal::EntryKind;
 use crate::node::{NodeChange, NodeView};
 use ownership::{ByHand, Ownership, ReleaseRequest};
@@ -62,6 +67,8 @@ pub enum Phase {
     /// Nothing of ours is on the node, and nothing is wanted.
     #[default]
     Idle,
+    /// The node is to be taken out of service, and the brake holds it back.
+    Held,
     /// The node is to be taken out of service; not yet seen there.
     Quarantining,
     /// The node is out of service.
@@ -140,11 +147,13 @@ pub struct Marks {
 /// Decides what to do next about a node.
 ///
 /// `observed` is the node as last seen, or `None` where the cluster does not know it.
+/// `hold` is why the node must not be taken out now; it has no say in anything else.
 pub fn step(
     session: &Session,
     desired: &Desired,
     observed: Option<&NodeView>,
     marks: &Marks,
+    hold: Option<&Hold>,
     now: Timestamp,
 ) -> Step {
     let Some(node) = observed else {
@@ -170,6 +179,10 @@ pub fn step(
             .drive(Intent::StandDown, change, now);
     }
     match (desired.wanted(), own) {
+        (true, None) if let Some(hold) = hold => {
+            let why = format!("held back: {hold}");
+            session.clone().enter(Phase::Held, desired, now, &why)
+        }
         (true, None) => {
             let change = change::quarantine(node, desired, marks, now);
             session
@@ -290,6 +303,7 @@ impl Session {
         match (self.phase, self.asked) {
             (Phase::Idle, _) => "nothing",
             _ if !seen => "the node to appear in the cluster",
+            (Phase::Held, _) => "room below the limits of the brake, or a person",
             (Phase::Quarantining, false) => "the API server's answer to the quarantine",
             (Phase::Releasing, false) => "the API server's answer to the release",
             (Phase::Quarantining | Phase::Releasing, true) => {
@@ -323,7 +337,7 @@ impl Session {
                 self.pending_since = None;
                 self.not_before = None;
             }
-            Phase::Quarantining if self.id.is_none() => {
+            Phase::Held | Phase::Quarantining if self.id.is_none() => {
                 self.id = desired
                     .events
                     .first()
@@ -391,6 +405,7 @@ impl Phase {
     pub fn name(self) -> &'static str {
         match self {
             Self::Idle => "idle",
+            Self::Held => "held",
             Self::Quarantining => "quarantining",
             Self::Quarantined => "quarantined",
             Self::Releasing => "releasing",

@@ -19,6 +19,44 @@ pub struct FleetView {
     pub nodes: Vec<NodeStatus>,
     /// The connection to the cluster; absent where none was asked for.
     pub cluster: Option<ClusterView>,
+    /// What limits new quarantines; absent where there is no cluster.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub brake: Option<BrakeView>,
+}
+
+/// What limits new quarantines.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct BrakeView {
+    /// Whether the brake is switched on.
+    pub enabled: bool,
+    /// `CLOSED` or `TRIPPED`, as in the `ConfigMap`; or another word that somebody wrote.
+    pub state: String,
+    /// How far the limits are used up, the fullest first.
+    pub limits: Vec<LimitView>,
+    /// How many nodes are held back.
+    pub held: usize,
+    /// The pause that holds now, for people.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paused: Option<String>,
+    /// What a person should know or do.
+    pub notes: Vec<String>,
+}
+
+/// A limit of the brake.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LimitView {
+    /// The limit, for people: `20% per rack`, `50% in 5m`.
+    pub limit: String,
+    /// Which nodes it counts, for people: `GPU nodes, rack=r1`.
+    pub of_which: String,
+    /// Nodes that count.
+    pub used: usize,
+    /// Nodes that may.
+    pub allowed: usize,
+    /// Of how many.
+    pub of: usize,
 }
 
 /// The policy that holds, and what is wrong with its source.
@@ -93,6 +131,8 @@ pub enum NodeState {
     Degraded,
     /// A fatal fault is open, and the node is not quarantined.
     Unhealthy,
+    /// To be taken out of service, and held back by the brake.
+    Held,
     /// Being taken out of service.
     Quarantining,
     /// Out of service.
@@ -214,6 +254,7 @@ impl NodeState {
             Self::Healthy => "healthy",
             Self::Degraded => "degraded",
             Self::Unhealthy => "unhealthy",
+            Self::Held => "held",
             Self::Quarantining => "quarantining",
             Self::Quarantined => "quarantined",
             Self::Releasing => "releasing",
@@ -223,6 +264,7 @@ impl NodeState {
     /// From open faults and the session's phase.
     pub fn of(faults: &[Fault], phase: Option<Phase>) -> Self {
         match phase {
+            Some(Phase::Held) => Self::Held,
             Some(Phase::Quarantining) => Self::Quarantining,
             Some(Phase::Quarantined) => Self::Quarantined,
             Some(Phase::Releasing) => Self::Releasing,

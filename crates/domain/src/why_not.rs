@@ -4,14 +4,16 @@
 //! Pure, and worked out only when somebody asks: the decisions themselves need none of it.
 
 use contract::keys;
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::assess::{Ruling, Verdict, assess};
+use crate::assess::{Dismissal, DismissedBy, Ruling, Verdict, assess};
+use crate::brake::Hold;
 use crate::fault::Fault;
 use crate::node::NodeView;
 use crate::policy::{NodeVariable, Policy, Rule, RuleKind, event_variable};
-use crate::session::ownership::{Ownership, released_at};
+use crate::session::ownership::{Ownership, dismissal};
 use crate::session::{Phase, Session};
 
 /// Faults whose rules are shown one by one; the gravest.
@@ -36,6 +38,10 @@ pub struct Situation<'a> {
     pub session: &'a Session,
     /// It carries the session of another gpuwarden.
     pub anothers: bool,
+    /// Why the brake holds it back; `None`: it does not.
+    pub hold: Option<&'a Hold>,
+    /// When what the circuit breaker held back was last dropped.
+    pub dropped_at: Option<Timestamp>,
 }
 
 /// How far decisions are carried out.
@@ -84,7 +90,7 @@ pub struct WhyNot {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Check {
-    /// What it is: `cluster`, `node`, `mode`, `session`, `faults`, `rules`, `change`.
+    /// What it is: `cluster`, `node`, `mode`, `session`, `faults`, `rules`, `brake`, `change`.
     pub name: String,
     /// Whether it stands in the way of a quarantine.
     pub result: CheckResult,
@@ -126,7 +132,7 @@ pub fn why_not(situation: &Situation<'_>) -> WhyNot {
     checks.extend(anothers_check(situation));
     checks.push(faults_check(node, faults));
     checks.extend(rule_checks(situation));
-    // What holds back a quarantine that the rules ask for (a brake, a pause) belongs here.
+    checks.extend(brake_check(situation));
     checks.extend(change_check(session));
     WhyNot {
         node: node.to_owned(),
@@ -228,6 +234,12 @@ fn anothers_check(situation: &Situation<'_>) -> Option<Check> {
     })
 }
 
+/// What holds back a quarantine that the rules ask for.
+fn brake_check(situation: &Situation<'_>) -> Option<Check> {
+    let hold = situation.hold?;
+    Some(stops("brake", hold.to_string()).fix(hold.awaits()))
+}
+
 fn faults_check(node: &str, faults: &[Fault]) -> Check {
     match faults.len() {
         0 => stops("faults", "no fault of it is open").fix(&format!(
@@ -254,7 +266,12 @@ fn rule_checks(situation: &Situation<'_>) -> Vec<Check> {
     let variable = NodeVariable::new(&node.object);
     let mut checks = Vec::new();
     for fault in faults.into_iter().take(FAULTS_SHOWN) {
-        let desired = assess(std::slice::from_ref(fault), policy, node, released_at(node));
+        let desired = assess(
+            std::slice::from_ref(fault),
+            policy,
+            node,
+            dismissal(node, situation.dropped_at),
+        );
         for verdict in &desired.verdicts {
             checks.push(rule_check(verdict, fault, policy, node, &variable));
         }
@@ -283,9 +300,17 @@ fn rule_check(
             ),
         )
         .fix("whoever repairs it takes the label off when the node is given back"),
-        Ruling::Dismissed(at) => stops(
+        Ruling::Dismissed(Dismissal { up_to, by }) => stops(
             RULES,
-            format!("{title}: dismissed when the node was released by hand at {at:.0}"),
+            match by {
+                DismissedBy::Released => {
+                    format!("{title}: dismissed when the node was released by hand at {up_to:.0}")
+                }
+                DismissedBy::Dropped => format!(
+                    "{title}: dropped when the circuit breaker was reset with cursor CREATE at \
+                     {up_to:.0}"
+                ),
+            },
         )
         .fix("a newer report of the fault counts again"),
         Ruling::Skipped => stops(
@@ -459,6 +484,7 @@ mod tests {
         faults: Vec<Fault>,
         session: Session,
         anothers: bool,
+        hold: Option<Hold>,
     }
 
     fn world() -> World {
@@ -469,6 +495,7 @@ mod tests {
             faults: faults(true),
             session: Session::idle(at(0)),
             anothers: false,
+            hold: None,
         }
     }
 
@@ -486,6 +513,8 @@ mod tests {
             policy: Some(&Policy::builtin()),
             session: &world.session,
             anothers: world.anothers,
+            hold: world.hold.as_ref(),
+            dropped_at: None,
         })
     }
 
@@ -497,8 +526,13 @@ mod tests {
                 .session
                 .failed(crate::session::Failure::Conflict, at(1));
         };
-        let table: [(Edit, &str, usize); 12] = [
+        let table: [(Edit, &str, usize); 13] = [
             (|_| (), "n1 is being quarantined", 0),
+            (
+                |world| world.hold = Some(Hold::Tripped),
+                "the circuit breaker is tripped",
+                1,
+            ),
             (|world| world.connected = None, "no cluster is given", 1),
             (
                 |world| world.connected = Some(false),

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use agent::kernel_log::{Config as KernelLogConfig, KernelLogMonitor, WINDOW};
 use anyhow::Context as _;
-use cli::{ClusterSettings, Endpoint, ModeSetting, PolicySetting, RunSettings};
-use cluster::{Cluster, ConnectOptions};
+use cli::{Endpoint, ModeSetting, PolicySetting, RunSettings};
+use cluster::Cluster;
 use connector::{Connector, NodeLookup, Pipeline};
 use console::{Console, Info, api};
 use controller::policy::{PolicyFollower, PolicySource};
@@ -45,7 +45,7 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
         tracing::warn!("{note}");
     }
     let cluster = match &settings.cluster {
-        Some(cluster) => Some(Arc::new(connect(cluster).await?)),
+        Some(cluster) => Some(Arc::new(Cluster::connect(cluster.connect_options()).await?)),
         None => None,
     };
     let (metrics, sources) = (Metrics::default(), Sources::default());
@@ -119,6 +119,9 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
             policy: policy.policy(),
             mode,
             owns: Owns::Node(settings.node_name.clone()),
+            brake: settings.circuit_breaker,
+            gpu_label: settings.gpu_node_label.clone(),
+            namespace: settings.namespace.clone(),
             clock,
         },
         &metrics,
@@ -213,23 +216,6 @@ fn policy_source(setting: Option<PolicySetting>) -> PolicySource {
 fn known_nodes(cluster: Option<&Cluster>) -> Arc<dyn NodeLookup> {
     let nodes = cluster.map(Cluster::known_nodes);
     Arc::new(move |name: &str| nodes.as_ref()?.get(name))
-}
-
-async fn connect(settings: &ClusterSettings) -> anyhow::Result<Cluster> {
-    let kubeconfig = settings.kubeconfig.clone().or_else(|| {
-        // A context without a file is looked for where kubectl looks.
-        settings.context.as_ref()?;
-        let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".kube/config"));
-        std::env::var_os("KUBECONFIG")
-            .map(PathBuf::from)
-            .or_else(home)
-    });
-    let options = ConnectOptions {
-        in_cluster: kubeconfig.is_none(),
-        kubeconfig,
-        context: settings.context.clone(),
-    };
-    Ok(Cluster::connect(options).await?)
 }
 
 /// What a person sees first.

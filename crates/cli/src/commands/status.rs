@@ -1,7 +1,8 @@
 //! `gpuwarden status`: how the nodes are.
 
 use console::api::{Mode, Status};
-use domain::view::{NodeState, NodeStatus};
+use contract::keys;
+use domain::view::{BrakeView, LimitView, NodeState, NodeStatus};
 use runtime::sources::SourceState;
 
 use crate::args::{Format, ViewArgs};
@@ -60,6 +61,9 @@ fn text(status: &Status, wide: bool) -> anyhow::Result<()> {
             )
         ))?,
     }
+    if let Some(brake) = &status.fleet.brake {
+        brake_text(brake, wide)?;
+    }
     for source in &status.sources {
         let colour = match source.state {
             SourceState::Following | SourceState::Ended => Colour::Green,
@@ -117,7 +121,7 @@ fn text(status: &Status, wide: bool) -> anyhow::Result<()> {
     for node in &status.fleet.nodes {
         let colour = match node.state {
             NodeState::Healthy => Colour::Green,
-            NodeState::Degraded => Colour::Yellow,
+            NodeState::Degraded | NodeState::Held => Colour::Yellow,
             _ => Colour::Red,
         };
         let cordoned = if node.unschedulable == Some(true) {
@@ -154,6 +158,54 @@ fn text(status: &Status, wide: bool) -> anyhow::Result<()> {
         for note in &node.notes {
             output::line(&format!("  note   {note}"))?;
         }
+    }
+    Ok(())
+}
+
+/// What limits new quarantines: in one line where all is well.
+fn brake_text(brake: &BrakeView, wide: bool) -> anyhow::Result<()> {
+    if let Some(paused) = &brake.paused {
+        let text = format!("new quarantines are {}", output::plain(paused));
+        output::line(&format!(
+            "brake       {}",
+            output::colour(&text, Colour::Yellow)
+        ))?;
+    }
+    let held = match brake.held {
+        0 => String::new(),
+        1 => ", holds 1 node back".to_owned(),
+        held => format!(", holds {held} nodes back"),
+    };
+    let limits: Vec<String> = brake
+        .limits
+        .iter()
+        .take(if wide { usize::MAX } else { 3 })
+        .map(|limit| {
+            let LimitView {
+                limit,
+                of_which,
+                used,
+                allowed,
+                of,
+            } = limit;
+            let text = format!("{used} of {allowed} ({limit} of {of} {of_which})");
+            output::plain(&text)
+        })
+        .collect();
+    let limits = match (brake.enabled, limits.is_empty()) {
+        (false, _) => "off: nothing limits quarantines".to_owned(),
+        (true, true) => "no limit".to_owned(),
+        (true, false) => limits.join(", "),
+    };
+    let state = if brake.enabled && brake.state != keys::BREAKER_CLOSED {
+        let state = format!("{}, ", output::plain(&brake.state));
+        output::colour(&state, Colour::Red)
+    } else {
+        String::new()
+    };
+    output::line(&format!("brake       {state}{limits}{held}"))?;
+    for note in &brake.notes {
+        output::line(&format!("            {}", output::plain(note)))?;
     }
     Ok(())
 }

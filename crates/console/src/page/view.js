@@ -9,6 +9,7 @@ const STATES = {
   healthy: ["ok", "healthy"],
   degraded: ["warn", "degraded"],
   unhealthy: ["bad", "unhealthy"],
+  held: ["bad", "held back"],
   quarantining: ["warn", "being quarantined"],
   quarantined: ["warn", "quarantined"],
   releasing: ["warn", "being released"],
@@ -16,7 +17,7 @@ const STATES = {
 };
 
 const GRAVEST_FIRST = [
-  "unhealthy", "quarantining", "quarantined", "releasing", "degraded", "no-fault-known", "healthy",
+  "unhealthy", "held", "quarantining", "quarantined", "releasing", "degraded", "no-fault-known", "healthy",
 ];
 
 const SOURCE_STATES = {
@@ -76,7 +77,7 @@ export function showStatus(status, selected) {
   showOverall(status);
   show("nodes", [fleet.nodes, status.nodeName, status.ready, selected], () => nodes(status, selected));
   show("faults", [fleet.nodes, status.xids], () => faults(status));
-  show("cluster", [fleet.cluster, status.mode], () => cluster(status));
+  show("cluster", [fleet.cluster, fleet.brake, status.mode], () => cluster(status));
   show("sources", status.sources.map((source) => ({ ...source, aliveAt: "" })),
     () => sources(status.sources));
   show("policy", status.policy, () => policy(status.policy));
@@ -89,7 +90,7 @@ function headline(status) {
   const of = (...states) => status.fleet.nodes.filter((node) => states.includes(node.state));
   const who = (nodes, one, many) =>
     nodes.length === 1 ? `${nodes[0].name} ${one}` : `${nodes.length} nodes ${many}`;
-  const sick = of("unhealthy");
+  const sick = of("unhealthy", "held");
   if (sick.length > 0) {
     const serving = sick.every((node) => node.inCluster && node.unschedulable === false);
     const still = serving ? ", and still in service" : "";
@@ -114,7 +115,13 @@ function headline(status) {
 
 function showOverall(status) {
   const [level, words] = headline(status);
-  const remarks = [...status.notReady.map((reason) => `Not ready: ${reason}`)];
+  const { brake } = status.fleet;
+  const remarks = [
+    ...status.notReady.map((reason) => `Not ready: ${reason}`),
+    brake?.paused && `New quarantines are ${brake.paused}`,
+    brake?.enabled && brake.state !== "CLOSED" && `The circuit breaker is ${brake.state}`,
+    brake?.held > 0 && `${plural(brake.held, "node", "nodes")} held back from quarantine`,
+  ].filter(Boolean);
   const faulty = status.fleet.nodes.filter((node) => node.faults.length > 0);
   const count = faulty.reduce((sum, node) => sum + node.faults.length, 0);
   if (count > 0) {
@@ -225,7 +232,25 @@ function cluster(status) {
     ["Error", connection.error],
     ["Nodes", String(connection.nodes)],
     ["Mode", MODES[status.mode] ?? status.mode],
+    ...brakeFacts(status.fleet.brake),
   ]);
+}
+
+function brakeFacts(brake) {
+  if (!brake) {
+    return [];
+  }
+  if (!brake.enabled) {
+    return [["Brake", el("span", { class: "warn" }, "off: nothing limits quarantines")]];
+  }
+  const limits = brake.limits.map(({ limit, ofWhich, used, allowed, of }) =>
+    el("div", { class: used >= allowed ? "warn" : undefined },
+      `${used} of ${allowed} out of service (${limit} of ${of} ${ofWhich})`));
+  return [
+    ["Brake", stateWord(brake.state === "CLOSED" ? ["ok", "closed"] : ["bad", brake.state])],
+    ["Limits", limits.length === 0 ? "none" : limits],
+    ["Brake notes", brake.notes.length === 0 ? null : brake.notes.map((note) => el("div", {}, note))],
+  ];
 }
 
 function sources(all) {

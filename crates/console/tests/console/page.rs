@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use contract::HealthEvent;
 use domain::journal::{Entry, EntryKind};
-use domain::view::{ClusterView, FleetView};
+use domain::view::{BrakeView, ClusterView, FleetView, LimitView};
 use jiff::{SignedDuration, Timestamp};
 use runtime::sources::SourceState;
 use serde_json::json;
@@ -106,11 +106,26 @@ async fn two_nodes(server: &Server) {
     });
     server.quarantine("gpu-a-01");
     server.fleet.send_modify(|view| {
-        Arc::make_mut(view).cluster = Some(ClusterView {
+        let view = Arc::make_mut(view);
+        view.cluster = Some(ClusterView {
             server: "https://10.0.0.1:6443".into(),
             connected: true,
             error: None,
             nodes: 2,
+        });
+        view.brake = Some(BrakeView {
+            enabled: true,
+            state: "TRIPPED".into(),
+            limits: vec![LimitView {
+                limit: "20%".into(),
+                of_which: "GPU nodes".into(),
+                used: 1,
+                allowed: 1,
+                of: 2,
+            }],
+            held: 1,
+            paused: Some(format!("paused by alice: {HOSTILE}")),
+            notes: vec!["to go on: kubectl patch".into()],
         });
     });
 }
@@ -129,6 +144,11 @@ async fn the_page_shows_the_state_and_hostile_text_as_text() {
         .await;
     for text in [
         "gpu-a-01 is out of service",
+        "1 of 1 out of service (20% of 2 GPU nodes)",
+        "The circuit breaker is TRIPPED",
+        "New quarantines are paused by alice",
+        "1 node held back from quarantine",
+        "to go on: kubectl patch",
         "quarantined",
         "cordoned",
         "XID 79",

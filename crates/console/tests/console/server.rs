@@ -178,7 +178,7 @@ impl Server {
             applied: book.applied(),
             ready: true,
             nodes: nodes.collect(),
-            cluster: None,
+            ..FleetView::default()
         };
         self.fleet.send_replace(Arc::new(view));
     }

@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::ApplyError;
+use contract::keys;
 use domain::assess::Desired;
 use domain::journal::EntryKind;
 use domain::node::{NodeChange, NodeView};
 use domain::session::{Failure, Intent, Patch, Phase};
-use jiff::SignedDuration;
+use jiff::{SignedDuration, Timestamp};
 use runtime::logging::chain;
 use serde_json::json;
 use tokio::task::JoinError;
@@ -22,6 +23,8 @@ pub(super) struct Applied {
     intent: Intent,
     change: NodeChange,
     took: Duration,
+    /// When the oldest of the faults was first seen.
+    first_seen: Option<Timestamp>,
     result: Result<NodeView, ApplyError>,
 }
 
@@ -69,7 +72,11 @@ impl Quarantine {
             text,
             json!({"patch": call.patch}),
         );
-        self.entry(name).in_flight = true;
+        let entry = self.entry(name);
+        entry.in_flight = true;
+        entry.taking_out = intent == Intent::Quarantine;
+        self.brake.changed();
+        let first_seen = desired.events.iter().map(|one| one.first_seen).min();
         let (node, view) = (name.to_owned(), Arc::clone(view));
         self.applying.spawn(async move {
             let began = std::time::Instant::now();
@@ -80,6 +87,7 @@ impl Quarantine {
                 intent,
                 change,
                 took: began.elapsed(),
+                first_seen,
                 result,
             }
         });
@@ -93,6 +101,7 @@ impl Quarantine {
             intent,
             change,
             took,
+            first_seen,
             result,
         } = match done {
             Ok(applied) => applied,
@@ -101,7 +110,8 @@ impl Quarantine {
                 tracing::error!(err = %error, "a patch ended without an answer");
                 self.metrics.error("patch_panicked");
                 for entry in self.nodes.values_mut() {
-                    entry.in_flight = false;
+                    entry.in_doubt |= entry.taking_out;
+                    (entry.in_flight, entry.taking_out) = (false, false);
                 }
                 self.dirty.extend(self.nodes.keys().cloned());
                 return;
@@ -109,11 +119,20 @@ impl Quarantine {
         };
         let now = (self.clock)();
         let took_ms = took.as_secs_f64() * 1_000.0;
-        self.entry(&node).in_flight = false;
+        let entry = self.entry(&node);
+        let taking_out = std::mem::replace(&mut entry.taking_out, false);
+        entry.in_flight = false;
+        // It may have been made all the same; anything else is a clear answer.
+        let unknown = matches!(result, Err(ApplyError::Unavailable { .. }));
+        entry.in_doubt = taking_out && unknown;
+        self.brake.changed();
         let (text, detail) = match result {
             Ok(view) => {
                 self.metrics.applied(&node, intent, &change);
-                self.entry(&node).see(Arc::new(view));
+                if let Some(first_seen) = first_seen.filter(|_| intent == Intent::Quarantine) {
+                    self.metrics.taken_out(now.duration_since(first_seen));
+                }
+                self.see(Arc::new(view));
                 (
                     format!("200 OK in {took_ms:.1} ms"),
                     json!({"status": 200, "tookMs": took_ms}),
@@ -130,11 +149,11 @@ impl Quarantine {
                 };
                 if failure != Failure::Conflict {
                     tracing::warn!(node, err = %chain(&error), "{} failed; it is tried again", intent.name());
-                    self.metrics.error("taint_and_cordon_error");
+                    self.metrics.error(error_type(intent, &change));
                 }
                 let entry = self.entry(&node);
                 if matches!(error, ApplyError::NotFound) {
-                    entry.view = None;
+                    entry.gone();
                 }
                 entry.session.failed(failure, now);
                 (
@@ -160,6 +179,20 @@ impl Quarantine {
         if back || entry.session.phase == Phase::Idle {
             entry.pretended = NodeChange::default();
         }
+        entry.read_own();
+        self.brake.changed();
         self.dirty.insert(name.to_owned());
+    }
+}
+
+/// What NVSentinel calls a failure of this.
+fn error_type(intent: Intent, change: &NodeChange) -> &'static str {
+    match intent {
+        Intent::Quarantine | Intent::Update => "taint_and_cordon_error",
+        Intent::Release => "untaint_and_uncordon_error",
+        Intent::StandDown if change.annotations.contains_key(keys::UNTAINTED_MANUALLY) => {
+            "manual_untaint_cleanup_error"
+        }
+        Intent::StandDown => "manual_uncordon_cleanup_error",
     }
 }

@@ -3,13 +3,16 @@
 use std::sync::Arc;
 
 use contract::keys;
-use domain::assess::{Ruling, Verdict};
+use domain::assess::{DismissedBy, Ruling, Verdict};
+use domain::brake::{Hold, Out};
 use domain::fault::Fault;
 use domain::node::{NodeChange, NodeView};
 use domain::policy::Answer;
-use domain::session::ownership::{Ownership, released_at};
+use domain::session::ownership::{Ownership, dismissal};
 use domain::session::{Phase, Session};
 use domain::view::{FaultView, NodeState, NodeStatus, SessionView};
+use jiff::Timestamp;
+use tokio::time::Instant;
 
 use super::Mode;
 use super::look::unknown_policy;
@@ -34,6 +37,16 @@ pub(super) struct NodeEntry {
     pub(super) known: Vec<String>,
     /// It carries this session of another gpuwarden; empty where its id cannot be read.
     pub(super) anothers: Option<String>,
+    /// Events that nothing was decided about yet: since when the first, and how many.
+    pub(super) undecided: Option<(Instant, u32)>,
+    /// That it is out of service, as the node itself says (in a dry run: would say).
+    own: Option<Out>,
+    /// A patch is under way that takes it out of service.
+    pub(super) taking_out: bool,
+    /// Such a patch was sent, and nobody knows whether it was made.
+    pub(super) in_doubt: bool,
+    /// Why it is held back.
+    pub(super) hold: Option<Hold>,
 }
 
 // === impl NodeEntry ===
@@ -50,6 +63,11 @@ impl NodeEntry {
             missing_said: false,
             known: Vec::new(),
             anothers: None,
+            undecided: None,
+            own: None,
+            taking_out: false,
+            in_doubt: false,
+            hold: None,
         }
     }
 
@@ -59,6 +77,7 @@ impl NodeEntry {
         let Some(known) = &self.view else {
             self.view = Some(view);
             self.missing_said = false;
+            self.read_own();
             return true;
         };
         // The watch may still deliver states from before our own last patch. Versions are
@@ -81,7 +100,47 @@ impl NodeEntry {
             || known.annotations != view.annotations
             || known.object["status"]["conditions"] != view.object["status"]["conditions"];
         self.view = Some(view);
+        if changed {
+            self.read_own();
+        }
         changed
+    }
+
+    /// Takes in that the cluster does not have it any more.
+    pub(super) fn gone(&mut self) {
+        self.view = None;
+        self.own = None;
+    }
+
+    /// Reads from the node, as decisions see it, whether it is out of service.
+    pub(super) fn read_own(&mut self) {
+        let own = self
+            .effective_view()
+            .and_then(|view| Ownership::read(&view));
+        self.own = own.map(|own| Out {
+            since: own.since,
+            forced: own.forced(),
+        });
+    }
+
+    /// Whether nothing on the node says that it is out of service.
+    pub(super) fn in_service(&self) -> bool {
+        self.own.is_none()
+    }
+
+    /// Since when the node says that it is out of service, where that counts in the
+    /// brake's window.
+    pub(super) fn out_since(&self) -> Option<Timestamp> {
+        self.own.filter(|out| !out.forced)?.since
+    }
+
+    /// Whether it counts as out of service: it is, or may be before we look again.
+    pub(super) fn out(&self, now: Timestamp) -> Option<Out> {
+        let on_the_way = Out {
+            since: Some(now),
+            forced: false,
+        };
+        (self.own).or((self.taking_out || self.in_doubt).then_some(on_the_way))
     }
 
     /// The node as decisions see it: in a dry run with the changes that were not made.
@@ -100,6 +159,7 @@ impl NodeEntry {
         faults: &[Fault],
         mode: Mode,
         has_cluster: bool,
+        dropped_at: Option<Timestamp>,
     ) -> Option<NodeStatus> {
         // Who only observes still sees what an earlier run has left on the node.
         let observed = self
@@ -129,13 +189,20 @@ impl NodeEntry {
         if self.anothers.is_some() {
             notes.push("quarantined by another gpuwarden: it is left alone".to_owned());
         }
+        if let Some(hold) = &self.hold {
+            notes.push(format!("held back: {hold}"));
+        }
         let view = self.effective_view();
-        let released = view.as_deref().and_then(released_at);
-        let dismissed = |fault: &Fault| released.is_some_and(|at| fault.dismissed(at));
-        if let Some(at) = released.filter(|_| faults.iter().any(dismissed)) {
+        let dismissal = (view.as_deref()).and_then(|view| dismissal(view, dropped_at));
+        let dismissed = |fault: &Fault| dismissal.is_some_and(|one| fault.dismissed(one.up_to));
+        if let Some(one) = dismissal.filter(|_| faults.iter().any(dismissed)) {
+            let how = match one.by {
+                DismissedBy::Released => "when the node was released by hand",
+                DismissedBy::Dropped => "when what the circuit breaker held back was dropped,",
+            };
             notes.push(format!(
-                "dismissed when the node was released by hand at {at:.0}: a newer report counts \
-                 again"
+                "dismissed {how} at {:.0}: a newer report counts again",
+                one.up_to
             ));
         }
         if self.opted_out() {
@@ -166,9 +233,10 @@ impl NodeEntry {
                 phase,
                 since: self.session.since,
                 failures: self.session.failures,
-                awaits: match mode {
-                    Mode::Observe => "a gpuwarden that acts: this one only observes",
-                    Mode::DryRun | Mode::Act => self.session.awaits(self.view.is_some()),
+                awaits: match (mode, &self.hold) {
+                    (Mode::Observe, _) => "a gpuwarden that acts: this one only observes",
+                    (_, Some(hold)) => hold.awaits(),
+                    (_, None) => self.session.awaits(self.view.is_some()),
                 }
                 .to_owned(),
             }),
@@ -243,12 +311,13 @@ mod tests {
         let view =
             metadata.and_then(|metadata| NodeView::from_object(json!({"metadata": metadata})));
         let node = view.clone().unwrap_or_else(|| NodeView::unknown("n1"));
-        let desired = assess(&fault(), &Policy::builtin(), &node, released_at(&node));
+        let desired = assess(&fault(), &Policy::builtin(), &node, dismissal(&node, None));
         entry.session = step(
             &entry.session,
             &desired,
             view.as_ref(),
             &Marks::default(),
+            None,
             at(101),
         )
         .session;
@@ -280,7 +349,7 @@ mod tests {
         ];
         for (metadata, mode, note) in table {
             let status = looked_at(metadata)
-                .status("n1", &fault(), mode, true)
+                .status("n1", &fault(), mode, true, None)
                 .unwrap();
             let notes = status.notes.join("\n");
             assert!(
@@ -294,7 +363,7 @@ mod tests {
     #[test]
     fn a_node_that_the_cluster_lacks_waits_for_it_to_appear() {
         let awaits = |metadata| {
-            let status = looked_at(metadata).status("n1", &fault(), Mode::Act, true);
+            let status = looked_at(metadata).status("n1", &fault(), Mode::Act, true, None);
             status.unwrap().session.unwrap().awaits
         };
         assert_eq!(awaits(None), "the node to appear in the cluster");

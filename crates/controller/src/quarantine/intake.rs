@@ -65,6 +65,9 @@ impl Quarantine {
                 let changes = self.book.record(&record);
                 tracing::debug!(event.id = record.id, node, ?changes, "event taken in");
                 self.metrics.processed.inc();
+                let (_, events) =
+                    (self.entry(&node).undecided).get_or_insert_with(|| (Instant::now(), 0));
+                *events = events.saturating_add(1);
                 self.touch(&node);
             }
             if !more {

@@ -1,7 +1,10 @@
 //! Looking at a node: what its faults ask for, what its session says, and what follows.
 
+use std::sync::Arc;
+
 use contract::keys;
-use domain::assess::{Verdict, assess};
+use domain::assess::{Desired, Verdict, assess};
+use domain::brake::Hold;
 use domain::journal::EntryKind;
 use domain::node::NodeView;
 use domain::policy::Policy;
@@ -25,11 +28,15 @@ impl Quarantine {
             return;
         };
         while let Some(name) = self.dirty.pop_first() {
-            if self.mode == Mode::Observe {
-                continue;
+            if self.mode != Mode::Observe {
+                self.look_at(&name, &policy).await;
             }
-            self.look_at(&name, &policy).await;
+            let entry = self.nodes.get_mut(&name);
+            if let Some((since, events)) = entry.and_then(|entry| entry.undecided.take()) {
+                self.metrics.handled(events, since.elapsed());
+            }
         }
+        self.let_go(&policy);
     }
 
     async fn look_at(&mut self, name: &str, policy: &Policy) {
@@ -40,6 +47,7 @@ impl Quarantine {
             return; // Looked at again when the answer is there.
         }
         let Some(view) = entry.effective_view() else {
+            self.brake.forget(name);
             if self.cluster.is_some() {
                 self.look_at_missing(name, policy);
             }
@@ -48,21 +56,43 @@ impl Quarantine {
         let claim = self.claim(&view).await;
         self.left_alone(&view, claim);
         if claim != Claim::Ours {
+            self.brake.forget(name);
             self.schedule_publish();
             return;
         }
         self.note_choice(&view, policy);
-        let now = (self.clock)();
+        let dismissed = ownership::dismissal(&view, self.dropped_at());
         let faults = self.book.faults(name);
-        let desired = assess(faults, policy, &view, ownership::released_at(&view));
+        let desired = assess(faults, policy, &view, dismissed);
+        if desired.wanted() && self.entry(name).in_service() {
+            // To be taken out: the brake has a say. It is asked about all at once.
+            self.brake.wait(name, desired);
+            return;
+        }
+        self.brake.forget(name);
+        let entry = self.entry(name);
+        (entry.hold, entry.in_doubt) = (None, false);
+        self.drive(name, &view, policy, &desired, None);
+    }
+
+    /// Steps the session of a node, and carries out what follows.
+    pub(super) fn drive(
+        &mut self,
+        name: &str,
+        view: &Arc<NodeView>,
+        policy: &Policy,
+        desired: &Desired,
+        hold: Option<&Hold>,
+    ) {
+        let now = (self.clock)();
         let marks = policy.marks();
         let entry = self.entry(name);
-        let step = step(&entry.session, &desired, Some(&view), &marks, now);
+        let step = step(&entry.session, desired, Some(view), &marks, hold, now);
         entry.session = step.session;
         let session = entry.session.id.clone();
         if entry.verdicts != desired.verdicts {
             entry.verdicts.clone_from(&desired.verdicts);
-            self.metrics.evaluated(policy.rule_sets_of(&view), &desired);
+            self.metrics.evaluated(policy.rule_sets_of(view), desired);
             let text = rules_text(&desired.verdicts);
             self.note(
                 name,
@@ -77,7 +107,7 @@ impl Quarantine {
             self.note(name, session.as_deref(), note.kind, note.text, note.detail);
         }
         if let Some(patch) = step.patch {
-            self.carry_out(name, &view, patch, &desired);
+            self.carry_out(name, view, patch, desired);
         }
         self.remember_wake(name);
         self.schedule_publish();
@@ -88,6 +118,7 @@ impl Quarantine {
         let policy = self.policies.borrow().clone();
         let before = std::mem::replace(&mut self.policy, policy.clone());
         self.dirty.extend(self.nodes.keys().cloned());
+        self.brake.changed();
         self.schedule_publish();
         let (Some(policy), Some(_)) = (policy, before) else {
             return; // The first one: it has changed nothing.
@@ -142,7 +173,7 @@ impl Quarantine {
         let desired = assess(self.book.faults(name), policy, &unknown, None);
         let marks = policy.marks();
         let entry = self.entry(name);
-        let step = step(&entry.session, &desired, None, &marks, now);
+        let step = step(&entry.session, &desired, None, &marks, None, now);
         entry.session = step.session;
         let say = desired.wanted() && !entry.missing_said;
         entry.missing_said = desired.wanted();

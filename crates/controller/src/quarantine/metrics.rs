@@ -1,17 +1,23 @@
-//! Metrics of fault quarantine. The names are NVSentinel's.
+//! Metrics of fault quarantine. The names are NVSentinel's; where it has a metric that we
+//! do not, docs/compatibility.md says why.
 
 use std::collections::BTreeSet;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
+use contract::keys;
 use domain::assess::Desired;
 use domain::node::NodeChange;
 use domain::policy::RuleSet;
 use domain::session::Intent;
 use domain::view::{FleetView, NodeState};
+use jiff::SignedDuration;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
 use runtime::metrics::Metrics;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -36,7 +42,17 @@ struct RuleSetLabels {
     status: String,
 }
 
-#[derive(Clone, Default)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct StateLabels {
+    state: String,
+}
+
+/// Prometheus's own default buckets, as NVSentinel uses them (seconds).
+const BUCKETS: [f64; 11] = [
+    0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
+];
+
+#[derive(Clone)]
 pub(super) struct QuarantineMetrics {
     /// Events taken from the feed.
     pub(super) received: Counter,
@@ -46,6 +62,7 @@ pub(super) struct QuarantineMetrics {
     quarantined: Family<NodeLabels, Counter>,
     unquarantined: Family<NodeLabels, Counter>,
     manually_uncordoned: Family<NodeLabels, Counter>,
+    manually_untainted: Family<NodeLabels, Counter>,
     current: Family<NodeLabels, Gauge>,
     shown: Arc<Mutex<BTreeSet<String>>>,
     taints_applied: Family<TaintLabels, Counter>,
@@ -53,11 +70,41 @@ pub(super) struct QuarantineMetrics {
     cordons_applied: Counter,
     cordons_removed: Counter,
     evaluations: Family<RuleSetLabels, Counter>,
+    /// From taking an event from the feed until it was decided about.
+    handling: Histogram,
+    /// From the time of the oldest fault until its node was out of service.
+    quarantine: Histogram,
+    /// Events that are stored and not taken in yet.
+    backlog: Gauge,
+    breaker_state: Family<StateLabels, Gauge>,
+    breaker_utilization: Gauge<f64, AtomicU64>,
+    held: Gauge,
 }
 
 impl QuarantineMetrics {
     pub(super) fn new(metrics: &Metrics) -> Self {
-        let own = Self::default();
+        let own = Self {
+            received: Counter::default(),
+            processed: Counter::default(),
+            errors: Family::default(),
+            quarantined: Family::default(),
+            unquarantined: Family::default(),
+            manually_uncordoned: Family::default(),
+            manually_untainted: Family::default(),
+            current: Family::default(),
+            shown: Arc::default(),
+            taints_applied: Family::default(),
+            taints_removed: Family::default(),
+            cordons_applied: Counter::default(),
+            cordons_removed: Counter::default(),
+            evaluations: Family::default(),
+            handling: Histogram::new(BUCKETS),
+            quarantine: Histogram::new(BUCKETS),
+            backlog: Gauge::default(),
+            breaker_state: Family::default(),
+            breaker_utilization: Gauge::default(),
+            held: Gauge::default(),
+        };
         metrics.register(|registry| {
             let registry = registry.sub_registry_with_prefix("fault_quarantine");
             registry.register(
@@ -87,6 +134,36 @@ impl QuarantineMetrics {
                 own.manually_uncordoned.clone(),
             );
             registry.register(
+                "nodes_manually_untainted",
+                "Nodes of which somebody removed a quarantine taint by hand",
+                own.manually_untainted.clone(),
+            );
+            registry.register(
+                "event_handling_duration_seconds",
+                "From taking an event from the feed until it was decided about",
+                own.handling.clone(),
+            );
+            registry.register(
+                "node_quarantine_duration_seconds",
+                "From the time of the oldest fault until its node was out of service",
+                own.quarantine.clone(),
+            );
+            registry.register(
+                "event_backlog_count",
+                "Events that are stored and not taken in yet",
+                own.backlog.clone(),
+            );
+            registry.register(
+                "breaker_state",
+                "1 for the state of the circuit breaker",
+                own.breaker_state.clone(),
+            );
+            registry.register(
+                "breaker_utilization",
+                "How far the fullest limit on quarantines is used up; 1 is full",
+                own.breaker_utilization.clone(),
+            );
+            registry.register(
                 "current_quarantined_nodes",
                 "1 for each node that is out of service",
                 own.current.clone(),
@@ -109,6 +186,13 @@ impl QuarantineMetrics {
                 own.evaluations.clone(),
             );
         });
+        metrics.register(|registry| {
+            registry.register(
+                "gpuwarden_quarantine_held_nodes",
+                "Nodes that the brake or a pause holds back from being taken out of service",
+                own.held.clone(),
+            );
+        });
         own
     }
 
@@ -118,6 +202,23 @@ impl QuarantineMetrics {
                 error_type: kind.to_owned(),
             })
             .inc();
+    }
+
+    /// An event was decided about, so long after it was taken from the feed.
+    pub(super) fn handled(&self, events: u32, took: Duration) {
+        for _ in 0..events {
+            self.handling.observe(took.as_secs_f64());
+        }
+    }
+
+    /// A node is out of service, so long after its fault.
+    pub(super) fn taken_out(&self, took: SignedDuration) {
+        // A fault of the future is a clock that runs ahead.
+        self.quarantine.observe(took.as_secs_f64().max(0.0));
+    }
+
+    pub(super) fn backlog(&self, events: u64) {
+        self.backlog.set(i64::try_from(events).unwrap_or(i64::MAX));
     }
 
     pub(super) fn evaluated(&self, rule_sets: &[RuleSet], desired: &Desired) {
@@ -138,6 +239,9 @@ impl QuarantineMetrics {
         match intent {
             Intent::Quarantine => drop(self.quarantined.get_or_create(&node).inc()),
             Intent::Release => drop(self.unquarantined.get_or_create(&node).inc()),
+            Intent::StandDown if change.annotations.contains_key(keys::UNTAINTED_MANUALLY) => {
+                let _ = self.manually_untainted.get_or_create(&node).inc();
+            }
             Intent::StandDown => drop(self.manually_uncordoned.get_or_create(&node).inc()),
             Intent::Update => {}
         }
@@ -160,8 +264,20 @@ impl QuarantineMetrics {
         }
     }
 
-    /// Shows which nodes are out of service now.
-    pub(super) fn current(&self, view: &FleetView) {
+    /// Shows which nodes are out of service now, and how the brake is.
+    pub(super) fn current(&self, view: &FleetView, utilization: f64) {
+        if let Some(brake) = &view.brake {
+            let states = [keys::BREAKER_CLOSED, keys::BREAKER_TRIPPED];
+            for state in states {
+                let labels = StateLabels {
+                    state: state.to_owned(),
+                };
+                let current = i64::from(brake.state == state);
+                self.breaker_state.get_or_create(&labels).set(current);
+            }
+            self.breaker_utilization.set(utilization);
+            self.held.set(i64::try_from(brake.held).unwrap_or(i64::MAX));
+        }
         let now: BTreeSet<String> = view
             .nodes
             .iter()

@@ -1,28 +1,29 @@
 //! Taking in what the node watch says.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use cluster::NodeEvent;
+use domain::node::NodeView;
 use tokio::sync::mpsc;
 
 use super::{Mode, Owns, Quarantine};
 
 impl Quarantine {
-    pub(super) fn node_event(&mut self, event: Option<NodeEvent>) {
+    pub(super) fn node_event(&mut self, event: NodeEvent) {
         match event {
-            Some(NodeEvent::Restarted) => self.relisted = Some(BTreeSet::new()),
-            Some(NodeEvent::Applied(view)) => {
+            NodeEvent::Restarted => self.relisted = Some(BTreeSet::new()),
+            NodeEvent::Applied(view) => {
                 if let Some(seen) = &mut self.relisted {
                     seen.insert(view.name.clone());
                 }
                 let name = view.name.clone();
-                let entry = self.entry(&name);
-                if entry.see(view) {
+                if self.see(view) {
                     self.touch(&name);
                 }
             }
-            Some(NodeEvent::Deleted(name)) => self.gone(&name),
-            Some(NodeEvent::Listed) => {
+            NodeEvent::Deleted(name) => self.gone(&name),
+            NodeEvent::Listed => {
                 let seen = self.relisted.take().unwrap_or_default();
                 let gone: Vec<String> = self
                     .nodes
@@ -48,7 +49,7 @@ impl Quarantine {
                 self.dirty.extend(self.nodes.keys().cloned());
                 self.schedule_publish();
             }
-            Some(NodeEvent::Failing { error }) => {
+            NodeEvent::Failing { error, .. } => {
                 tracing::warn!(
                     err = error,
                     "the cluster's nodes cannot be watched; it is tried again"
@@ -56,28 +57,43 @@ impl Quarantine {
                 self.cluster_error = Some(error);
                 self.schedule_publish();
             }
-            Some(NodeEvent::Recovered) => {
+            NodeEvent::Recovered => {
                 tracing::info!("the cluster's nodes are watched again");
                 self.cluster_error = None;
                 self.schedule_publish();
             }
-            None => {}
         }
+    }
+
+    /// Takes a view of a node in. Returns whether anything has changed that decisions
+    /// look at.
+    pub(super) fn see(&mut self, view: Arc<NodeView>) -> bool {
+        let name = view.name.clone();
+        let entry = self.entry(&name);
+        let (was_out, since) = (!entry.in_service(), entry.out_since());
+        let changed = entry.see(view);
+        if changed && was_out && entry.in_service() {
+            self.brake.back(&name, since);
+        } else if changed {
+            self.brake.changed();
+        }
+        changed
     }
 
     fn gone(&mut self, name: &str) {
         if let Some(entry) = self.nodes.get_mut(name) {
-            entry.view = None;
+            entry.gone();
         }
+        self.brake.changed();
         self.touch(name);
     }
 }
 
-/// The next node event; waits for ever where there is no cluster, or its watch has ended.
-pub(super) async fn receive(events: &mut Option<mpsc::Receiver<NodeEvent>>) -> Option<NodeEvent> {
+/// The next event; waits for ever where there is no cluster, or its watch has ended.
+pub(super) async fn receive<T>(events: &mut Option<mpsc::Receiver<T>>) -> T {
     if let Some(receiver) = events {
         if let Some(event) = receiver.recv().await {
-            return Some(event);
+            return event;
         }
         *events = None;
     }

@@ -35,6 +35,8 @@ impl Quarantine {
                 || entry.session.phase != Phase::Idle
                 || !self.book.faults(name).is_empty()
         });
+        let brake = self.brake_view();
+        let dropped_at = self.dropped_at();
         let nodes = self
             .nodes
             .iter()
@@ -44,6 +46,7 @@ impl Quarantine {
                     self.book.faults(name),
                     self.mode,
                     self.cluster.is_some(),
+                    dropped_at,
                 )
             })
             .collect();
@@ -61,8 +64,11 @@ impl Quarantine {
                     .filter(|entry| entry.view.is_some())
                     .count(),
             }),
+            brake,
         };
-        self.metrics.current(&view);
+        let backlog = self.store.latest().borrow().saturating_sub(view.applied);
+        self.metrics.backlog(backlog);
+        self.metrics.current(&view, self.brake_utilization());
         self.view.send_replace(Arc::new(view));
         self.published_at = Instant::now();
         let cost = self.published_at - began;

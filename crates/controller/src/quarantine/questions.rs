@@ -64,6 +64,8 @@ impl Quarantine {
             policy: self.policy.as_deref(),
             session: entry.map_or(&idle, |entry| &entry.session),
             anothers: entry.is_some_and(|entry| entry.anothers.is_some()),
+            hold: entry.and_then(|entry| entry.hold.as_ref()),
+            dropped_at: self.dropped_at(),
         });
         let own = match &self.owns {
             Owns::Node(own) => Some(own),

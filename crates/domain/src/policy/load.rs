@@ -10,6 +10,8 @@ use super::unknown::UnknownKeys;
 use super::{NamedPolicy, Policy, Rule, RuleKind, RuleSet};
 use crate::node::Taint;
 
+mod brake;
+
 /// A policy file that cannot be used: every finding, one per line.
 #[derive(Debug, PartialEq, Eq)]
 pub struct PolicyError {
@@ -22,7 +24,8 @@ struct File {
     #[serde(rename = "label-prefix", default)]
     label_prefix: String,
     #[serde(rename = "circuitBreaker")]
-    circuit_breaker: Option<CircuitBreaker>,
+    circuit_breaker: Option<Spanned<brake::CircuitBreakerEntry>>,
+    brake: Option<brake::BrakeEntry>,
     #[serde(rename = "match-any-all", default)]
     match_any_all: AnyAll,
     #[serde(rename = "unhealthy-taint", default)]
@@ -51,14 +54,6 @@ struct PolicyEntry {
     name: String,
     #[serde(rename = "rule-sets", default)]
     rule_sets: Vec<Spanned<RuleSetEntry>>,
-}
-
-#[derive(Deserialize)]
-struct CircuitBreaker {
-    #[serde(rename = "percentage")]
-    _percentage: Option<i64>,
-    #[serde(rename = "duration")]
-    _duration: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -154,12 +149,9 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, PolicyError> {
         let rule_sets = reading.rule_sets(entry.rule_sets);
         policies.push(NamedPolicy { name, rule_sets });
     }
-    if file.circuit_breaker.is_some() {
-        reading.warnings.push(format!(
-            "{source}: circuitBreaker is read but not enforced by this version: nothing limits \
-             how many nodes are quarantined at once"
-        ));
-    }
+    let brake = brake::brake(file.brake, file.circuit_breaker, |at, what| {
+        reading.find(at, &what);
+    });
     if !reading.findings.is_empty() {
         return Err(PolicyError {
             findings: reading.findings,
@@ -172,6 +164,7 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, PolicyError> {
         policies,
         unhealthy_taint: file.unhealthy_taint,
         uncordon_labels: file.uncordon_labels,
+        brake,
         warnings: reading.warnings,
     })
 }

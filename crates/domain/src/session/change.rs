@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::Marks;
-use super::ownership::{AppliedTaint, ByHand, Ownership, SessionAnnotation};
+use super::ownership::{AppliedTaint, ByHand, CORDON_TIME, Ownership, SessionAnnotation};
 use crate::assess::{Counted, Desired};
 use crate::event::floor_char_boundary;
 use crate::node::{LABEL_VALUE_BYTES, NodeChange, NodeView, Taint, label_value};
@@ -32,6 +32,7 @@ pub(super) fn quarantine(
         .unwrap_or_default();
     let own = Ownership {
         session_id: id,
+        since: None,
         events: Vec::new(),
         cordoned: false,
         cordon_pre_existing: false,
@@ -245,7 +246,7 @@ fn session_annotation(node: &NodeView) -> Option<SessionAnnotation> {
 
 /// A time as a label can hold it.
 fn label_time(at: Timestamp) -> String {
-    at.strftime("%Y-%m-%dT%H-%M-%SZ").to_string()
+    at.strftime(CORDON_TIME).to_string()
 }
 
 /// Adds and removes taints; returns those that the session asks for from now on.

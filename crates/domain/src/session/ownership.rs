@@ -10,18 +10,22 @@ use contract::{HealthEvent, json, keys};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::assess::Desired;
+use crate::assess::{Desired, Dismissal, DismissedBy};
 use crate::event::{event_id, floor_char_boundary};
 use crate::node::{NodeView, Taint};
 
 /// Longest reason of a [`ReleaseRequest`], in bytes: it goes into the journal.
 pub const REASON_BYTES: usize = 1024;
+/// The form of a time in a label value, which takes no colons.
+pub(super) const CORDON_TIME: &str = "%Y-%m-%dT%H-%M-%SZ";
 
 /// What is ours on a node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Ownership {
     /// Identity of the session.
     pub session_id: String,
+    /// When it began; `None`: not known.
+    pub since: Option<Timestamp>,
     /// The events for which the node is quarantined; their ids are filled in.
     pub events: Vec<HealthEvent>,
     /// Whether the session asked for a cordon.
@@ -105,6 +109,10 @@ impl Ownership {
             // The reference does not write it, but it is the node's own annotation.
             event.node_name.clone_from(&node.name);
         }
+        let since = match &session {
+            Some(session) => Some(session.since),
+            None => cordon_timestamp(node),
+        };
         let is_true = |key| annotation(key) == Some(keys::TRUE);
         Some(Self {
             session_id: session
@@ -112,6 +120,7 @@ impl Ownership {
                 .map(|session| session.id.clone())
                 .or_else(|| events.first().map(|event| event.id.clone()))
                 .unwrap_or_default(),
+            since,
             cordoned: is_true(keys::QUARANTINE_IS_CORDONED),
             cordon_pre_existing: is_true(keys::QUARANTINE_CORDON_PRE_EXISTING),
             taints: annotation(keys::QUARANTINE_APPLIED_TAINTS)
@@ -120,6 +129,12 @@ impl Ownership {
             replaced_labels: session.map(|session| session.labels),
             events,
         })
+    }
+
+    /// Whether the node is out only because a sender asked for it (`force`).
+    pub fn forced(&self) -> bool {
+        let force = |event: &HealthEvent| event.quarantine_overrides.is_some_and(|o| o.force);
+        !self.events.is_empty() && self.events.iter().all(force)
     }
 
     /// Whether somebody took back by hand what the session had done. Our own changes
@@ -188,6 +203,100 @@ impl ReleaseRequest {
 }
 
 /// When a person last ended a session of this node, from its annotation.
-pub fn released_at(node: &NodeView) -> Option<Timestamp> {
+fn released_at(node: &NodeView) -> Option<Timestamp> {
     node.annotations.get(keys::RELEASED_AT)?.trim().parse().ok()
+}
+
+/// Which faults of `node` do not count: those that a person has dismissed by giving the
+/// node back, or by dropping what the brake had held back at `dropped_at`. The latter are
+/// those of nodes that were in service then: a session that had begun keeps its faults.
+pub fn dismissal(node: &NodeView, dropped_at: Option<Timestamp>) -> Option<Dismissal> {
+    let released = released_at(node).map(|up_to| Dismissal {
+        up_to,
+        by: DismissedBy::Released,
+    });
+    let dropped = dropped_at
+        .filter(|at| {
+            Ownership::read(node).is_none_or(|own| own.since.is_some_and(|since| since > *at))
+        })
+        .map(|up_to| Dismissal {
+            up_to,
+            by: DismissedBy::Dropped,
+        });
+    match (released, dropped) {
+        (Some(a), Some(b)) => Some(if a.up_to >= b.up_to { a } else { b }),
+        (a, b) => a.or(b),
+    }
+}
+
+/// NVSentinel's label for when it cordoned, behind whatever prefix.
+fn cordon_timestamp(node: &NodeView) -> Option<Timestamp> {
+    let (_, text) = (node.labels.iter()).find(|(key, _)| key.ends_with(keys::CORDON_TIMESTAMP))?;
+    let time = jiff::civil::DateTime::strptime(CORDON_TIME, text).ok()?;
+    Some(time.to_zoned(jiff::tz::TimeZone::UTC).ok()?.timestamp())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    #[test]
+    fn the_begin_of_nvsentinels_sessions_is_read_from_its_label() {
+        let mut node = NodeView::unknown("n1");
+        node.annotations
+            .insert(keys::QUARANTINE_HEALTH_EVENT.into(), "[{}]".into());
+        assert_eq!(Ownership::read(&node).unwrap().since, None);
+        node.labels.insert(
+            "k8saas.nvidia.com/cordon-timestamp".into(),
+            "1970-01-01T00-01-40Z".into(),
+        );
+        assert_eq!(Ownership::read(&node).unwrap().since, Some(at(100)));
+        node.labels.insert(
+            "k8saas.nvidia.com/cordon-timestamp".into(),
+            "yesterday".into(),
+        );
+        assert_eq!(Ownership::read(&node).unwrap().since, None);
+    }
+
+    #[test]
+    fn the_later_dismissal_counts_and_a_session_keeps_its_faults() {
+        let mut node = NodeView::unknown("n1");
+        assert_eq!(dismissal(&node, None), None);
+        node.annotations
+            .insert(keys::RELEASED_AT.into(), at(50).to_string());
+        let up_to = |node: &NodeView, dropped| dismissal(node, dropped).map(|one| one.up_to);
+        assert_eq!(up_to(&node, None), Some(at(50)));
+        assert_eq!(up_to(&node, Some(at(40))), Some(at(50)));
+        assert_eq!(up_to(&node, Some(at(60))), Some(at(60)));
+        // In a session since 70: what was dropped at 80 was dropped elsewhere.
+        let session = SessionAnnotation {
+            id: "s".into(),
+            since: at(70),
+            labels: BTreeMap::new(),
+        };
+        let text = serde_json::to_string(&session).unwrap();
+        node.annotations.insert(keys::SESSION.into(), text);
+        assert_eq!(up_to(&node, Some(at(60))), Some(at(60)));
+        assert_eq!(up_to(&node, Some(at(80))), Some(at(50)));
+    }
+
+    #[test]
+    fn forced_is_what_only_senders_asked_for() {
+        let mut node = NodeView::unknown("n1");
+        let force = r#"{"quarantineOverrides":{"force":true}}"#;
+        for (text, forced) in [
+            (format!("[{force}]"), true),
+            (format!("[{force},{{}}]"), false),
+            ("[{}]".to_owned(), false),
+            ("{".to_owned(), false),
+        ] {
+            node.annotations
+                .insert(keys::QUARANTINE_HEALTH_EVENT.into(), text.clone());
+            assert_eq!(Ownership::read(&node).unwrap().forced(), forced, "{text}");
+        }
+    }
 }

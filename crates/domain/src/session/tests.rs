@@ -113,7 +113,7 @@ impl World {
     }
 
     fn desired(&self) -> Desired {
-        let released = ownership::released_at(&self.node);
+        let released = ownership::dismissal(&self.node, None);
         assess(self.book.faults("n1"), &self.policy, &self.node, released)
     }
 
@@ -124,6 +124,7 @@ impl World {
             &self.desired(),
             Some(&self.node),
             &self.policy.marks(),
+            None,
             self.now,
         );
         self.session = step.session.clone();
@@ -449,6 +450,7 @@ fn a_node_that_the_cluster_does_not_know_is_awaited() {
         &world.desired(),
         None,
         &Marks::default(),
+        None,
         world.now,
     );
     assert_eq!(
@@ -465,6 +467,7 @@ fn a_node_that_the_cluster_does_not_know_is_awaited() {
         &world.desired(),
         None,
         &Marks::default(),
+        None,
         world.now,
     );
     assert_eq!((gone.session.phase, gone.session.id), (Phase::Idle, None));

@@ -1,12 +1,10 @@
 //! A fault takes a node out of service, and recovery gives it back.
 
-use contract::proto::platform_connector_client::PlatformConnectorClient;
-use contract::{BehaviourOverrides, Entity, HealthEvent, HealthEvents};
+use contract::{BehaviourOverrides, HealthEvent};
 use serde_json::{Value, json};
 use testkit::{ControlPlane, KernelLog, Launch, Version};
-use tonic::transport::{Channel, Endpoint};
 
-use crate::support::{SOON, Scene, shape, xid};
+use crate::support::{SOON, Scene, event, send_to, shape, xid};
 
 #[tokio::test]
 async fn a_line_in_the_kernel_log_cordons_and_recovery_restores_to_the_byte() -> anyhow::Result<()>
@@ -201,43 +199,6 @@ async fn a_line_in_the_real_kernel_log_cordons() -> anyhow::Result<()> {
         .await?
         .expect(0)?;
     scene.restored().await
-}
-
-async fn connector(scene: &Scene) -> anyhow::Result<PlatformConnectorClient<Channel>> {
-    let address = format!("unix://{}", scene.product.socket().display());
-    Ok(PlatformConnectorClient::new(
-        Endpoint::try_from(address)?.connect().await?,
-    ))
-}
-
-fn event(node: &str, gpu: &str) -> HealthEvent {
-    HealthEvent {
-        version: 1,
-        agent: "gpu-health-monitor".into(),
-        component_class: "GPU".into(),
-        check_name: "GpuMemWatch".into(),
-        is_fatal: true,
-        node_name: node.into(),
-        recommended_action: 2,
-        error_code: vec!["DCGM_FR_FAULTY_MEMORY".into()],
-        entities_impacted: vec![Entity {
-            entity_type: "GPU".into(),
-            entity_value: gpu.into(),
-        }],
-        ..HealthEvent::default()
-    }
-}
-
-async fn send(scene: &Scene, event: HealthEvent) -> anyhow::Result<()> {
-    let batch = HealthEvents {
-        version: 1,
-        events: vec![event],
-    };
-    connector(scene)
-        .await?
-        .health_event_occurred_v1(batch)
-        .await?;
-    Ok(())
 }
 
 #[tokio::test]
@@ -584,4 +545,8 @@ expression = "event.isFatal"
 "#,
     )?;
     Ok(file)
+}
+
+async fn send(scene: &Scene, event: HealthEvent) -> anyhow::Result<()> {
+    send_to(&scene.product, vec![event]).await
 }

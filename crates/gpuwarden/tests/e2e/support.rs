@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use contract::proto::platform_connector_client::PlatformConnectorClient;
+use contract::{Entity, HealthEvent, HealthEvents};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 use testkit::{ControlPlane, Launch, NodeBuilder, Product, unique};
+use tonic::transport::Endpoint;
 
 /// Within this, anything that is to happen has happened, also on a busy machine.
 pub(crate) const SOON: Duration = Duration::from_secs(20);
@@ -178,4 +181,43 @@ async fn settled(nodes: &Api<Node>, name: &str) -> anyhow::Result<Value> {
         },
     )
     .await
+}
+
+/// A fatal fault of a GPU.
+pub(crate) fn event(node: &str, gpu: &str) -> HealthEvent {
+    HealthEvent {
+        version: 1,
+        agent: "gpu-health-monitor".into(),
+        component_class: "GPU".into(),
+        check_name: "GpuMemWatch".into(),
+        is_fatal: true,
+        node_name: node.into(),
+        recommended_action: 2,
+        error_code: vec!["DCGM_FR_FAULTY_MEMORY".into()],
+        entities_impacted: vec![Entity {
+            entity_type: "GPU".into(),
+            entity_value: gpu.into(),
+        }],
+        ..HealthEvent::default()
+    }
+}
+
+/// The recovery of [`event`].
+pub(crate) fn recovery(node: &str, gpu: &str) -> HealthEvent {
+    HealthEvent {
+        is_fatal: false,
+        is_healthy: true,
+        recommended_action: 0,
+        ..event(node, gpu)
+    }
+}
+
+/// Sends events to the product's socket, as any monitor does.
+pub(crate) async fn send_to(product: &Product, events: Vec<HealthEvent>) -> anyhow::Result<()> {
+    let address = format!("unix://{}", product.socket().display());
+    let channel = Endpoint::try_from(address)?.connect().await?;
+    PlatformConnectorClient::new(channel)
+        .health_event_occurred_v1(HealthEvents { version: 1, events })
+        .await?;
+    Ok(())
 }

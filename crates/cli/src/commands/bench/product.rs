@@ -107,7 +107,7 @@ impl Product {
         };
         if let (true, Some(kubeconfig)) = (cluster, &args.kubeconfig) {
             command
-                .arg("--quarantine")
+                .args(["--quarantine", "--circuit-breaker", "false"])
                 .arg("--kubeconfig")
                 .arg(kubeconfig);
             if let Some(context) = &args.context {

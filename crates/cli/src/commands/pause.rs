@@ -1,0 +1,105 @@
+//! `gpuwarden pause` and `gpuwarden resume`: stop new quarantines of a cluster for a while.
+//!
+//! They write the cluster, not a process: every gpuwarden of the cluster sees it at once.
+
+use anyhow::{Context as _, bail};
+use cluster::{Cluster, ConfigMap, ConfigMapChange, ObjectError};
+use contract::keys;
+use domain::brake::pause::Pause;
+use jiff::{SignedDuration, Timestamp};
+
+use crate::args::{KubeArgs, PauseArgs};
+use crate::settings::{ClusterSettings, namespace};
+use crate::{EXIT_OK, output};
+
+/// Somebody else may be writing: so often it is looked at again.
+const ATTEMPTS: usize = 5;
+
+pub(super) async fn pause(args: PauseArgs) -> anyhow::Result<u8> {
+    let duration = args
+        .duration
+        .parse::<SignedDuration>()
+        .ok()
+        .filter(SignedDuration::is_positive)
+        .with_context(|| format!("--for {:?} is no duration such as 2h or 30m", args.duration))?;
+    let reason = args.reason.trim();
+    if reason.is_empty() {
+        bail!("--reason is empty: say why, for everybody who looks");
+    }
+    let since = Timestamp::now();
+    let pause = Pause {
+        reason: reason.to_owned(),
+        by: args.by.unwrap_or_else(|| "somebody".to_owned()),
+        since,
+        until: Some(since.checked_add(duration).context("--for is too long")?),
+    };
+    let text = serde_json::to_string(&pause)?;
+    let place = write(&args.kube, |_| Some(Some(text.clone()))).await?;
+    output::line(&format!(
+        "New quarantines are {pause} (ConfigMap {place}).\nWhat is out of service is given back \
+         all the same. To end it: gpuwarden resume"
+    ))?;
+    Ok(EXIT_OK)
+}
+
+pub(super) async fn resume(args: KubeArgs) -> anyhow::Result<u8> {
+    let mut was = None;
+    let place = write(&args, |map| {
+        was = map.and_then(|map| map.data.get(keys::PAUSE).cloned());
+        was.is_some().then_some(None)
+    })
+    .await?;
+    match was.as_deref().and_then(Pause::read) {
+        Some(pause) if pause.holds(Timestamp::now()) => {
+            output::line(&format!("New quarantines go on; they were {pause}."))?;
+        }
+        _ => output::line(&format!("Nothing is paused (ConfigMap {place})."))?,
+    }
+    Ok(EXIT_OK)
+}
+
+/// Writes what `decide` says of the `ConfigMap`: `None` nothing, `Some(None)` no pause.
+/// Returns its place.
+async fn write(
+    kube: &KubeArgs,
+    mut decide: impl FnMut(Option<&ConfigMap>) -> Option<Option<String>>,
+) -> anyhow::Result<String> {
+    let settings = ClusterSettings {
+        kubeconfig: kube.kubeconfig.clone(),
+        context: kube.context.clone(),
+    };
+    let namespace = namespace(kube.namespace.clone())?;
+    let place = format!("{namespace}/{}", keys::CONFIG_MAP);
+    let cluster = Cluster::connect(settings.connect_options()).await?;
+    for _ in 0..ATTEMPTS {
+        let seen = cluster
+            .config_map(&namespace, keys::CONFIG_MAP)
+            .await
+            .with_context(|| format!("read the ConfigMap {place}"))?;
+        let Some(pause) = decide(seen.as_ref()) else {
+            return Ok(place);
+        };
+        let change = ConfigMapChange {
+            data: [(keys::PAUSE.to_owned(), pause)].into(),
+            ..ConfigMapChange::default()
+        };
+        let written = cluster
+            .change_config_map(&namespace, keys::CONFIG_MAP, seen.as_ref(), &change)
+            .await;
+        match written {
+            Ok(_) => return Ok(place),
+            Err(ObjectError::Conflict) => {}
+            Err(error @ ObjectError::NotFound { .. }) => {
+                return Err(anyhow::Error::new(error).context(format!(
+                    "write the ConfigMap {place}; --namespace names the one in which gpuwarden runs"
+                )));
+            }
+            Err(error) => {
+                return Err(
+                    anyhow::Error::new(error).context(format!("write the ConfigMap {place}"))
+                );
+            }
+        }
+    }
+    bail!("the ConfigMap {place} is being changed by others all the time; try again")
+}

@@ -1,0 +1,563 @@
+//! The brake: how many nodes may be taken out of service.
+//!
+//! A broken monitor, a wrong rule or a bad driver condemns every node of a cluster within
+//! seconds. The brake holds back **new** quarantines, and nothing else: what is out of
+//! service is kept in line with its faults and given back whatever the brake says. What
+//! counts against a limit is read from the nodes themselves, so a restart forgets nothing.
+//!
+//! Two kinds of limits: a [`Budget`] says how many nodes may be out at the same time, and
+//! lets the next one go as soon as there is room. A [`Window`] is NVSentinel's circuit
+//! breaker: too many nodes within a while trip it, and a person closes it again
+//! ([`switch`]). [`plan`] applies both to the nodes that wait, the gravest first.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use jiff::{SignedDuration, Timestamp};
+
+use crate::assess::Desired;
+use crate::session::Session;
+
+pub mod pause;
+pub mod switch;
+
+/// Largest part of the GPU nodes that may be out of service at the same time where the
+/// policy does not say otherwise, in percent, rounded up to a whole node.
+///
+/// Clusters live with one node in a hundred out of service, and with a rack of them. One
+/// in five is no longer a fault here and there: it is a monitor, a driver or a network,
+/// and none of these gets better by taking out the rest. Four fifths of the cluster stay,
+/// however wrong the monitors are, and a single bad node of a small cluster still goes.
+pub const DEFAULT_PERCENT: u8 = 20;
+
+/// What limits new quarantines.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Brake {
+    /// How many nodes may be out of service at the same time. All of them hold.
+    pub budgets: Vec<Budget>,
+    /// How many may be taken out within a while; more trip the circuit breaker.
+    pub window: Option<Window>,
+}
+
+/// How many nodes may be out of service at the same time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// How many.
+    pub max: Amount,
+    /// Label by whose values the nodes are counted apart; `None`: all together. Nodes
+    /// without the label are counted together.
+    pub per: Option<String>,
+}
+
+/// A number of nodes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Amount {
+    /// So many.
+    Nodes(u32),
+    /// So many of a hundred, rounded up; 1 to 100.
+    Percent(u8),
+}
+
+/// NVSentinel's `circuitBreaker`: a limit on different nodes that are taken out within a while.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Window {
+    /// Part of the GPU nodes, rounded up; 1 to 100. As many may be taken out; the next trips.
+    pub percentage: u8,
+    /// The while.
+    pub duration: SignedDuration,
+}
+
+/// The label that GPU nodes carry: `key=value`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeLabel {
+    /// Key.
+    pub key: String,
+    /// Value.
+    pub value: String,
+}
+
+/// A node of the cluster, as far as the brake is concerned.
+#[derive(Clone, Copy, Debug)]
+pub struct Member<'a> {
+    /// Name.
+    pub name: &'a str,
+    /// Its labels.
+    pub labels: &'a BTreeMap<String, String>,
+    /// Whether it is out of service.
+    pub out: Option<Out>,
+}
+
+/// A node that is out of service, or may be before we look again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Out {
+    /// Since when; `None`: not known, and long ago.
+    pub since: Option<Timestamp>,
+    /// Only because a sender asked for it (`force`): not counted in the window.
+    pub forced: bool,
+}
+
+/// A node that faults ask to take out of service, and that is in.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Name.
+    pub node: String,
+    /// Whether one of its faults is fatal.
+    pub fatal: bool,
+    /// When the oldest of its faults was first observed.
+    pub since: Timestamp,
+    /// A sender asks for it (`force`): never held back.
+    pub forced: bool,
+    /// Earlier attempts have failed: behind all others, so that a node that cannot be
+    /// patched does not use up the room for ever.
+    pub failing: bool,
+}
+
+/// What there is to decide from.
+#[derive(Clone, Debug)]
+pub struct Question<'a> {
+    /// The limits; `None`: switched off.
+    pub brake: Option<&'a Brake>,
+    /// Which nodes are GPU nodes.
+    pub gpu_label: &'a NodeLabel,
+    /// The nodes of the cluster.
+    pub members: Vec<Member<'a>>,
+    /// When each node was last taken out of service, for those that are back already.
+    pub recent: &'a BTreeMap<String, Timestamp>,
+    /// When a person closed the circuit breaker: what was taken out before does not count
+    /// in the window.
+    pub reset_at: Option<Timestamp>,
+    /// What holds all of them back.
+    pub stop: Option<Hold>,
+    /// The nodes that wait.
+    pub candidates: Vec<Candidate>,
+    /// Now.
+    pub now: Timestamp,
+}
+
+/// Who may go, and who may not.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Plan {
+    /// To be taken out now, in this order.
+    pub start: Vec<String>,
+    /// Held back, and by what.
+    pub held: BTreeMap<String, Hold>,
+    /// The window is full and a node waits: the circuit breaker trips.
+    pub trip: bool,
+    /// How far each limit is used up, the fullest first; of budgets that count apart only
+    /// what is in use.
+    pub limits: Vec<Use>,
+    /// Whether no node carries the GPU label, so that all nodes are counted.
+    pub unlabelled: bool,
+}
+
+/// How far a limit is used up.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Use {
+    /// The limit, for people: `20% per rack`, `50% in 5m`.
+    pub limit: String,
+    /// Value of the label by which nodes are counted apart, if they are.
+    pub domain: Option<String>,
+    /// Nodes counted apart, that carry the GPU label or do not. See [`plan`].
+    pub gpu: bool,
+    /// Nodes that count.
+    pub used: usize,
+    /// Nodes that may.
+    pub allowed: usize,
+    /// Of how many.
+    pub of: usize,
+}
+
+/// Why a node is held back.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Hold {
+    /// What people have set is not known yet. Why.
+    Unread(String),
+    /// A person has paused new quarantines.
+    Paused(pause::Pause),
+    /// The circuit breaker is tripped.
+    Tripped,
+    /// A budget is used up.
+    Budget {
+        /// The budget.
+        budget: Budget,
+        /// Value of its label, if it has one.
+        domain: Option<String>,
+        /// Nodes out of service.
+        used: usize,
+        /// Nodes that may be.
+        allowed: usize,
+        /// Of how many.
+        of: usize,
+    },
+}
+
+/// Nodes that are counted together: GPU nodes or others, and the value of a label.
+type Group<'a> = (bool, Option<&'a str>);
+
+/// A limit while it is being applied.
+struct Count<'a> {
+    budget: &'a Budget,
+    /// Used and all, by group.
+    groups: BTreeMap<Group<'a>, (usize, usize)>,
+}
+
+/// Decides which of the waiting nodes may be taken out of service.
+///
+/// GPU nodes and other nodes are counted apart, under the same budgets: faults of other
+/// nodes use up no room of the GPU nodes, and a percentage is one of the nodes that it is
+/// about. Where no node carries the label, all count as GPU nodes. The window counts GPU
+/// nodes only.
+///
+/// What was held back and is not wanted any more does not come here, and so is dropped.
+pub fn plan(question: Question<'_>) -> Plan {
+    let Question {
+        brake,
+        gpu_label,
+        members,
+        recent,
+        reset_at,
+        stop,
+        mut candidates,
+        now,
+    } = question;
+    let unlabelled = !members.iter().any(|member| gpu_label.is_on(member));
+    let gpu = |member: &Member<'_>| unlabelled || gpu_label.is_on(member);
+    let mut counts: Vec<Count<'_>> = brake
+        .iter()
+        .flat_map(|brake| &brake.budgets)
+        .map(|budget| Count::new(budget, &members, gpu))
+        .collect();
+    let by_name: BTreeMap<&str, &Member<'_>> =
+        members.iter().map(|member| (member.name, member)).collect();
+
+    let window = brake.and_then(|brake| brake.window.as_ref());
+    let gpu_nodes = members.iter().filter(|member| gpu(member)).count();
+    let counts_in_window = |at: Timestamp| {
+        // A time of the future (another's clock) is within.
+        window.is_some_and(|window| now.duration_since(at) < window.duration)
+            && reset_at.is_none_or(|reset_at| at > reset_at)
+    };
+    let mut in_window: BTreeSet<&str> = members
+        .iter()
+        .filter(|member| gpu(member))
+        .filter(|member| {
+            let out = member.out.filter(|out| !out.forced);
+            let times = [
+                out.and_then(|out| out.since),
+                recent.get(member.name).copied(),
+            ];
+            times.into_iter().flatten().any(counts_in_window)
+        })
+        .map(|member| member.name)
+        .collect();
+    let threshold = window.map(|window| Amount::Percent(window.percentage).of(gpu_nodes));
+
+    candidates.sort_by(|a, b| {
+        (a.failing.cmp(&b.failing))
+            .then(b.fatal.cmp(&a.fatal))
+            .then(a.since.cmp(&b.since))
+            .then_with(|| a.node.cmp(&b.node))
+    });
+    let mut plan = Plan {
+        unlabelled,
+        ..Plan::default()
+    };
+    for candidate in candidates {
+        let Some(member) = by_name.get(candidate.node.as_str()) else {
+            continue;
+        };
+        let is_gpu = gpu(member);
+        if !candidate.forced {
+            let mut hold = stop.clone();
+            if hold.is_none() && brake.is_some() {
+                let full = threshold.is_some_and(|threshold| in_window.len() >= threshold);
+                plan.trip |= is_gpu && full;
+                hold = plan.trip.then_some(Hold::Tripped);
+            }
+            let hold = hold.or_else(|| counts.iter().find_map(|count| count.hold(member, is_gpu)));
+            if let Some(hold) = hold {
+                plan.held.insert(candidate.node, hold);
+                continue;
+            }
+            if is_gpu {
+                in_window.insert(member.name);
+            }
+        }
+        for count in &mut counts {
+            count.take(member, is_gpu);
+        }
+        plan.start.push(candidate.node);
+    }
+
+    plan.limits = counts.iter().flat_map(Count::uses).collect();
+    if let (Some(window), Some(allowed)) = (window, threshold) {
+        plan.limits.push(Use {
+            limit: window.to_string(),
+            domain: None,
+            gpu: true,
+            used: in_window.len(),
+            allowed,
+            of: gpu_nodes,
+        });
+    }
+    plan.limits
+        .sort_by(|a, b| b.utilization().total_cmp(&a.utilization()));
+    plan
+}
+
+// === impl Brake ===
+
+impl Default for Brake {
+    /// What holds where the policy says nothing: [`DEFAULT_PERCENT`] of the GPU nodes.
+    fn default() -> Self {
+        Self {
+            budgets: vec![Budget {
+                max: Amount::Percent(DEFAULT_PERCENT),
+                per: None,
+            }],
+            window: None,
+        }
+    }
+}
+
+// === impl Candidate ===
+
+impl Candidate {
+    /// The node `name`, which is in service, as one that waits; `None` where nothing asks
+    /// to take it out.
+    pub fn of(name: &str, desired: &Desired, session: Option<&Session>) -> Option<Self> {
+        if !desired.wanted() {
+            return None;
+        }
+        let events = &desired.events;
+        Some(Self {
+            node: name.to_owned(),
+            fatal: events.iter().any(|counted| counted.event.is_fatal),
+            since: (events.iter().map(|counted| counted.first_seen))
+                .min()
+                .unwrap_or(Timestamp::UNIX_EPOCH),
+            forced: desired.forced_by.is_some(),
+            failing: session.is_some_and(|session| session.failures > 0),
+        })
+    }
+}
+
+// === impl Count ===
+
+impl<'a> Count<'a> {
+    fn new(budget: &'a Budget, members: &[Member<'a>], gpu: impl Fn(&Member<'_>) -> bool) -> Self {
+        let mut count = Self {
+            budget,
+            groups: BTreeMap::new(),
+        };
+        for member in members {
+            let group = count.group(member, gpu(member));
+            let (used, of) = count.groups.entry(group).or_default();
+            *used += usize::from(member.out.is_some());
+            *of += 1;
+        }
+        count
+    }
+
+    fn group(&self, member: &Member<'a>, gpu: bool) -> Group<'a> {
+        let value = (self.budget.per.as_ref()).and_then(|label| member.labels.get(label));
+        (gpu, value.map(String::as_str))
+    }
+
+    fn hold(&self, member: &Member<'a>, gpu: bool) -> Option<Hold> {
+        let group = self.group(member, gpu);
+        let (used, of) = self.groups.get(&group).copied().unwrap_or_default();
+        let allowed = self.budget.max.of(of);
+        (used >= allowed).then(|| Hold::Budget {
+            budget: self.budget.clone(),
+            domain: self.domain(group.1),
+            used,
+            allowed,
+            of,
+        })
+    }
+
+    fn take(&mut self, member: &Member<'a>, gpu: bool) {
+        let group = self.group(member, gpu);
+        self.groups.entry(group).or_default().0 += 1;
+    }
+
+    fn domain(&self, value: Option<&str>) -> Option<String> {
+        (self.budget.per.as_ref()).map(|_| value.unwrap_or_default().to_owned())
+    }
+
+    fn uses(&self) -> impl Iterator<Item = Use> {
+        self.groups
+            .iter()
+            // All together is always shown.
+            .filter(|((gpu, _), (used, _))| *used > 0 || self.budget.per.is_none() && *gpu)
+            .map(|(&(gpu, value), &(used, of))| Use {
+                limit: self.budget.to_string(),
+                domain: self.domain(value),
+                gpu,
+                used,
+                allowed: self.budget.max.of(of),
+                of,
+            })
+    }
+}
+
+// === impl Amount ===
+
+impl Amount {
+    /// How many that is of `all`.
+    pub fn of(self, all: usize) -> usize {
+        match self {
+            Self::Nodes(nodes) => usize::try_from(nodes).unwrap_or(usize::MAX),
+            Self::Percent(percent) => all.saturating_mul(usize::from(percent)).div_ceil(100),
+        }
+    }
+}
+
+impl fmt::Display for Amount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nodes(nodes) => write!(f, "{nodes}"),
+            Self::Percent(percent) => write!(f, "{percent}%"),
+        }
+    }
+}
+
+// === impl Budget ===
+
+impl fmt::Display for Budget {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.per {
+            Some(label) => write!(f, "{} per {label}", self.max),
+            None => write!(f, "{}", self.max),
+        }
+    }
+}
+
+// === impl Window ===
+
+impl fmt::Display for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}% in {:#}", self.percentage, self.duration)
+    }
+}
+
+// === impl NodeLabel ===
+
+impl NodeLabel {
+    /// Reads `key=value`; `None` where it is not that.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (key, value) = text.trim().split_once('=')?;
+        (!key.is_empty() && !value.is_empty()).then(|| Self {
+            key: key.to_owned(),
+            value: value.to_owned(),
+        })
+    }
+
+    fn is_on(&self, member: &Member<'_>) -> bool {
+        member.labels.get(&self.key) == Some(&self.value)
+    }
+}
+
+impl fmt::Display for NodeLabel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}={}", self.key, self.value)
+    }
+}
+
+// === impl Use ===
+
+impl Use {
+    /// How far it is used up: 1 is full, and more where nodes were taken out by others or
+    /// by force.
+    pub fn utilization(&self) -> f64 {
+        if self.allowed == 0 {
+            return 1.0;
+        }
+        // Numbers of nodes are far below what a double holds exactly.
+        #[allow(clippy::cast_precision_loss)]
+        let part = self.used as f64 / self.allowed as f64;
+        part
+    }
+}
+
+// === impl Hold ===
+
+impl Hold {
+    /// Whether it is the same hindrance, whatever the numbers are by now.
+    pub fn same_cause(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Unread(_), Self::Unread(_)) | (Self::Tripped, Self::Tripped) => true,
+            (Self::Paused(a), Self::Paused(b)) => a == b,
+            (
+                Self::Budget { budget, domain, .. },
+                Self::Budget {
+                    budget: other_budget,
+                    domain: other_domain,
+                    ..
+                },
+            ) => budget == other_budget && domain == other_domain,
+            _ => false,
+        }
+    }
+
+    /// What it waits for, for people.
+    pub fn awaits(&self) -> &'static str {
+        match self {
+            Self::Unread(_) => "to know whether new quarantines are paused or stopped",
+            Self::Paused(_) => "the end of the pause: its time, or `gpuwarden resume`",
+            Self::Tripped => "a person to close the circuit breaker",
+            Self::Budget { .. } => {
+                "room: another node that is given back, or a person who looks into it"
+            }
+        }
+    }
+
+    /// Its name, for programs.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Self::Unread(_) => "unread",
+            Self::Paused(_) => "paused",
+            Self::Tripped => "tripped",
+            Self::Budget { .. } => "budget",
+        }
+    }
+}
+
+impl fmt::Display for Hold {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Unread(why) => write!(
+                f,
+                "it is not known yet whether new quarantines are paused or stopped: {why}"
+            ),
+            Self::Paused(pause) => write!(f, "new quarantines are {pause}"),
+            Self::Tripped => f.write_str("the circuit breaker is tripped"),
+            Self::Budget {
+                budget,
+                domain,
+                used,
+                allowed,
+                of,
+            } => {
+                let place = match (&budget.per, domain.as_deref()) {
+                    (None, _) | (_, None) => String::new(),
+                    (Some(label), Some("")) => format!(" without the label {label}"),
+                    (Some(label), Some(value)) => format!(" with {label}={value}"),
+                };
+                let share = match budget.max {
+                    Amount::Nodes(_) => String::new(),
+                    Amount::Percent(percent) => format!(" ({percent}%)"),
+                };
+                write!(
+                    f,
+                    "{used} of {of} nodes{place} are out of service, and {allowed}{share} may be \
+                     at the same time"
+                )
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,93 @@
+//! A pause: a person stops new quarantines for a while. Written as JSON into the `ConfigMap`
+//! [`keys::CONFIG_MAP`](contract::keys::CONFIG_MAP), so that all gpuwardens of a cluster
+//! see it at once; it ends by itself.
+
+use std::fmt;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+/// Longest reason that is shown, in characters.
+const SHOWN_CHARS: usize = 200;
+
+/// A pause.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Pause {
+    /// Why.
+    pub reason: String,
+    /// Who has asked for it.
+    pub by: String,
+    /// Since when.
+    pub since: Timestamp,
+    /// Until when; `None`: until somebody ends it. So holds a text that cannot be read.
+    pub until: Option<Timestamp>,
+}
+
+// === impl Pause ===
+
+impl Pause {
+    /// Reads what the `ConfigMap` has. Somebody who writes what we cannot read wants a pause
+    /// all the same.
+    pub fn read(text: &str) -> Option<Self> {
+        let text = text.trim();
+        if text.is_empty() {
+            return None;
+        }
+        let pause: Self = serde_json::from_str(text).unwrap_or_else(|error| Self {
+            reason: format!("what stands in the ConfigMap is no pause ({error})"),
+            by: "an unknown hand".to_owned(),
+            since: Timestamp::UNIX_EPOCH,
+            until: None,
+        });
+        Some(pause)
+    }
+
+    /// Whether it holds.
+    pub fn holds(&self, now: Timestamp) -> bool {
+        self.until.is_none_or(|until| now < until)
+    }
+}
+
+impl fmt::Display for Pause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let reason: String = self.reason.chars().take(SHOWN_CHARS).collect();
+        match self.until {
+            Some(until) => write!(f, "paused until {until:.0} by {}: {reason}", self.by),
+            None => write!(f, "paused by {}: {reason}", self.by),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pause_is_read_back_and_ends_by_itself() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let pause = Pause {
+            reason: "driver roll-out".into(),
+            by: "alice".into(),
+            since: at(100),
+            until: Some(at(200)),
+        };
+        let text = serde_json::to_string(&pause).unwrap();
+        assert_eq!(Pause::read(&text), Some(pause.clone()));
+        assert!(pause.holds(at(199)) && !pause.holds(at(200)));
+        assert_eq!(
+            pause.to_string(),
+            "paused until 1970-01-01T00:03:20Z by alice: driver roll-out"
+        );
+        assert_eq!(Pause::read(" \n"), None);
+    }
+
+    #[test]
+    fn what_cannot_be_read_pauses_until_it_is_mended() {
+        for text in ["yes", "{}", "{\"reason\": 5}", "null"] {
+            let pause = Pause::read(text).unwrap();
+            assert!(pause.holds(Timestamp::MAX), "{text}");
+            assert!(pause.to_string().contains("is no pause"), "{text}");
+        }
+    }
+}

@@ -1,0 +1,679 @@
+//! Tables for each rule of the brake, and a simulator: random faults, recoveries, people,
+//! crashes and lost answers on a whole cluster, against what the brake promises.
+
+use std::sync::LazyLock;
+
+use contract::{BehaviourOverrides, HealthEvent, keys};
+use proptest::prelude::*;
+
+use super::*;
+use crate::assess::{Desired, assess};
+use crate::event::{Record, normalise};
+use crate::fault::FaultBook;
+use crate::node::NodeView;
+use crate::policy::Policy;
+use crate::session::ownership::{self, Ownership};
+use crate::session::{Failure, Intent, Phase, Session, step};
+
+const GPU: &str = "nvidia.com/gpu.present";
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
+
+fn gpu_label() -> NodeLabel {
+    NodeLabel::parse(keys::GPU_NODE_LABEL).unwrap()
+}
+
+/// A cluster for tables: nodes `n0`, `n1`, ... with labels, some of them out.
+struct Cluster {
+    nodes: Vec<(String, BTreeMap<String, String>, Option<Out>)>,
+    recent: BTreeMap<String, Timestamp>,
+    reset_at: Option<Timestamp>,
+    stop: Option<Hold>,
+}
+
+impl Cluster {
+    fn gpus(count: usize) -> Self {
+        Self {
+            nodes: (0..count)
+                .map(|n| {
+                    let labels = [(GPU.to_owned(), "true".to_owned())].into();
+                    (format!("n{n}"), labels, None)
+                })
+                .collect(),
+            recent: BTreeMap::new(),
+            reset_at: None,
+            stop: None,
+        }
+    }
+
+    fn label(mut self, nodes: impl IntoIterator<Item = usize>, key: &str, value: &str) -> Self {
+        for n in nodes {
+            self.nodes[n].1.insert(key.to_owned(), value.to_owned());
+        }
+        self
+    }
+
+    fn cpu(mut self, nodes: impl IntoIterator<Item = usize>) -> Self {
+        for n in nodes {
+            self.nodes[n].1.remove(GPU);
+        }
+        self
+    }
+
+    fn out(mut self, nodes: impl IntoIterator<Item = usize>, since: i64) -> Self {
+        for n in nodes {
+            self.nodes[n].2 = Some(Out {
+                since: Some(at(since)),
+                forced: false,
+            });
+        }
+        self
+    }
+
+    fn forced_out(mut self, node: usize) -> Self {
+        self.nodes[node].2 = Some(Out {
+            since: Some(at(NOW)),
+            forced: true,
+        });
+        self
+    }
+
+    fn plan(&self, brake: Option<&Brake>, candidates: Vec<Candidate>) -> Plan {
+        plan(Question {
+            brake,
+            gpu_label: &gpu_label(),
+            members: self
+                .nodes
+                .iter()
+                .map(|(name, labels, out)| Member {
+                    name,
+                    labels,
+                    out: *out,
+                })
+                .collect(),
+            recent: &self.recent,
+            reset_at: self.reset_at,
+            stop: self.stop.clone(),
+            candidates,
+            now: at(NOW),
+        })
+    }
+}
+
+const NOW: i64 = 10_000;
+
+fn waits(node: usize) -> Candidate {
+    Candidate {
+        node: format!("n{node}"),
+        fatal: true,
+        since: at(NOW - 100 + i64::try_from(node).unwrap()),
+        forced: false,
+        failing: false,
+    }
+}
+
+fn all(nodes: impl IntoIterator<Item = usize>) -> Vec<Candidate> {
+    nodes.into_iter().map(waits).collect()
+}
+
+fn budget(max: Amount, per: Option<&str>) -> Brake {
+    Brake {
+        budgets: vec![Budget {
+            max,
+            per: per.map(str::to_owned),
+        }],
+        window: None,
+    }
+}
+
+fn window(percentage: u8) -> Brake {
+    Brake {
+        budgets: vec![],
+        window: Some(Window {
+            percentage,
+            duration: SignedDuration::from_mins(5),
+        }),
+    }
+}
+
+#[test]
+fn percentages_are_rounded_up_to_a_whole_node() {
+    for (percent, all, allowed) in [
+        (20, 1, 1),
+        (20, 5, 1),
+        (20, 6, 2),
+        (20, 1000, 200),
+        (100, 7, 7),
+        (1, 0, 0),
+    ] {
+        assert_eq!(
+            Amount::Percent(percent).of(all),
+            allowed,
+            "{percent}% of {all}"
+        );
+    }
+}
+
+#[test]
+fn the_gravest_go_first_then_the_oldest_and_the_rest_is_held() {
+    let cluster = Cluster::gpus(10);
+    let minor = Candidate {
+        fatal: false,
+        since: at(1),
+        ..waits(0)
+    };
+    let failing = Candidate {
+        failing: true,
+        since: at(0),
+        ..waits(1)
+    };
+    let candidates = vec![minor, failing, waits(7), waits(3)];
+    let plan = cluster.plan(Some(&budget(Amount::Nodes(3), None)), candidates);
+    assert_eq!(plan.start, ["n3", "n7", "n0"]);
+    let held: Vec<_> = plan.held.keys().collect();
+    assert_eq!(held, ["n1"]);
+    assert_eq!(
+        plan.held["n1"].to_string(),
+        "3 of 10 nodes are out of service, and 3 may be at the same time"
+    );
+}
+
+#[test]
+fn a_budget_counts_what_is_out_and_lets_the_next_go_when_one_is_back() {
+    let brake = Brake::default();
+    let cluster = Cluster::gpus(10).out([0, 1], 5);
+    let plan = cluster.plan(Some(&brake), all([2, 3]));
+    assert_eq!(
+        (plan.start.len(), plan.held.len(), plan.trip),
+        (0, 2, false)
+    );
+    let text = plan.held["n2"].to_string();
+    assert_eq!(
+        text,
+        "2 of 10 nodes are out of service, and 2 (20%) may be at the same time"
+    );
+    let plan = Cluster::gpus(10)
+        .out([0], 5)
+        .plan(Some(&brake), all([2, 3]));
+    assert_eq!(plan.start, ["n2"]);
+    assert!((plan.limits[0].utilization() - 1.0).abs() < f64::EPSILON);
+}
+
+#[test]
+fn each_domain_has_its_own_budget_and_a_full_one_blocks_no_other() {
+    let cluster = Cluster::gpus(9)
+        .label(0..4, "rack", "a")
+        .label(4..8, "rack", "b")
+        .out([0], 5);
+    let plan = cluster.plan(
+        Some(&budget(Amount::Percent(25), Some("rack"))),
+        all([1, 2, 4, 5, 8]),
+    );
+    assert_eq!(plan.start, ["n4", "n8"]);
+    assert_eq!(
+        plan.held["n1"].to_string(),
+        "1 of 4 nodes with rack=a are out of service, and 1 (25%) may be at the same time"
+    );
+    // All budgets hold: the cluster's beside that of the rack.
+    let mut both = budget(Amount::Percent(50), Some("rack"));
+    both.budgets.push(Budget {
+        max: Amount::Nodes(3),
+        per: None,
+    });
+    let plan = cluster.plan(Some(&both), all([1, 2, 4, 5, 6]));
+    assert_eq!(plan.start, ["n1", "n4"]);
+    assert!(matches!(&plan.held["n5"], Hold::Budget { budget, .. } if budget.per.is_none()));
+    assert!(matches!(&plan.held["n2"], Hold::Budget { budget, .. } if budget.per.is_some()));
+}
+
+#[test]
+fn other_nodes_use_up_no_room_of_the_gpu_nodes() {
+    // Ten GPU nodes and ten others, of which three are out.
+    let cluster = Cluster::gpus(20).cpu(10..20).out([10, 11, 12], NOW);
+    let brake = budget(Amount::Percent(20), None);
+    let plan = cluster.plan(Some(&brake), all([0, 1, 2, 13]));
+    assert_eq!(plan.start, ["n0", "n1"]);
+    assert!(plan.held.contains_key("n13"), "the others have a limit too");
+    // Nor do they trip the circuit breaker: known fault 6 of the reference's quarantine.
+    let plan = cluster.plan(Some(&window(30)), all([0, 1]));
+    assert_eq!((plan.start.len(), plan.trip), (2, false));
+    assert_eq!((plan.limits[0].used, plan.limits[0].of), (2, 10));
+}
+
+#[test]
+fn without_the_label_all_nodes_count_and_that_is_said() {
+    let cluster = Cluster::gpus(10).cpu(0..10).out([0, 1], 5);
+    let plan = cluster.plan(Some(&Brake::default()), all([2]));
+    assert!(plan.unlabelled && plan.held.contains_key("n2"));
+    assert!(!Cluster::gpus(1).plan(None, vec![]).unlabelled);
+}
+
+#[test]
+fn the_window_trips_at_its_threshold_exactly() {
+    // 40 % of ten: four may go, the fifth trips.
+    let cluster = Cluster::gpus(10).out(0..3, NOW - 10);
+    let plan = cluster.plan(Some(&window(40)), all([3]));
+    assert_eq!((plan.start.len(), plan.trip), (1, false));
+    let plan = cluster.plan(Some(&window(40)), all([3, 4]));
+    assert_eq!(
+        (plan.start.as_slice(), plan.trip),
+        (&["n3".to_owned()][..], true)
+    );
+    assert_eq!(plan.held["n4"], Hold::Tripped);
+    // Nobody waits: nothing to trip for.
+    let full = Cluster::gpus(10).out(0..4, NOW - 10);
+    assert!(!full.plan(Some(&window(40)), vec![]).trip);
+}
+
+#[test]
+fn the_window_slides_counts_nodes_once_and_starts_anew_after_a_reset() {
+    let mut cluster = Cluster::gpus(10).out(0..4, NOW - 299);
+    assert!(cluster.plan(Some(&window(40)), all([5])).trip);
+    // Too long ago, or of a clock that runs ahead.
+    let slid = Cluster::gpus(10).out(0..4, NOW - 300);
+    assert_eq!(slid.plan(Some(&window(40)), all([5])).start, ["n5"]);
+    let ahead = Cluster::gpus(10).out(0..4, NOW + 60);
+    assert!(ahead.plan(Some(&window(40)), all([5])).trip);
+    // One that is back counts as well, and one that is out again counts once.
+    let mut back = Cluster::gpus(10).out(0..3, NOW - 10);
+    back.recent = [("n0".to_owned(), at(NOW - 50))].into();
+    assert!(!back.plan(Some(&window(40)), all([5])).trip);
+    back.recent.insert("n9".to_owned(), at(NOW - 50));
+    assert!(back.plan(Some(&window(40)), all([5])).trip);
+    // What was before a person closed it does not count.
+    cluster.reset_at = Some(at(NOW - 299));
+    assert_eq!(cluster.plan(Some(&window(40)), all([5])).start, ["n5"]);
+}
+
+#[test]
+fn force_is_never_held_and_does_not_count_in_the_window() {
+    let forced = Candidate {
+        forced: true,
+        fatal: false,
+        ..waits(5)
+    };
+    let mut cluster = Cluster::gpus(10).out([0, 1], 5);
+    for stop in [
+        None,
+        Some(Hold::Tripped),
+        Some(Hold::Unread("no answer".into())),
+    ] {
+        cluster.stop = stop;
+        let plan = cluster.plan(
+            Some(&budget(Amount::Nodes(0), None)),
+            vec![waits(4), forced.clone()],
+        );
+        assert_eq!(plan.start, ["n5"]);
+    }
+    let plan = Cluster::gpus(10)
+        .out([0, 1], NOW)
+        .forced_out(2)
+        .plan(Some(&window(30)), vec![forced, waits(6)]);
+    assert_eq!((plan.start.len(), plan.trip), (2, false));
+    // But it is out, and uses up room of the budgets.
+    let full = Cluster::gpus(10).forced_out(0);
+    let plan = full.plan(Some(&budget(Amount::Nodes(1), None)), all([1]));
+    assert!(plan.held.contains_key("n1"));
+}
+
+#[test]
+fn a_stop_holds_all_and_a_brake_that_is_off_holds_none() {
+    let mut cluster = Cluster::gpus(10).out(0..5, NOW);
+    cluster.stop = Some(Hold::Tripped);
+    let plan = cluster.plan(Some(&Brake::default()), all([6, 7]));
+    assert_eq!((plan.start.len(), plan.held.len()), (0, 2));
+    // A pause holds also where the brake is switched off.
+    assert_eq!(cluster.plan(None, all([6])).held["n6"], Hold::Tripped);
+    cluster.stop = None;
+    assert_eq!(cluster.plan(None, all([6, 7])).start.len(), 2);
+}
+
+#[test]
+fn a_node_that_is_gone_is_neither_started_nor_held() {
+    let plan = Cluster::gpus(2).plan(Some(&Brake::default()), all([7]));
+    assert!(plan.start.is_empty() && plan.held.is_empty());
+}
+
+#[test]
+fn labels_are_key_and_value() {
+    assert_eq!(
+        NodeLabel::parse("a/b=c").unwrap().to_string(),
+        "a/b=c".to_owned()
+    );
+    for text in ["", "a", "a=", "=c"] {
+        assert_eq!(NodeLabel::parse(text), None, "{text}");
+    }
+}
+
+// ---- the simulator ----
+
+/// One cheap rule: what matters here is who goes when.
+static POLICY: LazyLock<Policy> = LazyLock::new(|| {
+    let text = "[[rule-sets]]\nname = \"fatal\"\ncordon = { shouldCordon = true }\n\
+                [[rule-sets.match.all]]\nkind = \"HealthEvent\"\nexpression = \"event.isFatal\"\n";
+    Policy::parse(text, "test").unwrap()
+});
+
+/// A whole cluster, and a controller that may crash at any time.
+struct World {
+    policy: Policy,
+    book: FaultBook,
+    nodes: BTreeMap<String, NodeView>,
+    sessions: BTreeMap<String, Session>,
+    /// Patches whose answer was lost: they may have been made.
+    uncertain: BTreeSet<String>,
+    recent: BTreeMap<String, Timestamp>,
+    /// Nodes whose session began by force.
+    forced: BTreeSet<String>,
+    stop: Option<Hold>,
+    dropped_at: Option<Timestamp>,
+    now: Timestamp,
+    seq: u64,
+}
+
+/// What may happen.
+#[derive(Clone, Debug)]
+enum Happening {
+    Fault { node: usize, force: bool },
+    Recovery { node: usize },
+    Uncordon { node: usize },
+    Stop(bool),
+    Drop,
+    Crash,
+    Wait(i64),
+}
+
+impl World {
+    fn new(count: usize, budgets: Vec<Budget>) -> Self {
+        let mut policy = POLICY.clone();
+        policy.brake = Brake {
+            budgets,
+            window: None,
+        };
+        let nodes = (0..count).map(|n| {
+            let name = format!("n{n}");
+            let mut node = NodeView::unknown(&name);
+            if n % 5 != 4 {
+                node.labels.insert(GPU.into(), "true".into());
+            }
+            if n % 7 != 6 {
+                node.labels.insert("rack".into(), (n % 3).to_string());
+            }
+            (name, node)
+        });
+        Self {
+            policy,
+            book: FaultBook::default(),
+            nodes: nodes.collect(),
+            sessions: BTreeMap::new(),
+            uncertain: BTreeSet::new(),
+            recent: BTreeMap::new(),
+            forced: BTreeSet::new(),
+            stop: None,
+            dropped_at: None,
+            now: at(1_800_000_000),
+            seq: 0,
+        }
+    }
+
+    fn event(&mut self, node: usize, healthy: bool, force: bool) {
+        self.now += SignedDuration::from_secs(1);
+        self.seq += 1;
+        let mut event = HealthEvent {
+            agent: "gpu-health-monitor".into(),
+            component_class: "GPU".into(),
+            check_name: "GpuMemWatch".into(),
+            node_name: format!("n{node}"),
+            is_fatal: !healthy,
+            is_healthy: healthy,
+            message: format!("report {}", self.seq),
+            quarantine_overrides: force.then_some(BehaviourOverrides { force, skip: false }),
+            ..HealthEvent::default()
+        };
+        normalise(&mut event, self.now);
+        let record = Record {
+            seq: self.seq,
+            id: event.id.clone(),
+            created_at: self.now,
+            event,
+        };
+        self.book.record(&record);
+    }
+
+    fn desired(&self, name: &str) -> Desired {
+        let node = &self.nodes[name];
+        let dismissed = ownership::dismissal(node, self.dropped_at);
+        assess(self.book.faults(name), &self.policy, node, dismissed)
+    }
+
+    fn out(&self, name: &str) -> Option<Out> {
+        let own = Ownership::read(&self.nodes[name]);
+        own.map(|own| Out {
+            since: own.since,
+            forced: own.forced(),
+        })
+        .or(self.uncertain.contains(name).then_some(Out {
+            since: Some(self.now),
+            forced: false,
+        }))
+    }
+
+    /// One round of the controller: plan, then a step for each node. `luck` says of each
+    /// patch whether it is made, refused, or made without an answer.
+    fn round(&mut self, luck: &mut impl FnMut() -> u8) {
+        self.now += SignedDuration::from_secs(2);
+        let names: Vec<String> = self.nodes.keys().cloned().collect();
+        let candidates = names
+            .iter()
+            .filter(|name| self.out(name).is_none())
+            .filter_map(|name| {
+                let desired = self.desired(name);
+                Candidate::of(name, &desired, self.sessions.get(name))
+            })
+            .collect();
+        let plan = plan(Question {
+            brake: Some(&self.policy.brake),
+            gpu_label: &gpu_label(),
+            members: names
+                .iter()
+                .map(|name| Member {
+                    name,
+                    labels: &self.nodes[name].labels,
+                    out: self.out(name),
+                })
+                .collect(),
+            recent: &self.recent,
+            reset_at: None,
+            stop: self.stop.clone(),
+            candidates,
+            now: self.now,
+        });
+        for name in &names {
+            let session = self
+                .sessions
+                .remove(name)
+                .unwrap_or_else(|| Session::idle(self.now));
+            let hold = plan.held.get(name).or_else(|| {
+                // What is in doubt is counted, and tried again only where nothing stops it.
+                self.stop.as_ref().filter(|_| self.uncertain.contains(name))
+            });
+            let desired = self.desired(name);
+            let step = step(
+                &session,
+                &desired,
+                Some(&self.nodes[name]),
+                &self.policy.marks(),
+                hold,
+                self.now,
+            );
+            let mut session = step.session;
+            if let Some(patch) = step.patch {
+                let after = self.nodes[name].after(&patch.change);
+                if patch.intent == Intent::Quarantine && desired.forced_by.is_some() {
+                    self.forced.insert(name.clone());
+                }
+                match luck() {
+                    0 => session.failed(Failure::Conflict, self.now),
+                    1 => {
+                        // Made, and the answer is lost: what is known stays the old.
+                        session.failed(Failure::Error { retry_after: None }, self.now);
+                        self.nodes.insert(name.clone(), after);
+                        self.uncertain.insert(name.clone());
+                    }
+                    2 => {
+                        session.failed(Failure::Error { retry_after: None }, self.now);
+                        self.uncertain.insert(name.clone());
+                    }
+                    _ => {
+                        self.nodes.insert(name.clone(), after);
+                        self.uncertain.remove(name);
+                        assert!(
+                            patch.intent != Intent::Quarantine
+                                || plan.start.contains(name)
+                                || hold.is_none()
+                        );
+                    }
+                }
+            } else if session.phase != Phase::Quarantining {
+                self.uncertain.remove(name);
+            }
+            self.sessions.insert(name.clone(), session);
+        }
+    }
+
+    /// Nodes out of service and allowed, and forced ones, for each group of each budget.
+    fn counts(&self) -> Vec<(String, usize, usize, usize)> {
+        let mut counts = Vec::new();
+        for budget in &self.policy.brake.budgets {
+            let mut groups: BTreeMap<(bool, Option<&String>), (usize, usize, usize)> =
+                BTreeMap::new();
+            for (name, node) in &self.nodes {
+                let value = budget.per.as_ref().and_then(|key| node.labels.get(key));
+                let group = groups
+                    .entry((node.labels.contains_key(GPU), value))
+                    .or_default();
+                let out = Ownership::read(node).is_some();
+                group.0 += usize::from(out);
+                group.1 += usize::from(out && self.forced.contains(name));
+                group.2 += 1;
+            }
+            counts.extend(groups.into_iter().map(|(group, (out, forced, of))| {
+                let name = format!("{budget} {group:?}");
+                (name, out, forced, budget.max.of(of))
+            }));
+        }
+        counts
+    }
+}
+
+fn happening(nodes: usize) -> impl Strategy<Value = Happening> {
+    prop_oneof![
+        8 => (0..nodes).prop_map(|node| Happening::Fault { node, force: false }),
+        1 => (0..nodes).prop_map(|node| Happening::Fault { node, force: true }),
+        4 => (0..nodes).prop_map(|node| Happening::Recovery { node }),
+        1 => (0..nodes).prop_map(|node| Happening::Uncordon { node }),
+        1 => any::<bool>().prop_map(Happening::Stop),
+        1 => Just(Happening::Drop),
+        1 => Just(Happening::Crash),
+        2 => (1..100_i64).prop_map(Happening::Wait),
+    ]
+}
+
+fn budgets() -> impl Strategy<Value = Vec<Budget>> {
+    let amount = prop_oneof![
+        (0..6_u32).prop_map(Amount::Nodes),
+        (1..=100_u8).prop_map(Amount::Percent)
+    ];
+    let per = prop_oneof![Just(None), Just(Some("rack".to_owned()))];
+    prop::collection::vec((amount, per), 1..4).prop_map(|budgets| {
+        let budgets = budgets.into_iter();
+        budgets.map(|(max, per)| Budget { max, per }).collect()
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, ..ProptestConfig::default() })]
+
+    /// Whatever happens: no budget is exceeded but by what senders force; and once nothing
+    /// is broken any more, every node is given back, be the brake tripped or not.
+    #[test]
+    fn budgets_hold_and_recovery_is_never_blocked(
+        nodes in 1..12_usize,
+        budgets in budgets(),
+        happenings in prop::collection::vec(happening(12), 1..40),
+        luck in prop::collection::vec(0..8_u8, 512),
+        stopped_at_the_end in any::<bool>(),
+    ) {
+        let mut world = World::new(nodes, budgets);
+        let mut luck = luck.into_iter().cycle();
+        let mut luck = || luck.next().unwrap_or(7);
+        for happening in happenings {
+            match happening {
+                Happening::Fault { node, force } => world.event(node % nodes, false, force),
+                Happening::Recovery { node } => world.event(node % nodes, true, false),
+                Happening::Uncordon { node } => {
+                    if let Some(node) = world.nodes.get_mut(&format!("n{}", node % nodes)) {
+                        node.unschedulable = false;
+                    }
+                }
+                Happening::Stop(stop) => world.stop = stop.then_some(Hold::Tripped),
+                Happening::Drop => world.dropped_at = Some(world.now),
+                Happening::Crash => {
+                    // What is on the nodes is all that stays.
+                    world.sessions.clear();
+                    world.uncertain.clear();
+                    world.recent.clear();
+                }
+                Happening::Wait(seconds) => world.now += SignedDuration::from_secs(seconds),
+            }
+            let before = world.counts();
+            let in_service = |name: &String| Ownership::read(&world.nodes[name]).is_none();
+            let ended: Vec<_> = world.forced.iter().filter(|name| in_service(name)).cloned().collect();
+            world.forced.retain(|name| !ended.contains(name));
+            world.round(&mut luck);
+            for ((name, out, forced, allowed), (_, before, ..)) in world.counts().iter().zip(before) {
+                prop_assert!(
+                    *out <= (allowed + forced).max(before),
+                    "{name}: {out} are out, {allowed} may be, {forced} forced, {before} before"
+                );
+            }
+        }
+        world.stop = stopped_at_the_end.then_some(Hold::Tripped);
+        for node in 0..nodes {
+            world.event(node, true, false);
+        }
+        for _ in 0..20 {
+            world.now += SignedDuration::from_secs(30);
+            world.round(&mut || 7);
+        }
+        for (name, node) in &world.nodes {
+            prop_assert!(Ownership::read(node).is_none() && !node.unschedulable, "{name} is kept");
+            prop_assert_eq!(world.sessions[name].phase, Phase::Idle);
+        }
+    }
+
+    /// With room for all nothing is held, and a held node goes on when there is room again.
+    #[test]
+    fn what_is_held_goes_on_when_there_is_room(nodes in 1..8_usize, allowed in 1..4_u32) {
+        let budget = Budget { max: Amount::Nodes(allowed), per: None };
+        let mut world = World::new(nodes, vec![budget]);
+        for node in 0..nodes {
+            world.event(node, false, false);
+        }
+        let mut seen = BTreeSet::new();
+        // Each round gives back what is out; within as many rounds all have had their turn.
+        for _ in 0..3 * nodes {
+            world.round(&mut || 7);
+            let out: Vec<usize> = (0..nodes)
+                .filter(|n| Ownership::read(&world.nodes[&format!("n{n}")]).is_some())
+                .collect();
+            for node in out {
+                seen.insert(node);
+                world.event(node, true, false);
+            }
+        }
+        prop_assert_eq!(seen.len(), nodes);
+    }
+}
