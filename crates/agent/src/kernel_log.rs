@@ -19,7 +19,7 @@ use std::time::Duration;
 use connector::{AcceptError, Caller, Connector, Recovery};
 use contract::{EVENT_VERSION, HealthEvent, HealthEvents};
 use domain::catalog::Catalog;
-use domain::decode::KernelLogDecoder;
+use domain::decode::{Finding, KernelLogDecoder};
 use domain::event::names_record;
 use host::boot::Boot;
 use host::kernel_log::{Event, Position, Record, Source, Spec};
@@ -590,6 +590,26 @@ async fn next_recovery(recoveries: &mut broadcast::Receiver<Recovery>) -> Option
         Err(broadcast::error::RecvError::Lagged(_)) => None,
         Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
     }
+}
+
+/// The events of what was found in `record`, as this monitor would report them. `place` tells
+/// records apart that say the same.
+pub fn events_of_finding(
+    finding: &Finding,
+    record: &Record,
+    node_name: &str,
+    at: Timestamp,
+    place: &str,
+) -> Vec<HealthEvent> {
+    event::of(&event::Context {
+        finding,
+        record,
+        at,
+        node_name,
+        earlier_in_boot: false,
+        place: Some(place),
+        machine: None,
+    })
 }
 
 /// The event that a line of kernel log is worth, as this monitor would report it; `None`

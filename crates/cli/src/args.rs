@@ -86,6 +86,14 @@ pub enum Command {
                             gpuwarden release gpu-7 --reason test --no-wait"
     )]
     Release(ReleaseArgs),
+    /// Say what a policy would have done on events of the past, or how two differ; exit 1 when
+    /// a node would have been taken out, or they differ.
+    #[command(
+        after_help = "Examples:\n  gpuwarden replay /logs/*.log\n  gpuwarden events --limit 10000 -o json | \
+                            gpuwarden replay - --policy policy.toml\n  gpuwarden replay node-7=kern.log \
+                            --policy preset:nvsentinel --policy preset:gke"
+    )]
+    Replay(ReplayArgs),
     /// Print the reference of all commands and flags as Markdown.
     #[command(hide = true)]
     Reference,
@@ -163,13 +171,13 @@ pub struct RunArgs {
     #[arg(long, env = "GPUWARDEN_DRY_RUN", num_args = 0..=1, default_missing_value = "true",
           value_name = "BOOL")]
     pub dry_run: Option<bool>,
-    /// Policy: rule sets in TOML, in a file or in a `ConfigMap` of the cluster; read again
-    /// when it changes [default: a fatal event or one that asks for `REPLACE_VM` quarantines;
+    /// Policy: rule sets in TOML, in a file, in a `ConfigMap` of the cluster (both are read
+    /// again when they change), or one that is built in [default: a fatal event or one that asks for `REPLACE_VM` quarantines;
     /// default key of a `ConfigMap`: config.toml].
     #[arg(
         long,
         env = "GPUWARDEN_POLICY",
-        value_name = "FILE|configmap:NAMESPACE/NAME[/KEY]"
+        value_name = "FILE|configmap:NAMESPACE/NAME[/KEY]|preset:NAME"
     )]
     pub policy: Option<String>,
     /// File of changes to the fault catalogue (TOML); may be given several times, in the
@@ -495,6 +503,29 @@ pub struct PauseArgs {
     /// Which cluster.
     #[command(flatten)]
     pub kube: KubeArgs,
+}
+
+/// Arguments of `replay`.
+#[derive(Args, Debug)]
+pub struct ReplayArgs {
+    /// Kernel logs in the forms that `decode` takes, or events as `events -o json` writes
+    /// them; - for standard input. A kernel log is of the node NODE, else of the one that the
+    /// file is named after (up to the first dot).
+    #[arg(required = true, value_name = "[NODE=]FILE|-")]
+    pub files: Vec<String>,
+    /// Policy; given twice, the two are compared [default: the built-in one].
+    #[arg(long = "policy", value_name = "FILE|preset:NAME")]
+    pub policies: Vec<String>,
+    /// File of changes to the catalogue (TOML); may be given several times.
+    #[arg(long, value_name = "FILE")]
+    pub catalog: Vec<PathBuf>,
+    /// The nodes that exist, with their labels: `kubectl get nodes -o json`. Without it every
+    /// node that an event names exists, and nothing else is known of it.
+    #[arg(long, value_name = "FILE")]
+    pub nodes: Option<PathBuf>,
+    /// How to write it.
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
 /// Arguments of `bench`.

@@ -8,6 +8,7 @@ mod explain;
 mod inject;
 mod pause;
 mod release;
+mod replay;
 mod status;
 mod store;
 mod why_not;
@@ -28,6 +29,7 @@ pub(crate) async fn execute(command: Command) -> anyhow::Result<u8> {
         Command::Status(args) => status::execute(&args).await,
         Command::Events(args) => events::execute(&args).await,
         Command::Explain(args) => explain::execute(&args).await,
+        Command::Replay(args) => replay::execute(&args),
         Command::WhyNot(args) => why_not::execute(&args).await,
         Command::Pause(args) => pause::pause(args).await,
         Command::Resume(args) => pause::resume(args).await,

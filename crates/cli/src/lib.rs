@@ -7,6 +7,7 @@ mod args;
 mod client;
 mod commands;
 mod output;
+mod policy_source;
 mod reference;
 mod settings;
 

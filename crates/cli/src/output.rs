@@ -25,6 +25,18 @@ pub(crate) fn line(text: &str) -> io::Result<()> {
     out.write_all(b"\n")
 }
 
+/// Writes a part of a line to standard output.
+pub(crate) fn part(text: &str) -> io::Result<()> {
+    io::stdout().lock().write_all(text.as_bytes())
+}
+
+/// Writes a warning to standard error.
+pub(crate) fn warning(text: &str) {
+    let head = paint("warning", Colour::Yellow, io::stderr().is_terminal());
+    // It fails only where nobody reads.
+    drop(writeln!(io::stderr().lock(), "{head}: {}", plain(text)));
+}
+
 /// Writes rows as columns, two spaces apart. The first row is the head.
 pub(crate) fn table(rows: &[Vec<String>]) -> io::Result<()> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);

@@ -9,12 +9,14 @@ use cluster::ConnectOptions;
 use connector::AcceptNodes;
 use contract::keys;
 use domain::brake::NodeLabel;
+use domain::policy::presets::Preset;
 use host::kernel_log::Spec;
 use jiff::SignedDuration;
 use runtime::logging::LogFormat;
 use serde::{Deserialize, Serialize};
 
 use crate::args::RunArgs;
+use crate::policy_source;
 
 /// Default port of the status page, API and metrics: where NVSentinel has its metrics.
 pub(crate) const DEFAULT_PORT: u16 = 2112;
@@ -99,6 +101,8 @@ pub struct ClusterSettings {
 pub enum PolicySetting {
     /// A file.
     File(PathBuf),
+    /// A named policy that is built in.
+    Preset(&'static Preset),
     /// A key of a `ConfigMap`.
     ConfigMap {
         /// Namespace.
@@ -400,6 +404,14 @@ impl RunSettings {
 
 impl PolicySetting {
     fn parse(text: &str) -> Result<Self, SettingsError> {
+        if let Some(name) = text.strip_prefix(policy_source::PRESET) {
+            let preset = policy_source::preset(name).map_err(|what| SettingsError::Value {
+                name: "--policy",
+                value: text.to_owned(),
+                what,
+            })?;
+            return Ok(Self::Preset(preset));
+        }
         let Some(place) = text.strip_prefix("configmap:") else {
             return Ok(Self::File(PathBuf::from(text)));
         };
@@ -563,6 +575,8 @@ fn is_root() -> bool {
 
 #[cfg(test)]
 mod tests {
+    use domain::policy::presets;
+
     use super::*;
 
     fn resolve(file: &str, edit: impl FnOnce(&mut RunArgs)) -> Result<RunSettings, SettingsError> {
@@ -684,6 +698,11 @@ mod tests {
         let file = |path: &str| PolicySetting::File(path.into());
         for (text, expected) in [
             ("p.toml", Some(file("p.toml"))),
+            (
+                "preset:gke",
+                Some(PolicySetting::Preset(presets::find("gke").unwrap())),
+            ),
+            ("preset:mars", None),
             ("./configmap:a", Some(file("./configmap:a"))),
             ("configmap:ns/p", Some(config_map("ns", "p", "config.toml"))),
             (

@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::{Cluster, ConfigMapEvent};
+use domain::policy::presets::Preset;
 use domain::policy::{DEFAULT_POLICY, Policy, PolicyError};
 use domain::view::PolicyView;
 use jiff::Timestamp;
@@ -35,6 +36,8 @@ pub const MAX_POLICY_BYTES: u64 = 1024 * 1024;
 pub enum PolicySource {
     /// The one that is compiled in; it never changes.
     BuiltIn,
+    /// A named one that is compiled in.
+    Preset(&'static Preset),
     /// A file.
     File(PathBuf),
     /// A key of a `ConfigMap` of the cluster.
@@ -104,6 +107,7 @@ impl std::fmt::Display for PolicySource {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::BuiltIn => f.write_str("built-in default"),
+            Self::Preset(preset) => write!(f, "preset:{}", preset.name),
             Self::File(path) => write!(f, "{}", path.display()),
             Self::ConfigMap {
                 namespace,
@@ -147,6 +151,7 @@ impl PolicyFollower {
         };
         let text = match &follower.source {
             PolicySource::BuiltIn => DEFAULT_POLICY.to_owned(),
+            PolicySource::Preset(preset) => preset.text.to_owned(),
             PolicySource::File(path) => read(path).map_err(|source| PolicyLoadError::Read {
                 path: path.clone(),
                 source,
@@ -174,7 +179,7 @@ impl PolicyFollower {
     /// Follows the source until `cancel`.
     pub async fn run(mut self, cancel: CancellationToken) {
         match self.source.clone() {
-            PolicySource::BuiltIn => cancel.cancelled().await,
+            PolicySource::BuiltIn | PolicySource::Preset(_) => cancel.cancelled().await,
             PolicySource::File(path) => {
                 let stop = cancel.clone();
                 stop.run_until_cancelled(self.follow_file(&path)).await;

@@ -23,6 +23,7 @@ pub mod nearest;
 pub mod node;
 pub mod pipeline;
 pub mod policy;
+pub mod replay;
 pub mod session;
 pub mod view;
 pub mod why_not;

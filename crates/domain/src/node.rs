@@ -167,7 +167,42 @@ impl NodeView {
         };
         merge(&mut node.labels, &change.labels);
         merge(&mut node.annotations, &change.annotations);
+        node.show_in_object(change);
         node
+    }
+
+    /// Brings the object that rules see in line with the fields that `change` has changed.
+    fn show_in_object(&mut self, change: &NodeChange) {
+        if change.unschedulable.is_some() {
+            let value = self.unschedulable.then_some(Value::Bool(true));
+            set(&mut self.object, "spec", "unschedulable", value);
+        }
+        if !change.add_taints.is_empty() || !change.remove_taints.is_empty() {
+            let taints: Vec<&Value> = self.taints.iter().map(|taint| &taint.raw).collect();
+            let value = (!taints.is_empty()).then(|| json!(taints));
+            set(&mut self.object, "spec", "taints", value);
+        }
+        if !change.labels.is_empty() {
+            let value = Some(json!(self.labels));
+            set(&mut self.object, "metadata", "labels", value);
+        }
+        if !change.annotations.is_empty() {
+            let value = Some(json!(self.annotations));
+            set(&mut self.object, "metadata", "annotations", value);
+        }
+    }
+}
+
+/// Sets a field of a part of an object, or with `None` removes it.
+fn set(object: &mut Value, part: &str, field: &str, value: Option<Value>) {
+    let Some(object) = object.as_object_mut() else {
+        return;
+    };
+    let part = object.entry(part).or_insert_with(|| json!({}));
+    match (part.as_object_mut(), value) {
+        (Some(part), Some(value)) => drop(part.insert(field.to_owned(), value)),
+        (Some(part), None) => drop(part.remove(field)),
+        (None, _) => {}
     }
 }
 

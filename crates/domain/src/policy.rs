@@ -5,6 +5,7 @@
 //! is loaded: a typo is an error with file and line, not a rule that never matches.
 
 mod load;
+pub mod presets;
 mod rule;
 mod unknown;
 

@@ -248,6 +248,25 @@ fn ended_by_hand(
     Some((by_hand, newest.unwrap_or(now), why.to_owned()))
 }
 
+/// The node as it would be if gpuwarden had never done anything to it: what a replay
+/// begins with.
+#[must_use]
+pub fn without_ours(node: &NodeView, marks: &Marks) -> NodeView {
+    let silent = Marks {
+        uncordon_labels: false,
+        ..marks.clone()
+    };
+    // Its time is only written into the labels that are left out.
+    let release = |own| change::release(node, &own, &silent, Timestamp::UNIX_EPOCH);
+    let mut change = Ownership::read(node).map_or_else(NodeChange::default, release);
+    for key in [contract::keys::RELEASED_AT, contract::keys::RELEASE] {
+        if node.annotations.contains_key(key) {
+            change.annotations.insert(key.to_owned(), None);
+        }
+    }
+    node.after(&change)
+}
+
 // === impl Marks ===
 
 impl Marks {

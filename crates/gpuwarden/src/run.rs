@@ -199,6 +199,7 @@ fn policy_source(setting: Option<PolicySetting>) -> PolicySource {
     match setting {
         None => PolicySource::BuiltIn,
         Some(PolicySetting::File(path)) => PolicySource::File(path),
+        Some(PolicySetting::Preset(preset)) => PolicySource::Preset(preset),
         Some(PolicySetting::ConfigMap {
             namespace,
             name,

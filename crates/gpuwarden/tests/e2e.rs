@@ -18,5 +18,7 @@ mod outage;
 mod policy;
 #[path = "e2e/quarantine.rs"]
 mod quarantine;
+#[path = "e2e/replay.rs"]
+mod replay;
 #[path = "e2e/support.rs"]
 mod support;

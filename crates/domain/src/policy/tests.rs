@@ -606,3 +606,56 @@ fn a_list_contains_what_equals_or_contains() {
         );
     }
 }
+
+#[test]
+fn presets_load_and_say_where_they_come_from() {
+    let xid = |code: &str, is_fatal: bool| HealthEvent {
+        error_code: vec![code.into()],
+        is_fatal,
+        recommended_action: 0,
+        ..fatal()
+    };
+    let node = json!({"metadata": {"name": "n"}});
+    let opted_out =
+        json!({"metadata": {"name": "n", "labels": {contract::keys::MANAGED_LABEL: "false"}}});
+    let table: [(&str, &[&str], &[&str]); 5] = [
+        ("default", &[], &["48"]),
+        ("nvsentinel", &[], &["48"]),
+        ("gke", &["48", "79", "140"], &["13", "45", "74", "109"]),
+        (
+            "eks",
+            &["46", "79", "109", "158"],
+            &["13", "45", "94", "145"],
+        ),
+        (
+            "k8s-device-plugin",
+            &["48", "79", "145"],
+            &["13", "31", "43", "45", "68", "109"],
+        ),
+    ];
+    assert_eq!(presets::all().len(), table.len());
+    for (name, out, stays) in table {
+        let preset = presets::find(name).unwrap();
+        assert!(!preset.source.is_empty());
+        let policy = Policy::parse(preset.text, name).unwrap();
+        let asks = |event: &HealthEvent, node: &Value| {
+            let (event, node) = (event_variable(event), NodeVariable::new(node));
+            policy
+                .rule_sets
+                .iter()
+                .any(|set| set.asks() && set.answer(&event, &node) == Answer::Matched)
+        };
+        for code in out {
+            assert!(asks(&xid(code, false), &node), "{name} {code}");
+        }
+        for code in stays {
+            assert!(!asks(&xid(code, false), &node), "{name} {code}");
+        }
+        assert!(asks(&xid("79", true), &node), "{name}");
+        assert!(!asks(&xid("79", true), &opted_out), "{name}");
+        let mut fallen = xid("GPU_FALLEN_OFF_BUS", true);
+        fallen.check_name = contract::keys::CHECK_GPU_FALLEN_OFF.into();
+        assert!(asks(&fallen, &node), "{name}");
+    }
+    assert!(presets::find("mars").is_none());
+}

@@ -179,6 +179,8 @@ fn a_fault_quarantines_in_one_change_and_recovery_restores() {
         .labels
         .insert("k8saas.nvidia.com/cordon-by".into(), "somebody".into());
     world.foreign_taint("dedicated");
+    world.node.object["metadata"]["labels"] = json!(world.node.labels);
+    world.node.object["spec"]["taints"] = json!([world.node.taints[0].raw]);
     let before = world.node.clone();
 
     world.fault(0);

@@ -1,37 +1,11 @@
 //! The commands, without a cluster: what a newcomer types first, and what is wrong.
 
-use std::io::Write as _;
-use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use serde_json::Value;
-use testkit::{Launch, Product, binary};
+use testkit::{Launch, Product};
 
-use crate::support::{SOON, xid};
-
-fn gpuwarden(args: &[&str], input: &str) -> (Option<i32>, String, String) {
-    let mut child = Command::new(binary().unwrap())
-        .args(args)
-        .env_remove("GPUWARDEN_KUBECONFIG")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    child
-        .stdin
-        .take()
-        .unwrap()
-        .write_all(input.as_bytes())
-        .unwrap();
-    let output = child.wait_with_output().unwrap();
-    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
-    (
-        output.status.code(),
-        text(output.stdout),
-        text(output.stderr),
-    )
-}
+use crate::support::{SOON, gpuwarden, xid};
 
 const LOG: &str = "\
 [    1.000000] usb 1-1: new high-speed USB device\n\

@@ -1,5 +1,7 @@
 //! A node in a cluster, the product that watches it, and what is asked about both.
 
+use std::io::Write as _;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use contract::proto::platform_connector_client::PlatformConnectorClient;
@@ -7,7 +9,7 @@ use contract::{Entity, HealthEvent, HealthEvents};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
-use testkit::{ControlPlane, Launch, NodeBuilder, Product, unique};
+use testkit::{ControlPlane, Launch, NodeBuilder, Product, binary, unique};
 use tonic::transport::Endpoint;
 
 /// Within this, anything that is to happen has happened, also on a busy machine.
@@ -220,4 +222,29 @@ pub(crate) async fn send_to(product: &Product, events: Vec<HealthEvent>) -> anyh
         .health_event_occurred_v1(HealthEvents { version: 1, events })
         .await?;
     Ok(())
+}
+
+/// Runs a command that needs no running product: its exit code, output and errors.
+pub(crate) fn gpuwarden(args: &[&str], input: &str) -> (Option<i32>, String, String) {
+    let mut child = Command::new(binary().unwrap())
+        .args(args)
+        .env_remove("GPUWARDEN_KUBECONFIG")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child
+        .stdin
+        .take()
+        .unwrap()
+        .write_all(input.as_bytes())
+        .unwrap();
+    let output = child.wait_with_output().unwrap();
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes).unwrap();
+    (
+        output.status.code(),
+        text(output.stdout),
+        text(output.stderr),
+    )
 }

@@ -27,7 +27,16 @@ fn a_taint_that_is_gone_when_the_fault_recovers_does_not_leave_the_cordon() {
     let mut world = World::new();
     world.fault(0);
     world.settle();
-    world.node.taints.clear();
+    let by_hand = NodeChange {
+        remove_taints: world
+            .node
+            .taints
+            .iter()
+            .map(|on| on.taint.clone())
+            .collect(),
+        ..NodeChange::default()
+    };
+    world.node = world.node.after(&by_hand);
     world.recovery(0);
     assert_eq!(world.settle(), [Intent::Release]);
     assert_eq!(world.node, NodeView::unknown("n1"));

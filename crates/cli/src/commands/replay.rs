@@ -1,0 +1,385 @@
+//! `gpuwarden replay`: what a policy would have done on events of the past, or how two
+//! policies differ.
+
+mod input;
+mod objects;
+
+use std::collections::BTreeSet;
+use std::io::{self, IsTerminal as _, Write as _};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use domain::event::Record;
+use domain::node::NodeView;
+use domain::policy::Policy;
+use domain::replay::{Decision, Replay, Summary};
+use jiff::{SignedDuration, Timestamp};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::args::{Format, ReplayArgs};
+use crate::output::{self, Colour};
+use crate::policy_source;
+use crate::{EXIT_OK, EXIT_UNHEALTHY};
+use input::Inputs;
+
+/// Names of the policies, in the order of the arguments.
+const NAMES: [&str; 2] = ["A", "B"];
+/// How often the progress is shown.
+const PROGRESS_EVERY: Duration = Duration::from_millis(200);
+/// Items between two looks at the clock for it.
+const PROGRESS_CHECK: u64 = 512;
+/// Largest list of nodes that is read: 5,000 nodes of 50 KiB.
+const MAX_NODES_BYTES: u64 = 256 * 1024 * 1024;
+
+/// A decision, and which of the policies decide so.
+#[derive(Serialize)]
+struct Told<'a> {
+    /// `A`, `B`, or both.
+    policies: Vec<&'static str>,
+    #[serde(flatten)]
+    decision: &'a Decision,
+}
+
+/// What a row of the summary says of one policy.
+type Cell = fn(&Summary) -> String;
+
+/// Writes decisions as they are made, in the format that was asked for.
+struct Writer {
+    format: Format,
+    two: bool,
+    written: u64,
+    only: [u64; 2],
+    both: u64,
+}
+
+/// The line on the terminal that says how far the work is.
+struct Progress {
+    shown: bool,
+    on: bool,
+    at: Instant,
+    items: u64,
+}
+
+pub(super) fn execute(args: &ReplayArgs) -> anyhow::Result<u8> {
+    let nodes = args.nodes.as_deref().map(read_nodes).transpose()?;
+    let policies = match args.policies.as_slice() {
+        [] => vec![Policy::builtin()],
+        given => given
+            .iter()
+            .map(|policy| policy_source::load(policy))
+            .collect::<anyhow::Result<_>>()?,
+    };
+    if policies.len() > NAMES.len() {
+        bail!(
+            "--policy is given {} times; one or two can be replayed",
+            policies.len()
+        );
+    }
+    let mut replays: Vec<Replay> = policies
+        .into_iter()
+        .map(|policy| Replay::new(policy, nodes.clone()))
+        .collect();
+    let mut inputs = Inputs::open(&args.files, &args.catalog)?;
+    let found = run(&mut replays, &mut inputs, args.output.output)?;
+    Ok(if found { EXIT_UNHEALTHY } else { EXIT_OK })
+}
+
+/// Replays all inputs. `true`: a node would have been taken out, or, of two policies, they
+/// differ.
+pub(super) fn run(
+    replays: &mut [Replay],
+    inputs: &mut Inputs,
+    format: Format,
+) -> anyhow::Result<bool> {
+    let mut writer = Writer {
+        format,
+        two: replays.len() > 1,
+        written: 0,
+        only: [0, 0],
+        both: 0,
+    };
+    let mut progress = Progress::new();
+    let mut names = BTreeSet::new();
+    let mut times: Option<(Timestamp, Timestamp)> = None;
+    while let Some(item) = inputs.next()? {
+        progress.step(inputs.lines(), item.at)?;
+        if names.len() < domain::fault::MAX_FAULTY_NODES {
+            names.insert(item.event.node_name.clone());
+        }
+        times = Some((times.map_or(item.at, |(first, _)| first), item.at));
+        let record = Record {
+            seq: 0, // Given by the replay.
+            id: item.event.id.clone(),
+            created_at: item.at,
+            event: item.event,
+        };
+        let decisions: Vec<Vec<Decision>> = replays
+            .iter_mut()
+            .map(|replay| replay.take(&record))
+            .collect();
+        if decisions.iter().any(|made| !made.is_empty()) {
+            progress.clear()?;
+            writer.write(&decisions)?;
+        }
+    }
+    progress.clear()?;
+    writer.end()?;
+    if matches!(format, Format::Text | Format::Wide) {
+        summary(replays, inputs, &writer, names.len(), times)?;
+    }
+    let differ = writer.only != [0, 0];
+    Ok(if writer.two {
+        differ
+    } else {
+        writer.written > 0
+    })
+}
+
+/// Nodes as `kubectl get nodes -o json` writes them.
+fn read_nodes(path: &Path) -> anyhow::Result<Vec<NodeView>> {
+    let shown = path.display();
+    let size = std::fs::metadata(path)
+        .with_context(|| format!("cannot read the nodes {shown}"))?
+        .len();
+    if size > MAX_NODES_BYTES {
+        bail!("{shown} has {size} bytes, at most {MAX_NODES_BYTES} are read");
+    }
+    let text = std::fs::read(path).with_context(|| format!("cannot read the nodes {shown}"))?;
+    let hint = || format!("{shown} is no list of nodes as `kubectl get nodes -o json` writes it");
+    let mut list: Value = serde_json::from_slice(&text).with_context(hint)?;
+    let items = match list.get_mut("items").map(Value::take) {
+        Some(Value::Array(items)) => items,
+        _ => vec![list],
+    };
+    items
+        .into_iter()
+        .map(|node| NodeView::from_object(node).with_context(hint))
+        .collect()
+}
+
+fn summary(
+    replays: &[Replay],
+    inputs: &Inputs,
+    writer: &Writer,
+    nodes: usize,
+    times: Option<(Timestamp, Timestamp)>,
+) -> anyhow::Result<()> {
+    if writer.written > 0 {
+        output::line("")?;
+    }
+    let Some((first, last)) = times else {
+        output::line("No event and no fault was found.")?;
+        return Ok(());
+    };
+    let problems = inputs.problems();
+    output::line(&format!(
+        "{} of {}, {} to {}",
+        plural(inputs.events(), "event"),
+        plural(nodes as u64, "node"),
+        shown_time(first),
+        shown_time(last),
+    ))?;
+    for (count, what) in [
+        (inputs.repeats(), "were there twice, and count once"),
+        (problems, "could not be read; they are named above"),
+        (
+            inputs.backwards(),
+            "are older than the one before in the same file, and count at its time",
+        ),
+    ] {
+        if count > 0 {
+            output::line(&format!("{count} {what}"))?;
+        }
+    }
+    let summaries: Vec<Summary> = replays.iter().map(Replay::summary).collect();
+    let mut rows = vec![vec![String::new()]];
+    for (name, replay) in NAMES.iter().zip(replays) {
+        let source = &replay.policy().source;
+        rows[0].push(if writer.two {
+            format!("{name}: {source}")
+        } else {
+            source.clone()
+        });
+    }
+    let cells: [(&str, Cell); 6] = [
+        ("nodes taken out", |summary| summary.taken_out.to_string()),
+        ("most at one time", |summary| {
+            summary.most_at_once.to_string()
+        }),
+        ("quarantines", |summary| summary.quarantines.to_string()),
+        ("given back", |summary| summary.releases.to_string()),
+        ("out at the end", |summary| summary.still_out.to_string()),
+        ("time out, of all", |summary| {
+            output::span(SignedDuration::from_secs(summary.seconds_out))
+        }),
+    ];
+    for (title, cell) in cells {
+        let row = summaries.iter().map(cell);
+        rows.push([title.to_owned()].into_iter().chain(row).collect());
+    }
+    output::table(&rows)?;
+    if let Some(unlisted) = summaries
+        .first()
+        .map(|summary| summary.unlisted)
+        .filter(|n| *n > 0)
+    {
+        let nodes = plural(unlisted as u64, "node");
+        output::line(&format!(
+            "{nodes} of the events are not in the list of nodes: nothing is done to them"
+        ))?;
+    }
+    if writer.two {
+        output::line(&format!(
+            "{} the same, {} only by A, {} only by B",
+            plural(writer.both, "decision"),
+            writer.only[0],
+            writer.only[1]
+        ))?;
+    }
+    Ok(())
+}
+
+fn plural(count: u64, what: &str) -> String {
+    let s = if count == 1 { "" } else { "s" };
+    format!("{count} {what}{s}")
+}
+
+/// A time for people. Logs that only count from their boot have times near the beginning of
+/// 1970.
+fn shown_time(at: Timestamp) -> String {
+    const YEAR: i64 = 365 * 24 * 3_600;
+    match at.as_millisecond() {
+        since_boot if at.as_second() < YEAR => {
+            format!("+{}.{:03} s", since_boot / 1_000, since_boot % 1_000)
+        }
+        _ => output::time(at),
+    }
+}
+
+// === impl Writer ===
+
+impl Writer {
+    /// Writes what the policies decide about one event. What both decide is one decision.
+    fn write(&mut self, decisions: &[Vec<Decision>]) -> anyhow::Result<()> {
+        let [first, rest @ ..] = decisions else {
+            return Ok(());
+        };
+        let second = rest.first().map_or(&[][..], Vec::as_slice);
+        let same =
+            |among: &[Decision], one: &Decision| among.iter().any(|other| other.does_the_same(one));
+        for decision in first {
+            let policies = if same(second, decision) {
+                &NAMES[..]
+            } else {
+                &NAMES[..1]
+            };
+            self.tell(policies, decision)?;
+        }
+        for decision in second.iter().filter(|decision| !same(first, decision)) {
+            self.tell(&NAMES[1..], decision)?;
+        }
+        Ok(())
+    }
+
+    fn tell(&mut self, policies: &[&'static str], decision: &Decision) -> anyhow::Result<()> {
+        match policies {
+            [_, _] => self.both += 1,
+            ["A"] => self.only[0] += 1,
+            _ => self.only[1] += 1,
+        }
+        let told = Told {
+            policies: policies.to_vec(),
+            decision,
+        };
+        match self.format {
+            // What both decide is no difference.
+            Format::Text if self.two && policies.len() == 2 => return Ok(()),
+            Format::Text | Format::Wide => output::line(&self.text(policies, decision))?,
+            Format::Json => {
+                let begin = if self.written == 0 { "[\n  " } else { "  " };
+                // The comma stands before the next one: nobody knows which is the last.
+                let comma = if self.written == 0 { "" } else { ",\n" };
+                output::part(&format!("{comma}{begin}{}", serde_json::to_string(&told)?))?;
+            }
+            Format::Yaml => {
+                output::structured(Format::Yaml, &[told])?;
+            }
+        }
+        self.written += 1;
+        Ok(())
+    }
+
+    fn text(&self, policies: &[&str], decision: &Decision) -> String {
+        let mark = match policies {
+            _ if !self.two => "",
+            ["A"] => "A  ",
+            ["B"] => "B  ",
+            _ => "=  ",
+        };
+        let name = decision.decision.name();
+        let colour = match decision.decision {
+            domain::session::Intent::Quarantine => Colour::Red,
+            domain::session::Intent::Update => Colour::Yellow,
+            _ => Colour::Green,
+        };
+        let rule_sets = match decision.rule_sets.as_slice() {
+            [] => String::new(),
+            names => format!(" by '{}'", output::plain(&names.join("', '"))),
+        };
+        format!(
+            "{mark}{}  {}  {}{rule_sets}: {}: {}",
+            shown_time(decision.at),
+            output::plain(&decision.node),
+            output::colour(name, colour),
+            decision.change(),
+            output::plain(&decision.because.join("; "))
+        )
+    }
+
+    fn end(&mut self) -> anyhow::Result<()> {
+        match (self.format, self.written) {
+            (Format::Json | Format::Yaml, 0) => output::line("[]")?,
+            (Format::Json, _) => output::line("\n]")?,
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+// === impl Progress ===
+
+impl Progress {
+    fn new() -> Self {
+        Self {
+            shown: false,
+            on: io::stderr().is_terminal(),
+            at: Instant::now(),
+            items: 0,
+        }
+    }
+
+    fn step(&mut self, lines: u64, at: Timestamp) -> io::Result<()> {
+        self.items += 1;
+        if !self.on
+            || !self.items.is_multiple_of(PROGRESS_CHECK)
+            || self.at.elapsed() < PROGRESS_EVERY
+        {
+            return Ok(());
+        }
+        self.at = Instant::now();
+        self.shown = true;
+        let mut err = io::stderr().lock();
+        write!(err, "\r\x1b[K{lines} lines, at {}", shown_time(at))?;
+        err.flush()
+    }
+
+    fn clear(&mut self) -> io::Result<()> {
+        if !self.shown {
+            return Ok(());
+        }
+        self.shown = false;
+        write!(io::stderr().lock(), "\r\x1b[K")
+    }
+}

@@ -1,0 +1,522 @@
+//! What is replayed: kernel logs and exported events, read one record at a time and put
+//! into one order of time.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, HashSet, VecDeque};
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use agent::kernel_log::events_of_finding;
+use anyhow::{Context as _, bail};
+use contract::{HealthEvent, json};
+use domain::catalog::Catalog;
+use domain::decode::KernelLogDecoder;
+use domain::event::{normalise, validate};
+use domain::fold::Fold;
+use host::kernel_log::{LINE_MAX, LineParser};
+use jiff::{SignedDuration, Timestamp, tz::TimeZone};
+use serde_json::Value;
+
+use super::objects::Objects;
+use crate::output;
+
+/// Most inputs: each is an open file.
+const MAX_INPUTS: usize = 1_000;
+/// Most events whose ids are remembered, so that one that is there twice counts once.
+const REMEMBERED: usize = 1_000_000;
+/// Records that are named one by one where they cannot be read.
+const NAMED: u64 = 20;
+/// Size of the reads.
+const BUFFER: usize = 64 * 1024;
+
+/// All inputs, as one.
+pub(crate) struct Inputs {
+    files: Vec<Input>,
+    /// The next item of each, the earliest on top.
+    next: BinaryHeap<Reverse<(Timestamp, usize)>>,
+    seen: Seen,
+    problems: Problems,
+    events: u64,
+    repeats: u64,
+}
+
+/// An event, and when it was accepted, or would have been.
+pub(crate) struct Item {
+    pub(crate) at: Timestamp,
+    pub(crate) event: HealthEvent,
+}
+
+struct Input {
+    name: String,
+    form: Form,
+    /// Read, and not yet given out.
+    waiting: VecDeque<Item>,
+    newest: Option<Timestamp>,
+    backwards: u64,
+}
+
+enum Form {
+    Log(Box<Log>),
+    Events(Objects<Box<dyn BufRead>>),
+}
+
+/// A kernel log, of one node.
+struct Log {
+    reader: Box<dyn BufRead>,
+    node: String,
+    parser: LineParser,
+    decoder: KernelLogDecoder,
+    fold: Fold,
+    line: u64,
+    begins: Option<Timestamp>,
+    buffer: Vec<u8>,
+    ended: bool,
+}
+
+/// Ids of the newest events.
+#[derive(Default)]
+struct Seen {
+    ids: HashSet<String>,
+    order: VecDeque<String>,
+}
+
+#[derive(Default)]
+struct Problems {
+    count: u64,
+}
+
+// === impl Inputs ===
+
+impl Inputs {
+    /// Opens all; each is `FILE`, `-` or, for a kernel log, `NODE=FILE`.
+    pub(crate) fn open(files: &[String], catalog: &[PathBuf]) -> anyhow::Result<Self> {
+        let catalog = Arc::new(crate::load_catalog(catalog)?);
+        if files.len() > MAX_INPUTS {
+            bail!(
+                "{} files, at most {MAX_INPUTS} can be replayed at once",
+                files.len()
+            );
+        }
+        let mut opened = Self {
+            files: Vec::new(),
+            next: BinaryHeap::new(),
+            seen: Seen::default(),
+            problems: Problems::default(),
+            events: 0,
+            repeats: 0,
+        };
+        for file in files {
+            opened.files.push(Input::open(file, &catalog)?);
+        }
+        for index in 0..opened.files.len() {
+            opened.refill(index)?;
+        }
+        Ok(opened)
+    }
+
+    /// The next event, in order of time; of equal times, in the order of the files.
+    pub(crate) fn next(&mut self) -> anyhow::Result<Option<Item>> {
+        while let Some(Reverse((_, index))) = self.next.pop() {
+            let item = self
+                .files
+                .get_mut(index)
+                .and_then(|input| input.waiting.pop_front());
+            self.refill(index)?;
+            let Some(item) = item else { continue };
+            if !self.seen.insert(&item.event.id) {
+                self.repeats += 1;
+                continue;
+            }
+            self.events += 1;
+            return Ok(Some(item));
+        }
+        Ok(None)
+    }
+
+    /// Lines read.
+    pub(crate) fn lines(&self) -> u64 {
+        let lines = self.files.iter().map(|input| match &input.form {
+            Form::Log(log) => log.line,
+            Form::Events(objects) => objects.line(),
+        });
+        lines.sum()
+    }
+
+    /// Events given out.
+    pub(crate) fn events(&self) -> u64 {
+        self.events
+    }
+
+    /// Events that had been given out before.
+    pub(crate) fn repeats(&self) -> u64 {
+        self.repeats
+    }
+
+    /// Records that could not be read.
+    pub(crate) fn problems(&self) -> u64 {
+        self.problems.count
+    }
+
+    /// Events that were older than the one before in the same file.
+    pub(crate) fn backwards(&self) -> u64 {
+        self.files.iter().map(|input| input.backwards).sum()
+    }
+
+    fn refill(&mut self, index: usize) -> anyhow::Result<()> {
+        let Some(input) = self.files.get_mut(index) else {
+            return Ok(());
+        };
+        input.fill(&mut self.problems)?;
+        if let Some(item) = input.waiting.front() {
+            self.next.push(Reverse((item.at, index)));
+        }
+        Ok(())
+    }
+}
+
+// === impl Input ===
+
+impl Input {
+    fn open(argument: &str, catalog: &Arc<Catalog>) -> anyhow::Result<Self> {
+        // A path may hold `=`; a node's name holds no slash.
+        let (node, path) = match argument.split_once('=') {
+            Some((node, path)) if !node.is_empty() && !node.contains('/') => (Some(node), path),
+            _ => (None, argument),
+        };
+        let (name, mut reader): (&str, Box<dyn BufRead>) = if path == "-" {
+            let stdin = BufReader::with_capacity(BUFFER, io::stdin());
+            ("standard input", Box::new(stdin))
+        } else {
+            let file = File::open(path).with_context(|| format!("cannot open {path}"))?;
+            if file.metadata().is_ok_and(|metadata| metadata.is_dir()) {
+                bail!("{path} is a directory; name the files in it");
+            }
+            (path, Box::new(BufReader::with_capacity(BUFFER, file)))
+        };
+        let begin = reader
+            .fill_buf()
+            .with_context(|| format!("cannot read {path}"))?;
+        let form = if holds_events(begin) {
+            Form::Events(Objects::new(reader))
+        } else {
+            let node = node.map_or_else(|| node_of(path), str::to_owned);
+            Form::Log(Box::new(Log::new(reader, node, catalog)))
+        };
+        Ok(Self {
+            name: name.to_owned(),
+            form,
+            waiting: VecDeque::new(),
+            newest: None,
+            backwards: 0,
+        })
+    }
+
+    /// Reads until something waits to be given out, or to the end.
+    fn fill(&mut self, problems: &mut Problems) -> anyhow::Result<()> {
+        while self.waiting.is_empty() {
+            let read = match &mut self.form {
+                Form::Log(log) => log.read(&self.name, self.newest, problems),
+                Form::Events(objects) => read_event(objects, &self.name, self.newest, problems),
+            };
+            let Some(items) = read.with_context(|| format!("cannot read {}", self.name))? else {
+                return Ok(());
+            };
+            for mut item in items {
+                let newest = self.newest.map_or(item.at, |newest| newest.max(item.at));
+                self.backwards += u64::from(item.at < newest);
+                item.at = newest;
+                self.newest = Some(newest);
+                self.waiting.push_back(item);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a file that begins so holds events, as JSON. A kernel log may begin with `[` too,
+/// and then with a number.
+fn holds_events(begin: &[u8]) -> bool {
+    let mut bytes = begin.iter().filter(|byte| !byte.is_ascii_whitespace());
+    match bytes.next() {
+        Some(b'{') => true,
+        Some(b'[') => matches!(bytes.next(), Some(b'{' | b']')),
+        _ => false,
+    }
+}
+
+/// The node of a log where none is named: the file's name up to its first dot; of standard
+/// input, this machine.
+fn node_of(path: &str) -> String {
+    let file = std::path::Path::new(path)
+        .file_name()
+        .map(|name| name.to_string_lossy());
+    let stem = file
+        .as_deref()
+        .and_then(|name| name.split('.').find(|part| !part.is_empty()));
+    match stem {
+        Some(stem) if path != "-" => stem.to_owned(),
+        _ => host::identity::host_name().unwrap_or_else(|| "localhost".to_owned()),
+    }
+}
+
+/// The next event of an export. `None`: the end.
+fn read_event(
+    objects: &mut Objects<Box<dyn BufRead>>,
+    name: &str,
+    newest: Option<Timestamp>,
+    problems: &mut Problems,
+) -> io::Result<Option<Vec<Item>>> {
+    let Some(object) = objects.next()? else {
+        return Ok(None);
+    };
+    let item = object
+        .text
+        .map_err(str::to_owned)
+        .and_then(|text| event_of(&text, newest));
+    match item {
+        Ok(item) => Ok(Some(vec![item])),
+        Err(what) => {
+            problems.name(name, object.line, &what);
+            Ok(Some(Vec::new()))
+        }
+    }
+}
+
+/// An event as the API shows it (`seq`, `createdAt`, `event`), or its public form alone.
+fn event_of(text: &[u8], newest: Option<Timestamp>) -> Result<Item, String> {
+    let mut value: Value = serde_json::from_slice(text).map_err(|error| error.to_string())?;
+    let created_at = value.get("createdAt").and_then(Value::as_str);
+    let created_at: Option<Timestamp> = match created_at {
+        Some(text) => Some(
+            text.parse()
+                .map_err(|error| format!("createdAt: {error}"))?,
+        ),
+        None => None,
+    };
+    if value.get("event").is_some_and(Value::is_object) {
+        value = value.get_mut("event").map(Value::take).unwrap_or_default();
+    }
+    let mut event = json::from_value(value).map_err(|error| error.to_string())?;
+    validate(&event).map_err(|error| error.to_string())?;
+    let own = event.generated_timestamp.and_then(json::timestamp);
+    let at = created_at
+        .or(own)
+        .or(newest)
+        .unwrap_or(Timestamp::UNIX_EPOCH);
+    normalise(&mut event, at);
+    Ok(Item { at, event })
+}
+
+// === impl Log ===
+
+impl Log {
+    fn new(reader: Box<dyn BufRead>, node: String, catalog: &Arc<Catalog>) -> Self {
+        Self {
+            reader,
+            node,
+            parser: LineParser::new(TimeZone::system(), Timestamp::now()),
+            decoder: KernelLogDecoder::new(Arc::clone(catalog)),
+            fold: Fold::default(),
+            line: 0,
+            begins: None,
+            buffer: Vec::new(),
+            ended: false,
+        }
+    }
+
+    /// What the next line is worth; `None` at the end.
+    fn read(
+        &mut self,
+        name: &str,
+        newest: Option<Timestamp>,
+        problems: &mut Problems,
+    ) -> io::Result<Option<Vec<Item>>> {
+        if self.ended {
+            return Ok(None);
+        }
+        let mut buffer = std::mem::take(&mut self.buffer);
+        let line = read_line(&mut self.reader, &mut buffer)?;
+        let mut events = Vec::new();
+        let mut at = newest.unwrap_or(Timestamp::UNIX_EPOCH);
+        match line {
+            Line::End => {
+                self.ended = true;
+                self.fold.end(&mut events);
+            }
+            Line::Whole | Line::Cut => {
+                self.line += 1;
+                if matches!(line, Line::Cut) {
+                    problems.name(
+                        name,
+                        self.line,
+                        "is longer than 64 KiB; the rest of it is not read",
+                    );
+                }
+                self.take(name, &buffer, &mut at, &mut events);
+            }
+        }
+        self.buffer = buffer;
+        let items = events.into_iter().map(|mut event| {
+            normalise(&mut event, at);
+            Item { at, event }
+        });
+        Ok(Some(items.collect()))
+    }
+
+    fn take(&mut self, name: &str, line: &[u8], at: &mut Timestamp, events: &mut Vec<HealthEvent>) {
+        let record = self.parser.parse(line);
+        let since_boot = || {
+            let micros = i64::try_from(record.boot_time_us?).ok()?;
+            Timestamp::from_microsecond(micros).ok()
+        };
+        *at = record.wall.or_else(since_boot).unwrap_or(*at);
+        let text = record.text();
+        let findings = self.decoder.record(&text, *at);
+        if findings.is_empty() {
+            return;
+        }
+        let record = host::kernel_log::Record {
+            seq: record.seq,
+            boot_id: None,
+            boot_time_us: record.boot_time_us,
+            wall: Some(*at),
+            facility: record.facility,
+            level: record.level,
+            place: None,
+            line: Some(self.line),
+            text: String::from_utf8_lossy(&text).into_owned(),
+        };
+        // Two lines that say the same are two reports: they are told apart by their place.
+        let place = format!("{name}:{}", self.line);
+        let begins = *self.begins.get_or_insert(*at);
+        let elapsed = at
+            .duration_since(begins)
+            .max(SignedDuration::ZERO)
+            .unsigned_abs();
+        if self
+            .fold
+            .next_tick()
+            .is_some_and(|due: Duration| due <= elapsed)
+        {
+            self.fold.tick(elapsed, events);
+        }
+        for finding in &findings {
+            for event in events_of_finding(finding, &record, &self.node, *at, &place) {
+                self.fold.take(event, *at, elapsed, events);
+            }
+        }
+    }
+}
+
+/// How a line was read.
+enum Line {
+    Whole,
+    Cut,
+    End,
+}
+
+/// Reads a line into `line`, without its end; of a long one the beginning.
+fn read_line(reader: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<Line> {
+    line.clear();
+    let mut read = Line::End;
+    loop {
+        let available = reader.fill_buf()?;
+        if available.is_empty() {
+            return Ok(read);
+        }
+        let end = memchr::memchr(b'\n', available);
+        let part = available
+            .get(..end.unwrap_or(available.len()))
+            .unwrap_or_default();
+        let room = LINE_MAX.saturating_sub(line.len());
+        if part.len() > room {
+            read = Line::Cut;
+        } else if matches!(read, Line::End) {
+            read = Line::Whole;
+        }
+        line.extend_from_slice(part.get(..room).unwrap_or(part));
+        let used = end.map_or(available.len(), |end| end + 1);
+        reader.consume(used);
+        if end.is_some() {
+            return Ok(read);
+        }
+    }
+}
+
+// === impl Seen ===
+
+impl Seen {
+    /// `false`: it was there before.
+    fn insert(&mut self, id: &str) -> bool {
+        if !self.ids.insert(id.to_owned()) {
+            return false;
+        }
+        self.order.push_back(id.to_owned());
+        if self.order.len() > REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.ids.remove(&oldest);
+        }
+        true
+    }
+}
+
+// === impl Problems ===
+
+impl Problems {
+    fn name(&mut self, file: &str, line: u64, what: &str) {
+        self.count += 1;
+        match self.count {
+            1..=NAMED => output::warning(&format!("{file}:{line}: {what}")),
+            count if count == NAMED + 1 => output::warning("further ones are only counted"),
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn logs_and_events_are_told_apart() {
+        for (begin, events) in [
+            ("[    1.000000] NVRM: Xid", false),
+            ("<3>[ 1.0] x", false),
+            ("", false),
+            ("{\"seq\":1}", true),
+            ("[\n  {\n", true),
+            ("[]\n", true),
+        ] {
+            assert_eq!(holds_events(begin.as_bytes()), events, "{begin}");
+        }
+    }
+
+    #[test]
+    fn a_log_belongs_to_the_node_of_its_name() {
+        assert_eq!(node_of("/logs/gpu-7.log"), "gpu-7");
+        assert_eq!(node_of("gpu-7"), "gpu-7");
+        assert_eq!(node_of(".hidden.log"), "hidden");
+    }
+
+    #[test]
+    fn long_lines_are_cut_and_the_next_one_is_whole() {
+        let text = format!("a\n{}\nb", "x".repeat(LINE_MAX + 10));
+        for size in [1, 100, BUFFER] {
+            let mut reader = BufReader::with_capacity(size, text.as_bytes());
+            let mut line = Vec::new();
+            let mut lengths = Vec::new();
+            loop {
+                match read_line(&mut reader, &mut line).unwrap() {
+                    Line::End => break,
+                    Line::Whole => lengths.push((line.len(), true)),
+                    Line::Cut => lengths.push((line.len(), false)),
+                }
+            }
+            assert_eq!(lengths, [(1, true), (LINE_MAX, false), (1, true)]);
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! Policies that a command names: a file, or one of the named ones that are built in.
+
+use std::path::Path;
+
+use anyhow::Context as _;
+use domain::nearest::nearest;
+use domain::policy::Policy;
+use domain::policy::presets::{self, Preset};
+
+/// What stands before the name of a preset.
+pub(crate) const PRESET: &str = "preset:";
+
+/// Reads a policy: a file, or `preset:NAME`.
+pub(crate) fn load(source: &str) -> anyhow::Result<Policy> {
+    Ok(Policy::parse(&text(source)?, source)?)
+}
+
+/// The text of a policy.
+pub(crate) fn text(source: &str) -> anyhow::Result<String> {
+    if let Some(name) = source.strip_prefix(PRESET) {
+        let preset = preset(name).map_err(|what| anyhow::anyhow!("{source}: {what}"))?;
+        return Ok(preset.text.to_owned());
+    }
+    std::fs::read_to_string(Path::new(source))
+        .with_context(|| format!("cannot read the policy {source}"))
+}
+
+/// The preset of this name; the error says what names there are.
+pub(crate) fn preset(name: &str) -> Result<&'static Preset, String> {
+    presets::find(name).ok_or_else(|| {
+        let names: Vec<&str> = presets::all().iter().map(|preset| preset.name).collect();
+        match nearest(name, names.iter().copied(), 1).first() {
+            Some(meant) => format!("there is no such preset; did you mean {PRESET}{meant}?"),
+            None => format!("there is no such preset; there are {}", names.join(", ")),
+        }
+    })
+}

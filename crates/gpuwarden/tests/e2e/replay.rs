@@ -1,0 +1,168 @@
+//! `replay`: what would have been done on logs and exported events of the past.
+
+use std::fs;
+
+use serde_json::Value;
+use testkit::Launch;
+
+use crate::support::gpuwarden;
+
+/// A line of `/var/log/kern.log` in ISO times, so that years and zones do not matter.
+fn line(second: u32, text: &str) -> String {
+    format!("2026-07-01T12:00:{second:02}.000000+00:00 host kernel: {text}\n")
+}
+
+fn xid(second: u32, pci: &str, code: u32) -> String {
+    line(
+        second,
+        &format!("NVRM: Xid (PCI:{pci}): {code}, pid=1, name=a, text"),
+    )
+}
+
+#[test]
+fn logs_of_several_nodes_are_one_story_and_two_policies_are_compared() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    // XID 45 is the job's own, 79 is not; GKE leaves a node in service for 95.
+    fs::write(
+        path("gpu-1.log"),
+        xid(1, "0000:b3:00", 45) + &xid(9, "0000:b3:00", 79),
+    )
+    .unwrap();
+    fs::write(
+        path("gpu-2.log"),
+        xid(5, "0000:3b:00", 95) + "not a fault\n",
+    )
+    .unwrap();
+    let (one, two) = (path("gpu-1.log"), path("gpu-2.log"));
+
+    let (code, out, err) = gpuwarden(&["replay", &one, &two], "");
+    assert_eq!(code, Some(1), "{err}");
+    let lines: Vec<&str> = out.lines().collect();
+    assert!(
+        lines[0].starts_with(
+            "2026-07-01 12:00:05.000  gpu-2  quarantine by 'default': cordon: SysLogsXIDError 95"
+        ),
+        "{out}"
+    );
+    assert!(
+        lines[1].contains("12:00:09.000  gpu-1  quarantine"),
+        "{out}"
+    );
+    assert!(
+        out.contains("3 events of 2 nodes, 2026-07-01 12:00:01.000 to 2026-07-01 12:00:09.000"),
+        "{out}"
+    );
+    assert!(out.contains("most at one time  2"), "{out}");
+
+    let compared = [
+        "replay",
+        &one,
+        &two,
+        "--policy",
+        "preset:default",
+        "--policy",
+        "preset:gke",
+    ];
+    let (code, out, _) = gpuwarden(&compared, "");
+    assert_eq!(code, Some(1));
+    assert!(
+        out.starts_with("A  2026-07-01 12:00:05.000  gpu-2  quarantine"),
+        "{out}"
+    );
+    assert!(
+        out.contains("1 decision the same, 1 only by A, 0 only by B"),
+        "{out}"
+    );
+    let (code, out, _) = gpuwarden(
+        &[
+            "replay",
+            &one,
+            "--policy",
+            "preset:gke",
+            "--policy",
+            "preset:gke",
+        ],
+        "",
+    );
+    assert_eq!(code, Some(0), "{out}");
+
+    let (_, out, _) = gpuwarden(&["replay", &one, &two, "-o", "json"], "");
+    let decisions: Vec<Value> = serde_json::from_str(&out).unwrap();
+    assert_eq!(decisions.len(), 2);
+    assert_eq!(decisions[0]["node"], "gpu-2");
+    assert_eq!(decisions[0]["decision"], "quarantine");
+    assert_eq!(decisions[0]["cordon"], true);
+    assert_eq!(decisions[0]["at"], "2026-07-01T12:00:05Z");
+
+    // Nodes with their labels: one is opted out, the other is not in the list.
+    let nodes = path("nodes.json");
+    fs::write(&nodes, r#"{"items":[{"metadata":{"name":"gpu-1","labels":{"k8saas.nvidia.com/ManagedByNVSentinel":"false"}}}]}"#).unwrap();
+    let (code, out, _) = gpuwarden(&["replay", &one, &two, "--nodes", &nodes], "");
+    assert_eq!(code, Some(0), "{out}");
+    assert!(
+        out.contains("1 node of the events are not in the list"),
+        "{out}"
+    );
+}
+
+#[tokio::test]
+async fn what_events_writes_is_what_replay_reads() -> anyhow::Result<()> {
+    let product = Launch::new()?.node_name("n1").start().await?;
+    for code in ["79", "13"] {
+        product.client(["inject", "xid", code]).await?.expect(0)?;
+    }
+    product
+        .client(["inject", "recovery", "--code", "79"])
+        .await?
+        .expect(0)?;
+    let events = product.client(["events", "-o", "json"]).await?.stdout;
+    let broken = events.replacen("\"nodeName\": \"n1\"", "\"nodeName\": \"\"", 1);
+    assert_ne!(events, broken);
+    tokio::task::spawn_blocking(move || {
+        let (code, out, err) = gpuwarden(&["replay", "-"], &events);
+        assert_eq!(code, Some(1), "{out}{err}");
+        assert!(
+            out.contains("n1  quarantine by 'default': cordon: SysLogsXIDError 79"),
+            "{out}"
+        );
+        assert!(
+            out.contains("n1  release: uncordon: SysLogsXIDError 79"),
+            "{out}"
+        );
+        assert!(out.contains("3 events of 1 node"), "{out}");
+        // Twice the same file counts once; what cannot be read is named, and the rest is read.
+        let (code, out, err) = gpuwarden(&["replay", "-"], &format!("{events}\n{broken}\n{{\n"));
+        assert_eq!(code, Some(1), "{err}");
+        assert!(out.contains("2 were there twice"), "{out}");
+        assert!(out.contains("2 could not be read"), "{out}");
+        assert!(
+            err.contains("nodeName: is empty") && err.contains("ends in the middle"),
+            "{err}"
+        );
+    })
+    .await?;
+    Ok(())
+}
+
+#[test]
+fn what_cannot_be_replayed_is_said() {
+    for (args, expected) in [
+        (&["replay", "/does/not/exist"][..], "/does/not/exist"),
+        (&["replay", "/tmp"], "is a directory"),
+        (
+            &["replay", "-", "--policy", "preset:gkee"],
+            "did you mean preset:gke?",
+        ),
+        (
+            &["replay", "-", "--policy", "/does/not/exist"],
+            "cannot read the policy",
+        ),
+        (&["replay"], "<[NODE=]FILE|->"),
+    ] {
+        let (code, _, err) = gpuwarden(args, "");
+        assert_eq!(code, Some(2), "{err}");
+        assert!(err.contains(expected), "{expected}: {err}");
+    }
+    assert_eq!(gpuwarden(&["replay", "-"], "nothing here\n").0, Some(0));
+}
