@@ -50,17 +50,26 @@ pub fn binary() -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// How to start the product: `gpuwarden run` with a data directory of its own, a free
-/// port, and a kernel log that is an empty file until told otherwise.
+/// How to start the product: `gpuwarden run`, or another role, with a data directory of
+/// its own, a free port, and a kernel log that is an empty file until told otherwise.
 #[derive(Clone, Debug)]
 pub struct Launch {
+    role: Role,
     home: Arc<TempDir>,
     kernel_log: PathBuf,
     args: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
 }
 
-/// A running `gpuwarden run`. Killed on drop; what it wrote is in every error.
+/// What the product is started as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Role {
+    Run,
+    Agent,
+    Controller,
+}
+
+/// A running `gpuwarden run`, `agent` or `controller`. Killed on drop; what it wrote is in every error.
 #[derive(Debug)]
 pub struct Product {
     launch: Launch,
@@ -93,12 +102,27 @@ pub struct Output {
 impl Launch {
     /// A launch with a fresh data directory, which is removed with the last user of it.
     pub fn new() -> anyhow::Result<Self> {
+        Self::of(Role::Run)
+    }
+
+    /// A launch of `gpuwarden agent`, which needs a controller.
+    pub fn agent() -> anyhow::Result<Self> {
+        Self::of(Role::Agent)
+    }
+
+    /// A launch of `gpuwarden controller`, which needs a port for its agents.
+    pub fn controller() -> anyhow::Result<Self> {
+        Self::of(Role::Controller)
+    }
+
+    fn of(role: Role) -> anyhow::Result<Self> {
         let home = tempfile::Builder::new()
             .prefix("gpuwarden-test-")
             .tempdir()?;
         let kernel_log = home.path().join("kernel.log");
         File::create(&kernel_log)?;
         Ok(Self {
+            role,
             home: Arc::new(home),
             kernel_log,
             args: Vec::new(),
@@ -179,14 +203,20 @@ impl Launch {
             let file = OpenOptions::new().create(true).append(true).open(&path);
             file.with_context(|| format!("open {}", path.display()))
         };
-        let child = Command::new(&program)
-            .arg("run")
-            .arg("--data-dir")
-            .arg(&data_dir)
-            .arg("--socket")
-            .arg(data_dir.join("gpuwarden.sock"))
-            .args(["--listen", "127.0.0.1:0", "--kernel-log"])
-            .arg(&self.kernel_log)
+        let mut command = Command::new(&program);
+        let role = match self.role {
+            Role::Run => "run",
+            Role::Agent => "agent",
+            Role::Controller => "controller",
+        };
+        command.arg(role).arg("--data-dir").arg(&data_dir);
+        if self.role != Role::Controller {
+            let socket = data_dir.join("gpuwarden.sock");
+            command.arg("--socket").arg(socket);
+            command.arg("--kernel-log").arg(&self.kernel_log);
+        }
+        let child = command
+            .args(["--listen", "127.0.0.1:0"])
             .args(&self.args)
             .envs(self.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::null())

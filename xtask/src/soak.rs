@@ -11,7 +11,8 @@ use crate::{
     after_help = "Examples:\n  cargo xtask soak\n  cargo xtask soak --kills 1000 --seconds 600"
 )]
 pub(crate) struct Args {
-    /// How often the product is killed with SIGKILL while 2,000 events come in.
+    /// How often the product is killed with SIGKILL while 2,000 events come in: once as one
+    /// process, and once as agent and controller.
     #[arg(long, default_value_t = 300)]
     kills: u32,
     /// How long each fuzz target runs, in seconds; 0 leaves fuzzing out.
@@ -28,7 +29,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
             run_command(
                 cargo()
                     .args(["test", "--package", "gpuwarden", "--test", "e2e"])
-                    .args(["--", "crash", "--nocapture"])
+                    .args(["--", "killed_at_random_moments", "--nocapture"])
+                    .args(["--test-threads", "1"])
                     .env("GPUWARDEN_SOAK_KILLS", args.kills.to_string()),
             )
         },

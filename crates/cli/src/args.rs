@@ -1,9 +1,14 @@
 //! The arguments, as text. What they mean together is decided in `settings`.
 
-use std::net::SocketAddr;
+mod roles;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+
+pub(crate) use roles::{
+    ActArgs, AgentArgs, ControllerArgs, DeliveryArgs, IngestArgs, NodeArgs, ProcessArgs, RunArgs,
+};
 
 /// Keeps GPU clusters healthy.
 #[derive(Parser, Debug)]
@@ -30,6 +35,20 @@ pub enum Command {
                             --node-name gpu-7 --quarantine --dry-run\n  journalctl -kf | gpuwarden run --kernel-log -"
     )]
     Run(Box<RunArgs>),
+    /// Watch this node and bring its events to a controller; needs no access to the cluster.
+    #[command(
+        after_help = "Examples:\n  gpuwarden agent --controller https://gpuwarden.example:50051 \
+                            --tls-ca ca.crt --tls-cert node.crt --tls-key node.key\n  gpuwarden \
+                            agent --controller https://gpuwarden-controller.gpuwarden.svc:50051 \
+                            --tls-ca /tls/ca.crt --token-file /var/run/secrets/gpuwarden/token"
+    )]
+    Agent(Box<AgentArgs>),
+    /// Take the events of agents, take bad nodes out of service, and give them back.
+    #[command(
+        after_help = "Examples:\n  gpuwarden controller --kubeconfig ~/.kube/config --grpc-tls-cert \
+                            tls.crt --grpc-tls-key tls.key --grpc-client-ca ca.crt --quarantine"
+    )]
+    Controller(Box<ControllerArgs>),
     /// Find faults in kernel log text: one line per fault; exit 1 when a fatal one was found.
     #[command(
         after_help = "Examples:\n  dmesg | gpuwarden decode\n  gpuwarden decode /var/log/kern.log -o json"
@@ -100,114 +119,6 @@ pub enum Command {
     /// Measure gpuwarden on this machine, each figure beside a baseline of the same run.
     #[command(after_help = "Examples:\n  gpuwarden bench\n  gpuwarden bench decode -o json")]
     Bench(BenchArgs),
-}
-
-/// Arguments of `run`. Each is also an environment variable and a key of the
-/// configuration file; a flag has precedence over the environment, and that over the file.
-#[derive(Args, Debug, Default)]
-pub struct RunArgs {
-    /// Configuration file (TOML; the keys are the long names of these flags).
-    #[arg(long, env = "GPUWARDEN_CONFIG", value_name = "FILE")]
-    pub config: Option<PathBuf>,
-    /// Name of this node in the cluster [default: `NODE_NAME`, else the host name].
-    #[arg(long, env = "GPUWARDEN_NODE_NAME", value_name = "NAME")]
-    pub node_name: Option<String>,
-    /// Where events and state are kept [default: /var/lib/gpuwarden as root, else
-    /// ~/.local/state/gpuwarden].
-    #[arg(long, env = "GPUWARDEN_DATA_DIR", value_name = "DIRECTORY")]
-    pub data_dir: Option<PathBuf>,
-    /// Unix socket on which monitors report [default: /var/run/nvsentinel.sock as root with
-    /// the default data directory, else gpuwarden.sock in the data directory].
-    #[arg(long, env = "GPUWARDEN_SOCKET", value_name = "PATH")]
-    pub socket: Option<PathBuf>,
-    /// For which nodes processes on this machine may report over the socket: own or any
-    /// [default: own].
-    #[arg(long, env = "GPUWARDEN_ACCEPT_NODES", value_name = "own|any")]
-    pub accept_nodes: Option<String>,
-    /// What is done to events before they are stored: `NVSentinel`'s config.json, which names
-    /// the files of its transformers [default: nothing].
-    #[arg(long, env = "GPUWARDEN_CONNECTOR_CONFIG", value_name = "FILE")]
-    pub connector_config: Option<PathBuf>,
-    /// Address of the status page, API and metrics [default: 127.0.0.1:2112].
-    #[arg(long, env = "GPUWARDEN_LISTEN", value_name = "ADDRESS")]
-    pub listen: Option<SocketAddr>,
-    /// What to read: kmsg (the running kernel's log), journal (that of systemd, or
-    /// journal:DIRECTORY), a file to follow, or - for standard input [default: kmsg].
-    #[arg(long, env = "GPUWARDEN_KERNEL_LOG", value_name = "kmsg|journal|FILE|-")]
-    pub kernel_log: Option<String>,
-    /// On a first start, older lines are shown but open no fault [default: 15m].
-    #[arg(long, env = "GPUWARDEN_HISTORY", value_name = "DURATION")]
-    pub history: Option<String>,
-    /// Leave out records that programs wrote into the kernel's log; without it they count, and
-    /// are marked.
-    #[arg(long, env = "GPUWARDEN_REFUSE_USER_SPACE", num_args = 0..=1,
-          default_missing_value = "true", value_name = "BOOL")]
-    pub refuse_user_space: Option<bool>,
-    /// File in which a collector describes the GPUs; it need not exist, and is read again when
-    /// it changes [default: `/var/lib/nvsentinel/gpu_metadata.json`].
-    #[arg(long, env = "GPUWARDEN_GPU_METADATA", value_name = "FILE")]
-    pub gpu_metadata: Option<PathBuf>,
-    /// How long events are kept; those of open faults stay [default: 30d].
-    #[arg(long, env = "GPUWARDEN_RETENTION", value_name = "DURATION")]
-    pub retention: Option<String>,
-    /// Room that the event store may take; beyond it the oldest events go [default: 1GiB].
-    #[arg(long, env = "GPUWARDEN_STORE_SIZE", value_name = "SIZE")]
-    pub store_size: Option<String>,
-    /// Kubeconfig of the cluster that this node is in.
-    #[arg(long, env = "GPUWARDEN_KUBECONFIG", value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
-    /// Context of the kubeconfig [default: its current one].
-    #[arg(long, env = "GPUWARDEN_CONTEXT", value_name = "NAME")]
-    pub context: Option<String>,
-    /// Record and show only: the default.
-    #[arg(long, env = "GPUWARDEN_OBSERVE", num_args = 0..=1, default_missing_value = "true",
-          value_name = "BOOL", conflicts_with = "quarantine")]
-    pub observe: Option<bool>,
-    /// Take nodes with faults out of service, and give them back.
-    #[arg(long, env = "GPUWARDEN_QUARANTINE", num_args = 0..=1, default_missing_value = "true",
-          value_name = "BOOL")]
-    pub quarantine: Option<bool>,
-    /// Beside an acting switch: decide and show, but write nothing in the cluster.
-    #[arg(long, env = "GPUWARDEN_DRY_RUN", num_args = 0..=1, default_missing_value = "true",
-          value_name = "BOOL")]
-    pub dry_run: Option<bool>,
-    /// Policy: rule sets in TOML, in a file, in a `ConfigMap` of the cluster (both are read
-    /// again when they change), or one that is built in [default: a fatal event or one that asks for `REPLACE_VM` quarantines;
-    /// default key of a `ConfigMap`: config.toml].
-    #[arg(
-        long,
-        env = "GPUWARDEN_POLICY",
-        value_name = "FILE|configmap:NAMESPACE/NAME[/KEY]|preset:NAME"
-    )]
-    pub policy: Option<String>,
-    /// File of changes to the fault catalogue (TOML); may be given several times, in the
-    /// environment with commas between them.
-    #[arg(
-        long,
-        env = "GPUWARDEN_CATALOG",
-        value_name = "FILE",
-        value_delimiter = ','
-    )]
-    pub catalog: Vec<PathBuf>,
-    /// Limit how many nodes are taken out of service: the budgets and the circuit breaker of
-    /// the policy [default: true].
-    #[arg(long, alias = "circuit-breaker-enabled", env = "GPUWARDEN_CIRCUIT_BREAKER", num_args = 0..=1,
-          default_missing_value = "true", value_name = "BOOL")]
-    pub circuit_breaker: Option<bool>,
-    /// Label of GPU nodes, of whose number the limits' percentages are
-    /// [default: nvidia.com/gpu.present=true].
-    #[arg(long, env = "GPUWARDEN_GPU_NODE_LABEL", value_name = "KEY=VALUE")]
-    pub gpu_node_label: Option<String>,
-    /// Namespace of gpuwarden's own objects: the `ConfigMaps` of the circuit breaker and of
-    /// pauses [default: the pod's own, else gpuwarden].
-    #[arg(long, env = "GPUWARDEN_NAMESPACE", value_name = "NAME")]
-    pub namespace: Option<String>,
-    /// What is logged: error, warn, info, debug, trace, also by crate [default: info].
-    #[arg(long, env = "GPUWARDEN_LOG", value_name = "FILTER")]
-    pub log: Option<String>,
-    /// How log lines look [default: text].
-    #[arg(long, env = "GPUWARDEN_LOG_FORMAT", value_name = "text|json")]
-    pub log_format: Option<String>,
 }
 
 /// Where a running gpuwarden is.

@@ -21,8 +21,8 @@ use crate::{EXIT_FAILED, EXIT_OK, output};
 /// Carries out a command; gives its exit code.
 pub(crate) async fn execute(command: Command) -> anyhow::Result<u8> {
     match command {
-        // `run` is the binary's; it never comes here.
-        Command::Run(_) => Ok(EXIT_FAILED),
+        // The roles are the binary's; they never come here.
+        Command::Run(_) | Command::Agent(_) | Command::Controller(_) => Ok(EXIT_FAILED),
         Command::Decode(args) => decode::execute(&args).await,
         Command::Catalog(args) => catalog::execute(&args),
         Command::Inject(args) => inject::execute(args.what).await,

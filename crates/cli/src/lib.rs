@@ -1,6 +1,7 @@
 //! The command line: arguments, the client commands, and how results are written.
 //!
-//! `run` is only read here ([`RunSettings`]); the binary wires it up. All other commands
+//! `run`, `agent` and `controller` are only read here ([`RunSettings`] and its like); the
+//! binary wires them up. All other commands
 //! are carried out here, as clients of a running gpuwarden or on their own.
 
 mod args;
@@ -18,7 +19,9 @@ use clap::Parser as _;
 pub use args::{Cli, Command};
 pub use commands::load_catalog;
 pub use settings::{
-    ClusterSettings, Endpoint, ModeSetting, PolicySetting, RunSettings, SettingsError,
+    ActSettings, AgentSettings, ClusterSettings, ControllerSettings, DeliverySettings, Endpoint,
+    IngestSettings, ModeSetting, NodeSettings, PolicySetting, ProcessSettings, RunSettings,
+    SettingsError, Transport,
 };
 
 /// All is well.
@@ -32,6 +35,10 @@ pub const EXIT_FAILED: u8 = 2;
 pub enum Parsed {
     /// Run the product.
     Run(Box<RunSettings>),
+    /// Run a node's side.
+    Agent(Box<AgentSettings>),
+    /// Run a cluster's side.
+    Controller(Box<ControllerSettings>),
     /// Carry out a client command.
     Client(Box<Cli>),
     /// Nothing more: help was shown, or the arguments are wrong. The exit code.
@@ -53,16 +60,18 @@ pub fn parse() -> Parsed {
             return Parsed::Done(ExitCode::from(code));
         }
     };
-    match cli.command {
-        Command::Run(args) => match RunSettings::resolve(*args) {
-            Ok(settings) => Parsed::Run(Box::new(settings)),
-            Err(error) => {
-                output::error(&error.into());
-                Parsed::Done(ExitCode::from(EXIT_FAILED))
-            }
-        },
-        _ => Parsed::Client(Box::new(cli)),
-    }
+    let role = match cli.command {
+        Command::Run(args) => RunSettings::resolve(*args).map(|it| Parsed::Run(Box::new(it))),
+        Command::Agent(args) => AgentSettings::resolve(*args).map(|it| Parsed::Agent(Box::new(it))),
+        Command::Controller(args) => {
+            ControllerSettings::resolve(*args).map(|it| Parsed::Controller(Box::new(it)))
+        }
+        _ => return Parsed::Client(Box::new(cli)),
+    };
+    role.unwrap_or_else(|error| {
+        output::error(&error.into());
+        Parsed::Done(ExitCode::from(EXIT_FAILED))
+    })
 }
 
 /// Carries out a client command.

@@ -38,8 +38,11 @@ pub struct Status {
     pub xids: BTreeMap<String, XidView>,
     /// What it can see, and how fresh that is.
     pub sources: Vec<SourceStatus>,
-    /// How much is stored.
+    /// How much is stored; at an agent, how much waits for the controller.
     pub store: StoreView,
+    /// At an agent: how it gets to the controller.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delivery: Option<DeliveryView>,
     /// Whether it sees and does all that it is there for.
     pub ready: bool,
     /// Why not; empty where it is ready.
@@ -91,6 +94,21 @@ pub struct StoreView {
     /// What is wrong with it; the numbers are zero then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
+}
+
+/// How events get from an agent to its controller.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DeliveryView {
+    /// Address of the controller.
+    pub controller: String,
+    /// Events delivered since the start.
+    pub delivered: u64,
+    /// Events that the controller refused since the start.
+    pub refused: u64,
+    /// Why the last attempt failed; absent after one that did not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failing: Option<String>,
 }
 
 /// One event: an element of `/api/v1/events`, or a line of it with `follow=true`.

@@ -3,6 +3,7 @@
 //! Only `GET`, no state of its own, every stream and connection counted. `guard` turns
 //! away what a web page of somebody else might send; `server` accepts connections.
 
+mod agent;
 mod changes;
 mod error;
 mod events;
@@ -31,12 +32,14 @@ use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
 
+pub use agent::{AgentConsole, serve_agent};
 pub use changes::MAX_SUBSCRIBERS;
 pub use events::MAX_FOLLOWERS;
 pub use server::MAX_CONNECTIONS;
 
 use crate::api::{Mode, PolicyView};
 use error::Refusal;
+use guard::CheckHost;
 
 /// Answers why the node of a name is, or is not, quarantined; `None` where who knows it has
 /// ended.
@@ -89,30 +92,24 @@ struct App {
     followers: Arc<Semaphore>,
     /// Ends the streams.
     cancel: CancellationToken,
-    /// Whether names in `Host` are checked.
-    check_host: bool,
 }
 
 /// The routes, as for a listener on loopback: a `Host` that is neither an IP address
 /// nor known is refused.
 pub fn router(console: Console) -> Router {
-    routes(App::new(console, CancellationToken::new(), true))
+    routes(App::new(console, CancellationToken::new()), CheckHost(true))
 }
 
 /// Serves until `cancel`, and ends within a second of it: streams are closed, requests
 /// under way may finish. At most [`MAX_CONNECTIONS`] connections are served at a time;
 /// further ones wait to be accepted.
 pub async fn serve(listener: TcpListener, console: Console, cancel: CancellationToken) {
-    // A name that somebody else's DNS points to 127.0.0.1 makes their page "same origin"
-    // with ours. Off loopback such a page could as well be served from the same network.
-    let loopback = listener
-        .local_addr()
-        .is_ok_and(|address| address.ip().is_loopback());
-    let routes = routes(App::new(console, cancel.clone(), loopback));
+    let check_host = CheckHost::of(&listener);
+    let routes = routes(App::new(console, cancel.clone()), check_host);
     server::serve(listener, routes, cancel, server::Limits::default()).await;
 }
 
-fn routes(app: App) -> Router {
+fn routes(app: App, check_host: CheckHost) -> Router {
     let app = Arc::new(app);
     let mut router = Router::new()
         .route("/api/v1/status", get(status::status))
@@ -129,20 +126,19 @@ fn routes(app: App) -> Router {
     }
     router
         .fallback(async || Refusal::unknown_route())
-        .layer(from_fn_with_state(Arc::clone(&app), guard::guard))
+        .layer(from_fn_with_state(check_host, guard::guard))
         .with_state(app)
 }
 
 // === impl App ===
 
 impl App {
-    fn new(console: Console, cancel: CancellationToken, check_host: bool) -> Self {
+    fn new(console: Console, cancel: CancellationToken) -> Self {
         Self {
             console,
             subscribers: Arc::new(Semaphore::new(MAX_SUBSCRIBERS)),
             followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)),
             cancel,
-            check_host,
         }
     }
 

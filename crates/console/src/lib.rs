@@ -14,5 +14,6 @@ pub mod explain;
 mod http;
 
 pub use http::{
-    Console, Info, MAX_CONNECTIONS, MAX_FOLLOWERS, MAX_SUBSCRIBERS, WhyNotSource, router, serve,
+    AgentConsole, Console, Info, MAX_CONNECTIONS, MAX_FOLLOWERS, MAX_SUBSCRIBERS, WhyNotSource,
+    router, serve, serve_agent,
 };

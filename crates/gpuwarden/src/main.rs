@@ -1,5 +1,9 @@
-//! The one binary: reads the arguments, and wires the rooms together for `run`.
+//! The one binary: reads the arguments, and wires the rooms together for the roles.
 
+mod act;
+mod agent;
+mod controller;
+mod parts;
 mod run;
 
 use std::process::ExitCode;
@@ -10,6 +14,8 @@ fn main() -> ExitCode {
     match cli::parse() {
         Parsed::Done(code) => code,
         Parsed::Run(settings) => start(true, run::run(*settings)),
+        Parsed::Agent(settings) => start(true, agent::run(*settings)),
+        Parsed::Controller(settings) => start(true, controller::run(*settings)),
         Parsed::Client(cli) => start(false, async { Ok(cli::execute(*cli).await) }),
     }
 }

@@ -31,6 +31,7 @@ fn healthy(status: &Status) -> bool {
 
 fn text(status: &Status, wide: bool) -> anyhow::Result<()> {
     let mode = match status.mode {
+        Mode::Observe if status.delivery.is_some() => "agent",
         Mode::Observe => "observing",
         Mode::DryRun => "quarantine, dry run",
         Mode::Quarantine => "quarantine",
@@ -42,6 +43,7 @@ fn text(status: &Status, wide: bool) -> anyhow::Result<()> {
         ago(status.started_at, status.now)
     ))?;
     match &status.fleet.cluster {
+        None if status.delivery.is_some() => {}
         None => output::line("cluster     none")?,
         Some(cluster) if cluster.connected => {
             output::line(&format!(
@@ -84,10 +86,16 @@ fn text(status: &Status, wide: bool) -> anyhow::Result<()> {
             source.faults
         ))?;
     }
-    output::line(&format!(
-        "store       {} events in {}",
-        status.store.events, status.data_dir
-    ))?;
+    match &status.delivery {
+        None => output::line(&format!(
+            "store       {} events in {}",
+            status.store.events, status.data_dir
+        ))?,
+        Some(delivery) => output::line(&format!(
+            "controller  {}: {} events delivered, {} wait, {} refused",
+            delivery.controller, delivery.delivered, status.store.events, delivery.refused
+        ))?,
+    }
     if let Some(error) = &status.policy.error {
         let holds = match status.policy.loaded_at {
             Some(at) => format!("that of {} ago holds", ago(at, status.now)),
@@ -113,6 +121,10 @@ fn text(status: &Status, wide: bool) -> anyhow::Result<()> {
             "{} {reason}",
             output::colour("not ready:", Colour::Red)
         ))?;
+    }
+    if status.delivery.is_some() {
+        output::line("\nFaults and decisions are shown at the controller.")?;
+        return Ok(());
     }
     if status.fleet.nodes.is_empty() {
         output::line("\nNo open fault.")?;

@@ -1,15 +1,19 @@
 //! What is checked of every request, and said with every answer.
 
 use std::net::IpAddr;
-use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use super::App;
+use tokio::net::TcpListener;
+
 use super::error::Refusal;
+
+/// Whether names in `Host` are checked.
+#[derive(Clone, Copy)]
+pub(super) struct CheckHost(pub(super) bool);
 
 /// Headers of every answer. The page needs its own script, style, icon and API; nothing
 /// inline, nothing from elsewhere, no frame around it.
@@ -25,8 +29,12 @@ const HEADERS: [(header::HeaderName, &str); 5] = [
     (header::CACHE_CONTROL, "no-store"),
 ];
 
-pub(super) async fn guard(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
-    let mut response = match check(&app, &request) {
+pub(super) async fn guard(
+    State(check_host): State<CheckHost>,
+    request: Request,
+    next: Next,
+) -> Response {
+    let mut response = match check(check_host, &request) {
         Ok(()) => next.run(request).await,
         Err(refusal) => refusal.into_response(),
     };
@@ -38,7 +46,7 @@ pub(super) async fn guard(State(app): State<Arc<App>>, request: Request, next: N
     response
 }
 
-fn check(app: &App, request: &Request) -> Result<(), Refusal> {
+fn check(CheckHost(named): CheckHost, request: &Request) -> Result<(), Refusal> {
     if !matches!(*request.method(), Method::GET | Method::HEAD) {
         return Err(Refusal::new(
             StatusCode::METHOD_NOT_ALLOWED,
@@ -46,7 +54,7 @@ fn check(app: &App, request: &Request) -> Result<(), Refusal> {
             "Use GET. To change something, use the gpuwarden command.",
         ));
     }
-    if app.check_host {
+    if named {
         check_host(request.headers())?;
     }
     Ok(())
@@ -86,6 +94,17 @@ fn without_port(host: &str) -> &str {
     match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
         _ => host,
+    }
+}
+
+// === impl CheckHost ===
+
+impl CheckHost {
+    /// A name that somebody else's DNS points to 127.0.0.1 makes their page "same origin"
+    /// with ours. Off loopback such a page could as well be served from the same network.
+    pub(super) fn of(listener: &TcpListener) -> Self {
+        let address = listener.local_addr();
+        Self(address.is_ok_and(|address| address.ip().is_loopback()))
     }
 }
 

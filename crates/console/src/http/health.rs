@@ -6,13 +6,16 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use runtime::sources::SourceState;
+use jiff::Timestamp;
+use runtime::sources::{SourceState, Sources};
 use store::{StatusPatch, StoreError};
 
 use super::App;
 use super::error::chain;
 use crate::api::Mode;
 
+/// Content type of metrics.
+pub(super) const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 /// How long a probe waits for the store's writer.
 const WRITER_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -30,15 +33,38 @@ pub(super) async fn healthz(State(app): State<Arc<App>>) -> Response {
 
 /// 200, or 503 with the reasons, one a line.
 pub(super) async fn readyz(State(app): State<Arc<App>>) -> Response {
-    let reasons = app.not_ready().await;
+    readiness(&app.not_ready().await)
+}
+
+/// The answer of a readiness probe.
+pub(super) fn readiness(reasons: &[String]) -> Response {
     if reasons.is_empty() {
         return "ready\n".into_response();
     }
     (StatusCode::SERVICE_UNAVAILABLE, reasons.join("\n") + "\n").into_response()
 }
 
+/// Why not everything is seen.
+pub(super) fn sources(sources: &Sources, now: Timestamp) -> Vec<String> {
+    let mut reasons = Vec::new();
+    for source in sources.statuses(now) {
+        let (name, detail) = (source.name, source.detail);
+        reasons.extend(match source.state {
+            SourceState::Following | SourceState::Ended => None,
+            SourceState::CatchingUp => Some(format!(
+                "source {name} still reads what was there before: {detail}"
+            )),
+            SourceState::Failing => Some(format!("source {name} fails: {detail}")),
+            SourceState::Stuck => Some(format!(
+                "source {name} is stuck: no sign of life since {}: {detail}",
+                source.alive_at
+            )),
+        });
+    }
+    reasons
+}
+
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response {
-    const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
     (
         [(header::CONTENT_TYPE, OPENMETRICS)],
         app.console.metrics.encode(),
@@ -57,21 +83,7 @@ enum Writer {
 impl App {
     /// Why the process does not see and do all that it is there for; empty where it does.
     pub(super) async fn not_ready(&self) -> Vec<String> {
-        let mut reasons = Vec::new();
-        for source in self.console.sources.statuses(self.now()) {
-            let (name, detail) = (source.name, source.detail);
-            reasons.extend(match source.state {
-                SourceState::Following | SourceState::Ended => None,
-                SourceState::CatchingUp => Some(format!(
-                    "source {name} still reads what was there before: {detail}"
-                )),
-                SourceState::Failing => Some(format!("source {name} fails: {detail}")),
-                SourceState::Stuck => Some(format!(
-                    "source {name} is stuck: no sign of life since {}: {detail}",
-                    source.alive_at
-                )),
-            });
-        }
+        let mut reasons = sources(&self.console.sources, self.now());
         if self.console.fleet.has_changed().is_err() {
             reasons.push("the keeper of the fleet's state has ended".to_owned());
         }

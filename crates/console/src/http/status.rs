@@ -30,6 +30,7 @@ pub(super) async fn status(State(app): State<Arc<App>>) -> Json<Status> {
         fleet: FleetView::clone(&fleet),
         sources: app.console.sources.statuses(now),
         store,
+        delivery: None,
         ready: not_ready.is_empty(),
         not_ready,
     })

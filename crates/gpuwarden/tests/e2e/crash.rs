@@ -15,7 +15,7 @@ use tonic::transport::Endpoint;
 use crate::support::{SOON, Scene};
 
 /// Events in the stream.
-const EVENTS: u32 = 2_000;
+pub(crate) const EVENTS: u32 = 2_000;
 /// Kills in the test command.
 const KILLS: u32 = 50;
 
@@ -48,7 +48,7 @@ fn event(node: &str, index: u32) -> HealthEvent {
 
 /// Sends the stream in order, each event until it is acknowledged, over any number of
 /// restarts. Returns how often an event had to be sent again.
-async fn send_all(socket: std::path::PathBuf, node: String) -> anyhow::Result<u32> {
+pub(crate) async fn send_all(socket: std::path::PathBuf, node: String) -> anyhow::Result<u32> {
     let address = format!("unix://{}", socket.display());
     let mut again = 0;
     let mut client = None;
@@ -79,24 +79,44 @@ async fn send_all(socket: std::path::PathBuf, node: String) -> anyhow::Result<u3
     Ok(again)
 }
 
+/// How often to kill, unless the soak asks for more.
+pub(crate) fn kills(usual: u32) -> anyhow::Result<u32> {
+    let asked = std::env::var("GPUWARDEN_SOAK_KILLS");
+    Ok(asked.map_or(Ok(usual), |text| text.parse())?)
+}
+
+/// Moments for kills: a fixed seed would kill at the same moments of a slow and a fast
+/// machine alike only by chance, so they are spread by a small generator.
+pub(crate) struct Moments(u64);
+
+impl Moments {
+    pub(crate) fn new() -> Self {
+        Self(u64::from(std::process::id()) | 1)
+    }
+
+    /// A number below `end`.
+    pub(crate) fn below(&mut self, end: u64) -> u64 {
+        self.0 = self
+            .0
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1_442_695_040_888_963_407);
+        (self.0 >> 33) % end
+    }
+}
+
 #[tokio::test]
 async fn killed_at_random_moments_it_loses_and_doubles_nothing() -> anyhow::Result<()> {
     let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
         return Ok(());
     };
-    let kills = std::env::var("GPUWARDEN_SOAK_KILLS").map_or(Ok(KILLS), |text| text.parse())?;
+    let kills = kills(KILLS)?;
     let mut scene = Scene::new(&plane, |node| node, |launch| launch).await?;
     let socket = scene.product.socket().to_owned();
     let mut sender = tokio::spawn(send_all(socket, scene.node.clone()));
-    // A fixed seed would kill at the same moments of a slow and a fast machine alike only
-    // by chance; the moments are spread by a small generator and named in a failure.
-    let mut state = u64::from(std::process::id()) | 1;
+    let mut moments = Moments::new();
     let mut done = 0;
     while done < kills {
-        state = state
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1_442_695_040_888_963_407);
-        tokio::time::sleep(Duration::from_millis(20 + (state >> 33) % 180)).await;
+        tokio::time::sleep(Duration::from_millis(20 + moments.below(180))).await;
         scene.product.kill9()?;
         scene.product.restart().await?;
         done += 1;
@@ -104,6 +124,18 @@ async fn killed_at_random_moments_it_loses_and_doubles_nothing() -> anyhow::Resu
     let again = tokio::time::timeout(Duration::from_secs(300), &mut sender).await???;
     println!("{done} kills, {again} events sent again");
 
+    all_once_and_in_order(&scene).await?;
+    scene
+        .product
+        .client(["inject", "recovery"])
+        .await?
+        .expect(0)?;
+    scene.restored().await
+}
+
+/// Looks at what became of the stream: each event is stored once, in order, and the node
+/// is as the last events say.
+pub(crate) async fn all_once_and_in_order(scene: &Scene) -> anyhow::Result<()> {
     // Stored: each of the stream's events once, in order.
     let output = scene
         .product
@@ -148,12 +180,6 @@ async fn killed_at_random_moments_it_loses_and_doubles_nothing() -> anyhow::Resu
         .collect();
     broken.sort_unstable();
     assert_eq!(broken, ["GPU 0", "GPU 4"], "{status}");
-    scene
-        .product
-        .client(["inject", "recovery"])
-        .await?
-        .expect(0)?;
-    scene.restored().await?;
     Ok(())
 }
 

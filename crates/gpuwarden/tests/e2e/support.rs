@@ -30,16 +30,28 @@ impl Scene {
         describe: impl FnOnce(NodeBuilder) -> NodeBuilder,
         arrange: impl FnOnce(Launch) -> Launch,
     ) -> anyhow::Result<Self> {
+        Self::with(plane, describe, |node| {
+            let launch = Launch::new()?
+                .node_name(node)
+                .kubeconfig(plane.kubeconfig())
+                .quarantine();
+            Ok(arrange(launch))
+        })
+        .await
+    }
+
+    /// A node made as `describe` says, and a product as `launch` says for a node's name.
+    pub(crate) async fn with(
+        plane: &ControlPlane,
+        describe: impl FnOnce(NodeBuilder) -> NodeBuilder,
+        launch: impl FnOnce(&str) -> anyhow::Result<Launch>,
+    ) -> anyhow::Result<Self> {
         let client = plane.client().await?;
         let node = unique("e2e");
         describe(testkit::node(&node)).create(&client).await?;
         let nodes: Api<Node> = Api::all(client);
         let before = settled(&nodes, &node).await?;
-        let launch = Launch::new()?
-            .node_name(&node)
-            .kubeconfig(plane.kubeconfig())
-            .quarantine();
-        let product = arrange(launch).start().await?;
+        let product = launch(&node)?.start().await?;
         Ok(Self {
             node,
             nodes,

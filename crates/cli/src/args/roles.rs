@@ -1,0 +1,275 @@
+//! The arguments of `run`, `agent` and `controller`, in groups that they share.
+//!
+//! Each is also an environment variable and a key of the configuration file; a flag has
+//! precedence over the environment, and that over the file.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use clap::Args;
+use serde::Deserialize;
+
+/// Defines a group: arguments for clap, keys for the file, and one over the other.
+macro_rules! group {
+    (
+        $(#[$about:meta])*
+        pub struct $group:ident {
+            $($(#[$help:meta])* pub $name:ident: Option<$type:ty>,)*
+        }
+    ) => {
+        $(#[$about])*
+        #[derive(Args, Clone, Debug, Default, Deserialize)]
+        #[serde(rename_all = "kebab-case", default)]
+        pub struct $group {
+            $($(#[$help])* pub $name: Option<$type>,)*
+        }
+
+        impl $group {
+            /// What is set here, and the rest as in `lower`.
+            pub(crate) fn over(self, lower: Self) -> Self {
+                Self {
+                    $($name: self.$name.or(lower.$name),)*
+                }
+            }
+        }
+    };
+}
+
+/// Arguments of `run`.
+#[derive(Args, Debug, Default)]
+pub struct RunArgs {
+    /// Configuration file (TOML; the keys are the long names of these flags).
+    #[arg(long, env = "GPUWARDEN_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// The node.
+    #[command(flatten)]
+    pub node: NodeArgs,
+    /// The process.
+    #[command(flatten)]
+    pub process: ProcessArgs,
+    /// The cluster.
+    #[command(flatten)]
+    pub act: ActArgs,
+}
+
+/// Arguments of `agent`.
+#[derive(Args, Debug, Default)]
+pub struct AgentArgs {
+    /// Configuration file (TOML; the keys are the long names of these flags).
+    #[arg(long, env = "GPUWARDEN_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// The controller.
+    #[command(flatten)]
+    pub delivery: DeliveryArgs,
+    /// The node.
+    #[command(flatten)]
+    pub node: NodeArgs,
+    /// The process.
+    #[command(flatten)]
+    pub process: ProcessArgs,
+}
+
+/// Arguments of `controller`.
+#[derive(Args, Debug, Default)]
+pub struct ControllerArgs {
+    /// Configuration file (TOML; the keys are the long names of these flags).
+    #[arg(long, env = "GPUWARDEN_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
+    /// The agents.
+    #[command(flatten)]
+    pub ingest: IngestArgs,
+    /// The process.
+    #[command(flatten)]
+    pub process: ProcessArgs,
+    /// The cluster.
+    #[command(flatten)]
+    pub act: ActArgs,
+}
+
+group! {
+    /// What a node's side watches, and who may report to it.
+    pub struct NodeArgs {
+        /// Name of this node in the cluster [default: `NODE_NAME`, else the host name].
+        #[arg(long, env = "GPUWARDEN_NODE_NAME", value_name = "NAME")]
+        pub node_name: Option<String>,
+        /// Unix socket on which monitors report [default: /var/run/nvsentinel.sock as root with
+        /// the default data directory, else gpuwarden.sock in the data directory].
+        #[arg(long, env = "GPUWARDEN_SOCKET", value_name = "PATH")]
+        pub socket: Option<PathBuf>,
+        /// For which nodes processes on this machine may report over the socket: own or any
+        /// [default: own].
+        #[arg(long, env = "GPUWARDEN_ACCEPT_NODES", value_name = "own|any")]
+        pub accept_nodes: Option<String>,
+        /// What to read: kmsg (the running kernel's log), journal (that of systemd, or
+        /// journal:DIRECTORY), a file to follow, or - for standard input [default: kmsg].
+        #[arg(long, env = "GPUWARDEN_KERNEL_LOG", value_name = "kmsg|journal|FILE|-")]
+        pub kernel_log: Option<String>,
+        /// On a first start, older lines are shown but open no fault [default: 15m].
+        #[arg(long, env = "GPUWARDEN_HISTORY", value_name = "DURATION")]
+        pub history: Option<String>,
+        /// Leave out records that programs wrote into the kernel's log; without it they count,
+        /// and are marked.
+        #[arg(long, env = "GPUWARDEN_REFUSE_USER_SPACE", num_args = 0..=1,
+              default_missing_value = "true", value_name = "BOOL")]
+        pub refuse_user_space: Option<bool>,
+        /// File in which a collector describes the GPUs; it need not exist, and is read again
+        /// when it changes [default: `/var/lib/nvsentinel/gpu_metadata.json`].
+        #[arg(long, env = "GPUWARDEN_GPU_METADATA", value_name = "FILE")]
+        pub gpu_metadata: Option<PathBuf>,
+        /// File of changes to the fault catalogue (TOML); may be given several times, in the
+        /// environment with commas between them.
+        #[arg(long, env = "GPUWARDEN_CATALOG", value_name = "FILE", value_delimiter = ',')]
+        #[serde(deserialize_with = "one_or_several")]
+        pub catalog: Option<Vec<PathBuf>>,
+    }
+}
+
+fn one_or_several<'de, D>(deserializer: D) -> Result<Option<Vec<PathBuf>>, D::Error>
+where
+    D: serde::Deserializer<'de>,
+{
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Files {
+        One(PathBuf),
+        Several(Vec<PathBuf>),
+    }
+    Ok(Some(match Files::deserialize(deserializer)? {
+        Files::One(file) => vec![file],
+        Files::Several(files) => files,
+    }))
+}
+
+group! {
+    /// What every process has.
+    pub struct ProcessArgs {
+        /// Where events and state are kept [default: /var/lib/gpuwarden as root, else
+        /// ~/.local/state/gpuwarden].
+        #[arg(long, env = "GPUWARDEN_DATA_DIR", value_name = "DIRECTORY")]
+        pub data_dir: Option<PathBuf>,
+        /// Address of the status page, API and metrics [default: 127.0.0.1:2112].
+        #[arg(long, env = "GPUWARDEN_LISTEN", value_name = "ADDRESS")]
+        pub listen: Option<SocketAddr>,
+        /// What is logged: error, warn, info, debug, trace, also by crate [default: info].
+        #[arg(long, env = "GPUWARDEN_LOG", value_name = "FILTER")]
+        pub log: Option<String>,
+        /// How log lines look [default: text].
+        #[arg(long, env = "GPUWARDEN_LOG_FORMAT", value_name = "text|json")]
+        pub log_format: Option<String>,
+    }
+}
+
+group! {
+    /// What is kept, and what is done in the cluster.
+    pub struct ActArgs {
+        /// What is done to events before they are stored: `NVSentinel`'s config.json, which
+        /// names the files of its transformers [default: nothing].
+        #[arg(long, env = "GPUWARDEN_CONNECTOR_CONFIG", value_name = "FILE")]
+        pub connector_config: Option<PathBuf>,
+        /// How long events are kept; those of open faults stay [default: 30d].
+        #[arg(long, env = "GPUWARDEN_RETENTION", value_name = "DURATION")]
+        pub retention: Option<String>,
+        /// Room that the event store may take; beyond it the oldest events go [default: 1GiB].
+        #[arg(long, env = "GPUWARDEN_STORE_SIZE", value_name = "SIZE")]
+        pub store_size: Option<String>,
+        /// Kubeconfig of the cluster [default: that of the pod, where this is one].
+        #[arg(long, env = "GPUWARDEN_KUBECONFIG", value_name = "FILE")]
+        pub kubeconfig: Option<PathBuf>,
+        /// Context of the kubeconfig [default: its current one].
+        #[arg(long, env = "GPUWARDEN_CONTEXT", value_name = "NAME")]
+        pub context: Option<String>,
+        /// Record and show only: the default.
+        #[arg(long, env = "GPUWARDEN_OBSERVE", num_args = 0..=1, default_missing_value = "true",
+              value_name = "BOOL", conflicts_with = "quarantine")]
+        pub observe: Option<bool>,
+        /// Take nodes with faults out of service, and give them back.
+        #[arg(long, env = "GPUWARDEN_QUARANTINE", num_args = 0..=1,
+              default_missing_value = "true", value_name = "BOOL")]
+        pub quarantine: Option<bool>,
+        /// Beside an acting switch: decide and show, but write nothing in the cluster.
+        #[arg(long, env = "GPUWARDEN_DRY_RUN", num_args = 0..=1, default_missing_value = "true",
+              value_name = "BOOL")]
+        pub dry_run: Option<bool>,
+        /// Policy: rule sets in TOML, in a file, in a `ConfigMap` of the cluster (both are read
+        /// again when they change), or one that is built in [default: a fatal event or one that
+        /// asks for `REPLACE_VM` quarantines; default key of a `ConfigMap`: config.toml].
+        #[arg(long, env = "GPUWARDEN_POLICY",
+              value_name = "FILE|configmap:NAMESPACE/NAME[/KEY]|preset:NAME")]
+        pub policy: Option<String>,
+        /// Limit how many nodes are taken out of service: the budgets and the circuit breaker of
+        /// the policy [default: true].
+        #[arg(long, alias = "circuit-breaker-enabled", env = "GPUWARDEN_CIRCUIT_BREAKER",
+              num_args = 0..=1, default_missing_value = "true", value_name = "BOOL")]
+        #[serde(alias = "circuit-breaker-enabled")]
+        pub circuit_breaker: Option<bool>,
+        /// Label of GPU nodes, of whose number the limits' percentages are
+        /// [default: nvidia.com/gpu.present=true].
+        #[arg(long, env = "GPUWARDEN_GPU_NODE_LABEL", value_name = "KEY=VALUE")]
+        pub gpu_node_label: Option<String>,
+        /// Namespace of gpuwarden's own objects: the `ConfigMaps` of the circuit breaker and of
+        /// pauses [default: the pod's own, else gpuwarden].
+        #[arg(long, env = "GPUWARDEN_NAMESPACE", value_name = "NAME")]
+        pub namespace: Option<String>,
+    }
+}
+
+group! {
+    /// How events get from a node to its controller.
+    pub struct DeliveryArgs {
+        /// Address of the controller, such as `https://controller.example:50051`.
+        #[arg(long, env = "GPUWARDEN_CONTROLLER", value_name = "URL")]
+        pub controller: Option<String>,
+        /// Certificates of the authority that the controller is trusted by (PEM).
+        #[arg(long, env = "GPUWARDEN_TLS_CA", value_name = "FILE")]
+        pub tls_ca: Option<PathBuf>,
+        /// Certificate that says which node this is (PEM); read again when it changes.
+        #[arg(long, env = "GPUWARDEN_TLS_CERT", value_name = "FILE")]
+        pub tls_cert: Option<PathBuf>,
+        /// Key of the certificate (PEM).
+        #[arg(long, env = "GPUWARDEN_TLS_KEY", value_name = "FILE")]
+        pub tls_key: Option<PathBuf>,
+        /// `ServiceAccount` token that says which node this is, instead of a certificate; read
+        /// for every request.
+        #[arg(long, env = "GPUWARDEN_TOKEN_FILE", value_name = "FILE")]
+        pub token_file: Option<PathBuf>,
+        /// Room that events may take while they wait for the controller [default: 64MiB].
+        #[arg(long, env = "GPUWARDEN_OUTBOX_SIZE", value_name = "SIZE")]
+        pub outbox_size: Option<String>,
+    }
+}
+
+group! {
+    /// How a controller takes events.
+    pub struct IngestArgs {
+        /// Address on which agents and central monitors report [default: 0.0.0.0:50051; with
+        /// --grpc-insecure 127.0.0.1:50051].
+        #[arg(long, env = "GPUWARDEN_GRPC_LISTEN", value_name = "ADDRESS")]
+        pub grpc_listen: Option<SocketAddr>,
+        /// Certificate of that address (PEM); read again when it changes.
+        #[arg(long, env = "GPUWARDEN_GRPC_TLS_CERT", value_name = "FILE")]
+        pub grpc_tls_cert: Option<PathBuf>,
+        /// Key of the certificate (PEM).
+        #[arg(long, env = "GPUWARDEN_GRPC_TLS_KEY", value_name = "FILE")]
+        pub grpc_tls_key: Option<PathBuf>,
+        /// Certificates of the authority that nodes' certificates are checked by (PEM). A
+        /// certificate speaks for the node in its common name `system:node:NAME`, or in its
+        /// only DNS name.
+        #[arg(long, env = "GPUWARDEN_GRPC_CLIENT_CA", value_name = "FILE")]
+        pub grpc_client_ca: Option<PathBuf>,
+        /// No TLS, and nobody is asked for a name: on this machine only, for trying out.
+        #[arg(long, env = "GPUWARDEN_GRPC_INSECURE", num_args = 0..=1,
+              default_missing_value = "true", value_name = "BOOL")]
+        pub grpc_insecure: Option<bool>,
+        /// What `ServiceAccount` tokens have to be made for [default: gpuwarden].
+        #[arg(long, env = "GPUWARDEN_TOKEN_AUDIENCE", value_name = "AUDIENCE")]
+        pub token_audience: Option<String>,
+        /// `ServiceAccount`s whose pods speak for the node that they run on [default:
+        /// gpuwarden-agent in this pod's namespace, else in gpuwarden].
+        #[arg(long, env = "GPUWARDEN_AGENTS", value_name = "NAMESPACE/NAME", value_delimiter = ',')]
+        pub agents: Option<Vec<String>>,
+        /// `ServiceAccount`s that speak for any node, such as monitors of clouds [default: none].
+        #[arg(long, env = "GPUWARDEN_CENTRAL_MONITORS", value_name = "NAMESPACE/NAME",
+              value_delimiter = ',')]
+        pub central_monitors: Option<Vec<String>>,
+    }
+}

@@ -1,0 +1,558 @@
+//! What the roles share: the groups of settings, each checked and with its defaults.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use cluster::ConnectOptions;
+use connector::{AcceptNodes, outbox};
+use contract::keys;
+use controller::ingest::{ServiceAccount, TokenRules};
+use domain::brake::NodeLabel;
+use domain::policy::presets::Preset;
+use host::kernel_log::Spec;
+use jiff::SignedDuration;
+use runtime::logging::LogFormat;
+use runtime::tls::CertificateFiles;
+
+use super::{DEFAULT_PORT, SettingsError, amount, default_data_dir, default_node_name, is_root};
+use crate::args::{ActArgs, DeliveryArgs, IngestArgs, NodeArgs, ProcessArgs};
+use crate::policy_source;
+
+/// Socket on which monitors of NVSentinel report.
+const CONTRACT_SOCKET: &str = "/var/run/nvsentinel.sock";
+/// Where NVSentinel's metadata collector writes.
+const GPU_METADATA: &str = "/var/lib/nvsentinel/gpu_metadata.json";
+/// Long enough to look back on the last incident of a node.
+const RETENTION: &str = "30d";
+const SHORTEST_RETENTION: SignedDuration = SignedDuration::from_hours(1);
+/// Hundreds of thousands of events.
+const STORE_SIZE: &str = "1GiB";
+/// Where a pod's service account has its namespace.
+const POD_NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
+/// Key of a `ConfigMap` with the policy: the file's name in NVSentinel's.
+const POLICY_KEY: &str = "config.toml";
+/// Port on which a controller takes events, as the data-flow document has it.
+const GRPC_PORT: u16 = 50051;
+/// Audience of the agents' tokens.
+const AUDIENCE: &str = "gpuwarden";
+/// `ServiceAccount` of the agents.
+const AGENT: &str = "gpuwarden-agent";
+/// Namespace of the agents where this is no pod.
+const NAMESPACE: &str = "gpuwarden";
+/// Where a pod finds its own namespace.
+const OWN_NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
+
+/// What every process has.
+#[derive(Debug, Clone)]
+pub struct ProcessSettings {
+    /// Where events and state are kept.
+    pub data_dir: PathBuf,
+    /// Whether that is the place where clients look by themselves.
+    pub data_dir_is_default: bool,
+    /// Address of page, API and metrics.
+    pub listen: SocketAddr,
+    /// Log filter.
+    pub log: String,
+    /// Log format.
+    pub log_format: LogFormat,
+}
+
+/// What a node's side watches, and who may report to it.
+#[derive(Debug, Clone)]
+pub struct NodeSettings {
+    /// Name of this node.
+    pub node_name: String,
+    /// Unix socket of the connector.
+    pub socket: PathBuf,
+    /// For which nodes processes on this machine may report.
+    pub accept_nodes: AcceptNodes,
+    /// What to read.
+    pub kernel_log: Spec,
+    /// On a first start, older lines open no fault.
+    pub history: SignedDuration,
+    /// Leave out what programs wrote into the kernel's log.
+    pub refuse_user_space: bool,
+    /// The file in which a collector describes the GPUs.
+    pub gpu_metadata: PathBuf,
+    /// Files of changes to the fault catalogue; the last has the last word.
+    pub catalog: Vec<PathBuf>,
+}
+
+/// What is kept, and what is done in the cluster.
+#[derive(Debug, Clone)]
+pub struct ActSettings {
+    /// What is done to events before they are stored: a config.json of `NVSentinel`'s connector.
+    pub connector_config: Option<PathBuf>,
+    /// How long events are kept.
+    pub retention: SignedDuration,
+    /// Room that the event store may take (bytes).
+    pub store_size: u64,
+    /// The cluster, if there is one.
+    pub cluster: Option<ClusterSettings>,
+    /// Whether to act.
+    pub mode: ModeSetting,
+    /// Where the policy is; `None`: the built-in one.
+    pub policy: Option<PolicySetting>,
+    /// Whether the brake holds.
+    pub circuit_breaker: bool,
+    /// Label of GPU nodes.
+    pub gpu_node_label: NodeLabel,
+    /// Namespace of the product's own objects.
+    pub namespace: String,
+}
+
+/// How to reach the cluster.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClusterSettings {
+    /// Kubeconfig; `None`: the usual places, or the pod's own service account.
+    pub kubeconfig: Option<PathBuf>,
+    /// Context.
+    pub context: Option<String>,
+}
+
+/// Where the policy is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PolicySetting {
+    /// A file.
+    File(PathBuf),
+    /// A named policy that is built in.
+    Preset(&'static Preset),
+    /// A key of a `ConfigMap`.
+    ConfigMap {
+        /// Namespace.
+        namespace: String,
+        /// Name.
+        name: String,
+        /// Key.
+        key: String,
+    },
+}
+
+/// Whether to act.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ModeSetting {
+    /// Record and show.
+    Observe,
+    /// Decide and show.
+    DryRun,
+    /// Take nodes out and give them back.
+    Quarantine,
+}
+
+/// How events get from a node to its controller.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeliverySettings {
+    /// Address of the controller.
+    pub controller: String,
+    /// The authority that it is trusted by; always there for https.
+    pub authority: Option<PathBuf>,
+    /// What says which node this is.
+    pub certificate: Option<CertificateFiles>,
+    /// The other thing that says so.
+    pub token_file: Option<PathBuf>,
+    /// Room that waiting events may take (bytes).
+    pub outbox_size: u64,
+}
+
+/// How a controller takes events.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IngestSettings {
+    /// The address.
+    pub listen: SocketAddr,
+    /// With TLS, or in the open.
+    pub transport: Transport,
+    /// Which tokens count for what; used where there is a cluster.
+    pub tokens: TokenRules,
+}
+
+/// How events come over the network.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Transport {
+    /// With TLS.
+    Tls {
+        /// The controller's own certificate.
+        own: CertificateFiles,
+        /// The authority of the nodes' certificates; `None`: only tokens count.
+        clients: Option<PathBuf>,
+    },
+    /// In the open, on this machine only.
+    Open,
+}
+
+// === impl ProcessSettings ===
+
+impl ProcessSettings {
+    pub(super) fn resolve(args: ProcessArgs) -> Result<Self, SettingsError> {
+        let log_format = match args.log_format.as_deref() {
+            None | Some("text") => LogFormat::Text,
+            Some("json") => LogFormat::Json,
+            Some(other) => return Err(wrong("--log-format", other, "is neither text nor json")),
+        };
+        let data_dir_is_default = args.data_dir.is_none();
+        let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_PORT));
+        Ok(Self {
+            data_dir: args.data_dir.map_or_else(default_data_dir, Ok)?,
+            data_dir_is_default,
+            listen: args.listen.unwrap_or(loopback),
+            log: args.log.unwrap_or_else(|| "info".to_owned()),
+            log_format,
+        })
+    }
+}
+
+// === impl NodeSettings ===
+
+impl NodeSettings {
+    pub(super) fn resolve(
+        args: NodeArgs,
+        process: &ProcessSettings,
+    ) -> Result<Self, SettingsError> {
+        let socket = args.socket.unwrap_or_else(|| {
+            if is_root() && process.data_dir_is_default {
+                PathBuf::from(CONTRACT_SOCKET)
+            } else {
+                process.data_dir.join("gpuwarden.sock")
+            }
+        });
+        let kernel_log = args.kernel_log.unwrap_or_else(|| "kmsg".to_owned());
+        let kernel_log = kernel_log
+            .parse()
+            .map_err(|error| wrong("--kernel-log", &kernel_log, &format!("{error}")))?;
+        let node_name = args.node_name.map_or_else(default_node_name, Ok)?;
+        let accept_nodes = match args.accept_nodes.as_deref() {
+            None | Some("own") => AcceptNodes::Own(node_name.clone()),
+            Some("any") => AcceptNodes::Any,
+            Some(other) => return Err(wrong("--accept-nodes", other, "is neither own nor any")),
+        };
+        let history = args.history.as_deref().unwrap_or("15m");
+        Ok(Self {
+            node_name,
+            socket,
+            accept_nodes,
+            kernel_log,
+            history: amount::duration("--history", history)?,
+            refuse_user_space: args.refuse_user_space.unwrap_or(false),
+            gpu_metadata: args
+                .gpu_metadata
+                .unwrap_or_else(|| PathBuf::from(GPU_METADATA)),
+            catalog: args.catalog.unwrap_or_default(),
+        })
+    }
+}
+
+// === impl ActSettings ===
+
+impl ActSettings {
+    pub(super) fn resolve(args: ActArgs, mut file: ActArgs) -> Result<Self, SettingsError> {
+        // A flag for one of them beats the file's word for the other.
+        if args.observe.is_some() {
+            file.quarantine = None;
+        }
+        if args.quarantine.is_some() {
+            file.observe = None;
+        }
+        let args = args.over(file);
+        let retention = args.retention.as_deref().unwrap_or(RETENTION);
+        let retention = amount::duration("--retention", retention)?;
+        if retention < SHORTEST_RETENTION {
+            let what = "is less than an hour: what has just happened could not be explained";
+            return Err(wrong("--retention", &retention.to_string(), what));
+        }
+        let store_size = args.store_size.as_deref().unwrap_or(STORE_SIZE);
+        let store_size = amount::bytes("--store-size", store_size)?;
+        let gpu_node_label = args
+            .gpu_node_label
+            .unwrap_or_else(|| keys::GPU_NODE_LABEL.to_owned());
+        let gpu_node_label = NodeLabel::parse(&gpu_node_label).ok_or(SettingsError::Value {
+            name: "--gpu-node-label",
+            value: gpu_node_label,
+            what: "is no label with its value, such as nvidia.com/gpu.present=true".to_owned(),
+        })?;
+        let namespace = namespace(args.namespace)?;
+        let named = args.kubeconfig.is_some() || args.context.is_some();
+        let cluster = (named || in_pod()).then_some(ClusterSettings {
+            kubeconfig: args.kubeconfig,
+            context: args.context,
+        });
+        let acts = args.quarantine.unwrap_or(false);
+        let observes = args.observe.unwrap_or(false);
+        let mode = match (acts, observes, args.dry_run.unwrap_or(false)) {
+            (true, true, _) => {
+                return Err(SettingsError::Conflict(
+                    "--observe and --quarantine exclude each other: remove one",
+                ));
+            }
+            (true, false, true) => ModeSetting::DryRun,
+            (true, false, false) => ModeSetting::Quarantine,
+            (false, _, true) => {
+                return Err(SettingsError::Conflict(
+                    "--dry-run stands beside an acting switch, such as --quarantine: add one, or \
+                     remove it (without one nothing is decided at all)",
+                ));
+            }
+            (false, _, false) => ModeSetting::Observe,
+        };
+        if mode != ModeSetting::Observe && cluster.is_none() {
+            return Err(SettingsError::Conflict(
+                "--quarantine needs a cluster to act on: name one with --kubeconfig FILE or --context NAME",
+            ));
+        }
+        let policy = args.policy.map(|text| PolicySetting::parse(&text));
+        let policy = policy.transpose()?;
+        if matches!(policy, Some(PolicySetting::ConfigMap { .. })) && cluster.is_none() {
+            return Err(SettingsError::Conflict(
+                "--policy configmap:... needs a cluster to read it from: name one with \
+                 --kubeconfig FILE or --context NAME",
+            ));
+        }
+        Ok(Self {
+            connector_config: args.connector_config,
+            retention,
+            store_size,
+            cluster,
+            mode,
+            policy,
+            circuit_breaker: args.circuit_breaker.unwrap_or(true),
+            gpu_node_label,
+            namespace,
+        })
+    }
+}
+
+// === impl ClusterSettings ===
+
+impl ClusterSettings {
+    /// How to connect. Without a file, and with a context or outside of a pod, it is
+    /// looked for where kubectl looks.
+    pub fn connect_options(&self) -> ConnectOptions {
+        let kubeconfig = self.kubeconfig.clone().or_else(|| {
+            if self.context.is_none() && in_pod() {
+                return None;
+            }
+            let home =
+                || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".kube/config"));
+            std::env::var_os("KUBECONFIG")
+                .map(PathBuf::from)
+                .or_else(home)
+        });
+        ConnectOptions {
+            in_cluster: kubeconfig.is_none(),
+            kubeconfig,
+            context: self.context.clone(),
+        }
+    }
+}
+
+// === impl PolicySetting ===
+
+impl PolicySetting {
+    pub(super) fn parse(text: &str) -> Result<Self, SettingsError> {
+        if let Some(name) = text.strip_prefix(policy_source::PRESET) {
+            let preset = policy_source::preset(name).map_err(|what| SettingsError::Value {
+                name: "--policy",
+                value: text.to_owned(),
+                what,
+            })?;
+            return Ok(Self::Preset(preset));
+        }
+        let Some(place) = text.strip_prefix("configmap:") else {
+            return Ok(Self::File(PathBuf::from(text)));
+        };
+        let parts: Vec<&str> = place.split('/').collect();
+        match parts.as_slice() {
+            [namespace, name, key @ ..]
+                if key.len() <= 1 && parts.iter().all(|part| is_object_name(part)) =>
+            {
+                Ok(Self::ConfigMap {
+                    namespace: (*namespace).to_owned(),
+                    name: (*name).to_owned(),
+                    key: key.first().map_or(POLICY_KEY, |key| *key).to_owned(),
+                })
+            }
+            _ => Err(wrong(
+                "--policy",
+                text,
+                "is no configmap:NAMESPACE/NAME[/KEY]",
+            )),
+        }
+    }
+}
+
+/// Whether `text` can be the name of a `ConfigMap`, its namespace or a key of it.
+fn is_object_name(text: &str) -> bool {
+    !text.is_empty()
+        && text.len() <= 253
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
+}
+
+// === impl DeliverySettings ===
+
+impl DeliverySettings {
+    pub(super) fn resolve(args: DeliveryArgs) -> Result<Self, SettingsError> {
+        let controller = args.controller.ok_or(SettingsError::Conflict(
+            "an agent needs a controller: name it with --controller https://HOST:50051 (a machine \
+             on its own is watched by 'gpuwarden run')",
+        ))?;
+        let certificate = pair(
+            args.tls_cert,
+            args.tls_key,
+            "--tls-cert and --tls-key go together: add the other one",
+        )?;
+        if controller.starts_with("https:") {
+            if args.tls_ca.is_none() {
+                return Err(SettingsError::Conflict(
+                    "--controller https://... needs --tls-ca FILE: the authority that the \
+                     controller is trusted by",
+                ));
+            }
+            if certificate.is_none() && args.token_file.is_none() {
+                return Err(SettingsError::Conflict(
+                    "nothing says which node this is: add --tls-cert and --tls-key, or --token-file",
+                ));
+            }
+        }
+        let outbox_size = match args.outbox_size {
+            None => outbox::DEFAULT_BYTES,
+            Some(text) => amount::bytes("--outbox-size", &text)?,
+        };
+        if outbox_size < outbox::MIN_BYTES {
+            let what = "is less than 16MiB: a large request would never fit";
+            return Err(wrong("--outbox-size", &outbox_size.to_string(), what));
+        }
+        Ok(Self {
+            controller,
+            authority: args.tls_ca,
+            certificate,
+            token_file: args.token_file,
+            outbox_size,
+        })
+    }
+}
+
+// === impl IngestSettings ===
+
+impl IngestSettings {
+    pub(super) fn resolve(args: IngestArgs, in_cluster: bool) -> Result<Self, SettingsError> {
+        let own = pair(
+            args.grpc_tls_cert,
+            args.grpc_tls_key,
+            "--grpc-tls-cert and --grpc-tls-key go together: add the other one",
+        )?;
+        let clients = args.grpc_client_ca;
+        let open = args.grpc_insecure.unwrap_or(false);
+        let everywhere = if open {
+            Ipv4Addr::LOCALHOST
+        } else {
+            Ipv4Addr::UNSPECIFIED
+        };
+        let listen = args
+            .grpc_listen
+            .unwrap_or_else(|| SocketAddr::from((everywhere, GRPC_PORT)));
+        let transport = match (own, open) {
+            (Some(_), true) => {
+                return Err(SettingsError::Conflict(
+                    "--grpc-insecure and --grpc-tls-cert exclude each other: remove one",
+                ));
+            }
+            (None, true) if clients.is_some() => {
+                return Err(SettingsError::Conflict(
+                    "--grpc-client-ca needs TLS: remove --grpc-insecure",
+                ));
+            }
+            (None, true) if !listen.ip().is_loopback() => {
+                let what = "is reached from other machines, and --grpc-insecure asks nobody for a \
+                            name: use a loopback address, or TLS";
+                return Err(wrong("--grpc-listen", &listen.to_string(), what));
+            }
+            (None, true) => Transport::Open,
+            (None, false) => {
+                return Err(SettingsError::Conflict(
+                    "a controller needs a certificate: name it with --grpc-tls-cert and \
+                     --grpc-tls-key (for trying out on one machine: --grpc-insecure)",
+                ));
+            }
+            (Some(_), false) if clients.is_none() && !in_cluster => {
+                return Err(SettingsError::Conflict(
+                    "nobody could say who they are: name the authority of the nodes' certificates \
+                     with --grpc-client-ca, or a cluster that knows their tokens with --kubeconfig",
+                ));
+            }
+            (Some(own), false) => Transport::Tls { own, clients },
+        };
+        let agents = args.agents.unwrap_or_else(|| {
+            let namespace = std::fs::read_to_string(Path::new(OWN_NAMESPACE));
+            let namespace = namespace.unwrap_or_else(|_| NAMESPACE.to_owned());
+            vec![format!("{}/{AGENT}", namespace.trim())]
+        });
+        let tokens = TokenRules {
+            audience: args.token_audience.unwrap_or_else(|| AUDIENCE.to_owned()),
+            agents: accounts("--agents", &agents)?,
+            central: accounts(
+                "--central-monitors",
+                &args.central_monitors.unwrap_or_default(),
+            )?,
+        };
+        Ok(Self {
+            listen,
+            transport,
+            tokens,
+        })
+    }
+}
+
+fn accounts(name: &'static str, texts: &[String]) -> Result<Vec<ServiceAccount>, SettingsError> {
+    let parse = |text: &String| {
+        let parsed = text.trim().parse();
+        parsed.map_err(|_| wrong(name, text, "is no ServiceAccount; write NAMESPACE/NAME"))
+    };
+    texts.iter().map(parse).collect()
+}
+
+fn pair(
+    certificate: Option<PathBuf>,
+    key: Option<PathBuf>,
+    half: &'static str,
+) -> Result<Option<CertificateFiles>, SettingsError> {
+    match (certificate, key) {
+        (None, None) => Ok(None),
+        (Some(certificate), Some(key)) => Ok(Some(CertificateFiles { certificate, key })),
+        _ => Err(SettingsError::Conflict(half)),
+    }
+}
+
+fn wrong(name: &'static str, value: &str, what: &str) -> SettingsError {
+    SettingsError::Value {
+        name,
+        value: value.to_owned(),
+        what: what.to_owned(),
+    }
+}
+
+/// The namespace of the product's own objects: as given, else the pod's, else
+/// [`keys::NAMESPACE`].
+pub(crate) fn namespace(given: Option<String>) -> Result<String, SettingsError> {
+    let of_pod = || {
+        let variable = std::env::var("POD_NAMESPACE").ok();
+        variable.or_else(|| std::fs::read_to_string(POD_NAMESPACE_FILE).ok())
+    };
+    let namespace = given
+        .or_else(|| of_pod().map(|name| name.trim().to_owned()))
+        .filter(|name| !name.is_empty())
+        .unwrap_or_else(|| keys::NAMESPACE.to_owned());
+    // It becomes part of a path.
+    let letters = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-';
+    if namespace.len() > 63 || !namespace.bytes().all(letters) {
+        return Err(SettingsError::Value {
+            name: "--namespace",
+            value: namespace,
+            what: "is no name of a namespace".to_owned(),
+        });
+    }
+    Ok(namespace)
+}
+
+fn in_pod() -> bool {
+    std::env::var_os("KUBERNETES_SERVICE_HOST").is_some()
+}

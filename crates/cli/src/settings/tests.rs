@@ -1,0 +1,337 @@
+use connector::AcceptNodes;
+use host::kernel_log::Spec;
+
+use super::*;
+use crate::args::{DeliveryArgs, IngestArgs, NodeArgs, ProcessArgs};
+
+fn process() -> ProcessArgs {
+    ProcessArgs {
+        data_dir: Some("/data".into()),
+        ..ProcessArgs::default()
+    }
+}
+
+fn with_file<T>(file: &str, resolve: impl FnOnce(Option<PathBuf>) -> T) -> T {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("c.toml");
+    std::fs::write(&path, file).unwrap();
+    resolve(Some(path))
+}
+
+fn run(file: &str, edit: impl FnOnce(&mut RunArgs)) -> Result<RunSettings, SettingsError> {
+    with_file(file, |config| {
+        let mut args = RunArgs {
+            config,
+            process: process(),
+            ..RunArgs::default()
+        };
+        args.node.node_name = Some("n1".into());
+        edit(&mut args);
+        RunSettings::resolve(args)
+    })
+}
+
+#[test]
+fn a_flag_beats_the_file_and_the_file_the_default() {
+    let plain = run("", |_| ()).unwrap();
+    assert_eq!(plain.node.socket, Path::new("/data/gpuwarden.sock"));
+    assert_eq!(plain.node.accept_nodes, AcceptNodes::Own("n1".to_owned()));
+    assert_eq!(
+        (plain.process.listen.port(), plain.act.mode),
+        (2112, ModeSetting::Observe)
+    );
+    assert_eq!(
+        (plain.node.kernel_log, plain.node.history.as_secs()),
+        (Spec::Kmsg, 900)
+    );
+    let any = run("accept-nodes = \"any\"\n", |_| ()).unwrap();
+    assert_eq!(any.node.accept_nodes, AcceptNodes::Any);
+    let connector = run("connector-config = \"/c.json\"\n", |_| ()).unwrap();
+    assert_eq!(
+        connector.act.connector_config.as_deref(),
+        Some(Path::new("/c.json"))
+    );
+    let file =
+        "listen = \"127.0.0.1:9\"\nhistory = \"1h\"\nkubeconfig = \"/k\"\nquarantine = true\n";
+    let from_file = run(file, |_| ()).unwrap();
+    assert_eq!(
+        (
+            from_file.process.listen.port(),
+            from_file.node.history.as_secs()
+        ),
+        (9, 3600)
+    );
+    assert_eq!(from_file.act.mode, ModeSetting::Quarantine);
+    let flags = run(file, |args| {
+        args.process.listen = Some("127.0.0.1:7".parse().unwrap());
+        args.act.observe = Some(true);
+    })
+    .unwrap();
+    assert_eq!(
+        (flags.process.listen.port(), flags.act.mode),
+        (7, ModeSetting::Observe)
+    );
+}
+
+#[test]
+fn catalogue_files_are_one_or_several() {
+    let files = |file: &str, given: &[&str]| {
+        let given: Vec<PathBuf> = given.iter().map(PathBuf::from).collect();
+        let given = Some(given).filter(|given| !given.is_empty());
+        let settings = run(file, |args| args.node.catalog = given).unwrap();
+        let shown = settings
+            .node
+            .catalog
+            .iter()
+            .map(|file| file.display().to_string());
+        shown.collect::<Vec<_>>().join(" ")
+    };
+    assert_eq!(files("", &[]), "");
+    assert_eq!(files("catalog = \"/a\"\n", &[]), "/a");
+    assert_eq!(files("catalog = [\"/a\", \"/b\"]\n", &[]), "/a /b");
+    assert_eq!(files("catalog = \"/a\"\n", &["/c", "/d"]), "/c /d");
+}
+
+#[test]
+fn a_policy_is_a_file_or_a_config_map() {
+    let config_map = |namespace: &str, name: &str, key: &str| PolicySetting::ConfigMap {
+        namespace: namespace.into(),
+        name: name.into(),
+        key: key.into(),
+    };
+    let file = |path: &str| PolicySetting::File(path.into());
+    for (text, expected) in [
+        ("p.toml", Some(file("p.toml"))),
+        ("./configmap:a", Some(file("./configmap:a"))),
+        ("configmap:ns/p", Some(config_map("ns", "p", "config.toml"))),
+        (
+            "configmap:ns/p/a.toml",
+            Some(config_map("ns", "p", "a.toml")),
+        ),
+        ("configmap:p", None),
+        ("configmap:ns/p/a/b", None),
+        ("configmap:/p", None),
+        ("configmap:ns/p?x=y", None),
+    ] {
+        assert_eq!(PolicySetting::parse(text).ok(), expected, "{text}");
+    }
+    let error = run("", |args| args.act.policy = Some("configmap:a/b".into()));
+    assert!(error.unwrap_err().to_string().contains("--kubeconfig"));
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    type Edit = fn(&mut RunArgs);
+    let table: [(&str, Edit, &str); 9] = [
+        ("accept-nodes = \"all\"\n", |_| (), "--accept-nodes \"all\""),
+        ("lisen = \"x\"\n", |_| (), "c.toml:1: unknown field `lisen`"),
+        // A key of another role is none of this one.
+        ("\ncontroller = \"x\"\n", |_| (), "c.toml:2: unknown field"),
+        ("\n\nlisten = \"nowhere\"\n", |_| (), "c.toml:3:"),
+        (
+            "",
+            |args| args.node.history = Some("soon".into()),
+            "--history \"soon\"",
+        ),
+        (
+            "",
+            |args| args.node.history = Some("-5m".into()),
+            "--history",
+        ),
+        (
+            "",
+            |args| args.process.log_format = Some("xml".into()),
+            "--log-format",
+        ),
+        ("", |args| args.act.quarantine = Some(true), "--kubeconfig"),
+        ("", |args| args.act.dry_run = Some(true), "--dry-run"),
+    ];
+    for (file, edit, expected) in table {
+        let error = run(file, edit).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn the_examples_are_understood() {
+    let example = |name: &str| {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
+        Some(root.join(name))
+    };
+    RunSettings::resolve(RunArgs {
+        config: example("gpuwarden.toml"),
+        ..RunArgs::default()
+    })
+    .unwrap();
+    AgentSettings::resolve(AgentArgs {
+        config: example("agent.toml"),
+        ..AgentArgs::default()
+    })
+    .unwrap();
+    let controller = ControllerSettings::resolve(ControllerArgs {
+        config: example("controller.toml"),
+        ..ControllerArgs::default()
+    });
+    assert_eq!(controller.unwrap().ingest.tokens.agents.len(), 1);
+}
+
+#[test]
+fn dry_run_stands_beside_quarantine() {
+    let settings = run("", |args| {
+        args.act.kubeconfig = Some("/k".into());
+        args.act.quarantine = Some(true);
+        args.act.dry_run = Some(true);
+    })
+    .unwrap();
+    assert_eq!(settings.act.mode, ModeSetting::DryRun);
+}
+
+#[test]
+fn an_agent_knows_its_controller_and_can_say_who_it_is() {
+    let agent = |edit: fn(&mut DeliveryArgs)| {
+        let mut delivery = DeliveryArgs {
+            controller: Some("https://c:50051".into()),
+            tls_ca: Some("/ca".into()),
+            tls_cert: Some("/cert".into()),
+            tls_key: Some("/key".into()),
+            ..DeliveryArgs::default()
+        };
+        edit(&mut delivery);
+        AgentSettings::resolve(AgentArgs {
+            config: None,
+            delivery,
+            node: NodeArgs {
+                node_name: Some("n1".into()),
+                ..NodeArgs::default()
+            },
+            process: process(),
+        })
+    };
+    assert_eq!(agent(|_| ()).unwrap().delivery.outbox_size, 64 << 20);
+    agent(|args| {
+        (args.tls_cert, args.tls_key) = (None, None);
+        args.token_file = Some("/token".into());
+    })
+    .unwrap();
+    type Edit = fn(&mut DeliveryArgs);
+    let table: [(Edit, &str); 5] = [
+        (|args| args.controller = None, "--controller"),
+        (|args| args.tls_ca = None, "--tls-ca"),
+        (|args| args.tls_key = None, "go together"),
+        (
+            |args| (args.tls_cert, args.tls_key) = (None, None),
+            "which node this is",
+        ),
+        (
+            |args| args.outbox_size = Some("1MiB".into()),
+            "--outbox-size",
+        ),
+    ];
+    for (edit, expected) in table {
+        let error = agent(edit).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+    let file = "controller = \"http://127.0.0.1:1\"\noutbox-size = \"16MiB\"\nnode-name = \"n1\"\n";
+    let from_file = with_file(file, |config| {
+        AgentSettings::resolve(AgentArgs {
+            config,
+            process: process(),
+            ..AgentArgs::default()
+        })
+    });
+    assert_eq!(from_file.unwrap().delivery.outbox_size, 16 << 20);
+}
+
+#[test]
+fn a_controller_can_tell_who_calls() {
+    let controller = |kubeconfig: bool, edit: fn(&mut IngestArgs)| {
+        let mut args = ControllerArgs {
+            process: process(),
+            ..ControllerArgs::default()
+        };
+        args.act.kubeconfig = kubeconfig.then(|| "/k".into());
+        args.ingest.grpc_tls_cert = Some("/cert".into());
+        args.ingest.grpc_tls_key = Some("/key".into());
+        edit(&mut args.ingest);
+        ControllerSettings::resolve(args)
+    };
+    let plain = controller(true, |_| ()).unwrap().ingest;
+    assert_eq!(plain.listen.to_string(), "0.0.0.0:50051");
+    assert_eq!(plain.tokens.audience, "gpuwarden");
+    assert_eq!(plain.tokens.agents[0].name, "gpuwarden-agent");
+    let named = controller(true, |args| {
+        args.central_monitors = Some(vec!["m/cloud".into(), "m/objects".into()]);
+    });
+    assert_eq!(named.unwrap().ingest.tokens.central.len(), 2);
+    let open: fn(&mut IngestArgs) = |args| {
+        *args = IngestArgs {
+            grpc_insecure: Some(true),
+            ..IngestArgs::default()
+        };
+    };
+    let insecure = controller(false, open).unwrap().ingest;
+    assert_eq!(insecure.transport, Transport::Open);
+    assert_eq!(insecure.listen.to_string(), "127.0.0.1:50051");
+    type Edit = fn(&mut IngestArgs);
+    let table: [(Edit, &str); 6] = [
+        (|_| (), "--grpc-client-ca"),
+        (|args| args.grpc_tls_key = None, "go together"),
+        (
+            |args| (args.grpc_tls_cert, args.grpc_tls_key) = (None, None),
+            "needs a certificate",
+        ),
+        (|args| args.grpc_insecure = Some(true), "exclude each other"),
+        (
+            |args| {
+                *args = IngestArgs {
+                    grpc_insecure: Some(true),
+                    grpc_listen: Some("0.0.0.0:50051".parse().unwrap()),
+                    ..IngestArgs::default()
+                };
+            },
+            "other machines",
+        ),
+        (
+            |args| {
+                args.grpc_client_ca = Some("/ca".into());
+                args.agents = Some(vec!["agent".into()]);
+            },
+            "--agents \"agent\"",
+        ),
+    ];
+    for (edit, expected) in table {
+        let error = controller(false, edit).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+#[test]
+fn the_brake_is_on_unless_it_is_switched_off_under_either_name() {
+    let plain = run("", |_| ()).unwrap().act;
+    assert!(plain.circuit_breaker);
+    assert_eq!(
+        plain.gpu_node_label.to_string(),
+        "nvidia.com/gpu.present=true"
+    );
+    assert_eq!(plain.namespace, "gpuwarden");
+    for file in [
+        "circuit-breaker = false\n",
+        "circuit-breaker-enabled = false\n",
+    ] {
+        assert!(!run(file, |_| ()).unwrap().act.circuit_breaker, "{file}");
+    }
+    let flag = run("circuit-breaker = false\nnamespace = \"a\"\n", |args| {
+        args.act.circuit_breaker = Some(true);
+    });
+    let flag = flag.unwrap().act;
+    assert!(flag.circuit_breaker && flag.namespace == "a");
+    for (file, expected) in [
+        ("gpu-node-label = \"gpu\"\n", "--gpu-node-label \"gpu\""),
+        ("namespace = \"a/b\"\n", "--namespace \"a/b\""),
+        ("namespace = \"Team\"\n", "--namespace \"Team\""),
+        ("policy = \"preset:mars\"\n", "--policy \"preset:mars\""),
+    ] {
+        let error = run(file, |_| ()).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}

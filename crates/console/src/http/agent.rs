@@ -1,0 +1,149 @@
+//! An agent's side: the same status document as a whole gpuwarden's, with what waits for
+//! the controller in the place of faults and decisions, which the controller shows.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::extract::State;
+use axum::http::{StatusCode, header};
+use axum::middleware::from_fn_with_state;
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use connector::DeliveryStatus;
+use connector::outbox::Outbox;
+use domain::view::FleetView;
+use jiff::Timestamp;
+use runtime::metrics::Metrics;
+use runtime::sources::Sources;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
+
+use super::error::Refusal;
+use super::guard::{self, CheckHost};
+use super::{Info, health, server};
+use crate::api::{DeliveryView, PolicyView, Status, StoreView};
+
+/// How long a probe waits for the outbox.
+const OUTBOX_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// What an agent shows, and where it reads it.
+#[derive(Clone)]
+pub struct AgentConsole {
+    /// What does not change while the process lives.
+    pub info: Info,
+    /// Where events are brought.
+    pub controller: String,
+    /// What can be seen, and how fresh that is.
+    pub sources: Sources,
+    /// What waits.
+    pub outbox: Outbox,
+    /// How bringing it does.
+    pub delivery: watch::Receiver<DeliveryStatus>,
+    /// What `/metrics` shows.
+    pub metrics: Metrics,
+    /// The clock.
+    pub clock: fn() -> Timestamp,
+}
+
+/// Serves an agent's status, metrics and probes until `cancel`, like
+/// [`serve`](super::serve).
+pub async fn serve_agent(listener: TcpListener, console: AgentConsole, cancel: CancellationToken) {
+    let check_host = CheckHost::of(&listener);
+    let routes = Router::new()
+        .route("/", get(page))
+        .route("/api/v1/status", get(status))
+        .route("/metrics", get(metrics))
+        .route("/healthz", get(healthz))
+        .route("/readyz", get(readyz))
+        .fallback(async || Refusal::unknown_route())
+        .layer(from_fn_with_state(check_host, guard::guard))
+        .with_state(Arc::new(console));
+    server::serve(listener, routes, cancel, server::Limits::default()).await;
+}
+
+async fn page(State(console): State<Arc<AgentConsole>>) -> String {
+    format!(
+        "gpuwarden agent on {}, for the controller at {}\n\n/api/v1/status\n/metrics\n/healthz\n/readyz\n",
+        console.info.node_name, console.controller
+    )
+}
+
+async fn status(State(console): State<Arc<AgentConsole>>) -> Json<Status> {
+    let now = (console.clock)();
+    let not_ready = console.not_ready(now);
+    let (outbox, delivery) = (*console.outbox.status().borrow(), console.delivery.borrow());
+    let info = &console.info;
+    Json(Status {
+        version: info.version.clone(),
+        node_name: info.node_name.clone(),
+        mode: info.mode,
+        started_at: info.started_at,
+        now,
+        data_dir: info.data_dir.clone(),
+        socket: info.socket.clone(),
+        policy: PolicyView::default(),
+        fleet: FleetView {
+            ready: true,
+            ..FleetView::default()
+        },
+        xids: std::collections::BTreeMap::new(),
+        sources: console.sources.statuses(now),
+        store: StoreView {
+            events: outbox.events as u64,
+            bytes: outbox.bytes,
+            latest: outbox.newest,
+            oldest: outbox.oldest,
+            ..StoreView::default()
+        },
+        delivery: Some(DeliveryView {
+            controller: console.controller.clone(),
+            delivered: delivery.delivered,
+            refused: delivery.refused,
+            failing: delivery.failing.clone(),
+        }),
+        ready: not_ready.is_empty(),
+        not_ready,
+    })
+}
+
+async fn metrics(State(console): State<Arc<AgentConsole>>) -> Response {
+    (
+        [(header::CONTENT_TYPE, health::OPENMETRICS)],
+        console.metrics.encode(),
+    )
+        .into_response()
+}
+
+/// 200 as long as the process lives and the outbox answers, be it with an error: a restart
+/// frees a hung thread, but not a full disk.
+async fn healthz(State(console): State<Arc<AgentConsole>>) -> Response {
+    let asked = console.outbox.waiting(u64::MAX, 1, 1);
+    let answered = tokio::time::timeout(OUTBOX_TIMEOUT, asked).await;
+    if matches!(answered, Ok(Ok(_))) {
+        return "ok\n".into_response();
+    }
+    let text = "the outbox does not answer\n";
+    (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
+}
+
+async fn readyz(State(console): State<Arc<AgentConsole>>) -> Response {
+    health::readiness(&console.not_ready((console.clock)()))
+}
+
+// === impl AgentConsole ===
+
+impl AgentConsole {
+    fn not_ready(&self, now: Timestamp) -> Vec<String> {
+        let mut reasons = health::sources(&self.sources, now);
+        let waiting = self.outbox.status().borrow().events;
+        if let Some(failing) = &self.delivery.borrow().failing {
+            reasons.push(format!(
+                "the controller at {} does not take events, {waiting} wait: {failing}",
+                self.controller
+            ));
+        }
+        reasons
+    }
+}

@@ -1,0 +1,87 @@
+//! What `run` and `controller` share: quarantine, retention, the connector's socket and
+//! the page, over one store.
+
+use std::sync::Arc;
+
+use cli::ActSettings;
+use cluster::Cluster;
+use connector::Connector;
+use console::Console;
+use controller::policy::PolicyFollower;
+use controller::quarantine::{Config, Owns, Quarantine};
+use controller::retention::Retention;
+use runtime::metrics::Metrics;
+use runtime::sources::Sources;
+use store::EventStore;
+
+use crate::parts::{self, CLOCK, Front, Tasks};
+
+/// What acts on the events of a store.
+pub(crate) struct Acting<'a> {
+    pub(crate) settings: &'a ActSettings,
+    pub(crate) policy: PolicyFollower,
+    pub(crate) cluster: Option<Arc<Cluster>>,
+    pub(crate) owns: Owns,
+    /// Name of the node, or of the host.
+    pub(crate) name: &'a str,
+    pub(crate) store: Arc<dyn EventStore>,
+    pub(crate) metrics: Metrics,
+    pub(crate) sources: Sources,
+    pub(crate) connector: Connector,
+}
+
+// === impl Acting ===
+
+impl Acting<'_> {
+    /// Starts all of it.
+    pub(crate) fn start(self, front: Front, tasks: &mut Tasks) {
+        let (mode, shown_mode) = parts::mode(self.settings.mode);
+        let info = parts::info(self.name, &front, shown_mode);
+        let config = Config {
+            store: Arc::clone(&self.store),
+            cluster: self.cluster,
+            policy: self.policy.policy(),
+            mode,
+            owns: self.owns,
+            brake: self.settings.circuit_breaker,
+            gpu_label: self.settings.gpu_node_label.clone(),
+            namespace: self.settings.namespace.clone(),
+            clock: CLOCK,
+        };
+        let (quarantine, handles) = Quarantine::new(config, &self.metrics);
+        let retention = Retention {
+            store: Arc::clone(&self.store),
+            fleet: handles.view.clone(),
+            age: self.settings.retention,
+            max_bytes: self.settings.store_size,
+            clock: CLOCK,
+        };
+        let metrics = self.metrics.clone();
+        let questions = handles.questions;
+        let console = Console {
+            info,
+            fleet: handles.view,
+            policy: self.policy.view(),
+            why_not: Arc::new(move |node| {
+                let questions = questions.clone();
+                Box::pin(async move { questions.why_not(node).await })
+            }),
+            sources: self.sources,
+            store: self.store,
+            metrics: self.metrics,
+            clock: CLOCK,
+        };
+        let serving = connector::serve(front.socket, self.connector, tasks.no_more.clone());
+        let socket = "the connector's socket";
+        tasks.inputs.spawn(parts::said(socket, serving));
+        let done = &tasks.done;
+        let page = console::serve(front.listener, console, done.clone());
+        tasks.workers.spawn(page);
+        tasks.workers.spawn(quarantine.run(done.clone()));
+        tasks.workers.spawn(self.policy.run(done.clone()));
+        tasks.workers.spawn(handles.journal.run());
+        let until = done.clone();
+        let kept = async move { retention.run(&metrics, until).await };
+        tasks.workers.spawn(kept);
+    }
+}

@@ -1,0 +1,108 @@
+//! `gpuwarden agent`: a node's side. It watches, takes reports on its socket, keeps events
+//! on disk and brings them to the controller. It knows no cluster and decides nothing.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use cli::{AgentSettings, DeliverySettings};
+use connector::outbox::{Limits, Outbox};
+use connector::{Connector, Delivery, Header};
+use console::{AgentConsole, api, serve_agent};
+use runtime::metrics::Metrics;
+use runtime::sources::Sources;
+use runtime::tcp_grpc;
+use runtime::tls::ClientTls;
+
+use crate::parts::{self, ANY_UID, CLOCK, Front, Tasks};
+
+/// Runs until SIGTERM or SIGINT. A controller that is not there is no reason not to start.
+pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
+    let AgentSettings {
+        delivery,
+        node,
+        process,
+    } = &settings;
+    parts::start_logging(process)?;
+    let (metrics, sources) = (Metrics::default(), Sources::default());
+    let limits = Limits {
+        bytes: delivery.outbox_size,
+        ..Limits::default()
+    };
+    let channel = channel(delivery)?;
+    let outbox = Outbox::open(&process.data_dir, limits, &metrics)?;
+    let front = Front::open(process, &node.socket, ANY_UID).await?;
+    let endpoint = front.endpoint.clone();
+
+    let nodes = node.accept_nodes.clone();
+    let connector = Connector::new(outbox.clone(), nodes, &metrics, CLOCK);
+    let monitor = parts::kernel_log(node, process, connector.clone(), &sources, &metrics)?;
+    let header = header(delivery.token_file.clone());
+    let delivering = Delivery::new(outbox.clone(), channel, header, &metrics);
+    let console = AgentConsole {
+        info: parts::info(&node.node_name, &front, api::Mode::Observe),
+        controller: delivery.controller.clone(),
+        sources,
+        outbox: outbox.clone(),
+        delivery: delivering.status(),
+        metrics,
+        clock: CLOCK,
+    };
+
+    let mut tasks = Tasks::default();
+    let no_more = tasks.no_more.clone();
+    tasks.inputs.spawn(monitor.run(no_more.clone()));
+    let serving = connector::serve(front.socket, connector, no_more);
+    let socket = "the connector's socket";
+    tasks.inputs.spawn(parts::said(socket, serving));
+    let done = tasks.done.clone();
+    tasks.workers.spawn(delivering.run(done.clone()));
+    tasks
+        .workers
+        .spawn(serve_agent(front.listener, console, done));
+    greet(&settings, &endpoint.server);
+
+    parts::until_told().await?;
+    tasks.end(outbox.close(), &endpoint, process).await;
+    Ok(ExitCode::SUCCESS)
+}
+
+fn channel(settings: &DeliverySettings) -> anyhow::Result<tonic::transport::Channel> {
+    let tls = match settings.authority.clone() {
+        Some(authority) => Some(Arc::new(ClientTls::load(
+            authority,
+            settings.certificate.clone(),
+        )?)),
+        None => None,
+    };
+    tcp_grpc::channel(&settings.controller, tls).context("--controller")
+}
+
+/// The token is read for every request: the kubelet replaces it long before it ends.
+fn header(token_file: Option<PathBuf>) -> Header {
+    Arc::new(move || {
+        let Some(path) = &token_file else {
+            return Ok(None);
+        };
+        let shown = path.display();
+        let token = std::fs::read_to_string(path);
+        let token = token.map_err(|error| format!("cannot read the token {shown}: {error}"))?;
+        let value = format!("Bearer {}", token.trim()).parse();
+        value
+            .map(Some)
+            .map_err(|_| format!("{shown} holds no token"))
+    })
+}
+
+/// What a person sees first.
+#[allow(clippy::print_stdout)]
+fn greet(settings: &AgentSettings, server: &str) {
+    println!(
+        "gpuwarden {} agent on node {}, for the controller at {}",
+        env!("CARGO_PKG_VERSION"),
+        settings.node.node_name,
+        settings.delivery.controller
+    );
+    println!("status  {server}/api/v1/status");
+}

@@ -1,0 +1,252 @@
+//! What the roles are made of: each part is made of its settings, and handed what it
+//! works with.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use agent::kernel_log::{Config as KernelLogConfig, KernelLogMonitor, WINDOW};
+use anyhow::Context as _;
+use cli::{ActSettings, Endpoint, ModeSetting, NodeSettings, PolicySetting, ProcessSettings};
+use cluster::Cluster;
+use connector::{AcceptNodes, Connector, NodeLookup, Pipeline};
+use console::{Info, api};
+use controller::policy::{PolicyFollower, PolicySource};
+use controller::quarantine::Mode;
+use host::boot::Boot;
+use host::kernel_log::Spec;
+use jiff::Timestamp;
+use runtime::metrics::Metrics;
+use runtime::sources::Sources;
+use runtime::{logging, unix_grpc};
+use store::EventStore;
+use tokio::net::{TcpListener, UnixListener};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+/// The clock of the product.
+pub(crate) const CLOCK: fn() -> Timestamp = Timestamp::now;
+/// Any uid may report: preflight checks run as the user's.
+pub(crate) const ANY_UID: u32 = 0o666;
+/// What is still under way this long after SIGTERM is left behind.
+const GRACE: Duration = Duration::from_millis(800);
+
+/// Where others find the process: its page and its socket, and the note of both in the
+/// data directory.
+pub(crate) struct Front {
+    pub(crate) listener: TcpListener,
+    pub(crate) socket: UnixListener,
+    pub(crate) endpoint: Endpoint,
+    data_dir: PathBuf,
+}
+
+/// The tasks of a role, in the order in which they end.
+#[derive(Default)]
+pub(crate) struct Tasks {
+    /// What lets something in.
+    pub(crate) inputs: JoinSet<()>,
+    pub(crate) no_more: CancellationToken,
+    /// What works it off.
+    pub(crate) workers: JoinSet<()>,
+    pub(crate) done: CancellationToken,
+}
+
+/// Starts logging.
+pub(crate) fn start_logging(settings: &ProcessSettings) -> anyhow::Result<()> {
+    let colour = std::io::IsTerminal::is_terminal(&std::io::stderr());
+    logging::start(&settings.log, settings.log_format, colour)?;
+    Ok(())
+}
+
+/// The policy, and what follows it as it changes.
+pub(crate) fn policy(
+    settings: &ActSettings,
+    cluster: Option<Arc<Cluster>>,
+    metrics: &Metrics,
+) -> anyhow::Result<PolicyFollower> {
+    let source = match settings.policy.clone() {
+        None => PolicySource::BuiltIn,
+        Some(PolicySetting::File(path)) => PolicySource::File(path),
+        Some(PolicySetting::Preset(preset)) => PolicySource::Preset(preset),
+        Some(PolicySetting::ConfigMap {
+            namespace,
+            name,
+            key,
+        }) => PolicySource::ConfigMap {
+            namespace,
+            name,
+            key,
+        },
+    };
+    Ok(PolicyFollower::load(source, cluster, CLOCK, metrics)?)
+}
+
+/// The cluster, if one is named.
+pub(crate) async fn cluster(settings: &ActSettings) -> anyhow::Result<Option<Arc<Cluster>>> {
+    let Some(cluster) = &settings.cluster else {
+        return Ok(None);
+    };
+    let options = cluster.connect_options();
+    Ok(Some(Arc::new(Cluster::connect(options).await?)))
+}
+
+/// The connector in front of a store, with the transformers that are configured.
+pub(crate) async fn connector(
+    settings: &ActSettings,
+    store: &Arc<dyn EventStore>,
+    nodes: AcceptNodes,
+    cluster: Option<&Cluster>,
+    metrics: &Metrics,
+) -> anyhow::Result<Connector> {
+    let connector = Connector::new(Arc::clone(store), nodes, metrics, CLOCK);
+    let Some(path) = &settings.connector_config else {
+        return Ok(connector);
+    };
+    let config = connector::Config::read(path)?;
+    for note in &config.notes {
+        tracing::warn!("{note}");
+    }
+    // Events learn of their nodes what the quarantine's watch has seen last. Without a
+    // cluster nothing is known of any.
+    let known = cluster.map(Cluster::known_nodes);
+    let nodes: Arc<dyn NodeLookup> = Arc::new(move |name: &str| known.as_ref()?.get(name));
+    let pipeline = Pipeline::new(config.transformers, &nodes, metrics);
+    if let Err(error) = pipeline.recall(store.as_ref(), CLOCK()).await {
+        tracing::warn!(err = %error, "repeats of what was stored before are not known");
+    }
+    Ok(connector.with_pipeline(pipeline))
+}
+
+/// The kernel-log monitor.
+pub(crate) fn kernel_log(
+    node: &NodeSettings,
+    process: &ProcessSettings,
+    connector: Connector,
+    sources: &Sources,
+    metrics: &Metrics,
+) -> anyhow::Result<KernelLogMonitor> {
+    let config = KernelLogConfig {
+        spec: node.kernel_log.clone(),
+        node_name: node.node_name.clone(),
+        history: node.history,
+        state_dir: (node.kernel_log != Spec::Stdin).then(|| process.data_dir.clone()),
+        boot: Boot::current().ok(),
+        window: WINDOW,
+        refuse_user_space: node.refuse_user_space,
+        gpu_metadata: node.gpu_metadata.clone(),
+        catalog: Arc::new(cli::load_catalog(&node.catalog)?),
+    };
+    let monitor = KernelLogMonitor::new(config, connector, sources, metrics, CLOCK);
+    Ok(monitor)
+}
+
+/// What may be done, for who does it and for who shows it.
+pub(crate) fn mode(setting: ModeSetting) -> (Mode, api::Mode) {
+    match setting {
+        ModeSetting::Observe => (Mode::Observe, api::Mode::Observe),
+        ModeSetting::DryRun => (Mode::DryRun, api::Mode::DryRun),
+        ModeSetting::Quarantine => (Mode::Act, api::Mode::Quarantine),
+    }
+}
+
+/// What a page says of its process. `node_name` is the node that it runs on, or its host.
+pub(crate) fn info(node_name: &str, front: &Front, mode: api::Mode) -> Info {
+    Info {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        node_name: node_name.to_owned(),
+        mode,
+        started_at: CLOCK(),
+        data_dir: front.data_dir.display().to_string(),
+        socket: front.endpoint.socket.display().to_string(),
+    }
+}
+
+/// A task that serves, and says why where it ends by itself.
+pub(crate) async fn said<E: std::error::Error>(
+    what: &'static str,
+    serving: impl Future<Output = Result<(), E>>,
+) {
+    if let Err(error) = serving.await {
+        tracing::error!(err = %logging::chain(&error), "{what} has failed");
+    }
+}
+
+/// Waits for SIGTERM or SIGINT.
+pub(crate) async fn until_told() -> anyhow::Result<()> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    tracing::info!("ending");
+    Ok(())
+}
+
+// === impl Front ===
+
+impl Front {
+    /// Binds page and socket, and notes where they are. The data directory has to belong to
+    /// this process by now.
+    pub(crate) async fn open(
+        settings: &ProcessSettings,
+        socket: &Path,
+        socket_mode: u32,
+    ) -> anyhow::Result<Self> {
+        let bound = unix_grpc::bind(socket, socket_mode)?;
+        let listener = TcpListener::bind(settings.listen).await.with_context(|| {
+            format!(
+                "cannot listen on {}; --listen chooses another address, 127.0.0.1:0 any free port",
+                settings.listen
+            )
+        })?;
+        let endpoint = Endpoint {
+            server: format!("http://{}", listener.local_addr()?),
+            socket: std::path::absolute(socket).unwrap_or_else(|_| socket.to_owned()),
+            pid: std::process::id(),
+        };
+        endpoint.write(&settings.data_dir).with_context(|| {
+            format!(
+                "cannot write to the data directory {}",
+                settings.data_dir.display()
+            )
+        })?;
+        Ok(Self {
+            listener,
+            socket: bound,
+            endpoint,
+            data_dir: settings.data_dir.clone(),
+        })
+    }
+}
+
+// === impl Tasks ===
+
+impl Tasks {
+    /// Ends the tasks: first nothing more comes in, then what came in is worked off, then
+    /// `close` lets go of what is on disk. Removes the note and the socket of `endpoint`.
+    pub(crate) async fn end(
+        mut self,
+        close: impl Future<Output = ()>,
+        endpoint: &Endpoint,
+        settings: &ProcessSettings,
+    ) {
+        self.no_more.cancel();
+        let inputs = async { while self.inputs.join_next().await.is_some() {} };
+        // A peer that does not let go of its connection must not cost the others their end.
+        let no_more = tokio::time::timeout(GRACE / 2, inputs).await;
+        self.done.cancel();
+        let workers = async {
+            while self.workers.join_next().await.is_some() {}
+            close.await;
+        };
+        let worked_off = tokio::time::timeout(GRACE / 2, workers).await;
+        if no_more.is_err() || worked_off.is_err() {
+            tracing::warn!("some work was still under way; nothing that was acknowledged is lost");
+        }
+        Endpoint::remove(&settings.data_dir);
+        // The socket's file: a connection to it would only be refused.
+        drop(std::fs::remove_file(&endpoint.socket));
+    }
+}

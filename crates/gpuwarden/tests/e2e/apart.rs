@@ -1,0 +1,311 @@
+//! Agent and controller as processes of their own, over TLS.
+//!
+//! A controller speaks for every node of its cluster, also for those of other tests: so
+//! each test here has a control plane of its own.
+
+use std::time::Duration;
+
+use k8s_openapi::api::core::v1::{Pod, ServiceAccount};
+use kube::api::{Api, PostParams};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use testkit::{Authority, ControlPlane, Launch, Options, Product, Purpose, Version, unique};
+
+use crate::crash::{self, EVENTS, Moments};
+use crate::support::{SOON, Scene, object, xid};
+
+/// Kills of either in the test command.
+const KILLS: u32 = 30;
+
+/// A node's agent, and the controller of its cluster (the scene's product).
+struct Apart {
+    scene: Scene,
+    agent: Product,
+    tls: Tls,
+}
+
+/// Certificates of both sides, in a directory.
+struct Tls {
+    directory: TempDir,
+    port: u16,
+}
+
+impl Tls {
+    fn new() -> anyhow::Result<Self> {
+        // A port of its own, so that the controller comes back where it was.
+        let free = std::net::TcpListener::bind("127.0.0.1:0")?;
+        Ok(Self {
+            directory: TempDir::new()?,
+            port: free.local_addr()?.port(),
+        })
+    }
+
+    fn path(&self, name: &str) -> std::path::PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Gives both sides certificates of a new authority.
+    fn rotate(&self, node: &str) -> anyhow::Result<()> {
+        let authority = Authority::new("gpuwarden")?;
+        let directory = self.directory.path();
+        let agent = authority.sign(Purpose::Client, &format!("system:node:{node}"), &[])?;
+        agent.write(directory, "agent")?;
+        let controller = authority.sign(Purpose::Server, "controller", &["127.0.0.1"])?;
+        controller.write(directory, "controller")?;
+        std::fs::write(self.path("ca.crt"), authority.pem())?;
+        Ok(())
+    }
+
+    fn controller(&self, plane: &ControlPlane) -> anyhow::Result<Launch> {
+        Ok(Launch::controller()?
+            .kubeconfig(plane.kubeconfig())
+            .quarantine()
+            .option("--grpc-listen", format!("127.0.0.1:{}", self.port))
+            .option("--grpc-tls-cert", self.path("controller.crt"))
+            .option("--grpc-tls-key", self.path("controller.key"))
+            .option("--grpc-client-ca", self.path("ca.crt")))
+    }
+
+    /// An agent of `node` that has yet to say how it proves it.
+    fn agent(&self, node: &str) -> anyhow::Result<Launch> {
+        Ok(Launch::agent()?
+            .node_name(node)
+            .option("--controller", format!("https://127.0.0.1:{}", self.port))
+            .option("--tls-ca", self.path("ca.crt")))
+    }
+
+    fn with_certificate(&self, agent: Launch) -> Launch {
+        agent
+            .option("--tls-cert", self.path("agent.crt"))
+            .option("--tls-key", self.path("agent.key"))
+    }
+}
+
+impl Apart {
+    async fn new(plane: &ControlPlane) -> anyhow::Result<Self> {
+        let tls = Tls::new()?;
+        let launch = |node: &str| {
+            tls.rotate(node)?;
+            tls.controller(plane)
+        };
+        let scene = Scene::with(plane, |node| node, launch).await?;
+        let agent = tls
+            .with_certificate(tls.agent(&scene.node)?)
+            .start()
+            .await?;
+        Ok(Self { scene, agent, tls })
+    }
+
+    /// `status` of the agent.
+    async fn agent_status(&self) -> anyhow::Result<Value> {
+        let output = self.agent.client(["status", "-o", "json"]).await?;
+        Ok(serde_json::from_str(&output.stdout)?)
+    }
+
+    /// Waits until so many events wait at the agent.
+    async fn waiting(&self, events: u64) -> anyhow::Result<()> {
+        let wait = format!("{events} events to wait at the agent");
+        self.agent
+            .wait_for(&wait, SOON, || async {
+                let status = self
+                    .agent_status()
+                    .await
+                    .map_err(|error| error.to_string())?;
+                let found = status["store"]["events"].as_u64().unwrap_or(u64::MAX);
+                if found == events {
+                    Ok(())
+                } else {
+                    Err(status.to_string())
+                }
+            })
+            .await
+    }
+
+    async fn recover(&self) -> anyhow::Result<()> {
+        // The operator's word, at the controller.
+        let node = [
+            "inject",
+            "recovery",
+            "--node-name",
+            self.scene.node.as_str(),
+        ];
+        self.scene.product.client(node).await?.expect(0)?;
+        self.scene.restored().await
+    }
+}
+
+#[tokio::test]
+async fn an_agent_reports_over_tls_for_its_own_node_and_its_controller_acts() -> anyhow::Result<()>
+{
+    let Some(plane) = ControlPlane::private(Version::V1_37, Options::default()).await? else {
+        return Ok(());
+    };
+    // In turn: a second controller would speak for the same nodes.
+    line_and_outage(&plane).await?;
+    foreign_node(&plane).await?;
+    token(&plane).await
+}
+
+/// A line at an agent cordons, and what comes while the controller is away arrives later.
+async fn line_and_outage(plane: &ControlPlane) -> anyhow::Result<()> {
+    let mut apart = Apart::new(plane).await?;
+    apart
+        .agent
+        .append_kernel_log(&xid(79, "GPU has fallen off the bus."))?;
+    let node = apart.scene.cordoned().await?;
+    assert!(
+        node["metadata"]["annotations"]["quarantineHealthEvent"]
+            .as_str()
+            .is_some_and(|text| text.contains("79")),
+        "{node}"
+    );
+    apart.waiting(0).await?;
+    let status = apart.agent_status().await?;
+    assert_eq!(status["delivery"]["delivered"], 1, "{status}");
+    assert_eq!(status["ready"], true, "{status}");
+    apart.recover().await?;
+
+    // Away, and the agent is killed meanwhile: it starts without its controller, keeps
+    // what it had, takes more, and says what is wrong.
+    let (exit, _) = apart.scene.product.terminate().await?;
+    assert!(exit.success(), "{exit}");
+    apart
+        .agent
+        .append_kernel_log(&xid(119, "Timeout waiting for RPC"))?;
+    apart.waiting(1).await?;
+    apart.agent.restart().await?;
+    let code = ["inject", "xid", "48"];
+    apart.agent.client(code).await?.expect(0)?;
+    apart.waiting(2).await?;
+    let shown = apart.agent.client(["status"]).await?;
+    assert_eq!(shown.code, Some(1), "{shown:?}");
+    assert!(shown.stdout.contains("2 wait"), "{shown:?}");
+    // It ends in good order with what it has, and has it after the next start.
+    let (exit, took) = apart.agent.terminate().await?;
+    assert!(exit.success() && took < SOON, "{exit} {took:?}");
+    apart.agent.restart().await?;
+
+    // All certificates are others by the time that it comes back, and the agent lives on.
+    apart.waiting(2).await?;
+    apart.tls.rotate(&apart.scene.node)?;
+    apart.scene.product.restart().await?;
+    apart.scene.cordoned().await?;
+    apart.waiting(0).await?;
+    apart.scene.taken_in(4).await?;
+    apart.recover().await
+}
+
+/// A node that speaks for another is refused, and that holds up nothing.
+async fn foreign_node(plane: &ControlPlane) -> anyhow::Result<()> {
+    let mut apart = Apart::new(plane).await?;
+    // The certificate of one node, the name of another: as on a machine that was taken over.
+    let client = plane.client().await?;
+    let victim = unique("victim");
+    testkit::node(&victim).create(&client).await?;
+    let launch = apart.tls.agent(&victim)?;
+    apart.agent = apart.tls.with_certificate(launch).start().await?;
+    apart
+        .agent
+        .append_kernel_log(&xid(79, "GPU has fallen off the bus."))?;
+    apart
+        .agent
+        .wait_line("speaks for itself only", SOON)
+        .await?;
+    apart.waiting(0).await?;
+    let status = apart.agent_status().await?;
+    assert_eq!(status["delivery"]["refused"], 1, "{status}");
+    let aside = apart.agent.data_dir().join("outbox/refused.jsonl");
+    assert!(std::fs::read_to_string(aside)?.contains(&victim));
+    let node = object(&apart.scene.nodes, &victim).await?;
+    assert_eq!(node["spec"]["unschedulable"], Value::Null);
+    assert!(
+        apart
+            .scene
+            .product
+            .stderr()
+            .contains("speaks for itself only")
+    );
+    Ok(())
+}
+
+/// A pod's token speaks for the node that the pod is on.
+async fn token(plane: &ControlPlane) -> anyhow::Result<()> {
+    let mut apart = Apart::new(plane).await?;
+    let client = plane.client().await?;
+    let account = unique("agent");
+    let accounts: Api<ServiceAccount> = Api::namespaced(client.clone(), "default");
+    let made = json!({"metadata": {"name": account}});
+    let made = serde_json::from_value(made)?;
+    accounts.create(&PostParams::default(), &made).await?;
+    let pods: Api<Pod> = Api::namespaced(client.clone(), "default");
+    let pod = json!({
+        "metadata": {"name": account},
+        "spec": {
+            "nodeName": apart.scene.node,
+            "serviceAccountName": account,
+            "containers": [{"name": "agent", "image": "gpuwarden"}],
+        },
+    });
+    let pod = pods
+        .create(&PostParams::default(), &serde_json::from_value(pod)?)
+        .await?;
+    let bound = json!({"kind": "Pod", "apiVersion": "v1", "name": account,
+        "uid": pod.metadata.uid});
+    let request = json!({"spec": {"audiences": ["gpuwarden"], "expirationSeconds": 600,
+        "boundObjectRef": bound}});
+    let request = serde_json::from_value(request)?;
+    let answer = accounts
+        .create_token_request(&account, &PostParams::default(), &request)
+        .await?;
+    let token = answer
+        .status
+        .and_then(|status| status.token)
+        .unwrap_or_default();
+    std::fs::write(apart.tls.path("token"), token)?;
+
+    let launch = apart.tls.agent(&apart.scene.node)?;
+    let launch = launch.option("--token-file", apart.tls.path("token"));
+    apart.agent = launch.start().await?;
+    apart
+        .agent
+        .append_kernel_log(&xid(79, "GPU has fallen off the bus."))?;
+    // Its ServiceAccount is not on the list yet: turned away, and nothing is lost.
+    apart.agent.wait_line("may not report", SOON).await?;
+    apart.waiting(1).await?;
+    let controller = apart.tls.controller(plane)?;
+    let controller = controller.option("--agents", format!("default/{account}"));
+    apart.scene.product.terminate().await?;
+    apart.scene.product = controller.start().await?;
+    apart.scene.cordoned().await?;
+    apart.recover().await
+}
+
+#[tokio::test]
+async fn either_killed_at_random_moments_loses_and_doubles_nothing() -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::private(Version::V1_37, Options::default()).await? else {
+        return Ok(());
+    };
+    let kills = crash::kills(KILLS)?;
+    let mut apart = Apart::new(&plane).await?;
+    let socket = apart.agent.socket().to_owned();
+    let mut sender = tokio::spawn(crash::send_all(socket, apart.scene.node.clone()));
+    let mut moments = Moments::new();
+    for _ in 0..kills {
+        tokio::time::sleep(Duration::from_millis(20 + moments.below(180))).await;
+        match moments.below(3) {
+            0 => apart.agent.restart().await?,
+            1 => apart.scene.product.restart().await?,
+            _ => {
+                apart.agent.kill9()?;
+                apart.scene.product.restart().await?;
+                apart.agent.restart().await?;
+            }
+        }
+    }
+    let again = tokio::time::timeout(Duration::from_secs(300), &mut sender).await???;
+    println!("{kills} kills, {again} events sent again");
+    apart.waiting(0).await?;
+    apart.scene.taken_in(u64::from(EVENTS)).await?;
+    crash::all_once_and_in_order(&apart.scene).await?;
+    apart.recover().await
+}
