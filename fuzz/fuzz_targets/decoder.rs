@@ -93,7 +93,7 @@ fn check(said: &Line<'_>) {
         }
         Line::GpuName { pci, uuid } => {
             assert!(uuid.starts_with("GPU-") && uuid.len() > 4);
-            Some(pci)
+            Some(*pci)
         }
         Line::Nic(nic) => nic.pci,
         Line::Reset(reset) => {
