@@ -17,7 +17,7 @@ use std::sync::LazyLock;
 use contract::RecommendedAction;
 
 pub use changes::Change;
-pub use nic::{NicDriver, Pattern};
+pub use nic::{Filter, NicDriver, Pattern};
 pub use nvlink5::{Bits, Report, Severity};
 pub use overrides::{MAX_OVERRIDES, MAX_OVERRIDES_BYTES, Overrides, OverridesError};
 pub use rows::{Changed, Confidence, Nic, Nvlink5, RowError, Sxid, SxidClass, Text, Xid};
@@ -209,6 +209,11 @@ impl Catalog {
             ),
             basis: row.and_then(|row| basis(row.changed.as_ref())),
         }
+    }
+
+    /// What tells lines of NICs that no enabled pattern covers.
+    pub fn nic_filter(&self) -> Filter {
+        Filter::of(&self.nics)
     }
 
     /// The first enabled pattern that covers a line of a NIC's driver.

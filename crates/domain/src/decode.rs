@@ -53,13 +53,27 @@ pub enum Line<'a> {
 /// What a line of log says, if it is one of [`Line`].
 pub fn decode(line: &[u8]) -> Option<Line<'_>> {
     let message = message(line);
+    if let Some(rest) = message.strip_prefix(DRIVER) {
+        // The driver does not quote itself.
+        return driver(rest);
+    }
     at_the_start(message).or_else(|| anywhere(message))
 }
 
 /// Whether the text of a record may hold a [`Line`], be it of one line or more. Cheap, and
 /// true for more than is one.
 fn may_say_something(text: &[u8]) -> bool {
-    is_of_a_start(message(text)) || next_mark(text).is_some()
+    let message = message(text);
+    match message.strip_prefix(DRIVER) {
+        // Ordinary lines of the driver are many, and end here.
+        Some(rest) => driver_may_say_something(rest) || memchr(b'\n', rest).is_some(),
+        None => is_of_a_start(message) || next_mark(message).is_some(),
+    }
+}
+
+/// Whether a line is one of a NIC's driver.
+fn is_of_a_nic(line: &[u8]) -> bool {
+    nic::is_of_a_driver(message(line))
 }
 
 /// What the programs and drivers begin their lines with that are looked for at the
@@ -98,6 +112,13 @@ fn anywhere(message: &[u8]) -> Option<Line<'_>> {
         }
         rest = after;
     }
+}
+
+/// What all lines of the GPU driver begin with.
+const DRIVER: &[u8] = b"NVRM: ";
+
+fn driver_may_say_something(rest: &[u8]) -> bool {
+    matches!(rest.first(), Some(b'X' | b'G' | b'T' | b'(' | b'f'))
 }
 
 /// What follows `NVRM: `.

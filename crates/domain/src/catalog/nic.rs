@@ -1,8 +1,9 @@
 //! Lines of NIC drivers: which of them a pattern covers.
 
-use memchr::memmem;
+use aho_corasick::packed::Searcher;
+use memchr::memmem::Finder;
 
-use super::rows::Text;
+use super::rows::{Nic, Text};
 
 /// A driver of NICs whose lines are looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,9 +17,40 @@ pub enum NicDriver {
 /// A pattern: parts that a line has in this order, or one of several such lists.
 ///
 /// As text the parts stand with ` ... ` between them and the lists with ` || `.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Pattern {
-    alternatives: Vec<Vec<&'static str>>,
+    /// Searchers, for to make one costs many times what a search does.
+    alternatives: Vec<Vec<Finder<'static>>>,
+}
+
+/// Tells nearly all lines that no pattern covers, in one pass: NICs have many ordinary ones.
+#[derive(Clone, Debug)]
+pub struct Filter {
+    /// `None`: every line may be covered, for there is no such searcher on this machine.
+    beginnings: Option<Searcher>,
+}
+
+// === impl Filter ===
+
+impl Filter {
+    /// Of these patterns, those that are enabled.
+    pub(super) fn of(rows: &[Nic]) -> Self {
+        let beginnings = rows
+            .iter()
+            .filter(|row| row.enabled)
+            .flat_map(|row| &row.pattern.alternatives)
+            .filter_map(|parts| Some(parts.first()?.needle()));
+        Self {
+            beginnings: Searcher::new(beginnings),
+        }
+    }
+
+    /// Whether a pattern may cover a line.
+    pub fn passes(&self, line: &[u8]) -> bool {
+        self.beginnings
+            .as_ref()
+            .is_none_or(|beginnings| beginnings.find(line).is_some())
+    }
 }
 
 // === impl NicDriver ===
@@ -39,7 +71,7 @@ impl Pattern {
     pub(super) fn parse(text: &'static str) -> Self {
         let alternatives = text
             .split(" || ")
-            .map(|parts| parts.split(" ... ").collect())
+            .map(|parts| parts.split(" ... ").map(Finder::new).collect())
             .collect();
         Self { alternatives }
     }
@@ -49,8 +81,9 @@ impl Pattern {
         self.alternatives.iter().any(|parts| {
             let mut rest = line;
             parts.iter().all(|part| {
-                let found =
-                    memmem::find(rest, part.as_bytes()).and_then(|at| rest.get(at + part.len()..));
+                let found = part
+                    .find(rest)
+                    .and_then(|at| rest.get(at + part.needle().len()..));
                 rest = found.unwrap_or_default();
                 found.is_some()
             })
@@ -58,12 +91,26 @@ impl Pattern {
     }
 }
 
+impl PartialEq for Pattern {
+    fn eq(&self, other: &Self) -> bool {
+        self.to_string() == other.to_string()
+    }
+}
+
+impl Eq for Pattern {}
+
 impl std::fmt::Display for Pattern {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let lists: Vec<Text> = self
             .alternatives
             .iter()
-            .map(|parts| parts.join(" ... ").into())
+            .map(|parts| {
+                let parts: Vec<_> = parts
+                    .iter()
+                    .map(|part| String::from_utf8_lossy(part.needle()))
+                    .collect();
+                parts.join(" ... ").into()
+            })
             .collect();
         f.write_str(&lists.join(" || "))
     }

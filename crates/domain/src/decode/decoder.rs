@@ -15,7 +15,7 @@ use memchr::{memchr, memchr_iter};
 use super::{
     Fallen, Finding, Kind, Line, MAX_NICS, Machine, NicLine, Reset, SxidLine, XidLine, decode,
 };
-use crate::catalog::{Catalog, Text, Verdict};
+use crate::catalog::{Catalog, Filter, Text, Verdict};
 use crate::fault::normalise_pci;
 
 /// How long after an XID of a GPU a "fallen off the bus" line of it adds nothing.
@@ -29,6 +29,7 @@ const MAX_EARLIER_BYTES: usize = 1024;
 #[derive(Debug)]
 pub struct KernelLogDecoder {
     catalog: Arc<Catalog>,
+    nic_filter: Filter,
     machine: Option<Machine>,
     /// Name of a NIC's RDMA device by PCI address with function, or by network interface.
     nics: BTreeMap<String, String>,
@@ -59,6 +60,7 @@ impl KernelLogDecoder {
     /// A decoder that judges by this catalogue.
     pub fn new(catalog: Arc<Catalog>) -> Self {
         Self {
+            nic_filter: catalog.nic_filter(),
             catalog,
             machine: None,
             nics: BTreeMap::new(),
@@ -92,6 +94,10 @@ impl KernelLogDecoder {
             return Vec::new();
         }
         if memchr(b'\n', text).is_none() {
+            let is_ordinary = super::is_of_a_nic(text) && !self.nic_filter.passes(text);
+            if is_ordinary {
+                return Vec::new();
+            }
             return self.line(text, at).into_iter().collect();
         }
         let mut found = Vec::new();

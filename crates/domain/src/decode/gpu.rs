@@ -1,6 +1,8 @@
 //! Lines about a GPU as a whole: its name, that it has fallen off the bus, its reset.
 
-use memchr::memmem;
+use std::sync::LazyLock;
+
+use memchr::memmem::Finder;
 
 use super::{Line, is_gpu_uuid, is_pci, text};
 
@@ -104,7 +106,8 @@ pub(super) fn reset(rest: &str) -> Option<Reset<'_>> {
 const FELL: &[u8] = b"fallen off the bus";
 
 fn fell(rest: &[u8]) -> bool {
-    memmem::find(rest, FELL).is_some()
+    static FINDER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(FELL));
+    FINDER.find(rest).is_some()
 }
 
 /// `10de:2330` of `PCI ID: 10de:2330`.

@@ -26,14 +26,13 @@ pub struct NicLine<'a> {
 
 /// Whether a message begins like one of these drivers'.
 pub(super) fn is_of_a_driver(message: &[u8]) -> bool {
-    [
-        &b"mlx5_core "[..],
-        b"NETDEV WATCHDOG: ",
-        b"efa ",
-        b"infiniband ",
-    ]
-    .iter()
-    .any(|start| message.starts_with(start))
+    match message.first() {
+        Some(b'm') => message.starts_with(b"mlx5_core "),
+        Some(b'N') => message.starts_with(b"NETDEV WATCHDOG: "),
+        Some(b'e') => message.starts_with(b"efa "),
+        Some(b'i') => message.starts_with(b"infiniband "),
+        _ => false,
+    }
 }
 
 /// Takes a message apart that begins like one of these drivers'.

@@ -517,3 +517,12 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_fault_behind_an_ordinary_line_of_the_same_record_is_seen() {
+    let record = b"NVRM: loading\nNVRM: Xid (PCI:0000:b3:00): 79, x";
+    assert!(may_say_something(record));
+    assert!(!may_say_something(
+        b"NVRM: loading NVIDIA UNIX Open Kernel Module"
+    ));
+}
