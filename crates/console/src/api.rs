@@ -121,6 +121,21 @@ pub struct EventView {
     pub created_at: Timestamp,
     /// The event in its public form ([`contract::json`]).
     pub event: Value,
+    /// What became of it, under the names of the data-flow document.
+    #[serde(default, rename = "healtheventstatus")]
+    pub status: EventStatus,
+}
+
+/// What became of an event.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EventStatus {
+    /// `Quarantined`, `AlreadyQuarantined`, `UnQuarantined` or `Cancelled`; `null` where the
+    /// quarantine has had no part in it, so far.
+    #[serde(default)]
+    pub nodequarantined: Option<String>,
+    /// When that was decided.
+    #[serde(default)]
+    pub quarantinefinishtimestamp: Option<Timestamp>,
 }
 
 /// Answer of `/api/v1/nodes/{name}/explain`: one node's story.
@@ -199,12 +214,18 @@ pub struct ErrorBody {
 
 // === impl EventView ===
 
-impl From<&Record> for EventView {
-    fn from(record: &Record) -> Self {
+impl EventView {
+    /// An event, and what the store says became of it.
+    pub fn of(record: &Record, status: Option<store::Status>) -> Self {
+        let status = status.unwrap_or_default();
         Self {
             seq: record.seq,
             created_at: record.created_at,
             event: contract::json::to_value(&record.event),
+            status: EventStatus {
+                nodequarantined: status.node_quarantined,
+                quarantinefinishtimestamp: status.quarantine_finished_at,
+            },
         }
     }
 }

@@ -19,6 +19,7 @@ use domain::brake::NodeLabel;
 use domain::fault::FaultBook;
 use domain::policy::Policy;
 use domain::session::Session;
+use domain::status::StatusLedger;
 use domain::view::FleetView;
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
@@ -39,6 +40,7 @@ mod metrics;
 mod nodes;
 mod publish;
 mod questions;
+mod statuses;
 mod switches;
 mod wakes;
 
@@ -51,6 +53,7 @@ use fleet::NodeEntry;
 use journal::{JOURNAL_QUEUE, Journal};
 use metrics::QuarantineMetrics;
 use questions::{MAX_QUESTIONS, Question};
+use statuses::Written;
 use switches::{Arrival, Switches};
 use wakes::Wakes;
 
@@ -118,6 +121,9 @@ pub struct Quarantine {
     pause_ends: Option<Timestamp>,
 
     book: FaultBook,
+    /// What became of the events, and is to be written.
+    statuses: StatusLedger,
+    writing: JoinSet<Written>,
     saved_at: Instant,
     saved_seq: u64,
     nodes: BTreeMap<String, NodeEntry>,
@@ -184,6 +190,8 @@ impl Quarantine {
             pause_ends: None,
             metrics: QuarantineMetrics::new(metrics),
             book: FaultBook::default(),
+            statuses: StatusLedger::default(),
+            writing: JoinSet::new(),
             saved_at: Instant::now(),
             saved_seq: 0,
             nodes: BTreeMap::new(),
@@ -217,6 +225,7 @@ impl Quarantine {
         self.take_in(&cancel).await;
         loop {
             self.look().await;
+            self.write_statuses();
             self.save_if_due().await;
             let wake = self.next_wake();
             tokio::select! {
@@ -231,6 +240,7 @@ impl Quarantine {
                 Some(done) = self.applying.join_next() => self.applied(done),
                 arrival = arrival(&mut self.switches) => self.switched(arrival),
                 Some(question) = self.questions.recv() => self.answer(question),
+                Some(done) = self.writing.join_next() => self.statuses_written(done),
                 () = changed(&mut policies) => self.policy_changed(),
                 () = sleep_until(wake) => {
                     let now = (self.clock)();
@@ -244,6 +254,9 @@ impl Quarantine {
         }
         while let Some(done) = self.applying.join_next().await {
             self.applied(done);
+        }
+        while let Some(done) = self.writing.join_next().await {
+            self.statuses_written(done);
         }
         self.save().await;
     }

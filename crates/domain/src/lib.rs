@@ -25,5 +25,6 @@ pub mod pipeline;
 pub mod policy;
 pub mod replay;
 pub mod session;
+pub mod status;
 pub mod view;
 pub mod why_not;

@@ -68,6 +68,24 @@ pub trait EventStore: Send + Sync + 'static {
     /// What became of an event; `None` where there is no event with this id.
     async fn status(&self, id: &str) -> Result<Option<Status>, StoreError>;
 
+    /// Changes what became of several events, in this order; ids without an event are
+    /// passed over. At most [`MAX_PAGE`](crate::MAX_PAGE). A backend that can, does it at once.
+    async fn update_statuses(&self, patches: Vec<(String, StatusPatch)>) -> Result<(), StoreError> {
+        for (id, patch) in patches {
+            self.update_status(&id, patch).await?;
+        }
+        Ok(())
+    }
+
+    /// What became of several events, in the order of `ids`.
+    async fn statuses(&self, ids: Vec<String>) -> Result<Vec<Option<Status>>, StoreError> {
+        let mut statuses = Vec::with_capacity(ids.len());
+        for id in ids {
+            statuses.push(self.status(&id).await?);
+        }
+        Ok(statuses)
+    }
+
     /// Deletes events and journal entries that are old, or the oldest of them where they
     /// take too much room: a part at a time, see [`Pruned::more`].
     ///
@@ -139,6 +157,8 @@ pub struct Status {
     /// `nodequarantined`: `Quarantined`, `UnQuarantined`, `AlreadyQuarantined` or
     /// `Cancelled`; `None` until something was decided.
     pub node_quarantined: Option<String>,
+    /// `quarantinefinishtimestamp`: when that was decided.
+    pub quarantine_finished_at: Option<Timestamp>,
 }
 
 /// A change of a [`Status`]. `None` leaves a field as it is.
@@ -146,6 +166,8 @@ pub struct Status {
 pub struct StatusPatch {
     /// `nodequarantined`.
     pub node_quarantined: Option<String>,
+    /// `quarantinefinishtimestamp`.
+    pub quarantine_finished_at: Option<Timestamp>,
 }
 
 /// What may be deleted.

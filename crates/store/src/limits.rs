@@ -88,6 +88,11 @@ pub(crate) fn status(patch: &StatusPatch) -> Result<(), StoreError> {
     }
 }
 
+pub(crate) fn statuses(patches: &[(String, StatusPatch)]) -> Result<(), StoreError> {
+    count("statuses", patches.len(), MAX_PAGE)?;
+    patches.iter().try_for_each(|(_, patch)| status(patch))
+}
+
 fn count(what: &'static str, found: usize, max: usize) -> Result<(), StoreError> {
     if found <= max {
         Ok(())

@@ -334,6 +334,26 @@ impl EventStore for SqliteStore {
             .await
     }
 
+    async fn update_statuses(&self, patches: Vec<(String, StatusPatch)>) -> Result<(), StoreError> {
+        limits::statuses(&patches)?;
+        let count = patches.len();
+        let write = move |connection: &Connection| {
+            for (id, patch) in &patches {
+                query::update_status(connection, id, patch)?;
+            }
+            Ok(Ok(()))
+        };
+        self.writer
+            .call("update the events' statuses", count, write)
+            .await
+    }
+
+    async fn statuses(&self, ids: Vec<String>) -> Result<Vec<Option<Status>>, StoreError> {
+        self.readers
+            .read(move |connection| ids.iter().map(|id| query::status(connection, id)).collect())
+            .await
+    }
+
     async fn status(&self, id: &str) -> Result<Option<Status>, StoreError> {
         let id = id.to_owned();
         self.readers

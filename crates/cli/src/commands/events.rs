@@ -84,8 +84,12 @@ fn write(view: &EventView, format: Format) -> anyhow::Result<()> {
         output::plain(&what(&event))
     ))?;
     if format == Format::Wide {
+        let status = match &view.status.nodequarantined {
+            Some(status) => format!(" ({})", output::plain(status)),
+            None => String::new(),
+        };
         output::line(&format!(
-            "    {} by {}, action {}: {}",
+            "    {}{status} by {}, action {}: {}",
             event.id,
             output::plain(&event.agent),
             output::plain(&contract::effective_action_name(&event)),

@@ -177,13 +177,13 @@ impl List {
         };
         self.before = records.last().map(|record| record.seq).or(self.before);
         let mut text = Vec::new();
-        for record in &records {
+        for view in views(app, &records).await? {
             text.push(if std::mem::take(&mut self.first) {
                 b'['
             } else {
                 b','
             });
-            write(record, &mut text);
+            write(&view, &mut text);
         }
         if std::mem::take(&mut self.first) {
             text.push(b'[');
@@ -231,8 +231,18 @@ impl Follower {
                     .as_ref()
                     .is_none_or(|node| *node == record.event.node_name)
             };
-            for record in records.iter().filter(wanted) {
-                write(record, &mut lines);
+            let wanted: Vec<Record> = records.iter().filter(wanted).cloned().collect();
+            let views = match views(&self.app, &wanted).await {
+                Ok(views) => views,
+                Err(refusal) => {
+                    self.ended = true;
+                    let mut line = serde_json::to_vec(&refusal.body()).ok()?;
+                    line.push(b'\n');
+                    return Some(line.into());
+                }
+            };
+            for view in views {
+                write(&view, &mut lines);
                 lines.push(b'\n');
             }
             if !lines.is_empty() {
@@ -242,7 +252,17 @@ impl Follower {
     }
 }
 
-fn write(record: &Record, into: &mut Vec<u8>) {
+/// The events with what became of them.
+async fn views(app: &App, records: &[Record]) -> Result<Vec<EventView>, Refusal> {
+    let ids = records.iter().map(|record| record.id.clone()).collect();
+    let statuses = ask(app.console.store.statuses(ids)).await?;
+    let pairs = records.iter().zip(statuses);
+    Ok(pairs
+        .map(|(record, status)| EventView::of(record, status))
+        .collect())
+}
+
+fn write(view: &EventView, into: &mut Vec<u8>) {
     // Neither writing into memory nor the type can fail.
-    drop(serde_json::to_writer(into, &EventView::from(record)));
+    drop(serde_json::to_writer(into, view));
 }

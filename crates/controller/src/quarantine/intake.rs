@@ -5,6 +5,10 @@
 
 use std::time::Duration;
 
+use domain::event::Record;
+use domain::fault::{Change, Fault, FaultBook};
+use domain::status::StatusLedger;
+use serde::{Deserialize, Serialize};
 use store::{Checkpoint, StoreError};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -20,13 +24,29 @@ const SAVE_EVERY: Duration = Duration::from_secs(5);
 /// Pause before the store is asked again after an error.
 const STORE_RETRY: Duration = Duration::from_millis(500);
 
+/// What is saved: the book, and beside it the statuses that are not written yet.
+#[derive(Deserialize)]
+struct Saved {
+    #[serde(flatten)]
+    book: FaultBook,
+    #[serde(default)]
+    statuses: StatusLedger,
+}
+
+#[derive(Serialize)]
+struct Saving<'a> {
+    #[serde(flatten)]
+    book: &'a FaultBook,
+    statuses: &'a StatusLedger,
+}
+
 impl Quarantine {
     /// Loads the saved book. One that cannot be read is rebuilt from the feed.
     pub(super) async fn load(&mut self) {
         let saved = self.store.checkpoint(CONSUMER).await;
         match saved {
-            Ok(Some(checkpoint)) => match serde_json::from_slice(&checkpoint.state) {
-                Ok(book) => self.book = book,
+            Ok(Some(checkpoint)) => match serde_json::from_slice::<Saved>(&checkpoint.state) {
+                Ok(saved) => (self.book, self.statuses) = (saved.book, saved.statuses),
                 Err(error) => {
                     tracing::warn!(err = %error, "the saved fault book is not understood; it is rebuilt");
                 }
@@ -62,7 +82,7 @@ impl Quarantine {
             for record in page {
                 self.metrics.received.inc();
                 let node = record.event.node_name.clone();
-                let changes = self.book.record(&record);
+                let changes = self.record(&record);
                 tracing::debug!(event.id = record.id, node, ?changes, "event taken in");
                 self.metrics.processed.inc();
                 let (_, events) =
@@ -76,6 +96,32 @@ impl Quarantine {
                 return;
             }
         }
+    }
+
+    /// Records an event; what it reports or closes decides later what became of it.
+    fn record(&mut self, record: &Record) -> Vec<Change> {
+        let (id, node) = (&record.id, &record.event.node_name);
+        let counts = |changes: &[Change]| {
+            let ignored = |change: &Change| matches!(change, Change::Ignored(_));
+            !changes.iter().all(ignored)
+        };
+        if !record.event.is_healthy {
+            let changes = self.book.record(record);
+            if counts(&changes) {
+                let faults = self.book.touched_by(&record.event);
+                self.statuses.took_in(node, id, false, &faults);
+            }
+            return changes;
+        }
+        // Once recorded, what it closes is gone.
+        let before = self.book.touched_by(&record.event);
+        let closed: Vec<Fault> = before.into_iter().cloned().collect();
+        let changes = self.book.record(record);
+        if counts(&changes) {
+            let closed: Vec<&Fault> = closed.iter().collect();
+            self.statuses.took_in(node, id, true, &closed);
+        }
+        changes
     }
 
     /// When the book is to be saved next; `None`: it is.
@@ -92,7 +138,11 @@ impl Quarantine {
 
     pub(super) async fn save(&mut self) {
         self.saved_at = Instant::now();
-        let Ok(state) = serde_json::to_vec(&self.book) else {
+        let saving = Saving {
+            book: &self.book,
+            statuses: &self.statuses,
+        };
+        let Ok(state) = serde_json::to_vec(&saving) else {
             return;
         };
         let checkpoint = Checkpoint {

@@ -64,6 +64,7 @@ impl Quarantine {
         let dismissed = ownership::dismissal(&view, self.dropped_at());
         let faults = self.book.faults(name);
         let desired = assess(faults, policy, &view, dismissed);
+        self.note_statuses(&view, &desired);
         if desired.wanted() && self.entry(name).in_service() {
             // To be taken out: the brake has a say. It is asked about all at once.
             self.brake.wait(name, desired);

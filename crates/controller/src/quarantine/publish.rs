@@ -35,6 +35,10 @@ impl Quarantine {
                 || entry.session.phase != Phase::Idle
                 || !self.book.faults(name).is_empty()
         });
+        // The cluster's nodes have to be known: until then all look gone.
+        if self.listed && self.caught_up {
+            self.statuses.retain(|name| self.nodes.contains_key(name));
+        }
         let brake = self.brake_view();
         let dropped_at = self.dropped_at();
         let nodes = self

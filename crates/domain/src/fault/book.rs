@@ -110,6 +110,24 @@ impl FaultBook {
         self.nodes.keys().map(String::as_str)
     }
 
+    /// The open faults that `event` reports, or where it is healthy would close.
+    pub fn touched_by(&self, event: &HealthEvent) -> Vec<&Fault> {
+        let faults = self.faults(&event.node_name).iter();
+        if event.is_healthy {
+            return faults.filter(|fault| fault.closed_by(event)).collect();
+        }
+        let subjects = Subject::of_entities(&event.entities_impacted);
+        faults
+            .filter(|fault| {
+                fault.check == event.check_name
+                    && fault.agent == event.agent
+                    && (event.error_code.contains(&fault.code)
+                        || (event.error_code.is_empty() && fault.code.is_empty()))
+                    && subjects.iter().any(|subject| fault.subject.same(subject))
+            })
+            .collect()
+    }
+
     /// The checks that have spoken of a node: of one that has no open fault it is known that
     /// it is well, of another one nothing is known.
     pub fn heard(&self, node: &str) -> impl Iterator<Item = &str> {
@@ -161,16 +179,9 @@ impl FaultBook {
 
     fn close(&mut self, event: &HealthEvent) -> Vec<Change> {
         let mut changes = Vec::new();
-        let reboot = event.metadata.contains_key(keys::META_REBOOT);
         if let Some(faults) = self.nodes.get_mut(&event.node_name) {
             faults.retain(|fault| {
-                // The component class is no part of it: monitors are known to report a
-                // recovery under another class than the fault.
-                let closed = fault.check == event.check_name
-                    && fault.agent == event.agent
-                    && (event.error_code.is_empty() || event.error_code.contains(&fault.code))
-                    && fault.subject.healed_by(&event.entities_impacted)
-                    && (!reboot || fault.healed_by_reboot(event));
+                let closed = fault.closed_by(event);
                 if closed {
                     changes.push(Change::Closed(fault.title()));
                 }
@@ -190,6 +201,17 @@ impl FaultBook {
 // === impl Fault ===
 
 impl Fault {
+    /// Whether a healthy event closes it.
+    fn closed_by(&self, event: &HealthEvent) -> bool {
+        // The component class is no part of it: monitors are known to report a recovery
+        // under another class than the fault.
+        self.check == event.check_name
+            && self.agent == event.agent
+            && (event.error_code.is_empty() || event.error_code.contains(&self.code))
+            && self.subject.healed_by(&event.entities_impacted)
+            && (!event.metadata.contains_key(keys::META_REBOOT) || self.healed_by_reboot(event))
+    }
+
     fn new(record: &Record, code: &str, subject: Subject) -> Self {
         let seen = Seen::of(&record.event, record.created_at);
         Self {

@@ -130,6 +130,70 @@ async fn a_policy_in_a_config_map_is_followed() -> anyhow::Result<()> {
         .await
 }
 
+/// Waits until the records of the node's events say this, oldest first.
+async fn words_until(scene: &Scene, words: &[&str]) -> anyhow::Result<()> {
+    scene
+        .product
+        .wait_for("the statuses of the events", SOON, || async {
+            let output = scene.product.client(["events", "-o", "json"]).await;
+            let output = output.map_err(|error| error.to_string())?;
+            let events: Value =
+                serde_json::from_str(&output.stdout).map_err(|error| error.to_string())?;
+            let found: Vec<&str> = events
+                .as_array()
+                .into_iter()
+                .flatten()
+                .map(|event| {
+                    let word = &event["healtheventstatus"]["nodequarantined"];
+                    word.as_str().unwrap_or("null")
+                })
+                .collect();
+            if found == words {
+                Ok(())
+            } else {
+                Err(format!("{found:?}"))
+            }
+        })
+        .await
+}
+
+#[tokio::test]
+async fn the_records_say_what_became_of_the_events() -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let mut scene = Scene::new(&plane, |node| node, |launch| launch).await?;
+    scene.product.append_kernel_log(&xid(79, "fell off"))?;
+    scene.cordoned().await?;
+    words_until(&scene, &["Quarantined"]).await?;
+    // The records and the ledger outlive a kill.
+    scene.product.kill9()?;
+    scene.product.restart().await?;
+    scene
+        .product
+        .append_kernel_log(&xid(48, "double bit error"))?;
+    words_until(&scene, &["Quarantined", "AlreadyQuarantined"]).await?;
+    // `inject` reads the published view, which follows a moment later.
+    scene.taken_in(2).await?;
+    let recovered = scene.product.client(["inject", "recovery"]).await?;
+    let recovered = recovered.expect(0)?;
+    assert!(
+        recovered.contains("79") && recovered.contains("48"),
+        "{recovered}"
+    );
+    scene.restored().await?;
+    words_until(
+        &scene,
+        &[
+            "Quarantined",
+            "AlreadyQuarantined",
+            "AlreadyQuarantined",
+            "UnQuarantined",
+        ],
+    )
+    .await
+}
+
 #[tokio::test]
 async fn an_operator_releases_a_node_and_says_why() -> anyhow::Result<()> {
     let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
@@ -168,6 +232,7 @@ async fn an_operator_releases_a_node_and_says_why() -> anyhow::Result<()> {
             .any(|(_, text)| text.contains("released by") && text.contains("GPU 3 was swapped")),
         "{story:?}"
     );
+    words_until(&scene, &["Cancelled"]).await?;
     // What comes later is another matter.
     scene
         .product

@@ -91,6 +91,7 @@ pub async fn refuses_what_is_over_a_limit(open: impl AsyncFn() -> Store) {
     );
     let long = StatusPatch {
         node_quarantined: Some("x".repeat(MAX_NAME_BYTES + 1)),
+        ..StatusPatch::default()
     };
     refused(
         store.update_status("id", long).await.map(|_| ()),
@@ -128,6 +129,7 @@ pub async fn keeps_all_when_reopened(open: impl AsyncFn() -> Store) {
     };
     let patch = StatusPatch {
         node_quarantined: Some("Quarantined".to_owned()),
+        ..StatusPatch::default()
     };
     let mut records = Vec::new();
     for round in 0..3_u64 {

@@ -366,6 +366,7 @@ pub async fn updates_a_status(open: impl AsyncFn() -> Store) {
     let (id, other) = (event("n1", 1).event.id, event("n1", 2).event.id);
     let patch = |value: &str| StatusPatch {
         node_quarantined: Some(value.to_owned()),
+        ..StatusPatch::default()
     };
     let value = async |id: &str| store.status(id).await.unwrap().unwrap().node_quarantined;
 
@@ -400,6 +401,28 @@ pub async fn updates_a_status(open: impl AsyncFn() -> Store) {
             .unwrap()
     );
     assert_eq!(store.status("no such id").await.unwrap(), None);
+    // Several at once: in order, and what does not exist is passed over.
+    let at = "2026-01-02T03:04:05.000006Z".parse().unwrap();
+    let timed = StatusPatch {
+        quarantine_finished_at: Some(at),
+        ..patch("Quarantined")
+    };
+    let patches = vec![
+        (other.clone(), patch("Cancelled")),
+        ("no such id".to_owned(), patch("Cancelled")),
+        (other.clone(), timed),
+    ];
+    store.update_statuses(patches).await.unwrap();
+    let ids = vec![other.clone(), "no such id".to_owned(), id.clone()];
+    let statuses = store.statuses(ids).await.unwrap();
+    let status = statuses[0].clone().unwrap();
+    assert_eq!(status.node_quarantined.as_deref(), Some("Quarantined"));
+    assert_eq!(status.quarantine_finished_at, Some(at));
+    assert_eq!(statuses[1], None);
+    assert_eq!(
+        statuses[2].clone().unwrap().node_quarantined.as_deref(),
+        Some("UnQuarantined")
+    );
     // Sent again, an event keeps what became of it, and the feed does not move.
     store.append(vec![event("n1", 1)]).await.unwrap();
     assert_eq!(value(&id).await.as_deref(), Some("UnQuarantined"));

@@ -50,12 +50,15 @@ pub(super) fn event(connection: &Connection, id: &str) -> Result<Option<Record>,
 
 pub(super) fn status(connection: &Connection, id: &str) -> Result<Option<Status>, StoreError> {
     connection
-        .prepare_cached("SELECT node_quarantined FROM event WHERE id = ?1")
+        .prepare_cached("SELECT node_quarantined, quarantine_finished_at FROM event WHERE id = ?1")
         .and_then(|mut statement| {
             statement
                 .query_row([id], |row| {
                     Ok(Status {
                         node_quarantined: row.get(0)?,
+                        quarantine_finished_at: row
+                            .get::<_, Option<i64>>(1)?
+                            .and_then(|at| Timestamp::from_microsecond(at).ok()),
                     })
                 })
                 .optional()
@@ -70,9 +73,15 @@ pub(super) fn update_status(
 ) -> rusqlite::Result<bool> {
     let changed = connection
         .prepare_cached(
-            "UPDATE event SET node_quarantined = coalesce(?2, node_quarantined) WHERE id = ?1",
+            "UPDATE event SET node_quarantined = coalesce(?2, node_quarantined),
+                    quarantine_finished_at = coalesce(?3, quarantine_finished_at)
+             WHERE id = ?1",
         )?
-        .execute((id, &patch.node_quarantined))?;
+        .execute((
+            id,
+            &patch.node_quarantined,
+            patch.quarantine_finished_at.map(Timestamp::as_microsecond),
+        ))?;
     Ok(changed > 0)
 }
 

@@ -13,7 +13,7 @@ use super::{OpenError, lock};
 
 /// The steps to the newest schema. `PRAGMA user_version` counts those that were taken.
 /// A step that was released is never changed: what is to change becomes a new step.
-pub(super) const STEPS: &[&str] = &[STEP_1];
+pub(super) const STEPS: &[&str] = &[STEP_1, STEP_2];
 
 /// `body` is the public JSON form of the event, the columns before it are copies to
 /// search by. Times are microseconds since 1970.
@@ -56,6 +56,9 @@ const STEP_1: &str = "
     ) STRICT;
     CREATE INDEX journal_by_node ON journal (node, seq);
 ";
+
+/// When `node_quarantined` was decided.
+const STEP_2: &str = "ALTER TABLE event ADD COLUMN quarantine_finished_at INTEGER;";
 
 /// Marks the file as ours (`PRAGMA application_id`): "gpwd" in ASCII.
 const APPLICATION_ID: i32 = 0x6770_7764;
