@@ -20,8 +20,8 @@ pub use args::{Cli, Command};
 pub use commands::load_catalog;
 pub use settings::{
     ActSettings, AgentSettings, ClusterSettings, ControllerSettings, DeliverySettings, Endpoint,
-    IngestSettings, ModeSetting, NodeSettings, PolicySetting, ProcessSettings, RunSettings,
-    SettingsError, Transport,
+    EventTypeSetting, IngestSettings, ModeSetting, NodeSettings, PolicySetting, ProcessSettings,
+    ReportSettings, RunSettings, SettingsError, Transport,
 };
 
 /// All is well.

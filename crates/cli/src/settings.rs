@@ -7,6 +7,7 @@
 mod amount;
 mod file;
 mod parts;
+mod reports;
 
 use std::path::{Path, PathBuf};
 
@@ -18,6 +19,7 @@ pub use parts::{
 };
 
 pub(crate) use parts::namespace;
+pub use reports::{EventTypeSetting, ReportSettings};
 
 use crate::args::{AgentArgs, ControllerArgs, RunArgs};
 use file::ConfigFile;

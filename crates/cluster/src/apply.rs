@@ -88,7 +88,7 @@ impl ApplyError {
         }
     }
 
-    fn unavailable(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+    pub(crate) fn unavailable(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         Self::Unavailable {
             status: None,
             source: source.into(),
@@ -97,6 +97,11 @@ impl ApplyError {
 
     /// What an answer other than success means for `change`.
     fn from_answer(answer: &Reply, view: &NodeView, change: &NodeChange) -> Self {
+        Self::from_reply(answer, |told| lost_race_for_taint(told, view, change))
+    }
+
+    /// What an answer other than success means; `lost_race` knows the 422s that are conflicts.
+    pub(crate) fn from_reply(answer: &Reply, lost_race: impl Fn(&Status) -> bool) -> Self {
         let status = answer.status.as_u16();
         // Proxies, and the API server when it sheds load, answer with plain text.
         let told: Option<Status> = serde_json::from_slice(&answer.body).ok();
@@ -112,12 +117,7 @@ impl ApplyError {
             404 => Self::NotFound,
             409 => Self::Conflict { status },
             422 if message == PATCH_DOES_NOT_APPLY => Self::Conflict { status },
-            422 if told
-                .as_ref()
-                .is_some_and(|told| lost_race_for_taint(told, view, change)) =>
-            {
-                Self::Conflict { status }
-            }
+            422 if told.as_ref().is_some_and(lost_race) => Self::Conflict { status },
             429 => {
                 let in_body = told
                     .and_then(|told| told.details)

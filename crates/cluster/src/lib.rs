@@ -8,6 +8,7 @@
 mod apply;
 mod config_map;
 mod connect;
+mod event;
 #[cfg(test)]
 mod fake;
 mod known;
@@ -16,12 +17,14 @@ mod pace;
 pub mod patch;
 mod read;
 mod request;
+mod status;
 mod token;
 mod watch;
 
 pub use apply::ApplyError;
 pub use config_map::{ConfigMap, ConfigMapChange, ConfigMapEvent};
 pub use connect::{Cluster, ConnectError, ConnectOptions};
+pub use event::{Event, EventOutcome};
 pub use known::KnownNodes;
 pub use object::ObjectError;
 pub use pace::Urgency;

@@ -5,9 +5,13 @@
 //! the store and the cluster, and carries out what they say. [`policy`] follows the rules
 //! by which it does.
 //!
+//! [`conditions`] tells on the nodes, as conditions and Events, what their faults are.
+//!
 //! [`ingest`] lets in what agents and central monitors report over the network.
 
+pub mod conditions;
 pub mod ingest;
 pub mod policy;
 pub mod quarantine;
 pub mod retention;
+mod wakes;

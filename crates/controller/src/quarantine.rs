@@ -42,10 +42,12 @@ mod publish;
 mod questions;
 mod statuses;
 mod switches;
-mod wakes;
 
 pub use journal::JournalWriter;
 pub use questions::Questions;
+
+use crate::conditions::Board;
+use crate::wakes::Wakes;
 
 use apply::Applied;
 use brake::BrakeState;
@@ -55,7 +57,6 @@ use metrics::QuarantineMetrics;
 use questions::{MAX_QUESTIONS, Question};
 use statuses::Written;
 use switches::{Arrival, Switches};
-use wakes::Wakes;
 
 use crate::policy::CurrentPolicy;
 
@@ -98,6 +99,8 @@ pub struct Config {
     pub gpu_label: NodeLabel,
     /// Namespace of the `ConfigMaps` in which people set the circuit breaker and a pause.
     pub namespace: String,
+    /// Where to say what is known of the nodes; `None`: nothing is told on them.
+    pub board: Option<Board>,
     /// The clock.
     pub clock: fn() -> Timestamp,
 }
@@ -111,6 +114,7 @@ pub struct Quarantine {
     policy: Option<Arc<Policy>>,
     mode: Mode,
     owns: Owns,
+    board: Option<Board>,
     clock: fn() -> Timestamp,
     metrics: QuarantineMetrics,
     namespace: String,
@@ -183,6 +187,7 @@ impl Quarantine {
             policies: config.policy,
             mode: config.mode,
             owns: config.owns,
+            board: config.board,
             clock: config.clock,
             namespace: config.namespace,
             brake: BrakeState::new(config.brake, config.gpu_label),

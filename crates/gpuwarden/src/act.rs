@@ -3,13 +3,15 @@
 
 use std::sync::Arc;
 
-use cli::ActSettings;
+use cli::{ActSettings, EventTypeSetting, ReportSettings};
 use cluster::Cluster;
 use connector::Connector;
 use console::Console;
+use controller::conditions::{self, Board, EventKind, Reporter};
 use controller::policy::PolicyFollower;
 use controller::quarantine::{Config, Owns, Quarantine};
 use controller::retention::Retention;
+use domain::condition::{Limits, Options};
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
 use store::EventStore;
@@ -37,6 +39,8 @@ impl Acting<'_> {
     pub(crate) fn start(self, front: Front, tasks: &mut Tasks) {
         let (mode, shown_mode) = parts::mode(self.settings.mode);
         let info = parts::info(self.name, &front, shown_mode);
+        let told = reports(self.settings.reports, self.cluster.as_ref(), &self.metrics);
+        let (board, reporter) = told.unzip();
         let config = Config {
             store: Arc::clone(&self.store),
             cluster: self.cluster,
@@ -46,6 +50,7 @@ impl Acting<'_> {
             brake: self.settings.circuit_breaker,
             gpu_label: self.settings.gpu_node_label.clone(),
             namespace: self.settings.namespace.clone(),
+            board,
             clock: CLOCK,
         };
         let (quarantine, handles) = Quarantine::new(config, &self.metrics);
@@ -80,8 +85,32 @@ impl Acting<'_> {
         tasks.workers.spawn(quarantine.run(done.clone()));
         tasks.workers.spawn(self.policy.run(done.clone()));
         tasks.workers.spawn(handles.journal.run());
+        if let Some(reporter) = reporter {
+            tasks.workers.spawn(reporter.run(done.clone()));
+        }
         let until = done.clone();
         let kept = async move { retention.run(&metrics, until).await };
         tasks.workers.spawn(kept);
     }
+}
+
+/// What tells on the nodes, where that is asked for.
+fn reports(
+    settings: ReportSettings,
+    cluster: Option<&Arc<Cluster>>,
+    metrics: &Metrics,
+) -> Option<(Board, Reporter)> {
+    let limits = Limits::default();
+    let summary = settings.summary;
+    let config = conditions::Config {
+        cluster: Arc::clone(cluster?),
+        conditions: settings.conditions.then_some(Options { limits, summary }),
+        events: settings.events.map(|kind| match kind {
+            EventTypeSetting::Warning => EventKind::Kubernetes,
+            EventTypeSetting::Check => EventKind::Check,
+        }),
+        clock: CLOCK,
+    };
+    let asked_for = config.conditions.is_some() || config.events.is_some();
+    asked_for.then(|| conditions::new(config, metrics))
 }

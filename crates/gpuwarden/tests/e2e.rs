@@ -8,8 +8,12 @@
 mod apart;
 #[path = "e2e/brake.rs"]
 mod brake;
+#[path = "e2e/burst.rs"]
+mod burst;
 #[path = "e2e/commands.rs"]
 mod commands;
+#[path = "e2e/conditions.rs"]
+mod conditions;
 #[path = "e2e/connector.rs"]
 mod connector;
 #[path = "e2e/crash.rs"]

@@ -190,6 +190,22 @@ group! {
         #[arg(long, env = "GPUWARDEN_DRY_RUN", num_args = 0..=1, default_missing_value = "true",
               value_name = "BOOL")]
         pub dry_run: Option<bool>,
+        /// Show fatal faults as conditions of their nodes [default: where it acts].
+        #[arg(long, env = "GPUWARDEN_NODE_CONDITIONS", num_args = 0..=1,
+              default_missing_value = "true", value_name = "BOOL")]
+        pub node_conditions: Option<bool>,
+        /// With the conditions of checks, one that sums them up: `GPUHealthy` [default: true].
+        #[arg(long, env = "GPUWARDEN_GPU_HEALTHY", num_args = 0..=1,
+              default_missing_value = "true", value_name = "BOOL")]
+        pub gpu_healthy: Option<bool>,
+        /// Show faults that are not fatal as Kubernetes Events [default: where it acts].
+        #[arg(long, env = "GPUWARDEN_NODE_EVENTS", num_args = 0..=1,
+              default_missing_value = "true", value_name = "BOOL")]
+        pub node_events: Option<bool>,
+        /// Type of these Events: warning (Normal for a recovery), or check, the name of the
+        /// check, as `NVSentinel` has it [default: warning].
+        #[arg(long, env = "GPUWARDEN_NODE_EVENT_TYPE", value_name = "warning|check")]
+        pub node_event_type: Option<String>,
         /// Policy: rule sets in TOML, in a file, in a `ConfigMap` of the cluster (both are read
         /// again when they change), or one that is built in [default: a fatal event or one that
         /// asks for `REPLACE_VM` quarantines; default key of a `ConfigMap`: config.toml].

@@ -14,6 +14,7 @@ use jiff::SignedDuration;
 use runtime::logging::LogFormat;
 use runtime::tls::CertificateFiles;
 
+use super::reports::{ReportFlags, ReportSettings};
 use super::{DEFAULT_PORT, SettingsError, amount, default_data_dir, default_node_name, is_root};
 use crate::args::{ActArgs, DeliveryArgs, IngestArgs, NodeArgs, ProcessArgs};
 use crate::policy_source;
@@ -91,6 +92,8 @@ pub struct ActSettings {
     pub cluster: Option<ClusterSettings>,
     /// Whether to act.
     pub mode: ModeSetting,
+    /// What is told on the nodes.
+    pub reports: ReportSettings,
     /// Where the policy is; `None`: the built-in one.
     pub policy: Option<PolicySetting>,
     /// Whether the brake holds.
@@ -305,12 +308,22 @@ impl ActSettings {
                  --kubeconfig FILE or --context NAME",
             ));
         }
+        let reports = ReportSettings::resolve(
+            &ReportFlags {
+                conditions: args.node_conditions,
+                summary: args.gpu_healthy,
+                events: args.node_events,
+                event_type: args.node_event_type,
+            },
+            mode,
+        )?;
         Ok(Self {
             connector_config: args.connector_config,
             retention,
             store_size,
             cluster,
             mode,
+            reports,
             policy,
             circuit_breaker: args.circuit_breaker.unwrap_or(true),
             gpu_node_label,

@@ -29,6 +29,7 @@ impl Quarantine {
         };
         while let Some(name) = self.dirty.pop_first() {
             if self.mode != Mode::Observe {
+                self.tell(&name);
                 self.look_at(&name, &policy).await;
             }
             let entry = self.nodes.get_mut(&name);
@@ -37,6 +38,20 @@ impl Quarantine {
             }
         }
         self.let_go(&policy);
+    }
+
+    /// Says on the board what is known of the node.
+    fn tell(&self, name: &str) {
+        let Some(board) = &self.board else {
+            return;
+        };
+        match self.nodes.get(name).and_then(|entry| entry.view.as_ref()) {
+            Some(view) => {
+                let (faults, heard) = (self.book.faults(name), self.book.heard(name));
+                board.post(faults, heard, view, (self.clock)());
+            }
+            None => board.gone(name),
+        }
     }
 
     async fn look_at(&mut self, name: &str, policy: &Policy) {

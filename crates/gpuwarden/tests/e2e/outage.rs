@@ -24,6 +24,7 @@ async fn an_api_server_that_was_away_gets_the_cordon_and_the_release() -> anyhow
     plane.restart(Program::ApiServer)?;
     plane.wait_ready().await?;
     scene.cordoned().await?;
+    scene.condition("SysLogsXIDError", "True").await?;
 
     // Recovered while it is away again: given back when it returns.
     plane.kill(Program::ApiServer)?;
@@ -34,7 +35,9 @@ async fn an_api_server_that_was_away_gets_the_cordon_and_the_release() -> anyhow
         .expect(0)?;
     plane.restart(Program::ApiServer)?;
     plane.wait_ready().await?;
-    scene.restored().await
+    scene.restored().await?;
+    scene.condition("SysLogsXIDError", "False").await?;
+    scene.condition("GPUHealthy", "True").await.map(drop)
 }
 
 #[tokio::test]

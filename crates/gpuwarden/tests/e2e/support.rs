@@ -90,6 +90,19 @@ impl Scene {
         .await
     }
 
+    /// Waits until the node has this condition in this status; returns it.
+    pub(crate) async fn condition(&self, kind: &str, status: &str) -> anyhow::Result<Value> {
+        self.node_until(&format!("condition {kind}={status}"), |node| {
+            let found = condition(node, kind);
+            if found["status"] == status {
+                Ok(found.clone())
+            } else {
+                Err(node["status"]["conditions"].to_string())
+            }
+        })
+        .await
+    }
+
     /// Waits until the node is as it was before, to the byte.
     pub(crate) async fn restored(&self) -> anyhow::Result<()> {
         self.node_until("the node as it was before", |node| {
@@ -149,6 +162,13 @@ impl Scene {
             .map(|entry| (text(&entry["kind"]), text(&entry["text"])))
             .collect())
     }
+}
+
+/// The condition of this type; `null` where the node has none.
+pub(crate) fn condition<'a>(node: &'a Value, kind: &str) -> &'a Value {
+    let list = node["status"]["conditions"].as_array();
+    let mut list = list.into_iter().flatten();
+    list.find(|one| one["type"] == kind).unwrap_or(&Value::Null)
 }
 
 /// An XID line as the driver prints it.

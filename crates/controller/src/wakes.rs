@@ -7,14 +7,14 @@ use jiff::Timestamp;
 /// One time for each node at most. Asked on every turn of the loop, also while a thousand
 /// nodes wait for their answers, so the next one is found without looking at all.
 #[derive(Default)]
-pub(super) struct Wakes {
+pub(crate) struct Wakes {
     of_node: BTreeMap<String, Timestamp>,
     order: BTreeSet<(Timestamp, String)>,
 }
 
 impl Wakes {
     /// Wakes `node` at `at`, and at no other time; `None`: not at all.
-    pub(super) fn set(&mut self, node: &str, at: Option<Timestamp>) {
+    pub(crate) fn set(&mut self, node: &str, at: Option<Timestamp>) {
         if self.of_node.get(node).copied() == at {
             return;
         }
@@ -28,12 +28,12 @@ impl Wakes {
     }
 
     /// When the next node is due.
-    pub(super) fn next(&self) -> Option<Timestamp> {
+    pub(crate) fn next(&self) -> Option<Timestamp> {
         self.order.first().map(|(at, _)| *at)
     }
 
     /// Takes the nodes that are due out. Whoever looks at one sets its next time.
-    pub(super) fn take_due(&mut self, now: Timestamp) -> Vec<String> {
+    pub(crate) fn take_due(&mut self, now: Timestamp) -> Vec<String> {
         let mut due = Vec::new();
         while self.next().is_some_and(|at| at <= now)
             && let Some((_, node)) = self.order.pop_first()

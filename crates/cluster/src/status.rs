@@ -1,0 +1,81 @@
+//! Conditions of a node: one patch of its status.
+//!
+//! A strategic merge patch merges conditions by their type on the server, so it names only
+//! those that change: it cannot conflict with the kubelet's heartbeats, with other writers of
+//! conditions, or with our own patches of the node. Where the object changes under it, the API
+//! server applies it again by itself. It names the node's uid: a node that was made anew
+//! under the same name is another one, and has other faults.
+
+use domain::condition::{ConditionChange, status_name};
+use domain::node::NodeView;
+use http::Request;
+use http::header::CONTENT_TYPE;
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::apply::{ApplyError, is_node_name};
+use crate::connect::Cluster;
+use crate::pace::Urgency;
+
+impl Cluster {
+    /// Writes these conditions of the node that `view` shows, and returns the node after it.
+    /// Other conditions stay as they are.
+    ///
+    /// One request, after all that acts; it is not repeated here.
+    pub async fn set_conditions(
+        &self,
+        view: &NodeView,
+        changes: &[ConditionChange],
+        now: Timestamp,
+    ) -> Result<NodeView, ApplyError> {
+        if !is_node_name(&view.name) {
+            let message = format!("{:?} is not the name of a node", view.name);
+            return Err(ApplyError::Invalid {
+                status: 400,
+                message,
+            });
+        }
+        let request = Request::patch(format!("/api/v1/nodes/{}/status", view.name))
+            .header(CONTENT_TYPE, "application/strategic-merge-patch+json")
+            .body(body(view, changes, now).to_string().into_bytes())
+            .map_err(ApplyError::unavailable)?;
+        let answer = self
+            .exchange(Urgency::Tell, request)
+            .await
+            .map_err(ApplyError::unavailable)?;
+        if !answer.status.is_success() {
+            return Err(ApplyError::from_reply(&answer, |_| false));
+        }
+        let object = serde_json::from_slice(&answer.body).map_err(ApplyError::unavailable)?;
+        NodeView::from_object(object)
+            .ok_or_else(|| ApplyError::unavailable("the answer is not a node"))
+    }
+}
+
+fn body(view: &NodeView, changes: &[ConditionChange], now: Timestamp) -> Value {
+    let now = seconds(now);
+    let conditions: Vec<Value> = changes
+        .iter()
+        .map(|change| {
+            let one = &change.condition;
+            let mut condition = json!({
+                "type": one.kind,
+                "status": status_name(one.status),
+                "reason": one.reason,
+                "message": one.message,
+                "lastHeartbeatTime": now,
+            });
+            // What is left out stays as it is on the node.
+            if change.transition {
+                condition["lastTransitionTime"] = json!(now);
+            }
+            condition
+        })
+        .collect();
+    json!({"metadata": {"uid": view.uid}, "status": {"conditions": conditions}})
+}
+
+/// A time as Kubernetes has it: RFC 3339 in whole seconds.
+pub(crate) fn seconds(time: Timestamp) -> String {
+    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
+}
