@@ -232,7 +232,7 @@ impl StatusLedger {
                 NodeQuarantined::AlreadyQuarantined
             };
             // A recovery that a person was faster than has given nothing back.
-            if !ledger.counted.contains(&report.id) && !(by_hand && report.healthy) {
+            if !(ledger.counted.contains(&report.id) || by_hand && report.healthy) {
                 self.owe_event(report.id, status, at);
             }
         }

@@ -188,6 +188,7 @@ fn dry_run_stands_beside_quarantine() {
 
 #[test]
 fn an_agent_knows_its_controller_and_can_say_who_it_is() {
+    type Edit = fn(&mut DeliveryArgs);
     let agent = |edit: fn(&mut DeliveryArgs)| {
         let mut delivery = DeliveryArgs {
             controller: Some("https://c:50051".into()),
@@ -213,7 +214,6 @@ fn an_agent_knows_its_controller_and_can_say_who_it_is() {
         args.token_file = Some("/token".into());
     })
     .unwrap();
-    type Edit = fn(&mut DeliveryArgs);
     let table: [(Edit, &str); 5] = [
         (|args| args.controller = None, "--controller"),
         (|args| args.tls_ca = None, "--tls-ca"),
@@ -244,6 +244,7 @@ fn an_agent_knows_its_controller_and_can_say_who_it_is() {
 
 #[test]
 fn a_controller_can_tell_who_calls() {
+    type Edit = fn(&mut IngestArgs);
     let controller = |kubeconfig: bool, edit: fn(&mut IngestArgs)| {
         let mut args = ControllerArgs {
             process: process(),
@@ -272,7 +273,6 @@ fn a_controller_can_tell_who_calls() {
     let insecure = controller(false, open).unwrap().ingest;
     assert_eq!(insecure.transport, Transport::Open);
     assert_eq!(insecure.listen.to_string(), "127.0.0.1:50051");
-    type Edit = fn(&mut IngestArgs);
     let table: [(Edit, &str); 6] = [
         (|_| (), "--grpc-client-ca"),
         (|args| args.grpc_tls_key = None, "go together"),

@@ -112,8 +112,8 @@ impl Quarantine {
             // What may be out already counts as out, and only a person stops it.
             let free = started.contains(name.as_str())
                 || (self.brake.waiting.get(name)).is_some_and(|one| one.forced_by.is_some());
-            let in_doubt = || stop.clone().filter(|_| !free);
-            let hold = plan.held.get(name).cloned().or_else(in_doubt);
+            let in_doubt = || stop.as_ref().filter(|_| !free);
+            let hold = plan.held.get(name).or_else(in_doubt);
             let looked_at = looked_at.contains(name);
             self.step_waiting(policy, name, hold, looked_at);
         }
@@ -121,13 +121,13 @@ impl Quarantine {
         self.schedule_publish();
     }
 
-    fn step_waiting(&mut self, policy: &Policy, name: &str, hold: Option<Hold>, looked_at: bool) {
+    fn step_waiting(&mut self, policy: &Policy, name: &str, hold: Option<&Hold>, looked_at: bool) {
         let entry = self.entry(name);
         if entry.in_flight {
             return; // Looked at again when the answer is there.
         }
-        let before = std::mem::replace(&mut entry.hold, hold.clone());
-        if let (Some(before), Some(hold)) = (&before, &hold) {
+        let before = std::mem::replace(&mut entry.hold, hold.cloned());
+        if let (Some(before), Some(hold)) = (&before, hold) {
             if !before.same_cause(hold) {
                 let text = format!("still held back: {hold}");
                 tracing::info!(node = name, "{text}");
@@ -145,7 +145,7 @@ impl Quarantine {
         let Some(view) = self.entry(name).effective_view() else {
             return;
         };
-        self.drive(name, &view, policy, &desired, hold.as_ref());
+        self.drive(name, &view, policy, &desired, hold);
     }
 
     /// Asks the brake; what it says is up to date from then on.
