@@ -7,6 +7,7 @@ mod events;
 mod explain;
 mod inject;
 mod pause;
+mod policy;
 mod release;
 mod replay;
 mod status;
@@ -29,6 +30,7 @@ pub(crate) async fn execute(command: Command) -> anyhow::Result<u8> {
         Command::Status(args) => status::execute(&args).await,
         Command::Events(args) => events::execute(&args).await,
         Command::Explain(args) => explain::execute(&args).await,
+        Command::Policy(args) => policy::execute(&args.what),
         Command::Replay(args) => replay::execute(&args),
         Command::WhyNot(args) => why_not::execute(&args).await,
         Command::Pause(args) => pause::pause(args).await,

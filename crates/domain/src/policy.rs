@@ -4,9 +4,13 @@
 //! (`fault-quarantine` TOML, CEL over `event` and `node`), checked much harder when it
 //! is loaded: a typo is an error with file and line, not a rule that never matches.
 
+pub mod cases;
+pub mod compare;
+pub mod lint;
 mod load;
 pub mod presets;
 mod rule;
+pub mod standard;
 mod unknown;
 
 use std::fmt;

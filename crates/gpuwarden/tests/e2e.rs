@@ -22,6 +22,8 @@ mod crash;
 mod outage;
 #[path = "e2e/policy.rs"]
 mod policy;
+#[path = "e2e/policy_tools.rs"]
+mod policy_tools;
 #[path = "e2e/quarantine.rs"]
 mod quarantine;
 #[path = "e2e/replay.rs"]

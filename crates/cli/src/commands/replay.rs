@@ -22,7 +22,7 @@ use crate::args::{Format, ReplayArgs};
 use crate::output::{self, Colour};
 use crate::policy_source;
 use crate::{EXIT_OK, EXIT_UNHEALTHY};
-use input::Inputs;
+pub(super) use input::Inputs;
 
 /// Names of the policies, in the order of the arguments.
 const NAMES: [&str; 2] = ["A", "B"];
@@ -194,15 +194,15 @@ fn summary(
         }
     }
     let summaries: Vec<Summary> = replays.iter().map(Replay::summary).collect();
-    let mut rows = vec![vec![String::new()]];
-    for (name, replay) in NAMES.iter().zip(replays) {
+    let heads = NAMES.iter().zip(replays).map(|(name, replay)| {
         let source = &replay.policy().source;
-        rows[0].push(if writer.two {
+        if writer.two {
             format!("{name}: {source}")
         } else {
             source.clone()
-        });
-    }
+        }
+    });
+    let mut rows = vec![[String::new()].into_iter().chain(heads).collect::<Vec<_>>()];
     let cells: [(&str, Cell); 6] = [
         ("nodes taken out", |summary| summary.taken_out.to_string()),
         ("most at one time", |summary| {

@@ -3,6 +3,7 @@
 //! expression has looked at (`seen`).
 
 mod check;
+mod compared;
 mod seen;
 
 use std::sync::{Arc, LazyLock};
@@ -11,6 +12,8 @@ use cel::common::types::{CelBool, CelString, DYN_TYPE, LIST_TYPE, NULL_TYPE};
 use cel::common::value::CowVal;
 use cel::{Context, Env, ExecutionError, Program, Value as CelValue, extensions};
 use serde_json::Value;
+
+pub(super) use compared::{Compared, How};
 
 /// What an expression looks at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,7 +133,7 @@ impl RuleKind {
         }
     }
 
-    fn fields(self) -> &'static [&'static str] {
+    pub(super) fn fields(self) -> &'static [&'static str] {
         match self {
             Self::HealthEvent => &EVENT_FIELDS,
             Self::Node => &NODE_FIELDS,
@@ -210,6 +213,11 @@ impl Rule {
             }
         }
         Ok(rule)
+    }
+
+    /// The fixed values that it compares fields of its variable with.
+    pub(super) fn compared(&self) -> Vec<Compared> {
+        compared::compared(self.program.expression(), self.kind)
     }
 
     /// The values that the expression looks at, as `path = value` for people: those of

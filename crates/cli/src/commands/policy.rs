@@ -1,0 +1,159 @@
+//! `gpuwarden policy`: checks, tests, compares and shows policies.
+
+mod show;
+mod test;
+
+use anyhow::bail;
+use domain::catalog::Catalog;
+use domain::policy::Policy;
+use domain::policy::compare::{Difference, differences};
+use domain::policy::lint::{Warning, lint};
+use domain::policy::presets::{self, Preset};
+use domain::replay::Replay;
+use serde::Serialize;
+
+use super::replay;
+use crate::args::{Format, PolicyCommand};
+use crate::output::{self, Colour};
+use crate::policy_source;
+use crate::{EXIT_OK, EXIT_UNHEALTHY};
+
+pub(super) fn execute(what: &PolicyCommand) -> anyhow::Result<u8> {
+    match what {
+        PolicyCommand::Lint { policy, output } => check(policy, output.output),
+        PolicyCommand::Test {
+            policy,
+            tests,
+            output,
+        } => test::execute(policy, tests, output.output),
+        PolicyCommand::Diff {
+            a,
+            b,
+            files,
+            output,
+        } => compare(a, b, files, output.output),
+        PolicyCommand::Show { policy, output } => show::execute(policy.as_deref(), output.output),
+        PolicyCommand::Presets { name, output } => list(name.as_deref(), output.output),
+    }
+}
+
+fn check(source: &str, format: Format) -> anyhow::Result<u8> {
+    let policy = policy_source::load(source)?;
+    let warnings = lint(&policy, Catalog::builtin());
+    if !output::structured(format, &warnings)? {
+        for Warning {
+            rule_set,
+            what,
+            hint,
+        } in &warnings
+        {
+            let place = rule_set
+                .as_ref()
+                .map_or_else(String::new, |name| format!(": rule set '{name}'"));
+            output::line(&format!(
+                "{source}{}: {}",
+                output::plain(&place),
+                output::plain(what)
+            ))?;
+            output::line(&format!("  {}", output::plain(hint)))?;
+        }
+        if warnings.is_empty() {
+            let count = policy.rule_sets.len();
+            let sets = if count == 1 { "rule set" } else { "rule sets" };
+            output::line(&format!("{source}: {count} {sets}, nothing odd"))?;
+        }
+    }
+    Ok(if warnings.is_empty() {
+        EXIT_OK
+    } else {
+        EXIT_UNHEALTHY
+    })
+}
+
+fn compare(a: &str, b: &str, files: &[String], format: Format) -> anyhow::Result<u8> {
+    let (first, second) = (policy_source::load(a)?, policy_source::load(b)?);
+    let found = differences(&first, &second, Catalog::builtin());
+    if files.is_empty() {
+        if !output::structured(format, &found)? {
+            table(&first, &second, &found)?;
+        }
+        return Ok(exit_code(!found.is_empty()));
+    }
+    // One document: what the files show is what was asked for; the table goes before it.
+    if matches!(format, Format::Text | Format::Wide) {
+        table(&first, &second, &found)?;
+        output::line("")?;
+    }
+    let mut inputs = replay::Inputs::open(files, &[])?;
+    let mut replays = [Replay::new(first, None), Replay::new(second, None)];
+    let differ = replay::run(&mut replays, &mut inputs, format)?;
+    Ok(exit_code(differ || !found.is_empty()))
+}
+
+fn exit_code(differ: bool) -> u8 {
+    if differ { EXIT_UNHEALTHY } else { EXIT_OK }
+}
+
+fn table(a: &Policy, b: &Policy, found: &[Difference]) -> anyhow::Result<()> {
+    if found.is_empty() {
+        output::line("No difference on the events of known monitors.")?;
+        return Ok(());
+    }
+    let head = ["event", "judged", &a.source, &b.source];
+    let mut rows = vec![head.map(str::to_owned).to_vec()];
+    for one in found {
+        rows.push(vec![
+            one.event.clone(),
+            one.judged.clone(),
+            output::plain(&one.a.to_string()),
+            output::plain(&one.b.to_string()),
+        ]);
+    }
+    output::table(&rows)?;
+    let count = |which: fn(&Difference) -> bool| found.iter().filter(|one| which(one)).count();
+    output::line(&format!(
+        "\n{} differences: {} only {} cordons for, {} only {}",
+        found.len(),
+        count(|one| one.a.cordon && !one.b.cordon),
+        a.source,
+        count(|one| one.b.cordon && !one.a.cordon),
+        b.source,
+    ))?;
+    Ok(())
+}
+
+#[derive(Serialize)]
+struct Listed {
+    name: &'static str,
+    what: &'static str,
+    source: &'static str,
+}
+
+fn list(name: Option<&str>, format: Format) -> anyhow::Result<u8> {
+    if let Some(name) = name {
+        match policy_source::preset(name) {
+            Ok(preset) => output::part(preset.text)?,
+            Err(what) => bail!("{name}: {what}"),
+        }
+        return Ok(EXIT_OK);
+    }
+    let listed: Vec<Listed> = presets::all()
+        .iter()
+        .map(
+            |Preset {
+                 name, what, source, ..
+             }| Listed { name, what, source },
+        )
+        .collect();
+    if !output::structured(format, &listed)? {
+        for Listed { name, what, source } in listed {
+            output::line(&format!("{:<18} {what}", format!("preset:{name}")))?;
+            output::line(&format!(
+                "{:19}{}",
+                "",
+                output::colour(source, Colour::Grey)
+            ))?;
+        }
+    }
+    Ok(EXIT_OK)
+}

@@ -1,0 +1,119 @@
+//! `gpuwarden policy test`.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context as _, bail};
+use domain::catalog::Catalog;
+use domain::policy::cases::{self, Cases, Outcome};
+use serde::Serialize;
+
+use crate::args::Format;
+use crate::output::{self, Colour};
+use crate::policy_source;
+use crate::{EXIT_OK, EXIT_UNHEALTHY};
+
+/// Ending of a policy's tests, in the place of its own.
+const BESIDE_FIRST: &str = "test.yaml";
+/// All endings that are looked for.
+const BESIDE: [&str; 3] = [BESIDE_FIRST, "test.yml", "test.toml"];
+
+/// A test that was run, and where it stands.
+#[derive(Serialize)]
+struct Ran {
+    file: String,
+    #[serde(flatten)]
+    outcome: Outcome,
+}
+
+pub(super) fn execute(source: &str, tests: &[PathBuf], format: Format) -> anyhow::Result<u8> {
+    let policy = policy_source::load(source)?;
+    let files = if tests.is_empty() {
+        vec![beside(source)?]
+    } else {
+        tests.to_vec()
+    };
+    let mut ran = Vec::new();
+    for file in &files {
+        for case in read(file)?.tests {
+            ran.push(Ran {
+                file: file.display().to_string(),
+                outcome: cases::run(&case, &policy, Catalog::builtin()),
+            });
+        }
+    }
+    if ran.is_empty() {
+        let files = files.iter().map(|file| file.display().to_string());
+        bail!(
+            "{}: there are no tests in it",
+            files.collect::<Vec<_>>().join(", ")
+        );
+    }
+    let failed = ran.iter().filter(|one| !one.passed()).count();
+    if !output::structured(format, &ran)? {
+        for one in &ran {
+            one.write()?;
+        }
+        output::line(&format!("\n{} passed, {failed} failed", ran.len() - failed))?;
+    }
+    Ok(if failed == 0 { EXIT_OK } else { EXIT_UNHEALTHY })
+}
+
+/// The tests beside a policy: `policy.test.yaml` for `policy.toml`.
+fn beside(source: &str) -> anyhow::Result<PathBuf> {
+    let policy = Path::new(source);
+    let candidates = BESIDE.map(|ending| policy.with_extension(ending));
+    match candidates.iter().find(|path| path.is_file()) {
+        Some(path) => Ok(path.clone()),
+        None => bail!(
+            "there are no tests beside {source}: {} is not there; name a file of tests",
+            policy.with_extension(BESIDE_FIRST).display()
+        ),
+    }
+}
+
+fn read(path: &Path) -> anyhow::Result<Cases> {
+    let shown = path.display();
+    let text =
+        std::fs::read_to_string(path).with_context(|| format!("cannot read the tests {shown}"))?;
+    let is_toml = path.extension().is_some_and(|ending| ending == "toml");
+    let read = if is_toml {
+        toml::from_str(&text).map_err(anyhow::Error::from)
+    } else {
+        serde_saphyr::from_str(&text).map_err(anyhow::Error::from)
+    };
+    read.with_context(|| format!("{shown} is no file of tests"))
+}
+
+// === impl Ran ===
+
+impl Ran {
+    fn passed(&self) -> bool {
+        self.outcome.error.is_none() && self.outcome.differences.is_empty()
+    }
+
+    fn write(&self) -> anyhow::Result<()> {
+        let Self { file, outcome } = self;
+        let word = if self.passed() {
+            output::colour("ok  ", Colour::Green)
+        } else {
+            output::colour("FAIL", Colour::Red)
+        };
+        output::line(&format!("{word}  {file}: {}", output::plain(&outcome.name)))?;
+        if let Some(error) = &outcome.error {
+            output::line(&format!("        {}", output::plain(error)))?;
+        }
+        for one in &outcome.differences {
+            output::line(&format!("        {}", one.what))?;
+            let minus = output::colour(&format!("- {}", one.expected), Colour::Red);
+            let plus = output::colour(&format!("+ {}", one.found), Colour::Green);
+            output::line(&format!("        {minus}  expected"))?;
+            output::line(&format!("        {plus}  found"))?;
+        }
+        if !outcome.differences.is_empty() {
+            for reason in &outcome.because {
+                output::line(&format!("        because {}", output::plain(reason)))?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,326 @@
+//! Tests of a policy: events in, what is wanted for their node out.
+
+use contract::{HealthEvent, json as forms};
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::{Policy, RuleKind, standard};
+use crate::catalog::Catalog;
+use crate::event::{Record, normalise, validate};
+use crate::node::NodeView;
+use crate::replay::Replay;
+
+/// Most tests in a file, and events in a test.
+const MOST: usize = 10_000;
+/// Time between two events of a test.
+const BETWEEN: SignedDuration = SignedDuration::from_secs(60);
+
+/// A file of tests.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Cases {
+    /// The tests.
+    pub tests: Vec<Case>,
+}
+
+/// One test.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Case {
+    /// What it shows.
+    pub name: String,
+    /// The node, as `kubectl get node -o json` shows it: `metadata`, `spec`, `status`; what
+    /// is left out is empty.
+    #[serde(default)]
+    pub node: Option<Value>,
+    /// What happens, in this order: events in their public form, or `xid` with a code and
+    /// whatever is to be different from the catalogue's event.
+    pub events: Vec<Value>,
+    /// What is to come of it.
+    pub expect: Expect,
+}
+
+/// What is to come of the events. What is left out is not looked at.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct Expect {
+    /// Whether the node is cordoned in the end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cordon: Option<bool>,
+    /// The taints that are asked for in the end, as `key=value:effect`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub taints: Option<Vec<String>>,
+    /// The rule sets that ask for it in the end.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rule_sets: Option<Vec<String>>,
+    /// What is done, in order: `quarantine`, `update`, `release`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decisions: Option<Vec<String>>,
+}
+
+/// How a test went. Serialised names are part of the output of `policy test`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Outcome {
+    /// Name of the test.
+    pub name: String,
+    /// Where it is not as expected; empty: all is.
+    pub differences: Vec<Mismatch>,
+    /// Why it cannot be run.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
+    /// What the rules say of the faults that are open in the end.
+    pub because: Vec<String>,
+}
+
+/// One thing that is not as expected.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Mismatch {
+    /// The key of [`Expect`].
+    pub what: String,
+    /// What was expected.
+    pub expected: Value,
+    /// What came of it.
+    pub found: Value,
+}
+
+/// Runs a test.
+pub fn run(case: &Case, policy: &Policy, catalog: &Catalog) -> Outcome {
+    let mut outcome = Outcome {
+        name: case.name.clone(),
+        differences: Vec::new(),
+        error: None,
+        because: Vec::new(),
+    };
+    match played(case, policy, catalog) {
+        Ok((found, because)) => {
+            outcome.differences = mismatches(&case.expect, &found);
+            outcome.because = because;
+        }
+        Err(error) => outcome.error = Some(error),
+    }
+    outcome
+}
+
+fn played(
+    case: &Case,
+    policy: &Policy,
+    catalog: &Catalog,
+) -> Result<(Expect, Vec<String>), String> {
+    if case.expect == Expect::default() {
+        return Err("expect is empty: nothing would be tested".to_owned());
+    }
+    if case.events.len() > MOST {
+        return Err(format!(
+            "{} events, at most {MOST} are taken",
+            case.events.len()
+        ));
+    }
+    let node = node_of(case.node.as_ref())?;
+    let name = node.name.clone();
+    let mut replay = Replay::new(policy.clone(), Some(vec![node]));
+    let mut decisions = Vec::new();
+    let mut at = Timestamp::UNIX_EPOCH;
+    for (index, value) in case.events.iter().enumerate() {
+        let event = event_of(value, &name, at, catalog);
+        let event = event.map_err(|what| format!("event {}: {what}", index + 1))?;
+        let record = Record {
+            seq: 0,
+            id: event.id.clone(),
+            created_at: at,
+            event,
+        };
+        decisions.extend(replay.take(&record));
+        at += BETWEEN;
+    }
+    let desired = replay.desired(&name);
+    let found = Expect {
+        cordon: Some(desired.cordon),
+        taints: Some(desired.taints.iter().map(ToString::to_string).collect()),
+        rule_sets: Some(desired.rule_sets.clone()),
+        decisions: Some(
+            decisions
+                .iter()
+                .map(|one| one.decision.name().to_owned())
+                .collect(),
+        ),
+    };
+    Ok((
+        found,
+        desired.verdicts.iter().map(ToString::to_string).collect(),
+    ))
+}
+
+fn node_of(given: Option<&Value>) -> Result<NodeView, String> {
+    let mut object = NodeView::unknown(standard::NODE).object;
+    if let Some(given) = given {
+        let Some(parts) = given.as_object() else {
+            return Err("node is no object".to_owned());
+        };
+        for (part, value) in parts {
+            if !["apiVersion", "kind", "metadata", "spec", "status"].contains(&part.as_str()) {
+                return Err(format!(
+                    "node has no {part:?}; it has metadata, spec and status"
+                ));
+            }
+            merge(&mut object[part.as_str()], value);
+        }
+    }
+    NodeView::from_object(object).ok_or_else(|| "node.metadata.name is no text".to_owned())
+}
+
+fn event_of(
+    value: &Value,
+    node: &str,
+    at: Timestamp,
+    catalog: &Catalog,
+) -> Result<HealthEvent, String> {
+    let Some(given) = value.as_object() else {
+        return Err("is no object".to_owned());
+    };
+    let mut form = forms::to_value(&HealthEvent::default());
+    let mut given = given.clone();
+    if let Some(code) = given.remove("xid") {
+        let code = code.to_string().trim_matches('"').to_owned();
+        let name = format!("XID {code}");
+        let standard = standard::events(catalog)
+            .into_iter()
+            .find(|one| one.name == name);
+        let standard = standard.ok_or_else(|| format!("the catalogue has no {name}"))?;
+        form = forms::to_value(&standard.event);
+    }
+    let known = RuleKind::HealthEvent.fields();
+    if let Some(unknown) = given.keys().find(|key| !known.contains(&key.as_str())) {
+        let meant = crate::nearest::nearest(unknown, known.iter().copied(), 1);
+        let hint = meant
+            .first()
+            .map_or_else(String::new, |meant| format!("; did you mean {meant}?"));
+        return Err(format!("an event has no field {unknown:?}{hint}"));
+    }
+    form["nodeName"] = json!(node);
+    form["generatedTimestamp"] = json!(at.to_string());
+    for (field, value) in given {
+        form[field.as_str()] = value;
+    }
+    let mut event = forms::from_value(form).map_err(|error| error.to_string())?;
+    validate(&event).map_err(|error| error.to_string())?;
+    if event.node_name != node {
+        return Err(format!(
+            "nodeName is {:?}, the node is {node:?}",
+            event.node_name
+        ));
+    }
+    normalise(&mut event, at);
+    Ok(event)
+}
+
+fn merge(into: &mut Value, from: &Value) {
+    match (into.as_object_mut(), from) {
+        (Some(into), Value::Object(from)) => {
+            for (key, value) in from {
+                merge(into.entry(key.as_str()).or_insert(Value::Null), value);
+            }
+        }
+        _ => *into = from.clone(),
+    }
+}
+
+fn mismatches(expected: &Expect, found: &Expect) -> Vec<Mismatch> {
+    let (expected, found) = (json!(expected), json!(found));
+    let keys = expected.as_object().into_iter().flatten();
+    keys.filter(|(key, value)| found.get(key.as_str()) != Some(*value))
+        .map(|(key, value)| Mismatch {
+            what: key.clone(),
+            expected: value.clone(),
+            found: found.get(key).cloned().unwrap_or_default(),
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn outcomes(text: &str) -> Vec<Outcome> {
+        let cases: Cases = toml::from_str(text).unwrap();
+        let policy = Policy::builtin();
+        cases
+            .tests
+            .iter()
+            .map(|case| run(case, &policy, Catalog::builtin()))
+            .collect()
+    }
+
+    #[test]
+    fn tests_pass_and_fail_as_they_should() {
+        let good = r#"
+            [[tests]]
+            name = "79 takes a node out until it recovers"
+            events = [{ xid = 79 }, { xid = 79, isHealthy = true, isFatal = false }]
+            expect = { cordon = false, taints = [], ruleSets = [], decisions = ["quarantine", "release"] }
+            [[tests]]
+            name = "13 does not"
+            events = [{ xid = "13" }]
+            expect = { cordon = false, decisions = [] }
+            [[tests]]
+            name = "opted out"
+            node.metadata.labels."k8saas.nvidia.com/ManagedByNVSentinel" = "false"
+            events = [{ agent = "a", componentClass = "GPU", checkName = "c", isFatal = true }]
+            expect = { cordon = false }
+        "#;
+        for outcome in outcomes(good) {
+            assert!(
+                outcome.error.is_none() && outcome.differences.is_empty(),
+                "{outcome:#?}"
+            );
+        }
+        let bad = "[[tests]]\nname = \"a\"\nevents = [{ xid = 79 }]\nexpect = { cordon = false, ruleSets = [\"x\"] }\n";
+        let outcome = &outcomes(bad)[0];
+        let found: Vec<String> = outcome
+            .differences
+            .iter()
+            .map(|one| format!("{}: {} not {}", one.what, one.found, one.expected))
+            .collect();
+        assert_eq!(
+            found,
+            [
+                "cordon: true not false",
+                r#"ruleSets: ["default"] not ["x"]"#
+            ]
+        );
+        assert!(outcome.because[0].contains("rule set 'default' matches"));
+    }
+
+    #[test]
+    fn what_cannot_be_run_is_said() {
+        for (events, expect, expected) in [
+            (
+                "{ xid = 9999 }",
+                "{ cordon = true }",
+                "event 1: the catalogue has no XID 9999",
+            ),
+            (
+                "{ xid = 79, isFatl = true }",
+                "{ cordon = true }",
+                "did you mean isFatal?",
+            ),
+            (
+                "{ checkName = \"c\" }",
+                "{ cordon = true }",
+                "agent: is empty",
+            ),
+            ("{ xid = 79 }", "{}", "expect is empty"),
+            (
+                "{ xid = 79, nodeName = \"n\" }",
+                "{ cordon = true }",
+                "nodeName is \"n\"",
+            ),
+        ] {
+            let text = format!("[[tests]]\nname = \"a\"\nevents = [{events}]\nexpect = {expect}\n");
+            let error = outcomes(&text)[0].error.clone().unwrap();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+}

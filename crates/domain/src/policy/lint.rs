@@ -1,0 +1,433 @@
+//! What is odd in a policy that loads: rules that no event can match, and brakes and ways
+//! out that are missing.
+
+use contract::{RecommendedAction, keys};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use super::rule::{Compared, How};
+use super::standard::{self, Standard};
+use super::{Answer, NodeVariable, Policy, Rule, RuleKind, RuleSet, event_variable};
+use crate::brake::Brake;
+use crate::catalog::Catalog;
+use crate::nearest::nearest;
+use crate::node::NodeView;
+
+/// Events that are named one by one in a warning.
+const NAMED: usize = 8;
+
+/// Something odd. Serialised names are part of the output of `policy lint`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Warning {
+    /// The rule set that it is about; absent where it is about the whole file.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rule_set: Option<String>,
+    /// What is odd.
+    pub what: String,
+    /// What to do about it.
+    pub hint: String,
+}
+
+/// What is odd in `policy`.
+pub fn lint(policy: &Policy, catalog: &Catalog) -> Vec<Warning> {
+    let mut warnings: Vec<Warning> = policy
+        .warnings
+        .iter()
+        .map(|what| of_file(what.clone(), "see docs/policy.md"))
+        .collect();
+    let Brake { budgets, window } = &policy.brake;
+    if budgets.is_empty() && window.is_none() {
+        warnings.push(of_file(
+            "nothing limits how many nodes are out of service at once".to_owned(),
+            "add [[brake.budgets]] or [circuitBreaker], or say nothing of either: then the \
+             default holds",
+        ));
+    }
+    let all: Vec<&RuleSet> = policy
+        .rule_sets
+        .iter()
+        .chain(policy.policies.iter().flat_map(|named| &named.rule_sets))
+        .collect();
+    if policy.rule_sets.is_empty() {
+        warnings.push(of_file(
+            "there is no rule set that is switched on: no fault ever quarantines".to_owned(),
+            "`gpuwarden policy presets default` prints one to begin with",
+        ));
+    }
+    for (index, rule_set) in policy.rule_sets.iter().enumerate() {
+        if policy
+            .rule_sets
+            .iter()
+            .take(index)
+            .any(|other| other.name == rule_set.name)
+        {
+            warnings.push(of_file(
+                format!("several rule sets are named '{}'", rule_set.name),
+                "explain, metrics and cordon-reason tell rule sets apart by their names",
+            ));
+        }
+    }
+    let events = standard::events(catalog);
+    for rule_set in all {
+        of_rule_set(rule_set, &events, &mut warnings);
+    }
+    warnings
+}
+
+fn of_file(what: String, hint: &str) -> Warning {
+    Warning {
+        rule_set: None,
+        what,
+        hint: hint.to_owned(),
+    }
+}
+
+fn of_rule_set(rule_set: &RuleSet, events: &[Standard], warnings: &mut Vec<Warning>) {
+    let before = warnings.len();
+    let mut warn = |what: String, hint: String| {
+        let warning = Warning {
+            rule_set: Some(rule_set.name.clone()),
+            what,
+            hint,
+        };
+        if !warnings.contains(&warning) {
+            warnings.push(warning);
+        }
+    };
+    let rules: Vec<&Rule> = rule_set.all.iter().chain(&rule_set.any).collect();
+    if rules.is_empty() {
+        warn(
+            "it has no rules, and never matches".to_owned(),
+            "add match.all or match.any".to_owned(),
+        );
+        return;
+    }
+    if !rule_set.asks() {
+        warn(
+            "it asks for neither cordon nor taint: a match does nothing".to_owned(),
+            "add [rule-sets.cordon] shouldCordon = true, or [rule-sets.taint]".to_owned(),
+        );
+    }
+    for rule in rules
+        .iter()
+        .filter(|rule| rule.kind == RuleKind::HealthEvent)
+    {
+        for compared in rule.compared() {
+            if let Some((what, hint)) = never_so(&compared) {
+                warn(format!("{what}, in: {}", rule.expression), hint);
+            }
+        }
+    }
+    if !rule_set.asks() {
+        return;
+    }
+    if !rules
+        .iter()
+        .any(|rule| rule.kind == RuleKind::Node && rule.expression.contains(keys::MANAGED_LABEL))
+    {
+        warn(
+            format!(
+                "it does not look at the opt-out label {}",
+                keys::MANAGED_LABEL
+            ),
+            "add the rule of kind Node that `gpuwarden policy presets default` has; without it \
+             `kubectl label node NODE ...=false` does not keep a node in service"
+                .to_owned(),
+        );
+    }
+    let matched: Vec<&Standard> = events
+        .iter()
+        .filter(|event| matches(rule_set, event))
+        .collect();
+    let explained = warnings.len() > before;
+    let mut warn = |what: String, hint: &str| {
+        warnings.push(Warning {
+            rule_set: Some(rule_set.name.clone()),
+            what,
+            hint: hint.to_owned(),
+        });
+    };
+    if matched.is_empty() && !explained {
+        warn(
+            format!(
+                "it matches none of the {} events that known monitors send",
+                events.len()
+            ),
+            "right only for a monitor of your own: check the names that it compares with",
+        );
+    }
+    let harmless: Vec<&str> = matched
+        .iter()
+        .filter(|event| event.is_harmless())
+        .map(|event| event.name.as_str())
+        .collect();
+    if !harmless.is_empty() {
+        let named = harmless
+            .iter()
+            .take(NAMED)
+            .copied()
+            .collect::<Vec<_>>()
+            .join("; ");
+        let more = match harmless.len().saturating_sub(NAMED) {
+            0 => String::new(),
+            more => format!("; and {more} more"),
+        };
+        warn(
+            format!("it takes nodes out for what its source calls harmless: {named}{more}"),
+            "`gpuwarden catalog xid CODE` tells what a code means; add event.isFatal where \
+             that is not meant",
+        );
+    }
+}
+
+/// Whether the rules about events hold; those about nodes are taken to hold.
+fn matches(rule_set: &RuleSet, standard: &Standard) -> bool {
+    let of_events = |rules: &[Rule]| -> Vec<Rule> {
+        rules
+            .iter()
+            .filter(|rule| rule.kind != RuleKind::Node)
+            .cloned()
+            .collect()
+    };
+    let all = of_events(&rule_set.all);
+    // One of kind Node among `any` is enough.
+    let any = of_events(&rule_set.any);
+    let any = if any.len() == rule_set.any.len() {
+        any
+    } else {
+        Vec::new()
+    };
+    if all.is_empty() && any.is_empty() {
+        return true;
+    }
+    let bare = RuleSet {
+        any,
+        all,
+        ..rule_set.clone()
+    };
+    let node = NodeVariable::new(&NodeView::unknown(standard::NODE).object);
+    bare.answer(&event_variable(&standard.event), &node) == Answer::Matched
+}
+
+/// Why a comparison says the same of every event, and what to do; `None`: it need not.
+fn never_so(compared: &Compared) -> Option<(String, String)> {
+    let Compared {
+        field,
+        element,
+        how,
+        literal,
+    } = compared;
+    let shown = match literal {
+        Value::String(text) => format!("'{text}'"),
+        other => other.to_string(),
+    };
+    let kind = match (field.as_str(), element) {
+        ("isFatal" | "isHealthy", false) => "true or false",
+        ("version" | "recommendedAction" | "processingStrategy", false) => "a number",
+        (
+            "agent"
+            | "componentClass"
+            | "checkName"
+            | "message"
+            | "nodeName"
+            | "id"
+            | "customRecommendedAction",
+            false,
+        )
+        | ("errorCode", true) => "text",
+        ("errorCode", false) => "a list",
+        _ => return None,
+    };
+    let fits = match literal {
+        Value::Bool(_) => kind == "true or false",
+        Value::Number(_) => kind == "a number",
+        Value::String(_) => kind == "text",
+        _ => true,
+    };
+    if !fits {
+        let what = if *element {
+            format!("an element of event.{field}")
+        } else {
+            format!("event.{field}")
+        };
+        let hint = match (kind, literal) {
+            ("text", Value::Number(number)) => format!("write '{number}'"),
+            ("a list", Value::String(text)) => format!("write '{text}' in event.{field}"),
+            _ => format!("compare it with {kind}"),
+        };
+        return Some((format!("{what} is {kind} and never equals {shown}"), hint));
+    }
+    if field == "recommendedAction" {
+        let number = literal.as_f64()?;
+        let known = |action: i32| (f64::from(action) - number).abs() < 0.5;
+        let any = (0..=99).any(|n| known(n) && RecommendedAction::try_from(n).is_ok());
+        return (!any).then(|| {
+            (
+                format!("no recommended action has the number {shown}"),
+                "docs/policy.md lists them".to_owned(),
+            )
+        });
+    }
+    let text = literal.as_str()?;
+    let names: Vec<&str> = match field.as_str() {
+        "agent" => standard::agents().collect(),
+        "checkName" => standard::checks().collect(),
+        "componentClass" => standard::component_classes().to_vec(),
+        _ => return None,
+    };
+    let known = match how {
+        How::Equality => names.contains(&text),
+        How::Prefix => names.iter().any(|name| name.starts_with(text)),
+    };
+    if known {
+        return None;
+    }
+    let meant = nearest(text, names.iter().copied(), 1);
+    let hint = match meant.first() {
+        Some(meant) => format!("did you mean '{meant}'?"),
+        // Checks and classes have names of their own in many monitors; agents are few.
+        None if field != "agent" => return None,
+        None => format!(
+            "right only for a monitor of your own; known are {}",
+            names.join(", ")
+        ),
+    };
+    Some((
+        format!("no known monitor sends event.{field} {shown}"),
+        hint,
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::policy::presets;
+
+    const OPT_OUT: &str = "[[rule-sets.match.all]]\nkind = \"Node\"\nexpression = \
+        \"!(has(node.metadata.labels) && 'k8saas.nvidia.com/ManagedByNVSentinel' in node.metadata.labels)\"\n";
+
+    fn warnings(text: &str) -> Vec<String> {
+        let policy = Policy::parse(text, "p").unwrap();
+        lint(&policy, Catalog::builtin())
+            .into_iter()
+            .map(|warning| format!("{}; {}", warning.what, warning.hint))
+            .collect()
+    }
+
+    fn of_rule(expression: &str) -> Vec<String> {
+        let text = format!(
+            "[[rule-sets]]\nname = \"r\"\n\
+             cordon = {{ shouldCordon = true }}\n[[rule-sets.match.all]]\nkind = \"HealthEvent\"\n\
+             expression = \"{expression}\"\n{OPT_OUT}"
+        );
+        let all = warnings(&text);
+        all.into_iter()
+            .filter(|warning| !warning.contains("circuitBreaker"))
+            .collect()
+    }
+
+    #[test]
+    fn what_never_matches_is_named_with_what_was_meant() {
+        for (expression, expected) in [
+            (
+                "event.agent == 'syslog-helth-monitor' && event.isFatal",
+                "did you mean 'syslog-health-monitor'?",
+            ),
+            (
+                "event.agent in ['gpu-health-monitor', 'mars-monitor'] && event.isFatal",
+                "sends event.agent 'mars-monitor'",
+            ),
+            (
+                "event.agent.startsWith('preflght-')",
+                "sends event.agent 'preflght-'",
+            ),
+            (
+                "event.checkName == 'SysLogsXidError' && event.isFatal",
+                "did you mean 'SysLogsXIDError'?",
+            ),
+            (
+                "event.componentClass == 'gpu' && event.isFatal",
+                "did you mean 'GPU'?",
+            ),
+            (
+                "79 in event.errorCode",
+                "an element of event.errorCode is text and never equals 79",
+            ),
+            (
+                "event.errorCode.exists(code, code == 79 || code in [48])",
+                "never equals 48",
+            ),
+            ("event.errorCode == '79'", "write '79' in event.errorCode"),
+            ("event.isFatal == 'true'", "event.isFatal is true or false"),
+            (
+                "event.recommendedAction == 'REPLACE_VM'",
+                "is a number and never equals 'REPLACE_VM'",
+            ),
+            (
+                "event.recommendedAction == 3",
+                "no recommended action has the number 3",
+            ),
+            ("event.isFatal && !event.isFatal", "matches none of the"),
+            (
+                "event.isFatal && event.checkName == 'our-own-policy-of-nodes'",
+                "right only for a monitor of your own",
+            ),
+            ("event.checkName == 'SysLogsXIDError'", "harmless: XID 8; "),
+        ] {
+            let all = of_rule(expression);
+            assert!(
+                all.iter().any(|warning| warning.contains(expected)),
+                "{expression}: {all:#?}"
+            );
+        }
+        for fine in [
+            "event.isFatal && event.agent == 'gpu-health-monitor'",
+            "event.recommendedAction == 25 && event.isFatal",
+            "event.agent.startsWith('preflight-') && event.isFatal",
+            "event.errorCode.exists(code, code in ['48', '79'])",
+        ] {
+            let all = of_rule(fine);
+            assert!(all.is_empty(), "{fine}: {all:#?}");
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_said() {
+        let all = warnings(
+            "[brake]\nbudgets = []\n[[rule-sets]]\nname = \"r\"\n[[rule-sets.match.all]]\nkind = \"HealthEvent\"\nexpression = \"event.isFatal\"\n\
+             [[rule-sets]]\nname = \"r\"\ncordon = { shouldCordon = true }\n[[rule-sets.match.all]]\nkind = \"HealthEvent\"\nexpression = \"event.isFatal\"\n",
+        );
+        for expected in [
+            "nothing limits how many nodes",
+            "several rule sets are named 'r'",
+            "neither cordon nor taint",
+            "does not look at the opt-out label",
+        ] {
+            assert!(
+                all.iter().any(|warning| warning.contains(expected)),
+                "{expected}: {all:#?}"
+            );
+        }
+        assert!(
+            warnings("")
+                .iter()
+                .any(|warning| warning.contains("no fault ever quarantines"))
+        );
+    }
+
+    #[test]
+    fn the_presets_are_fine_but_for_what_they_say() {
+        for preset in presets::all() {
+            let policy = Policy::parse(preset.text, preset.name).unwrap();
+            for warning in lint(&policy, Catalog::builtin()) {
+                let known = ["nothing limits", "circuitBreaker", "calls harmless"];
+                assert!(
+                    known.iter().any(|part| warning.what.contains(part)),
+                    "{}: {warning:?}",
+                    preset.name
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,142 @@
+//! Which fixed values an expression compares fields of its variable with: what a policy is
+//! checked on for values that no event ever has.
+
+use cel::common::ast::{CallExpr, Expr, IdedExpr, LiteralValue, operators};
+use serde_json::{Value, json};
+
+use super::{RuleKind, check};
+
+/// A comparison of a field with a fixed value.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Compared {
+    /// The field of the first level.
+    pub(crate) field: String,
+    /// Whether it is an element of the field that is compared.
+    pub(crate) element: bool,
+    /// How.
+    pub(crate) how: How,
+    /// With what.
+    pub(crate) literal: Value,
+}
+
+/// Ways to compare.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum How {
+    /// `==`, `!=`, or an element of a list.
+    Equality,
+    /// `startsWith`.
+    Prefix,
+}
+
+/// All comparisons of fields of the first level with fixed values.
+pub(super) fn compared(expression: &IdedExpr, kind: RuleKind) -> Vec<Compared> {
+    let mut found = Vec::new();
+    walk(expression, kind, &mut Vec::new(), &mut found);
+    found
+}
+
+/// A field, and whether an element of it is meant.
+type Field = (String, bool);
+
+fn walk(
+    at: &IdedExpr,
+    kind: RuleKind,
+    elements: &mut Vec<(String, String)>,
+    found: &mut Vec<Compared>,
+) {
+    match &at.expr {
+        Expr::Call(call) => {
+            for ((field, element), how, literal) in comparisons(call, kind, elements) {
+                found.push(Compared {
+                    field,
+                    element,
+                    how,
+                    literal,
+                });
+            }
+        }
+        Expr::Comprehension(inner) => {
+            if let Some((field, false)) = field_of(&inner.iter_range, kind, elements) {
+                elements.push((inner.iter_var.clone(), field));
+                walk(&inner.loop_step, kind, elements, found);
+                elements.pop();
+                return;
+            }
+        }
+        _ => {}
+    }
+    for part in check::parts(at) {
+        walk(part, kind, elements, found);
+    }
+}
+
+fn comparisons(
+    call: &CallExpr,
+    kind: RuleKind,
+    elements: &[(String, String)],
+) -> Vec<(Field, How, Value)> {
+    let field = |at: &IdedExpr| field_of(at, kind, elements);
+    match (call.func_name.as_str(), call.args.as_slice(), &call.target) {
+        (operators::EQUALS | operators::NOT_EQUALS, [left, right], _) => {
+            let pair = field(left)
+                .zip(literal(right))
+                .or_else(|| field(right).zip(literal(left)));
+            pair.map(|(field, value)| (field, How::Equality, value))
+                .into_iter()
+                .collect()
+        }
+        (operators::IN, [left, right], _) => {
+            // `event.agent in ['a', 'b']`, or `'79' in event.errorCode`.
+            if let (Some(field), Expr::List(list)) = (field(left), &right.expr) {
+                let values = list.elements.iter().filter_map(literal);
+                return values
+                    .map(|value| (field.clone(), How::Equality, value))
+                    .collect();
+            }
+            let element = field(right).map(|(name, _)| (name, true));
+            let pair = element.zip(literal(left));
+            pair.map(|(field, value)| (field, How::Equality, value))
+                .into_iter()
+                .collect()
+        }
+        ("startsWith", [prefix], Some(target)) => {
+            let pair = field(target).zip(literal(prefix));
+            pair.map(|(field, value)| (field, How::Prefix, value))
+                .into_iter()
+                .collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// The field of the first level that `at` names, or whose element it is.
+fn field_of(at: &IdedExpr, kind: RuleKind, elements: &[(String, String)]) -> Option<Field> {
+    match &at.expr {
+        Expr::Ident(name) => {
+            let (_, field) = elements
+                .iter()
+                .rev()
+                .find(|(variable, _)| variable == name)?;
+            Some((field.clone(), true))
+        }
+        Expr::Select(select) if !select.test => match &select.operand.expr {
+            Expr::Ident(name) if name == kind.variable() => Some((select.field.clone(), false)),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+fn literal(at: &IdedExpr) -> Option<Value> {
+    let Expr::Literal(value) = &at.expr else {
+        return None;
+    };
+    Some(match value {
+        LiteralValue::Boolean(value) => json!(value.inner()),
+        LiteralValue::Double(value) => json!(value.inner()),
+        LiteralValue::Int(value) => json!(value.inner()),
+        LiteralValue::UInt(value) => json!(value.inner()),
+        LiteralValue::String(value) => json!(value.inner()),
+        LiteralValue::Bytes(_) | LiteralValue::Null => return None,
+    })
+}

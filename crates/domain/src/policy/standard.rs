@@ -1,0 +1,222 @@
+//! The events that known monitors send, one of each kind: what two policies are compared
+//! on, and what a policy is checked against.
+//!
+//! Those of the kernel log come from the catalogue. Of the others the names are
+//! NVSentinel's, each once fatal and once not.
+
+use contract::{
+    EVENT_VERSION, Entity, HealthEvent, ProcessingStrategy, RecommendedAction, action_name, keys,
+};
+
+use crate::catalog::{Catalog, Verdict};
+
+/// An event of a known kind.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Standard {
+    /// What it is, for people: `XID 79`.
+    pub name: String,
+    /// The event, on a node named `node`.
+    pub event: HealthEvent,
+}
+
+/// Name of the node of the events.
+pub const NODE: &str = "node";
+
+/// Agents, component class and checks of NVSentinel's monitors beside the kernel log's.
+/// The class of a cloud event is the kind of resource.
+const OTHERS: [(&str, &str, &[&str]); 9] = [
+    (
+        "gpu-health-monitor",
+        "GPU",
+        &[
+            "GpuPcieWatch",
+            "GpuNvlinkWatch",
+            "GpuPmuWatch",
+            "GpuMcuWatch",
+            "GpuMemWatch",
+            "GpuSmWatch",
+            "GpuInforomWatch",
+            "GpuThermalWatch",
+            "GpuPowerWatch",
+            "GpuDriverWatch",
+            "GpuNvswitchNonfatalWatch",
+            "GpuNvswitchFatalWatch",
+            "GpuConnectxWatch",
+            "GpuAllWatch",
+            "GpuThermalMarginWatch",
+            "GpuDcgmConnectivityFailure",
+        ],
+    ),
+    ("csp-health-monitor", "EC2", &["CSPMaintenance"]),
+    (
+        "nic-health-monitor",
+        "NIC",
+        &[
+            "InfiniBandStateCheck",
+            "InfiniBandDegradationCheck",
+            "EthernetStateCheck",
+            "EthernetDegradationCheck",
+        ],
+    ),
+    ("kubernetes-object-monitor", "Node", &["a policy's name"]),
+    ("slurm-drain-monitor", "Node", &["a pattern's name"]),
+    ("health-events-analyzer", "GPU", &["a rule's name"]),
+    ("preflight-dcgm-diag", "GPU", &["DcgmDiagnosticMemory"]),
+    ("preflight-nccl-loopback", "Node", &["NCCLLoopbackTest"]),
+    ("preflight-nccl-allreduce", "Node", &["NCCLAllReduceTest"]),
+];
+
+/// One event of each kind that is known, those of the kernel log as `catalog` judges them.
+pub fn events(catalog: &Catalog) -> Vec<Standard> {
+    let mut events: Vec<Standard> = catalog
+        .xids()
+        // What the driver never prints is no event.
+        .filter(|row| row.scope != "unused")
+        .map(|row| {
+            let code = row.code.to_string();
+            kernel_log(
+                format!("XID {code}"),
+                keys::CHECK_XID,
+                &code,
+                &catalog.judge_xid(row.code, ""),
+            )
+        })
+        .collect();
+    for row in catalog.sxids() {
+        let code = row.code.to_string();
+        let verdict = catalog.judge_sxid(row.code, None);
+        events.push(kernel_log(
+            format!("SXid {code}"),
+            keys::CHECK_SXID,
+            &code,
+            &verdict,
+        ));
+    }
+    events.push(kernel_log(
+        "GPU fallen off the bus, without an XID".to_owned(),
+        keys::CHECK_GPU_FALLEN_OFF,
+        keys::CODE_GPU_FALLEN_OFF,
+        &Verdict {
+            healthy: false,
+            fatal: true,
+            action: RecommendedAction::RestartBm,
+            meaning: "".into(),
+            basis: None,
+        },
+    ));
+    for row in catalog.nics() {
+        let name = format!("NIC driver {}", row.name);
+        let mut standard = kernel_log(name, keys::CHECK_NIC_DRIVER, &row.name, &row.verdict());
+        keys::COMPONENT_NIC.clone_into(&mut standard.event.component_class);
+        standard.event.entities_impacted = vec![entity(keys::ENTITY_NIC, "mlx5_0")];
+        events.push(standard);
+    }
+    events.retain(|standard| !standard.event.is_healthy);
+    for (agent, class, checks) in OTHERS {
+        for check in checks {
+            for fatal in [true, false] {
+                events.push(other(agent, class, check, fatal));
+            }
+        }
+    }
+    events
+}
+
+/// Agents of the known monitors.
+pub fn agents() -> impl Iterator<Item = &'static str> {
+    [keys::SYSLOG_AGENT]
+        .into_iter()
+        .chain(OTHERS.map(|(agent, ..)| agent))
+}
+
+/// Component classes of the known monitors.
+pub fn component_classes() -> [&'static str; 4] {
+    [keys::COMPONENT_GPU, keys::COMPONENT_NIC, "Node", "EC2"]
+}
+
+/// Checks of the known monitors whose names are fixed.
+pub fn checks() -> impl Iterator<Item = &'static str> {
+    let own = [
+        keys::CHECK_XID,
+        keys::CHECK_SXID,
+        keys::CHECK_GPU_FALLEN_OFF,
+        keys::CHECK_NIC_DRIVER,
+    ];
+    let others = OTHERS
+        .into_iter()
+        .flat_map(|(_, _, checks)| checks.iter().copied());
+    own.into_iter()
+        .chain(others.filter(|check| !check.contains(' ')))
+}
+
+fn kernel_log(name: String, check: &str, code: &str, verdict: &Verdict) -> Standard {
+    Standard {
+        name,
+        event: HealthEvent {
+            is_fatal: verdict.fatal,
+            is_healthy: verdict.healthy,
+            recommended_action: verdict.action as i32,
+            error_code: vec![code.to_owned()],
+            entities_impacted: vec![
+                entity(keys::ENTITY_PCI, "0000:b3:00"),
+                entity(
+                    keys::ENTITY_GPU_UUID,
+                    "GPU-00000000-0000-0000-0000-000000000000",
+                ),
+            ],
+            message: verdict.meaning.to_string(),
+            ..event(keys::SYSLOG_AGENT, keys::COMPONENT_GPU, check)
+        },
+    }
+}
+
+fn other(agent: &str, class: &str, check: &str, fatal: bool) -> Standard {
+    let action = if fatal {
+        RecommendedAction::ContactSupport
+    } else {
+        RecommendedAction::None
+    };
+    let gravity = if fatal { "fatal" } else { "not fatal" };
+    Standard {
+        name: format!("{agent} {check}, {gravity}"),
+        event: HealthEvent {
+            is_fatal: fatal,
+            recommended_action: action as i32,
+            ..event(agent, class, check)
+        },
+    }
+}
+
+fn event(agent: &str, class: &str, check: &str) -> HealthEvent {
+    HealthEvent {
+        version: EVENT_VERSION,
+        agent: agent.to_owned(),
+        component_class: class.to_owned(),
+        check_name: check.to_owned(),
+        node_name: NODE.to_owned(),
+        processing_strategy: ProcessingStrategy::ExecuteRemediation as i32,
+        ..HealthEvent::default()
+    }
+}
+
+fn entity(kind: &str, value: &str) -> Entity {
+    Entity {
+        entity_type: kind.to_owned(),
+        entity_value: value.to_owned(),
+    }
+}
+
+// === impl Standard ===
+
+impl Standard {
+    /// Whether its source calls it harmless: not fatal, and nothing to be done about it.
+    pub fn is_harmless(&self) -> bool {
+        !self.event.is_fatal && self.event.recommended_action == RecommendedAction::None as i32
+    }
+
+    /// Its gravity and action, for people.
+    pub fn judged(&self) -> String {
+        let fatal = if self.event.is_fatal { "fatal, " } else { "" };
+        format!("{fatal}{}", action_name(self.event.recommended_action))
+    }
+}
