@@ -65,8 +65,6 @@ async fn killed_in_the_middle_of_a_burst_it_leaves_no_node_behind() -> anyhow::R
         .kubeconfig(plane.kubeconfig())
         .quarantine()
         .option("--accept-nodes", "any")
-        // All of them is what is asked for.
-        .option("--circuit-breaker", "false")
         .start()
         .await?;
     let reach = async |product: &testkit::Product, least: usize, most: usize| {
