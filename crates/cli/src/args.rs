@@ -554,6 +554,10 @@ pub struct BenchArgs {
     /// Rounds of `cordon`.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub rounds: u32,
+    /// How many nodes fail at once in `burst`, one burst after the other.
+    #[arg(long, default_value = "150,375,750", value_delimiter = ',', value_name = "NUMBER",
+          value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    pub nodes: Vec<u16>,
     /// For how long `idle` watches each process (seconds).
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=3_600))]
     pub seconds: u32,
@@ -571,6 +575,8 @@ pub enum Benchmark {
     Store,
     /// From a line of kernel log to a cordoned node.
     Cordon,
+    /// Many nodes that fail at once: until all are cordoned, and until all are given back.
+    Burst,
     /// What a process that has nothing to do needs.
     Idle,
     /// Size of the executable.

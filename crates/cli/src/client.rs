@@ -62,7 +62,14 @@ impl Client {
 
     /// Asks for a JSON document.
     pub(crate) async fn get<T: DeserializeOwned>(&self, path: &str) -> anyhow::Result<T> {
-        let body = tokio::time::timeout(TIMEOUT, async {
+        let body = self.get_bytes(path).await?;
+        serde_json::from_slice(&body)
+            .with_context(|| format!("{}{path} does not answer as gpuwarden does", self.base))
+    }
+
+    /// Asks for a whole answer, whatever it holds.
+    pub(crate) async fn get_bytes(&self, path: &str) -> anyhow::Result<Bytes> {
+        tokio::time::timeout(TIMEOUT, async {
             let body = self.open(path).await?;
             let limited = http_body_util::Limited::new(body, MAX_ANSWER);
             let collected = limited.collect().await;
@@ -79,9 +86,7 @@ impl Client {
                 self.base,
                 TIMEOUT.as_secs()
             )
-        })??;
-        serde_json::from_slice(&body)
-            .with_context(|| format!("{}{path} does not answer as gpuwarden does", self.base))
+        })?
     }
 
     /// Asks for a stream of lines that does not end by itself.

@@ -9,6 +9,7 @@
 //!
 //! [`ingest`] lets in what agents and central monitors report over the network.
 
+pub mod api_requests;
 pub mod conditions;
 pub mod ingest;
 pub mod policy;

@@ -7,6 +7,7 @@ use cli::{ActSettings, EventTypeSetting, ReportSettings};
 use cluster::Cluster;
 use connector::Connector;
 use console::Console;
+use controller::api_requests;
 use controller::conditions::{self, Board, EventKind, Reporter};
 use controller::policy::PolicyFollower;
 use controller::quarantine::{Config, Owns, Quarantine};
@@ -39,6 +40,9 @@ impl Acting<'_> {
     pub(crate) fn start(self, front: Front, tasks: &mut Tasks) {
         let (mode, shown_mode) = parts::mode(self.settings.mode);
         let info = parts::info(self.name, &front, shown_mode);
+        if let Some(cluster) = &self.cluster {
+            api_requests::register(cluster, &self.metrics);
+        }
         let told = reports(self.settings.reports, self.cluster.as_ref(), &self.metrics);
         let (board, reporter) = told.unzip();
         let config = Config {

@@ -4,6 +4,7 @@
 //! their ratio says something on a machine that is busy with other things too. Nothing here
 //! passes or fails. `docs/benchmarks.md` has what we saw.
 
+mod burst;
 mod cordon;
 mod decode;
 mod file_system;
@@ -82,6 +83,7 @@ async fn run(benchmark: Benchmark, args: &BenchArgs) -> anyhow::Result<Vec<Row>>
         Benchmark::Decode => decode::run(),
         Benchmark::Store => store::run(args.dir.as_deref()).await,
         Benchmark::Cordon => cordon::run(args).await,
+        Benchmark::Burst => burst::run(args).await,
         Benchmark::Idle => idle::run(args).await,
         Benchmark::Binary => binary(),
     }
@@ -90,7 +92,7 @@ async fn run(benchmark: Benchmark, args: &BenchArgs) -> anyhow::Result<Vec<Row>>
 /// What a benchmark lacks here.
 fn missing(benchmark: Benchmark, args: &BenchArgs) -> Option<&'static str> {
     match benchmark {
-        Benchmark::Cordon if args.kubeconfig.is_none() => {
+        Benchmark::Cordon | Benchmark::Burst if args.kubeconfig.is_none() => {
             Some("needs a test cluster: name one with --kubeconfig FILE")
         }
         _ => None,

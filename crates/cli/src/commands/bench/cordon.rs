@@ -24,7 +24,7 @@ use crate::args::BenchArgs;
 use load::Load;
 use story::Parts;
 
-pub(super) use node::TestNode;
+pub(super) use node::{TestNode, client};
 
 /// Rounds before those that count: connections are opened, statements prepared.
 const WARM_UP: u32 = 3;

@@ -99,6 +99,8 @@ impl Product {
         command.arg("run").arg("--data-dir").arg(&data);
         command.arg("--socket").arg(data.join("gpuwarden.sock"));
         command.args(["--listen", "127.0.0.1:0", "--node-name", node]);
+        // A burst is reported for many nodes.
+        command.args(["--accept-nodes", "any"]);
         // What others have left in the kernel's log is not ours to act on.
         command.args(["--history", "0s", "--kernel-log"]);
         match args.via {

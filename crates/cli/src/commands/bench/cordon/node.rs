@@ -130,7 +130,7 @@ impl TestNode {
     }
 }
 
-async fn client(args: &BenchArgs) -> anyhow::Result<Client> {
+pub(in crate::commands::bench) async fn client(args: &BenchArgs) -> anyhow::Result<Client> {
     let path = args.kubeconfig.as_ref().context("no kubeconfig is named")?;
     let kubeconfig = Kubeconfig::read_from(path)?;
     let options = KubeConfigOptions {

@@ -1,0 +1,251 @@
+//! Nodes of the benchmark's own, and one watch on all of them.
+
+use std::collections::BTreeSet;
+use std::pin::pin;
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context as _, bail};
+use futures::{StreamExt as _, TryStreamExt as _, stream};
+use kube::Client;
+use kube::api::{
+    DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams,
+};
+use kube::core::Request;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+use crate::args::BenchArgs;
+use crate::commands::bench::cordon;
+
+/// Where nodes are.
+const NODES: &str = "/api/v1/nodes";
+/// Label of all nodes of one run.
+const LABEL: &str = "gpuwarden-bench";
+/// Requests at once while nodes are made.
+const WIDTH: usize = 8;
+/// How long a burst may take to be seen.
+const LIMIT: Duration = Duration::from_secs(300);
+/// The API server ends a watch after so many seconds; it is then started anew.
+const WATCH_SECONDS: u32 = 290;
+/// Text of about the size that a quarantine writes on a node (bytes).
+const TEXT: usize = 800;
+
+/// The nodes of a run. Deleted by [`Nodes::delete`].
+pub(super) struct Nodes {
+    client: Client,
+    run: String,
+    names: Vec<String>,
+    seen: watch::Receiver<Seen>,
+    watching: JoinHandle<()>,
+}
+
+/// What the watch shows.
+#[derive(Clone, Debug)]
+struct Seen {
+    cordoned: BTreeSet<String>,
+    at: Instant,
+    /// Why the watch has ended, if it has.
+    ended: Option<String>,
+}
+
+// === impl Nodes ===
+
+impl Nodes {
+    pub(super) async fn create(args: &BenchArgs, count: usize) -> anyhow::Result<Self> {
+        let client = cordon::client(args).await?;
+        let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+        let run = format!("{:x}", since.as_micros());
+        let names: Vec<String> = (0..count)
+            .map(|index| format!("{LABEL}-{run}-{index}"))
+            .collect();
+        let version = list_version(&client, &run).await?;
+        let (sender, seen) = watch::channel(Seen {
+            cordoned: BTreeSet::new(),
+            at: Instant::now(),
+            ended: None,
+        });
+        let watching = tokio::spawn(keep_watching(client.clone(), run.clone(), version, sender));
+        let nodes = Self {
+            client,
+            run,
+            names,
+            seen,
+            watching,
+        };
+        if let Err(error) = nodes.make().await {
+            // What was made so far is not left behind.
+            drop(nodes.delete().await);
+            return Err(error);
+        }
+        Ok(nodes)
+    }
+
+    /// The name of the first node.
+    pub(super) fn first(&self) -> &str {
+        self.names.first().map_or("", String::as_str)
+    }
+
+    /// The names of the first `count` nodes.
+    pub(super) fn names(&self, count: usize) -> Vec<String> {
+        self.names.iter().take(count).cloned().collect()
+    }
+
+    /// Cordons the first `count` nodes, or takes that back, with one patch each of about the
+    /// size of a quarantine's, `width` at once, and waits until it is seen. How long it took.
+    pub(super) async fn bare(
+        &mut self,
+        count: usize,
+        width: usize,
+        cordon: bool,
+    ) -> anyhow::Result<Duration> {
+        let text = cordon.then(|| "x".repeat(TEXT));
+        let patch = Patch::Merge(json!({
+            "metadata": {
+                "labels": {"bench-a": text.as_ref().map(|_| "a"), "bench-b": text.as_ref().map(|_| "b")},
+                "annotations": {"gpuwarden-bench/text": text},
+            },
+            "spec": {"unschedulable": cordon.then_some(true)},
+        }));
+        let began = Instant::now();
+        let patches = self.names(count).into_iter().map(|name| {
+            let request = Request::new(NODES).patch(&name, &PatchParams::default(), &patch);
+            let client = self.client.clone();
+            async move {
+                client.request::<Value>(request?).await?;
+                anyhow::Ok(())
+            }
+        });
+        stream::iter(patches.collect::<Vec<_>>())
+            .buffer_unordered(width)
+            .try_collect::<Vec<()>>()
+            .await
+            .context("patch a node")?;
+        let seen = self.wait(if cordon { count } else { 0 }).await?;
+        Ok(seen.duration_since(began))
+    }
+
+    /// Waits until the watch shows so many nodes cordoned; when it did.
+    pub(super) async fn wait(&mut self, cordoned: usize) -> anyhow::Result<Instant> {
+        let shown = |seen: &Seen| seen.ended.is_some() || seen.cordoned.len() == cordoned;
+        let Ok(seen) = tokio::time::timeout(LIMIT, self.seen.wait_for(shown)).await else {
+            let now = self.seen.borrow().cordoned.len();
+            bail!(
+                "after {} s {now} nodes are cordoned, not {cordoned}",
+                LIMIT.as_secs()
+            );
+        };
+        let seen = seen.context("the watch has ended")?.clone();
+        match seen.ended {
+            Some(why) => bail!("the nodes can no longer be watched: {why}"),
+            None => Ok(seen.at),
+        }
+    }
+
+    /// Ends the watch and deletes the nodes.
+    pub(super) async fn delete(self) -> anyhow::Result<()> {
+        self.watching.abort();
+        let mine = ListParams::default().labels(&format!("{LABEL}={}", self.run));
+        let request = Request::new(NODES).delete_collection(&DeleteParams::default(), &mine)?;
+        let answer = self.client.request::<Value>(request).await;
+        answer.map(drop).with_context(|| {
+            format!(
+                "delete the nodes: delete those with the label {LABEL}={} by hand",
+                self.run
+            )
+        })
+    }
+
+    async fn make(&self) -> anyhow::Result<()> {
+        let made = self.names.iter().map(|name| {
+            let node = json!({
+                "apiVersion": "v1",
+                "kind": "Node",
+                "metadata": {
+                    "name": name,
+                    "labels": {LABEL: self.run},
+                    // Where kwok runs, it keeps them alive.
+                    "annotations": {"kwok.x-k8s.io/node": "fake"},
+                },
+            });
+            let client = self.client.clone();
+            async move {
+                let body = serde_json::to_vec(&node)?;
+                let request = Request::new(NODES).create(&PostParams::default(), body)?;
+                client.request::<Value>(request).await?;
+                anyhow::Ok(())
+            }
+        });
+        stream::iter(made.collect::<Vec<_>>())
+            .buffer_unordered(WIDTH)
+            .try_collect::<Vec<()>>()
+            .await
+            .context("make a node")?;
+        Ok(())
+    }
+}
+
+async fn list_version(client: &Client, run: &str) -> anyhow::Result<String> {
+    let mine = ListParams::default().labels(&format!("{LABEL}={run}"));
+    let list: Value = client.request(Request::new(NODES).list(&mine)?).await?;
+    let version = list["metadata"]["resourceVersion"].as_str();
+    version
+        .map(str::to_owned)
+        .context("the list of nodes has no version")
+}
+
+async fn keep_watching(
+    client: Client,
+    run: String,
+    mut version: String,
+    seen: watch::Sender<Seen>,
+) {
+    loop {
+        if let Err(error) = follow(&client, &run, &mut version, &seen).await {
+            seen.send_modify(|seen| seen.ended = Some(format!("{error:#}")));
+            return;
+        }
+    }
+}
+
+/// Follows the nodes until the API server ends the watch.
+async fn follow(
+    client: &Client,
+    run: &str,
+    version: &mut String,
+    seen: &watch::Sender<Seen>,
+) -> anyhow::Result<()> {
+    let params = WatchParams::default()
+        .labels(&format!("{LABEL}={run}"))
+        .timeout(WATCH_SECONDS);
+    let request = Request::new(NODES).watch(&params, version)?;
+    let mut events = pin!(client.request_events::<Value>(request).await?);
+    while let Some(event) = events.next().await {
+        let at = Instant::now();
+        match event? {
+            WatchEvent::Added(node) | WatchEvent::Modified(node) => {
+                let metadata = &node["metadata"];
+                let name = metadata["name"].as_str().context("a node without name")?;
+                let cordoned = node["spec"]["unschedulable"] == json!(true);
+                seen.send_if_modified(|seen| {
+                    let changed = if cordoned {
+                        seen.cordoned.insert(name.to_owned())
+                    } else {
+                        seen.cordoned.remove(name)
+                    };
+                    if changed {
+                        seen.at = at;
+                    }
+                    changed
+                });
+                if let Some(newer) = metadata["resourceVersion"].as_str() {
+                    newer.clone_into(version);
+                }
+            }
+            WatchEvent::Bookmark(bookmark) => *version = bookmark.metadata.resource_version,
+            WatchEvent::Deleted(_) => {}
+            WatchEvent::Error(status) => bail!("{}", status.message),
+        }
+    }
+    Ok(())
+}
