@@ -290,6 +290,11 @@ impl Quarantine {
         if let Some(switches) = &mut self.switches {
             switches.retry_if_due(write, now);
         }
+        if self.brake.doubt_ends.is_some_and(|at| at <= now) {
+            let doubts = self.nodes.values().filter_map(|entry| entry.in_doubt);
+            self.brake.doubt_ends = doubts.filter(|until| *until > now).min();
+            self.brake.changed();
+        }
         if self.pause_ends.is_some_and(|at| at <= now) {
             self.brake.changed();
             self.schedule_publish();
@@ -333,7 +338,7 @@ impl Quarantine {
         let switches = self.switches.as_ref();
         self.pause_ends = switches.and_then(|one| one.pause_ends(now));
         let retry = switches.and_then(Switches::retry_at);
-        let timed = [self.wakes.next(), self.pause_ends]
+        let timed = [self.wakes.next(), self.pause_ends, self.brake.doubt_ends]
             .into_iter()
             .flatten()
             .min();

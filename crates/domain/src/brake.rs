@@ -30,6 +30,11 @@ pub mod switch;
 /// however wrong the monitors are, and a single bad node of a small cluster still goes.
 pub const DEFAULT_PERCENT: u8 = 20;
 
+/// How long a node counts as out of service after a patch to take it out whose answer was
+/// lost, unless it is seen to be one or the other before. The API server ends a request
+/// after 60 s (`--request-timeout`), and its watch tells of what was done soon after.
+pub const DOUBT: SignedDuration = SignedDuration::from_secs(75);
+
 /// What limits new quarantines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Brake {

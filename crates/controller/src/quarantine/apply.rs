@@ -6,6 +6,7 @@ use std::time::Duration;
 use cluster::ApplyError;
 use contract::keys;
 use domain::assess::Desired;
+use domain::brake::DOUBT;
 use domain::journal::EntryKind;
 use domain::node::{NodeChange, NodeView};
 use domain::session::{Failure, Intent, Patch, Phase};
@@ -109,10 +110,14 @@ impl Quarantine {
                 // A bug. Which node it was is not known: all are looked at again.
                 tracing::error!(err = %error, "a patch ended without an answer");
                 self.metrics.error("patch_panicked");
+                let until = (self.clock)() + DOUBT;
                 for entry in self.nodes.values_mut() {
-                    entry.in_doubt |= entry.taking_out;
+                    if entry.taking_out {
+                        entry.in_doubt = Some(until);
+                    }
                     (entry.in_flight, entry.taking_out) = (false, false);
                 }
+                self.brake.doubt(Some(until));
                 self.dirty.extend(self.nodes.keys().cloned());
                 return;
             }
@@ -124,7 +129,9 @@ impl Quarantine {
         entry.in_flight = false;
         // It may have been made all the same; anything else is a clear answer.
         let unknown = matches!(result, Err(ApplyError::Unavailable { .. }));
-        entry.in_doubt = taking_out && unknown;
+        let in_doubt = (taking_out && unknown).then(|| now + DOUBT);
+        entry.in_doubt = in_doubt;
+        self.brake.doubt(in_doubt);
         self.brake.changed();
         let (text, detail) = match result {
             Ok(view) => {

@@ -35,6 +35,8 @@ pub(super) struct BrakeState {
     recent: BTreeMap<String, Timestamp>,
     /// Something has changed since it was last asked.
     stale: bool,
+    /// When the next doubt about a patch ends.
+    pub(super) doubt_ends: Option<Timestamp>,
     /// What it said last.
     plan: Plan,
 }
@@ -50,6 +52,7 @@ impl BrakeState {
             looked_at: BTreeSet::new(),
             recent: BTreeMap::new(),
             stale: true,
+            doubt_ends: None,
             plan: Plan::default(),
         }
     }
@@ -57,6 +60,11 @@ impl BrakeState {
     /// Something has changed that it looks at.
     pub(super) fn changed(&mut self) {
         self.stale = true;
+    }
+
+    /// Nobody knows whether a patch was made; until when that counts.
+    pub(super) fn doubt(&mut self, until: Option<Timestamp>) {
+        self.doubt_ends = [self.doubt_ends, until].into_iter().flatten().min();
     }
 
     /// A node waits.

@@ -43,8 +43,8 @@ pub(super) struct NodeEntry {
     own: Option<Out>,
     /// A patch is under way that takes it out of service.
     pub(super) taking_out: bool,
-    /// Such a patch was sent, and nobody knows whether it was made.
-    pub(super) in_doubt: bool,
+    /// Such a patch was sent, and nobody knows whether it was made: until when that counts.
+    pub(super) in_doubt: Option<Timestamp>,
     /// Why it is held back.
     pub(super) hold: Option<Hold>,
 }
@@ -66,7 +66,7 @@ impl NodeEntry {
             undecided: None,
             own: None,
             taking_out: false,
-            in_doubt: false,
+            in_doubt: None,
             hold: None,
         }
     }
@@ -110,6 +110,7 @@ impl NodeEntry {
     pub(super) fn gone(&mut self) {
         self.view = None;
         self.own = None;
+        self.in_doubt = None;
     }
 
     /// Reads from the node, as decisions see it, whether it is out of service.
@@ -121,6 +122,9 @@ impl NodeEntry {
             since: own.since,
             forced: own.forced(),
         });
+        if self.own.is_some() {
+            self.in_doubt = None;
+        }
     }
 
     /// Whether nothing on the node says that it is out of service.
@@ -140,7 +144,8 @@ impl NodeEntry {
             since: Some(now),
             forced: false,
         };
-        (self.own).or((self.taking_out || self.in_doubt).then_some(on_the_way))
+        let in_doubt = self.in_doubt.is_some_and(|until| now < until);
+        (self.own).or((self.taking_out || in_doubt).then_some(on_the_way))
     }
 
     /// The node as decisions see it: in a dry run with the changes that were not made.
@@ -371,5 +376,30 @@ mod tests {
             awaits(Some(json!({"name": "n1"}))),
             "the API server's answer to the quarantine"
         );
+    }
+
+    #[test]
+    fn what_may_be_out_of_service_counts_until_it_is_known() {
+        let mut entry = looked_at(Some(json!({"name": "n1"})));
+        assert_eq!(entry.out(at(10)), None);
+        entry.in_doubt = Some(at(100));
+        let on_the_way = entry.out(at(10)).unwrap();
+        assert_eq!((on_the_way.since, on_the_way.forced), (Some(at(10)), false));
+        assert_eq!(entry.out(at(100)), None, "it was not made");
+        // Seen there: from now on the node says it, and when it is back it is back.
+        let with = |text: &str, version: u32| {
+            let metadata = json!({
+                "name": "n1", "resourceVersion": version.to_string(),
+                "annotations": {keys::QUARANTINE_HEALTH_EVENT: text},
+            });
+            Arc::new(NodeView::from_object(json!({ "metadata": metadata })).unwrap())
+        };
+        entry.in_doubt = Some(at(100));
+        entry.see(with("[{}]", 1));
+        assert!(entry.out(at(10)).is_some() && !entry.in_service());
+        entry.see(with("", 2));
+        assert_eq!(entry.out(at(10)), None);
+        entry.taking_out = true;
+        assert!(entry.out(at(10)).is_some(), "a patch that is under way");
     }
 }
