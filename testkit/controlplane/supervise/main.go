@@ -195,11 +195,12 @@ func lockFile(path string) (*os.File, error) {
 // shared lock on the file for the given time. The lock stays taken until this
 // process ends, so that a new holder waits for the end of the tear-down.
 func waitUnheld(path string, linger time.Duration) error {
-	file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o644)
+	// Not an os.File: the collector would close it as soon as only its number is used,
+	// and everybody's control plane would end in the middle of a test.
+	fd, err := syscall.Open(path, syscall.O_CREAT|syscall.O_RDWR|syscall.O_CLOEXEC, 0o644)
 	if err != nil {
-		return err
+		return &os.PathError{Op: "open", Path: path, Err: err}
 	}
-	fd := int(file.Fd())
 	for {
 		if err := flockBlocking(fd, syscall.LOCK_EX); err != nil {
 			return fmt.Errorf("wait for the holders of %s: %w", path, err)
