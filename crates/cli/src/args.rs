@@ -532,7 +532,7 @@ pub struct ReplayArgs {
 }
 
 /// Arguments of `bench`.
-#[derive(Args, Debug)]
+#[derive(Args, Clone, Debug)]
 pub struct BenchArgs {
     /// Only this benchmark; without it, all that can run here.
     #[arg(value_enum, value_name = "NAME")]
@@ -558,7 +558,11 @@ pub struct BenchArgs {
     #[arg(long, default_value = "150,375,750", value_delimiter = ',', value_name = "NUMBER",
           value_parser = clap::value_parser!(u16).range(1..=10_000))]
     pub nodes: Vec<u16>,
-    /// For how long `idle` watches each process (seconds).
+    /// How many nodes the cluster has in `fleet`, one cluster after the other.
+    #[arg(long, default_value = "1000,5000", value_delimiter = ',', value_name = "NUMBER",
+          value_parser = clap::value_parser!(u16).range(1..=20_000))]
+    pub fleet: Vec<u16>,
+    /// For how long `idle` and `fleet` watch each process (seconds).
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=3_600))]
     pub seconds: u32,
     /// How to write it.
@@ -571,7 +575,9 @@ pub struct BenchArgs {
 pub enum Benchmark {
     /// Time to look at a line of kernel log.
     Decode,
-    /// Durable events a second.
+    /// Hundreds of thousands of lines of a few faults.
+    Storm,
+    /// Durable events a second, into the store and into an agent's outbox.
     Store,
     /// From a line of kernel log to a cordoned node.
     Cordon,
@@ -579,6 +585,8 @@ pub enum Benchmark {
     Burst,
     /// What a process that has nothing to do needs.
     Idle,
+    /// What a controller needs that has nothing to do in a cluster of many nodes.
+    Fleet,
     /// Size of the executable.
     Binary,
 }

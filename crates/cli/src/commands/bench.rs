@@ -12,6 +12,7 @@ mod idle;
 mod product;
 mod statistics;
 mod store;
+mod storm;
 
 use std::io::{self, IsTerminal as _, Write as _};
 
@@ -81,10 +82,12 @@ pub(super) async fn execute(args: &BenchArgs) -> anyhow::Result<u8> {
 async fn run(benchmark: Benchmark, args: &BenchArgs) -> anyhow::Result<Vec<Row>> {
     match benchmark {
         Benchmark::Decode => decode::run(),
+        Benchmark::Storm => storm::run(args).await,
         Benchmark::Store => store::run(args.dir.as_deref()).await,
         Benchmark::Cordon => cordon::run(args).await,
         Benchmark::Burst => burst::run(args).await,
         Benchmark::Idle => idle::run(args).await,
+        Benchmark::Fleet => idle::fleet(args).await,
         Benchmark::Binary => binary(),
     }
 }
@@ -92,7 +95,7 @@ async fn run(benchmark: Benchmark, args: &BenchArgs) -> anyhow::Result<Vec<Row>>
 /// What a benchmark lacks here.
 fn missing(benchmark: Benchmark, args: &BenchArgs) -> Option<&'static str> {
     match benchmark {
-        Benchmark::Cordon | Benchmark::Burst if args.kubeconfig.is_none() => {
+        Benchmark::Cordon | Benchmark::Burst | Benchmark::Fleet if args.kubeconfig.is_none() => {
             Some("needs a test cluster: name one with --kubeconfig FILE")
         }
         _ => None,

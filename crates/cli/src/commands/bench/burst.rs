@@ -15,10 +15,11 @@ use contract::proto::platform_connector_client::PlatformConnectorClient;
 use contract::{EVENT_VERSION, HealthEvent, HealthEvents};
 use tonic::transport::Endpoint;
 
-use super::product::Product;
+use super::product::{Product, Role};
 use super::{Row, progress};
 use crate::args::BenchArgs;
-use nodes::Nodes;
+
+pub(super) use nodes::Nodes;
 
 /// Connections of the bare loops.
 const WIDTHS: [usize; 3] = [1, 8, 32];
@@ -61,7 +62,7 @@ async fn measure(args: &BenchArgs, nodes: &mut Nodes) -> anyhow::Result<Vec<Row>
             tokio::time::sleep(QUIET).await;
         }
         progress(&format!("burst of {count} ..."));
-        let product = Product::start(args, nodes.first(), true).await?;
+        let product = Product::start(args, nodes.first(), Role::Run).await?;
         let result = burst(&product, nodes, count).await;
         let ours = match result {
             Ok(ours) => ours,

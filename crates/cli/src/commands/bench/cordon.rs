@@ -17,7 +17,7 @@ use contract::{EVENT_VERSION, HealthEvent, HealthEvents, RecommendedAction};
 use jiff::Timestamp;
 use tonic::transport::{Channel, Endpoint};
 
-use super::product::Product;
+use super::product::{Product, Role};
 use super::statistics::{median, percentile};
 use super::{Row, progress};
 use crate::args::BenchArgs;
@@ -60,26 +60,12 @@ pub(super) async fn run(args: &BenchArgs) -> anyhow::Result<Vec<Row>> {
 }
 
 async fn measure(args: &BenchArgs, node: &mut TestNode) -> anyhow::Result<Vec<Row>> {
-    progress("cordon, the first after a start ...");
-    let (mut firsts, mut bare) = (Vec::new(), Vec::new());
-    for _ in 0..STARTS {
-        let product = Product::start(args, node.name(), true).await?;
-        node.connect_anew(args).await?;
-        bare.push(node.bare_round().await?);
-        let (product, round) = rounds(product, node, 1, None).await?;
-        firsts.extend(round);
-        product.stop().await?;
-    }
-    let mut rows = figures("cordon-first", &firsts, &bare);
-
-    progress("cordon ...");
-    let product = Product::start(args, node.name(), true).await?;
-    let (product, _) = rounds(product, node, WARM_UP, None).await?;
-    let mut bare = Vec::new();
-    let (product, idle) = rounds(product, node, args.rounds, Some(&mut bare)).await?;
-    rows.extend(figures("cordon", &idle, &bare));
+    let mut rows = first(args, node).await?;
+    rows.extend(warm(args, node).await?);
 
     progress("cordon, with other events ...");
+    let product = Product::start(args, node.name(), Role::Run).await?;
+    let (product, _) = rounds(product, node, WARM_UP, None).await?;
     let load = Load::start(connect(&product).await?, node.name())?;
     let mut bare = Vec::new();
     let (product, busy) = rounds(product, node, args.rounds, Some(&mut bare)).await?;
@@ -94,6 +80,36 @@ async fn measure(args: &BenchArgs, node: &mut TestNode) -> anyhow::Result<Vec<Ro
             row
         }
     }));
+    Ok(rows)
+}
+
+/// The first cordon of a process.
+async fn first(args: &BenchArgs, node: &mut TestNode) -> anyhow::Result<Vec<Row>> {
+    progress("cordon, the first after a start ...");
+    let (mut firsts, mut bare) = (Vec::new(), Vec::new());
+    for _ in 0..STARTS {
+        let product = Product::start(args, node.name(), Role::Run).await?;
+        node.connect_anew(args).await?;
+        bare.push(node.bare_round().await?);
+        let (product, round) = rounds(product, node, 1, None).await?;
+        firsts.extend(round);
+        product.stop().await?;
+    }
+    Ok(figures("cordon-first", &firsts, &bare))
+}
+
+/// Cordons of one process, and of an agent with its controller, both long started.
+async fn warm(args: &BenchArgs, node: &mut TestNode) -> anyhow::Result<Vec<Row>> {
+    let mut rows = Vec::new();
+    for (name, role) in [("cordon", Role::Run), ("cordon-apart", Role::Apart)] {
+        progress(&format!("{name} ..."));
+        let product = Product::start(args, node.name(), role).await?;
+        let (product, _) = rounds(product, node, WARM_UP, None).await?;
+        let mut bare = Vec::new();
+        let (product, idle) = rounds(product, node, args.rounds, Some(&mut bare)).await?;
+        product.stop().await?;
+        rows.extend(figures(name, &idle, &bare));
+    }
     Ok(rows)
 }
 

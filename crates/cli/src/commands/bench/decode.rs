@@ -19,7 +19,7 @@ use super::Row;
 use super::statistics::median;
 
 /// The faults that the decoder knows, as one would write them down first.
-const PATTERNS: [&str; 6] = [
+pub(super) const PATTERNS: [&str; 6] = [
     r"NVRM: Xid\s*\((?:PCI:)?[0-9a-fA-F:.]+\)\s*:\s*[0-9]+",
     r"NVRM: GPU [0-9a-fA-F:.]+: GPU has fallen off the bus",
     r"NVRM: The NVIDIA GPU [0-9a-fA-F:.]+\s[^\n]*fallen off the bus",

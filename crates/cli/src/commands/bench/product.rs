@@ -1,8 +1,11 @@
-//! `gpuwarden run`, started from this very executable for a benchmark: with a directory, a
-//! socket and a port of its own, and without anything from the environment.
+//! gpuwarden, started from this very executable for a benchmark, as one process or as an agent
+//! and its controller: with directories, sockets and ports of its own, and without anything
+//! from the environment.
 
+use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::Write as _;
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
@@ -27,6 +30,8 @@ const QUOTED: usize = 2_000;
 const LEVEL: u8 = 7;
 /// Who writes to the running kernel's log locks it: one such program runs at a time.
 const KERNEL_LOG: &str = "/dev/kmsg";
+/// What a process says, in its data directory.
+const LOG: &str = "log";
 
 /// Where faults are written for the product to read.
 pub(super) enum FaultLog {
@@ -39,16 +44,38 @@ pub(super) enum FaultLog {
     },
 }
 
-/// A running `gpuwarden run`; killed on drop.
+/// What is started.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Role {
+    /// `run` without a cluster.
+    Alone,
+    /// `run` with the cluster, in which it acts.
+    Run,
+    /// An agent and its controller, which acts in the cluster.
+    Apart,
+    /// A controller that acts in the cluster, and has no agent.
+    Controller,
+}
+
+/// A running gpuwarden; killed on drop.
 pub(super) struct Product {
-    /// A client of its API.
+    /// A client of the API of the process that decides.
     pub(super) client: Client,
-    /// Its connector's socket.
+    /// The socket on which monitors report; a controller alone has none.
     pub(super) socket: PathBuf,
     /// Its kernel log.
     pub(super) log: FaultLog,
-    child: Child,
+    /// The process that reads the log, where there is one, and its controller.
+    processes: Vec<Process>,
+    /// Where they all live; removed at last.
     home: TempDir,
+}
+
+/// A running process of ours.
+struct Process {
+    child: Child,
+    /// Where it has its data, and what it says.
+    data: PathBuf,
 }
 
 // === impl FaultLog ===
@@ -85,94 +112,136 @@ fn lock(path: &str) -> anyhow::Result<File> {
 // === impl Product ===
 
 impl Product {
-    /// Starts it for `node`, with the cluster that `args` name where `cluster` says so, and
-    /// waits until it is ready.
-    pub(super) async fn start(args: &BenchArgs, node: &str, cluster: bool) -> anyhow::Result<Self> {
+    /// Starts it for `node`, where it acts in the cluster that `args` name, and waits until it
+    /// is ready.
+    pub(super) async fn start(args: &BenchArgs, node: &str, role: Role) -> anyhow::Result<Self> {
         let dir = args.dir.clone().unwrap_or_else(std::env::temp_dir);
         let home = tempfile::Builder::new()
             .prefix("gpuwarden-bench-")
             .tempdir_in(&dir)
             .with_context(|| format!("make a directory in {}", dir.display()))?;
-        let (data, file) = (home.path().join("data"), home.path().join("kernel.log"));
+        let file = home.path().join("kernel.log");
         let log = FaultLog::new(args.via, &file)?;
-        let mut command = Command::new(std::env::current_exe()?);
-        command.arg("run").arg("--data-dir").arg(&data);
-        command.arg("--socket").arg(data.join("gpuwarden.sock"));
-        command.args(["--listen", "127.0.0.1:0", "--node-name", node]);
-        // A burst is reported for many nodes.
-        command.args(["--accept-nodes", "any"]);
-        // What others have left in the kernel's log is not ours to act on.
-        command.args(["--history", "0s", "--kernel-log"]);
-        match args.via {
-            BenchLog::File => command.arg(&file),
-            BenchLog::Kmsg => command.arg("kmsg"),
+        let spawn = |name: &str, flags: Vec<OsString>| Process::spawn(home.path(), name, flags);
+        let reads: Vec<OsString> = {
+            let log = match args.via {
+                BenchLog::File => file.clone().into_os_string(),
+                BenchLog::Kmsg => "kmsg".into(),
+            };
+            // A burst is reported for many nodes. And what others have left in the kernel's
+            // log is not ours to act on.
+            let flags = [
+                "--node-name",
+                node,
+                "--accept-nodes",
+                "any",
+                "--history",
+                "0s",
+            ];
+            let flags = flags.into_iter().map(OsString::from);
+            flags.chain(["--kernel-log".into(), log]).collect()
         };
-        if let (true, Some(kubeconfig)) = (cluster, &args.kubeconfig) {
-            command
-                .args(["--quarantine", "--circuit-breaker", "false"])
-                .arg("--kubeconfig")
-                .arg(kubeconfig);
-            if let Some(context) = &args.context {
-                command.args(["--context", context]);
+        let mut processes = Vec::new();
+        if role == Role::Alone {
+            processes.push(spawn("run", reads)?);
+        } else if role == Role::Run {
+            processes.push(spawn("run", [reads, acts(args)?].concat())?);
+        } else {
+            let free = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+            let listens = ["--grpc-insecure", "--grpc-listen", &free.to_string()].map(Into::into);
+            if role == Role::Apart {
+                let reports = ["--controller", &format!("http://{free}")].map(Into::into);
+                processes.push(spawn("agent", [reads, reports.to_vec()].concat())?);
             }
+            let controller = spawn("controller", [acts(args)?, listens.to_vec()].concat())?;
+            processes.push(controller);
         }
-        for (name, _) in std::env::vars_os() {
-            let shown = name.to_string_lossy();
-            if shown.starts_with("GPUWARDEN_") || shown == "KUBERNETES_SERVICE_HOST" {
-                command.env_remove(name);
-            }
+        let mut endpoints = Vec::new();
+        for process in &mut processes {
+            endpoints.push(process.ready().await?);
         }
-        let child = command
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(File::create(home.path().join("log"))?)
-            .kill_on_drop(true)
-            .spawn()
-            .context("start gpuwarden run")?;
-        let mut started = Started { child, home };
-        let endpoint = started.ready(&data).await?;
+        let ends = endpoints.first().zip(endpoints.last());
+        let (first, last) = ends.context("nothing was started")?;
         Ok(Self {
-            client: client(&endpoint)?,
-            socket: endpoint.socket,
+            client: client(last)?,
+            socket: first.socket.clone(),
             log,
-            child: started.child,
-            home: started.home,
+            processes,
+            home,
         })
     }
 
-    /// The process id; `None` where it has ended.
-    pub(super) fn pid(&self) -> Option<u32> {
-        self.child.id()
+    /// The process ids: of the one that reads the log, and of its controller.
+    pub(super) fn pids(&self) -> anyhow::Result<Vec<u32>> {
+        let pid = |process: &Process| process.child.id().context("gpuwarden has ended");
+        self.processes.iter().map(pid).collect()
     }
 
     /// Kills it, and waits until it is gone.
     pub(super) async fn stop(mut self) -> anyhow::Result<()> {
-        self.child.kill().await.context("end gpuwarden run")
+        for process in &mut self.processes {
+            process.child.kill().await.context("end gpuwarden")?;
+        }
+        self.home.close().context("remove its directory")
     }
 
     /// Adds the end of its log to an error.
     pub(super) fn blame(&self, error: &anyhow::Error) -> anyhow::Error {
-        anyhow::anyhow!("{error:#}; the end of its log:\n{}", tail(&self.home))
+        let tails = self.processes.iter().map(|process| tail(&process.data));
+        let tails = tails.collect::<Vec<String>>().join("\n");
+        anyhow::anyhow!("{error:#}; the end of its log:\n{tails}")
     }
 }
 
-/// A process that may not be ready yet.
-struct Started {
-    child: Child,
-    home: TempDir,
+/// The flags with which a process acts in the cluster that `args` name.
+fn acts(args: &BenchArgs) -> anyhow::Result<Vec<OsString>> {
+    let kubeconfig = args.kubeconfig.as_ref().context("no cluster is named")?;
+    let mut flags: Vec<OsString> = ["--quarantine", "--circuit-breaker", "false"]
+        .map(Into::into)
+        .into();
+    flags.extend(["--kubeconfig".into(), kubeconfig.into()]);
+    if let Some(context) = &args.context {
+        flags.extend(["--context".into(), context.into()]);
+    }
+    Ok(flags)
 }
 
-// === impl Started ===
+// === impl Process ===
 
-impl Started {
-    async fn ready(&mut self, data: &Path) -> anyhow::Result<Endpoint> {
+impl Process {
+    fn spawn(home: &Path, command: &str, flags: Vec<OsString>) -> anyhow::Result<Self> {
+        let data = home.join(command);
+        fs::create_dir(&data)?;
+        let mut process = Command::new(std::env::current_exe()?);
+        process.arg(command).arg("--data-dir").arg(&data);
+        process.args(["--listen", "127.0.0.1:0"]).args(flags);
+        if command != "controller" {
+            process.arg("--socket").arg(data.join("gpuwarden.sock"));
+        }
+        for (name, _) in std::env::vars_os() {
+            let shown = name.to_string_lossy();
+            if shown.starts_with("GPUWARDEN_") || shown == "KUBERNETES_SERVICE_HOST" {
+                process.env_remove(name);
+            }
+        }
+        let child = process
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(data.join(LOG))?)
+            .kill_on_drop(true)
+            .spawn()
+            .with_context(|| format!("start gpuwarden {command}"))?;
+        Ok(Self { child, data })
+    }
+
+    async fn ready(&mut self) -> anyhow::Result<Endpoint> {
         let began = Instant::now();
         let mut missing = vec!["it has not said where it listens".to_owned()];
         while began.elapsed() < START_LIMIT {
             if let Some(status) = self.child.try_wait()? {
-                bail!("gpuwarden run has ended ({status}):\n{}", tail(&self.home));
+                bail!("gpuwarden has ended ({status}):\n{}", tail(&self.data));
             }
-            if let Some(endpoint) = Endpoint::read(data) {
+            if let Some(endpoint) = Endpoint::read(&self.data) {
                 let status: Status = client(&endpoint)?.get("/api/v1/status").await?;
                 if status.ready {
                     return Ok(endpoint);
@@ -182,10 +251,10 @@ impl Started {
             tokio::time::sleep(ASK_AGAIN).await;
         }
         bail!(
-            "gpuwarden run is not ready after {} s: {}; the end of its log:\n{}",
+            "gpuwarden is not ready after {} s: {}; the end of its log:\n{}",
             START_LIMIT.as_secs(),
             missing.join("; "),
-            tail(&self.home)
+            tail(&self.data)
         )
     }
 }
@@ -197,8 +266,8 @@ fn client(endpoint: &Endpoint) -> anyhow::Result<Client> {
     })
 }
 
-fn tail(home: &TempDir) -> String {
-    let log = fs::read(home.path().join("log")).unwrap_or_default();
+fn tail(data: &Path) -> String {
+    let log = fs::read(data.join(LOG)).unwrap_or_default();
     let start = log.len().saturating_sub(QUOTED);
     String::from_utf8_lossy(log.get(start..).unwrap_or_default()).into_owned()
 }

@@ -1,4 +1,5 @@
-//! Durable events a second into the embedded store, each on disk before it is answered.
+//! Durable events a second into the embedded store and into an agent's outbox, each on disk
+//! before it is answered.
 //!
 //! Measured in turns: many appenders at once (what the store gathers into one commit), large
 //! batches, one appender that waits for each commit, and a bare file that is synchronised
@@ -13,8 +14,11 @@ use std::time::{Duration, Instant};
 
 use agent::kernel_log::event_of_line;
 use anyhow::Context as _;
+use connector::Sink;
+use connector::outbox::{Limits, Outbox};
 use contract::HealthEvent;
 use jiff::Timestamp;
+use runtime::metrics::Metrics;
 use store::sqlite::SqliteStore;
 use store::{EventStore, NewEvent};
 use tokio::task::JoinSet;
@@ -31,6 +35,13 @@ const BATCH: usize = 100;
 const ROUNDS: usize = 5;
 /// How long a turn lasts.
 const TURN: Duration = Duration::from_millis(800);
+/// More than a turn fills.
+const ROOM: Limits = Limits {
+    bytes: 4 << 30,
+    events: 4_000_000,
+};
+/// Unit of all figures.
+const UNIT: &str = "events/s";
 
 /// Makes events that differ, in time as little as can be.
 struct Events {
@@ -56,46 +67,63 @@ async fn measure(dir: &Path) -> anyhow::Result<Vec<Row>> {
         .tempdir_in(dir)
         .with_context(|| format!("make a directory in {}", dir.display()))?;
     let place = home.path().canonicalize()?;
-    let store = Arc::new(SqliteStore::open(&place)?);
+    let sqlite = Arc::new(SqliteStore::open(&place)?);
+    let store: Arc<dyn Sink> = Arc::new(Arc::clone(&sqlite) as Arc<dyn EventStore>);
+    let outbox = Outbox::open(&place.join("agent"), ROOM, &Metrics::default())?;
+    let agent: Arc<dyn Sink> = Arc::new(outbox.clone());
     let events = Arc::new(Events::new()?);
     let mut file = File::create_new(place.join("bare"))?;
     let body = contract::json::to_string(&events.template);
 
     let mut rates = [const { Vec::<f64>::new() }; 4];
+    let mut outbox_rates = [const { Vec::<f64>::new() }; 3];
     for _ in 0..ROUNDS {
+        let [many, batches, single] = &mut outbox_rates;
+        let ways = [(many, APPENDERS, 1), (batches, 1, BATCH), (single, 1, 1)];
+        for (rates, appenders, batch) in ways {
+            rates.push(append(&agent, &events, appenders, batch).await?);
+            let newest = outbox.status().borrow().newest;
+            outbox.delivered(newest).await?;
+        }
         let [many, batches, single, bare] = &mut rates;
         many.push(append(&store, &events, APPENDERS, 1).await?);
         batches.push(append(&store, &events, 1, BATCH).await?);
         single.push(append(&store, &events, 1, 1).await?);
         bare.push(append_bare(&mut file, body.as_bytes())?);
     }
-    store.close().await;
+    sqlite.close().await;
+    outbox.close().await;
 
     let [many, batches, single, bare] = rates.map(|rates| median(&rates));
-    let unit = "events/s";
-    Ok(vec![
-        Row::new("store.concurrent", many, unit)
+    let durability = durability(&place, bare);
+    let mut rows = ways("store", many, batches, single, &durability);
+    rows.push(Row::new("store.single", single, UNIT).beside("bare file", bare).note(format!(
+        "one appender, one event a commit; beside it, {} bytes appended to a file and fdatasync",
+        body.len()
+    )));
+    let [many, batches, single] = outbox_rates.map(|rates| median(&rates));
+    rows.extend(ways("outbox", many, batches, single, &durability));
+    rows.push(Row::new("outbox.single", single, UNIT).beside("bare file", bare));
+    Ok(rows)
+}
+
+/// The rates of a sink, beside that of one appender that waits for each commit.
+fn ways(name: &str, many: f64, batches: f64, single: f64, durability: &str) -> Vec<Row> {
+    vec![
+        Row::new(format!("{name}.concurrent"), many, UNIT)
             .beside("one appender", single)
             .note(format!(
-                "{APPENDERS} appenders of one event each; {}",
-                durability(&place, bare)
+                "{APPENDERS} appenders of one event each; {durability}"
             )),
-        Row::new("store.batches", batches, unit)
+        Row::new(format!("{name}.batches"), batches, UNIT)
             .beside("one appender", single)
             .note(format!("one appender, batches of {BATCH}")),
-        Row::new("store.single", single, unit)
-            .beside("bare file", bare)
-            .note(format!(
-                "one appender, one event a commit; beside it, {} bytes appended to a file and \
-                 fdatasync",
-                body.len()
-            )),
-    ])
+    ]
 }
 
 /// Events a second of `appenders` that append `batch` events at a time.
 async fn append(
-    store: &Arc<SqliteStore>,
+    sink: &Arc<dyn Sink>,
     events: &Arc<Events>,
     appenders: usize,
     batch: usize,
@@ -103,12 +131,12 @@ async fn append(
     let began = Instant::now();
     let mut working = JoinSet::new();
     for _ in 0..appenders {
-        let (store, events) = (Arc::clone(store), Arc::clone(events));
+        let (sink, events) = (Arc::clone(sink), Arc::clone(events));
         working.spawn(async move {
             let mut appended = 0;
             while began.elapsed() < TURN {
                 let batch = events.make(batch);
-                let answers = store.append(batch).await?;
+                let answers = sink.append(batch).await?;
                 appended += answers.iter().filter(|one| one.new).count();
             }
             anyhow::Ok(appended)
@@ -200,9 +228,10 @@ mod tests {
     async fn every_event_that_is_counted_is_stored() {
         let dir = tempfile::tempdir().unwrap();
         let store = Arc::new(SqliteStore::open(dir.path()).unwrap());
+        let sink: Arc<dyn Sink> = Arc::new(Arc::clone(&store) as Arc<dyn EventStore>);
         let events = Arc::new(Events::new().unwrap());
         let began = Instant::now();
-        let rate = append(&store, &events, 2, 10).await.unwrap();
+        let rate = append(&sink, &events, 2, 10).await.unwrap();
         let longest = began.elapsed().as_secs_f64();
         let stored = f64::from(u32::try_from(store.stats().await.unwrap().events).unwrap());
         // What was counted, over a time between a turn and all that has passed here.

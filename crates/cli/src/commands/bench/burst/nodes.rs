@@ -32,7 +32,7 @@ const WATCH_SECONDS: u32 = 290;
 const TEXT: usize = 800;
 
 /// The nodes of a run. Deleted by [`Nodes::delete`].
-pub(super) struct Nodes {
+pub(in crate::commands::bench) struct Nodes {
     client: Client,
     run: String,
     names: Vec<String>,
@@ -52,7 +52,10 @@ struct Seen {
 // === impl Nodes ===
 
 impl Nodes {
-    pub(super) async fn create(args: &BenchArgs, count: usize) -> anyhow::Result<Self> {
+    pub(in crate::commands::bench) async fn create(
+        args: &BenchArgs,
+        count: usize,
+    ) -> anyhow::Result<Self> {
         let client = cordon::client(args).await?;
         let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         let run = format!("{:x}", since.as_micros());
@@ -82,18 +85,18 @@ impl Nodes {
     }
 
     /// The name of the first node.
-    pub(super) fn first(&self) -> &str {
+    pub(in crate::commands::bench) fn first(&self) -> &str {
         self.names.first().map_or("", String::as_str)
     }
 
     /// The names of the first `count` nodes.
-    pub(super) fn names(&self, count: usize) -> Vec<String> {
+    pub(in crate::commands::bench) fn names(&self, count: usize) -> Vec<String> {
         self.names.iter().take(count).cloned().collect()
     }
 
     /// Cordons the first `count` nodes, or takes that back, with one patch each of about the
     /// size of a quarantine's, `width` at once, and waits until it is seen. How long it took.
-    pub(super) async fn bare(
+    pub(in crate::commands::bench) async fn bare(
         &mut self,
         count: usize,
         width: usize,
@@ -126,7 +129,10 @@ impl Nodes {
     }
 
     /// Waits until the watch shows so many nodes cordoned; when it did.
-    pub(super) async fn wait(&mut self, cordoned: usize) -> anyhow::Result<Instant> {
+    pub(in crate::commands::bench) async fn wait(
+        &mut self,
+        cordoned: usize,
+    ) -> anyhow::Result<Instant> {
         let shown = |seen: &Seen| seen.ended.is_some() || seen.cordoned.len() == cordoned;
         let Ok(seen) = tokio::time::timeout(LIMIT, self.seen.wait_for(shown)).await else {
             let now = self.seen.borrow().cordoned.len();
@@ -143,7 +149,7 @@ impl Nodes {
     }
 
     /// Ends the watch and deletes the nodes.
-    pub(super) async fn delete(self) -> anyhow::Result<()> {
+    pub(in crate::commands::bench) async fn delete(self) -> anyhow::Result<()> {
         self.watching.abort();
         let mine = ListParams::default().labels(&format!("{LABEL}={}", self.run));
         let request = Request::new(NODES).delete_collection(&DeleteParams::default(), &mine)?;
