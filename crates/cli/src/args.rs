@@ -120,6 +120,16 @@ pub enum Command {
                             gpuwarden policy presets gke > policy.toml"
     )]
     Policy(PolicyArgs),
+    /// Print completions for a shell.
+    #[command(after_help = "Examples:\n  source <(gpuwarden completions bash)\n  \
+                            gpuwarden completions bash > ~/.local/share/bash-completion/completions/gpuwarden\n  \
+                            gpuwarden completions zsh > ~/.zfunc/_gpuwarden\n  \
+                            gpuwarden completions fish > ~/.config/fish/completions/gpuwarden.fish")]
+    Completions {
+        /// Shell.
+        #[arg(value_enum, value_name = "SHELL")]
+        shell: clap_complete::Shell,
+    },
     /// Print the reference of all commands and flags as Markdown.
     #[command(hide = true)]
     Reference,
@@ -197,6 +207,10 @@ pub struct CatalogArgs {
 #[derive(Subcommand, Debug)]
 pub enum CatalogCommand {
     /// Show what files of changes (TOML) make different from the built-in rows.
+    #[command(
+        after_help = "Examples:\n  gpuwarden catalog diff site.toml\n  gpuwarden catalog diff \
+                            vendor.toml site.toml -o json"
+    )]
     Diff(CatalogDiffArgs),
 }
 
@@ -248,6 +262,10 @@ pub struct InjectArgs {
 #[derive(Subcommand, Debug)]
 pub enum Inject {
     /// An XID, as the NVIDIA driver would print it.
+    #[command(
+        after_help = "Examples:\n  gpuwarden inject xid 79\n  gpuwarden inject xid 48 --pci 0000:3b:00 \
+                            --via kmsg"
+    )]
     Xid {
         /// The code.
         code: u32,
@@ -263,6 +281,10 @@ pub enum Inject {
         target: TargetArgs,
     },
     /// Healthy events that close open faults of a node.
+    #[command(
+        after_help = "Examples:\n  gpuwarden inject recovery\n  gpuwarden inject recovery --code 79 \
+                            --pci 0000:b3:00"
+    )]
     Recovery {
         /// Only faults of the GPU at this PCI address.
         #[arg(long, value_name = "ADDRESS")]
@@ -357,6 +379,10 @@ pub struct StoreArgs {
 pub enum StoreCommand {
     /// Show what the file holds, how far its readers are, and whether it is sound. It may
     /// be in use.
+    #[command(
+        after_help = "Examples:\n  gpuwarden store inspect\n  gpuwarden store inspect --data-dir \
+                            /var/lib/gpuwarden -o json"
+    )]
     Inspect {
         /// The data directory [default: where `run` keeps it].
         #[arg(long, env = "GPUWARDEN_DATA_DIR", value_name = "DIRECTORY")]
@@ -599,3 +625,6 @@ pub enum BenchLog {
     /// The running kernel's log (needs root; every program that reads it sees the faults).
     Kmsg,
 }
+
+#[cfg(test)]
+mod tests;

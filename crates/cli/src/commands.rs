@@ -2,6 +2,7 @@
 
 mod bench;
 mod catalog;
+mod completions;
 mod decode;
 mod events;
 mod explain;
@@ -30,6 +31,7 @@ pub(crate) async fn execute(command: Command) -> anyhow::Result<u8> {
         Command::Status(args) => status::execute(&args).await,
         Command::Events(args) => events::execute(&args).await,
         Command::Explain(args) => explain::execute(&args).await,
+        Command::Completions { shell } => completions::execute(shell),
         Command::Policy(args) => policy::execute(&args.what),
         Command::Replay(args) => replay::execute(&args),
         Command::WhyNot(args) => why_not::execute(&args).await,
