@@ -141,8 +141,12 @@ pub enum Command {
 /// Where a running gpuwarden is.
 #[derive(Args, Debug, Default, Clone)]
 pub struct ServerArgs {
+    /// Configuration file of the running gpuwarden; of its keys `server`, `data-dir`, `socket`
+    /// and `listen` count here.
+    #[arg(long, env = "GPUWARDEN_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
     /// Address of a running gpuwarden [default: the one that uses the data directory, else
-    /// `http://127.0.0.1:2112`].
+    /// where its configuration listens, else `http://127.0.0.1:2112`].
     #[arg(long, env = "GPUWARDEN_SERVER", value_name = "URL")]
     pub server: Option<String>,
     /// Data directory of the running gpuwarden, to find its address and socket.
@@ -384,6 +388,9 @@ pub enum StoreCommand {
                             /var/lib/gpuwarden -o json"
     )]
     Inspect {
+        /// Configuration file of gpuwarden; of its keys `data-dir` counts here.
+        #[arg(long, env = "GPUWARDEN_CONFIG", value_name = "FILE")]
+        config: Option<PathBuf>,
         /// The data directory [default: where `run` keeps it].
         #[arg(long, env = "GPUWARDEN_DATA_DIR", value_name = "DIRECTORY")]
         data_dir: Option<PathBuf>,
@@ -402,6 +409,9 @@ pub struct ReleaseArgs {
     /// Why; it goes into the node's story.
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
+    /// Configuration file of gpuwarden; of its keys `kubeconfig` and `context` count here.
+    #[arg(long, env = "GPUWARDEN_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
     /// Kubeconfig of the cluster [default: where kubectl looks].
     #[arg(long, env = "GPUWARDEN_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
@@ -420,6 +430,10 @@ pub struct ReleaseArgs {
 /// Which cluster, and where in it gpuwarden keeps its own objects.
 #[derive(Args, Debug, Default, Clone)]
 pub struct KubeArgs {
+    /// Configuration file of gpuwarden; of its keys `kubeconfig`, `context` and `namespace` count
+    /// here.
+    #[arg(long, env = "GPUWARDEN_CONFIG", value_name = "FILE")]
+    pub config: Option<PathBuf>,
     /// Kubeconfig of the cluster [default: $KUBECONFIG, else ~/.kube/config; in a pod its own
     /// service account].
     #[arg(long, env = "GPUWARDEN_KUBECONFIG", value_name = "FILE")]

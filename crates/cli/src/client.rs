@@ -15,7 +15,7 @@ use hyper_util::rt::TokioExecutor;
 use serde::de::DeserializeOwned;
 
 use crate::args::{ServerArgs, TargetArgs};
-use crate::settings::{DEFAULT_PORT, Endpoint, default_data_dir};
+use crate::settings::{ClientSettings, DEFAULT_PORT, Endpoint, default_data_dir};
 
 /// A request that is not answered by then is given up.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -39,14 +39,7 @@ pub(crate) struct Lines {
 impl Client {
     /// A client of the gpuwarden that `args` name, or that is found.
     pub(crate) fn new(args: &ServerArgs) -> anyhow::Result<Self> {
-        let base = match &args.server {
-            Some(server) if server.contains("://") => server.clone(),
-            Some(server) => format!("http://{server}"),
-            None => endpoint(args).map_or_else(
-                || format!("http://127.0.0.1:{DEFAULT_PORT}"),
-                |found| found.server,
-            ),
-        };
+        let base = address(args, &file(args)?);
         let base = base.trim_end_matches('/').to_owned();
         let uri: Uri = base.parse().with_context(|| {
             format!("--server {base:?} is no address such as http://127.0.0.1:2112")
@@ -167,26 +160,122 @@ pub(crate) async fn send(target: &TargetArgs, events: HealthEvents) -> anyhow::R
     })
 }
 
+/// What the configuration file says to clients.
+pub(crate) fn file(args: &ServerArgs) -> anyhow::Result<ClientSettings> {
+    Ok(ClientSettings::read(args.config.as_deref())?)
+}
+
+/// The address of the server: as `run` with the same flags and the same file would have it,
+/// or as the running one has written down.
+fn address(args: &ServerArgs, file: &ClientSettings) -> String {
+    let with_scheme = |server: &String| match server.contains("://") {
+        true => server.clone(),
+        false => format!("http://{server}"),
+    };
+    if let Some(server) = &args.server {
+        return with_scheme(server);
+    }
+    // A flag goes before the file.
+    if args.data_dir.is_none()
+        && let Some(server) = &file.server
+    {
+        return with_scheme(server);
+    }
+    if let Some(found) = endpoint(args, file) {
+        return found.server;
+    }
+    let listen = file.listen.filter(|listen| listen.port() != 0);
+    let listen = listen.map(|mut listen| {
+        if listen.ip().is_unspecified() {
+            listen.set_ip(std::net::Ipv4Addr::LOCALHOST.into());
+        }
+        listen.to_string()
+    });
+    format!(
+        "http://{}",
+        listen.unwrap_or_else(|| format!("127.0.0.1:{DEFAULT_PORT}"))
+    )
+}
+
 /// What the running gpuwarden has written about itself, if it can be found.
-pub(crate) fn endpoint(args: &ServerArgs) -> Option<Endpoint> {
-    let data_dir = args.data_dir.clone().or_else(|| default_data_dir().ok())?;
-    Endpoint::read(&data_dir)
+fn endpoint(args: &ServerArgs, file: &ClientSettings) -> Option<Endpoint> {
+    let named = args.data_dir.clone().or_else(|| file.data_dir.clone());
+    Endpoint::read(&named.or_else(|| default_data_dir().ok())?)
 }
 
 /// The connector's socket: as given, else as the gpuwarden that is named or found says.
 async fn socket(target: &TargetArgs) -> anyhow::Result<PathBuf> {
-    if let Some(socket) = &target.socket {
+    let file = file(&target.server)?;
+    let named = target.server.server.is_some() || target.server.data_dir.is_some();
+    // A flag that names another gpuwarden goes before the file's word for the socket.
+    let given = target
+        .socket
+        .clone()
+        .or_else(|| file.socket.clone().filter(|_| !named));
+    if let Some(socket) = given {
         let text = socket.to_string_lossy();
         return Ok(PathBuf::from(text.strip_prefix("unix://").unwrap_or(&text)));
     }
-    if target.server.server.is_some() {
+    if target.server.server.is_some() || (!named && file.server.is_some()) {
         let status: console::api::Status =
             Client::new(&target.server)?.get("/api/v1/status").await?;
         return Ok(PathBuf::from(status.socket));
     }
-    let found = endpoint(&target.server).map(|found| found.socket);
+    let found = endpoint(&target.server, &file).map(|found| found.socket);
     found.context(
         "no running gpuwarden is found in the data directory; start one with 'gpuwarden run', or \
          name its socket with --socket",
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_that_of_the_flag_the_file_or_the_running_one() {
+        let running = tempfile::tempdir().unwrap();
+        let written = Endpoint {
+            server: "http://127.0.0.1:7".into(),
+            socket: "/s".into(),
+            pid: 1,
+        };
+        written.write(running.path()).unwrap();
+        let empty = Some(PathBuf::from("/nowhere"));
+        let args = |server: Option<&str>, data_dir: &Option<PathBuf>| ServerArgs {
+            server: server.map(str::to_owned),
+            data_dir: data_dir.clone(),
+            config: None,
+        };
+        let file = |text: &str| -> ClientSettings { toml::from_str(text).unwrap() };
+        let in_file = format!("data-dir = {:?}", running.path());
+        let running = Some(running.path().to_owned());
+        for (args, file, expected) in [
+            (
+                args(Some("10.0.0.1:9"), &running),
+                file("server = \"http://b\""),
+                "http://10.0.0.1:9",
+            ),
+            (
+                args(None, &running),
+                file("server = \"http://b\""),
+                "http://127.0.0.1:7",
+            ),
+            (args(None, &None), file("server = \"b:1\""), "http://b:1"),
+            (args(None, &None), file(&in_file), "http://127.0.0.1:7"),
+            (
+                args(None, &empty),
+                file("listen = \"0.0.0.0:99\"\nquarantine = true"),
+                "http://127.0.0.1:99",
+            ),
+            (
+                args(None, &empty),
+                file("listen = \"127.0.0.1:0\""),
+                "http://127.0.0.1:2112",
+            ),
+            (args(None, &empty), file(""), "http://127.0.0.1:2112"),
+        ] {
+            assert_eq!(address(&args, &file), expected, "{args:?} {file:?}");
+        }
+    }
 }

@@ -9,6 +9,7 @@ mod file;
 mod parts;
 mod reports;
 
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -21,7 +22,9 @@ pub use parts::{
 pub(crate) use parts::namespace;
 pub use reports::{EventTypeSetting, ReportSettings};
 
-use crate::args::{AgentArgs, ControllerArgs, RunArgs};
+use crate::args::{
+    ActArgs, AgentArgs, ControllerArgs, DeliveryArgs, IngestArgs, NodeArgs, ProcessArgs, RunArgs,
+};
 use file::ConfigFile;
 
 /// Default port of the status page, API and metrics: where NVSentinel has its metrics.
@@ -73,6 +76,41 @@ pub struct Endpoint {
     pub socket: PathBuf,
     /// Process id.
     pub pid: u32,
+}
+
+/// What a configuration file says to the clients of the server that it is for.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) struct ClientSettings {
+    /// Address of the server, where it is not on this machine.
+    pub(crate) server: Option<String>,
+    /// Its data directory.
+    pub(crate) data_dir: Option<PathBuf>,
+    /// Unix socket of its connector.
+    pub(crate) socket: Option<PathBuf>,
+    /// Where it listens.
+    pub(crate) listen: Option<SocketAddr>,
+    /// Kubeconfig of its cluster.
+    pub(crate) kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig.
+    pub(crate) context: Option<String>,
+    /// Namespace of its own objects in the cluster.
+    pub(crate) namespace: Option<String>,
+}
+
+/// The keys that the file of one role or another may have.
+#[derive(clap::Args)]
+struct AnyRole {
+    #[command(flatten)]
+    _node: NodeArgs,
+    #[command(flatten)]
+    _process: ProcessArgs,
+    #[command(flatten)]
+    _act: ActArgs,
+    #[command(flatten)]
+    _delivery: DeliveryArgs,
+    #[command(flatten)]
+    _ingest: IngestArgs,
 }
 
 /// Settings that cannot be used.
@@ -157,6 +195,16 @@ impl ControllerSettings {
             process,
             act,
         })
+    }
+}
+
+// === impl ClientSettings ===
+
+impl ClientSettings {
+    /// Reads them from a server's configuration file, whichever its role, if one is named.
+    /// What its other keys say is the server's business.
+    pub(crate) fn read(path: Option<&Path>) -> Result<Self, SettingsError> {
+        ConfigFile::read::<AnyRole>(path)?.group()
     }
 }
 

@@ -9,7 +9,7 @@ use domain::brake::pause::Pause;
 use jiff::{SignedDuration, Timestamp};
 
 use crate::args::{KubeArgs, PauseArgs};
-use crate::settings::{ClusterSettings, namespace};
+use crate::settings::{ClientSettings, ClusterSettings, namespace};
 use crate::{EXIT_OK, output};
 
 /// Somebody else may be writing: so often it is looked at again.
@@ -64,11 +64,12 @@ async fn write(
     kube: &KubeArgs,
     mut decide: impl FnMut(Option<&ConfigMap>) -> Option<Option<String>>,
 ) -> anyhow::Result<String> {
+    let file = ClientSettings::read(kube.config.as_deref())?;
     let settings = ClusterSettings {
-        kubeconfig: kube.kubeconfig.clone(),
-        context: kube.context.clone(),
+        kubeconfig: kube.kubeconfig.clone().or(file.kubeconfig),
+        context: kube.context.clone().or(file.context),
     };
-    let namespace = namespace(kube.namespace.clone())?;
+    let namespace = namespace(kube.namespace.clone().or(file.namespace))?;
     let place = format!("{namespace}/{}", keys::CONFIG_MAP);
     let cluster = Cluster::connect(settings.connect_options()).await?;
     for _ in 0..ATTEMPTS {

@@ -16,6 +16,7 @@ use jiff::Timestamp;
 use tokio::time::Instant;
 
 use crate::args::ReleaseArgs;
+use crate::settings::ClientSettings;
 use crate::{EXIT_OK, EXIT_UNHEALTHY, output};
 
 /// How often the node is looked at while waiting.
@@ -170,15 +171,18 @@ fn person() -> String {
 
 async fn connect(args: &ReleaseArgs) -> anyhow::Result<Cluster> {
     let in_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
-    let kubeconfig = args.kubeconfig.clone().or_else(|| {
-        (!in_pod || args.context.is_some())
+    let file = ClientSettings::read(args.config.as_deref())?;
+    let context = args.context.clone().or(file.context);
+    let named = args.kubeconfig.clone().or(file.kubeconfig);
+    let kubeconfig = named.or_else(|| {
+        (!in_pod || context.is_some())
             .then(usual_kubeconfig)
             .flatten()
     });
     let options = ConnectOptions {
         in_cluster: kubeconfig.is_none() && in_pod,
         kubeconfig,
-        context: args.context.clone(),
+        context,
     };
     Cluster::connect(options)
         .await

@@ -4,12 +4,18 @@ use store::sqlite::{Count, Inspection, NODES, inspect};
 
 use crate::args::{StoreArgs, StoreCommand};
 use crate::output;
-use crate::settings::default_data_dir;
+use crate::settings::{ClientSettings, default_data_dir};
 use crate::{EXIT_OK, EXIT_UNHEALTHY};
 
 pub(super) fn execute(args: &StoreArgs) -> anyhow::Result<u8> {
-    let StoreCommand::Inspect { data_dir, output } = &args.what;
-    let dir = data_dir.clone().map_or_else(default_data_dir, Ok)?;
+    let StoreCommand::Inspect {
+        config,
+        data_dir,
+        output,
+    } = &args.what;
+    let file = ClientSettings::read(config.as_deref())?;
+    let named = data_dir.clone().or(file.data_dir);
+    let dir = named.map_or_else(default_data_dir, Ok)?;
     let found = inspect(&dir).map_err(|error| {
         anyhow::Error::from(error).context(format!("no look into {}", dir.display()))
     })?;

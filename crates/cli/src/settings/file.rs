@@ -16,7 +16,8 @@ pub(super) struct ConfigFile {
 // === impl ConfigFile ===
 
 impl ConfigFile {
-    /// Reads the file, which may have the long names of `A`'s flags as keys.
+    /// Reads the file, which may have the long names of `A`'s flags as keys; without a path, an
+    /// empty one.
     pub(super) fn read<A: clap::Args>(path: Option<&Path>) -> Result<Self, SettingsError> {
         let Some(path) = path else {
             let (path, text) = (PathBuf::new(), String::new());
@@ -37,6 +38,8 @@ impl ConfigFile {
                 arg.get_long().into_iter().chain(aliases)
             })
             .filter(|name| *name != "config")
+            // Of no use to a server: for the clients that are given the same file.
+            .chain(["server"])
             .collect();
         for key in table.get_ref().keys() {
             if !known.contains(&key.get_ref().as_ref()) {

@@ -2,7 +2,6 @@ use connector::AcceptNodes;
 use host::kernel_log::Spec;
 
 use super::*;
-use crate::args::{DeliveryArgs, IngestArgs, NodeArgs, ProcessArgs};
 
 fn process() -> ProcessArgs {
     ProcessArgs {
@@ -150,6 +149,31 @@ fn what_is_wrong_is_named() {
         let error = run(file, edit).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
+}
+
+#[test]
+fn clients_take_a_file_of_any_role_and_refuse_a_key_of_none() {
+    let read = |file: &str| with_file(file, |path| ClientSettings::read(path.as_deref()));
+    let file = "controller = \"https://c:1\"\ngrpc-listen = \"0.0.0.0:1\"\nhistory = \"soon\"\n\
+                server = \"http://c:2112\"\nkubeconfig = \"/k\"\nnamespace = \"n\"\n";
+    let settings = read(file).unwrap();
+    assert_eq!(settings.server.as_deref(), Some("http://c:2112"));
+    assert_eq!(
+        (
+            settings.kubeconfig.as_deref(),
+            settings.namespace.as_deref()
+        ),
+        (Some(Path::new("/k")), Some("n"))
+    );
+    let error = read("\nsever = \"http://c:2112\"\n")
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.ends_with("c.toml:2: unknown field `sever`"),
+        "{error}"
+    );
+    // A server takes the file that its clients are given.
+    assert!(run("server = \"http://c:2112\"\n", |_| ()).is_ok());
 }
 
 #[test]

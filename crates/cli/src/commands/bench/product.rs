@@ -261,6 +261,7 @@ impl Process {
 
 fn client(endpoint: &Endpoint) -> anyhow::Result<Client> {
     Client::new(&ServerArgs {
+        config: None,
         server: Some(endpoint.server.clone()),
         data_dir: None,
     })
