@@ -5,6 +5,8 @@ use serde_json::json;
 use super::*;
 use crate::brake::{Amount, Budget, Window};
 
+mod functions;
+
 fn rule_set(body: &str) -> String {
     format!(
         "[[rule-sets]]\nname = \"r\"\nenabled = true\n{body}\n[rule-sets.cordon]\nshouldCordon = true\n"
@@ -538,72 +540,6 @@ fn what_is_wrong_with_the_brake_is_named_with_its_line() {
     for (text, expected) in table {
         let error = Policy::parse(text, "p").unwrap_err().to_string();
         assert!(error.contains(expected), "{text}: {error}");
-    }
-}
-
-#[test]
-fn a_pattern_that_is_no_regular_expression_is_refused_with_its_place() {
-    let refused = |expression: &str| {
-        let text = any("HealthEvent", expression);
-        Policy::parse(&text, "p.toml").unwrap_err().to_string()
-    };
-    for (expression, expected) in [
-        (
-            "event.message.matches('(')",
-            "p.toml:6: rule set 'r': expression has a pattern at character 23 that is no regular \
-             expression: '(', at its character 1: unclosed group",
-        ),
-        (
-            "event.isFatal && matches(event.message, 'Xid [9')",
-            "pattern at character 41 that is no regular expression: 'Xid [9', at its character 5: \
-             unclosed character class",
-        ),
-        (
-            "event.errorCode != null && event.errorCode.exists(c, c.matches('*'))",
-            "at its character 1: repetition operator missing expression",
-        ),
-    ] {
-        let said = refused(expression);
-        assert!(said.contains(expected), "{said}");
-    }
-    let good = any(
-        "HealthEvent",
-        "event.checkName.matches('^SysLogs(XID|SXID)Error$')",
-    );
-    assert_eq!(matches(&good, &fatal(), &json!({})), Answer::Matched);
-}
-
-#[test]
-fn a_list_contains_what_equals_or_contains() {
-    let node = json!({});
-    let with = |codes: &[&str]| HealthEvent {
-        error_code: codes.iter().map(|code| (*code).to_owned()).collect(),
-        ..fatal()
-    };
-    for (expression, codes, expected) in [
-        (
-            r#"event.errorCode.contains("XID-48")"#,
-            &["XID-48"][..],
-            true,
-        ),
-        (
-            r#"event.errorCode.contains("XID-48")"#,
-            &["31", "GPU0:XID-48:DBE"],
-            true,
-        ),
-        (r#"event.errorCode.contains("XID-48")"#, &["48"], false),
-        (r#"event.errorCode.contains("XID-48")"#, &[], false),
-        ("[1, 2].contains(2)", &[], true),
-        ("[1, 2].contains('2')", &[], false),
-        ("[[1], [2]].contains([2])", &[], true),
-        ("event.message.contains('')", &[], true),
-    ] {
-        let answer = matches(&any("HealthEvent", expression), &with(codes), &node);
-        assert_eq!(
-            answer == Answer::Matched,
-            expected,
-            "{expression} {codes:?}: {answer:?}"
-        );
     }
 }
 

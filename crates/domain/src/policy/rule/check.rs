@@ -1,11 +1,43 @@
-//! What is refused when a rule is loaded, beyond what CEL itself refuses: names that do
-//! not exist, patterns that no regular expression is, and what is too large to evaluate.
+//! What is refused when a rule is loaded, beyond what CEL itself refuses: names and functions
+//! that do not exist, patterns that no regular expression is, and what is too large to evaluate.
 
-use cel::Program;
-use cel::common::ast::{EntryExpr, Expr, IdedExpr, LiteralValue};
+use cel::common::ast::{CallExpr, EntryExpr, Expr, IdedExpr, LiteralValue};
+use cel::{Context, ExecutionError, Program};
 
-use super::RuleKind;
+use super::{ENVIRONMENT, RuleKind};
 use crate::nearest::nearest;
+
+/// Functions that are offered where one is misspelt: those of `docs/policy.md`.
+const FUNCTIONS: [&str; 25] = [
+    "bool",
+    "charAt",
+    "contains",
+    "double",
+    "duration",
+    "endsWith",
+    "format",
+    "indexOf",
+    "int",
+    "join",
+    "lastIndexOf",
+    "lowerAscii",
+    "matches",
+    "replace",
+    "reverse",
+    "size",
+    "split",
+    "startsWith",
+    "string",
+    "substring",
+    "timestamp",
+    "trim",
+    "type",
+    "uint",
+    "upperAscii",
+];
+/// Macros that are offered likewise: called with another number of arguments they are taken
+/// for functions.
+const MACROS: [&str; 6] = ["all", "exists", "exists_one", "filter", "has", "map"];
 
 /// How deeply an expression is nested.
 pub(super) fn depth(at: &IdedExpr) -> usize {
@@ -81,7 +113,9 @@ pub(super) fn check_names(
             check_names(&select.operand, kind, bound)
         }
         Expr::Call(call) => {
-            if let Some(target) = &call.target {
+            if !check_call(call, kind, bound)?
+                && let Some(target) = &call.target
+            {
                 check_names(target, kind, bound)?;
             }
             call.args
@@ -121,6 +155,58 @@ pub(super) fn check_names(
         }
         Expr::Literal(_) | Expr::Unspecified => Ok(()),
     }
+}
+
+/// Refuses a function that does not exist, which would fail at every event that gets there.
+/// Whether its name is a qualified one, such as `strings.quote`, so that what stands before the
+/// dot is no value.
+fn check_call(call: &CallExpr, kind: RuleKind, bound: &[String]) -> Result<bool, String> {
+    let name = call.func_name.as_str();
+    // Operators are named by what no function can be: `_+_`, `!_`, `@in`.
+    if !name.starts_with(|first: char| first.is_ascii_alphabetic()) {
+        return Ok(false);
+    }
+    let (function, method) = (format!("{name}()"), format!("''.{name}()"));
+    let (form, other) = match &call.target {
+        Some(target) => {
+            if let Expr::Ident(space) = &target.expr
+                && space != kind.variable()
+                && !bound.contains(space)
+                && is_function(&format!("{space}.{name}()"))
+            {
+                return Ok(true);
+            }
+            (method, function)
+        }
+        None => (function, method),
+    };
+    if is_function(&form) {
+        return Ok(false);
+    }
+    let hint = if MACROS.contains(&name) {
+        "; it is called with other arguments, see docs/policy.md".to_owned()
+    } else if is_function(&other) {
+        match call.target {
+            Some(_) => format!("; it is called as {name}(x)"),
+            None => format!("; it is called on a value: x.{name}(...)"),
+        }
+    } else {
+        match nearest(name, FUNCTIONS.into_iter().chain(MACROS), 1).first() {
+            Some(known) => format!("; did you mean '{known}'?"),
+            None => "; docs/policy.md lists what there is".to_owned(),
+        }
+    };
+    Err(format!("unknown function '{name}'{hint}"))
+}
+
+/// Whether the function that `call` names, without arguments, exists. The environment is asked
+/// by a call: that its arguments do not fit is another error.
+fn is_function(call: &str) -> bool {
+    let Ok(program) = ENVIRONMENT.compile(call) else {
+        return false;
+    };
+    let result = program.execute(&Context::with_env(ENVIRONMENT.clone()));
+    !matches!(result, Err(ExecutionError::UndeclaredReference(_)))
 }
 
 /// Refuses literal patterns of `matches` that are no regular expressions: they would fail
@@ -196,4 +282,19 @@ fn is_type_name(name: &str) -> bool {
         "type",
     ]
     .contains(&name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_functions_that_are_offered_exist() {
+        for name in FUNCTIONS {
+            let known = is_function(&format!("{name}()")) || is_function(&format!("''.{name}()"));
+            assert!(known, "{name}");
+        }
+        assert!(is_function("strings.quote()"));
+        assert!(!is_function("strings.nothing()") && !is_function("nothing()"));
+    }
 }

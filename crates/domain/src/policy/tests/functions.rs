@@ -1,0 +1,119 @@
+//! The functions of rules: which there are, and what is said of those that are not.
+
+use super::*;
+
+#[test]
+fn a_pattern_that_is_no_regular_expression_is_refused_with_its_place() {
+    let refused = |expression: &str| {
+        let text = any("HealthEvent", expression);
+        Policy::parse(&text, "p.toml").unwrap_err().to_string()
+    };
+    for (expression, expected) in [
+        (
+            "event.message.matches('(')",
+            "p.toml:6: rule set 'r': expression has a pattern at character 23 that is no regular \
+             expression: '(', at its character 1: unclosed group",
+        ),
+        (
+            "event.isFatal && matches(event.message, 'Xid [9')",
+            "pattern at character 41 that is no regular expression: 'Xid [9', at its character 5: \
+             unclosed character class",
+        ),
+        (
+            "event.errorCode != null && event.errorCode.exists(c, c.matches('*'))",
+            "at its character 1: repetition operator missing expression",
+        ),
+    ] {
+        let said = refused(expression);
+        assert!(said.contains(expected), "{said}");
+    }
+    let good = any(
+        "HealthEvent",
+        "event.checkName.matches('^SysLogs(XID|SXID)Error$')",
+    );
+    assert_eq!(matches(&good, &fatal(), &json!({})), Answer::Matched);
+}
+
+#[test]
+fn a_function_that_does_not_exist_is_refused_wherever_it_stands() {
+    for (expression, expected) in [
+        // Evaluated on a sample, neither of the first two is reached.
+        (
+            "event.isFatal && event.message.startswith('NVRM')",
+            "p.toml:6: rule set 'r': expression unknown function 'startswith'; did you mean 'startsWith'?",
+        ),
+        (
+            "event.isHealthy && event.errorCode.exists(c, c.sortBy(d, d) == c)",
+            "unknown function 'sortBy'; docs/policy.md lists what there is",
+        ),
+        (
+            "event.isFatal && contains(event.message, 'x')",
+            "unknown function 'contains'; it is called on a value: x.contains(...)",
+        ),
+        (
+            "event.isFatal && event.version.int() == 1",
+            "unknown function 'int'; it is called as int(x)",
+        ),
+        (
+            "event.isFatal && event.errorCode.exists('79')",
+            "unknown function 'exists'; it is called with other arguments, see docs/policy.md",
+        ),
+        (
+            "event.isFatal && string.quote('a') == 'a'",
+            "unknown function 'quote'",
+        ),
+    ] {
+        let text = any("HealthEvent", expression);
+        let said = Policy::parse(&text, "p.toml").unwrap_err().to_string();
+        assert!(said.contains(expected), "{said}");
+    }
+    // What the reference's cel-go has, and nothing of it is refused.
+    for expression in [
+        "strings.quote(event.agent) != ''",
+        "size(event.message) == event.message.size()",
+        "'Xid'.matches('X') && matches('Xid', 'd$') && !event.message.matches('Y')",
+        "['a', 'b'].join(',').split(',').exists_one(x, x.charAt(0) == 'a')",
+        "' XA '.trim().lowerAscii().replace('a', 'b').substring(0, 2).reverse() == 'bx'",
+        "timestamp('2026-01-01T00:00:00Z').getFullYear() == 2026",
+        "duration('90s') > duration('1m') && type(1) == int && dyn(1) == 1 && bool('true')",
+        "'%s'.format(['a']) == 'a' && {'a': 1}.map(k, k).size() == 1",
+    ] {
+        let text = any("HealthEvent", expression);
+        let answer = matches(&text, &fatal(), &json!({}));
+        assert_eq!(answer, Answer::Matched, "{expression}");
+    }
+}
+
+#[test]
+fn a_list_contains_what_equals_or_contains() {
+    let node = json!({});
+    let with = |codes: &[&str]| HealthEvent {
+        error_code: codes.iter().map(|code| (*code).to_owned()).collect(),
+        ..fatal()
+    };
+    for (expression, codes, expected) in [
+        (
+            r#"event.errorCode.contains("XID-48")"#,
+            &["XID-48"][..],
+            true,
+        ),
+        (
+            r#"event.errorCode.contains("XID-48")"#,
+            &["31", "GPU0:XID-48:DBE"],
+            true,
+        ),
+        (r#"event.errorCode.contains("XID-48")"#, &["48"], false),
+        (r#"event.errorCode.contains("XID-48")"#, &[], false),
+        ("[1, 2].contains(2)", &[], true),
+        ("[1, 2].contains('2')", &[], false),
+        ("[[1], [2]].contains([2])", &[], true),
+        ("event.message.contains('')", &[], true),
+    ] {
+        let answer = matches(&any("HealthEvent", expression), &with(codes), &node);
+        assert_eq!(
+            answer == Answer::Matched,
+            expected,
+            "{expression} {codes:?}: {answer:?}"
+        );
+    }
+}
