@@ -26,6 +26,7 @@ use contract::{HealthEvent, HealthEvents};
 use domain::event::{self, MAX_EVENTS, Problem};
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
+use runtime::work_queue::Work;
 use store::{Appended, NewEvent};
 use tokio::sync::broadcast;
 
@@ -174,7 +175,13 @@ impl Connector {
             Vec::new()
         } else {
             let taken = self.transform_and_append(good, now).await;
-            taken.map_err(AcceptError::Sink)?
+            taken.map_err(|error| {
+                self.metrics.not_stored.inc_by(stored as u64);
+                if error.is_retryable() {
+                    self.metrics.queue.retry();
+                }
+                AcceptError::Sink(error)
+            })?
         };
         self.metrics.appended(&appended);
         for recovery in recovered {
@@ -194,20 +201,21 @@ impl Connector {
         mut events: Vec<NewEvent>,
         now: Timestamp,
     ) -> Result<Vec<Appended>, SinkError> {
+        let mut work = self.metrics.queue.add();
         let Some(pipeline) = &self.pipeline else {
-            return self.append(events).await;
+            return self.append(events, &mut work).await;
         };
         let passage = pipeline.apply(&mut events, now).await;
         let repeats = passage.repeats();
         let firsts = (repeats > 0).then(|| passage.firsts(&events));
-        let mut taken = self.append(events).await;
+        let mut taken = self.append(events, &mut work).await;
         // Repeats of what is stored are what can be spared.
         if let (Err(SinkError::Full { .. }), Some(firsts)) = (&taken, firsts) {
             let ids = firsts.iter().map(|one| one.event.id.clone()).collect();
             let stored = if firsts.is_empty() {
                 Ok(Vec::new())
             } else {
-                self.append(firsts).await
+                self.append(firsts, &mut work).await
             };
             taken = stored.map(|stored| passage.answers(ids, stored));
             if taken.is_ok() {
@@ -218,8 +226,12 @@ impl Connector {
         taken
     }
 
-    async fn append(&self, events: Vec<NewEvent>) -> Result<Vec<Appended>, SinkError> {
-        let _waiting = self.metrics.storing();
+    async fn append(
+        &self,
+        events: Vec<NewEvent>,
+        work: &mut Work,
+    ) -> Result<Vec<Appended>, SinkError> {
+        work.begin();
         self.sink.append(events).await
     }
 }

@@ -3,15 +3,13 @@
 use std::collections::HashSet;
 use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Instant;
 
 use contract::HealthEvent;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
-use runtime::metrics::{LegacyCounter, Metrics};
+use runtime::metrics::Metrics;
+use runtime::work_queue::WorkQueue;
 use store::Appended;
 
 use crate::{Reason, Refused};
@@ -23,7 +21,7 @@ const MAX_REPEAT_SERIES: usize = 2_000;
 const MAX_LABEL_BYTES: usize = 256;
 /// Beyond [`MAX_REPEAT_SERIES`].
 const OTHER: &str = "other";
-/// The one queue of NVSentinel's that has its like here.
+/// NVSentinel's queue before its store. Here a call waits until its events are stored.
 const QUEUE: &str = "databaseStore";
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -60,15 +58,10 @@ pub(super) struct ConnectorMetrics {
     accepted: Counter,
     repeated: Counter,
     refused: Family<ReasonLabels, Counter>,
-    depth: Gauge,
-    adds: LegacyCounter,
-    duration: Histogram,
-}
-
-/// A batch that is being stored.
-pub(super) struct Storing<'a> {
-    metrics: &'a ConnectorMetrics,
-    began: Instant,
+    /// Events that the sink did not take.
+    pub(super) not_stored: Counter,
+    /// Batches from the end of their checks until they are stored, or are known not to be.
+    pub(super) queue: WorkQueue,
 }
 
 pub(super) struct PipelineMetrics {
@@ -92,9 +85,8 @@ impl ConnectorMetrics {
             accepted: Counter::default(),
             repeated: Counter::default(),
             refused: Family::default(),
-            depth: Gauge::default(),
-            adds: LegacyCounter::default(),
-            duration: Histogram::new(exponential_buckets(0.01, 2.0, 12)),
+            not_stored: Counter::default(),
+            queue: WorkQueue::new(metrics, QUEUE, "batches of events for the store"),
         };
         // From the start, so that an alert on the first refusal sees it grow from nought.
         for reason in ["invalid", "foreign_node", "too_many"] {
@@ -122,22 +114,10 @@ impl ConnectorMetrics {
                  too many in one request",
                 own.refused.clone(),
             );
-            let queue =
-                registry.sub_registry_with_labels([("workqueue".into(), QUEUE.into())].into_iter());
-            queue.register(
-                "platform_connector_workqueue_depth_databaseStore",
-                "Batches that are being stored and not yet acknowledged",
-                own.depth.clone(),
-            );
-            queue.register(
-                "platform_connector_workqueue_adds_total_databaseStore",
-                "Batches handed to the store",
-                own.adds.clone(),
-            );
-            queue.register(
-                "platform_connector_workqueue_work_duration_seconds_databaseStore",
-                "Time until a batch is stored, or is known not to be",
-                own.duration.clone(),
+            registry.register(
+                "gpuwarden_events_not_stored",
+                "Health events that the store did not take; their senders were told so",
+                own.not_stored.clone(),
             );
         });
         own
@@ -166,26 +146,6 @@ impl ConnectorMetrics {
         let reason = "too_many";
         let counter = self.refused.get_or_create(&ReasonLabels { reason });
         counter.inc_by(found as u64);
-    }
-
-    /// Counts a batch as being stored until the answer is dropped.
-    pub(super) fn storing(&self) -> Storing<'_> {
-        self.adds.inc();
-        self.depth.inc();
-        Storing {
-            metrics: self,
-            began: Instant::now(),
-        }
-    }
-}
-
-// === impl Storing ===
-
-impl Drop for Storing<'_> {
-    fn drop(&mut self) {
-        self.metrics.depth.dec();
-        let elapsed = self.began.elapsed().as_secs_f64();
-        self.metrics.duration.observe(elapsed);
     }
 }
 

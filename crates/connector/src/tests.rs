@@ -449,3 +449,50 @@ async fn what_waits_for_a_store_that_hangs_is_bounded_by_number_and_by_size() {
         );
     }
 }
+
+/// There what could not be stored is an entry in the log, and in no metric.
+#[tokio::test]
+async fn what_could_not_be_stored_is_counted_and_asked_for_again() {
+    type Answer = fn() -> SinkError;
+    let passing: Answer = || SinkError::Unavailable("disk is full".into());
+    let lasting: Answer = || SinkError::Failed("damaged".into());
+    for (answer, retries) in [(passing, 1), (lasting, 0)] {
+        let metrics = Metrics::default();
+        let sink = Scripted {
+            answer: Some(answer),
+        };
+        let connector = Connector::new(sink, AcceptNodes::Any, &metrics, Timestamp::now);
+        let two = batch(vec![event("0"), event("1")]);
+        connector.accept(two, &Caller::Monitor).await.unwrap_err();
+        let text = metrics.encode();
+        let queue = "platform_connector_workqueue_retries_total_databaseStore";
+        for line in [
+            "gpuwarden_events_not_stored_total 2".to_owned(),
+            format!("{queue}{{workqueue=\"databaseStore\"}} {retries}"),
+        ] {
+            assert!(text.lines().any(|found| found == line), "{line}: {text}");
+        }
+    }
+}
+
+/// There a call has no deadline: a connector that hangs blocks its monitor for ever.
+#[tokio::test(start_paused = true)]
+async fn a_call_on_a_store_that_hangs_is_answered() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("s.sock");
+    let listener = runtime::unix_grpc::bind(&path, 0o600).unwrap();
+    let metrics = Metrics::default();
+    let connector = Connector::new(Stuck, AcceptNodes::Any, &metrics, Timestamp::now);
+    let cancel = CancellationToken::new();
+    tokio::spawn(serve(listener, connector, cancel.clone()));
+    let mut client = dial(&path).await;
+    let began = tokio::time::Instant::now();
+    let call = client.health_event_occurred_v1(batch(vec![event("0")]));
+    let answer = tokio::time::timeout(std::time::Duration::from_mins(10), call).await;
+    let status = answer.expect("an answer").unwrap_err();
+    // What stock clients take for a reason to send it again.
+    let again = matches!(status.code(), Code::Cancelled | Code::DeadlineExceeded);
+    assert!(again, "{status}");
+    assert!(began.elapsed() <= std::time::Duration::from_secs(31));
+    cancel.cancel();
+}

@@ -27,6 +27,7 @@ use domain::node::NodeView;
 use jiff::{SignedDuration, Timestamp};
 use runtime::logging::chain;
 use runtime::metrics::Metrics;
+use runtime::work_queue::WorkQueue;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -73,6 +74,11 @@ pub fn new(config: Config, metrics: &Metrics) -> (Board, Reporter) {
     let shared = Arc::new(Shared::new(
         config.conditions,
         config.events,
+        WorkQueue::new(
+            metrics,
+            "kubernetes",
+            "nodes on which something is to be told",
+        ),
         (config.clock)(),
     ));
     let reporter = Reporter {

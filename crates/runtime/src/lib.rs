@@ -6,3 +6,4 @@ pub mod sources;
 pub mod tcp_grpc;
 pub mod tls;
 pub mod unix_grpc;
+pub mod work_queue;

@@ -9,6 +9,7 @@ use domain::condition::{self, ConditionChange, Occurrence, Options};
 use domain::fault::Fault;
 use domain::node::NodeView;
 use jiff::{SignedDuration, Timestamp};
+use runtime::work_queue::{Work, WorkQueue};
 use tokio::sync::Notify;
 
 use super::EventKind;
@@ -41,6 +42,7 @@ pub(super) struct Shared {
     events: Option<EventKind>,
     started_at: Timestamp,
     state: Mutex<State>,
+    queue: WorkQueue,
     /// Something was posted.
     pub(super) posted: Notify,
 }
@@ -64,6 +66,8 @@ struct Node {
     /// What was told of them, by key.
     told: BTreeMap<String, Told>,
     bucket: Bucket,
+    /// What is to be told now, from then on until it is, for the metrics.
+    work: Option<Work>,
     under_way: bool,
     failures: u32,
     not_before: Option<Timestamp>,
@@ -124,12 +128,14 @@ impl Shared {
     pub(super) fn new(
         conditions: Option<Options>,
         events: Option<EventKind>,
+        queue: WorkQueue,
         now: Timestamp,
     ) -> Self {
         Self {
             conditions,
             events,
             started_at: now,
+            queue,
             state: Mutex::new(State {
                 nodes: BTreeMap::new(),
                 due: BTreeSet::new(),
@@ -169,6 +175,9 @@ impl Shared {
             state.due.remove(&view.name);
             state.later.set(&view.name, None);
         } else {
+            if !node.changes.is_empty() && !node.under_way {
+                node.work.get_or_insert_with(|| self.queue.add());
+            }
             state.due.insert(view.name.clone());
             drop(guard);
             self.posted.notify_one();
@@ -203,8 +212,10 @@ impl Shared {
             let (events, wake) = node.events(self.events, &mut state.all, now);
             state.later.set(&name, wake);
             if node.changes.is_empty() && events.is_empty() {
+                node.work = None;
                 continue;
             }
+            node.work.get_or_insert_with(|| self.queue.add()).begin();
             node.under_way = true;
             jobs.push(Job {
                 view: Arc::clone(&node.view),
@@ -228,6 +239,7 @@ impl Shared {
             return;
         };
         node.under_way = false;
+        node.work = None;
         if let Some(version) = outcome.written {
             node.wrote(&outcome.changes);
             node.written = version.parse().unwrap_or_default();
@@ -241,6 +253,8 @@ impl Shared {
                 node.not_before = None;
             }
             Some(Failed { retry_after }) => {
+                self.queue.retry();
+                node.work = Some(self.queue.add());
                 node.failures = node.failures.saturating_add(1);
                 let wait = (RETRY * (1 << node.failures.min(10))).min(LONGEST_RETRY);
                 let wish = retry_after.and_then(|wish| SignedDuration::try_from(wish).ok());
@@ -257,6 +271,7 @@ impl Shared {
         let state = &mut *guard;
         for (name, node) in &mut state.nodes {
             node.under_way = false;
+            node.work = None;
             state.due.insert(name.clone());
         }
     }
@@ -276,6 +291,7 @@ impl Node {
             occurrences: Vec::new(),
             told: BTreeMap::new(),
             bucket: Bucket::new(NODE_BURST, NODE_REFILL, now),
+            work: None,
             under_way: false,
             failures: 0,
             not_before: None,
@@ -473,201 +489,4 @@ fn event(
 }
 
 #[cfg(test)]
-mod tests {
-    use contract::HealthEvent;
-    use domain::event::{Record, normalise};
-    use domain::fault::FaultBook;
-    use serde_json::json;
-
-    use super::*;
-
-    fn at(second: i64) -> Timestamp {
-        Timestamp::from_second(100_000 + second).unwrap()
-    }
-
-    /// A node of this version, with or without the condition of check `X`.
-    fn view(version: u64, broken: bool) -> Arc<NodeView> {
-        let condition = json!({
-            "type": "X", "status": "True", "reason": "XIsNotHealthy",
-            "message": "Recommended Action=NONE;",
-        });
-        let conditions = if broken { vec![condition] } else { vec![] };
-        let object = json!({
-            "metadata": {"name": "n", "uid": "u", "resourceVersion": version.to_string()},
-            "status": {"conditions": conditions},
-        });
-        Arc::new(NodeView::from_object(object).unwrap())
-    }
-
-    /// Records an event of check `X` at this second.
-    fn record(book: &mut FaultBook, second: i64, code: &str, fatal: bool, healthy: bool) {
-        let mut event = HealthEvent {
-            node_name: "n".into(),
-            agent: "a".into(),
-            component_class: "GPU".into(),
-            check_name: "X".into(),
-            is_fatal: fatal,
-            is_healthy: healthy,
-            error_code: if code.is_empty() {
-                vec![]
-            } else {
-                vec![code.into()]
-            },
-            ..HealthEvent::default()
-        };
-        normalise(&mut event, at(second));
-        book.record(&Record {
-            seq: book.applied() + 1,
-            id: event.id.clone(),
-            created_at: at(second),
-            event,
-        });
-    }
-
-    fn shared() -> Shared {
-        let options = Options {
-            limits: condition::Limits::default(),
-            summary: false,
-        };
-        Shared::new(Some(options), Some(EventKind::Kubernetes), at(0))
-    }
-
-    fn post(shared: &Shared, book: &FaultBook, view: &Arc<NodeView>, second: i64) {
-        shared.post(book.faults("n"), book.heard("n"), view, at(second));
-    }
-
-    /// What became of a job: all of it was done, or none.
-    fn outcome(job: Job, written: Option<u64>, failed: bool) -> Outcome {
-        let told = job.events.iter();
-        let told = told.map(|one| (one.key.clone(), one.recovered, one.event.count));
-        Outcome {
-            node: "n".into(),
-            written: written.map(|version| version.to_string()),
-            changes: if failed { vec![] } else { job.changes },
-            failed: failed.then_some(Failed { retry_after: None }),
-            told: if failed { vec![] } else { told.collect() },
-        }
-    }
-
-    fn one(mut jobs: Vec<Job>) -> Job {
-        assert_eq!(jobs.len(), 1);
-        jobs.remove(0)
-    }
-
-    #[test]
-    fn a_condition_is_written_once_and_an_old_view_does_not_write_it_again() {
-        let (shared, mut book) = (shared(), FaultBook::default());
-        record(&mut book, 1, "", true, false);
-        post(&shared, &book, &view(5, false), 1);
-        let job = one(shared.take(at(1)));
-        assert_eq!(job.changes.len(), 1);
-        post(&shared, &book, &view(6, false), 1);
-        assert!(shared.take(at(1)).is_empty(), "one at a time");
-        shared.done(outcome(job, Some(9), false), at(2));
-        post(&shared, &book, &view(7, false), 2);
-        assert!(shared.take(at(2)).is_empty(), "from before our patch");
-        post(&shared, &book, &view(9, true), 2);
-        assert!(shared.take(at(2)).is_empty());
-        assert!(shared.lock().nodes.is_empty(), "nothing is kept of it");
-    }
-
-    #[test]
-    fn what_changes_while_a_patch_is_under_way_is_not_lost() {
-        let (shared, mut book) = (shared(), FaultBook::default());
-        record(&mut book, 1, "", true, false);
-        post(&shared, &book, &view(5, false), 1);
-        let job = one(shared.take(at(1)));
-        record(&mut book, 2, "79", true, false);
-        post(&shared, &book, &view(5, false), 2);
-        shared.done(outcome(job, Some(9), false), at(2));
-        let job = one(shared.take(at(2)));
-        assert!(job.changes[0].condition.message.contains("ErrorCode:79"));
-        assert!(!job.changes[0].transition, "the status is the same by now");
-    }
-
-    #[test]
-    fn a_recovery_is_tried_until_it_is_through() {
-        let (shared, mut book) = (shared(), FaultBook::default());
-        record(&mut book, 1, "", true, false);
-        record(&mut book, 2, "", false, true);
-        post(&shared, &book, &view(5, true), 2);
-        let mut now = 2;
-        for _ in 0..100 {
-            let job = one(shared.take(at(now)));
-            assert!(!job.changes[0].condition.status);
-            shared.done(outcome(job, None, true), at(now));
-            assert!(shared.take(at(now)).is_empty(), "not at once");
-            let next = shared.next().unwrap();
-            assert!(next <= at(now + 30), "not later than after 30 s");
-            now += 30;
-        }
-        let job = one(shared.take(at(now)));
-        shared.done(outcome(job, Some(9), false), at(now));
-        assert!(shared.take(at(now + 60)).is_empty());
-    }
-
-    #[test]
-    fn repeats_raise_a_count_and_recovery_is_told_once() {
-        let (shared, mut book) = (shared(), FaultBook::default());
-        let node = view(5, false);
-        record(&mut book, 1, "", false, false);
-        post(&shared, &book, &node, 1);
-        let job = one(shared.take(at(1)));
-        let first = job.events[0].event.clone();
-        assert_eq!((first.kind.as_str(), first.count), ("Warning", 1));
-        shared.done(outcome(job, None, false), at(1));
-        for second in 2..8 {
-            record(&mut book, second, "", false, false);
-            post(&shared, &book, &node, second);
-            assert!(shared.take(at(second)).is_empty(), "not every second");
-        }
-        let job = one(shared.take(shared.next().unwrap()));
-        assert!(job.events[0].repeat);
-        assert_eq!(job.events[0].event.count, 7);
-        assert_eq!(job.events[0].event.name, first.name);
-        shared.done(outcome(job, None, false), at(11));
-        record(&mut book, 12, "", false, true);
-        post(&shared, &book, &node, 12);
-        let job = one(shared.take(at(12)));
-        assert_eq!(job.events[0].event.kind, "Normal");
-        assert_ne!(job.events[0].event.name, first.name);
-        shared.done(outcome(job, None, false), at(12));
-        post(&shared, &book, &node, 13);
-        assert!(shared.take(at(13)).is_empty());
-        assert!(shared.lock().nodes.is_empty());
-    }
-
-    #[test]
-    fn a_storm_of_events_is_told_at_a_rate() {
-        let (shared, mut book) = (shared(), FaultBook::default());
-        let node = view(5, false);
-        let mut told = 0;
-        for second in 0..600 {
-            for part in 0..10 {
-                let code = format!("{second}-{part}");
-                record(&mut book, second, &code, false, false);
-                record(&mut book, second, &code, false, true);
-            }
-            record(&mut book, second, &second.to_string(), false, false);
-            post(&shared, &book, &node, second);
-            for job in shared.take(at(second)) {
-                told += job.events.len();
-                shared.done(outcome(job, None, false), at(second));
-            }
-        }
-        assert_eq!(told, 20 + 599 / 15);
-        assert!(shared.lock().nodes["n"].told.len() <= MAX_TOLD);
-    }
-
-    #[test]
-    fn what_was_reported_long_before_the_start_is_not_told_again() {
-        let mut book = FaultBook::default();
-        record(&mut book, -700, "old", false, false);
-        record(&mut book, -500, "new", false, false);
-        let shared = shared();
-        post(&shared, &book, &view(5, false), 1);
-        let job = one(shared.take(at(1)));
-        assert_eq!(job.events.len(), 1);
-        assert!(job.events[0].event.message.contains("ErrorCode:new"));
-    }
-}
+mod tests;

@@ -36,6 +36,14 @@ impl ConditionMetrics {
             events: Family::default(),
             event_time: Histogram::new(exponential_buckets(10.0, 2.0, 12)),
         };
+        // From the start, so that an alert on the first failure sees it grow from nought.
+        for status in [status(true), status(false)] {
+            drop(own.conditions.get_or_create(&StatusLabels { status }));
+            for operation in ["create", "update"] {
+                let labels = OperationLabels { operation, status };
+                drop(own.events.get_or_create(&labels));
+            }
+        }
         metrics.register(|registry| {
             let registry = registry.sub_registry_with_prefix("k8s_platform_connector");
             registry.register(

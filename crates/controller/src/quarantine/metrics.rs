@@ -296,3 +296,95 @@ impl QuarantineMetrics {
         *shown = now;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use contract::keys::UNCORDONED_MANUALLY;
+    use domain::node::Taint;
+    use domain::policy::Policy;
+    use domain::view::{BrakeView, NodeStatus};
+
+    use super::*;
+
+    /// Those that compatibility.md does not name as left out.
+    const NAMES: [&str; 20] = [
+        "events_received_total ",
+        "events_successfully_processed_total ",
+        "processing_errors_total{error_type=\"x\"} ",
+        "nodes_quarantined_total{node=\"n\"} ",
+        "nodes_unquarantined_total{node=\"n\"} ",
+        "nodes_manually_uncordoned_total{node=\"n\"} ",
+        "nodes_manually_untainted_total{node=\"n\"} ",
+        "current_quarantined_nodes{node=\"n\"} ",
+        "taints_applied_total{taint_key=\"k\",taint_effect=\"NoSchedule\"} ",
+        "taints_removed_total{taint_key=\"k\",taint_effect=\"NoSchedule\"} ",
+        "cordons_applied_total ",
+        "cordons_removed_total ",
+        "ruleset_evaluations_total{ruleset=\"default\",status=\"passed\"} ",
+        "ruleset_evaluations_total{ruleset=\"default\",status=\"failed\"} ",
+        "event_handling_duration_seconds_bucket{le=\"0.005\"} ",
+        "node_quarantine_duration_seconds_bucket{le=\"0.005\"} ",
+        "event_backlog_count ",
+        "breaker_utilization ",
+        "breaker_state{state=\"CLOSED\"} 1",
+        "breaker_state{state=\"TRIPPED\"} 0",
+    ];
+
+    #[test]
+    fn the_metrics_of_the_reference_are_there() {
+        let metrics = Metrics::default();
+        let own = QuarantineMetrics::new(&metrics);
+        let taint = || Taint {
+            key: "k".into(),
+            value: String::new(),
+            effect: "NoSchedule".into(),
+        };
+        let change = NodeChange {
+            add_taints: vec![taint()],
+            remove_taints: vec![taint()],
+            ..NodeChange::default()
+        };
+        let ended = |how: &str| NodeChange {
+            annotations: [(how.to_owned(), Some("True".to_owned()))].into(),
+            ..NodeChange::default()
+        };
+        own.applied("n", Intent::Quarantine, &change);
+        own.applied("n", Intent::Release, &change);
+        own.applied("n", Intent::StandDown, &ended(UNCORDONED_MANUALLY));
+        own.applied("n", Intent::StandDown, &ended(keys::UNTAINTED_MANUALLY));
+        own.error("x");
+        let rule_sets = Policy::builtin().rule_sets;
+        let passed = Desired {
+            rule_sets: vec![rule_sets[0].name.clone()],
+            ..Desired::default()
+        };
+        own.evaluated(&rule_sets, &passed);
+        own.evaluated(&rule_sets, &Desired::default());
+        let view = FleetView {
+            nodes: vec![NodeStatus {
+                name: "n".into(),
+                state: NodeState::Quarantined,
+                session: None,
+                in_cluster: Some(true),
+                unschedulable: Some(true),
+                faults: vec![],
+                notes: vec![],
+            }],
+            brake: Some(BrakeView {
+                enabled: true,
+                state: keys::BREAKER_CLOSED.into(),
+                limits: vec![],
+                held: 0,
+                paused: None,
+                notes: vec![],
+            }),
+            ..FleetView::default()
+        };
+        own.current(&view, 0.5);
+        let text = metrics.encode();
+        for name in NAMES {
+            let start = format!("\nfault_quarantine_{name}");
+            assert!(text.contains(&start), "{name}: {text}");
+        }
+    }
+}

@@ -1,0 +1,235 @@
+use contract::HealthEvent;
+use domain::event::{Record, normalise};
+use domain::fault::FaultBook;
+use runtime::metrics::Metrics;
+use serde_json::json;
+
+use super::*;
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(100_000 + second).unwrap()
+}
+
+/// A node of this version, with or without the condition of check `X`.
+fn view(version: u64, broken: bool) -> Arc<NodeView> {
+    let condition = json!({
+        "type": "X", "status": "True", "reason": "XIsNotHealthy",
+        "message": "Recommended Action=NONE;",
+    });
+    let conditions = if broken { vec![condition] } else { vec![] };
+    let object = json!({
+        "metadata": {"name": "n", "uid": "u", "resourceVersion": version.to_string()},
+        "status": {"conditions": conditions},
+    });
+    Arc::new(NodeView::from_object(object).unwrap())
+}
+
+/// Records an event of check `X` at this second.
+fn record(book: &mut FaultBook, second: i64, code: &str, fatal: bool, healthy: bool) {
+    let mut event = HealthEvent {
+        node_name: "n".into(),
+        agent: "a".into(),
+        component_class: "GPU".into(),
+        check_name: "X".into(),
+        is_fatal: fatal,
+        is_healthy: healthy,
+        error_code: if code.is_empty() {
+            vec![]
+        } else {
+            vec![code.into()]
+        },
+        ..HealthEvent::default()
+    };
+    normalise(&mut event, at(second));
+    book.record(&Record {
+        seq: book.applied() + 1,
+        id: event.id.clone(),
+        created_at: at(second),
+        event,
+    });
+}
+
+fn shared() -> Shared {
+    counted(&Metrics::default())
+}
+
+fn counted(metrics: &Metrics) -> Shared {
+    let queue = WorkQueue::new(metrics, "kubernetes", "nodes");
+    let options = Options {
+        limits: condition::Limits::default(),
+        summary: false,
+    };
+    Shared::new(Some(options), Some(EventKind::Kubernetes), queue, at(0))
+}
+
+fn post(shared: &Shared, book: &FaultBook, view: &Arc<NodeView>, second: i64) {
+    shared.post(book.faults("n"), book.heard("n"), view, at(second));
+}
+
+/// What became of a job: all of it was done, or none.
+fn outcome(job: Job, written: Option<u64>, failed: bool) -> Outcome {
+    let told = job.events.iter();
+    let told = told.map(|one| (one.key.clone(), one.recovered, one.event.count));
+    Outcome {
+        node: "n".into(),
+        written: written.map(|version| version.to_string()),
+        changes: if failed { vec![] } else { job.changes },
+        failed: failed.then_some(Failed { retry_after: None }),
+        told: if failed { vec![] } else { told.collect() },
+    }
+}
+
+fn one(mut jobs: Vec<Job>) -> Job {
+    assert_eq!(jobs.len(), 1);
+    jobs.remove(0)
+}
+
+#[test]
+fn a_condition_is_written_once_and_an_old_view_does_not_write_it_again() {
+    let (shared, mut book) = (shared(), FaultBook::default());
+    record(&mut book, 1, "", true, false);
+    post(&shared, &book, &view(5, false), 1);
+    let job = one(shared.take(at(1)));
+    assert_eq!(job.changes.len(), 1);
+    post(&shared, &book, &view(6, false), 1);
+    assert!(shared.take(at(1)).is_empty(), "one at a time");
+    shared.done(outcome(job, Some(9), false), at(2));
+    post(&shared, &book, &view(7, false), 2);
+    assert!(shared.take(at(2)).is_empty(), "from before our patch");
+    post(&shared, &book, &view(9, true), 2);
+    assert!(shared.take(at(2)).is_empty());
+    assert!(shared.lock().nodes.is_empty(), "nothing is kept of it");
+}
+
+#[test]
+fn what_changes_while_a_patch_is_under_way_is_not_lost() {
+    let (shared, mut book) = (shared(), FaultBook::default());
+    record(&mut book, 1, "", true, false);
+    post(&shared, &book, &view(5, false), 1);
+    let job = one(shared.take(at(1)));
+    record(&mut book, 2, "79", true, false);
+    post(&shared, &book, &view(5, false), 2);
+    shared.done(outcome(job, Some(9), false), at(2));
+    let job = one(shared.take(at(2)));
+    assert!(job.changes[0].condition.message.contains("ErrorCode:79"));
+    assert!(!job.changes[0].transition, "the status is the same by now");
+}
+
+#[test]
+fn a_recovery_is_tried_until_it_is_through() {
+    let (shared, mut book) = (shared(), FaultBook::default());
+    record(&mut book, 1, "", true, false);
+    record(&mut book, 2, "", false, true);
+    post(&shared, &book, &view(5, true), 2);
+    let mut now = 2;
+    for _ in 0..100 {
+        let job = one(shared.take(at(now)));
+        assert!(!job.changes[0].condition.status);
+        shared.done(outcome(job, None, true), at(now));
+        assert!(shared.take(at(now)).is_empty(), "not at once");
+        let next = shared.next().unwrap();
+        assert!(next <= at(now + 30), "not later than after 30 s");
+        now += 30;
+    }
+    let job = one(shared.take(at(now)));
+    shared.done(outcome(job, Some(9), false), at(now));
+    assert!(shared.take(at(now + 60)).is_empty());
+}
+
+#[test]
+fn repeats_raise_a_count_and_recovery_is_told_once() {
+    let (shared, mut book) = (shared(), FaultBook::default());
+    let node = view(5, false);
+    record(&mut book, 1, "", false, false);
+    post(&shared, &book, &node, 1);
+    let job = one(shared.take(at(1)));
+    let first = job.events[0].event.clone();
+    assert_eq!((first.kind.as_str(), first.count), ("Warning", 1));
+    shared.done(outcome(job, None, false), at(1));
+    for second in 2..8 {
+        record(&mut book, second, "", false, false);
+        post(&shared, &book, &node, second);
+        assert!(shared.take(at(second)).is_empty(), "not every second");
+    }
+    let job = one(shared.take(shared.next().unwrap()));
+    assert!(job.events[0].repeat);
+    assert_eq!(job.events[0].event.count, 7);
+    assert_eq!(job.events[0].event.name, first.name);
+    shared.done(outcome(job, None, false), at(11));
+    record(&mut book, 12, "", false, true);
+    post(&shared, &book, &node, 12);
+    let job = one(shared.take(at(12)));
+    assert_eq!(job.events[0].event.kind, "Normal");
+    assert_ne!(job.events[0].event.name, first.name);
+    shared.done(outcome(job, None, false), at(12));
+    post(&shared, &book, &node, 13);
+    assert!(shared.take(at(13)).is_empty());
+    assert!(shared.lock().nodes.is_empty());
+}
+
+#[test]
+fn a_storm_of_events_is_told_at_a_rate() {
+    let (shared, mut book) = (shared(), FaultBook::default());
+    let node = view(5, false);
+    let mut told = 0;
+    for second in 0..600 {
+        for part in 0..10 {
+            let code = format!("{second}-{part}");
+            record(&mut book, second, &code, false, false);
+            record(&mut book, second, &code, false, true);
+        }
+        record(&mut book, second, &second.to_string(), false, false);
+        post(&shared, &book, &node, second);
+        for job in shared.take(at(second)) {
+            told += job.events.len();
+            shared.done(outcome(job, None, false), at(second));
+        }
+    }
+    assert_eq!(told, 20 + 599 / 15);
+    assert!(shared.lock().nodes["n"].told.len() <= MAX_TOLD);
+}
+
+#[test]
+fn what_was_reported_long_before_the_start_is_not_told_again() {
+    let mut book = FaultBook::default();
+    record(&mut book, -700, "old", false, false);
+    record(&mut book, -500, "new", false, false);
+    let shared = shared();
+    post(&shared, &book, &view(5, false), 1);
+    let job = one(shared.take(at(1)));
+    assert_eq!(job.events.len(), 1);
+    assert!(job.events[0].event.message.contains("ErrorCode:new"));
+}
+
+#[test]
+fn what_is_to_be_told_is_counted_until_it_is() {
+    let metrics = Metrics::default();
+    let (shared, mut book) = (counted(&metrics), FaultBook::default());
+    let seen = || {
+        let text = metrics.encode();
+        [
+            "depth_kubernetes",
+            "adds_total_kubernetes",
+            "retries_total_kubernetes",
+            "work_duration_seconds_kubernetes_count",
+        ]
+        .map(|name| {
+            let mut lines = text.lines();
+            let line = lines.find(|line| line.contains(&format!("_{name}{{")));
+            line.unwrap().rsplit(' ').next().unwrap().to_owned()
+        })
+    };
+    record(&mut book, 1, "", true, false);
+    post(&shared, &book, &view(5, false), 1);
+    assert_eq!(seen(), ["1", "1", "0", "0"]);
+    let job = one(shared.take(at(1)));
+    shared.done(outcome(job, None, true), at(1));
+    assert_eq!(seen(), ["1", "2", "1", "1"], "it waits for its next try");
+    assert!(shared.take(at(1)).is_empty());
+    let job = one(shared.take(shared.next().unwrap()));
+    post(&shared, &book, &view(6, false), 2);
+    shared.done(outcome(job, Some(9), false), at(2));
+    assert_eq!(seen(), ["0", "2", "1", "2"]);
+    post(&shared, &book, &view(9, true), 3);
+    assert_eq!(seen(), ["0", "2", "1", "2"], "nothing is left to tell");
+}

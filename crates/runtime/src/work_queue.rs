@@ -1,0 +1,237 @@
+//! Metrics of work that waits and is worked on, by the names that NVSentinel's connector gives
+//! those of its queues: the name of the queue is both a label and the end of each name.
+//!
+//! What they tell does not depend on there being a queue. Work is added, begins and ends; what
+//! is dropped has ended.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
+use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+
+use crate::metrics::{LegacyCounter, Metrics};
+
+/// The metrics of one queue. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct WorkQueue(Arc<Inner>);
+
+/// A piece of work; it ends when this is dropped.
+#[derive(Debug)]
+pub struct Work {
+    queue: WorkQueue,
+    added: Instant,
+    /// Its number among what is under way, and since when it is.
+    begun: Option<(u64, Instant)>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    depth: Gauge,
+    adds: LegacyCounter,
+    latency: Histogram,
+    duration: Histogram,
+    retries: LegacyCounter,
+    under_way: Arc<Mutex<UnderWay>>,
+}
+
+#[derive(Debug, Default)]
+struct UnderWay {
+    next: u64,
+    since: BTreeMap<u64, Instant>,
+}
+
+/// Looks at what is under way when it is asked.
+#[derive(Debug)]
+struct Ages {
+    queue: &'static str,
+    under_way: Arc<Mutex<UnderWay>>,
+}
+
+// === impl WorkQueue ===
+
+impl WorkQueue {
+    /// Registers the metrics of `queue`; `what` says in their help what a piece of work is.
+    pub fn new(metrics: &Metrics, queue: &'static str, what: &str) -> Self {
+        // 10 ms to 20 s, as there.
+        let buckets = || exponential_buckets(0.01, 2.0, 12);
+        let inner = Inner {
+            depth: Gauge::default(),
+            adds: LegacyCounter::default(),
+            latency: Histogram::new(buckets()),
+            duration: Histogram::new(buckets()),
+            retries: LegacyCounter::default(),
+            under_way: Arc::default(),
+        };
+        metrics.register(|registry| {
+            let labels = [("workqueue".into(), queue.into())];
+            let registry = registry.sub_registry_with_labels(labels.into_iter());
+            let name = |metric: &str| name(metric, queue);
+            registry.register(
+                name("depth"),
+                format!("Waiting or under way: {what}"),
+                inner.depth.clone(),
+            );
+            registry.register(
+                name("adds_total"),
+                format!("How many there were: {what}"),
+                inner.adds.clone(),
+            );
+            registry.register(
+                name("latency_seconds"),
+                format!("Time until work on it began: {what}"),
+                inner.latency.clone(),
+            );
+            registry.register(
+                name("work_duration_seconds"),
+                format!("Time from the begin of work on it to its end: {what}"),
+                inner.duration.clone(),
+            );
+            registry.register(
+                name("retries_total"),
+                format!("How many failed in a way that may pass: {what}"),
+                inner.retries.clone(),
+            );
+            registry.register_collector(Box::new(Ages {
+                queue,
+                under_way: Arc::clone(&inner.under_way),
+            }));
+        });
+        Self(Arc::new(inner))
+    }
+
+    /// There is work to do.
+    #[must_use = "it ends when it is dropped"]
+    pub fn add(&self) -> Work {
+        self.0.adds.inc();
+        self.0.depth.inc();
+        Work {
+            queue: self.clone(),
+            added: Instant::now(),
+            begun: None,
+        }
+    }
+
+    /// Work has failed, and is tried again, here or by who asked for it.
+    pub fn retry(&self) {
+        self.0.retries.inc();
+    }
+}
+
+// === impl Work ===
+
+impl Work {
+    /// Work on it begins. Saying so again changes nothing.
+    pub fn begin(&mut self) {
+        if self.begun.is_some() {
+            return;
+        }
+        let now = Instant::now();
+        let waited = now.duration_since(self.added);
+        self.queue.0.latency.observe(waited.as_secs_f64());
+        let mut under_way = lock(&self.queue.0.under_way);
+        let number = under_way.next;
+        under_way.next = number.wrapping_add(1);
+        under_way.since.insert(number, now);
+        self.begun = Some((number, now));
+    }
+}
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        self.queue.0.depth.dec();
+        if let Some((number, since)) = self.begun {
+            lock(&self.queue.0.under_way).since.remove(&number);
+            let took = since.elapsed().as_secs_f64();
+            self.queue.0.duration.observe(took);
+        }
+    }
+}
+
+// === impl Ages ===
+
+impl Collector for Ages {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let (oldest, all) = {
+            let under_way = lock(&self.under_way);
+            let ages = under_way.since.values().map(Instant::elapsed);
+            ages.map(|age| age.as_secs_f64())
+                .fold((0.0_f64, 0.0), |(oldest, all), age| {
+                    (oldest.max(age), all + age)
+                })
+        };
+        for (metric, help, value) in [
+            (
+                "longest_running_processor_seconds",
+                "How long the oldest piece of work has been under way",
+                oldest,
+            ),
+            (
+                "unfinished_work_seconds",
+                "How long all that is under way has been so, added up",
+                all,
+            ),
+        ] {
+            let gauge = ConstGauge::new(value);
+            let name = name(metric, self.queue);
+            let kind = gauge.metric_type();
+            gauge.encode(encoder.encode_descriptor(&name, help, None, kind)?)?;
+        }
+        Ok(())
+    }
+}
+
+fn name(metric: &str, queue: &str) -> String {
+    format!("platform_connector_workqueue_{metric}_{queue}")
+}
+
+fn lock(under_way: &Mutex<UnderWay>) -> std::sync::MutexGuard<'_, UnderWay> {
+    under_way.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn work_is_counted_while_it_waits_while_it_is_done_and_afterwards() {
+        let metrics = Metrics::default();
+        let queue = WorkQueue::new(&metrics, "q", "tests");
+        let value = |metric: &str| {
+            let start = format!("platform_connector_workqueue_{metric}{{workqueue=\"q\"}} ");
+            let text = metrics.encode();
+            let mut found = text.lines().filter_map(|line| line.strip_prefix(&start));
+            found.next().expect(metric).to_owned()
+        };
+        let seconds = |metric: &str| -> f64 { value(metric).parse().unwrap() };
+        let seen = || {
+            [
+                "depth_q",
+                "adds_total_q",
+                "latency_seconds_q_count",
+                "work_duration_seconds_q_count",
+                "retries_total_q",
+            ]
+            .map(value)
+        };
+        assert_eq!(seen(), ["0"; 5]);
+        let (mut first, second) = (queue.add(), queue.add());
+        assert_eq!(seen(), ["2", "2", "0", "0", "0"]);
+        assert!(seconds("unfinished_work_seconds_q") <= 0.0);
+        first.begin();
+        first.begin();
+        assert_eq!(seen(), ["2", "2", "1", "0", "0"]);
+        assert!(seconds("unfinished_work_seconds_q") > 0.0);
+        assert!(seconds("longest_running_processor_seconds_q") > 0.0);
+        queue.retry();
+        drop(first);
+        // What was given up before it began took no time.
+        drop(second);
+        assert_eq!(seen(), ["0", "2", "1", "1", "1"]);
+        assert!(seconds("longest_running_processor_seconds_q") <= 0.0);
+    }
+}
