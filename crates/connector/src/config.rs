@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use domain::condition::Limits;
 use domain::pipeline::load::{self, Kind, LoadError};
 use domain::pipeline::{Transformer, augment};
 
@@ -14,6 +15,8 @@ use domain::pipeline::{Transformer, augment};
 pub struct Config {
     /// The transformers, in their order.
     pub transformers: Vec<Transformer>,
+    /// Of the messages of node conditions; NVSentinel's connector writes those.
+    pub limits: Limits,
     /// What was read and is not used, and why: to be shown.
     pub notes: Vec<String>,
 }
@@ -51,6 +54,7 @@ impl Config {
         let file = load::connector(&text(path)?, &shown(path))?;
         let mut config = Self {
             transformers: Vec::new(),
+            limits: file.limits,
             notes: file.notes,
         };
         let place = path.parent().unwrap_or(Path::new(""));
@@ -153,9 +157,14 @@ mod tests {
             "\"OverrideTransformer\",\n      \"enabled\": true",
             "\"OverrideTransformer\",\n      \"enabled\": false",
         );
+        let longer = relative.replace(
+            "\"MaxNodeConditionMessageLength\": 1024",
+            "\"MaxNodeConditionMessageLength\": 2048",
+        );
         let path = dir.path().join("config.json");
-        std::fs::write(&path, relative).unwrap();
+        std::fs::write(&path, longer).unwrap();
         let config = Config::read(&path).unwrap();
+        assert_eq!(config.limits.message_bytes(), 2048);
         assert!(matches!(
             config.transformers.as_slice(),
             [Transformer::Augment(labels), Transformer::Deduplicate(_)] if labels.0.is_empty()

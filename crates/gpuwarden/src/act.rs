@@ -31,6 +31,8 @@ pub(crate) struct Acting<'a> {
     pub(crate) metrics: Metrics,
     pub(crate) sources: Sources,
     pub(crate) connector: Connector,
+    /// Of the messages of conditions.
+    pub(crate) limits: Limits,
 }
 
 // === impl Acting ===
@@ -43,7 +45,12 @@ impl Acting<'_> {
         if let Some(cluster) = &self.cluster {
             api_requests::register(cluster, &self.metrics);
         }
-        let told = reports(self.settings.reports, self.cluster.as_ref(), &self.metrics);
+        let told = reports(
+            self.settings.reports,
+            self.limits,
+            self.cluster.as_ref(),
+            &self.metrics,
+        );
         let (board, reporter) = told.unzip();
         let config = Config {
             store: Arc::clone(&self.store),
@@ -101,10 +108,10 @@ impl Acting<'_> {
 /// What tells on the nodes, where that is asked for.
 fn reports(
     settings: ReportSettings,
+    limits: Limits,
     cluster: Option<&Arc<Cluster>>,
     metrics: &Metrics,
 ) -> Option<(Board, Reporter)> {
-    let limits = Limits::default();
     let summary = settings.summary;
     let config = conditions::Config {
         cluster: Arc::clone(cluster?),

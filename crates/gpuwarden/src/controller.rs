@@ -49,7 +49,8 @@ pub(crate) async fn run(settings: ControllerSettings) -> anyhow::Result<ExitCode
     let endpoint = front.endpoint.clone();
 
     let nodes = AcceptNodes::Any;
-    let connector = parts::connector(act, &store, nodes, cluster.as_deref(), &metrics).await?;
+    let (connector, limits) =
+        parts::connector(act, &store, nodes, cluster.as_deref(), &metrics).await?;
     let mut tasks = Tasks::default();
     let no_more = tasks.no_more.clone();
     let serving = ingest::serve(grpc, tls, identify, connector.clone(), no_more);
@@ -65,6 +66,7 @@ pub(crate) async fn run(settings: ControllerSettings) -> anyhow::Result<ExitCode
         metrics,
         sources,
         connector,
+        limits,
     };
     acting.start(front, &mut tasks);
     greet(&settings, address, &endpoint.server);

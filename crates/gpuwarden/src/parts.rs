@@ -13,6 +13,7 @@ use connector::{AcceptNodes, Connector, NodeLookup, Pipeline};
 use console::{Info, api};
 use controller::policy::{PolicyFollower, PolicySource};
 use controller::quarantine::Mode;
+use domain::condition::Limits;
 use host::boot::Boot;
 use host::kernel_log::Spec;
 use jiff::Timestamp;
@@ -91,17 +92,18 @@ pub(crate) async fn cluster(settings: &ActSettings) -> anyhow::Result<Option<Arc
     Ok(Some(Arc::new(Cluster::connect(options).await?)))
 }
 
-/// The connector in front of a store, with the transformers that are configured.
+/// The connector in front of a store, with the transformers that are configured, and the
+/// limits of conditions that its configuration sets.
 pub(crate) async fn connector(
     settings: &ActSettings,
     store: &Arc<dyn EventStore>,
     nodes: AcceptNodes,
     cluster: Option<&Cluster>,
     metrics: &Metrics,
-) -> anyhow::Result<Connector> {
+) -> anyhow::Result<(Connector, Limits)> {
     let connector = Connector::new(Arc::clone(store), nodes, metrics, CLOCK);
     let Some(path) = &settings.connector_config else {
-        return Ok(connector);
+        return Ok((connector, Limits::default()));
     };
     let config = connector::Config::read(path)?;
     for note in &config.notes {
@@ -115,7 +117,7 @@ pub(crate) async fn connector(
     if let Err(error) = pipeline.recall(store.as_ref(), CLOCK()).await {
         tracing::warn!(err = %error, "repeats of what was stored before are not known");
     }
-    Ok(connector.with_pipeline(pipeline))
+    Ok((connector.with_pipeline(pipeline), config.limits))
 }
 
 /// The kernel-log monitor.

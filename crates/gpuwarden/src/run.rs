@@ -25,7 +25,8 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     let endpoint = front.endpoint.clone();
 
     let nodes = node.accept_nodes.clone();
-    let connector = parts::connector(act, &store, nodes, cluster.as_deref(), &metrics).await?;
+    let (connector, limits) =
+        parts::connector(act, &store, nodes, cluster.as_deref(), &metrics).await?;
     let monitor = parts::kernel_log(node, process, connector.clone(), &sources, &metrics)?;
 
     let mut tasks = Tasks::default();
@@ -40,6 +41,7 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
         metrics,
         sources,
         connector,
+        limits,
     };
     acting.start(front, &mut tasks);
     greet(&settings, &endpoint.server);

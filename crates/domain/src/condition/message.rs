@@ -19,6 +19,8 @@ const CUT: &str = "...";
 /// The shortest message that a limit may ask for: room for one code, one address and an
 /// action (bytes).
 const SHORTEST_MESSAGE: usize = 128;
+/// The longest (bytes): 64 conditions of it fit into the 1.5 MiB that etcd takes as one object.
+const LONGEST_MESSAGE: usize = 16 * 1024;
 /// Begins the action; the grammar looks for it.
 const ACTION: &str = "Recommended Action=";
 
@@ -35,6 +37,9 @@ pub enum LimitsError {
     /// The message is too short.
     #[error("a condition's message needs {SHORTEST_MESSAGE} bytes at least, not {0}")]
     Message(usize),
+    /// The message is too long.
+    #[error("a condition's message may have {LONGEST_MESSAGE} bytes at most, not {0}")]
+    Long(usize),
     /// A compacted fault is too short.
     #[error("a compacted fault needs 1 byte at least")]
     Compacted,
@@ -63,6 +68,9 @@ impl Limits {
         if message < SHORTEST_MESSAGE {
             return Err(LimitsError::Message(message));
         }
+        if message > LONGEST_MESSAGE {
+            return Err(LimitsError::Long(message));
+        }
         if compacted == 0 {
             return Err(LimitsError::Compacted);
         }
@@ -72,6 +80,11 @@ impl Limits {
     /// Most bytes of a message.
     pub fn message_bytes(&self) -> usize {
         self.message
+    }
+
+    /// To how many bytes what stands before the action of a fault is compacted.
+    pub fn compacted_bytes(&self) -> usize {
+        self.compacted
     }
 }
 

@@ -513,6 +513,7 @@ fn faults_that_are_not_fatal_are_occurrences() {
 #[test]
 fn limits_that_cannot_be_kept_are_refused() {
     assert_eq!(Limits::new(10, 72), Err(LimitsError::Message(10)));
+    assert_eq!(Limits::new(20_000, 72), Err(LimitsError::Long(20_000)));
     assert_eq!(Limits::new(1024, 0), Err(LimitsError::Compacted));
     assert_eq!(Limits::new(1024, 72), Ok(Limits::default()));
 }

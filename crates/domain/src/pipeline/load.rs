@@ -12,6 +12,7 @@ use toml::Spanned;
 use super::augment::Labels;
 use super::dedup;
 use super::overrides::{Override, Overrides};
+use crate::condition::Limits;
 use crate::event::{MAX_METADATA, MAX_NAME_BYTES, MAX_VALUE_BYTES};
 use crate::policy::{Rule, RuleKind};
 
@@ -35,6 +36,8 @@ pub struct LoadError {
 pub struct ConnectorFile {
     /// The transformers that are switched on, in their order.
     pub pipeline: Vec<Entry>,
+    /// Of the messages of node conditions.
+    pub limits: Limits,
     /// What was read and is not used, and why: to be shown.
     pub notes: Vec<String>,
 }
@@ -97,8 +100,8 @@ struct Switch(bool);
 /// A number that is not negative; NVSentinel wants `5.00` in one place and `10` in another.
 struct Number;
 
-/// A number above zero.
-struct Positive;
+/// A number above zero, and the whole number next to it.
+struct Positive(usize);
 
 /// An entry of the pipeline; `None`: it is switched off, and may be anything.
 struct PipelineEntry(Option<Entry>);
@@ -196,8 +199,9 @@ pub fn connector(text: &str, source: &str) -> Result<ConnectorFile, LoadError> {
             )],
         });
     }
+    let limits = limits(&keys, text, source)?;
     let on = |switch: Option<Switch>| switch == Some(Switch(true));
-    let table: [(bool, &str, &str); 6] = [
+    let table: [(bool, &str, &str); 5] = [
         (
             keys.kubernetes == Some(Switch(false)),
             "enableK8sPlatformConnector",
@@ -207,11 +211,6 @@ pub fn connector(text: &str, source: &str) -> Result<ConnectorFile, LoadError> {
             keys.qps.is_some() || keys.burst.is_some(),
             "K8sConnectorQps, K8sConnectorBurst",
             "requests to the API server are limited by how many are under way, not by rate",
-        ),
-        (
-            keys.condition_length.is_some() || keys.compacted_length.is_some(),
-            "MaxNodeConditionMessageLength, CompactedHealthEventMsgLen",
-            "the connector writes no node conditions",
         ),
         (
             on(keys.mongodb) || on(keys.postgresql),
@@ -232,9 +231,26 @@ pub fn connector(text: &str, source: &str) -> Result<ConnectorFile, LoadError> {
     let notes = table.iter().filter(|(read, ..)| *read);
     Ok(ConnectorFile {
         pipeline: keys.pipeline.into_iter().filter_map(|one| one.0).collect(),
+        limits,
         notes: notes
             .map(|(_, keys, why)| format!("{source}: {keys}: not used: {why}"))
             .collect(),
+    })
+}
+
+fn limits(keys: &ConnectorKeys, text: &str, source: &str) -> Result<Limits, LoadError> {
+    let default = Limits::default();
+    let value = |key: &Option<Positive>, default| key.as_ref().map_or(default, |key| key.0);
+    let message = value(&keys.condition_length, default.message_bytes());
+    let compacted = value(&keys.compacted_length, default.compacted_bytes());
+    Limits::new(message, compacted).map_err(|error| {
+        let key = "MaxNodeConditionMessageLength";
+        let quoted = format!("\"{key}\"");
+        let line = text.lines().position(|line| line.contains(&quoted));
+        let line = 1 + line.unwrap_or_default();
+        LoadError {
+            findings: vec![format!("{source}:{line}: {key}: {error}")],
+        }
     })
 }
 
@@ -510,7 +526,8 @@ impl<'de> Deserialize<'de> for Positive {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
         let value = f64::deserialize(from)?;
         if value > 0.0 {
-            return Ok(Self);
+            // Beyond the largest number there is, it is too large anyway.
+            return Ok(Self(format!("{value:.0}").parse().unwrap_or(usize::MAX)));
         }
         Err(de::Error::custom(format!("{value} is not above zero")))
     }

@@ -21,9 +21,9 @@ fn the_four_files_as_they_are_in_use_load() {
         entry(Kind::Deduplicator, "dedup.toml"),
     ];
     assert_eq!(file.pipeline, pipeline);
+    assert_eq!(file.limits, Limits::default());
     for key in [
         "K8sConnectorQps",
-        "MaxNodeConditionMessageLength",
         "enableMongoDBStorePlatformConnector",
         "StoreConnectorMaxRetries",
         "GRPCSinkConnectorMaxRetries",
@@ -54,6 +54,7 @@ fn the_four_files_as_they_are_in_use_load() {
 fn what_is_left_out_has_the_values_of_the_reference() {
     let empty = ConnectorFile {
         pipeline: vec![],
+        limits: Limits::new(1024, 72).unwrap(),
         notes: vec![],
     };
     assert_eq!(connector("{}", "c").unwrap(), empty);
@@ -64,6 +65,33 @@ fn what_is_left_out_has_the_values_of_the_reference() {
     assert_eq!(settings.window, SignedDuration::from_mins(3));
     assert_eq!(settings.cleanup, SignedDuration::from_secs(60));
     assert!(settings.checks.is_empty());
+}
+
+#[test]
+fn the_lengths_of_conditions_are_what_the_file_says() {
+    let limits = |text: &str| connector(text, "c").unwrap().limits;
+    let both = r#"{"MaxNodeConditionMessageLength": 2048, "CompactedHealthEventMsgLen": 100.0}"#;
+    assert_eq!(limits(both), Limits::new(2048, 100).unwrap());
+    let one = r#"{"CompactedHealthEventMsgLen": 30}"#;
+    assert_eq!(limits(one), Limits::new(1024, 30).unwrap());
+    let endless = "{\n\"MaxNodeConditionMessageLength\": 1e300}";
+    let error = connector(endless, "c").unwrap_err().to_string();
+    assert!(error.starts_with("c:2: MaxNode"), "{error}");
+}
+
+/// There a whole number of requests per second ends the start.
+#[test]
+fn numbers_and_switches_are_read_in_every_form_in_use() {
+    for number in ["5", "5.00", "1e1"] {
+        for switch in ["\"true\"", "true", "\"false\"", "false"] {
+            let text = format!(
+                "{{\"K8sConnectorQps\": {number}, \"K8sConnectorBurst\": {number}, \
+                 \"StoreConnectorMaxRetries\": {number}, \"enableK8sPlatformConnector\": {switch}}}"
+            );
+            let file = connector(&text, "c").unwrap_or_else(|error| panic!("{text}: {error}"));
+            assert!(file.notes.len() >= 2, "{:?}", file.notes);
+        }
+    }
 }
 
 #[test]
@@ -106,6 +134,10 @@ fn what_is_wrong_with_config_json_is_named_with_its_line() {
         (
             "{\n\"enableGRPCSinkConnector\": \"true\",\n\"GRPCSinkTarget\": \"a:1\"}",
             "c:2: enableGRPCSinkConnector",
+        ),
+        (
+            "{\n\"MaxNodeConditionMessageLength\": 10}",
+            "c:2: MaxNodeConditionMessageLength: ",
         ),
         ("", "c:1: EOF"),
     ];
