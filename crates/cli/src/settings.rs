@@ -189,7 +189,8 @@ impl ControllerSettings {
         let process = ProcessSettings::resolve(args.process.over(file.group()?))?;
         let act = ActSettings::resolve(args.act, file.group()?)?;
         let in_cluster = act.cluster.is_some();
-        let ingest = IngestSettings::resolve(args.ingest.over(file.group()?), in_cluster)?;
+        let ingest = args.ingest.over(file.group()?);
+        let ingest = IngestSettings::resolve(ingest, in_cluster, &act.namespace)?;
         Ok(Self {
             ingest,
             process,

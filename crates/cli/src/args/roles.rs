@@ -280,7 +280,7 @@ group! {
         #[arg(long, env = "GPUWARDEN_TOKEN_AUDIENCE", value_name = "AUDIENCE")]
         pub token_audience: Option<String>,
         /// `ServiceAccount`s whose pods speak for the node that they run on [default:
-        /// gpuwarden-agent in this pod's namespace, else in gpuwarden].
+        /// gpuwarden-agent in the namespace of --namespace].
         #[arg(long, env = "GPUWARDEN_AGENTS", value_name = "NAMESPACE/NAME", value_delimiter = ',')]
         pub agents: Option<Vec<String>>,
         /// `ServiceAccount`s that speak for any node, such as monitors of clouds [default: none].

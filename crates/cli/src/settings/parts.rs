@@ -1,7 +1,7 @@
 //! What the roles share: the groups of settings, each checked and with its defaults.
 
 use std::net::{Ipv4Addr, SocketAddr};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use cluster::ConnectOptions;
 use connector::{AcceptNodes, outbox};
@@ -38,10 +38,6 @@ const GRPC_PORT: u16 = 50051;
 const AUDIENCE: &str = "gpuwarden";
 /// `ServiceAccount` of the agents.
 const AGENT: &str = "gpuwarden-agent";
-/// Namespace of the agents where this is no pod.
-const NAMESPACE: &str = "gpuwarden";
-/// Where a pod finds its own namespace.
-const OWN_NAMESPACE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 
 /// What every process has.
 #[derive(Debug, Clone)]
@@ -447,7 +443,12 @@ impl DeliverySettings {
 // === impl IngestSettings ===
 
 impl IngestSettings {
-    pub(super) fn resolve(args: IngestArgs, in_cluster: bool) -> Result<Self, SettingsError> {
+    /// `namespace` is that of the product, where the agents are if nothing else is said.
+    pub(super) fn resolve(
+        args: IngestArgs,
+        in_cluster: bool,
+        namespace: &str,
+    ) -> Result<Self, SettingsError> {
         let own = pair(
             args.grpc_tls_cert,
             args.grpc_tls_key,
@@ -494,11 +495,9 @@ impl IngestSettings {
             }
             (Some(own), false) => Transport::Tls { own, clients },
         };
-        let agents = args.agents.unwrap_or_else(|| {
-            let namespace = std::fs::read_to_string(Path::new(OWN_NAMESPACE));
-            let namespace = namespace.unwrap_or_else(|_| NAMESPACE.to_owned());
-            vec![format!("{}/{AGENT}", namespace.trim())]
-        });
+        let agents = args
+            .agents
+            .unwrap_or_else(|| vec![format!("{namespace}/{AGENT}")]);
         let tokens = TokenRules {
             audience: args.token_audience.unwrap_or_else(|| AUDIENCE.to_owned()),
             agents: accounts("--agents", &agents)?,

@@ -284,6 +284,18 @@ fn a_controller_can_tell_who_calls() {
     assert_eq!(plain.listen.to_string(), "0.0.0.0:50051");
     assert_eq!(plain.tokens.audience, "gpuwarden");
     assert_eq!(plain.tokens.agents[0].name, "gpuwarden-agent");
+    // The agents are where the product is.
+    let mut elsewhere = ControllerArgs {
+        process: process(),
+        ..ControllerArgs::default()
+    };
+    elsewhere.act.namespace = Some("gpu-health".into());
+    elsewhere.ingest.grpc_insecure = Some(true);
+    let elsewhere = ControllerSettings::resolve(elsewhere).unwrap().ingest;
+    assert_eq!(
+        elsewhere.tokens.agents[0].to_string(),
+        "gpu-health/gpuwarden-agent"
+    );
     let named = controller(true, |args| {
         args.central_monitors = Some(vec!["m/cloud".into(), "m/objects".into()]);
     });
