@@ -72,7 +72,7 @@ pub enum Mode {
 }
 
 /// For which nodes nobody else speaks: sessions on them that the store does not know are
-/// taken over (`quarantine/claim.rs`).
+/// taken over, where another kind of gpuwarden did not make them (`quarantine/claim.rs`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Owns {
     /// The node that this process runs on; a cluster that lacks it is told of.

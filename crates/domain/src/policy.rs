@@ -123,6 +123,7 @@ impl Policy {
         Marks {
             label_prefix: self.label_prefix.clone(),
             uncordon_labels: self.uncordon_labels,
+            maker: None,
         }
     }
 

@@ -34,7 +34,7 @@ use crate::assess::Desired;
 use crate::brake::Hold;
 use crate::journal::EntryKind;
 use crate::node::{NodeChange, NodeView};
-use ownership::{ByHand, Ownership, ReleaseRequest};
+use ownership::{ByHand, Maker, Ownership, ReleaseRequest};
 
 /// After how long a change that did not get through is brought to a person's attention.
 pub const DEADLINE: SignedDuration = SignedDuration::from_secs(60);
@@ -142,6 +142,8 @@ pub struct Marks {
     pub label_prefix: String,
     /// Whether a recovery leaves the reference's `uncordon-*` labels.
     pub uncordon_labels: bool,
+    /// Who makes its sessions, for [`Ownership::maker`]; `None` says nothing.
+    pub maker: Option<Maker>,
 }
 
 /// Decides what to do next about a node.

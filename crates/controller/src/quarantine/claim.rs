@@ -7,6 +7,10 @@
 //! the cluster. Then our store was lost or replaced, or the node was NVSentinel's until
 //! today; what it lists is put into the store first, so that its faults are open, and it
 //! is not given back because we have forgotten why.
+//!
+//! A session says what kind of gpuwarden made it, and each kind takes over its own only:
+//! a controller that took over what a node's own gpuwarden has found would never hear of
+//! the recovery, and quarantine the node again.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +18,7 @@ use contract::{HealthEvent, ProcessingStrategy};
 use domain::event::content_fingerprint;
 use domain::journal::EntryKind;
 use domain::node::NodeView;
-use domain::session::ownership::Ownership;
+use domain::session::ownership::{Maker, Ownership};
 use serde_json::Value;
 use store::{NewEvent, StoreError};
 
@@ -34,10 +38,21 @@ pub(super) enum Claim {
 // === impl Owns ===
 
 impl Owns {
-    fn includes(&self, node: &str) -> bool {
+    /// What our sessions say of who made them.
+    pub(super) fn maker(&self) -> Maker {
         match self {
-            Self::Node(own) => own == node,
-            Self::All => true,
+            Self::Node(_) => Maker::Node,
+            Self::All => Maker::Controller,
+        }
+    }
+
+    /// Whether a session on `node` that our store does not know is ours all the same: nobody
+    /// else speaks for the node, and nobody else says that they made it.
+    fn adopts(&self, node: &str, maker: Option<&Maker>) -> bool {
+        match (self, maker) {
+            (Self::Node(_), Some(Maker::Controller)) | (Self::All, Some(Maker::Node)) => false,
+            (Self::Node(own), _) => own == node,
+            (Self::All, _) => true,
         }
     }
 }
@@ -72,7 +87,7 @@ impl Quarantine {
             }
         }
         // Also where the list cannot be read: then nothing says that it is ours.
-        if unknown.len() == listed && !self.owns.includes(&view.name) {
+        if unknown.len() == listed && !self.owns.adopts(&view.name, own.maker.as_ref()) {
             return Claim::Anothers;
         }
         if unknown.is_empty() {
@@ -150,5 +165,32 @@ impl Quarantine {
         self.entry(node).session.failed(failure, now);
         self.remember_wake(node);
         Claim::Later
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_takes_over_its_own_sessions_and_those_that_nobody_signed() {
+        let (all, node) = (Owns::All, Owns::Node("n1".to_owned()));
+        let other = Maker::Other("fleet".to_owned());
+        let table = [
+            (None, true, true),
+            (Some(Maker::Controller), true, false),
+            (Some(Maker::Node), false, true),
+            (Some(other), true, true),
+        ];
+        for (maker, by_all, by_node) in table {
+            let maker = maker.as_ref();
+            assert_eq!(all.adopts("n1", maker), by_all, "{maker:?}");
+            assert_eq!(node.adopts("n1", maker), by_node, "{maker:?}");
+            assert!(!node.adopts("n2", maker), "{maker:?}");
+        }
+        // What each makes it takes over again after its store was lost.
+        for owns in [all, node] {
+            assert!(owns.adopts("n1", Some(&owns.maker())));
+        }
     }
 }

@@ -8,7 +8,7 @@ use domain::brake::Hold;
 use domain::journal::EntryKind;
 use domain::node::NodeView;
 use domain::policy::Policy;
-use domain::session::{Phase, ownership, step};
+use domain::session::{Marks, Phase, ownership, step};
 use serde_json::Value;
 
 use super::claim::Claim;
@@ -101,7 +101,7 @@ impl Quarantine {
         hold: Option<&Hold>,
     ) {
         let now = (self.clock)();
-        let marks = policy.marks();
+        let marks = self.marks(policy);
         let entry = self.entry(name);
         let step = step(&entry.session, desired, Some(view), &marks, hold, now);
         entry.session = step.session;
@@ -127,6 +127,14 @@ impl Quarantine {
         }
         self.remember_wake(name);
         self.schedule_publish();
+    }
+
+    /// How our sessions mark a node.
+    fn marks(&self, policy: &Policy) -> Marks {
+        Marks {
+            maker: Some(self.owns.maker()),
+            ..policy.marks()
+        }
     }
 
     /// Takes another policy in: all nodes are looked at.
@@ -187,7 +195,7 @@ impl Quarantine {
         let now = (self.clock)();
         let unknown = NodeView::unknown(name);
         let desired = assess(self.book.faults(name), policy, &unknown, None);
-        let marks = policy.marks();
+        let marks = self.marks(policy);
         let entry = self.entry(name);
         let step = step(&entry.session, &desired, None, &marks, None, now);
         entry.session = step.session;

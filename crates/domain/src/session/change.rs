@@ -33,6 +33,7 @@ pub(super) fn quarantine(
     let own = Ownership {
         session_id: id,
         since: None,
+        maker: marks.maker.clone(),
         events: Vec::new(),
         cordoned: false,
         cordon_pre_existing: false,
@@ -326,6 +327,7 @@ fn write_labels(
     let annotation = SessionAnnotation {
         id: own.session_id.clone(),
         since: current.as_ref().map_or(now, |current| current.since),
+        by: own.maker.clone(),
         labels: replaced,
     };
     if let Ok(text) = serde_json::to_string(&annotation) {

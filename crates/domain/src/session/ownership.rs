@@ -26,6 +26,8 @@ pub struct Ownership {
     pub session_id: String,
     /// When it began; `None`: not known.
     pub since: Option<Timestamp>,
+    /// Who made it; `None`: nobody says, as with a session of NVSentinel.
+    pub maker: Option<Maker>,
     /// The events for which the node is quarantined; their ids are filled in.
     pub events: Vec<HealthEvent>,
     /// Whether the session asked for a cordon.
@@ -37,6 +39,18 @@ pub struct Ownership {
     /// Labels that the session wrote, with the value that each had before.
     /// `None`: not known, the session is of NVSentinel.
     pub replaced_labels: Option<BTreeMap<String, Option<String>>>,
+}
+
+/// What kind of gpuwarden made a session.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
+pub enum Maker {
+    /// A controller, which speaks for all nodes of its cluster.
+    Controller,
+    /// The node's own, which speaks for this node only.
+    Node,
+    /// A kind that is not known here.
+    Other(String),
 }
 
 /// A taint that a session asked for.
@@ -82,6 +96,8 @@ pub struct ReleaseRequest {
 pub(super) struct SessionAnnotation {
     pub(super) id: String,
     pub(super) since: Timestamp,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) by: Option<Maker>,
     #[serde(default)]
     pub(super) labels: BTreeMap<String, Option<String>>,
 }
@@ -121,6 +137,7 @@ impl Ownership {
                 .or_else(|| events.first().map(|event| event.id.clone()))
                 .unwrap_or_default(),
             since,
+            maker: session.as_ref().and_then(|session| session.by.clone()),
             cordoned: is_true(keys::QUARANTINE_IS_CORDONED),
             cordon_pre_existing: is_true(keys::QUARANTINE_CORDON_PRE_EXISTING),
             taints: annotation(keys::QUARANTINE_APPLIED_TAINTS)
@@ -166,6 +183,28 @@ impl Ownership {
             .filter(|counted| self.events.iter().any(|event| event.id == counted.event.id))
             .map(|counted| counted.accepted_at)
             .max()
+    }
+}
+
+// === impl Maker ===
+
+impl From<String> for Maker {
+    fn from(text: String) -> Self {
+        match text.as_str() {
+            "controller" => Self::Controller,
+            "node" => Self::Node,
+            _ => Self::Other(text),
+        }
+    }
+}
+
+impl From<Maker> for String {
+    fn from(maker: Maker) -> Self {
+        match maker {
+            Maker::Controller => "controller".to_owned(),
+            Maker::Node => "node".to_owned(),
+            Maker::Other(text) => text,
+        }
     }
 }
 
@@ -276,12 +315,31 @@ mod tests {
         let session = SessionAnnotation {
             id: "s".into(),
             since: at(70),
+            by: None,
             labels: BTreeMap::new(),
         };
         let text = serde_json::to_string(&session).unwrap();
         node.annotations.insert(keys::SESSION.into(), text);
         assert_eq!(up_to(&node, Some(at(60))), Some(at(60)));
         assert_eq!(up_to(&node, Some(at(80))), Some(at(50)));
+    }
+
+    #[test]
+    fn who_made_a_session_is_kept_whoever_it_is() {
+        let mut node = NodeView::unknown("n1");
+        let table = [
+            ("", None),
+            (r#","by":"controller""#, Some(Maker::Controller)),
+            (r#","by":"node""#, Some(Maker::Node)),
+            (r#","by":"fleet""#, Some(Maker::Other("fleet".to_owned()))),
+        ];
+        for (by, maker) in table {
+            let text = format!(r#"{{"id":"s","since":"1970-01-01T00:01:10Z"{by},"labels":{{}}}}"#);
+            node.annotations.insert(keys::SESSION.into(), text.clone());
+            assert_eq!(Ownership::read(&node).unwrap().maker, maker);
+            let read: SessionAnnotation = serde_json::from_str(&text).unwrap();
+            assert_eq!(serde_json::to_string(&read).unwrap(), text);
+        }
     }
 
     #[test]

@@ -281,6 +281,56 @@ async fn token(plane: &ControlPlane) -> anyhow::Result<()> {
 }
 
 #[tokio::test]
+async fn a_controller_leaves_the_sessions_of_a_nodes_own_gpuwarden_to_it() -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::private(Version::V1_37, Options::default()).await? else {
+        return Ok(());
+    };
+    let scene = Scene::new(&plane, |node| node, |launch| launch).await?;
+    scene
+        .product
+        .append_kernel_log(&xid(79, "GPU has fallen off the bus."))?;
+    let node = scene.cordoned().await?;
+    let session = node["metadata"]["annotations"]["gpuwarden.dev/session"].as_str();
+    let session: Value = serde_json::from_str(session.unwrap_or_default())?;
+    assert_eq!(session["by"], "node", "{session}");
+
+    let tls = Tls::new()?;
+    tls.rotate(&scene.node)?;
+    let controller = tls.controller(&plane)?.start().await?;
+    let shown = |expected: bool| {
+        let (controller, name) = (&controller, &scene.node);
+        async move {
+            let output = controller.client(["status", "-o", "json"]).await;
+            let status = output
+                .and_then(|output| Ok(serde_json::from_str::<Value>(&output.stdout)?))
+                .map_err(|error| format!("{error:#}"))?;
+            let found = status["fleet"]["nodes"].to_string();
+            let left_alone = found.contains(name.as_str()) && found.contains("it is left alone");
+            let taken_over = status["fleet"]["applied"] != 0;
+            if left_alone == expected && !taken_over {
+                Ok(())
+            } else {
+                Err(status.to_string())
+            }
+        }
+    };
+    controller
+        .wait_for("the session to be left alone", SOON, || shown(true))
+        .await?;
+    scene
+        .product
+        .client(["inject", "recovery"])
+        .await?
+        .expect(0)?;
+    scene.restored().await?;
+    // It has looked at the node that was given back, and has nothing against it.
+    controller
+        .wait_for("the node to be nobody's", SOON, || shown(false))
+        .await?;
+    scene.restored().await
+}
+
+#[tokio::test]
 async fn either_killed_at_random_moments_loses_and_doubles_nothing() -> anyhow::Result<()> {
     let Some(plane) = ControlPlane::private(Version::V1_37, Options::default()).await? else {
         return Ok(());
