@@ -31,6 +31,9 @@ pub const EXIT_UNHEALTHY: u8 = 1;
 /// The command did not work: usage, configuration, or nothing to talk to.
 pub const EXIT_FAILED: u8 = 2;
 
+/// A controller led and does not any more: it is to be started again, to stand by.
+pub const EXIT_DEPOSED: u8 = 3;
+
 /// What the arguments ask for.
 pub enum Parsed {
     /// Run the product.

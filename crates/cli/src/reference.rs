@@ -9,7 +9,7 @@ use crate::args::Cli;
 pub(crate) fn markdown() -> String {
     let mut text = String::from(
         "# Command reference\n\nGenerated from the program by `cargo xtask generate`. Do not edit.\n\n\
-         Exit codes: 0 fine, 1 unhealthy (what was looked at), 2 usage, configuration, or nothing to talk to.\n",
+         Exit codes: 0 fine, 1 unhealthy (what was looked at), 2 usage, configuration, or nothing to talk to,\n3 a controller that led and does not any more.\n",
     );
     let mut root = Cli::command();
     root.build();

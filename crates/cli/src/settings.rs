@@ -65,6 +65,8 @@ pub struct ControllerSettings {
     pub process: ProcessSettings,
     /// The cluster.
     pub act: ActSettings,
+    /// Whether to act only while it leads.
+    pub leader_elect: bool,
 }
 
 /// Where a running gpuwarden is, as it writes it into its data directory.
@@ -191,10 +193,23 @@ impl ControllerSettings {
         let in_cluster = act.cluster.is_some();
         let ingest = args.ingest.over(file.group()?);
         let ingest = IngestSettings::resolve(ingest, in_cluster, &act.namespace)?;
+        let election = args.election.over(file.group()?);
+        let leader_elect = match (election.leader_elect, in_cluster) {
+            (Some(true), false) => {
+                return Err(SettingsError::Conflict(
+                    "--leader-elect needs a cluster to hold the Lease in: name one with \
+                     --kubeconfig FILE or --context NAME",
+                ));
+            }
+            (Some(wanted), _) => wanted,
+            // Who only looks must neither keep an acting one from the lead nor write anything.
+            (None, _) => act.writes(),
+        };
         Ok(Self {
             ingest,
             process,
             act,
+            leader_elect,
         })
     }
 }

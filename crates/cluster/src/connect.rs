@@ -1,5 +1,6 @@
 //! From a kubeconfig or the in-cluster environment to a client.
 
+use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,6 +11,7 @@ use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigErro
 use kube::{Client, Config};
 
 use crate::KnownNodes;
+use crate::lease::Tenure;
 use crate::pace::Pace;
 use crate::request::Counters;
 
@@ -133,10 +135,22 @@ pub struct Cluster {
     pub(crate) pace: Arc<Pace>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) known: KnownNodes,
+    /// Who leads writes only while this lasts; `None`: there is no election.
+    pub(crate) tenure: Option<Tenure>,
+    config: Arc<Config>,
     server: String,
 }
 
 // === impl Cluster ===
+
+impl fmt::Debug for Cluster {
+    // Not its configuration, which holds secrets.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster")
+            .field("server", &self.server)
+            .finish_non_exhaustive()
+    }
+}
 
 impl Cluster {
     /// Makes the client. Sends no request: an API server that cannot be reached is
@@ -165,13 +179,26 @@ impl Cluster {
         if config.root_cert.as_ref().is_some_and(Vec::is_empty) {
             return Err(ConnectError::EmptyCertificateAuthority { server });
         }
-        let client = transport::client(&config, &server)?;
+        let client = transport::client(&config, &server, transport::Pings::DEFAULT)?;
         Ok(Self {
             client,
             pace: Pace::new(),
             counters: Arc::default(),
             known: KnownNodes::default(),
+            tenure: None,
+            config: Arc::new(config),
             server,
+        })
+    }
+
+    /// The same cluster over a connection that nobody else uses, and that is found dead
+    /// soon; without the turns of the others.
+    pub(crate) fn with_own_connection(&self) -> Result<Self, ConnectError> {
+        let client = transport::client(&self.config, &self.server, transport::Pings::SOON)?;
+        Ok(Self {
+            client,
+            pace: Pace::new(),
+            ..self.clone()
         })
     }
 

@@ -1,4 +1,4 @@
-//! Kubernetes: client, node watch, conditional node patches, whose a token is.
+//! Kubernetes: client, node watch, conditional node patches, whose a token is, who leads.
 //!
 //! [`Cluster`] is the only way of the rest to the API server. It turns nodes into
 //! [`domain::node::NodeView`]s and carries [`domain::node::NodeChange`]s out, each as one
@@ -12,6 +12,7 @@ mod event;
 #[cfg(test)]
 mod fake;
 mod known;
+mod lease;
 mod object;
 mod pace;
 pub mod patch;
@@ -26,6 +27,7 @@ pub use config_map::{ConfigMap, ConfigMapChange, ConfigMapEvent};
 pub use connect::{Cluster, ConnectError, ConnectOptions};
 pub use event::{Event, EventOutcome};
 pub use known::KnownNodes;
+pub use lease::{Candidate, Deposed, LeaseName, Standing, Tenure};
 pub use object::ObjectError;
 pub use pace::Urgency;
 pub use patch::PatchCall;

@@ -5,11 +5,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use http::header::RETRY_AFTER;
-use http::{Request, StatusCode};
+use http::{Method, Request, StatusCode, Uri};
 use http_body_util::{BodyExt, Limited};
 use kube::client::Body;
 
 use crate::connect::Cluster;
+use crate::lease::NotLeading;
 use crate::pace::Urgency;
 
 /// Longest time from the call to the whole answer, the wait for its turn not counted.
@@ -61,16 +62,38 @@ impl Cluster {
     }
 
     /// Makes one request when its turn has come, and returns the answer, whatever it says.
+    ///
+    /// Under a [`Tenure`](crate::Tenure) a write is made only while it lasts, and has to end,
+    /// here and in the API server, before somebody else can lead.
     pub(crate) async fn exchange(
         &self,
         urgency: Urgency,
         request: Request<Vec<u8>>,
     ) -> Result<Reply, Failure> {
         let turn = self.pace.turn(urgency).await;
+        let (mut head, body) = request.into_parts();
+        // Asked only now: the turn may have been long in coming.
+        let tenure = self.tenure.as_ref().filter(|_| head.method != Method::GET);
+        let limit = match tenure {
+            None => REQUEST_TIMEOUT,
+            Some(tenure) => {
+                let limit = tenure.leave()?.min(REQUEST_TIMEOUT);
+                head.uri = with_timeout(&head.uri, limit)?;
+                limit
+            }
+        };
         self.counters.sent.fetch_add(1, Ordering::Relaxed);
-        let (head, body) = request.into_parts();
         let answer = self.answer(Request::from_parts(head, Body::from(body)));
-        match tokio::time::timeout(REQUEST_TIMEOUT, answer).await {
+        let answer = async {
+            match tenure {
+                None => answer.await,
+                Some(tenure) => tokio::select! {
+                    () = tenure.over() => Err(NotLeading.into()),
+                    answer = answer => answer,
+                },
+            }
+        };
+        match tokio::time::timeout(limit, answer).await {
             Ok(Ok(reply)) => {
                 match reply.status.as_u16() {
                     429 => {
@@ -93,7 +116,7 @@ impl Cluster {
             Err(_) => {
                 self.counters.failed.fetch_add(1, Ordering::Relaxed);
                 turn.overloaded(None);
-                Err(format!("no answer within {} s", REQUEST_TIMEOUT.as_secs()).into())
+                Err(format!("no answer within {} s", limit.as_secs()).into())
             }
         }
     }
@@ -117,4 +140,12 @@ impl Cluster {
                 .to_vec(),
         })
     }
+}
+
+/// Asks the API server to give up by then as well: it may be working on a request whose
+/// caller is gone.
+fn with_timeout(uri: &Uri, limit: Duration) -> Result<Uri, Failure> {
+    let separator = if uri.query().is_some() { '&' } else { '?' };
+    let seconds = limit.as_secs().max(1);
+    Ok(format!("{uri}{separator}timeout={seconds}s").parse()?)
 }

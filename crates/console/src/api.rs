@@ -17,8 +17,11 @@ use serde_json::Value;
 pub struct Status {
     /// Version of gpuwarden.
     pub version: String,
-    /// Name of the node that it runs on.
+    /// Name of the node that it runs on; of the host, where it watches no node.
     pub node_name: String,
+    /// What it is.
+    #[serde(default)]
+    pub role: Role,
     /// What it may do to the cluster.
     pub mode: Mode,
     /// When the process started.
@@ -43,10 +46,43 @@ pub struct Status {
     /// At an agent: how it gets to the controller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub delivery: Option<DeliveryView>,
+    /// Where controllers elect who leads: who does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leadership: Option<LeadershipView>,
     /// Whether it sees and does all that it is there for.
     pub ready: bool,
     /// Why not; empty where it is ready.
     pub not_ready: Vec<String>,
+}
+
+/// What a process is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Role {
+    /// All in one, on a node.
+    #[default]
+    Run,
+    /// A node's side.
+    Agent,
+    /// A cluster's side; it watches no node itself.
+    Controller,
+}
+
+/// Which of several controllers leads.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct LeadershipView {
+    /// The Lease, as `NAMESPACE/NAME`.
+    pub lease: String,
+    /// The name of this process in it.
+    pub identity: String,
+    /// Who holds it, as last seen; empty: nobody, or it was never seen.
+    pub leader: String,
+    /// Whether that is this process.
+    pub leads: bool,
+    /// Why it cannot be asked for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<String>,
 }
 
 /// What gpuwarden may do to the cluster.

@@ -13,6 +13,7 @@ mod node;
 mod page;
 mod query;
 mod server;
+mod standby;
 mod status;
 
 use std::sync::Arc;
@@ -36,14 +37,18 @@ pub use agent::{AgentConsole, serve_agent};
 pub use changes::MAX_SUBSCRIBERS;
 pub use events::MAX_FOLLOWERS;
 pub use server::MAX_CONNECTIONS;
+pub use standby::{StandbyConsole, serve_standby};
 
-use crate::api::{Mode, PolicyView};
+use crate::api::{LeadershipView, Mode, PolicyView, Role};
 use error::Refusal;
 use guard::CheckHost;
 
 /// Answers why the node of a name is, or is not, quarantined; `None` where who knows it has
 /// ended.
 pub type WhyNotSource = Arc<dyn Fn(String) -> BoxFuture<'static, Option<WhyNot>> + Send + Sync>;
+
+/// Says who leads.
+pub type LeadershipSource = Arc<dyn Fn() -> LeadershipView + Send + Sync>;
 
 /// What the console shows, and where it reads it.
 #[derive(Clone)]
@@ -58,6 +63,8 @@ pub struct Console {
     pub sources: Sources,
     /// Who knows why a node is, or is not, quarantined.
     pub why_not: WhyNotSource,
+    /// Who leads; `None`: there is no election.
+    pub leadership: Option<LeadershipSource>,
     /// Events and journal.
     pub store: Arc<dyn EventStore>,
     /// What `/metrics` shows.
@@ -71,8 +78,10 @@ pub struct Console {
 pub struct Info {
     /// Version of gpuwarden.
     pub version: String,
-    /// Name of the node that it runs on.
+    /// Name of the node that it runs on; of the host, where it watches no node.
     pub node_name: String,
+    /// What it is.
+    pub role: Role,
     /// What it may do to the cluster.
     pub mode: Mode,
     /// When the process started.
@@ -106,7 +115,7 @@ pub fn router(console: Console) -> Router {
 pub async fn serve(listener: TcpListener, console: Console, cancel: CancellationToken) {
     let check_host = CheckHost::of(&listener);
     let routes = routes(App::new(console, cancel.clone()), check_host);
-    server::serve(listener, routes, cancel, server::Limits::default()).await;
+    drop(server::serve(listener, routes, cancel, server::Limits::default()).await);
 }
 
 fn routes(app: App, check_host: CheckHost) -> Router {

@@ -12,6 +12,7 @@
 pub mod api_requests;
 pub mod conditions;
 pub mod ingest;
+pub mod leadership;
 pub mod policy;
 pub mod quarantine;
 pub mod retention;

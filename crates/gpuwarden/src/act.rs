@@ -3,13 +3,13 @@
 
 use std::sync::Arc;
 
-use cli::{ActSettings, EventTypeSetting, ReportSettings};
+use cli::{ActSettings, EventTypeSetting, ProcessSettings, ReportSettings};
 use cluster::Cluster;
 use connector::Connector;
-use console::Console;
+use console::api::Role;
+use console::{Console, LeadershipSource};
 use controller::api_requests;
 use controller::conditions::{self, Board, EventKind, Reporter};
-use controller::policy::PolicyFollower;
 use controller::quarantine::{Config, Owns, Quarantine};
 use controller::retention::Retention;
 use domain::condition::{Limits, Options};
@@ -17,14 +17,17 @@ use runtime::metrics::Metrics;
 use runtime::sources::Sources;
 use store::EventStore;
 
-use crate::parts::{self, CLOCK, Front, Tasks};
+use crate::parts::{self, CLOCK, Front, Policy, Tasks};
 
 /// What acts on the events of a store.
 pub(crate) struct Acting<'a> {
     pub(crate) settings: &'a ActSettings,
-    pub(crate) policy: PolicyFollower,
+    pub(crate) process: &'a ProcessSettings,
+    pub(crate) policy: Policy,
     pub(crate) cluster: Option<Arc<Cluster>>,
     pub(crate) owns: Owns,
+    /// Who leads; `None`: there is no election.
+    pub(crate) leadership: Option<LeadershipSource>,
     /// Name of the node, or of the host.
     pub(crate) name: &'a str,
     pub(crate) store: Arc<dyn EventStore>,
@@ -41,7 +44,12 @@ impl Acting<'_> {
     /// Starts all of it.
     pub(crate) fn start(self, front: Front, tasks: &mut Tasks) {
         let (mode, shown_mode) = parts::mode(self.settings.mode);
-        let info = parts::info(self.name, &front, shown_mode);
+        let role = match self.owns {
+            Owns::Node(_) => Role::Run,
+            Owns::All => Role::Controller,
+        };
+        let socket = &front.endpoint.socket;
+        let info = parts::info(self.name, role, shown_mode, self.process, socket);
         if let Some(cluster) = &self.cluster {
             api_requests::register(cluster, &self.metrics);
         }
@@ -55,7 +63,7 @@ impl Acting<'_> {
         let config = Config {
             store: Arc::clone(&self.store),
             cluster: self.cluster,
-            policy: self.policy.policy(),
+            policy: self.policy.current,
             mode,
             owns: self.owns,
             brake: self.settings.circuit_breaker,
@@ -77,11 +85,12 @@ impl Acting<'_> {
         let console = Console {
             info,
             fleet: handles.view,
-            policy: self.policy.view(),
+            policy: self.policy.view,
             why_not: Arc::new(move |node| {
                 let questions = questions.clone();
                 Box::pin(async move { questions.why_not(node).await })
             }),
+            leadership: self.leadership,
             sources: self.sources,
             store: self.store,
             metrics: self.metrics,
@@ -94,7 +103,6 @@ impl Acting<'_> {
         let page = console::serve(front.listener, console, done.clone());
         tasks.workers.spawn(page);
         tasks.workers.spawn(quarantine.run(done.clone()));
-        tasks.workers.spawn(self.policy.run(done.clone()));
         tasks.workers.spawn(handles.journal.run());
         if let Some(reporter) = reporter {
             tasks.workers.spawn(reporter.run(done.clone()));

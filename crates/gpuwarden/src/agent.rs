@@ -9,7 +9,8 @@ use anyhow::Context as _;
 use cli::{AgentSettings, DeliverySettings};
 use connector::outbox::{Limits, Outbox};
 use connector::{Connector, Delivery, Header};
-use console::{AgentConsole, api, serve_agent};
+use console::api::{self, Role};
+use console::{AgentConsole, serve_agent};
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
 use runtime::tcp_grpc;
@@ -41,7 +42,13 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
     let header = header(delivery.token_file.clone());
     let delivering = Delivery::new(outbox.clone(), channel, header, &metrics);
     let console = AgentConsole {
-        info: parts::info(&node.node_name, &front, api::Mode::Observe),
+        info: parts::info(
+            &node.node_name,
+            Role::Agent,
+            api::Mode::Observe,
+            process,
+            &endpoint.socket,
+        ),
         controller: delivery.controller.clone(),
         sources,
         outbox: outbox.clone(),

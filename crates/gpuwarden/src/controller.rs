@@ -2,13 +2,16 @@
 //! monitors, takes bad nodes out of service, gives them back, and shows all of it.
 
 use std::net::SocketAddr;
+use std::pin::pin;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use cli::{ControllerSettings, IngestSettings, ModeSetting, Transport};
+use cli::{ControllerSettings, Endpoint, IngestSettings, ModeSetting, ProcessSettings, Transport};
 use cluster::Cluster;
 use connector::AcceptNodes;
+use console::LeadershipSource;
+use console::api::Role;
 use controller::ingest::{self, Identify, Reviewer};
 use controller::quarantine::Owns;
 use runtime::metrics::Metrics;
@@ -19,61 +22,180 @@ use store::sqlite::SqliteStore;
 use tokio::net::TcpListener;
 
 use crate::act::Acting;
-use crate::parts::{self, Front, Tasks};
+use crate::lead::Standby;
+use crate::parts::{self, Front, Policy, Tasks};
 
 /// The socket is for the operator's commands, and speaks for any node: nobody else's.
 const OWN_UID: u32 = 0o600;
 const SOCKET: &str = "gpuwarden.sock";
 
-/// Runs until SIGTERM or SIGINT.
+/// Runs until SIGTERM or SIGINT, or until it has lost the lead.
 pub(crate) async fn run(settings: ControllerSettings) -> anyhow::Result<ExitCode> {
-    let ControllerSettings {
-        ingest,
-        process,
-        act,
-    } = &settings;
+    let ControllerSettings { process, act, .. } = &settings;
     parts::start_logging(process)?;
+    let mut told = pin!(parts::until_told());
     let (metrics, sources) = (Metrics::default(), Sources::default());
     let cluster = parts::cluster(act).await?;
-    let policy = parts::policy(act, cluster.clone(), &metrics)?;
-    let (tls, identify) = transport(ingest, cluster.clone())?;
-    let store: Arc<dyn EventStore> = Arc::new(SqliteStore::open(&process.data_dir)?);
-    let grpc = TcpListener::bind(ingest.listen).await.with_context(|| {
-        format!(
-            "cannot listen on {}; --grpc-listen chooses another address",
-            ingest.listen
-        )
-    })?;
-    let address = grpc.local_addr()?;
-    let front = Front::open(process, &process.data_dir.join(SOCKET), OWN_UID).await?;
-    let endpoint = front.endpoint.clone();
-
-    let nodes = AcceptNodes::Any;
-    let (connector, limits) =
-        parts::connector(act, &store, nodes, cluster.as_deref(), &metrics).await?;
     let mut tasks = Tasks::default();
-    let no_more = tasks.no_more.clone();
-    let serving = ingest::serve(grpc, tls, identify, connector.clone(), no_more);
-    tasks.inputs.spawn(parts::said("the gRPC port", serving));
+    // Whatever is wrong with the settings is said now, not when it is to lead.
+    let policy = parts::policy(act, cluster.clone(), &metrics, &mut tasks)?;
+    let transport = transport(&settings.ingest, cluster.clone())?;
+    let listener = parts::listen(process).await?;
     let host = host::identity::host_name().unwrap_or_else(|| "controller".to_owned());
-    let acting = Acting {
-        settings: act,
-        policy,
-        cluster,
-        owns: Owns::All,
-        name: &host,
-        store: Arc::clone(&store),
+    let mut start = Start {
+        settings: &settings,
         metrics,
         sources,
-        connector,
-        limits,
+        policy,
+        transport,
+        host: &host,
+        cluster,
+        leadership: None,
+        listener,
+        tasks,
     };
-    acting.start(front, &mut tasks);
-    greet(&settings, address, &endpoint.server);
+    let Some(cluster) = start.cluster.clone().filter(|_| settings.leader_elect) else {
+        let acting = start.act().await?;
+        told.await?;
+        acting.end().await;
+        return Ok(ExitCode::SUCCESS);
+    };
 
-    parts::until_told().await?;
-    tasks.end(store.close(), &endpoint, process).await;
+    let (_, mode) = parts::mode(act.mode);
+    let socket = process.data_dir.join(SOCKET);
+    let standby = Standby {
+        cluster,
+        namespace: &act.namespace,
+        process,
+        info: parts::info(&host, Role::Controller, mode, process, &socket),
+        metrics: start.metrics.clone(),
+        listener: start.listener,
+    };
+    stands_by(&standby)?;
+    let Some(leading) = standby.until_elected(&mut told).await? else {
+        return Ok(ExitCode::SUCCESS);
+    };
+    start.cluster = Some(leading.cluster);
+    start.leadership = Some(leading.shown);
+    start.listener = leading.listener;
+    let term = leading.term;
+    let acted = match start.act().await {
+        Ok(acting) => {
+            let told = tokio::select! {
+                told = &mut told => told,
+                () = term.lost() => Ok(()),
+            };
+            acting.end().await;
+            told
+        }
+        Err(error) => Err(error),
+    };
+    // Also where it could not begin: somebody else may.
+    let lost = term.end().await;
+    acted?;
+    if let Some(why) = lost {
+        tracing::error!("{why}: this process acts no more and ends; started again, it stands by");
+        return Ok(ExitCode::from(cli::EXIT_DEPOSED));
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What a controller begins with.
+struct Start<'a> {
+    settings: &'a ControllerSettings,
+    metrics: Metrics,
+    sources: Sources,
+    policy: Policy,
+    transport: (Option<Arc<ServerTls>>, Identify),
+    host: &'a str,
+    cluster: Option<Arc<Cluster>>,
+    leadership: Option<LeadershipSource>,
+    listener: TcpListener,
+    tasks: Tasks,
+}
+
+/// A controller that acts.
+struct Running<'a> {
+    process: &'a ProcessSettings,
+    store: Arc<dyn EventStore>,
+    endpoint: Endpoint,
+    tasks: Tasks,
+}
+
+// === impl Start ===
+
+impl<'a> Start<'a> {
+    /// Opens the store and the port for agents, and begins to act.
+    async fn act(self) -> anyhow::Result<Running<'a>> {
+        let Self {
+            settings,
+            metrics,
+            cluster,
+            mut tasks,
+            ..
+        } = self;
+        let ControllerSettings {
+            ingest,
+            process,
+            act,
+            ..
+        } = settings;
+        let store: Arc<dyn EventStore> = Arc::new(SqliteStore::open(&process.data_dir)?);
+        let grpc = TcpListener::bind(ingest.listen).await.with_context(|| {
+            format!(
+                "cannot listen on {}; --grpc-listen chooses another address",
+                ingest.listen
+            )
+        })?;
+        let address = grpc.local_addr()?;
+        let socket = process.data_dir.join(SOCKET);
+        let front = Front::open_on(self.listener, process, &socket, OWN_UID)?;
+        let endpoint = front.endpoint.clone();
+
+        let nodes = AcceptNodes::Any;
+        let (connector, limits) =
+            parts::connector(act, &store, nodes, cluster.as_deref(), &metrics).await?;
+        let (tls, identify) = self.transport;
+        let no_more = tasks.no_more.clone();
+        let serving = ingest::serve(grpc, tls, identify, connector.clone(), no_more);
+        tasks.inputs.spawn(parts::said("the gRPC port", serving));
+        let acting = Acting {
+            settings: act,
+            process,
+            policy: self.policy,
+            cluster,
+            owns: Owns::All,
+            leadership: self.leadership,
+            name: self.host,
+            store: Arc::clone(&store),
+            metrics,
+            sources: self.sources,
+            connector,
+            limits,
+        };
+        acting.start(front, &mut tasks);
+        greet(settings, address, &endpoint.server);
+        Ok(Running {
+            process,
+            store,
+            endpoint,
+            tasks,
+        })
+    }
+}
+
+// === impl Running ===
+
+impl Running<'_> {
+    async fn end(self) {
+        let Self {
+            process,
+            store,
+            endpoint,
+            tasks,
+        } = self;
+        tasks.end(store.close(), &endpoint, process).await;
+    }
 }
 
 /// How agents are listened to, and how they are told apart.
@@ -98,6 +220,17 @@ fn transport(
         (settings.tokens.clone(), reviewer)
     });
     Ok((Some(Arc::new(tls)), Identify::new(tokens)))
+}
+
+/// What a person sees of who stands by.
+#[allow(clippy::print_stdout)]
+fn stands_by(standby: &Standby<'_>) -> anyhow::Result<()> {
+    let address = standby.listener.local_addr()?;
+    println!(
+        "gpuwarden {} controller: standing by until it leads; status at http://{address}/",
+        env!("CARGO_PKG_VERSION")
+    );
+    Ok(())
 }
 
 /// What a person sees first.

@@ -3,6 +3,7 @@
 mod act;
 mod agent;
 mod controller;
+mod lead;
 mod parts;
 mod run;
 

@@ -10,8 +10,9 @@ use anyhow::Context as _;
 use cli::{ActSettings, Endpoint, ModeSetting, NodeSettings, PolicySetting, ProcessSettings};
 use cluster::Cluster;
 use connector::{AcceptNodes, Connector, NodeLookup, Pipeline};
-use console::{Info, api};
-use controller::policy::{PolicyFollower, PolicySource};
+use console::Info;
+use console::api::{self, PolicyView, Role};
+use controller::policy::{CurrentPolicy, PolicyFollower, PolicySource};
 use controller::quarantine::Mode;
 use domain::condition::Limits;
 use host::boot::Boot;
@@ -23,6 +24,7 @@ use runtime::{logging, unix_grpc};
 use store::EventStore;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
@@ -39,7 +41,6 @@ pub(crate) struct Front {
     pub(crate) listener: TcpListener,
     pub(crate) socket: UnixListener,
     pub(crate) endpoint: Endpoint,
-    data_dir: PathBuf,
 }
 
 /// The tasks of a role, in the order in which they end.
@@ -60,12 +61,19 @@ pub(crate) fn start_logging(settings: &ProcessSettings) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The policy, and what follows it as it changes.
+/// The policy as it changes, for who decides by it and for who shows it.
+pub(crate) struct Policy {
+    pub(crate) current: CurrentPolicy,
+    pub(crate) view: watch::Receiver<Arc<PolicyView>>,
+}
+
+/// Loads the policy; one of the `tasks` follows it as it changes.
 pub(crate) fn policy(
     settings: &ActSettings,
     cluster: Option<Arc<Cluster>>,
     metrics: &Metrics,
-) -> anyhow::Result<PolicyFollower> {
+    tasks: &mut Tasks,
+) -> anyhow::Result<Policy> {
     let source = match settings.policy.clone() {
         None => PolicySource::BuiltIn,
         Some(PolicySetting::File(path)) => PolicySource::File(path),
@@ -80,7 +88,13 @@ pub(crate) fn policy(
             key,
         },
     };
-    Ok(PolicyFollower::load(source, cluster, CLOCK, metrics)?)
+    let follower = PolicyFollower::load(source, cluster, CLOCK, metrics)?;
+    let policy = Policy {
+        current: follower.policy(),
+        view: follower.view(),
+    };
+    tasks.workers.spawn(follower.run(tasks.done.clone()));
+    Ok(policy)
 }
 
 /// The cluster, if one is named.
@@ -153,15 +167,36 @@ pub(crate) fn mode(setting: ModeSetting) -> (Mode, api::Mode) {
 }
 
 /// What a page says of its process. `node_name` is the node that it runs on, or its host.
-pub(crate) fn info(node_name: &str, front: &Front, mode: api::Mode) -> Info {
+pub(crate) fn info(
+    node_name: &str,
+    role: Role,
+    mode: api::Mode,
+    process: &ProcessSettings,
+    socket: &Path,
+) -> Info {
     Info {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         node_name: node_name.to_owned(),
+        role,
         mode,
         started_at: CLOCK(),
-        data_dir: front.data_dir.display().to_string(),
-        socket: front.endpoint.socket.display().to_string(),
+        data_dir: process.data_dir.display().to_string(),
+        socket: absolute(socket).display().to_string(),
     }
+}
+
+/// Binds the address of page, API and metrics.
+pub(crate) async fn listen(settings: &ProcessSettings) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(settings.listen).await.with_context(|| {
+        format!(
+            "cannot listen on {}; --listen chooses another address, 127.0.0.1:0 any free port",
+            settings.listen
+        )
+    })
+}
+
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
 /// A task that serves, and says why where it ends by itself.
@@ -196,16 +231,21 @@ impl Front {
         socket: &Path,
         socket_mode: u32,
     ) -> anyhow::Result<Self> {
+        let listener = listen(settings).await?;
+        Self::open_on(listener, settings, socket, socket_mode)
+    }
+
+    /// The same where the page's address is bound already.
+    pub(crate) fn open_on(
+        listener: TcpListener,
+        settings: &ProcessSettings,
+        socket: &Path,
+        socket_mode: u32,
+    ) -> anyhow::Result<Self> {
         let bound = unix_grpc::bind(socket, socket_mode)?;
-        let listener = TcpListener::bind(settings.listen).await.with_context(|| {
-            format!(
-                "cannot listen on {}; --listen chooses another address, 127.0.0.1:0 any free port",
-                settings.listen
-            )
-        })?;
         let endpoint = Endpoint {
             server: format!("http://{}", listener.local_addr()?),
-            socket: std::path::absolute(socket).unwrap_or_else(|_| socket.to_owned()),
+            socket: absolute(socket),
             pid: std::process::id(),
         };
         endpoint.write(&settings.data_dir).with_context(|| {
@@ -218,7 +258,6 @@ impl Front {
             listener,
             socket: bound,
             endpoint,
-            data_dir: settings.data_dir.clone(),
         })
     }
 }

@@ -19,7 +19,8 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     parts::start_logging(process)?;
     let (metrics, sources) = (Metrics::default(), Sources::default());
     let cluster = parts::cluster(act).await?;
-    let policy = parts::policy(act, cluster.clone(), &metrics)?;
+    let mut tasks = Tasks::default();
+    let policy = parts::policy(act, cluster.clone(), &metrics, &mut tasks)?;
     let store: Arc<dyn EventStore> = Arc::new(SqliteStore::open(&process.data_dir)?);
     let front = Front::open(process, &node.socket, ANY_UID).await?;
     let endpoint = front.endpoint.clone();
@@ -29,13 +30,14 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
         parts::connector(act, &store, nodes, cluster.as_deref(), &metrics).await?;
     let monitor = parts::kernel_log(node, process, connector.clone(), &sources, &metrics)?;
 
-    let mut tasks = Tasks::default();
     tasks.inputs.spawn(monitor.run(tasks.no_more.clone()));
     let acting = act::Acting {
         settings: act,
+        process,
         policy,
         cluster,
         owns: Owns::Node(node.node_name.clone()),
+        leadership: None,
         name: &node.node_name,
         store: Arc::clone(&store),
         metrics,

@@ -14,6 +14,12 @@ pub fn effective_uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
+/// A random name that nothing else has: a UUID of the kernel's.
+pub fn fresh_id() -> std::io::Result<String> {
+    let text = std::fs::read_to_string("/proc/sys/kernel/random/uuid")?;
+    Ok(text.trim_end().to_owned())
+}
+
 fn readable_name(name: &CStr) -> Option<String> {
     let name = name.to_str().ok()?;
     (!name.is_empty()).then(|| name.to_owned())
@@ -35,6 +41,12 @@ mod tests {
 
         let file = tempfile::tempfile().unwrap();
         assert_eq!(effective_uid(), file.metadata().unwrap().uid());
+    }
+
+    #[test]
+    fn fresh_ids_differ() {
+        let (one, other) = (fresh_id().unwrap(), fresh_id().unwrap());
+        assert!(one.len() == 36 && one != other, "{one} {other}");
     }
 
     #[test]

@@ -78,12 +78,27 @@ pub struct ControllerArgs {
     /// The agents.
     #[command(flatten)]
     pub ingest: IngestArgs,
+    /// The other controllers.
+    #[command(flatten)]
+    pub election: ElectionArgs,
     /// The process.
     #[command(flatten)]
     pub process: ProcessArgs,
     /// The cluster.
     #[command(flatten)]
     pub act: ActArgs,
+}
+
+group! {
+    /// Which of several controllers acts.
+    pub struct ElectionArgs {
+        /// Act only while this process leads: it holds the Lease gpuwarden-controller in the
+        /// namespace of --namespace, and stands by while another does [default: where it
+        /// writes in the cluster].
+        #[arg(long, env = "GPUWARDEN_LEADER_ELECT", num_args = 0..=1,
+              default_missing_value = "true", value_name = "BOOL")]
+        pub leader_elect: Option<bool>,
+    }
 }
 
 group! {
@@ -223,7 +238,7 @@ group! {
         #[arg(long, env = "GPUWARDEN_GPU_NODE_LABEL", value_name = "KEY=VALUE")]
         pub gpu_node_label: Option<String>,
         /// Namespace of gpuwarden's own objects: the `ConfigMaps` of the circuit breaker and of
-        /// pauses [default: the pod's own, else gpuwarden].
+        /// pauses, and a controller's Lease [default: the pod's own, else gpuwarden].
         #[arg(long, env = "GPUWARDEN_NAMESPACE", value_name = "NAME")]
         pub namespace: Option<String>,
     }

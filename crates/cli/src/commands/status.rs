@@ -1,6 +1,6 @@
 //! `gpuwarden status`: how the nodes are.
 
-use console::api::{Mode, Status};
+use console::api::{LeadershipView, Mode, Role, Status};
 use contract::keys;
 use domain::view::{BrakeView, LimitView, NodeState, NodeStatus};
 use runtime::sources::SourceState;
@@ -31,7 +31,7 @@ fn healthy(status: &Status) -> bool {
 
 fn text(status: &Status, wide: bool) -> anyhow::Result<()> {
     let mode = match status.mode {
-        Mode::Observe if status.delivery.is_some() => "agent",
+        Mode::Observe if status.role == Role::Agent => "agent",
         Mode::Observe => "observing",
         Mode::DryRun => "quarantine, dry run",
         Mode::Quarantine => "quarantine",
@@ -42,6 +42,13 @@ fn text(status: &Status, wide: bool) -> anyhow::Result<()> {
         status.node_name,
         ago(status.started_at, status.now)
     ))?;
+    if let Some(leadership) = &status.leadership {
+        leadership_text(leadership)?;
+        // Who stands by has nothing else to tell.
+        if !leadership.leads {
+            return Ok(());
+        }
+    }
     match &status.fleet.cluster {
         None if status.delivery.is_some() => {}
         None => output::line("cluster     none")?,
@@ -170,6 +177,31 @@ fn text(status: &Status, wide: bool) -> anyhow::Result<()> {
         for note in &node.notes {
             output::line(&format!("  note   {note}"))?;
         }
+    }
+    Ok(())
+}
+
+fn leadership_text(leadership: &LeadershipView) -> anyhow::Result<()> {
+    let LeadershipView {
+        lease,
+        leader,
+        leads,
+        error,
+        ..
+    } = leadership;
+    let who = match (leads, leader.as_str()) {
+        (true, _) => format!("this process ({leader})"),
+        (false, "") => "nobody yet; this process stands by".to_owned(),
+        (false, leader) => format!("{}; this process stands by", output::plain(leader)),
+    };
+    output::line(&format!("leader      {who}"))?;
+    if let Some(error) = error {
+        let text = format!("the Lease {lease} cannot be asked for: {error}");
+        let text = output::plain(&text);
+        output::line(&format!(
+            "            {}",
+            output::colour(&text, Colour::Red)
+        ))?;
     }
     Ok(())
 }

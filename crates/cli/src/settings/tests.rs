@@ -342,6 +342,49 @@ fn a_controller_can_tell_who_calls() {
 }
 
 #[test]
+fn controllers_elect_a_leader_where_they_write_in_the_cluster() {
+    type Edit = fn(&mut ControllerArgs);
+    let elects = |edit: Edit| {
+        let mut args = ControllerArgs {
+            process: process(),
+            ..ControllerArgs::default()
+        };
+        args.ingest.grpc_insecure = Some(true);
+        args.act.kubeconfig = Some("/k".into());
+        edit(&mut args);
+        ControllerSettings::resolve(args).map(|settings| settings.leader_elect)
+    };
+    let table: [(Edit, bool); 6] = [
+        (|_| (), false),
+        (|args| args.act.quarantine = Some(true), true),
+        (|args| args.act.node_conditions = Some(true), true),
+        (|args| args.act.node_events = Some(true), true),
+        (|args| args.election.leader_elect = Some(true), true),
+        (
+            |args| {
+                args.act.quarantine = Some(true);
+                args.election.leader_elect = Some(false);
+            },
+            false,
+        ),
+    ];
+    for (index, (edit, expected)) in table.into_iter().enumerate() {
+        assert_eq!(elects(edit).unwrap(), expected, "row {index}");
+    }
+    let dry_run: Edit = |args| {
+        args.act.quarantine = Some(true);
+        args.act.dry_run = Some(true);
+    };
+    assert!(!elects(dry_run).unwrap());
+    let without: Edit = |args| {
+        args.act.kubeconfig = None;
+        args.election.leader_elect = Some(true);
+    };
+    let error = elects(without).unwrap_err().to_string();
+    assert!(error.contains("needs a cluster"), "{error}");
+}
+
+#[test]
 fn the_brake_is_on_unless_it_is_switched_off_under_either_name() {
     let plain = run("", |_| ()).unwrap().act;
     assert!(plain.circuit_breaker);

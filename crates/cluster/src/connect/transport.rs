@@ -33,14 +33,31 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// a dropped NAT entry) where HTTP/1.1 is spoken, which has no ping. A watch is never silent
 /// for so long, because it asks the server to end it after [`crate::watch::WATCH_SECONDS`].
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(35);
-/// With HTTP/2, a connection that was silent for so long is pinged ...
-const PING_AFTER: Duration = Duration::from_secs(10);
-/// ... and closed where no answer comes: all requests are on it, and a dead one would hold
-/// them all.
-const PING_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// With HTTP/2, a connection that was silent for so long is pinged, and closed where no answer
+/// comes: all requests are on it, and a dead one would hold them all.
+#[derive(Clone, Copy)]
+pub(super) struct Pings {
+    after: Duration,
+    timeout: Duration,
+}
+
+impl Pings {
+    /// For most.
+    pub(super) const DEFAULT: Self = Self {
+        after: Duration::from_secs(10),
+        timeout: Duration::from_secs(5),
+    };
+    /// For the Lease: a dead connection has to be found, and another opened, within the time
+    /// in which it has to be renewed.
+    pub(super) const SOON: Self = Self {
+        after: Duration::from_secs(2),
+        timeout: Duration::from_secs(2),
+    };
+}
 
 /// A client for what `config` names; errors say that it is for `server`. Opens no connection.
-pub(super) fn client(config: &Config, server: &str) -> Result<Client, ConnectError> {
+pub(super) fn client(config: &Config, server: &str, pings: Pings) -> Result<Client, ConnectError> {
     let credentials = |source| ConnectError::Credentials {
         server: server.to_owned(),
         source: Box::new(source),
@@ -79,8 +96,8 @@ pub(super) fn client(config: &Config, server: &str) -> Result<Client, ConnectErr
     let http = legacy::Client::builder(TokioExecutor::new())
         .timer(TokioTimer::new())
         .pool_timer(TokioTimer::new())
-        .http2_keep_alive_interval(PING_AFTER)
-        .http2_keep_alive_timeout(PING_TIMEOUT)
+        .http2_keep_alive_interval(pings.after)
+        .http2_keep_alive_timeout(pings.timeout)
         .http2_keep_alive_while_idle(true)
         .build::<_, Body>(connector)
         .map_err(BoxError::from);

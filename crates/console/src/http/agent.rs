@@ -60,7 +60,7 @@ pub async fn serve_agent(listener: TcpListener, console: AgentConsole, cancel: C
         .fallback(async || Refusal::unknown_route())
         .layer(from_fn_with_state(check_host, guard::guard))
         .with_state(Arc::new(console));
-    server::serve(listener, routes, cancel, server::Limits::default()).await;
+    drop(server::serve(listener, routes, cancel, server::Limits::default()).await);
 }
 
 async fn page(State(console): State<Arc<AgentConsole>>) -> String {
@@ -78,6 +78,7 @@ async fn status(State(console): State<Arc<AgentConsole>>) -> Json<Status> {
     Json(Status {
         version: info.version.clone(),
         node_name: info.node_name.clone(),
+        role: info.role,
         mode: info.mode,
         started_at: info.started_at,
         now,
@@ -103,6 +104,7 @@ async fn status(State(console): State<Arc<AgentConsole>>) -> Json<Status> {
             refused: delivery.refused,
             failing: delivery.failing.clone(),
         }),
+        leadership: None,
         ready: not_ready.is_empty(),
         not_ready,
     })

@@ -32,12 +32,13 @@ pub(super) struct Limits {
     header_timeout: Duration,
 }
 
+/// Serves until `cancel`, and gives the listener back.
 pub(super) async fn serve(
     listener: TcpListener,
     routes: Router,
     cancel: CancellationToken,
     limits: Limits,
-) {
+) -> TcpListener {
     let slots = Arc::new(Semaphore::new(limits.connections));
     let mut connections = JoinSet::new();
     let accept = async {
@@ -63,6 +64,7 @@ pub(super) async fn serve(
     let finish = async { while connections.join_next().await.is_some() {} };
     // Whoever is still not done is cut off when the set is dropped.
     drop(tokio::time::timeout(GRACE, finish).await);
+    listener
 }
 
 async fn connection(stream: TcpStream, routes: Router, cancel: CancellationToken, limits: Limits) {

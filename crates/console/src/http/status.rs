@@ -20,6 +20,7 @@ pub(super) async fn status(State(app): State<Arc<App>>) -> Json<Status> {
     Json(Status {
         version: info.version.clone(),
         node_name: info.node_name.clone(),
+        role: info.role,
         mode: info.mode,
         started_at: info.started_at,
         now,
@@ -31,6 +32,7 @@ pub(super) async fn status(State(app): State<Arc<App>>) -> Json<Status> {
         sources: app.console.sources.statuses(now),
         store,
         delivery: None,
+        leadership: app.console.leadership.as_ref().map(|source| source()),
         ready: not_ready.is_empty(),
         not_ready,
     })

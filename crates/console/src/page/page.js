@@ -2,7 +2,7 @@
 // itself where no such word comes. Says so when what is shown is old.
 
 import { age, clock, plural, setClock } from "./dom.js";
-import { showStatus, showStory, storyFailed } from "./view.js";
+import { noStory, showStatus, showStory, storyFailed } from "./view.js";
 
 // All in milliseconds.
 const LONGEST_WAIT = 8000; // for an answer
@@ -31,7 +31,8 @@ function selected() {
   const faulty = own?.faults.length > 0 || own?.session
     ? own
     : status.fleet.nodes.find((node) => node.state === "unhealthy") ?? status.fleet.nodes[0];
-  return faulty?.name ?? status.nodeName;
+  // A controller watches no node itself: where nothing is wrong there is no story to tell.
+  return faulty?.name ?? (status.role === "controller" ? null : status.nodeName);
 }
 
 async function get(path) {
@@ -58,7 +59,11 @@ async function ask() {
     const node = selected();
     showStatus(status, node);
     try {
-      showStory(await get(`/api/v1/nodes/${encodeURIComponent(node)}/explain`));
+      if (node === null) {
+        noStory();
+      } else {
+        showStory(await get(`/api/v1/nodes/${encodeURIComponent(node)}/explain`));
+      }
     } catch (error) {
       storyFailed(node, error.message);
     }

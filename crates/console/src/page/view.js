@@ -77,7 +77,7 @@ export function showStatus(status, selected) {
   showOverall(status);
   show("nodes", [fleet.nodes, status.nodeName, status.ready, selected], () => nodes(status, selected));
   show("faults", [fleet.nodes, status.xids], () => faults(status));
-  show("cluster", [fleet.cluster, fleet.brake, status.mode], () => cluster(status));
+  show("cluster", [fleet.cluster, fleet.brake, status.mode, status.leadership], () => cluster(status));
   show("sources", status.sources.map((source) => ({ ...source, aliveAt: "" })),
     () => sources(status.sources));
   show("policy", status.policy, () => policy(status.policy));
@@ -134,10 +134,14 @@ function showOverall(status) {
 
 function nodes(status, selected) {
   const known = [...status.fleet.nodes];
-  if (!known.some((node) => node.name === status.nodeName)) {
+  const ownNode = status.role !== "controller";
+  if (ownNode && !known.some((node) => node.name === status.nodeName)) {
     // Who does not see everything does not call a node healthy.
     const state = status.ready ? "healthy" : "no-fault-known";
     known.push({ name: status.nodeName, state, faults: [], notes: [] });
+  }
+  if (known.length === 0) {
+    return el("p", { class: "empty" }, "No node has an open fault.");
   }
   const grave = (node) => GRAVEST_FIRST.indexOf(node.state);
   known.sort((a, b) => grave(a) - grave(b) || (a.name < b.name ? -1 : 1));
@@ -145,7 +149,7 @@ function nodes(status, selected) {
   const rows = shown.map((node) => {
     const since = node.session?.since
       ?? node.faults.map((fault) => fault.firstSeen).sort((a, b) => Date.parse(a) - Date.parse(b))[0];
-    const own = node.name === status.nodeName;
+    const own = ownNode && node.name === status.nodeName;
     return {
       current: node.name === selected,
       cells: [
@@ -232,6 +236,7 @@ function cluster(status) {
     ["Error", connection.error],
     ["Nodes", String(connection.nodes)],
     ["Mode", MODES[status.mode] ?? status.mode],
+    ["Leader", status.leadership && (status.leadership.leads ? "this process" : status.leadership.leader)],
     ...brakeFacts(status.fleet.brake),
   ]);
 }
@@ -301,6 +306,13 @@ export function showStory(story) {
       more(story.entries.length - shown.length, "earlier entries", "gpuwarden explain"),
       el("ol", { class: "entries" }, entries(shown)),
     ]);
+}
+
+// No node is selected.
+export function noStory() {
+  show("timeline-title", "", () => el("span", {}, "Timeline"));
+  show("next", "", () => []);
+  show("timeline", "", () => el("p", { class: "empty muted" }, "No node is selected."));
 }
 
 export function storyFailed(node, reason) {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use contract::HealthEvent;
 use domain::journal::{Entry, EntryKind};
 use domain::view::{BrakeView, ClusterView, FleetView, LimitView};
+use gpuwarden_console::api::{LeadershipView, Role};
 use jiff::{SignedDuration, Timestamp};
 use runtime::sources::SourceState;
 use serde_json::json;
@@ -285,6 +286,48 @@ async fn the_page_follows_what_happens_and_says_when_nobody_answers() {
         true
     );
     picture(&mut browser, "gone").await;
+    browser.close().await;
+}
+
+#[tokio::test]
+async fn a_controller_tells_no_story_of_its_host_and_says_who_leads() {
+    let Some(program) = testkit::require(Component::Chromium) else {
+        return;
+    };
+    let leadership = LeadershipView {
+        lease: "gpuwarden/gpuwarden-controller".into(),
+        identity: "c-1_x".into(),
+        leader: "c-1_x".into(),
+        leads: true,
+        error: None,
+    };
+    let server =
+        Server::start_as(Role::Controller, Some(Arc::new(move || leadership.clone()))).await;
+    server.fleet.send_replace(Arc::new(FleetView {
+        ready: true,
+        cluster: Some(ClusterView {
+            server: "https://k8s".into(),
+            connected: true,
+            error: None,
+            nodes: 2,
+        }),
+        ..FleetView::default()
+    }));
+    let mut browser = Browser::start(&program).await;
+    browser.open(&server.url("/")).await;
+    browser.wait_until(&has("No node is selected.")).await;
+    browser.wait_until(&has("No node has an open fault.")).await;
+    browser.wait_until(&has("this process")).await;
+    // Neither as a node nor as the hero of a story; and nothing was asked for in vain.
+    let machine = "document.getElementById('nodes').textContent.includes('gpu-a-01')";
+    assert_eq!(browser.evaluate(machine).await, false);
+    assert_eq!(browser.evaluate(&has("Timeline of")).await, false);
+    assert_eq!(browser.complaints, [""; 0]);
+    // A node with a fault has one.
+    server
+        .take(vec![xid("gpu-b-01", "79", MESSAGE, Timestamp::now())])
+        .await;
+    browser.wait_until(&has("Timeline of gpu-b-01")).await;
     browser.close().await;
 }
 

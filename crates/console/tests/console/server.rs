@@ -12,8 +12,8 @@ use domain::fault::FaultBook;
 use domain::session::Phase;
 use domain::view::{FaultView, FleetView, NodeState, NodeStatus, SessionView};
 use domain::why_not::WhyNot;
-use gpuwarden_console::api::{Mode, PolicyView};
-use gpuwarden_console::{Console, Info};
+use gpuwarden_console::api::{Mode, PolicyView, Role};
+use gpuwarden_console::{Console, Info, LeadershipSource};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
@@ -87,6 +87,11 @@ pub(crate) fn xid(node: &str, code: &str, message: &str, at: Timestamp) -> Healt
 impl Server {
     /// Starts it, ready, with nothing wrong anywhere.
     pub(crate) async fn start() -> Self {
+        Self::start_as(Role::Run, None).await
+    }
+
+    /// The same as another role, with another source of who leads.
+    pub(crate) async fn start_as(role: Role, leadership: Option<LeadershipSource>) -> Self {
         let now = Timestamp::now();
         let dir = tempfile::tempdir().unwrap();
         let store = Arc::new(SqliteStore::open(dir.path()).unwrap());
@@ -108,6 +113,7 @@ impl Server {
             info: Info {
                 version: "0.1.0".into(),
                 node_name: "gpu-a-01".into(),
+                role,
                 mode: Mode::Observe,
                 started_at: now,
                 data_dir: "/var/lib/gpuwarden".into(),
@@ -119,6 +125,7 @@ impl Server {
                 let why = known_or_not(&node, &receiver.borrow());
                 Box::pin(async move { Some(why) })
             }),
+            leadership,
             sources: sources.clone(),
             store: Arc::clone(&store) as Arc<dyn EventStore>,
             metrics: metrics.clone(),

@@ -1,0 +1,322 @@
+//! Carrying the election out: requests for the Lease, on a connection of its own.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::election::{
+    Answer, Ask, Deposed, Election, LEASE_DURATION, Next, RENEW_DEADLINE, Record,
+};
+use super::tenure::Tenure;
+use crate::connect::{Cluster, ConnectError};
+use crate::object::ObjectError;
+
+/// Longest time for one request: two that hang, and a third still gets through within
+/// [`RENEW_DEADLINE`].
+const ATTEMPT: Duration = Duration::from_millis(3_500);
+/// Longest time for giving the Lease back at the end. Where it is not enough, the others wait
+/// for [`LEASE_DURATION`].
+const RESIGN: Duration = Duration::from_secs(3);
+
+/// Which Lease.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LeaseName {
+    /// Its namespace.
+    pub namespace: String,
+    /// Its name.
+    pub name: String,
+}
+
+/// How the election stands, as far as we know.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// Who holds the Lease, as last seen; empty: nobody, or it was never seen.
+    pub leader: String,
+    /// Whether that is us.
+    pub leads: bool,
+    /// Why the last request failed; `None` where it did not.
+    pub error: Option<String>,
+}
+
+/// One process that wants to lead.
+#[derive(Debug)]
+pub struct Candidate {
+    cluster: Cluster,
+    lease: LeaseName,
+    me: String,
+    election: Election,
+    tenure: Option<Tenure>,
+    standing: watch::Sender<Standing>,
+}
+
+// === impl Cluster ===
+
+impl Cluster {
+    /// Stands for election as `me`, a name that no other process has or has had. Sends no
+    /// request yet.
+    ///
+    /// Its requests have a connection of their own and wait for no turn: what else is asked
+    /// of the API server must not cost us the lead.
+    pub fn candidate(&self, lease: LeaseName, me: String) -> Result<Candidate, ConnectError> {
+        Ok(Candidate {
+            cluster: self.with_own_connection()?,
+            lease,
+            election: Election::new(me.clone(), Instant::now()),
+            me,
+            tenure: None,
+            standing: watch::channel(Standing::default()).0,
+        })
+    }
+
+    /// The same cluster for somebody who leads: writes are made only while `tenure` lasts,
+    /// and end before another can lead.
+    #[must_use]
+    pub fn under(&self, tenure: Tenure) -> Self {
+        let mut cluster = self.clone();
+        cluster.tenure = Some(tenure);
+        cluster
+    }
+}
+
+// === impl Candidate ===
+
+impl Candidate {
+    /// How the election stands, as it changes.
+    pub fn standing(&self) -> watch::Receiver<Standing> {
+        self.standing.subscribe()
+    }
+
+    /// Waits until we lead, for ever if need be. It may be dropped and called again.
+    pub async fn elected(&mut self) -> Tenure {
+        loop {
+            if let Some(renewed_at) = self.election.renewed_at() {
+                let tenure = self.tenure.get_or_insert_with(|| Tenure::begin(renewed_at));
+                return tenure.clone();
+            }
+            // Who has never led cannot be deposed.
+            drop(self.step().await);
+        }
+    }
+
+    /// Keeps the lead. Returns when it is lost; the tenure has ended then. It may be dropped
+    /// and called again, but not for long.
+    pub async fn keep(&mut self) -> Deposed {
+        loop {
+            if let Some(deposed) = self.step().await {
+                return deposed;
+            }
+        }
+    }
+
+    /// Gives the Lease back, so that another leads at once; to be called after the last
+    /// write. It is tried once: who cannot reach the API server lets it run out.
+    pub async fn resign(mut self) {
+        if let Some(tenure) = &self.tenure {
+            tenure.end();
+        }
+        if self.election.may_hold() {
+            let error = match tokio::time::timeout(RESIGN, self.give_back()).await {
+                Ok(Ok(())) => return self.tell(None),
+                Ok(Err(error)) => chain(&error),
+                Err(_) => format!("no answer within {} s", RESIGN.as_secs()),
+            };
+            tracing::warn!(error, "the Lease was not given back: it has to run out");
+        }
+    }
+
+    /// Asks what is to be asked next, or waits.
+    async fn step(&mut self) -> Option<Deposed> {
+        let now = Instant::now();
+        let ask = match self.election.next(now) {
+            Next::Wait(until) => {
+                tokio::time::sleep_until(until).await;
+                return None;
+            }
+            Next::Deposed(deposed) => {
+                if let Some(tenure) = &self.tenure {
+                    tenure.end();
+                }
+                self.tell(None);
+                return Some(deposed);
+            }
+            Next::Ask(ask) => ask,
+        };
+        // A leader does not wait for an answer beyond its deadline.
+        let left = self.election.renewed_at().map_or(ATTEMPT, |renewed_at| {
+            (renewed_at + RENEW_DEADLINE).saturating_duration_since(now)
+        });
+        let result = self.ask(&ask, ATTEMPT.min(left)).await;
+        let (answer, error) = understood(&ask, result);
+        self.election.answered(now, answer, Instant::now());
+        if let (Some(tenure), Some(renewed_at)) = (&self.tenure, self.election.renewed_at()) {
+            tenure.renewed(renewed_at);
+        }
+        self.tell(error);
+        None
+    }
+
+    async fn ask(&self, ask: &Ask, limit: Duration) -> Result<Value, ObjectError> {
+        let list = self.path();
+        let one = format!("{list}/{}", self.lease.name);
+        match ask {
+            Ask::Read => self.cluster.get_object(&one, limit).await,
+            Ask::Create => {
+                let mut object = self.held(0, true);
+                object["apiVersion"] = json!("coordination.k8s.io/v1");
+                object["kind"] = json!("Lease");
+                object["metadata"] = json!({"name": self.lease.name});
+                self.cluster.create_object(&list, &object, limit).await
+            }
+            Ask::Take(record) => {
+                let changes_hands = record.holder != self.me;
+                let transitions = record.transitions.saturating_add(changes_hands.into());
+                let mut change = self.held(transitions, true);
+                change["metadata"] = json!({"resourceVersion": record.version});
+                self.cluster.merge_object(&one, &change, limit).await
+            }
+            Ask::Renew(record) => {
+                let mut change = self.held(record.transitions, false);
+                change["metadata"] = json!({"resourceVersion": record.version});
+                self.cluster.merge_object(&one, &change, limit).await
+            }
+        }
+    }
+
+    async fn give_back(&mut self) -> Result<(), ObjectError> {
+        let one = format!("{}/{}", self.path(), self.lease.name);
+        // Read first: a renewal may be unanswered.
+        let seen = match self.cluster.get_object(&one, RESIGN).await {
+            Ok(object) => read(&object),
+            Err(ObjectError::NotFound { .. }) => None,
+            Err(error) => return Err(error),
+        };
+        let Some(seen) = seen.filter(|seen| seen.holder == self.me) else {
+            return Ok(());
+        };
+        let change = json!({
+            "metadata": {"resourceVersion": seen.version},
+            // The API server takes no duration of nothing.
+            "spec": {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": micros()},
+        });
+        self.cluster.merge_object(&one, &change, RESIGN).await?;
+        tracing::info!(lease = %self.lease, "the Lease is given back");
+        Ok(())
+    }
+
+    /// What the Lease says while we hold it.
+    fn held(&self, transitions: u32, acquired: bool) -> Value {
+        let now = micros();
+        let mut spec = json!({
+            "holderIdentity": self.me,
+            "leaseDurationSeconds": LEASE_DURATION.as_secs(),
+            "leaseTransitions": transitions,
+            // For people: nobody compares it with a clock.
+            "renewTime": now,
+        });
+        if acquired {
+            spec["acquireTime"] = json!(now);
+        }
+        json!({ "spec": spec })
+    }
+
+    fn path(&self) -> String {
+        let namespace = &self.lease.namespace;
+        format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases")
+    }
+
+    fn tell(&self, error: Option<String>) {
+        let leads = self.election.renewed_at().is_some()
+            && (self.tenure.as_ref()).is_none_or(|tenure| tenure.leave().is_ok());
+        let standing = Standing {
+            leader: self.election.holder().to_owned(),
+            leads,
+            error,
+        };
+        let lease = &self.lease;
+        self.standing.send_if_modified(|known| {
+            if *known == standing {
+                return false;
+            }
+            match (&standing.error, &known.error) {
+                (Some(error), None) => {
+                    tracing::warn!(%lease, error, "the Lease cannot be asked for, trying again");
+                }
+                (Some(error), Some(_)) => tracing::debug!(%lease, error, "still not"),
+                (None, _) if standing.leader != known.leader => {
+                    tracing::info!(%lease, leader = standing.leader, "who leads");
+                }
+                (None, _) => {}
+            }
+            *known = standing;
+            true
+        });
+    }
+}
+
+impl Drop for Candidate {
+    fn drop(&mut self) {
+        // Nobody renews it any more.
+        if let Some(tenure) = &self.tenure {
+            tenure.end();
+        }
+    }
+}
+
+// === impl LeaseName ===
+
+impl std::fmt::Display for LeaseName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// What an answer means, and what is wrong, for people.
+fn understood(ask: &Ask, result: Result<Value, ObjectError>) -> (Answer, Option<String>) {
+    let error = match (ask, result) {
+        (_, Ok(object)) => match (ask, read(&object)) {
+            (Ask::Read, Some(record)) => return (Answer::Found(Some(record)), None),
+            (_, Some(record)) => return (Answer::Written(record), None),
+            (_, None) => return (Answer::Unknown, Some("the answer is no Lease".to_owned())),
+        },
+        (Ask::Read, Err(ObjectError::NotFound { .. })) => return (Answer::Found(None), None),
+        // For a change of it that means: it is gone. To make one: its namespace is.
+        (Ask::Take(_) | Ask::Renew(_), Err(ObjectError::NotFound { .. }))
+        | (_, Err(ObjectError::Conflict)) => return (Answer::Changed, None),
+        (_, Err(error)) => error,
+    };
+    (Answer::Unknown, Some(chain(&error)))
+}
+
+/// A Lease, as far as it counts.
+fn read(object: &Value) -> Option<Record> {
+    let spec = &object["spec"];
+    let seconds = spec["leaseDurationSeconds"].as_u64();
+    Some(Record {
+        version: object["metadata"]["resourceVersion"].as_str()?.to_owned(),
+        holder: spec["holderIdentity"].as_str().unwrap_or("").to_owned(),
+        duration: seconds.map(Duration::from_secs),
+        transitions: (spec["leaseTransitions"].as_u64())
+            .and_then(|count| u32::try_from(count).ok())
+            .unwrap_or(0),
+    })
+}
+
+/// The wall clock as Kubernetes' `MicroTime`.
+fn micros() -> String {
+    Timestamp::now()
+        .strftime("%Y-%m-%dT%H:%M:%S%.6fZ")
+        .to_string()
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}

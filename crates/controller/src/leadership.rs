@@ -1,0 +1,38 @@
+//! The metric of who leads, under the name that Kubernetes' own controllers have.
+
+use std::fmt;
+
+use cluster::{Candidate, Standing};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::gauge::ConstGauge;
+use runtime::metrics::Metrics;
+use tokio::sync::watch;
+
+/// Reads the standing when it is asked for it.
+#[derive(Debug)]
+struct MasterStatus {
+    standing: watch::Receiver<Standing>,
+    lease: &'static str,
+}
+
+/// Shows in `metrics` whether `candidate` holds the Lease of this name.
+pub fn register(candidate: &Candidate, lease: &'static str, metrics: &Metrics) {
+    let standing = candidate.standing();
+    let collector = Box::new(MasterStatus { standing, lease });
+    metrics.register(|registry| registry.register_collector(collector));
+}
+
+impl Collector for MasterStatus {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let leads = ConstGauge::new(i64::from(self.standing.borrow().leads));
+        let mut encoder = encoder.encode_descriptor(
+            "leader_election_master_status",
+            "Whether this process holds the Lease: 1, or 0 while it stands by",
+            None,
+            MetricType::Gauge,
+        )?;
+        leads.encode(encoder.encode_family(&[("name", self.lease)])?)
+    }
+}

@@ -1,0 +1,177 @@
+//! Which of several controllers acts: this one waits here until it leads.
+//!
+//! Who stands by has its page, metrics and probes, and nothing else: no store, no port for
+//! agents, no watch of nodes. Who loses the lead ends; its supervisor starts it again, and
+//! it stands by. So no state of one term is ever carried into another.
+
+use std::pin::Pin;
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use cli::{Endpoint, ProcessSettings};
+use cluster::{Candidate, Cluster, Deposed, LeaseName, Tenure};
+use console::api::LeadershipView;
+use console::{Info, LeadershipSource, StandbyConsole};
+use controller::leadership;
+use runtime::metrics::Metrics;
+use store::sqlite::DirectoryLock;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+
+use crate::parts::CLOCK;
+
+/// Name of the Lease.
+const LEASE: &str = "gpuwarden-controller";
+
+/// What a controller that leads works with.
+pub(crate) struct Leading {
+    /// The cluster, for writes while we lead.
+    pub(crate) cluster: Arc<Cluster>,
+    /// Where the page is served.
+    pub(crate) listener: TcpListener,
+    /// Who leads, for the page.
+    pub(crate) shown: LeadershipSource,
+    /// The lead itself.
+    pub(crate) term: Term,
+}
+
+/// The time in which we lead.
+pub(crate) struct Term {
+    tenure: Tenure,
+    stop: CancellationToken,
+    keeping: JoinHandle<(Candidate, Option<Deposed>)>,
+}
+
+/// What a controller works with while it stands by.
+pub(crate) struct Standby<'a> {
+    pub(crate) cluster: Arc<Cluster>,
+    pub(crate) namespace: &'a str,
+    pub(crate) process: &'a ProcessSettings,
+    pub(crate) info: Info,
+    pub(crate) metrics: Metrics,
+    pub(crate) listener: TcpListener,
+}
+
+// === impl Standby ===
+
+impl Standby<'_> {
+    /// Waits until we lead; `None` where `told` to end before.
+    pub(crate) async fn until_elected(
+        self,
+        told: &mut Pin<&mut impl Future<Output = anyhow::Result<()>>>,
+    ) -> anyhow::Result<Option<Leading>> {
+        let lease = LeaseName {
+            namespace: self.namespace.to_owned(),
+            name: LEASE.to_owned(),
+        };
+        let me = identity(&self.info.node_name)?;
+        let mut candidate = self.cluster.candidate(lease.clone(), me.clone())?;
+        leadership::register(&candidate, LEASE, &self.metrics);
+        let standing = candidate.standing();
+        let shown: LeadershipSource = Arc::new(move || {
+            let standing = standing.borrow().clone();
+            LeadershipView {
+                lease: lease.to_string(),
+                identity: me.clone(),
+                leader: standing.leader,
+                leads: standing.leads,
+                error: standing.error,
+            }
+        });
+
+        let noted = self.note()?;
+        let console = StandbyConsole {
+            info: self.info,
+            leadership: Arc::clone(&shown),
+            metrics: self.metrics,
+            clock: CLOCK,
+        };
+        let over = CancellationToken::new();
+        let page = tokio::spawn(console::serve_standby(self.listener, console, over.clone()));
+        let elected = tokio::select! {
+            biased;
+            told = told => {
+                told?;
+                None
+            }
+            tenure = candidate.elected() => Some(tenure),
+        };
+        over.cancel();
+        let Some(tenure) = elected else {
+            candidate.resign().await;
+            page.await?;
+            if noted {
+                Endpoint::remove(&self.process.data_dir);
+            }
+            return Ok(None);
+        };
+        // From here on it is renewed, whatever else takes its time.
+        let cluster = Arc::new(self.cluster.under(tenure.clone()));
+        let stop = CancellationToken::new();
+        let until = stop.clone();
+        let keeping = tokio::spawn(async move {
+            let lost = until.run_until_cancelled(candidate.keep()).await;
+            (candidate, lost)
+        });
+        Ok(Some(Leading {
+            cluster,
+            listener: page.await?,
+            shown,
+            term: Term {
+                tenure,
+                stop,
+                keeping,
+            },
+        }))
+    }
+
+    /// Notes where the page is, for commands on this machine, unless the data directory is
+    /// another's now: who leads may share it with us.
+    fn note(&self) -> anyhow::Result<bool> {
+        let data_dir = &self.process.data_dir;
+        let Ok(lock) = DirectoryLock::acquire(data_dir) else {
+            return Ok(false);
+        };
+        let endpoint = Endpoint {
+            server: format!("http://{}", self.listener.local_addr()?),
+            socket: self.info.socket.clone().into(),
+            pid: std::process::id(),
+        };
+        let written = endpoint.write(data_dir);
+        drop(lock);
+        written.with_context(|| format!("cannot write to {}", data_dir.display()))?;
+        Ok(true)
+    }
+}
+
+// === impl Term ===
+
+impl Term {
+    /// Waits until the lead is lost.
+    pub(crate) async fn lost(&self) {
+        self.tenure.over().await;
+    }
+
+    /// Ends it, after the last write: gives the Lease back where we have it. Says why where
+    /// we had lost it before.
+    pub(crate) async fn end(self) -> Option<String> {
+        self.stop.cancel();
+        match self.keeping.await {
+            Ok((_, Some(deposed))) => Some(deposed.to_string()),
+            Ok((candidate, None)) => {
+                candidate.resign().await;
+                None
+            }
+            // A bug. Who does not know whether we lead does not act.
+            Err(error) => Some(format!("the election has failed: {error}")),
+        }
+    }
+}
+
+/// A name that no other process has or has had: a successor must not take our Lease for its
+/// own.
+fn identity(host: &str) -> anyhow::Result<String> {
+    let id = host::identity::fresh_id().context("cannot make up a name for the election")?;
+    Ok(format!("{host}_{id}"))
+}
