@@ -4,14 +4,16 @@
 //! watch ends; list again when the API server does not know that version any more. This
 //! is what kube's `watcher` does. It is written out here because consumers must know at
 //! once when the watch works again (`watcher` says so with the next change of a node, which
-//! may take minutes), and because objects stay plain JSON, so that none is malformed.
+//! may take minutes), because objects stay plain JSON, so that none is malformed, and because
+//! kube drops a line that is cut off, and with it a change.
 
+use std::io;
 use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
 use domain::node::NodeView;
-use futures::StreamExt;
+use futures::{AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
 use kube::Client;
 use kube::api::{ListParams, WatchEvent, WatchParams};
@@ -35,6 +37,8 @@ const PAGE: u32 = 500;
 /// a connection that has died silently this end does not come, and so the silence is found
 /// (`connect/transport.rs`).
 pub(crate) const WATCH_SECONDS: u32 = 30;
+/// Longest line of a watch. The API server stores objects up to about 1.5 MiB.
+const LINE_BYTES: u64 = 8 * 1024 * 1024;
 /// First wait after a failure. Each further one doubles it.
 const BACK_OFF_MIN: Duration = Duration::from_millis(100);
 /// Longest wait.
@@ -98,6 +102,8 @@ pub(crate) struct Watch<E> {
     failing: bool,
     /// Whether a malformed object was logged since the last list.
     malformed: bool,
+    /// Behind which version a line could not be read.
+    unreadable: Option<String>,
 }
 
 /// A list, as plain JSON.
@@ -177,6 +183,7 @@ impl<E> Watch<E> {
             back_off: BACK_OFF_MIN,
             failing: false,
             malformed: false,
+            unreadable: None,
         }
     }
 
@@ -195,6 +202,10 @@ impl<E> Watch<E> {
                         "the version to watch from is too old, listing again"
                     );
                     self.version = None;
+                    if self.failing {
+                        // It answers again: who has waited long is not made to wait more.
+                        self.back_off = BACK_OFF_MIN;
+                    }
                     None
                 }
                 Err(Stop::Failed(error, refused)) => Some((error, refused)),
@@ -254,27 +265,22 @@ impl<E> Watch<E> {
         let request = Request::new(&self.path)
             .watch(&params, version)
             .map_err(Stop::failed)?;
-        let client = self.client.clone();
-        let started = client.request_events::<Value>(request).await;
+        let started = self.client.request_stream(request).await;
         let stream = started.map_err(|error| self.watch_failed(error))?;
         self.recovered().await?;
 
         let mut stream = pin!(stream);
         let begin = Instant::now();
         let mut worked = false;
-        while let Some(event) = stream.next().await {
-            let event = match event {
+        loop {
+            let line = match line(&mut stream).await {
+                Ok(Some(line)) => line,
+                Ok(None) => break,
+                Err(error) => return Err(Stop::failed(kube::Error::ReadEvents(error))),
+            };
+            let event = match serde_json::from_slice(&line) {
                 Ok(event) => event,
-                Err(kube::Error::SerdeError(error)) => {
-                    self.malformed(&error.to_string());
-                    continue;
-                }
-                // kube takes any JSON object that is no event for a status.
-                Err(kube::Error::Api(status)) if status.code == 0 => {
-                    self.malformed("it is no event of a watch");
-                    continue;
-                }
-                Err(error) => return Err(self.watch_failed(error)),
+                Err(error) => return Err(self.unreadable(&line, &error)),
             };
             if let WatchEvent::Error(status) = event {
                 return Err(self.watch_failed(kube::Error::Api(status)));
@@ -323,6 +329,25 @@ impl<E> Watch<E> {
             self.version = None;
         }
         Stop::failed(error)
+    }
+
+    /// What a line means that is no event. It may have been any change, so nothing after it
+    /// may be taken: the watch begins anew before it, and gets it whole. Where it does not
+    /// twice, all is listed.
+    fn unreadable(&mut self, line: &[u8], error: &serde_json::Error) -> Stop {
+        // The API server may say what is wrong without an event around it.
+        let told: Option<Status> = serde_json::from_slice(line).ok();
+        if let Some(status) = told.filter(|status| status.code != 0) {
+            return self.watch_failed(kube::Error::Api(Box::new(status)));
+        }
+        if self.unreadable == self.version {
+            self.version = None;
+        }
+        self.unreadable.clone_from(&self.version);
+        Stop::Failed(
+            format!("a line of the watch cannot be read: {error}"),
+            false,
+        )
     }
 
     /// Takes over the version of an object.
@@ -395,6 +420,14 @@ impl Stop {
     }
 }
 
+/// The next line of a watch; `None` at its end. One that is too long comes in pieces.
+async fn line(stream: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Option<Vec<u8>>> {
+    let mut line = Vec::new();
+    let mut limited = stream.take(LINE_BYTES);
+    limited.read_until(b'\n', &mut line).await?;
+    Ok((!line.is_empty()).then_some(line))
+}
+
 fn is_version_too_large(status: &Status) -> bool {
     let causes = status
         .details
@@ -406,5 +439,7 @@ fn is_version_too_large(status: &Status) -> bool {
         .any(|cause| cause.reason == "ResourceVersionTooLarge")
 }
 
+#[cfg(test)]
+mod outage;
 #[cfg(test)]
 mod tests;

@@ -109,12 +109,9 @@ async fn malformed_objects_are_skipped() {
     let metadata = json!({"resourceVersion": "10"});
     let list = json!({"metadata": metadata, "items": items}).to_string();
     let changes = vec![
-        "{".to_owned(),
-        "not JSON".to_owned(),
         line("ADDED", &json!("text")),
         line("ADDED", &json!({"metadata": {"name": 7}})),
         line("DELETED", &json!({})),
-        line("WHAT", &json!({})),
         line("ADDED", &node("b", 11)),
     ];
     let answers = vec![Answer::Now(200, list), Answer::Open(changes)];
@@ -125,6 +122,36 @@ async fn malformed_objects_are_skipped() {
         &["list", "watch 10"],
     )
     .await;
+}
+
+/// It may have been any change: nothing behind it is taken before it is there whole.
+#[tokio::test]
+async fn a_line_that_cannot_be_read_is_asked_for_again_and_then_listed() {
+    let unreadable = ["{", "not JSON", r#"{"type": "WHAT", "object": {}}"#, "[]"];
+    for text in unreadable {
+        let change = line("MODIFIED", &node("a", 12));
+        let damaged = || {
+            vec![
+                line("ADDED", &node("b", 11)),
+                text.to_owned(),
+                change.clone(),
+            ]
+        };
+        let answers = vec![
+            list(&["a"], "10", ""),
+            Answer::Open(damaged()),
+            Answer::Open(damaged()[1..].to_vec()),
+            list(&["a", "b"], "20", ""),
+            Answer::Open(vec![]),
+        ];
+        plays(
+            text,
+            answers,
+            "restarted +a listed +b failing recovered failing recovered restarted +a +b listed",
+            &["list", "watch 10", "watch 11", "list", "watch 20"],
+        )
+        .await;
+    }
 }
 
 #[tokio::test]
