@@ -21,6 +21,8 @@ pub(crate) enum Answer {
     Now(u16, String),
     /// 429 with this `Retry-After`.
     Later(&'static str),
+    /// No answer at all.
+    Never,
     /// A watch that ends after these lines.
     Lines(Vec<String>),
     /// A watch that stays open after these lines.
@@ -105,7 +107,7 @@ async fn answer(
         Some(Answer::Open(all)) => {
             response.body(Body::from_stream(lines(all).chain(stream::pending())))
         }
-        None => return std::future::pending().await,
+        Some(Answer::Never) | None => return std::future::pending().await,
     };
     response.unwrap()
 }

@@ -149,3 +149,84 @@ fn with_timeout(uri: &Uri, limit: Duration) -> Result<Uri, Failure> {
     let seconds = limit.as_secs().max(1);
     Ok(format!("{uri}{separator}timeout={seconds}s").parse()?)
 }
+
+#[cfg(test)]
+mod tests {
+    use domain::node::{NodeChange, NodeView};
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::ApplyError;
+    use crate::fake::{self, Answer};
+    use crate::lease::Tenure;
+
+    /// What is behind an error that has one cause.
+    fn cause(error: &ApplyError) -> String {
+        error.source().map(ToString::to_string).unwrap_or_default()
+    }
+
+    #[tokio::test]
+    async fn writes_are_made_only_while_we_lead() {
+        let answers = vec![
+            Answer::Now(200, fake::node("n", 2).to_string()),
+            Answer::Never,
+            Answer::Now(200, fake::node("n", 3).to_string()),
+        ];
+        let (cluster, mut requests) = fake::serve(answers).await;
+        let tenure = Tenure::begin(Instant::now());
+        let cluster = cluster.under(tenure.clone());
+        let view = NodeView::unknown("n");
+        let change = NodeChange {
+            unschedulable: Some(true),
+            ..NodeChange::default()
+        };
+        cluster.apply(&view, &change).await.unwrap();
+        let [method, uri, _] = requests.recv().await.unwrap();
+        // The API server gives up in time as well.
+        assert_eq!((&*method, &*uri), ("PATCH", "/api/v1/nodes/n?timeout=10s"));
+
+        // What is under way is cut off, and nothing more is begun.
+        let mut call = Box::pin(cluster.apply(&view, &change));
+        tokio::select! {
+            _ = &mut call => panic!("an answer"),
+            _ = requests.recv() => tenure.end(),
+        }
+        for error in [
+            call.await.unwrap_err(),
+            cluster.apply(&view, &change).await.unwrap_err(),
+            cluster.create_event(&event()).await.unwrap_err(),
+        ] {
+            assert_eq!(cause(&error), "this process does not lead any more");
+        }
+        assert!(requests.try_recv().is_err());
+        // Who does not lead may look.
+        assert_eq!(cluster.node("n").await.unwrap().resource_version, "3");
+        assert_eq!(requests.recv().await.unwrap()[1], "/api/v1/nodes/n");
+    }
+
+    fn event() -> crate::Event {
+        crate::Event {
+            name: "e".into(),
+            node: "n".into(),
+            kind: "Warning".into(),
+            reason: "r".into(),
+            message: "m".into(),
+            agent: "a".into(),
+            count: 1,
+            first_seen: jiff::Timestamp::UNIX_EPOCH,
+            last_seen: jiff::Timestamp::UNIX_EPOCH,
+        }
+    }
+
+    #[test]
+    fn the_api_servers_deadline_is_part_of_the_query() {
+        for (uri, millis, expected) in [
+            ("/a", 10_000, "/a?timeout=10s"),
+            ("/a", 4_900, "/a?timeout=4s"),
+            ("/a?b=c", 100, "/a?b=c&timeout=1s"),
+        ] {
+            let uri = with_timeout(&uri.parse().unwrap(), Duration::from_millis(millis));
+            assert_eq!(uri.unwrap().to_string(), expected);
+        }
+    }
+}

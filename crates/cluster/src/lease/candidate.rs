@@ -320,3 +320,148 @@ fn chain(error: &dyn std::error::Error) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fake::{self, Answer as Says};
+
+    fn lease(version: u32, holder: &str) -> String {
+        let metadata = json!({"name": "c", "resourceVersion": version.to_string()});
+        json!({"metadata": metadata, "spec": {"holderIdentity": holder}}).to_string()
+    }
+
+    fn failure(code: u16, message: &str) -> Says {
+        let status = json!({"kind": "Status", "code": code, "message": message});
+        Says::Now(code, status.to_string())
+    }
+
+    #[tokio::test]
+    async fn the_lease_is_made_and_kept_until_another_has_it() {
+        let (cluster, mut requests) = fake::serve(vec![
+            failure(404, "no Lease"),
+            Says::Now(201, lease(1, "me")),
+            failure(409, "changed"),
+            Says::Now(200, lease(2, "other")),
+        ])
+        .await;
+        let name = LeaseName {
+            namespace: "g".into(),
+            name: "c".into(),
+        };
+        let mut candidate = cluster.candidate(name, "me".into()).unwrap();
+        let standing = candidate.standing();
+        let tenure = candidate.elected().await;
+        assert!(tenure.leave().is_ok());
+        assert_eq!(standing.borrow().leader, "me");
+        assert!(standing.borrow().leads);
+        let deposed = candidate.keep().await;
+        assert_eq!(deposed, Deposed::Taken("other".into()));
+        assert!(tenure.leave().is_err());
+        assert_eq!(standing.borrow().leader, "other");
+        assert!(!standing.borrow().leads);
+        let list = "/apis/coordination.k8s.io/v1/namespaces/g/leases";
+        let one = format!("{list}/c");
+        for (method, uri) in [
+            ("GET", one.as_str()),
+            ("POST", list),
+            ("PATCH", &one),
+            ("GET", &one),
+        ] {
+            let request = requests.recv().await.unwrap();
+            assert_eq!(request[..2], [method, uri]);
+        }
+        // It is the other's: nothing is given back.
+        candidate.resign().await;
+        assert!(requests.try_recv().is_err());
+    }
+
+    #[tokio::test]
+    async fn it_is_given_back_at_the_end_and_ends_where_it_is_dropped() {
+        let (cluster, mut requests) = fake::serve(vec![
+            Says::Now(200, lease(1, "")),
+            Says::Now(200, lease(2, "me")),
+            Says::Now(200, lease(2, "me")),
+            Says::Now(200, lease(3, "")),
+            Says::Now(200, lease(4, "")),
+            Says::Now(200, lease(5, "me")),
+        ])
+        .await;
+        let name = LeaseName {
+            namespace: "g".into(),
+            name: "c".into(),
+        };
+        let mut candidate = cluster.candidate(name.clone(), "me".into()).unwrap();
+        let tenure = candidate.elected().await;
+        candidate.resign().await;
+        assert!(tenure.leave().is_err(), "no write after it");
+        let mut methods = Vec::new();
+        for _ in 0..4 {
+            methods.push(requests.recv().await.unwrap()[0].clone());
+        }
+        assert_eq!(methods, ["GET", "PATCH", "GET", "PATCH"]);
+
+        let mut candidate = cluster.candidate(name, "me".into()).unwrap();
+        let tenure = candidate.elected().await;
+        drop(candidate);
+        assert!(tenure.leave().is_err(), "nobody renews it any more");
+    }
+
+    #[test]
+    fn what_answers_mean() {
+        let refused = || ObjectError::Refused {
+            status: 403,
+            message: "no".into(),
+        };
+        let missing = || ObjectError::NotFound {
+            message: "not there".into(),
+        };
+        let record = Record {
+            version: "7".into(),
+            holder: "x".into(),
+            duration: Some(Duration::from_secs(15)),
+            transitions: 3,
+        };
+        let object = json!({
+            "metadata": {"resourceVersion": "7"},
+            "spec": {"holderIdentity": "x", "leaseDurationSeconds": 15, "leaseTransitions": 3},
+        });
+        let bare = json!({"metadata": {"resourceVersion": "7"}});
+        let (take, renew) = (Ask::Take(record.clone()), Ask::Renew(record.clone()));
+        let nobodys = Record {
+            holder: String::new(),
+            duration: None,
+            transitions: 0,
+            ..record.clone()
+        };
+        let table = [
+            (
+                &Ask::Read,
+                Ok(object.clone()),
+                Answer::Found(Some(record.clone())),
+                "",
+            ),
+            (&Ask::Read, Ok(bare), Answer::Found(Some(nobodys)), ""),
+            (&Ask::Read, Ok(json!([])), Answer::Unknown, "no Lease"),
+            (&Ask::Read, Err(missing()), Answer::Found(None), ""),
+            (&Ask::Read, Err(refused()), Answer::Unknown, "refused: no"),
+            (
+                &Ask::Create,
+                Err(ObjectError::Conflict),
+                Answer::Changed,
+                "",
+            ),
+            (&Ask::Create, Err(missing()), Answer::Unknown, "not there"),
+            (&take, Ok(object), Answer::Written(record), ""),
+            (&take, Err(missing()), Answer::Changed, ""),
+            (&renew, Err(ObjectError::Conflict), Answer::Changed, ""),
+            (&renew, Err(refused()), Answer::Unknown, "refused: no"),
+        ];
+        for (index, (ask, result, expected, error)) in table.into_iter().enumerate() {
+            let (answer, told) = understood(ask, result);
+            assert_eq!(answer, expected, "row {index}");
+            assert_eq!(told.is_some(), !error.is_empty(), "row {index}");
+            assert!(told.unwrap_or_default().contains(error), "row {index}");
+        }
+    }
+}

@@ -25,7 +25,7 @@ pub(crate) struct NotLeading;
 // === impl Tenure ===
 
 impl Tenure {
-    pub(super) fn begin(renewed_at: Instant) -> Self {
+    pub(crate) fn begin(renewed_at: Instant) -> Self {
         Self {
             renewed_at: Arc::new(Mutex::new(renewed_at)),
             over: CancellationToken::new(),

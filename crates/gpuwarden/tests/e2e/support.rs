@@ -1,6 +1,7 @@
 //! A node in a cluster, the product that watches it, and what is asked about both.
 
 use std::io::Write as _;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
@@ -248,7 +249,12 @@ pub(crate) fn recovery(node: &str, gpu: &str) -> HealthEvent {
 
 /// Sends events to the product's socket, as any monitor does.
 pub(crate) async fn send_to(product: &Product, events: Vec<HealthEvent>) -> anyhow::Result<()> {
-    let address = format!("unix://{}", product.socket().display());
+    send(product.socket(), events).await
+}
+
+/// The same, by the socket's path.
+pub(crate) async fn send(socket: &Path, events: Vec<HealthEvent>) -> anyhow::Result<()> {
+    let address = format!("unix://{}", socket.display());
     let channel = Endpoint::try_from(address)?.connect().await?;
     PlatformConnectorClient::new(channel)
         .health_event_occurred_v1(HealthEvents { version: 1, events })

@@ -1,0 +1,238 @@
+//! Two controllers of one cluster: one acts, and the other takes over.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Namespace, Node};
+use kube::api::{Api, PostParams};
+use serde_json::{Value, json};
+use testkit::{ControlPlane, Launch, Options, Private, Product, Program, Version, unique};
+
+use crate::support::{SOON, event, object, recovery, send, send_to, shape};
+
+/// A Lease's time, a look of who stands by, and a busy machine.
+const EXPIRY: Duration = Duration::from_secs(15 + 2 + 8);
+/// The exit code of who led and does not any more.
+const DEPOSED: Option<i32> = Some(3);
+
+/// A cluster with the product's namespace.
+struct Cluster {
+    plane: Private,
+    nodes: Api<Node>,
+}
+
+impl Cluster {
+    async fn new() -> anyhow::Result<Option<Self>> {
+        let Some(plane) = ControlPlane::private(Version::V1_37, Options::default()).await? else {
+            return Ok(None);
+        };
+        let client = plane.client().await?;
+        let namespaces: Api<Namespace> = Api::all(client.clone());
+        let namespace = json!({"metadata": {"name": "gpuwarden"}});
+        namespaces
+            .create(&PostParams::default(), &serde_json::from_value(namespace)?)
+            .await?;
+        Ok(Some(Self {
+            plane,
+            nodes: Api::all(client),
+        }))
+    }
+
+    /// A node, and its shape.
+    async fn node(&self) -> anyhow::Result<(String, Value)> {
+        let name = unique("led");
+        testkit::node(&name)
+            .create(&self.plane.client().await?)
+            .await?;
+        let marked = || async {
+            let node = object(&self.nodes, &name).await;
+            let node = node.map_err(|error| error.to_string())?;
+            match node["metadata"]["annotations"]["node.alpha.kubernetes.io/ttl"].is_string() {
+                true => Ok(shape(&node)),
+                false => Err(node.to_string()),
+            }
+        };
+        let before = testkit::wait_for("the controller manager's marks", SOON, marked).await?;
+        Ok((name, before))
+    }
+
+    async fn controller(&self) -> anyhow::Result<Product> {
+        Launch::controller()?
+            .kubeconfig(self.plane.kubeconfig())
+            .quarantine()
+            .arg("--grpc-insecure")
+            .option("--grpc-listen", "127.0.0.1:0")
+            .start()
+            .await
+    }
+
+    async fn cordoned(&self, by: &Product, name: &str) -> anyhow::Result<()> {
+        by.wait_for("the cordon", SOON, || async {
+            let node = object(&self.nodes, name).await;
+            let node = node.map_err(|error| error.to_string())?;
+            match node["spec"]["unschedulable"] == true {
+                true => Ok(()),
+                false => Err(shape(&node).to_string()),
+            }
+        })
+        .await
+    }
+
+    async fn restored(&self, by: &Product, name: &str, before: &Value) -> anyhow::Result<()> {
+        by.wait_for("the node as it was before", SOON, || async {
+            let node = object(&self.nodes, name).await;
+            let now = shape(&node.map_err(|error| error.to_string())?);
+            match now == *before {
+                true => Ok(()),
+                false => Err(now.to_string()),
+            }
+        })
+        .await
+    }
+
+    async fn holder(&self) -> anyhow::Result<Value> {
+        let leases: Api<Lease> = Api::namespaced(self.plane.client().await?, "gpuwarden");
+        let lease = leases.get("gpuwarden-controller").await?;
+        Ok(serde_json::to_value(lease)?["spec"]["holderIdentity"].clone())
+    }
+}
+
+async fn leadership(product: &Product) -> Result<Value, String> {
+    let output = product.client(["status", "-o", "json"]).await;
+    let status = output
+        .and_then(|output| Ok(serde_json::from_str::<Value>(&output.stdout)?))
+        .map_err(|error| format!("{error:#}"))?;
+    Ok(status["leadership"].clone())
+}
+
+/// Waits until it leads and acts; returns how long that took.
+async fn leads(product: &Product, limit: Duration) -> anyhow::Result<Duration> {
+    let begin = Instant::now();
+    product
+        .wait_for("it to lead", limit, || async {
+            let seen = leadership(product).await?;
+            let ready = product.get("/readyz").await;
+            match ready {
+                Ok(ready) if seen["leads"] == true && ready == "ready\n" => Ok(()),
+                ready => Err(format!("{seen} {ready:?}")),
+            }
+        })
+        .await?;
+    Ok(begin.elapsed())
+}
+
+/// Waits until it stands by for `leader`.
+async fn stands_by(product: &Product, leader: &Product) -> anyhow::Result<()> {
+    let leader = leadership(leader).await.map_err(anyhow::Error::msg)?;
+    let leader = leader["identity"].as_str().unwrap_or_default();
+    product
+        .wait_for("it to stand by", SOON, || async {
+            let ready = product.get("/readyz").await;
+            let ready = ready.map_err(|error| error.to_string())?;
+            if ready == format!("standby: {leader} leads\n") {
+                Ok(())
+            } else {
+                Err(ready)
+            }
+        })
+        .await
+}
+
+#[tokio::test]
+async fn one_of_two_controllers_acts_and_the_other_takes_over() -> anyhow::Result<()> {
+    let Some(cluster) = Cluster::new().await? else {
+        return Ok(());
+    };
+    let (name, before) = cluster.node().await?;
+    let mut first = cluster.controller().await?;
+    leads(&first, SOON).await?;
+    let mut second = cluster.controller().await?;
+    stands_by(&second, &first).await?;
+    let metric = |value: u32| {
+        format!("leader_election_master_status{{name=\"gpuwarden-controller\"}} {value}\n")
+    };
+    for (product, value) in [(&first, 1), (&second, 0)] {
+        let metrics = product.get("/metrics").await?;
+        assert!(metrics.contains(&metric(value)), "{metrics}");
+    }
+    assert_eq!(second.get("/healthz").await?, "ok\n");
+    let shown = second.client(["status"]).await?;
+    assert!(shown.expect(1)?.contains("this process stands by"));
+    // Neither store nor socket: nothing can be brought to who cannot act.
+    assert!(!second.socket().exists());
+    assert!(!second.data_dir().join("events.db").exists());
+
+    send_to(&first, vec![event(&name, "0")]).await?;
+    cluster.cordoned(&first, &name).await?;
+    // Ended in good order: the other leads at its next look, and has the node's session.
+    let (exit, _) = first.terminate().await?;
+    assert!(exit.success(), "{exit} {}", first.stderr());
+    let took = leads(&second, SOON).await?;
+    assert!(took < Duration::from_secs(5), "{took:?}");
+    send_to(&second, vec![recovery(&name, "0")]).await?;
+    cluster.restored(&second, &name, &before).await?;
+
+    // Killed: the Lease has to run out.
+    first.restart().await?;
+    stands_by(&first, &second).await?;
+    second.kill9()?;
+    let took = leads(&first, EXPIRY).await?;
+    assert!(took > Duration::from_secs(10), "{took:?}");
+    send_to(&first, vec![event(&name, "0")]).await?;
+    cluster.cordoned(&first, &name).await
+}
+
+#[tokio::test]
+async fn who_was_stopped_or_cut_off_makes_no_write_and_ends() -> anyhow::Result<()> {
+    let Some(cluster) = Cluster::new().await? else {
+        return Ok(());
+    };
+    let (name, _) = cluster.node().await?;
+    let (untouched, before) = cluster.node().await?;
+    let mut first = cluster.controller().await?;
+    leads(&first, SOON).await?;
+    let mut second = cluster.controller().await?;
+    stands_by(&second, &first).await?;
+
+    // A machine that hangs. A fault is brought to both; of another node to the stopped one
+    // only, which finds it when it goes on.
+    first.stop().await?;
+    let stopped = Instant::now();
+    leads(&second, EXPIRY).await?;
+    let late = vec![event(&name, "0"), event(&untouched, "0")];
+    let socket = first.socket().to_owned();
+    let brought = tokio::spawn(async move { send(&socket, late).await });
+    send_to(&second, vec![event(&name, "0")]).await?;
+    cluster.cordoned(&second, &name).await?;
+    let whole = object(&cluster.nodes, &name).await?;
+    let left = Duration::from_secs(20).saturating_sub(stopped.elapsed());
+    tokio::time::sleep(left).await;
+    first.cont()?;
+    let exit = first.wait_exit(Duration::from_secs(5)).await?;
+    assert_eq!(exit.code(), DEPOSED, "{}", first.stderr());
+    assert!(first.stderr().contains("this process acts no more"));
+    brought.abort();
+    // Not a field of either node is its, and the Lease is the other's.
+    let now = object(&cluster.nodes, &name).await?;
+    assert_eq!(shape(&now), shape(&whole));
+    let now = object(&cluster.nodes, &untouched).await?;
+    assert_eq!(shape(&now), before);
+    let leader = leadership(&second).await.map_err(anyhow::Error::msg)?;
+    assert_eq!(cluster.holder().await?, leader["identity"]);
+
+    // Its supervisor starts it again: it stands by.
+    first.restart().await?;
+    stands_by(&first, &second).await?;
+
+    // The API server is away: who leads ends before its Lease runs out.
+    cluster.plane.kill(Program::ApiServer)?;
+    let killed = Instant::now();
+    let exit = second.wait_exit(Duration::from_secs(30)).await?;
+    let took = killed.elapsed();
+    assert_eq!(exit.code(), DEPOSED, "{}", second.stderr());
+    assert!(took < Duration::from_secs(14), "{took:?}");
+    assert!(second.stderr().contains("could not be renewed for 10 s"));
+    cluster.plane.restart(Program::ApiServer)?;
+    cluster.plane.wait_ready().await?;
+    leads(&first, EXPIRY).await.map(drop)
+}
