@@ -321,6 +321,12 @@ mod tests {
     #[test]
     fn required_fields_are_named() {
         validate(&good()).unwrap();
+        // NVSentinel's monitor of clouds sets none.
+        let without_version = HealthEvent {
+            version: 0,
+            ..good()
+        };
+        validate(&without_version).unwrap();
         let table: [(&str, Break); 10] = [
             ("nodeName", |e| e.node_name.clear()),
             ("agent", |e| e.agent = "  ".into()),

@@ -1,5 +1,5 @@
-//! `docs/requirements.md`: every requirement has a state, and one that is done names
-//! tests that exist.
+//! `docs/requirements.md` and `docs/known-faults.md`: every row of their tables has a
+//! state, and what is built names tests that exist.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,39 +12,61 @@ use super::{
     tokens::{parse, test_functions},
 };
 
-const FILE: &str = "docs/requirements.md";
+/// A page whose tables have rows with a state and the tests that show it.
+struct Page {
+    file: &'static str,
+    /// Of its tables. The first is the id, the last two are state and tests.
+    columns: &'static [&'static str],
+    /// The first is the one that tests have to show.
+    states: &'static [&'static str],
+}
 
-/// The columns of its tables.
-const COLUMNS: [&str; 4] = ["id", "requirement", "state", "shown by"];
+const REQUIREMENTS: Page = Page {
+    file: "docs/requirements.md",
+    columns: &["id", "requirement", "state", "shown by"],
+    states: &["done", "later", "declined"],
+};
 
-/// The states of a requirement.
-const STATES: [&str; 3] = ["done", "later", "declined"];
+const KNOWN_FAULTS: Page = Page {
+    file: "docs/known-faults.md",
+    columns: &["id", "fault there", "here", "state", "shown by"],
+    states: &["mended", "open", "later", "declined"],
+};
 
 pub(super) fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {
-    let text = match fs::read_to_string(root.join(FILE)) {
-        Ok(text) => text,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-            return Ok(vec![finding(0, "does not exist")]);
-        }
-        Err(error) => return Err(error.into()),
-    };
     let mut tests = Tests {
         root,
         known: BTreeMap::new(),
     };
-    Ok(check_text(&text, &mut |file, name| tests.find(file, name)))
+    let mut findings = Vec::new();
+    for page in [REQUIREMENTS, KNOWN_FAULTS] {
+        match fs::read_to_string(root.join(page.file)) {
+            Ok(text) => {
+                let mut exists = |file: &str, name: &str| tests.find(file, name);
+                findings.extend(check_text(&page, &text, &mut exists));
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                findings.push(page.finding(0, "does not exist"));
+            }
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(findings)
 }
 
-fn finding(line: usize, message: impl Into<String>) -> Finding {
-    Finding {
-        file: PathBuf::from(FILE),
-        line,
-        message: message.into(),
+impl Page {
+    fn finding(&self, line: usize, message: impl Into<String>) -> Finding {
+        Finding {
+            file: PathBuf::from(self.file),
+            line,
+            message: message.into(),
+        }
     }
 }
 
 /// Checks all rows; `exists` says what is wrong with a test, if anything.
 fn check_text(
+    page: &Page,
     text: &str,
     exists: &mut dyn FnMut(&str, &str) -> Result<(), String>,
 ) -> Vec<Finding> {
@@ -60,9 +82,9 @@ fn check_text(
         if !in_table {
             in_table = true;
             let header: Vec<String> = cells.iter().map(|cell| cell.to_lowercase()).collect();
-            if header != COLUMNS {
-                let columns = COLUMNS.join(" | ");
-                findings.push(finding(number, format!("a table's columns are {columns}")));
+            if header != page.columns {
+                let columns = page.columns.join(" | ");
+                findings.push(page.finding(number, format!("a table's columns are {columns}")));
             }
             continue;
         }
@@ -73,41 +95,42 @@ fn check_text(
             continue;
         }
         rows += 1;
-        let [id, _, state, shown_by] = cells.as_slice() else {
-            let count = cells.len();
-            findings.push(finding(
-                number,
-                format!("{count} cells, expected {}", COLUMNS.len()),
-            ));
+        let (count, expected) = (cells.len(), page.columns.len());
+        let [id, .., state, shown_by] = cells.as_slice() else {
+            findings.push(page.finding(number, format!("{count} cells, expected {expected}")));
             continue;
         };
+        if count != expected {
+            findings.push(page.finding(number, format!("{count} cells, expected {expected}")));
+            continue;
+        }
         if !ids.insert((*id).to_owned()) {
-            findings.push(finding(number, format!("{id} is there twice")));
+            findings.push(page.finding(number, format!("{id} is there twice")));
         }
         // A state may be followed by its reason.
         let state = state.split([' ', ',', ':', ';']).next().unwrap_or_default();
-        if !STATES.contains(&state) {
-            let states = STATES.join(", ");
-            findings.push(finding(
+        if !page.states.contains(&state) {
+            let states = page.states.join(", ");
+            findings.push(page.finding(
                 number,
                 format!("{id}: no state '{state}'; there are {states}"),
             ));
         }
         let named = named_tests(shown_by);
-        if state == "done" && named.is_empty() {
-            findings.push(finding(
+        if page.states.first() == Some(&state) && named.is_empty() {
+            findings.push(page.finding(
                 number,
-                format!("{id} is done and names no `file.rs::test`"),
+                format!("{id} is {state} and names no `file.rs::test`"),
             ));
         }
         for (file, name) in named {
             if let Err(error) = exists(file, name) {
-                findings.push(finding(number, format!("{id}: {error}")));
+                findings.push(page.finding(number, format!("{id}: {error}")));
             }
         }
     }
     if rows == 0 {
-        findings.push(finding(0, "has no requirement in it"));
+        findings.push(page.finding(0, "has no row in it"));
     }
     findings
 }
@@ -182,7 +205,7 @@ mod tests {
             ("a.rs", "one" | "two") => Ok(()),
             _ => Err(format!("no test '{name}' in {file}")),
         };
-        check_text(&text, &mut exists)
+        check_text(&REQUIREMENTS, &text, &mut exists)
             .into_iter()
             .map(|finding| finding.to_string())
             .collect()
@@ -206,7 +229,7 @@ mod tests {
                 "| R1 | x | later | |\n| R1 | y | later | |",
                 "R1 is there twice",
             ),
-            ("", "no requirement"),
+            ("", "no row"),
         ];
         for (rows, expected) in cases {
             let found = found(rows);
@@ -221,13 +244,27 @@ mod tests {
     #[test]
     fn a_finding_has_its_line_and_other_tables_are_refused() {
         assert!(found("| R1 | x | soon | |")[0].starts_with("docs/requirements.md:5: "));
-        let found = check_text("| a | b |\n|---|---|\n", &mut |_, _| Ok(()));
+        let found = check_text(&REQUIREMENTS, "| a | b |\n|---|---|\n", &mut |_, _| Ok(()));
         assert!(
             found[0]
                 .to_string()
                 .contains("columns are id | requirement"),
             "{found:?}"
         );
+    }
+
+    #[test]
+    fn a_fault_that_is_mended_names_its_test() {
+        let table = |row: &str| {
+            let text = format!(
+                "| id | fault there | here | state | shown by |\n|---|---|---|---|---|\n{row}\n"
+            );
+            check_text(&KNOWN_FAULTS, &text, &mut |_, _| Ok(())).len()
+        };
+        assert_eq!(table("| F1 | x | y | mended | `a.rs::one` |"), 0);
+        assert_eq!(table("| F1 | x | y | open: no time | |"), 0);
+        assert_eq!(table("| F1 | x | y | mended | |"), 1);
+        assert_eq!(table("| F1 | x | mended | `a.rs::one` |"), 1);
     }
 
     #[test]

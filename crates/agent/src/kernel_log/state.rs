@@ -119,3 +119,29 @@ mod public_forms {
             .collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// NVSentinel writes its state in place: what is cut off there counts as a reboot.
+    #[test]
+    fn a_state_that_cannot_be_written_whole_leaves_the_one_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = StateFile::in_dir(dir.path());
+        let boot = |name: &str| State {
+            boot_id: Some(name.to_owned()),
+            ..State::default()
+        };
+        file.save(&mut boot("first")).unwrap();
+        // The disk is full.
+        std::os::unix::fs::symlink("/dev/full", file.path().with_extension("new")).unwrap();
+        file.save(&mut boot("second")).unwrap_err();
+        let left = file.load().unwrap().unwrap();
+        assert_eq!(left.boot_id.as_deref(), Some("first"));
+        std::fs::remove_file(file.path().with_extension("new")).unwrap();
+        file.save(&mut boot("third")).unwrap();
+        let new = file.load().unwrap().unwrap();
+        assert_eq!(new.boot_id.as_deref(), Some("third"));
+    }
+}

@@ -657,3 +657,14 @@ fn without_the_uuid_a_gpu_cannot_be_reset_and_the_machine_is_restarted() {
     );
     assert_eq!(event_of_line("all is well", "n1", at), None);
 }
+
+/// There only the machine file's is, for the reset could not be acknowledged without it.
+#[tokio::test]
+async fn a_uuid_from_the_log_is_enough_for_a_reset() {
+    let mut bench = Bench::new();
+    bench.append(&at(1, 1, "NVRM: GPU at PCI:0000:b3:00: GPU-bb"));
+    bench.append(&at(1, 2, XID_48));
+    let events = bench.run_until(1).await;
+    let reset = RecommendedAction::ComponentReset as i32;
+    assert_eq!(events[0].recommended_action, reset);
+}

@@ -63,6 +63,29 @@ fn the_built_in_policy_loads_and_takes_out_what_is_fatal() {
     }
 }
 
+/// Each shipped rule set of NVSentinel names an agent, and two agents are in none.
+#[test]
+fn the_built_in_policy_takes_out_whoever_reports() {
+    let policy = Policy::parse(DEFAULT_POLICY, "built-in").unwrap();
+    let node = json!({"metadata": {"name": "n"}});
+    for agent in [
+        "health-events-analyzer",
+        "slurm-drain-monitor",
+        "csp-health-monitor",
+        "preflight-dcgm-diag",
+        "of a third party",
+    ] {
+        let event = HealthEvent {
+            agent: agent.into(),
+            component_class: "any".into(),
+            check_name: "any".into(),
+            ..fatal()
+        };
+        let answer = policy.rule_sets[0].answer(&event_variable(&event), &NodeVariable::new(&node));
+        assert_eq!(answer, Answer::Matched, "{agent}");
+    }
+}
+
 #[test]
 fn expressions_of_the_reference_hold() {
     let node = json!({"metadata": {"name": "n", "labels": {"zone": "a"}}, "spec": {}});

@@ -492,6 +492,20 @@ fn one_fall_is_one_fault() {
     );
 }
 
+/// There such an event has neither.
+#[test]
+fn a_fall_that_no_xid_told_names_gpu_and_machine() {
+    let mut decoder = on_a_known_machine();
+    let fallen = "NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.";
+    let finding = one(&mut decoder, fallen);
+    assert_eq!(entities(&finding), "PCI=0000:b3:00 GPU_UUID=GPU-aa");
+    let metadata = finding.metadata();
+    assert!(
+        metadata.contains(&("chassis_serial", "42".to_owned())),
+        "{metadata:?}"
+    );
+}
+
 #[test]
 fn a_fall_told_in_three_lines_is_one_fault_with_all_of_them() {
     let lines = [

@@ -68,6 +68,27 @@ fn a_fault_opens_is_refreshed_and_closes() {
     );
 }
 
+/// NVSentinel sorts a batch by the time that its senders gave, and not stably.
+#[test]
+fn of_one_time_the_order_of_the_feed_counts() {
+    let at = |mut record: Record, second: i64| {
+        record.event.generated_timestamp = Some(prost_types::Timestamp {
+            seconds: second,
+            nanos: 0,
+        });
+        record
+    };
+    let (fault, well) = (|seq| record(seq, |_| ()), |seq| healthy(seq, |_| ()));
+    for (faulty, healed) in [(5, 5), (9, 1)] {
+        let mut book = FaultBook::default();
+        book.record(&at(fault(1), faulty));
+        book.record(&at(well(2), healed));
+        assert!(book.faults("n1").is_empty(), "{faulty} {healed}");
+        book.record(&at(fault(3), healed));
+        assert_eq!(book.faults("n1").len(), 1, "{faulty} {healed}");
+    }
+}
+
 #[test]
 fn an_event_takes_effect_once_however_often_it_is_delivered() {
     let mut book = FaultBook::default();

@@ -183,3 +183,27 @@ fn of_a_fault_in_two_devices_the_mended_one_is_not_listed_again() {
     assert_eq!(world.settle(), [Intent::Release]);
     assert_eq!(world.node, NodeView::unknown("n1"));
 }
+
+#[test]
+fn a_recovery_that_comes_before_the_quarantine_is_seen_is_not_lost() {
+    // The reference drops it: as far as it can see, there is nothing to recover from.
+    for answered in [true, false] {
+        let mut world = World::new();
+        world.fault(0);
+        let quarantine = world.step().patch.unwrap();
+        let before = world.node.clone();
+        world.recovery(0);
+        if !answered {
+            world
+                .session
+                .failed(Failure::Error { retry_after: None }, world.now);
+        }
+        // Looked at again, and the node is still as it was before our patch.
+        drop(world.step());
+        // Now it is seen.
+        world.node = before.after(&quarantine.change);
+        assert!(world.node.unschedulable);
+        assert_eq!(world.settle(), [Intent::Release], "answered: {answered}");
+        assert_eq!(world.node, NodeView::unknown("n1"));
+    }
+}
