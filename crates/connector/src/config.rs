@@ -10,6 +10,8 @@ use domain::condition::Limits;
 use domain::pipeline::load::{self, Kind, LoadError};
 use domain::pipeline::{Transformer, augment};
 
+use crate::forward::ForwardTarget;
+
 /// What the files say.
 #[derive(Debug, Default)]
 pub struct Config {
@@ -17,6 +19,8 @@ pub struct Config {
     pub transformers: Vec<Transformer>,
     /// Of the messages of node conditions; NVSentinel's connector writes those.
     pub limits: Limits,
+    /// Where events are handed on to, beside the store.
+    pub forward: Option<ForwardTarget>,
     /// What was read and is not used, and why: to be shown.
     pub notes: Vec<String>,
 }
@@ -55,9 +59,15 @@ impl Config {
         let mut config = Self {
             transformers: Vec::new(),
             limits: file.limits,
+            forward: None,
             notes: file.notes,
         };
         let place = path.parent().unwrap_or(Path::new(""));
+        config.forward = file.forward.map(|forward| ForwardTarget {
+            host: forward.host,
+            port: forward.port,
+            token: (!forward.token.is_empty()).then(|| place.join(&forward.token)),
+        });
         for entry in file.pipeline {
             let named = (!entry.config.is_empty()).then(|| place.join(&entry.config));
             let transformer = config.transformer(entry.kind, path, named.as_deref())?;

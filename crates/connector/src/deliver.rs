@@ -6,13 +6,20 @@
 //! that the controller refuses for what they are would be refused for ever: they are put
 //! aside (`outbox/refused.rs`), counted and logged, and hold up nothing behind them.
 //!
+//! So does an event on which the controller fails (INTERNAL and the like, which a store
+//! that is full or away does not answer): a batch that fails again and again is halved
+//! until the one event is alone, those beside it go on in their order, and it is put aside
+//! where it goes on failing while others are taken (`suspects.rs`).
+//!
 //! A batch may arrive twice. Events carry the id and the time that they were accepted
 //! with, so the store takes each once.
 
 mod metrics;
+mod suspects;
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -21,6 +28,7 @@ use contract::{EVENT_VERSION, HealthEvents};
 use domain::event;
 use runtime::metrics::Metrics;
 use tokio::sync::watch;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::{Ascii, MetadataValue};
 use tonic::transport::Channel;
@@ -29,6 +37,7 @@ use tonic::{Code, Request, Status};
 use crate::outbox::{Outbox, Waiting};
 use crate::{MAX_REQUEST_BYTES, refusal};
 use metrics::DeliveryMetrics;
+use suspects::Suspects;
 
 /// Most events in a request.
 const BATCH: usize = 500;
@@ -36,24 +45,63 @@ const BATCH: usize = 500;
 const BATCH_BYTES: u64 = 1024 * 1024;
 /// A request that is not answered by then is sent again.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// Pauses between attempts, doubling from the first to the last. The last one also
-/// spreads the agents of a cluster when its controller comes back.
-const PAUSES: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(10));
-/// Pause after the outbox could not be read.
-const OUTBOX_PAUSE: Duration = Duration::from_secs(1);
+/// How often a batch on which the receiver fails is sent whole before it is halved: with
+/// the pauses between, some three seconds.
+const STRIKES: u32 = 5;
+/// Most suspects that are tried in a round: new events are not held up by more.
+const ROUND: usize = 32;
+/// The pauses.
+const PAUSES: Pauses = Pauses {
+    first: Duration::from_millis(100),
+    longest: Duration::from_secs(10),
+    part: Duration::from_secs(1),
+    round: Duration::from_secs(1),
+    outbox: Duration::from_secs(1),
+};
+
+/// How long is waited.
+#[derive(Clone, Copy, Debug)]
+struct Pauses {
+    /// Between attempts; doubles from attempt to attempt.
+    first: Duration,
+    /// The longest of them. It also spreads the agents of a cluster when its controller
+    /// comes back.
+    longest: Duration,
+    /// The longest between the parts of a halved batch. A good part is near, or the
+    /// receiver fails for all, which costs it one small request in this time.
+    part: Duration,
+    /// Between two rounds of suspects.
+    round: Duration,
+    /// After the outbox could not be read.
+    outbox: Duration,
+}
 
 /// What gives each request its `authorization` header; `None`: none is sent. An error
 /// says why it cannot be made now.
 pub type Header = Arc<dyn Fn() -> Result<Option<MetadataValue<Ascii>>, String> + Send + Sync>;
 
+/// To whom is delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Receiver {
+    /// A controller of ours.
+    Controller,
+    /// Whoever an operator wants events to be handed on to.
+    SinkTarget,
+}
+
 /// Delivers until it is cancelled.
 pub struct Delivery {
+    receiver: Receiver,
     outbox: Outbox,
     client: PlatformConnectorClient<Channel>,
     header: Header,
     metrics: DeliveryMetrics,
     status: watch::Sender<DeliveryStatus>,
     random: RandomState,
+    suspects: Suspects,
+    /// All up to here is done, but for suspects.
+    done: u64,
+    pauses: Pauses,
 }
 
 /// How delivery does.
@@ -63,8 +111,12 @@ pub struct DeliveryStatus {
     pub failing: Option<String>,
     /// Events delivered.
     pub delivered: u64,
-    /// Events that the controller refused.
+    /// Events that the controller refused, and that were put aside.
     pub refused: u64,
+    /// Events on which the controller failed while it took others, and that were put aside.
+    pub not_taken: u64,
+    /// Events on which the controller fails, and that are not given up yet.
+    pub suspects: usize,
 }
 
 /// What an answer means for a batch.
@@ -72,30 +124,67 @@ pub struct DeliveryStatus {
 enum Verdict {
     /// Not now.
     Again,
+    /// The receiver failed: over something in it, or altogether.
+    Failed,
     /// Something in it is refused; smaller parts show what.
     Split,
     /// These, by index, are refused; all others are stored.
     Refused(Vec<usize>),
 }
 
+/// Why an event is put aside.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Why {
+    /// The receiver says that it is not to be taken.
+    Refused,
+    /// The receiver fails on it.
+    Failed,
+}
+
+/// How a round of suspects went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Round {
+    /// Nothing failed.
+    Taken,
+    /// Something did.
+    Failed,
+    /// It was cancelled, or the outbox is closed.
+    Ended,
+}
+
 /// The pauses between failed attempts.
 struct Backoff {
     next: Duration,
+    longest: Duration,
 }
 
 // === impl Delivery ===
 
 impl Delivery {
-    /// Delivers from `outbox` over `channel`.
+    /// Delivers from `outbox` over `channel` to a controller.
     pub fn new(outbox: Outbox, channel: Channel, header: Header, metrics: &Metrics) -> Self {
+        Self::to(Receiver::Controller, outbox, channel, header, metrics)
+    }
+
+    pub(crate) fn to(
+        receiver: Receiver,
+        outbox: Outbox,
+        channel: Channel,
+        header: Header,
+        metrics: &Metrics,
+    ) -> Self {
         let client = PlatformConnectorClient::new(channel);
         Self {
+            receiver,
             outbox,
             client: client.max_encoding_message_size(MAX_REQUEST_BYTES),
             header,
-            metrics: DeliveryMetrics::new(metrics),
+            metrics: DeliveryMetrics::new(receiver, metrics),
             status: watch::Sender::default(),
             random: RandomState::new(),
+            suspects: Suspects::default(),
+            done: 0,
+            pauses: PAUSES,
         }
     }
 
@@ -109,30 +198,44 @@ impl Delivery {
     pub async fn run(mut self, cancel: CancellationToken) {
         let mut newest = self.outbox.status();
         let mut after = 0;
+        let mut backoff = Backoff::new(&self.pauses);
+        let mut round = Instant::now();
         loop {
             // Looked at before the read: if that finds nothing, nothing waits up to here.
             let seen = newest.borrow_and_update().newest;
-            let batch = match self.outbox.waiting(after, BATCH, BATCH_BYTES).await {
-                Ok(batch) => batch,
-                Err(error) => {
-                    tracing::error!(err = %runtime::logging::chain(&error), "the outbox cannot be read");
-                    if cancel.is_cancelled() {
-                        return;
-                    }
-                    pause(OUTBOX_PAUSE, &cancel).await;
-                    continue;
-                }
+            let Some(batch) = self.read(after, BATCH, &cancel).await else {
+                return;
             };
-            if let Some(last) = batch.last().map(|one| one.position) {
+            let last = batch.last().map(|one| one.position);
+            if let Some(last) = last {
                 if !self.deliver(batch, &cancel).await {
                     return;
                 }
                 after = last;
+                backoff = Backoff::new(&self.pauses);
+            } else {
+                after = after.max(seen);
+            }
+            if self.suspects.any_tells() {
+                backoff = Backoff::new(&self.pauses);
+            }
+            if self.suspects.len() > 0 && Instant::now() >= round {
+                let pause = match self.try_suspects(&cancel).await {
+                    Round::Ended => return,
+                    Round::Taken => Duration::ZERO,
+                    Round::Failed if self.suspects.any_tells() => self.pauses.round,
+                    // Where nothing is taken, time tells no more than a try now and then.
+                    Round::Failed => backoff.next(&self.random).max(self.pauses.round),
+                };
+                round = Instant::now() + pause;
+            }
+            if last.is_some() {
                 continue;
             }
-            after = after.max(seen);
+            let suspected = self.suspects.len() > 0;
             tokio::select! {
                 () = cancel.cancelled() => return,
+                () = tokio::time::sleep_until(round), if suspected => {}
                 changed = newest.wait_for(|status| status.newest > after) => {
                     if changed.is_err() {
                         return; // The outbox is closed.
@@ -142,59 +245,209 @@ impl Delivery {
         }
     }
 
-    /// Delivers a batch, whatever it takes. `false`: cancelled before that.
+    /// What waits behind `after`. `None`: it is cancelled, and cannot be read.
+    async fn read(
+        &self,
+        after: u64,
+        events: usize,
+        cancel: &CancellationToken,
+    ) -> Option<Vec<Waiting>> {
+        loop {
+            match self.outbox.waiting(after, events, BATCH_BYTES).await {
+                Ok(batch) => return Some(batch),
+                Err(error) => {
+                    tracing::error!(err = %runtime::logging::chain(&error), "the outbox cannot be read");
+                    if cancel.is_cancelled() {
+                        return None;
+                    }
+                    pause(self.pauses.outbox, cancel).await;
+                }
+            }
+        }
+    }
+
+    /// Delivers a batch, whatever it takes, but for suspects, which are left behind.
+    /// `false`: cancelled before that, or closed.
     async fn deliver(&mut self, batch: Vec<Waiting>, cancel: &CancellationToken) -> bool {
         let mut parts = VecDeque::from([batch]);
-        let mut backoff = Backoff::default();
+        let mut backoff = Backoff::new(&self.pauses);
+        let mut strikes = 0;
         while let Some(mut part) = parts.pop_front() {
             let Some(last) = part.last().map(|one| one.position) else {
                 continue;
             };
-            let refused = match self.send(&part).await {
-                Ok(()) => Vec::new(),
-                Err(status) => match judge(&status, part.len()) {
-                    Verdict::Refused(indices) => {
-                        let reason = status.message().to_owned();
-                        let chosen = indices.into_iter().filter_map(|index| part.get(index));
-                        chosen
-                            .map(|one| (one.event.clone(), reason.clone()))
-                            .collect()
+            let failed = match self.send(&part).await {
+                Ok(()) => None,
+                Err(status) => Some((judge(&status, part.len()), status)),
+            };
+            match failed {
+                None => {
+                    backoff = Backoff::new(&self.pauses);
+                    self.succeeded(part.len() as u64);
+                }
+                Some((Verdict::Refused(indices), status)) => {
+                    backoff = Backoff::new(&self.pauses);
+                    let refused = indices.into_iter().filter_map(|index| part.get(index));
+                    let refused: Vec<_> = refused.cloned().collect();
+                    self.succeeded((part.len() - refused.len()) as u64);
+                    self.put_aside(&refused, &status, Why::Refused).await;
+                }
+                Some((Verdict::Split, _)) => {
+                    let right = part.split_off(part.len() / 2);
+                    parts.push_front(right);
+                    parts.push_front(part);
+                    continue;
+                }
+                Some((verdict, status)) => {
+                    self.failed(&status);
+                    if cancel.is_cancelled() {
+                        return false;
                     }
-                    Verdict::Split => {
+                    let mut due = backoff.next(&self.random);
+                    strikes += u32::from(verdict == Verdict::Failed);
+                    let isolating = verdict == Verdict::Failed && strikes >= STRIKES;
+                    if isolating {
+                        due = due.min(self.pauses.part);
+                    }
+                    pause(due, cancel).await;
+                    if !isolating {
+                        parts.push_front(part);
+                        continue;
+                    }
+                    if part.len() > 1 {
                         let right = part.split_off(part.len() / 2);
                         parts.push_front(right);
                         parts.push_front(part);
                         continue;
                     }
-                    Verdict::Again => {
-                        self.failed(&status);
-                        if cancel.is_cancelled() {
-                            return false;
-                        }
-                        pause(backoff.next(&self.random), cancel).await;
-                        parts.push_front(part);
-                        continue;
-                    }
-                },
-            };
-            backoff = Backoff::default();
-            let (sent, aside) = (part.len() as u64, refused.len() as u64);
-            self.succeeded(sent - aside, aside);
-            if !refused.is_empty() && self.outbox.put_aside(refused).await.is_err() {
-                return false;
+                    self.suspect(&part, &status);
+                }
             }
-            // Only when the outbox is closed: then they are sent again after the start.
-            if self.outbox.delivered(last).await.is_err() {
+            if !self.note(last).await {
                 return false;
             }
         }
         true
     }
 
+    /// Tries suspects again, each alone.
+    async fn try_suspects(&mut self, cancel: &CancellationToken) -> Round {
+        let mut round = Round::Taken;
+        for _ in 0..ROUND.min(self.suspects.len()) {
+            let Some(position) = self.suspects.turn() else {
+                break;
+            };
+            let Some(mut one) = self.read(position.saturating_sub(1), 1, cancel).await else {
+                return Round::Ended;
+            };
+            one.retain(|one| one.position == position);
+            if one.is_empty() {
+                // Damaged since.
+                self.suspects.clear(position);
+                continue;
+            }
+            let Err(status) = self.send(&one).await else {
+                self.suspects.clear(position);
+                self.succeeded(1);
+                continue;
+            };
+            let verdict = judge(&status, 1);
+            let tells = self.suspects.tells(position);
+            match verdict {
+                Verdict::Refused(_) => {
+                    if self.put_aside(&one, &status, Why::Refused).await {
+                        continue;
+                    }
+                }
+                Verdict::Failed => {
+                    self.metrics.failed(status.code());
+                    if self.suspects.accuse(position) {
+                        self.put_aside(&one, &status, Why::Failed).await;
+                    }
+                }
+                Verdict::Again | Verdict::Split => self.failed(&status),
+            }
+            if cancel.is_cancelled() {
+                return Round::Ended;
+            }
+            round = Round::Failed;
+            if !tells || verdict != Verdict::Failed {
+                break;
+            }
+        }
+        if self.note(0).await {
+            round
+        } else {
+            Round::Ended
+        }
+    }
+
+    /// Leaves an event behind that failed alone.
+    fn suspect(&mut self, part: &[Waiting], status: &Status) {
+        for one in part {
+            tracing::warn!(
+                event = one.event.event.id,
+                node = one.event.event.node_name,
+                check = one.event.event.check_name,
+                err = describe(status),
+                "an event is not taken; those behind it are sent, and it is tried again"
+            );
+            self.suspects.accuse(one.position);
+        }
+    }
+
+    /// Puts events aside on disk. Those for which there is no room stay in the outbox and
+    /// are tried again: `false`.
+    async fn put_aside(&mut self, events: &[Waiting], status: &Status, why: Why) -> bool {
+        if events.is_empty() {
+            return true;
+        }
+        let reason = match why {
+            Why::Refused => status.message().to_owned(),
+            Why::Failed => describe(status),
+        };
+        let kept = events.iter().map(|one| (one.event.clone(), reason.clone()));
+        let kept = self.outbox.put_aside(kept.collect()).await;
+        for one in events {
+            match kept {
+                Ok(()) => self.suspects.clear(one.position),
+                Err(_) => self.suspects.hold(one.position),
+            }
+        }
+        if kept.is_err() {
+            return false;
+        }
+        let count = events.len() as u64;
+        self.metrics.put_aside(why, count);
+        self.status.send_modify(|status| match why {
+            Why::Refused => status.refused += count,
+            Why::Failed => status.not_taken += count,
+        });
+        true
+    }
+
+    /// Lets the outbox forget what is done: everything up to the first suspect, or else
+    /// up to `last`. `false`: it is closed; then it is sent again after the start.
+    async fn note(&mut self, last: u64) -> bool {
+        self.done = self.done.max(last);
+        let suspects = self.suspects.len();
+        self.metrics.suspects(suspects);
+        self.status.send_if_modified(|status| {
+            let changed = status.suspects != suspects;
+            status.suspects = suspects;
+            changed
+        });
+        let first = self.suspects.first();
+        let done = first.map_or(self.done, |first| self.done.min(first - 1));
+        self.outbox.delivered(done).await.is_ok()
+    }
+
     async fn send(&mut self, part: &[Waiting]) -> Result<(), Status> {
         let events = part.iter().map(|one| {
             let mut event = one.event.event.clone();
-            event::mark_accepted(&mut event, one.event.received_at);
+            if self.receiver == Receiver::Controller {
+                event::mark_accepted(&mut event, one.event.received_at);
+            }
             event
         });
         let mut request = Request::new(HealthEvents {
@@ -206,28 +459,36 @@ impl Delivery {
             request.metadata_mut().insert("authorization", value);
         }
         // Also where the connection hangs and nobody tells us.
-        let sending = self.client.health_event_occurred_v1(request);
-        match tokio::time::timeout(DEADLINE, sending).await {
+        let (began, sending) = (
+            Instant::now(),
+            self.client.health_event_occurred_v1(request),
+        );
+        let answer = match tokio::time::timeout(DEADLINE, sending).await {
             Ok(answer) => answer.map(drop),
             Err(_) => Err(Status::deadline_exceeded(format!(
                 "no answer in {} s",
                 DEADLINE.as_secs()
             ))),
-        }
+        };
+        self.metrics.sent(answer.is_ok(), began.elapsed());
+        answer
     }
 
-    fn succeeded(&self, delivered: u64, refused: u64) {
-        self.metrics.delivered(delivered, refused);
+    fn succeeded(&mut self, delivered: u64) {
+        if delivered > 0 {
+            self.suspects.taken();
+        }
+        self.metrics.delivered(delivered);
         let waited = self.outbox.status().borrow().events;
         self.status.send_modify(|status| {
             if status.failing.take().is_some() {
                 tracing::info!(
                     waiting = waited,
-                    "events are delivered to the controller again"
+                    "events are delivered to {} again",
+                    self.receiver.name()
                 );
             }
             status.delivered += delivered;
-            status.refused += refused;
         });
     }
 
@@ -239,7 +500,8 @@ impl Delivery {
                 tracing::warn!(
                     err = text,
                     waiting = self.outbox.status().borrow().events,
-                    "events wait for the controller; it is tried again"
+                    "events wait for {}; it is tried again",
+                    self.receiver.name()
                 );
                 known.failing = Some(text);
             }
@@ -262,8 +524,30 @@ fn judge(status: &Status, events: usize) -> Verdict {
         }
         Code::InvalidArgument | Code::OutOfRange if events > 1 => Verdict::Split,
         Code::InvalidArgument | Code::OutOfRange => Verdict::Refused(vec![0]),
+        // A controller whose store is full, closed or out of order says so by
+        // RESOURCE_EXHAUSTED or UNAVAILABLE. These are what is left: a fault of its own, or
+        // of something between, in the face of this batch (CANCELLED: its task ended
+        // without an answer).
+        Code::Internal | Code::Unknown | Code::DataLoss | Code::Cancelled => Verdict::Failed,
         _ => Verdict::Again,
     }
+}
+
+/// The header with the token that `file` holds; without one none is sent. The token is read
+/// for every request: the kubelet replaces it long before it ends.
+pub fn token_header(file: Option<PathBuf>) -> Header {
+    Arc::new(move || {
+        let Some(path) = &file else {
+            return Ok(None);
+        };
+        let shown = path.display();
+        let token = std::fs::read_to_string(path);
+        let token = token.map_err(|error| format!("cannot read the token {shown}: {error}"))?;
+        let value = format!("Bearer {}", token.trim()).parse();
+        value
+            .map(Some)
+            .map_err(|_| format!("{shown} holds no token"))
+    })
 }
 
 /// A status with the causes that tonic hides.
@@ -287,19 +571,31 @@ async fn pause(duration: Duration, cancel: &CancellationToken) {
     }
 }
 
-// === impl Backoff ===
+// === impl Receiver ===
 
-impl Default for Backoff {
-    fn default() -> Self {
-        Self { next: PAUSES.0 }
+impl Receiver {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Controller => "the controller",
+            Self::SinkTarget => "the gRPC sink's target",
+        }
     }
 }
 
+// === impl Backoff ===
+
 impl Backoff {
+    fn new(pauses: &Pauses) -> Self {
+        Self {
+            next: pauses.first,
+            longest: pauses.longest,
+        }
+    }
+
     /// The next pause: between half of what is due and all of it, at random.
     fn next(&mut self, random: &RandomState) -> Duration {
         let due = self.next;
-        self.next = (due * 2).min(PAUSES.1);
+        self.next = (due * 2).min(self.longest);
         let half = due / 2;
         // The state of the hasher is random, and what is hashed never comes again.
         let spread = random.hash_one(std::time::Instant::now()) % 1024;

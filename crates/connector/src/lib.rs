@@ -8,11 +8,13 @@
 //! - [`Caller`], [`AcceptNodes`]: who sends, and for which nodes they may speak.
 //! - [`Config`], [`Pipeline`]: what is done to events on their way.
 //! - [`Sink`]: where accepted events go; [`outbox`]: the one of a node without a store.
+//! - [`Delivery`], [`Forwarding`]: what brings events on to a controller, or to another service.
 //! - [`serve`], [`service`]: the gRPC side.
 
 mod caller;
 mod config;
 mod deliver;
+mod forward;
 mod metrics;
 pub mod outbox;
 mod pipeline;
@@ -32,7 +34,8 @@ use tokio::sync::broadcast;
 
 pub use caller::{AcceptNodes, Caller};
 pub use config::{Config, ConfigError};
-pub use deliver::{Delivery, DeliveryStatus, Header};
+pub use deliver::{Delivery, DeliveryStatus, Header, token_header};
+pub use forward::{ForwardError, ForwardStatus, ForwardTarget, Forwarding};
 pub use pipeline::{NodeLookup, Pipeline};
 pub use refusal::{Reason, Refused};
 pub use server::{
@@ -118,6 +121,16 @@ impl Connector {
     pub fn with_pipeline(self, pipeline: Pipeline) -> Self {
         Self {
             pipeline: Some(Arc::new(pipeline)),
+            ..self
+        }
+    }
+
+    /// Hands what is stored on to another service, too.
+    #[must_use]
+    pub fn with_forwarding(self, forwarding: Forwarding) -> Self {
+        let store = self.sink;
+        Self {
+            sink: Arc::new(forward::ForwardingSink { store, forwarding }),
             ..self
         }
     }

@@ -85,6 +85,8 @@ pub struct Status {
     pub oldest: Option<Timestamp>,
     /// Bytes found to be no whole event, since the outbox was opened.
     pub damaged: u64,
+    /// Events that are put aside on disk, since ever; the oldest are dropped in time.
+    pub aside: u64,
 }
 
 /// Why an outbox cannot be opened. What it holds is as it was.
@@ -147,10 +149,20 @@ impl Outbox {
     /// Opens the outbox in `data_dir`, which is made where it is missing and belongs to
     /// this process from then on. What waits there is kept, also beyond `limits`.
     pub fn open(data_dir: &Path, limits: Limits, metrics: &Metrics) -> Result<Self, OpenError> {
+        Self::open_as("gpuwarden_outbox", data_dir, limits, metrics)
+    }
+
+    /// The same, with metrics whose names begin with `name`.
+    pub(crate) fn open_as(
+        name: &str,
+        data_dir: &Path,
+        limits: Limits,
+        metrics: &Metrics,
+    ) -> Result<Self, OpenError> {
         let lock = DirectoryLock::acquire(data_dir)?;
         let directory = data_dir.join(DIRECTORY);
         let log = Log::open(&directory, limits)?;
-        let thread = Thread::start(log, OutboxMetrics::new(metrics), lock);
+        let thread = Thread::start(log, OutboxMetrics::new(name, metrics), lock);
         let thread = thread.map_err(|source| OpenError::File {
             path: directory,
             source,
@@ -182,8 +194,9 @@ impl Outbox {
         self.thread.delivered(position).await
     }
 
-    /// Keeps events that the receiver has refused, each with the reason, in a file that is
-    /// bounded and that a person may read. Does not take them out of the outbox.
+    /// Keeps events that the receiver does not take, each with the reason, in a file that is
+    /// bounded and that a person may read. Does not take them out of the outbox; where this
+    /// fails none is kept there.
     pub async fn put_aside(&self, events: Vec<(NewEvent, String)>) -> Result<(), OutboxError> {
         self.thread.put_aside(events).await
     }

@@ -49,6 +49,9 @@ pub struct Status {
     /// Where controllers elect who leads: who does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leadership: Option<LeadershipView>,
+    /// How events are handed on to another service; absent where they are not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forward: Option<ForwardView>,
     /// Whether it sees and does all that it is there for.
     pub ready: bool,
     /// Why not; empty where it is ready.
@@ -142,6 +145,34 @@ pub struct DeliveryView {
     pub delivered: u64,
     /// Events that the controller refused since the start.
     pub refused: u64,
+    /// Events on which the controller failed while it took others, since the start.
+    #[serde(default)]
+    pub not_taken: u64,
+    /// Events on which the controller fails, and that are tried again.
+    #[serde(default)]
+    pub suspects: u64,
+    /// Events of both kinds that are kept in `outbox/refused.jsonl` of the data directory.
+    #[serde(default)]
+    pub aside: u64,
+    /// Why the last attempt failed; absent after one that did not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failing: Option<String>,
+}
+
+/// How events are handed on to the target of NVSentinel's gRPC sink.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ForwardView {
+    /// Host and port of the target.
+    pub target: String,
+    /// Events that wait for it.
+    pub waiting: u64,
+    /// Events that it has taken, since the start.
+    pub delivered: u64,
+    /// Events that were not handed on for want of room on the disk, since the start.
+    pub missed: u64,
+    /// Events that it did not take, in `forward/outbox/refused.jsonl` of the data directory.
+    pub aside: u64,
     /// Why the last attempt failed; absent after one that did not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failing: Option<String>,

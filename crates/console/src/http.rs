@@ -22,6 +22,7 @@ use axum::Router;
 use axum::http::header;
 use axum::middleware::from_fn_with_state;
 use axum::routing::get;
+use connector::Forwarding;
 use domain::view::FleetView;
 use domain::why_not::WhyNot;
 use futures::future::BoxFuture;
@@ -67,6 +68,8 @@ pub struct Console {
     pub leadership: Option<LeadershipSource>,
     /// Events and journal.
     pub store: Arc<dyn EventStore>,
+    /// What hands events on to another service, where that is asked for.
+    pub forwarding: Option<Forwarding>,
     /// What `/metrics` shows.
     pub metrics: Metrics,
     /// The clock.

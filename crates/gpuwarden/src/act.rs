@@ -5,7 +5,6 @@ use std::sync::Arc;
 
 use cli::{ActSettings, EventTypeSetting, ProcessSettings, ReportSettings};
 use cluster::Cluster;
-use connector::Connector;
 use console::api::Role;
 use console::{Console, LeadershipSource};
 use controller::api_requests;
@@ -17,7 +16,7 @@ use runtime::metrics::Metrics;
 use runtime::sources::Sources;
 use store::EventStore;
 
-use crate::parts::{self, CLOCK, Front, Policy, Tasks};
+use crate::parts::{self, CLOCK, Front, Intake, Policy, Tasks};
 
 /// What acts on the events of a store.
 pub(crate) struct Acting<'a> {
@@ -33,9 +32,7 @@ pub(crate) struct Acting<'a> {
     pub(crate) store: Arc<dyn EventStore>,
     pub(crate) metrics: Metrics,
     pub(crate) sources: Sources,
-    pub(crate) connector: Connector,
-    /// Of the messages of conditions.
-    pub(crate) limits: Limits,
+    pub(crate) intake: Intake,
 }
 
 // === impl Acting ===
@@ -55,7 +52,7 @@ impl Acting<'_> {
         }
         let told = reports(
             self.settings.reports,
-            self.limits,
+            self.intake.limits,
             self.cluster.as_ref(),
             &self.metrics,
         );
@@ -93,10 +90,11 @@ impl Acting<'_> {
             leadership: self.leadership,
             sources: self.sources,
             store: self.store,
+            forwarding: self.intake.forwarding,
             metrics: self.metrics,
             clock: CLOCK,
         };
-        let serving = connector::serve(front.socket, self.connector, tasks.no_more.clone());
+        let serving = connector::serve(front.socket, self.intake.connector, tasks.no_more.clone());
         let socket = "the connector's socket";
         tasks.inputs.spawn(parts::said(socket, serving));
         let done = &tasks.done;

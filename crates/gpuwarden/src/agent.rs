@@ -1,14 +1,13 @@
 //! `gpuwarden agent`: a node's side. It watches, takes reports on its socket, keeps events
 //! on disk and brings them to the controller. It knows no cluster and decides nothing.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context as _;
 use cli::{AgentSettings, DeliverySettings};
 use connector::outbox::{Limits, Outbox};
-use connector::{Connector, Delivery, Header};
+use connector::{Connector, Delivery};
 use console::api::{self, Role};
 use console::{AgentConsole, serve_agent};
 use runtime::metrics::Metrics;
@@ -39,7 +38,7 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
     let nodes = node.accept_nodes.clone();
     let connector = Connector::new(outbox.clone(), nodes, &metrics, CLOCK);
     let monitor = parts::kernel_log(node, process, connector.clone(), &sources, &metrics)?;
-    let header = header(delivery.token_file.clone());
+    let header = connector::token_header(delivery.token_file.clone());
     let delivering = Delivery::new(outbox.clone(), channel, header, &metrics);
     let console = AgentConsole {
         info: parts::info(
@@ -84,22 +83,6 @@ fn channel(settings: &DeliverySettings) -> anyhow::Result<tonic::transport::Chan
         None => None,
     };
     tcp_grpc::channel(&settings.controller, tls).context("--controller")
-}
-
-/// The token is read for every request: the kubelet replaces it long before it ends.
-fn header(token_file: Option<PathBuf>) -> Header {
-    Arc::new(move || {
-        let Some(path) = &token_file else {
-            return Ok(None);
-        };
-        let shown = path.display();
-        let token = std::fs::read_to_string(path);
-        let token = token.map_err(|error| format!("cannot read the token {shown}: {error}"))?;
-        let value = format!("Bearer {}", token.trim()).parse();
-        value
-            .map(Some)
-            .map_err(|_| format!("{shown} holds no token"))
-    })
 }
 
 /// What a person sees first.

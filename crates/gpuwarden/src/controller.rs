@@ -9,7 +9,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use cli::{ControllerSettings, Endpoint, IngestSettings, ModeSetting, ProcessSettings, Transport};
 use cluster::Cluster;
-use connector::AcceptNodes;
+use connector::{AcceptNodes, Forwarding};
 use console::LeadershipSource;
 use console::api::Role;
 use controller::ingest::{self, Identify, Reviewer};
@@ -118,6 +118,7 @@ struct Start<'a> {
 struct Running<'a> {
     process: &'a ProcessSettings,
     store: Arc<dyn EventStore>,
+    forwarding: Option<Forwarding>,
     endpoint: Endpoint,
     tasks: Tasks,
 }
@@ -153,11 +154,16 @@ impl<'a> Start<'a> {
         let endpoint = front.endpoint.clone();
 
         let nodes = AcceptNodes::Any;
-        let (connector, limits) =
-            parts::connector(act, &store, nodes, cluster.as_deref(), &metrics).await?;
+        let in_cluster = cluster.as_deref();
+        let intake = parts::connector(
+            act, process, &store, nodes, in_cluster, &metrics, &mut tasks,
+        );
+        let intake = intake.await?;
+        let forwarding = intake.forwarding.clone();
+        let connector = intake.connector.clone();
         let (tls, identify) = self.transport;
         let no_more = tasks.no_more.clone();
-        let serving = ingest::serve(grpc, tls, identify, connector.clone(), no_more);
+        let serving = ingest::serve(grpc, tls, identify, connector, no_more);
         tasks.inputs.spawn(parts::said("the gRPC port", serving));
         let acting = Acting {
             settings: act,
@@ -170,14 +176,14 @@ impl<'a> Start<'a> {
             store: Arc::clone(&store),
             metrics,
             sources: self.sources,
-            connector,
-            limits,
+            intake,
         };
         acting.start(front, &mut tasks);
         greet(settings, address, &endpoint.server);
         Ok(Running {
             process,
             store,
+            forwarding,
             endpoint,
             tasks,
         })
@@ -191,10 +197,12 @@ impl Running<'_> {
         let Self {
             process,
             store,
+            forwarding,
             endpoint,
             tasks,
         } = self;
-        tasks.end(store.close(), &endpoint, process).await;
+        let close = parts::close(store, forwarding);
+        tasks.end(close, &endpoint, process).await;
     }
 }
 

@@ -9,7 +9,7 @@ use agent::kernel_log::{Config as KernelLogConfig, KernelLogMonitor, WINDOW};
 use anyhow::Context as _;
 use cli::{ActSettings, Endpoint, ModeSetting, NodeSettings, PolicySetting, ProcessSettings};
 use cluster::Cluster;
-use connector::{AcceptNodes, Connector, NodeLookup, Pipeline};
+use connector::{AcceptNodes, Connector, Forwarding, NodeLookup, Pipeline};
 use console::Info;
 use console::api::{self, PolicyView, Role};
 use controller::policy::{CurrentPolicy, PolicyFollower, PolicySource};
@@ -52,6 +52,15 @@ pub(crate) struct Tasks {
     /// What works it off.
     pub(crate) workers: JoinSet<()>,
     pub(crate) done: CancellationToken,
+}
+
+/// What takes events in.
+pub(crate) struct Intake {
+    pub(crate) connector: Connector,
+    /// Of the messages of conditions.
+    pub(crate) limits: Limits,
+    /// What hands events on to another service, where one is configured.
+    pub(crate) forwarding: Option<Forwarding>,
 }
 
 /// Starts logging.
@@ -106,22 +115,39 @@ pub(crate) async fn cluster(settings: &ActSettings) -> anyhow::Result<Option<Arc
     Ok(Some(Arc::new(Cluster::connect(options).await?)))
 }
 
-/// The connector in front of a store, with the transformers that are configured, and the
-/// limits of conditions that its configuration sets.
+/// The connector in front of a store, with what is configured for it.
 pub(crate) async fn connector(
     settings: &ActSettings,
+    process: &ProcessSettings,
     store: &Arc<dyn EventStore>,
     nodes: AcceptNodes,
     cluster: Option<&Cluster>,
     metrics: &Metrics,
-) -> anyhow::Result<(Connector, Limits)> {
-    let connector = Connector::new(Arc::clone(store), nodes, metrics, CLOCK);
+    tasks: &mut Tasks,
+) -> anyhow::Result<Intake> {
+    let mut intake = Intake {
+        connector: Connector::new(Arc::clone(store), nodes, metrics, CLOCK),
+        limits: Limits::default(),
+        forwarding: None,
+    };
     let Some(path) = &settings.connector_config else {
-        return Ok((connector, Limits::default()));
+        return Ok(intake);
     };
     let config = connector::Config::read(path)?;
     for note in &config.notes {
         tracing::warn!("{note}");
+    }
+    intake.limits = config.limits;
+    if let Some(target) = &config.forward {
+        let (forwarding, delivery) = Forwarding::open(target, &process.data_dir, metrics)?;
+        let done = tasks.done.clone();
+        // The target is not waited for at the end: what it does not have stays on disk.
+        tasks.workers.spawn(async move {
+            let delivering = delivery.run(CancellationToken::new());
+            done.run_until_cancelled_owned(delivering).await;
+        });
+        intake.connector = intake.connector.with_forwarding(forwarding.clone());
+        intake.forwarding = Some(forwarding);
     }
     // Events learn of their nodes what the quarantine's watch has seen last. Without a
     // cluster nothing is known of any.
@@ -131,7 +157,16 @@ pub(crate) async fn connector(
     if let Err(error) = pipeline.recall(store.as_ref(), CLOCK()).await {
         tracing::warn!(err = %error, "repeats of what was stored before are not known");
     }
-    Ok((connector.with_pipeline(pipeline), config.limits))
+    intake.connector = intake.connector.with_pipeline(pipeline);
+    Ok(intake)
+}
+
+/// Lets go of what is on disk.
+pub(crate) async fn close(store: Arc<dyn EventStore>, forwarding: Option<Forwarding>) {
+    if let Some(forwarding) = forwarding {
+        forwarding.close().await;
+    }
+    store.close().await;
 }
 
 /// The kernel-log monitor.

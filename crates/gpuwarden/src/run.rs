@@ -26,9 +26,14 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     let endpoint = front.endpoint.clone();
 
     let nodes = node.accept_nodes.clone();
-    let (connector, limits) =
-        parts::connector(act, &store, nodes, cluster.as_deref(), &metrics).await?;
-    let monitor = parts::kernel_log(node, process, connector.clone(), &sources, &metrics)?;
+    let in_cluster = cluster.as_deref();
+    let intake = parts::connector(
+        act, process, &store, nodes, in_cluster, &metrics, &mut tasks,
+    );
+    let intake = intake.await?;
+    let forwarding = intake.forwarding.clone();
+    let connector = intake.connector.clone();
+    let monitor = parts::kernel_log(node, process, connector, &sources, &metrics)?;
 
     tasks.inputs.spawn(monitor.run(tasks.no_more.clone()));
     let acting = act::Acting {
@@ -42,14 +47,14 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
         store: Arc::clone(&store),
         metrics,
         sources,
-        connector,
-        limits,
+        intake,
     };
     acting.start(front, &mut tasks);
     greet(&settings, &endpoint.server);
 
     parts::until_told().await?;
-    tasks.end(store.close(), &endpoint, process).await;
+    let close = parts::close(store, forwarding);
+    tasks.end(close, &endpoint, process).await;
     Ok(ExitCode::SUCCESS)
 }
 

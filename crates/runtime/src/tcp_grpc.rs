@@ -217,12 +217,35 @@ pub fn channel(url: &str, tls: Option<Arc<ClientTls>>) -> Result<Channel, Addres
         }
         (true, None) => return Err(malformed()),
     };
-    let endpoint = Endpoint::from(uri)
+    Ok(lazy(uri, Connect { address, port, tls }))
+}
+
+/// A channel without TLS to any machine: for a receiver that has none, where an operator has
+/// said so. `host` is a name, or an IP address without brackets.
+pub fn open_channel(host: &str, port: u16) -> Result<Channel, AddressError> {
+    let shown = if host.contains(':') {
+        format!("http://[{host}]:{port}")
+    } else {
+        format!("http://{host}:{port}")
+    };
+    let uri: Uri = shown
+        .parse()
+        .map_err(|_| AddressError::Malformed { url: shown })?;
+    let connect = Connect {
+        address: host.to_owned(),
+        port,
+        tls: None,
+    };
+    Ok(lazy(uri, connect))
+}
+
+fn lazy(uri: Uri, connect: Connect) -> Channel {
+    Endpoint::from(uri)
         .connect_timeout(CONNECT)
         .http2_keep_alive_interval(PING.0)
         .keep_alive_timeout(PING.1)
-        .keep_alive_while_idle(true);
-    Ok(endpoint.connect_with_connector_lazy(Connect { address, port, tls }))
+        .keep_alive_while_idle(true)
+        .connect_with_connector_lazy(connect)
 }
 
 /// Makes the connections of a channel.

@@ -191,7 +191,10 @@ where
             | ErrorCode::PermissionDenied
             | ErrorCode::OutOfMemory
             | ErrorCode::FileLockingProtocolFailed
-            | ErrorCode::OperationInterrupted,
+            | ErrorCode::NoLargeFileSupport
+            | ErrorCode::OperationInterrupted
+            | ErrorCode::OperationAborted
+            | ErrorCode::SchemaChanged,
         ) => StoreError::Io { action, source },
         _ => StoreError::Internal { action, source },
     }
@@ -396,5 +399,49 @@ impl EventStore for SqliteStore {
     async fn close(&self) {
         self.readers.close().await;
         self.writer.close().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn trouble_of_the_disk_passes_and_is_never_the_events_fault() {
+        use rusqlite::ffi;
+        let table = [
+            (ffi::SQLITE_FULL, "passes"),
+            (ffi::SQLITE_IOERR, "passes"),
+            (ffi::SQLITE_IOERR_FSYNC, "passes"),
+            (ffi::SQLITE_IOERR_WRITE, "passes"),
+            (ffi::SQLITE_BUSY, "passes"),
+            (ffi::SQLITE_BUSY_SNAPSHOT, "passes"),
+            (ffi::SQLITE_LOCKED, "passes"),
+            (ffi::SQLITE_CANTOPEN, "passes"),
+            (ffi::SQLITE_READONLY, "passes"),
+            (ffi::SQLITE_READONLY_DBMOVED, "passes"),
+            (ffi::SQLITE_PERM, "passes"),
+            (ffi::SQLITE_NOMEM, "passes"),
+            (ffi::SQLITE_PROTOCOL, "passes"),
+            (ffi::SQLITE_INTERRUPT, "passes"),
+            (ffi::SQLITE_ABORT, "passes"),
+            (ffi::SQLITE_NOLFS, "passes"),
+            (ffi::SQLITE_SCHEMA, "passes"),
+            (ffi::SQLITE_CORRUPT, "damaged"),
+            (ffi::SQLITE_NOTADB, "damaged"),
+            (ffi::SQLITE_TOOBIG, "events"),
+            (ffi::SQLITE_CONSTRAINT, "events"),
+            (ffi::SQLITE_RANGE, "events"),
+        ];
+        for (code, expected) in table {
+            let error = rusqlite::Error::SqliteFailure(ffi::Error::new(code), None);
+            let found = match failure("store events", error) {
+                error if error.is_retryable() => "passes",
+                StoreError::Corrupt { .. } => "damaged",
+                StoreError::Internal { .. } => "events",
+                _ => "else",
+            };
+            assert_eq!(found, expected, "{code}");
+        }
     }
 }

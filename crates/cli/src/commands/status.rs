@@ -1,6 +1,6 @@
 //! `gpuwarden status`: how the nodes are.
 
-use console::api::{LeadershipView, Mode, Role, Status};
+use console::api::{DeliveryView, ForwardView, LeadershipView, Mode, Role, Status};
 use contract::keys;
 use domain::view::{BrakeView, LimitView, NodeState, NodeStatus};
 use runtime::sources::SourceState;
@@ -98,10 +98,10 @@ fn text(status: &Status, wide: bool) -> anyhow::Result<()> {
             "store       {} events in {}",
             status.store.events, status.data_dir
         ))?,
-        Some(delivery) => output::line(&format!(
-            "controller  {}: {} events delivered, {} wait, {} refused",
-            delivery.controller, delivery.delivered, status.store.events, delivery.refused
-        ))?,
+        Some(delivery) => delivery_text(delivery, status)?,
+    }
+    if let Some(forward) = &status.forward {
+        forward_text(forward)?;
     }
     if let Some(error) = &status.policy.error {
         let holds = match status.policy.loaded_at {
@@ -202,6 +202,53 @@ fn leadership_text(leadership: &LeadershipView) -> anyhow::Result<()> {
             "            {}",
             output::colour(&text, Colour::Red)
         ))?;
+    }
+    Ok(())
+}
+
+/// How events get to the controller.
+fn delivery_text(delivery: &DeliveryView, status: &Status) -> anyhow::Result<()> {
+    output::line(&format!(
+        "controller  {}: {} events delivered, {} wait, {} refused",
+        delivery.controller, delivery.delivered, status.store.events, delivery.refused
+    ))?;
+    if delivery.suspects > 0 {
+        let text = format!(
+            "the controller fails on {} events; they are tried again",
+            delivery.suspects
+        );
+        let text = output::colour(&text, Colour::Yellow);
+        output::line(&format!("            {text}"))?;
+    }
+    if delivery.aside > 0 {
+        let text = format!(
+            "{} events were not taken and are kept in {}/outbox/refused.jsonl",
+            delivery.aside, status.data_dir
+        );
+        let text = output::colour(&text, Colour::Yellow);
+        output::line(&format!("            {text}"))?;
+    }
+    Ok(())
+}
+
+/// How events are handed on.
+fn forward_text(forward: &ForwardView) -> anyhow::Result<()> {
+    let mut text = format!(
+        "gRPC sink   {}: {} events delivered, {} wait",
+        output::plain(&forward.target),
+        forward.delivered,
+        forward.waiting
+    );
+    for (count, what) in [(forward.aside, "not taken"), (forward.missed, "missed")] {
+        if count > 0 {
+            let part = format!(", {count} {what}");
+            text.push_str(&output::colour(&part, Colour::Yellow));
+        }
+    }
+    output::line(&text)?;
+    if let Some(failing) = &forward.failing {
+        let failing = output::colour(&output::plain(failing), Colour::Red);
+        output::line(&format!("            {failing}"))?;
     }
     Ok(())
 }

@@ -29,6 +29,10 @@ struct Node {
 impl Node {
     /// A node `n1` that delivers to a port of this machine.
     fn new(port: u16) -> Self {
+        Self::with(port, PAUSES)
+    }
+
+    fn with(port: u16, pauses: Pauses) -> Self {
         let dir = tempfile::tempdir().unwrap();
         let (metrics, cancel) = (Metrics::default(), CancellationToken::new());
         let outbox = Outbox::open(dir.path(), Limits::default(), &metrics).unwrap();
@@ -37,7 +41,8 @@ impl Node {
         let endpoint = Endpoint::try_from(format!("http://127.0.0.1:{port}")).unwrap();
         let header: Header = Arc::new(|| Ok(Some(MetadataValue::from_static("Bearer t"))));
         let channel = endpoint.connect_lazy();
-        let delivery = Delivery::new(outbox.clone(), channel, header, &metrics);
+        let mut delivery = Delivery::new(outbox.clone(), channel, header, &metrics);
+        delivery.pauses = pauses;
         let status = delivery.status();
         let task = tokio::spawn(delivery.run(cancel.clone()));
         Self {
@@ -57,6 +62,17 @@ impl Node {
             .accept(batch, &Caller::Monitor)
             .await
             .unwrap();
+    }
+
+    /// The messages of the events that are put aside.
+    fn aside(&self) -> Vec<String> {
+        let text = std::fs::read_to_string(self.dir.path().join("outbox/refused.jsonl"));
+        let text = text.unwrap_or_default();
+        let lines = text.lines().map(|line| {
+            let line: serde_json::Value = serde_json::from_str(line).unwrap();
+            line["event"]["message"].as_str().unwrap().to_owned()
+        });
+        lines.collect()
     }
 
     async fn empty(&self) {
@@ -139,6 +155,12 @@ struct Script {
     calls: Arc<AtomicUsize>,
     /// Refuses every batch that has an event with one of these messages.
     poison: Vec<&'static str>,
+    /// Fails on every batch that has an event with one of these messages.
+    fatal: Vec<String>,
+    /// Falls over every batch that has an event with this message.
+    deadly: Option<&'static str>,
+    /// Fails on the calls from this one on, up to that one.
+    broken: std::ops::Range<usize>,
     taken: Arc<Mutex<Vec<String>>>,
 }
 
@@ -148,7 +170,7 @@ impl PlatformConnector for Script {
         &self,
         request: Request<HealthEvents>,
     ) -> Result<Response<()>, Status> {
-        self.calls.fetch_add(1, Ordering::Relaxed);
+        let call = self.calls.fetch_add(1, Ordering::Relaxed);
         assert_eq!(request.metadata().get("authorization").unwrap(), "Bearer t");
         assert!(request.metadata().contains_key("grpc-timeout"));
         if let Some(status) = self.answers.lock().unwrap().pop_front() {
@@ -165,6 +187,11 @@ impl PlatformConnector for Script {
             .any(|one| self.poison.contains(&one.as_str()))
         {
             return Err(Status::invalid_argument("something in it is bad"));
+        }
+        let has = |wanted: &dyn Fn(&str) -> bool| messages.iter().any(|one| wanted(one));
+        assert!(!has(&|one| Some(one) == self.deadly), "no answer");
+        if self.broken.contains(&call) || has(&|one| self.fatal.iter().any(|bad| bad == one)) {
+            return Err(Status::internal("the events cannot be stored"));
         }
         self.taken.lock().unwrap().extend(messages);
         Ok(Response::new(()))
@@ -341,6 +368,208 @@ async fn an_end_with_work_queued_is_orderly_and_keeps_what_it_could_not_deliver(
     assert_eq!(node.outbox.status().borrow().events, 1);
 }
 
+/// Pauses of a test that is not about them.
+const SHORT: Pauses = Pauses {
+    first: Duration::from_micros(100),
+    longest: Duration::from_millis(4),
+    part: Duration::from_micros(200),
+    round: Duration::from_millis(1),
+    outbox: Duration::from_millis(1),
+};
+
+async fn scripted(script: &Script) -> (Node, CancellationToken) {
+    let (open, port) = listener().await;
+    let (stop, _) = serve(open, PlatformConnectorServer::new(script.clone()));
+    (Node::with(port, SHORT), stop)
+}
+
+#[tokio::test]
+async fn an_event_on_which_the_controller_fails_holds_up_nothing() {
+    let script = Script {
+        fatal: vec!["3".into()],
+        ..Script::default()
+    };
+    let (open, port) = listener().await;
+    let (_stop, _served) = serve(open, PlatformConnectorServer::new(script.clone()));
+    // With the pauses of the product: what is behind waits for seconds, not for ever.
+    let node = Node::new(port);
+    node.accept((0..8).map(|index| event(&index.to_string())).collect())
+        .await;
+    node.empty().await;
+    assert_eq!(
+        *script.taken.lock().unwrap(),
+        ["0", "1", "2", "4", "5", "6", "7"]
+    );
+    assert_eq!(node.aside(), ["3"]);
+    let status = node.status.borrow().clone();
+    assert_eq!(
+        (status.refused, status.not_taken, status.suspects),
+        (0, 1, 0)
+    );
+    assert_eq!(status.failing, None);
+    assert_eq!(node.outbox.status().borrow().aside, 1);
+    let text = node.metrics.encode();
+    for line in [
+        "gpuwarden_delivery_not_taken_events_total 1",
+        "gpuwarden_delivery_refused_events_total 0",
+        "gpuwarden_outbox_aside_events 1",
+        "gpuwarden_delivery_suspect_events 0",
+    ] {
+        assert!(text.contains(line), "{line}: {text}");
+    }
+}
+
+#[tokio::test]
+async fn an_event_over_which_the_controller_falls_is_put_aside() {
+    let script = Script {
+        deadly: Some("deadly"),
+        ..Script::default()
+    };
+    let (node, _stop) = scripted(&script).await;
+    node.accept(vec![event("one"), event("deadly"), event("two")])
+        .await;
+    node.empty().await;
+    assert_eq!(*script.taken.lock().unwrap(), ["one", "two"]);
+    assert_eq!(node.aside(), ["deadly"]);
+}
+
+#[tokio::test]
+async fn a_controller_that_fails_on_all_gets_all_once_it_is_mended() {
+    let script = Script {
+        broken: 0..300,
+        ..Script::default()
+    };
+    let (node, _stop) = scripted(&script).await;
+    node.accept((0..20).map(|index| event(&index.to_string())).collect())
+        .await;
+    let mut status = node.status.clone();
+    status.wait_for(|one| one.suspects == 20).await.unwrap();
+    assert!(status.borrow().failing.is_some());
+    node.empty().await;
+    let mut taken = script.taken.lock().unwrap().clone();
+    taken.sort_by_key(|message| message.parse::<u32>().unwrap());
+    let expected: Vec<String> = (0..20).map(|index| index.to_string()).collect();
+    assert_eq!(taken, expected);
+    assert!(node.aside().is_empty());
+
+    // The only event there is waits until another has shown whose fault it is.
+    let script = Script {
+        fatal: vec!["lone".into()],
+        ..Script::default()
+    };
+    let (node, _stop) = scripted(&script).await;
+    node.accept(vec![event("lone")]).await;
+    let mut status = node.status.clone();
+    status.wait_for(|one| one.suspects == 1).await.unwrap();
+    while script.calls.load(Ordering::Relaxed) < 40 {
+        tokio::task::yield_now().await;
+    }
+    assert!(node.aside().is_empty());
+    node.accept(vec![event("other")]).await;
+    node.empty().await;
+    assert_eq!(*script.taken.lock().unwrap(), ["other"]);
+    assert_eq!(node.aside(), ["lone"]);
+}
+
+#[tokio::test]
+async fn what_cannot_be_put_aside_is_kept_and_holds_up_nothing() {
+    let script = Script {
+        poison: vec!["bad"],
+        fatal: vec!["fatal".into()],
+        ..Script::default()
+    };
+    let (node, _stop) = scripted(&script).await;
+    // As good as a full disk: nothing can be written there.
+    let file = node.dir.path().join("outbox/refused.jsonl");
+    std::fs::create_dir(&file).unwrap();
+    let events = ["one", "bad", "two", "fatal", "three"].map(event);
+    node.accept(events.into()).await;
+    let mut status = node.status.clone();
+    status.wait_for(|one| one.delivered == 3).await.unwrap();
+    status.wait_for(|one| one.suspects == 2).await.unwrap();
+    let calls = script.calls.load(Ordering::Relaxed);
+    while script.calls.load(Ordering::Relaxed) < calls + 20 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(node.status.borrow().refused, 0);
+    assert!(node.outbox.status().borrow().events >= 2);
+    std::fs::remove_dir(&file).unwrap();
+    node.empty().await;
+    assert_eq!(*script.taken.lock().unwrap(), ["one", "two", "three"]);
+    let mut aside = node.aside();
+    aside.sort();
+    assert_eq!(aside, ["bad", "fatal"]);
+}
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(48))]
+
+    /// Whatever the controller cannot take: all else arrives once and in order, and what
+    /// it cannot take is put aside, however the events come in.
+    #[test]
+    fn any_poison_is_put_aside_and_all_else_is_delivered_once_in_order(
+        poison in proptest::collection::vec(proptest::bool::weighted(0.2), 1..60),
+        batch in 1_usize..20,
+    ) {
+        tokio::runtime::Runtime::new().unwrap().block_on(async {
+            let named = |bad: bool| {
+                let chosen = poison.iter().enumerate().filter(move |(_, is)| **is == bad);
+                chosen.map(|(index, _)| index.to_string()).collect::<Vec<_>>()
+            };
+            let script = Script { fatal: named(true), ..Script::default() };
+            let (node, stop) = scripted(&script).await;
+            let events: Vec<_> = (0..poison.len()).map(|index| event(&index.to_string())).collect();
+            for events in events.chunks(batch) {
+                node.accept(events.to_vec()).await;
+            }
+            // Shows of the last ones that they are to blame.
+            node.accept(vec![event("last")]).await;
+            node.empty().await;
+            let mut good = named(false);
+            good.push("last".into());
+            assert_eq!(*script.taken.lock().unwrap(), good);
+            let mut aside = node.aside();
+            aside.sort_by_key(|message| message.parse::<u32>().unwrap());
+            assert_eq!(aside, named(true));
+            stop.cancel();
+        });
+    }
+
+    /// A controller that fails on everything for a while costs no event, and doubles none.
+    #[test]
+    fn no_event_is_given_up_for_a_fault_of_the_controller(
+        poison in proptest::collection::vec(proptest::bool::weighted(0.2), 1..40),
+        from in 0_usize..30,
+        calls in 1_usize..120,
+    ) {
+        tokio::runtime::Runtime::new().unwrap().block_on(async {
+            let fatal: Vec<_> = poison
+                .iter()
+                .enumerate()
+                .filter(|(_, is)| **is)
+                .map(|(index, _)| index.to_string())
+                .collect();
+            let script = Script { fatal, broken: from..from + calls, ..Script::default() };
+            let (node, stop) = scripted(&script).await;
+            for index in 0..poison.len() {
+                node.accept(vec![event(&index.to_string())]).await;
+            }
+            node.accept(vec![event("1000")]).await;
+            node.empty().await;
+            let number = |message: &String| message.parse::<u32>().unwrap();
+            let mut all = script.taken.lock().unwrap().clone();
+            let mut aside = node.aside();
+            aside.sort_by_key(number);
+            assert_eq!(aside, script.fatal);
+            all.extend(aside);
+            all.sort_by_key(number);
+            let expected = (0..poison.len()).chain([1000]).map(|index| index.to_string());
+            assert_eq!(all, expected.collect::<Vec<_>>());
+            stop.cancel();
+        });
+    }
+}
+
 #[test]
 fn what_an_answer_means() {
     let named = |code, text: &'static str| {
@@ -373,6 +602,12 @@ fn what_an_answer_means() {
         (plain(Code::PermissionDenied), 1, Verdict::Again),
         (plain(Code::Unauthenticated), 1, Verdict::Again),
         (plain(Code::Unimplemented), 1, Verdict::Again),
+        (plain(Code::Unavailable), 1, Verdict::Again),
+        (plain(Code::ResourceExhausted), 1, Verdict::Again),
+        (plain(Code::DeadlineExceeded), 1, Verdict::Again),
+        (plain(Code::Internal), 4, Verdict::Failed),
+        (plain(Code::Unknown), 1, Verdict::Failed),
+        (plain(Code::Cancelled), 1, Verdict::Failed),
     ];
     for (status, events, expected) in table {
         assert_eq!(judge(&status, events), expected, "{status:?}");
@@ -382,13 +617,13 @@ fn what_an_answer_means() {
 #[test]
 fn pauses_grow_to_their_limit_and_are_spread() {
     let random = RandomState::new();
-    let mut backoff = Backoff::default();
+    let mut backoff = Backoff::new(&PAUSES);
     let pauses: Vec<Duration> = (0..40).map(|_| backoff.next(&random)).collect();
-    assert!(pauses[0] >= PAUSES.0 / 2 && pauses[0] <= PAUSES.0);
+    assert!(pauses[0] >= PAUSES.first / 2 && pauses[0] <= PAUSES.first);
     let last = &pauses[20..];
     assert!(
         last.iter()
-            .all(|one| *one >= PAUSES.1 / 2 && *one <= PAUSES.1)
+            .all(|one| *one >= PAUSES.longest / 2 && *one <= PAUSES.longest)
     );
     assert!(last.iter().any(|one| *one != last[0]));
 }

@@ -41,6 +41,10 @@ pub(super) struct Log {
     damaged: u64,
     /// The cursor could not be written when it was tried last.
     failing: bool,
+    /// Events that are put aside.
+    aside: u64,
+    /// None could be put aside when it was tried last.
+    aside_failing: bool,
 }
 
 #[derive(Debug)]
@@ -99,6 +103,8 @@ impl Log {
             reading: None,
             damaged: 0,
             failing: false,
+            aside: refused::count(directory),
+            aside_failing: false,
         };
         for segment in Segment::list(directory).map_err(failed)? {
             log.load(segment)?;
@@ -372,8 +378,22 @@ impl Log {
         self.remove_delivered();
     }
 
-    /// Keeps events that the receiver has refused where a person finds them.
-    pub(super) fn put_aside(&self, events: &[(NewEvent, String)]) {
+    /// Keeps events that the receiver does not take where a person finds them.
+    pub(super) fn put_aside(&mut self, events: &[(NewEvent, String)]) -> Result<(), OutboxError> {
+        let kept = refused::append(&self.directory, events);
+        self.aside = refused::count(&self.directory);
+        if let Err(error) = kept {
+            if !self.aside_failing {
+                tracing::error!(
+                    err = %error,
+                    directory = %self.directory.display(),
+                    "events that are not taken cannot be put aside: they stay in the outbox"
+                );
+            }
+            self.aside_failing = true;
+            return Err(OutboxError::disk("put events aside", error));
+        }
+        self.aside_failing = false;
         if let Some((first, reason)) = events.first() {
             tracing::error!(
                 count = events.len(),
@@ -381,14 +401,11 @@ impl Log {
                 node = first.event.node_name,
                 check = first.event.check_name,
                 reason,
-                directory = %self.directory.display(),
-                "events were refused by the controller and put aside in refused.jsonl; the log \
-                 names the first"
+                file = %self.directory.join(refused::FILE).display(),
+                "events were not taken by the receiver and are put aside; the log names the first"
             );
         }
-        if let Err(error) = refused::append(&self.directory, events) {
-            tracing::error!(err = %error, "refused events could not be put aside: they are lost");
-        }
+        Ok(())
     }
 
     /// Removes segments of which all is delivered, but not the one that is written.
@@ -432,6 +449,7 @@ impl Log {
             bytes: self.bytes(),
             oldest: self.waiting.front().map(|entry| entry.accepted_at),
             damaged: self.damaged,
+            aside: self.aside,
         }
     }
 

@@ -13,33 +13,41 @@ pub(super) struct OutboxMetrics {
     bytes: Gauge,
     oldest: Gauge<f64, AtomicU64>,
     damaged: Gauge,
+    aside: Gauge,
 }
 
 // === impl OutboxMetrics ===
 
 impl OutboxMetrics {
-    pub(super) fn new(metrics: &Metrics) -> Self {
+    /// Their names begin with `name`.
+    pub(super) fn new(name: &str, metrics: &Metrics) -> Self {
         let own = Self::default();
         metrics.register(|registry| {
+            let registry = registry.sub_registry_with_prefix(name);
             registry.register(
-                "gpuwarden_outbox_waiting_events",
-                "Health events that wait for the controller",
+                "waiting_events",
+                "Health events that wait to be delivered",
                 own.events.clone(),
             );
             registry.register(
-                "gpuwarden_outbox_bytes",
+                "bytes",
                 "Room that the outbox takes on disk",
                 own.bytes.clone(),
             );
             registry.register(
-                "gpuwarden_outbox_oldest_timestamp_seconds",
+                "oldest_timestamp_seconds",
                 "When the oldest waiting event was accepted, 0 where none waits",
                 own.oldest.clone(),
             );
             registry.register(
-                "gpuwarden_outbox_damaged_bytes",
+                "damaged_bytes",
                 "Bytes of the outbox that were no whole event, since the start",
                 own.damaged.clone(),
+            );
+            registry.register(
+                "aside_events",
+                "Health events that were not taken, and that are kept on disk for a person",
+                own.aside.clone(),
             );
         });
         own
@@ -50,6 +58,7 @@ impl OutboxMetrics {
         self.events.set(whole(status.events as u64));
         self.bytes.set(whole(status.bytes));
         self.damaged.set(whole(status.damaged));
+        self.aside.set(whole(status.aside));
         let oldest = status
             .oldest
             .map_or(0.0, |at| at.as_duration().as_secs_f64());

@@ -1,29 +1,45 @@
-//! Events that the controller has refused, for a person to look at: a line of JSON each,
-//! with the reason. Nothing reads the file again.
+//! Events that the receiver does not take, for a person to look at: a line of JSON each,
+//! with the reason. Nothing is read from the file but how many lines it has, so damage to
+//! it costs what it lies on.
 
 use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::io::{self, Read as _};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 
 use contract::json;
 use serde_json::json;
 use store::NewEvent;
 
-const FILE: &str = "refused.jsonl";
+pub(super) const FILE: &str = "refused.jsonl";
 /// Where the file goes when it is full; what was there is dropped.
 const OLD_FILE: &str = "refused.old.jsonl";
 /// Size at which a file is full (bytes). Refusals are a mistake of a sender or a name;
 /// whoever looks for it needs some of them, not all.
 const MAX_BYTES: u64 = 1024 * 1024;
+/// Most bytes of a file that are counted: what a full one has and the last events of one
+/// delivery, or a file that is not ours.
+const MAX_COUNTED: u64 = 8 * MAX_BYTES;
 
-/// Adds events to the file in `directory`.
+/// Adds events to the file in `directory`, all or none.
 pub(super) fn append(directory: &Path, events: &[(NewEvent, String)]) -> io::Result<()> {
     let path = directory.join(FILE);
     if fs::metadata(&path).is_ok_and(|metadata| metadata.len() >= MAX_BYTES) {
         fs::rename(&path, directory.join(OLD_FILE))?;
     }
+    let mut options = OpenOptions::new();
+    let options = options.create(true).read(true).write(true).truncate(false);
+    let file = options.mode(0o600).open(path)?;
+    let end = file.metadata()?.len();
     let mut text = String::new();
+    let mut last = [b'\n'];
+    if end > 0 {
+        file.read_exact_at(&mut last, end - 1)?;
+    }
+    if last != [b'\n'] {
+        // A write was cut short: what follows is not to go with it.
+        text.push('\n');
+    }
     for (NewEvent { event, received_at }, reason) in events {
         let line = json!({
             "reason": reason,
@@ -33,8 +49,21 @@ pub(super) fn append(directory: &Path, events: &[(NewEvent, String)]) -> io::Res
         text.push_str(&line.to_string());
         text.push('\n');
     }
-    let mut options = OpenOptions::new();
-    let mut file = options.create(true).append(true).mode(0o600).open(path)?;
-    file.write_all(text.as_bytes())?;
-    file.sync_data()
+    let written = file.write_all_at(text.as_bytes(), end);
+    written.and_then(|()| file.sync_data()).inspect_err(|_| {
+        // Tried again later, and then not after half of itself.
+        let _ = file.set_len(end);
+    })
+}
+
+/// How many events the files in `directory` have, as far as they can be read.
+pub(super) fn count(directory: &Path) -> u64 {
+    let lines = |name| {
+        let mut bytes = Vec::new();
+        let file = fs::File::open(directory.join(name))?;
+        file.take(MAX_COUNTED).read_to_end(&mut bytes)?;
+        let lines = bytes.split(|byte| *byte == b'\n');
+        io::Result::Ok(lines.filter(|line| !line.is_empty()).count() as u64)
+    };
+    lines(FILE).unwrap_or(0) + lines(OLD_FILE).unwrap_or(0)
 }

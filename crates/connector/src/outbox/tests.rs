@@ -113,3 +113,33 @@ async fn a_connector_says_that_it_is_full_and_takes_events_again_when_it_is_not(
         tonic::Code::Unavailable
     );
 }
+
+#[tokio::test]
+async fn damage_to_the_file_of_refused_events_costs_what_it_lies_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let metrics = Metrics::default();
+    let file = dir.path().join("outbox/refused.jsonl");
+    std::fs::create_dir(dir.path().join("outbox")).unwrap();
+    // A whole line, one that is no text, and one that was cut short.
+    std::fs::write(&file, b"{\"reason\":\"x\"}\n\xff\x00\n\n{\"reas").unwrap();
+    let outbox = Outbox::open(dir.path(), LIMITS, &metrics).unwrap();
+    assert_eq!(outbox.status().borrow().aside, 3);
+    let aside = vec![(event("one"), "why".to_owned())];
+    outbox.put_aside(aside.clone()).await.unwrap();
+    assert_eq!(outbox.status().borrow().aside, 4);
+    let bytes = std::fs::read(&file).unwrap();
+    let last = bytes.split(|byte| *byte == b'\n').rev().nth(1).unwrap();
+    let last: serde_json::Value = serde_json::from_slice(last).unwrap();
+    assert_eq!(last["reason"], "why");
+    assert_eq!(last["event"]["message"], "one");
+    // A full one goes, and the one before it is dropped: the room stays bounded.
+    std::fs::write(&file, vec![b'x'; 1 << 20]).unwrap();
+    outbox.put_aside(aside).await.unwrap();
+    assert_eq!(outbox.status().borrow().aside, 2);
+    let old = dir.path().join("outbox/refused.old.jsonl");
+    assert_eq!(std::fs::metadata(old).unwrap().len(), 1 << 20);
+    outbox.close().await;
+    std::fs::remove_file(&file).unwrap();
+    let outbox = Outbox::open(dir.path(), LIMITS, &metrics).unwrap();
+    assert_eq!(outbox.status().borrow().aside, 1);
+}

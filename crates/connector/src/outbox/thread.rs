@@ -203,6 +203,7 @@ impl Request {
 impl Worker {
     fn run(&mut self, group: Vec<Request>) {
         let (mut appends, mut reads, mut notes) = (Vec::new(), Vec::new(), Vec::new());
+        let mut asides = Vec::new();
         let mut delivered = 0;
         for request in group {
             match request {
@@ -212,9 +213,7 @@ impl Worker {
                     notes.push(reply);
                 }
                 Request::PutAside { events, reply } => {
-                    self.log.put_aside(&events);
-                    // A caller that no longer listens has given up; it is done.
-                    let _ = reply.send(Ok(()));
+                    asides.push((reply, self.log.put_aside(&events)));
                 }
                 read @ Request::Read { .. } => reads.push(read),
             }
@@ -236,6 +235,10 @@ impl Worker {
         self.metrics.set(&status);
         self.status.send_replace(status);
 
+        for (reply, kept) in asides {
+            // A caller that no longer listens has given up; it is done.
+            let _ = reply.send(kept);
+        }
         for reply in notes {
             let _ = reply.send(Ok(()));
         }

@@ -102,9 +102,13 @@ async fn status(State(console): State<Arc<AgentConsole>>) -> Json<Status> {
             controller: console.controller.clone(),
             delivered: delivery.delivered,
             refused: delivery.refused,
+            not_taken: delivery.not_taken,
+            suspects: delivery.suspects as u64,
+            aside: outbox.aside,
             failing: delivery.failing.clone(),
         }),
         leadership: None,
+        forward: None,
         ready: not_ready.is_empty(),
         not_ready,
     })

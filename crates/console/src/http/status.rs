@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
+use connector::Forwarding;
 use domain::view::FleetView;
 
 use super::App;
 use super::error::ask;
-use crate::api::{PolicyView, Status, StoreView, XidView};
+use crate::api::{ForwardView, PolicyView, Status, StoreView, XidView};
 use crate::explain::catalogue_row;
 
 pub(super) async fn status(State(app): State<Arc<App>>) -> Json<Status> {
@@ -33,9 +34,22 @@ pub(super) async fn status(State(app): State<Arc<App>>) -> Json<Status> {
         store,
         delivery: None,
         leadership: app.console.leadership.as_ref().map(|source| source()),
+        forward: app.console.forwarding.as_ref().map(forward_view),
         ready: not_ready.is_empty(),
         not_ready,
     })
+}
+
+fn forward_view(forwarding: &Forwarding) -> ForwardView {
+    let status = forwarding.status();
+    ForwardView {
+        target: status.target,
+        waiting: status.waiting as u64,
+        delivered: status.delivery.delivered,
+        missed: status.missed,
+        aside: status.aside,
+        failing: status.delivery.failing,
+    }
 }
 
 fn open_xids(fleet: &FleetView) -> BTreeMap<String, XidView> {

@@ -128,6 +128,7 @@ impl Server {
             leadership,
             sources: sources.clone(),
             store: Arc::clone(&store) as Arc<dyn EventStore>,
+            forwarding: None,
             metrics: metrics.clone(),
             clock: Timestamp::now,
         };

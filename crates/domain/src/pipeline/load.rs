@@ -38,8 +38,21 @@ pub struct ConnectorFile {
     pub pipeline: Vec<Entry>,
     /// Of the messages of node conditions.
     pub limits: Limits,
+    /// Where events are handed on to, beside the store.
+    pub forward: Option<Forward>,
     /// What was read and is not used, and why: to be shown.
     pub notes: Vec<String>,
+}
+
+/// A gRPC service that gets every event, too.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Forward {
+    /// Its host: a name, or an IP address without brackets.
+    pub host: String,
+    /// Its port.
+    pub port: u16,
+    /// The file with the token for it, as it is written there; may be empty.
+    pub token: String,
 }
 
 /// A transformer of the pipeline.
@@ -186,22 +199,14 @@ pub fn connector(text: &str, source: &str) -> Result<ConnectorFile, LoadError> {
             findings: vec![format!("{source}:{line}: {what}")],
         }
     })?;
-    if keys.grpc_sink == Some(Switch(true)) {
-        let line = 1 + text
-            .lines()
-            .position(|line| line.contains("\"enableGRPCSinkConnector\""))
-            .unwrap_or_default();
-        let target = keys.grpc_target;
-        return Err(LoadError {
-            findings: vec![format!(
-                "{source}:{line}: enableGRPCSinkConnector: events are not handed on to \
-                 GRPCSinkTarget {target:?} by this file; set it to \"false\""
-            )],
-        });
-    }
     let limits = limits(&keys, text, source)?;
     let on = |switch: Option<Switch>| switch == Some(Switch(true));
-    let table: [(bool, &str, &str); 5] = [
+    let forward = if on(keys.grpc_sink) {
+        Some(forward(&keys, text, source)?)
+    } else {
+        None
+    };
+    let table: [(bool, &str, &str); 6] = [
         (
             keys.kubernetes == Some(Switch(false)),
             "enableK8sPlatformConnector",
@@ -223,18 +228,31 @@ pub fn connector(text: &str, source: &str) -> Result<ConnectorFile, LoadError> {
             "a sender is told OK once its events are stored, and otherwise tries again itself",
         ),
         (
-            keys.grpc_retries.is_some() || !keys.grpc_token.is_empty(),
+            forward.is_none() && (keys.grpc_retries.is_some() || !keys.grpc_token.is_empty()),
             "GRPCSinkConnectorMaxRetries, GRPCSinkTokenPath",
             "the gRPC sink is switched off",
         ),
+        (
+            forward.is_some() && keys.grpc_retries.is_some(),
+            "GRPCSinkConnectorMaxRetries",
+            "what the target does not take waits on disk and is tried again for ever",
+        ),
     ];
     let notes = table.iter().filter(|(read, ..)| *read);
+    let notes = notes.map(|(_, keys, why)| format!("{source}: {keys}: not used: {why}"));
+    let open = forward.as_ref().map(|forward| {
+        let Forward { host, port, .. } = forward;
+        format!(
+            "{source}: GRPCSinkTarget: events, and the token, go to {host} port {port} without \
+             TLS, as NVSentinel's sink has none: let that be a proxy on this machine or a trusted \
+             network"
+        )
+    });
     Ok(ConnectorFile {
+        notes: notes.chain(open).collect(),
         pipeline: keys.pipeline.into_iter().filter_map(|one| one.0).collect(),
         limits,
-        notes: notes
-            .map(|(_, keys, why)| format!("{source}: {keys}: not used: {why}"))
-            .collect(),
+        forward,
     })
 }
 
@@ -251,6 +269,47 @@ fn limits(keys: &ConnectorKeys, text: &str, source: &str) -> Result<Limits, Load
         LoadError {
             findings: vec![format!("{source}:{line}: {key}: {error}")],
         }
+    })
+}
+
+/// Where the gRPC sink sends, in one of the forms of a target that gRPC has for a host.
+fn forward(keys: &ConnectorKeys, text: &str, source: &str) -> Result<Forward, LoadError> {
+    let target = keys.grpc_target.trim();
+    let address = ["dns:///", "passthrough:///", "dns:"]
+        .iter()
+        .find_map(|scheme| target.strip_prefix(scheme))
+        .unwrap_or(target);
+    let parts = address.rsplit_once(':').and_then(|(host, port)| {
+        let bare = host
+            .strip_prefix('[')
+            .and_then(|host| host.strip_suffix(']'));
+        let port = port.parse::<u16>().ok().filter(|port| *port > 0)?;
+        let plain = |host: &&str| {
+            let named = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+            !host.is_empty() && host.len() <= MAX_NAME_BYTES && host.bytes().all(named)
+        };
+        let host = match bare {
+            Some(bare) => bare.parse::<std::net::Ipv6Addr>().ok().map(|_| bare)?,
+            None => Some(host).filter(plain)?,
+        };
+        Some((host.to_owned(), port))
+    });
+    let Some((host, port)) = parts else {
+        let line = ["\"GRPCSinkTarget\"", "\"enableGRPCSinkConnector\""]
+            .iter()
+            .find_map(|key| text.lines().position(|line| line.contains(key)));
+        let line = 1 + line.unwrap_or_default();
+        return Err(LoadError {
+            findings: vec![format!(
+                "{source}:{line}: GRPCSinkTarget {target:?} is no target such as collector:50051 \
+                 or dns:///collector:50051"
+            )],
+        });
+    };
+    Ok(Forward {
+        host,
+        port,
+        token: keys.grpc_token.trim().to_owned(),
     })
 }
 
