@@ -82,6 +82,8 @@ impl Args {
 enum Target {
     /// One record of the kernel log, raw or as a line of a file.
     KmsgRecord,
+    /// A file of the systemd journal.
+    Journal,
     /// A kernel log, decoded line by line.
     Decoder,
     /// A request to the platform connector.

@@ -9,6 +9,7 @@
 mod event;
 mod machine;
 mod metrics;
+mod nics;
 mod reboot;
 mod state;
 
@@ -22,7 +23,7 @@ use domain::catalog::Catalog;
 use domain::decode::{Finding, KernelLogDecoder};
 use domain::event::names_record;
 use host::boot::Boot;
-use host::kernel_log::{Event, Position, Record, Source, Spec};
+use host::kernel_log::{Event, OpenError, Position, Record, Source, Spec};
 use jiff::{SignedDuration, Timestamp};
 use runtime::logging::chain;
 use runtime::metrics::Metrics;
@@ -33,6 +34,7 @@ use tokio_util::sync::CancellationToken;
 
 use machine::MachineFile;
 use metrics::KernelLogMetrics;
+use nics::NicNames;
 use state::{State, StateFile};
 
 pub use domain::fold::WINDOW;
@@ -67,6 +69,8 @@ pub struct Config {
     pub refuse_user_space: bool,
     /// The file in which a collector describes the GPUs; it need not exist.
     pub gpu_metadata: PathBuf,
+    /// Where sysfs is, for the names of NICs: [`host::nics::SYSFS`].
+    pub sysfs: PathBuf,
     /// What the lines are judged by.
     pub catalog: Arc<Catalog>,
 }
@@ -81,6 +85,9 @@ pub struct KernelLogMonitor {
     clock: fn() -> Timestamp,
     decoder: KernelLogDecoder,
     machine: MachineFile,
+    nics: NicNames,
+    /// What of `config.spec` is read; known once it could be opened.
+    chosen: Option<Spec>,
     file: Option<StateFile>,
     state: State,
     /// Whether `state` differs from the file.
@@ -114,6 +121,7 @@ impl KernelLogMonitor {
         let file = config.state_dir.as_deref().map(StateFile::in_dir);
         let decoder = KernelLogDecoder::new(Arc::clone(&config.catalog));
         let machine = MachineFile::new(config.gpu_metadata.clone());
+        let nics = NicNames::new(config.sysfs.clone());
         Self {
             config,
             recoveries: connector.recoveries(),
@@ -123,6 +131,8 @@ impl KernelLogMonitor {
             clock,
             decoder,
             machine,
+            nics,
+            chosen: None,
             file,
             state: State::default(),
             changed: false,
@@ -178,15 +188,6 @@ impl KernelLogMonitor {
         let boot_id = self.config.boot.map(|boot| boot.id.to_string());
         if let Some(state) = remembered {
             self.state = state;
-            let position = &self.state.position;
-            if position
-                .as_ref()
-                .is_some_and(|position| !self.config.spec.has(position))
-            {
-                // Another source: what it has of this boot was read there already.
-                self.history_begins = (self.clock)().checked_sub(self.config.history).ok();
-                self.state.position = None;
-            }
             // A boot is another one only if an earlier one is known.
             if boot_id.is_some() && self.state.boot_id.is_some() && self.state.boot_id != boot_id {
                 self.rebooted = self.config.boot;
@@ -204,12 +205,9 @@ impl KernelLogMonitor {
 
     /// Opens the source, trying again until it opens. `None`: cancelled.
     async fn open(&mut self, cancel: &CancellationToken) -> Option<Source> {
-        if let Some(Position::Kmsg { seq, .. }) = self.state.position {
-            self.learn(seq).await;
-        }
         let mut said: Option<String> = None;
         loop {
-            match host::kernel_log::open(&self.config.spec, self.state.position.as_ref()) {
+            match self.choose_and_open().await {
                 Ok(source) => {
                     let detail = self.detail();
                     self.source.update((self.clock)(), |status| {
@@ -227,10 +225,37 @@ impl KernelLogMonitor {
         }
     }
 
+    /// Opens the source, behind the place that is remembered.
+    async fn choose_and_open(&mut self) -> Result<Source, OpenError> {
+        let spec = match &self.chosen {
+            Some(spec) => spec.clone(),
+            None => self.config.spec.resolve()?,
+        };
+        let position = &self.state.position;
+        if position
+            .as_ref()
+            .is_some_and(|position| !spec.has(position))
+        {
+            // Another source: what it has of this boot was read there already.
+            self.history_begins = (self.clock)().checked_sub(self.config.history).ok();
+            self.state.position = None;
+            self.last_place = None;
+        }
+        if let Some(Position::Kmsg { seq, .. }) = self.state.position {
+            self.learn(&spec, seq).await;
+        }
+        let source = host::kernel_log::open(&spec, self.state.position.as_ref())?;
+        if self.chosen.is_none() && self.config.spec == Spec::Auto {
+            tracing::info!(source = %spec, "the kernel log that can be read here was chosen");
+        }
+        self.chosen = Some(spec);
+        Ok(source)
+    }
+
     /// Reads what was handled before a restart once more, only to learn from it: which
     /// GPU sits where, and which has just reported an XID.
-    async fn learn(&mut self, up_to: u64) {
-        let Ok(mut source) = host::kernel_log::open(&self.config.spec, None) else {
+    async fn learn(&mut self, spec: &Spec, up_to: u64) {
+        let Ok(mut source) = host::kernel_log::open(spec, None) else {
             return;
         };
         let mut events = Vec::new();
@@ -313,19 +338,26 @@ impl KernelLogMonitor {
         }
     }
 
-    /// Takes over what is newly known of the GPUs.
+    /// Takes over what is newly known of the GPUs and the NICs.
     fn look_at_machine(&mut self) {
         if let Some(machine) = self.machine.look() {
             self.decoder.set_machine(Some(machine));
+        }
+        if let Some(names) = self.nics.look(Instant::now()) {
+            self.decoder.set_nics(names);
         }
     }
 
     /// What is read, and what of it is not as it should be.
     fn detail(&self) -> String {
         let spec = &self.config.spec;
+        let spec = match &self.chosen {
+            Some(chosen) if chosen != spec => format!("{spec}: {chosen}"),
+            _ => spec.to_string(),
+        };
         match self.machine.problem() {
             Some(problem) => format!("{spec}; {problem}"),
-            None => spec.to_string(),
+            None => spec,
         }
     }
 

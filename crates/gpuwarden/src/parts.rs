@@ -186,6 +186,7 @@ pub(crate) fn kernel_log(
         window: WINDOW,
         refuse_user_space: node.refuse_user_space,
         gpu_metadata: node.gpu_metadata.clone(),
+        sysfs: host::nics::SYSFS.into(),
         catalog: Arc::new(cli::load_catalog(&node.catalog)?),
     };
     let monitor = KernelLogMonitor::new(config, connector, sources, metrics, CLOCK);

@@ -35,10 +35,13 @@ const KMSG: &str = "/dev/kmsg";
 
 /// Where kernel log is to be read.
 ///
-/// As text: `kmsg` (or `/dev/kmsg`), `journal` or `journal:DIRECTORY`, `-` for standard input,
-/// anything else is the path of a file to follow.
+/// As text: `auto`, `kmsg` (or `/dev/kmsg`), `journal` or `journal:DIRECTORY`, `-` for standard
+/// input, anything else is the path of a file to follow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Spec {
+    /// What this machine has: [`Kmsg`](Self::Kmsg) where this process may read it, else the
+    /// [`Journal`](Self::Journal) that systemd keeps.
+    Auto,
     /// The running kernel's own log, from the oldest record it still has.
     Kmsg,
     /// The systemd journal in this directory, or where systemd keeps it: of the running boot, or
@@ -161,6 +164,18 @@ pub enum OpenError {
         /// The directory.
         path: PathBuf,
     },
+    /// There is nothing to choose from.
+    #[error(
+        "no kernel log can be read here. Make one of these two readable, or name a file by \
+         --kernel-log FILE. The journal: {journal}. The kernel's own log"
+    )]
+    Neither {
+        /// What is wrong with the journal.
+        journal: Box<OpenError>,
+        /// What is wrong with `/dev/kmsg`.
+        #[source]
+        kmsg: Box<OpenError>,
+    },
     /// Anything else that the system refuses.
     #[error("cannot open {input}")]
     Io {
@@ -199,8 +214,10 @@ pub struct ReadError {
 ///
 /// Outside a tokio runtime.
 pub fn open(spec: &Spec, resume: Option<&Position>) -> Result<Source, OpenError> {
+    let spec = &spec.resolve()?;
     let input = match spec {
-        Spec::Kmsg => Input::Kmsg(Box::new(Kmsg::open(resume)?)),
+        // `resolve` has chosen.
+        Spec::Auto | Spec::Kmsg => Input::Kmsg(Box::new(Kmsg::open(resume)?)),
         Spec::Journal(directory) => {
             Input::Journal(Box::new(Journal::open(directory.as_deref(), resume)?))
         }
@@ -212,6 +229,23 @@ pub fn open(spec: &Spec, resume: Option<&Position>) -> Result<Source, OpenError>
         spec: spec.clone(),
         input,
     })
+}
+
+/// The first that can be read.
+fn choose(
+    kmsg: impl FnOnce() -> Result<(), OpenError>,
+    journal: impl FnOnce() -> Result<(), OpenError>,
+) -> Result<Spec, OpenError> {
+    let Err(kmsg) = kmsg() else {
+        return Ok(Spec::Kmsg);
+    };
+    match journal() {
+        Ok(()) => Ok(Spec::Journal(None)),
+        Err(journal) => Err(OpenError::Neither {
+            journal: Box::new(journal),
+            kmsg: Box::new(kmsg),
+        }),
+    }
 }
 
 // === impl Source ===
@@ -261,12 +295,24 @@ impl Source {
 // === impl Spec ===
 
 impl Spec {
+    /// What is opened: for [`Auto`](Self::Auto) what can be read now, else the same.
+    ///
+    /// # Errors
+    ///
+    /// [`OpenError::Neither`], which says what is wrong with both.
+    pub fn resolve(&self) -> Result<Self, OpenError> {
+        match self {
+            Self::Auto => choose(kmsg::probe, || journal::probe(&journal::DIRECTORIES)),
+            named => Ok(named.clone()),
+        }
+    }
+
     /// Whether a position is one in this kind of source.
     pub fn has(&self, position: &Position) -> bool {
         matches!(
             (self, position),
-            (Self::Kmsg, Position::Kmsg { .. })
-                | (Self::Journal(_), Position::Journal(_))
+            (Self::Auto | Self::Kmsg, Position::Kmsg { .. })
+                | (Self::Auto | Self::Journal(_), Position::Journal(_))
                 | (Self::File(_), Position::File { .. })
         )
     }
@@ -277,6 +323,7 @@ impl FromStr for Spec {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         Ok(match text {
+            "auto" => Self::Auto,
             "kmsg" | KMSG => Self::Kmsg,
             "journal" => Self::Journal(None),
             "-" => Self::Stdin,
@@ -291,6 +338,7 @@ impl FromStr for Spec {
 impl fmt::Display for Spec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
+            Self::Auto => f.write_str("auto"),
             Self::Kmsg => f.write_str("kmsg"),
             Self::Journal(None) => f.write_str("journal"),
             Self::Journal(Some(directory)) => write!(f, "journal:{}", directory.display()),
@@ -307,6 +355,8 @@ mod tests {
     #[test]
     fn specs_as_text() {
         let cases = [
+            ("auto", Spec::Auto, "auto"),
+            ("./auto", Spec::File("./auto".into()), "./auto"),
             ("kmsg", Spec::Kmsg, "kmsg"),
             ("/dev/kmsg", Spec::Kmsg, "kmsg"),
             ("-", Spec::Stdin, "-"),
@@ -327,6 +377,38 @@ mod tests {
         for (text, spec, shown) in cases {
             assert_eq!(text.parse(), Ok(spec.clone()), "{text}");
             assert_eq!(spec.to_string(), shown);
+        }
+    }
+
+    #[test]
+    fn auto_takes_kmsg_then_the_journal_and_else_names_both() {
+        let denied = || OpenError::KmsgPermission(io::ErrorKind::PermissionDenied.into());
+        let missing = || OpenError::NoJournal {
+            path: "/run/log/journal".into(),
+            source: io::ErrorKind::NotFound.into(),
+        };
+        assert_eq!(
+            choose(|| Ok(()), || unreachable!()).unwrap(),
+            Spec::Kmsg,
+            "the journal is not even looked at"
+        );
+        let journal = choose(|| Err(denied()), || Ok(())).unwrap();
+        assert_eq!(journal, Spec::Journal(None));
+        let error = choose(|| Err(denied()), || Err(missing())).unwrap_err();
+        let cause = std::error::Error::source(&error).unwrap();
+        let text = format!("{error}: {cause}");
+        for word in [
+            "/dev/kmsg",
+            "CAP_SYSLOG",
+            "/run/log/journal",
+            "--kernel-log FILE",
+        ] {
+            assert!(text.contains(word), "{word}: {text}");
+        }
+        assert_eq!(text.matches("CAP_SYSLOG").count(), 1, "{text}");
+        // What is named is not second-guessed.
+        for spec in [Spec::Kmsg, Spec::Stdin, Spec::File("/nowhere".into())] {
+            assert_eq!(spec.resolve().unwrap(), spec);
         }
     }
 

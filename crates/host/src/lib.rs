@@ -1,4 +1,4 @@
-//! The machine that gpuwarden runs on: its kernel log, the boot it is in, its name.
+//! The machine that gpuwarden runs on: its kernel log, the boot it is in, its name, its NICs.
 //!
 //! The only room that may hold unsafe code; so far it holds none, because `rustix` offers every
 //! system call it needs in a safe form. Nothing here knows what a fault is: [`kernel_log`] delivers
@@ -7,4 +7,5 @@
 pub mod boot;
 pub mod identity;
 pub mod kernel_log;
+pub mod nics;
 mod readiness;

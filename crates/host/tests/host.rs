@@ -517,3 +517,21 @@ async fn what_systemd_writes_is_read_as_it_comes() {
     assert!(!records(&events).any(|record| record.text.starts_with("NVRM: ")));
     assert!(!matches!(events.first(), Some(Event::Lost { .. })));
 }
+
+#[test]
+fn auto_is_what_this_machine_has() {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    let _inside = runtime.enter();
+    let kmsg = open(&Spec::Kmsg, None);
+    match open(&Spec::Auto, None) {
+        Ok(source) if kmsg.is_ok() => assert_eq!(source.spec(), &Spec::Kmsg),
+        Ok(source) => assert_eq!(source.spec(), &Spec::Journal(None)),
+        Err(error) => {
+            assert!(kmsg.is_err(), "{error}");
+            assert!(error.to_string().contains("--kernel-log"), "{error}");
+        }
+    }
+}

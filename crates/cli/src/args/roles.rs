@@ -116,8 +116,9 @@ group! {
         #[arg(long, env = "GPUWARDEN_ACCEPT_NODES", value_name = "own|any")]
         pub accept_nodes: Option<String>,
         /// What to read: kmsg (the running kernel's log), journal (that of systemd, or
-        /// journal:DIRECTORY), a file to follow, or - for standard input [default: kmsg].
-        #[arg(long, env = "GPUWARDEN_KERNEL_LOG", value_name = "kmsg|journal|FILE|-")]
+        /// journal:DIRECTORY), auto (kmsg if it may be read, else journal), a file to follow, or
+        /// - for standard input [default: auto].
+        #[arg(long, env = "GPUWARDEN_KERNEL_LOG", value_name = "auto|kmsg|journal|FILE|-")]
         pub kernel_log: Option<String>,
         /// On a first start, older lines are shown but open no fault [default: 15m].
         #[arg(long, env = "GPUWARDEN_HISTORY", value_name = "DURATION")]

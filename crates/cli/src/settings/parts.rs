@@ -213,7 +213,7 @@ impl NodeSettings {
                 process.data_dir.join("gpuwarden.sock")
             }
         });
-        let kernel_log = args.kernel_log.unwrap_or_else(|| "kmsg".to_owned());
+        let kernel_log = args.kernel_log.unwrap_or_else(|| "auto".to_owned());
         let kernel_log = kernel_log
             .parse()
             .map_err(|error| wrong("--kernel-log", &kernel_log, &format!("{error}")))?;

@@ -41,7 +41,7 @@ fn a_flag_beats_the_file_and_the_file_the_default() {
     );
     assert_eq!(
         (plain.node.kernel_log, plain.node.history.as_secs()),
-        (Spec::Kmsg, 900)
+        (Spec::Auto, 900)
     );
     let any = run("accept-nodes = \"any\"\n", |_| ()).unwrap();
     assert_eq!(any.node.accept_nodes, AcceptNodes::Any);

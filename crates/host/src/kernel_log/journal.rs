@@ -86,6 +86,40 @@ struct Fields {
     cut: bool,
 }
 
+/// Whether one of these directories holds a journal that this process may read.
+pub(super) fn probe(directories: &[&str]) -> Result<(), OpenError> {
+    let mut nothing = None;
+    for directory in directories.iter().map(Path::new) {
+        let failed = |source: io::Error, path: &Path| {
+            let path = path.to_owned();
+            match source.kind() {
+                io::ErrorKind::PermissionDenied => OpenError::JournalPermission { path, source },
+                _ => OpenError::NoJournal { path, source },
+            }
+        };
+        if let Err(error) = fs::read_dir(directory) {
+            nothing.get_or_insert(failed(error, directory));
+            continue;
+        }
+        let machines = listed(directory).filter(|path| is_machine(path));
+        let files = std::iter::once(directory.to_owned())
+            .chain(machines)
+            .flat_map(|directory| listed(&directory).collect::<Vec<_>>());
+        for path in files.filter(|path| is_journal(path)).take(FILES_MAX) {
+            match fs::File::open(&path) {
+                Ok(_) => return Ok(()),
+                // Rather told than that another directory is missing.
+                Err(error) => nothing = Some(failed(error, &path)),
+            }
+        }
+        nothing.get_or_insert_with(|| {
+            let empty = io::Error::new(io::ErrorKind::NotFound, "it holds no file of a journal");
+            failed(empty, directory)
+        });
+    }
+    nothing.map_or(Ok(()), Err)
+}
+
 // === impl Journal ===
 
 impl Journal {

@@ -125,6 +125,18 @@ impl Kmsg {
     }
 }
 
+/// Whether the device can be opened and read by this process: some sandboxes have one that
+/// opens and answers nothing.
+pub(super) fn probe() -> Result<(), OpenError> {
+    let fd = open_device()?;
+    let mut buffer = vec![0; RECORD_SIZE_MAX];
+    match rustix::io::read(&fd, buffer.as_mut_slice()) {
+        Ok(1..) | Err(Errno::AGAIN | Errno::PIPE | Errno::INTR) => Ok(()),
+        Ok(0) => Err(open_error(io::ErrorKind::UnexpectedEof.into())),
+        Err(errno) => Err(open_error(errno.into())),
+    }
+}
+
 fn open_device() -> Result<OwnedFd, OpenError> {
     let metadata = fs::metadata(KMSG).map_err(open_error)?;
     if !metadata.file_type().is_char_device() || device_number(&metadata) != KMSG_NUMBER {

@@ -443,3 +443,64 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_journal_is_there_where_a_file_of_it_may_be_read() {
+    let dir = tempfile::tempdir().unwrap();
+    let missing = dir.path().join("run");
+    let present = dir.path().join("var");
+    let paths = [missing.to_str().unwrap(), present.to_str().unwrap()];
+    let said = || super::probe(&paths).unwrap_err().to_string();
+    assert!(said().contains(paths[0]), "{}", said());
+    // systemd makes the directory, and journald the files in that of the machine.
+    let machine = present.join("0123456789abcdef0123456789abcdef");
+    fs::create_dir_all(&machine).unwrap();
+    assert!(said().contains("there is no journal"), "{}", said());
+    fs::write(machine.join("user-1000.journal"), "").unwrap();
+    fs::write(present.join("notes"), "").unwrap();
+    assert!(super::probe(&paths).is_err());
+    fs::write(machine.join("system.journal"), "").unwrap();
+    super::probe(&paths).unwrap();
+}
+
+/// The inputs that fuzzing begins with are files as the writer makes them. To make them anew:
+/// `GPUWARDEN_WRITE_SEEDS=1 cargo test -p gpuwarden-host seeds`.
+#[tokio::test]
+async fn the_seeds_of_the_fuzz_target_are_whole_journals() {
+    let seeds = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus-seed/journal");
+    let forms = [
+        ("plain", false, true, None),
+        ("unkeyed", false, false, None),
+        ("compact-lz4", true, true, Some(Compression::Lz4)),
+        ("zstd", false, true, Some(Compression::Zstd)),
+    ];
+    for (name, compact, keyed, compression) in forms {
+        let bench = Bench::new();
+        let mut file = bench.file("system.journal", 1);
+        file.form(compact, keyed, compression);
+        let long = format!("NVRM: Xid (PCI:0000:01:00): 79, {}", "text ".repeat(150));
+        for (index, text) in ["first", &long, "second", "third", "fourth", "fifth"]
+            .iter()
+            .enumerate()
+        {
+            let index = index as u64;
+            file.kernel(BOOT, index * SECOND, NOON + index * SECOND, text);
+        }
+        let job = [
+            "SYSLOG_IDENTIFIER=nvsentinel-gpu-reset",
+            "_UID=0",
+            "_TRANSPORT=syslog",
+            "PRIORITY=6",
+            "MESSAGE=GPU reset executed: GPU-1, success: true",
+        ];
+        file.entry(BOOT, 9 * SECOND, NOON + 9 * SECOND, &job);
+        file.entry(BOOT, 10 * SECOND, NOON, &["_TRANSPORT=kernel"]);
+        // And that this is all.
+        assert_eq!(drain(&mut bench.open(None)).len(), 8 + 1, "{name}");
+        let path = seeds.join(name);
+        if std::env::var_os("GPUWARDEN_WRITE_SEEDS").is_some() {
+            fs::write(&path, file.bytes()).unwrap();
+        }
+        assert!(fs::read(&path).unwrap() == file.bytes(), "{name}");
+    }
+}

@@ -157,6 +157,11 @@ impl Writer {
         self.file.set_len(self.entries[index] as u64).unwrap();
     }
 
+    /// What is in the file.
+    pub(super) fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
     fn hash(&self, data: &[u8]) -> u64 {
         if self.keyed {
             hash::keyed(data, self.bytes[24..40].try_into().unwrap())
