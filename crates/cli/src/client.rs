@@ -168,9 +168,12 @@ pub(crate) fn file(args: &ServerArgs) -> anyhow::Result<ClientSettings> {
 /// The address of the server: as `run` with the same flags and the same file would have it,
 /// or as the running one has written down.
 fn address(args: &ServerArgs, file: &ClientSettings) -> String {
-    let with_scheme = |server: &String| match server.contains("://") {
-        true => server.clone(),
-        false => format!("http://{server}"),
+    let with_scheme = |server: &String| {
+        if server.contains("://") {
+            server.clone()
+        } else {
+            format!("http://{server}")
+        }
     };
     if let Some(server) = &args.server {
         return with_scheme(server);

@@ -191,14 +191,13 @@ impl Election {
             });
             self.unanswered = false;
         }
-        match found {
-            Some(record) => self.see(record, now),
+        if let Some(record) = found {
+            self.see(record, now);
+        } else {
             // Whom we last saw with it may go on until it notices: `held_until` stays. Who
             // has seen nobody has nothing to wait for.
-            None => {
-                self.seen = None;
-                self.fresh = true;
-            }
+            self.seen = None;
+            self.fresh = true;
         }
         // At once where nobody else may have it, else when their time is over.
         let until = self.held_until.unwrap_or(now);

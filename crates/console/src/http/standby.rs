@@ -79,6 +79,7 @@ async fn status(State(console): State<Arc<StandbyConsole>>) -> Json<Status> {
         sources: Vec::new(),
         store: StoreView::default(),
         delivery: None,
+        forward: None,
         ready: false,
         not_ready: vec![not_ready(&leadership)],
         leadership: Some(leadership),

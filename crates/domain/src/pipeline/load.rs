@@ -289,7 +289,7 @@ fn forward(keys: &ConnectorKeys, text: &str, source: &str) -> Result<Forward, Lo
             !host.is_empty() && host.len() <= MAX_NAME_BYTES && host.bytes().all(named)
         };
         let host = match bare {
-            Some(bare) => bare.parse::<std::net::Ipv6Addr>().ok().map(|_| bare)?,
+            Some(bare) => bare.parse::<core::net::Ipv6Addr>().ok().map(|_| bare)?,
             None => Some(host).filter(plain)?,
         };
         Some((host.to_owned(), port))

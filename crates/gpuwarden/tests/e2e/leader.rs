@@ -47,9 +47,10 @@ impl Cluster {
         let marked = || async {
             let node = object(&self.nodes, &name).await;
             let node = node.map_err(|error| error.to_string())?;
-            match node["metadata"]["annotations"]["node.alpha.kubernetes.io/ttl"].is_string() {
-                true => Ok(shape(&node)),
-                false => Err(node.to_string()),
+            if node["metadata"]["annotations"]["node.alpha.kubernetes.io/ttl"].is_string() {
+                Ok(shape(&node))
+            } else {
+                Err(node.to_string())
             }
         };
         let before = testkit::wait_for("the controller manager's marks", SOON, marked).await?;
@@ -70,9 +71,10 @@ impl Cluster {
         by.wait_for("the cordon", SOON, || async {
             let node = object(&self.nodes, name).await;
             let node = node.map_err(|error| error.to_string())?;
-            match node["spec"]["unschedulable"] == true {
-                true => Ok(()),
-                false => Err(shape(&node).to_string()),
+            if node["spec"]["unschedulable"] == true {
+                Ok(())
+            } else {
+                Err(shape(&node).to_string())
             }
         })
         .await
@@ -82,9 +84,10 @@ impl Cluster {
         by.wait_for("the node as it was before", SOON, || async {
             let node = object(&self.nodes, name).await;
             let now = shape(&node.map_err(|error| error.to_string())?);
-            match now == *before {
-                true => Ok(()),
-                false => Err(now.to_string()),
+            if now == *before {
+                Ok(())
+            } else {
+                Err(now.to_string())
             }
         })
         .await

@@ -379,10 +379,9 @@ fn run(seed: u64) -> Result<(), TestCaseError> {
     let mut last: Option<(String, u64)> = None;
     for now in 0..RUN {
         server.take_strays(now);
-        for index in 0..processes.len() {
+        for (index, process) in processes.iter_mut().enumerate() {
             let calm = now > CALM;
-            let ended = processes[index].live(now, &mut server, &mut chance);
-            let process = &mut processes[index];
+            let ended = process.live(now, &mut server, &mut chance);
             if now < process.acts_until && !ended {
                 match &mut last {
                     Some((name, until)) if *name == process.name => {
@@ -434,7 +433,7 @@ fn run(seed: u64) -> Result<(), TestCaseError> {
                 let number = u64::try_from(index).unwrap();
                 let mut next = Process::new(number, generation, now, &mut chance);
                 next.stopped_until = now + chance.below(3_000);
-                processes[index] = next;
+                *process = next;
             }
         }
     }

@@ -1,0 +1,40 @@
+//! What is known of the machine's devices, on the events of the log.
+
+use super::{Bench, xid};
+
+#[tokio::test]
+async fn what_is_known_of_the_gpus_is_read_again_when_it_changes() {
+    let mut bench = Bench::new();
+    bench.append(&xid(79, 1));
+    let running = bench.start();
+    bench.stored_at_least(1).await;
+    let path = bench.dir.path().join("gpu_metadata.json");
+    std::fs::write(&path, "{").unwrap();
+    running
+        .status(|status| status.detail.contains("gpu_metadata.json is not used"))
+        .await;
+    std::fs::write(&path, r#"{"chassis_serial": "42"}"#).unwrap();
+    running
+        .status(|status| !status.detail.contains("not used"))
+        .await;
+    bench.append(&xid(79, 2));
+    bench.stored_at_least(2).await;
+    assert_eq!(bench.stored().await[1].metadata["chassis_serial"], "42");
+    running.end().await;
+}
+
+#[tokio::test]
+async fn an_event_of_a_nic_names_its_device() {
+    let mut bench = Bench::new();
+    let nic = bench.dir.path().join("sys/class/infiniband/mlx5_3");
+    std::fs::create_dir_all(&nic).unwrap();
+    std::os::unix::fs::symlink("../../../0000:9a:00.0", nic.join("device")).unwrap();
+    bench.append("mlx5_core 0000:9a:00.0: Port module event: module 0, Cable unplugged");
+    bench.append("mlx5_core 0000:9b:00.0: Port module event: module 0, Cable unplugged");
+    let events = bench.run_until(2).await;
+    let entities: Vec<&str> = events
+        .iter()
+        .filter_map(|event| Some(event.entities_impacted.first()?.entity_value.as_str()))
+        .collect();
+    assert_eq!(entities, ["mlx5_3", "0000:9b:00.0"]);
+}
