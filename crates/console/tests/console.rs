@@ -82,6 +82,28 @@ async fn status_says_all_that_is_known() {
 }
 
 #[tokio::test]
+async fn status_waits_until_the_newest_event_shows_but_not_for_ever() {
+    let server = Server::start().await;
+    let at = Timestamp::now();
+    server.take(xids("gpu-a-01", 1)).await;
+    // Stored, and the controller has yet to publish what it makes of it.
+    let shown = server.fleet.send_replace(Arc::new(FleetView::default()));
+    let asked = server.get("/api/v1/status");
+    let published = async {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        server.fleet.send_replace(shown);
+    };
+    let (answer, ()) = tokio::join!(asked, published);
+    let status: Status = serde_json::from_str(&answer.text).unwrap();
+    assert_eq!(status.fleet.nodes.len(), 1, "{answer:?}");
+
+    server.fleet.send_replace(Arc::new(FleetView::default()));
+    let answer = server.get("/api/v1/status").await;
+    let status: Status = serde_json::from_str(&answer.text).unwrap();
+    assert!(status.fleet.nodes.is_empty() && status.now > at);
+}
+
+#[tokio::test]
 async fn every_answer_forbids_what_the_page_does_not_need() {
     let server = Server::start().await;
     for (path, content_type) in [

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Json;
 use axum::extract::State;
@@ -13,7 +14,12 @@ use super::error::ask;
 use crate::api::{ForwardView, PolicyView, Status, StoreView, XidView};
 use crate::explain::catalogue_row;
 
+/// How long an answer waits for the fleet's state to reflect the newest event: a little longer
+/// than the controller takes to publish it.
+const CATCH_UP: Duration = Duration::from_millis(700);
+
 pub(super) async fn status(State(app): State<Arc<App>>) -> Json<Status> {
+    app.caught_up().await;
     let (store, not_ready) = futures::join!(app.store_view(), app.not_ready());
     let info = &app.console.info;
     let fleet = Arc::clone(&app.console.fleet.borrow());
@@ -70,6 +76,16 @@ fn open_xids(fleet: &FleetView) -> BTreeMap<String, XidView> {
 // === impl App ===
 
 impl App {
+    /// Waits, for a while, until what was stored before the question shows in the fleet's
+    /// state: who has just seen a node cordoned asks for its fault, and is to find it.
+    async fn caught_up(&self) {
+        let newest = *self.console.store.latest().borrow();
+        let mut fleet = self.console.fleet.clone();
+        let caught_up = fleet.wait_for(|fleet| fleet.applied >= newest);
+        // Behind or not: what is known is told.
+        drop(tokio::time::timeout(CATCH_UP, caught_up).await);
+    }
+
     async fn store_view(&self) -> StoreView {
         let latest = *self.console.store.latest().borrow();
         match ask(self.console.store.stats()).await {

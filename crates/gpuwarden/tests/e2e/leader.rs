@@ -71,7 +71,9 @@ impl Cluster {
         by.wait_for("the cordon", SOON, || async {
             let node = object(&self.nodes, name).await;
             let node = node.map_err(|error| error.to_string())?;
-            if node["spec"]["unschedulable"] == true {
+            // The controller manager adds a taint to it.
+            let tainted = node["spec"]["taints"].is_array();
+            if node["spec"]["unschedulable"] == true && tainted {
                 Ok(())
             } else {
                 Err(shape(&node).to_string())
