@@ -203,7 +203,7 @@ impl ControllerSettings {
             }
             (Some(wanted), _) => wanted,
             // Who only looks must neither keep an acting one from the lead nor write anything.
-            (None, _) => act.writes(),
+            (None, _) => act.mode == ModeSetting::Quarantine,
         };
         Ok(Self {
             ingest,

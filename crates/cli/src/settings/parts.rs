@@ -242,12 +242,6 @@ impl NodeSettings {
 // === impl ActSettings ===
 
 impl ActSettings {
-    /// Whether anything is written in the cluster.
-    pub(super) fn writes(&self) -> bool {
-        let told = self.reports.conditions || self.reports.events.is_some();
-        self.cluster.is_some() && (self.mode == ModeSetting::Quarantine || told)
-    }
-
     pub(super) fn resolve(args: ActArgs, mut file: ActArgs) -> Result<Self, SettingsError> {
         // A flag for one of them beats the file's word for the other.
         if args.observe.is_some() {

@@ -354,11 +354,9 @@ fn controllers_elect_a_leader_where_they_write_in_the_cluster() {
         edit(&mut args);
         ControllerSettings::resolve(args).map(|settings| settings.leader_elect)
     };
-    let table: [(Edit, bool); 6] = [
+    let table: [(Edit, bool); 4] = [
         (|_| (), false),
         (|args| args.act.quarantine = Some(true), true),
-        (|args| args.act.node_conditions = Some(true), true),
-        (|args| args.act.node_events = Some(true), true),
         (|args| args.election.leader_elect = Some(true), true),
         (
             |args| {
