@@ -235,6 +235,7 @@ struct Process {
     /// Its clock at the begin, and how fast it runs, in thousandths.
     clock: (Instant, u64),
     stopped_until: u64,
+    cut_until: u64,
     request: Option<UnderWay>,
     /// Until when, in true time, it may begin writes, and until when these may last.
     acts_until: u64,
@@ -288,6 +289,7 @@ impl Process {
             name: format!("p{index}-{generation}"),
             clock: (begin, rate),
             stopped_until: now,
+            cut_until: 0,
             request: None,
             acts_until: 0,
             writes_until: 0,
@@ -345,13 +347,20 @@ impl Process {
             Next::Deposed(_) => true,
             Next::Ask(ask) => {
                 let calm = now > CALM;
+                // Cut off, nothing comes through; an answer that is late is often the last.
+                let cut = now < self.cut_until;
                 let delay = |chance: &mut Chance| match chance.below(20) {
+                    _ if cut => None,
                     0 if !calm => Some(chance.below(20_000)),
-                    1 | 2 if !calm => None,
+                    1..=4 if !calm => Some(chance.below(3_500)),
+                    5 if !calm => None,
                     _ => Some(chance.below(20)),
                 };
                 let there = delay(chance).map(|delay| now + 1 + delay);
                 let back = there.zip(delay(chance)).map(|(there, delay)| there + delay);
+                if !calm && chance.one_in(6) {
+                    self.cut_until = now + 1 + chance.below(20_000);
+                }
                 self.request = Some(UnderWay {
                     ask,
                     asked_at: local,
@@ -444,7 +453,7 @@ fn run(seed: u64) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
     fn never_do_two_act_at_once(seed: u64) {
