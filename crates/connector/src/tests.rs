@@ -434,11 +434,9 @@ async fn what_waits_for_a_store_that_hangs_is_bounded_by_number_and_by_size() {
         while !metrics.encode().contains(&depth) {
             tokio::task::yield_now().await;
         }
-        let one_more = tonic::Request::new(request);
-        let status = service
-            .health_event_occurred_v1(one_more)
-            .await
-            .unwrap_err();
+        let one_more = service.health_event_occurred_v1(tonic::Request::new(request));
+        let at_once = tokio::time::timeout(std::time::Duration::from_secs(20), one_more);
+        let status = at_once.await.expect("it does not wait").unwrap_err();
         assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
         // What is given up makes room again.
         waiting.shutdown().await;

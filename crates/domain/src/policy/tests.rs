@@ -138,15 +138,14 @@ fn expressions_of_the_reference_hold() {
 #[test]
 fn a_rule_that_cannot_be_evaluated_does_not_match_and_says_why() {
     let node = json!({"metadata": {"name": "n"}});
-    let answer = matches(
-        &any("Node", "node.metadata.labels['zone'] == 'b'"),
-        &fatal(),
-        &node,
-    );
-    assert!(
-        matches!(&answer, Answer::Failed(_, why) if why.contains("labels")),
-        "{answer:?}"
-    );
+    let text = any("Node", "node.metadata.labels['zone'] == 'b'");
+    for text in [text.replace("match.any", "match.all"), text] {
+        let answer = matches(&text, &fatal(), &node);
+        assert!(
+            matches!(&answer, Answer::Failed(_, why) if why.contains("labels")),
+            "{answer:?}"
+        );
+    }
 }
 
 #[test]

@@ -387,13 +387,24 @@ fn events_text(events: &[Counted]) -> String {
     text
 }
 
+/// An event as it is listed: without metadata, and with fewer entities, where it would not
+/// fit otherwise. The node is to be taken out also for such an event.
 fn event_value(event: &HealthEvent) -> Value {
-    if event.message.len() <= ANNOTATED_MESSAGE_BYTES {
-        return json::annotation::to_value(event);
-    }
     let mut short = event.clone();
     short
         .message
         .truncate(floor_char_boundary(&short.message, ANNOTATED_MESSAGE_BYTES));
-    json::annotation::to_value(&short)
+    loop {
+        let value = json::annotation::to_value(&short);
+        let fits = value.to_string().len() + 2 <= ANNOTATION_BYTES;
+        if fits || (short.metadata.is_empty() && short.entities_impacted.is_empty()) {
+            return value;
+        }
+        if short.metadata.is_empty() {
+            short
+                .entities_impacted
+                .truncate(short.entities_impacted.len() / 2);
+        }
+        short.metadata.clear();
+    }
 }

@@ -75,6 +75,27 @@ impl World {
     }
 
     fn report(&mut self, check: &str, entities: &[(&str, &str)], fatal: bool, healthy: bool) {
+        self.record(check, entities, fatal, healthy, BTreeMap::new());
+    }
+
+    /// A fatal fault with metadata.
+    fn report_with(
+        &mut self,
+        check: &str,
+        entities: &[(&str, &str)],
+        metadata: BTreeMap<String, String>,
+    ) {
+        self.record(check, entities, true, false, metadata);
+    }
+
+    fn record(
+        &mut self,
+        check: &str,
+        entities: &[(&str, &str)],
+        fatal: bool,
+        healthy: bool,
+        metadata: BTreeMap<String, String>,
+    ) {
         self.tick();
         self.seq += 1;
         let mut event = HealthEvent {
@@ -85,6 +106,7 @@ impl World {
             is_fatal: fatal && !healthy,
             is_healthy: healthy,
             message: format!("report {}", self.seq),
+            metadata,
             entities_impacted: entities
                 .iter()
                 .map(|(kind, value)| Entity {
@@ -550,4 +572,30 @@ fn the_events_annotation_is_bounded() {
         text.len()
     );
     assert!(serde_json::from_str::<Value>(text).is_ok());
+}
+
+/// The API server refuses a node with too large annotations: it would never be taken out.
+#[test]
+fn one_event_alone_does_not_fill_the_annotation() {
+    let metadata: BTreeMap<String, String> = (0..40)
+        .map(|index| (format!("key-{index}"), "v".repeat(4_000)))
+        .collect();
+    let names: Vec<String> = (0..140)
+        .map(|index| format!("{index:04}{}", "e".repeat(1_000)))
+        .collect();
+    for (metadata, entities) in [(metadata, 1), (BTreeMap::new(), 140)] {
+        let mut world = World::new();
+        let entities: Vec<_> = names.iter().take(entities).collect();
+        let entities: Vec<_> = entities.iter().map(|name| ("NIC", name.as_str())).collect();
+        world.report_with("GpuMemWatch", &entities, metadata);
+        assert_eq!(world.settle(), [Intent::Quarantine]);
+        let text = &world.node.annotations[keys::QUARANTINE_HEALTH_EVENT];
+        assert!(text.len() <= 128 * 1024, "{}", text.len());
+        let listed = Ownership::read(&world.node).unwrap().events;
+        assert_eq!(listed.len(), 1);
+        assert!(!listed[0].entities_impacted.is_empty());
+        world.report("GpuMemWatch", &[], false, true);
+        assert_eq!(world.settle(), [Intent::Release]);
+        assert_eq!(world.node, NodeView::unknown("n1"));
+    }
 }
