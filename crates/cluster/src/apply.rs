@@ -283,6 +283,7 @@ mod tests {
         let answer = Reply {
             status,
             retry_after: None,
+            date: None,
             body: body.into(),
         };
         ApplyError::from_answer(&answer, &node(&json!([])), &adding("gpu"))
@@ -387,6 +388,7 @@ mod tests {
             let answer = Reply {
                 status,
                 retry_after: None,
+                date: None,
                 body: body.into_bytes(),
             };
             let error = ApplyError::from_answer(&answer, &node(&taints), &adding("gpu"));

@@ -55,7 +55,7 @@ pub struct ConfigMapChange {
 // === impl ConfigMap ===
 
 impl ConfigMap {
-    fn from_object(object: &Value) -> Option<Self> {
+    pub(crate) fn from_object(object: &Value) -> Option<Self> {
         let strings = |value: &Value| -> BTreeMap<String, String> {
             let pairs = value.as_object().into_iter().flatten();
             pairs
@@ -179,7 +179,7 @@ impl Cluster {
     }
 }
 
-fn path(namespace: &str) -> String {
+pub(crate) fn path(namespace: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/configmaps")
 }
 

@@ -5,6 +5,7 @@
 //! patch that holds only where the node still is what the decision saw. What to change is
 //! decided in `domain`; when to try again, in `controller`.
 
+mod access;
 mod apply;
 mod config_map;
 mod connect;
@@ -13,6 +14,7 @@ mod event;
 mod fake;
 mod known;
 mod lease;
+mod look;
 mod object;
 mod pace;
 pub mod patch;
@@ -22,6 +24,7 @@ mod status;
 mod token;
 mod watch;
 
+pub use access::{Access, ServerInfo};
 pub use apply::ApplyError;
 pub use config_map::{ConfigMap, ConfigMapChange, ConfigMapEvent};
 pub use connect::{Cluster, ConnectError, ConnectOptions};

@@ -55,7 +55,7 @@ impl ObjectError {
         }
     }
 
-    fn from_answer(status: StatusCode, body: &[u8]) -> Self {
+    pub(crate) fn from_answer(status: StatusCode, body: &[u8]) -> Self {
         let message = serde_json::from_slice::<Status>(body).map_or_else(
             |_| {
                 let text = String::from_utf8_lossy(body);

@@ -4,9 +4,11 @@ use std::error::Error;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use http::header::RETRY_AFTER;
+use http::header::{DATE, RETRY_AFTER};
 use http::{Method, Request, StatusCode, Uri};
 use http_body_util::{BodyExt, Limited};
+use jiff::Timestamp;
+use jiff::fmt::rfc2822;
 use kube::client::Body;
 
 use crate::connect::Cluster;
@@ -22,6 +24,8 @@ pub(crate) const ANSWER_BYTES: usize = 8 * 1024 * 1024;
 pub(crate) struct Reply {
     pub(crate) status: StatusCode,
     pub(crate) retry_after: Option<Duration>,
+    /// The server's clock.
+    pub(crate) date: Option<Timestamp>,
     pub(crate) body: Vec<u8>,
 }
 
@@ -127,8 +131,10 @@ impl Cluster {
             .headers
             .get(RETRY_AFTER)
             .and_then(|value| value.to_str().ok());
+        let date = head.headers.get(DATE).and_then(|value| value.to_str().ok());
         Ok(Reply {
             status: head.status,
+            date: date.and_then(|text| Some(rfc2822::parse(text).ok()?.timestamp())),
             // The API server gives seconds, never a date.
             retry_after: retry_after
                 .and_then(|text| text.parse().ok())

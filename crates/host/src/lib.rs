@@ -5,6 +5,7 @@
 //! records and says what is missing between them, and the rooms above judge the text.
 
 pub mod boot;
+pub mod disk;
 pub mod identity;
 pub mod kernel_log;
 pub mod nics;
