@@ -1,13 +1,16 @@
 //! The arguments, as text. What they mean together is decided in `settings`.
 
+mod doctor;
 mod roles;
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+pub(crate) use doctor::{DoctorArgs, DoctorRole};
 pub(crate) use roles::{
-    ActArgs, AgentArgs, ControllerArgs, DeliveryArgs, IngestArgs, NodeArgs, ProcessArgs, RunArgs,
+    ActArgs, AgentArgs, ControllerArgs, DeliveryArgs, ElectionArgs, IngestArgs, NodeArgs,
+    ProcessArgs, RunArgs,
 };
 
 /// Keeps GPU clusters healthy.
@@ -120,6 +123,16 @@ pub enum Command {
                             gpuwarden policy presets gke > policy.toml"
     )]
     Policy(PolicyArgs),
+    /// Say what is wrong with this installation, and how to mend it; exit 1 when something is.
+    /// Takes what `run` takes, looks at what `run` would use and at the gpuwarden that runs, and
+    /// changes nothing.
+    #[command(
+        args_conflicts_with_subcommands = true,
+        after_help = "Examples:\n  gpuwarden doctor\n  gpuwarden doctor --config /etc/gpuwarden/gpuwarden.toml\n  \
+                            gpuwarden doctor --kubeconfig ~/.kube/config --quarantine -o json\n  gpuwarden \
+                            doctor agent --config /etc/gpuwarden/agent.toml"
+    )]
+    Doctor(Box<DoctorArgs>),
     /// Print completions for a shell.
     #[command(after_help = "Examples:\n  source <(gpuwarden completions bash)\n  \
                             gpuwarden completions bash > ~/.local/share/bash-completion/completions/gpuwarden\n  \

@@ -4,6 +4,7 @@ mod bench;
 mod catalog;
 mod completions;
 mod decode;
+mod doctor;
 mod events;
 mod explain;
 mod inject;
@@ -31,6 +32,7 @@ pub(crate) async fn execute(command: Command) -> anyhow::Result<u8> {
         Command::Status(args) => status::execute(&args).await,
         Command::Events(args) => events::execute(&args).await,
         Command::Explain(args) => explain::execute(&args).await,
+        Command::Doctor(args) => doctor::execute(*args).await,
         Command::Completions { shell } => completions::execute(shell),
         Command::Policy(args) => policy::execute(&args.what),
         Command::Replay(args) => replay::execute(&args),

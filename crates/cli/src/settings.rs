@@ -8,6 +8,7 @@ mod amount;
 mod file;
 mod parts;
 mod reports;
+mod role;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -21,9 +22,11 @@ pub use parts::{
 
 pub(crate) use parts::namespace;
 pub use reports::{EventTypeSetting, ReportSettings};
+pub(crate) use role::{Role, examine};
 
 use crate::args::{
-    ActArgs, AgentArgs, ControllerArgs, DeliveryArgs, IngestArgs, NodeArgs, ProcessArgs, RunArgs,
+    ActArgs, AgentArgs, ControllerArgs, DeliveryArgs, ElectionArgs, IngestArgs, NodeArgs,
+    ProcessArgs, RunArgs,
 };
 use file::ConfigFile;
 
@@ -113,6 +116,8 @@ struct AnyRole {
     _delivery: DeliveryArgs,
     #[command(flatten)]
     _ingest: IngestArgs,
+    #[command(flatten)]
+    _election: ElectionArgs,
 }
 
 /// Settings that cannot be used.
@@ -157,11 +162,7 @@ pub enum SettingsError {
 impl RunSettings {
     /// Resolves flags and environment (both in `args`), the file they name, and defaults.
     pub fn resolve(args: RunArgs) -> Result<Self, SettingsError> {
-        let file = ConfigFile::read::<RunArgs>(args.config.as_deref())?;
-        let process = ProcessSettings::resolve(args.process.over(file.group()?))?;
-        let node = NodeSettings::resolve(args.node.over(file.group()?), &process)?;
-        let act = ActSettings::resolve(args.act, file.group()?)?;
-        Ok(Self { node, process, act })
+        role::resolve(args)
     }
 }
 
@@ -170,15 +171,7 @@ impl RunSettings {
 impl AgentSettings {
     /// Resolves flags and environment (both in `args`), the file they name, and defaults.
     pub fn resolve(args: AgentArgs) -> Result<Self, SettingsError> {
-        let file = ConfigFile::read::<AgentArgs>(args.config.as_deref())?;
-        let process = ProcessSettings::resolve(args.process.over(file.group()?))?;
-        let node = NodeSettings::resolve(args.node.over(file.group()?), &process)?;
-        let delivery = DeliverySettings::resolve(args.delivery.over(file.group()?))?;
-        Ok(Self {
-            delivery,
-            node,
-            process,
-        })
+        role::resolve(args)
     }
 }
 
@@ -187,30 +180,7 @@ impl AgentSettings {
 impl ControllerSettings {
     /// Resolves flags and environment (both in `args`), the file they name, and defaults.
     pub fn resolve(args: ControllerArgs) -> Result<Self, SettingsError> {
-        let file = ConfigFile::read::<ControllerArgs>(args.config.as_deref())?;
-        let process = ProcessSettings::resolve(args.process.over(file.group()?))?;
-        let act = ActSettings::resolve(args.act, file.group()?)?;
-        let in_cluster = act.cluster.is_some();
-        let ingest = args.ingest.over(file.group()?);
-        let ingest = IngestSettings::resolve(ingest, in_cluster, &act.namespace)?;
-        let election = args.election.over(file.group()?);
-        let leader_elect = match (election.leader_elect, in_cluster) {
-            (Some(true), false) => {
-                return Err(SettingsError::Conflict(
-                    "--leader-elect needs a cluster to hold the Lease in: name one with \
-                     --kubeconfig FILE or --context NAME",
-                ));
-            }
-            (Some(wanted), _) => wanted,
-            // Who only looks must neither keep an acting one from the lead nor write anything.
-            (None, _) => act.mode == ModeSetting::Quarantine,
-        };
-        Ok(Self {
-            ingest,
-            process,
-            act,
-            leader_elect,
-        })
+        role::resolve(args)
     }
 }
 

@@ -47,6 +47,9 @@ pub const POLICY: &str = "gpuwarden.dev/policy";
 /// Annotation of our own: an operator's request to give the node back, as JSON.
 pub const RELEASE: &str = "gpuwarden.dev/release";
 
+/// Lease of the controllers, in the namespace of the product: who holds it acts.
+pub const LEASE: &str = "gpuwarden-controller";
+
 /// Annotation of the data-flow document: `true` while the node is quarantined.
 pub const SEED_QUARANTINED: &str = "nvsentinel.nvidia.com/quarantined";
 /// Annotation of the data-flow document: the check for which it is quarantined.

@@ -12,6 +12,7 @@ use cli::{Endpoint, ProcessSettings};
 use cluster::{Candidate, Cluster, Deposed, LeaseName, Tenure};
 use console::api::LeadershipView;
 use console::{Info, LeadershipSource, StandbyConsole};
+use contract::keys::LEASE;
 use controller::leadership;
 use runtime::metrics::Metrics;
 use store::sqlite::DirectoryLock;
@@ -20,9 +21,6 @@ use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::parts::CLOCK;
-
-/// Name of the Lease.
-const LEASE: &str = "gpuwarden-controller";
 
 /// What a controller that leads works with.
 pub(crate) struct Leading {

@@ -31,12 +31,21 @@ macro_rules! group {
                     $($name: self.$name.or(lower.$name),)*
                 }
             }
+
+            /// Takes out what is set for a flag such as `--data-dir`; `false` where it is none
+            /// of these, or not set.
+            pub(crate) fn clear(&mut self, flag: &str) -> bool {
+                match flag.trim_start_matches('-').replace('-', "_").as_str() {
+                    $(stringify!($name) => self.$name.take().is_some(),)*
+                    _ => false,
+                }
+            }
         }
     };
 }
 
 /// Arguments of `run`.
-#[derive(Args, Debug, Default)]
+#[derive(Args, Clone, Debug, Default)]
 pub struct RunArgs {
     /// Configuration file (TOML; the keys are the long names of these flags).
     #[arg(long, env = "GPUWARDEN_CONFIG", value_name = "FILE")]
@@ -53,7 +62,7 @@ pub struct RunArgs {
 }
 
 /// Arguments of `agent`.
-#[derive(Args, Debug, Default)]
+#[derive(Args, Clone, Debug, Default)]
 pub struct AgentArgs {
     /// Configuration file (TOML; the keys are the long names of these flags).
     #[arg(long, env = "GPUWARDEN_CONFIG", value_name = "FILE")]
@@ -70,7 +79,7 @@ pub struct AgentArgs {
 }
 
 /// Arguments of `controller`.
-#[derive(Args, Debug, Default)]
+#[derive(Args, Clone, Debug, Default)]
 pub struct ControllerArgs {
     /// Configuration file (TOML; the keys are the long names of these flags).
     #[arg(long, env = "GPUWARDEN_CONFIG", value_name = "FILE")]

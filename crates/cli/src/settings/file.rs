@@ -1,14 +1,17 @@
 //! The configuration file: the long names of the flags, in TOML.
 
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use domain::nearest::nearest;
 use serde::de::DeserializeOwned;
 use toml::de::DeTable;
 
 use super::SettingsError;
+use super::role::Role;
 
 /// A file whose keys are all known, or no file.
-pub(super) struct ConfigFile {
+pub(crate) struct ConfigFile {
     path: PathBuf,
     text: String,
 }
@@ -23,31 +26,93 @@ impl ConfigFile {
             let (path, text) = (PathBuf::new(), String::new());
             return Ok(Self { path, text });
         };
+        let file = Self::open(path)?;
+        let known = known::<A>();
+        for entry in file.entries()? {
+            if let Some(error) = file.unknown(&entry, &known) {
+                return Err(error);
+            }
+        }
+        Ok(file)
+    }
+
+    /// Reads the file as far as it can be read, and says all that is wrong with it. What is
+    /// wrong is left out.
+    pub(super) fn examine<R: Role>(path: Option<&Path>) -> (Self, Vec<SettingsError>) {
+        let nothing = |path: Option<&Path>| Self {
+            path: path.unwrap_or(Path::new("")).to_owned(),
+            text: String::new(),
+        };
+        let Some(named) = path else {
+            return (nothing(None), Vec::new());
+        };
+        let read = Self::open(named).and_then(|file| Ok((file.entries()?, file)));
+        let (entries, file) = match read {
+            Ok(read) => read,
+            Err(error) => return (nothing(path), vec![error]),
+        };
+        let known = known::<R>();
+        let mut wrong = Vec::new();
+        let mut good = Vec::new();
+        for entry in entries {
+            let alone = file.only(std::slice::from_ref(&entry));
+            let error = file.unknown(&entry, &known);
+            match error.or_else(|| R::from_file(&alone).err()) {
+                Some(error) => wrong.push(error),
+                None => good.push(entry),
+            }
+        }
+        (file.only(&good), wrong)
+    }
+
+    fn open(path: &Path) -> Result<Self, SettingsError> {
         let text = std::fs::read_to_string(path).map_err(|source| SettingsError::Read {
             path: path.to_owned(),
             source,
         })?;
         let path = path.to_owned();
-        let file = Self { path, text };
-        let table = DeTable::parse(&file.text).map_err(|error| file.wrong(&error))?;
-        let command = A::augment_args(clap::Command::new("file"));
-        let known: Vec<&str> = command
-            .get_arguments()
-            .flat_map(|arg| {
-                let aliases = arg.get_all_aliases().unwrap_or_default();
-                arg.get_long().into_iter().chain(aliases)
+        Ok(Self { path, text })
+    }
+
+    /// Keys of the first level, and where each stands with its value.
+    fn entries(&self) -> Result<Vec<(String, Range<usize>)>, SettingsError> {
+        let table = DeTable::parse(&self.text).map_err(|error| self.wrong(&error))?;
+        let entries = table.get_ref().iter();
+        Ok(entries
+            .map(|(key, value)| {
+                let place = key.span().start..value.span().end;
+                (key.get_ref().clone().into_owned(), place)
             })
-            .filter(|name| *name != "config")
-            // Of no use to a server: for the clients that are given the same file.
-            .chain(["server"])
-            .collect();
-        for key in table.get_ref().keys() {
-            if !known.contains(&key.get_ref().as_ref()) {
-                let what = format!("unknown field `{}`", key.get_ref());
-                return Err(file.at(key.span().start, what));
-            }
+            .collect())
+    }
+
+    fn unknown(
+        &self,
+        (key, place): &(String, Range<usize>),
+        known: &[String],
+    ) -> Option<SettingsError> {
+        if known.contains(key) {
+            return None;
         }
-        Ok(file)
+        let hint = match nearest(key, known.iter().map(String::as_str), 1).first() {
+            Some(meant) => format!("; did you mean `{meant}`?"),
+            None => String::new(),
+        };
+        Some(self.at(place.start, format!("unknown field `{key}`{hint}")))
+    }
+
+    /// The file with these entries only, each where it stood.
+    fn only(&self, entries: &[(String, Range<usize>)]) -> Self {
+        let kept = |at: usize| entries.iter().any(|(_, place)| place.contains(&at));
+        let letters = self.text.char_indices().map(|(at, letter)| match letter {
+            '\n' => '\n',
+            letter if kept(at) => letter,
+            _ => ' ',
+        });
+        Self {
+            path: self.path.clone(),
+            text: letters.collect(),
+        }
     }
 
     /// The keys of a group; those of others are left out.
@@ -68,4 +133,19 @@ impl ConfigFile {
             what,
         }
     }
+}
+
+/// The keys that a file for `A` may have.
+fn known<A: clap::Args>() -> Vec<String> {
+    let command = A::augment_args(clap::Command::new("file"));
+    let names = command.get_arguments().flat_map(|arg| {
+        let aliases = arg.get_all_aliases().unwrap_or_default();
+        arg.get_long().into_iter().chain(aliases)
+    });
+    names
+        .filter(|name| *name != "config")
+        // Of no use to a server: for the clients that are given the same file.
+        .chain(["server"])
+        .map(str::to_owned)
+        .collect()
 }

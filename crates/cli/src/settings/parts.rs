@@ -242,20 +242,12 @@ impl NodeSettings {
 // === impl ActSettings ===
 
 impl ActSettings {
-    pub(super) fn resolve(args: ActArgs, mut file: ActArgs) -> Result<Self, SettingsError> {
-        // A flag for one of them beats the file's word for the other.
-        if args.observe.is_some() {
-            file.quarantine = None;
-        }
-        if args.quarantine.is_some() {
-            file.observe = None;
-        }
-        let args = args.over(file);
-        let retention = args.retention.as_deref().unwrap_or(RETENTION);
-        let retention = amount::duration("--retention", retention)?;
+    pub(super) fn resolve(args: ActArgs) -> Result<Self, SettingsError> {
+        let retention_text = args.retention.as_deref().unwrap_or(RETENTION);
+        let retention = amount::duration("--retention", retention_text)?;
         if retention < SHORTEST_RETENTION {
             let what = "is less than an hour: what has just happened could not be explained";
-            return Err(wrong("--retention", &retention.to_string(), what));
+            return Err(wrong("--retention", retention_text, what));
         }
         let store_size = args.store_size.as_deref().unwrap_or(STORE_SIZE);
         let store_size = amount::bytes("--store-size", store_size)?;

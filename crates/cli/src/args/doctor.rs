@@ -1,0 +1,60 @@
+//! The arguments of `doctor`: those of the role that it looks at.
+
+use clap::{Args, Subcommand};
+
+use super::{AgentArgs, ControllerArgs, OutputArgs, RunArgs};
+
+/// Arguments of `doctor`.
+#[derive(Args, Debug)]
+pub struct DoctorArgs {
+    /// Another role.
+    #[command(subcommand)]
+    pub role: Option<DoctorRole>,
+    /// What `run` would use.
+    #[command(flatten)]
+    pub run: RunArgs,
+    /// How to write it.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// Which role, where it is not `run`.
+#[derive(Subcommand, Debug)]
+pub enum DoctorRole {
+    /// The same of what `agent` uses.
+    #[command(
+        after_help = "Examples:\n  gpuwarden doctor agent --config /etc/gpuwarden/agent.toml\n  \
+                            gpuwarden doctor agent --controller https://gpuwarden.example:50051 \
+                            --tls-ca ca.crt --token-file token"
+    )]
+    Agent(Box<DoctorAgentArgs>),
+    /// The same of what `controller` uses.
+    #[command(
+        after_help = "Examples:\n  gpuwarden doctor controller --config /etc/gpuwarden/controller.toml\n  \
+                            gpuwarden doctor controller --kubeconfig ~/.kube/config --grpc-insecure \
+                            --quarantine -o json"
+    )]
+    Controller(Box<DoctorControllerArgs>),
+}
+
+/// Arguments of `doctor agent`.
+#[derive(Args, Debug)]
+pub struct DoctorAgentArgs {
+    /// What `agent` would use.
+    #[command(flatten)]
+    pub agent: AgentArgs,
+    /// How to write it.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// Arguments of `doctor controller`.
+#[derive(Args, Debug)]
+pub struct DoctorControllerArgs {
+    /// What `controller` would use.
+    #[command(flatten)]
+    pub controller: ControllerArgs,
+    /// How to write it.
+    #[command(flatten)]
+    pub output: OutputArgs,
+}

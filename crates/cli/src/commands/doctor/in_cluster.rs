@@ -1,0 +1,363 @@
+//! The cluster: whether it can be reached, its version and clock, this machine's node,
+//! permissions, what people have set there, and a policy that is kept there.
+
+use cluster::{Cluster, ObjectError, ServerInfo};
+use contract::keys;
+use domain::brake::NodeLabel;
+use domain::brake::pause::Pause;
+use domain::brake::switch::{State, Switch};
+use domain::node::NodeView;
+use jiff::{SignedDuration, Timestamp};
+
+use super::machine::parsed;
+use super::needs::{self, Need};
+use super::{Finding, Installation, causes, shell_word};
+use crate::settings::{ActSettings, ModeSetting, PolicySetting};
+
+/// More than this between two clocks makes stories hard to read.
+const ODD_SKEW: SignedDuration = SignedDuration::from_secs(2);
+/// More than this makes decisions about time wrong: pauses, windows, certificates.
+const BAD_SKEW: SignedDuration = SignedDuration::from_secs(30);
+/// Minor versions of Kubernetes that the tests run against.
+const TESTED: std::ops::RangeInclusive<u32> = 36..=37;
+
+pub(super) async fn check(installation: &Installation) -> Vec<Finding> {
+    const UNREACHABLE: &str = "no node is seen, taken out of service or given back";
+    let Some(act) = &installation.act else {
+        return Vec::new();
+    };
+    let Some(place) = &act.cluster else {
+        let what = "none is given (--kubeconfig FILE): only this machine is watched";
+        return vec![Finding::ok("cluster", what)];
+    };
+    let cluster = match Cluster::connect(place.connect_options()).await {
+        Ok(cluster) => cluster,
+        Err(error) => {
+            let fix = "kubectl config get-contexts; mend --kubeconfig or --context";
+            return vec![Finding::problem(
+                "cluster",
+                causes(&error),
+                UNREACHABLE,
+                fix,
+            )];
+        }
+    };
+    let asked_at = Timestamp::now();
+    let info = match cluster.server_info().await {
+        Ok(info) => info,
+        Err(error) => {
+            let what = format!("{}: {}", cluster.server(), causes(&error));
+            let fix = format!("kubectl{} cluster-info", options(act));
+            return vec![Finding::problem("cluster", what, UNREACHABLE, fix)];
+        }
+    };
+    let answered_at = Timestamp::now();
+    let mut findings = vec![version(cluster.server(), &info)];
+    findings.extend(info.time.map(|there| clock(there, asked_at, answered_at)));
+    let needs = needs::of(installation);
+    let permissions = permissions(&cluster, &needs).await;
+    let of_nodes = needs.first().map(|need| need.why);
+    let may_see_nodes = permissions
+        .iter()
+        .all(|it| it.why.is_none() || it.why != of_nodes);
+    findings.extend(permissions);
+    if may_see_nodes {
+        let name = installation
+            .node
+            .as_ref()
+            .map(|node| node.node_name.as_str());
+        findings.extend(nodes(&cluster, name, &act.gpu_node_label).await);
+    }
+    if act.mode != ModeSetting::Observe {
+        findings.extend(switches(&cluster, act).await);
+    }
+    if let Some(PolicySetting::ConfigMap {
+        namespace,
+        name,
+        key,
+    }) = &act.policy
+    {
+        findings.push(policy(&cluster, namespace, name, key).await);
+    }
+    findings
+}
+
+/// The flags by which kubectl goes the same way to the cluster. A fix goes without: it is a
+/// person's to make, who may more than gpuwarden does.
+fn options(act: &ActSettings) -> String {
+    let place = act.cluster.as_ref();
+    let mut text = String::new();
+    if let Some(file) = place.and_then(|it| it.kubeconfig.as_ref()) {
+        text.push_str(&format!(
+            " --kubeconfig {}",
+            shell_word(&file.to_string_lossy())
+        ));
+    }
+    if let Some(context) = place.and_then(|it| it.context.as_ref()) {
+        text.push_str(&format!(" --context {}", shell_word(context)));
+    }
+    text
+}
+
+fn version(server: &str, info: &ServerInfo) -> Finding {
+    let what = format!("{server} answers: Kubernetes {}", info.version);
+    if info.minor.is_some_and(|minor| TESTED.contains(&minor)) {
+        return Finding::ok("cluster", what);
+    }
+    Finding::warning(
+        "cluster",
+        format!(
+            "{what}; tested are 1.{} to 1.{}",
+            TESTED.start(),
+            TESTED.end()
+        ),
+        "what the tests show, they show of the tested versions",
+        "try it with --dry-run first",
+    )
+}
+
+/// The API server says its time to the second, somewhen between question and answer.
+fn clock(there: Timestamp, asked: Timestamp, answered: Timestamp) -> Finding {
+    const WHY: &str = "pauses, windows of the brake and certificates hold by time, and stories are \
+                       put together by it";
+    let fix = "timedatectl timesync-status, or chronyc tracking, on both machines";
+    let until = there + SignedDuration::from_secs(1);
+    let skew = if until < asked {
+        asked.duration_since(until)
+    } else if there > answered {
+        there.duration_since(answered)
+    } else {
+        SignedDuration::ZERO
+    };
+    let seconds = skew.as_secs();
+    let what = format!("this machine's clock and the API server's are {seconds} s apart");
+    if skew > BAD_SKEW {
+        Finding::problem("clock", what, WHY, fix)
+    } else if skew > ODD_SKEW {
+        Finding::warning("clock", what, WHY, fix)
+    } else {
+        Finding::ok("clock", "it agrees with the API server's")
+    }
+}
+
+async fn permissions(cluster: &Cluster, needs: &[Need]) -> Vec<Finding> {
+    // Before 1.28 nobody can ask for his own name.
+    let who = cluster
+        .own_name()
+        .await
+        .unwrap_or_else(|_| "NAME".to_owned());
+    let mut findings = Vec::new();
+    for need in needs {
+        let mut missing: Vec<&str> = Vec::new();
+        for access in need.accesses() {
+            match cluster.may(access).await {
+                Ok(true) => {}
+                Ok(false) if missing.contains(&access.verb) => {}
+                Ok(false) => missing.push(access.verb),
+                Err(error) => {
+                    let what = format!("cannot be asked for: {}", causes(&error));
+                    let fix = "kubectl auth can-i --list";
+                    return vec![Finding::problem("permissions", what, need.why, fix)];
+                }
+            }
+        }
+        if !missing.is_empty() {
+            let what = format!("{who} may not {}", need.described(&missing));
+            findings.push(Finding::problem(
+                "permissions",
+                what,
+                need.why,
+                need.grant(&who),
+            ));
+        }
+    }
+    if findings.is_empty() {
+        let verbs = |need: &Need| {
+            let verbs: Vec<&str> = need.verbs.iter().map(|(verb, _)| *verb).collect();
+            need.described(&verbs)
+        };
+        let all: Vec<String> = needs.iter().map(verbs).collect();
+        let what = format!("{who} may {}", all.join("; "));
+        findings.push(Finding::ok("permissions", what));
+    }
+    findings
+}
+
+async fn nodes(cluster: &Cluster, name: Option<&str>, label: &NodeLabel) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if let Some(name) = name {
+        match cluster.find_node(name).await {
+            Ok(found) => findings.extend(own_node(name, found.as_ref(), label)),
+            Err(error) => findings.push(not_looked_at("node", &error)),
+        }
+    }
+    match cluster.any_node_with(label).await {
+        Ok(any) => findings.push(gpu_nodes(any, label)),
+        Err(error) => findings.push(not_looked_at("gpu-nodes", &error)),
+    }
+    findings
+}
+
+fn own_node(name: &str, found: Option<&NodeView>, label: &NodeLabel) -> Vec<Finding> {
+    let Some(node) = found else {
+        return vec![Finding::problem(
+            "node",
+            format!("the cluster has no node {name}"),
+            "this machine's faults cannot be acted on until the cluster has its node",
+            "kubectl get nodes, and name this machine's with --node-name",
+        )];
+    };
+    let mut findings = vec![Finding::ok("node", format!("the cluster has {name}"))];
+    if node.labels.get(&label.key) != Some(&label.value) {
+        findings.push(Finding::warning(
+            "node",
+            format!("{name} has no label {label}"),
+            "it counts as a node without GPUs where limits are in percent of the GPU nodes",
+            format!(
+                "kubectl label node {} {}",
+                shell_word(name),
+                shell_word(&label.to_string())
+            ),
+        ));
+    }
+    findings
+}
+
+fn gpu_nodes(any: bool, label: &NodeLabel) -> Finding {
+    if any {
+        return Finding::ok(
+            "gpu-nodes",
+            format!("nodes with GPUs have the label {label}"),
+        );
+    }
+    Finding::warning(
+        "gpu-nodes",
+        format!("no node has the label {label}"),
+        "limits in percent are of all nodes then, not of those with GPUs",
+        "--gpu-node-label names another one, or kubectl label node NAME, for each GPU node",
+    )
+}
+
+/// What people have set, and where it is kept.
+async fn switches(cluster: &Cluster, act: &ActSettings) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let namespace = &act.namespace;
+    // Who may not ask for a namespace learns of it when the ConfigMaps are written.
+    if let Ok(false) = cluster.has_namespace(namespace).await {
+        findings.push(Finding::problem(
+            "namespace",
+            format!("the cluster has no namespace {namespace}"),
+            "the circuit breaker and pauses are kept in it",
+            format!("kubectl create namespace {namespace}, or name another with --namespace"),
+        ));
+        return findings;
+    }
+    match cluster
+        .find_config_map(namespace, keys::BREAKER_CONFIG_MAP)
+        .await
+    {
+        Ok(map) => {
+            let switch = map.map(|map| Switch::read(&map.data, &map.annotations));
+            findings.push(breaker(act, &switch.unwrap_or_default()));
+        }
+        Err(error) => findings.push(not_looked_at("circuit-breaker", &error)),
+    }
+    match cluster.find_config_map(namespace, keys::CONFIG_MAP).await {
+        Ok(map) => {
+            let text = map.as_ref().and_then(|map| map.data.get(keys::PAUSE));
+            findings.push(pause(act, text.map(String::as_str), Timestamp::now()));
+        }
+        Err(error) => findings.push(not_looked_at("pause", &error)),
+    }
+    findings
+}
+
+fn breaker(act: &ActSettings, switch: &Switch) -> Finding {
+    let namespace = &act.namespace;
+    if !act.circuit_breaker {
+        return Finding::warning(
+            "circuit-breaker",
+            "the brake is off (--circuit-breaker false)",
+            "a broken monitor or a wrong rule may take every node out of service",
+            "take --circuit-breaker false away",
+        );
+    }
+    let since = match switch.tripped_at {
+        Some(at) => format!(" since {at:.0}"),
+        None => String::new(),
+    };
+    if switch.state == State::Closed {
+        return Finding::ok(
+            "circuit-breaker",
+            "it is closed: nodes with faults are taken out",
+        );
+    }
+    Finding::problem(
+        "circuit-breaker",
+        format!(
+            "it is {}{since} (ConfigMap {namespace}/{})",
+            switch.state.name(),
+            keys::BREAKER_CONFIG_MAP
+        ),
+        "no further node is taken out of service until a person closes it",
+        format!(
+            "kubectl -n {namespace} patch configmap {} --type merge -p '{{\"data\":{{\"{}\":\"{}\"}}}}', \
+             once it is clear why so many nodes failed",
+            keys::BREAKER_CONFIG_MAP,
+            keys::BREAKER_STATUS,
+            keys::BREAKER_CLOSED
+        ),
+    )
+}
+
+fn pause(act: &ActSettings, text: Option<&str>, now: Timestamp) -> Finding {
+    match text.and_then(Pause::read).filter(|pause| pause.holds(now)) {
+        None => Finding::ok("pause", "nothing is paused"),
+        Some(pause) => Finding::warning(
+            "pause",
+            format!("new quarantines are {pause}"),
+            "no further node is taken out of service until it ends",
+            format!("gpuwarden resume --namespace {}", act.namespace),
+        ),
+    }
+}
+
+async fn policy(cluster: &Cluster, namespace: &str, name: &str, key: &str) -> Finding {
+    const WHY: &str = "nothing is decided until there is a policy";
+    let place = format!("configmap:{namespace}/{name}/{key}");
+    let fix =
+        format!("kubectl -n {namespace} create configmap {name} --from-file={key}=policy.toml");
+    let map = match cluster.find_config_map(namespace, name).await {
+        Ok(Some(map)) => map,
+        Ok(None) => {
+            let what = format!("{place}: there is no such object");
+            return Finding::problem("policy", what, WHY, fix);
+        }
+        Err(error) => {
+            let what = format!("{place}: {}", causes(&error));
+            return Finding::problem("policy", what, WHY, "see permissions");
+        }
+    };
+    let Some(text) = map.data.get(key) else {
+        let fix = format!("kubectl -n {namespace} edit configmap {name}");
+        return Finding::problem("policy", format!("{place}: there is no such key"), WHY, fix);
+    };
+    let fix = format!(
+        "kubectl -n {namespace} get configmap {name} -o jsonpath='{{.data.{}}}' > policy.toml && \
+         gpuwarden policy lint policy.toml",
+        key.replace('.', "\\.")
+    );
+    parsed(&place, text, fix)
+}
+
+fn not_looked_at(check: &'static str, error: &ObjectError) -> Finding {
+    Finding::warning(
+        check,
+        format!("cannot be looked at: {}", causes(error)),
+        "nothing can be said of it",
+        "see permissions",
+    )
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,128 @@
+use super::*;
+use crate::args::{ActArgs, ControllerArgs, IngestArgs, RunArgs};
+use crate::settings::examine;
+
+fn act(edit: impl FnOnce(&mut ActArgs)) -> ActArgs {
+    let mut act = ActArgs {
+        kubeconfig: Some("/k".into()),
+        namespace: Some("gw".into()),
+        ..ActArgs::default()
+    };
+    edit(&mut act);
+    act
+}
+
+fn run(edit: impl FnOnce(&mut ActArgs)) -> Installation {
+    let args = RunArgs {
+        act: act(edit),
+        ..RunArgs::default()
+    };
+    examine(args).0.unwrap().into()
+}
+
+fn controller(act: ActArgs) -> Installation {
+    let args = ControllerArgs {
+        act,
+        ingest: IngestArgs {
+            grpc_tls_cert: Some("/c".into()),
+            grpc_tls_key: Some("/k".into()),
+            ..IngestArgs::default()
+        },
+        ..ControllerArgs::default()
+    };
+    examine(args).0.unwrap().into()
+}
+
+fn names(installation: &Installation) -> Vec<String> {
+    let described = |need: Need| {
+        let verbs: Vec<&str> = need.verbs.iter().map(|(verb, _)| *verb).collect();
+        need.described(&verbs)
+    };
+    of(installation).into_iter().map(described).collect()
+}
+
+#[test]
+fn each_mode_needs_what_it_does_and_no_more() {
+    let nodes = "list, watch nodes";
+    let act_on_nodes = "list, watch, patch nodes";
+    let switches = "list, watch, create, patch configmaps in gw";
+    let table: [(Installation, &[&str]); 6] = [
+        (run(|_| ()), &[nodes]),
+        (
+            run(|act| (act.quarantine, act.dry_run) = (Some(true), Some(true))),
+            &[nodes, "list, watch configmaps in gw"],
+        ),
+        (
+            run(|act| act.quarantine = Some(true)),
+            &[
+                act_on_nodes,
+                "patch nodes/status",
+                "create, patch events in default",
+                switches,
+            ],
+        ),
+        (
+            run(|act| {
+                act.quarantine = Some(true);
+                (act.node_conditions, act.node_events) = (Some(false), Some(false));
+                act.policy = Some("configmap:p/q".into());
+            }),
+            &[act_on_nodes, switches, "list, watch configmaps in p"],
+        ),
+        (controller(act(|_| ())), &[nodes, "create tokenreviews"]),
+        (
+            controller(act(|act| {
+                act.quarantine = Some(true);
+                (act.node_conditions, act.node_events) = (Some(false), Some(false));
+            })),
+            &[
+                act_on_nodes,
+                switches,
+                "get, create, patch leases in gw",
+                "create tokenreviews",
+            ],
+        ),
+    ];
+    for (installation, expected) in table {
+        assert_eq!(names(&installation), expected);
+    }
+}
+
+#[test]
+fn a_right_is_asked_for_by_the_names_that_are_used() {
+    let needs = of(&run(|act| act.quarantine = Some(true)));
+    let switches = needs.iter().find(|need| need.name == "switches").unwrap();
+    let asked: Vec<_> = switches
+        .accesses()
+        .map(|access| (access.verb, access.name.unwrap_or("any")))
+        .collect();
+    assert_eq!(
+        asked,
+        [
+            ("list", "circuit-breaker"),
+            ("list", "gpuwarden"),
+            ("watch", "circuit-breaker"),
+            ("watch", "gpuwarden"),
+            ("create", "any"),
+            ("patch", "circuit-breaker"),
+            ("patch", "gpuwarden"),
+        ]
+    );
+}
+
+#[test]
+fn a_grant_is_a_command_for_a_user_or_a_service_account() {
+    let needs = of(&run(|act| act.quarantine = Some(true)));
+    assert_eq!(
+        needs[1].grant("ops team"),
+        "kubectl create clusterrole gpuwarden-node-status --verb=patch --resource=nodes/status && \
+         kubectl create clusterrolebinding gpuwarden-node-status --clusterrole=gpuwarden-node-status \
+         --user='ops team'"
+    );
+    assert_eq!(
+        needs[2].grant("system:serviceaccount:gw:gpuwarden"),
+        "kubectl -n default create role gpuwarden-events --verb=create,patch --resource=events && \
+         kubectl -n default create rolebinding gpuwarden-events --role=gpuwarden-events \
+         --serviceaccount=gw:gpuwarden"
+    );
+}

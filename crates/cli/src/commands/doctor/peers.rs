@@ -1,0 +1,192 @@
+//! What it would talk to and be talked to by, besides the API server: its port, its
+//! controller, and the certificates for both.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use runtime::tls::{ClientCertificates, ClientTls, ServerTls};
+use tokio::net::{TcpListener, TcpStream};
+
+use super::{Finding, Installation, causes};
+use crate::settings::{DeliverySettings, IngestSettings, Transport};
+
+/// As long as an agent takes to connect.
+const CONNECT: Duration = Duration::from_secs(5);
+
+pub(super) async fn check(installation: &Installation, running: bool) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if !running {
+        findings.push(port("listen", installation.process.listen).await);
+    }
+    if let Some(ingest) = &installation.ingest {
+        if !running {
+            findings.push(port("grpc-listen", ingest.listen).await);
+        }
+        findings.push(own_certificate(ingest));
+    }
+    if let Some(delivery) = &installation.delivery {
+        findings.extend(credentials(delivery));
+        findings.push(controller(&delivery.controller).await);
+    }
+    findings
+}
+
+/// Whether it could listen there.
+async fn port(check: &'static str, address: SocketAddr) -> Finding {
+    match TcpListener::bind(address).await {
+        Ok(_) => Finding::ok(check, format!("{address} is free")),
+        Err(error) => Finding::problem(
+            check,
+            format!("{address}: {error}"),
+            "gpuwarden does not start where it cannot listen",
+            format!(
+                "ss -ltnp 'sport = :{}' shows who does; --{check} names another address",
+                address.port()
+            ),
+        ),
+    }
+}
+
+fn own_certificate(ingest: &IngestSettings) -> Finding {
+    let Transport::Tls { own, clients } = ingest.transport.clone() else {
+        return Finding::warning(
+            "tls",
+            "events are taken without TLS, from anybody on this machine, for any node",
+            "whoever gets to the port can have any node taken out of service",
+            "--grpc-tls-cert and --grpc-tls-key in the place of --grpc-insecure",
+        );
+    };
+    let shown = own.certificate.display().to_string();
+    let clients = clients.map_or(ClientCertificates::None, ClientCertificates::Optional);
+    loaded(&shown, ServerTls::load(own, clients).err())
+}
+
+fn credentials(delivery: &DeliverySettings) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if let Some(authority) = delivery.authority.clone() {
+        let shown = authority.display().to_string();
+        let tls = ClientTls::load(authority, delivery.certificate.clone());
+        findings.push(loaded(&shown, tls.err()));
+    }
+    if let Some(path) = &delivery.token_file {
+        findings.push(token(path));
+    }
+    findings
+}
+
+fn loaded(shown: &str, error: Option<runtime::tls::TlsError>) -> Finding {
+    match error {
+        None => Finding::ok("tls", format!("{shown} and what belongs to it can be used")),
+        Some(error) => Finding::problem(
+            "tls",
+            causes(&error),
+            "no event travels without it",
+            format!("openssl x509 -noout -subject -dates -in {shown}"),
+        ),
+    }
+}
+
+fn token(path: &Path) -> Finding {
+    let shown = path.display();
+    let what = match std::fs::read_to_string(path) {
+        Ok(text) if !text.trim().is_empty() => {
+            return Finding::ok("token", format!("{shown} can be read"));
+        }
+        Ok(_) => format!("{shown} is empty"),
+        Err(error) => format!("{shown}: {error}"),
+    };
+    Finding::problem(
+        "token",
+        what,
+        "without it the controller does not know which node reports, and refuses",
+        "mount a projected ServiceAccount token with the audience gpuwarden there",
+    )
+}
+
+async fn controller(url: &str) -> Finding {
+    let place = url
+        .parse::<http::Uri>()
+        .ok()
+        .and_then(|uri| Some((uri.host()?.to_owned(), uri.port_u16()?)));
+    let Some((host, port)) = place else {
+        return Finding::problem(
+            "controller",
+            format!("{url:?} is no address such as https://gpuwarden.example:50051"),
+            "events stay on this node until the controller is reached",
+            "mend --controller",
+        );
+    };
+    let connecting = TcpStream::connect((host.trim_matches(['[', ']']), port));
+    let failed = match tokio::time::timeout(CONNECT, connecting).await {
+        Ok(Ok(_)) => return Finding::ok("controller", format!("{url} can be reached")),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => format!("no answer within {} s", CONNECT.as_secs()),
+    };
+    Finding::problem(
+        "controller",
+        format!("{url} cannot be reached: {failed}"),
+        "events stay on this node until it can, and its faults are not acted on",
+        format!("curl -vk https://{host}:{port}/ shows how far it gets"),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::commands::doctor::Outcome;
+
+    #[tokio::test]
+    async fn a_port_is_free_or_taken_and_a_controller_there_or_not() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let url = format!("https://{address}");
+        assert_eq!(port("listen", address).await.result, Outcome::Problem);
+        assert_eq!(controller(&url).await.result, Outcome::Ok);
+        drop(listener);
+        assert_eq!(port("listen", address).await.result, Outcome::Ok);
+        let gone = controller(&url).await;
+        assert_eq!(gone.result, Outcome::Problem);
+        assert!(gone.what.contains("refused"), "{gone:?}");
+        assert_eq!(controller("not a place").await.result, Outcome::Problem);
+    }
+
+    #[test]
+    fn a_token_has_to_be_there_and_say_something() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(token(file.path()).what.ends_with("is empty"));
+        std::fs::write(file.path(), "t").unwrap();
+        assert_eq!(token(file.path()).result, Outcome::Ok);
+        assert_eq!(token(Path::new("/none")).result, Outcome::Problem);
+    }
+
+    #[test]
+    fn certificates_are_read() {
+        let delivery = |authority: &Path| DeliverySettings {
+            controller: "https://c:1".into(),
+            authority: Some(authority.to_owned()),
+            certificate: None,
+            token_file: Some("/none".into()),
+            outbox_size: 0,
+        };
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let found = credentials(&delivery(file.path()));
+        assert_eq!(
+            found
+                .iter()
+                .map(|it| (it.check, it.result))
+                .collect::<Vec<_>>(),
+            [("tls", Outcome::Problem), ("token", Outcome::Problem)]
+        );
+        let open = IngestSettings {
+            listen: "127.0.0.1:1".parse().unwrap(),
+            transport: Transport::Open,
+            tokens: controller::ingest::TokenRules {
+                audience: String::new(),
+                agents: Vec::new(),
+                central: Vec::new(),
+            },
+        };
+        assert_eq!(own_certificate(&open).result, Outcome::Warning);
+    }
+}

@@ -1,0 +1,163 @@
+//! How the settings of a role are put together: flags and environment over the file over
+//! defaults. Once so that the first error ends it, for who wants to start, and once so that
+//! all are found, for who wants to know.
+
+use std::path::Path;
+
+use super::file::ConfigFile;
+use super::{
+    ActSettings, AgentSettings, ControllerSettings, DeliverySettings, IngestSettings, ModeSetting,
+    NodeSettings, ProcessSettings, RunSettings, SettingsError,
+};
+use crate::args::{ActArgs, AgentArgs, ControllerArgs, RunArgs};
+
+/// The arguments of a role.
+pub(crate) trait Role: clap::Args + Clone {
+    /// What they come to.
+    type Settings;
+
+    /// The file that they name.
+    fn config(&self) -> Option<&Path>;
+    /// What a file says.
+    fn from_file(file: &ConfigFile) -> Result<Self, SettingsError>;
+    /// What is set here, and the rest as in `lower`.
+    fn over(self, lower: Self) -> Self;
+    /// Takes out what is set for a flag; `false` where nothing is.
+    fn clear(&mut self, flag: &str) -> bool;
+    /// Checks them, and fills in the defaults.
+    fn settle(self) -> Result<Self::Settings, SettingsError>;
+}
+
+/// The settings, or the first thing that is wrong.
+pub(super) fn resolve<R: Role>(args: R) -> Result<R::Settings, SettingsError> {
+    let file = ConfigFile::read::<R>(args.config())?;
+    args.over(R::from_file(&file)?).settle()
+}
+
+/// Everything that is wrong, and the settings without it, as far as there are any then.
+pub(crate) fn examine<R: Role>(args: R) -> (Option<R::Settings>, Vec<SettingsError>) {
+    let (file, mut wrong) = ConfigFile::examine::<R>(args.config());
+    let mut args = match R::from_file(&file) {
+        Ok(lower) => args.over(lower),
+        Err(error) => {
+            wrong.push(error);
+            args
+        }
+    };
+    // Each round takes one of finitely many settings out.
+    loop {
+        match args.clone().settle() {
+            Ok(settings) => return (Some(settings), wrong),
+            Err(error) => {
+                let flag = match &error {
+                    SettingsError::Value { name, .. } => Some(*name),
+                    _ => None,
+                };
+                wrong.push(error);
+                if !flag.is_some_and(|flag| args.clear(flag)) {
+                    return (None, wrong);
+                }
+            }
+        }
+    }
+}
+
+/// A flag for one of two switches beats the file's word for the other.
+fn act_over(args: ActArgs, mut file: ActArgs) -> ActArgs {
+    if args.observe.is_some() {
+        file.quarantine = None;
+    }
+    if args.quarantine.is_some() {
+        file.observe = None;
+    }
+    args.over(file)
+}
+
+/// What the roles have in common: their groups of arguments.
+macro_rules! groups {
+    ($($group:ident: $over:expr),*) => {
+        fn config(&self) -> Option<&Path> {
+            self.config.as_deref()
+        }
+
+        fn from_file(file: &ConfigFile) -> Result<Self, SettingsError> {
+            Ok(Self {
+                config: None,
+                $($group: file.group()?,)*
+            })
+        }
+
+        fn over(self, lower: Self) -> Self {
+            Self {
+                config: self.config,
+                $($group: $over(self.$group, lower.$group),)*
+            }
+        }
+
+        fn clear(&mut self, flag: &str) -> bool {
+            $(self.$group.clear(flag))||*
+        }
+    };
+}
+
+impl Role for RunArgs {
+    type Settings = RunSettings;
+
+    groups!(node: crate::args::NodeArgs::over, process: crate::args::ProcessArgs::over, act: act_over);
+
+    fn settle(self) -> Result<RunSettings, SettingsError> {
+        let process = ProcessSettings::resolve(self.process)?;
+        let node = NodeSettings::resolve(self.node, &process)?;
+        let act = ActSettings::resolve(self.act)?;
+        Ok(RunSettings { node, process, act })
+    }
+}
+
+impl Role for AgentArgs {
+    type Settings = AgentSettings;
+
+    groups!(delivery: crate::args::DeliveryArgs::over, node: crate::args::NodeArgs::over,
+            process: crate::args::ProcessArgs::over);
+
+    fn settle(self) -> Result<AgentSettings, SettingsError> {
+        let process = ProcessSettings::resolve(self.process)?;
+        let node = NodeSettings::resolve(self.node, &process)?;
+        let delivery = DeliverySettings::resolve(self.delivery)?;
+        Ok(AgentSettings {
+            delivery,
+            node,
+            process,
+        })
+    }
+}
+
+impl Role for ControllerArgs {
+    type Settings = ControllerSettings;
+
+    groups!(ingest: crate::args::IngestArgs::over, election: crate::args::ElectionArgs::over,
+            process: crate::args::ProcessArgs::over, act: act_over);
+
+    fn settle(self) -> Result<ControllerSettings, SettingsError> {
+        let process = ProcessSettings::resolve(self.process)?;
+        let act = ActSettings::resolve(self.act)?;
+        let in_cluster = act.cluster.is_some();
+        let ingest = IngestSettings::resolve(self.ingest, in_cluster, &act.namespace)?;
+        let leader_elect = match (self.election.leader_elect, in_cluster) {
+            (Some(true), false) => {
+                return Err(SettingsError::Conflict(
+                    "--leader-elect needs a cluster to hold the Lease in: name one with \
+                     --kubeconfig FILE or --context NAME",
+                ));
+            }
+            (Some(wanted), _) => wanted,
+            // Who only looks must neither keep an acting one from the lead nor write anything.
+            (None, _) => act.mode == ModeSetting::Quarantine,
+        };
+        Ok(ControllerSettings {
+            ingest,
+            process,
+            act,
+            leader_elect,
+        })
+    }
+}

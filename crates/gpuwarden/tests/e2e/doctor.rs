@@ -1,0 +1,334 @@
+//! What `doctor` finds: on a machine with nothing, with a configuration that is wrong, beside
+//! a gpuwarden that runs, and in a cluster, with and without permissions.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use testkit::{ControlPlane, Launch, Options, Version, unique};
+
+use crate::support::{SOON, gpuwarden, send_to};
+
+/// Results as `check result what`.
+fn lines(findings: &Value) -> Vec<String> {
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let line = |it: &Value| {
+        format!(
+            "{} {} {}",
+            text(&it["check"]),
+            text(&it["result"]),
+            text(&it["what"])
+        )
+    };
+    findings.as_array().unwrap().iter().map(line).collect()
+}
+
+/// The only finding of a check.
+fn one<'a>(findings: &'a Value, check: &str) -> &'a Value {
+    let list = findings.as_array().unwrap();
+    let mut found = list.iter().filter(|it| it["check"] == check);
+    let first = found
+        .next()
+        .unwrap_or_else(|| panic!("no {check} in {findings:#}"));
+    assert!(found.next().is_none(), "{check} twice in {findings:#}");
+    first
+}
+
+#[test]
+fn a_machine_with_nothing_is_told_what_to_do_and_left_as_it_was() {
+    let home = tempfile::tempdir().unwrap();
+    let log = home.path().join("kernel.log");
+    std::fs::write(&log, "").unwrap();
+    let data = home.path().join("data");
+    let args = [
+        "doctor",
+        "--data-dir",
+        data.to_str().unwrap(),
+        "--kernel-log",
+        log.to_str().unwrap(),
+        "--listen",
+        "127.0.0.1:0",
+    ];
+    let (code, out, err) = gpuwarden(&[&args[..], &["-o", "json"]].concat(), "");
+    assert_eq!((code, err.as_str()), (Some(1), ""));
+    let found: Value = serde_json::from_str(&out).unwrap();
+    for (check, result) in [
+        ("settings", "ok"),
+        ("server", "problem"),
+        ("kernel-log", "ok"),
+        ("data-dir", "ok"),
+        ("listen", "ok"),
+        ("policy", "ok"),
+        ("cluster", "ok"),
+    ] {
+        assert_eq!(one(&found, check)["result"], result, "{found:#}");
+    }
+    let start = one(&found, "server")["fix"].as_str().unwrap();
+    assert!(start.starts_with("gpuwarden run"), "{start}");
+    assert!(!data.exists());
+
+    let (code, out, _) = gpuwarden(&args, "");
+    assert_eq!(code, Some(1));
+    assert!(
+        out.contains("problem  server") && out.contains("fix: gpuwarden run"),
+        "{out}"
+    );
+    assert!(out.contains("\n1 problem, "), "{out}");
+}
+
+#[test]
+fn all_that_is_wrong_in_a_configuration_is_told_at_once() {
+    let home = tempfile::tempdir().unwrap();
+    let file = home.path().join("c.toml");
+    let policy = home.path().join("p.toml");
+    let text = format!(
+        "lisen = \"x\"\nhistory = \"soon\"\ndata-dir = {:?}\nlisten = \"127.0.0.1:0\"\nkernel-log = \
+         \"/none/at/all\"\npolicy = {policy:?}\nretention = 5\n",
+        home.path().join("data")
+    );
+    std::fs::write(&file, text).unwrap();
+    std::fs::write(&policy, "[[rule-sets]]\n").unwrap();
+    let (code, out, _) = gpuwarden(
+        &["doctor", "--config", file.to_str().unwrap(), "-o", "json"],
+        "",
+    );
+    assert_eq!(code, Some(1));
+    let found: Value = serde_json::from_str(&out).unwrap();
+    let found = lines(&found);
+    for expected in [
+        "c.toml:1: unknown field `lisen`; did you mean `listen`?",
+        "--history \"soon\"",
+        "c.toml:7: invalid type: integer",
+        "kernel-log problem /none/at/all",
+        "p.toml:1: missing field `name`",
+    ] {
+        let told: Vec<_> = found
+            .iter()
+            .filter(|line| line.contains(expected))
+            .collect();
+        assert_eq!(told.len(), 1, "{expected} in {found:#?}");
+        assert!(told[0].contains(" problem "), "{told:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_running_one_is_well_until_it_is_not() -> anyhow::Result<()> {
+    let product = Launch::new()?.node_name("n1").start().await?;
+    let data = product.data_dir();
+    let doctor = async || {
+        let args = ["doctor", "--node-name", "n1", "--data-dir"].map(str::to_owned);
+        let data = data.to_string_lossy().into_owned();
+        let rest = [data, "-o".to_owned(), "json".to_owned()];
+        product.command(args.into_iter().chain(rest)).await
+    };
+    let found = doctor().await?.json(0)?;
+    for (check, result) in [
+        ("server", "ok"),
+        ("source", "ok"),
+        ("socket", "ok"),
+        ("store", "ok"),
+        // The data directory is private.
+        ("socket-access", "warning"),
+    ] {
+        assert_eq!(one(&found, check)["result"], result, "{found:#}");
+    }
+    // What it holds open is not tried once more.
+    assert!(
+        !lines(&found)
+            .iter()
+            .any(|line| line.starts_with("data-dir "))
+    );
+    // Asking has stored nothing.
+    let stored = one(&found, "store")["what"].as_str().unwrap();
+    assert_eq!(stored, "0 events are stored");
+    send_to(&product, vec![crate::support::event("n1", "0")]).await?;
+    product
+        .wait_for("the event", SOON, || async {
+            let found = doctor().await.and_then(|it| it.json(0));
+            let found = found.map_err(|error| error.to_string())?;
+            let stored = one(&found, "store")["what"].clone();
+            if stored == "1 events are stored" {
+                Ok(())
+            } else {
+                Err(stored.to_string())
+            }
+        })
+        .await?;
+
+    std::fs::remove_file(product.socket())?;
+    let found = doctor().await?.json(1)?;
+    assert_eq!(one(&found, "socket")["result"], "problem", "{found:#}");
+    Ok(())
+}
+
+/// A kubeconfig by which a `ServiceAccount` speaks.
+async fn kubeconfig_of(
+    plane: &ControlPlane,
+    account: &str,
+    into: &Path,
+) -> anyhow::Result<PathBuf> {
+    plane.kubectl(["create", "serviceaccount", account]).await?;
+    let token = plane.kubectl(["create", "token", account]).await?;
+    let config = plane
+        .kubectl(["config", "view", "--raw", "-o", "json"])
+        .await?;
+    let mut config: Value = serde_json::from_str(&config)?;
+    config["users"][0]["user"] = json!({"token": token.trim()});
+    let path = into.join("kubeconfig");
+    std::fs::write(&path, config.to_string())?;
+    Ok(path)
+}
+
+/// Runs the commands of a fix as the administrator.
+async fn mend(plane: &ControlPlane, fix: &Value) -> anyhow::Result<()> {
+    for command in fix.as_str().unwrap_or_default().split(" && ") {
+        let words = command.split(' ').map(|word| word.trim_matches('\''));
+        plane.kubectl(words.skip(1)).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn in_a_cluster_rights_nodes_and_switches_are_looked_at_and_the_fixes_mend()
+-> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::private(Version::V1_37, Options::default()).await? else {
+        return Ok(());
+    };
+    let home = tempfile::tempdir()?;
+    let account = unique("doctor");
+    let kubeconfig = kubeconfig_of(&plane, &account, home.path()).await?;
+    let log = home.path().join("kernel.log");
+    std::fs::write(&log, "")?;
+    let doctor = |more: &[&str]| -> Value {
+        let (data, log, kubeconfig) = (home.path().join("data"), &log, &kubeconfig);
+        let path = |path: &Path| path.to_str().unwrap().to_owned();
+        let (data, log, kubeconfig) = (path(&data), path(log), path(kubeconfig));
+        let args = [
+            "doctor",
+            "-o",
+            "json",
+            "--data-dir",
+            &data,
+            "--kernel-log",
+            &log,
+            "--listen",
+            "127.0.0.1:0",
+            "--kubeconfig",
+            &kubeconfig,
+            "--node-name",
+            "gpu-1",
+            "--namespace",
+            "gw",
+            "--quarantine",
+        ];
+        let (code, out, err) = gpuwarden(&[&args[..], more].concat(), "");
+        assert_eq!((code, err.as_str()), (Some(1), ""), "{out}");
+        serde_json::from_str(&out).unwrap()
+    };
+
+    // Nobody has allowed anything yet.
+    let found = doctor(&["--policy", "configmap:gw/rules"]);
+    assert_eq!(one(&found, "cluster")["result"], "ok", "{found:#}");
+    assert_eq!(one(&found, "clock")["result"], "ok", "{found:#}");
+    let missing: Vec<&Value> = found
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|it| it["check"] == "permissions")
+        .collect();
+    let who = format!("system:serviceaccount:default:{account}");
+    let told: Vec<String> = missing
+        .iter()
+        .map(|it| it["what"].as_str().unwrap().replace(&who, "it"))
+        .collect();
+    assert_eq!(
+        told,
+        [
+            "it may not list, watch, patch nodes",
+            "it may not patch nodes/status",
+            "it may not create, patch events in default",
+            "it may not list, watch, create, patch configmaps in gw",
+            "it may not list, watch configmaps in gw",
+        ]
+    );
+    // What is printed is what mends it.
+    plane.kubectl(["create", "namespace", "gw"]).await?;
+    for problem in &missing {
+        mend(&plane, &problem["fix"]).await?;
+    }
+    let found = testkit::wait_for("the roles to hold", SOON, || async {
+        let found = doctor(&["--policy", "configmap:gw/rules"]);
+        let list = found.as_array().unwrap();
+        let mut rights = list.iter().filter(|it| it["check"] == "permissions");
+        match rights.find(|it| it["result"] != "ok") {
+            Some(missing) => Err(missing.to_string()),
+            None => Ok(found),
+        }
+    })
+    .await?;
+    for (check, result) in [
+        ("node", "problem"),
+        ("gpu-nodes", "warning"),
+        ("circuit-breaker", "ok"),
+        ("pause", "ok"),
+        ("policy", "problem"),
+    ] {
+        assert_eq!(one(&found, check)["result"], result, "{found:#}");
+    }
+
+    // What is missing is made, and what people have set is told.
+    let client = plane.client().await?;
+    testkit::node("gpu-1").create(&client).await?;
+    let rules = "[[rule-sets]]\nname = \"r\"\ncordon = { shouldCordon = true }\n[[rule-sets.match.all]]\n\
+                 kind = \"HealthEvent\"\nexpression = \"event.isFatl\"\n";
+    let literal = format!("--from-literal=config.toml={rules}");
+    for args in [
+        ["-n", "gw", "create", "configmap", "rules", &literal],
+        [
+            "-n",
+            "gw",
+            "create",
+            "configmap",
+            "circuit-breaker",
+            "--from-literal=status=TRIPPED",
+        ],
+        [
+            "-n",
+            "gw",
+            "create",
+            "configmap",
+            "gpuwarden",
+            "--from-literal=pause={\"reason\":\"roll-out\",\
+         \"by\":\"ops\",\"since\":\"2026-01-01T00:00:00Z\",\"until\":null}",
+        ],
+    ] {
+        plane.kubectl(args).await?;
+    }
+    let found = doctor(&["--policy", "configmap:gw/rules"]);
+    let told = lines(&found);
+    for expected in [
+        "node ok the cluster has gpu-1",
+        "node warning gpu-1 has no label nvidia.com/gpu.present=true",
+        "policy problem configmap:gw/rules/config.toml:6: rule set 'r': expression unknown field \
+         'isFatl' of 'event'; did you mean 'isFatal'?",
+        "circuit-breaker problem it is TRIPPED (ConfigMap gw/circuit-breaker)",
+        "pause warning new quarantines are paused by ops: roll-out",
+    ] {
+        assert!(
+            told.iter().any(|line| line == expected),
+            "{expected} in {told:#?}"
+        );
+    }
+    let list = found.as_array().unwrap();
+    let label = list
+        .iter()
+        .find(|it| it["what"].as_str().unwrap().contains("has no label"));
+    mend(&plane, &label.unwrap()["fix"]).await?;
+    let close = one(&found, "circuit-breaker")["fix"].as_str().unwrap();
+    let close = close.split(", ").next().unwrap();
+    mend(&plane, &json!(close)).await?;
+    let found = doctor(&[]);
+    for check in ["node", "gpu-nodes", "circuit-breaker", "policy"] {
+        assert_eq!(one(&found, check)["result"], "ok", "{found:#}");
+    }
+    Ok(())
+}
