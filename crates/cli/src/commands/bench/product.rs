@@ -148,12 +148,20 @@ impl Product {
             processes.push(spawn("run", [reads, acts(args)?].concat())?);
         } else {
             let free = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-            let listens = ["--grpc-insecure", "--grpc-listen", &free.to_string()].map(Into::into);
+            // No other acts in the test cluster, and it may lack the namespace of the Lease.
+            let listens = [
+                "--grpc-insecure",
+                "--leader-elect",
+                "false",
+                "--grpc-listen",
+            ];
+            let listens = listens.map(OsString::from).into_iter();
+            let listens: Vec<OsString> = listens.chain([free.to_string().into()]).collect();
             if role == Role::Apart {
                 let reports = ["--controller", &format!("http://{free}")].map(Into::into);
                 processes.push(spawn("agent", [reads, reports.to_vec()].concat())?);
             }
-            let controller = spawn("controller", [acts(args)?, listens.to_vec()].concat())?;
+            let controller = spawn("controller", [acts(args)?, listens].concat())?;
             processes.push(controller);
         }
         let mut endpoints = Vec::new();
