@@ -29,12 +29,16 @@ const SLOW: Duration = Duration::from_secs(1);
 /// The longest pause that an answer can ask of all requests.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
+/// So many requests that only tell are under way beside those that act: each takes the API
+/// server as long as a cordon. None at all would let one patch that hangs silence us.
+const TELLS_BESIDE_ACTS: usize = 2;
+
 /// What a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Urgency {
     /// It takes a node out of service or gives it back: goes first.
     Act,
-    /// It tells of that: goes when no [`Urgency::Act`] waits.
+    /// It tells of that: waits for all that act, but for [`TELLS_BESIDE_ACTS`].
     Tell,
 }
 
@@ -48,6 +52,7 @@ pub(crate) struct Pace {
 /// nothing about the server.
 pub(crate) struct Turn {
     pace: Arc<Pace>,
+    urgency: Urgency,
     began: Instant,
     /// False where it was never handed over.
     held: bool,
@@ -55,7 +60,8 @@ pub(crate) struct Turn {
 
 struct State {
     limit: f64,
-    under_way: usize,
+    acts_under_way: usize,
+    tells_under_way: usize,
     /// Requests that began before do not lower the limit again.
     lowered_at: Instant,
     /// Nothing begins before, as the API server asked for.
@@ -71,7 +77,8 @@ impl Pace {
         Arc::new(Self {
             state: Mutex::new(State {
                 limit: START,
-                under_way: 0,
+                acts_under_way: 0,
+                tells_under_way: 0,
                 lowered_at: Instant::now(),
                 paused_until: None,
                 acts: VecDeque::new(),
@@ -84,28 +91,21 @@ impl Pace {
     pub(crate) async fn turn(self: &Arc<Self>, urgency: Urgency) -> Turn {
         let receiver = {
             let mut state = self.lock();
-            let nobody_before =
-                state.acts.is_empty() && (urgency == Urgency::Act || state.tells.is_empty());
-            if nobody_before && state.has_room() {
-                state.under_way += 1;
-                return Turn::new(self);
+            if state.waiting(urgency).is_empty() && state.has_room(urgency) {
+                *state.under_way(urgency) += 1;
+                return Turn::new(self, urgency);
             }
             let (sender, receiver) = oneshot::channel();
-            match urgency {
-                Urgency::Act => state.acts.push_back(sender),
-                Urgency::Tell => state.tells.push_back(sender),
-            }
+            state.waiting(urgency).push_back(sender);
             receiver
         };
-        match receiver.await {
-            Ok(turn) => turn,
-            // Not reached: who waits is in the queue until its turn is sent.
-            Err(_) => Turn {
-                pace: Arc::clone(self),
-                began: Instant::now(),
-                held: false,
-            },
+        if let Ok(turn) = receiver.await {
+            return turn;
         }
+        // Not reached: who waits is in the queue until its turn is sent.
+        let mut turn = Turn::new(self, urgency);
+        turn.held = false;
+        turn
     }
 
     /// How many requests may be under way now.
@@ -118,20 +118,16 @@ impl Pace {
         loop {
             let (sender, turn) = {
                 let mut state = self.lock();
-                if !state.has_room() {
-                    return;
-                }
-                let Some(sender) = state.acts.pop_front().or_else(|| state.tells.pop_front())
-                else {
+                let Some((urgency, sender)) = state.next() else {
                     return;
                 };
-                state.under_way += 1;
-                (sender, Turn::new(self))
+                *state.under_way(urgency) += 1;
+                (sender, Turn::new(self, urgency))
             };
-            if let Err(mut turn) = sender.send(turn) {
+            if let Err(mut unused) = sender.send(turn) {
                 // Who waited is gone.
-                turn.held = false;
-                self.lock().under_way -= 1;
+                unused.held = false;
+                *self.lock().under_way(unused.urgency) -= 1;
             }
         }
     }
@@ -144,11 +140,44 @@ impl Pace {
 // === impl State ===
 
 impl State {
-    fn has_room(&self) -> bool {
+    fn has_room(&self, urgency: Urgency) -> bool {
         let paused = self
             .paused_until
             .is_some_and(|until| until > Instant::now());
-        !paused && self.under_way < self.whole_limit()
+        let acts = self.acts_under_way + self.acts.len();
+        let may_begin =
+            urgency == Urgency::Act || acts == 0 || self.tells_under_way < TELLS_BESIDE_ACTS;
+        !paused && may_begin && self.all_under_way() < self.whole_limit()
+    }
+
+    /// Takes who may begin out of the queue.
+    fn next(&mut self) -> Option<(Urgency, oneshot::Sender<Turn>)> {
+        for urgency in [Urgency::Act, Urgency::Tell] {
+            if self.has_room(urgency)
+                && let Some(sender) = self.waiting(urgency).pop_front()
+            {
+                return Some((urgency, sender));
+            }
+        }
+        None
+    }
+
+    fn waiting(&mut self, urgency: Urgency) -> &mut VecDeque<oneshot::Sender<Turn>> {
+        match urgency {
+            Urgency::Act => &mut self.acts,
+            Urgency::Tell => &mut self.tells,
+        }
+    }
+
+    fn under_way(&mut self, urgency: Urgency) -> &mut usize {
+        match urgency {
+            Urgency::Act => &mut self.acts_under_way,
+            Urgency::Tell => &mut self.tells_under_way,
+        }
+    }
+
+    fn all_under_way(&self) -> usize {
+        self.acts_under_way + self.tells_under_way
     }
 
     /// The limit without its fraction.
@@ -161,9 +190,10 @@ impl State {
 // === impl Turn ===
 
 impl Turn {
-    fn new(pace: &Arc<Pace>) -> Self {
+    fn new(pace: &Arc<Pace>, urgency: Urgency) -> Self {
         Self {
             pace: Arc::clone(pace),
+            urgency,
             began: Instant::now(),
             held: true,
         }
@@ -176,7 +206,7 @@ impl Turn {
         }
         let mut state = self.pace.lock();
         // A limit that is not reached says nothing about what the server can take.
-        if state.under_way >= state.whole_limit() {
+        if state.all_under_way() >= state.whole_limit() {
             state.limit = (state.limit + 1.0 / state.limit).min(MOST);
         }
     }
@@ -211,7 +241,7 @@ impl Turn {
 impl Drop for Turn {
     fn drop(&mut self) {
         if self.held {
-            self.pace.lock().under_way -= 1;
+            *self.pace.lock().under_way(self.urgency) -= 1;
             self.pace.hand_on();
         }
     }
@@ -243,7 +273,7 @@ mod tests {
         drop(held.pop());
         assert!(open(&pace, Urgency::Act).await);
         // Who gave up waiting holds nothing.
-        assert_eq!(pace.lock().under_way, 31);
+        assert_eq!(pace.lock().all_under_way(), 31);
         assert!(open(&pace, Urgency::Act).await);
     }
 
@@ -260,7 +290,7 @@ mod tests {
             burst.spawn(async move {
                 let turn = pace.turn(Urgency::Act).await;
                 tokio::time::sleep(Duration::from_millis(5)).await;
-                assert!(pace.lock().under_way <= 100);
+                assert!(pace.lock().all_under_way() <= 100);
                 turn.answered();
             });
         }
@@ -324,5 +354,26 @@ mod tests {
             drop(held.pop());
             assert_eq!(seen.recv().await, Some(expected));
         }
+        // There is room, but no more than two tell while others act.
+        drop(held.pop());
+        assert!(!open(&pace, Urgency::Tell).await);
+        assert!(open(&pace, Urgency::Act).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_nobody_acts_all_may_tell() {
+        let pace = Pace::new();
+        let mut held = Vec::new();
+        for _ in 0..32 {
+            held.push(pace.turn(Urgency::Tell).await);
+        }
+        assert!(!open(&pace, Urgency::Tell).await);
+        drop(held.pop());
+        assert!(open(&pace, Urgency::Tell).await);
+        let act = pace.turn(Urgency::Act).await;
+        drop(held.split_off(10));
+        assert!(!open(&pace, Urgency::Tell).await, "ten are more than two");
+        drop(act);
+        assert!(open(&pace, Urgency::Tell).await);
     }
 }

@@ -149,7 +149,11 @@ impl Candidate {
             (renewed_at + RENEW_DEADLINE).saturating_duration_since(now)
         });
         let result = self.ask(&ask, ATTEMPT.min(left)).await;
-        let (answer, error) = understood(&ask, result);
+        let (answer, mut error) = understood(&ask, result);
+        if answer == Answer::Found(None) {
+            // There is none, so it has to be made: why that failed last time still holds.
+            error.clone_from(&self.standing.borrow().error);
+        }
         self.election.answered(now, answer, Instant::now());
         if let (Some(tenure), Some(renewed_at)) = (&self.tenure, self.election.renewed_at()) {
             tenure.renewed(renewed_at);
@@ -405,6 +409,35 @@ mod tests {
         let tenure = candidate.elected().await;
         drop(candidate);
         assert!(tenure.leave().is_err(), "nobody renews it any more");
+    }
+
+    /// Said once, and not with every attempt.
+    #[tokio::test]
+    async fn a_namespace_that_is_missing_stays_what_is_wrong() {
+        let (cluster, _requests) = fake::serve(vec![
+            failure(404, "no Lease"),
+            failure(404, "no namespace"),
+            failure(404, "no Lease"),
+            Says::Now(201, lease(1, "me")),
+        ])
+        .await;
+        let name = LeaseName {
+            namespace: "g".into(),
+            name: "c".into(),
+        };
+        let mut candidate = cluster.candidate(name, "me".into()).unwrap();
+        let mut standing = candidate.standing();
+        let seen = tokio::spawn(async move {
+            let mut seen = Vec::new();
+            while seen.last() != Some(&None) && standing.changed().await.is_ok() {
+                seen.push(standing.borrow_and_update().error.clone());
+            }
+            (seen, standing.borrow().leads)
+        });
+        candidate.elected().await;
+        let (seen, leads) = seen.await.unwrap();
+        assert_eq!(seen.len(), 2, "{seen:?}");
+        assert!(leads, "{seen:?}");
     }
 
     #[test]

@@ -27,10 +27,11 @@ impl Quarantine {
         let Some(policy) = self.policy.clone() else {
             return;
         };
+        let mut looked_at = Vec::new();
         while let Some(name) = self.dirty.pop_first() {
             if self.mode != Mode::Observe {
-                self.tell(&name);
                 self.look_at(&name, &policy).await;
+                looked_at.push(name.clone());
             }
             let entry = self.nodes.get_mut(&name);
             if let Some((since, events)) = entry.and_then(|entry| entry.undecided.take()) {
@@ -38,13 +39,21 @@ impl Quarantine {
             }
         }
         self.let_go(&policy);
+        for name in looked_at {
+            self.tell(&name);
+        }
     }
 
-    /// Says on the board what is known of the node.
+    /// Says on the board what is known of the node. Not while a patch of it is under way: the
+    /// API server works on both writes of one object in turn, and the cordon would wait for
+    /// what only tells of it. It is looked at again when the answer is there.
     fn tell(&self, name: &str) {
         let Some(board) = &self.board else {
             return;
         };
+        if self.nodes.get(name).is_some_and(|entry| entry.in_flight) {
+            return;
+        }
         match self.nodes.get(name).and_then(|entry| entry.view.as_ref()) {
             Some(view) => {
                 let (faults, heard) = (self.book.faults(name), self.book.heard(name));
