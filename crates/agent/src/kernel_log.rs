@@ -495,21 +495,27 @@ impl KernelLogMonitor {
             };
             match self.connector.accept(batch, &Caller::Monitor).await {
                 Ok(_) => {
+                    self.source.handed_over((self.clock)(), 0, Ok(()));
                     self.sent(count);
                     (pause, refusals) = (first_pause, refusals.min(1));
                     continue;
                 }
                 Err(AcceptError::Refused { refused, .. }) => {
                     // All others are stored; these would be refused again and again.
-                    self.metrics.refused(refused.len());
+                    let newest = match refused.last() {
+                        Some(last) if last.index + 1 == count => Err(last.problem.to_string()),
+                        _ => Ok(()),
+                    };
+                    self.refused(refused.len(), newest);
                     self.sent(count);
                     continue;
                 }
                 Err(error) if error.blames_events() => {
                     refusals += 1;
                     if count == 1 && refusals > REFUSALS {
-                        tracing::error!(err = %chain(&error), "an event of the kernel log was refused");
-                        self.metrics.refused(1);
+                        let error = chain(&error);
+                        tracing::error!(err = %error, "an event of the kernel log was refused");
+                        self.refused(1, Err(error));
                         self.sent(1);
                         refusals = 1;
                         continue;
@@ -525,6 +531,13 @@ impl KernelLogMonitor {
             }
         }
         true
+    }
+
+    /// Events that are given up; `newest`: what became of the newest that was handed over.
+    fn refused(&self, count: usize, newest: Result<(), String>) {
+        self.metrics.refused(count);
+        self.source
+            .handed_over((self.clock)(), count as u64, newest);
     }
 
     fn sent(&mut self, count: usize) {

@@ -6,6 +6,7 @@
 
 mod amount;
 mod file;
+mod node_name;
 mod parts;
 mod reports;
 mod role;
@@ -231,18 +232,6 @@ pub(crate) fn default_data_dir() -> Result<PathBuf, SettingsError> {
         .map(|state| state.join("gpuwarden"))
         .ok_or(SettingsError::Conflict(
             "there is no home directory to keep data in: name a place with --data-dir",
-        ))
-}
-
-/// The node name where none is given: `NODE_NAME`, as pods get it, else the host name.
-fn default_node_name() -> Result<String, SettingsError> {
-    let from_pod = std::env::var("NODE_NAME")
-        .ok()
-        .filter(|name| !name.trim().is_empty());
-    from_pod
-        .or_else(host::identity::host_name)
-        .ok_or(SettingsError::Conflict(
-            "this machine has no host name: name the node with --node-name",
         ))
 }
 

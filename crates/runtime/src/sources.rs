@@ -50,6 +50,12 @@ pub struct SourceStatus {
     pub lost: u64,
     /// Records that could not be read.
     pub malformed: u64,
+    /// Events about its records that were not taken.
+    #[serde(default)]
+    pub refused: u64,
+    /// Why its newest event was not taken; absent where it was, or there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<String>,
 }
 
 /// How a source does.
@@ -62,7 +68,7 @@ pub enum SourceState {
     Following,
     /// All read; nothing more will come.
     Ended,
-    /// Cannot be opened or read; tried again.
+    /// Cannot be opened or read, which is tried again; or its events are not taken.
     Failing,
     /// No sign of life from its reader.
     Stuck,
@@ -86,6 +92,8 @@ impl Sources {
                     faults: 0,
                     lost: 0,
                     malformed: 0,
+                    refused: 0,
+                    refusal: None,
                 },
             );
         });
@@ -102,6 +110,11 @@ impl Sources {
                 .values()
                 .map(|entry| {
                     let mut status = entry.clone();
+                    if let Some(refusal) = entry.refusal.as_ref().filter(|_| entry.state.sees()) {
+                        // What it sees reaches nobody: that is as blind as not to see it.
+                        status.state = SourceState::Failing;
+                        status.detail = format!("{}: events not taken: {refusal}", entry.detail);
+                    }
                     let silent = now.duration_since(entry.alive_at) > STUCK_AFTER;
                     if silent && entry.state != SourceState::Ended {
                         status.state = SourceState::Stuck;
@@ -128,6 +141,14 @@ impl SourceHandle {
                 entry.alive_at = now;
                 change(entry);
             }
+        });
+    }
+
+    /// Takes note of what became of its events: the newest was taken, or was not, and why.
+    pub fn handed_over(&self, now: Timestamp, refused: u64, newest: Result<(), String>) {
+        self.update(now, |status| {
+            status.refused += refused;
+            status.refusal = newest.err();
         });
     }
 
@@ -176,5 +197,25 @@ mod tests {
         handle.update(late, |status| status.state = SourceState::Ended);
         assert_eq!(state(late + STUCK_AFTER + STUCK_AFTER), SourceState::Ended);
         assert!(!SourceState::Stuck.sees() && SourceState::Ended.sees());
+    }
+
+    #[test]
+    fn a_source_whose_events_are_not_taken_fails_until_one_is() {
+        let sources = Sources::default();
+        let now = Timestamp::UNIX_EPOCH;
+        let handle = sources.add("kernel-log", "/dev/kmsg", now);
+        handle.handed_over(now, 2, Err("nodeName is empty".to_owned()));
+        // What it reads meanwhile does not hide it.
+        handle.update(now, |status| status.state = SourceState::Following);
+        let status = &sources.statuses(now)[0];
+        assert_eq!((status.state, status.refused), (SourceState::Failing, 2));
+        assert_eq!(
+            status.detail,
+            "/dev/kmsg: events not taken: nodeName is empty"
+        );
+        handle.handed_over(now, 0, Ok(()));
+        let status = &sources.statuses(now)[0];
+        assert_eq!((status.state, status.refused), (SourceState::Following, 2));
+        assert_eq!(status.detail, "/dev/kmsg");
     }
 }

@@ -469,7 +469,13 @@ async fn what_the_connector_refuses_is_counted_and_does_not_hold_up_the_log() {
     bench.append(&xid(48, 1));
     bench.node_name = "n".repeat(300);
     let running = bench.start();
-    running.following().await;
+    // What it sees reaches nobody, and that shows, however much it reads.
+    running
+        .status(|status| status.state == SourceState::Failing && status.refused == 2)
+        .await;
+    running
+        .status(|status| status.detail.contains("nodeName: "))
+        .await;
     running.end().await;
     let refused = format!(
         "syslog_health_monitor_xid_processing_errors{{node=\"{}\",error_type=\"event_refused\"}} 2",

@@ -113,7 +113,8 @@ group! {
 group! {
     /// What a node's side watches, and who may report to it.
     pub struct NodeArgs {
-        /// Name of this node in the cluster [default: `NODE_NAME`, else the host name].
+        /// Name of this node in the cluster [default: `NODE_NAME`, else the host name in lower
+        /// case, as the kubelet takes it].
         #[arg(long, env = "GPUWARDEN_NODE_NAME", value_name = "NAME")]
         pub node_name: Option<String>,
         /// Unix socket on which monitors report [default: /var/run/nvsentinel.sock as root with

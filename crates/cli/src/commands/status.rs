@@ -79,13 +79,14 @@ fn text(status: &Status, wide: bool) -> anyhow::Result<()> {
             SourceState::CatchingUp => Colour::Yellow,
             SourceState::Failing | SourceState::Stuck => Colour::Red,
         };
-        let lost = if source.lost > 0 {
-            format!(", {} lost", source.lost)
-        } else {
-            String::new()
-        };
+        let mut gone = String::new();
+        for (count, what) in [(source.lost, "lost"), (source.refused, "refused")] {
+            if count > 0 {
+                gone = format!("{gone}, {count} {what}");
+            }
+        }
         output::line(&format!(
-            "{:<11} {}: {}, {} records, {} faults{lost}",
+            "{:<11} {}: {}, {} records, {} faults{gone}",
             source.name,
             output::colour(source.state.name(), colour),
             source.detail,

@@ -14,8 +14,9 @@ use jiff::SignedDuration;
 use runtime::logging::LogFormat;
 use runtime::tls::CertificateFiles;
 
+use super::node_name::node_name;
 use super::reports::{ReportFlags, ReportSettings};
-use super::{DEFAULT_PORT, SettingsError, amount, default_data_dir, default_node_name, is_root};
+use super::{DEFAULT_PORT, SettingsError, amount, default_data_dir, is_root};
 use crate::args::{ActArgs, DeliveryArgs, IngestArgs, NodeArgs, ProcessArgs};
 use crate::policy_source;
 
@@ -217,7 +218,7 @@ impl NodeSettings {
         let kernel_log = kernel_log
             .parse()
             .map_err(|error| wrong("--kernel-log", &kernel_log, &format!("{error}")))?;
-        let node_name = args.node_name.map_or_else(default_node_name, Ok)?;
+        let node_name = node_name(args.node_name)?;
         let accept_nodes = match args.accept_nodes.as_deref() {
             None | Some("own") => AcceptNodes::Own(node_name.clone()),
             Some("any") => AcceptNodes::Any,

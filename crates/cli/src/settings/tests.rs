@@ -121,7 +121,17 @@ fn a_policy_is_a_file_or_a_config_map() {
 #[test]
 fn what_is_wrong_is_named() {
     type Edit = fn(&mut RunArgs);
-    let table: [(&str, Edit, &str); 9] = [
+    let table: [(&str, Edit, &str); 11] = [
+        (
+            "",
+            |args| args.node.node_name = Some(String::new()),
+            "--node-name \"\": is empty",
+        ),
+        (
+            "node-name = \"a b\"\n",
+            |args| args.node.node_name = None,
+            "--node-name \"a b\"",
+        ),
         ("accept-nodes = \"all\"\n", |_| (), "--accept-nodes \"all\""),
         ("lisen = \"x\"\n", |_| (), "c.toml:1: unknown field `lisen`"),
         // A key of another role is none of this one.

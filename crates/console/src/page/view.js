@@ -268,8 +268,8 @@ function sources(all) {
     el("div", {},
       source.lastRecordAt ? ["last record ", ago(source.lastRecordAt)] : "no record yet",
       `, ${plural(source.records, "record", "records")}, ${plural(source.faults, "fault", "faults")}`),
-    el("div", { class: source.lost + source.malformed > 0 ? "warn" : "muted" },
-      `${source.lost} lost, ${source.malformed} malformed`))));
+    el("div", { class: source.lost + source.malformed + source.refused > 0 ? "warn" : "muted" },
+      `${source.lost} lost, ${source.malformed} malformed, ${source.refused} refused`))));
 }
 
 function policy(policyView) {

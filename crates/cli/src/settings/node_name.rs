@@ -1,0 +1,110 @@
+//! The name of this node: as given, else `NODE_NAME`, as pods get it, else the host name.
+//!
+//! Events of a name that no node can have would be refused one by one, or be acted on
+//! nowhere: such a name is refused here, before anything starts.
+
+use super::SettingsError;
+
+/// Most bytes of a node's name (Kubernetes: an RFC 1123 subdomain).
+const MAX_BYTES: usize = 253;
+
+/// The name of this node, or what is wrong with it.
+pub(super) fn node_name(given: Option<String>) -> Result<String, SettingsError> {
+    let from_pod = std::env::var("NODE_NAME").ok();
+    choose(given, from_pod, host::identity::host_name)
+}
+
+/// `from_pod` counts where it is not empty. The host name is taken in lower case, as the
+/// kubelet takes it.
+fn choose(
+    given: Option<String>,
+    from_pod: Option<String>,
+    host: impl FnOnce() -> Option<String>,
+) -> Result<String, SettingsError> {
+    if let Some(given) = given {
+        return checked("--node-name", given, "");
+    }
+    if let Some(name) = from_pod.filter(|name| !name.trim().is_empty()) {
+        return checked("NODE_NAME", name, "");
+    }
+    let Some(host) = host() else {
+        return Err(SettingsError::Conflict(
+            "this machine has no host name: name the node with --node-name",
+        ));
+    };
+    let host = host.trim().to_ascii_lowercase();
+    checked("host name", host, "; name the node with --node-name")
+}
+
+fn checked(
+    name: &'static str,
+    value: String,
+    instead: &'static str,
+) -> Result<String, SettingsError> {
+    let what = if value.is_empty() {
+        "is empty: write the node's name in the cluster, or leave it out for the host name"
+    } else if value.len() > MAX_BYTES {
+        "is longer than the 253 bytes that a node's name can have"
+    } else if is_subdomain(&value) {
+        return Ok(value);
+    } else {
+        "can be no node's name: that has lower-case letters, digits, '-' and '.', and each part \
+         between dots begins and ends with a letter or a digit"
+    };
+    Err(SettingsError::Value {
+        name,
+        value,
+        what: format!("{what}{instead}"),
+    })
+}
+
+/// Whether `text` has the form of an RFC 1123 subdomain, as Kubernetes checks it.
+fn is_subdomain(text: &str) -> bool {
+    let inner = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    text.split('.').map(str::as_bytes).all(|label| {
+        label.first().is_some_and(inner)
+            && label.last().is_some_and(inner)
+            && label.iter().all(|byte| inner(byte) || *byte == b'-')
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_that_no_node_can_have_is_refused_whoever_gives_it() {
+        let long = "a".repeat(MAX_BYTES + 1);
+        for bad in [
+            "", " ", "a b/..", "GPU-7", "gpu_7", "-a", "a-", "a..b", ".a", "ä", &long,
+        ] {
+            let error = choose(Some(bad.to_owned()), None, || None).unwrap_err();
+            assert!(error.to_string().starts_with("--node-name"), "{error}");
+            if !bad.trim().is_empty() {
+                let error = choose(None, Some(bad.to_owned()), || None).unwrap_err();
+                assert!(error.to_string().starts_with("NODE_NAME"), "{error}");
+            }
+        }
+        for good in ["n1", "gpu-7.example.com", "7", &long[1..]] {
+            let name = choose(Some(good.to_owned()), None, || None).unwrap();
+            assert_eq!(name, good);
+        }
+    }
+
+    #[test]
+    fn the_host_name_is_the_last_resort_and_taken_in_lower_case() {
+        let host = |name: &str| {
+            let name = name.to_owned();
+            move || Some(name)
+        };
+        let pod = |name: &str| Some(name.to_owned());
+        assert_eq!(choose(None, pod("n1"), host("H")).unwrap(), "n1");
+        assert_eq!(choose(None, pod(" "), host("GPU-7")).unwrap(), "gpu-7");
+        let error = choose(None, None, host("gpu_7")).unwrap_err().to_string();
+        assert!(
+            error.starts_with("host name \"gpu_7\"") && error.ends_with("with --node-name"),
+            "{error}"
+        );
+        assert!(choose(None, None, || None).is_err());
+    }
+}
