@@ -24,6 +24,8 @@ use fold::Folds;
 pub struct Material<'a> {
     /// Node name.
     pub node: &'a str,
+    /// The server's data directory; `None`: that in which commands look by themselves.
+    pub data_dir: Option<&'a str>,
     /// Its events, in any order.
     pub records: &'a [Record],
     /// Whether these are all of its events; otherwise the newest of them.
@@ -39,6 +41,7 @@ pub struct Material<'a> {
 pub fn explain(material: &Material<'_>) -> Explain {
     let Material {
         node,
+        data_dir,
         records,
         complete,
         journal,
@@ -72,7 +75,9 @@ pub fn explain(material: &Material<'_>) -> Explain {
         in_cluster: status.and_then(|status| status.in_cluster),
         entries,
         awaits: clear::awaits(node, status),
-        how_to_clear: status.map(clear::how_to_clear).unwrap_or_default(),
+        how_to_clear: status
+            .map(|status| clear::how_to_clear(status, data_dir))
+            .unwrap_or_default(),
     }
 }
 

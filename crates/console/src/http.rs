@@ -91,6 +91,8 @@ pub struct Info {
     pub started_at: Timestamp,
     /// Where it keeps its data.
     pub data_dir: String,
+    /// Whether that is the place where commands look by themselves.
+    pub data_dir_is_default: bool,
     /// Unix socket on which it takes events.
     pub socket: String,
 }

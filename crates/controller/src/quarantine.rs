@@ -23,6 +23,7 @@ use domain::status::StatusLedger;
 use domain::view::FleetView;
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
+use runtime::sources::Sources;
 use store::EventStore;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
@@ -93,6 +94,8 @@ pub struct Config {
     pub mode: Mode,
     /// For which nodes nobody else speaks.
     pub owns: Owns,
+    /// What sees the faults of the node that this process runs on.
+    pub sources: Sources,
     /// Whether the brake holds. Without it only a pause does.
     pub brake: bool,
     /// Label of GPU nodes, whose number the brake's percentages are of.
@@ -114,6 +117,7 @@ pub struct Quarantine {
     policy: Option<Arc<Policy>>,
     mode: Mode,
     owns: Owns,
+    sources: Sources,
     board: Option<Board>,
     clock: fn() -> Timestamp,
     metrics: QuarantineMetrics,
@@ -187,6 +191,7 @@ impl Quarantine {
             policies: config.policy,
             mode: config.mode,
             owns: config.owns,
+            sources: config.sources,
             board: config.board,
             clock: config.clock,
             namespace: config.namespace,

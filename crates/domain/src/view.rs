@@ -34,6 +34,9 @@ pub struct BrakeView {
     pub state: String,
     /// How far the limits are used up, the fullest first.
     pub limits: Vec<LimitView>,
+    /// Why the limits are not known yet; absent where they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub unknown: Option<String>,
     /// How many nodes are held back.
     pub held: usize,
     /// The pause that holds now, for people.
@@ -109,7 +112,8 @@ pub struct NodeStatus {
     /// Where its quarantine session stands; absent without one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<SessionView>,
-    /// Whether the cluster knows it; absent where there is no cluster.
+    /// Whether the cluster knows it; absent where there is no cluster, or its nodes could not
+    /// be read yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub in_cluster: Option<bool>,
     /// Whether it is unschedulable; absent where it is not known.

@@ -24,11 +24,14 @@ const FAULTS_SHOWN: usize = 20;
 pub struct Situation<'a> {
     /// Its name.
     pub node: &'a str,
+    /// What sees its faults, as far as that is known here; may be empty.
+    pub sources: &'a [Source<'a>],
     /// How far decisions are carried out.
     pub acting: Acting,
     /// The connection to the cluster; `None`: there is none.
     pub cluster: Option<Connection<'a>>,
-    /// The node as decisions see it; `None`: the cluster does not have it.
+    /// The node as decisions see it; `None`: the cluster does not have it, as far as it
+    /// was read.
     pub view: Option<&'a NodeView>,
     /// Its open faults.
     pub faults: &'a [Fault],
@@ -42,6 +45,19 @@ pub struct Situation<'a> {
     pub hold: Option<&'a Hold>,
     /// When what the circuit breaker held back was last dropped.
     pub dropped_at: Option<Timestamp>,
+}
+
+/// One of those that see the faults of a node.
+#[derive(Clone, Copy, Debug)]
+pub struct Source<'a> {
+    /// Name, for example `kernel-log`.
+    pub name: &'a str,
+    /// Whether it sees.
+    pub sees: bool,
+    /// How it does, in a word.
+    pub state: &'a str,
+    /// What it reads, or what is wrong.
+    pub detail: &'a str,
 }
 
 /// How far decisions are carried out.
@@ -62,6 +78,8 @@ pub struct Connection<'a> {
     pub server: &'a str,
     /// Whether nodes are being watched right now.
     pub connected: bool,
+    /// Whether its nodes were ever read: before that, what it has is not known.
+    pub listed: bool,
     /// What is wrong with it.
     pub error: Option<&'a str>,
 }
@@ -76,10 +94,12 @@ pub struct WhyNot {
     pub answer: String,
     /// All that was looked at, in order.
     pub checks: Vec<Check>,
-    /// Whether the cluster has the node; absent where there is no cluster.
+    /// Whether the cluster has the node; absent where there is no cluster, or it could not
+    /// be read yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_cluster: Option<bool>,
-    /// Whether anything is known of the name: the cluster has it, or a fault of it is open.
+    /// Whether the name may be a node's: the cluster has it or could not be read yet, or a
+    /// fault of it is open.
     pub known: bool,
     /// Where nothing is known of it: the names nearest to it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -90,7 +110,7 @@ pub struct WhyNot {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Check {
-    /// What it is: `cluster`, `node`, `mode`, `session`, `faults`, `rules`, `brake`, `change`.
+    /// What it is: `sources`, `cluster`, `node`, `mode`, `session`, `faults`, `rules`, `brake`, `change`.
     pub name: String,
     /// Whether it stands in the way of a quarantine.
     pub result: CheckResult,
@@ -112,6 +132,8 @@ pub enum CheckResult {
     Passes,
     /// It does.
     Stops,
+    /// That cannot be told: what would tell it cannot be seen.
+    Unknown,
 }
 
 /// Looks at everything that decides about a node.
@@ -124,13 +146,17 @@ pub fn why_not(situation: &Situation<'_>) -> WhyNot {
         session,
         ..
     } = *situation;
-    let in_cluster = cluster.map(|_| view.is_some());
-    let mut checks = vec![cluster_check(cluster), mode_check(situation.acting)];
+    let listed = cluster.filter(|cluster| cluster.listed || view.is_some());
+    let in_cluster = listed.map(|_| view.is_some());
+    let mut checks = Vec::new();
+    checks.extend(sources_check(situation.sources));
+    checks.push(cluster_check(cluster));
     if cluster.is_some() {
-        checks.insert(1, node_check(node, view.is_some()));
+        checks.push(node_check(node, in_cluster));
     }
+    checks.push(mode_check(situation.acting));
     checks.extend(anothers_check(situation));
-    checks.push(faults_check(node, faults));
+    checks.push(faults_check(situation));
     checks.extend(rule_checks(situation));
     checks.extend(brake_check(situation));
     checks.extend(change_check(session));
@@ -139,7 +165,7 @@ pub fn why_not(situation: &Situation<'_>) -> WhyNot {
         answer: answer(situation, &checks),
         checks,
         in_cluster,
-        known: in_cluster == Some(true) || !faults.is_empty(),
+        known: in_cluster.unwrap_or(cluster.is_some()) || !faults.is_empty(),
         nearest: Vec::new(),
     }
 }
@@ -161,8 +187,19 @@ fn answer(situation: &Situation<'_>, checks: &[Check]) -> String {
         .any(|check| check.name == RULES && check.result == CheckResult::Passes);
     let stops: Vec<&Check> = checks
         .iter()
-        .filter(|check| check.result == CheckResult::Stops && !(asked && check.name == RULES))
+        .filter(|check| match check.result {
+            CheckResult::Passes => false,
+            CheckResult::Stops => !(asked && check.name == RULES),
+            // Who does not see may miss the fault that would ask for it.
+            CheckResult::Unknown => !asked && check.name == SOURCES,
+        })
         .collect();
+    let unread = (situation.cluster).is_some_and(|cluster| !cluster.listed);
+    if unread && situation.view.is_none() {
+        let cluster = checks.iter().find(|check| check.name == CLUSTER);
+        let why = cluster.map_or("", |check| &check.text);
+        return format!("whether {node} is quarantined is not known: {why}");
+    }
     match stops.as_slice() {
         [] => format!(
             "{node} is being quarantined: {}",
@@ -181,36 +218,59 @@ fn answer(situation: &Situation<'_>, checks: &[Check]) -> String {
 
 /// Name of the checks of which one that passes is enough.
 const RULES: &str = "rules";
+/// Name of the check whether the cluster is watched.
+const CLUSTER: &str = "cluster";
+/// Name of the check whether faults are seen.
+const SOURCES: &str = "sources";
+
+/// `None`: it is not known here what sees its faults.
+fn sources_check(sources: &[Source<'_>]) -> Option<Check> {
+    let told = |sees| {
+        let told = sources.iter().filter(move |source| source.sees == sees);
+        let told = told.map(|one| format!("{} is {}: {}", one.name, one.state, one.detail));
+        told.collect::<Vec<_>>().join("; ")
+    };
+    if sources.is_empty() {
+        return None;
+    }
+    if sources.iter().all(|source| source.sees) {
+        return Some(passes(SOURCES, told(true)));
+    }
+    Some(check(SOURCES, CheckResult::Unknown, told(false)).fix("gpuwarden doctor"))
+}
 
 fn cluster_check(cluster: Option<Connection<'_>>) -> Check {
     let Some(Connection {
         server,
         connected,
         error,
+        ..
     }) = cluster
     else {
-        return stops(
-            "cluster",
-            "no cluster is given: only this machine is watched",
-        )
-        .fix("gpuwarden run --kubeconfig FILE");
+        return stops(CLUSTER, "no cluster is given: only this machine is watched")
+            .fix("gpuwarden run --kubeconfig FILE");
     };
     if connected {
-        return passes("cluster", format!("{server}, its nodes are watched"));
+        return passes(CLUSTER, format!("{server}, its nodes are watched"));
     }
     let error = error.unwrap_or("its nodes are not known yet");
-    stops("cluster", format!("{server} cannot be watched: {error}")).fix("gpuwarden doctor")
+    stops(CLUSTER, format!("{server} cannot be watched: {error}")).fix("gpuwarden doctor")
 }
 
-fn node_check(node: &str, known: bool) -> Check {
-    if known {
-        passes("node", "the cluster has it")
-    } else {
-        stops(
+/// `in_cluster`: whether the cluster has it; `None`: it could not be read yet.
+fn node_check(node: &str, in_cluster: Option<bool>) -> Check {
+    match in_cluster {
+        Some(true) => passes("node", "the cluster has it"),
+        Some(false) => stops(
             "node",
             format!("the cluster has no node of the name {node}"),
         )
-        .fix("kubectl get nodes; --node-name sets the name of this machine")
+        .fix("kubectl get nodes; --node-name sets the name of this machine"),
+        None => check(
+            "node",
+            CheckResult::Unknown,
+            "whether the cluster has it is not known: its nodes could not be read yet",
+        ),
     }
 }
 
@@ -240,11 +300,19 @@ fn brake_check(situation: &Situation<'_>) -> Option<Check> {
     Some(stops("brake", hold.to_string()).fix(hold.awaits()))
 }
 
-fn faults_check(node: &str, faults: &[Fault]) -> Check {
-    match faults.len() {
-        0 => stops("faults", "no fault of it is open").fix(&format!(
-            "gpuwarden explain {node} tells what its events did"
-        )),
+fn faults_check(situation: &Situation<'_>) -> Check {
+    match situation.faults.len() {
+        0 => {
+            let text = if situation.sources.iter().all(|source| source.sees) {
+                "no fault of it is open"
+            } else {
+                "no fault of it is known"
+            };
+            let node = situation.node;
+            stops("faults", text).fix(&format!(
+                "gpuwarden explain {node} tells what its events did"
+            ))
+        }
         1 => passes("faults", "1 is open"),
         count => passes("faults", format!("{count} are open")),
     }
@@ -437,193 +505,4 @@ impl Check {
 }
 
 #[cfg(test)]
-mod tests {
-    use contract::{HealthEvent, keys};
-    use jiff::Timestamp;
-    use serde_json::json;
-
-    use super::*;
-    use crate::event::{Record, normalise};
-    use crate::fault::FaultBook;
-
-    fn at(second: i64) -> Timestamp {
-        Timestamp::from_second(second).unwrap()
-    }
-
-    fn faults(fatal: bool) -> Vec<Fault> {
-        let mut event = HealthEvent {
-            agent: keys::SYSLOG_AGENT.into(),
-            component_class: "GPU".into(),
-            check_name: keys::CHECK_XID.into(),
-            node_name: "n1".into(),
-            is_fatal: fatal,
-            error_code: vec!["79".into()],
-            ..HealthEvent::default()
-        };
-        normalise(&mut event, at(100));
-        let mut book = FaultBook::default();
-        book.record(&Record {
-            seq: 1,
-            id: event.id.clone(),
-            created_at: at(100),
-            event,
-        });
-        book.faults("n1").to_vec()
-    }
-
-    fn node(metadata: Value) -> NodeView {
-        let mut metadata = metadata;
-        metadata["name"] = "n1".into();
-        NodeView::from_object(json!({ "metadata": metadata })).unwrap()
-    }
-
-    struct World {
-        acting: Acting,
-        connected: Option<bool>,
-        view: Option<NodeView>,
-        faults: Vec<Fault>,
-        session: Session,
-        anothers: bool,
-        hold: Option<Hold>,
-    }
-
-    fn world() -> World {
-        World {
-            acting: Acting::Act,
-            connected: Some(true),
-            view: Some(node(json!({}))),
-            faults: faults(true),
-            session: Session::idle(at(0)),
-            anothers: false,
-            hold: None,
-        }
-    }
-
-    fn ask(world: &World) -> WhyNot {
-        why_not(&Situation {
-            node: "n1",
-            acting: world.acting,
-            cluster: world.connected.map(|connected| Connection {
-                server: "https://api",
-                connected,
-                error: Some("refused"),
-            }),
-            view: world.view.as_ref(),
-            faults: &world.faults,
-            policy: Some(&Policy::builtin()),
-            session: &world.session,
-            anothers: world.anothers,
-            hold: world.hold.as_ref(),
-            dropped_at: None,
-        })
-    }
-
-    #[test]
-    fn the_first_thing_that_stands_in_the_way_is_the_answer() {
-        type Edit = fn(&mut World);
-        let failed = |world: &mut World| {
-            world
-                .session
-                .failed(crate::session::Failure::Conflict, at(1));
-        };
-        let table: [(Edit, &str, usize); 13] = [
-            (|_| (), "n1 is being quarantined", 0),
-            (
-                |world| world.hold = Some(Hold::Tripped),
-                "the circuit breaker is tripped",
-                1,
-            ),
-            (|world| world.connected = None, "no cluster is given", 1),
-            (
-                |world| world.connected = Some(false),
-                "https://api cannot be watched: refused",
-                1,
-            ),
-            (
-                |world| world.view = None,
-                "the cluster has no node of the name n1",
-                1,
-            ),
-            (|world| world.acting = Acting::Observe, "observing only", 1),
-            (|world| world.acting = Acting::DryRun, "a dry run", 1),
-            (
-                |world| world.anothers = true,
-                "the session of another gpuwarden",
-                1,
-            ),
-            (|world| world.faults.clear(), "no fault of it is open", 1),
-            (
-                |world| world.faults = faults(false),
-                "no rule set asks for it",
-                1,
-            ),
-            (
-                |world| {
-                    world.view = Some(node(
-                        json!({"annotations": {keys::RELEASED_AT: "1970-01-01T00:01:40Z"}}),
-                    ));
-                },
-                "dismissed when the node was released by hand at 1970-01-01T00:01:40Z",
-                1,
-            ),
-            (failed, "has not taken the change: 1 attempt", 1),
-            (
-                |world| {
-                    world.acting = Acting::Observe;
-                    world.faults.clear();
-                },
-                "observing only: nothing is decided (and one more reason below)",
-                2,
-            ),
-        ];
-        for (edit, expected, stopped) in table {
-            let mut world = world();
-            edit(&mut world);
-            let why = ask(&world);
-            assert!(why.answer.contains(expected), "{expected}: {why:#?}");
-            let stops = why
-                .checks
-                .iter()
-                .filter(|check| check.result == CheckResult::Stops);
-            assert_eq!(stops.count(), stopped, "{why:#?}");
-        }
-    }
-
-    #[test]
-    fn a_rule_shows_what_it_has_looked_at() {
-        let mut world = world();
-        world.view = Some(node(
-            json!({"labels": {keys::MANAGED_LABEL: "false", "zone": "a"}}),
-        ));
-        let why = ask(&world);
-        let details = &why.checks.last().unwrap().details;
-        assert!(
-            details[0].starts_with("'default' does not match: !(has("),
-            "{details:#?}"
-        );
-        let label = format!(
-            "    node.metadata.labels['{}'] = \"false\"",
-            keys::MANAGED_LABEL
-        );
-        assert!(details.contains(&label), "{details:#?}");
-        assert!(
-            details.contains(&"  any: event.isFatal -> true".to_owned()),
-            "{details:#?}"
-        );
-        assert!(
-            details.contains(&"    event.isFatal = true".to_owned()),
-            "{details:#?}"
-        );
-    }
-
-    #[test]
-    fn one_fault_that_is_wanted_is_enough() {
-        let mut world = world();
-        world.faults.extend(faults(false));
-        let why = ask(&world);
-        assert!(
-            why.answer.starts_with("n1 is being quarantined"),
-            "{why:#?}"
-        );
-    }
-}
+mod tests;

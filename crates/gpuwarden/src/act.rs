@@ -63,6 +63,7 @@ impl Acting<'_> {
             policy: self.policy.current,
             mode,
             owns: self.owns,
+            sources: self.sources.clone(),
             brake: self.settings.circuit_breaker,
             gpu_label: self.settings.gpu_node_label.clone(),
             namespace: self.settings.namespace.clone(),

@@ -216,7 +216,8 @@ pub(crate) fn info(
         role,
         mode,
         started_at: CLOCK(),
-        data_dir: process.data_dir.display().to_string(),
+        data_dir: absolute(&process.data_dir).display().to_string(),
+        data_dir_is_default: process.data_dir_is_default,
         socket: absolute(socket).display().to_string(),
     }
 }

@@ -44,7 +44,8 @@ fn text(story: &Explain, wide: bool) -> anyhow::Result<()> {
     if story.entries.is_empty() {
         let known = match story.in_cluster {
             Some(true) => "The cluster has this node; no event names it.",
-            Some(false) | None => "This machine's own name; no event names it.",
+            Some(false) => "This machine's own name; no event names it.",
+            None => "No event names this node.",
         };
         output::line(&format!("\n{known}"))?;
     } else {

@@ -284,10 +284,11 @@ fn brake_text(brake: &BrakeView, wide: bool) -> anyhow::Result<()> {
             output::plain(&text)
         })
         .collect();
-    let limits = match (brake.enabled, limits.is_empty()) {
-        (false, _) => "off: nothing limits quarantines".to_owned(),
-        (true, true) => "no limit".to_owned(),
-        (true, false) => limits.join(", "),
+    let limits = match (brake.enabled, &brake.unknown, limits.is_empty()) {
+        (false, _, _) => "off: nothing limits quarantines".to_owned(),
+        (true, Some(why), _) => format!("unknown: {}", output::plain(why)),
+        (true, None, true) => "no limit".to_owned(),
+        (true, None, false) => limits.join(", "),
     };
     let state = if brake.enabled && brake.state != keys::BREAKER_CLOSED {
         let state = format!("{}, ", output::plain(&brake.state));

@@ -27,6 +27,7 @@ fn text(why: &WhyNot) -> anyhow::Result<()> {
         let word = match check.result {
             CheckResult::Passes => output::colour("ok  ", Colour::Green),
             CheckResult::Stops => output::colour("stop", Colour::Red),
+            CheckResult::Unknown => output::colour("?   ", Colour::Yellow),
         };
         output::line(&format!(
             "{word}  {:<8} {}",

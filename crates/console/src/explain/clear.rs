@@ -32,14 +32,23 @@ pub(super) fn awaits(node: &str, status: Option<&NodeStatus>) -> String {
     }
 }
 
-/// How to clear what is open, one way a line; empty where nothing is.
-pub(super) fn how_to_clear(status: &NodeStatus) -> Vec<String> {
+/// How to clear what is open, one way a line; empty where nothing is. `data_dir` is where
+/// commands find the server; `None`: they do by themselves.
+pub(super) fn how_to_clear(status: &NodeStatus, data_dir: Option<&str>) -> Vec<String> {
     let node = shell_word(&status.name);
+    let place = match data_dir {
+        None => Some(String::new()),
+        Some(dir) => shell_word(dir).map(|dir| format!(" --data-dir {dir}")),
+    };
+    let recovery = node
+        .as_deref()
+        .zip(place.as_deref())
+        .map(|(node, place)| format!("gpuwarden inject recovery{place} --node-name {node}"));
     let mut lines: Vec<String> = status
         .faults
         .iter()
         .take(FAULTS_SHOWN)
-        .map(|fault| fault_line(node.as_deref(), fault))
+        .map(|fault| fault_line(recovery.as_deref(), fault))
         .collect();
     if let Some(more) = status
         .faults
@@ -48,16 +57,15 @@ pub(super) fn how_to_clear(status: &NodeStatus) -> Vec<String> {
         .filter(|more| *more > 0)
     {
         lines.push(format!(
-            "... and {more} more open faults: `gpuwarden status` lists them"
+            "... and {more} more open faults: `gpuwarden status{}` lists them",
+            place.as_deref().unwrap_or_default()
         ));
     }
     let Some(node) = node else {
         return lines;
     };
-    if status.faults.len() > 1 {
-        lines.push(format!(
-            "All of them, once they are mended: `gpuwarden inject recovery --node-name {node}`"
-        ));
+    if let Some(recovery) = recovery.filter(|_| status.faults.len() > 1) {
+        lines.push(format!("All of them, once they are mended: `{recovery}`"));
     }
     // While it is being quarantined there is nothing to uncordon yet.
     let held = status
@@ -73,7 +81,7 @@ pub(super) fn how_to_clear(status: &NodeStatus) -> Vec<String> {
     lines
 }
 
-fn fault_line(node: Option<&str>, fault: &FaultView) -> String {
+fn fault_line(recovery: Option<&str>, fault: &FaultView) -> String {
     let FaultView {
         agent,
         check,
@@ -97,15 +105,16 @@ fn fault_line(node: Option<&str>, fault: &FaultView) -> String {
          {subject}",
         fault.title()
     );
-    match node.and_then(|node| command(node, fault)) {
+    match recovery.and_then(|recovery| command(recovery, fault)) {
         Some(command) => format!("{line}; to send one: `{command}`"),
         None => line,
     }
 }
 
-/// The command that closes this fault, or `None` where it cannot be written down safely.
-fn command(node: &str, fault: &FaultView) -> Option<String> {
-    let mut command = format!("gpuwarden inject recovery --node-name {node}");
+/// The command that closes this fault, made from that which closes all of its node, or `None`
+/// where it cannot be written down safely.
+fn command(recovery: &str, fault: &FaultView) -> Option<String> {
+    let mut command = recovery.to_owned();
     let pci = fault
         .entities
         .iter()

@@ -92,6 +92,7 @@ fn status(faults: Vec<FaultView>, phase: Option<Phase>) -> NodeStatus {
 fn told(records: &[Record], journal: &[Entry]) -> Explain {
     explain(&Material {
         node: "n1",
+        data_dir: None,
         records,
         complete: true,
         journal,
@@ -199,6 +200,7 @@ fn what_an_event_did_is_said() {
     let records = [xid(7, 0, "79", false)];
     let part = explain(&Material {
         node: "n1",
+        data_dir: None,
         records: &records,
         complete: false,
         journal: &[],
@@ -416,6 +418,7 @@ fn what_is_awaited_and_how_to_clear_it() {
     for (status, awaits, has, has_not) in table {
         let story = explain(&Material {
             node: "n1",
+            data_dir: None,
             records: &[],
             complete: true,
             journal: &[],
@@ -436,7 +439,25 @@ fn what_is_awaited_and_how_to_clear_it() {
 fn a_hostile_name_makes_no_command() {
     let mut hostile = status(vec![fault("79")], Some(Phase::Quarantined));
     hostile.name = "n1\nreboot".into();
-    let lines = clear::how_to_clear(&hostile);
+    let lines = clear::how_to_clear(&hostile, None);
     assert_eq!(lines.len(), 1);
     assert!(!lines[0].contains("gpuwarden inject"), "{}", lines[0]);
+}
+
+#[test]
+fn a_command_names_the_server_that_it_is_for() {
+    let faulty = status(vec![fault("79"), fault("48")], None);
+    let lines = clear::how_to_clear(&faulty, Some("/tmp/x y"));
+    let recovery = "`gpuwarden inject recovery --data-dir '/tmp/x y' --node-name n1";
+    for line in &lines {
+        assert!(line.contains(recovery), "{line}");
+    }
+    assert_eq!(lines.len(), 3);
+    // A place that no quoting makes safe makes no command.
+    for line in clear::how_to_clear(&faulty, Some("/tmp/x\ny")) {
+        assert!(!line.contains("gpuwarden inject"), "{line}");
+    }
+    let many = status(vec![fault("79"); 30], None);
+    let text = clear::how_to_clear(&many, Some("/x")).concat();
+    assert!(text.contains("`gpuwarden status --data-dir /x`"), "{text}");
 }

@@ -253,7 +253,7 @@ function brakeFacts(brake) {
       `${used} of ${allowed} out of service (${limit} of ${of} ${ofWhich})`));
   return [
     ["Brake", stateWord(brake.state === "CLOSED" ? ["ok", "closed"] : ["bad", brake.state])],
-    ["Limits", limits.length === 0 ? "none" : limits],
+    ["Limits", brake.unknown ? `unknown: ${brake.unknown}` : limits.length === 0 ? "none" : limits],
     ["Brake notes", brake.notes.length === 0 ? null : brake.notes.map((note) => el("div", {}, note))],
   ];
 }

@@ -124,6 +124,7 @@ async fn two_nodes(server: &Server) {
                 allowed: 1,
                 of: 2,
             }],
+            unknown: None,
             held: 1,
             paused: Some(format!("paused by alice: {HOSTILE}")),
             notes: vec!["to go on: kubectl patch".into()],

@@ -117,6 +117,7 @@ impl Server {
                 mode: Mode::Observe,
                 started_at: now,
                 data_dir: "/var/lib/gpuwarden".into(),
+                data_dir_is_default: true,
                 socket: "/var/run/nvsentinel.sock".into(),
             },
             fleet: receiver.clone(),

@@ -223,6 +223,13 @@ impl Quarantine {
             Some(Hold::Paused(pause)) => Some(pause.to_string()),
             _ => None,
         };
+        let unknown = if !self.listed {
+            Some("the cluster's nodes could not be read yet".to_owned())
+        } else if self.policy.is_none() {
+            Some("no policy was read yet".to_owned())
+        } else {
+            None
+        };
         let shown = plan.limits.iter().take(LIMITS_SHOWN);
         Some(BrakeView {
             enabled: self.brake.enabled,
@@ -236,6 +243,7 @@ impl Quarantine {
                     of: limit.of,
                 })
                 .collect(),
+            unknown,
             held: self.nodes.values().filter(|one| one.hold.is_some()).count(),
             paused,
             notes,

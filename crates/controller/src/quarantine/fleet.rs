@@ -49,6 +49,17 @@ pub(super) struct NodeEntry {
     pub(super) hold: Option<Hold>,
 }
 
+/// What can be told of whether the cluster has a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sight {
+    /// There is no cluster.
+    NoCluster,
+    /// Its nodes could not be read yet.
+    NotRead,
+    /// They were: what was not among them is not there.
+    Read,
+}
+
 // === impl NodeEntry ===
 
 impl NodeEntry {
@@ -163,7 +174,7 @@ impl NodeEntry {
         name: &str,
         faults: &[Fault],
         mode: Mode,
-        has_cluster: bool,
+        sight: Sight,
         dropped_at: Option<Timestamp>,
     ) -> Option<NodeStatus> {
         // Who only observes still sees what an earlier run has left on the node.
@@ -188,8 +199,18 @@ impl NodeEntry {
         let mut sorted: Vec<&Fault> = faults.iter().collect();
         sorted.sort_by(|a, b| Fault::by_gravity(a, b));
         let mut notes = Vec::new();
-        if has_cluster && self.view.is_none() {
-            notes.push("the cluster has no node of this name".to_owned());
+        let in_cluster = match sight {
+            Sight::NoCluster => None,
+            Sight::NotRead => self.view.as_ref().map(|_| true),
+            Sight::Read => Some(self.view.is_some()),
+        };
+        match (sight, in_cluster) {
+            (Sight::NotRead, None) => notes.push(
+                "the cluster's nodes could not be read yet: what it has of this node is not known"
+                    .to_owned(),
+            ),
+            (_, Some(false)) => notes.push("the cluster has no node of this name".to_owned()),
+            _ => {}
         }
         if self.anothers.is_some() {
             notes.push("quarantined by another gpuwarden: it is left alone".to_owned());
@@ -241,11 +262,14 @@ impl NodeEntry {
                 awaits: match (mode, &self.hold) {
                     (Mode::Observe, _) => "a gpuwarden that acts: this one only observes",
                     (_, Some(hold)) => hold.awaits(),
+                    _ if sight == Sight::NotRead && in_cluster.is_none() => {
+                        "the cluster's nodes to be read"
+                    }
                     (_, None) => self.session.awaits(self.view.is_some()),
                 }
                 .to_owned(),
             }),
-            in_cluster: has_cluster.then_some(self.view.is_some()),
+            in_cluster,
             unschedulable: self.view.as_ref().map(|view| view.unschedulable),
             faults: sorted
                 .into_iter()
@@ -354,7 +378,7 @@ mod tests {
         ];
         for (metadata, mode, note) in table {
             let status = looked_at(metadata)
-                .status("n1", &fault(), mode, true, None)
+                .status("n1", &fault(), mode, Sight::Read, None)
                 .unwrap();
             let notes = status.notes.join("\n");
             assert!(
@@ -367,14 +391,25 @@ mod tests {
 
     #[test]
     fn a_node_that_the_cluster_lacks_waits_for_it_to_appear() {
-        let awaits = |metadata| {
-            let status = looked_at(metadata).status("n1", &fault(), Mode::Act, true, None);
-            status.unwrap().session.unwrap().awaits
+        let shown = |metadata, sight| {
+            let status = looked_at(metadata).status("n1", &fault(), Mode::Act, sight, None);
+            let status = status.unwrap();
+            let awaits = status.session.unwrap().awaits;
+            (awaits, status.in_cluster, status.notes.concat())
         };
-        assert_eq!(awaits(None), "the node to appear in the cluster");
-        assert_eq!(
-            awaits(Some(json!({"name": "n1"}))),
-            "the API server's answer to the quarantine"
+        let (awaits, in_cluster, _) = shown(None, Sight::Read);
+        assert_eq!(awaits, "the node to appear in the cluster");
+        assert_eq!(in_cluster, Some(false));
+        let (awaits, in_cluster, _) = shown(Some(json!({"name": "n1"})), Sight::Read);
+        assert_eq!(awaits, "the API server's answer to the quarantine");
+        assert_eq!(in_cluster, Some(true));
+        // What was never read is not told as a fact.
+        let (awaits, in_cluster, notes) = shown(None, Sight::NotRead);
+        assert_eq!(awaits, "the cluster's nodes to be read");
+        assert_eq!(in_cluster, None);
+        assert!(
+            notes.contains("is not known") && !notes.contains("no node"),
+            "{notes}"
         );
     }
 

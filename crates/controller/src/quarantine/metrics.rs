@@ -374,6 +374,7 @@ mod tests {
                 enabled: true,
                 state: keys::BREAKER_CLOSED.into(),
                 limits: vec![],
+                unknown: None,
                 held: 0,
                 paused: None,
                 notes: vec![],

@@ -8,6 +8,7 @@ use domain::view::{ClusterView, FleetView};
 use tokio::time::Instant;
 
 use super::Quarantine;
+use super::fleet::Sight;
 
 /// The view is published at most this often ...
 const PUBLISH_EVERY: Duration = Duration::from_millis(20);
@@ -23,6 +24,15 @@ impl Quarantine {
         let earliest = self.published_at + self.publish_pause;
         self.publish_at
             .get_or_insert_with(|| earliest.max(Instant::now()));
+    }
+
+    /// What can be told of whether the cluster has a node.
+    fn sight(&self) -> Sight {
+        match (&self.cluster, self.listed) {
+            (None, _) => Sight::NoCluster,
+            (Some(_), false) => Sight::NotRead,
+            (Some(_), true) => Sight::Read,
+        }
     }
 
     pub(super) fn publish(&mut self) {
@@ -49,7 +59,7 @@ impl Quarantine {
                     name,
                     self.book.faults(name),
                     self.mode,
-                    self.cluster.is_some(),
+                    self.sight(),
                     dropped_at,
                 )
             })

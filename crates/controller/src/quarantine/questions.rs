@@ -3,7 +3,7 @@
 
 use domain::nearest::nearest;
 use domain::session::Session;
-use domain::why_not::{Acting, Connection, Situation, WhyNot, why_not};
+use domain::why_not::{Acting, Connection, Situation, Source, WhyNot, why_not};
 use tokio::sync::{mpsc, oneshot};
 
 use super::{Mode, Owns, Quarantine};
@@ -47,8 +47,27 @@ impl Quarantine {
         let entry = self.nodes.get(node);
         let idle = Session::idle((self.clock)());
         let view = entry.and_then(super::NodeEntry::effective_view);
+        let own = match &self.owns {
+            Owns::Node(own) => Some(own),
+            Owns::All => None,
+        };
+        // Those of another machine are not known here.
+        let statuses = match own {
+            Some(own) if own == node => self.sources.statuses((self.clock)()),
+            _ => Vec::new(),
+        };
+        let sources: Vec<Source<'_>> = statuses
+            .iter()
+            .map(|one| Source {
+                name: &one.name,
+                sees: one.state.sees(),
+                state: one.state.name(),
+                detail: &one.detail,
+            })
+            .collect();
         let mut why = why_not(&Situation {
             node,
+            sources: &sources,
             acting: match self.mode {
                 Mode::Observe => Acting::Observe,
                 Mode::DryRun => Acting::DryRun,
@@ -57,6 +76,7 @@ impl Quarantine {
             cluster: self.cluster.as_ref().map(|cluster| Connection {
                 server: cluster.server(),
                 connected: self.listed && self.cluster_error.is_none(),
+                listed: self.listed,
                 error: self.cluster_error.as_deref(),
             }),
             view: view.as_deref(),
@@ -67,10 +87,6 @@ impl Quarantine {
             hold: entry.and_then(|entry| entry.hold.as_ref()),
             dropped_at: self.dropped_at(),
         });
-        let own = match &self.owns {
-            Owns::Node(own) => Some(own),
-            Owns::All => None,
-        };
         why.known |= own.is_some_and(|own| own == node);
         if !why.known {
             let names = self.nodes.keys().chain(own);

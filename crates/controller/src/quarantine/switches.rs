@@ -37,6 +37,8 @@ pub(super) struct Switches {
     writing: JoinSet<Result<ConfigMap, ObjectError>>,
     retry_at: Option<Instant>,
     write_error: Option<String>,
+    /// What was last said of the circuit breaker; `None`: it has changed since.
+    said: Option<String>,
 }
 
 /// A `ConfigMap` that is watched.
@@ -94,6 +96,7 @@ impl Switches {
             writing: JoinSet::new(),
             retry_at: None,
             write_error: None,
+            said: None,
         }
     }
 
@@ -116,6 +119,7 @@ impl Switches {
                 if !self.breaker.take_in(event) {
                     return false;
                 }
+                self.said = None;
                 self.read_switch();
             }
             Arrival::Own(event) => {
@@ -135,7 +139,7 @@ impl Switches {
                 return true;
             }
             Arrival::Written(Ok(map)) => {
-                self.write_error = None;
+                (self.write_error, self.said) = (None, None);
                 self.breaker.seen = Some(map);
                 self.read_switch();
             }
@@ -185,17 +189,27 @@ impl Switches {
             return;
         }
         let tripped = self.switch.state == State::Tripped;
-        self.read_switch();
+        let reset_at = self.switch.reset_at;
+        self.switch = self.seen_switch();
+        if !self.switch.exists {
+            // It went missing then, not with each try to write it.
+            self.switch.reset_at = reset_at;
+        }
         let trip =
             tripped && self.switch.state == State::Closed && self.switch.tripped_at.is_none();
         self.settle(trip, write, now);
     }
 
-    fn read_switch(&mut self) {
+    /// The circuit breaker as it stands in the cluster.
+    fn seen_switch(&self) -> Switch {
         let seen = self.breaker.seen.as_ref();
-        let switch = seen.map_or_else(Switch::default, |map| {
+        seen.map_or_else(Switch::default, |map| {
             Switch::read(&map.data, &map.annotations)
-        });
+        })
+    }
+
+    fn read_switch(&mut self) {
+        let switch = self.seen_switch();
         if switch.state != self.switch.state {
             tracing::warn!("the circuit breaker is {}", switch.state.name());
         }
@@ -203,6 +217,12 @@ impl Switches {
     }
 
     fn settle(&mut self, trip: bool, write: bool, now: Timestamp) {
+        if self.breaker.known != Known::Yes && !self.switch.exists {
+            // Whether it exists is not known, and nothing is to be said of it. Where nobody can
+            // close it, each process begins with a window of its own.
+            self.switch.exists = true;
+            self.switch.reset_at = Some(now);
+        }
         // One write at a time; its answer leads here again.
         if self.breaker.known == Known::Yes && write && !self.writing.is_empty() && !trip {
             return;
@@ -210,7 +230,10 @@ impl Switches {
         let Some(SwitchChange { seen, wanted, why }) = self.switch.settle(trip, now) else {
             return;
         };
-        tracing::warn!("circuit breaker {}: {why}", wanted.state.name());
+        let text = format!("circuit breaker {}: {why}", wanted.state.name());
+        if self.is_news(&text) {
+            tracing::warn!("{text}");
+        }
         let change = change(&seen, &wanted);
         self.switch = wanted;
         if !write || self.breaker.known != Known::Yes || !self.writing.is_empty() {
@@ -225,6 +248,13 @@ impl Switches {
                 .change_config_map(&namespace, name, seen, &change)
                 .await
         });
+    }
+
+    /// Whether this was not said yet: each try to write finds it anew.
+    fn is_news(&mut self, text: &str) -> bool {
+        let news = self.said.as_deref() != Some(text);
+        self.said = Some(text.to_owned());
+        news
     }
 
     /// What holds all new quarantines back. `breaker`: whether the circuit breaker counts.
@@ -345,16 +375,104 @@ fn change(seen: &Switch, wanted: &Switch) -> ConfigMapChange {
             .data
             .insert(keys::BREAKER_CURSOR.into(), Some(cursor));
     }
+    let existed = seen.exists;
     let mut annotations = BTreeMap::new();
     for (key, seen, wanted) in [
         (keys::TRIPPED_AT, seen.tripped_at, wanted.tripped_at),
         (keys::RESET_AT, seen.reset_at, wanted.reset_at),
         (keys::DROPPED_AT, seen.dropped_at, wanted.dropped_at),
     ] {
-        if seen != wanted {
+        if !existed || seen != wanted {
             annotations.insert(key.to_owned(), wanted.map(|time| time.to_string()));
         }
     }
     change.annotations = annotations;
     change
+}
+
+#[cfg(test)]
+mod tests {
+    use cluster::ConnectOptions;
+
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    /// The switches of a cluster that cannot be reached.
+    async fn switches() -> Switches {
+        let text = "apiVersion: v1\nkind: Config\ncurrent-context: c\n\
+                    clusters: [{name: c, cluster: {server: 'http://127.0.0.1:1'}}]\n\
+                    users: [{name: u, user: {}}]\n\
+                    contexts: [{name: c, context: {cluster: c, user: u}}]\n";
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("kubeconfig");
+        std::fs::write(&path, text).unwrap();
+        let options = ConnectOptions {
+            kubeconfig: Some(path),
+            ..ConnectOptions::default()
+        };
+        let cluster = Cluster::connect(options).await.unwrap();
+        Switches::new(
+            Arc::new(cluster),
+            "ns".to_owned(),
+            &CancellationToken::new(),
+        )
+    }
+
+    fn breaker(event: ConfigMapEvent) -> Arrival {
+        Arrival::Breaker(event)
+    }
+
+    fn failing(refused: bool) -> Arrival {
+        let error = format!("refused: {refused}");
+        breaker(ConfigMapEvent::Failing { error, refused })
+    }
+
+    #[tokio::test]
+    async fn what_was_never_read_is_not_said_to_be_missing() {
+        let mut switches = switches().await;
+        for refused in [false, true] {
+            switches.take_in(failing(refused), false, at(1));
+            assert_eq!(switches.said, None, "{refused}");
+        }
+        // Nobody can close what cannot be read: the window begins with the process.
+        assert_eq!(switches.reset_at(), Some(at(1)));
+        switches.trip(false, at(2));
+        let said = switches.said.as_deref().unwrap();
+        assert!(
+            said.starts_with("circuit breaker TRIPPED: too many"),
+            "{said}"
+        );
+        assert_eq!(switches.state(), keys::BREAKER_TRIPPED);
+
+        switches.take_in(breaker(ConfigMapEvent::Missing), false, at(3));
+        let said = "circuit breaker CLOSED: the ConfigMap did not exist";
+        assert_eq!(switches.said.as_deref(), Some(said));
+        assert_eq!(switches.reset_at(), Some(at(3)));
+    }
+
+    #[tokio::test]
+    async fn what_cannot_be_written_is_said_once_and_resets_the_window_once() {
+        let mut switches = switches().await;
+        switches.take_in(breaker(ConfigMapEvent::Missing), false, at(1));
+        let said = switches.said.clone().unwrap();
+        for second in 2..5 {
+            let message = "namespaces \"ns\" not found".to_owned();
+            let error = Arrival::Written(Err(ObjectError::NotFound { message }));
+            switches.take_in(error, false, at(second));
+            switches.write_anew(false, at(second));
+            assert!(!switches.is_news(&said));
+            assert_eq!(switches.reset_at(), Some(at(1)));
+        }
+        // It is written down with it once there is a place for it.
+        let seen = Switch {
+            reset_at: Some(at(1)),
+            ..Switch::default()
+        };
+        let wanted = seen.settle(false, at(9)).unwrap().wanted;
+        let annotations = change(&seen, &wanted).annotations;
+        assert_eq!(annotations[keys::RESET_AT], Some(at(1).to_string()));
+    }
 }

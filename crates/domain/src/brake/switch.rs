@@ -89,7 +89,7 @@ impl Switch {
         if !self.exists {
             why.push("the ConfigMap did not exist");
             // Deleting it is one of the reference's ways to close it.
-            wanted.reset_at = Some(now);
+            wanted.reset_at = self.reset_at.or(Some(now));
         }
         if self.drop_asked {
             why.push("a person dropped what has accumulated");

@@ -1,0 +1,249 @@
+use contract::{HealthEvent, keys};
+use jiff::Timestamp;
+use serde_json::json;
+
+use super::*;
+use crate::event::{Record, normalise};
+use crate::fault::FaultBook;
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::from_second(second).unwrap()
+}
+
+fn faults(fatal: bool) -> Vec<Fault> {
+    let mut event = HealthEvent {
+        agent: keys::SYSLOG_AGENT.into(),
+        component_class: "GPU".into(),
+        check_name: keys::CHECK_XID.into(),
+        node_name: "n1".into(),
+        is_fatal: fatal,
+        error_code: vec!["79".into()],
+        ..HealthEvent::default()
+    };
+    normalise(&mut event, at(100));
+    let mut book = FaultBook::default();
+    book.record(&Record {
+        seq: 1,
+        id: event.id.clone(),
+        created_at: at(100),
+        event,
+    });
+    book.faults("n1").to_vec()
+}
+
+fn node(metadata: Value) -> NodeView {
+    let mut metadata = metadata;
+    metadata["name"] = "n1".into();
+    NodeView::from_object(json!({ "metadata": metadata })).unwrap()
+}
+
+struct World {
+    source: Option<Source<'static>>,
+    acting: Acting,
+    connected: Option<bool>,
+    listed: bool,
+    view: Option<NodeView>,
+    faults: Vec<Fault>,
+    session: Session,
+    anothers: bool,
+    hold: Option<Hold>,
+}
+
+fn world() -> World {
+    World {
+        source: None,
+        acting: Acting::Act,
+        connected: Some(true),
+        listed: true,
+        view: Some(node(json!({}))),
+        faults: faults(true),
+        session: Session::idle(at(0)),
+        anothers: false,
+        hold: None,
+    }
+}
+
+fn ask(world: &World) -> WhyNot {
+    why_not(&Situation {
+        node: "n1",
+        sources: world.source.as_slice(),
+        acting: world.acting,
+        cluster: world.connected.map(|connected| Connection {
+            server: "https://api",
+            connected,
+            listed: world.listed,
+            error: Some("refused"),
+        }),
+        view: world.view.as_ref(),
+        faults: &world.faults,
+        policy: Some(&Policy::builtin()),
+        session: &world.session,
+        anothers: world.anothers,
+        hold: world.hold.as_ref(),
+        dropped_at: None,
+    })
+}
+
+#[test]
+fn the_first_thing_that_stands_in_the_way_is_the_answer() {
+    type Edit = fn(&mut World);
+    let failed = |world: &mut World| {
+        world
+            .session
+            .failed(crate::session::Failure::Conflict, at(1));
+    };
+    let table: [(Edit, &str, usize); 13] = [
+        (|_| (), "n1 is being quarantined", 0),
+        (
+            |world| world.hold = Some(Hold::Tripped),
+            "the circuit breaker is tripped",
+            1,
+        ),
+        (|world| world.connected = None, "no cluster is given", 1),
+        (
+            |world| world.connected = Some(false),
+            "https://api cannot be watched: refused",
+            1,
+        ),
+        (
+            |world| world.view = None,
+            "the cluster has no node of the name n1",
+            1,
+        ),
+        (|world| world.acting = Acting::Observe, "observing only", 1),
+        (|world| world.acting = Acting::DryRun, "a dry run", 1),
+        (
+            |world| world.anothers = true,
+            "the session of another gpuwarden",
+            1,
+        ),
+        (|world| world.faults.clear(), "no fault of it is open", 1),
+        (
+            |world| world.faults = faults(false),
+            "no rule set asks for it",
+            1,
+        ),
+        (
+            |world| {
+                world.view = Some(node(
+                    json!({"annotations": {keys::RELEASED_AT: "1970-01-01T00:01:40Z"}}),
+                ));
+            },
+            "dismissed when the node was released by hand at 1970-01-01T00:01:40Z",
+            1,
+        ),
+        (failed, "has not taken the change: 1 attempt", 1),
+        (
+            |world| {
+                world.acting = Acting::Observe;
+                world.faults.clear();
+            },
+            "observing only: nothing is decided (and one more reason below)",
+            2,
+        ),
+    ];
+    for (edit, expected, stopped) in table {
+        let mut world = world();
+        edit(&mut world);
+        let why = ask(&world);
+        assert!(why.answer.contains(expected), "{expected}: {why:#?}");
+        let stops = why
+            .checks
+            .iter()
+            .filter(|check| check.result == CheckResult::Stops);
+        assert_eq!(stops.count(), stopped, "{why:#?}");
+    }
+}
+
+#[test]
+fn what_was_never_read_is_not_told_as_a_fact() {
+    let mut world = world();
+    (world.connected, world.listed, world.view) = (Some(false), false, None);
+    let why = ask(&world);
+    assert_eq!(
+        why.answer,
+        "whether n1 is quarantined is not known: https://api cannot be watched: refused"
+    );
+    assert_eq!((why.in_cluster, why.known), (None, true));
+    assert_eq!(why.checks[1].result, CheckResult::Unknown);
+    assert!(!format!("{why:?}").contains("has no node"), "{why:#?}");
+    // What was read once is known, though the cluster cannot be watched now.
+    world.listed = true;
+    let why = ask(&world);
+    assert!(
+        why.answer.starts_with("n1 is not quarantined: https://api"),
+        "{why:#?}"
+    );
+    assert_eq!(why.in_cluster, Some(false));
+}
+
+#[test]
+fn who_does_not_see_is_named_first() {
+    let source = |sees| {
+        Some(Source {
+            name: "kernel-log",
+            sees,
+            state: if sees { "following" } else { "failing" },
+            detail: "file:/x",
+        })
+    };
+    let mut world = world();
+    world.faults.clear();
+    world.source = source(true);
+    let why = ask(&world);
+    assert_eq!(why.answer, "n1 is not quarantined: no fault of it is open");
+    assert_eq!(why.checks[0].text, "kernel-log is following: file:/x");
+    world.source = source(false);
+    let why = ask(&world);
+    assert_eq!(
+        why.answer,
+        "n1 is not quarantined: kernel-log is failing: file:/x (and one more reason below)"
+    );
+    assert_eq!(why.checks[0].result, CheckResult::Unknown);
+    assert!(!format!("{why:?}").contains("no fault of it is open"));
+    // A fault that is known asks for it all the same.
+    world.faults = faults(true);
+    let why = ask(&world);
+    assert!(
+        why.answer.starts_with("n1 is being quarantined"),
+        "{why:#?}"
+    );
+}
+
+#[test]
+fn a_rule_shows_what_it_has_looked_at() {
+    let mut world = world();
+    world.view = Some(node(
+        json!({"labels": {keys::MANAGED_LABEL: "false", "zone": "a"}}),
+    ));
+    let why = ask(&world);
+    let details = &why.checks.last().unwrap().details;
+    assert!(
+        details[0].starts_with("'default' does not match: !(has("),
+        "{details:#?}"
+    );
+    let label = format!(
+        "    node.metadata.labels['{}'] = \"false\"",
+        keys::MANAGED_LABEL
+    );
+    assert!(details.contains(&label), "{details:#?}");
+    assert!(
+        details.contains(&"  any: event.isFatal -> true".to_owned()),
+        "{details:#?}"
+    );
+    assert!(
+        details.contains(&"    event.isFatal = true".to_owned()),
+        "{details:#?}"
+    );
+}
+
+#[test]
+fn one_fault_that_is_wanted_is_enough() {
+    let mut world = world();
+    world.faults.extend(faults(false));
+    let why = ask(&world);
+    assert!(
+        why.answer.starts_with("n1 is being quarantined"),
+        "{why:#?}"
+    );
+}
