@@ -12,6 +12,7 @@ mod metrics;
 mod nics;
 mod reboot;
 mod state;
+mod unreadable;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -36,6 +37,7 @@ use machine::MachineFile;
 use metrics::KernelLogMetrics;
 use nics::NicNames;
 use state::{State, StateFile};
+use unreadable::Unreadable;
 
 pub use domain::fold::WINDOW;
 
@@ -103,6 +105,7 @@ pub struct KernelLogMonitor {
     /// Time of the newest line that has one.
     newest: Option<Timestamp>,
     last_place: Option<Position>,
+    unreadable: Unreadable,
 }
 
 // === impl KernelLogMonitor ===
@@ -143,6 +146,7 @@ impl KernelLogMonitor {
             history_begins: None,
             newest: None,
             last_place: None,
+            unreadable: Unreadable::default(),
         }
     }
 
@@ -268,6 +272,8 @@ impl KernelLogMonitor {
                     Event::Record(record) if record.seq.is_some_and(|seq| seq <= up_to) => {
                         let at = record.wall.unwrap_or_else(self.clock);
                         self.decoder.record(record.text.as_bytes(), at);
+                        // Counted before the restart.
+                        self.decoder.take_garbled();
                     }
                     Event::CaughtUp | Event::Record(_) => return,
                     _ => {}
@@ -423,6 +429,12 @@ impl KernelLogMonitor {
             status.faults += findings.iter().filter(|it| !it.healthy).count() as u64;
             status.last_record_at = Some(at);
         });
+        if let Some(garbled) = self.decoder.take_garbled() {
+            self.metrics.garbled(garbled.lines);
+            self.source
+                .update(now, |status| status.malformed += garbled.lines);
+            self.unreadable.tell(&garbled, Instant::now());
+        }
         for finding in &findings {
             self.metrics.found(finding, began.elapsed());
             let events = event::of(&event::Context {

@@ -18,7 +18,7 @@ mod xid;
 
 use memchr::{memchr, memchr2};
 
-pub use decoder::KernelLogDecoder;
+pub use decoder::{Garbled, KernelLogDecoder};
 pub use finding::{Finding, Kind};
 pub use gpu::{Fallen, Reset};
 pub use machine::{
@@ -48,6 +48,8 @@ pub enum Line<'a> {
     Reset(Reset<'a>),
     /// A line of a NIC's driver, which may or may not be worth an event.
     Nic(NicLine<'a>),
+    /// A line that begins as an XID line does, and cannot be read as one: `NVRM: Xid (PCI:zz): 7x`.
+    GarbledXid,
 }
 
 /// What a line of log says, if it is one of [`Line`].
@@ -101,17 +103,24 @@ fn at_the_start(message: &[u8]) -> Option<Line<'_>> {
 /// runtimes and `message repeated 2 times: [ ... ]` put something before them.
 fn anywhere(message: &[u8]) -> Option<Line<'_>> {
     let mut rest = message;
-    loop {
-        let (mark, after) = next_mark(rest)?;
-        let found = match mark {
-            Mark::Driver => driver(after),
-            Mark::Switch(name) => nvswitch::line(text(name), text(after)).map(Line::Sxid),
-        };
-        if found.is_some() {
-            return found;
+    let mut garbled = None;
+    while let Some((mark, after)) = next_mark(rest) {
+        match mark {
+            Mark::Driver => match driver(after) {
+                // A whole one may follow.
+                Some(Line::GarbledXid) => garbled = Some(Line::GarbledXid),
+                Some(found) => return Some(found),
+                None => {}
+            },
+            Mark::Switch(name) => {
+                if let Some(found) = nvswitch::line(text(name), after) {
+                    return Some(Line::Sxid(found));
+                }
+            }
         }
         rest = after;
     }
+    garbled
 }
 
 /// What all lines of the GPU driver begin with.
@@ -124,7 +133,10 @@ fn driver_may_say_something(rest: &[u8]) -> bool {
 /// What follows `NVRM: `.
 fn driver(rest: &[u8]) -> Option<Line<'_>> {
     match rest.first()? {
-        b'X' => xid::line(text(rest)).map(Line::Xid),
+        b'X' => match xid::line(rest) {
+            Some(xid) => Some(Line::Xid(xid)),
+            None => xid::begins(rest).then_some(Line::GarbledXid),
+        },
         b'G' => {
             let rest = rest.strip_prefix(b"GPU ")?;
             gpu::name(rest).or_else(|| gpu::fallen(rest).map(Line::Fallen))
@@ -223,6 +235,22 @@ fn is_gpu_uuid(text: &str) -> bool {
             rest.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-')
                 && rest.bytes().any(|b| b.is_ascii_hexdigit())
         })
+}
+
+/// The code at the front of `rest`, and what follows. `rest` is the end of what [`text`] makes
+/// of `bytes`.
+///
+/// Drivers print a comma behind it; a blank, a colon or the end of the line are taken as well.
+/// Anything else says that the digits are not all of it, or not its own.
+fn code<'a>(rest: &'a str, bytes: &[u8]) -> Option<(u32, &'a str)> {
+    let (code, after) = leading_number(rest)?;
+    let follows = match after.bytes().next() {
+        Some(byte) => Some(byte),
+        // The end of the line, or of what is text in it.
+        None => bytes.get(text(bytes).len()).copied(),
+    };
+    let ends = follows.is_none_or(|byte| matches!(byte, b',' | b':') || byte.is_ascii_whitespace());
+    ends.then_some((code, after))
 }
 
 /// Decimal digits at the front, and what follows.

@@ -61,17 +61,22 @@ pub(super) struct KernelLogMetrics {
     /// Records that could not be read.
     pub(super) malformed: Counter,
     refused: LegacyCounter,
+    garbled: LegacyCounter,
 }
 
 impl KernelLogMetrics {
     pub(super) fn new(metrics: &Metrics, node: &str) -> Self {
         let errors = Family::<ErrorLabels, LegacyCounter>::default();
-        let refused = errors
-            .get_or_create(&ErrorLabels {
-                node: node.to_owned(),
-                error_type: "event_refused".to_owned(),
-            })
-            .clone();
+        // There from the start, so that a first one is seen as a rise from 0.
+        let error = |error_type: &str| {
+            errors
+                .get_or_create(&ErrorLabels {
+                    node: node.to_owned(),
+                    error_type: error_type.to_owned(),
+                })
+                .clone()
+        };
+        let (refused, garbled) = (error("event_refused"), error("line_garbled"));
         let own = Self {
             node: node.to_owned(),
             xids: Family::default(),
@@ -86,6 +91,7 @@ impl KernelLogMetrics {
             lost: Counter::default(),
             malformed: Counter::default(),
             refused,
+            garbled,
         };
         metrics.register(|registry| {
             registry.register(
@@ -152,6 +158,14 @@ impl KernelLogMetrics {
         for _ in 0..count {
             self.refused.inc();
         }
+    }
+
+    /// XID lines that could not be read.
+    pub(super) fn garbled(&self, lines: u64) {
+        for _ in 0..lines {
+            self.garbled.inc();
+        }
+        self.malformed.inc_by(lines);
     }
 
     pub(super) fn found(&self, finding: &Finding, took: Duration) {

@@ -11,6 +11,7 @@ use store::{EventQuery, EventStore};
 use super::*;
 
 mod machine;
+mod unreadable;
 
 const XID_79: &str = "NVRM: Xid (PCI:0000:b3:00): 79, pid=1, name=a, GPU has fallen off the bus.";
 const XID_48: &str = "NVRM: Xid (PCI:0000:b3:00): 48, pid=1, name=a, DBE";

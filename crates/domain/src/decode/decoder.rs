@@ -25,6 +25,18 @@ const REMEMBERED: usize = 1024;
 /// Longest earlier lines that are kept with a finding (bytes). The driver's have 80.
 const MAX_EARLIER_BYTES: usize = 1024;
 
+/// Longest quotation of a garbled line (bytes): the beginning is what tells.
+const MAX_QUOTED_BYTES: usize = 200;
+
+/// XID lines that could not be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Garbled {
+    /// How many.
+    pub lines: u64,
+    /// The beginning of the first, control characters escaped.
+    pub quoted: String,
+}
+
 /// Decodes the records of one kernel log in their order.
 #[derive(Debug)]
 pub struct KernelLogDecoder {
@@ -38,6 +50,7 @@ pub struct KernelLogDecoder {
     recent_xids: VecDeque<(String, Timestamp)>,
     /// The first lines of a message of three, until the third has come.
     fall: Option<Fall>,
+    garbled: Option<Garbled>,
 }
 
 /// What the first lines of a message said.
@@ -67,7 +80,13 @@ impl KernelLogDecoder {
             uuids: HashMap::new(),
             recent_xids: VecDeque::new(),
             fall: None,
+            garbled: None,
         }
+    }
+
+    /// The XID lines that could not be read since this was asked last.
+    pub fn take_garbled(&mut self) -> Option<Garbled> {
+        self.garbled.take()
     }
 
     /// What is known of the machine from now on; `None`: nothing but what the log says.
@@ -134,7 +153,23 @@ impl KernelLogDecoder {
             Line::Fallen(part) => self.fallen(part, line, at),
             Line::Reset(reset) => Some(self.reset(reset)),
             Line::Nic(nic) => self.nic(&nic),
+            Line::GarbledXid => {
+                self.garbled(line);
+                None
+            }
         }
+    }
+
+    fn garbled(&mut self, line: &[u8]) {
+        let garbled = self.garbled.get_or_insert_with(|| {
+            let begins = line.get(..MAX_QUOTED_BYTES).unwrap_or(line);
+            let mark = if begins.len() < line.len() { "..." } else { "" };
+            Garbled {
+                lines: 0,
+                quoted: format!("{}{mark}", begins.escape_ascii()),
+            }
+        });
+        garbled.lines = garbled.lines.saturating_add(1);
     }
 
     /// A GPU's name, which changes where the GPU is replaced.

@@ -1,6 +1,6 @@
 //! `SXid` lines of the `NVSwitch` driver.
 
-use super::{is_pci, leading_number};
+use super::{code, is_pci, leading_number, text};
 
 /// The parts of an `SXid` line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,18 +23,18 @@ pub struct SxidLine<'a> {
 ///
 /// Each error has two more lines, which begin with `Severity` and `Data` behind the code:
 /// they say nothing of their own.
-pub(super) fn line<'a>(name: &'a str, rest: &'a str) -> Option<SxidLine<'a>> {
+pub(super) fn line<'a>(name: &'a str, bytes: &'a [u8]) -> Option<SxidLine<'a>> {
     let (_, switch) = name
         .trim_end()
         .trim_end_matches(':')
         .rsplit_once("nvidia-nvswitch")?;
-    let (place, rest) = rest.strip_prefix('(')?.split_once(')')?;
+    let (place, rest) = text(bytes).strip_prefix('(')?.split_once(')')?;
     let place = place.trim();
     let pci = place.strip_prefix("PCI:").unwrap_or(place);
     if !is_pci(pci) {
         return None;
     }
-    let (code, rest) = leading_number(rest.trim_start().strip_prefix(':')?.trim_start())?;
+    let (code, rest) = code(rest.trim_start().strip_prefix(':')?.trim_start(), bytes)?;
     let rest = rest.trim_start_matches([',', ':', ' ']).trim_end();
     let (word, after) = rest.split_once(',').unwrap_or((rest, ""));
     let (fatal, message) = match word.trim().to_ascii_lowercase().as_str() {

@@ -212,18 +212,6 @@ fn lines_that_are_no_fault() {
         "NVRM: ",
         "NVRM: loading NVIDIA UNIX Open Kernel Module for x86_64  570.86.15",
         "NVRM: Xid",
-        "NVRM: Xid (",
-        "NVRM: Xid (PCI:0000:b3:00)",
-        "NVRM: Xid (PCI:0000:b3:00): ",
-        "NVRM: Xid (PCI:0000:b3:00): many",
-        "NVRM: Xid (PCI:hello): 79, x",
-        // An address needs digits.
-        "NVRM: Xid (PCI:): 79, x",
-        "NVRM: Xid (PCI:::.): 79, x",
-        "NVRM: Xid (PCI:.:.): 79, x",
-        "NVRM: Xid (PCI:0000::00): 79, x",
-        "NVRM: Xid (PCI:0000:b3:00.): 79, x",
-        "NVRM: Xid (PCI:0000:b3:00): 99999999999999999999, too large",
         "Xid (PCI:0000:b3:00): 79, somebody quotes the driver",
         "NVRM: GPU has fallen off the bus",
         "NVRM: GPU :.: GPU has fallen off the bus.",
@@ -249,6 +237,7 @@ fn lines_that_are_no_fault() {
         "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Data {0x00140004, 0x00100000}",
         "nvidia-nvswitch3: SXid (PCI:::.0): 28006, Fatal, Link 1",
         "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): , Fatal",
+        "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 2400x, Fatal, Link 1",
         "other: SXid (PCI:0000:c1:00.0): 28006, Fatal, Link 1",
         "NETDEV WATCHDOG: eth0 (bnxt_en): transmit queue 0 timed out",
         "infiniband bnxt_re0: something",
@@ -256,6 +245,64 @@ fn lines_that_are_no_fault() {
     ] {
         assert_eq!(decode(line.as_bytes()), None, "{line}");
     }
+}
+
+#[test]
+fn what_stands_behind_the_code_says_whether_it_is_one() {
+    let line = |behind: &[u8]| [b"NVRM: Xid (PCI:0000:b3:00): 79", behind].concat();
+    for behind in [
+        &b""[..],
+        b", a",
+        b",a",
+        b" pid=7",
+        b"\tpid=7",
+        b": a",
+        b"\r",
+        b" \xff",
+    ] {
+        let line = line(behind);
+        let found = decode(&line);
+        let is_79 = matches!(&found, Some(Line::Xid(xid)) if xid.code == 79);
+        assert!(is_79, "{}: {found:?}", line.escape_ascii());
+    }
+    for behind in [
+        &b"x, a"[..],
+        b"-1, a",
+        b".5",
+        b"\0, a",
+        b"\xff9, a",
+        b"]",
+        "\u{e9}".as_bytes(),
+    ] {
+        let line = line(behind);
+        let found = decode(&line);
+        assert_eq!(found, Some(Line::GarbledXid), "{}", line.escape_ascii());
+    }
+}
+
+#[test]
+fn garbled_xid_lines_are_told_from_lines_that_say_nothing() {
+    for line in [
+        "NVRM: Xid (",
+        "NVRM: Xid (PCI:0000:b3:00)",
+        "NVRM: Xid (PCI:0000:b3:00): ",
+        "NVRM: Xid (PCI:0000:b3:00): many",
+        "NVRM: Xid (PCI:0000:b3:00): 7x, a",
+        "NVRM: Xid (PCI:zz): 79, a",
+        // An address needs digits.
+        "NVRM: Xid (PCI:): 79, x",
+        "NVRM: Xid (PCI:::.): 79, x",
+        "NVRM: Xid (PCI:.:.): 79, x",
+        "NVRM: Xid (PCI:0000::00): 79, x",
+        "NVRM: Xid (PCI:0000:b3:00.): 79, x",
+        "NVRM: Xid (PCI:0000:b3:00): 4294967296, too large",
+        "guest console: NVRM: Xid (PCI:0000:b3:00): 7x, a",
+    ] {
+        assert_eq!(decode(line.as_bytes()), Some(Line::GarbledXid), "{line}");
+    }
+    // Two writers in one line: what can be read of it counts.
+    let found = xid_of("guest: NVRM: Xid (PCI:0000:b3NVRM: Xid (PCI:0000:b4:00): 79, a");
+    assert_eq!(found.map(|xid| xid.pci), Some("0000:b4:00"));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! XID lines of the NVIDIA driver.
 
-use super::{is_pci, leading_number};
+use super::{code, is_pci, leading_number, text};
 use crate::catalog::Report;
 
 /// The parts of an XID line.
@@ -80,9 +80,16 @@ impl<'a> XidLine<'a> {
     }
 }
 
+/// Whether what follows `NVRM: ` begins as an XID line does: `Xid (`.
+pub(super) fn begins(bytes: &[u8]) -> bool {
+    bytes
+        .strip_prefix(b"Xid")
+        .is_some_and(|rest| rest.trim_ascii_start().starts_with(b"("))
+}
+
 /// `Xid (PCI:0000:b3:00): 79, pid=1234, name=python3, Ch 00000008, ...`
-pub(super) fn line(text: &str) -> Option<XidLine<'_>> {
-    let rest = text.strip_prefix("Xid")?.trim_start();
+pub(super) fn line(bytes: &[u8]) -> Option<XidLine<'_>> {
+    let rest = text(bytes).strip_prefix("Xid")?.trim_start();
     let (place, rest) = rest.strip_prefix('(')?.split_once(')')?;
     let mut place = place.split_ascii_whitespace();
     let pci = place.next()?;
@@ -91,7 +98,7 @@ pub(super) fn line(text: &str) -> Option<XidLine<'_>> {
         return None;
     }
     let rest = rest.trim_start().strip_prefix(':')?.trim_start();
-    let (code, rest) = leading_number(rest)?;
+    let (code, rest) = code(rest, bytes)?;
     let detail = rest.trim_start_matches([',', ':', ' ']).trim_end();
     // Process id and name are only looked for where the driver puts them: at the front.
     let (pid, rest) = field(detail, "pid=");

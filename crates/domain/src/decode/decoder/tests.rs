@@ -599,3 +599,26 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn garbled_lines_are_counted_and_the_first_is_quoted() {
+    let mut decoder = KernelLogDecoder::default();
+    for ordinary in ["NVRM: loading", "NVRM: Xid (PCI:0000:b3:00): 13, a", "x"] {
+        decoder.record(ordinary.as_bytes(), T0);
+        assert_eq!(decoder.take_garbled(), None, "{ordinary}");
+    }
+    let long = "y".repeat(1_000);
+    let text = format!("NVRM: Xid (PCI:zz): \x1b[2J79, {long}\nNVRM: Xid (PCI:0000:b3:00): 7x, a");
+    assert_eq!(decoder.record(text.as_bytes(), T0), []);
+    let Garbled { lines, quoted } = decoder.take_garbled().unwrap();
+    assert_eq!(lines, 2);
+    assert!(
+        quoted.starts_with(r"NVRM: Xid (PCI:zz): \x1b[2J79, yyy"),
+        "{quoted}"
+    );
+    assert!(
+        quoted.ends_with("yyy...") && quoted.len() < 2 * MAX_QUOTED_BYTES,
+        "{quoted}"
+    );
+    assert_eq!(decoder.take_garbled(), None);
+}
