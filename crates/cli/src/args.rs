@@ -1,6 +1,7 @@
 //! The arguments, as text. What they mean together is decided in `settings`.
 
 mod doctor;
+mod environment;
 mod roles;
 
 use std::path::PathBuf;
@@ -8,6 +9,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use doctor::{DoctorArgs, DoctorRole};
+pub(crate) use environment::{is_empty, without_empty};
 pub(crate) use roles::{
     ActArgs, AgentArgs, ControllerArgs, DeliveryArgs, ElectionArgs, IngestArgs, NodeArgs,
     ProcessArgs, RunArgs,
@@ -356,7 +358,7 @@ pub struct EventsArgs {
     #[arg(short, long)]
     pub follow: bool,
     /// How many of the newest events to show first.
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(0..=10_000))]
+    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub limit: u32,
     /// Only events of this node.
     #[arg(long = "node", value_name = "NAME")]

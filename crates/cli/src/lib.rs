@@ -14,7 +14,7 @@ mod settings;
 
 use std::process::ExitCode;
 
-use clap::Parser as _;
+use clap::{CommandFactory as _, FromArgMatches as _};
 
 pub use args::{Cli, Command};
 pub use commands::load_catalog;
@@ -50,7 +50,7 @@ pub enum Parsed {
 
 /// Reads the process's arguments and environment. Writes help and errors itself.
 pub fn parse() -> Parsed {
-    let cli = match Cli::try_parse() {
+    let cli = match read_arguments() {
         Ok(cli) => cli,
         Err(error) => {
             let code = if error.use_stderr() {
@@ -63,6 +63,12 @@ pub fn parse() -> Parsed {
             return Parsed::Done(ExitCode::from(code));
         }
     };
+    let config = match &cli.command {
+        Command::Run(args) => Some(("", args.config.clone())),
+        Command::Agent(args) => Some((" agent", args.config.clone())),
+        Command::Controller(args) => Some((" controller", args.config.clone())),
+        _ => None,
+    };
     let role = match cli.command {
         Command::Run(args) => RunSettings::resolve(*args).map(|it| Parsed::Run(Box::new(it))),
         Command::Agent(args) => AgentSettings::resolve(*args).map(|it| Parsed::Agent(Box::new(it))),
@@ -72,9 +78,23 @@ pub fn parse() -> Parsed {
         _ => return Parsed::Client(Box::new(cli)),
     };
     role.unwrap_or_else(|error| {
+        let may_be_one_of_many = !matches!(error, SettingsError::Read { .. });
         output::error(&error.into());
+        if let (true, Some((role, Some(path)))) = (may_be_one_of_many, config) {
+            output::more(&format!(
+                "`gpuwarden doctor{role} --config {}` lists all",
+                path.display()
+            ));
+        }
         Parsed::Done(ExitCode::from(EXIT_FAILED))
     })
+}
+
+/// The arguments of the process; its empty environment variables count as not set.
+fn read_arguments() -> Result<Cli, clap::Error> {
+    let mut command = args::without_empty(Cli::command(), args::is_empty);
+    let mut matches = command.try_get_matches_from_mut(std::env::args_os())?;
+    Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))
 }
 
 /// Carries out a client command.

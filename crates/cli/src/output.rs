@@ -74,6 +74,12 @@ pub(crate) fn error(error: &anyhow::Error) {
     drop(writeln!(io::stderr().lock(), "{text}"));
 }
 
+/// Writes where there is more about an error, below it.
+pub(crate) fn more(text: &str) {
+    // It fails only where nobody reads.
+    drop(writeln!(io::stderr().lock(), "  {text}"));
+}
+
 /// Whether an error only says that the reader of our output has gone.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error

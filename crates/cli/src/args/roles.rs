@@ -150,6 +150,11 @@ group! {
     }
 }
 
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let hint = "write ADDRESS:PORT, such as 127.0.0.1:2112; names of hosts are not looked up";
+    text.parse().map_err(|error| format!("{error}; {hint}"))
+}
+
 fn one_or_several<'de, D>(deserializer: D) -> Result<Option<Vec<PathBuf>>, D::Error>
 where
     D: serde::Deserializer<'de>,
@@ -174,7 +179,7 @@ group! {
         #[arg(long, env = "GPUWARDEN_DATA_DIR", value_name = "DIRECTORY")]
         pub data_dir: Option<PathBuf>,
         /// Address of the status page, API and metrics [default: 127.0.0.1:2112].
-        #[arg(long, env = "GPUWARDEN_LISTEN", value_name = "ADDRESS")]
+        #[arg(long, env = "GPUWARDEN_LISTEN", value_name = "ADDRESS:PORT", value_parser = address)]
         pub listen: Option<SocketAddr>,
         /// What is logged: error, warn, info, debug, trace, also by crate [default: info].
         #[arg(long, env = "GPUWARDEN_LOG", value_name = "FILTER")]
@@ -285,7 +290,8 @@ group! {
     pub struct IngestArgs {
         /// Address on which agents and central monitors report [default: 0.0.0.0:50051; with
         /// --grpc-insecure 127.0.0.1:50051].
-        #[arg(long, env = "GPUWARDEN_GRPC_LISTEN", value_name = "ADDRESS")]
+        #[arg(long, env = "GPUWARDEN_GRPC_LISTEN", value_name = "ADDRESS:PORT",
+              value_parser = address)]
         pub grpc_listen: Option<SocketAddr>,
         /// Certificate of that address (PEM); read again when it changes.
         #[arg(long, env = "GPUWARDEN_GRPC_TLS_CERT", value_name = "FILE")]

@@ -17,19 +17,20 @@ pub(super) async fn execute(args: &EventsArgs) -> anyhow::Result<u8> {
         .as_deref()
         .map(|node| format!("&node={}", query(node)))
         .unwrap_or_default();
-    let mut newest: Vec<EventView> = if args.limit == 0 {
-        Vec::new()
-    } else {
-        client
-            .get(&format!("/api/v1/events?limit={}{node}", args.limit))
-            .await?
-    };
+    let mut newest: Vec<EventView> = client
+        .get(&format!("/api/v1/events?limit={}{node}", args.limit))
+        .await?;
     newest.reverse();
+    if let (Some(name), true, false) = (&args.node, newest.is_empty(), args.follow) {
+        // A name that nobody knows is an error here, with the nearest one.
+        let known = format!("/api/v1/nodes/{}/explain", query(name));
+        client.get_bytes(&known).await?;
+    }
     let format = args.output.output;
     if !args.follow {
         if !output::structured(format, &newest)? {
             if newest.is_empty() {
-                output::line("No event yet.")?;
+                output::line(&nothing(args.node.as_deref()))?;
             }
             for event in &newest {
                 write(event, format)?;
@@ -53,6 +54,14 @@ pub(super) async fn execute(args: &EventsArgs) -> anyhow::Result<u8> {
         }
     }
     anyhow::bail!("gpuwarden has ended the stream")
+}
+
+/// What is said where there is no event.
+fn nothing(node: Option<&str>) -> String {
+    match node {
+        Some(name) => format!("No event matches --node {}.", output::plain(name)),
+        None => "No event yet.".to_owned(),
+    }
 }
 
 /// One event of an unending list: one document each.
@@ -136,6 +145,12 @@ mod tests {
     use contract::keys;
 
     use super::*;
+
+    #[test]
+    fn no_event_at_all_is_told_from_none_that_matches() {
+        assert_eq!(nothing(None), "No event yet.");
+        assert_eq!(nothing(Some("gpu-7")), "No event matches --node gpu-7.");
+    }
 
     #[test]
     fn an_event_that_stands_for_many_reports_says_for_how_many() {

@@ -7,8 +7,8 @@ use domain::nearest::nearest;
 use serde::de::DeserializeOwned;
 use toml::de::DeTable;
 
-use super::SettingsError;
 use super::role::Role;
+use super::{AnyRole, SettingsError};
 
 /// A file whose keys are all known, or no file.
 pub(crate) struct ConfigFile {
@@ -117,7 +117,19 @@ impl ConfigFile {
 
     /// The keys of a group; those of others are left out.
     pub(super) fn group<T: DeserializeOwned>(&self) -> Result<T, SettingsError> {
-        toml::from_str(&self.text).map_err(|error| self.wrong(&error))
+        toml::from_str(&self.text).map_err(|error| self.wrong_value(&error))
+    }
+
+    /// Names the key, which the error does not, and says what its values look like.
+    fn wrong_value(&self, error: &toml::de::Error) -> SettingsError {
+        let start = error.span().map_or(0, |span| span.start);
+        let entries = self.entries().unwrap_or_default();
+        let found = entries.iter().find(|(_, place)| place.contains(&start));
+        let Some((key, place)) = found else {
+            return self.wrong(error);
+        };
+        let what = format!("{key}: {}; {}", error.message(), remedy(key));
+        self.at(place.start, what)
     }
 
     fn wrong(&self, error: &toml::de::Error) -> SettingsError {
@@ -132,6 +144,31 @@ impl ConfigFile {
             line: 1 + before.filter(|byte| *byte == b'\n').count(),
             what,
         }
+    }
+}
+
+/// How a value of this key is written.
+fn remedy(key: &str) -> &'static str {
+    let command = <AnyRole as clap::Args>::augment_args(clap::Command::new("file"));
+    let arg = command.get_arguments().find(|arg| {
+        let aliases = arg.get_all_aliases().unwrap_or_default();
+        arg.get_long() == Some(key) || aliases.contains(&key)
+    });
+    let Some(arg) = arg else {
+        return "write text in quotes";
+    };
+    if arg.get_value_delimiter().is_some() {
+        return "write a list, such as [\"a\", \"b\"]";
+    }
+    let kind = arg.get_value_names().and_then(<[_]>::first);
+    match kind.map(clap::builder::Str::as_str) {
+        Some("BOOL") => "write true or false",
+        Some("DURATION") => "write a duration, such as \"30d\" or \"15m\"",
+        Some("SIZE") => "write a size, such as \"512MiB\"",
+        Some("ADDRESS:PORT") => {
+            "write ADDRESS:PORT, such as \"127.0.0.1:2112\"; names of hosts are not looked up"
+        }
+        _ => "write text in quotes",
     }
 }
 

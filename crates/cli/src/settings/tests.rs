@@ -162,6 +162,36 @@ fn what_is_wrong_is_named() {
 }
 
 #[test]
+fn a_wrong_type_is_named_with_its_key_and_what_would_be_right() {
+    for (file, key, remedy) in [
+        ("listen = \"localhost:2112\"", "listen", "127.0.0.1:2112"),
+        ("\nretention = 30", "retention", "\"30d\""),
+        ("store-size = 1024", "store-size", "\"512MiB\""),
+        (
+            "circuit-breaker = \"yes\"",
+            "circuit-breaker",
+            "true or false",
+        ),
+        (
+            "circuit-breaker-enabled = 1",
+            "circuit-breaker-enabled",
+            "true or false",
+        ),
+        ("catalog = 7", "catalog", "[\"a\", \"b\"]"),
+        ("policy = 7", "policy", "text in quotes"),
+    ] {
+        let line = 1 + file.matches('\n').count();
+        let error = run(file, |_| ()).unwrap_err().to_string();
+        let place = format!("c.toml:{line}: {key}: ");
+        assert!(error.contains(&place) && error.contains(remedy), "{error}");
+    }
+    use clap::Parser as _;
+    let error = crate::args::Cli::try_parse_from(["gpuwarden", "run", "--listen", "foo"]);
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("such as 127.0.0.1:2112"), "{error}");
+}
+
+#[test]
 fn clients_take_a_file_of_any_role_and_refuse_a_key_of_none() {
     let read = |file: &str| with_file(file, |path| ClientSettings::read(path.as_deref()));
     let file = "controller = \"https://c:1\"\ngrpc-listen = \"0.0.0.0:1\"\nhistory = \"soon\"\n\
@@ -207,7 +237,7 @@ fn all_that_is_wrong_is_found_and_the_rest_is_kept() {
     });
     let wrong: Vec<String> = wrong.iter().map(ToString::to_string).collect();
     let expected = [
-        "c.toml:3: invalid socket address",
+        "c.toml:3: listen: invalid socket address",
         "c.toml:1: unknown field `lisen`; did you mean `listen`?",
         "c.toml:9: unknown field `section`",
         "--log-format \"xml\"",
