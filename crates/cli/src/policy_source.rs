@@ -15,6 +15,18 @@ pub(crate) fn load(source: &str) -> anyhow::Result<Policy> {
     Ok(Policy::parse(&text(source)?, source)?)
 }
 
+/// What is odd in a policy, after its name; a text that begins with that, and a line, keeps it.
+pub(crate) fn placed(source: &str, what: &str) -> String {
+    let has_place = what
+        .strip_prefix(source)
+        .is_some_and(|rest| rest.starts_with(':'));
+    if has_place {
+        what.to_owned()
+    } else {
+        format!("{source}: {what}")
+    }
+}
+
 /// The text of a policy.
 pub(crate) fn text(source: &str) -> anyhow::Result<String> {
     if let Some(name) = source.strip_prefix(PRESET) {
@@ -34,4 +46,20 @@ pub(crate) fn preset(name: &str) -> Result<&'static Preset, String> {
             None => format!("there is no such preset; there are {}", names.join(", ")),
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_place_is_said_once() {
+        for (what, expected) in [
+            ("no brake", "p.toml: no brake"),
+            ("p.toml:21: unknown key", "p.toml:21: unknown key"),
+            ("p.tomls are odd", "p.toml: p.tomls are odd"),
+        ] {
+            assert_eq!(placed("p.toml", what), expected);
+        }
+    }
 }

@@ -74,7 +74,7 @@ pub enum AcceptError {
         found: usize,
     },
     /// Some events were refused. All others were stored.
-    #[error("{}; the other {stored} events of the request are stored", refusal::List(.refused))]
+    #[error("{}{}", refusal::List(.refused), refusal::Others(*.stored))]
     Refused {
         /// Which, and why; at least one.
         refused: Vec<Refused>,

@@ -45,6 +45,9 @@ pub enum Reason {
 /// Refusals as text.
 pub(super) struct List<'a>(pub(super) &'a [Refused]);
 
+/// What became of the other events of a request, behind [`List`].
+pub(super) struct Others(pub(super) usize);
+
 /// Logs refusals, and counts those that it does not log.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RefusalLog(Arc<Mutex<Said>>);
@@ -114,6 +117,34 @@ impl fmt::Display for List<'_> {
         match self.0.len().checked_sub(NAMED) {
             None | Some(0) => Ok(()),
             Some(more) => write!(f, "; and {more} more"),
+        }
+    }
+}
+
+// === impl Others ===
+
+impl fmt::Display for Others {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            0 => Ok(()),
+            1 => f.write_str("; the other event of the request is stored"),
+            stored => write!(f, "; the other {stored} events of the request are stored"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn other_events_are_spoken_of_only_where_there_are_any() {
+        for (stored, expected) in [
+            (0, ""),
+            (1, "; the other event of the request is stored"),
+            (7, "; the other 7 events of the request are stored"),
+        ] {
+            assert_eq!(Others(stored).to_string(), expected);
         }
     }
 }

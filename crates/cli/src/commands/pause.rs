@@ -71,7 +71,9 @@ async fn write(
     };
     let namespace = namespace(kube.namespace.clone().or(file.namespace))?;
     let place = format!("{namespace}/{}", keys::CONFIG_MAP);
-    let cluster = Cluster::connect(settings.connect_options()).await?;
+    let cluster = Cluster::connect(settings.connect_options())
+        .await
+        .context("which cluster? --kubeconfig FILE names one")?;
     for _ in 0..ATTEMPTS {
         let seen = cluster
             .config_map(&namespace, keys::CONFIG_MAP)

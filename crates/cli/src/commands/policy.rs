@@ -47,14 +47,11 @@ fn check(source: &str, format: Format) -> anyhow::Result<u8> {
             hint,
         } in &warnings
         {
-            let place = rule_set
-                .as_ref()
-                .map_or_else(String::new, |name| format!(": rule set '{name}'"));
-            output::line(&format!(
-                "{source}{}: {}",
-                output::plain(&place),
-                output::plain(what)
-            ))?;
+            let what = match rule_set {
+                Some(name) => format!("{source}: rule set '{name}': {what}"),
+                None => policy_source::placed(source, what),
+            };
+            output::line(&output::plain(&what))?;
             output::line(&format!("  {}", output::plain(hint)))?;
         }
         if warnings.is_empty() {

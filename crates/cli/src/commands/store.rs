@@ -7,6 +7,9 @@ use crate::output;
 use crate::settings::{ClientSettings, default_data_dir};
 use crate::{EXIT_OK, EXIT_UNHEALTHY};
 
+/// File of the event store in the data directory.
+const EVENTS_FILE: &str = "events.db";
+
 pub(super) fn execute(args: &StoreArgs) -> anyhow::Result<u8> {
     let StoreCommand::Inspect {
         config,
@@ -16,6 +19,10 @@ pub(super) fn execute(args: &StoreArgs) -> anyhow::Result<u8> {
     let file = ClientSettings::read(config.as_deref())?;
     let named = data_dir.clone().or(file.data_dir);
     let dir = named.map_or_else(default_data_dir, Ok)?;
+    let named = "--data-dir names the data directory of the gpuwarden that you mean";
+    if !dir.join(EVENTS_FILE).exists() {
+        anyhow::bail!("no {EVENTS_FILE} in {}; {named}", dir.display());
+    }
     let found = inspect(&dir).map_err(|error| {
         anyhow::Error::from(error).context(format!("no look into {}", dir.display()))
     })?;

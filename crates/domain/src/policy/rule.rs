@@ -172,7 +172,7 @@ impl Rule {
     fn compile_here(kind: RuleKind, expression: &str) -> Result<Self, String> {
         let program = ENVIRONMENT
             .compile(expression)
-            .map_err(|error| format!("does not parse: {}", one_line(&error.to_string())))?;
+            .map_err(|error| format!("does not parse: {}", first(&error)))?;
         let rule = Self {
             kind,
             expression: expression.to_owned(),
@@ -342,6 +342,19 @@ fn list_contains(arguments: &[CowVal<'_, '_>]) -> Result<bool, ExecutionError> {
         }
     }
     Ok(false)
+}
+
+/// The first thing that is wrong, and where; the parser says more, with pictures of the text.
+fn first(error: &cel::ParseErrors) -> String {
+    let Some(first) = error.errors.first() else {
+        return one_line(&error.to_string());
+    };
+    let ((line, column), what) = (first.pos, one_line(&first.msg));
+    if line > 1 {
+        format!("line {line}, column {column}: {what}")
+    } else {
+        format!("column {column}: {what}")
+    }
 }
 
 fn one_line(text: &str) -> String {

@@ -374,7 +374,7 @@ fn what_is_wrong_is_named_with_file_line_and_hint() {
         (
             any("HealthEvent", "event.isFatal &&"),
             "p.toml:6",
-            "does not parse",
+            "does not parse: column ",
         ),
         (
             any("Node", "node.metdata.name == 'a'"),

@@ -13,6 +13,7 @@ use store::sqlite::inspect;
 
 use super::{Finding, Installation, asker, causes, shell_word};
 use crate::commands::load_catalog;
+use crate::policy_source;
 use crate::settings::{ActSettings, Endpoint, NodeSettings, PolicySetting, ProcessSettings};
 
 /// Below this much room the store may stop taking events within a day.
@@ -216,7 +217,7 @@ pub(super) fn parsed(source: &str, text: &str, fix: String) -> Finding {
                     0 => String::new(),
                     more => format!(" (and {more} more)"),
                 };
-                let what = format!("{source}: {}{more}", first.what);
+                let what = format!("{}{more}", policy_source::placed(source, &first.what));
                 Finding::warning("policy", what, "it may do other than it is meant to", fix)
             }
         },
@@ -302,13 +303,23 @@ fn watching(proc: &Path) -> Vec<(u32, String)> {
                 return None;
             }
             let line = String::from_utf8_lossy(&line).replace('\0', " ");
-            Some((pid, line.trim_end().chars().take(CALL_CHARS).collect()))
+            Some((pid, shortened(line.trim_end())))
         })
         .collect();
     found.sort_unstable();
     found
 }
 
+/// A call, cut where it is long.
+fn shortened(line: &str) -> String {
+    match line.char_indices().nth(CALL_CHARS) {
+        Some((end, _)) => format!("{}…", line.get(..end).unwrap_or_default()),
+        None => line.to_owned(),
+    }
+}
+
+/// Whether this is a gpuwarden that watches the machine: one with a log file of its own
+/// watches that file.
 fn watches(cmdline: &[u8]) -> bool {
     let mut words = cmdline.split(|byte| *byte == 0);
     let program = words
@@ -316,7 +327,18 @@ fn watches(cmdline: &[u8]) -> bool {
         .map(|word| PathBuf::from(String::from_utf8_lossy(word).into_owned()));
     let is_ours =
         program.is_some_and(|path| path.file_name().is_some_and(|name| name == "gpuwarden"));
-    is_ours && matches!(words.next(), Some(b"run" | b"agent"))
+    if !is_ours || !matches!(words.next(), Some(b"run" | b"agent")) {
+        return false;
+    }
+    let mut log = &b"auto"[..];
+    while let Some(word) = words.next() {
+        if word == b"--kernel-log" {
+            log = words.next().unwrap_or_default();
+        } else if let Some(value) = word.strip_prefix(b"--kernel-log=") {
+            log = value;
+        }
+    }
+    matches!(log, b"auto" | b"kmsg" | b"journal") || log.starts_with(b"journal:")
 }
 
 #[cfg(test)]
@@ -333,6 +355,13 @@ mod tests {
             ("11", b"gpuwarden\0status\0"),
             ("13", b"/usr/bin/gpuwardend\0run\0"),
             ("15", b"vi\0run\0"),
+            // A log file of their own.
+            ("18", b"gpuwarden\0run\0--kernel-log\0/tmp/kern.log\0"),
+            ("19", b"gpuwarden\0agent\0--kernel-log=-\0"),
+            (
+                "20",
+                b"gpuwarden\0agent\0--kernel-log=journal:/var/log/journal\0",
+            ),
             ("17", b""),
             ("self", b"gpuwarden\0run\0"),
         ] {
@@ -344,9 +373,16 @@ mod tests {
             found,
             [
                 (7, "/usr/bin/gpuwarden run --quarantine".to_owned()),
-                (9, "gpuwarden agent".to_owned())
+                (9, "gpuwarden agent".to_owned()),
+                (
+                    20,
+                    "gpuwarden agent --kernel-log=journal:/var/log/journal".to_owned()
+                )
             ]
         );
+        let long = "é".repeat(CALL_CHARS);
+        assert_eq!(shortened(&long), long);
+        assert_eq!(shortened(&format!("{long}é")), format!("{long}…"));
         for (own, others, expected) in [
             (true, &[][..], Outcome::Ok),
             (true, &found[..1], Outcome::Warning),

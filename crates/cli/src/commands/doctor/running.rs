@@ -275,12 +275,27 @@ fn of_status(status: &Status) -> Vec<Finding> {
     for reason in status.not_ready.iter().filter(|reason| !told(reason)) {
         findings.push(Finding::problem(
             "ready",
-            reason.clone(),
+            format!("not ready: {reason}"),
             "it does not see or do all that it is there for",
-            "gpuwarden status; the log of gpuwarden says since when",
+            way_out(reason, &status.data_dir),
         ));
     }
     findings
+}
+
+/// What to do about a reason, by the words that `/readyz` has for it.
+fn way_out(reason: &str, data_dir: &str) -> String {
+    if reason.starts_with("no connection to the cluster") {
+        "kubectl get nodes with the same kubeconfig, from this machine".to_owned()
+    } else if reason.starts_with("no policy") {
+        "gpuwarden policy lint FILE, or kubectl get of its ConfigMap".to_owned()
+    } else if reason.contains("store") && !reason.contains("before the start") {
+        format!("df {data_dir}; gpuwarden store inspect --data-dir {data_dir}")
+    } else if reason.contains("before the start") {
+        "wait: it is done when all of them are read".to_owned()
+    } else {
+        "systemctl restart gpuwarden, if it does not pass".to_owned()
+    }
 }
 
 #[cfg(test)]

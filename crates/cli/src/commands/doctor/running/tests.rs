@@ -120,6 +120,32 @@ fn each_trouble_of_the_running_one_is_told_once() {
 }
 
 #[test]
+fn each_reason_not_to_be_ready_has_a_way_out_of_its_own() {
+    for (reason, expected) in [
+        (
+            "no connection to the cluster at https://c: refused",
+            "kubectl get nodes",
+        ),
+        ("no policy from p.toml: it is not read yet", "policy lint"),
+        (
+            "the event store's writer has not answered for 2 s",
+            "df /data",
+        ),
+        (
+            "the events stored before the start are not all taken in",
+            "wait",
+        ),
+        ("the keeper of the fleet's state has ended", "restart"),
+    ] {
+        let found = of_status(&status(|it| it["notReady"] = json!([reason])));
+        let ready = found.iter().find(|it| it.check == "ready").unwrap();
+        assert_eq!(ready.what, format!("not ready: {reason}"));
+        let fix = ready.fix.as_deref().unwrap();
+        assert!(fix.contains(expected), "{reason}: {fix}");
+    }
+}
+
+#[test]
 fn a_socket_is_for_all_who_can_get_to_it() {
     let dir = tempfile::Builder::new()
         .permissions(Permissions::from_mode(0o755))
