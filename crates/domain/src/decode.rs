@@ -240,8 +240,9 @@ fn is_gpu_uuid(text: &str) -> bool {
 /// The code at the front of `rest`, and what follows. `rest` is the end of what [`text`] makes
 /// of `bytes`.
 ///
-/// Drivers print a comma behind it; a blank, a colon or the end of the line are taken as well.
-/// Anything else says that the digits are not all of it, or not its own.
+/// Drivers print a comma behind it; a blank, a colon or the end of the line are taken as well,
+/// and the bracket or quote by which log daemons close a line that they quote. Anything else
+/// says that the digits are not all of it, or not its own.
 fn code<'a>(rest: &'a str, bytes: &[u8]) -> Option<(u32, &'a str)> {
     let (code, after) = leading_number(rest)?;
     let follows = match after.bytes().next() {
@@ -249,7 +250,8 @@ fn code<'a>(rest: &'a str, bytes: &[u8]) -> Option<(u32, &'a str)> {
         // The end of the line, or of what is text in it.
         None => bytes.get(text(bytes).len()).copied(),
     };
-    let ends = follows.is_none_or(|byte| matches!(byte, b',' | b':') || byte.is_ascii_whitespace());
+    let is_end = |byte: u8| b",:]\"'".contains(&byte) || byte.is_ascii_whitespace();
+    let ends = follows.is_none_or(is_end);
     ends.then_some((code, after))
 }
 

@@ -185,8 +185,8 @@ fn a_wrong_type_is_named_with_its_key_and_what_would_be_right() {
         let place = format!("c.toml:{line}: {key}: ");
         assert!(error.contains(&place) && error.contains(remedy), "{error}");
     }
-    use clap::Parser as _;
-    let error = crate::args::Cli::try_parse_from(["gpuwarden", "run", "--listen", "foo"]);
+    let error =
+        <crate::args::Cli as clap::Parser>::try_parse_from(["gpuwarden", "run", "--listen", "foo"]);
     let error = error.unwrap_err().to_string();
     assert!(error.contains("such as 127.0.0.1:2112"), "{error}");
 }

@@ -97,7 +97,7 @@ fn all_that_is_wrong_in_a_configuration_is_told_at_once() {
     for expected in [
         "c.toml:1: unknown field `lisen`; did you mean `listen`?",
         "--history \"soon\"",
-        "c.toml:7: invalid type: integer",
+        "c.toml:7: retention: invalid type: integer",
         "kernel-log problem /none/at/all",
         "p.toml:1: missing field `name`",
     ] {
