@@ -16,6 +16,7 @@ mod server;
 mod standby;
 mod status;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Router;
@@ -40,7 +41,7 @@ pub use events::MAX_FOLLOWERS;
 pub use server::MAX_CONNECTIONS;
 pub use standby::{StandbyConsole, serve_standby};
 
-use crate::api::{LeadershipView, Mode, PolicyView, Role};
+use crate::api::{LeadershipView, Mode, PolicyView, Role, Status, StoreView};
 use error::Refusal;
 use guard::CheckHost;
 
@@ -95,6 +96,35 @@ pub struct Info {
     pub data_dir_is_default: bool,
     /// Unix socket on which it takes events.
     pub socket: String,
+}
+
+// === impl Info ===
+
+impl Info {
+    /// The status document of a process that sees and does nothing yet: each role adds what
+    /// it has.
+    fn status(&self, now: Timestamp) -> Status {
+        Status {
+            version: self.version.clone(),
+            node_name: self.node_name.clone(),
+            role: self.role,
+            mode: self.mode,
+            started_at: self.started_at,
+            now,
+            data_dir: self.data_dir.clone(),
+            socket: self.socket.clone(),
+            policy: PolicyView::default(),
+            fleet: FleetView::default(),
+            xids: BTreeMap::new(),
+            sources: Vec::new(),
+            store: StoreView::default(),
+            delivery: None,
+            leadership: None,
+            forward: None,
+            ready: false,
+            not_ready: Vec::new(),
+        }
+    }
 }
 
 /// What every route gets.

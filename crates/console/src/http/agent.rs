@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 use super::error::Refusal;
 use super::guard::{self, CheckHost};
 use super::{Info, health, server};
-use crate::api::{DeliveryView, PolicyView, Status, StoreView};
+use crate::api::{DeliveryView, Status, StoreView};
 
 /// How long a probe waits for the outbox.
 const OUTBOX_TIMEOUT: Duration = Duration::from_secs(2);
@@ -74,22 +74,11 @@ async fn status(State(console): State<Arc<AgentConsole>>) -> Json<Status> {
     let now = (console.clock)();
     let not_ready = console.not_ready(now);
     let (outbox, delivery) = (*console.outbox.status().borrow(), console.delivery.borrow());
-    let info = &console.info;
     Json(Status {
-        version: info.version.clone(),
-        node_name: info.node_name.clone(),
-        role: info.role,
-        mode: info.mode,
-        started_at: info.started_at,
-        now,
-        data_dir: info.data_dir.clone(),
-        socket: info.socket.clone(),
-        policy: PolicyView::default(),
         fleet: FleetView {
             ready: true,
             ..FleetView::default()
         },
-        xids: std::collections::BTreeMap::new(),
         sources: console.sources.statuses(now),
         store: StoreView {
             events: outbox.events as u64,
@@ -107,10 +96,9 @@ async fn status(State(console): State<Arc<AgentConsole>>) -> Json<Status> {
             aside: outbox.aside,
             failing: delivery.failing.clone(),
         }),
-        leadership: None,
-        forward: None,
         ready: not_ready.is_empty(),
         not_ready,
+        ..console.info.status(now)
     })
 }
 

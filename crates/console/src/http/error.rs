@@ -6,6 +6,7 @@ use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use domain::why_not::WhyNot;
+use runtime::logging::chain;
 use store::StoreError;
 
 use crate::api::ErrorBody;
@@ -49,17 +50,6 @@ pub(super) async fn ask<T>(
             "Look at the disk that holds the data directory; then try again.",
         )),
     }
-}
-
-/// An error with its causes.
-pub(super) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 // === impl Refusal ===

@@ -7,11 +7,11 @@ use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use jiff::Timestamp;
+use runtime::logging::chain;
 use runtime::sources::{SourceState, Sources};
 use store::{StatusPatch, StoreError};
 
 use super::App;
-use super::error::chain;
 use crate::api::Mode;
 
 /// Content type of metrics.

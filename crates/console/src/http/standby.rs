@@ -1,7 +1,6 @@
 //! Who stands by while another controller leads: the same status document, metrics and
 //! probes, and nothing else. It is not ready, so that a Service sends agents to who leads.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::extract::State;
@@ -10,7 +9,6 @@ use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
-use domain::view::FleetView;
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
 use tokio::net::TcpListener;
@@ -19,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::error::Refusal;
 use super::guard::{self, CheckHost};
 use super::{Info, LeadershipSource, health, server};
-use crate::api::{LeadershipView, PolicyView, Status, StoreView};
+use crate::api::{LeadershipView, Status};
 
 /// What is shown while another leads, and where it is read.
 #[derive(Clone)]
@@ -63,26 +61,10 @@ async fn page(State(console): State<Arc<StandbyConsole>>) -> String {
 
 async fn status(State(console): State<Arc<StandbyConsole>>) -> Json<Status> {
     let leadership = (console.leadership)();
-    let info = &console.info;
     Json(Status {
-        version: info.version.clone(),
-        node_name: info.node_name.clone(),
-        role: info.role,
-        mode: info.mode,
-        started_at: info.started_at,
-        now: (console.clock)(),
-        data_dir: info.data_dir.clone(),
-        socket: info.socket.clone(),
-        policy: PolicyView::default(),
-        fleet: FleetView::default(),
-        xids: BTreeMap::new(),
-        sources: Vec::new(),
-        store: StoreView::default(),
-        delivery: None,
-        forward: None,
-        ready: false,
         not_ready: vec![not_ready(&leadership)],
         leadership: Some(leadership),
+        ..console.info.status((console.clock)())
     })
 }
 

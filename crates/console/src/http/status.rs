@@ -21,28 +21,19 @@ const CATCH_UP: Duration = Duration::from_millis(700);
 pub(super) async fn status(State(app): State<Arc<App>>) -> Json<Status> {
     app.caught_up().await;
     let (store, not_ready) = futures::join!(app.store_view(), app.not_ready());
-    let info = &app.console.info;
     let fleet = Arc::clone(&app.console.fleet.borrow());
     let now = app.now();
     Json(Status {
-        version: info.version.clone(),
-        node_name: info.node_name.clone(),
-        role: info.role,
-        mode: info.mode,
-        started_at: info.started_at,
-        now,
-        data_dir: info.data_dir.clone(),
-        socket: info.socket.clone(),
         policy: PolicyView::clone(&app.console.policy.borrow()),
         xids: open_xids(&fleet),
         fleet: FleetView::clone(&fleet),
         sources: app.console.sources.statuses(now),
         store,
-        delivery: None,
         leadership: app.console.leadership.as_ref().map(|source| source()),
         forward: app.console.forwarding.as_ref().map(forward_view),
         ready: not_ready.is_empty(),
         not_ready,
+        ..app.console.info.status(now)
     })
 }
 
