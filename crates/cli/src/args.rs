@@ -521,7 +521,8 @@ pub enum PolicyCommand {
     /// the catalogue, and with files as `replay` takes them on these too; exit 1 when they differ.
     #[command(
         after_help = "Examples:\n  gpuwarden policy diff preset:default policy.toml\n  \
-                            gpuwarden policy diff old.toml new.toml /logs/*.log"
+                            gpuwarden policy diff old.toml new.toml /logs/*.log\n  gpuwarden policy diff old.toml \
+                      new.toml --nodes nodes.json"
     )]
     Diff {
         /// The one policy.
@@ -533,6 +534,10 @@ pub enum PolicyCommand {
         /// Kernel logs or exported events, see `replay`.
         #[arg(value_name = "[NODE=]FILE")]
         files: Vec<String>,
+        /// The nodes that exist, with their labels: `kubectl get nodes -o json`. Without it
+        /// rules about nodes are not compared.
+        #[arg(long, value_name = "FILE")]
+        nodes: Option<PathBuf>,
         /// How to write it.
         #[command(flatten)]
         output: OutputArgs,

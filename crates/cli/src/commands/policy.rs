@@ -3,10 +3,12 @@
 mod show;
 mod test;
 
+use std::path::Path;
+
 use anyhow::bail;
 use domain::catalog::Catalog;
 use domain::policy::Policy;
-use domain::policy::compare::{Difference, differences};
+use domain::policy::compare::{Difference, differences, untried};
 use domain::policy::lint::{Warning, lint};
 use domain::policy::presets::{self, Preset};
 use domain::replay::Replay;
@@ -30,8 +32,9 @@ pub(super) fn execute(what: &PolicyCommand) -> anyhow::Result<u8> {
             a,
             b,
             files,
+            nodes,
             output,
-        } => compare(a, b, files, output.output),
+        } => compare(a, b, files, nodes.as_deref(), output.output),
         PolicyCommand::Show { policy, output } => show::execute(policy.as_deref(), output.output),
         PolicyCommand::Presets { name, output } => list(name.as_deref(), output.output),
     }
@@ -67,9 +70,24 @@ fn check(source: &str, format: Format) -> anyhow::Result<u8> {
     })
 }
 
-fn compare(a: &str, b: &str, files: &[String], format: Format) -> anyhow::Result<u8> {
+fn compare(
+    a: &str,
+    b: &str,
+    files: &[String],
+    nodes: Option<&Path>,
+    format: Format,
+) -> anyhow::Result<u8> {
     let (first, second) = (policy_source::load(a)?, policy_source::load(b)?);
-    let found = differences(&first, &second, Catalog::builtin());
+    let nodes = nodes.map(replay::read_nodes).transpose()?;
+    let listed = nodes.as_deref().unwrap_or_default();
+    let found = differences(&first, &second, Catalog::builtin(), listed);
+    if listed.is_empty() {
+        for (policy, other) in [(&first, &second), (&second, &first)] {
+            if let Some(text) = not_compared(policy, other) {
+                output::warning(&text);
+            }
+        }
+    }
     if files.is_empty() {
         if !output::structured(format, &found)? {
             table(&first, &second, &found)?;
@@ -82,9 +100,28 @@ fn compare(a: &str, b: &str, files: &[String], format: Format) -> anyhow::Result
         output::line("")?;
     }
     let mut inputs = replay::Inputs::open(files, &[])?;
-    let mut replays = [Replay::new(first, None), Replay::new(second, None)];
+    let mut replays = [
+        Replay::new(first, nodes.clone()),
+        Replay::new(second, nodes),
+    ];
     let differ = replay::run(&mut replays, &mut inputs, format)?;
     Ok(exit_code(differ || !found.is_empty()))
+}
+
+/// What a comparison without nodes says nothing of.
+fn not_compared(policy: &Policy, other: &Policy) -> Option<String> {
+    let names = untried(policy, other);
+    let sets = match names.len() {
+        0 => return None,
+        1 => "the rule set",
+        _ => "the rule sets",
+    };
+    Some(format!(
+        "only {} has the rules about nodes in {sets} '{}', and they were tried on a node of which \
+         nothing is known; --nodes FILE (kubectl get nodes -o json) tries them on yours",
+        policy.source,
+        names.join("', '")
+    ))
 }
 
 fn exit_code(differ: bool) -> u8 {
@@ -99,8 +136,12 @@ fn table(a: &Policy, b: &Policy, found: &[Difference]) -> anyhow::Result<()> {
     let head = ["event", "judged", &a.source, &b.source];
     let mut rows = vec![head.map(str::to_owned).to_vec()];
     for one in found {
+        let event = match &one.node {
+            Some(node) => format!("{} on {}", one.event, output::plain(node)),
+            None => one.event.clone(),
+        };
         rows.push(vec![
-            one.event.clone(),
+            event,
             one.judged.clone(),
             output::plain(&one.a.to_string()),
             output::plain(&one.b.to_string()),

@@ -138,7 +138,7 @@ pub(super) fn run(
 }
 
 /// Nodes as `kubectl get nodes -o json` writes them.
-fn read_nodes(path: &Path) -> anyhow::Result<Vec<NodeView>> {
+pub(super) fn read_nodes(path: &Path) -> anyhow::Result<Vec<NodeView>> {
     let shown = path.display();
     let size = std::fs::metadata(path)
         .with_context(|| format!("cannot read the nodes {shown}"))?

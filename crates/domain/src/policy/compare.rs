@@ -2,12 +2,12 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Policy;
 use super::standard::{self, Standard};
+use super::{NodeVariable, Policy, Rule, RuleKind, RuleSet};
 use crate::assess::Desired;
 use crate::catalog::Catalog;
 use crate::event::Record;
-use crate::node::Taint;
+use crate::node::{NodeView, Taint};
 use crate::replay::Replay;
 
 /// An event that two policies answer differently. Serialised names are part of the output
@@ -19,13 +19,16 @@ pub struct Difference {
     pub event: String,
     /// Gravity and recommended action, for people.
     pub judged: String,
+    /// A node for which this is so; absent where the node is one of which nothing is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
     /// What the first policy asks for.
     pub a: Asked,
     /// What the second policy asks for.
     pub b: Asked,
 }
 
-/// What a policy asks for on an event, on a node of which nothing else is known.
+/// What a policy asks for on an event.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Asked {
@@ -37,38 +40,115 @@ pub struct Asked {
     pub rule_sets: Vec<String>,
 }
 
-/// The events of known monitors that `a` and `b` answer differently.
-pub fn differences(a: &Policy, b: &Policy, catalog: &Catalog) -> Vec<Difference> {
-    standard::events(catalog)
-        .into_iter()
-        .filter_map(|standard| {
-            let (a, b) = (asked(a, &standard), asked(b, &standard));
-            let differ = a.cordon != b.cordon || a.taints != b.taints;
-            differ.then(|| Difference {
-                judged: standard.judged(),
-                event: standard.name,
-                a,
-                b,
-            })
-        })
-        .collect()
+/// The events of known monitors that `a` and `b` answer differently: on one node of each kind
+/// that their rules tell apart among `nodes`; without nodes, on one of which nothing is known.
+pub fn differences(
+    a: &Policy,
+    b: &Policy,
+    catalog: &Catalog,
+    nodes: &[NodeView],
+) -> Vec<Difference> {
+    let kinds = kinds(nodes, [a, b]);
+    let tried: Vec<Option<&NodeView>> = if nodes.is_empty() {
+        vec![None]
+    } else {
+        kinds.into_iter().map(Some).collect()
+    };
+    let mut found = Vec::new();
+    for standard in standard::events(catalog) {
+        for node in &tried {
+            let (a, b) = (asked(a, &standard, *node), asked(b, &standard, *node));
+            if a.cordon != b.cordon || a.taints != b.taints {
+                found.push(Difference {
+                    event: standard.name.clone(),
+                    judged: standard.judged(),
+                    node: node.map(|node| node.name.clone()),
+                    a,
+                    b,
+                });
+            }
+        }
+    }
+    found
 }
 
-/// What `policy` asks for on one event.
-pub fn asked(policy: &Policy, standard: &Standard) -> Asked {
-    let mut replay = Replay::new(policy.clone(), None);
+/// The rule sets of `policy`, by name and once each, with a rule about nodes that `other` does
+/// not have: without nodes, [`differences`] cannot tell what these rules change.
+pub fn untried<'a>(policy: &'a Policy, other: &Policy) -> Vec<&'a str> {
+    let known: Vec<&str> = rule_sets(other).flat_map(about_nodes).map(text).collect();
+    let mut names = Vec::new();
+    for set in rule_sets(policy) {
+        let own = about_nodes(set).any(|rule| !known.contains(&text(rule)));
+        if own && !names.contains(&set.name.as_str()) {
+            names.push(&set.name);
+        }
+    }
+    names
+}
+
+fn rule_sets(policy: &Policy) -> impl Iterator<Item = &RuleSet> {
+    let named = policy.policies.iter().flat_map(|named| &named.rule_sets);
+    policy.rule_sets.iter().chain(named)
+}
+
+fn about_nodes(set: &RuleSet) -> impl Iterator<Item = &Rule> {
+    let rules = set.all.iter().chain(&set.any);
+    rules.filter(|rule| rule.kind == RuleKind::Node)
+}
+
+fn text(rule: &Rule) -> &str {
+    &rule.expression
+}
+
+/// The first node of each kind: the rules about nodes answer the same for all of a kind.
+fn kinds<'a>(nodes: &'a [NodeView], policies: [&Policy; 2]) -> Vec<&'a NodeView> {
+    let mut answers = Vec::new();
+    let mut kinds = Vec::new();
+    for node in nodes {
+        let variable = NodeVariable::new(&node.object);
+        let of_policy = |policy: &Policy| -> Vec<(String, Option<bool>)> {
+            let sets = policy.rule_sets_of(node).iter();
+            sets.flat_map(|set| {
+                // The names, so that two policies of which a node chooses one differ.
+                [(set.name.clone(), None)]
+                    .into_iter()
+                    .chain(about_nodes(set).map(|rule| {
+                        let holds = rule.holds(&serde_json::Value::Null, &variable);
+                        (rule.expression.clone(), holds.ok())
+                    }))
+            })
+            .collect()
+        };
+        let chosen = node.annotations.get(contract::keys::POLICY);
+        let answer = (chosen, policies.map(of_policy));
+        if !answers.contains(&answer) {
+            answers.push(answer);
+            kinds.push(node);
+        }
+    }
+    kinds
+}
+
+/// What `policy` asks for on one event, on `node` or on one of which nothing is known.
+fn asked(policy: &Policy, standard: &Standard, node: Option<&NodeView>) -> Asked {
+    let mut replay = Replay::new(policy.clone(), node.map(|node| vec![node.clone()]));
+    let mut event = standard.event.clone();
+    if let Some(node) = node {
+        event.node_name.clone_from(&node.name);
+    }
+    let name = event.node_name.clone();
     replay.take(&Record {
         seq: 0,
-        id: standard.event.id.clone(),
+        id: event.id.clone(),
         created_at: jiff::Timestamp::UNIX_EPOCH,
-        event: standard.event.clone(),
+        event,
     });
     let Desired {
         cordon,
         taints,
         rule_sets,
         ..
-    } = replay.desired(standard::NODE);
+    } = replay.desired(&name);
     Asked {
         cordon,
         taints,
@@ -107,7 +187,7 @@ mod tests {
     #[test]
     fn what_published_policies_disagree_on_is_found() {
         let (ours, gke) = (Policy::builtin(), preset("gke"));
-        let all = differences(&ours, &gke, Catalog::builtin());
+        let all = differences(&ours, &gke, Catalog::builtin(), &[]);
         let find = |event: &str| all.iter().find(|one| one.event == event);
         let xid_95 = find("XID 95").unwrap();
         assert_eq!(xid_95.a.to_string(), "cordon by 'default'");
@@ -122,7 +202,45 @@ mod tests {
             assert_eq!(find(same), None);
         }
         assert!(find("gpu-health-monitor GpuMemWatch, fatal").is_some());
-        assert!(differences(&gke, &gke, Catalog::builtin()).is_empty());
+        assert!(differences(&gke, &gke, Catalog::builtin(), &[]).is_empty());
+    }
+
+    #[test]
+    fn rules_about_nodes_are_compared_on_one_node_of_each_kind() {
+        let policy = |pool: &str| {
+            let text = format!(
+                "[[rule-sets]]\nname = \"{pool} only\"\n[rule-sets.cordon]\nshouldCordon = true\n\
+                 [[rule-sets.match.all]]\nkind = \"HealthEvent\"\nexpression = \"event.isFatal\"\n\
+                 [[rule-sets.match.all]]\nkind = \"Node\"\n\
+                 expression = \"node.metadata.labels['pool'] == '{pool}'\"\n"
+            );
+            Policy::parse(&text, pool).unwrap()
+        };
+        let node = |name: &str, pool: &str| {
+            let labels = serde_json::json!({"pool": pool, "kubernetes.io/hostname": name});
+            let metadata = serde_json::json!({"name": name, "labels": labels});
+            NodeView::from_object(serde_json::json!({"metadata": metadata})).unwrap()
+        };
+        let (batch, web) = (policy("batch"), policy("web"));
+        assert_eq!(untried(&batch, &web), ["batch only"]);
+        assert!(untried(&batch, &batch).is_empty());
+        assert!(differences(&batch, &web, Catalog::builtin(), &[]).is_empty());
+        let nodes = [
+            node("n1", "batch"),
+            node("n2", "batch"),
+            node("n3", "web"),
+            node("n4", "other"),
+        ];
+        let found = differences(&batch, &web, Catalog::builtin(), &nodes);
+        let of_79: Vec<_> = found.iter().filter(|one| one.event == "XID 79").collect();
+        let named: Vec<_> = of_79
+            .iter()
+            .map(|one| (one.node.as_deref(), one.a.cordon, one.b.cordon))
+            .collect();
+        assert_eq!(
+            named,
+            [(Some("n1"), true, false), (Some("n3"), false, true)]
+        );
     }
 
     #[test]

@@ -136,6 +136,37 @@ fn policies_are_compared_and_presets_listed() {
         "{out}"
     );
 
+    // Rules about nodes: named where they were not tried, and tried on the nodes that there are.
+    let pool = |name: &str| {
+        let path = dir.path().join(name).to_str().unwrap().to_owned();
+        let rule = format!("node.metadata.labels['pool'] == '{name}'");
+        let opted_out = GOOD.rfind("!(has").unwrap();
+        fs::write(&path, format!("{}{rule}\"\n", &GOOD[..opted_out])).unwrap();
+        path
+    };
+    let (batch, web) = (pool("batch"), pool("web"));
+    let (code, _, err) = gpuwarden(&["policy", "diff", &batch, &web], "");
+    assert_eq!(code, Some(0));
+    for path in [&batch, &web] {
+        let told = format!("only {path} has the rules about nodes in the rule set 'fatal'");
+        assert!(err.contains(&told), "{err}");
+    }
+    let nodes = dir.path().join("nodes.json").to_str().unwrap().to_owned();
+    let named = |name: &str, pool: &str| serde_json::json!({"metadata": {"name": name, "labels": {"pool": pool}}});
+    let items = [
+        named("n1", "batch"),
+        named("n2", "batch"),
+        named("n3", "web"),
+    ];
+    fs::write(&nodes, serde_json::json!({"items": items}).to_string()).unwrap();
+    let (code, out, err) = gpuwarden(&["policy", "diff", &batch, &web, "--nodes", &nodes], "");
+    assert_eq!((code, err.as_str()), (Some(1), ""));
+    assert!(
+        out.contains("XID 79 on n1") && out.contains("XID 79 on n3"),
+        "{out}"
+    );
+    assert!(!out.contains("on n2"), "one of its kind was tried: {out}");
+
     let (code, out, _) = gpuwarden(&["policy", "presets", "-o", "json"], "");
     let presets: Vec<Value> = serde_json::from_str(&out).unwrap();
     assert_eq!(code, Some(0));
