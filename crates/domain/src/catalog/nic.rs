@@ -27,7 +27,7 @@ pub struct Pattern {
 #[derive(Clone, Debug)]
 pub struct Filter {
     /// `None`: every line may be covered, for there is no such searcher on this machine.
-    beginnings: Option<Searcher>,
+    endings: Option<Searcher>,
 }
 
 // === impl Filter ===
@@ -35,21 +35,21 @@ pub struct Filter {
 impl Filter {
     /// Of these patterns, those that are enabled.
     pub(super) fn of(rows: &[Nic]) -> Self {
-        let beginnings = rows
+        let endings = rows
             .iter()
             .filter(|row| row.enabled)
             .flat_map(|row| &row.pattern.alternatives)
-            .filter_map(|parts| Some(parts.first()?.needle()));
+            .filter_map(|parts| Some(parts.last()?.needle()));
         Self {
-            beginnings: Searcher::new(beginnings),
+            endings: Searcher::new(endings),
         }
     }
 
     /// Whether a pattern may cover a line.
     pub fn passes(&self, line: &[u8]) -> bool {
-        self.beginnings
+        self.endings
             .as_ref()
-            .is_none_or(|beginnings| beginnings.find(line).is_some())
+            .is_none_or(|endings| endings.find(line).is_some())
     }
 }
 

@@ -41,7 +41,10 @@ pub(super) fn name(rest: &[u8]) -> Option<Line<'_>> {
 /// After `NVRM: GPU `: `0000:b3:00.0: GPU has fallen off the bus.`, and the forms with
 /// `at` and `PCI:` of older drivers.
 pub(super) fn fallen(rest: &[u8]) -> Option<Fallen<'_>> {
-    // The address first: it refuses most lines, and is short.
+    // These words first: of the lines that name a GPU nearly none has them.
+    if !fell(rest) {
+        return None;
+    }
     let rest = rest.strip_prefix(b"at ").unwrap_or(rest);
     let rest = rest.strip_prefix(b"PCI:").unwrap_or(rest);
     let length = rest
@@ -49,10 +52,7 @@ pub(super) fn fallen(rest: &[u8]) -> Option<Fallen<'_>> {
         .take_while(|b| b.is_ascii_hexdigit() || matches!(b, b':' | b'.'))
         .count();
     let pci = text(rest.get(..length)?).trim_end_matches([':', '.']);
-    if !is_pci(pci) {
-        return None;
-    }
-    fell(rest).then_some(Fallen {
+    is_pci(pci).then_some(Fallen {
         pci: Some(pci),
         pci_id: None,
         fell: true,
