@@ -237,22 +237,7 @@ impl NodeChange {
 
     /// What it does, for people: `cordon, add taint gpu=bad:NoSchedule, set 3 annotations`.
     pub fn summary(&self) -> String {
-        let mut parts = Vec::new();
-        match self.unschedulable {
-            Some(true) => parts.push("cordon".to_owned()),
-            Some(false) => parts.push("uncordon".to_owned()),
-            None => {}
-        }
-        parts.extend(
-            self.add_taints
-                .iter()
-                .map(|taint| format!("add taint {taint}")),
-        );
-        parts.extend(
-            self.remove_taints
-                .iter()
-                .map(|taint| format!("remove taint {taint}")),
-        );
+        let mut parts = scheduling(self.unschedulable, &self.add_taints, &self.remove_taints);
         for (what, entries) in [("label", &self.labels), ("annotation", &self.annotations)] {
             let set = entries.values().filter(|value| value.is_some()).count();
             for (verb, count) in [("set", set), ("remove", entries.len() - set)] {
@@ -264,6 +249,19 @@ impl NodeChange {
         }
         parts.join(", ")
     }
+}
+
+/// What schedulers see of a change, for people, one part each: `cordon`, `add taint ...`.
+pub(crate) fn scheduling(cordon: Option<bool>, add: &[Taint], remove: &[Taint]) -> Vec<String> {
+    let cordon = cordon.map(|cordon| if cordon { "cordon" } else { "uncordon" });
+    let add = add.iter().map(|taint| format!("add taint {taint}"));
+    let remove = remove.iter().map(|taint| format!("remove taint {taint}"));
+    cordon
+        .map(str::to_owned)
+        .into_iter()
+        .chain(add)
+        .chain(remove)
+        .collect()
 }
 
 /// A valid value of a label or taint: letters, digits, `-_.`, at most 63, beginning and ending with a

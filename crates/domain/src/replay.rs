@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::assess::{Desired, Verdict, assess};
 use crate::event::Record;
 use crate::fault::{Change, FaultBook};
-use crate::node::{NodeView, Taint};
+use crate::node::{NodeView, Taint, scheduling};
 use crate::policy::Policy;
 use crate::session::ownership::dismissal;
 use crate::session::{Intent, Patch, Session, step, without_ours};
@@ -302,22 +302,7 @@ impl Decision {
 
     /// What it does, for people: `cordon, add taint gpu=bad:NoSchedule`.
     pub fn change(&self) -> String {
-        let mut parts = Vec::new();
-        match self.cordon {
-            Some(true) => parts.push("cordon".to_owned()),
-            Some(false) => parts.push("uncordon".to_owned()),
-            None => {}
-        }
-        parts.extend(
-            self.add_taints
-                .iter()
-                .map(|taint| format!("add taint {taint}")),
-        );
-        parts.extend(
-            self.remove_taints
-                .iter()
-                .map(|taint| format!("remove taint {taint}")),
-        );
+        let mut parts = scheduling(self.cordon, &self.add_taints, &self.remove_taints);
         if parts.is_empty() {
             // It was so before, and stays so.
             parts.push("nothing that schedulers see".to_owned());
