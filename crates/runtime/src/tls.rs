@@ -5,6 +5,7 @@
 //! one in force, with a line in the log. Connections that are open go on as they are.
 
 mod names;
+mod validity;
 
 use std::fs;
 use std::io;
@@ -19,6 +20,7 @@ use rustls::server::WebPkiClientVerifier;
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 
 pub use names::CertificateNames;
+pub use validity::Validity;
 
 use crate::logging::chain;
 

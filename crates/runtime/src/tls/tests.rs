@@ -103,3 +103,18 @@ fn a_certificate_names_a_node_in_one_of_two_ways() {
     }
     assert_eq!(CertificateNames::read(b"no certificate").node(), None);
 }
+
+#[test]
+fn the_time_of_a_certificate_is_that_of_its_owner() {
+    let dir = tempfile::tempdir().unwrap();
+    let authority = Authority::new("test").unwrap();
+    let pair = authority.sign(Purpose::Server, "one", &[]).unwrap();
+    pair.write(dir.path(), "one").unwrap();
+    let path = dir.path().join("one.crt");
+    let validity = Validity::read(&path).unwrap();
+    assert!(validity.from < validity.until, "{validity:?}");
+    assert!(validity.whole() > jiff::SignedDuration::from_hours(24));
+    fs::write(&path, "").unwrap();
+    let error = Validity::read(&path).unwrap_err().to_string();
+    assert!(error.contains("holds no certificate"), "{error}");
+}

@@ -5,7 +5,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use runtime::tls::{ClientCertificates, ClientTls, ServerTls};
+use jiff::Timestamp;
+use runtime::tls::{ClientCertificates, ClientTls, ServerTls, TlsError, Validity};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::{Finding, Installation, causes};
@@ -13,6 +14,9 @@ use crate::settings::{DeliverySettings, IngestSettings, Transport};
 
 /// As long as an agent takes to connect.
 const CONNECT: Duration = Duration::from_secs(5);
+/// In the last tenth of its time a certificate should have been renewed: cert-manager and the
+/// kubelet do it when a third is left.
+const LAST_PART: i32 = 10;
 
 pub(super) async fn check(installation: &Installation, running: bool) -> Vec<Finding> {
     let mut findings = Vec::new();
@@ -23,7 +27,7 @@ pub(super) async fn check(installation: &Installation, running: bool) -> Vec<Fin
         if !running {
             findings.push(port("grpc-listen", ingest.listen).await);
         }
-        findings.push(own_certificate(ingest));
+        findings.extend(own_certificate(ingest));
     }
     if let Some(delivery) = &installation.delivery {
         findings.extend(credentials(delivery));
@@ -48,26 +52,29 @@ async fn port(check: &'static str, address: SocketAddr) -> Finding {
     }
 }
 
-fn own_certificate(ingest: &IngestSettings) -> Finding {
+fn own_certificate(ingest: &IngestSettings) -> Vec<Finding> {
     let Transport::Tls { own, clients } = ingest.transport.clone() else {
-        return Finding::warning(
+        return vec![Finding::warning(
             "tls",
             "events are taken without TLS, from anybody on this machine, for any node",
             "whoever gets to the port can have any node taken out of service",
             "--grpc-tls-cert and --grpc-tls-key in the place of --grpc-insecure",
-        );
+        )];
     };
-    let shown = own.certificate.display().to_string();
+    let certificate = own.certificate.clone();
     let clients = clients.map_or(ClientCertificates::None, ClientCertificates::Optional);
-    loaded(&shown, ServerTls::load(own, clients).err())
+    let tls = ServerTls::load(own, clients);
+    vec![loaded(&certificate, tls.err()), valid(&certificate)]
 }
 
 fn credentials(delivery: &DeliverySettings) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Some(authority) = delivery.authority.clone() {
-        let shown = authority.display().to_string();
-        let tls = ClientTls::load(authority, delivery.certificate.clone());
-        findings.push(loaded(&shown, tls.err()));
+        let tls = ClientTls::load(authority.clone(), delivery.certificate.clone());
+        findings.push(loaded(&authority, tls.err()));
+    }
+    if let Some(own) = &delivery.certificate {
+        findings.push(valid(&own.certificate));
     }
     if let Some(path) = &delivery.token_file {
         findings.push(token(path));
@@ -75,16 +82,52 @@ fn credentials(delivery: &DeliverySettings) -> Vec<Finding> {
     findings
 }
 
-fn loaded(shown: &str, error: Option<runtime::tls::TlsError>) -> Finding {
+fn loaded(file: &Path, error: Option<TlsError>) -> Finding {
     match error {
-        None => Finding::ok("tls", format!("{shown} and what belongs to it can be used")),
-        Some(error) => Finding::problem(
+        None => Finding::ok(
             "tls",
-            causes(&error),
-            "no event travels without it",
-            format!("openssl x509 -noout -subject -dates -in {shown}"),
+            format!("{} and what belongs to it can be read", file.display()),
         ),
+        Some(error) => unusable(causes(&error), file),
     }
+}
+
+fn valid(certificate: &Path) -> Finding {
+    match Validity::read(certificate) {
+        Ok(validity) => in_time(certificate, validity, Timestamp::now()),
+        Err(error) => unusable(causes(&error), certificate),
+    }
+}
+
+/// Whether a certificate may be used at the time `now`, and for how long it will.
+fn in_time(certificate: &Path, validity: Validity, now: Timestamp) -> Finding {
+    let shown = certificate.display();
+    let Validity { from, until } = validity;
+    if now < from {
+        return unusable(format!("{shown} is valid from {from:.0} only"), certificate);
+    }
+    if until < now {
+        return unusable(format!("{shown} has expired at {until:.0}"), certificate);
+    }
+    // Who renews certificates does it long before; how long they live varies from hours to years.
+    if until.duration_since(now) < validity.whole() / LAST_PART {
+        return Finding::warning(
+            "tls",
+            format!("{shown} expires at {until:.0}, and should have been renewed by now"),
+            "no event travels with an expired certificate",
+            "look at what renews it; a changed file is taken up without a restart",
+        );
+    }
+    Finding::ok("tls", format!("{shown} is valid until {until:.0}"))
+}
+
+fn unusable(what: String, file: &Path) -> Finding {
+    Finding::problem(
+        "tls",
+        what,
+        "no event travels without it",
+        format!("openssl x509 -noout -subject -dates -in {}", file.display()),
+    )
 }
 
 fn token(path: &Path) -> Finding {
@@ -187,6 +230,43 @@ mod tests {
                 central: Vec::new(),
             },
         };
-        assert_eq!(own_certificate(&open).result, Outcome::Warning);
+        assert_eq!(own_certificate(&open)[0].result, Outcome::Warning);
+    }
+
+    #[test]
+    fn a_certificate_has_its_time() {
+        let time = |text: &str| text.parse::<Timestamp>().unwrap();
+        let validity = Validity {
+            from: time("2026-01-01T00:00:00Z"),
+            until: time("2026-04-11T00:00:00Z"),
+        };
+        let table = [
+            (
+                "2025-12-31T23:59:59Z",
+                Outcome::Problem,
+                "is valid from 2026-01-01T00:00:00Z only",
+            ),
+            (
+                "2026-01-01T00:00:00Z",
+                Outcome::Ok,
+                "is valid until 2026-04-11T00:00:00Z",
+            ),
+            ("2026-03-31T23:59:59Z", Outcome::Ok, "is valid until"),
+            (
+                "2026-04-01T00:00:01Z",
+                Outcome::Warning,
+                "expires at 2026-04-11T00:00:00Z",
+            ),
+            (
+                "2026-04-11T00:00:01Z",
+                Outcome::Problem,
+                "has expired at 2026-04-11T00:00:00Z",
+            ),
+        ];
+        for (now, result, text) in table {
+            let found = in_time(Path::new("/tls.crt"), validity, time(now));
+            assert_eq!(found.result, result, "{now}");
+            assert!(found.what.contains(text), "{found:?}");
+        }
     }
 }

@@ -1,0 +1,55 @@
+//! From when until when a certificate may be used.
+
+use std::path::Path;
+use std::time::Duration;
+
+use jiff::{SignedDuration, Timestamp};
+use x509_cert::Certificate;
+use x509_cert::der::Decode;
+
+use super::{TlsError, read_certificates};
+
+/// The time in which a certificate may be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Validity {
+    /// Its first moment.
+    pub from: Timestamp,
+    /// Its last moment.
+    pub until: Timestamp,
+}
+
+// === impl Validity ===
+
+impl Validity {
+    /// That of the first certificate in a file: its owner's, before those that lead to its
+    /// authority.
+    pub fn read(path: &Path) -> Result<Self, TlsError> {
+        let certificates = read_certificates(path)?;
+        let first = certificates.first();
+        first
+            .and_then(|der| Self::of(der))
+            .ok_or_else(|| TlsError::Damaged {
+                path: path.to_owned(),
+                what: "certificate",
+            })
+    }
+
+    fn of(der: &[u8]) -> Option<Self> {
+        let certificate = Certificate::from_der(der).ok()?;
+        let validity = certificate.tbs_certificate().validity();
+        let time = |since_epoch: Duration| {
+            let seconds = i64::try_from(since_epoch.as_secs()).ok()?;
+            // X.509 can say more years than we can: such a one holds as long as anything.
+            Some(Timestamp::from_second(seconds).unwrap_or(Timestamp::MAX))
+        };
+        Some(Self {
+            from: time(validity.not_before.to_unix_duration())?,
+            until: time(validity.not_after.to_unix_duration())?,
+        })
+    }
+
+    /// How long it may be used altogether.
+    pub fn whole(&self) -> SignedDuration {
+        self.until.duration_since(self.from)
+    }
+}
