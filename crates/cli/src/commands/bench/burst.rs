@@ -4,7 +4,8 @@
 //! The faults are sent to a `gpuwarden run` of our own in one batch, as a controller gets
 //! them after the failure of a row. Beside it, in the same run, stand bare loops that patch
 //! the same nodes and do nothing else, over 1, 8 and 32 connections. All are seen by the same
-//! watch.
+//! watch. The widest loop and gpuwarden take turns, for what an API server does in a second
+//! varies by more than what is compared.
 
 mod nodes;
 
@@ -15,19 +16,28 @@ use contract::proto::platform_connector_client::PlatformConnectorClient;
 use contract::{EVENT_VERSION, HealthEvent, HealthEvents};
 use tonic::transport::Endpoint;
 
+use super::idle::processor_time;
 use super::product::{Product, Role};
+use super::statistics::median;
 use super::{Row, progress};
 use crate::args::BenchArgs;
 
 pub(super) use nodes::Nodes;
 
-/// Connections of the bare loops.
-const WIDTHS: [usize; 3] = [1, 8, 32];
-/// The loop that a row is compared with.
+/// Connections of the bare loops that only stand beside.
+const NARROW: [usize; 2] = [1, 8];
+/// Connections of the loop that a row is compared with.
+const WIDE: usize = 32;
 const BASELINE: &str = "bare loop of 32";
-/// Pause between two bursts: what the first has left to do (conditions, the journal, the
-/// controller manager's taints) is not the second one's.
+/// How often the wide loop and gpuwarden take turns; the medians are told.
+const TURNS: usize = 3;
+/// Pause between two bursts: what the first has left to do elsewhere (the controller
+/// manager's taints) is not the second one's.
 const QUIET: Duration = Duration::from_secs(3);
+/// A product that made no request for so long has told all that it has to tell.
+const SETTLED: Duration = Duration::from_secs(1);
+/// So long it may take to get there.
+const SETTLE_LIMIT: Duration = Duration::from_secs(120);
 /// Counter of requests in the product's metrics.
 const REQUESTS: &str = "gpuwarden_api_server_requests_total";
 
@@ -53,48 +63,89 @@ pub(super) async fn run(args: &BenchArgs) -> anyhow::Result<Vec<Row>> {
 async fn measure(args: &BenchArgs, nodes: &mut Nodes) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
     for count in args.nodes.iter().copied().map(usize::from) {
-        let mut bare = Vec::new();
-        for width in WIDTHS {
-            progress(&format!("burst of {count}, a bare loop of {width} ..."));
-            let there = nodes.bare(count, width, true).await?;
-            let back = nodes.bare(count, width, false).await?;
-            bare.push((width, there, back));
+        let mut narrow = Vec::new();
+        for width in NARROW {
+            narrow.push((width, bare(nodes, count, width).await?.cordoned));
+        }
+        let (mut ours, mut wide) = (Vec::new(), Vec::new());
+        for turn in 1..=TURNS {
+            wide.push(bare(nodes, count, WIDE).await?);
+            progress(&format!("burst of {count}, turn {turn} of {TURNS} ..."));
+            let product = Product::start(args, nodes.first(), Role::Run).await?;
+            match burst(&product, nodes, count).await {
+                Ok(burst) => ours.push(burst),
+                Err(error) => return Err(product.blame(&error)),
+            }
+            product.stop().await?;
             tokio::time::sleep(QUIET).await;
         }
-        progress(&format!("burst of {count} ..."));
-        let product = Product::start(args, nodes.first(), Role::Run).await?;
-        let result = burst(&product, nodes, count).await;
-        let ours = match result {
-            Ok(ours) => ours,
-            Err(error) => return Err(product.blame(&error)),
-        };
-        product.stop().await?;
-        tokio::time::sleep(QUIET).await;
-        rows.extend(figures(count, &ours, &bare));
+        rows.extend(figures(count, &ours, &wide, &narrow));
     }
     Ok(rows)
 }
 
-/// What a burst took.
-struct Burst {
+/// How long it took until all were seen so.
+struct Loop {
     cordoned: Duration,
     given_back: Duration,
+}
+
+struct Burst {
+    took: Loop,
     /// Requests to the API server until all were cordoned and told of.
     requests: f64,
+    /// Processor time in the same time.
+    processor: Duration,
+}
+
+async fn bare(nodes: &mut Nodes, count: usize, width: usize) -> anyhow::Result<Loop> {
+    progress(&format!("burst of {count}, a bare loop of {width} ..."));
+    let cordoned = nodes.bare(count, width, true).await?;
+    tokio::time::sleep(QUIET).await;
+    let given_back = nodes.bare(count, width, false).await?;
+    tokio::time::sleep(QUIET).await;
+    Ok(Loop {
+        cordoned,
+        given_back,
+    })
 }
 
 async fn burst(product: &Product, nodes: &mut Nodes, count: usize) -> anyhow::Result<Burst> {
+    let pid = product.pids()?.first().copied().context("no process")?;
     let names = nodes.names(count);
-    let before = requests(product).await?;
+    let before = (requests(product).await?, processor_time(pid)?);
     let cordoned = send(product, nodes, names.clone(), true).await?;
+    let after = settled(product).await?;
+    let processor = processor_time(pid)?.saturating_sub(before.1);
     tokio::time::sleep(QUIET).await;
-    let after = requests(product).await?;
     let given_back = send(product, nodes, names, false).await?;
+    settled(product).await?;
     Ok(Burst {
-        cordoned,
-        given_back,
-        requests: after - before,
+        took: Loop {
+            cordoned,
+            given_back,
+        },
+        requests: after - before.0,
+        processor,
     })
+}
+
+/// Waits until the product makes no requests any more; how many it has made.
+async fn settled(product: &Product) -> anyhow::Result<f64> {
+    let began = Instant::now();
+    let mut made = requests(product).await?;
+    while began.elapsed() < SETTLE_LIMIT {
+        tokio::time::sleep(SETTLED).await;
+        let now = requests(product).await?;
+        if now <= made {
+            return Ok(now);
+        }
+        made = now;
+    }
+    bail!(
+        "requests are still made {} s after the burst",
+        SETTLE_LIMIT.as_secs()
+    )
 }
 
 /// Sends the faults, or their recoveries, and waits until all nodes are seen so.
@@ -149,30 +200,66 @@ async fn requests(product: &Product) -> anyhow::Result<f64> {
 }
 
 #[allow(clippy::cast_precision_loss)] // Thousands at most.
-fn figures(count: usize, ours: &Burst, bare: &[(usize, Duration, Duration)]) -> Vec<Row> {
+fn figures(count: usize, ours: &[Burst], wide: &[Loop], narrow: &[(usize, Duration)]) -> Vec<Row> {
     let name = |figure: &str| format!("burst-{count}.{figure}");
-    let (there, back) = bare
-        .last()
-        .map(|(_, there, back)| (there.as_secs_f64(), back.as_secs_f64()))
-        .unwrap_or_default();
-    let rate = |took: Duration| count as f64 / took.as_secs_f64();
-    let loops: Vec<String> = bare
+    let of_wide = |pick: fn(&Loop) -> Duration| middle(wide.iter().map(|it| seconds(pick(it))));
+    let of_ours = |pick: fn(&Burst) -> f64| middle(ours.iter().map(pick));
+    let rate = |took: f64| count as f64 / took;
+    let cordoned = of_ours(|burst| seconds(burst.took.cordoned));
+    let bare = of_wide(|bare| bare.cordoned);
+    let loops: Vec<String> = narrow
         .iter()
-        .map(|(width, there, _)| format!("{width}: {:.0}/s", rate(*there)))
+        .map(|(width, took)| (*width, seconds(*took)))
+        .chain([(WIDE, bare)])
+        .map(|(width, took)| format!("{width}: {:.0}/s", rate(took)))
         .collect();
     vec![
-        Row::new(name("cordoned"), ours.cordoned.as_secs_f64(), "s")
-            .beside(BASELINE, there)
+        Row::new(name("cordoned"), cordoned, "s")
+            .beside(BASELINE, bare)
             .note(format!(
-                "{:.0} nodes/s; bare loops of {}",
-                rate(ours.cordoned),
-                loops.join(", ")
+                "{:.0} nodes/s; bare loops of {}; {}",
+                rate(cordoned),
+                loops.join(", "),
+                turns(ours, wide, |it| it.cordoned),
             )),
-        Row::new(name("given-back"), ours.given_back.as_secs_f64(), "s").beside(BASELINE, back),
-        Row::new(name("requests"), ours.requests / count as f64, "/node")
-            .beside(BASELINE, 1.0)
-            .note("the cordon, and the conditions that tell of it"),
+        Row::new(
+            name("given-back"),
+            of_ours(|burst| seconds(burst.took.given_back)),
+            "s",
+        )
+        .beside(BASELINE, of_wide(|bare| bare.given_back))
+        .note(turns(ours, wide, |it| it.given_back)),
+        Row::new(
+            name("requests"),
+            of_ours(|burst| burst.requests) / count as f64,
+            "/node",
+        )
+        .beside(BASELINE, 1.0)
+        .note("the cordon, and the conditions that tell of it"),
+        Row::new(
+            name("processor"),
+            of_ours(|burst| seconds(burst.processor)) * 1_000.0 / count as f64,
+            "ms/node",
+        )
+        .note("gpuwarden's own, until all were cordoned and told of"),
     ]
+}
+
+fn middle(values: impl Iterator<Item = f64>) -> f64 {
+    median(&values.collect::<Vec<_>>())
+}
+
+fn seconds(duration: Duration) -> f64 {
+    duration.as_secs_f64()
+}
+
+/// `turns 3.10/2.90, 3.00/2.40`: how ours took beside the wide loop before it, in seconds.
+fn turns(ours: &[Burst], wide: &[Loop], pick: fn(&Loop) -> Duration) -> String {
+    let pairs = ours.iter().zip(wide).map(|(ours, bare)| {
+        let (ours, bare) = (seconds(pick(&ours.took)), seconds(pick(bare)));
+        format!("{ours:.2}/{bare:.2}")
+    });
+    format!("turns {}", pairs.collect::<Vec<_>>().join(", "))
 }
 
 #[cfg(test)]
@@ -182,25 +269,34 @@ mod tests {
     #[test]
     fn figures_stand_beside_the_widest_loop() {
         let second = Duration::from_secs;
-        let ours = Burst {
-            cordoned: second(3),
-            given_back: second(6),
-            requests: 60.0,
+        let took = |cordoned: u64, given_back: u64| Loop {
+            cordoned: second(cordoned),
+            given_back: second(given_back),
         };
-        let bare = [(1, second(9), second(9)), (32, second(2), second(3))];
-        let rows = figures(30, &ours, &bare);
+        let burst = |cordoned: u64, given_back: u64| Burst {
+            took: took(cordoned, given_back),
+            requests: 60.0,
+            processor: second(3),
+        };
+        let ours = [burst(3, 6), burst(2, 7), burst(9, 5)];
+        let wide = [took(2, 3), took(1, 9), took(2, 2)];
+        let rows = figures(30, &ours, &wide, &[(1, second(9))]);
         let told: Vec<_> = rows
             .iter()
-            .map(|row| (row.name.as_str(), row.ratio))
+            .map(|row| (row.name.as_str(), row.value, row.ratio))
             .collect();
         assert_eq!(
             told,
             [
-                ("burst-30.cordoned", Some(1.5)),
-                ("burst-30.given-back", Some(2.0)),
-                ("burst-30.requests", Some(2.0)),
+                ("burst-30.cordoned", Some(3.0), Some(1.5)),
+                ("burst-30.given-back", Some(6.0), Some(2.0)),
+                ("burst-30.requests", Some(2.0), Some(2.0)),
+                ("burst-30.processor", Some(100.0), None),
             ]
         );
-        assert_eq!(rows[0].note, "10 nodes/s; bare loops of 1: 3/s, 32: 15/s");
+        assert_eq!(
+            rows[0].note,
+            "10 nodes/s; bare loops of 1: 3/s, 32: 15/s; turns 3.00/2.00, 2.00/1.00, 9.00/2.00"
+        );
     }
 }

@@ -128,7 +128,13 @@ impl Usage {
     }
 }
 
-/// Processor time of a process so far, in ticks.
+/// Processor time of a process so far.
+pub(super) fn processor_time(pid: u32) -> anyhow::Result<Duration> {
+    let ticks = u32::try_from(ticks(pid)?).unwrap_or(u32::MAX);
+    Ok(Duration::from_secs_f64(f64::from(ticks) / TICKS))
+}
+
+/// The same in ticks.
 fn ticks(pid: u32) -> anyhow::Result<u64> {
     let path = format!("/proc/{pid}/stat");
     let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
