@@ -20,6 +20,8 @@ mod connector;
 mod crash;
 #[path = "e2e/doctor.rs"]
 mod doctor;
+#[path = "e2e/forward.rs"]
+mod forward;
 #[path = "e2e/leader.rs"]
 mod leader;
 #[path = "e2e/outage.rs"]

@@ -1,0 +1,277 @@
+//! NVSentinel's gRPC sink: what is stored arrives at somebody else's service, over its
+//! absences and our ends.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use contract::proto::platform_connector_server::{PlatformConnector, PlatformConnectorServer};
+use contract::{HealthEvent, HealthEvents};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use testkit::{Launch, Product};
+use tokio::net::TcpSocket;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::Server;
+use tonic::transport::server::TcpIncoming;
+use tonic::{Request, Response, Status};
+
+use crate::crash::{EVENTS, Moments, kills, send_all};
+use crate::support::{SOON, event, send_to};
+
+/// Kills of the sender, and absences of the receiver, in the test command.
+const KILLS: u32 = 20;
+/// Above the longest pause between two deliveries, which 2,000 events may meet some times.
+const LIMIT: Duration = Duration::from_secs(120);
+/// The node that all here is about.
+const NODE: &str = "forward-1";
+
+/// A service of somebody else's, with a port that stays its own while it is away.
+struct Receiver {
+    place: TcpSocket,
+    taken: Taken,
+    serving: Option<(
+        CancellationToken,
+        JoinHandle<Result<(), tonic::transport::Error>>,
+    )>,
+}
+
+/// What arrived, in order, each with the header that its request carried.
+#[derive(Clone, Default)]
+struct Taken(Arc<Mutex<Vec<(HealthEvent, String)>>>);
+
+// === impl Receiver ===
+
+impl Receiver {
+    /// One that is away. A socket that is bound and does not listen keeps the port from
+    /// others, and who connects is refused.
+    fn away() -> anyhow::Result<Self> {
+        Ok(Self {
+            place: bound("127.0.0.1:0".parse()?)?,
+            taken: Taken::default(),
+            serving: None,
+        })
+    }
+
+    fn comes(&mut self) -> anyhow::Result<()> {
+        let listener = bound(self.place.local_addr()?)?.listen(64)?;
+        let stop = CancellationToken::new();
+        let serving = Server::builder()
+            .add_service(PlatformConnectorServer::new(self.taken.clone()))
+            .serve_with_incoming_shutdown(
+                TcpIncoming::from(listener),
+                stop.clone().cancelled_owned(),
+            );
+        self.serving = Some((stop, tokio::spawn(serving)));
+        Ok(())
+    }
+
+    async fn goes(&mut self) -> anyhow::Result<()> {
+        if let Some((stop, served)) = self.serving.take() {
+            stop.cancel();
+            served.await??;
+        }
+        Ok(())
+    }
+
+    /// A product that hands on to it, with the configuration in `directory`.
+    fn sender(&self, directory: &Path) -> anyhow::Result<Launch> {
+        let config = json!({
+            "enableGRPCSinkConnector": "true",
+            "GRPCSinkTarget": self.place.local_addr()?.to_string(),
+            "GRPCSinkTokenPath": "token",
+            "pipeline": [],
+        });
+        std::fs::write(directory.join("config.json"), config.to_string())?;
+        std::fs::write(directory.join("token"), "a-token\n")?;
+        let config = directory.join("config.json");
+        Ok(Launch::new()?
+            .node_name(NODE)
+            .option("--connector-config", config))
+    }
+}
+
+/// A socket that has its address and does nothing with it.
+fn bound(address: SocketAddr) -> anyhow::Result<TcpSocket> {
+    let socket = TcpSocket::new_v4()?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    Ok(socket)
+}
+
+// === impl Taken ===
+
+impl Taken {
+    fn ids(&self) -> Vec<String> {
+        let taken = self.0.lock().unwrap();
+        taken.iter().map(|(event, _)| event.id.clone()).collect()
+    }
+}
+
+#[tonic::async_trait]
+impl PlatformConnector for Taken {
+    async fn health_event_occurred_v1(
+        &self,
+        request: Request<HealthEvents>,
+    ) -> Result<Response<()>, Status> {
+        let header = request.metadata().get("authorization");
+        let header = header.and_then(|value| value.to_str().ok());
+        let header = header.unwrap_or_default().to_owned();
+        let events = request.into_inner().events;
+        let mut taken = self.0.lock().unwrap();
+        taken.extend(events.into_iter().map(|event| (event, header.clone())));
+        Ok(Response::new(()))
+    }
+}
+
+/// Different faults, in order.
+fn faults(range: std::ops::Range<u32>) -> Vec<HealthEvent> {
+    range
+        .map(|index| HealthEvent {
+            message: format!("fault {index}"),
+            ..event(NODE, &index.to_string())
+        })
+        .collect()
+}
+
+/// The ids of all that is stored, oldest first.
+async fn stored(product: &Product) -> anyhow::Result<Vec<String>> {
+    let all = ["events", "--limit", "10000", "-o", "json"];
+    let found = product.client(all).await?.json(0)?;
+    let mut found = found.as_array().cloned().unwrap_or_default();
+    found.sort_by_key(|view| view["seq"].as_u64());
+    let ids = found.iter().map(|view| view["event"]["id"].as_str());
+    Ok(ids.map(|id| id.unwrap_or_default().to_owned()).collect())
+}
+
+/// Waits until the sender says of its sink what `holds` wants.
+async fn sink(
+    product: &Product,
+    what: &str,
+    limit: Duration,
+    holds: impl Fn(&Value) -> bool,
+) -> anyhow::Result<Value> {
+    product
+        .wait_for(what, limit, || async {
+            let output = product.client(["status", "-o", "json"]).await;
+            let output = output.map_err(|error| error.to_string())?;
+            let status: Value =
+                serde_json::from_str(&output.stdout).map_err(|error| error.to_string())?;
+            if holds(&status["forward"]) {
+                Ok(status["forward"].clone())
+            } else {
+                Err(status["forward"].to_string())
+            }
+        })
+        .await
+}
+
+/// Waits until nothing is on its way: nothing more can arrive then.
+async fn handed_on(product: &Product) -> anyhow::Result<Value> {
+    sink(product, "all to be handed on", LIMIT, |sink| {
+        sink["waiting"] == 0
+    })
+    .await
+}
+
+#[tokio::test]
+async fn events_arrive_at_the_grpc_sink_once_each_over_its_absence_and_a_kill() -> anyhow::Result<()>
+{
+    let directory = TempDir::new()?;
+    let mut receiver = Receiver::away()?;
+    receiver.comes()?;
+    let mut product = receiver.sender(directory.path())?.start().await?;
+
+    // It is there: one by one, as they come, from a command and from a monitor.
+    let inject = ["inject", "xid", "79"];
+    product.client(inject).await?.expect(0)?;
+    for fault in faults(0..5) {
+        send_to(&product, vec![fault]).await?;
+    }
+    handed_on(&product).await?;
+    assert_eq!(receiver.taken.ids(), stored(&product).await?);
+    assert_eq!(receiver.taken.ids().len(), 6);
+
+    // It is away: nobody who reports an event notices. Then it is back.
+    receiver.goes().await?;
+    for first in (5..205).step_by(10) {
+        send_to(&product, faults(first..first + 10)).await?;
+    }
+    let away = |waiting: u64| {
+        move |sink: &Value| sink["waiting"] == waiting && sink["failing"].is_string()
+    };
+    sink(&product, "200 events to wait", SOON, away(200)).await?;
+    assert_eq!(receiver.taken.ids().len(), 6);
+    receiver.comes()?;
+    let status = handed_on(&product).await?;
+    assert_eq!(receiver.taken.ids(), stored(&product).await?);
+    assert_eq!(receiver.taken.ids().len(), 206);
+    assert_eq!(status["delivered"], 206, "{status}");
+
+    // We are killed while it is away, twice, and take more in between.
+    receiver.goes().await?;
+    for first in [205, 255] {
+        send_to(&product, faults(first..first + 50)).await?;
+        product.kill9()?;
+        product.restart().await?;
+    }
+    sink(&product, "100 events to wait", SOON, away(100)).await?;
+    receiver.comes()?;
+    let status = handed_on(&product).await?;
+    assert_eq!(receiver.taken.ids(), stored(&product).await?);
+    assert_eq!(receiver.taken.ids().len(), 306);
+    assert_eq!(
+        (&status["missed"], &status["aside"]),
+        (&json!(0), &json!(0)),
+        "{status}"
+    );
+
+    // Each as it was stored, and with the token that its file says.
+    let taken = receiver.taken.0.lock().unwrap();
+    for (index, (event, header)) in taken.iter().skip(1).enumerate() {
+        assert_eq!(event.message, format!("fault {index}"));
+        assert_eq!(event.node_name, NODE);
+        assert_eq!(header, "Bearer a-token");
+    }
+    Ok(())
+}
+
+/// A kill between the receiver's answer and its being written down sends a batch again.
+/// Nobody can know better; so each event says by its id that it is the same.
+#[tokio::test]
+async fn killed_while_it_hands_on_all_arrive_in_order_and_what_comes_twice_has_its_id()
+-> anyhow::Result<()> {
+    let kills = kills(KILLS)?;
+    let directory = TempDir::new()?;
+    let mut receiver = Receiver::away()?;
+    let mut product = receiver.sender(directory.path())?.start().await?;
+    let socket = product.socket().to_owned();
+    let mut sender = tokio::spawn(send_all(socket, NODE.to_owned()));
+    let mut moments = Moments::new();
+    for _ in 0..kills {
+        receiver.comes()?;
+        tokio::time::sleep(Duration::from_millis(20 + moments.below(180))).await;
+        product.kill9()?;
+        product.restart().await?;
+        // Away for a moment, while the sender has just begun.
+        receiver.goes().await?;
+        tokio::time::sleep(Duration::from_millis(moments.below(50))).await;
+    }
+    receiver.comes()?;
+    let again = tokio::time::timeout(LIMIT, &mut sender).await???;
+    handed_on(&product).await?;
+
+    let stored = stored(&product).await?;
+    assert_eq!(stored.len(), usize::try_from(EVENTS)?);
+    let taken = receiver.taken.ids();
+    let mut seen = BTreeSet::new();
+    let mut first_times = taken.clone();
+    first_times.retain(|id| seen.insert(id.clone()));
+    let doubled = taken.len() - first_times.len();
+    println!("{kills} kills, {again} events sent again, {doubled} taken twice");
+    assert_eq!(first_times, stored, "events are lost or out of order");
+    Ok(())
+}
