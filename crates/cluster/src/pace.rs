@@ -249,7 +249,11 @@ impl Drop for Turn {
 
 #[cfg(test)]
 mod tests {
+    use domain::node::{NodeChange, NodeView};
+    use jiff::Timestamp;
+
     use super::*;
+    use crate::{Cluster, Event, fake};
 
     async fn turns(pace: &Arc<Pace>, count: usize) -> Vec<Turn> {
         let mut turns = Vec::new();
@@ -263,6 +267,13 @@ mod tests {
     async fn open(pace: &Arc<Pace>, urgency: Urgency) -> bool {
         let now = tokio::time::timeout(Duration::ZERO, pace.turn(urgency));
         now.await.is_ok()
+    }
+
+    /// Begins a request; how many were sent then. One that has no turn has not been.
+    async fn sent<T>(cluster: &Cluster, request: impl Future<Output = T>) -> u64 {
+        let begun = tokio::time::timeout(Duration::ZERO, request);
+        assert!(begun.await.is_err());
+        cluster.requests().sent
     }
 
     #[tokio::test(start_paused = true)]
@@ -375,5 +386,40 @@ mod tests {
         assert!(!open(&pace, Urgency::Tell).await, "ten are more than two");
         drop(act);
         assert!(open(&pace, Urgency::Tell).await);
+    }
+
+    #[tokio::test]
+    async fn conditions_and_events_tell_and_the_patch_of_a_node_acts() {
+        let (cluster, _requests) = fake::serve(Vec::new()).await;
+        // Something acts, and as many tell as may beside it.
+        let _act = cluster.pace.turn(Urgency::Act).await;
+        let (_first, _second) = (
+            cluster.pace.turn(Urgency::Tell).await,
+            cluster.pace.turn(Urgency::Tell).await,
+        );
+        let view = NodeView::from_object(fake::node("n1", 1)).unwrap();
+        let now = Timestamp::UNIX_EPOCH;
+        let event = Event {
+            name: "e".into(),
+            node: "n1".into(),
+            kind: "Warning".into(),
+            reason: "r".into(),
+            message: "m".into(),
+            agent: "a".into(),
+            count: 2,
+            first_seen: now,
+            last_seen: now,
+        };
+        assert_eq!(
+            sent(&cluster, cluster.set_conditions(&view, &[], now)).await,
+            0
+        );
+        assert_eq!(sent(&cluster, cluster.create_event(&event)).await, 0);
+        assert_eq!(sent(&cluster, cluster.repeat_event(&event)).await, 0);
+        let change = NodeChange {
+            unschedulable: Some(true),
+            ..NodeChange::default()
+        };
+        assert_eq!(sent(&cluster, cluster.apply(&view, &change)).await, 1);
     }
 }

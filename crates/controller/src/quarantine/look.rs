@@ -255,3 +255,164 @@ fn rules_text(verdicts: &[Verdict]) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests {
+    use cluster::{Cluster, ConnectOptions, NodeEvent};
+    use contract::HealthEvent;
+    use domain::brake::NodeLabel;
+    use domain::condition::Options;
+    use domain::event::normalise;
+    use jiff::Timestamp;
+    use runtime::metrics::Metrics;
+    use runtime::sources::Sources;
+    use serde_json::json;
+    use store::sqlite::SqliteStore;
+    use store::{EventStore, NewEvent};
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+    use tokio::sync::watch;
+    use tokio_util::sync::CancellationToken;
+
+    use super::super::{Config, Handles, Owns};
+    use super::*;
+    use crate::conditions;
+
+    fn now() -> Timestamp {
+        Timestamp::from_second(1_800_000_000).unwrap()
+    }
+
+    async fn cluster(server: &TcpListener, directory: &std::path::Path) -> Arc<Cluster> {
+        let text = format!(
+            "{{current-context: c, users: [{{name: u, user: {{}}}}], \
+             clusters: [{{name: c, cluster: {{server: 'http://{}'}}}}], \
+             contexts: [{{name: c, context: {{cluster: c, user: u}}}}]}}",
+            server.local_addr().unwrap()
+        );
+        let path = directory.join("kubeconfig");
+        std::fs::write(&path, text).unwrap();
+        let options = ConnectOptions {
+            kubeconfig: Some(path),
+            ..ConnectOptions::default()
+        };
+        Arc::new(Cluster::connect(options).await.unwrap())
+    }
+
+    async fn store(directory: &std::path::Path) -> Arc<dyn EventStore> {
+        let mut event = HealthEvent {
+            agent: "a".into(),
+            component_class: "GPU".into(),
+            check_name: "Check".into(),
+            node_name: "n1".into(),
+            is_fatal: true,
+            ..HealthEvent::default()
+        };
+        normalise(&mut event, now());
+        let store = SqliteStore::open(directory).unwrap();
+        let received_at = now();
+        let events = vec![NewEvent { event, received_at }];
+        store.append(events).await.unwrap();
+        Arc::new(store)
+    }
+
+    /// A quarantine that acts on the one node, which has one fault, and what it tells.
+    async fn quarantine(
+        server: &TcpListener,
+        directory: &std::path::Path,
+        metrics: &Metrics,
+    ) -> (Quarantine, Handles, conditions::Reporter) {
+        let cluster = cluster(server, directory).await;
+        let telling = conditions::Config {
+            cluster: Arc::clone(&cluster),
+            conditions: Some(Options {
+                limits: domain::condition::Limits::default(),
+                summary: false,
+            }),
+            events: None,
+            clock: now,
+        };
+        let (board, reporter) = conditions::new(telling, metrics);
+        let config = Config {
+            store: store(directory).await,
+            cluster: Some(cluster),
+            policy: watch::channel(Some(Arc::new(Policy::builtin()))).1,
+            mode: Mode::Act,
+            owns: Owns::All,
+            sources: Sources::default(),
+            brake: false,
+            gpu_label: NodeLabel::parse("gpu=true").unwrap(),
+            namespace: "gpuwarden".to_owned(),
+            board: Some(board),
+            clock: now,
+        };
+        let (mut quarantine, handles) = Quarantine::new(config, metrics);
+        quarantine.take_in(&CancellationToken::new()).await;
+        quarantine.node_event(NodeEvent::Restarted);
+        let node = NodeView::from_object(node(1)).unwrap();
+        quarantine.node_event(NodeEvent::Applied(Arc::new(node)));
+        quarantine.node_event(NodeEvent::Listed);
+        (quarantine, handles, reporter)
+    }
+
+    fn node(version: u32) -> Value {
+        let metadata = json!({"name": "n1", "uid": "u", "resourceVersion": version.to_string()});
+        json!({"metadata": metadata, "spec": {}, "status": {}})
+    }
+
+    /// What the API server makes of a patch of a node that has neither labels nor annotations.
+    fn patched(mut node: Value, patch: &str) -> Value {
+        for one in serde_json::from_str::<Vec<Value>>(patch).unwrap() {
+            if one["op"] == "add" {
+                let (place, key) = one["path"].as_str().unwrap().rsplit_once('/').unwrap();
+                node.pointer_mut(place).unwrap()[key] = one["value"].clone();
+            }
+        }
+        assert_eq!(node["spec"]["unschedulable"], true, "{patch}");
+        node
+    }
+
+    /// On how many nodes there was something to tell.
+    fn told(metrics: &Metrics) -> u32 {
+        let name = "platform_connector_workqueue_adds_total_kubernetes{workqueue=\"kubernetes\"} ";
+        let text = metrics.encode();
+        let value = text.lines().find_map(|line| line.strip_prefix(name));
+        value.unwrap_or_else(|| panic!("{text}")).parse().unwrap()
+    }
+
+    #[tokio::test]
+    async fn nothing_is_told_on_a_node_before_its_cordon_is_answered() {
+        let directory = tempfile::tempdir().unwrap();
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let metrics = Metrics::default();
+        let (mut quarantine, _handles, _reporter) =
+            quarantine(&server, directory.path(), &metrics).await;
+        quarantine.look().await;
+
+        // The API server has the cordon and does not answer yet.
+        let (mut connection, _) = server.accept().await.unwrap();
+        let mut request = Vec::new();
+        while !request.ends_with(b"]") {
+            assert_ne!(connection.read_buf(&mut request).await.unwrap(), 0);
+        }
+        let request = String::from_utf8(request).unwrap();
+        assert!(request.starts_with("PATCH /api/v1/nodes/n1 "), "{request}");
+        assert_eq!(told(&metrics), 0);
+        // Not for another look either: the watch brings what others do to the node.
+        let mut labelled = node(2);
+        labelled["metadata"]["labels"] = json!({"zone": "a"});
+        let labelled = NodeView::from_object(labelled).unwrap();
+        quarantine.node_event(NodeEvent::Applied(Arc::new(labelled)));
+        quarantine.look().await;
+        assert_eq!(told(&metrics), 0);
+
+        let (_, patch) = request.split_once("\r\n\r\n").unwrap();
+        let body = patched(node(3), patch).to_string();
+        let length = body.len();
+        let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}");
+        connection.write_all(answer.as_bytes()).await.unwrap();
+        let done = quarantine.applying.join_next().await.unwrap();
+        quarantine.applied(done);
+        quarantine.look().await;
+        assert_eq!(told(&metrics), 1);
+    }
+}
