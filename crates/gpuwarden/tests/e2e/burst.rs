@@ -3,13 +3,18 @@
 //! `GPUWARDEN_SOAK_NODES` sets the number of nodes; NVSentinel, killed at 100 of 375, never
 //! cordoned 201 of them.
 
+use std::net::TcpListener;
+use std::ops::RangeInclusive;
 use std::time::Duration;
 
+use anyhow::ensure;
 use contract::HealthEvent;
+use k8s_openapi::api::admissionregistration::v1::ValidatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::Node;
 use kube::Api;
-use kube::api::{DeleteParams, ListParams, PostParams};
-use testkit::{ControlPlane, Launch, Version, unique};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use serde_json::json;
+use testkit::{ControlPlane, Launch, Product, Version, unique, wait_for};
 
 use crate::support::send_to;
 
@@ -17,6 +22,20 @@ use crate::support::send_to;
 const NODES: usize = 60;
 /// On a busy machine, with hundreds of nodes.
 const LIMIT: Duration = Duration::from_secs(120);
+/// Label of the nodes that the API server is slow about.
+const SLOW: &str = "burst-slow";
+/// Annotation by which is found out whether the API server knows of that.
+const PROBE: &str = "burst-probe";
+
+/// The nodes of this test. The last half of them can be made slow.
+struct Burst {
+    name: String,
+    names: Vec<String>,
+    nodes: Api<Node>,
+    webhooks: Api<ValidatingWebhookConfiguration>,
+    /// Where the API server asks about slow nodes: nobody answers.
+    silent: TcpListener,
+}
 
 fn fault(node: &str, healthy: bool) -> HealthEvent {
     HealthEvent {
@@ -32,16 +51,155 @@ fn fault(node: &str, healthy: bool) -> HealthEvent {
     }
 }
 
-async fn cordoned(nodes: &Api<Node>, label: &str) -> Result<usize, String> {
-    let list = nodes
-        .list(&ListParams::default().labels(label))
+// === impl Burst ===
+
+impl Burst {
+    async fn new(plane: &ControlPlane, count: usize) -> anyhow::Result<Self> {
+        let client = plane.client().await?;
+        let name = unique("burst");
+        // In the order of the names, which is the order in which they are decided about.
+        let names = (0..count).map(|index| format!("{name}-{index:04}"));
+        let burst = Self {
+            names: names.collect(),
+            nodes: Api::all(client.clone()),
+            webhooks: Api::all(client),
+            silent: TcpListener::bind("127.0.0.1:0")?,
+            name,
+        };
+        for (index, node) in burst.names.iter().enumerate() {
+            let part = if index < count / 2 { "no" } else { &burst.name };
+            let labels = json!({"burst": burst.name, SLOW: part});
+            let node = json!({"metadata": {"name": node, "labels": labels}});
+            let node = serde_json::from_value(node)?;
+            burst.nodes.create(&PostParams::default(), &node).await?;
+        }
+        Ok(burst)
+    }
+
+    /// Lets the API server take nine seconds for each cordon of a slow node, and for taking
+    /// it back: it asks somebody who does not answer, and goes on without.
+    async fn slow(&self) -> anyhow::Result<()> {
+        let rules = json!([{
+            "operations": ["UPDATE"], "apiGroups": [""], "apiVersions": ["v1"],
+            "resources": ["nodes"],
+        }]);
+        let webhook = |name: &str, policy: &str, url: String, when: &str| {
+            json!({
+                "name": format!("{name}.{}.example", self.name),
+                "admissionReviewVersions": ["v1"],
+                "sideEffects": "None",
+                "failurePolicy": policy,
+                // Below the ten seconds that the product waits for an answer.
+                "timeoutSeconds": 9,
+                "clientConfig": {"url": url},
+                "rules": rules,
+                "objectSelector": {"matchLabels": {SLOW: self.name}},
+                "matchConditions": [{"name": name, "expression": when}],
+            })
+        };
+        let silent = format!("https://{}/", self.silent.local_addr()?);
+        let cordons = "has(object.spec.unschedulable) != has(oldObject.spec.unschedulable)";
+        let probed =
+            format!("has(object.metadata.annotations) && '{PROBE}' in object.metadata.annotations");
+        let configuration = serde_json::from_value(json!({
+            "metadata": {"name": self.name},
+            "webhooks": [
+                webhook("slow", "Ignore", silent, cordons),
+                webhook("probe", "Fail", "https://127.0.0.1:1/".to_owned(), &probed),
+            ],
+        }))?;
+        let params = PostParams::default();
+        self.webhooks.create(&params, &configuration).await?;
+        self.until_slow(true).await
+    }
+
+    async fn fast(&self) -> anyhow::Result<()> {
+        let params = DeleteParams::default();
+        self.webhooks.delete(&self.name, &params).await?;
+        self.until_slow(false).await
+    }
+
+    /// Waits until the API server knows: it refuses what the second webhook is asked about.
+    async fn until_slow(&self, slow: bool) -> anyhow::Result<()> {
+        let probe = Patch::Merge(json!({"metadata": {"annotations": {PROBE: ""}}}));
+        let params = PatchParams {
+            dry_run: true,
+            ..PatchParams::default()
+        };
+        let node = self.names.last().map_or("", String::as_str);
+        wait_for("the API server to know of the webhook", LIMIT, || async {
+            match self.nodes.patch(node, &params, &probe).await {
+                Err(error) if slow && error.to_string().contains("webhook") => Ok(()),
+                Ok(_) if !slow => Ok(()),
+                other => Err(format!("{:?}", other.map(|_| ()))),
+            }
+        })
         .await
-        .map_err(|error| error.to_string())?;
-    let cordoned = |node: &&Node| {
-        let spec = node.spec.as_ref();
-        spec.is_some_and(|spec| spec.unschedulable == Some(true))
-    };
-    Ok(list.items.iter().filter(cordoned).count())
+    }
+
+    async fn cordoned(&self) -> Result<usize, String> {
+        let mine = ListParams::default().labels(&format!("burst={}", self.name));
+        let list = self.nodes.list(&mine).await;
+        let list = list.map_err(|error| error.to_string())?;
+        let cordoned = |node: &&Node| {
+            let spec = node.spec.as_ref();
+            spec.is_some_and(|spec| spec.unschedulable == Some(true))
+        };
+        Ok(list.items.iter().filter(cordoned).count())
+    }
+
+    /// Waits until so many are cordoned.
+    async fn reach(&self, product: &Product, wanted: RangeInclusive<usize>) -> anyhow::Result<()> {
+        let what = format!("{wanted:?} nodes cordoned");
+        product
+            .wait_for(&what, LIMIT, || async {
+                match self.cordoned().await? {
+                    now if wanted.contains(&now) => Ok(()),
+                    now => Err(now.to_string()),
+                }
+            })
+            .await
+    }
+
+    /// Reports all nodes, and kills the product when a third of them has changed, while the
+    /// API server holds half of them up. Returns how many were cordoned before the restart.
+    async fn killed_in_the_middle(
+        &self,
+        product: &mut Product,
+        healthy: bool,
+    ) -> anyhow::Result<usize> {
+        let count = self.names.len();
+        let third = count.div_ceil(3);
+        self.slow().await?;
+        let events = self.names.iter().map(|name| fault(name, healthy));
+        send_to(product, events.collect()).await?;
+        let begun = if healthy {
+            0..=count - third
+        } else {
+            third..=count
+        };
+        self.reach(product, begun).await?;
+        product.kill9()?;
+        self.fast().await?;
+        let cordoned = self.cordoned().await.map_err(anyhow::Error::msg)?;
+        ensure!(
+            (third..=count - third).contains(&cordoned),
+            "{cordoned} of {count} is not in the middle"
+        );
+        product.restart().await?;
+        let all = if healthy { 0 } else { count };
+        self.reach(product, all..=all).await?;
+        Ok(cordoned)
+    }
+
+    async fn delete(&self) -> anyhow::Result<()> {
+        let params = DeleteParams::default();
+        // Gone already, unless the test has failed.
+        drop(self.webhooks.delete(&self.name, &params).await);
+        let mine = ListParams::default().labels(&format!("burst={}", self.name));
+        self.nodes.delete_collection(&params, &mine).await?;
+        Ok(())
+    }
 }
 
 #[tokio::test]
@@ -50,58 +208,22 @@ async fn killed_in_the_middle_of_a_burst_it_leaves_no_node_behind() -> anyhow::R
         return Ok(());
     };
     let count = std::env::var("GPUWARDEN_SOAK_NODES").map_or(Ok(NODES), |text| text.parse())?;
-    let nodes: Api<Node> = Api::all(plane.client().await?);
-    let burst = unique("burst");
-    let label = format!("burst={burst}");
-    let names: Vec<String> = (0..count).map(|index| format!("{burst}-{index}")).collect();
-    for name in &names {
-        let node = serde_json::from_value(serde_json::json!({
-            "metadata": {"name": name, "labels": {"burst": burst}},
-        }))?;
-        nodes.create(&PostParams::default(), &node).await?;
-    }
+    let burst = Burst::new(&plane, count).await?;
     let mut product = Launch::new()?
-        .node_name(&burst)
+        .node_name(&burst.name)
         .kubeconfig(plane.kubeconfig())
         .quarantine()
         .option("--accept-nodes", "any")
         .start()
         .await?;
-    let reach = async |product: &testkit::Product, least: usize, most: usize| {
-        let what = format!("{least} to {most} nodes cordoned");
-        product
-            .wait_for(&what, LIMIT, || async {
-                match cordoned(&nodes, &label).await? {
-                    now if (least..=most).contains(&now) => Ok(now),
-                    now => Err(now.to_string()),
-                }
-            })
-            .await
+    let killed = async {
+        let there = burst.killed_in_the_middle(&mut product, false).await?;
+        let back = burst.killed_in_the_middle(&mut product, true).await?;
+        anyhow::Ok((there, back))
     };
-    send_to(
-        &product,
-        names.iter().map(|name| fault(name, false)).collect(),
-    )
-    .await?;
-    reach(&product, 1, count).await?;
-    product.kill9()?;
-    let at_the_kill = cordoned(&nodes, &label).await.map_err(anyhow::Error::msg)?;
-    println!("killed at {at_the_kill} of {count}");
-    product.restart().await?;
-    reach(&product, count, count).await?;
-    // And back again, with the same interruption.
-    send_to(
-        &product,
-        names.iter().map(|name| fault(name, true)).collect(),
-    )
-    .await?;
-    reach(&product, 0, count - 1).await?;
-    product.kill9()?;
-    product.restart().await?;
-    reach(&product, 0, 0).await?;
-    let mine = ListParams::default().labels(&label);
-    nodes
-        .delete_collection(&DeleteParams::default(), &mine)
-        .await?;
-    Ok(())
+    let killed = killed.await;
+    let deleted = burst.delete().await;
+    let (there, back) = killed?;
+    println!("of {count}, killed with {there} cordoned, and in the recovery with {back}");
+    deleted
 }
