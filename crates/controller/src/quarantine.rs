@@ -221,7 +221,8 @@ impl Quarantine {
         (task, handles)
     }
 
-    /// Runs until `cancel`; patches under way are brought to their end.
+    /// Runs until `cancel`; patches under way are brought to their end. Ends by itself where
+    /// the store or a watch of the cluster has ended.
     pub async fn run(mut self, cancel: CancellationToken) {
         let mut hints = self.store.latest();
         let mut node_events = self
@@ -246,9 +247,15 @@ impl Quarantine {
                     }
                     self.take_in(&cancel).await;
                 }
-                event = nodes::receive(&mut node_events) => self.node_event(event),
+                event = nodes::receive(&mut node_events) => match event {
+                    Some(event) => self.node_event(event),
+                    None => break, // Nothing more would be seen.
+                },
                 Some(done) = self.applying.join_next() => self.applied(done),
-                arrival = arrival(&mut self.switches) => self.switched(arrival),
+                arrival = arrival(&mut self.switches) => match arrival {
+                    Some(arrival) => self.switched(arrival),
+                    None => break, // The same for the brake.
+                },
                 Some(question) = self.questions.recv() => self.answer(question),
                 Some(done) = self.writing.join_next() => self.statuses_written(done),
                 () = changed(&mut policies) => self.policy_changed(),
@@ -365,7 +372,7 @@ async fn changed(policies: &mut CurrentPolicy) {
 }
 
 /// What the switches have to tell; waits for ever where there are none.
-async fn arrival(switches: &mut Option<Switches>) -> Arrival {
+async fn arrival(switches: &mut Option<Switches>) -> Option<Arrival> {
     match switches {
         Some(switches) => switches.next().await,
         None => std::future::pending().await,

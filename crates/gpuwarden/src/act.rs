@@ -16,7 +16,8 @@ use runtime::metrics::Metrics;
 use runtime::sources::Sources;
 use store::EventStore;
 
-use crate::parts::{self, CLOCK, Front, Intake, Policy, Tasks};
+use crate::parts::{self, CLOCK, Front, Intake, Policy};
+use crate::tasks::Tasks;
 
 /// What acts on the events of a store.
 pub(crate) struct Acting<'a> {
@@ -95,20 +96,19 @@ impl Acting<'_> {
             metrics: self.metrics,
             clock: CLOCK,
         };
-        let serving = connector::serve(front.socket, self.intake.connector, tasks.no_more.clone());
+        let serving = connector::serve(front.socket, self.intake.connector, tasks.no_more());
         let socket = "the connector's socket";
-        tasks.inputs.spawn(parts::said(socket, serving));
-        let done = &tasks.done;
+        tasks.input(socket, parts::said(socket, serving));
+        let done = tasks.done();
         let page = console::serve(front.listener, console, done.clone());
-        tasks.workers.spawn(page);
-        tasks.workers.spawn(quarantine.run(done.clone()));
-        tasks.workers.spawn(handles.journal.run());
+        tasks.worker("the page", page);
+        tasks.worker("the quarantine", quarantine.run(done.clone()));
+        tasks.worker("the journal", handles.journal.run());
         if let Some(reporter) = reporter {
-            tasks.workers.spawn(reporter.run(done.clone()));
+            tasks.worker("the reporter of conditions", reporter.run(done.clone()));
         }
-        let until = done.clone();
-        let kept = async move { retention.run(&metrics, until).await };
-        tasks.workers.spawn(kept);
+        let kept = async move { retention.run(&metrics, done).await };
+        tasks.worker("retention", kept);
     }
 }
 

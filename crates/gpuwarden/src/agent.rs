@@ -15,9 +15,10 @@ use runtime::sources::Sources;
 use runtime::tcp_grpc;
 use runtime::tls::ClientTls;
 
-use crate::parts::{self, ANY_UID, CLOCK, Front, Tasks};
+use crate::parts::{self, ANY_UID, CLOCK, Front};
+use crate::tasks::Tasks;
 
-/// Runs until SIGTERM or SIGINT. A controller that is not there is no reason not to start.
+/// Runs until SIGTERM or SIGINT, or until a part of it fails. A controller that is not there is no reason not to start.
 pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
     let AgentSettings {
         delivery,
@@ -57,21 +58,18 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
     };
 
     let mut tasks = Tasks::default();
-    let no_more = tasks.no_more.clone();
-    tasks.inputs.spawn(monitor.run(no_more.clone()));
-    let serving = connector::serve(front.socket, connector, no_more);
+    parts::watch_kernel_log(monitor, &mut tasks);
+    let serving = connector::serve(front.socket, connector, tasks.no_more());
     let socket = "the connector's socket";
-    tasks.inputs.spawn(parts::said(socket, serving));
-    let done = tasks.done.clone();
-    tasks.workers.spawn(delivering.run(done.clone()));
-    tasks
-        .workers
-        .spawn(serve_agent(front.listener, console, done));
+    tasks.input(socket, parts::said(socket, serving));
+    let done = tasks.done();
+    tasks.worker("the delivery", delivering.run(done.clone()));
+    tasks.worker("the page", serve_agent(front.listener, console, done));
     greet(&settings, &endpoint.server);
 
-    parts::until_told().await?;
+    let ends = tasks.until_told_or_failed(parts::until_told()).await;
     tasks.end(outbox.close(), &endpoint, process).await;
-    Ok(ExitCode::SUCCESS)
+    ends.map(|()| ExitCode::SUCCESS)
 }
 
 fn channel(settings: &DeliverySettings) -> anyhow::Result<tonic::transport::Channel> {

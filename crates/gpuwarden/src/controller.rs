@@ -23,13 +23,14 @@ use tokio::net::TcpListener;
 
 use crate::act::Acting;
 use crate::lead::Standby;
-use crate::parts::{self, Front, Policy, Tasks};
+use crate::parts::{self, Front, Policy};
+use crate::tasks::Tasks;
 
 /// The socket is for the operator's commands, and speaks for any node: nobody else's.
 const OWN_UID: u32 = 0o600;
 const SOCKET: &str = "gpuwarden.sock";
 
-/// Runs until SIGTERM or SIGINT, or until it has lost the lead.
+/// Runs until SIGTERM or SIGINT, until it has lost the lead, or until a part of it fails.
 pub(crate) async fn run(settings: ControllerSettings) -> anyhow::Result<ExitCode> {
     let ControllerSettings { process, act, .. } = &settings;
     parts::start_logging(process)?;
@@ -55,10 +56,10 @@ pub(crate) async fn run(settings: ControllerSettings) -> anyhow::Result<ExitCode
         tasks,
     };
     let Some(cluster) = start.cluster.clone().filter(|_| settings.leader_elect) else {
-        let acting = start.act().await?;
-        told.await?;
+        let mut acting = start.act().await?;
+        let ends = acting.tasks.until_told_or_failed(told).await;
         acting.end().await;
-        return Ok(ExitCode::SUCCESS);
+        return ends.map(|()| ExitCode::SUCCESS);
     };
 
     let (_, mode) = parts::mode(act.mode);
@@ -80,13 +81,13 @@ pub(crate) async fn run(settings: ControllerSettings) -> anyhow::Result<ExitCode
     start.listener = leading.listener;
     let term = leading.term;
     let acted = match start.act().await {
-        Ok(acting) => {
-            let told = tokio::select! {
-                told = &mut told => told,
+        Ok(mut acting) => {
+            let ends = tokio::select! {
+                ends = acting.tasks.until_told_or_failed(told) => ends,
                 () = term.lost() => Ok(()),
             };
             acting.end().await;
-            told
+            ends
         }
         Err(error) => Err(error),
     };
@@ -162,9 +163,9 @@ impl<'a> Start<'a> {
         let forwarding = intake.forwarding.clone();
         let connector = intake.connector.clone();
         let (tls, identify) = self.transport;
-        let no_more = tasks.no_more.clone();
-        let serving = ingest::serve(grpc, tls, identify, connector, no_more);
-        tasks.inputs.spawn(parts::said("the gRPC port", serving));
+        let serving = ingest::serve(grpc, tls, identify, connector, tasks.no_more());
+        let port = "the gRPC port";
+        tasks.input(port, parts::said(port, serving));
         let acting = Acting {
             settings: act,
             process,

@@ -6,6 +6,7 @@ mod controller;
 mod lead;
 mod parts;
 mod run;
+mod tasks;
 
 use std::process::ExitCode;
 

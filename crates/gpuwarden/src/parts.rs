@@ -3,7 +3,6 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 use agent::kernel_log::{Config as KernelLogConfig, KernelLogMonitor, WINDOW};
 use anyhow::Context as _;
@@ -25,15 +24,14 @@ use store::EventStore;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
+
+use crate::tasks::Tasks;
 
 /// The clock of the product.
 pub(crate) const CLOCK: fn() -> Timestamp = Timestamp::now;
 /// Any uid may report: preflight checks run as the user's.
 pub(crate) const ANY_UID: u32 = 0o666;
-/// What is still under way this long after SIGTERM is left behind.
-const GRACE: Duration = Duration::from_millis(800);
 
 /// Where others find the process: its page and its socket, and the note of both in the
 /// data directory.
@@ -41,17 +39,6 @@ pub(crate) struct Front {
     pub(crate) listener: TcpListener,
     pub(crate) socket: UnixListener,
     pub(crate) endpoint: Endpoint,
-}
-
-/// The tasks of a role, in the order in which they end.
-#[derive(Default)]
-pub(crate) struct Tasks {
-    /// What lets something in.
-    pub(crate) inputs: JoinSet<()>,
-    pub(crate) no_more: CancellationToken,
-    /// What works it off.
-    pub(crate) workers: JoinSet<()>,
-    pub(crate) done: CancellationToken,
 }
 
 /// What takes events in.
@@ -102,7 +89,7 @@ pub(crate) fn policy(
         current: follower.policy(),
         view: follower.view(),
     };
-    tasks.workers.spawn(follower.run(tasks.done.clone()));
+    tasks.worker("the policy", follower.run(tasks.done()));
     Ok(policy)
 }
 
@@ -140,9 +127,9 @@ pub(crate) async fn connector(
     intake.limits = config.limits;
     if let Some(target) = &config.forward {
         let (forwarding, delivery) = Forwarding::open(target, &process.data_dir, metrics)?;
-        let done = tasks.done.clone();
+        let done = tasks.done();
         // The target is not waited for at the end: what it does not have stays on disk.
-        tasks.workers.spawn(async move {
+        tasks.worker("the delivery to the gRPC sink", async move {
             let delivering = delivery.run(CancellationToken::new());
             done.run_until_cancelled_owned(delivering).await;
         });
@@ -191,6 +178,15 @@ pub(crate) fn kernel_log(
     };
     let monitor = KernelLogMonitor::new(config, connector, sources, metrics, CLOCK);
     Ok(monitor)
+}
+
+/// Starts the kernel-log monitor. It may end by itself: a log on standard input has an end.
+pub(crate) fn watch_kernel_log(monitor: KernelLogMonitor, tasks: &mut Tasks) {
+    let no_more = tasks.no_more();
+    tasks.input("the kernel-log monitor", async move {
+        monitor.run(no_more.clone()).await;
+        no_more.cancelled().await;
+    });
 }
 
 /// What may be done, for who does it and for who shows it.
@@ -296,35 +292,5 @@ impl Front {
             socket: bound,
             endpoint,
         })
-    }
-}
-
-// === impl Tasks ===
-
-impl Tasks {
-    /// Ends the tasks: first nothing more comes in, then what came in is worked off, then
-    /// `close` lets go of what is on disk. Removes the note and the socket of `endpoint`.
-    pub(crate) async fn end(
-        mut self,
-        close: impl Future<Output = ()>,
-        endpoint: &Endpoint,
-        settings: &ProcessSettings,
-    ) {
-        self.no_more.cancel();
-        let inputs = async { while self.inputs.join_next().await.is_some() {} };
-        // A peer that does not let go of its connection must not cost the others their end.
-        let no_more = tokio::time::timeout(GRACE / 2, inputs).await;
-        self.done.cancel();
-        let workers = async {
-            while self.workers.join_next().await.is_some() {}
-            close.await;
-        };
-        let worked_off = tokio::time::timeout(GRACE / 2, workers).await;
-        if no_more.is_err() || worked_off.is_err() {
-            tracing::warn!("some work was still under way; nothing that was acknowledged is lost");
-        }
-        Endpoint::remove(&settings.data_dir);
-        // The socket's file: a connection to it would only be refused.
-        drop(std::fs::remove_file(&endpoint.socket));
     }
 }

@@ -11,9 +11,10 @@ use store::EventStore;
 use store::sqlite::SqliteStore;
 
 use crate::act;
-use crate::parts::{self, ANY_UID, Front, Tasks};
+use crate::parts::{self, ANY_UID, Front};
+use crate::tasks::Tasks;
 
-/// Runs until SIGTERM or SIGINT.
+/// Runs until SIGTERM or SIGINT, or until a part of it fails.
 pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     let RunSettings { node, process, act } = &settings;
     parts::start_logging(process)?;
@@ -35,7 +36,7 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     let connector = intake.connector.clone();
     let monitor = parts::kernel_log(node, process, connector, &sources, &metrics)?;
 
-    tasks.inputs.spawn(monitor.run(tasks.no_more.clone()));
+    parts::watch_kernel_log(monitor, &mut tasks);
     let acting = act::Acting {
         settings: act,
         process,
@@ -52,10 +53,10 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     acting.start(front, &mut tasks);
     greet(&settings, &endpoint.server);
 
-    parts::until_told().await?;
+    let ends = tasks.until_told_or_failed(parts::until_told()).await;
     let close = parts::close(store, forwarding);
     tasks.end(close, &endpoint, process).await;
-    Ok(ExitCode::SUCCESS)
+    ends.map(|()| ExitCode::SUCCESS)
 }
 
 /// What a person sees first.

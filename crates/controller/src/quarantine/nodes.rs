@@ -89,13 +89,11 @@ impl Quarantine {
     }
 }
 
-/// The next event; waits for ever where there is no cluster, or its watch has ended.
-pub(super) async fn receive<T>(events: &mut Option<mpsc::Receiver<T>>) -> T {
-    if let Some(receiver) = events {
-        if let Some(event) = receiver.recv().await {
-            return event;
-        }
-        *events = None;
+/// The next event; `None` where the watch has ended, which it does not by itself. Waits for
+/// ever where there is no cluster.
+pub(super) async fn receive<T>(events: &mut Option<mpsc::Receiver<T>>) -> Option<T> {
+    match events {
+        Some(events) => events.recv().await,
+        None => std::future::pending().await,
     }
-    std::future::pending().await
 }

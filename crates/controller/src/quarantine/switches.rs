@@ -100,14 +100,15 @@ impl Switches {
         }
     }
 
-    /// Waits for the next thing to take in. Dropping it loses nothing.
-    pub(super) async fn next(&mut self) -> Arrival {
+    /// Waits for the next thing to take in; `None` where a watch has ended. Dropping it loses
+    /// nothing.
+    pub(super) async fn next(&mut self) -> Option<Arrival> {
         tokio::select! {
-            event = receive(&mut self.breaker.events) => Arrival::Breaker(event),
-            event = receive(&mut self.own.events) => Arrival::Own(event),
+            event = receive(&mut self.breaker.events) => event.map(Arrival::Breaker),
+            event = receive(&mut self.own.events) => event.map(Arrival::Own),
             Some(done) = self.writing.join_next() => {
                 let lost = |error| Err(ObjectError::Unavailable { source: Box::new(error) });
-                Arrival::Written(done.unwrap_or_else(lost))
+                Some(Arrival::Written(done.unwrap_or_else(lost)))
             }
         }
     }

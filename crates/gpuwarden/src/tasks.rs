@@ -1,0 +1,149 @@
+//! The tasks of a role: how they end, and what follows where one ends by itself.
+//!
+//! None does but by a fault of ours, a panic mostly, and no part can do without another: a
+//! controller that takes events and keeps its Lease, but decides nothing any more, is worse
+//! than none. So the process ends, in order, and whoever supervises it starts it anew.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use anyhow::anyhow;
+use cli::{Endpoint, ProcessSettings};
+use tokio::task::{Id, JoinError, JoinSet};
+use tokio_util::sync::CancellationToken;
+
+/// What is still under way this long after SIGTERM is left behind.
+const GRACE: Duration = Duration::from_millis(800);
+
+/// The tasks of a role.
+#[derive(Default)]
+pub(crate) struct Tasks {
+    /// What lets something in. Ends first.
+    inputs: JoinSet<()>,
+    no_more: CancellationToken,
+    /// What works it off.
+    workers: JoinSet<()>,
+    done: CancellationToken,
+    /// What each is, for people.
+    names: HashMap<Id, &'static str>,
+}
+
+// === impl Tasks ===
+
+impl Tasks {
+    /// Cancelled when nothing more is to come in.
+    pub(crate) fn no_more(&self) -> CancellationToken {
+        self.no_more.clone()
+    }
+
+    /// Cancelled when what came in is to be worked off.
+    pub(crate) fn done(&self) -> CancellationToken {
+        self.done.clone()
+    }
+
+    /// Starts a task that lets something in, and ends with [`no_more`](Self::no_more) only.
+    pub(crate) fn input(
+        &mut self,
+        name: &'static str,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let id = self.inputs.spawn(task).id();
+        self.names.insert(id, name);
+    }
+
+    /// Starts a task that works off what came in, and ends with [`done`](Self::done) only.
+    pub(crate) fn worker(
+        &mut self,
+        name: &'static str,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let id = self.workers.spawn(task).id();
+        self.names.insert(id, name);
+    }
+
+    /// Waits until `told` to end, or until a task has ended by itself, which is an error.
+    pub(crate) async fn until_told_or_failed(
+        &mut self,
+        told: impl Future<Output = anyhow::Result<()>>,
+    ) -> anyhow::Result<()> {
+        tokio::select! {
+            told = told => told,
+            error = self.failed() => Err(error),
+        }
+    }
+
+    /// Waits until a task has ended by itself; says which, and why.
+    pub(crate) async fn failed(&mut self) -> anyhow::Error {
+        let ended = tokio::select! {
+            Some(ended) = self.inputs.join_next_with_id() => ended,
+            Some(ended) = self.workers.join_next_with_id() => ended,
+            else => std::future::pending().await,
+        };
+        let id = ended.as_ref().map_or_else(JoinError::id, |(id, ())| *id);
+        let name = self.names.get(&id).copied().unwrap_or("a part");
+        let error = match ended {
+            Ok(_) => anyhow!("it has ended by itself; the log says why"),
+            Err(error) => anyhow::Error::new(error),
+        };
+        error.context(format!(
+            "{name} has failed: this process cannot go on without, and ends"
+        ))
+    }
+
+    /// Ends the tasks: first nothing more comes in, then what came in is worked off, then
+    /// `close` lets go of what is on disk. Removes the note and the socket of `endpoint`.
+    pub(crate) async fn end(
+        mut self,
+        close: impl Future<Output = ()>,
+        endpoint: &Endpoint,
+        settings: &ProcessSettings,
+    ) {
+        self.no_more.cancel();
+        let inputs = async { while self.inputs.join_next().await.is_some() {} };
+        // A peer that does not let go of its connection must not cost the others their end.
+        let no_more = tokio::time::timeout(GRACE / 2, inputs).await;
+        self.done.cancel();
+        let workers = async {
+            while self.workers.join_next().await.is_some() {}
+            close.await;
+        };
+        let worked_off = tokio::time::timeout(GRACE / 2, workers).await;
+        if no_more.is_err() || worked_off.is_err() {
+            tracing::warn!("some work was still under way; nothing that was acknowledged is lost");
+        }
+        Endpoint::remove(&settings.data_dir);
+        // The socket's file: a connection to it would only be refused.
+        drop(std::fs::remove_file(&endpoint.socket));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn who_ends_by_itself_is_named_and_who_is_told_to_is_not() {
+        let mut tasks = Tasks::default();
+        let (no_more, done) = (tasks.no_more(), tasks.done());
+        tasks.input("the socket", async move { no_more.cancelled().await });
+        tasks.worker("the page", async move { done.cancelled().await });
+        let quiet = Duration::from_millis(20);
+        assert!(tokio::time::timeout(quiet, tasks.failed()).await.is_err());
+
+        tasks.worker("the quarantine", async {});
+        let said = format!("{:#}", tasks.failed().await);
+        assert!(said.starts_with("the quarantine has failed"), "{said}");
+        assert!(said.contains("ended by itself"), "{said}");
+
+        tasks.input("the kernel log", async { panic!("no such index") });
+        let said = format!("{:#}", tasks.failed().await);
+        assert!(said.starts_with("the kernel log has failed"), "{said}");
+        assert!(said.contains("no such index"), "{said}");
+
+        // The others still end when they are told to.
+        tasks.no_more.cancel();
+        tasks.done.cancel();
+        tasks.inputs.join_all().await;
+        tasks.workers.join_all().await;
+    }
+}
