@@ -355,11 +355,14 @@ async fn a_full_disk_refuses_loses_nothing_and_passes() {
     };
     let store = SqliteStore::open(disk.path()).unwrap();
     store.append(vec![event("n1", 0)]).await.unwrap();
-    assert_eq!(*store.trouble().borrow(), None);
+    let trouble = store.trouble();
+    store.append(vec![event("n1", 1)]).await.unwrap();
+    assert_eq!(*trouble.borrow(), None);
+    assert!(!trouble.has_changed().unwrap(), "a commit is no news of it");
     let ballast = disk.path().join("ballast");
     // Fails as soon as the disk is full, which is what it is for.
     let _ = fs::write(&ballast, vec![1; 1_024 * 1_024]);
-    let mut acknowledged = 1;
+    let mut acknowledged = 2;
     let error = loop {
         match store.append(vec![event("n1", acknowledged)]).await {
             Ok(_) => acknowledged += 1,

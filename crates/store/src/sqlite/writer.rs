@@ -262,7 +262,12 @@ impl Thread {
         let changes = self.changes();
         let wrote = changes != self.changes;
         self.changes = changes;
-        if wrote && self.trouble.send_replace(None).is_some() {
+        // Who waits for a change is woken by one only, not by every commit.
+        if wrote
+            && self
+                .trouble
+                .send_if_modified(|trouble| trouble.take().is_some())
+        {
             tracing::info!("the event store writes again");
         }
     }
