@@ -49,7 +49,7 @@ fuzz_target!(|input: &[u8]| {
             // The rest of a message, or right after an XID of the same GPU; a NIC's
             // ordinary line; a GPU's name.
             (Some(Line::Fallen(_) | Line::Nic(_) | Line::GpuName { .. }) | None, None) => {}
-            (Some(Line::GarbledXid), None) => assert!(decoder.take_garbled().is_some()),
+            (Some(Line::Garbled), None) => assert!(decoder.take_garbled().is_some()),
             (said, kind) => panic!("{said:?} gave {kind:?}"),
         }
         if let Some(finding) = &finding {
@@ -101,7 +101,7 @@ fn check(said: &Line<'_>) {
             assert!(reset.uuid.starts_with("GPU-") && reset.uuid.len() > 4);
             None
         }
-        Line::GarbledXid => None,
+        Line::Garbled => None,
     };
     let expected = |byte: u8| byte.is_ascii_hexdigit() || byte == b':' || byte == b'.';
     if let Some(pci) = pci {

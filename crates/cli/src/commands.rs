@@ -7,6 +7,7 @@ mod decode;
 mod doctor;
 mod events;
 mod explain;
+mod garbled;
 mod inject;
 mod pause;
 mod policy;

@@ -48,8 +48,9 @@ pub enum Line<'a> {
     Reset(Reset<'a>),
     /// A line of a NIC's driver, which may or may not be worth an event.
     Nic(NicLine<'a>),
-    /// A line that begins as an XID line does, and cannot be read as one: `NVRM: Xid (PCI:zz): 7x`.
-    GarbledXid,
+    /// A line that begins as an XID or an `SXid` line does, and cannot be read as one:
+    /// `NVRM: Xid (PCI:zz): 7x`.
+    Garbled,
 }
 
 /// What a line of log says, if it is one of [`Line`].
@@ -105,18 +106,15 @@ fn anywhere(message: &[u8]) -> Option<Line<'_>> {
     let mut rest = message;
     let mut garbled = None;
     while let Some((mark, after)) = next_mark(rest) {
-        match mark {
-            Mark::Driver => match driver(after) {
-                // A whole one may follow.
-                Some(Line::GarbledXid) => garbled = Some(Line::GarbledXid),
-                Some(found) => return Some(found),
-                None => {}
-            },
-            Mark::Switch(name) => {
-                if let Some(found) = nvswitch::line(text(name), after) {
-                    return Some(Line::Sxid(found));
-                }
-            }
+        let found = match mark {
+            Mark::Driver => driver(after),
+            Mark::Switch(name) => nvswitch::line(text(name), after),
+        };
+        match found {
+            // A whole one may follow.
+            Some(Line::Garbled) => garbled = found,
+            Some(found) => return Some(found),
+            None => {}
         }
         rest = after;
     }
@@ -135,7 +133,7 @@ fn driver(rest: &[u8]) -> Option<Line<'_>> {
     match rest.first()? {
         b'X' => match xid::line(rest) {
             Some(xid) => Some(Line::Xid(xid)),
-            None => xid::begins(rest).then_some(Line::GarbledXid),
+            None => xid::begins(rest).then_some(Line::Garbled),
         },
         b'G' => {
             let rest = rest.strip_prefix(b"GPU ")?;

@@ -160,7 +160,7 @@ impl KernelLogMetrics {
         }
     }
 
-    /// XID lines that could not be read.
+    /// XID and `SXid` lines that could not be read.
     pub(super) fn garbled(&self, lines: u64) {
         for _ in 0..lines {
             self.garbled.inc();

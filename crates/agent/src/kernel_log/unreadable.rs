@@ -1,4 +1,4 @@
-//! XID lines that cannot be read: all are counted, and some are said in the log. What fault
+//! XID and `SXid` lines that cannot be read: all are counted, and some are said in the log. What fault
 //! they tell of is not known, so that they open none.
 
 use std::time::Duration;
@@ -25,7 +25,7 @@ impl Unreadable {
             tracing::warn!(
                 lines,
                 line = garbled.quoted,
-                "an XID line of the kernel log cannot be read, and opens no fault"
+                "an XID or SXid line of the kernel log cannot be read, and opens no fault"
             );
         }
     }

@@ -10,6 +10,7 @@ use host::kernel_log::{Event, Record, Spec};
 use jiff::Timestamp;
 use serde::Serialize;
 
+use super::garbled::GarbledLines;
 use crate::args::{DecodeArgs, Format};
 use crate::output::{self, Colour};
 use crate::{EXIT_OK, EXIT_UNHEALTHY};
@@ -51,14 +52,15 @@ struct Found {
 }
 
 pub(super) async fn execute(args: &DecodeArgs) -> anyhow::Result<u8> {
-    let spec = match args.file.as_str() {
-        "-" => Spec::Stdin,
-        path => Spec::FileOnce(path.into()),
+    let (spec, name) = match args.file.as_str() {
+        "-" => (Spec::Stdin, "standard input"),
+        path => (Spec::FileOnce(path.into()), path),
     };
     let mut source = host::kernel_log::open(&spec, None)?;
     let catalog = super::catalog::load(&args.catalog)?;
     let mut decoder = KernelLogDecoder::new(Arc::new(catalog));
     let (mut fatal, mut newest) = (false, Timestamp::UNIX_EPOCH);
+    let mut garbled = GarbledLines::default();
     let mut all = Vec::new();
     let mut events = Vec::new();
     'input: loop {
@@ -79,6 +81,7 @@ pub(super) async fn execute(args: &DecodeArgs) -> anyhow::Result<u8> {
                             Format::Yaml => all.push(found),
                         }
                     }
+                    garbled.take(&mut decoder, name, record.line.unwrap_or(0));
                 }
                 _ => {}
             }
@@ -87,6 +90,7 @@ pub(super) async fn execute(args: &DecodeArgs) -> anyhow::Result<u8> {
     if args.output.output == Format::Yaml {
         output::structured(Format::Yaml, &all)?;
     }
+    GarbledLines::tell([&garbled]);
     Ok(if fatal { EXIT_UNHEALTHY } else { EXIT_OK })
 }
 

@@ -126,6 +126,7 @@ pub(super) fn run(
     }
     progress.clear()?;
     writer.end()?;
+    inputs.tell_garbled();
     if matches!(format, Format::Text | Format::Wide) {
         summary(replays, inputs, &writer, names.len(), times)?;
     }

@@ -28,7 +28,7 @@ const MAX_EARLIER_BYTES: usize = 1024;
 /// Longest quotation of a garbled line (bytes): the beginning is what tells.
 const MAX_QUOTED_BYTES: usize = 200;
 
-/// XID lines that could not be read.
+/// XID and `SXid` lines that could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Garbled {
     /// How many.
@@ -84,7 +84,7 @@ impl KernelLogDecoder {
         }
     }
 
-    /// The XID lines that could not be read since this was asked last.
+    /// The XID and `SXid` lines that could not be read since this was asked last.
     pub fn take_garbled(&mut self) -> Option<Garbled> {
         self.garbled.take()
     }
@@ -153,7 +153,7 @@ impl KernelLogDecoder {
             Line::Fallen(part) => self.fallen(part, line, at),
             Line::Reset(reset) => Some(self.reset(reset)),
             Line::Nic(nic) => self.nic(&nic),
-            Line::GarbledXid => {
+            Line::Garbled => {
                 self.garbled(line);
                 None
             }

@@ -1,6 +1,6 @@
 //! `SXid` lines of the `NVSwitch` driver.
 
-use super::{code, is_pci, leading_number, text};
+use super::{Line, code, is_pci, leading_number, text};
 
 /// The parts of an `SXid` line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -23,18 +23,17 @@ pub struct SxidLine<'a> {
 ///
 /// Each error has two more lines, which begin with `Severity` and `Data` behind the code:
 /// they say nothing of their own.
-pub(super) fn line<'a>(name: &'a str, bytes: &'a [u8]) -> Option<SxidLine<'a>> {
+pub(super) fn line<'a>(name: &'a str, bytes: &'a [u8]) -> Option<Line<'a>> {
     let (_, switch) = name
         .trim_end()
         .trim_end_matches(':')
         .rsplit_once("nvidia-nvswitch")?;
-    let (place, rest) = text(bytes).strip_prefix('(')?.split_once(')')?;
-    let place = place.trim();
-    let pci = place.strip_prefix("PCI:").unwrap_or(place);
-    if !is_pci(pci) {
+    if !bytes.starts_with(b"(") {
         return None;
     }
-    let (code, rest) = code(rest.trim_start().strip_prefix(':')?.trim_start(), bytes)?;
+    let Some((pci, code, rest)) = head(bytes) else {
+        return Some(Line::Garbled);
+    };
     let rest = rest.trim_start_matches([',', ':', ' ']).trim_end();
     let (word, after) = rest.split_once(',').unwrap_or((rest, ""));
     let (fatal, message) = match word.trim().to_ascii_lowercase().as_str() {
@@ -46,12 +45,21 @@ pub(super) fn line<'a>(name: &'a str, bytes: &'a [u8]) -> Option<SxidLine<'a>> {
     let link = message
         .strip_prefix("Link ")
         .and_then(|rest| leading_number(rest.trim_start()));
-    Some(SxidLine {
+    Some(Line::Sxid(SxidLine {
         switch: switch.parse().ok(),
         pci,
         code,
         fatal,
         link: link.map(|(link, _)| link),
         message,
-    })
+    }))
+}
+
+/// PCI address and code, and what follows: what each line has.
+fn head(bytes: &[u8]) -> Option<(&str, u32, &str)> {
+    let (place, rest) = text(bytes).strip_prefix('(')?.split_once(')')?;
+    let place = place.trim();
+    let pci = place.strip_prefix("PCI:").unwrap_or(place);
+    let (code, rest) = code(rest.trim_start().strip_prefix(':')?.trim_start(), bytes)?;
+    is_pci(pci).then_some((pci, code, rest))
 }

@@ -235,9 +235,7 @@ fn lines_that_are_no_fault() {
         "nvidia-nvswitch3: using MSI",
         "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Severity 0 Engine instance 46 Sub-engine instance 00",
         "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 28006, Data {0x00140004, 0x00100000}",
-        "nvidia-nvswitch3: SXid (PCI:::.0): 28006, Fatal, Link 1",
-        "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): , Fatal",
-        "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 2400x, Fatal, Link 1",
+        "nvidia-nvswitch3: SXid is what its errors are called",
         "other: SXid (PCI:0000:c1:00.0): 28006, Fatal, Link 1",
         "NETDEV WATCHDOG: eth0 (bnxt_en): transmit queue 0 timed out",
         "infiniband bnxt_re0: something",
@@ -278,12 +276,12 @@ fn what_stands_behind_the_code_says_whether_it_is_one() {
     ] {
         let line = line(behind);
         let found = decode(&line);
-        assert_eq!(found, Some(Line::GarbledXid), "{}", line.escape_ascii());
+        assert_eq!(found, Some(Line::Garbled), "{}", line.escape_ascii());
     }
 }
 
 #[test]
-fn garbled_xid_lines_are_told_from_lines_that_say_nothing() {
+fn garbled_lines_are_told_from_lines_that_say_nothing() {
     for line in [
         "NVRM: Xid (",
         "NVRM: Xid (PCI:0000:b3:00)",
@@ -299,11 +297,26 @@ fn garbled_xid_lines_are_told_from_lines_that_say_nothing() {
         "NVRM: Xid (PCI:0000:b3:00.): 79, x",
         "NVRM: Xid (PCI:0000:b3:00): 4294967296, too large",
         "guest console: NVRM: Xid (PCI:0000:b3:00): 7x, a",
+        "nvidia-nvswitch3: SXid (",
+        "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0)",
+        "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): ",
+        "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): , Fatal",
+        "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 2400x, Fatal, Link 1",
+        "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 4294967296, Fatal, Link 1",
+        "nvidia-nvswitch3: SXid (PCI:::.0): 28006, Fatal, Link 1",
+        "nvidia-nvswitch3: SXid (PCI:zz): 28006, Severity 0 Engine instance 46",
+        "guest console: nvidia-nvswitch3: SXid (PCI:zz): 28006, Fatal, Link 1",
     ] {
-        assert_eq!(decode(line.as_bytes()), Some(Line::GarbledXid), "{line}");
+        assert_eq!(decode(line.as_bytes()), Some(Line::Garbled), "{line}");
     }
     // Two writers in one line: what can be read of it counts.
     let found = xid_of("guest: NVRM: Xid (PCI:0000:b3NVRM: Xid (PCI:0000:b4:00): 79, a");
+    assert_eq!(found.map(|xid| xid.pci), Some("0000:b4:00"));
+    let found = sxid_of(
+        "nvidia-nvswitch0: SXid (PCI:00nvidia-nvswitch1: SXid (PCI:0000:c4:00.0): 10003, Fatal, a",
+    );
+    assert_eq!(found.map(|sxid| sxid.pci), Some("0000:c4:00.0"));
+    let found = xid_of("nvidia-nvswitch0: SXid (PCI:00NVRM: Xid (PCI:0000:b4:00): 79, a");
     assert_eq!(found.map(|xid| xid.pci), Some("0000:b4:00"));
 }
 

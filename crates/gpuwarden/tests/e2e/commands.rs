@@ -57,6 +57,34 @@ fn decode_tells_each_fault_and_exits_1_on_a_fatal_one() {
 }
 
 #[test]
+fn decode_says_what_it_could_not_read_beside_its_output() {
+    let garbled = "[6.0] NVRM: Xid (PCI:0000:3b:00): 7x, a \u{1b}[2J\n\
+                   [7.0] nvidia-nvswitch3: SXid (PCI:zz): 24007, Fatal, Link 44 a\n";
+    let expected =
+        "warning: 2 XID or SXid lines cannot be read, and tell of no fault; the first is ";
+    let first = r"NVRM: Xid (PCI:0000:3b:00): 7x, a \x1b[2J";
+    for format in ["text", "json", "yaml"] {
+        let plain = gpuwarden(&["decode", "-o", format], LOG);
+        assert_eq!(plain.2, "");
+        let (code, out, err) = gpuwarden(&["decode", "-o", format], &format!("{LOG}{garbled}"));
+        assert_eq!((code, out), (plain.0, plain.1), "{format}");
+        assert_eq!(err, format!("{expected}standard input:6: {first}\n"));
+    }
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(
+        file.path(),
+        "x\nnvidia-nvswitch3: SXid (PCI:zz): 24007, a\n",
+    )
+    .unwrap();
+    let path = file.path().to_str().unwrap();
+    let (code, out, err) = gpuwarden(&["decode", path], "");
+    assert_eq!((code, out.as_str()), (Some(0), ""));
+    let one = "warning: an XID or SXid line cannot be read, and tells of no fault: ";
+    let line = "nvidia-nvswitch3: SXid (PCI:zz): 24007, a";
+    assert_eq!(err, format!("{one}{path}:2: {line}\n"));
+}
+
+#[test]
 fn catalog_says_what_a_code_means_and_where_from() {
     let (code, out, _) = gpuwarden(&["catalog", "xid", "79"], "");
     assert_eq!(code, Some(0));

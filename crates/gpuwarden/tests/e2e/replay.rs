@@ -146,6 +146,37 @@ async fn what_events_writes_is_what_replay_reads() -> anyhow::Result<()> {
 }
 
 #[test]
+fn lines_that_cannot_be_read_are_counted_over_all_logs_and_the_first_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (one, two) = (path("gpu-1.log"), path("gpu-2.log"));
+    let garbled = "NVRM: Xid (PCI:0000:b3:00): 7x, a";
+    fs::write(&one, xid(1, "0000:b3:00", 79) + &line(2, garbled)).unwrap();
+    let switch = line(0, "nvidia-nvswitch3: SXid (PCI:zz): 24007, Fatal, a");
+    fs::write(&two, switch).unwrap();
+    let named = format!("{one}:2: {garbled}\n");
+    for (files, says) in [
+        (
+            &[&one, &two][..],
+            "2 XID or SXid lines cannot be read, and tell of no fault; the first is",
+        ),
+        (
+            &[&one][..],
+            "an XID or SXid line cannot be read, and tells of no fault:",
+        ),
+    ] {
+        let mut args = vec!["replay", "-o", "json"];
+        args.extend(files.iter().map(|file| file.as_str()));
+        let (code, out, err) = gpuwarden(&args, "");
+        let decisions: Vec<Value> = serde_json::from_str(&out).unwrap();
+        assert_eq!((code, decisions.len()), (Some(1), 1));
+        assert_eq!(err, format!("warning: {says} {named}"));
+    }
+    fs::write(&one, xid(1, "0000:b3:00", 79)).unwrap();
+    assert_eq!(gpuwarden(&["replay", &one], "").2, "");
+}
+
+#[test]
 fn what_cannot_be_replayed_is_said() {
     for (args, expected) in [
         (&["replay", "/does/not/exist"][..], "/does/not/exist"),

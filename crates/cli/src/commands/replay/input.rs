@@ -20,6 +20,7 @@ use host::kernel_log::{LINE_MAX, LineParser};
 use jiff::{SignedDuration, Timestamp, tz::TimeZone};
 use serde_json::Value;
 
+use super::super::garbled::GarbledLines;
 use super::objects::Objects;
 use crate::output;
 
@@ -70,6 +71,7 @@ struct Log {
     parser: LineParser,
     decoder: KernelLogDecoder,
     fold: Fold,
+    garbled: GarbledLines,
     line: u64,
     begins: Option<Timestamp>,
     buffer: Vec<u8>,
@@ -158,6 +160,14 @@ impl Inputs {
     /// Records that could not be read.
     pub(crate) fn problems(&self) -> u64 {
         self.problems.count
+    }
+
+    /// Says how many lines of kernel logs could not be read, if any.
+    pub(crate) fn tell_garbled(&self) {
+        GarbledLines::tell(self.files.iter().filter_map(|input| match &input.form {
+            Form::Log(log) => Some(&log.garbled),
+            Form::Events(_) => None,
+        }));
     }
 
     /// Events that were older than the one before in the same file.
@@ -320,6 +330,7 @@ impl Log {
             parser: LineParser::new(TimeZone::system(), Timestamp::now()),
             decoder: KernelLogDecoder::new(Arc::clone(catalog)),
             fold: Fold::default(),
+            garbled: GarbledLines::default(),
             line: 0,
             begins: None,
             buffer: Vec::new(),
@@ -356,6 +367,7 @@ impl Log {
                     );
                 }
                 self.take(name, &buffer, &mut at, &mut events);
+                self.garbled.take(&mut self.decoder, name, self.line);
             }
         }
         self.buffer = buffer;

@@ -621,4 +621,9 @@ fn garbled_lines_are_counted_and_the_first_is_quoted() {
         "{quoted}"
     );
     assert_eq!(decoder.take_garbled(), None);
+
+    let switch = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 2400x, Fatal, Link 44 a";
+    assert_eq!(decoder.record(switch.as_bytes(), T0), []);
+    let garbled = decoder.take_garbled().unwrap();
+    assert_eq!((garbled.lines, garbled.quoted.as_str()), (1, switch));
 }
