@@ -15,6 +15,8 @@ pub(crate) use roles::{
     ProcessArgs, RunArgs,
 };
 
+use crate::given::Given;
+
 /// Keeps GPU clusters healthy.
 #[derive(Parser, Debug)]
 #[command(
@@ -29,6 +31,9 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
+    /// The flags, as they were given.
+    #[arg(skip)]
+    pub(crate) given: Given,
 }
 
 /// The commands.

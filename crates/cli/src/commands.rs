@@ -20,10 +20,11 @@ mod why_not;
 pub use catalog::load as load_catalog;
 
 use crate::args::Command;
+use crate::given::Given;
 use crate::{EXIT_FAILED, EXIT_OK, output};
 
-/// Carries out a command; gives its exit code.
-pub(crate) async fn execute(command: Command) -> anyhow::Result<u8> {
+/// Carries out a command that was given with these flags; gives its exit code.
+pub(crate) async fn execute(command: Command, given: &Given) -> anyhow::Result<u8> {
     match command {
         // The roles are the binary's; they never come here.
         Command::Run(_) | Command::Agent(_) | Command::Controller(_) => Ok(EXIT_FAILED),
@@ -33,12 +34,12 @@ pub(crate) async fn execute(command: Command) -> anyhow::Result<u8> {
         Command::Status(args) => status::execute(&args).await,
         Command::Events(args) => events::execute(&args).await,
         Command::Explain(args) => explain::execute(&args).await,
-        Command::Doctor(args) => doctor::execute(*args).await,
+        Command::Doctor(args) => doctor::execute(*args, given).await,
         Command::Completions { shell } => completions::execute(shell),
         Command::Policy(args) => policy::execute(&args.what),
         Command::Replay(args) => replay::execute(&args),
-        Command::WhyNot(args) => why_not::execute(&args).await,
-        Command::Pause(args) => pause::pause(args).await,
+        Command::WhyNot(args) => why_not::execute(&args, given).await,
+        Command::Pause(args) => pause::pause(args, given).await,
         Command::Resume(args) => pause::resume(args).await,
         Command::Store(args) => store::execute(&args),
         Command::Release(args) => release::execute(&args).await,

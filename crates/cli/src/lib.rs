@@ -7,6 +7,7 @@
 mod args;
 mod client;
 mod commands;
+mod given;
 mod output;
 mod policy_source;
 mod reference;
@@ -15,6 +16,7 @@ mod settings;
 use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _};
+use given::Given;
 
 pub use args::{Cli, Command};
 pub use commands::load_catalog;
@@ -94,12 +96,16 @@ pub fn parse() -> Parsed {
 fn read_arguments() -> Result<Cli, clap::Error> {
     let mut command = args::without_empty(Cli::command(), args::is_empty);
     let mut matches = command.try_get_matches_from_mut(std::env::args_os())?;
-    Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))
+    let given = Given::read(&command, &matches);
+    let mut cli =
+        Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))?;
+    cli.given = given;
+    Ok(cli)
 }
 
 /// Carries out a client command.
 pub async fn execute(cli: Cli) -> ExitCode {
-    let code = match commands::execute(cli.command).await {
+    let code = match commands::execute(cli.command, &cli.given).await {
         Ok(code) => code,
         Err(error) if output::is_broken_pipe(&error) => EXIT_OK,
         Err(error) => {

@@ -13,6 +13,7 @@ use std::path::Path;
 use serde::Serialize;
 
 use crate::args::{DoctorArgs, DoctorRole, Format};
+use crate::given::{Given, shell_word};
 use crate::output::{self, Colour};
 use crate::settings::{
     ActSettings, AgentSettings, ControllerSettings, DeliverySettings, IngestSettings, NodeSettings,
@@ -60,18 +61,31 @@ struct Installation {
     leader_elect: bool,
 }
 
-pub(super) async fn execute(args: DoctorArgs) -> anyhow::Result<u8> {
-    let (findings, format) = match args.role {
-        None => (look_at(args.run).await, args.output.output),
-        Some(DoctorRole::Agent(args)) => (look_at(args.agent).await, args.output.output),
-        Some(DoctorRole::Controller(args)) => (look_at(args.controller).await, args.output.output),
+pub(super) async fn execute(args: DoctorArgs, given: &Given) -> anyhow::Result<u8> {
+    let (mut findings, format) = match args.role {
+        None => (
+            look_at(args.run, "gpuwarden doctor").await,
+            args.output.output,
+        ),
+        Some(DoctorRole::Agent(args)) => {
+            let found = look_at(args.agent, "gpuwarden doctor agent").await;
+            (found, args.output.output)
+        }
+        Some(DoctorRole::Controller(args)) => {
+            let found = look_at(args.controller, "gpuwarden doctor controller").await;
+            (found, args.output.output)
+        }
     };
+    for fix in findings.iter_mut().filter_map(|it| it.fix.as_mut()) {
+        *fix = given.complete(fix);
+    }
     show(&findings, format)?;
     let well = findings.iter().all(|it| it.result != Outcome::Problem);
     Ok(if well { EXIT_OK } else { EXIT_UNHEALTHY })
 }
 
-async fn look_at<R: Role>(args: R) -> Vec<Finding>
+/// What there is to say of a role; `doctor` is the command that asks.
+async fn look_at<R: Role>(args: R, doctor: &str) -> Vec<Finding>
 where
     R::Settings: Into<Installation>,
 {
@@ -83,12 +97,12 @@ where
             "settings",
             "nothing else is looked at until they go together",
             "there is no telling what to look at",
-            "gpuwarden doctor, once the problem above is mended",
+            format!("{doctor}, once the problem above is mended"),
         ));
         return findings;
     };
     let installation = settings.into();
-    let (of_running, running) = running::check(&installation).await;
+    let (of_running, running) = running::check(&installation, doctor).await;
     findings.extend(of_running);
     findings.extend(machine::check(&installation, running));
     findings.extend(peers::check(&installation, running).await);
@@ -182,16 +196,6 @@ fn asker() -> String {
     match host::identity::effective_uid() {
         0 => "root".to_owned(),
         uid => format!("uid {uid}"),
-    }
-}
-
-/// A word for a shell, as it is where it needs no quotes.
-fn shell_word(text: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./:@%+=,".contains(c);
-    if !text.is_empty() && text.chars().all(plain) {
-        text.to_owned()
-    } else {
-        format!("'{}'", text.replace('\'', "'\\''"))
     }
 }
 
@@ -319,18 +323,5 @@ mod tests {
             "{found:?}"
         );
         assert_eq!(of_settings(None, &[])[0].result, Outcome::Ok);
-    }
-
-    #[test]
-    fn words_for_a_shell_are_quoted_where_they_need_it() {
-        for (word, expected) in [
-            ("a-b/c.d:e", "a-b/c.d:e"),
-            ("a b", "'a b'"),
-            ("it's", "'it'\\''s'"),
-            ("$(x)", "'$(x)'"),
-            ("", "''"),
-        ] {
-            assert_eq!(shell_word(word), expected);
-        }
     }
 }

@@ -9,13 +9,14 @@ use domain::brake::pause::Pause;
 use jiff::{SignedDuration, Timestamp};
 
 use crate::args::{KubeArgs, PauseArgs};
+use crate::given::Given;
 use crate::settings::{ClientSettings, ClusterSettings, namespace};
 use crate::{EXIT_OK, output};
 
 /// Somebody else may be writing: so often it is looked at again.
 const ATTEMPTS: usize = 5;
 
-pub(super) async fn pause(args: PauseArgs) -> anyhow::Result<u8> {
+pub(super) async fn pause(args: PauseArgs, given: &Given) -> anyhow::Result<u8> {
     let duration = args
         .duration
         .parse::<SignedDuration>()
@@ -37,7 +38,8 @@ pub(super) async fn pause(args: PauseArgs) -> anyhow::Result<u8> {
     let place = write(&args.kube, |_| Some(Some(text.clone()))).await?;
     output::line(&format!(
         "New quarantines are {pause} (ConfigMap {place}).\nWhat is out of service is given back \
-         all the same. To end it: gpuwarden resume"
+         all the same. To end it: {}",
+        given.complete("gpuwarden resume")
     ))?;
     Ok(EXIT_OK)
 }

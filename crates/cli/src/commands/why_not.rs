@@ -7,14 +7,19 @@ use super::explain;
 use crate::EXIT_OK;
 use crate::args::ExplainArgs;
 use crate::client::Client;
+use crate::given::Given;
 use crate::output::{self, Colour};
 
-pub(super) async fn execute(args: &ExplainArgs) -> anyhow::Result<u8> {
+pub(super) async fn execute(args: &ExplainArgs, given: &Given) -> anyhow::Result<u8> {
     let client = Client::new(&args.server)?;
     let node = explain::node(&client, args).await?;
-    let why: WhyNot = client
+    let mut why: WhyNot = client
         .get(&format!("/api/v1/nodes/{}/why-not", query(&node)))
         .await?;
+    why.answer = given.complete(&why.answer);
+    for fix in why.checks.iter_mut().filter_map(|check| check.fix.as_mut()) {
+        *fix = given.complete(fix);
+    }
     if !output::structured(args.output.output, &why)? {
         text(&why)?;
     }

@@ -2,9 +2,10 @@
 //! a gpuwarden that runs, and in a cluster, with and without permissions.
 
 use std::path::{Path, PathBuf};
+use std::process::Stdio;
 
 use serde_json::{Value, json};
-use testkit::{ControlPlane, Launch, Options, Version, unique};
+use testkit::{ControlPlane, Launch, Options, Version, binary, unique};
 
 use crate::support::{SOON, gpuwarden, send_to};
 
@@ -73,6 +74,73 @@ fn a_machine_with_nothing_is_told_what_to_do_and_left_as_it_was() {
         "{out}"
     );
     assert!(out.contains("\n1 problem, "), "{out}");
+}
+
+/// A command that was printed, as a person pastes it into a shell.
+fn pasted(command: &str) -> anyhow::Result<tokio::process::Command> {
+    let program = binary()?;
+    let usual = std::env::var("PATH").unwrap_or_default();
+    let directory = program.parent().unwrap_or(Path::new("")).display();
+    let mut shell = tokio::process::Command::new("sh");
+    shell
+        .args(["-c", &format!("exec {command}")])
+        .env("PATH", format!("{directory}:{usual}"))
+        .env_remove("GPUWARDEN_KUBECONFIG")
+        .stdin(Stdio::null())
+        .kill_on_drop(true);
+    Ok(shell)
+}
+
+#[tokio::test]
+async fn what_is_printed_as_a_fix_works_when_it_is_pasted() -> anyhow::Result<()> {
+    let home = tempfile::tempdir()?;
+    let data = home.path().join("da ta's");
+    let log = home.path().join("kernel.log");
+    std::fs::write(&log, "")?;
+    let (data, log) = (data.to_string_lossy(), log.to_string_lossy());
+    let place = ["--data-dir", &*data];
+    let doctor = || -> anyhow::Result<Value> {
+        let flags = [
+            "--kernel-log",
+            &*log,
+            "--listen",
+            "127.0.0.1:0",
+            "--node-name",
+            "n1",
+        ];
+        let args = [&["doctor", "-o", "json"], &place[..], &flags].concat();
+        Ok(serde_json::from_str(&gpuwarden(&args, "").1)?)
+    };
+    // As doctor says, it is started.
+    let found = doctor()?;
+    let fix = one(&found, "server")["fix"].as_str().unwrap_or_default();
+    let (start, _) = fix.split_once(", or ").unwrap_or_default();
+    let output = std::fs::File::create(home.path().join("output"))?;
+    let _running = pasted(start)?
+        .stdout(output.try_clone()?)
+        .stderr(output)
+        .spawn()?;
+    let found = testkit::wait_for("what doctor has said to run", SOON, || async {
+        let found = doctor().map_err(|error| error.to_string())?;
+        match one(&found, "server")["result"].as_str() {
+            Some("ok") => Ok(found),
+            _ => Err(format!("{start}: {found:#}")),
+        }
+    });
+    found.await?;
+    // It tells what to ask next, and that finds it.
+    let args = [&["why-not", "n1", "-o", "json"], &place[..]].concat();
+    let (code, out, err) = gpuwarden(&args, "");
+    assert_eq!(code, Some(0), "{err}");
+    let why: Value = serde_json::from_str(&out)?;
+    let checks = why["checks"].as_array().cloned().unwrap_or_default();
+    let fixes = checks.iter().filter_map(|check| check["fix"].as_str());
+    let mut explain = fixes.filter_map(|fix| fix.split_once(" tells what"));
+    let (explain, _) = explain.next().unwrap_or_else(|| panic!("{why:#}"));
+    assert!(explain.starts_with("gpuwarden explain "), "{explain}");
+    let answer = pasted(explain)?.output().await?;
+    assert_eq!(answer.status.code(), Some(0), "{explain}: {answer:?}");
+    Ok(())
 }
 
 #[test]

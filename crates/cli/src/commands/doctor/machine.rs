@@ -29,7 +29,7 @@ pub(super) fn check(installation: &Installation, running: bool) -> Vec<Finding> 
     let process = &installation.process;
     if !running {
         if let Some(node) = &installation.node {
-            findings.push(kernel_log(&node.kernel_log));
+            findings.push(kernel_log(&node.kernel_log, installation.command));
         }
         findings.extend(data_dir(process));
     }
@@ -53,16 +53,16 @@ pub(super) fn check(installation: &Installation, running: bool) -> Vec<Finding> 
     findings
 }
 
-fn kernel_log(spec: &Spec) -> Finding {
+fn kernel_log(spec: &Spec, role: &str) -> Finding {
     const WHY: &str = "without it no fault of this machine is seen";
     match host::kernel_log::open(spec, None) {
         Ok(_) => Finding::ok("kernel-log", format!("{spec} can be read by {}", asker())),
         Err(error) => {
             let fix = match &error {
-                OpenError::KmsgPermission(_) => {
+                OpenError::KmsgPermission(_) => &format!(
                     "sudo setcap cap_syslog+ep \"$(command -v gpuwarden)\", or journalctl -kf | \
-                     gpuwarden run --kernel-log -"
-                }
+                     gpuwarden {role} --kernel-log -"
+                ),
                 OpenError::KmsgOff => "sudo sysctl kernel.printk_devkmsg=ratelimit",
                 OpenError::NoKmsg(_) => {
                     "pass /dev/kmsg into the container, or name a file with --kernel-log"
@@ -280,7 +280,7 @@ fn of_others(own: bool, found: &[(u32, String)]) -> Finding {
             "others",
             format!("a gpuwarden runs with another data directory: {shown}"),
             "what is looked at here is not what is in use",
-            "gpuwarden doctor with the same --config and --data-dir as that one",
+            "doctor with the --config and --data-dir of that one",
         ),
         _ => Finding::warning(
             "others",
@@ -408,12 +408,12 @@ mod tests {
 
     #[test]
     fn a_kernel_log_that_is_not_there_is_a_problem_with_a_way_out() {
-        let found = kernel_log(&Spec::FileOnce("/does/not/exist".into()));
+        let found = kernel_log(&Spec::FileOnce("/does/not/exist".into()), "run");
         assert_eq!(found.result, Outcome::Problem);
         assert!(found.what.contains("/does/not/exist"), "{found:?}");
         assert!(found.fix.unwrap().contains("--kernel-log"));
         let file = tempfile::NamedTempFile::new().unwrap();
-        let found = kernel_log(&Spec::FileOnce(file.path().to_owned()));
+        let found = kernel_log(&Spec::FileOnce(file.path().to_owned()), "run");
         assert_eq!(found.result, Outcome::Ok, "{found:?}");
     }
 

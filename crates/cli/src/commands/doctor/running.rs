@@ -9,7 +9,7 @@ use console::api::{LeadershipView, Status};
 use contract::HealthEvents;
 use runtime::sources::SourceState;
 
-use super::{Finding, Installation, asker, causes};
+use super::{Finding, Installation, asker, causes, shell_word};
 use crate::args::{ServerArgs, TargetArgs};
 use crate::client::{Client, send};
 use crate::settings::Endpoint;
@@ -20,7 +20,7 @@ const VERSION: &str = env!("CARGO_PKG_VERSION");
 const SOCKET: &str = "gpuwarden.sock";
 
 /// What is said of it, and whether it is the one that uses the data directory.
-pub(super) async fn check(installation: &Installation) -> (Vec<Finding>, bool) {
+pub(super) async fn check(installation: &Installation, doctor: &str) -> (Vec<Finding>, bool) {
     let process = &installation.process;
     let server = match Endpoint::read(&process.data_dir) {
         Some(found) => found.server,
@@ -57,7 +57,7 @@ pub(super) async fn check(installation: &Installation) -> (Vec<Finding>, bool) {
             process.listen, status.data_dir
         );
         let why = "two of them cannot listen there, and this is not the one that was asked about";
-        let fix = format!("gpuwarden doctor --data-dir {}", status.data_dir);
+        let fix = format!("{doctor} --data-dir {}", shell_word(&status.data_dir));
         return (vec![Finding::problem("server", what, why, fix)], false);
     }
     let mut findings = of_status(&status);
@@ -71,7 +71,7 @@ pub(super) async fn check(installation: &Installation) -> (Vec<Finding>, bool) {
     };
     // Its own socket is the operator's only; a node's is for all monitors.
     if installation.node.is_some() {
-        findings.extend(who_may_connect(&socket));
+        findings.extend(who_may_connect(&socket, installation.command));
     }
     (findings, true)
 }
@@ -99,7 +99,7 @@ async fn of_socket(status: &Status, server: ServerArgs) -> Finding {
 }
 
 /// Whether monitors of any user get to the socket.
-fn who_may_connect(socket: &Path) -> Option<Finding> {
+fn who_may_connect(socket: &Path, role: &str) -> Option<Finding> {
     let socket = std::path::absolute(socket).ok()?;
     let found = fs::metadata(&socket).ok()?;
     let above: Vec<(&Path, Metadata)> = socket
@@ -134,8 +134,10 @@ fn who_may_connect(socket: &Path) -> Option<Finding> {
                 owner(uid)
             ),
             "monitors and preflight checks that run as other users cannot report",
-            "sudo install -d -m 755 -o \"$USER\" /run/gpuwarden, and gpuwarden run --socket \
-             /run/gpuwarden/gpuwarden.sock",
+            format!(
+                "sudo install -d -m 755 -o \"$USER\" /run/gpuwarden, and gpuwarden {role} --socket \
+                 /run/gpuwarden/gpuwarden.sock"
+            ),
         ),
     })
 }
@@ -213,10 +215,7 @@ fn of_status(status: &Status) -> Vec<Finding> {
             "store",
             error.clone(),
             "events are refused until it takes them again; their senders keep them",
-            format!(
-                "df {0}; gpuwarden store inspect --data-dir {0}",
-                status.data_dir
-            ),
+            inspect(&status.data_dir),
         ),
         (None, Some(delivery)) => match &delivery.failing {
             Some(failing) => Finding::problem(
@@ -283,6 +282,11 @@ fn of_status(status: &Status) -> Vec<Finding> {
     findings
 }
 
+fn inspect(data_dir: &str) -> String {
+    let word = shell_word(data_dir);
+    format!("df {word}; gpuwarden store inspect --data-dir {word}")
+}
+
 /// What to do about a reason, by the words that `/readyz` has for it.
 fn way_out(reason: &str, data_dir: &str) -> String {
     if reason.starts_with("no connection to the cluster") {
@@ -290,7 +294,7 @@ fn way_out(reason: &str, data_dir: &str) -> String {
     } else if reason.starts_with("no policy") {
         "gpuwarden policy lint FILE, or kubectl get of its ConfigMap".to_owned()
     } else if reason.contains("store") && !reason.contains("before the start") {
-        format!("df {data_dir}; gpuwarden store inspect --data-dir {data_dir}")
+        inspect(data_dir)
     } else if reason.contains("before the start") {
         "wait: it is done when all of them are read".to_owned()
     } else {

@@ -152,7 +152,7 @@ fn a_socket_is_for_all_who_can_get_to_it() {
         .tempdir()
         .unwrap();
     let socket = dir.path().join("s.sock");
-    assert_eq!(who_may_connect(&socket), None);
+    assert_eq!(who_may_connect(&socket, "run"), None);
     let _listener = UnixListener::bind(&socket).unwrap();
     let mode = |path: &Path, mode| fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
     for (socket_mode, dir_mode, expected) in [
@@ -162,11 +162,14 @@ fn a_socket_is_for_all_who_can_get_to_it() {
     ] {
         mode(&socket, socket_mode);
         mode(dir.path(), dir_mode);
-        let found = who_may_connect(&socket).unwrap();
+        let found = who_may_connect(&socket, "run").unwrap();
         assert_eq!(found.result, expected, "{found:?}");
     }
     mode(dir.path(), 0o755);
     let file = dir.path().join("file");
     fs::write(&file, "").unwrap();
-    assert_eq!(who_may_connect(&file).unwrap().result, Outcome::Problem);
+    assert_eq!(
+        who_may_connect(&file, "run").unwrap().result,
+        Outcome::Problem
+    );
 }
