@@ -15,8 +15,6 @@ pub(crate) use roles::{
     ProcessArgs, RunArgs,
 };
 
-use crate::given::Given;
-
 /// Keeps GPU clusters healthy.
 #[derive(Parser, Debug)]
 #[command(
@@ -31,9 +29,6 @@ pub struct Cli {
     /// What to do.
     #[command(subcommand)]
     pub command: Command,
-    /// The flags, as they were given.
-    #[arg(skip)]
-    pub(crate) given: Given,
 }
 
 /// The commands.

@@ -45,15 +45,21 @@ pub enum Parsed {
     /// Run a cluster's side.
     Controller(Box<ControllerSettings>),
     /// Carry out a client command.
-    Client(Box<Cli>),
+    Client(Box<Client>),
     /// Nothing more: help was shown, or the arguments are wrong. The exit code.
     Done(ExitCode),
 }
 
+/// A client command, with the flags that it was given.
+pub struct Client {
+    command: Command,
+    given: Given,
+}
+
 /// Reads the process's arguments and environment. Writes help and errors itself.
 pub fn parse() -> Parsed {
-    let cli = match read_arguments() {
-        Ok(cli) => cli,
+    let (cli, given) = match read_arguments() {
+        Ok(read) => read,
         Err(error) => {
             let code = if error.use_stderr() {
                 EXIT_FAILED
@@ -77,7 +83,7 @@ pub fn parse() -> Parsed {
         Command::Controller(args) => {
             ControllerSettings::resolve(*args).map(|it| Parsed::Controller(Box::new(it)))
         }
-        _ => return Parsed::Client(Box::new(cli)),
+        command => return Parsed::Client(Box::new(Client { command, given })),
     };
     role.unwrap_or_else(|error| {
         let may_be_one_of_many = !matches!(error, SettingsError::Read { .. });
@@ -93,19 +99,18 @@ pub fn parse() -> Parsed {
 }
 
 /// The arguments of the process; its empty environment variables count as not set.
-fn read_arguments() -> Result<Cli, clap::Error> {
+fn read_arguments() -> Result<(Cli, Given), clap::Error> {
     let mut command = args::without_empty(Cli::command(), args::is_empty);
     let mut matches = command.try_get_matches_from_mut(std::env::args_os())?;
     let given = Given::read(&command, &matches);
-    let mut cli =
+    let cli =
         Cli::from_arg_matches_mut(&mut matches).map_err(|error| error.format(&mut command))?;
-    cli.given = given;
-    Ok(cli)
+    Ok((cli, given))
 }
 
 /// Carries out a client command.
-pub async fn execute(cli: Cli) -> ExitCode {
-    let code = match commands::execute(cli.command, &cli.given).await {
+pub async fn execute(client: Client) -> ExitCode {
+    let code = match commands::execute(client.command, &client.given).await {
         Ok(code) => code,
         Err(error) if output::is_broken_pipe(&error) => EXIT_OK,
         Err(error) => {

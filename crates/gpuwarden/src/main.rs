@@ -18,7 +18,7 @@ fn main() -> ExitCode {
         Parsed::Run(settings) => start(true, run::run(*settings)),
         Parsed::Agent(settings) => start(true, agent::run(*settings)),
         Parsed::Controller(settings) => start(true, controller::run(*settings)),
-        Parsed::Client(cli) => start(false, async { Ok(cli::execute(*cli).await) }),
+        Parsed::Client(client) => start(false, async { Ok(cli::execute(*client).await) }),
     }
 }
 

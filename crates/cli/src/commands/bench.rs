@@ -13,6 +13,7 @@ mod product;
 mod statistics;
 mod store;
 mod storm;
+mod usage;
 
 use std::io::{self, IsTerminal as _, Write as _};
 

@@ -16,9 +16,9 @@ use contract::proto::platform_connector_client::PlatformConnectorClient;
 use contract::{EVENT_VERSION, HealthEvent, HealthEvents};
 use tonic::transport::Endpoint;
 
-use super::idle::processor_time;
 use super::product::{Product, Role};
 use super::statistics::median;
+use super::usage::processor_time;
 use super::{Row, progress};
 use crate::args::BenchArgs;
 

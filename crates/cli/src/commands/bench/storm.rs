@@ -14,8 +14,8 @@ use console::api::Status;
 use regex::bytes::RegexSet;
 
 use super::decode::PATTERNS;
-use super::idle::Usage;
 use super::product::{FaultLog, Product, Role};
+use super::usage::Usage;
 use super::{Row, mib};
 use crate::args::{BenchArgs, BenchLog};
 
