@@ -21,7 +21,7 @@ use std::time::Duration;
 use connector::{AcceptError, Caller, Connector, Recovery};
 use contract::{EVENT_VERSION, HealthEvent, HealthEvents};
 use domain::catalog::Catalog;
-use domain::decode::{Finding, KernelLogDecoder};
+use domain::decode::KernelLogDecoder;
 use domain::event::names_record;
 use host::boot::Boot;
 use host::kernel_log::{Event, OpenError, Position, Record, Source, Spec};
@@ -40,6 +40,7 @@ use state::{State, StateFile};
 use unreadable::Unreadable;
 
 pub use domain::fold::WINDOW;
+pub use event::{event_of_line, events_of_finding};
 
 /// Most records between two looks at the connector.
 const BATCH: usize = 512;
@@ -189,22 +190,26 @@ impl KernelLogMonitor {
             }
             None => None,
         };
-        let boot_id = self.config.boot.map(|boot| boot.id.to_string());
         if let Some(state) = remembered {
             self.state = state;
-            // A boot is another one only if an earlier one is known.
-            if boot_id.is_some() && self.state.boot_id.is_some() && self.state.boot_id != boot_id {
-                self.rebooted = self.config.boot;
-            }
         } else {
             self.history_begins = (self.clock)().checked_sub(self.config.history).ok();
             self.state.generation = (self.clock)().as_millisecond();
+            let known = self.file.as_ref().and_then(StateFile::boot_id);
+            self.state.boot_id = known.map(str::to_owned);
+        }
+        let boot_id = self.config.boot.map(|boot| boot.id.to_string());
+        // A boot is another one only if an earlier one is known.
+        if boot_id.is_some() && self.state.boot_id.is_some() && self.state.boot_id != boot_id {
+            self.rebooted = self.config.boot;
         }
         if self.rebooted.is_none() {
             self.state.boot_id = boot_id.or(self.state.boot_id.take());
         }
         self.state.fold.set_window(self.config.window);
         self.last_place.clone_from(&self.state.position);
+        // The boot is written also where no line ever comes.
+        self.changed = true;
     }
 
     /// Opens the source, trying again until it opens. `None`: cancelled.
@@ -588,7 +593,7 @@ impl KernelLogMonitor {
     }
 
     fn save(&mut self) {
-        let Some(file) = &self.file else { return };
+        let Some(file) = &mut self.file else { return };
         self.saved_at = Instant::now();
         match file.save(&mut self.state) {
             Ok(()) => {
@@ -647,53 +652,6 @@ async fn next_recovery(recoveries: &mut broadcast::Receiver<Recovery>) -> Option
         Err(broadcast::error::RecvError::Lagged(_)) => None,
         Err(broadcast::error::RecvError::Closed) => std::future::pending().await,
     }
-}
-
-/// The events of what was found in `record`, as this monitor would report them. `place` tells
-/// records apart that say the same.
-pub fn events_of_finding(
-    finding: &Finding,
-    record: &Record,
-    node_name: &str,
-    at: Timestamp,
-    place: &str,
-) -> Vec<HealthEvent> {
-    event::of(&event::Context {
-        finding,
-        record,
-        at,
-        node_name,
-        earlier_in_boot: false,
-        place: Some(place),
-        machine: None,
-    })
-}
-
-/// The event that a line of kernel log is worth, as this monitor would report it; `None`
-/// for a line that is no fault.
-pub fn event_of_line(line: &str, node_name: &str, at: Timestamp) -> Option<HealthEvent> {
-    let findings = KernelLogDecoder::default().record(line.as_bytes(), at);
-    let record = Record {
-        seq: None,
-        boot_id: None,
-        boot_time_us: None,
-        wall: Some(at),
-        facility: None,
-        level: None,
-        place: None,
-        line: None,
-        text: line.to_owned(),
-    };
-    let events = event::of(&event::Context {
-        finding: findings.first()?,
-        record: &record,
-        at,
-        machine: None,
-        node_name,
-        earlier_in_boot: false,
-        place: None,
-    });
-    events.into_iter().next()
 }
 
 #[cfg(test)]

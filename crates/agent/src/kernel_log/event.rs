@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use contract::{EVENT_VERSION, HealthEvent, RecommendedAction, action_name, json, keys};
-use domain::decode::{Finding, Machine};
+use domain::decode::{Finding, KernelLogDecoder, Machine};
 use host::kernel_log::Record;
 use jiff::Timestamp;
 
@@ -27,6 +27,53 @@ pub(super) struct Context<'a> {
 
 /// Metadata key: what the catalogue recommends where the event says something else.
 const META_CATALOGUE_ACTION: &str = "gpuwarden.dev/catalogue-action";
+
+/// The events of what was found in `record`, as this monitor would report them. `place` tells
+/// records apart that say the same.
+pub fn events_of_finding(
+    finding: &Finding,
+    record: &Record,
+    node_name: &str,
+    at: Timestamp,
+    place: &str,
+) -> Vec<HealthEvent> {
+    of(&Context {
+        finding,
+        record,
+        at,
+        node_name,
+        earlier_in_boot: false,
+        place: Some(place),
+        machine: None,
+    })
+}
+
+/// The event that a line of kernel log is worth, as this monitor would report it; `None`
+/// for a line that is no fault.
+pub fn event_of_line(line: &str, node_name: &str, at: Timestamp) -> Option<HealthEvent> {
+    let findings = KernelLogDecoder::default().record(line.as_bytes(), at);
+    let record = Record {
+        seq: None,
+        boot_id: None,
+        boot_time_us: None,
+        wall: Some(at),
+        facility: None,
+        level: None,
+        place: None,
+        line: None,
+        text: line.to_owned(),
+    };
+    let events = of(&Context {
+        finding: findings.first()?,
+        record: &record,
+        at,
+        machine: None,
+        node_name,
+        earlier_in_boot: false,
+        place: None,
+    });
+    events.into_iter().next()
+}
 
 /// The event of a finding, and a healthy one for each code whose fault it ends.
 pub(super) fn of(context: &Context<'_>) -> Vec<HealthEvent> {

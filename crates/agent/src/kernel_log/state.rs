@@ -5,11 +5,17 @@
 //! It is written before events are handed over, so that what is read behind the place is
 //! either stored, or stands here: a process that is killed at any moment loses and doubles
 //! nothing. Lines that are worth no event only move the place, which is written once a
-//! second at most; after a kill they are read again. The file is not synchronised: after a
-//! loss of power it may be older than the store, and what is read twice then is recognised
-//! by the record it was read from (`domain/src/event.rs`).
+//! second at most; after a kill they are read again.
+//!
+//! The file is not synchronised: that would cost a write to the disk a second. After a loss
+//! of power it may be old, or empty (XFS renames before it writes), and then the log is read
+//! as on a first start; what is read twice is recognised by the record it was read from
+//! (`domain/src/event.rs`). What must not be lost with it is the boot: a node that was
+//! power-cycled for a fault would keep it for ever. So the boot stands in a file of its own
+//! beside it, synchronised, and written once a boot.
 
-use std::io;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
@@ -40,10 +46,13 @@ pub(super) struct State {
     pub(super) outbox: Vec<HealthEvent>,
 }
 
-/// The file, if there is to be one.
+/// The file, if there is to be one, and that of the boot beside it.
 #[derive(Debug)]
 pub(super) struct StateFile {
     path: PathBuf,
+    boot_path: PathBuf,
+    /// The boot that stands in its file, on disk.
+    boot_id: Option<String>,
 }
 
 /// Why there is no state although there is a file.
@@ -59,9 +68,21 @@ pub(super) enum LoadError {
 
 impl StateFile {
     pub(super) fn in_dir(dir: &Path) -> Self {
+        let boot_path = dir.join("kernel-log-boot");
+        // What cannot be read is not known, and written again.
+        let boot_id = fs::read_to_string(&boot_path)
+            .ok()
+            .filter(|id| !id.is_empty());
         Self {
             path: dir.join("kernel-log.json"),
+            boot_path,
+            boot_id,
         }
+    }
+
+    /// The last boot whose beginning was told, also where the state is lost.
+    pub(super) fn boot_id(&self) -> Option<&str> {
+        self.boot_id.as_deref()
     }
 
     pub(super) fn path(&self) -> &Path {
@@ -70,7 +91,7 @@ impl StateFile {
 
     /// What was remembered; `None` on a first start.
     pub(super) fn load(&self) -> Result<Option<State>, LoadError> {
-        let text = match std::fs::read(&self.path) {
+        let text = match fs::read(&self.path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(LoadError::Read(error)),
@@ -83,18 +104,41 @@ impl StateFile {
         }
     }
 
-    pub(super) fn save(&self, state: &mut State) -> io::Result<()> {
+    pub(super) fn save(&mut self, state: &mut State) -> io::Result<()> {
         state.version = VERSION;
         let text = serde_json::to_vec(state)?;
-        let new = self.path.with_extension("new");
-        let mut file = std::fs::OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&new)?;
-        io::Write::write_all(&mut file, &text)?;
-        std::fs::rename(&new, &self.path)
+        replace(&self.path, &text, false)?;
+        // Not before the connector has what a new boot mends: until then the boot before
+        // has to be known, for what waits here may be lost.
+        if let Some(boot_id) = &state.boot_id
+            && state.outbox.is_empty()
+            && self.boot_id.as_ref() != Some(boot_id)
+        {
+            replace(&self.boot_path, boot_id.as_bytes(), true)?;
+            self.boot_id = Some(boot_id.clone());
+        }
+        Ok(())
+    }
+}
+
+/// Puts `text` in the place of the file at `path`; `synced`: it, and never nothing, is there
+/// also after a loss of power.
+fn replace(path: &Path, text: &[u8], synced: bool) -> io::Result<()> {
+    let new = path.with_extension("new");
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&new)?;
+    file.write_all(text)?;
+    if synced {
+        file.sync_data()?;
+    }
+    fs::rename(&new, path)?;
+    match path.parent() {
+        Some(dir) if synced => File::open(dir)?.sync_all(),
+        _ => Ok(()),
     }
 }
 
@@ -128,7 +172,7 @@ mod tests {
     #[test]
     fn a_state_that_cannot_be_written_whole_leaves_the_one_before() {
         let dir = tempfile::tempdir().unwrap();
-        let file = StateFile::in_dir(dir.path());
+        let mut file = StateFile::in_dir(dir.path());
         let boot = |name: &str| State {
             boot_id: Some(name.to_owned()),
             ..State::default()
@@ -143,5 +187,24 @@ mod tests {
         file.save(&mut boot("third")).unwrap();
         let new = file.load().unwrap().unwrap();
         assert_eq!(new.boot_id.as_deref(), Some("third"));
+    }
+
+    #[test]
+    fn a_new_boot_is_on_disk_once_what_it_mends_is_handed_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut state = State {
+            boot_id: Some("first".to_owned()),
+            ..State::default()
+        };
+        StateFile::in_dir(dir.path()).save(&mut state).unwrap();
+        let known = || StateFile::in_dir(dir.path()).boot_id().map(str::to_owned);
+        assert_eq!(known().as_deref(), Some("first"));
+        state.boot_id = Some("second".to_owned());
+        state.outbox = vec![HealthEvent::default()];
+        StateFile::in_dir(dir.path()).save(&mut state).unwrap();
+        assert_eq!(known().as_deref(), Some("first"));
+        state.outbox.clear();
+        StateFile::in_dir(dir.path()).save(&mut state).unwrap();
+        assert_eq!(known().as_deref(), Some("second"));
     }
 }
