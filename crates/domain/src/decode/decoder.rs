@@ -1,9 +1,9 @@
 //! What of the lines is worth an event: the decoder with the little memory that this needs.
 //!
 //! It knows which GPU sits at which PCI address, as [`Machine`] or else the kernel itself
-//! said, and which GPUs have just reported an XID: a driver that prints XID 79 also
-//! prints "GPU has fallen off the bus", and that is one fault, not two. What is not known
-//! is left out of a finding; no line is lost for it.
+//! said, and of which GPUs an XID has just told that they fell: a driver that prints XID 79
+//! also prints "GPU has fallen off the bus", and that is one fault, not two. What is not
+//! known is left out of a finding; no line is lost for it.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -18,9 +18,10 @@ use super::{
 use crate::catalog::{Catalog, Filter, Text, Verdict};
 use crate::fault::normalise_pci;
 
-/// How long after an XID of a GPU a "fallen off the bus" line of it adds nothing.
+/// How long after an XID that tells of a GPU's fall a "fallen off the bus" line of it adds
+/// nothing.
 const SAME_FALL: SignedDuration = SignedDuration::from_mins(5);
-/// Most GPUs, and most recent XIDs, that are remembered: far above any machine.
+/// Most GPUs, and most recent XIDs of falls, that are remembered: far above any machine.
 const REMEMBERED: usize = 1024;
 /// Longest earlier lines that are kept with a finding (bytes). The driver's have 80.
 const MAX_EARLIER_BYTES: usize = 1024;
@@ -47,10 +48,19 @@ pub struct KernelLogDecoder {
     nics: BTreeMap<String, String>,
     /// UUID by PCI address, as lines of the log said.
     uuids: HashMap<String, String>,
-    recent_xids: VecDeque<(String, Timestamp)>,
+    /// The XIDs that told of a fall, as its own line does.
+    told_falls: VecDeque<ToldFall>,
     /// The first lines of a message of three, until the third has come.
     fall: Option<Fall>,
     garbled: Option<Garbled>,
+}
+
+/// An XID that says of a GPU what "fallen off the bus" says, or more.
+#[derive(Debug)]
+struct ToldFall {
+    pci: String,
+    code: u32,
+    at: Timestamp,
 }
 
 /// What the first lines of a message said.
@@ -78,7 +88,7 @@ impl KernelLogDecoder {
             machine: None,
             nics: BTreeMap::new(),
             uuids: HashMap::new(),
-            recent_xids: VecDeque::new(),
+            told_falls: VecDeque::new(),
             fall: None,
             garbled: None,
         }
@@ -131,8 +141,12 @@ impl KernelLogDecoder {
             }));
             from = end + 1;
         }
-        // An XID behind the words about the fall tells the same.
-        let fell_with_xid: Vec<String> = found.iter().filter_map(Finding::xid_of).collect();
+        // An XID behind the words about the fall may tell the same.
+        let fell_with_xid: Vec<String> = found
+            .iter()
+            .filter(|finding| finding.tells_of_a_fall())
+            .filter_map(|finding| finding.pci.clone())
+            .collect();
         found.retain(|finding| {
             !matches!(finding.kind, Kind::FallenOffBus { .. })
                 || !fell_with_xid
@@ -183,10 +197,6 @@ impl KernelLogDecoder {
 
     fn xid(&mut self, xid: &XidLine<'_>, at: Timestamp) -> Finding {
         let pci = normalise_pci(xid.pci);
-        if self.recent_xids.len() >= REMEMBERED {
-            self.recent_xids.pop_front();
-        }
-        self.recent_xids.push_back((pci.clone(), at));
         self.fall = None;
         let report = xid.nvlink5();
         let branch = self.machine.as_ref().and_then(Machine::driver_branch);
@@ -199,6 +209,20 @@ impl KernelLogDecoder {
             unit: report.map(|report| report.unit.to_owned()),
         };
         let mut finding = self.finding(kind, verdict);
+        if finding.tells_of_a_fall() {
+            if self.told_falls.len() >= REMEMBERED {
+                self.told_falls.pop_front();
+            }
+            self.told_falls.push_back(ToldFall {
+                pci: pci.clone(),
+                code: xid.code,
+                at,
+            });
+        } else if finding.healthy {
+            // The driver takes it back: a fall from now on is news.
+            self.told_falls
+                .retain(|told| told.pci != pci || told.code != xid.code);
+        }
         finding.gpu_uuid = self.uuid_at(&pci);
         finding.pci = Some(pci);
         finding.mig = xid.mig;
@@ -257,9 +281,10 @@ impl KernelLogDecoder {
             self.fall = Some(Fall { lines, ..fall });
             return None;
         }
-        let told = self.recent_xids.iter().any(|(address, time)| {
-            *address == fall.pci && at.duration_since(*time).abs() <= SAME_FALL
-        });
+        let told = self
+            .told_falls
+            .iter()
+            .any(|told| told.pci == fall.pci && at.duration_since(told.at).abs() <= SAME_FALL);
         if told {
             return None;
         }
@@ -280,7 +305,7 @@ impl KernelLogDecoder {
         Some(finding)
     }
 
-    fn reset(&self, reset: Reset<'_>) -> Finding {
+    fn reset(&mut self, reset: Reset<'_>) -> Finding {
         let verdict = if reset.succeeded {
             Verdict {
                 healthy: true,
@@ -310,6 +335,10 @@ impl KernelLogDecoder {
         let uuid = gpu.and_then(|gpu| gpu.uuid.clone());
         finding.pci = gpu.and_then(|gpu| gpu.pci.clone()).or_else(of_log);
         finding.gpu_uuid = Some(uuid.unwrap_or_else(|| reset.uuid.to_owned()));
+        if let (true, Some(pci)) = (finding.healthy, &finding.pci) {
+            // It ends the XIDs that told of a fall: one from now on is news.
+            self.told_falls.retain(|told| told.pci != *pci);
+        }
         finding
     }
 
@@ -365,11 +394,17 @@ impl KernelLogDecoder {
 // === impl Finding ===
 
 impl Finding {
-    /// The GPU, where this is an XID of it.
-    fn xid_of(&self) -> Option<String> {
-        matches!(self.kind, Kind::Xid { .. })
-            .then(|| self.pci.clone())
-            .flatten()
+    /// Whether this is an XID beside which a "fallen off the bus" line of the same GPU adds
+    /// nothing: 79, or one that takes the machine out of service at least as long.
+    fn tells_of_a_fall(&self) -> bool {
+        let Kind::Xid { code, .. } = self.kind else {
+            return false;
+        };
+        let as_grave = matches!(
+            self.action,
+            RecommendedAction::RestartBm | RecommendedAction::ReplaceVm
+        );
+        code == 79 || self.fatal && as_grave
     }
 }
 

@@ -1,3 +1,4 @@
+mod fall;
 mod nic;
 
 use std::fmt::Write as _;
@@ -469,70 +470,6 @@ fn a_driver_that_takes_its_advice_back_ends_the_fault() {
         (back.healthy, back.fatal, back.code().as_deref()),
         (true, false, Some("154"))
     );
-}
-
-#[test]
-fn one_fall_is_one_fault() {
-    let mut decoder = KernelLogDecoder::default();
-    let at = |seconds| T0 + SignedDuration::from_secs(seconds);
-    let fallen = b"NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.";
-    let xid = b"NVRM: Xid (PCI:0000:b3:00): 79, pid=1, name=a, GPU has fallen off the bus.";
-    assert!(decoder.record(xid, at(0))[0].fatal);
-    // The addresses differ in ".0", which the reference's comparison misses.
-    assert_eq!(decoder.record(fallen, at(1)), []);
-    let other = decoder.record(
-        b"NVRM: GPU 0000:b4:00.0: GPU has fallen off the bus.",
-        at(1),
-    );
-    assert_eq!(other[0].pci.as_deref(), Some("0000:b4:00"));
-    let later = decoder.record(fallen, at(301)).remove(0);
-    assert_eq!(
-        (later.action, later.code().as_deref()),
-        (RecommendedAction::RestartBm, Some("GPU_FALLEN_OFF_BUS"))
-    );
-}
-
-/// There such an event has neither.
-#[test]
-fn a_fall_that_no_xid_told_names_gpu_and_machine() {
-    let mut decoder = on_a_known_machine();
-    let fallen = "NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.";
-    let finding = one(&mut decoder, fallen);
-    assert_eq!(entities(&finding), "PCI=0000:b3:00 GPU_UUID=GPU-aa");
-    let metadata = finding.metadata();
-    assert!(
-        metadata.contains(&("chassis_serial", "42".to_owned())),
-        "{metadata:?}"
-    );
-}
-
-#[test]
-fn a_fall_told_in_three_lines_is_one_fault_with_all_of_them() {
-    let lines = [
-        "NVRM: The NVIDIA GPU 0000:b3:00.0",
-        "NVRM: (PCI ID: 10de:2330) installed in this system has",
-        "NVRM: fallen off the bus and is not responding to commands.",
-    ];
-    let mut decoder = on_a_known_machine();
-    let whole = one(&mut decoder, &lines.join("\n"));
-    assert_eq!(
-        entities(&whole),
-        "PCI=0000:b3:00 GPU_UUID=GPU-aa PCI_ID=10de:2330"
-    );
-    assert_eq!(whole.lines.as_deref(), Some(&*lines.join("\n")));
-    // Each a record of its own, with others between them.
-    assert_eq!(decoder.record(lines[0].as_bytes(), T0), []);
-    assert_eq!(decoder.record(b"usb 1-1: new device", T0), []);
-    assert_eq!(decoder.record(lines[1].as_bytes(), T0), []);
-    let parts = one(&mut decoder, lines[2]);
-    assert_eq!(parts.lines, whole.lines);
-    assert_eq!(entities(&parts), entities(&whole));
-    // The end alone names no GPU.
-    assert_eq!(decoder.record(lines[2].as_bytes(), T0), []);
-    // With an XID in the same record, that one tells it.
-    let xid = "NVRM: Xid (PCI:0000:b3:00): 79, pid=1, name=a, GPU has fallen off the bus.";
-    let both = one(&mut decoder, &format!("{}\n{xid}", lines.join("\n")));
-    assert_eq!(both.code().as_deref(), Some("79"));
 }
 
 #[test]

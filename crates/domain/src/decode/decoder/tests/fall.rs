@@ -1,0 +1,138 @@
+//! "GPU has fallen off the bus".
+
+use super::*;
+
+#[test]
+fn one_fall_is_one_fault() {
+    let mut decoder = KernelLogDecoder::default();
+    let at = |seconds| T0 + SignedDuration::from_secs(seconds);
+    let fallen = b"NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.";
+    let xid = b"NVRM: Xid (PCI:0000:b3:00): 79, pid=1, name=a, GPU has fallen off the bus.";
+    assert!(decoder.record(xid, at(0))[0].fatal);
+    // The addresses differ in ".0", which the reference's comparison misses.
+    assert_eq!(decoder.record(fallen, at(1)), []);
+    let other = decoder.record(
+        b"NVRM: GPU 0000:b4:00.0: GPU has fallen off the bus.",
+        at(1),
+    );
+    assert_eq!(other[0].pci.as_deref(), Some("0000:b4:00"));
+    let later = decoder.record(fallen, at(301)).remove(0);
+    assert_eq!(
+        (later.action, later.code().as_deref()),
+        (RecommendedAction::RestartBm, Some("GPU_FALLEN_OFF_BUS"))
+    );
+}
+
+#[test]
+fn only_an_xid_that_says_as_much_stands_for_a_fall() {
+    let at = |seconds| T0 + SignedDuration::from_secs(seconds);
+    let fall = "NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.";
+    let record = "NVRM: The NVIDIA GPU 0000:b3:00.0\n\
+                  NVRM: (PCI ID: 10de:2330) installed in this system has\n\
+                  NVRM: fallen off the bus and is not responding to commands.";
+    let reboot = "154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)";
+    let reset = "154, GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)";
+    for (xid, tells) in [
+        ("13, pid=1, name=a, Graphics Exception", false),
+        ("31, pid=1, name=a, MMU Fault", false),
+        ("43, pid=1, name=a, Ch 00000008", false),
+        ("45, pid=1, name=a, Ch 00000008", false),
+        // Fatal, and yet mended without a reboot.
+        ("95, pid=1, name=a, Uncontained", false),
+        ("162, power smoothing", false),
+        ("999, nobody knows", false),
+        (reset, false),
+        (reboot, true),
+        ("79, pid=1, name=a, GPU has fallen off the bus.", true),
+    ] {
+        let xid = format!("NVRM: Xid (PCI:0000:b3:00): {xid}");
+        for fall in [fall, record] {
+            let of_fall = |found: &[Finding]| {
+                let is_fall = |it: &&Finding| it.code().as_deref() == Some("GPU_FALLEN_OFF_BUS");
+                found.iter().filter(is_fall).count()
+            };
+            let mut decoder = KernelLogDecoder::default();
+            assert_eq!(decoder.record(xid.as_bytes(), at(0)).len(), 1);
+            let found = decoder.record(fall.as_bytes(), at(299));
+            assert_eq!(of_fall(&found), usize::from(!tells), "{xid} before {fall}");
+            // What was told first stays told, and the XID is never left out.
+            let mut decoder = KernelLogDecoder::default();
+            assert_eq!(of_fall(&decoder.record(fall.as_bytes(), at(0))), 1);
+            assert_eq!(decoder.record(xid.as_bytes(), at(1)).len(), 1);
+            // In one record.
+            for record in [format!("{xid}\n{fall}"), format!("{fall}\n{xid}")] {
+                let found = KernelLogDecoder::default().record(record.as_bytes(), at(0));
+                assert_eq!(of_fall(&found), usize::from(!tells), "{record}");
+                assert_eq!(found.len(), 2 - usize::from(tells), "{record}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_xid_that_was_taken_back_stands_for_no_fall() {
+    let fall = "NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.";
+    let fell = "NVRM: Xid (PCI:0000:b3:00): 79, pid=1, name=a, GPU has fallen off the bus.";
+    let advice = "NVRM: Xid (PCI:0000:b3:00): 154, GPU recovery action changed from";
+    let reboot = format!("{advice} 0x0 (None) to 0x2 (Node Reboot Required)");
+    let none = format!("{advice} 0x2 (Node Reboot Required) to 0x0 (None)");
+    let reset = "GPU reset executed: GPU-aa, success: true";
+    let no_reset = "GPU reset executed: GPU-aa, success: false";
+    for (before, tells) in [
+        (&[fell, reset][..], false),
+        (&[fell, no_reset], true),
+        (&[&reboot, &none], false),
+        // The driver's advice is not the fall.
+        (&[fell, &reboot, &none], true),
+    ] {
+        let mut decoder = on_a_known_machine();
+        for line in before {
+            one(&mut decoder, line);
+        }
+        let found = decoder.record(fall.as_bytes(), T0);
+        assert_eq!(found.is_empty(), tells, "{before:?}");
+    }
+}
+
+/// There such an event has neither.
+#[test]
+fn a_fall_that_no_xid_told_names_gpu_and_machine() {
+    let mut decoder = on_a_known_machine();
+    let fallen = "NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.";
+    let finding = one(&mut decoder, fallen);
+    assert_eq!(entities(&finding), "PCI=0000:b3:00 GPU_UUID=GPU-aa");
+    let metadata = finding.metadata();
+    assert!(
+        metadata.contains(&("chassis_serial", "42".to_owned())),
+        "{metadata:?}"
+    );
+}
+
+#[test]
+fn a_fall_told_in_three_lines_is_one_fault_with_all_of_them() {
+    let lines = [
+        "NVRM: The NVIDIA GPU 0000:b3:00.0",
+        "NVRM: (PCI ID: 10de:2330) installed in this system has",
+        "NVRM: fallen off the bus and is not responding to commands.",
+    ];
+    let mut decoder = on_a_known_machine();
+    let whole = one(&mut decoder, &lines.join("\n"));
+    assert_eq!(
+        entities(&whole),
+        "PCI=0000:b3:00 GPU_UUID=GPU-aa PCI_ID=10de:2330"
+    );
+    assert_eq!(whole.lines.as_deref(), Some(&*lines.join("\n")));
+    // Each a record of its own, with others between them.
+    assert_eq!(decoder.record(lines[0].as_bytes(), T0), []);
+    assert_eq!(decoder.record(b"usb 1-1: new device", T0), []);
+    assert_eq!(decoder.record(lines[1].as_bytes(), T0), []);
+    let parts = one(&mut decoder, lines[2]);
+    assert_eq!(parts.lines, whole.lines);
+    assert_eq!(entities(&parts), entities(&whole));
+    // The end alone names no GPU.
+    assert_eq!(decoder.record(lines[2].as_bytes(), T0), []);
+    // With an XID in the same record, that one tells it.
+    let xid = "NVRM: Xid (PCI:0000:b3:00): 79, pid=1, name=a, GPU has fallen off the bus.";
+    let both = one(&mut decoder, &format!("{}\n{xid}", lines.join("\n")));
+    assert_eq!(both.code().as_deref(), Some("79"));
+}
