@@ -535,7 +535,8 @@ pub enum PolicyCommand {
         #[arg(value_name = "[NODE=]FILE")]
         files: Vec<String>,
         /// The nodes that exist, with their labels: `kubectl get nodes -o json`. Without it
-        /// rules about nodes are not compared.
+        /// rules about nodes are not compared, and of the brake only limits in numbers of nodes
+        /// hold on files.
         #[arg(long, value_name = "FILE")]
         nodes: Option<PathBuf>,
         /// How to write it.
@@ -583,7 +584,9 @@ pub struct ReplayArgs {
     #[arg(long, value_name = "FILE")]
     pub catalog: Vec<PathBuf>,
     /// The nodes that exist, with their labels: `kubectl get nodes -o json`. Without it every
-    /// node that an event names exists, and nothing else is known of it.
+    /// node that an event names exists, and nothing else is known of it; of the brake, only
+    /// limits in numbers of nodes hold then (`max = 5`), as nobody knows of how many nodes 20 %
+    /// is to be taken, or what labels they carry.
     #[arg(long, value_name = "FILE")]
     pub nodes: Option<PathBuf>,
     /// How to write it.

@@ -1,9 +1,11 @@
 //! What a policy would have done: the decisions of production (fault book, assessment,
-//! session) on events of the past, with nodes that exist only here.
+//! brake, session) on events of the past, with nodes that exist only here.
 //!
 //! Time is that of the events. A change that is decided is made on the simulated node at
 //! once, and seen there at once: no API server is in the way, and nobody lends a hand, so
-//! what a person did to a node in truth (an uncordon) is not in it.
+//! what a person did to a node in truth (an uncordon) is not in it, and a circuit breaker
+//! that has tripped stays so. The brake is asked in [`braking`], and only where it is wanted:
+//! without it a replay says what a policy asks for of each node alone.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,12 +13,16 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use crate::assess::{Desired, Verdict, assess};
+use crate::brake::Out;
 use crate::event::Record;
 use crate::fault::{Change, FaultBook};
 use crate::node::{NodeView, Taint, scheduling};
 use crate::policy::Policy;
-use crate::session::ownership::dismissal;
-use crate::session::{Intent, Patch, Session, step, without_ours};
+use crate::session::ownership::{Ownership, dismissal};
+use crate::session::{Intent, Session, step, without_ours};
+use braking::Braking;
+
+mod braking;
 
 /// Most looks at a node after one event: a change and its being seen are two.
 const MAX_LOOKS: usize = 4;
@@ -26,9 +32,12 @@ const MAX_LOOKS: usize = 4;
 pub struct Replay {
     policy: Policy,
     book: FaultBook,
+    /// With a list of nodes all of them; without, those of which there is anything to tell.
     nodes: BTreeMap<String, Simulated>,
-    /// Only these nodes exist; `None`: every node that an event names.
-    listed: Option<BTreeMap<String, NodeView>>,
+    /// Whether only listed nodes exist; else every node that an event names does.
+    listed: bool,
+    /// `None`: nothing holds a node back.
+    braking: Option<Braking>,
     seq: u64,
     summary: Summary,
     taken_out: BTreeSet<String>,
@@ -42,6 +51,27 @@ struct Simulated {
     view: NodeView,
     session: Session,
     out_since: Option<Timestamp>,
+    /// Whether it is out of service, as the brake counts it.
+    out: Option<Out>,
+}
+
+/// What a decision is. Serialised names are part of the output of `replay`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Decided {
+    /// The node is taken out of service.
+    Quarantine,
+    /// What is on the node is kept in line with the faults that are open.
+    Update,
+    /// The node is given back.
+    Release,
+    /// What is left is cleaned up after a person gave the node back.
+    StandDown,
+    /// Faults ask for the node, and the brake holds it back. It goes later, and then is a
+    /// `Quarantine`, or not at all.
+    Held,
+    /// The node was held back, and no fault asks for it any more.
+    Dropped,
 }
 
 /// Something that would have been done to a node. Serialised names are part of the output
@@ -53,8 +83,8 @@ pub struct Decision {
     pub at: Timestamp,
     /// To which node.
     pub node: String,
-    /// What: `quarantine`, `update` or `release`.
-    pub decision: Intent,
+    /// What.
+    pub decision: Decided,
     /// The cordon that it sets (true) or takes back (false); absent where it does neither.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cordon: Option<bool>,
@@ -67,6 +97,9 @@ pub struct Decision {
     /// Rule sets that ask for what the node then is.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rule_sets: Vec<String>,
+    /// For people: what holds the node back, where something does.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hold: Option<String>,
     /// For people: what the event did to the node's faults.
     pub because: Vec<String>,
 }
@@ -91,6 +124,12 @@ pub struct Summary {
     pub seconds_out: i64,
     /// Nodes that events name and the list of nodes does not have: nothing is done to them.
     pub unlisted: usize,
+    /// Nodes that the brake held back at least once.
+    pub held: usize,
+    /// Nodes that it holds back at the end.
+    pub still_held: usize,
+    /// When the circuit breaker tripped.
+    pub tripped_at: Option<Timestamp>,
 }
 
 // === impl Replay ===
@@ -98,15 +137,20 @@ pub struct Summary {
 impl Replay {
     /// A replay of `policy` before the first event. With `nodes`, only these exist, as they
     /// are there; without, every node that an event names does, and nothing else is known
-    /// of it.
+    /// of it. Nothing is held back, see [`Replay::braked`].
     pub fn new(policy: Policy, nodes: Option<Vec<NodeView>>) -> Self {
-        let bare = |node: NodeView| (node.name.clone(), without_ours(&node, &policy.marks()));
-        let listed = nodes.map(|nodes| nodes.into_iter().map(bare).collect());
+        let listed = nodes.is_some();
+        let bare = |node: NodeView| {
+            let view = without_ours(&node, &policy.marks());
+            (node.name, Simulated::new(view, Timestamp::UNIX_EPOCH))
+        };
+        let nodes = nodes.into_iter().flatten().map(bare).collect();
         Self {
             policy,
             book: FaultBook::default(),
-            nodes: BTreeMap::new(),
+            nodes,
             listed,
+            braking: None,
             seq: 0,
             summary: Summary::default(),
             taken_out: BTreeSet::new(),
@@ -136,41 +180,74 @@ impl Replay {
             ..record.clone()
         };
         let changes = self.book.record(&record);
-        let Some(mut node) = self.node(&name, now) else {
+        if self.listed && !self.nodes.contains_key(&name) {
             self.unlisted.insert(name);
             return Vec::new();
-        };
+        }
+        let because: Vec<String> = changes.iter().filter_map(change_text).collect();
         let mut decisions = Vec::new();
-        for _ in 0..MAX_LOOKS {
-            let Some((patch, desired)) = self.look(&name, &mut node, now) else {
+        self.look_at(&name, because, false, now, &mut decisions);
+        self.let_go(now, &mut decisions);
+        decisions
+    }
+
+    /// Looks at a node until nothing is to be changed any more. `free`: the brake has let it
+    /// go.
+    fn look_at(
+        &mut self,
+        name: &str,
+        because: Vec<String>,
+        free: bool,
+        now: Timestamp,
+        decisions: &mut Vec<Decision>,
+    ) {
+        let mut node = self.nodes.remove(name).unwrap_or_else(|| {
+            let view = NodeView::unknown(name);
+            Simulated::new(view, now)
+        });
+        for look in 0..MAX_LOOKS {
+            let dismissed = dismissal(&node.view, None);
+            let desired = assess(self.book.faults(name), &self.policy, &node.view, dismissed);
+            if let Some(braking) = self.braking.as_mut().filter(|braking| braking.limits()) {
+                if desired.wanted() && node.out.is_none() && !(free && look == 0) {
+                    // To be taken out: the brake has a say.
+                    braking.wait(name, &desired, because, now);
+                    break;
+                }
+                if braking.forget(name) {
+                    decisions.push(Decision {
+                        rule_sets: desired.rule_sets.clone(),
+                        ..Decision::new(now, name, Decided::Dropped, because.clone())
+                    });
+                }
+            }
+            let marks = self.policy.marks();
+            let step = step(&node.session, &desired, Some(&node.view), &marks, None, now);
+            node.session = step.session;
+            let Some(patch) = step.patch else {
                 break;
             };
-            node.view = node.view.after(&patch.change);
-            self.count(&name, &mut node, patch.intent, now);
+            let before = node.out;
+            node.see(node.view.after(&patch.change));
+            self.count(name, &mut node, before, patch.intent, now);
             let change = patch.change;
             let visible = change.unschedulable.is_some()
                 || !change.add_taints.is_empty()
                 || !change.remove_taints.is_empty();
             if visible || patch.intent != Intent::Update {
                 decisions.push(Decision {
-                    at: now,
-                    node: name.clone(),
-                    decision: patch.intent,
                     cordon: change.unschedulable,
                     add_taints: change.add_taints,
                     remove_taints: change.remove_taints,
                     rule_sets: desired.rule_sets,
-                    because: changes.iter().filter_map(change_text).collect(),
+                    ..Decision::new(now, name, patch.intent.into(), because.clone())
                 });
             }
         }
         // A node of which nothing is left is made anew when it is named again.
-        if node.out_since.is_some() || !self.book.faults(&name).is_empty() || self.listed.is_some()
-        {
-            self.nodes.insert(name, node);
+        if node.out_since.is_some() || !self.book.faults(name).is_empty() || self.listed {
+            self.nodes.insert(name.to_owned(), node);
         }
-        self.summary.most_at_once = self.summary.most_at_once.max(self.summary.still_out);
-        decisions
     }
 
     /// What the rules say of the open faults of a node, gravest first.
@@ -180,10 +257,8 @@ impl Replay {
 
     /// What is wanted for a node now.
     pub fn desired(&self, node: &str) -> Desired {
-        let simulated = self.nodes.get(node).map(|node| &node.view);
-        let listed = || self.listed.as_ref()?.get(node);
         let unknown = NodeView::unknown(node);
-        let view = simulated.or_else(listed).unwrap_or(&unknown);
+        let view = self.nodes.get(node).map_or(&unknown, |node| &node.view);
         assess(
             self.book.faults(node),
             &self.policy,
@@ -202,64 +277,94 @@ impl Replay {
         Summary {
             taken_out: self.taken_out.len(),
             unlisted: self.unlisted.len(),
+            held: self.braking.as_ref().map_or(0, Braking::held),
+            still_held: self.braking.as_ref().map_or(0, Braking::still_held),
+            tripped_at: self.braking.as_ref().and_then(Braking::tripped_at),
             seconds_out: self.summary.seconds_out + seconds,
             ..self.summary.clone()
         }
     }
 
-    fn node(&mut self, name: &str, now: Timestamp) -> Option<Simulated> {
-        if let Some(node) = self.nodes.remove(name) {
-            return Some(node);
-        }
-        let view = match &self.listed {
-            None => NodeView::unknown(name),
-            Some(listed) => listed.get(name)?.clone(),
-        };
-        Some(Simulated {
-            view,
-            session: Session::idle(now),
-            out_since: None,
-        })
-    }
-
-    /// One look at a node: what to change, and what is wanted for it.
-    fn look(&self, name: &str, node: &mut Simulated, now: Timestamp) -> Option<(Patch, Desired)> {
-        let faults = self.book.faults(name);
-        let desired = assess(
-            faults,
-            &self.policy,
-            &node.view,
-            dismissal(&node.view, None),
-        );
-        let step = step(
-            &node.session,
-            &desired,
-            Some(&node.view),
-            &self.policy.marks(),
-            // The brake is not part of a replay: it shows what the policy asks for.
-            None,
-            now,
-        );
-        node.session = step.session;
-        Some((step.patch?, desired))
-    }
-
-    fn count(&mut self, name: &str, node: &mut Simulated, intent: Intent, now: Timestamp) {
+    /// Counts a change; `before`: whether the node was out of service before it.
+    fn count(
+        &mut self,
+        name: &str,
+        node: &mut Simulated,
+        before: Option<Out>,
+        intent: Intent,
+        now: Timestamp,
+    ) {
         match intent {
             Intent::Quarantine => {
                 self.taken_out.insert(name.to_owned());
                 self.summary.quarantines += 1;
                 self.summary.still_out += 1;
+                self.summary.most_at_once = (self.summary.most_at_once).max(self.summary.still_out);
                 node.out_since = Some(now);
             }
             Intent::Release | Intent::StandDown => {
                 let since = node.out_since.take();
+                if let Some(braking) = &mut self.braking {
+                    let counted = before.filter(|out| !out.forced);
+                    braking.back(name, counted.and_then(|out| out.since));
+                }
                 let out = since.map_or(SignedDuration::ZERO, |since| now.duration_since(since));
                 self.summary.releases += 1;
                 self.summary.still_out -= usize::from(since.is_some());
                 self.summary.seconds_out += out.as_secs();
             }
             Intent::Update => {}
+        }
+    }
+}
+
+// === impl Simulated ===
+
+impl Simulated {
+    fn new(view: NodeView, now: Timestamp) -> Self {
+        let mut node = Self {
+            view: NodeView::unknown(&view.name),
+            session: Session::idle(now),
+            out_since: None,
+            out: None,
+        };
+        node.see(view);
+        node
+    }
+
+    /// Takes in what the node is now.
+    fn see(&mut self, view: NodeView) {
+        self.out = Ownership::read(&view).map(|own| Out {
+            since: own.since,
+            forced: own.forced(),
+        });
+        self.view = view;
+    }
+}
+
+// === impl Decided ===
+
+impl From<Intent> for Decided {
+    fn from(intent: Intent) -> Self {
+        match intent {
+            Intent::Quarantine => Self::Quarantine,
+            Intent::Update => Self::Update,
+            Intent::Release => Self::Release,
+            Intent::StandDown => Self::StandDown,
+        }
+    }
+}
+
+impl Decided {
+    /// Its name, as serialised.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Quarantine => "quarantine",
+            Self::Update => "update",
+            Self::Release => "release",
+            Self::StandDown => "stand-down",
+            Self::Held => "held",
+            Self::Dropped => "dropped",
         }
     }
 }
@@ -278,6 +383,20 @@ fn change_text(change: &Change) -> Option<String> {
 // === impl Decision ===
 
 impl Decision {
+    fn new(at: Timestamp, node: &str, decision: Decided, because: Vec<String>) -> Self {
+        Self {
+            at,
+            node: node.to_owned(),
+            decision,
+            cordon: None,
+            add_taints: Vec::new(),
+            remove_taints: Vec::new(),
+            rule_sets: Vec::new(),
+            hold: None,
+            because,
+        }
+    }
+
     /// Whether both do the same to the same node at the same time, whatever for.
     pub fn does_the_same(&self, other: &Self) -> bool {
         let does = |of: &Self| {
@@ -302,6 +421,13 @@ impl Decision {
 
     /// What it does, for people: `cordon, add taint gpu=bad:NoSchedule`.
     pub fn change(&self) -> String {
+        match (self.decision, &self.hold) {
+            (Decided::Held, hold) => {
+                return format!("held back: {}", hold.as_deref().unwrap_or_default());
+            }
+            (Decided::Dropped, _) => return "held back no more: nothing asks for it".to_owned(),
+            _ => {}
+        }
         let mut parts = scheduling(self.cordon, &self.add_taints, &self.remove_taints);
         if parts.is_empty() {
             // It was so before, and stays so.
@@ -312,138 +438,4 @@ impl Decision {
 }
 
 #[cfg(test)]
-mod tests {
-    use contract::{HealthEvent, keys};
-    use serde_json::json;
-
-    use super::*;
-    use crate::event::normalise;
-
-    fn event(node: &str, second: i64, gpu: &str, healthy: bool) -> Record {
-        let mut event = HealthEvent {
-            agent: "gpu-health-monitor".into(),
-            component_class: "GPU".into(),
-            check_name: "GpuMemWatch".into(),
-            node_name: node.into(),
-            is_fatal: !healthy,
-            is_healthy: healthy,
-            entities_impacted: vec![contract::Entity {
-                entity_type: "GPU".into(),
-                entity_value: gpu.into(),
-            }],
-            ..HealthEvent::default()
-        };
-        let created_at = Timestamp::from_second(second).unwrap();
-        normalise(&mut event, created_at);
-        Record {
-            seq: 0,
-            id: event.id.clone(),
-            created_at,
-            event,
-        }
-    }
-
-    fn run(replay: &mut Replay, events: &[Record]) -> Vec<String> {
-        let decisions = events.iter().flat_map(|event| replay.take(event));
-        decisions
-            .map(|decision| {
-                let (at, node) = (decision.at.as_second(), &decision.node);
-                let (name, change) = (decision.decision.name(), decision.change());
-                format!(
-                    "{at} {node} {name}: {change} ({})",
-                    decision.because.join("; ")
-                )
-            })
-            .collect()
-    }
-
-    #[test]
-    fn nodes_are_taken_out_and_given_back_by_the_clock_of_the_events() {
-        let mut replay = Replay::new(Policy::builtin(), None);
-        let said = run(
-            &mut replay,
-            &[
-                event("a", 10, "0", false),
-                event("b", 20, "0", false),
-                event("a", 30, "1", false),
-                event("a", 40, "0", true),
-                // A clock that goes back: it is still second 40.
-                event("b", 35, "0", true),
-                event("a", 100, "1", true),
-                event("c", 110, "0", false),
-                event("c", 170, "0", false),
-            ],
-        );
-        assert_eq!(
-            said,
-            [
-                "10 a quarantine: cordon (GpuMemWatch on GPU 0)",
-                "20 b quarantine: cordon (GpuMemWatch on GPU 0)",
-                "40 b release: uncordon (GpuMemWatch on GPU 0 recovered)",
-                "100 a release: uncordon (GpuMemWatch on GPU 1 recovered)",
-                "110 c quarantine: cordon (GpuMemWatch on GPU 0)",
-            ]
-        );
-        let expected = Summary {
-            events: 8,
-            taken_out: 3,
-            quarantines: 3,
-            releases: 2,
-            most_at_once: 2,
-            still_out: 1,
-            seconds_out: 90 + 20 + 60,
-            unlisted: 0,
-        };
-        assert_eq!(replay.summary(), expected);
-        assert!(replay.desired("c").cordon && !replay.desired("a").wanted());
-    }
-
-    #[test]
-    fn listed_nodes_are_what_the_rules_see_without_what_is_ours_on_them() {
-        let node = |metadata: serde_json::Value, spec: serde_json::Value| {
-            NodeView::from_object(json!({"metadata": metadata, "spec": spec})).unwrap()
-        };
-        let opted_out = json!({"name": "opted-out", "labels": {keys::MANAGED_LABEL: "false"}});
-        let ours = json!({"name": "ours", "annotations": {
-            keys::QUARANTINE_HEALTH_EVENT: r#"[{"agent":"x"}]"#,
-            keys::QUARANTINE_IS_CORDONED: keys::TRUE,
-            keys::RELEASED_AT: "2100-01-01T00:00:00Z",
-        }});
-        let nodes = vec![
-            node(opted_out, json!({})),
-            node(ours, json!({"unschedulable": true})),
-            node(json!({"name": "cordoned"}), json!({"unschedulable": true})),
-        ];
-        let mut replay = Replay::new(Policy::builtin(), Some(nodes));
-        let names = ["opted-out", "ours", "cordoned", "elsewhere"];
-        let events: Vec<Record> = names
-            .iter()
-            .map(|name| event(name, 10, "0", false))
-            .collect();
-        assert_eq!(
-            run(&mut replay, &events),
-            [
-                "10 ours quarantine: cordon (GpuMemWatch on GPU 0)",
-                "10 cordoned quarantine: nothing that schedulers see (GpuMemWatch on GPU 0)",
-            ]
-        );
-        assert_eq!(replay.summary().unlisted, 1);
-    }
-
-    #[test]
-    fn a_rule_sees_the_node_as_the_decision_before_has_left_it() {
-        let policy = "[[rule-sets]]\nname = \"second\"\n\
-            taint = { key = \"k\", value = \"v\", effect = \"NoSchedule\" }\n\
-            [[rule-sets.match.all]]\nkind = \"Node\"\n\
-            expression = \"has(node.spec.unschedulable) && node.spec.unschedulable\"\n\
-            [[rule-sets]]\nname = \"first\"\ncordon = { shouldCordon = true }\n\
-            [[rule-sets.match.all]]\nkind = \"HealthEvent\"\nexpression = \"event.isFatal\"\n";
-        let mut replay = Replay::new(Policy::parse(policy, "p").unwrap(), None);
-        let said = run(&mut replay, &[event("a", 10, "0", false)]);
-        assert_eq!(said.len(), 2, "{said:?}");
-        assert!(
-            said[1].contains("update: add taint k=v:NoSchedule"),
-            "{said:?}"
-        );
-    }
-}
+mod tests;

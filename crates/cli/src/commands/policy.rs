@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::bail;
 use domain::catalog::Catalog;
 use domain::policy::Policy;
-use domain::policy::compare::{Difference, differences, untried};
+use domain::policy::compare::{Difference, SettingDifference, differences, settings, untried};
 use domain::policy::lint::{Warning, lint};
 use domain::policy::presets::{self, Preset};
 use domain::replay::Replay;
@@ -81,6 +81,8 @@ fn compare(
     let nodes = nodes.map(replay::read_nodes).transpose()?;
     let listed = nodes.as_deref().unwrap_or_default();
     let found = differences(&first, &second, Catalog::builtin(), listed);
+    let settings = settings(&first, &second);
+    let found_any = !found.is_empty() || !settings.is_empty();
     if listed.is_empty() {
         for (policy, other) in [(&first, &second), (&second, &first)] {
             if let Some(text) = not_compared(policy, other) {
@@ -89,23 +91,26 @@ fn compare(
         }
     }
     if files.is_empty() {
-        if !output::structured(format, &found)? {
-            table(&first, &second, &found)?;
+        let settings_first: Vec<Compared<'_>> = (settings.iter().map(Compared::Setting))
+            .chain(found.iter().map(Compared::Event))
+            .collect();
+        if !output::structured(format, &settings_first)? {
+            table(&first, &second, &found, &settings)?;
         }
-        return Ok(exit_code(!found.is_empty()));
+        return Ok(exit_code(found_any));
     }
     // One document: what the files show is what was asked for; the table goes before it.
     if matches!(format, Format::Text | Format::Wide) {
-        table(&first, &second, &found)?;
+        table(&first, &second, &found, &settings)?;
         output::line("")?;
     }
     let mut inputs = replay::Inputs::open(files, &[])?;
     let mut replays = [
-        Replay::new(first, nodes.clone()),
-        Replay::new(second, nodes),
+        Replay::new(first, nodes.clone()).braked(),
+        Replay::new(second, nodes).braked(),
     ];
     let differ = replay::run(&mut replays, &mut inputs, format)?;
-    Ok(exit_code(differ || !found.is_empty()))
+    Ok(exit_code(differ || found_any))
 }
 
 /// What a comparison without nodes says nothing of.
@@ -124,11 +129,36 @@ fn not_compared(policy: &Policy, other: &Policy) -> Option<String> {
     ))
 }
 
+/// A line of `policy diff`.
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Compared<'a> {
+    Setting(&'a SettingDifference),
+    Event(&'a Difference),
+}
+
 fn exit_code(differ: bool) -> u8 {
     if differ { EXIT_UNHEALTHY } else { EXIT_OK }
 }
 
-fn table(a: &Policy, b: &Policy, found: &[Difference]) -> anyhow::Result<()> {
+fn table(
+    a: &Policy,
+    b: &Policy,
+    found: &[Difference],
+    settings: &[SettingDifference],
+) -> anyhow::Result<()> {
+    if !settings.is_empty() {
+        let mut rows = vec![
+            ["setting", &a.source, &b.source]
+                .map(str::to_owned)
+                .to_vec(),
+        ];
+        for SettingDifference { setting, a, b } in settings {
+            rows.push(vec![setting.clone(), output::plain(a), output::plain(b)]);
+        }
+        output::table(&rows)?;
+        output::line("")?;
+    }
     if found.is_empty() {
         output::line("No difference on the events of known monitors.")?;
         return Ok(());

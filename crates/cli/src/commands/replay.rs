@@ -13,7 +13,7 @@ use anyhow::{Context as _, bail};
 use domain::event::Record;
 use domain::node::NodeView;
 use domain::policy::Policy;
-use domain::replay::{Decision, Replay, Summary};
+use domain::replay::{Decided, Decision, Replay, Summary};
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 use serde_json::Value;
@@ -79,7 +79,7 @@ pub(super) fn execute(args: &ReplayArgs) -> anyhow::Result<u8> {
     }
     let mut replays: Vec<Replay> = policies
         .into_iter()
-        .map(|policy| Replay::new(policy, nodes.clone()))
+        .map(|policy| Replay::new(policy, nodes.clone()).braked())
         .collect();
     let mut inputs = Inputs::open(&args.files, &args.catalog)?;
     let found = run(&mut replays, &mut inputs, args.output.output)?;
@@ -127,8 +127,14 @@ pub(super) fn run(
     progress.clear()?;
     writer.end()?;
     inputs.tell_garbled();
+    let left_out = left_out(replays).filter(|_| times.is_some());
     if matches!(format, Format::Text | Format::Wide) {
         summary(replays, inputs, &writer, names.len(), times)?;
+        if let Some(text) = left_out {
+            output::line(&text)?;
+        }
+    } else if let Some(text) = left_out {
+        output::warning(&text);
     }
     let differ = writer.only != [0, 0];
     Ok(if writer.two {
@@ -204,7 +210,7 @@ fn summary(
         }
     });
     let mut rows = vec![[String::new()].into_iter().chain(heads).collect::<Vec<_>>()];
-    let cells: [(&str, Cell); 6] = [
+    let cells: [(&str, Cell); 8] = [
         ("nodes taken out", |summary| summary.taken_out.to_string()),
         ("most at one time", |summary| {
             summary.most_at_once.to_string()
@@ -212,6 +218,8 @@ fn summary(
         ("quarantines", |summary| summary.quarantines.to_string()),
         ("given back", |summary| summary.releases.to_string()),
         ("out at the end", |summary| summary.still_out.to_string()),
+        ("nodes held back", |summary| summary.held.to_string()),
+        ("held at the end", |summary| summary.still_held.to_string()),
         ("time out, of all", |summary| {
             output::span(SignedDuration::from_secs(summary.seconds_out))
         }),
@@ -221,6 +229,16 @@ fn summary(
         rows.push([title.to_owned()].into_iter().chain(row).collect());
     }
     output::table(&rows)?;
+    for (replay, summary) in replays.iter().zip(&summaries) {
+        if let Some(at) = summary.tripped_at {
+            output::line(&format!(
+                "the circuit breaker of {} tripped at {}: nothing was taken out from then on, for \
+                 in a replay nobody closes it",
+                output::plain(&replay.policy().source),
+                shown_time(at)
+            ))?;
+        }
+    }
     if let Some(unlisted) = summaries
         .first()
         .map(|summary| summary.unlisted)
@@ -240,6 +258,24 @@ fn summary(
         ))?;
     }
     Ok(())
+}
+
+/// What to say of limits of the brake that could not be applied.
+fn left_out(replays: &[Replay]) -> Option<String> {
+    let limits: BTreeSet<&str> = replays
+        .iter()
+        .flat_map(Replay::left_out)
+        .map(String::as_str)
+        .collect();
+    if limits.is_empty() {
+        return None;
+    }
+    let limits: Vec<&str> = limits.into_iter().collect();
+    Some(format!(
+        "of the brake these limits were not applied, for the size of the cluster and the labels of \
+         its nodes are not known: {}; --nodes FILE (kubectl get nodes -o json) tells them",
+        output::plain(&limits.join(", "))
+    ))
 }
 
 fn plural(count: u64, what: &str) -> String {
@@ -321,8 +357,8 @@ impl Writer {
         };
         let name = decision.decision.name();
         let colour = match decision.decision {
-            domain::session::Intent::Quarantine => Colour::Red,
-            domain::session::Intent::Update => Colour::Yellow,
+            Decided::Quarantine => Colour::Red,
+            Decided::Update | Decided::Held => Colour::Yellow,
             _ => Colour::Green,
         };
         let rule_sets = match decision.rule_sets.as_slice() {

@@ -1,4 +1,5 @@
-//! How two policies differ on the events of known monitors.
+//! How two policies differ: on the events of known monitors, and in the settings beside
+//! their rules.
 
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +29,18 @@ pub struct Difference {
     pub b: Asked,
 }
 
+/// A key of the file, beside the rule sets, that two policies set differently. Serialised
+/// names are part of the output of `policy diff`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SettingDifference {
+    /// The key.
+    pub setting: String,
+    /// What the first policy has, for people.
+    pub a: String,
+    /// What the second policy has, for people.
+    pub b: String,
+}
+
 /// What a policy asks for on an event.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -38,6 +51,44 @@ pub struct Asked {
     pub taints: Vec<Taint>,
     /// The rule sets that ask.
     pub rule_sets: Vec<String>,
+}
+
+/// The settings in which `a` and `b` differ. Rule sets are compared by what they do
+/// ([`differences`]); of those that a node can name, only the names are compared.
+pub fn settings(a: &Policy, b: &Policy) -> Vec<SettingDifference> {
+    let of = |policy: &Policy| {
+        let budgets = policy.brake.budgets.iter().map(ToString::to_string);
+        let names = policy.policies.iter().map(|named| named.name.clone());
+        [
+            ("brake", listed(budgets)),
+            (
+                "circuitBreaker",
+                listed(policy.brake.window.iter().map(ToString::to_string)),
+            ),
+            ("label-prefix", format!("{:?}", policy.label_prefix)),
+            ("unhealthy-taint", policy.unhealthy_taint.to_string()),
+            ("uncordon-labels", policy.uncordon_labels.to_string()),
+            ("policies", listed(names)),
+        ]
+    };
+    of(a)
+        .into_iter()
+        .zip(of(b))
+        .filter(|((_, a), (_, b))| a != b)
+        .map(|((setting, a), (_, b))| SettingDifference {
+            setting: setting.to_owned(),
+            a,
+            b,
+        })
+        .collect()
+}
+
+fn listed(items: impl Iterator<Item = String>) -> String {
+    let items: Vec<String> = items.collect();
+    if items.is_empty() {
+        return "none".to_owned();
+    }
+    items.join(", ")
 }
 
 /// The events of known monitors that `a` and `b` answer differently: on one node of each kind
@@ -240,6 +291,32 @@ mod tests {
         assert_eq!(
             named,
             [(Some("n1"), true, false), (Some("n3"), false, true)]
+        );
+    }
+
+    #[test]
+    fn settings_beside_the_rules_are_compared() {
+        let with = |keys: &str| Policy::parse(keys, "p").unwrap();
+        let brake = |max: u32| {
+            let keys = format!("uncordon-labels = true\n[brake]\nbudgets = [{{max = {max}}}]\n");
+            with(&keys)
+        };
+        let told = |a: &Policy, b: &Policy| -> Vec<(String, String, String)> {
+            let found = settings(a, b).into_iter();
+            found.map(|one| (one.setting, one.a, one.b)).collect()
+        };
+        let row = |setting: &str, a: &str, b: &str| (setting.into(), a.into(), b.into());
+        assert_eq!(told(&brake(1), &brake(30)), [row("brake", "1", "30")]);
+        assert!(told(&brake(1), &brake(1)).is_empty());
+        let breaker = with("label-prefix = \"x/\"\n[circuitBreaker]\npercentage = 50\n");
+        assert_eq!(
+            told(&brake(1), &breaker),
+            [
+                row("brake", "1", "none"),
+                row("circuitBreaker", "none", "50% in 5m"),
+                row("label-prefix", "\"\"", "\"x/\""),
+                row("uncordon-labels", "true", "false"),
+            ]
         );
     }
 

@@ -106,6 +106,86 @@ fn logs_of_several_nodes_are_one_story_and_two_policies_are_compared() {
     );
 }
 
+#[test]
+fn the_brake_holds_and_is_compared() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let names: Vec<String> = (0..30).map(|n| format!("gpu-{n}")).collect();
+    let mut args = vec!["replay".to_owned()];
+    for (second, name) in (0..).zip(&names) {
+        let file = path(&format!("{name}.log"));
+        fs::write(&file, xid(second, "0000:b3:00", 79)).unwrap();
+        args.push(file);
+    }
+    let items: Vec<Value> = names
+        .iter()
+        .map(|name| serde_json::json!({"metadata": {"name": name}}))
+        .collect();
+    let nodes = path("nodes.json");
+    fs::write(&nodes, serde_json::json!({"items": items}).to_string()).unwrap();
+    let replay = |more: &[&str]| {
+        let args: Vec<&str> = args.iter().map(String::as_str).collect();
+        gpuwarden(&[&args, more].concat(), "")
+    };
+
+    // The built-in limit is 20 % of 30 nodes.
+    let (code, out, err) = replay(&["--nodes", &nodes]);
+    assert_eq!(code, Some(1), "{err}");
+    for part in [
+        "gpu-6  held by 'default': held back: 6 of 30 nodes are out of service",
+        "nodes taken out   6",
+        "nodes held back   24",
+        "held at the end   24",
+    ] {
+        assert!(out.contains(part), "{part}: {out}");
+    }
+    let (_, out, _) = replay(&["--nodes", &nodes, "-o", "json"]);
+    let decisions: Vec<Value> = serde_json::from_str(&out).unwrap();
+    assert_eq!(decisions[5]["decision"], "quarantine");
+    assert_eq!(decisions[6]["decision"], "held");
+    assert!(decisions[6]["hold"].as_str().unwrap().contains("6 (20%)"));
+    assert_eq!(decisions.len(), 30);
+
+    // How many nodes 20 % are is not known without the list: that is said, once.
+    let (_, out, _) = replay(&[]);
+    assert!(out.contains("nodes taken out   30"), "{out}");
+    assert_eq!(out.matches("limits were not applied").count(), 1, "{out}");
+    let (_, _, err) = replay(&["-o", "json"]);
+    assert!(err.contains("not known: 20%; --nodes FILE"), "{err}");
+
+    // Policies that differ in nothing else, with and without events.
+    let max = |max: u32| {
+        let file = path(&format!("{max}.toml"));
+        let text = format!(
+            "[brake]\nbudgets = [{{ max = {max} }}]\n[[rule-sets]]\nname = \"fatal\"\n\
+             cordon = {{ shouldCordon = true }}\n[[rule-sets.match.all]]\n\
+             kind = \"HealthEvent\"\nexpression = \"event.isFatal\"\n"
+        );
+        fs::write(&file, text).unwrap();
+        file
+    };
+    let (one, many) = (max(1), max(30));
+    let (code, out, _) = replay(&["--policy", &one, "--policy", &many]);
+    assert_eq!(code, Some(1));
+    assert!(
+        out.contains("1 decision the same, 29 only by A, 29 only by B"),
+        "{out}"
+    );
+    let (code, out, _) = gpuwarden(&["policy", "diff", &one, &many], "");
+    assert_eq!(code, Some(1), "{out}");
+    assert!(
+        out.lines()
+            .any(|line| line.split_whitespace().eq(["brake", "1", "30"])),
+        "{out}"
+    );
+    let (_, out, _) = gpuwarden(&["policy", "diff", &one, &many, "-o", "json"], "");
+    let found: Vec<Value> = serde_json::from_str(&out).unwrap();
+    assert_eq!(
+        found,
+        [serde_json::json!({"setting": "brake", "a": "1", "b": "30"})]
+    );
+}
+
 #[tokio::test]
 async fn what_events_writes_is_what_replay_reads() -> anyhow::Result<()> {
     let product = Launch::new()?.node_name("n1").start().await?;
