@@ -61,6 +61,10 @@ use switches::{Arrival, Switches};
 
 use crate::policy::CurrentPolicy;
 
+/// Node events, or answers, that are taken in before the nodes are looked at again: the brake
+/// goes through all nodes, and is asked once about what comes together.
+const ROUND: usize = 256;
+
 /// How far decisions are carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
@@ -248,10 +252,16 @@ impl Quarantine {
                     self.take_in(&cancel).await;
                 }
                 event = nodes::receive(&mut node_events) => match event {
-                    Some(event) => self.node_event(event),
+                    Some(event) => {
+                        self.node_event(event);
+                        self.node_events(node_events.as_mut());
+                    }
                     None => break, // Nothing more would be seen.
                 },
-                Some(done) = self.applying.join_next() => self.applied(done),
+                Some(done) = self.applying.join_next() => {
+                    self.applied(done);
+                    self.answers();
+                }
                 arrival = arrival(&mut self.switches) => match arrival {
                     Some(arrival) => self.switched(arrival),
                     None => break, // The same for the brake.

@@ -136,6 +136,15 @@ impl NodeView {
         Some(Self { object, ..view })
     }
 
+    /// Whether rules see in `other` what they see here, but for what each heartbeat of the
+    /// kubelet changes: the object's version, and when each condition was last written.
+    pub fn same_but_for_heartbeat(&self, other: &Self) -> bool {
+        // In labels and annotations, the names left out below mean something else.
+        self.labels == other.labels
+            && self.annotations == other.annotations
+            && same_but_for_heartbeat(&self.object, &other.object)
+    }
+
     /// Whether the node has this taint, value included.
     pub fn has_taint(&self, taint: &Taint) -> bool {
         self.taints.iter().any(|on_node| on_node.taint == *taint)
@@ -190,6 +199,24 @@ impl NodeView {
             let value = Some(json!(self.annotations));
             set(&mut self.object, "metadata", "annotations", value);
         }
+    }
+}
+
+fn same_but_for_heartbeat(a: &Value, b: &Value) -> bool {
+    match (a, b) {
+        (Value::Object(a), Value::Object(b)) => {
+            let same = |(key, value)| {
+                matches!(key, "resourceVersion" | "lastHeartbeatTime")
+                    || b.get(key)
+                        .is_some_and(|other| same_but_for_heartbeat(value, other))
+            };
+            a.len() == b.len() && a.iter().map(|(key, value)| (key.as_str(), value)).all(same)
+        }
+        (Value::Array(a), Value::Array(b)) => {
+            let mut pairs = a.iter().zip(b);
+            a.len() == b.len() && pairs.all(|(a, b)| same_but_for_heartbeat(a, b))
+        }
+        _ => a == b,
     }
 }
 
@@ -333,6 +360,65 @@ mod tests {
                     annotations,
                 },
             )
+    }
+
+    #[test]
+    fn a_heartbeat_changes_nothing_that_rules_see() {
+        let node = |change: &dyn Fn(&mut Value)| {
+            let mut object = json!({
+                "metadata": {"name": "n1", "uid": "u", "resourceVersion": "1"},
+                "spec": {"providerID": "p"},
+                "status": {
+                    "capacity": {"nvidia.com/gpu": "8"},
+                    "conditions": [{
+                        "type": "Ready", "status": "True", "reason": "KubeletReady",
+                        "lastHeartbeatTime": "2026-01-01T00:00:00Z",
+                        "lastTransitionTime": "2026-01-01T00:00:00Z",
+                    }],
+                },
+            });
+            change(&mut object);
+            NodeView::from_object(object).unwrap()
+        };
+        let before = node(&|_| {});
+        let heartbeat = node(&|object| {
+            object["metadata"]["resourceVersion"] = "2".into();
+            object["status"]["conditions"][0]["lastHeartbeatTime"] = "2026-01-01T00:05:00Z".into();
+        });
+        assert!(before.same_but_for_heartbeat(&heartbeat) && before != heartbeat);
+        let changes: [(&str, Value); 9] = [
+            ("/metadata/uid", "v".into()),
+            ("/metadata/labels", json!({"resourceVersion": "a"})),
+            ("/metadata/annotations", json!({"lastHeartbeatTime": "a"})),
+            ("/spec/providerID", "q".into()),
+            (
+                "/spec/taints",
+                json!([{"key": "k", "effect": "NoSchedule"}]),
+            ),
+            ("/status/capacity/nvidia.com~1gpu", "7".into()),
+            ("/status/conditions/0/status", "False".into()),
+            ("/status/conditions/0/reason", "KubeletNotReady".into()),
+            ("/status/conditions/1", json!({"type": "DiskPressure"})),
+        ];
+        for (place, value) in changes {
+            let changed = node(&|object| {
+                let (parent, key) = place.rsplit_once('/').unwrap();
+                match object.pointer_mut(parent).unwrap() {
+                    Value::Array(list) => list.push(value.clone()),
+                    Value::Object(parent) => {
+                        drop(parent.insert(key.replace("~1", "/"), value.clone()));
+                    }
+                    other => panic!("{place}: {other}"),
+                }
+            });
+            assert!(!before.same_but_for_heartbeat(&changed), "{place}");
+            assert!(!changed.same_but_for_heartbeat(&before), "{place}");
+        }
+        let (a, b) = (
+            node(&|object| object["metadata"]["labels"] = json!({"resourceVersion": "a"})),
+            node(&|object| object["metadata"]["labels"] = json!({"resourceVersion": "b"})),
+        );
+        assert!(!a.same_but_for_heartbeat(&b));
     }
 
     proptest! {

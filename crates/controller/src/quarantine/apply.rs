@@ -15,7 +15,7 @@ use runtime::logging::chain;
 use serde_json::json;
 use tokio::task::JoinError;
 
-use super::{Mode, Quarantine};
+use super::{Mode, Quarantine, ROUND};
 
 /// A patch that was answered.
 pub(super) struct Applied {
@@ -75,8 +75,8 @@ impl Quarantine {
         );
         let entry = self.entry(name);
         entry.in_flight = true;
+        // Whoever let it go has counted it.
         entry.taking_out = intent == Intent::Quarantine;
-        self.brake.changed();
         let first_seen = desired.events.iter().map(|one| one.first_seen).min();
         let (node, view) = (name.to_owned(), Arc::clone(view));
         self.applying.spawn(async move {
@@ -92,6 +92,16 @@ impl Quarantine {
                 result,
             }
         });
+    }
+
+    /// Takes in what else was answered by now.
+    pub(super) fn answers(&mut self) {
+        for _ in 1..ROUND {
+            let Some(done) = self.applying.try_join_next() else {
+                return;
+            };
+            self.applied(done);
+        }
     }
 
     /// Takes the answer to a patch in.
@@ -125,14 +135,13 @@ impl Quarantine {
         let now = (self.clock)();
         let took_ms = took.as_secs_f64() * 1_000.0;
         let entry = self.entry(&node);
-        let taking_out = std::mem::replace(&mut entry.taking_out, false);
+        let counted = entry.counted(now);
         entry.in_flight = false;
         // It may have been made all the same; anything else is a clear answer.
         let unknown = matches!(result, Err(ApplyError::Unavailable { .. }));
-        let in_doubt = (taking_out && unknown).then(|| now + DOUBT);
+        let in_doubt = (entry.taking_out && unknown).then(|| now + DOUBT);
         entry.in_doubt = in_doubt;
         self.brake.doubt(in_doubt);
-        self.brake.changed();
         let (text, detail) = match result {
             Ok(view) => {
                 self.metrics.applied(&node, intent, &change);
@@ -169,6 +178,11 @@ impl Quarantine {
                 )
             }
         };
+        let entry = self.entry(&node);
+        entry.taking_out = false;
+        if entry.counted(now) != counted {
+            self.brake.changed();
+        }
         self.note(&node, session.as_deref(), EntryKind::Answer, text, detail);
         self.remember_wake(&node);
         self.touch(&node);

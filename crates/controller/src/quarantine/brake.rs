@@ -34,7 +34,7 @@ pub(super) struct BrakeState {
     /// When nodes were last taken out of service, of those that are back.
     recent: BTreeMap<String, Timestamp>,
     /// Something has changed since it was last asked.
-    stale: bool,
+    pub(super) stale: bool,
     /// When the next doubt about a patch ends.
     pub(super) doubt_ends: Option<Timestamp>,
     /// What it said last.
@@ -124,6 +124,10 @@ impl Quarantine {
             let hold = plan.held.get(name).or_else(in_doubt);
             let looked_at = looked_at.contains(name);
             self.step_waiting(policy, name, hold, looked_at);
+            if self.entry(name).in_flight {
+                // On its way, and looked at again when the answer is there.
+                self.brake.waiting.remove(name);
+            }
         }
         self.brake.plan = plan;
         self.schedule_publish();

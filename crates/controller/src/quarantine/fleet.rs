@@ -83,7 +83,7 @@ impl NodeEntry {
     }
 
     /// Takes a view in, unless it is older than what is known. Returns whether anything
-    /// that decisions look at has changed.
+    /// that decisions look at has changed: a heartbeat changes nothing.
     pub(super) fn see(&mut self, view: Arc<NodeView>) -> bool {
         let Some(known) = &self.view else {
             self.view = Some(view);
@@ -104,12 +104,7 @@ impl NodeEntry {
         if older {
             return false;
         }
-        let changed = known.uid != view.uid
-            || known.unschedulable != view.unschedulable
-            || known.taints != view.taints
-            || known.labels != view.labels
-            || known.annotations != view.annotations
-            || known.object["status"]["conditions"] != view.object["status"]["conditions"];
+        let changed = !known.same_but_for_heartbeat(&view);
         self.view = Some(view);
         if changed {
             self.read_own();
@@ -157,6 +152,12 @@ impl NodeEntry {
         };
         let in_doubt = self.in_doubt.is_some_and(|until| now < until);
         (self.own).or((self.taking_out || in_doubt).then_some(on_the_way))
+    }
+
+    /// How the brake counts it: as out of service or not, and forced or not. A node on its
+    /// way that then says itself that it is out counts as before.
+    pub(super) fn counted(&self, now: Timestamp) -> Option<bool> {
+        self.out(now).map(|out| out.forced)
     }
 
     /// The node as decisions see it: in a dry run with the changes that were not made.

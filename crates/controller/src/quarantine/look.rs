@@ -415,4 +415,76 @@ mod tests {
         quarantine.look().await;
         assert_eq!(told(&metrics), 1);
     }
+
+    #[tokio::test]
+    async fn heartbeats_and_answers_ask_the_brake_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (mut quarantine, _handles, _reporter) =
+            quarantine(&server, directory.path(), &Metrics::default()).await;
+        quarantine.look().await;
+        quarantine.publish();
+        assert!(!quarantine.brake.stale, "its cordon was counted before");
+
+        let (mut connection, _) = server.accept().await.unwrap();
+        let mut request = Vec::new();
+        while !request.ends_with(b"]") {
+            assert_ne!(connection.read_buf(&mut request).await.unwrap(), 0);
+        }
+        let request = String::from_utf8(request).unwrap();
+        let (_, patch) = request.split_once("\r\n\r\n").unwrap();
+        let mut out = patched(node(2), patch);
+        let ready = json!({"type": "Ready", "status": "True", "lastHeartbeatTime": "1"});
+        out["status"]["conditions"] = json!([ready]);
+        let body = out.to_string();
+        let length = body.len();
+        let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}");
+        connection.write_all(answer.as_bytes()).await.unwrap();
+        let done = quarantine.applying.join_next().await.unwrap();
+        quarantine.applied(done);
+        quarantine.look().await;
+        assert!(!quarantine.brake.stale, "it counts as out, as before");
+        quarantine.publish();
+
+        // Nor is there anything to look at or to show.
+        let mut heartbeat = out.clone();
+        heartbeat["metadata"]["resourceVersion"] = "3".into();
+        heartbeat["status"]["conditions"][0]["lastHeartbeatTime"] = "2".into();
+        let view = Arc::new(NodeView::from_object(heartbeat).unwrap());
+        quarantine.node_event(NodeEvent::Applied(Arc::clone(&view)));
+        assert!(quarantine.dirty.is_empty() && quarantine.publish_at.is_none());
+        assert!(!quarantine.brake.stale);
+        assert_eq!(
+            quarantine.nodes["n1"].view,
+            Some(view),
+            "the newest is kept"
+        );
+
+        // Conditions are for the rules only; a GPU node more counts. What comes together is one
+        // round.
+        let (events, receiver) = tokio::sync::mpsc::channel(2);
+        let mut changed = out.clone();
+        for (version, place, value) in [
+            (
+                "4",
+                "/status/conditions",
+                json!([{"type": "Ready", "status": "False"}]),
+            ),
+            ("5", "/metadata/labels/gpu", "true".into()),
+        ] {
+            changed["metadata"]["resourceVersion"] = version.into();
+            let (parent, key) = place.rsplit_once('/').unwrap();
+            changed.pointer_mut(parent).unwrap()[key] = value;
+            let view = NodeView::from_object(changed.clone()).unwrap();
+            let event = NodeEvent::Applied(Arc::new(view));
+            if version == "4" {
+                quarantine.node_event(event.clone());
+                assert!(quarantine.dirty.contains("n1") && !quarantine.brake.stale);
+            }
+            events.try_send(event).unwrap();
+        }
+        let mut receiver = Some(receiver);
+        quarantine.node_events(receiver.as_mut());
+        assert!(quarantine.brake.stale && receiver.unwrap().is_empty());
+    }
 }

@@ -7,7 +7,7 @@ use cluster::NodeEvent;
 use domain::node::NodeView;
 use tokio::sync::mpsc;
 
-use super::{Mode, Owns, Quarantine};
+use super::{Mode, Owns, Quarantine, ROUND};
 
 impl Quarantine {
     pub(super) fn node_event(&mut self, event: NodeEvent) {
@@ -65,19 +65,47 @@ impl Quarantine {
         }
     }
 
+    /// Takes in what else the watch has said by now.
+    pub(super) fn node_events(&mut self, events: Option<&mut mpsc::Receiver<NodeEvent>>) {
+        let Some(events) = events else {
+            return;
+        };
+        for _ in 1..ROUND {
+            let Ok(event) = events.try_recv() else {
+                return;
+            };
+            self.node_event(event);
+        }
+    }
+
     /// Takes a view of a node in. Returns whether anything has changed that decisions
     /// look at.
     pub(super) fn see(&mut self, view: Arc<NodeView>) -> bool {
-        let name = view.name.clone();
+        let (name, now) = (view.name.clone(), (self.clock)());
+        let moved = self.moved(&view);
         let entry = self.entry(&name);
         let (was_out, since) = (!entry.in_service(), entry.out_since());
+        let counted = entry.counted(now);
         let changed = entry.see(view);
-        if changed && was_out && entry.in_service() {
+        if was_out && entry.in_service() {
             self.brake.back(&name, since);
-        } else if changed {
+        } else if changed && moved || entry.counted(now) != counted {
             self.brake.changed();
         }
         changed
+    }
+
+    /// Whether a node is new to the brake, or counts among others than before.
+    fn moved(&self, view: &NodeView) -> bool {
+        let Some(before) = (self.nodes.get(&view.name)).and_then(|entry| entry.view.as_ref())
+        else {
+            return true;
+        };
+        let policy = self.policy.as_ref();
+        let budgets = policy.iter().flat_map(|policy| &policy.brake.budgets);
+        std::iter::once(&self.brake.gpu_label.key)
+            .chain(budgets.filter_map(|budget| budget.per.as_ref()))
+            .any(|label| before.labels.get(label) != view.labels.get(label))
     }
 
     fn gone(&mut self, name: &str) {
