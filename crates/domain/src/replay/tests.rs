@@ -144,12 +144,12 @@ fn policy(brake: &str) -> Policy {
 }
 
 /// A list of nodes `n0`, `n1`, ..., each a rack of its own.
-fn cluster(count: usize) -> Option<Vec<NodeView>> {
+fn cluster(count: usize) -> Vec<NodeView> {
     let node = |n: usize| {
         let metadata = json!({"name": format!("n{n}"), "labels": {"rack": format!("r{n}")}});
         NodeView::from_object(json!({"metadata": metadata})).unwrap()
     };
-    Some((0..count).map(node).collect())
+    (0..count).map(node).collect()
 }
 
 fn failures(nodes: std::ops::Range<i64>, second: i64) -> Vec<Record> {
@@ -159,7 +159,7 @@ fn failures(nodes: std::ops::Range<i64>, second: i64) -> Vec<Record> {
 
 #[test]
 fn the_brake_of_the_policy_holds_nodes_back_and_lets_them_go() {
-    let mut replay = Replay::new(Policy::builtin(), cluster(10)).braked();
+    let mut replay = Replay::new(Policy::builtin(), Some(cluster(10))).braked();
     let mut events = failures(0..4, 10);
     // Nothing new, and what is held is told once.
     events.push(event("n2", 20, "0", false));
@@ -191,7 +191,7 @@ fn the_brake_of_the_policy_holds_nodes_back_and_lets_them_go() {
 #[test]
 fn a_circuit_breaker_that_trips_stays_tripped_and_holds_all_but_what_is_forced() {
     let window = "circuitBreaker = { percentage = 20, duration = \"5m\" }";
-    let mut replay = Replay::new(policy(window), cluster(10)).braked();
+    let mut replay = Replay::new(policy(window), Some(cluster(10))).braked();
     let mut events = failures(0..2, 0);
     // What is back counts in the window all the same, until the while is over.
     events.push(event("n0", 10, "0", true));
@@ -218,7 +218,7 @@ fn a_circuit_breaker_that_trips_stays_tripped_and_holds_all_but_what_is_forced()
     );
     assert_eq!((summary.held, summary.still_held), (2, 2));
 
-    let mut slow = Replay::new(policy(window), cluster(10)).braked();
+    let mut slow = Replay::new(policy(window), Some(cluster(10))).braked();
     let mut events = failures(0..2, 0);
     events.push(event("n2", 300, "0", false));
     assert_eq!(run(&mut slow, &events).len(), 3);
@@ -237,7 +237,7 @@ fn without_a_list_of_nodes_only_numbers_of_nodes_are_limits() {
         "{said:?}"
     );
     // With the list all of them hold, and without the brake none does.
-    let mut listed = Replay::new(policy(brake), cluster(40)).braked();
+    let mut listed = Replay::new(policy(brake), Some(cluster(40))).braked();
     assert!(listed.left_out().is_empty());
     run(&mut listed, &failures(0..3, 10));
     assert_eq!(listed.summary().held, 1);
