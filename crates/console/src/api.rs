@@ -124,6 +124,9 @@ pub struct StoreView {
     pub bytes: u64,
     /// Position of the newest event in the feed.
     pub latest: u64,
+    /// Events met since the start that cannot be read: they are passed over.
+    #[serde(default)]
+    pub unreadable: u64,
     /// When the oldest event was received.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oldest: Option<Timestamp>,

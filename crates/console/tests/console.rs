@@ -540,6 +540,14 @@ async fn ready_means_that_everything_is_seen() {
         (
             FleetView {
                 ready: true,
+                troubles: vec!["the stored events cannot be read".into()],
+                ..FleetView::default()
+            },
+            Some("the stored events cannot be read"),
+        ),
+        (
+            FleetView {
+                ready: true,
                 cluster: Some(cluster(false)),
                 ..FleetView::default()
             },

@@ -53,6 +53,7 @@ use crate::wakes::Wakes;
 use apply::Applied;
 use brake::BrakeState;
 use fleet::NodeEntry;
+use intake::FeedFailure;
 use journal::{JOURNAL_QUEUE, Journal};
 use metrics::QuarantineMetrics;
 use questions::{MAX_QUESTIONS, Question};
@@ -138,6 +139,8 @@ pub struct Quarantine {
     writing: JoinSet<Written>,
     saved_at: Instant,
     saved_seq: u64,
+    /// Why the feed could not be read, if it could not.
+    feed_failure: Option<FeedFailure>,
     nodes: BTreeMap<String, NodeEntry>,
     /// Nodes to look at.
     dirty: BTreeSet<String>,
@@ -208,6 +211,7 @@ impl Quarantine {
             writing: JoinSet::new(),
             saved_at: Instant::now(),
             saved_seq: 0,
+            feed_failure: None,
             nodes: BTreeMap::new(),
             dirty: BTreeSet::new(),
             wakes: Wakes::default(),
@@ -237,11 +241,12 @@ impl Quarantine {
         self.switches = (self.cluster.clone())
             .map(|cluster| Switches::new(cluster, self.namespace.clone(), &cancel));
         self.load().await;
-        self.take_in(&cancel).await;
+        self.take_in().await;
         loop {
             self.look().await;
             self.write_statuses();
             self.save_if_due().await;
+            self.take_in_if_due().await;
             let wake = self.next_wake();
             tokio::select! {
                 () = cancel.cancelled() => break,
@@ -249,7 +254,7 @@ impl Quarantine {
                     if changed.is_err() {
                         break; // The store is closed.
                     }
-                    self.take_in(&cancel).await;
+                    self.take_in().await;
                 }
                 event = nodes::receive(&mut node_events) => match event {
                     Some(event) => {
@@ -367,7 +372,8 @@ impl Quarantine {
         let timed = timed.map(|at| {
             Instant::now() + Duration::try_from(at.duration_since(now)).unwrap_or_default()
         });
-        [timed, retry, self.save_at(), self.publish_at]
+        let feed = self.feed_failure.as_ref().map(|failed| failed.retry_at);
+        [timed, retry, feed, self.save_at(), self.publish_at]
             .into_iter()
             .flatten()
             .min()

@@ -9,6 +9,7 @@ use std::time::Duration;
 use domain::view::FleetView;
 use jiff::{SignedDuration, Timestamp};
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
 use runtime::logging::chain;
 use runtime::metrics::Metrics;
 use store::{EventStore, Prune};
@@ -54,9 +55,20 @@ impl Retention {
                 entries.clone(),
             );
         });
+        let unreadable_events: Gauge = Gauge::default();
+        metrics.register(|registry| {
+            registry.register(
+                "gpuwarden_store_unreadable_events",
+                "Stored events met since the start that cannot be read and are passed over",
+                unreadable_events.clone(),
+            );
+        });
+        let mut unreadable = self.store.unreadable();
         let mut trouble = self.store.trouble();
         let mut said_over = false;
         loop {
+            let met = *unreadable.borrow_and_update();
+            unreadable_events.set(i64::try_from(met).unwrap_or(i64::MAX));
             let in_trouble = trouble.borrow_and_update().is_some();
             let mut pause = if in_trouble { EVERY_IN_TROUBLE } else { EVERY };
             if let Some(prune) = self.what_may_go() {
@@ -87,6 +99,7 @@ impl Retention {
                 () = tokio::time::sleep(pause) => {}
                 // It may just have begun: then the next look comes sooner.
                 Ok(()) = trouble.changed() => {}
+                Ok(()) = unreadable.changed() => {}
             }
         }
     }

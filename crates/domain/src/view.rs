@@ -22,6 +22,9 @@ pub struct FleetView {
     /// What limits new quarantines; absent where there is no cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub brake: Option<BrakeView>,
+    /// What keeps this state from being kept as it should be, for people.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub troubles: Vec<String>,
 }
 
 /// What limits new quarantines.

@@ -25,23 +25,26 @@ pub trait EventStore: Send + Sync + 'static {
     ///   content was received within [`RETRY_WINDOW`](crate::RETRY_WINDOW) of it, and
     ///   nothing of the opposite health came from the same node, agent and check since:
     ///   then it is its sender's retry.
+    ///
+    /// An event that is there by its id and cannot be read is stored anew.
     async fn append(&self, events: Vec<NewEvent>) -> Result<Vec<Appended>, StoreError>;
 
     /// The events after position `after`, oldest first: at most `limit`, and at most
     /// [`MAX_PAGE`](crate::MAX_PAGE). Start with 0 and go on from the last `seq`.
     ///
     /// Nothing is ever inserted before a record that was returned here, so a consumer
-    /// that goes on from its last `seq` misses none.
+    /// that goes on from its last `seq` misses none. One that cannot be read is passed
+    /// over, see [`unreadable`](Self::unreadable): fewer than `limit` are the end.
     async fn feed(&self, after: u64, limit: usize) -> Result<Vec<Record>, StoreError>;
 
     /// The position of the newest event. A hint to call [`feed`](Self::feed) again; it
     /// may skip values, and is never behind an answer of [`append`](Self::append).
     fn latest(&self) -> watch::Receiver<u64>;
 
-    /// The events that `query` asks for, newest first.
+    /// The events that `query` asks for, newest first; without those that cannot be read.
     async fn events(&self, query: EventQuery) -> Result<Vec<Record>, StoreError>;
 
-    /// The event with this id.
+    /// The event with this id; `None` also where it cannot be read.
     async fn event(&self, id: &str) -> Result<Option<Record>, StoreError>;
 
     /// How far a consumer has come; `None` before its first checkpoint.
@@ -96,6 +99,10 @@ pub trait EventStore: Send + Sync + 'static {
     /// What keeps the store from writing, such as a full disk; `None` while it writes.
     /// [`prune`](Self::prune) tries again, so that it ends without an event to store.
     fn trouble(&self) -> watch::Receiver<Option<String>>;
+
+    /// How many stored events were met that cannot be read, since the store was opened.
+    /// Every read passes over them: what is damaged costs itself only.
+    fn unreadable(&self) -> watch::Receiver<u64>;
 
     /// How much there is.
     async fn stats(&self) -> Result<Stats, StoreError>;

@@ -18,6 +18,7 @@ mod prune;
 mod query;
 mod readers;
 mod schema;
+mod unreadable;
 mod writer;
 
 use std::io;
@@ -30,9 +31,10 @@ use domain::journal::Entry;
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::watch;
 
-pub use self::inspect::{Consumer, Count, Inspection, NODES, inspect};
+pub use self::inspect::{Consumer, Count, Damaged, Inspection, NODES, inspect};
 pub use self::lock::DirectoryLock;
 use self::readers::Readers;
+use self::unreadable::Unreadable;
 use self::writer::Writer;
 use crate::{
     Appended, BoxError, Checkpoint, EventQuery, EventStore, MAX_PAGE, NewEvent, Prune, Pruned,
@@ -53,6 +55,7 @@ pub struct SqliteStore {
     // Before the writer, so that its connection is the last one: that one tidies up.
     readers: Arc<Readers>,
     writer: Writer,
+    unreadable: Arc<Unreadable>,
 }
 
 /// Why a directory's event store cannot be opened. What it holds is as it was.
@@ -243,6 +246,7 @@ impl SqliteStore {
             readers: Arc::new(Readers::new(path.clone())),
             path,
             writer,
+            unreadable: Arc::new(Unreadable::new()),
         })
     }
 }
@@ -267,8 +271,9 @@ impl EventStore for SqliteStore {
     }
 
     async fn feed(&self, after: u64, limit: usize) -> Result<Vec<Record>, StoreError> {
+        let unreadable = Arc::clone(&self.unreadable);
         self.readers
-            .read(move |connection| query::feed(connection, after, limit))
+            .read(move |connection| query::feed(connection, &unreadable, after, limit))
             .await
     }
 
@@ -277,15 +282,17 @@ impl EventStore for SqliteStore {
     }
 
     async fn events(&self, query: EventQuery) -> Result<Vec<Record>, StoreError> {
+        let unreadable = Arc::clone(&self.unreadable);
         self.readers
-            .read(move |connection| query::events(connection, &query))
+            .read(move |connection| query::events(connection, &unreadable, &query))
             .await
     }
 
     async fn event(&self, id: &str) -> Result<Option<Record>, StoreError> {
         let id = id.to_owned();
+        let unreadable = Arc::clone(&self.unreadable);
         self.readers
-            .read(move |connection| query::event(connection, &id))
+            .read(move |connection| query::event(connection, &unreadable, &id))
             .await
     }
 
@@ -380,6 +387,10 @@ impl EventStore for SqliteStore {
 
     fn trouble(&self) -> watch::Receiver<Option<String>> {
         self.writer.trouble()
+    }
+
+    fn unreadable(&self) -> watch::Receiver<u64> {
+        self.unreadable.count()
     }
 
     async fn stats(&self) -> Result<Stats, StoreError> {

@@ -14,7 +14,7 @@ use std::{env, fs, io, process, thread, time};
 
 use gpuwarden_store::conformance::{event, event_without_time, read_feed};
 use gpuwarden_store::sqlite::{self, OpenError, SqliteStore};
-use gpuwarden_store::{Checkpoint, EventStore, NewEvent, Prune, conformance_tests};
+use gpuwarden_store::{Checkpoint, EventQuery, EventStore, NewEvent, Prune, conformance_tests};
 use jiff::Timestamp;
 use tempfile::TempDir;
 
@@ -99,26 +99,69 @@ async fn other_programs_can_read_the_file_while_it_is_in_use() {
 }
 
 #[tokio::test]
-async fn a_row_that_cannot_be_read_is_named_and_not_passed_over() {
+async fn a_row_that_cannot_be_read_costs_itself_only() {
     let dir = TempDir::new().unwrap();
     let store = SqliteStore::open(dir.path()).unwrap();
-    store
-        .append((0..3).map(|n| event("n1", n)).collect())
-        .await
-        .unwrap();
+    let events: Vec<NewEvent> = (0..5).map(|n| event("n1", n)).collect();
+    store.append(events.clone()).await.unwrap();
     let other = rusqlite::Connection::open(dir.path().join("events.db")).unwrap();
-    other
-        .execute(
-            "UPDATE event SET body = '{\"version\": \"x\"}' WHERE seq = 2",
-            [],
-        )
-        .unwrap();
-    let error = store.feed(0, 10).await.unwrap_err();
-    assert!(
-        error.to_string().contains("event 2") && !error.is_retryable(),
-        "{error}"
-    );
-    assert_eq!(store.feed(0, 1).await.unwrap().len(), 1);
+    // A form that nobody has written, and a byte that is not text.
+    for damage in [
+        "UPDATE event SET body = '{\"version\": \"x\"}' WHERE seq = 2",
+        "UPDATE event SET body = CAST(x'7bff7d' AS TEXT) WHERE seq = 3",
+    ] {
+        other.execute(damage, []).unwrap();
+    }
+    let seqs = async |after, limit| {
+        let records = store.feed(after, limit).await.unwrap();
+        records.iter().map(|record| record.seq).collect::<Vec<_>>()
+    };
+    assert_eq!(seqs(0, 10).await, [1, 4, 5]);
+    assert_eq!(seqs(0, 2).await, [1, 4], "a short page is the end");
+    assert_eq!(seqs(1, 1).await, [4]);
+    let newest = EventQuery {
+        limit: 2,
+        before: Some(5),
+        ..EventQuery::default()
+    };
+    let records = store.events(newest).await.unwrap();
+    let found: Vec<u64> = records.iter().map(|record| record.seq).collect();
+    assert_eq!(found, [4, 1]);
+    let id = events[1].event.id.clone();
+    assert_eq!(store.event(&id).await.unwrap(), None);
+    assert_eq!(*store.unreadable().borrow(), 2, "each is counted once");
+    let found = sqlite::inspect(dir.path()).unwrap();
+    assert_eq!((found.events, found.unreadable), (5, 2));
+    let named = &found.unreadable_events;
+    assert_eq!((named[0].position, &named[0].id), (2, &id));
+
+    // Whoever still has it brings it back; what is there and sound stays as it is.
+    let answers = store.append(events[..2].to_vec()).await.unwrap();
+    let answers: Vec<_> = answers.iter().map(|one| (one.seq, one.new)).collect();
+    assert_eq!(answers, [(1, false), (6, true)]);
+    assert_eq!(seqs(0, 10).await, [1, 4, 5, 6]);
+    assert_eq!(store.event(&id).await.unwrap().unwrap().seq, 6);
+    store.close().await;
+}
+
+#[tokio::test]
+async fn names_that_cannot_be_read_are_deleted_and_inspected_all_the_same() {
+    let dir = TempDir::new().unwrap();
+    let store = SqliteStore::open(dir.path()).unwrap();
+    let events = (0..3).map(|n| event("n1", n)).collect();
+    store.append(events).await.unwrap();
+    let other = rusqlite::Connection::open(dir.path().join("events.db")).unwrap();
+    let damage = "UPDATE event SET id = CAST(x'ff31' AS TEXT), node = CAST(x'fe' AS TEXT)
+                  WHERE seq = 1";
+    other.execute(damage, []).unwrap();
+    let found = sqlite::inspect(dir.path()).unwrap();
+    assert_eq!(found.unreadable_events[0].id, "\u{fffd}1");
+    let all = Prune {
+        before: Timestamp::MAX,
+        finished: 3,
+        ..prune_nothing()
+    };
+    assert_eq!(store.prune(all).await.unwrap().events, 2);
     store.close().await;
 }
 

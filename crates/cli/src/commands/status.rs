@@ -95,10 +95,7 @@ fn text(status: &Status, wide: bool) -> anyhow::Result<()> {
         ))?;
     }
     match &status.delivery {
-        None => output::line(&format!(
-            "store       {} events in {}",
-            status.store.events, status.data_dir
-        ))?,
+        None => store_text(status)?,
         Some(delivery) => delivery_text(delivery, status)?,
     }
     if let Some(forward) = &status.forward {
@@ -203,6 +200,23 @@ fn leadership_text(leadership: &LeadershipView) -> anyhow::Result<()> {
             "            {}",
             output::colour(&text, Colour::Red)
         ))?;
+    }
+    Ok(())
+}
+
+/// How much is stored.
+fn store_text(status: &Status) -> anyhow::Result<()> {
+    output::line(&format!(
+        "store       {} events in {}",
+        status.store.events, status.data_dir
+    ))?;
+    if status.store.unreadable > 0 {
+        let text = format!(
+            "{} events cannot be read and are passed over; `gpuwarden store inspect` names them",
+            status.store.unreadable
+        );
+        let text = output::colour(&text, Colour::Red);
+        output::line(&format!("            {text}"))?;
     }
     Ok(())
 }

@@ -29,7 +29,7 @@ pub(super) fn execute(args: &StoreArgs) -> anyhow::Result<u8> {
     if !output::structured(output.output, &found)? {
         text(&found)?;
     }
-    Ok(if found.damage.is_empty() {
+    Ok(if found.damage.is_empty() && found.unreadable == 0 {
         EXIT_OK
     } else {
         EXIT_UNHEALTHY
@@ -61,6 +61,7 @@ fn text(found: &Inspection) -> anyhow::Result<()> {
         "events   {}{span}, newest position {}",
         found.events, found.newest_position
     ))?;
+    unreadable(found)?;
     output::line(&format!("journal  {} entries", found.journal_entries))?;
     for consumer in &found.consumers {
         output::line(&format!(
@@ -75,6 +76,26 @@ fn text(found: &Inspection) -> anyhow::Result<()> {
     counts("node", &found.nodes)?;
     if found.nodes.len() == NODES {
         output::line(&format!("  (the {NODES} nodes with the most events)"))?;
+    }
+    Ok(())
+}
+
+/// The events that are passed over.
+fn unreadable(found: &Inspection) -> anyhow::Result<()> {
+    if found.unreadable == 0 {
+        return Ok(());
+    }
+    output::line(&format!(
+        "         {} cannot be read and are passed over",
+        found.unreadable
+    ))?;
+    for event in &found.unreadable_events {
+        output::line(&format!(
+            "           position {}, id {}: {}",
+            event.position,
+            output::plain(&event.id),
+            output::plain(&event.error)
+        ))?;
     }
     Ok(())
 }

@@ -91,6 +91,7 @@ impl App {
         if !fleet.ready {
             reasons.push("the events stored before the start are not all taken in".to_owned());
         }
+        reasons.extend(fleet.troubles.iter().cloned());
         if let Some(cluster) = fleet.cluster.as_ref().filter(|cluster| !cluster.connected) {
             let error = cluster
                 .error

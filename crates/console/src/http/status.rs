@@ -79,17 +79,20 @@ impl App {
 
     async fn store_view(&self) -> StoreView {
         let latest = *self.console.store.latest().borrow();
+        let unreadable = *self.console.store.unreadable().borrow();
         match ask(self.console.store.stats()).await {
             Ok(stats) => StoreView {
                 events: stats.events,
                 bytes: stats.bytes,
                 latest,
+                unreadable,
                 oldest: stats.oldest,
                 newest: stats.newest,
                 error: None,
             },
             Err(refusal) => StoreView {
                 latest,
+                unreadable,
                 error: Some(refusal.error),
                 ..StoreView::default()
             },

@@ -8,10 +8,10 @@ use std::time::Duration;
 use domain::event::Record;
 use domain::fault::{Change, Fault, FaultBook};
 use domain::status::StatusLedger;
+use runtime::logging::chain;
 use serde::{Deserialize, Serialize};
 use store::{Checkpoint, StoreError};
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
 use super::Quarantine;
 
@@ -21,8 +21,19 @@ const CONSUMER: &str = "fault-quarantine";
 const FEED_PAGE: usize = 1_000;
 /// How often the fault book is saved; events behind the saved one are read again.
 const SAVE_EVERY: Duration = Duration::from_secs(5);
-/// Pause before the store is asked again after an error.
-const STORE_RETRY: Duration = Duration::from_millis(500);
+/// Pauses before the feed is read again after an error: the first, each next one twice as
+/// long, and the longest.
+const FEED_RETRY: Duration = Duration::from_millis(500);
+const LONGEST_FEED_RETRY: Duration = Duration::from_secs(30);
+
+/// The feed could not be read.
+pub(super) struct FeedFailure {
+    /// What the store said.
+    error: String,
+    pause: Duration,
+    /// When it is tried again.
+    pub(super) retry_at: Instant,
+}
 
 /// What is saved: the book, and beside it the statuses that are not written yet.
 #[derive(Deserialize)]
@@ -64,20 +75,16 @@ impl Quarantine {
     }
 
     /// Takes in all events that the feed has.
-    pub(super) async fn take_in(&mut self, cancel: &CancellationToken) {
+    pub(super) async fn take_in(&mut self) {
         loop {
             let page = match self.store.feed(self.book.applied(), FEED_PAGE).await {
                 Ok(page) => page,
                 Err(StoreError::Closed) => return,
-                Err(error) => {
-                    tracing::error!(err = %error, "the event feed cannot be read; it is tried again");
-                    self.metrics.error("feed_error");
-                    tokio::select! {
-                        () = cancel.cancelled() => return,
-                        () = tokio::time::sleep(STORE_RETRY) => continue,
-                    }
-                }
+                Err(error) => return self.feed_failed(chain(&error)),
             };
+            if self.feed_failure.take().is_some() {
+                tracing::info!("the event feed is read again");
+            }
             let more = page.len() == FEED_PAGE;
             for record in page {
                 self.metrics.received.inc();
@@ -96,6 +103,47 @@ impl Quarantine {
                 return;
             }
         }
+    }
+
+    /// Takes in that the feed cannot be read. The task goes on with all else that it does,
+    /// and comes back to it.
+    fn feed_failed(&mut self, error: String) {
+        self.metrics.error("feed_error");
+        let before = self.feed_failure.take();
+        let pause = before.as_ref().map_or(FEED_RETRY, |before| {
+            (before.pause * 2).min(LONGEST_FEED_RETRY)
+        });
+        if before.is_none_or(|before| before.error != error) {
+            tracing::error!(
+                err = error,
+                "the event feed cannot be read; it is tried again"
+            );
+        }
+        self.feed_failure = Some(FeedFailure {
+            error,
+            pause,
+            retry_at: Instant::now() + pause,
+        });
+        self.schedule_publish();
+    }
+
+    /// Reads the feed again where that has failed, once it is time.
+    pub(super) async fn take_in_if_due(&mut self) {
+        let failed = self.feed_failure.as_ref();
+        if failed.is_some_and(|failed| failed.retry_at <= Instant::now()) {
+            self.take_in().await;
+        }
+    }
+
+    /// What keeps the book from being what it should be, for people.
+    pub(super) fn troubles(&self) -> Vec<String> {
+        let feed = self.feed_failure.as_ref().map(|failed| {
+            format!(
+                "the stored events cannot be read, and no new fault is seen: {}",
+                failed.error
+            )
+        });
+        feed.into_iter().collect()
     }
 
     /// Records an event; what it reports or closes decides later what became of it.
@@ -157,3 +205,6 @@ impl Quarantine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

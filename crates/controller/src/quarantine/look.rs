@@ -272,7 +272,6 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
     use tokio::sync::watch;
-    use tokio_util::sync::CancellationToken;
 
     use super::super::{Config, Handles, Owns};
     use super::*;
@@ -346,7 +345,7 @@ mod tests {
             clock: now,
         };
         let (mut quarantine, handles) = Quarantine::new(config, metrics);
-        quarantine.take_in(&CancellationToken::new()).await;
+        quarantine.take_in().await;
         quarantine.node_event(NodeEvent::Restarted);
         let node = NodeView::from_object(node(1)).unwrap();
         quarantine.node_event(NodeEvent::Applied(Arc::new(node)));

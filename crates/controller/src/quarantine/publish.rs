@@ -79,6 +79,7 @@ impl Quarantine {
                     .count(),
             }),
             brake,
+            troubles: self.troubles(),
         };
         let backlog = self.store.latest().borrow().saturating_sub(view.applied);
         self.metrics.backlog(backlog);

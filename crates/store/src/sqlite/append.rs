@@ -5,7 +5,7 @@ use domain::event::{content_fingerprint, lacks_own_time};
 use rusqlite::{Connection, OptionalExtension, named_params};
 use sha2::{Digest, Sha256};
 
-use super::position;
+use super::{position, query};
 use crate::{Appended, NewEvent, RETRY_WINDOW};
 
 /// The last event of the same content, if it can be what another one repeats. Costs the
@@ -111,11 +111,29 @@ impl Row {
         })
     }
 
+    /// The event that is there already. One that cannot be read gives way: here it is once
+    /// more, and it is news to those who read the feed.
     fn with_same_id(&self, connection: &Connection) -> rusqlite::Result<Option<i64>> {
-        connection
-            .prepare_cached("SELECT seq FROM event WHERE id = ?1")?
-            .query_row([&self.id], |row| row.get(0))
-            .optional()
+        let found = connection
+            .prepare_cached("SELECT seq, id, created_at, body FROM event WHERE id = ?1")?
+            .query_row([&self.id], |row| {
+                let same = row.get_ref(3)?.as_bytes()? == self.body.as_bytes();
+                Ok((row.get(0)?, same || query::record(row).is_ok()))
+            })
+            .optional()?;
+        match found {
+            Some((seq, true)) => Ok(Some(seq)),
+            Some((seq, false)) => {
+                connection.execute("DELETE FROM event WHERE seq = ?1", [seq])?;
+                tracing::info!(
+                    seq,
+                    event.id = self.id,
+                    "an event that could not be read is back"
+                );
+                Ok(None)
+            }
+            None => Ok(None),
+        }
     }
 
     /// The event that this one repeats, as its sender's retry does: the last of the same

@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use rusqlite::Connection;
 use serde::Serialize;
 
-use super::{FILE, failure, position, schema, wal};
+use super::{FILE, failure, position, query, schema, unreadable, wal};
 use crate::StoreError;
 
 /// What a store's file holds.
@@ -27,6 +27,10 @@ pub struct Inspection {
     pub damage: Vec<String>,
     /// Number of events.
     pub events: u64,
+    /// How many of them cannot be read: they are passed over.
+    pub unreadable: u64,
+    /// The first of these; at most 20.
+    pub unreadable_events: Vec<Damaged>,
     /// Position of the newest event.
     pub newest_position: u64,
     /// When the oldest event was received.
@@ -57,6 +61,18 @@ pub struct Consumer {
     pub state_bytes: u64,
 }
 
+/// An event that cannot be read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Damaged {
+    /// Its position.
+    pub position: u64,
+    /// Its id, as far as it can be read.
+    pub id: String,
+    /// What is wrong with it.
+    pub error: String,
+}
+
 /// How many events there are of something.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
@@ -69,6 +85,8 @@ pub struct Count {
 
 /// Most nodes that an inspection lists.
 pub const NODES: usize = 20;
+/// Most events that cannot be read that are named.
+const NAMED: usize = 20;
 /// Most faults of the file that are listed.
 const DAMAGES: u32 = 20;
 
@@ -99,7 +117,7 @@ fn read(connection: &Connection, path: &Path) -> rusqlite::Result<Inspection> {
             .prepare(sql)?
             .query_map([], |row| {
                 Ok(Count {
-                    name: row.get(0)?,
+                    name: unreadable::text(row, 0),
                     events: position(row.get(1)?),
                 })
             })?
@@ -118,6 +136,7 @@ fn read(connection: &Connection, path: &Path) -> rusqlite::Result<Inspection> {
             })
         })?
         .collect::<rusqlite::Result<_>>()?;
+    let (unreadable, unreadable_events) = damaged(&connection)?;
     let size = |path: &Path| path.metadata().map_or(0, |metadata| metadata.len());
     let log_bytes = size(&wal(path));
     Ok(Inspection {
@@ -131,6 +150,8 @@ fn read(connection: &Connection, path: &Path) -> rusqlite::Result<Inspection> {
             .filter(|line| line.as_ref().map_or(true, |text| text != "ok"))
             .collect::<rusqlite::Result<_>>()?,
         events: position(number("SELECT count(*) FROM event")?),
+        unreadable,
+        unreadable_events,
         newest_position,
         oldest: time("SELECT created_at FROM event ORDER BY seq LIMIT 1")
             .or_else(none_without_rows)?,
@@ -146,6 +167,27 @@ fn read(connection: &Connection, path: &Path) -> rusqlite::Result<Inspection> {
         ))?,
         path: path.to_owned(),
     })
+}
+
+/// How many events cannot be read, and the first of them.
+fn damaged(connection: &Connection) -> rusqlite::Result<(u64, Vec<Damaged>)> {
+    let mut statement = connection.prepare("SELECT seq, id, created_at, body FROM event")?;
+    let mut rows = statement.query([])?;
+    let (mut count, mut named) = (0, Vec::new());
+    while let Some(row) = rows.next()? {
+        let Err(error) = query::record(row) else {
+            continue;
+        };
+        count += 1;
+        if named.len() < NAMED {
+            named.push(Damaged {
+                position: position(row.get(0)?),
+                id: unreadable::text(row, 1),
+                error: error.to_string(),
+            });
+        }
+    }
+    Ok((count, named))
 }
 
 fn none_without_rows(error: rusqlite::Error) -> rusqlite::Result<Option<Timestamp>> {

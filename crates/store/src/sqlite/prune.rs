@@ -19,7 +19,7 @@ const PROBE_BYTES: usize = 256 * 1024;
 pub(super) fn prune(connection: &Connection, prune: &Prune) -> rusqlite::Result<Pruned> {
     let upto = finished(connection, prune.finished)?;
     let before = prune.before.as_microsecond();
-    let keep: HashSet<&str> = prune.keep.iter().map(String::as_str).collect();
+    let keep: HashSet<&[u8]> = prune.keep.iter().map(String::as_bytes).collect();
     let mut pruned = Pruned::default();
     if used(connection)? > prune.max_bytes {
         // Too much: the oldest go first, be they events or journal entries.
@@ -85,7 +85,7 @@ fn events(
     connection: &Connection,
     upto: i64,
     before: Option<i64>,
-    keep: &HashSet<&str>,
+    keep: &HashSet<&[u8]>,
 ) -> rusqlite::Result<u64> {
     let mut select = connection
         .prepare_cached("SELECT seq, id, created_at FROM event WHERE seq <= ?1 ORDER BY seq")?;
@@ -98,7 +98,8 @@ fn events(
         if before.is_some_and(|before| row.get::<_, i64>(2).is_ok_and(|at| at >= before)) {
             break;
         }
-        if !keep.contains(row.get_ref(1)?.as_str()?) {
+        // As bytes: an id that is damaged goes with its event.
+        if !keep.contains(row.get_ref(1)?.as_bytes()?) {
             found.push(row.get::<_, i64>(0)?);
         }
     }

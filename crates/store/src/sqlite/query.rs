@@ -3,25 +3,25 @@
 use domain::event::Record;
 use jiff::Timestamp;
 use rusqlite::types::Value;
-use rusqlite::{Connection, OptionalExtension, Params, params_from_iter};
+use rusqlite::{Connection, OptionalExtension, Params, Row, params_from_iter};
 
-use super::{failure, number, page, position};
-use crate::{BoxError, EventQuery, Stats, Status, StatusPatch, StoreError};
+use super::unreadable::Unreadable;
+use super::{failure, number, position};
+use crate::{BoxError, EventQuery, MAX_PAGE, Stats, Status, StatusPatch, StoreError};
 
 pub(super) fn feed(
     connection: &Connection,
+    unreadable: &Unreadable,
     after: u64,
     limit: usize,
 ) -> Result<Vec<Record>, StoreError> {
-    records(
-        connection,
-        "SELECT seq, id, created_at, body FROM event WHERE seq > ?1 ORDER BY seq LIMIT ?2",
-        [number(after), page(limit)],
-    )
+    let sql = "SELECT seq, id, created_at, body FROM event WHERE seq > ?1 ORDER BY seq";
+    records(connection, unreadable, sql, [number(after)], limit)
 }
 
 pub(super) fn events(
     connection: &Connection,
+    unreadable: &Unreadable,
     query: &EventQuery,
 ) -> Result<Vec<Record>, StoreError> {
     let mut sql = "SELECT seq, id, created_at, body FROM event WHERE TRUE".to_owned();
@@ -38,14 +38,18 @@ pub(super) fn events(
             values.push(value);
         }
     }
-    sql.push_str(" ORDER BY seq DESC LIMIT ?");
-    values.push(page(query.limit).into());
-    records(connection, &sql, params_from_iter(values))
+    sql.push_str(" ORDER BY seq DESC");
+    let values = params_from_iter(values);
+    records(connection, unreadable, &sql, values, query.limit)
 }
 
-pub(super) fn event(connection: &Connection, id: &str) -> Result<Option<Record>, StoreError> {
+pub(super) fn event(
+    connection: &Connection,
+    unreadable: &Unreadable,
+    id: &str,
+) -> Result<Option<Record>, StoreError> {
     let sql = "SELECT seq, id, created_at, body FROM event WHERE id = ?1";
-    Ok(records(connection, sql, [id])?.pop())
+    Ok(records(connection, unreadable, sql, [id], 1)?.pop())
 }
 
 pub(super) fn status(connection: &Connection, id: &str) -> Result<Option<Status>, StoreError> {
@@ -108,30 +112,36 @@ pub(super) fn stats(connection: &Connection) -> Result<Stats, StoreError> {
         .map_err(|error| failure("count the events", error))
 }
 
+/// The first `limit` rows that can be read. Those that cannot are passed over: one of them
+/// must not stand before all that come after it.
 fn records(
     connection: &Connection,
+    unreadable: &Unreadable,
     sql: &str,
     params: impl Params,
+    limit: usize,
 ) -> Result<Vec<Record>, StoreError> {
     let failed = |error| failure("read events", error);
     let mut statement = connection.prepare_cached(sql).map_err(failed)?;
     let mut rows = statement.query(params).map_err(failed)?;
     let mut records = Vec::new();
-    while let Some(row) = rows.next().map_err(failed)? {
-        let seq: i64 = row.get(0).map_err(failed)?;
-        let read = || -> Result<Record, BoxError> {
-            Ok(Record {
-                seq: position(seq),
-                id: row.get(1)?,
-                created_at: Timestamp::from_microsecond(row.get(2)?)?,
-                event: contract::json::from_str(row.get_ref(3)?.as_str()?)?,
-            })
-        };
-        let corrupt = |source| StoreError::Corrupt {
-            what: format!("event {seq}"),
-            source,
-        };
-        records.push(read().map_err(corrupt)?);
+    while records.len() < limit.min(MAX_PAGE)
+        && let Some(row) = rows.next().map_err(failed)?
+    {
+        match record(row) {
+            Ok(record) => records.push(record),
+            Err(error) => unreadable.met(row, error.as_ref()),
+        }
     }
     Ok(records)
+}
+
+/// A row of `seq, id, created_at, body`.
+pub(super) fn record(row: &Row<'_>) -> Result<Record, BoxError> {
+    Ok(Record {
+        seq: position(row.get(0)?),
+        id: row.get(1)?,
+        created_at: Timestamp::from_microsecond(row.get(2)?)?,
+        event: contract::json::from_str(row.get_ref(3)?.as_str()?)?,
+    })
 }
