@@ -30,7 +30,7 @@ pub use self::bounds::{
     deletes_what_is_old_and_finished, keeps_all_when_reopened, refuses_what_is_over_a_limit,
 };
 pub use self::consumers::{
-    feeds_a_follower_every_event_once, keeps_the_journal_in_order,
+    begins_anew_behind_its_history, feeds_a_follower_every_event_once, keeps_the_journal_in_order,
     loses_nothing_among_many_writers, never_moves_a_token_back,
 };
 pub use self::events::{
@@ -56,6 +56,7 @@ macro_rules! conformance_tests {
             feeds_a_follower_every_event_once
             pages_and_filters
             never_moves_a_token_back
+            begins_anew_behind_its_history
             keeps_the_journal_in_order
             updates_a_status
             states_what_it_holds

@@ -15,6 +15,17 @@ use crate::StoreError;
 /// dropped may still take effect. Times are kept to the microsecond.
 #[async_trait]
 pub trait EventStore: Send + Sync + 'static {
+    /// Which store this is, and from where on its events count.
+    fn identity(&self) -> Identity;
+
+    /// Makes history of all events that there are, durably: they are shown and retained as
+    /// before, but consumers begin behind them, without a checkpoint. For whoever acts on
+    /// this store after another store was acted on.
+    ///
+    /// An event of before that is [appended](Self::append) again counts from then on: it
+    /// moves to the end of the feed, and is answered as new.
+    async fn begin_anew(&self) -> Result<Identity, StoreError>;
+
     /// Stores events; they are durable when this returns. The answers are in the order
     /// of `events`. All are stored, or none.
     ///
@@ -110,6 +121,16 @@ pub trait EventStore: Send + Sync + 'static {
     /// Finishes the calls under way and lets go of the storage. Later calls answer
     /// [`StoreError::Closed`]. Closing twice is fine.
     async fn close(&self);
+}
+
+/// Which store it is, and from where on its events count. Shown as `id-since`: another one
+/// where the store, or its beginning, is another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// Made once, at random.
+    pub id: String,
+    /// Position up to which events are history; 0: all count.
+    pub since: u64,
 }
 
 /// An event to be stored.
@@ -217,6 +238,14 @@ pub struct Stats {
     pub bytes: u64,
     /// Version of the schema that it is kept in.
     pub schema_version: u32,
+}
+
+// === impl Identity ===
+
+impl std::fmt::Display for Identity {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}-{}", self.id, self.since)
+    }
 }
 
 // === impl EventQuery ===

@@ -20,7 +20,7 @@ pub mod sqlite;
 
 pub use error::{BoxError, StoreError};
 pub use event_store::{
-    Appended, Checkpoint, EventQuery, EventStore, NewEvent, Prune, Pruned, Stats, Status,
+    Appended, Checkpoint, EventQuery, EventStore, Identity, NewEvent, Prune, Pruned, Stats, Status,
     StatusPatch,
 };
 pub use limits::{

@@ -11,6 +11,7 @@
 
 mod append;
 mod checkpoint;
+mod identity;
 mod inspect;
 mod journal;
 mod lock;
@@ -37,8 +38,8 @@ use self::readers::Readers;
 use self::unreadable::Unreadable;
 use self::writer::Writer;
 use crate::{
-    Appended, BoxError, Checkpoint, EventQuery, EventStore, MAX_PAGE, NewEvent, Prune, Pruned,
-    Stats, Status, StatusPatch, StoreError, limits,
+    Appended, BoxError, Checkpoint, EventQuery, EventStore, Identity, MAX_PAGE, NewEvent, Prune,
+    Pruned, Stats, Status, StatusPatch, StoreError, limits,
 };
 
 const FILE: &str = "events.db";
@@ -52,6 +53,7 @@ const ROWS_IN_A_TURN: usize = 64;
 #[derive(Debug)]
 pub struct SqliteStore {
     path: PathBuf,
+    identity: watch::Sender<Identity>,
     // Before the writer, so that its connection is the last one: that one tidies up.
     readers: Arc<Readers>,
     writer: Writer,
@@ -235,16 +237,19 @@ impl SqliteStore {
         let lock = DirectoryLock::acquire(dir)?;
         let path = dir.join(FILE);
         let connection = schema::open(&path)?;
-        let newest = writer::newest(&connection).map_err(|source| OpenError::Sqlite {
+        let failed = |source| OpenError::Sqlite {
             path: path.clone(),
             source,
-        })?;
-        tracing::debug!(path = %path.display(), newest, "event store opened");
+        };
+        let newest = writer::newest(&connection).map_err(failed)?;
+        let identity = identity::read(&connection).map_err(failed)?;
+        tracing::debug!(path = %path.display(), newest, store = %identity, "event store opened");
         let writer =
             Writer::start(connection, wal(&path), lock, newest).map_err(OpenError::Thread)?;
         Ok(Self {
             readers: Arc::new(Readers::new(path.clone())),
             path,
+            identity: watch::Sender::new(identity),
             writer,
             unreadable: Arc::new(Unreadable::new()),
         })
@@ -253,6 +258,17 @@ impl SqliteStore {
 
 #[async_trait]
 impl EventStore for SqliteStore {
+    fn identity(&self) -> Identity {
+        self.identity.borrow().clone()
+    }
+
+    async fn begin_anew(&self) -> Result<Identity, StoreError> {
+        let write = |connection: &Connection| identity::begin_anew(connection).map(Ok);
+        let identity = self.writer.call("begin anew", 1, write).await?;
+        self.identity.send_replace(identity.clone());
+        Ok(identity)
+    }
+
     async fn append(&self, events: Vec<NewEvent>) -> Result<Vec<Appended>, StoreError> {
         limits::events(&events)?;
         let count = events.len();

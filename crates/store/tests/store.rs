@@ -485,6 +485,7 @@ async fn a_store_can_be_looked_into_while_it_is_in_use_and_afterwards() {
     let store = SqliteStore::open(dir.path()).unwrap();
     let empty = sqlite::inspect(dir.path()).unwrap();
     assert_eq!((empty.events, empty.oldest), (0, None));
+    assert_eq!(empty.id.unwrap(), store.identity().id);
     let nodes = ["n1", "n2", "n1"];
     store
         .append(
@@ -505,6 +506,7 @@ async fn a_store_can_be_looked_into_while_it_is_in_use_and_afterwards() {
         let found = sqlite::inspect(dir.path()).unwrap();
         assert_eq!((found.events, found.newest_position), (3, 3));
         assert_eq!(found.damage, [""; 0]);
+        assert_eq!(found.history_up_to, 0);
         let counts: Vec<_> = found
             .nodes
             .iter()

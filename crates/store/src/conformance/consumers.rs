@@ -8,8 +8,75 @@ use domain::journal::{Entry, EntryKind};
 use jiff::{SignedDuration, Timestamp};
 use tokio::task::JoinSet;
 
-use super::{Store, event, read_feed, time};
-use crate::{Checkpoint, MAX_CHECKPOINT_BYTES, StoreError};
+use super::{Store, event, event_without_time, read_feed, time};
+use crate::{Checkpoint, MAX_CHECKPOINT_BYTES, StatusPatch, StoreError};
+
+/// What was stored before the store begins anew is history, and counts again where it
+/// arrives again: at the end of the feed, in the order of its arrival.
+pub async fn begins_anew_behind_its_history(open: impl AsyncFn() -> Store) {
+    let store = open().await;
+    let first = store.identity();
+    assert!(!first.id.is_empty());
+    assert_eq!(first.since, 0);
+    let old: Vec<_> = (0..3).map(|n| event("n1", n)).collect();
+    // It lacks a time of its own: what repeats it is its sender's retry.
+    let retried = event_without_time("n1", "again", time(3));
+    store.append(old.clone()).await.unwrap();
+    store.append(vec![retried.clone()]).await.unwrap();
+    let quarantined = StatusPatch {
+        node_quarantined: Some("Quarantined".into()),
+        quarantine_finished_at: None,
+    };
+    let id = old[1].event.id.clone();
+    store.update_status(&id, quarantined).await.unwrap();
+    let checkpoint = Checkpoint {
+        token: 4,
+        state: b"x".to_vec(),
+    };
+    store.save_checkpoint("c", checkpoint).await.unwrap();
+
+    let anew = store.begin_anew().await.unwrap();
+    assert_eq!((&anew.id, anew.since), (&first.id, 4));
+    assert_ne!(anew.to_string(), first.to_string());
+    assert_eq!(store.checkpoint("c").await.unwrap(), None);
+    assert!(store.feed(4, 10).await.unwrap().is_empty());
+    assert_eq!(read_feed(&*store, 10).await.len(), 4, "it is all there");
+    store.close().await;
+
+    let store = open().await;
+    assert_eq!(store.identity(), anew);
+    // Some of it again, in another order, with something new between.
+    let mut late = old[1].clone();
+    late.received_at += SignedDuration::from_hours(1);
+    let new = event("n1", 9);
+    let mut retry = retried.clone();
+    retry.event.id = "retry".into();
+    let again = vec![late, new.clone(), old[0].clone(), retry];
+    let answers = store.append(again.clone()).await.unwrap();
+    let seen = answers.iter().map(|one| (one.seq, one.new));
+    assert!(seen.eq([(5, true), (6, true), (7, true), (8, true)]));
+    let feed = store.feed(anew.since, 10).await.unwrap();
+    let ids = |records: &[Record]| -> Vec<String> {
+        records.iter().map(|record| record.id.clone()).collect()
+    };
+    let expected = [&old[1], &new, &old[0]].map(|one| one.event.id.clone());
+    assert_eq!(ids(&feed)[..3], expected);
+    assert_eq!(feed[0].created_at, old[1].received_at, "as it was received");
+    let status = store.status(&id).await.unwrap().unwrap();
+    assert_eq!(status.node_quarantined.as_deref(), Some("Quarantined"));
+    assert_eq!(*store.latest().borrow(), 8);
+    // From here on it is known.
+    let answers = store.append(again).await.unwrap();
+    assert!(answers.iter().all(|one| !one.new), "{answers:?}");
+    let left = read_feed(&*store, 10).await;
+    assert_eq!(left[0].id, old[2].event.id);
+    assert_eq!(left.len(), 6);
+    // Positions go on behind what was moved.
+    let later = store.append(vec![event("n1", 10)]).await.unwrap();
+    assert_eq!((later[0].seq, later[0].new), (9, true));
+    assert_eq!(store.begin_anew().await.unwrap().since, 9);
+    store.close().await;
+}
 
 /// 64 tasks append at once, each event from two of them: the feed has every one once,
 /// without a gap, and each task's own events in its order.

@@ -5,7 +5,7 @@ use domain::event::{content_fingerprint, lacks_own_time};
 use rusqlite::{Connection, OptionalExtension, named_params};
 use sha2::{Digest, Sha256};
 
-use super::{position, query};
+use super::{identity, position, query};
 use crate::{Appended, NewEvent, RETRY_WINDOW};
 
 /// The last event of the same content, if it can be what another one repeats. Costs the
@@ -13,6 +13,7 @@ use crate::{Appended, NewEvent, RETRY_WINDOW};
 const REPEATED: &str = "
     SELECT seq, id FROM event AS last
     WHERE seq = (SELECT max(seq) FROM event WHERE fingerprint = :fingerprint)
+      AND seq > :since
       AND created_at BETWEEN :from AND :to
       AND NOT EXISTS (
           SELECT 1 FROM event WHERE stream = :stream AND healthy = :opposite AND seq > last.seq)";
@@ -33,7 +34,10 @@ pub(super) struct Row {
 
 /// Stores those of `rows` that are not there yet.
 pub(super) fn append(connection: &Connection, rows: &[Row]) -> rusqlite::Result<Vec<Appended>> {
-    rows.iter().map(|row| row.append(connection)).collect()
+    let since = identity::since(connection)?;
+    rows.iter()
+        .map(|row| row.append(connection, since))
+        .collect()
 }
 
 /// A hash of node, agent and check that stays the same in all versions.
@@ -69,8 +73,11 @@ impl Row {
         }
     }
 
-    fn append(&self, connection: &Connection) -> rusqlite::Result<Appended> {
+    fn append(&self, connection: &Connection, since: i64) -> rusqlite::Result<Appended> {
         if let Some(seq) = self.with_same_id(connection)? {
+            if seq <= since {
+                return self.count_again(connection, seq);
+            }
             return Ok(Appended {
                 id: self.id.clone(),
                 seq: position(seq),
@@ -78,7 +85,7 @@ impl Row {
             });
         }
         if let Some(fingerprint) = &self.fingerprint
-            && let Some((seq, id)) = self.repeated(connection, fingerprint)?
+            && let Some((seq, id)) = self.repeated(connection, fingerprint, since)?
         {
             return Ok(Appended {
                 id,
@@ -104,6 +111,20 @@ impl Row {
             ":fingerprint": self.fingerprint,
             ":body": self.body,
         })?;
+        Ok(Appended {
+            id: self.id.clone(),
+            seq: position(seq),
+            new: true,
+        })
+    }
+
+    /// Takes an event out of the history: it stands at the end of the feed, as it comes
+    /// now. When it was received, and what became of it, stays.
+    fn count_again(&self, connection: &Connection, seq: i64) -> rusqlite::Result<Appended> {
+        let seq = identity::to_the_end(connection, seq)?;
+        connection
+            .prepare_cached("UPDATE event SET healthy = ?2, fatal = ?3, body = ?4 WHERE seq = ?1")?
+            .execute((seq, self.healthy, self.fatal, &self.body))?;
         Ok(Appended {
             id: self.id.clone(),
             seq: position(seq),
@@ -143,6 +164,7 @@ impl Row {
         &self,
         connection: &Connection,
         fingerprint: &str,
+        since: i64,
     ) -> rusqlite::Result<Option<(i64, String)>> {
         let window = i64::try_from(RETRY_WINDOW.as_micros()).unwrap_or(i64::MAX);
         connection
@@ -150,6 +172,7 @@ impl Row {
             .query_row(
                 named_params! {
                     ":fingerprint": fingerprint,
+                    ":since": since,
                     ":from": self.created_at.saturating_sub(window),
                     ":to": self.created_at.saturating_add(window),
                     ":stream": self.stream,
@@ -236,7 +259,7 @@ mod tests {
             .prepare(&format!("EXPLAIN QUERY PLAN {REPEATED}"))
             .unwrap();
         let plan = explain
-            .query_map([0; 5], |row| row.get::<_, String>("detail"))
+            .query_map([0; 6], |row| row.get::<_, String>("detail"))
             .unwrap();
         let plan = plan.map(Result::unwrap).collect::<Vec<_>>().join("\n");
         assert!(!plan.contains("SCAN "), "{plan}");

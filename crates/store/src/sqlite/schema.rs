@@ -13,7 +13,7 @@ use super::{OpenError, lock};
 
 /// The steps to the newest schema. `PRAGMA user_version` counts those that were taken.
 /// A step that was released is never changed: what is to change becomes a new step.
-pub(super) const STEPS: &[&str] = &[STEP_1, STEP_2];
+pub(super) const STEPS: &[&str] = &[STEP_1, STEP_2, STEP_3];
 
 /// `body` is the public JSON form of the event, the columns before it are copies to
 /// search by. Times are microseconds since 1970.
@@ -59,6 +59,17 @@ const STEP_1: &str = "
 
 /// When `node_quarantined` was decided.
 const STEP_2: &str = "ALTER TABLE event ADD COLUMN quarantine_finished_at INTEGER;";
+
+/// Who the store is: one row. `id` is made here, once; `SQLite` seeds `randomblob` from the
+/// system. Events up to `since` are history (`identity.rs`).
+const STEP_3: &str = "
+    CREATE TABLE identity (
+        one INTEGER PRIMARY KEY CHECK (one = 1),
+        id TEXT NOT NULL,
+        since INTEGER NOT NULL
+    ) STRICT;
+    INSERT INTO identity (one, id, since) VALUES (1, lower(hex(randomblob(16))), 0);
+";
 
 /// Marks the file as ours (`PRAGMA application_id`): "gpwd" in ASCII.
 const APPLICATION_ID: i32 = 0x6770_7764;
