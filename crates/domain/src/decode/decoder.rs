@@ -5,6 +5,8 @@
 //! also prints "GPU has fallen off the bus", and that is one fault, not two. What is not
 //! known is left out of a finding; no line is lost for it.
 
+mod fall;
+
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
@@ -12,6 +14,7 @@ use contract::{ProcessingStrategy, RecommendedAction, keys};
 use jiff::{SignedDuration, Timestamp};
 use memchr::{memchr, memchr_iter};
 
+use self::fall::{Begun, Fall};
 use super::{
     Fallen, Finding, Kind, Line, MAX_NICS, Machine, NicLine, Reset, SxidLine, XidLine, decode,
 };
@@ -23,9 +26,6 @@ use crate::fault::normalise_pci;
 const SAME_FALL: SignedDuration = SignedDuration::from_mins(5);
 /// Most GPUs, and most recent XIDs of falls, that are remembered: far above any machine.
 const REMEMBERED: usize = 1024;
-/// Longest earlier lines that are kept with a finding (bytes). The driver's have 80.
-const MAX_EARLIER_BYTES: usize = 1024;
-
 /// Longest quotation of a garbled line (bytes): the beginning is what tells.
 const MAX_QUOTED_BYTES: usize = 200;
 
@@ -50,8 +50,8 @@ pub struct KernelLogDecoder {
     uuids: HashMap<String, String>,
     /// The XIDs that told of a fall, as its own line does.
     told_falls: VecDeque<ToldFall>,
-    /// The first lines of a message of three, until the third has come.
-    fall: Option<Fall>,
+    /// Messages of three lines, until the third has come.
+    begun: Begun,
     garbled: Option<Garbled>,
 }
 
@@ -61,14 +61,6 @@ struct ToldFall {
     pci: String,
     code: u32,
     at: Timestamp,
-}
-
-/// What the first lines of a message said.
-#[derive(Debug)]
-struct Fall {
-    pci: String,
-    pci_id: Option<String>,
-    lines: String,
 }
 
 // === impl KernelLogDecoder ===
@@ -89,7 +81,7 @@ impl KernelLogDecoder {
             nics: BTreeMap::new(),
             uuids: HashMap::new(),
             told_falls: VecDeque::new(),
-            fall: None,
+            begun: Begun::default(),
             garbled: None,
         }
     }
@@ -197,7 +189,6 @@ impl KernelLogDecoder {
 
     fn xid(&mut self, xid: &XidLine<'_>, at: Timestamp) -> Finding {
         let pci = normalise_pci(xid.pci);
-        self.fall = None;
         let report = xid.nvlink5();
         let branch = self.machine.as_ref().and_then(Machine::driver_branch);
         let verdict = match &report {
@@ -254,33 +245,8 @@ impl KernelLogDecoder {
         finding
     }
 
-    /// Takes in a part of the message that a GPU has fallen off the bus. Parts in records
-    /// of their own may have lines of others between them, but none of the driver about
-    /// another such message.
     fn fallen(&mut self, part: Fallen<'_>, line: &[u8], at: Timestamp) -> Option<Finding> {
-        let earlier = self.fall.take();
-        let fall = match (part.pci, earlier) {
-            (Some(pci), _) => Fall {
-                pci: normalise_pci(pci),
-                pci_id: part.pci_id.map(str::to_owned),
-                lines: String::new(),
-            },
-            (None, Some(fall)) => Fall {
-                pci_id: part.pci_id.map(str::to_owned).or(fall.pci_id),
-                ..fall
-            },
-            // The rest of a message whose beginning was not read: no GPU is named.
-            (None, None) => return None,
-        };
-        if !part.fell {
-            let mut lines = fall.lines;
-            if lines.len() + line.len() < MAX_EARLIER_BYTES {
-                lines.push_str(&String::from_utf8_lossy(line));
-                lines.push('\n');
-            }
-            self.fall = Some(Fall { lines, ..fall });
-            return None;
-        }
+        let fall = self.begun.take_in(part, line, at)?;
         let told = self
             .told_falls
             .iter()
@@ -288,9 +254,10 @@ impl KernelLogDecoder {
         if told {
             return None;
         }
-        let kind = Kind::FallenOffBus {
-            pci_id: fall.pci_id,
-        };
+        let Fall {
+            pci, pci_id, lines, ..
+        } = fall;
+        let kind = Kind::FallenOffBus { pci_id };
         let mut finding = self.finding(
             kind,
             fatal(
@@ -298,10 +265,10 @@ impl KernelLogDecoder {
                 "The GPU no longer answers on the PCIe bus",
             ),
         );
-        finding.gpu_uuid = self.uuid_at(&fall.pci);
-        finding.pci = Some(fall.pci);
-        finding.lines = (!fall.lines.is_empty())
-            .then(|| format!("{}{}", fall.lines, String::from_utf8_lossy(line)));
+        finding.gpu_uuid = self.uuid_at(&pci);
+        finding.pci = Some(pci);
+        finding.lines =
+            (!lines.is_empty()).then(|| format!("{lines}{}", String::from_utf8_lossy(line)));
         Some(finding)
     }
 

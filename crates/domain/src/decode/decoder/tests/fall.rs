@@ -136,3 +136,72 @@ fn a_fall_told_in_three_lines_is_one_fault_with_all_of_them() {
     let both = one(&mut decoder, &format!("{}\n{xid}", lines.join("\n")));
     assert_eq!(both.code().as_deref(), Some("79"));
 }
+
+/// The three lines about a GPU on this bus.
+fn three(bus: &str) -> [String; 3] {
+    [
+        format!("NVRM: The NVIDIA GPU 0000:{bus}:00.0"),
+        format!("NVRM: (PCI ID: 10de:{bus}{bus}) installed in this system has"),
+        "NVRM: fallen off the bus and is not responding to commands.".to_owned(),
+    ]
+}
+
+#[test]
+fn nothing_that_comes_between_the_lines_of_a_fall_loses_it() {
+    let ([a1, a2, a3], [b1, b2, b3]) = (three("b3"), three("b4"));
+    let of = |bus: &str| format!("NVRM: Xid (PCI:0000:{bus}:00): 45, pid=1, name=a, Ch 1");
+    let (own, other) = (of("b3"), of("b5"));
+    // A driver that does not support a GPU begins its message in the same way.
+    let unsupported = "NVRM: The NVIDIA GPU 0000:b6:00.0 (PCI ID: 10de:0fc6)";
+    for (lines, expected) in [
+        (vec![&a1, &other, &a2, &other, &a3], vec!["b3"]),
+        (vec![&a1, &own, &a2, &own, &a3], vec!["b3"]),
+        (vec![&a1, &b1, &a2, &b2, &a3, &b3], vec!["b3", "b4"]),
+        (vec![&a1, &a2, &b1, &a3, &b2, &b3], vec!["b3", "b4"]),
+        (vec![&a1, &a2, &b1, &b2, &b3, &a3], vec!["b3", "b4"]),
+        (vec![&a1, &other, &b1, &b2, &b3], vec!["b4"]),
+        (vec![&a1, &a3], vec!["b3"]),
+        (vec![&a1, &a1, &a2, &a3], vec!["b3"]),
+    ] {
+        for before in [None, Some(unsupported)] {
+            let mut decoder = KernelLogDecoder::default();
+            let lines = before.into_iter().chain(lines.iter().map(|line| &***line));
+            let mut fell: Vec<_> = lines
+                .flat_map(|line| decoder.record(line.as_bytes(), T0))
+                .filter(|it| matches!(it.kind, Kind::FallenOffBus { .. }))
+                .collect();
+            fell.sort_by(|a, b| a.pci.cmp(&b.pci));
+            let fell: Vec<_> = fell.iter().filter_map(|it| it.pci.as_deref()).collect();
+            let expected: Vec<_> = expected
+                .iter()
+                .map(|bus| format!("0000:{bus}:00"))
+                .collect();
+            assert_eq!(fell, expected, "{before:?}");
+        }
+    }
+}
+
+#[test]
+fn of_messages_that_never_end_few_are_kept_and_none_for_long() {
+    let mut decoder = KernelLogDecoder::default();
+    for domain in 0..3 * REMEMBERED {
+        let line = format!("NVRM: The NVIDIA GPU {domain:04x}:b3:00.0");
+        decoder.record(line.as_bytes(), T0);
+    }
+    let [_, second, end] = three("b3");
+    let late = T0 + SAME_FALL * 2;
+    let mut fell = 0;
+    for _ in 0..2 * REMEMBERED {
+        decoder.record(second.as_bytes(), T0);
+        fell += decoder.record(end.as_bytes(), T0).len();
+    }
+    assert_eq!(fell, REMEMBERED);
+    // The end of one that was told in time is not that of one of long ago.
+    let [old, ..] = three("b4");
+    let [begin, ..] = three("b5");
+    decoder.record(old.as_bytes(), T0);
+    decoder.record(begin.as_bytes(), late);
+    let found = decoder.record(end.as_bytes(), late);
+    assert_eq!(found[0].pci.as_deref(), Some("0000:b5:00"));
+    assert_eq!(decoder.record(end.as_bytes(), late), []);
+}
