@@ -39,7 +39,8 @@ pub use forward::{ForwardError, ForwardStatus, ForwardTarget, Forwarding};
 pub use pipeline::{NodeLookup, Pipeline};
 pub use refusal::{Reason, Refused};
 pub use server::{
-    Identify, MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, MAX_REQUEST_BYTES, Service, serve, service,
+    Admission, Identify, MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, MAX_REQUEST_BYTES, MAX_STREAMS,
+    Service, serve, service,
 };
 pub use sink::{Sink, SinkError};
 

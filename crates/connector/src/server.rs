@@ -1,28 +1,34 @@
 //! The gRPC service, and the server of it on the Unix socket.
 
 use std::error::Error as _;
-use std::sync::Arc;
 use std::time::Duration;
 
 use contract::HealthEvents;
 use contract::proto::platform_connector_server::{PlatformConnector, PlatformConnectorServer};
-use prost::Message as _;
 use runtime::unix_grpc::{self, UnixPeer};
 use tokio::net::UnixListener;
-use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Extensions, Request, Response, Status};
 
 use super::refusal;
 use super::{AcceptError, Caller, Connector, Reason, SinkError};
 
+mod admission;
+
+pub use admission::Admission;
+
 /// Largest request, in bytes: the default limit of gRPC receivers, which senders know.
 pub const MAX_REQUEST_BYTES: usize = 4 * 1024 * 1024;
-/// Most requests that are worked on at once; one more is answered `RESOURCE_EXHAUSTED`.
+/// Most requests that are worked on at once; one more is answered `RESOURCE_EXHAUSTED`. What
+/// of it one user of this machine can have says [`runtime::shares`].
 pub const MAX_IN_FLIGHT: usize = 1024;
-/// Most bytes of requests that are worked on at once; a request beyond that is answered
-/// `RESOURCE_EXHAUSTED`. Room for 16 of the largest, or a whole node's reports in small ones.
+/// Most bytes of requests that are read or worked on at once; a request beyond that is
+/// answered `RESOURCE_EXHAUSTED`. Room for 16 of the largest, or a whole node's reports in
+/// small ones. Shared as requests are.
 pub const MAX_IN_FLIGHT_BYTES: usize = 16 * MAX_REQUEST_BYTES;
+/// Most calls on one connection at once; a client holds back more. As many as one user may
+/// have on all of its connections.
+pub const MAX_STREAMS: u32 = 128;
 /// A request that is not answered by then is given up; its events may still be stored.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -30,21 +36,21 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 /// `None`: nobody has proven who it is.
 pub type Identify = fn(&Extensions) -> Option<Caller>;
 
-/// The service. Cheap to clone.
-#[derive(Clone)]
+/// The service behind [`Admission`].
 pub struct Service {
     connector: Connector,
-    identify: Identify,
-    in_flight: Arc<Semaphore>,
-    bytes: Arc<Semaphore>,
 }
 
 /// The service, for a server of any kind. Its requests are refused as `UNAUTHENTICATED`
 /// where `identify` does not know the sender.
-pub fn service(connector: Connector, identify: Identify) -> PlatformConnectorServer<Service> {
-    PlatformConnectorServer::new(Service::new(connector, identify))
+pub fn service(
+    connector: Connector,
+    identify: Identify,
+) -> Admission<PlatformConnectorServer<Service>> {
+    let service = PlatformConnectorServer::new(Service { connector })
         .max_decoding_message_size(MAX_REQUEST_BYTES)
-        .max_encoding_message_size(MAX_REQUEST_BYTES)
+        .max_encoding_message_size(MAX_REQUEST_BYTES);
+    Admission::new(service, identify)
 }
 
 /// Serves the connector on a bound Unix socket until `cancel`; requests under way are
@@ -57,6 +63,7 @@ pub async fn serve(
     let local: Identify = |extensions| extensions.get::<UnixPeer>().copied().map(Caller::Local);
     tonic::transport::Server::builder()
         .timeout(REQUEST_TIMEOUT)
+        .max_concurrent_streams(MAX_STREAMS)
         .add_service(service(connector, local))
         .serve_with_incoming_shutdown(unix_grpc::incoming(listener), cancel.cancelled_owned())
         .await
@@ -64,36 +71,14 @@ pub async fn serve(
 
 // === impl Service ===
 
-impl Service {
-    pub(super) fn new(connector: Connector, identify: Identify) -> Self {
-        Self {
-            connector,
-            identify,
-            in_flight: Arc::new(Semaphore::new(MAX_IN_FLIGHT)),
-            bytes: Arc::new(Semaphore::new(MAX_IN_FLIGHT_BYTES)),
-        }
-    }
-}
-
 #[tonic::async_trait]
 impl PlatformConnector for Service {
     async fn health_event_occurred_v1(
         &self,
-        request: Request<HealthEvents>,
+        mut request: Request<HealthEvents>,
     ) -> Result<Response<()>, Status> {
-        let Ok(_permit) = self.in_flight.try_acquire() else {
-            return Err(Status::resource_exhausted(format!(
-                "{MAX_IN_FLIGHT} requests are being worked on; send it again later"
-            )));
-        };
-        let bytes = u32::try_from(request.get_ref().encoded_len()).unwrap_or(u32::MAX);
-        let Ok(_room) = self.bytes.try_acquire_many(bytes) else {
-            return Err(Status::resource_exhausted(format!(
-                "requests of {MAX_IN_FLIGHT_BYTES} bytes are being worked on; send it again later"
-            )));
-        };
-        let Some(caller) = (self.identify)(request.extensions()) else {
-            return Err(Status::unauthenticated("who sends this is not known"));
+        let Some(caller) = request.extensions_mut().remove::<Caller>() else {
+            return Err(Status::internal("a request came in past the admission"));
         };
         match self.connector.accept(request.into_inner(), &caller).await {
             Ok(_) => Ok(Response::new(())),

@@ -44,6 +44,7 @@ pub async fn serve(
         .http2_keepalive_interval(Some(PING.0))
         .http2_keepalive_timeout(Some(PING.1))
         .max_connection_age(MAX_AGE)
+        .max_concurrent_streams(connector::MAX_STREAMS)
         .add_service(Identified::new(service, identify))
         .serve_with_incoming_shutdown(tcp_grpc::incoming(listener, tls), cancel.cancelled_owned())
         .await

@@ -1,7 +1,9 @@
-//! Process plumbing: logging, metrics, freshness of sources, TLS, gRPC on Unix sockets and TCP.
+//! Process plumbing: logging, metrics, freshness of sources, TLS, gRPC on Unix sockets and TCP,
+//! and how much of it one user may have.
 
 pub mod logging;
 pub mod metrics;
+pub mod shares;
 pub mod sources;
 pub mod tcp_grpc;
 pub mod tls;

@@ -9,6 +9,7 @@ use store::{EventQuery, EventStore, NewEvent};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tonic::Response;
+use tonic::service::Routes;
 use tonic::transport::Endpoint;
 
 use super::*;
@@ -109,10 +110,8 @@ impl Controller {
         let store: Arc<dyn EventStore> = Arc::clone(&self.store) as Arc<dyn EventStore>;
         let nodes = AcceptNodes::Own("nobody".into());
         let connector = Connector::new(store, nodes, &Metrics::default(), Timestamp::now);
-        serve(
-            listener,
-            service(connector, |_| Some(Caller::Node("n1".into()))),
-        )
+        let service = service(connector, |_| Some(Caller::Node("n1".into())));
+        serve_routes(listener, Routes::new(service))
     }
 
     async fn stored(&self) -> Vec<domain::event::Record> {
@@ -135,12 +134,16 @@ fn serve<T: PlatformConnector>(
     listener: TcpListener,
     service: PlatformConnectorServer<T>,
 ) -> (CancellationToken, JoinHandle<()>) {
+    serve_routes(listener, Routes::new(service))
+}
+
+fn serve_routes(listener: TcpListener, routes: Routes) -> (CancellationToken, JoinHandle<()>) {
     let cancel = CancellationToken::new();
     let stop = cancel.clone().cancelled_owned();
     let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
     let task = tokio::spawn(async move {
         tonic::transport::Server::builder()
-            .add_service(service)
+            .add_routes(routes)
             .serve_with_incoming_shutdown(incoming, stop)
             .await
             .unwrap();

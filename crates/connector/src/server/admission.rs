@@ -1,0 +1,156 @@
+//! Stands before the service: who calls is known, and has room for the request, before its
+//! body is read. gRPC sets memory aside for a message as soon as its length is known, and a
+//! sender may take its time with the rest.
+
+use std::convert::Infallible;
+use std::sync::{Arc, OnceLock};
+use std::task::{Context, Poll};
+
+use futures::StreamExt as _;
+use http_body_util::{BodyStream, StreamBody};
+use runtime::shares::{Share, Shares};
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::{BoxFuture, Service, http};
+use tonic::server::NamedService;
+
+use super::{Identify, MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, MAX_REQUEST_BYTES};
+use crate::Caller;
+
+/// Before a message gRPC says whether it is compressed (one byte), and its length.
+const HEAD: usize = 5;
+
+/// A service to which only those come who are known and for whom there is room. It finds the
+/// [`Caller`] in the extensions of a request.
+#[derive(Clone)]
+pub struct Admission<S> {
+    inner: S,
+    identify: Identify,
+    requests: Arc<Shares>,
+    bytes: Arc<Shares>,
+}
+
+/// Looks at the bytes of a request as they come.
+struct Meter {
+    bytes: Arc<Shares>,
+    user: Option<u32>,
+    head: Vec<u8>,
+    /// What of the message has not come yet.
+    missing: usize,
+    /// Room for the message, once its length has come.
+    room: Arc<OnceLock<Share>>,
+}
+
+// === impl Admission ===
+
+impl<S> Admission<S> {
+    pub(super) fn new(inner: S, identify: Identify) -> Self {
+        Self {
+            inner,
+            identify,
+            requests: Shares::new(MAX_IN_FLIGHT),
+            bytes: Shares::new(MAX_IN_FLIGHT_BYTES),
+        }
+    }
+
+    /// The request as it may go on, and what it takes up until it is answered.
+    fn admit(
+        &self,
+        mut request: http::Request<Body>,
+    ) -> Result<(http::Request<Body>, impl Send + 'static), Status> {
+        let Some(caller) = (self.identify)(request.extensions()) else {
+            return Err(Status::unauthenticated("who sends this is not known"));
+        };
+        let user = match &caller {
+            Caller::Local(peer) => Some(peer.uid),
+            Caller::Monitor | Caller::Node(_) | Caller::Central(_) => None,
+        };
+        let turn = self.requests.take(user, 1);
+        let turn = turn.ok_or_else(|| busy(MAX_IN_FLIGHT, "requests"))?;
+        request.extensions_mut().insert(caller);
+        let room = Arc::new(OnceLock::new());
+        let mut meter = Meter {
+            bytes: Arc::clone(&self.bytes),
+            user,
+            head: Vec::with_capacity(HEAD),
+            missing: 0,
+            room: Arc::clone(&room),
+        };
+        let request = request.map(|body| {
+            let frames = BodyStream::new(body).map(move |frame| {
+                let frame = frame?;
+                frame.data_ref().map_or(Ok(()), |data| meter.see(data))?;
+                Ok::<_, Status>(frame)
+            });
+            Body::new(StreamBody::new(frames))
+        });
+        Ok((request, (turn, room)))
+    }
+}
+
+fn busy(limit: usize, of: &str) -> Status {
+    Status::resource_exhausted(format!(
+        "{limit} {of} can be worked on at once, and of these a share for each user of a machine; \
+         send it again later"
+    ))
+}
+
+impl<S: NamedService> NamedService for Admission<S> {
+    const NAME: &'static str = S::NAME;
+}
+
+impl<S> Service<http::Request<Body>> for Admission<S>
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible>,
+    S::Future: Send + 'static,
+{
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<Self::Response, Infallible>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        match self.admit(request) {
+            Ok((request, taken)) => {
+                let answer = self.inner.call(request);
+                Box::pin(async move {
+                    let answer = answer.await;
+                    drop(taken);
+                    answer
+                })
+            }
+            Err(status) => Box::pin(std::future::ready(Ok(status.into_http()))),
+        }
+    }
+}
+
+// === impl Meter ===
+
+impl Meter {
+    fn see(&mut self, mut data: &[u8]) -> Result<(), Status> {
+        if self.head.len() < HEAD {
+            let (head, rest) = data.split_at(data.len().min(HEAD - self.head.len()));
+            self.head.extend_from_slice(head);
+            data = rest;
+            if let Ok([_, length @ ..]) = <[u8; HEAD]>::try_from(self.head.as_slice()) {
+                self.missing = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
+                // A longer one gRPC itself refuses, and sets no memory aside.
+                if self.missing <= MAX_REQUEST_BYTES {
+                    let room = self.bytes.take(self.user, self.missing);
+                    let room =
+                        room.ok_or_else(|| busy(MAX_IN_FLIGHT_BYTES, "bytes of requests"))?;
+                    // Set once: the head is complete only once.
+                    let _ = self.room.set(room);
+                }
+            }
+        }
+        match self.missing.checked_sub(data.len()) {
+            Some(missing) => self.missing = missing,
+            None => return Err(Status::invalid_argument("a request is one message")),
+        }
+        Ok(())
+    }
+}
