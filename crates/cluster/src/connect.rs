@@ -132,7 +132,8 @@ pub enum ConnectError {
 #[derive(Clone)]
 pub struct Cluster {
     pub(crate) client: Client,
-    pub(crate) pace: Arc<Pace>,
+    /// `None`: its requests are few, and none waits for a turn.
+    pub(crate) pace: Option<Arc<Pace>>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) known: KnownNodes,
     /// Who leads writes only while this lasts; `None`: there is no election.
@@ -182,7 +183,7 @@ impl Cluster {
         let client = transport::client(&config, &server, transport::Pings::DEFAULT)?;
         Ok(Self {
             client,
-            pace: Pace::new(),
+            pace: Some(Pace::new()),
             counters: Arc::default(),
             known: KnownNodes::default(),
             tenure: None,
@@ -192,12 +193,13 @@ impl Cluster {
     }
 
     /// The same cluster over a connection that nobody else uses, and that is found dead
-    /// soon; without the turns of the others.
+    /// soon; without turns. Whoever makes one request at a time needs no pace, and one would
+    /// only ever fall: with each slow answer, but never back, for it is never reached.
     pub(crate) fn with_own_connection(&self) -> Result<Self, ConnectError> {
         let client = transport::client(&self.config, &self.server, transport::Pings::SOON)?;
         Ok(Self {
             client,
-            pace: Pace::new(),
+            pace: None,
             ..self.clone()
         })
     }

@@ -392,10 +392,11 @@ mod tests {
     async fn conditions_and_events_tell_and_the_patch_of_a_node_acts() {
         let (cluster, _requests) = fake::serve(Vec::new()).await;
         // Something acts, and as many tell as may beside it.
-        let _act = cluster.pace.turn(Urgency::Act).await;
+        let pace = cluster.pace.as_ref().unwrap();
+        let _act = pace.turn(Urgency::Act).await;
         let (_first, _second) = (
-            cluster.pace.turn(Urgency::Tell).await,
-            cluster.pace.turn(Urgency::Tell).await,
+            pace.turn(Urgency::Tell).await,
+            pace.turn(Urgency::Tell).await,
         );
         let view = NodeView::from_object(fake::node("n1", 1)).unwrap();
         let now = Timestamp::UNIX_EPOCH;

@@ -61,7 +61,7 @@ impl Cluster {
             sent: self.counters.sent.load(Ordering::Relaxed),
             throttled: self.counters.throttled.load(Ordering::Relaxed),
             failed: self.counters.failed.load(Ordering::Relaxed),
-            limit: self.pace.limit(),
+            limit: self.pace.as_ref().map_or(1, |pace| pace.limit()),
         }
     }
 
@@ -74,7 +74,10 @@ impl Cluster {
         urgency: Urgency,
         request: Request<Vec<u8>>,
     ) -> Result<Reply, Failure> {
-        let turn = self.pace.turn(urgency).await;
+        let turn = match &self.pace {
+            Some(pace) => Some(pace.turn(urgency).await),
+            None => None,
+        };
         let (mut head, body) = request.into_parts();
         // Asked only now: the turn may have been long in coming.
         let tenure = self.tenure.as_ref().filter(|_| head.method != Method::GET);
@@ -99,16 +102,18 @@ impl Cluster {
         };
         match tokio::time::timeout(limit, answer).await {
             Ok(Ok(reply)) => {
-                match reply.status.as_u16() {
-                    429 => {
-                        self.counters.throttled.fetch_add(1, Ordering::Relaxed);
+                let status = reply.status.as_u16();
+                match status {
+                    429 => drop(self.counters.throttled.fetch_add(1, Ordering::Relaxed)),
+                    500.. => drop(self.counters.failed.fetch_add(1, Ordering::Relaxed)),
+                    _ => {}
+                }
+                match turn {
+                    Some(turn) if matches!(status, 429 | 500..) => {
                         turn.overloaded(reply.retry_after);
                     }
-                    500.. => {
-                        self.counters.failed.fetch_add(1, Ordering::Relaxed);
-                        turn.overloaded(reply.retry_after);
-                    }
-                    _ => turn.answered(),
+                    Some(turn) => turn.answered(),
+                    None => {}
                 }
                 Ok(reply)
             }
@@ -119,7 +124,9 @@ impl Cluster {
             }
             Err(_) => {
                 self.counters.failed.fetch_add(1, Ordering::Relaxed);
-                turn.overloaded(None);
+                if let Some(turn) = turn {
+                    turn.overloaded(None);
+                }
                 Err(format!("no answer within {} s", limit.as_secs()).into())
             }
         }
@@ -208,6 +215,21 @@ mod tests {
         // Who does not lead may look.
         assert_eq!(cluster.node("n").await.unwrap().resource_version, "3");
         assert_eq!(requests.recv().await.unwrap()[1], "/api/v1/nodes/n");
+    }
+
+    /// The Lease is not to be lost for want of a turn.
+    #[tokio::test]
+    async fn a_connection_of_ones_own_is_never_slowed_down() {
+        let mut answers: Vec<Answer> = (0..8).map(|_| Answer::Later("30")).collect();
+        answers.push(Answer::Now(200, "{}".to_owned()));
+        let (cluster, _requests) = fake::serve(answers).await;
+        let own = cluster.with_own_connection().unwrap();
+        let limit = Duration::from_secs(5);
+        for _ in 0..8 {
+            own.get_object("/api/v1/x", limit).await.unwrap_err();
+        }
+        own.get_object("/api/v1/x", limit).await.unwrap();
+        assert_eq!((own.requests().sent, own.requests().throttled), (9, 8));
     }
 
     fn event() -> crate::Event {
