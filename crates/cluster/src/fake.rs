@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -25,6 +26,8 @@ pub(crate) enum Answer {
     Never,
     /// A watch that ends after these lines.
     Lines(Vec<String>),
+    /// A body that never ends: one byte every ten seconds.
+    Trickle,
     /// A watch that stays open after these lines.
     Open(Vec<String>),
 }
@@ -106,6 +109,13 @@ async fn answer(
         Some(Answer::Lines(all)) => response.body(Body::from_stream(lines(all))),
         Some(Answer::Open(all)) => {
             response.body(Body::from_stream(lines(all).chain(stream::pending())))
+        }
+        Some(Answer::Trickle) => {
+            let bytes = stream::repeat(()).then(async |()| {
+                tokio::time::sleep(Duration::from_secs(10)).await;
+                Ok::<_, std::io::Error>(Bytes::from_static(b" "))
+            });
+            response.body(Body::from_stream(bytes))
         }
         Some(Answer::Never) | None => return std::future::pending().await,
     };

@@ -26,6 +26,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::KnownNodes;
 use crate::connect::Cluster;
+use crate::request::REQUEST_TIMEOUT;
 
 /// Where nodes are.
 const NODES: &str = "/api/v1/nodes";
@@ -37,6 +38,11 @@ const PAGE: u32 = 500;
 /// a connection that has died silently this end does not come, and so the silence is found
 /// (`connect/transport.rs`).
 pub(crate) const WATCH_SECONDS: u32 = 30;
+/// How much later that end may come. A proxy in between can keep our connection alive, and
+/// answer its pings, while the API server behind it is gone.
+const WATCH_GRACE: Duration = Duration::from_secs(15);
+/// Longest time for one page of a list, of up to about 10 MB.
+const PAGE_TIMEOUT: Duration = REQUEST_TIMEOUT.saturating_mul(3);
 /// Longest line of a watch. The API server stores objects up to about 1.5 MiB.
 const LINE_BYTES: u64 = 8 * 1024 * 1024;
 /// First wait after a failure. Each further one doubles it.
@@ -231,7 +237,9 @@ impl<E> Watch<E> {
         let mut first = true;
         loop {
             let request = Request::new(&self.path).list(&page).map_err(Stop::failed)?;
-            let list: List = self.client.request(request).await.map_err(Stop::failed)?;
+            let answer = self.client.request(request);
+            let answer = tokio::time::timeout(PAGE_TIMEOUT, answer).await;
+            let list: List = answer.map_err(|_| Stop::late())?.map_err(Stop::failed)?;
             if first {
                 self.recovered().await?;
                 self.malformed = false;
@@ -265,18 +273,22 @@ impl<E> Watch<E> {
         let request = Request::new(&self.path)
             .watch(&params, version)
             .map_err(Stop::failed)?;
-        let started = self.client.request_stream(request).await;
+        let begin = Instant::now();
+        let end = begin + Duration::from_secs(WATCH_SECONDS.into()) + WATCH_GRACE;
+        let started = tokio::time::timeout_at(end, self.client.request_stream(request)).await;
+        let started = started.map_err(|_| Stop::late())?;
         let stream = started.map_err(|error| self.watch_failed(error))?;
         self.recovered().await?;
 
         let mut stream = pin!(stream);
-        let begin = Instant::now();
         let mut worked = false;
         loop {
-            let line = match line(&mut stream).await {
-                Ok(Some(line)) => line,
-                Ok(None) => break,
-                Err(error) => return Err(Stop::failed(kube::Error::ReadEvents(error))),
+            // What is there already is taken, however late: the consumer may have been slow.
+            let line = match tokio::time::timeout_at(end, line(&mut stream)).await {
+                Ok(Ok(Some(line))) => line,
+                Ok(Ok(None)) => break,
+                Ok(Err(error)) => return Err(Stop::failed(kube::Error::ReadEvents(error))),
+                Err(_) => return Err(Stop::late()),
             };
             let event = match serde_json::from_slice(&line) {
                 Ok(event) => event,
@@ -399,6 +411,10 @@ impl<E> Watch<E> {
 // === impl Stop ===
 
 impl Stop {
+    fn late() -> Self {
+        Self::Failed("the API server did not answer in time".to_owned(), false)
+    }
+
     /// An error with its causes, in one line.
     fn failed(error: impl std::error::Error + 'static) -> Self {
         let any: &(dyn std::error::Error + 'static) = &error;

@@ -308,6 +308,36 @@ async fn a_dead_connection_is_noticed() {
     );
 }
 
+/// A proxy keeps the connection alive, and nothing comes.
+#[tokio::test]
+async fn an_answer_that_does_not_end_is_given_up() {
+    let answers = vec![Answer::Trickle, list(&[], "10", ""), Answer::Trickle];
+    let (cluster, mut requests) = fake::serve(answers).await;
+    let mut events = cluster.watch_nodes(CancellationToken::new());
+    requests.recv().await.expect("list");
+    given_up(&mut events, PAGE_TIMEOUT).await;
+    for expected in [
+        NodeEvent::Recovered,
+        NodeEvent::Restarted,
+        NodeEvent::Listed,
+    ] {
+        assert_eq!(events.recv().await, Some(expected));
+    }
+    for expected in ["list", "watch"] {
+        requests.recv().await.expect(expected);
+    }
+    let watch = Duration::from_secs(WATCH_SECONDS.into());
+    given_up(&mut events, watch + WATCH_GRACE).await;
+}
+
+async fn given_up(events: &mut mpsc::Receiver<NodeEvent>, longest: Duration) {
+    tokio::time::pause();
+    let event = tokio::time::timeout(longest * 2, events.recv()).await;
+    tokio::time::resume();
+    let failing = matches!(event, Ok(Some(NodeEvent::Failing { .. })));
+    assert!(failing, "{event:?}");
+}
+
 #[tokio::test]
 async fn ends_when_cancelled() {
     let (cluster, _requests) = fake::serve(vec![list(&[], "10", "")]).await;
