@@ -79,7 +79,7 @@ enum Stop {
     Unheard,
     /// The API server has forgotten the version: list anew. Not a failure.
     Expired,
-    /// Anything else, for people; and whether the API server refuses it.
+    /// Anything else, for people; and whether the API server says that we may not (403).
     Failed(String, bool),
 }
 
@@ -420,7 +420,7 @@ impl Stop {
         let any: &(dyn std::error::Error + 'static) = &error;
         let refused = matches!(
             any.downcast_ref::<kube::Error>(),
-            Some(kube::Error::Api(status)) if matches!(status.code, 401 | 403 | 404)
+            Some(kube::Error::Api(status)) if status.code == 403
         );
         let mut text = error.to_string();
         let mut cause = error.source();

@@ -25,6 +25,10 @@ use super::nodes::receive;
 /// Pause before a write that failed is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 
+/// A refusal that lasts so long is meant. After a start of the API server the first requests
+/// may be refused, until it knows who may what.
+const REFUSED_AFTER: Duration = Duration::from_secs(60);
+
 /// The two `ConfigMaps`, as last seen.
 pub(super) struct Switches {
     cluster: Arc<Cluster>,
@@ -45,6 +49,8 @@ pub(super) struct Switches {
 struct Watched {
     events: Option<mpsc::Receiver<ConfigMapEvent>>,
     seen: Option<ConfigMap>,
+    /// Since when the API server refuses it.
+    refused_since: Option<Instant>,
     /// Whether it is known at all, and what hinders it.
     known: Known,
 }
@@ -83,6 +89,7 @@ impl Switches {
             Watched {
                 events: Some(events),
                 seen: None,
+                refused_since: None,
                 known: Known::NotYet("the API server has not answered yet".to_owned()),
             }
         };
@@ -337,6 +344,14 @@ impl Switches {
 impl Watched {
     /// Takes an event in. Returns whether anything has changed.
     fn take_in(&mut self, event: ConfigMapEvent) -> bool {
+        let refused_since = match &event {
+            ConfigMapEvent::Failing { refused: true, .. } => {
+                self.refused_since.or(Some(Instant::now()))
+            }
+            _ => None,
+        };
+        self.refused_since = refused_since;
+        let refused = refused_since.is_some_and(|since| since.elapsed() >= REFUSED_AFTER);
         let before = (self.seen.clone(), self.known.clone());
         match event {
             ConfigMapEvent::Seen(map) => {
@@ -347,7 +362,7 @@ impl Watched {
                 self.seen = None;
                 self.known = Known::Yes;
             }
-            ConfigMapEvent::Failing { error, refused } => {
+            ConfigMapEvent::Failing { error, .. } => {
                 let known = std::mem::replace(&mut self.known, Known::Yes);
                 self.known = match known {
                     _ if refused => Known::Refused(error),
@@ -431,10 +446,12 @@ mod tests {
         breaker(ConfigMapEvent::Failing { error, refused })
     }
 
-    #[tokio::test]
+    #[tokio::test(start_paused = true)]
     async fn what_was_never_read_is_not_said_to_be_missing() {
         let mut switches = switches().await;
         for refused in [false, true] {
+            switches.take_in(failing(refused), false, at(1));
+            tokio::time::advance(REFUSED_AFTER).await;
             switches.take_in(failing(refused), false, at(1));
             assert_eq!(switches.said, None, "{refused}");
         }
@@ -452,6 +469,38 @@ mod tests {
         let said = "circuit breaker CLOSED: the ConfigMap did not exist";
         assert_eq!(switches.said.as_deref(), Some(said));
         assert_eq!(switches.reset_at(), Some(at(3)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refusal_counts_only_where_it_lasts() {
+        let mut switches = switches().await;
+        let own = |event| Arrival::Own(event);
+        switches.take_in(own(ConfigMapEvent::Missing), false, at(1));
+        let held =
+            |switches: &Switches| matches!(switches.stop(true, at(1)), Some(Hold::Unread(_)));
+        for (refused, seconds, expected) in [
+            (true, 0, true),
+            (true, 59, true),
+            // Another failure in between: it is not known what the API server would say.
+            (false, 30, true),
+            (true, 1, true),
+            (true, 59, true),
+            (true, 1, false),
+            (false, 1, false),
+        ] {
+            tokio::time::advance(Duration::from_secs(seconds)).await;
+            switches.take_in(failing(refused), false, at(1));
+            assert_eq!(held(&switches), expected, "{refused} after {seconds} s");
+        }
+        // An operator had stopped it all the same.
+        let mut map = ConfigMap::default();
+        let tripped = (
+            keys::BREAKER_STATUS.to_owned(),
+            keys::BREAKER_TRIPPED.to_owned(),
+        );
+        map.data.extend([tripped]);
+        switches.take_in(breaker(ConfigMapEvent::Seen(map)), false, at(1));
+        assert_eq!(switches.stop(true, at(1)), Some(Hold::Tripped));
     }
 
     #[tokio::test]
