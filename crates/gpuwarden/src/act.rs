@@ -102,10 +102,10 @@ impl Acting<'_> {
         let done = tasks.done();
         let page = console::serve(front.listener, console, done.clone());
         tasks.worker("the page", page);
-        tasks.worker("the quarantine", quarantine.run(done.clone()));
+        tasks.writer("the quarantine", quarantine.run(done.clone()));
         tasks.worker("the journal", handles.journal.run());
         if let Some(reporter) = reporter {
-            tasks.worker("the reporter of conditions", reporter.run(done.clone()));
+            tasks.writer("the reporter of conditions", reporter.run(done.clone()));
         }
         let kept = async move { retention.run(&metrics, done).await };
         tasks.worker("retention", kept);

@@ -80,19 +80,20 @@ pub(crate) async fn run(settings: ControllerSettings) -> anyhow::Result<ExitCode
     start.leadership = Some(leading.shown);
     start.listener = leading.listener;
     let term = leading.term;
+    let mut written = true;
     let acted = match start.act().await {
         Ok(mut acting) => {
             let ends = tokio::select! {
                 ends = acting.tasks.until_told_or_failed(told) => ends,
                 () = term.lost() => Ok(()),
             };
-            acting.end().await;
+            written = acting.end().await;
             ends
         }
         Err(error) => Err(error),
     };
     // Also where it could not begin: somebody else may.
-    let lost = term.end().await;
+    let lost = term.end(written).await;
     acted?;
     if let Some(why) = lost {
         tracing::error!("{why}: this process acts no more and ends; started again, it stands by");
@@ -194,7 +195,8 @@ impl<'a> Start<'a> {
 // === impl Running ===
 
 impl Running<'_> {
-    async fn end(self) {
+    /// Ends it in order. Returns whether all writes into the cluster came to their end.
+    async fn end(self) -> bool {
         let Self {
             process,
             store,
@@ -203,7 +205,7 @@ impl Running<'_> {
             tasks,
         } = self;
         let close = parts::close(store, forwarding);
-        tasks.end(close, &endpoint, process).await;
+        tasks.end(close, &endpoint, process).await
     }
 }
 

@@ -151,12 +151,20 @@ impl Term {
         self.tenure.over().await;
     }
 
-    /// Ends it, after the last write: gives the Lease back where we have it. Says why where
-    /// we had lost it before.
-    pub(crate) async fn end(self) -> Option<String> {
+    /// Ends it, after the last write: gives the Lease back where we have it. Where a write was
+    /// cut off (`written` is false), the API server may still be about to make it: then the
+    /// Lease has to run out, by when it has given up. Says why where we had lost it before.
+    pub(crate) async fn end(self, written: bool) -> Option<String> {
         self.stop.cancel();
         match self.keeping.await {
             Ok((_, Some(deposed))) => Some(deposed.to_string()),
+            Ok(_) if !written => {
+                tracing::warn!(
+                    "a write into the cluster was cut off: the Lease is not given back, it has to \
+                     run out"
+                );
+                None
+            }
             Ok((candidate, None)) => {
                 candidate.resign().await;
                 None

@@ -14,6 +14,9 @@ use tokio_util::sync::CancellationToken;
 
 /// What is still under way this long after SIGTERM is left behind.
 const GRACE: Duration = Duration::from_millis(800);
+/// But writes into the cluster have so long: who cuts one off does not know whether it was
+/// made, or still is. A slow API server takes seconds, and a pod has 30 s to end.
+const WRITES_GRACE: Duration = Duration::from_secs(5);
 
 /// The tasks of a role.
 #[derive(Default)]
@@ -21,7 +24,11 @@ pub(crate) struct Tasks {
     /// What lets something in. Ends first.
     inputs: JoinSet<()>,
     no_more: CancellationToken,
-    /// What works it off.
+    /// What works it off and writes into the cluster.
+    writers: JoinSet<()>,
+    /// One of these has not come to its end.
+    cut: bool,
+    /// What else works it off.
     workers: JoinSet<()>,
     done: CancellationToken,
     /// What each is, for people.
@@ -61,6 +68,16 @@ impl Tasks {
         self.names.insert(id, name);
     }
 
+    /// The same for a task that writes into the cluster: it is waited for longer.
+    pub(crate) fn writer(
+        &mut self,
+        name: &'static str,
+        task: impl Future<Output = ()> + Send + 'static,
+    ) {
+        let id = self.writers.spawn(task).id();
+        self.names.insert(id, name);
+    }
+
     /// Waits until `told` to end, or until a task has ended by itself, which is an error.
     pub(crate) async fn until_told_or_failed(
         &mut self,
@@ -76,6 +93,10 @@ impl Tasks {
     pub(crate) async fn failed(&mut self) -> anyhow::Error {
         let ended = tokio::select! {
             Some(ended) = self.inputs.join_next_with_id() => ended,
+            Some(ended) = self.writers.join_next_with_id() => {
+                self.cut |= ended.is_err();
+                ended
+            }
             Some(ended) = self.workers.join_next_with_id() => ended,
             else => std::future::pending().await,
         };
@@ -92,28 +113,45 @@ impl Tasks {
 
     /// Ends the tasks: first nothing more comes in, then what came in is worked off, then
     /// `close` lets go of what is on disk. Removes the note and the socket of `endpoint`.
+    ///
+    /// Returns whether all writes into the cluster were brought to their end.
     pub(crate) async fn end(
         mut self,
         close: impl Future<Output = ()>,
         endpoint: &Endpoint,
         settings: &ProcessSettings,
-    ) {
+    ) -> bool {
         self.no_more.cancel();
         let inputs = async { while self.inputs.join_next().await.is_some() {} };
         // A peer that does not let go of its connection must not cost the others their end.
         let no_more = tokio::time::timeout(GRACE / 2, inputs).await;
         self.done.cancel();
+        let written = self.written().await;
         let workers = async {
             while self.workers.join_next().await.is_some() {}
             close.await;
         };
         let worked_off = tokio::time::timeout(GRACE / 2, workers).await;
-        if no_more.is_err() || worked_off.is_err() {
+        if no_more.is_err() || worked_off.is_err() || !written {
             tracing::warn!("some work was still under way; nothing that was acknowledged is lost");
         }
         Endpoint::remove(&settings.data_dir);
         // The socket's file: a connection to it would only be refused.
         drop(std::fs::remove_file(&endpoint.socket));
+        written
+    }
+
+    /// Waits for those who write into the cluster. Returns whether all came to their end.
+    async fn written(&mut self) -> bool {
+        let writers = async {
+            while let Some(ended) = self.writers.join_next().await {
+                self.cut |= ended.is_err();
+            }
+        };
+        let in_time = tokio::time::timeout(WRITES_GRACE, writers).await.is_ok();
+        // The journal is written until the last of them is gone.
+        self.writers.abort_all();
+        in_time && !self.cut
     }
 }
 
@@ -145,5 +183,24 @@ mod tests {
         tasks.done.cancel();
         tasks.inputs.join_all().await;
         tasks.workers.join_all().await;
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_write_has_seconds_to_end_and_one_that_is_cut_is_told() {
+        for (takes, ends) in [(4_900, true), (5_100, false)] {
+            let mut tasks = Tasks::default();
+            let done = tasks.done();
+            tasks.writer("the quarantine", async move {
+                done.cancelled().await;
+                tokio::time::sleep(Duration::from_millis(takes)).await;
+            });
+            tasks.done.cancel();
+            assert_eq!(tasks.written().await, ends, "{takes}");
+        }
+        // What it had under way when it failed is cut off as well.
+        let mut tasks = Tasks::default();
+        tasks.writer("the quarantine", async { panic!("no such index") });
+        tasks.failed().await;
+        assert!(!tasks.written().await);
     }
 }
