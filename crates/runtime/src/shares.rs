@@ -122,7 +122,7 @@ mod tests {
         // What is left is for root, for ourselves and for those who come over the network.
         let left: Vec<_> = [Some(0), Some(7), None]
             .into_iter()
-            .flat_map(|user| shares.take(user, 10))
+            .filter_map(|user| shares.take(user, 10))
             .collect();
         assert_eq!(left.len(), 3);
         assert!(shares.take(Some(0), 3).is_none());
