@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::Cluster;
-use domain::brake::NodeLabel;
+use domain::brake::{DOUBT, NodeLabel};
 use domain::fault::FaultBook;
 use domain::policy::Policy;
 use domain::session::Session;
@@ -48,7 +48,7 @@ pub use journal::JournalWriter;
 pub use questions::Questions;
 
 use crate::conditions::Board;
-use crate::wakes::Wakes;
+use crate::wakes::{CLOCK_SLACK, Wakes};
 
 use apply::Applied;
 use brake::BrakeState;
@@ -146,6 +146,8 @@ pub struct Quarantine {
     dirty: BTreeSet<String>,
     /// When a session wants to be looked at later.
     wakes: Wakes,
+    /// The clock at the last turn of the loop.
+    turned_at: Timestamp,
     /// All events that were stored when we started are in the book.
     caught_up: bool,
     /// The cluster's nodes are known.
@@ -215,6 +217,7 @@ impl Quarantine {
             nodes: BTreeMap::new(),
             dirty: BTreeSet::new(),
             wakes: Wakes::default(),
+            turned_at: (config.clock)(),
             caught_up: false,
             relisted: None,
             cluster_error: None,
@@ -243,6 +246,7 @@ impl Quarantine {
         self.load().await;
         self.take_in().await;
         loop {
+            self.watch_the_clock();
             self.look().await;
             self.write_statuses();
             self.save_if_due().await;
@@ -326,6 +330,31 @@ impl Quarantine {
             self.brake.changed();
             self.schedule_publish();
         }
+    }
+
+    /// Ends all waits where the clock was put back since the last turn. What wakes the loop
+    /// is another clock, so the next turn comes.
+    fn watch_the_clock(&mut self) {
+        let now = (self.clock)();
+        let before = std::mem::replace(&mut self.turned_at, now);
+        if now >= before - CLOCK_SLACK {
+            return;
+        }
+        let by = before.duration_since(now);
+        tracing::warn!("the clock was put back by {by:#}: what waits is tried now");
+        let mut doubt = None;
+        for entry in self.nodes.values_mut() {
+            entry.session.clock_put_back(now);
+            entry.in_doubt = entry.in_doubt.map(|_| now + DOUBT);
+            doubt = doubt.or(entry.in_doubt);
+        }
+        self.brake.doubt_ends = doubt;
+        self.brake.changed();
+        let names: Vec<String> = self.nodes.keys().cloned().collect();
+        for name in &names {
+            self.remember_wake(name);
+        }
+        self.dirty.extend(names);
     }
 
     /// When what the brake had held back was last dropped.

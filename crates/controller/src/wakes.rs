@@ -2,7 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
+
+/// Each wait is by the wall clock. Where it is put back by more than this, all of them end.
+pub(crate) const CLOCK_SLACK: SignedDuration = SignedDuration::from_secs(1);
 
 /// One time for each node at most. Asked on every turn of the loop, also while a thousand
 /// nodes wait for their answers, so the next one is found without looking at all.

@@ -307,6 +307,13 @@ impl Session {
         self.not_before = Some(now + wait);
     }
 
+    /// Takes in that the clock was put back to `now`: a wait that was set before would last
+    /// as much longer, so it ends.
+    pub fn clock_put_back(&mut self, now: Timestamp) {
+        self.not_before = None;
+        self.pending_since = self.pending_since.map(|since| since.min(now));
+    }
+
     /// When to call [`step`] again even if nothing happens; `None`: not at all.
     pub fn wake_at(&self) -> Option<Timestamp> {
         let attention = self

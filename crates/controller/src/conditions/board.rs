@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 
 use super::EventKind;
 use super::rate::Bucket;
-use crate::wakes::Wakes;
+use crate::wakes::{CLOCK_SLACK, Wakes};
 
 /// Events of one node at once, and after how long it gets leave for one more.
 const NODE_BURST: i64 = 20;
@@ -54,6 +54,8 @@ struct State {
     due: BTreeSet<String>,
     /// Those to look at later.
     later: Wakes,
+    /// The clock when this was last asked.
+    asked_at: Timestamp,
     all: Bucket,
 }
 
@@ -140,6 +142,7 @@ impl Shared {
                 nodes: BTreeMap::new(),
                 due: BTreeSet::new(),
                 later: Wakes::default(),
+                asked_at: now,
                 all: Bucket::new(ALL_BURST, ALL_REFILL, now),
             }),
             posted: Notify::new(),
@@ -195,6 +198,7 @@ impl Shared {
     pub(super) fn take(&self, now: Timestamp) -> Vec<Job> {
         let mut guard = self.lock();
         let state = &mut *guard;
+        state.watch_the_clock(now);
         let later = state.later.take_due(now);
         state.due.extend(later);
         let mut jobs = Vec::new();
@@ -278,6 +282,28 @@ impl Shared {
 
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl State ===
+
+impl State {
+    /// Ends all waits where the clock was put back since it was last asked.
+    fn watch_the_clock(&mut self, now: Timestamp) {
+        let before = std::mem::replace(&mut self.asked_at, now);
+        if now >= before - CLOCK_SLACK {
+            return;
+        }
+        self.later = Wakes::default();
+        self.all = Bucket::new(ALL_BURST, ALL_REFILL, now);
+        for (name, node) in &mut self.nodes {
+            node.not_before = None;
+            node.bucket = Bucket::new(NODE_BURST, NODE_REFILL, now);
+            for told in node.told.values_mut() {
+                told.at = told.at.min(now);
+            }
+            self.due.insert(name.clone());
+        }
     }
 }
 

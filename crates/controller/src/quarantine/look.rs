@@ -260,10 +260,11 @@ fn rules_text(verdicts: &[Verdict]) -> String {
 mod tests {
     use cluster::{Cluster, ConnectOptions, NodeEvent};
     use contract::HealthEvent;
-    use domain::brake::NodeLabel;
+    use domain::brake::{DOUBT, NodeLabel};
     use domain::condition::Options;
     use domain::event::normalise;
-    use jiff::Timestamp;
+    use domain::session::Failure;
+    use jiff::{SignedDuration, Timestamp};
     use runtime::metrics::Metrics;
     use runtime::sources::Sources;
     use serde_json::json;
@@ -413,6 +414,35 @@ mod tests {
         quarantine.applied(done);
         quarantine.look().await;
         assert_eq!(told(&metrics), 1);
+    }
+
+    #[tokio::test]
+    async fn a_clock_that_is_put_back_ends_all_waits() {
+        let directory = tempfile::tempdir().unwrap();
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (mut quarantine, _handles, _reporter) =
+            quarantine(&server, directory.path(), &Metrics::default()).await;
+        let failure = Failure::Error { retry_after: None };
+        let doubt = now() + DOUBT;
+        // A first try whose answer is lost.
+        quarantine.look().await;
+        quarantine.applying.shutdown().await;
+        let entry = quarantine.entry("n1");
+        (entry.in_flight, entry.taking_out) = (false, false);
+        entry.session.failed(failure, now());
+        entry.in_doubt = Some(doubt);
+        quarantine.touch("n1");
+        quarantine.watch_the_clock();
+        quarantine.look().await;
+        assert!(quarantine.applying.is_empty(), "it waits");
+
+        let hour = SignedDuration::from_hours(1);
+        quarantine.clock = || now() - SignedDuration::from_hours(1);
+        quarantine.watch_the_clock();
+        assert_eq!(quarantine.entry("n1").in_doubt, Some(doubt - hour));
+        assert_eq!(quarantine.brake.doubt_ends, Some(doubt - hour));
+        quarantine.look().await;
+        assert_eq!(quarantine.applying.len(), 1);
     }
 
     #[tokio::test]

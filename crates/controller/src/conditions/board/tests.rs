@@ -137,6 +137,22 @@ fn a_recovery_is_tried_until_it_is_through() {
 }
 
 #[test]
+fn a_clock_that_is_put_back_ends_all_waits() {
+    let (shared, mut book) = (shared(), FaultBook::default());
+    record(&mut book, 1, "", true, false);
+    post(&shared, &book, &view(5, false), 3_700);
+    let job = one(shared.take(at(3_700)));
+    shared.done(outcome(job, None, true), at(3_700));
+    assert!(shared.take(at(3_700)).is_empty());
+    let job = one(shared.take(at(100)));
+    assert!(job.changes[0].condition.status);
+    // What is set from then on holds.
+    shared.done(outcome(job, None, true), at(100));
+    assert!(shared.take(at(100)).is_empty());
+    assert!(shared.next().unwrap() <= at(130));
+}
+
+#[test]
 fn repeats_raise_a_count_and_recovery_is_told_once() {
     let (shared, mut book) = (shared(), FaultBook::default());
     let node = view(5, false);
