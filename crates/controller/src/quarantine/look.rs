@@ -417,6 +417,28 @@ mod tests {
     }
 
     #[tokio::test]
+    async fn a_watch_that_fails_again_for_the_same_reason_is_no_news() {
+        let directory = tempfile::tempdir().unwrap();
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (mut quarantine, _handles, _reporter) =
+            quarantine(&server, directory.path(), &Metrics::default()).await;
+        let failing = |error: &str| NodeEvent::Failing {
+            error: error.to_owned(),
+        };
+        for (event, news) in [
+            (failing("refused"), true),
+            (failing("refused"), false),
+            (failing("no answer"), true),
+            (NodeEvent::Recovered, true),
+            (failing("no answer"), true),
+        ] {
+            quarantine.publish();
+            quarantine.node_event(event.clone());
+            assert_eq!(quarantine.publish_at.is_some(), news, "{event:?}");
+        }
+    }
+
+    #[tokio::test]
     async fn a_clock_that_is_put_back_ends_all_waits() {
         let directory = tempfile::tempdir().unwrap();
         let server = TcpListener::bind("127.0.0.1:0").await.unwrap();

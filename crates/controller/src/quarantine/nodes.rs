@@ -49,7 +49,9 @@ impl Quarantine {
                 self.dirty.extend(self.nodes.keys().cloned());
                 self.schedule_publish();
             }
-            NodeEvent::Failing { error, .. } => {
+            // Each failed try is told; for the same reason it is no news.
+            NodeEvent::Failing { error } if self.cluster_error.as_ref() == Some(&error) => {}
+            NodeEvent::Failing { error } => {
                 tracing::warn!(
                     err = error,
                     "the cluster's nodes cannot be watched; it is tried again"
