@@ -105,6 +105,11 @@ impl Board {
         self.shared.post(faults, heard, view, now);
     }
 
+    /// The API server went back to an older state of the node.
+    pub(crate) fn restored(&self, node: &str) {
+        self.shared.restored(node);
+    }
+
     /// The cluster does not have the node (any more).
     pub(crate) fn gone(&self, node: &str) {
         self.shared.gone(node);

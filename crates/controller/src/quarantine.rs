@@ -53,6 +53,7 @@ use crate::wakes::{CLOCK_SLACK, Wakes};
 use apply::Applied;
 use brake::BrakeState;
 use fleet::NodeEntry;
+use nodes::Relisted;
 use intake::FeedFailure;
 use journal::{JOURNAL_QUEUE, Journal};
 use metrics::QuarantineMetrics;
@@ -152,8 +153,8 @@ pub struct Quarantine {
     caught_up: bool,
     /// The cluster's nodes are known.
     listed: bool,
-    /// Nodes seen since the list was begun anew.
-    relisted: Option<BTreeSet<String>>,
+    /// A list that is not complete yet.
+    relisted: Option<Relisted>,
     cluster_error: Option<String>,
 
     applying: JoinSet<Applied>,

@@ -187,6 +187,14 @@ impl Shared {
         }
     }
 
+    /// What we have written on the node may not be there any more, and its versions begin
+    /// lower.
+    pub(super) fn restored(&self, node: &str) {
+        if let Some(node) = self.lock().nodes.get_mut(node) {
+            node.written = 0;
+        }
+    }
+
     pub(super) fn gone(&self, node: &str) {
         let mut state = self.lock();
         state.nodes.remove(node);

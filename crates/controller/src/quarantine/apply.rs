@@ -14,6 +14,7 @@ use jiff::{SignedDuration, Timestamp};
 use runtime::logging::chain;
 use serde_json::json;
 use tokio::task::JoinError;
+use tokio::time::Instant;
 
 use super::{Mode, Quarantine, ROUND};
 
@@ -148,6 +149,7 @@ impl Quarantine {
                 if let Some(first_seen) = first_seen.filter(|_| intent == Intent::Quarantine) {
                     self.metrics.taken_out(now.duration_since(first_seen));
                 }
+                self.entry(&node).patched_at = Some(Instant::now());
                 self.see(Arc::new(view));
                 (
                     format!("200 OK in {took_ms:.1} ms"),

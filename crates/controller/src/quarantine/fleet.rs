@@ -41,6 +41,8 @@ pub(super) struct NodeEntry {
     pub(super) undecided: Option<(Instant, u32)>,
     /// That it is out of service, as the node itself says (in a dry run: would say).
     own: Option<Out>,
+    /// When a patch was last answered with the node as it is then.
+    pub(super) patched_at: Option<Instant>,
     /// A patch is under way that takes it out of service.
     pub(super) taking_out: bool,
     /// Such a patch was sent, and nobody knows whether it was made: until when that counts.
@@ -76,14 +78,15 @@ impl NodeEntry {
             anothers: None,
             undecided: None,
             own: None,
+            patched_at: None,
             taking_out: false,
             in_doubt: None,
             hold: None,
         }
     }
 
-    /// Takes a view in, unless it is older than what is known. Returns whether anything
-    /// that decisions look at has changed: a heartbeat changes nothing.
+    /// Takes a view in. Returns whether anything that decisions look at has changed: a
+    /// heartbeat changes nothing.
     pub(super) fn see(&mut self, view: Arc<NodeView>) -> bool {
         let Some(known) = &self.view else {
             self.view = Some(view);
@@ -91,25 +94,25 @@ impl NodeEntry {
             self.read_own();
             return true;
         };
-        // The watch may still deliver states from before our own last patch. Versions are
-        // comparable numbers in every Kubernetes we know; where they are not, the view is
-        // taken, and a patch that rests on an old one fails its tests.
-        let older = match (
-            known.resource_version.parse::<u64>(),
-            view.resource_version.parse::<u64>(),
-        ) {
-            (Ok(known_version), Ok(version)) => known.uid == view.uid && version < known_version,
-            _ => false,
-        };
-        if older {
-            return false;
-        }
         let changed = !known.same_but_for_heartbeat(&view);
         self.view = Some(view);
         if changed {
             self.read_own();
         }
         changed
+    }
+
+    /// Whether `view` is older than what is known. Versions are comparable numbers in every
+    /// Kubernetes we know; where they are not, no view is, and a patch that rests on an old
+    /// one fails its tests.
+    pub(super) fn knows_newer(&self, view: &NodeView) -> bool {
+        let Some(known) = self.view.as_ref().filter(|known| known.uid == view.uid) else {
+            return false;
+        };
+        match (known.resource_version.parse::<u64>(), view.resource_version.parse::<u64>()) {
+            (Ok(known), Ok(version)) => version < known,
+            _ => false,
+        }
     }
 
     /// Takes in that the cluster does not have it any more.

@@ -273,6 +273,7 @@ mod tests {
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::TcpListener;
     use tokio::sync::watch;
+    use tokio::time::Instant;
 
     use super::super::{Config, Handles, Owns};
     use super::*;
@@ -435,6 +436,39 @@ mod tests {
             quarantine.publish();
             quarantine.node_event(event.clone());
             assert_eq!(quarantine.publish_at.is_some(), news, "{event:?}");
+        }
+    }
+
+    /// As after etcd was restored from a backup.
+    #[tokio::test]
+    async fn a_list_may_go_back_but_not_behind_our_own_patch() {
+        let directory = tempfile::tempdir().unwrap();
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (mut quarantine, _handles, _reporter) =
+            quarantine(&server, directory.path(), &Metrics::default()).await;
+        let applied = |version| {
+            let view = NodeView::from_object(node(version)).unwrap();
+            NodeEvent::Applied(Arc::new(view))
+        };
+        let known = |quarantine: &Quarantine| {
+            let view = quarantine.nodes["n1"].view.clone().unwrap();
+            view.resource_version.clone()
+        };
+        quarantine.node_event(applied(1_000));
+        quarantine.node_event(applied(5));
+        assert_eq!(known(&quarantine), "1000", "late, and not from a list");
+        quarantine.entry("n1").patched_at = Some(Instant::now());
+        for (events, expected) in [
+            ([NodeEvent::Restarted, applied(6), NodeEvent::Listed], "1000"),
+            ([NodeEvent::Restarted, applied(7), NodeEvent::Listed], "7"),
+            ([applied(6), applied(8), applied(5)], "8"),
+        ] {
+            for event in events {
+                quarantine.node_event(event);
+            }
+            assert_eq!(known(&quarantine), expected);
+            // Longer ago than a list takes.
+            quarantine.entry("n1").patched_at = None;
         }
     }
 

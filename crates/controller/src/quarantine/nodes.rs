@@ -2,20 +2,38 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use cluster::NodeEvent;
 use domain::node::NodeView;
 use tokio::sync::mpsc;
+use tokio::time::Instant;
 
 use super::{Mode, Owns, Quarantine, ROUND};
+
+/// How long a view may be on its way to us as part of a list: a page takes 30 s at most, and
+/// may wait in the watch's queue.
+const LIST_TAKES: Duration = Duration::from_secs(60);
+
+/// A list that is being delivered.
+pub(super) struct Relisted {
+    /// Nodes that it had so far.
+    seen: BTreeSet<String>,
+    began: Instant,
+}
 
 impl Quarantine {
     pub(super) fn node_event(&mut self, event: NodeEvent) {
         match event {
-            NodeEvent::Restarted => self.relisted = Some(BTreeSet::new()),
+            NodeEvent::Restarted => {
+                self.relisted = Some(Relisted {
+                    seen: BTreeSet::new(),
+                    began: Instant::now(),
+                });
+            }
             NodeEvent::Applied(view) => {
-                if let Some(seen) = &mut self.relisted {
-                    seen.insert(view.name.clone());
+                if let Some(list) = &mut self.relisted {
+                    list.seen.insert(view.name.clone());
                 }
                 let name = view.name.clone();
                 if self.see(view) {
@@ -24,7 +42,7 @@ impl Quarantine {
             }
             NodeEvent::Deleted(name) => self.gone(&name),
             NodeEvent::Listed => {
-                let seen = self.relisted.take().unwrap_or_default();
+                let seen = self.relisted.take().map(|list| list.seen).unwrap_or_default();
                 let gone: Vec<String> = self
                     .nodes
                     .iter()
@@ -80,10 +98,23 @@ impl Quarantine {
         }
     }
 
-    /// Takes a view of a node in. Returns whether anything has changed that decisions
-    /// look at.
+    /// Takes a view of a node in, unless it is older than what is known: the watch may still
+    /// deliver states from before our own last patch. Returns whether anything has changed
+    /// that decisions look at.
+    ///
+    /// What a list has is taken all the same where no patch can be newer: after etcd was
+    /// restored from a backup, nodes have lower versions than before.
     pub(super) fn see(&mut self, view: Arc<NodeView>) -> bool {
         let (name, now) = (view.name.clone(), (self.clock)());
+        if self.entry(&name).knows_newer(&view) {
+            if !self.restored(&name) {
+                return false;
+            }
+            tracing::info!(node = name, "the API server went back to an older state of the node");
+            if let Some(board) = &self.board {
+                board.restored(&name);
+            }
+        }
         let moved = self.moved(&view);
         let entry = self.entry(&name);
         let (was_out, since) = (!entry.in_service(), entry.out_since());
@@ -95,6 +126,14 @@ impl Quarantine {
             self.brake.changed();
         }
         changed
+    }
+
+    /// Whether an older view of a node is a state to which the API server went back.
+    fn restored(&self, name: &str) -> bool {
+        let patched_at = self.nodes.get(name).and_then(|entry| entry.patched_at);
+        let patched_before =
+            |list: &Relisted| patched_at.is_none_or(|at| at + LIST_TAKES < list.began);
+        self.relisted.as_ref().is_some_and(patched_before)
     }
 
     /// Whether a node is new to the brake, or counts among others than before.
