@@ -14,13 +14,14 @@
 
 use std::collections::BTreeSet;
 
-use contract::{HealthEvent, ProcessingStrategy};
-use domain::event::content_fingerprint;
+use contract::{HealthEvent, json};
+use domain::event::{content_fingerprint, normalise};
 use domain::journal::EntryKind;
 use domain::node::NodeView;
 use domain::session::ownership::{Maker, Ownership};
+use jiff::Timestamp;
 use serde_json::Value;
-use store::{NewEvent, StoreError};
+use store::{MAX_APPEND, NewEvent, StoreError};
 
 use super::{Owns, Quarantine};
 
@@ -98,8 +99,25 @@ impl Quarantine {
             events = unknown.len(),
             "taking over the faults that the node lists and the store does not know"
         );
-        match self.store.append(self.as_received(unknown)).await {
-            Ok(_) => Claim::Later,
+        // The rest at the next look.
+        let more = unknown.len() > MAX_APPEND;
+        unknown.truncate(MAX_APPEND);
+        let listed: Vec<String> = unknown.iter().map(|event| event.id.clone()).collect();
+        let received = as_received(unknown, (self.clock)());
+        match self.store.append(received).await {
+            Ok(appended) => {
+                // Stored now, or before, if under another id.
+                self.entry(&view.name).known.extend(listed);
+                if more {
+                    self.dirty.insert(view.name.clone());
+                }
+                let new = appended.iter().any(|one| one.new);
+                if new || more {
+                    Claim::Later
+                } else {
+                    Claim::Ours
+                }
+            }
             Err(error) => self.claim_later(&view.name, &error),
         }
     }
@@ -139,24 +157,6 @@ impl Quarantine {
         );
     }
 
-    fn as_received(&self, events: Vec<HealthEvent>) -> Vec<NewEvent> {
-        let received_at = (self.clock)();
-        let mut ids = BTreeSet::new();
-        events
-            .into_iter()
-            .map(|mut event| {
-                // Parts of one event are listed under its id; stored, each needs its own.
-                if !ids.insert(event.id.clone()) {
-                    event.id = content_fingerprint(&event);
-                }
-                if event.processing_strategy == ProcessingStrategy::Unspecified as i32 {
-                    event.processing_strategy = ProcessingStrategy::ExecuteRemediation as i32;
-                }
-                NewEvent { event, received_at }
-            })
-            .collect()
-    }
-
     fn claim_later(&mut self, node: &str, error: &StoreError) -> Claim {
         tracing::error!(node, err = %error, "the store does not answer; the node is left as it is");
         self.metrics.error("claim_error");
@@ -168,9 +168,84 @@ impl Quarantine {
     }
 }
 
+/// What a node lists, as if it had been received now. Anybody who may annotate the node may
+/// have written it: whatever it is, the store has to take it, or the node is never given back.
+fn as_received(events: Vec<HealthEvent>, received_at: Timestamp) -> Vec<NewEvent> {
+    let mut ids = BTreeSet::new();
+    let received = events.into_iter().map(|mut event| {
+        let time = event.generated_timestamp.as_ref();
+        if time.is_some_and(|time| json::timestamp(time).is_none()) {
+            event.generated_timestamp = None;
+        }
+        let (listed, own) = (std::mem::take(&mut event.id), content_fingerprint(&event));
+        normalise(&mut event, received_at);
+        // Parts of one event are listed under its id; stored, each needs its own.
+        let is_id = listed.len() == own.len() && listed.bytes().all(|c| c.is_ascii_hexdigit());
+        event.id = if is_id && ids.insert(listed.clone()) {
+            listed
+        } else {
+            own
+        };
+        NewEvent { event, received_at }
+    });
+    received.collect()
+}
+
 #[cfg(test)]
 mod tests {
+    use contract::ProcessingStrategy;
+    use jiff::SignedDuration;
+
     use super::*;
+
+    fn event(id: &str, check: &str) -> HealthEvent {
+        HealthEvent {
+            id: id.into(),
+            agent: "a".into(),
+            component_class: "GPU".into(),
+            check_name: check.into(),
+            node_name: "n1".into(),
+            is_fatal: true,
+            ..HealthEvent::default()
+        }
+    }
+
+    #[test]
+    fn whatever_a_node_lists_the_store_can_take() {
+        let at = Timestamp::UNIX_EPOCH;
+        let id = "0123456789abcdef01234567";
+        let mut listed = vec![
+            event(id, "A"),
+            event(id, "B"),
+            event(&"x".repeat(300), "C"),
+            event("", "D"),
+            HealthEvent {
+                generated_timestamp: Some(json::proto_timestamp(at)),
+                ..event("e", "E")
+            },
+        ];
+        if let Some(time) = &mut listed[4].generated_timestamp {
+            time.nanos = -1;
+        }
+        let stored = as_received(listed.clone(), at);
+        let checks: Vec<&str> = (stored.iter())
+            .map(|one| one.event.check_name.as_str())
+            .collect();
+        assert_eq!(checks, ["A", "B", "C", "D", "E"]);
+        let ids: BTreeSet<&str> = stored.iter().map(|one| one.event.id.as_str()).collect();
+        assert!(ids.len() == 5 && ids.contains(id), "{ids:?}");
+        for one in &stored {
+            assert_eq!(one.event.id.len(), id.len());
+            let time = one.event.generated_timestamp.as_ref().unwrap();
+            assert!(json::timestamp(time).is_some());
+            let strategy = one.event.processing_strategy;
+            assert_eq!(strategy, ProcessingStrategy::ExecuteRemediation as i32);
+        }
+        // The same, whenever it is read.
+        let again = as_received(listed, at + SignedDuration::from_secs(99));
+        let again: BTreeSet<&str> = again.iter().map(|one| one.event.id.as_str()).collect();
+        assert_eq!(again, ids);
+    }
 
     #[test]
     fn each_kind_takes_over_its_own_sessions_and_those_that_nobody_signed() {
