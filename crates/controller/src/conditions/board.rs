@@ -268,7 +268,8 @@ impl Shared {
                 self.queue.retry();
                 node.work = Some(self.queue.add());
                 node.failures = node.failures.saturating_add(1);
-                let wait = (RETRY * (1 << node.failures.min(10))).min(LONGEST_RETRY);
+                let doublings = node.failures.min(10) - 1;
+                let wait = (RETRY * (1 << doublings)).min(LONGEST_RETRY);
                 let wish = retry_after.and_then(|wish| SignedDuration::try_from(wish).ok());
                 let wait = wish.map_or(wait, |wish| wait.max(wish.min(LONGEST_RETRY)));
                 node.not_before = Some(now + wait);

@@ -191,7 +191,7 @@ impl Switches {
         self.retry_at
     }
 
-    /// Writes what follows from what the cluster has: after an error, or when we begin to act.
+    /// Writes what follows from what the cluster has, after an error.
     pub(super) fn write_anew(&mut self, write: bool, now: Timestamp) {
         if self.breaker.known != Known::Yes {
             return;

@@ -122,12 +122,16 @@ fn a_recovery_is_tried_until_it_is_through() {
     record(&mut book, 2, "", false, true);
     post(&shared, &book, &view(5, true), 2);
     let mut now = 2;
-    for _ in 0..100 {
+    for failures in 0..100 {
         let job = one(shared.take(at(now)));
         assert!(!job.changes[0].condition.status);
         shared.done(outcome(job, None, true), at(now));
         assert!(shared.take(at(now)).is_empty(), "not at once");
         let next = shared.next().unwrap();
+        if failures < 2 {
+            let wait = [RETRY, RETRY * 2][failures];
+            assert_eq!(next, at(now) + wait, "each wait doubles the one before");
+        }
         assert!(next <= at(now + 30), "not later than after 30 s");
         now += 30;
     }
