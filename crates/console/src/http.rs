@@ -153,6 +153,28 @@ pub async fn serve(listener: TcpListener, console: Console, cancel: Cancellation
     drop(server::serve(listener, routes, cancel, server::Limits::default()).await);
 }
 
+/// The paths of a whole gpuwarden and of a controller that leads.
+const SERVED: &[&str] = &[
+    "/",
+    "/api/v1/status",
+    "/api/v1/events",
+    "/api/v1/nodes/NAME/explain",
+    "/api/v1/nodes/NAME/why-not",
+    "/api/v1/stream",
+    "/metrics",
+    "/healthz",
+    "/readyz",
+];
+/// The paths of a process that has no events and decides nothing: an agent, or a controller
+/// that stands by.
+const SERVED_BY_ALL: &[&str] = &["/", "/api/v1/status", "/metrics", "/healthz", "/readyz"];
+
+/// Whether `path` is one that only a process with events serves.
+fn needs_events(path: &str) -> bool {
+    let of_events = ["/api/v1/events", "/api/v1/stream"];
+    of_events.contains(&path) || path.starts_with("/api/v1/nodes/")
+}
+
 fn routes(app: App, check_host: CheckHost) -> Router {
     let app = Arc::new(app);
     let mut router = Router::new()
@@ -169,7 +191,7 @@ fn routes(app: App, check_host: CheckHost) -> Router {
         router = router.route(file.path, get(async move || answer));
     }
     router
-        .fallback(async || Refusal::unknown_route())
+        .fallback(async || Refusal::unknown_route(SERVED))
         .layer(from_fn_with_state(check_host, guard::guard))
         .with_state(app)
 }

@@ -67,6 +67,13 @@ async fn recovery(
     target: &TargetArgs,
 ) -> anyhow::Result<()> {
     let status: Status = Client::new(&target.server)?.get("/api/v1/status").await?;
+    if let Some(delivery) = &status.delivery {
+        bail!(
+            "this is an agent: which faults are open is known at its controller, to which it \
+             delivers at {}; run the command there, or name its API with --server",
+            delivery.controller
+        );
+    }
     let node = target
         .node_name
         .clone()

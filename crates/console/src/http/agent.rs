@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::extract::State;
-use axum::http::{StatusCode, header};
+use axum::http::{StatusCode, Uri, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -22,7 +22,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::error::Refusal;
 use super::guard::{self, CheckHost};
-use super::{Info, health, server};
+use super::{Info, SERVED_BY_ALL, health, needs_events, server};
 use crate::api::{DeliveryView, Status, StoreView};
 
 /// How long a probe waits for the outbox.
@@ -57,7 +57,7 @@ pub async fn serve_agent(listener: TcpListener, console: AgentConsole, cancel: C
         .route("/metrics", get(metrics))
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
-        .fallback(async || Refusal::unknown_route())
+        .fallback(unserved)
         .layer(from_fn_with_state(check_host, guard::guard))
         .with_state(Arc::new(console));
     drop(server::serve(listener, routes, cancel, server::Limits::default()).await);
@@ -67,6 +67,20 @@ async fn page(State(console): State<Arc<AgentConsole>>) -> String {
     format!(
         "gpuwarden agent on {}, for the controller at {}\n\n/api/v1/status\n/metrics\n/healthz\n/readyz\n",
         console.info.node_name, console.controller
+    )
+}
+
+async fn unserved(State(console): State<Arc<AgentConsole>>, uri: Uri) -> Refusal {
+    if !needs_events(uri.path()) {
+        return Refusal::unknown_route(SERVED_BY_ALL);
+    }
+    Refusal::elsewhere(
+        "this is an agent: events, faults and decisions are at its controller".to_owned(),
+        format!(
+            "Ask the controller to which it delivers, {}: run the command there, or name its API \
+             with --server.",
+            console.controller
+        ),
     )
 }
 

@@ -84,13 +84,18 @@ impl Refusal {
         Self::new(StatusCode::NOT_FOUND, error, hint)
     }
 
-    pub(super) fn unknown_route() -> Self {
-        Self::new(
-            StatusCode::NOT_FOUND,
-            "there is nothing at this path",
-            "There are /, /api/v1/status, /api/v1/events, /api/v1/nodes/NAME/explain, \
-             /api/v1/nodes/NAME/why-not, /api/v1/stream, /metrics, /healthz and /readyz.",
-        )
+    /// A path that is served nowhere; `served` are those that are.
+    pub(super) fn unknown_route(served: &[&str]) -> Self {
+        let hint = match served {
+            [others @ .., last] => format!("There are {} and {last}.", others.join(", ")),
+            [] => String::new(),
+        };
+        Self::new(StatusCode::NOT_FOUND, "there is nothing at this path", hint)
+    }
+
+    /// A path that others of us serve, and who is asked does not.
+    pub(super) fn elsewhere(error: String, hint: String) -> Self {
+        Self::new(StatusCode::NOT_FOUND, error, hint)
     }
 
     pub(super) fn body(self) -> ErrorBody {

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use axum::extract::State;
-use axum::http::header;
+use axum::http::{Uri, header};
 use axum::middleware::from_fn_with_state;
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
@@ -16,7 +16,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::error::Refusal;
 use super::guard::{self, CheckHost};
-use super::{Info, LeadershipSource, health, server};
+use super::{Info, LeadershipSource, SERVED_BY_ALL, health, needs_events, server};
 use crate::api::{LeadershipView, Status};
 
 /// What is shown while another leads, and where it is read.
@@ -45,7 +45,7 @@ pub async fn serve_standby(
         .route("/metrics", get(metrics))
         .route("/healthz", get(async || "ok\n"))
         .route("/readyz", get(readyz))
-        .fallback(async || Refusal::unknown_route())
+        .fallback(unserved)
         .layer(from_fn_with_state(check_host, guard::guard))
         .with_state(Arc::new(console));
     server::serve(listener, routes, cancel, server::Limits::default()).await
@@ -56,6 +56,20 @@ async fn page(State(console): State<Arc<StandbyConsole>>) -> String {
         "gpuwarden controller on {}\n{}\n\n/api/v1/status\n/metrics\n/healthz\n/readyz\n",
         console.info.node_name,
         not_ready(&(console.leadership)())
+    )
+}
+
+async fn unserved(State(console): State<Arc<StandbyConsole>>, uri: Uri) -> Refusal {
+    if !needs_events(uri.path()) {
+        return Refusal::unknown_route(SERVED_BY_ALL);
+    }
+    Refusal::elsewhere(
+        format!(
+            "this controller does not act, {}",
+            not_ready(&(console.leadership)())
+        ),
+        "Ask the controller that leads: run the command there, or name its API with --server."
+            .to_owned(),
     )
 }
 

@@ -137,6 +137,32 @@ impl Apart {
 }
 
 #[tokio::test]
+async fn an_agent_says_who_knows_what_it_does_not() -> anyhow::Result<()> {
+    let tls = Tls::new()?;
+    tls.rotate("n1")?;
+    let agent = tls.with_certificate(tls.agent("n1")?).start().await?;
+    let controller = format!("https://127.0.0.1:{}", tls.port);
+    for command in [
+        &["inject", "recovery"][..],
+        &["explain"],
+        &["why-not", "n1"],
+        &["events"],
+        &["events", "--follow"],
+    ] {
+        let answer = agent.client(command.iter().copied()).await?;
+        assert_eq!(answer.code, Some(2), "{command:?}: {}", answer.stdout);
+        for part in ["this is an agent", &controller, "--server"] {
+            assert!(
+                answer.stderr.contains(part),
+                "{command:?}: {}",
+                answer.stderr
+            );
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
 async fn an_agent_reports_over_tls_for_its_own_node_and_its_controller_acts() -> anyhow::Result<()>
 {
     let Some(plane) = ControlPlane::private(Version::V1_37, Options::default()).await? else {
