@@ -11,6 +11,7 @@ mod garbled;
 mod inject;
 mod pause;
 mod policy;
+mod progress;
 mod release;
 mod replay;
 mod status;

@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::garbled::GarbledLines;
+use super::progress::Progress;
 use crate::args::{DecodeArgs, Format};
 use crate::output::{self, Colour};
 use crate::{EXIT_OK, EXIT_UNHEALTHY};
@@ -63,6 +64,9 @@ pub(super) async fn execute(args: &DecodeArgs) -> anyhow::Result<u8> {
     let mut garbled = GarbledLines::default();
     let mut all = Vec::new();
     let mut events = Vec::new();
+    // Without what stands before each text, which the source has taken off.
+    let (mut bytes, mut lines) = (0, 0);
+    let mut progress = Progress::new(None);
     'input: loop {
         source.next_batch(&mut events, BATCH).await?;
         for event in events.drain(..) {
@@ -70,9 +74,12 @@ pub(super) async fn execute(args: &DecodeArgs) -> anyhow::Result<u8> {
                 Event::End => break 'input,
                 Event::Record(record) => {
                     newest = record.wall.unwrap_or(newest);
+                    (bytes, lines) = (bytes + record.text.len() as u64, lines + 1);
+                    progress.step(bytes, || lines);
                     for finding in decoder.record(record.text.as_bytes(), newest) {
                         fatal |= finding.fatal;
                         let found = Found::of(&finding, &record);
+                        progress.clear();
                         match args.output.output {
                             Format::Text | Format::Wide => {
                                 output::line(&found.text(args.output.output))?;
@@ -87,6 +94,7 @@ pub(super) async fn execute(args: &DecodeArgs) -> anyhow::Result<u8> {
             }
         }
     }
+    progress.clear();
     if args.output.output == Format::Yaml {
         output::structured(Format::Yaml, &all)?;
     }

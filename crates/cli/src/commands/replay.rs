@@ -5,9 +5,7 @@ mod input;
 mod objects;
 
 use std::collections::BTreeSet;
-use std::io::{self, IsTerminal as _, Write as _};
 use std::path::Path;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use domain::event::Record;
@@ -26,10 +24,6 @@ pub(super) use input::Inputs;
 
 /// Names of the policies, in the order of the arguments.
 const NAMES: [&str; 2] = ["A", "B"];
-/// How often the progress is shown.
-const PROGRESS_EVERY: Duration = Duration::from_millis(200);
-/// Items between two looks at the clock for it.
-const PROGRESS_CHECK: u64 = 512;
 /// Largest list of nodes that is read: 5,000 nodes of 50 KiB.
 const MAX_NODES_BYTES: u64 = 256 * 1024 * 1024;
 
@@ -52,14 +46,6 @@ struct Writer {
     written: u64,
     only: [u64; 2],
     both: u64,
-}
-
-/// The line on the terminal that says how far the work is.
-struct Progress {
-    shown: bool,
-    on: bool,
-    at: Instant,
-    items: u64,
 }
 
 pub(super) fn execute(args: &ReplayArgs) -> anyhow::Result<u8> {
@@ -100,11 +86,9 @@ pub(super) fn run(
         only: [0, 0],
         both: 0,
     };
-    let mut progress = Progress::new();
     let mut names = BTreeSet::new();
     let mut times: Option<(Timestamp, Timestamp)> = None;
     while let Some(item) = inputs.next()? {
-        progress.step(inputs.lines(), item.at)?;
         if names.len() < domain::fault::MAX_FAULTY_NODES {
             names.insert(item.event.node_name.clone());
         }
@@ -120,11 +104,11 @@ pub(super) fn run(
             .map(|replay| replay.take(&record))
             .collect();
         if decisions.iter().any(|made| !made.is_empty()) {
-            progress.clear()?;
+            inputs.clear_progress();
             writer.write(&decisions)?;
         }
     }
-    progress.clear()?;
+    inputs.clear_progress();
     writer.end()?;
     inputs.tell_garbled();
     let left_out = left_out(replays).filter(|_| times.is_some());
@@ -382,41 +366,5 @@ impl Writer {
             _ => {}
         }
         Ok(())
-    }
-}
-
-// === impl Progress ===
-
-impl Progress {
-    fn new() -> Self {
-        Self {
-            shown: false,
-            on: io::stderr().is_terminal(),
-            at: Instant::now(),
-            items: 0,
-        }
-    }
-
-    fn step(&mut self, lines: u64, at: Timestamp) -> io::Result<()> {
-        self.items += 1;
-        if !self.on
-            || !self.items.is_multiple_of(PROGRESS_CHECK)
-            || self.at.elapsed() < PROGRESS_EVERY
-        {
-            return Ok(());
-        }
-        self.at = Instant::now();
-        self.shown = true;
-        let mut err = io::stderr().lock();
-        write!(err, "\r\x1b[K{lines} lines, at {}", shown_time(at))?;
-        err.flush()
-    }
-
-    fn clear(&mut self) -> io::Result<()> {
-        if !self.shown {
-            return Ok(());
-        }
-        self.shown = false;
-        write!(io::stderr().lock(), "\r\x1b[K")
     }
 }

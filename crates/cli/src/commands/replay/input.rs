@@ -22,6 +22,7 @@ use serde_json::Value;
 
 use super::super::garbled::GarbledLines;
 use super::objects::Objects;
+use crate::commands::progress::{BytesRead, Counted, Progress};
 use crate::output;
 
 /// Most inputs: each is an open file.
@@ -40,6 +41,8 @@ pub(crate) struct Inputs {
     next: BinaryHeap<Reverse<(Timestamp, usize)>>,
     seen: Seen,
     problems: Problems,
+    progress: Progress,
+    read: BytesRead,
     events: u64,
     repeats: u64,
 }
@@ -88,6 +91,8 @@ struct Seen {
 #[derive(Default)]
 struct Problems {
     count: u64,
+    /// Yet to be told.
+    told: Vec<String>,
 }
 
 // === impl Inputs ===
@@ -95,6 +100,12 @@ struct Problems {
 impl Inputs {
     /// Opens all; each is `FILE`, `-` or, for a kernel log, `NODE=FILE`.
     pub(crate) fn open(files: &[String], catalog: &[PathBuf]) -> anyhow::Result<Self> {
+        let sizes: Option<Vec<u64>> = files.iter().map(|file| size(file)).collect();
+        let total = sizes.map(|sizes| sizes.iter().sum());
+        Self::with(files, catalog, Progress::new(total))
+    }
+
+    fn with(files: &[String], catalog: &[PathBuf], progress: Progress) -> anyhow::Result<Self> {
         let catalog = Arc::new(crate::load_catalog(catalog)?);
         if files.len() > MAX_INPUTS {
             bail!(
@@ -107,11 +118,14 @@ impl Inputs {
             next: BinaryHeap::new(),
             seen: Seen::default(),
             problems: Problems::default(),
+            progress,
+            read: BytesRead::default(),
             events: 0,
             repeats: 0,
         };
         for file in files {
-            opened.files.push(Input::open(file, &catalog)?);
+            let input = Input::open(file, &catalog, &opened.read)?;
+            opened.files.push(input);
         }
         for index in 0..opened.files.len() {
             opened.refill(index)?;
@@ -138,13 +152,9 @@ impl Inputs {
         Ok(None)
     }
 
-    /// Lines read.
-    pub(crate) fn lines(&self) -> u64 {
-        let lines = self.files.iter().map(|input| match &input.form {
-            Form::Log(log) => log.line,
-            Form::Events(objects) => objects.line(),
-        });
-        lines.sum()
+    /// Takes the progress from the terminal, so that something can be written.
+    pub(crate) fn clear_progress(&mut self) {
+        self.progress.clear();
     }
 
     /// Events given out.
@@ -179,7 +189,7 @@ impl Inputs {
         let Some(input) = self.files.get_mut(index) else {
             return Ok(());
         };
-        input.fill(&mut self.problems)?;
+        input.fill(&mut self.problems, &mut self.progress, &self.read)?;
         if let Some(item) = input.waiting.front() {
             self.next.push(Reverse((item.at, index)));
         }
@@ -187,15 +197,23 @@ impl Inputs {
     }
 }
 
+// === impl Form ===
+
+impl Form {
+    /// The line that is being read.
+    fn lines(&self) -> u64 {
+        match self {
+            Self::Log(log) => log.line,
+            Self::Events(objects) => objects.line(),
+        }
+    }
+}
+
 // === impl Input ===
 
 impl Input {
-    fn open(argument: &str, catalog: &Arc<Catalog>) -> anyhow::Result<Self> {
-        // A path may hold `=`; a node's name holds no slash.
-        let (node, path) = match argument.split_once('=') {
-            Some((node, path)) if !node.is_empty() && !node.contains('/') => (Some(node), path),
-            _ => (None, argument),
-        };
+    fn open(argument: &str, catalog: &Arc<Catalog>, read: &BytesRead) -> anyhow::Result<Self> {
+        let (node, path) = node_and_path(argument);
         let (name, mut reader): (&str, Box<dyn BufRead>) = if path == "-" {
             let stdin = BufReader::with_capacity(BUFFER, io::stdin());
             ("standard input", Box::new(stdin))
@@ -209,7 +227,9 @@ impl Input {
         let begin = reader
             .fill_buf()
             .with_context(|| format!("cannot read {path}"))?;
-        let form = if holds_events(begin) {
+        let holds_events = holds_events(begin);
+        let reader: Box<dyn BufRead> = Box::new(Counted::new(reader, read.clone()));
+        let form = if holds_events {
             Form::Events(Objects::new(reader))
         } else {
             let node = node.map_or_else(|| node_of(path), str::to_owned);
@@ -225,12 +245,19 @@ impl Input {
     }
 
     /// Reads until something waits to be given out, or to the end.
-    fn fill(&mut self, problems: &mut Problems) -> anyhow::Result<()> {
+    fn fill(
+        &mut self,
+        problems: &mut Problems,
+        progress: &mut Progress,
+        bytes: &BytesRead,
+    ) -> anyhow::Result<()> {
         while self.waiting.is_empty() {
+            progress.step(bytes.get(), || self.form.lines());
             let read = match &mut self.form {
                 Form::Log(log) => log.read(&self.name, self.newest, problems),
                 Form::Events(objects) => read_event(objects, &self.name, self.newest, problems),
             };
+            problems.tell(progress);
             let Some(items) = read.with_context(|| format!("cannot read {}", self.name))? else {
                 return Ok(());
             };
@@ -244,6 +271,21 @@ impl Input {
         }
         Ok(())
     }
+}
+
+/// Node and path of an argument. A path may hold `=`; a node's name holds no slash.
+fn node_and_path(argument: &str) -> (Option<&str>, &str) {
+    match argument.split_once('=') {
+        Some((node, path)) if !node.is_empty() && !node.contains('/') => (Some(node), path),
+        _ => (None, argument),
+    }
+}
+
+/// Bytes of the file of an argument; `None` where that is not known before its end.
+fn size(argument: &str) -> Option<u64> {
+    let (_, path) = node_and_path(argument);
+    let metadata = std::fs::metadata(path).ok()?;
+    metadata.is_file().then(|| metadata.len())
 }
 
 /// Whether a file that begins so holds events, as JSON. A kernel log may begin with `[` too,
@@ -482,9 +524,16 @@ impl Problems {
     fn name(&mut self, file: &str, line: u64, what: &str) {
         self.count += 1;
         match self.count {
-            1..=NAMED => output::warning(&format!("{file}:{line}: {what}")),
-            count if count == NAMED + 1 => output::warning("further ones are only counted"),
+            1..=NAMED => self.told.push(format!("{file}:{line}: {what}")),
+            count if count == NAMED + 1 => self.told.push("further ones are only counted".into()),
             _ => {}
+        }
+    }
+
+    fn tell(&mut self, progress: &mut Progress) {
+        for text in self.told.drain(..) {
+            progress.clear();
+            output::warning(&text);
         }
     }
 }
@@ -492,6 +541,25 @@ impl Problems {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::commands::progress::Screen;
+
+    #[test]
+    fn a_log_without_a_fault_shows_its_progress_and_problems_take_it_away() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("n1.log");
+        let mut text = "[    1.000000] usb 1-1: nothing of interest\n".repeat(20_000);
+        text.push_str(&"x".repeat(LINE_MAX + 1));
+        std::fs::write(&path, &text).unwrap();
+        let screen = Screen::default();
+        let progress = Progress::to(Some(Box::new(screen.clone())), Duration::ZERO, None);
+        let files = [path.to_str().unwrap().to_owned()];
+        let mut inputs = Inputs::with(&files, &[], progress).unwrap();
+        assert!(inputs.next().unwrap().is_none());
+        let shown = screen.text();
+        assert!(shown.matches(" lines").count() >= 2, "{shown:?}");
+        assert!(shown.ends_with("\r\x1b[K"), "{shown:?}");
+        assert_eq!(inputs.problems(), 1);
+    }
 
     #[test]
     fn logs_and_events_are_told_apart() {
