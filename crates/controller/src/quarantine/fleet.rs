@@ -109,7 +109,10 @@ impl NodeEntry {
         let Some(known) = self.view.as_ref().filter(|known| known.uid == view.uid) else {
             return false;
         };
-        match (known.resource_version.parse::<u64>(), view.resource_version.parse::<u64>()) {
+        match (
+            known.resource_version.parse::<u64>(),
+            view.resource_version.parse::<u64>(),
+        ) {
             (Ok(known), Ok(version)) => version < known,
             _ => false,
         }

@@ -459,7 +459,10 @@ mod tests {
         assert_eq!(known(&quarantine), "1000", "late, and not from a list");
         quarantine.entry("n1").patched_at = Some(Instant::now());
         for (events, expected) in [
-            ([NodeEvent::Restarted, applied(6), NodeEvent::Listed], "1000"),
+            (
+                [NodeEvent::Restarted, applied(6), NodeEvent::Listed],
+                "1000",
+            ),
             ([NodeEvent::Restarted, applied(7), NodeEvent::Listed], "7"),
             ([applied(6), applied(8), applied(5)], "8"),
         ] {

@@ -42,7 +42,11 @@ impl Quarantine {
             }
             NodeEvent::Deleted(name) => self.gone(&name),
             NodeEvent::Listed => {
-                let seen = self.relisted.take().map(|list| list.seen).unwrap_or_default();
+                let seen = self
+                    .relisted
+                    .take()
+                    .map(|list| list.seen)
+                    .unwrap_or_default();
                 let gone: Vec<String> = self
                     .nodes
                     .iter()
@@ -110,7 +114,10 @@ impl Quarantine {
             if !self.restored(&name) {
                 return false;
             }
-            tracing::info!(node = name, "the API server went back to an older state of the node");
+            tracing::info!(
+                node = name,
+                "the API server went back to an older state of the node"
+            );
             if let Some(board) = &self.board {
                 board.restored(&name);
             }

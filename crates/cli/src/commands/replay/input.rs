@@ -285,7 +285,7 @@ fn node_and_path(argument: &str) -> (Option<&str>, &str) {
 fn size(argument: &str) -> Option<u64> {
     let (_, path) = node_and_path(argument);
     let metadata = std::fs::metadata(path).ok()?;
-    metadata.is_file().then(|| metadata.len())
+    metadata.is_file().then_some(metadata.len())
 }
 
 /// Whether a file that begins so holds events, as JSON. A kernel log may begin with `[` too,
