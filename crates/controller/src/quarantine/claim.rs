@@ -173,8 +173,8 @@ impl Quarantine {
 fn as_received(events: Vec<HealthEvent>, received_at: Timestamp) -> Vec<NewEvent> {
     let mut ids = BTreeSet::new();
     let received = events.into_iter().map(|mut event| {
-        let time = event.generated_timestamp.as_ref();
-        if time.is_some_and(|time| json::timestamp(*time).is_none()) {
+        let time = event.generated_timestamp;
+        if time.is_some_and(|time| json::timestamp(time).is_none()) {
             event.generated_timestamp = None;
         }
         let (listed, own) = (std::mem::take(&mut event.id), content_fingerprint(&event));
@@ -236,8 +236,8 @@ mod tests {
         assert!(ids.len() == 5 && ids.contains(id), "{ids:?}");
         for one in &stored {
             assert_eq!(one.event.id.len(), id.len());
-            let time = one.event.generated_timestamp.as_ref().unwrap();
-            assert!(json::timestamp(*time).is_some());
+            let time = one.event.generated_timestamp.unwrap();
+            assert!(json::timestamp(time).is_some());
             let strategy = one.event.processing_strategy;
             assert_eq!(strategy, ProcessingStrategy::ExecuteRemediation as i32);
         }
