@@ -53,7 +53,7 @@ use crate::wakes::{CLOCK_SLACK, Wakes};
 use apply::Applied;
 use brake::BrakeState;
 use fleet::NodeEntry;
-use intake::FeedFailure;
+use intake::{FeedFailure, SaveFailure};
 use journal::{JOURNAL_QUEUE, Journal};
 use metrics::QuarantineMetrics;
 use nodes::Relisted;
@@ -140,6 +140,9 @@ pub struct Quarantine {
     writing: JoinSet<Written>,
     saved_at: Instant,
     saved_seq: u64,
+    /// Nodes whose part of what is saved has changed.
+    unsaved: BTreeSet<String>,
+    save_failure: Option<SaveFailure>,
     /// Why the feed could not be read, if it could not.
     feed_failure: Option<FeedFailure>,
     nodes: BTreeMap<String, NodeEntry>,
@@ -214,6 +217,8 @@ impl Quarantine {
             writing: JoinSet::new(),
             saved_at: Instant::now(),
             saved_seq: 0,
+            unsaved: BTreeSet::new(),
+            save_failure: None,
             feed_failure: None,
             nodes: BTreeMap::new(),
             dirty: BTreeSet::new(),
@@ -248,10 +253,10 @@ impl Quarantine {
         self.take_in().await;
         loop {
             self.watch_the_clock();
+            self.take_in_if_due().await;
             self.look().await;
             self.write_statuses();
             self.save_if_due().await;
-            self.take_in_if_due().await;
             let wake = self.next_wake();
             tokio::select! {
                 () = cancel.cancelled() => break,

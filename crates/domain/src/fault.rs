@@ -6,6 +6,7 @@
 
 mod book;
 mod heard;
+mod share;
 mod subject;
 
 use contract::HealthEvent;
@@ -14,7 +15,11 @@ use serde::{Deserialize, Serialize};
 
 use crate::event::public_form;
 
-pub use book::{Change, FaultBook, Ignored, MAX_FAULTY_NODES, MAX_OPEN_FAULTS_PER_NODE};
+pub use book::{
+    Change, FaultBook, Ignored, MAX_FAULT_BYTES_PER_NODE, MAX_FAULTY_NODES,
+    MAX_OPEN_FAULTS_PER_NODE,
+};
+pub use share::NodeShare;
 pub use subject::{Subject, normalise_pci};
 
 /// A fault that is open.

@@ -23,6 +23,12 @@ use crate::session::ownership::Ownership;
 /// Most events of a node whose status is open; the oldest goes without one then. As many
 /// come in one page of the feed.
 pub const MAX_REPORTS: usize = 1_000;
+/// Most faults that one of these events is remembered to report or close, the gravest of them:
+/// what asks for a quarantine is among them.
+pub const MAX_REPORT_FAULTS: usize = 16;
+/// Most events that are known to be counted by the session of a node; beyond it those go that
+/// nothing on the node names any more.
+pub const MAX_COUNTED: usize = 2_048;
 /// Most statuses that wait for the store; more are not noted.
 pub const MAX_DUE: usize = 20_000;
 
@@ -64,12 +70,20 @@ pub enum Due {
 /// What is to be written, and what it takes to know it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StatusLedger {
+    #[serde(default)]
     nodes: BTreeMap<String, NodeLedger>,
     due: VecDeque<Due>,
 }
 
+/// What of the ledger belongs to no node.
+#[derive(Debug, Serialize)]
+pub struct Waiting<'a> {
+    due: &'a VecDeque<Due>,
+}
+
+/// What the ledger has of one node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-struct NodeLedger {
+pub struct NodeLedger {
     /// The session that was last seen on the node.
     session: Option<String>,
     /// Events that it counts.
@@ -117,7 +131,12 @@ impl StatusLedger {
         if ledger.reports.len() >= MAX_REPORTS {
             ledger.reports.pop_front();
         }
-        let ids: BTreeSet<&String> = faults.iter().map(|fault| &fault.event.id).collect();
+        let mut faults = faults.to_vec();
+        faults.sort_by(|a, b| Fault::by_gravity(a, b));
+        let ids: BTreeSet<&String> = (faults.iter())
+            .map(|fault| &fault.event.id)
+            .take(MAX_REPORT_FAULTS)
+            .collect();
         ledger.reports.push_back(Report {
             id: id.to_owned(),
             healthy,
@@ -125,10 +144,12 @@ impl StatusLedger {
         });
     }
 
-    /// Takes in how a node is seen, and what is wanted for it.
-    pub fn look(&mut self, node: &NodeView, desired: &Desired, at: Timestamp) {
+    /// Takes in how a node is seen, and what is wanted for it. Whether that has changed
+    /// anything here.
+    pub fn look(&mut self, node: &NodeView, desired: &Desired, at: Timestamp) -> bool {
         let own = Ownership::read(node);
         let mut ledger = self.nodes.remove(&node.name).unwrap_or_default();
+        let before = ledger.extent();
         let seen = own.as_ref().map(|own| &own.session_id);
         if ledger.session.is_some() && ledger.session.as_ref() != seen {
             self.ended(&mut ledger, node, at);
@@ -138,25 +159,42 @@ impl StatusLedger {
         } else {
             self.without_session(&mut ledger, desired, at);
         }
+        let changed = ledger.extent() != before;
         if ledger != NodeLedger::default() {
             self.nodes.insert(node.name.clone(), ledger);
         }
+        changed
     }
 
-    /// Forgets nodes that are gone; a session of theirs has ended.
-    pub fn retain(&mut self, known: impl Fn(&str) -> bool) {
-        let gone: Vec<String> = self
-            .nodes
-            .keys()
-            .filter(|node| !known(node))
-            .cloned()
-            .collect();
-        for node in gone {
-            let ledger = self.nodes.remove(&node);
-            if ledger.is_some_and(|ledger| ledger.session.is_some()) {
-                self.owe(Due::Cancel { node });
-            }
+    /// Forgets a node that is gone, or another's; a session of ours on it has ended. Whether
+    /// anything was known of it.
+    pub fn forget(&mut self, node: &str) -> bool {
+        let ledger = self.nodes.remove(node);
+        if (ledger.as_ref()).is_some_and(|ledger| ledger.session.is_some()) {
+            let node = node.to_owned();
+            self.owe(Due::Cancel { node });
         }
+        ledger.is_some()
+    }
+
+    /// The nodes of which anything is known.
+    pub fn nodes(&self) -> impl Iterator<Item = &str> {
+        self.nodes.keys().map(String::as_str)
+    }
+
+    /// What is known of one node, to be saved.
+    pub fn share(&self, node: &str) -> Option<&NodeLedger> {
+        self.nodes.get(node)
+    }
+
+    /// Takes back what was saved of a node.
+    pub fn restore(&mut self, node: &str, ledger: NodeLedger) {
+        self.nodes.insert(node.to_owned(), ledger);
+    }
+
+    /// What belongs to no node, to be saved. Read back, it is a ledger without nodes.
+    pub fn waiting(&self) -> Waiting<'_> {
+        Waiting { due: &self.due }
     }
 
     /// What is to be written, oldest first, at most `limit`.
@@ -204,6 +242,13 @@ impl StatusLedger {
                 };
                 self.owe_event(id.clone(), status, at);
             }
+        }
+        if ledger.counted.len() > MAX_COUNTED {
+            let named = |id: &String| {
+                own.events.iter().any(|event| event.id == *id)
+                    || (desired.events.iter()).any(|counted| counted.event.id == *id)
+            };
+            ledger.counted.retain(named);
         }
         if !desired.wanted() {
             return; // The release is on its way: it tells what the recoveries were.
@@ -276,6 +321,12 @@ impl StatusLedger {
 // === impl NodeLedger ===
 
 impl NodeLedger {
+    /// What tells one state from the next: ids are only added to a session's, and reports only
+    /// taken away.
+    fn extent(&self) -> (Option<String>, usize, usize) {
+        (self.session.clone(), self.counted.len(), self.reports.len())
+    }
+
     fn counts(&self, report: &Report) -> bool {
         report.faults.iter().any(|id| self.counted.contains(id))
     }

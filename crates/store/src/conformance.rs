@@ -31,7 +31,7 @@ pub use self::bounds::{
 };
 pub use self::consumers::{
     begins_anew_behind_its_history, feeds_a_follower_every_event_once, keeps_the_journal_in_order,
-    loses_nothing_among_many_writers, never_moves_a_token_back,
+    keeps_the_parts_that_are_not_named, loses_nothing_among_many_writers, never_moves_a_token_back,
 };
 pub use self::events::{
     appends_in_order, keeps_an_event_as_it_was, pages_and_filters, states_what_it_holds,
@@ -57,6 +57,7 @@ macro_rules! conformance_tests {
             pages_and_filters
             never_moves_a_token_back
             begins_anew_behind_its_history
+            keeps_the_parts_that_are_not_named
             keeps_the_journal_in_order
             updates_a_status
             states_what_it_holds

@@ -1,5 +1,7 @@
 //! The contract of a store, and what goes in and out of it.
 
+use std::collections::BTreeMap;
+
 use async_trait::async_trait;
 use contract::HealthEvent;
 use domain::event::Record;
@@ -61,7 +63,8 @@ pub trait EventStore: Send + Sync + 'static {
     /// How far a consumer has come; `None` before its first checkpoint.
     async fn checkpoint(&self, consumer: &str) -> Result<Option<Checkpoint>, StoreError>;
 
-    /// Notes how far a consumer has come. Its token never goes back:
+    /// Notes how far a consumer has come: token, state and parts at once, or nothing. Its token
+    /// never goes back:
     /// [`StoreError::TokenBackwards`]. The same token with another state is fine.
     async fn save_checkpoint(
         &self,
@@ -169,13 +172,16 @@ pub struct EventQuery {
 }
 
 /// How far a consumer has come.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checkpoint {
     /// Position up to which everything is finished; up to `i64::MAX`.
     pub token: u64,
     /// The consumer's own state at that position; at most
     /// [`MAX_CHECKPOINT_BYTES`](crate::MAX_CHECKPOINT_BYTES).
     pub state: Vec<u8>,
+    /// What of its state is saved in parts, by name; each at most as large. Loaded are all.
+    /// Saved are those that are named here, and the others stay; an empty one is deleted.
+    pub parts: BTreeMap<String, Vec<u8>>,
 }
 
 /// What became of an event: the `healtheventstatus` of the data-flow document, as far

@@ -16,8 +16,11 @@ pub const MAX_PAGE: usize = 10_000;
 pub const MAX_JOURNAL: usize = 10_000;
 /// Largest journal entry: its text and its detail as JSON (bytes).
 pub const MAX_ENTRY_BYTES: usize = 1024 * 1024;
-/// Largest state of a checkpoint (bytes).
-pub const MAX_CHECKPOINT_BYTES: usize = 16 * 1024 * 1024;
+/// Largest state of a checkpoint, and largest of its parts (bytes). What a consumer keeps of
+/// one node has a limit of its own (`domain::fault::MAX_FAULT_BYTES_PER_NODE`, 2 MiB, which JSON
+/// can make twelve times as long), and so has what waits to be written: this only bounds
+/// what one row can be.
+pub const MAX_CHECKPOINT_BYTES: usize = 64 * 1024 * 1024;
 /// An event without a time of its own that repeats one stored this recently, in either
 /// direction of the clock, is its sender's retry; see
 /// [`append`](crate::EventStore::append).
@@ -69,14 +72,21 @@ pub(crate) fn checkpoint(consumer: &str, checkpoint: &Checkpoint) -> Result<(), 
             what: format!("consumer {consumer:?}: {} is no token", checkpoint.token),
         });
     }
-    let bytes = checkpoint.state.len();
-    if bytes > MAX_CHECKPOINT_BYTES {
-        return Err(StoreError::Invalid {
+    let size = |what: &str, bytes: usize| {
+        if bytes <= MAX_CHECKPOINT_BYTES {
+            return Ok(());
+        }
+        Err(StoreError::Invalid {
             what: format!(
-                "consumer {consumer:?}: a state of {bytes} bytes, at most {MAX_CHECKPOINT_BYTES} \
+                "consumer {consumer:?}: {what} of {bytes} bytes, at most {MAX_CHECKPOINT_BYTES} \
                  are taken"
             ),
-        });
+        })
+    };
+    size("a state", checkpoint.state.len())?;
+    for (part, state) in &checkpoint.parts {
+        name(&format_args!("consumer {consumer:?}: part"), part)?;
+        size(&format!("the part {part:?}"), state.len())?;
     }
     Ok(())
 }

@@ -328,9 +328,10 @@ impl EventStore for SqliteStore {
     ) -> Result<(), StoreError> {
         limits::checkpoint(consumer, &checkpoint)?;
         let consumer = consumer.to_owned();
+        let rows = 1 + checkpoint.parts.len();
         let write =
             move |connection: &Connection| checkpoint::save(connection, &consumer, &checkpoint);
-        self.writer.call("save a checkpoint", 1, write).await
+        self.writer.call("save a checkpoint", rows, write).await
     }
 
     async fn journal(&self, entries: Vec<Entry>) -> Result<(), StoreError> {

@@ -499,7 +499,8 @@ async fn a_store_can_be_looked_into_while_it_is_in_use_and_afterwards() {
         .unwrap();
     let token = Checkpoint {
         token: 2,
-        state: vec![0; 7],
+        state: vec![0; 4],
+        parts: [("n1".to_owned(), vec![0; 3])].into(),
     };
     store.save_checkpoint("reader", token).await.unwrap();
     for in_use in [true, false] {

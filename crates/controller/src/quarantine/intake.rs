@@ -1,13 +1,15 @@
 //! Taking events in from the store's feed, and keeping the fault book with it.
 //!
-//! The book is saved every [`SAVE_EVERY`], with the feed position that it reflects; events
-//! behind the saved one are read again, which changes nothing.
+//! What has changed in the book is saved every [`SAVE_EVERY`], a part for each node, with the
+//! feed position that it reflects; events behind the saved one are read again, which changes
+//! nothing.
 
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use domain::event::Record;
-use domain::fault::{Change, Fault, FaultBook};
-use domain::status::StatusLedger;
+use domain::fault::{Change, Fault, FaultBook, NodeShare};
+use domain::status::{NodeLedger, StatusLedger, Waiting};
 use runtime::logging::chain;
 use serde::{Deserialize, Serialize};
 use store::{Checkpoint, StoreError};
@@ -35,7 +37,12 @@ pub(super) struct FeedFailure {
     pub(super) retry_at: Instant,
 }
 
-/// What is saved: the book, and beside it the statuses that are not written yet.
+/// How long the book may not be saved before that is a trouble: until then it may be a disk
+/// that is busy.
+const SAVE_TROUBLE: Duration = Duration::from_secs(60);
+
+/// What is saved beside the parts of the nodes. The first versions had the nodes in it; their
+/// checkpoints are read as well.
 #[derive(Deserialize)]
 struct Saved {
     #[serde(flatten)]
@@ -46,9 +53,29 @@ struct Saved {
 
 #[derive(Serialize)]
 struct Saving<'a> {
-    #[serde(flatten)]
-    book: &'a FaultBook,
-    statuses: &'a StatusLedger,
+    applied: u64,
+    overflow: u64,
+    statuses: Waiting<'a>,
+}
+
+/// What is saved of a node: its share of the book, and of the statuses that are open.
+#[derive(Deserialize)]
+struct SavedPart {
+    book: NodeShare<'static>,
+    statuses: Option<NodeLedger>,
+}
+
+#[derive(Serialize)]
+struct SavingPart<'a> {
+    book: NodeShare<'a>,
+    statuses: Option<&'a NodeLedger>,
+}
+
+/// The book cannot be saved.
+pub(super) struct SaveFailure {
+    since: Instant,
+    /// What the store said last.
+    error: String,
 }
 
 impl Quarantine {
@@ -56,10 +83,14 @@ impl Quarantine {
     pub(super) async fn load(&mut self) {
         let saved = self.store.checkpoint(CONSUMER).await;
         match saved {
-            Ok(Some(checkpoint)) => match serde_json::from_slice::<Saved>(&checkpoint.state) {
-                Ok(saved) => (self.book, self.statuses) = (saved.book, saved.statuses),
+            Ok(Some(checkpoint)) => match understood(&checkpoint) {
+                Ok((saved, to_save)) => {
+                    (self.book, self.statuses) = (saved.book, saved.statuses);
+                    self.unsaved = to_save;
+                }
                 Err(error) => {
                     tracing::warn!(err = %error, "the saved fault book is not understood; it is rebuilt");
+                    self.unsaved = checkpoint.parts.into_keys().collect();
                 }
             },
             Ok(None) => {}
@@ -90,6 +121,7 @@ impl Quarantine {
                 self.metrics.received.inc();
                 let node = record.event.node_name.clone();
                 let changes = self.record(&record);
+                self.unsaved.insert(node.clone());
                 tracing::debug!(event.id = record.id, node, ?changes, "event taken in");
                 self.metrics.processed.inc();
                 let (_, events) =
@@ -143,7 +175,17 @@ impl Quarantine {
                 failed.error
             )
         });
-        feed.into_iter().collect()
+        let save = self.save_failure.as_ref();
+        let save = save.filter(|failed| failed.since.elapsed() >= SAVE_TROUBLE);
+        let save = save.map(|failed| {
+            format!(
+                "the fault book could not be saved for {} s: {}; no old event is deleted \
+                 meanwhile, and after a restart the newer ones are read again",
+                failed.since.elapsed().as_secs(),
+                failed.error
+            )
+        });
+        feed.into_iter().chain(save).collect()
     }
 
     /// Records an event; what it reports or closes decides later what became of it.
@@ -174,36 +216,95 @@ impl Quarantine {
 
     /// When the book is to be saved next; `None`: it is.
     pub(super) fn save_at(&self) -> Option<Instant> {
-        (self.book.applied() != self.saved_seq).then_some(self.saved_at + SAVE_EVERY)
+        // One that is being rebuilt is behind what is saved.
+        let changed = self.book.applied() != self.saved_seq || !self.unsaved.is_empty();
+        (changed && self.caught_up).then_some(self.saved_at + SAVE_EVERY)
     }
 
     pub(super) async fn save_if_due(&mut self) {
-        let due = self.saved_at.elapsed() >= SAVE_EVERY;
-        if due && self.book.applied() != self.saved_seq {
+        if self.save_at().is_some_and(|at| at <= Instant::now()) {
             self.save().await;
         }
     }
 
     pub(super) async fn save(&mut self) {
         self.saved_at = Instant::now();
-        let saving = Saving {
-            book: &self.book,
-            statuses: &self.statuses,
+        let unsaved = std::mem::take(&mut self.unsaved);
+        let saved = match self.to_save(&unsaved) {
+            Ok(checkpoint) => self.store.save_checkpoint(CONSUMER, checkpoint).await,
+            Err(error) => Err(StoreError::Invalid {
+                what: format!("the fault book cannot be written as JSON: {error}"),
+            }),
         };
-        let Ok(state) = serde_json::to_vec(&saving) else {
-            return;
-        };
-        let checkpoint = Checkpoint {
-            token: self.book.applied(),
-            state,
-        };
-        match self.store.save_checkpoint(CONSUMER, checkpoint).await {
-            Ok(()) => self.saved_seq = self.book.applied(),
-            Err(StoreError::Closed) => {}
-            // Only costs reading the events behind the last one again.
-            Err(error) => tracing::warn!(err = %error, "the fault book could not be saved"),
+        match saved {
+            Ok(()) => {
+                self.saved_seq = self.book.applied();
+                self.metrics.unsaved(Duration::ZERO);
+                if self.save_failure.take().is_some() {
+                    tracing::info!("the fault book is saved again");
+                    self.schedule_publish();
+                }
+            }
+            Err(error) => {
+                self.unsaved.extend(unsaved);
+                if !matches!(error, StoreError::Closed) {
+                    self.save_failed(chain(&error));
+                }
+            }
         }
     }
+
+    /// The checkpoint in which the parts of `nodes` are written anew.
+    fn to_save(&self, nodes: &BTreeSet<String>) -> serde_json::Result<Checkpoint> {
+        let part = |node: &String| {
+            let part = SavingPart {
+                book: self.book.share(node),
+                statuses: self.statuses.share(node),
+            };
+            let state = if part.book.is_empty() && part.statuses.is_none() {
+                Vec::new()
+            } else {
+                serde_json::to_vec(&part)?
+            };
+            Ok((node.clone(), state))
+        };
+        Ok(Checkpoint {
+            token: self.book.applied(),
+            state: serde_json::to_vec(&Saving {
+                applied: self.book.applied(),
+                overflow: self.book.overflow(),
+                statuses: self.statuses.waiting(),
+            })?,
+            parts: nodes.iter().map(part).collect::<serde_json::Result<_>>()?,
+        })
+    }
+
+    /// Takes in that the book cannot be saved. That costs reading the events behind the last
+    /// one again, and the room of what cannot be deleted.
+    fn save_failed(&mut self, error: String) {
+        self.metrics.error("save_error");
+        tracing::warn!(err = error, "the fault book could not be saved");
+        let now = Instant::now();
+        let since = self.save_failure.take().map_or(now, |failed| failed.since);
+        self.metrics.unsaved(now - since);
+        self.save_failure = Some(SaveFailure { since, error });
+        self.schedule_publish();
+    }
+}
+
+/// What a checkpoint says, and which nodes have no part of their own in it yet.
+fn understood(checkpoint: &Checkpoint) -> serde_json::Result<(Saved, BTreeSet<String>)> {
+    let mut saved: Saved = serde_json::from_slice(&checkpoint.state)?;
+    let without_part = saved.book.with_share().chain(saved.statuses.nodes());
+    let without_part = without_part.map(str::to_owned).collect();
+    for (node, part) in &checkpoint.parts {
+        let part: SavedPart = serde_json::from_slice(part)?;
+        saved.book.restore(node, part.book);
+        if let Some(ledger) = part.statuses {
+            saved.statuses.restore(node, ledger);
+        }
+    }
+    Ok((saved, without_part))
 }
 
 #[cfg(test)]

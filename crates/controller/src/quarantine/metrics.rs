@@ -79,6 +79,7 @@ pub(super) struct QuarantineMetrics {
     breaker_state: Family<StateLabels, Gauge>,
     breaker_utilization: Gauge<f64, AtomicU64>,
     held: Gauge,
+    unsaved: Gauge,
 }
 
 impl QuarantineMetrics {
@@ -104,6 +105,7 @@ impl QuarantineMetrics {
             breaker_state: Family::default(),
             breaker_utilization: Gauge::default(),
             held: Gauge::default(),
+            unsaved: Gauge::default(),
         };
         metrics.register(|registry| {
             let registry = registry.sub_registry_with_prefix("fault_quarantine");
@@ -192,6 +194,11 @@ impl QuarantineMetrics {
                 "Nodes that the brake or a pause holds back from being taken out of service",
                 own.held.clone(),
             );
+            registry.register(
+                "gpuwarden_quarantine_unsaved_seconds",
+                "For how long the fault book could not be saved; 0 where it is",
+                own.unsaved.clone(),
+            );
         });
         own
     }
@@ -215,6 +222,12 @@ impl QuarantineMetrics {
     pub(super) fn taken_out(&self, took: SignedDuration) {
         // A fault of the future is a clock that runs ahead.
         self.quarantine.observe(took.as_secs_f64().max(0.0));
+    }
+
+    /// The book could not be saved for so long.
+    pub(super) fn unsaved(&self, duration: Duration) {
+        let seconds = duration.as_secs();
+        self.unsaved.set(i64::try_from(seconds).unwrap_or(i64::MAX));
     }
 
     pub(super) fn backlog(&self, events: u64) {

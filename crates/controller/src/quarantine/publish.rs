@@ -47,7 +47,13 @@ impl Quarantine {
         });
         // The cluster's nodes have to be known: until then all look gone.
         if self.listed && self.caught_up {
-            self.statuses.retain(|name| self.nodes.contains_key(name));
+            let gone: Vec<String> = (self.statuses.nodes())
+                .filter(|name| !self.nodes.contains_key(*name))
+                .map(str::to_owned)
+                .collect();
+            for name in gone {
+                self.forget_statuses(&name);
+            }
         }
         let brake = self.brake_view();
         let dropped_at = self.dropped_at();

@@ -30,7 +30,16 @@ impl Quarantine {
     pub(super) fn note_statuses(&mut self, view: &NodeView, desired: &Desired) {
         if self.mode == Mode::Act {
             let now = (self.clock)();
-            self.statuses.look(view, desired, now);
+            if self.statuses.look(view, desired, now) {
+                self.unsaved.insert(view.name.clone());
+            }
+        }
+    }
+
+    /// Forgets the events of a node that is gone.
+    pub(super) fn forget_statuses(&mut self, node: &str) {
+        if self.statuses.forget(node) {
+            self.unsaved.insert(node.to_owned());
         }
     }
 

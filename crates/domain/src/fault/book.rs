@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use contract::{HealthEvent, ProcessingStrategy, RecommendedAction, keys};
+use prost::Message as _;
 use serde::{Deserialize, Serialize};
 
 use super::heard::Heard;
@@ -15,6 +16,13 @@ use crate::fold::Seen;
 /// such a node is out of service anyway.
 pub const MAX_OPEN_FAULTS_PER_NODE: usize = 1024;
 
+/// Most bytes of the events that stand for the open faults of one node, in their binary form.
+/// There is no order among its monitors, and any process of a machine may be one: what one
+/// node says takes no more of the memory, and of what is saved, than this. The largest event
+/// that is taken has less than 1.5 MiB. Beyond it the same holds as beyond
+/// [`MAX_OPEN_FAULTS_PER_NODE`].
+pub const MAX_FAULT_BYTES_PER_NODE: usize = 2 * 1024 * 1024;
+
 /// Most nodes whose faults are kept: above the largest clusters that Kubernetes supports
 /// (5,000 nodes). Node names come from senders, and cannot fill the memory.
 pub const MAX_FAULTY_NODES: usize = 20_000;
@@ -25,10 +33,11 @@ pub struct FaultBook {
     /// Feed position up to which events are recorded.
     applied: u64,
     /// Open faults by node name; a node without any is not listed.
-    nodes: BTreeMap<String, Vec<Fault>>,
+    #[serde(default)]
+    pub(super) nodes: BTreeMap<String, Vec<Fault>>,
     /// Checks that have spoken of a node, well or not.
     #[serde(default)]
-    heard: Heard,
+    pub(super) heard: Heard,
     /// Faults that found no room, since the book was started.
     overflow: u64,
 }
@@ -146,32 +155,53 @@ impl FaultBook {
         } else {
             &event.error_code
         };
+        let size = event.encoded_len();
+        let mut used = None;
         let mut changes = Vec::new();
         for subject in Subject::of_entities(&event.entities_impacted) {
             for code in codes {
-                let known = faults.iter_mut().find(|fault| {
+                let same = |fault: &Fault| {
                     fault.code == *code
                         && fault.check == event.check_name
                         && fault.agent == event.agent
                         && fault.subject.same(&subject)
-                });
-                if let Some(fault) = known {
-                    changes.push(fault.refresh(record, &subject));
-                    continue;
-                }
-                let fault = Fault::new(record, code, subject.clone());
-                if faults.len() >= MAX_OPEN_FAULTS_PER_NODE {
-                    self.overflow += 1;
-                    let victim = faults.iter().position(|fault| !fault.event.is_fatal);
-                    if let Some(index) = victim.filter(|_| event.is_fatal) {
-                        drop(faults.remove(index));
-                    } else {
-                        changes.push(Change::Ignored(Ignored::Overflow));
-                        continue;
+                };
+                let known = faults.iter().find(|fault| same(fault));
+                let (opens, more) = match known {
+                    None => (true, size),
+                    Some(fault) if fault.replaced_by(record) => {
+                        (false, size.saturating_sub(fault.event.encoded_len()))
+                    }
+                    Some(_) => (false, 0),
+                };
+                let mut room = true;
+                if opens || more > 0 {
+                    let used = used.get_or_insert_with(|| bytes(faults));
+                    while *used + more > MAX_FAULT_BYTES_PER_NODE
+                        || (opens && faults.len() >= MAX_OPEN_FAULTS_PER_NODE)
+                    {
+                        self.overflow += 1;
+                        let victim =
+                            (faults.iter()).position(|fault| !fault.event.is_fatal && !same(fault));
+                        let Some(index) = victim.filter(|_| event.is_fatal) else {
+                            room = false;
+                            break;
+                        };
+                        *used -= faults.remove(index).event.encoded_len();
+                    }
+                    if room {
+                        *used += more;
                     }
                 }
-                changes.push(Change::Opened(fault.title()));
-                faults.push(fault);
+                match faults.iter_mut().find(|fault| same(fault)) {
+                    Some(fault) => changes.push(fault.refresh(record, &subject, room)),
+                    None if room => {
+                        let fault = Fault::new(record, code, subject.clone());
+                        changes.push(Change::Opened(fault.title()));
+                        faults.push(fault);
+                    }
+                    None => changes.push(Change::Ignored(Ignored::Overflow)),
+                }
             }
         }
         changes
@@ -196,6 +226,11 @@ impl FaultBook {
         }
         changes
     }
+}
+
+/// Bytes of the events that stand for `faults`.
+fn bytes(faults: &[Fault]) -> usize {
+    faults.iter().map(|fault| fault.event.encoded_len()).sum()
 }
 
 // === impl Fault ===
@@ -249,16 +284,17 @@ impl Fault {
     }
 
     /// Takes another report in. The gravest event goes on standing for the fault: what
-    /// was fatal stays fatal until it is closed.
-    fn refresh(&mut self, record: &Record, subject: &Subject) -> Change {
+    /// was fatal stays fatal until it is closed. Without `room` for the event of the report the
+    /// one that is there stays.
+    fn refresh(&mut self, record: &Record, subject: &Subject, room: bool) -> Change {
         let seen = Seen::of(&record.event, record.created_at);
         self.first_seen = self.first_seen.min(seen.first);
         self.last_seen = self.last_seen.max(seen.last);
         self.accepted_at = self.accepted_at.max(record.created_at);
         self.count = self.count.saturating_add(seen.count);
         self.subject.learn(subject);
-        let escalated = record.event.is_fatal && !self.event.is_fatal;
-        if escalated || (record.event.is_fatal == self.event.is_fatal && self.changed(record)) {
+        let escalated = room && self.escalated_by(record);
+        if room && self.replaced_by(record) {
             self.event = record.event.clone();
         }
         if escalated {
@@ -266,6 +302,16 @@ impl Fault {
         } else {
             Change::Refreshed(self.title())
         }
+    }
+
+    fn escalated_by(&self, record: &Record) -> bool {
+        record.event.is_fatal && !self.event.is_fatal
+    }
+
+    /// Whether the event of the report is to stand for the fault.
+    fn replaced_by(&self, record: &Record) -> bool {
+        let as_grave = record.event.is_fatal == self.event.is_fatal;
+        self.escalated_by(record) || (as_grave && self.changed(record))
     }
 
     /// Whether the report asks for something else than the one that stands for the fault.

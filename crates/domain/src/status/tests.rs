@@ -279,7 +279,7 @@ fn a_node_that_is_gone_for_good_ends_its_quarantine() {
     let mut world = World::new();
     world.event("0", true, false);
     world.settle();
-    world.ledger.retain(|_| false);
+    assert!(world.ledger.forget("n1") && !world.ledger.forget("n1"));
     assert_eq!(world.words(), ["Cancelled"]);
     assert_eq!(world.ledger, StatusLedger::default());
 }
@@ -296,4 +296,66 @@ fn the_ledger_is_bounded() {
     }
     world.settle();
     assert!(world.ledger.due(usize::MAX).len() <= MAX_REPORTS + 1);
+}
+
+#[test]
+fn of_a_recovery_of_many_faults_the_gravest_are_remembered() {
+    let mut world = World::new();
+    for gpu in 0..3 * MAX_REPORT_FAULTS {
+        world.event(&gpu.to_string(), false, false);
+    }
+    world.event("the fatal one", true, false);
+    let faults = world.book.faults("n1").to_vec();
+    let faults: Vec<&Fault> = faults.iter().collect();
+    world.ledger = StatusLedger::default();
+    world.ledger.took_in("n1", "recovery", true, &faults);
+    let report = &world.ledger.share("n1").unwrap().reports[0];
+    assert_eq!(report.faults.len(), MAX_REPORT_FAULTS);
+    assert!(report.faults.contains(world.events.last().unwrap()));
+}
+
+#[test]
+fn what_a_long_session_has_counted_is_bounded_and_not_owed_again() {
+    let mut world = World::new();
+    world.event("0", true, false);
+    world.settle();
+    let ledger = world.ledger.nodes.get_mut("n1").unwrap();
+    let ended = (0..MAX_COUNTED).map(|fault| format!("ended {fault}"));
+    ledger.counted.extend(ended);
+    world.look(false);
+    let counted = world.ledger.share("n1").unwrap().counted.len();
+    assert_eq!(counted, 1);
+    assert_eq!(world.ledger.due(1), []);
+    assert!(
+        world
+            .ledger
+            .share("n1")
+            .unwrap()
+            .counted
+            .contains(&world.events[0])
+    );
+}
+
+#[test]
+fn a_ledger_is_the_sum_of_its_shares_and_says_when_one_changes() {
+    let mut world = World::new();
+    world.event("0", true, false);
+    world.look(false);
+    world.event("1", true, false);
+    let desired = assess(
+        world.book.faults("n1"),
+        &Policy::builtin(),
+        &world.node,
+        None,
+    );
+    assert!(world.ledger.look(&world.node, &desired, world.now));
+    assert!(!world.ledger.look(&world.node, &desired, world.now));
+    let waiting = serde_json::to_string(&world.ledger.waiting()).unwrap();
+    let mut back: StatusLedger = serde_json::from_str(&waiting).unwrap();
+    assert_ne!(back, world.ledger);
+    for node in world.ledger.nodes() {
+        let share = serde_json::to_string(world.ledger.share(node).unwrap()).unwrap();
+        back.restore(node, serde_json::from_str(&share).unwrap());
+    }
+    assert_eq!(back, world.ledger);
 }

@@ -75,6 +75,7 @@ pub async fn refuses_what_is_over_a_limit(open: impl AsyncFn() -> Store) {
                 Checkpoint {
                     token,
                     state: vec![0; bytes],
+                    ..Checkpoint::default()
                 },
             )
             .await
@@ -87,7 +88,7 @@ pub async fn refuses_what_is_over_a_limit(open: impl AsyncFn() -> Store) {
     refused(save("c", u64::MAX, 0).await, "no token");
     refused(
         save("c", 1, MAX_CHECKPOINT_BYTES + 1).await,
-        "at most 16777216",
+        &format!("at most {MAX_CHECKPOINT_BYTES}"),
     );
     let long = StatusPatch {
         node_quarantined: Some("x".repeat(MAX_NAME_BYTES + 1)),
@@ -126,6 +127,7 @@ pub async fn keeps_all_when_reopened(open: impl AsyncFn() -> Store) {
     let checkpoint = Checkpoint {
         token: 3,
         state: b"book".to_vec(),
+        parts: [("n1".to_owned(), b"share".to_vec())].into(),
     };
     let patch = StatusPatch {
         node_quarantined: Some("Quarantined".to_owned()),
@@ -185,7 +187,7 @@ pub async fn answers_closed_after_close(open: impl AsyncFn() -> Store) {
     };
     let checkpoint = Checkpoint {
         token: 1,
-        state: Vec::new(),
+        ..Checkpoint::default()
     };
     closed(store.append(vec![event("n1", 99)]).await.map(|_| ()));
     closed(store.feed(0, 1).await.map(|_| ()));
@@ -238,7 +240,7 @@ pub async fn deletes_what_is_old_and_finished(open: impl AsyncFn() -> Store) {
     };
     let token = |token| Checkpoint {
         token,
-        state: Vec::new(),
+        ..Checkpoint::default()
     };
     store.save_checkpoint("slow", token(5)).await.unwrap();
     let pruned = store.prune(prune.clone()).await.unwrap();

@@ -188,6 +188,7 @@ pub async fn never_moves_a_token_back(open: impl AsyncFn() -> Store) {
     let at = |token, state: &[u8]| Checkpoint {
         token,
         state: state.to_vec(),
+        ..Checkpoint::default()
     };
     assert_eq!(store.checkpoint("book").await.unwrap(), None);
     let largest = vec![7; MAX_CHECKPOINT_BYTES];
@@ -225,7 +226,7 @@ pub async fn never_moves_a_token_back(open: impl AsyncFn() -> Store) {
                     "race",
                     Checkpoint {
                         token,
-                        state: vec![],
+                        ..Checkpoint::default()
                     },
                 )
                 .await;
@@ -238,6 +239,41 @@ pub async fn never_moves_a_token_back(open: impl AsyncFn() -> Store) {
     }
     tasks.join_all().await;
     assert_eq!(store.checkpoint("race").await.unwrap().unwrap().token, 64);
+    store.close().await;
+}
+
+/// Parts of a state come and go one by one, with the token or not at all.
+pub async fn keeps_the_parts_that_are_not_named(open: impl AsyncFn() -> Store) {
+    let parts = |parts: &[(&str, &str)]| {
+        let parts = parts.iter();
+        parts
+            .map(|(name, state)| ((*name).to_owned(), state.as_bytes().to_vec()))
+            .collect()
+    };
+    let at = |token, named: &[(&str, &str)]| Checkpoint {
+        token,
+        state: token.to_string().into_bytes(),
+        parts: parts(named),
+    };
+    let store = open().await;
+    let first = at(1, &[("a", "1"), ("b", "1")]);
+    store.save_checkpoint("book", first).await.unwrap();
+    let other = at(7, &[("a", "another consumer's")]);
+    store.save_checkpoint("other", other).await.unwrap();
+    let second = at(2, &[("b", "2"), ("c", "2"), ("gone", "")]);
+    store.save_checkpoint("book", second).await.unwrap();
+    let third = at(3, &[("c", "")]);
+    store.save_checkpoint("book", third).await.unwrap();
+    let back = at(2, &[("a", "back"), ("b", "")]);
+    store.save_checkpoint("book", back).await.unwrap_err();
+    store.close().await;
+    let store = open().await;
+    let found = store.checkpoint("book").await.unwrap().unwrap();
+    assert_eq!(found, at(3, &[("a", "1"), ("b", "2")]));
+    let mut large = at(4, &[]);
+    large.parts = [("a".to_owned(), vec![0; MAX_CHECKPOINT_BYTES + 1])].into();
+    let error = store.save_checkpoint("book", large).await.unwrap_err();
+    assert!(error.to_string().contains("the part \"a\""), "{error}");
     store.close().await;
 }
 

@@ -1,5 +1,7 @@
 //! How far each consumer has come.
 
+use std::collections::BTreeMap;
+
 use rusqlite::{Connection, OptionalExtension};
 
 use super::position;
@@ -9,15 +11,24 @@ pub(super) fn load(
     connection: &Connection,
     consumer: &str,
 ) -> rusqlite::Result<Option<Checkpoint>> {
-    connection
+    // One view of both tables.
+    let connection = connection.unchecked_transaction()?;
+    let found = connection
         .prepare_cached("SELECT token, state FROM checkpoint WHERE consumer = ?1")?
-        .query_row([consumer], |row| {
-            Ok(Checkpoint {
-                token: position(row.get(0)?),
-                state: row.get(1)?,
-            })
-        })
-        .optional()
+        .query_row([consumer], |row| Ok((row.get(0)?, row.get(1)?)))
+        .optional()?;
+    let Some((token, state)) = found else {
+        return Ok(None);
+    };
+    let parts = connection
+        .prepare_cached("SELECT part, state FROM checkpoint_part WHERE consumer = ?1")?
+        .query_map([consumer], |row| Ok((row.get(0)?, row.get(1)?)))?
+        .collect::<rusqlite::Result<BTreeMap<_, _>>>()?;
+    Ok(Some(Checkpoint {
+        token: position(token),
+        state,
+        parts,
+    }))
 }
 
 /// Writes nothing where the token would go back.
@@ -44,5 +55,18 @@ pub(super) fn save(
              ON CONFLICT (consumer) DO UPDATE SET token = excluded.token, state = excluded.state",
         )?
         .execute((consumer, super::number(checkpoint.token), &checkpoint.state))?;
+    let mut write = connection.prepare_cached(
+        "INSERT INTO checkpoint_part (consumer, part, state) VALUES (?1, ?2, ?3)
+         ON CONFLICT (consumer, part) DO UPDATE SET state = excluded.state",
+    )?;
+    let mut delete = connection
+        .prepare_cached("DELETE FROM checkpoint_part WHERE consumer = ?1 AND part = ?2")?;
+    for (part, state) in &checkpoint.parts {
+        if state.is_empty() {
+            delete.execute((consumer, part))?;
+        } else {
+            write.execute((consumer, part, state))?;
+        }
+    }
     Ok(Ok(()))
 }

@@ -31,6 +31,7 @@ pub(super) fn since(connection: &Connection) -> rusqlite::Result<i64> {
 /// Makes history of all events, and forgets what consumers have made of them.
 pub(super) fn begin_anew(connection: &Connection) -> rusqlite::Result<Identity> {
     connection.execute("DELETE FROM checkpoint", [])?;
+    connection.execute("DELETE FROM checkpoint_part", [])?;
     // The last position that was given out, be the event deleted since or not.
     connection.execute(
         "UPDATE identity SET since =

@@ -131,7 +131,12 @@ fn read(connection: &Connection, path: &Path) -> rusqlite::Result<Inspection> {
     };
     let newest_position = position(number("SELECT coalesce(max(seq), 0) FROM event")?);
     let consumers = connection
-        .prepare("SELECT consumer, token, length(state) FROM checkpoint ORDER BY consumer")?
+        .prepare(
+            "SELECT consumer, token, length(state) + coalesce((
+                 SELECT sum(length(state)) FROM checkpoint_part AS part
+                 WHERE part.consumer = checkpoint.consumer), 0)
+             FROM checkpoint ORDER BY consumer",
+        )?
         .query_map([], |row| {
             let token = position(row.get(1)?);
             Ok(Consumer {

@@ -13,7 +13,7 @@ use super::{OpenError, lock};
 
 /// The steps to the newest schema. `PRAGMA user_version` counts those that were taken.
 /// A step that was released is never changed: what is to change becomes a new step.
-pub(super) const STEPS: &[&str] = &[STEP_1, STEP_2, STEP_3];
+pub(super) const STEPS: &[&str] = &[STEP_1, STEP_2, STEP_3, STEP_4];
 
 /// `body` is the public JSON form of the event, the columns before it are copies to
 /// search by. Times are microseconds since 1970.
@@ -69,6 +69,16 @@ const STEP_3: &str = "
         since INTEGER NOT NULL
     ) STRICT;
     INSERT INTO identity (one, id, since) VALUES (1, lower(hex(randomblob(16))), 0);
+";
+
+/// What of a consumer's state is saved in parts, such as a node's share of the fault book.
+const STEP_4: &str = "
+    CREATE TABLE checkpoint_part (
+        consumer TEXT NOT NULL,
+        part TEXT NOT NULL,
+        state BLOB NOT NULL,
+        PRIMARY KEY (consumer, part)
+    ) STRICT;
 ";
 
 /// Marks the file as ours (`PRAGMA application_id`): "gpwd" in ASCII.

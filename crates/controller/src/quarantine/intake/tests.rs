@@ -115,3 +115,174 @@ fn failed_for(quarantine: &Quarantine) -> Duration {
     let failed = quarantine.feed_failure.as_ref().unwrap();
     failed.retry_at.saturating_duration_since(Instant::now())
 }
+
+/// A part of what is saved, as it lies in the file.
+fn part(directory: &Path, node: &str) -> Option<Vec<u8>> {
+    let connection = rusqlite::Connection::open(directory.join("events.db")).unwrap();
+    let sql = "SELECT state FROM checkpoint_part WHERE part = ?1";
+    connection.query_row(sql, [node], |row| row.get(0)).ok()
+}
+
+fn recovery(node: &str) -> NewEvent {
+    let mut new = fault(node, 1);
+    new.event.is_healthy = true;
+    new.event.is_fatal = false;
+    new.event.id.clear();
+    normalise(&mut new.event, now());
+    new
+}
+
+#[tokio::test]
+async fn of_the_book_only_what_has_changed_is_saved() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    store
+        .append(vec![fault("n1", 1), fault("n2", 1)])
+        .await
+        .unwrap();
+    let (mut first, _handles) = quarantine(&store);
+    first.load().await;
+    first.take_in().await;
+    assert!(first.save_at().is_some());
+    first.save().await;
+    assert_eq!(first.save_at(), None);
+    let before = part(directory.path(), "n1").unwrap();
+
+    damage(
+        directory.path(),
+        "UPDATE checkpoint_part SET state = x'00' WHERE part = 'n2'",
+    );
+    store
+        .append(vec![fault("n1", 2), fault("n3", 1)])
+        .await
+        .unwrap();
+    first.take_in().await;
+    first.save().await;
+    assert_eq!(
+        part(directory.path(), "n2"),
+        Some(vec![0]),
+        "not written again"
+    );
+    assert_ne!(part(directory.path(), "n1").unwrap(), before);
+
+    // What cannot be understood is rebuilt from the events; nothing else is needed for it.
+    let (mut second, _handles) = quarantine(&store);
+    second.load().await;
+    assert_eq!(second.save_at(), None, "not before it has caught up");
+    second.take_in().await;
+    assert_eq!(second.book, first.book);
+    second.save().await;
+    let (mut third, _handles) = quarantine(&store);
+    third.load().await;
+    assert_eq!(third.book, first.book);
+    assert!(third.unsaved.is_empty());
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_checkpoint_of_the_first_versions_is_read_and_becomes_parts() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    let events = vec![fault("n1", 1), recovery("n2")];
+    store.append(events).await.unwrap();
+    let (mut first, _handles) = quarantine(&store);
+    first.take_in().await;
+    let mut state = serde_json::to_value(&first.book).unwrap();
+    let report = serde_json::json!({"id": "r", "healthy": false, "faults": ["f"]});
+    let ledger = serde_json::json!({"session": null, "counted": [], "reports": [report]});
+    state["statuses"] = serde_json::json!({"nodes": {"n3": ledger}, "due": []});
+    let whole = Checkpoint {
+        token: 2,
+        state: serde_json::to_vec(&state).unwrap(),
+        ..Checkpoint::default()
+    };
+    store.save_checkpoint(CONSUMER, whole).await.unwrap();
+
+    let (mut second, _handles) = quarantine(&store);
+    second.load().await;
+    assert_eq!(second.book, first.book);
+    assert!(second.statuses.share("n3").is_some());
+    second.take_in().await;
+    second.save().await;
+    let saved = store.checkpoint(CONSUMER).await.unwrap().unwrap();
+    assert!(
+        saved.parts.keys().eq(["n1", "n2", "n3"]),
+        "{:?}",
+        saved.parts.keys()
+    );
+    let (mut third, _handles) = quarantine(&store);
+    third.load().await;
+    assert_eq!(
+        (&third.book, &third.statuses),
+        (&second.book, &second.statuses)
+    );
+
+    // What is over leaves nothing behind but that its check was heard of.
+    store.append(vec![recovery("n1")]).await.unwrap();
+    third.take_in().await;
+    third.forget_statuses("n3");
+    third.save().await;
+    assert!(part(directory.path(), "n3").is_none());
+    let left = part(directory.path(), "n1").unwrap();
+    assert!(String::from_utf8(left).unwrap().contains("\"faults\":[]"));
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_book_of_any_size_is_saved() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    let large = (0..40).map(|node| {
+        let mut new = fault(&format!("n{node}"), 1);
+        let metadata = (0..128).map(|key| (format!("key-{key}"), "x".repeat(4_096)));
+        new.event.metadata = metadata.collect();
+        new
+    });
+    store.append(large.collect()).await.unwrap();
+    let (mut first, _handles) = quarantine(&store);
+    first.take_in().await;
+    first.save().await;
+    assert!(first.save_failure.is_none());
+    let (mut second, _handles) = quarantine(&store);
+    second.load().await;
+    assert_eq!(second.book, first.book);
+    assert_eq!(second.book.nodes().count(), 40);
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_book_that_cannot_be_saved_for_a_minute_is_told_of() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    store.append(vec![fault("n1", 1)]).await.unwrap();
+    let (mut quarantine, handles) = quarantine(&store);
+    quarantine.take_in().await;
+    damage(
+        directory.path(),
+        "ALTER TABLE checkpoint_part RENAME TO away",
+    );
+    quarantine.save().await;
+    assert!(quarantine.save_failure.is_some() && quarantine.troubles().is_empty());
+    assert!(quarantine.save_at().is_some(), "it is tried again");
+    let saved = store.checkpoint(CONSUMER).await;
+    assert!(!matches!(saved, Ok(Some(_))), "all at once, or nothing");
+    tokio::time::pause();
+    tokio::time::advance(SAVE_TROUBLE).await;
+    tokio::time::resume();
+    quarantine.save().await;
+    quarantine.publish();
+    let told = handles.view.borrow().troubles.concat();
+    assert!(told.contains("could not be saved for 60 s"), "{told}");
+
+    damage(
+        directory.path(),
+        "ALTER TABLE away RENAME TO checkpoint_part",
+    );
+    quarantine.save().await;
+    assert!(quarantine.troubles().is_empty() && quarantine.save_at().is_none());
+    assert!(
+        part(directory.path(), "n1").is_some(),
+        "nothing was forgotten"
+    );
+    store.close().await;
+}
