@@ -197,7 +197,7 @@ impl Quarantine {
         };
         if !record.event.is_healthy {
             let changes = self.book.record(record);
-            if counts(&changes) {
+            if self.has_statuses() && counts(&changes) {
                 let faults = self.book.touched_by(&record.event);
                 self.statuses.took_in(node, id, false, &faults);
             }
@@ -207,7 +207,7 @@ impl Quarantine {
         let before = self.book.touched_by(&record.event);
         let closed: Vec<Fault> = before.into_iter().cloned().collect();
         let changes = self.book.record(record);
-        if counts(&changes) {
+        if self.has_statuses() && counts(&changes) {
             let closed: Vec<&Fault> = closed.iter().collect();
             self.statuses.took_in(node, id, true, &closed);
         }

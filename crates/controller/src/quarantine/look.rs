@@ -72,6 +72,7 @@ impl Quarantine {
         }
         let Some(view) = entry.effective_view() else {
             self.brake.forget(name);
+            self.forget_statuses(name);
             if self.cluster.is_some() {
                 self.look_at_missing(name, policy);
             }
@@ -81,6 +82,9 @@ impl Quarantine {
         self.left_alone(&view, claim);
         if claim != Claim::Ours {
             self.brake.forget(name);
+            if claim == Claim::Anothers {
+                self.forget_statuses(name);
+            }
             self.schedule_publish();
             return;
         }
@@ -378,6 +382,20 @@ mod tests {
         let text = metrics.encode();
         let value = text.lines().find_map(|line| line.strip_prefix(name));
         value.unwrap_or_else(|| panic!("{text}")).parse().unwrap()
+    }
+
+    #[tokio::test]
+    async fn of_a_node_that_the_cluster_lacks_no_events_are_kept_for_their_status() {
+        let directory = tempfile::tempdir().unwrap();
+        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let metrics = Metrics::default();
+        let (mut quarantine, _handles, _reporter) =
+            quarantine(&server, directory.path(), &metrics).await;
+        assert!(quarantine.statuses.share("n1").is_some());
+        quarantine.node_event(NodeEvent::Deleted("n1".to_owned()));
+        quarantine.look().await;
+        assert!(quarantine.statuses.share("n1").is_none());
+        assert!(!quarantine.book.faults("n1").is_empty());
     }
 
     #[tokio::test]

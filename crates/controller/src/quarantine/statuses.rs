@@ -26,9 +26,15 @@ const RETRY: Duration = Duration::from_millis(500);
 pub(super) type Written = (usize, Result<(), StoreError>);
 
 impl Quarantine {
+    /// Whether what becomes of events is written: by a gpuwarden that acts. Elsewhere nothing
+    /// would ever take away what is noted for it.
+    pub(super) fn has_statuses(&self) -> bool {
+        self.mode == Mode::Act && self.cluster.is_some()
+    }
+
     /// Takes in how a node is seen. Only a gpuwarden that acts makes quarantines.
     pub(super) fn note_statuses(&mut self, view: &NodeView, desired: &Desired) {
-        if self.mode == Mode::Act {
+        if self.has_statuses() {
             let now = (self.clock)();
             if self.statuses.look(view, desired, now) {
                 self.unsaved.insert(view.name.clone());
@@ -36,7 +42,7 @@ impl Quarantine {
         }
     }
 
-    /// Forgets the events of a node that is gone.
+    /// Forgets the events of a node that is gone, or another's: nothing becomes of them.
     pub(super) fn forget_statuses(&mut self, node: &str) {
         if self.statuses.forget(node) {
             self.unsaved.insert(node.to_owned());
@@ -72,7 +78,7 @@ impl Quarantine {
                 self.metrics.error("update_quarantine_status_error");
                 self.statuses.written(count);
             }
-            Ok((_, Err(error))) => {
+            Ok((_, Err(Failed::Store(error)))) => {
                 tracing::warn!(err = %error, "the statuses of events cannot be written; it is tried again");
                 self.metrics.error("update_quarantine_status_error");
             }

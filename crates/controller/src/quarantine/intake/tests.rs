@@ -24,11 +24,15 @@ fn open(directory: &Path) -> Arc<dyn EventStore> {
 
 /// A quarantine that only records.
 fn quarantine(store: &Arc<dyn EventStore>) -> (Quarantine, Handles) {
+    quarantine_that(Mode::Observe, store)
+}
+
+fn quarantine_that(mode: Mode, store: &Arc<dyn EventStore>) -> (Quarantine, Handles) {
     let config = Config {
         store: Arc::clone(store),
         cluster: None,
         policy: watch::channel(None).1,
-        mode: Mode::Observe,
+        mode,
         owns: Owns::All,
         sources: Sources::default(),
         brake: false,
@@ -284,5 +288,19 @@ async fn a_book_that_cannot_be_saved_for_a_minute_is_told_of() {
         part(directory.path(), "n1").is_some(),
         "nothing was forgotten"
     );
+    store.close().await;
+}
+
+#[tokio::test]
+async fn who_only_observes_keeps_no_events_for_their_status() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    let events = vec![fault("n1", 1), fault("n1", 2), recovery("n1")];
+    store.append(events).await.unwrap();
+    for mode in [Mode::Observe, Mode::DryRun] {
+        let (mut quarantine, _handles) = quarantine_that(mode, &store);
+        quarantine.take_in().await;
+        assert_eq!(quarantine.statuses.nodes().count(), 0, "{mode:?}");
+    }
     store.close().await;
 }
