@@ -33,6 +33,8 @@ pub(super) struct BrakeState {
     looked_at: BTreeSet<String>,
     /// When nodes were last taken out of service, of those that are back.
     recent: BTreeMap<String, Timestamp>,
+    /// One of them is not saved yet.
+    pub(super) unsaved: bool,
     /// Something has changed since it was last asked.
     pub(super) stale: bool,
     /// When the next doubt about a patch ends.
@@ -51,6 +53,7 @@ impl BrakeState {
             waiting: BTreeMap::new(),
             looked_at: BTreeSet::new(),
             recent: BTreeMap::new(),
+            unsaved: false,
             stale: true,
             doubt_ends: None,
             plan: Plan::default(),
@@ -79,10 +82,23 @@ impl BrakeState {
         self.stale |= self.waiting.remove(name).is_some();
     }
 
+    /// When nodes were last taken out of service, of those that are back: to be saved, for the
+    /// nodes themselves do not tell any more.
+    pub(super) fn recent(&self) -> &BTreeMap<String, Timestamp> {
+        &self.recent
+    }
+
+    /// Takes back what was saved.
+    pub(super) fn restore(&mut self, recent: BTreeMap<String, Timestamp>) {
+        self.recent = recent;
+        self.stale = true;
+    }
+
     /// A node is back in service, and was taken out then.
     pub(super) fn back(&mut self, name: &str, since: Option<Timestamp>) {
         if let Some(since) = since {
             self.recent.insert(name.to_owned(), since);
+            self.unsaved = true;
         }
         self.stale = true;
     }

@@ -4,12 +4,13 @@
 //! feed position that it reflects; events behind the saved one are read again, which changes
 //! nothing.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use domain::event::Record;
 use domain::fault::{Change, Fault, FaultBook, NodeShare};
 use domain::status::{NodeLedger, StatusLedger, Waiting};
+use jiff::Timestamp;
 use runtime::logging::chain;
 use serde::{Deserialize, Serialize};
 use store::{Checkpoint, StoreError};
@@ -49,6 +50,8 @@ struct Saved {
     book: FaultBook,
     #[serde(default)]
     statuses: StatusLedger,
+    #[serde(default)]
+    recently_out: BTreeMap<String, Timestamp>,
 }
 
 #[derive(Serialize)]
@@ -56,6 +59,9 @@ struct Saving<'a> {
     applied: u64,
     overflow: u64,
     statuses: Waiting<'a>,
+    /// Not what a dry run pretends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    recently_out: Option<&'a BTreeMap<String, Timestamp>>,
 }
 
 /// What is saved of a node: its share of the book, and of the statuses that are open.
@@ -87,6 +93,7 @@ impl Quarantine {
                 Ok((saved, to_save)) => {
                     (self.book, self.statuses) = (saved.book, saved.statuses);
                     self.unsaved = to_save;
+                    self.brake.restore(saved.recently_out);
                 }
                 Err(error) => {
                     tracing::warn!(err = %error, "the saved fault book is not understood; it is rebuilt");
@@ -217,7 +224,8 @@ impl Quarantine {
     /// When the book is to be saved next; `None`: it is.
     pub(super) fn save_at(&self) -> Option<Instant> {
         // One that is being rebuilt is behind what is saved.
-        let changed = self.book.applied() != self.saved_seq || !self.unsaved.is_empty();
+        let changed =
+            self.book.applied() != self.saved_seq || !self.unsaved.is_empty() || self.brake.unsaved;
         (changed && self.caught_up).then_some(self.saved_at + SAVE_EVERY)
     }
 
@@ -230,6 +238,7 @@ impl Quarantine {
     pub(super) async fn save(&mut self) {
         self.saved_at = Instant::now();
         let unsaved = std::mem::take(&mut self.unsaved);
+        let brake_unsaved = std::mem::take(&mut self.brake.unsaved);
         let saved = match self.to_save(&unsaved) {
             Ok(checkpoint) => self.store.save_checkpoint(CONSUMER, checkpoint).await,
             Err(error) => Err(StoreError::Invalid {
@@ -247,6 +256,7 @@ impl Quarantine {
             }
             Err(error) => {
                 self.unsaved.extend(unsaved);
+                self.brake.unsaved |= brake_unsaved;
                 if !matches!(error, StoreError::Closed) {
                     self.save_failed(chain(&error));
                 }
@@ -274,6 +284,7 @@ impl Quarantine {
                 applied: self.book.applied(),
                 overflow: self.book.overflow(),
                 statuses: self.statuses.waiting(),
+                recently_out: self.writes().then(|| self.brake.recent()),
             })?,
             parts: nodes.iter().map(part).collect::<serde_json::Result<_>>()?,
         })

@@ -304,3 +304,31 @@ async fn who_only_observes_keeps_no_events_for_their_status() {
     }
     store.close().await;
 }
+
+#[tokio::test]
+async fn the_brakes_window_is_remembered_over_a_restart() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    let restarted = async |mode| {
+        let (mut quarantine, handles) = quarantine_that(mode, &store);
+        quarantine.load().await;
+        quarantine.take_in().await;
+        (quarantine, handles)
+    };
+    let (mut first, _handles) = restarted(Mode::Act).await;
+    assert_eq!(first.save_at(), None);
+    first.brake.back("n1", Some(now()));
+    assert!(first.save_at().is_some(), "also without a new event");
+    first.save().await;
+    let (second, _handles) = restarted(Mode::Act).await;
+    assert_eq!(second.brake.recent(), first.brake.recent());
+    assert_eq!(second.brake.recent().len(), 1);
+
+    // What a dry run pretends does not count for whoever acts next.
+    let (mut dry, _handles) = restarted(Mode::DryRun).await;
+    dry.brake.back("n2", Some(now()));
+    dry.save().await;
+    let (next, _handles) = restarted(Mode::Act).await;
+    assert!(!next.brake.recent().contains_key("n2"));
+    store.close().await;
+}
