@@ -138,6 +138,8 @@ pub struct Quarantine {
     /// What became of the events, and is to be written.
     statuses: StatusLedger,
     writing: JoinSet<Written>,
+    /// Panics over the batch that is to be written.
+    writing_panics: u32,
     saved_at: Instant,
     saved_seq: u64,
     /// Nodes whose part of what is saved has changed.
@@ -215,6 +217,7 @@ impl Quarantine {
             book: FaultBook::default(),
             statuses: StatusLedger::default(),
             writing: JoinSet::new(),
+            writing_panics: 0,
             saved_at: Instant::now(),
             saved_seq: 0,
             unsaved: BTreeSet::new(),

@@ -4,12 +4,14 @@
 //! batches; a patch never waits for it. What is not confirmed stays due, over a restart too.
 
 use std::collections::BTreeMap;
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use domain::assess::Desired;
 use domain::node::NodeView;
 use domain::status::{Due, NodeQuarantined};
+use futures::FutureExt as _;
 use store::{EventQuery, EventStore, StatusPatch, StoreError};
 use tokio::task::JoinError;
 
@@ -22,8 +24,19 @@ const PAGE: usize = 500;
 /// Pause after the store has refused a batch.
 const RETRY: Duration = Duration::from_millis(500);
 
+/// Panics over the same batch after which it is given up.
+const PANICS: u32 = 5;
+
 /// A batch that was tried: how many, and whether they are written.
-pub(super) type Written = (usize, Result<(), StoreError>);
+pub(super) type Written = (usize, Result<(), Failed>);
+
+/// Why a batch is not written.
+#[derive(Debug)]
+pub(super) enum Failed {
+    Store(StoreError),
+    /// A fault of ours.
+    Panicked,
+}
 
 impl Quarantine {
     /// Whether what becomes of events is written: by a gpuwarden that acts. Elsewhere nothing
@@ -60,7 +73,11 @@ impl Quarantine {
         }
         let store = Arc::clone(&self.store);
         self.writing.spawn(async move {
-            let result = write(store.as_ref(), &batch).await;
+            let written = AssertUnwindSafe(write(store.as_ref(), &batch)).catch_unwind();
+            let result = match written.await {
+                Ok(written) => written.map_err(Failed::Store),
+                Err(_) => Err(Failed::Panicked),
+            };
             if result.is_err() {
                 tokio::time::sleep(RETRY).await;
             }
@@ -70,9 +87,12 @@ impl Quarantine {
 
     pub(super) fn statuses_written(&mut self, done: Result<Written, JoinError>) {
         match done {
-            Ok((count, Ok(()))) => self.statuses.written(count),
-            Ok((_, Err(StoreError::Closed))) => {}
-            Ok((count, Err(error @ StoreError::Invalid { .. }))) => {
+            Ok((count, Ok(()))) => {
+                self.writing_panics = 0;
+                self.statuses.written(count);
+            }
+            Ok((_, Err(Failed::Store(StoreError::Closed)))) => {}
+            Ok((count, Err(Failed::Store(error @ StoreError::Invalid { .. })))) => {
                 // It would not get better.
                 tracing::error!(err = %error, "the statuses of events are refused");
                 self.metrics.error("update_quarantine_status_error");
@@ -81,6 +101,15 @@ impl Quarantine {
             Ok((_, Err(Failed::Store(error)))) => {
                 tracing::warn!(err = %error, "the statuses of events cannot be written; it is tried again");
                 self.metrics.error("update_quarantine_status_error");
+            }
+            Ok((count, Err(Failed::Panicked))) => {
+                self.metrics.error("update_quarantine_status_error");
+                self.writing_panics += 1;
+                if self.writing_panics >= PANICS {
+                    tracing::error!(count, "the statuses of these events are given up");
+                    self.writing_panics = 0;
+                    self.statuses.written(count);
+                }
             }
             Err(error) => {
                 tracing::error!(err = %error, "writing the statuses of events ended without an answer");

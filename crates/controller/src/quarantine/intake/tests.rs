@@ -332,3 +332,20 @@ async fn the_brakes_window_is_remembered_over_a_restart() {
     assert!(!next.brake.recent().contains_key("n2"));
     store.close().await;
 }
+
+#[tokio::test]
+async fn statuses_over_which_we_panic_are_given_up_after_a_while() {
+    use super::super::statuses::Failed;
+
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    let (mut quarantine, _handles) = quarantine(&store);
+    let due = serde_json::json!({"Cancel": {"node": "n1"}});
+    quarantine.statuses = serde_json::from_value(serde_json::json!({"due": [due]})).unwrap();
+    let tries = (1..100).find(|_| {
+        quarantine.statuses_written(Ok((1, Err(Failed::Panicked))));
+        quarantine.statuses.due(1).is_empty()
+    });
+    assert_eq!(tries, Some(5));
+    store.close().await;
+}
