@@ -192,10 +192,7 @@ impl Quarantine {
         let handles = Handles {
             view: view_receiver,
             questions: Questions(ask),
-            journal: JournalWriter {
-                queue,
-                store: Arc::clone(&config.store),
-            },
+            journal: JournalWriter::new(queue, Arc::clone(&config.store)),
         };
         let policy = config.policy.borrow().clone();
         let task = Self {

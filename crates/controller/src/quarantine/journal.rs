@@ -1,10 +1,11 @@
 //! The journal: noting what was decided and done, and bringing it to the store.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use domain::journal::{Entry, EntryKind};
 use serde_json::Value;
-use store::EventStore;
+use store::{EventStore, StoreError};
 use tokio::sync::mpsc::{self, error::TrySendError};
 
 use super::Quarantine;
@@ -13,6 +14,8 @@ use super::Quarantine;
 /// out at once. Whether a node is cordoned does not wait for the disk to write its story:
 /// beyond it entries are left out, and the story says so.
 pub(super) const JOURNAL_QUEUE: usize = 8_192;
+/// Pause after the store could not write.
+const RETRY: Duration = Duration::from_millis(500);
 /// Most entries in one transaction. The longer the disk takes, the more wait for it.
 const JOURNAL_BATCH: usize = 2_048;
 
@@ -25,8 +28,10 @@ pub(super) struct Journal {
 
 /// Brings journal entries to the store.
 pub struct JournalWriter {
-    pub(super) queue: mpsc::Receiver<Entry>,
-    pub(super) store: Arc<dyn EventStore>,
+    queue: mpsc::Receiver<Entry>,
+    store: Arc<dyn EventStore>,
+    /// Entries that the store did not take, and of which it is not told yet.
+    missing: u64,
 }
 
 // === impl Quarantine ===
@@ -65,16 +70,7 @@ impl Journal {
     /// Puts an entry into the queue; `false` where there is no room for it. The next entry
     /// that finds room is preceded by one that says how many are missing.
     fn put(&mut self, entry: Entry) -> bool {
-        let gap = (self.missing > 0).then(|| Entry {
-            kind: EntryKind::Attention,
-            text: format!(
-                "{} entries of the journal are missing before this, of this node and others: the \
-                 store was too slow to take them",
-                self.missing
-            ),
-            detail: Value::Null,
-            ..entry.clone()
-        });
+        let gap = gap(self.missing, &entry, "the store was too slow to take them");
         for entry in gap.into_iter().chain([entry]) {
             match self.queue.try_send(entry) {
                 // The writer is gone at the very end only.
@@ -92,15 +88,77 @@ impl Journal {
     }
 }
 
+/// An entry before `next` that says how many are missing.
+fn gap(missing: u64, next: &Entry, why: &str) -> Option<Entry> {
+    (missing > 0).then(|| Entry {
+        kind: EntryKind::Attention,
+        text: format!(
+            "{missing} entries of the journal are missing before this, of this node and others: \
+             {why}"
+        ),
+        detail: Value::Null,
+        at: next.at,
+        node: next.node.clone(),
+        session: next.session.clone(),
+    })
+}
+
 // === impl JournalWriter ===
 
 impl JournalWriter {
+    pub(super) fn new(queue: mpsc::Receiver<Entry>, store: Arc<dyn EventStore>) -> Self {
+        Self {
+            queue,
+            store,
+            missing: 0,
+        }
+    }
+
     /// Writes until the task has ended and the queue is empty.
     pub async fn run(mut self) {
         let mut batch = Vec::new();
         while self.queue.recv_many(&mut batch, JOURNAL_BATCH).await > 0 {
-            if let Err(error) = self.store.journal(std::mem::take(&mut batch)).await {
-                tracing::error!(err = %error, "journal entries are lost");
+            let batch = std::mem::take(&mut batch);
+            match self.write(&batch).await {
+                Ok(()) => continue,
+                Err(StoreError::Closed) => {
+                    tracing::error!(count = batch.len(), "journal entries are lost at the end");
+                    continue;
+                }
+                Err(_) => {}
+            }
+            // One that is not taken costs itself only.
+            for entry in batch {
+                if let Err(error) = self.write(std::slice::from_ref(&entry)).await {
+                    self.missing += 1;
+                    tracing::error!(node = entry.node, err = %error, "a journal entry is lost");
+                }
+            }
+        }
+    }
+
+    /// Writes `entries`, for as long as it takes where the failure may pass: meanwhile others
+    /// wait in the queue.
+    async fn write(&mut self, entries: &[Entry]) -> Result<(), StoreError> {
+        let Some(first) = entries.first() else {
+            return Ok(());
+        };
+        let gap = gap(self.missing, first, "the store did not take them");
+        let entries: Vec<Entry> = gap.into_iter().chain(entries.iter().cloned()).collect();
+        let mut said = false;
+        loop {
+            match self.store.journal(entries.clone()).await {
+                Ok(()) => {
+                    self.missing = 0;
+                    return Ok(());
+                }
+                Err(error) if error.is_retryable() => {
+                    if !std::mem::replace(&mut said, true) {
+                        tracing::warn!(err = %error, "the journal waits for the store");
+                    }
+                    tokio::time::sleep(RETRY).await;
+                }
+                Err(error) => return Err(error),
             }
         }
     }
@@ -108,6 +166,8 @@ impl JournalWriter {
 
 #[cfg(test)]
 mod tests {
+    use store::sqlite::SqliteStore;
+
     use super::*;
 
     fn entry(text: &str) -> Entry {
@@ -119,6 +179,43 @@ mod tests {
             text: text.into(),
             detail: Value::Null,
         }
+    }
+
+    #[tokio::test]
+    async fn a_store_that_cannot_write_for_a_while_costs_no_entry() {
+        let directory = tempfile::tempdir().unwrap();
+        let store: Arc<dyn EventStore> = Arc::new(SqliteStore::open(directory.path()).unwrap());
+        let other = rusqlite::Connection::open(directory.path().join("events.db")).unwrap();
+        other.execute_batch("BEGIN IMMEDIATE").unwrap();
+        let (sender, queue) = mpsc::channel(4);
+        let writer = tokio::spawn(JournalWriter::new(queue, Arc::clone(&store)).run());
+        sender.send(entry("kept")).await.unwrap();
+        let mut trouble = store.trouble();
+        trouble.wait_for(Option::is_some).await.unwrap();
+        other.execute_batch("COMMIT").unwrap();
+        drop(sender);
+        writer.await.unwrap();
+        assert_eq!(store.timeline("n", 10).await.unwrap(), [entry("kept")]);
+        store.close().await;
+    }
+
+    #[tokio::test]
+    async fn an_entry_that_is_not_taken_costs_itself_only_and_is_told_of() {
+        let directory = tempfile::tempdir().unwrap();
+        let store: Arc<dyn EventStore> = Arc::new(SqliteStore::open(directory.path()).unwrap());
+        let (sender, queue) = mpsc::channel(4);
+        for text in ["before", &"x".repeat(store::MAX_ENTRY_BYTES + 1), "behind"] {
+            sender.send(entry(text)).await.unwrap();
+        }
+        drop(sender);
+        JournalWriter::new(queue, Arc::clone(&store)).run().await;
+        let found = store.timeline("n", 10).await.unwrap();
+        let texts: Vec<&str> = found.iter().map(|entry| entry.text.as_str()).collect();
+        assert!(
+            matches!(texts[..], ["before", gap, "behind"] if gap.starts_with("1 entries")),
+            "{texts:?}"
+        );
+        store.close().await;
     }
 
     #[test]
