@@ -254,33 +254,43 @@ fn by_code<T>(
 }
 
 /// The recovery action that an XID 154 line changes to, as in
-/// `changed from 0x0 (None) to 0x1 (GPU Reset Required)`: by the name in its last
-/// parentheses, or by the number before them where a later driver has another name.
+/// `GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)`: by its name,
+/// or by its number where a later driver has another name.
+///
+/// Only what stands where the driver puts it counts. Whatever else is in the line, such as
+/// the name of a process behind it, cannot take advice back: anything else asks a person.
 fn recovery_action(text: &str) -> RecommendedAction {
-    let (before, name) = text
-        .rsplit_once('(')
-        .and_then(|(before, rest)| Some((before, rest.split_once(')')?.0)))
-        .unwrap_or_default();
-    let by_name = match name.trim().to_ascii_lowercase().as_str() {
+    let Some((number, name)) = changed_to(text) else {
+        return RecommendedAction::ContactSupport;
+    };
+    match (name.to_ascii_lowercase().as_str(), number) {
         // PF FLR is a reset of the GPU on the PCIe bus; drivers from R610 on name it so.
         // Draining peer traffic alone may be enough, but a drained GPU can be reset at no
         // further cost, and the driver says None where it no longer needs it.
-        "gpu reset required" | "drain and reset" | "drain p2p" | "pf flr" => {
-            Some(RecommendedAction::ComponentReset)
+        ("gpu reset required" | "drain and reset" | "drain p2p" | "pf flr", _) => {
+            RecommendedAction::ComponentReset
         }
-        "node reboot required" | "os reboot" => Some(RecommendedAction::RestartBm),
-        "none" => Some(RecommendedAction::None),
-        _ => None,
-    };
-    let by_number = || match before.trim_end().rsplit_once(' ')?.1 {
-        "0x0" => Some(RecommendedAction::None),
-        "0x1" | "0x3" | "0x4" => Some(RecommendedAction::ComponentReset),
-        "0x2" => Some(RecommendedAction::RestartBm),
-        _ => None,
-    };
-    by_name
-        .or_else(by_number)
-        .unwrap_or(RecommendedAction::ContactSupport)
+        ("node reboot required" | "os reboot", _) => RecommendedAction::RestartBm,
+        (_, 0) => RecommendedAction::None,
+        (_, 1 | 3 | 4) => RecommendedAction::ComponentReset,
+        (_, 2) => RecommendedAction::RestartBm,
+        _ => RecommendedAction::ContactSupport,
+    }
+}
+
+/// Number and name of what `... changed from 0x0 (None) to 0x1 (GPU Reset Required)` ends
+/// with.
+fn changed_to(text: &str) -> Option<(u32, &str)> {
+    /// `0x1 (GPU Reset Required)`, and what follows.
+    fn action(text: &str) -> Option<(u32, &str, &str)> {
+        let (number, rest) = text.strip_prefix("0x")?.split_once(" (")?;
+        let (name, rest) = rest.split_once(')')?;
+        Some((u32::from_str_radix(number, 16).ok()?, name.trim(), rest))
+    }
+    let text = text.strip_prefix("GPU recovery action ").unwrap_or(text);
+    let (_, _, rest) = action(text.strip_prefix("changed from ")?)?;
+    let (number, name, _) = action(rest.strip_prefix(" to ")?)?;
+    Some((number, name))
 }
 
 #[cfg(test)]

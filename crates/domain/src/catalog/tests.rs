@@ -138,6 +138,32 @@ fn xid_154_is_judged_by_its_text() {
             "changed from 0x0 (None) to 0x9 (Sing a Song)",
             ContactSupport,
         ),
+        // What follows is not the driver's advice, nor is what stands before it.
+        (
+            "changed from 0x0 (None) to 0x2 (Node Reboot Required), pid=12, name=evil(None)",
+            RestartBm,
+        ),
+        (
+            "changed from 0x0 (None) to 0x2 (Node Reboot Required). See (None)",
+            RestartBm,
+        ),
+        (
+            "changed from 0x0 (None) to 0x1 (GPU Reset Required), name=from 0x1 (x) to 0x0 (None)",
+            ComponentReset,
+        ),
+        (
+            "changed from 0x2 (Node Reboot Required) to 0x0 (None) x",
+            None,
+        ),
+        ("to 0x0 (None)", ContactSupport),
+        ("(None)", ContactSupport),
+        ("x changed from 0x2 (None) to 0x0 (None)", ContactSupport),
+        ("changed from 0x2 (None) to 0x (None)", ContactSupport),
+        ("changed from 0x2 (None) to 0x0 None", ContactSupport),
+        ("changed from 0x0 (None) to 0x9 (None)", ContactSupport),
+        ("changed from 0x0 (None) to 0x2 (None)", RestartBm),
+        // Of a driver that names it otherwise.
+        ("changed from 0x2 (OS Reboot) to 0x0 (Nothing)", None),
         ("no parentheses at all", ContactSupport),
         ("", ContactSupport),
         (")(", ContactSupport),
