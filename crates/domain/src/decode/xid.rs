@@ -3,6 +3,36 @@
 use super::{code, is_pci, leading_number, text};
 use crate::catalog::Report;
 
+/// Longest name of a process in Linux (bytes), which the driver prints.
+const MAX_PROCESS_BYTES: usize = 15;
+/// Longest name in which the message is looked for where the message itself leaves no doubt
+/// (bytes): drivers of hypervisors name their guests.
+const MAX_GUEST_BYTES: usize = 128;
+
+/// What the driver's messages begin with.
+const MESSAGES: [&str; 20] = [
+    "An uncorrectable",
+    "CCMDs",
+    "CE Exception",
+    "Ch ",
+    "Channel ",
+    "channel ",
+    "Contained",
+    "DBE",
+    "Double Bit",
+    "GPU ",
+    "Graphics ",
+    "MMU Fault",
+    "NVLink",
+    "PMU ",
+    "RST:",
+    "Reset Channel",
+    "Row Remapper",
+    "SBE",
+    "Timeout ",
+    "Uncontained",
+];
+
 /// The parts of an XID line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct XidLine<'a> {
@@ -100,9 +130,14 @@ pub(super) fn line(bytes: &[u8]) -> Option<XidLine<'_>> {
     let rest = rest.trim_start().strip_prefix(':')?.trim_start();
     let (code, rest) = code(rest, bytes)?;
     let detail = rest.trim_start_matches([',', ':', ' ']).trim_end();
-    // Process id and name are only looked for where the driver puts them: at the front.
-    let (pid, rest) = field(detail, "pid=");
-    let (process, message) = field(rest, "name=");
+    // Process id and name are only looked for where drivers put them: at the front, or
+    // behind the message, which then is all of the detail.
+    let (pid, rest) = pid(detail);
+    let (process, message) = process(code, rest);
+    let (pid, process) = match (pid, process) {
+        (None, None) => behind(code, detail),
+        at_the_front => at_the_front,
+    };
     Some(XidLine {
         pci,
         mig: mig(place),
@@ -112,6 +147,15 @@ pub(super) fn line(bytes: &[u8]) -> Option<XidLine<'_>> {
         detail,
         message,
     })
+}
+
+/// `pid=1234` and the name in `Ch 00000008, pid=1234, name=python`.
+fn behind(code: u32, detail: &str) -> (Option<&str>, Option<&str>) {
+    let Some((_, rest)) = detail.split_once(", pid=") else {
+        return (None, None);
+    };
+    let (pid, rest) = ended(rest, rest.find(", "));
+    (Some(pid), process(code, rest).0)
 }
 
 /// `GPU-I:02 GPU-CI:01`
@@ -130,18 +174,54 @@ fn mig<'a>(words: impl Iterator<Item = &'a str>) -> Option<Mig> {
     mig
 }
 
-/// `pid=1234, ...`, `name='<unknown>', ...`: the value, and what follows.
-///
-/// A comma that is followed by a blank ends it: a process name may have commas.
-fn field<'a>(text: &'a str, key: &str) -> (Option<&'a str>, &'a str) {
-    let Some(rest) = text.strip_prefix(key) else {
+/// `pid=1234, ...`: the value, and what follows.
+fn pid(text: &str) -> (Option<&str>, &str) {
+    let Some(rest) = text.strip_prefix("pid=") else {
         return (None, text);
     };
-    let (value, rest) = match rest.split_once(", ") {
-        Some((value, rest)) => (value, rest.trim_start()),
-        None => (rest.trim_end_matches(',').trim_end(), ""),
+    let (pid, rest) = ended(rest, rest.find(", "));
+    (Some(pid), rest)
+}
+
+/// `name='<unknown>', ...`: the value, and what follows.
+///
+/// The name ends at a comma and a blank, and may have such itself: the message tells which.
+/// Where none of what follows them looks like one of the driver's, it is the first.
+fn process(code: u32, text: &str) -> (Option<&str>, &str) {
+    let Some(rest) = text.strip_prefix("name=") else {
+        return (None, text);
     };
-    (Some(value.trim_matches(['\'', '"'])), rest)
+    let longest = match code {
+        144..=150 | 154 => MAX_GUEST_BYTES,
+        _ => MAX_PROCESS_BYTES,
+    };
+    let ends = || rest.match_indices(", ").map(|(at, _)| at);
+    let (name, rest) = ended(
+        rest,
+        ends()
+            .take_while(|at| *at <= longest)
+            .find(|at| is_message(code, ended(rest, Some(*at)).1))
+            .or_else(|| ends().next()),
+    );
+    (Some(name), rest)
+}
+
+/// A value that ends at a comma, or at the end of the text, and what follows.
+fn ended(text: &str, at: Option<usize>) -> (&str, &str) {
+    let (value, rest) = at.and_then(|at| text.split_at_checked(at)).map_or(
+        (text.trim_end_matches(',').trim_end(), ""),
+        |(value, rest)| (value, rest.trim_start_matches(',').trim_start()),
+    );
+    (value.trim_matches(['\'', '"']), rest)
+}
+
+/// Whether `text` begins as the driver's messages of this code do.
+fn is_message(code: u32, text: &str) -> bool {
+    match code {
+        144..=150 => super::nvlink5::report(text).is_some(),
+        154 => text.starts_with("GPU recovery action "),
+        _ => MESSAGES.iter().any(|message| text.starts_with(message)),
+    }
 }
 
 fn hexadecimal(word: &str) -> Option<u32> {
@@ -150,3 +230,6 @@ fn hexadecimal(word: &str) -> Option<u32> {
         .or_else(|| word.strip_prefix("0X"))?;
     u32::from_str_radix(digits, 16).ok()
 }
+
+#[cfg(test)]
+mod tests;
