@@ -146,9 +146,8 @@ impl Catalog {
 
     /// What to make of an XID 144 to 150 line that has a unit and register words.
     ///
-    /// `branch` is the driver's, 570 of 570.86.15. Where no row covers the words, the
-    /// driver's own word decides: a fatal report asks for a person, any other is shown and
-    /// kept with action unknown. It is never silently harmless.
+    /// `branch` is the driver's, 570 of 570.86.15. Where no row covers the words, it is
+    /// [undetermined](Self::undetermined).
     pub fn judge_nvlink5(&self, code: u32, report: &Report<'_>, branch: Option<u32>) -> Verdict {
         let found = nvlink5::find(&self.nvlink5, code, report, branch);
         // A file that changes the code as a whole means all its lines, unless it also
@@ -170,22 +169,45 @@ impl Catalog {
                 basis: basis(row.changed.as_ref()).or(found.basis),
             };
         }
-        let undetermined = |fatal, action, word: &str| Verdict {
+        self.undetermined(code, "no row covers these words", report.severity)
+    }
+
+    /// What to make of an XID 144 to 150 line whose unit and register words cannot be read.
+    pub fn judge_unread_nvlink5(&self, code: u32, severity: Option<Severity>) -> Verdict {
+        if self.xid(code).is_some_and(|row| row.changed.is_some()) {
+            return self.judge_xid(code, "");
+        }
+        self.undetermined(code, "the line has no words that can be read", severity)
+    }
+
+    /// Where no row decides, the driver's own word does: a fatal report asks for a person,
+    /// one that is not is shown and kept with action unknown. Without such a word it is as
+    /// grave as its code. It is never silently harmless, and always said.
+    fn undetermined(&self, code: u32, why: &str, severity: Option<Severity>) -> Verdict {
+        let of_code = self.judge_xid(code, "");
+        let (fatal, action, word) = match severity {
+            Some(Severity::Fatal) => (
+                true,
+                RecommendedAction::ContactSupport,
+                "the driver calls it fatal",
+            ),
+            Some(Severity::NonFatal) => (
+                false,
+                RecommendedAction::Unknown,
+                "the driver calls it not fatal",
+            ),
+            None => (
+                of_code.fatal,
+                of_code.action,
+                "the driver does not say how grave it is",
+            ),
+        };
+        Verdict {
             healthy: false,
             fatal,
             action,
             meaning: "NVLink report that is not in the catalogue".into(),
-            basis: Some(
-                format!("undetermined: no row covers these words, and the driver calls it {word}")
-                    .into(),
-            ),
-        };
-        match report.severity {
-            Some(Severity::Fatal) => undetermined(true, RecommendedAction::ContactSupport, "fatal"),
-            Some(Severity::NonFatal) => {
-                undetermined(false, RecommendedAction::Unknown, "not fatal")
-            }
-            None => self.judge_xid(code, ""),
+            basis: Some(format!("undetermined: {why}, and {word}").into()),
         }
     }
 

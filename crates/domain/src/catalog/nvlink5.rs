@@ -34,7 +34,7 @@ pub struct Report<'a> {
 pub enum Severity {
     /// `Fatal`.
     Fatal,
-    /// `Nonfatal`.
+    /// `Nonfatal`, or `Correctable`.
     NonFatal,
 }
 

@@ -193,6 +193,9 @@ impl KernelLogDecoder {
         let branch = self.machine.as_ref().and_then(Machine::driver_branch);
         let verdict = match &report {
             Some(report) => self.catalog.judge_nvlink5(xid.code, report, branch),
+            None if xid.is_nvlink5() => self
+                .catalog
+                .judge_unread_nvlink5(xid.code, xid.nvlink5_severity()),
             None => self.catalog.judge_xid(xid.code, xid.message),
         };
         let kind = Kind::Xid {

@@ -29,16 +29,25 @@ pub(super) fn report(text: &str) -> Option<Report<'_>> {
     })
 }
 
+/// The driver's word for how grave it is, in a text that may be no report.
+pub(super) fn severity(text: &str) -> Option<Severity> {
+    text.split_ascii_whitespace().find_map(severity_of)
+}
+
+fn severity_of(word: &str) -> Option<Severity> {
+    match word.to_ascii_lowercase().as_str() {
+        "fatal" => Some(Severity::Fatal),
+        "nonfatal" | "non-fatal" | "correctable" => Some(Severity::NonFatal),
+        _ => None,
+    }
+}
+
 /// The name of the unit, and the driver's word for how grave it is.
 fn unit(head: &str) -> Option<(&str, Option<Severity>)> {
     let mut from = 0;
     while let Some(word) = head.get(from..)?.split_ascii_whitespace().next() {
         let at = from + head.get(from..)?.find(word)?;
-        let severity = match word.to_ascii_lowercase().as_str() {
-            "fatal" => Some(Severity::Fatal),
-            "nonfatal" | "non-fatal" => Some(Severity::NonFatal),
-            _ => None,
-        };
+        let severity = severity_of(word);
         if severity.is_some() {
             let unit = head.get(..at)?.trim();
             // `Link Fatal` is a severity too.

@@ -1,7 +1,7 @@
 //! XID lines of the NVIDIA driver.
 
 use super::{code, is_pci, leading_number, text};
-use crate::catalog::Report;
+use crate::catalog::{Report, Severity};
 
 /// Longest name of a process in Linux (bytes), which the driver prints.
 const MAX_PROCESS_BYTES: usize = 15;
@@ -104,9 +104,20 @@ impl<'a> XidLine<'a> {
 
     /// What an XID 144 to 150 line says: unit, severity and register words.
     pub fn nvlink5(&self) -> Option<Report<'a>> {
-        (144..=150)
-            .contains(&self.code)
+        self.is_nvlink5()
             .then(|| super::nvlink5::report(self.message))?
+    }
+
+    /// The word of an XID 144 to 150 line for how grave it is, also where there is no
+    /// [report](Self::nvlink5).
+    pub fn nvlink5_severity(&self) -> Option<Severity> {
+        self.is_nvlink5()
+            .then(|| super::nvlink5::severity(self.message))?
+    }
+
+    /// Whether the code is one of `NVLink` 5.
+    pub fn is_nvlink5(&self) -> bool {
+        (144..=150).contains(&self.code)
     }
 }
 

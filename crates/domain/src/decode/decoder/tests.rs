@@ -344,9 +344,18 @@ fn an_nvlink5_line_is_read_by_its_words_and_never_silently_harmless() {
             "149.NETIR_NEW",
             true,
             support,
-            false,
+            true,
         ),
-        // No words: the row of the code.
+        (
+            Some("580.1"),
+            149,
+            "NETIR_NEW Correctable XC0 i0 Link 09 (0x0000007f 0x00000001)",
+            "149.NETIR_NEW",
+            false,
+            unknown,
+            true,
+        ),
+        // No words that can be read.
         (
             None,
             149,
@@ -354,8 +363,19 @@ fn an_nvlink5_line_is_read_by_its_words_and_never_silently_harmless() {
             "149",
             true,
             support,
-            false,
+            true,
         ),
+        (
+            None,
+            149,
+            "NETIR_LINK_EVT Nonfatal XC0 i0 Link 09 (0x025525c6)",
+            "149",
+            false,
+            unknown,
+            true,
+        ),
+        (None, 144, "", "144", true, support, true),
+        (None, 150, "nobody knows", "150", true, support, true),
     ];
     for (driver, code, text, error_code, fatal, action, told) in table {
         let mut decoder = KernelLogDecoder::default();
