@@ -4,8 +4,15 @@
 //! Those that follow within the window are counted, and reported as one event when it ends;
 //! that event opens the next window, so that a fault has at most one event per window, and
 //! the counts of its events add up to the number of its lines. What is different (another
-//! device, code, gravity or action) is not a repeat and passes at once. A recovery ends the
-//! windows of what it heals: the next report of it is a new one.
+//! device, code, gravity or action) is not a repeat and passes at once.
+//!
+//! Recoveries have windows of their own. One that ends a reported fault passes at once, with
+//! what was counted of the fault before it; so does the next report of the fault, which is a
+//! new one, and ends the windows of the recoveries that would heal it. A fault that comes and
+//! goes, again and again, passes [`MAX_RETURNS`] times within its window; what comes then is
+//! counted, and reported when the window ends: as a fault if it is one by then, else as a
+//! record that opens none. Counted recoveries are records only, too: the fault that they
+//! healed is healed already.
 //!
 //! Whether a report falls into a window is decided by its own time, so that a log which is
 //! read late gives the events that it would have given in time. When a window ends is also
@@ -30,6 +37,9 @@ pub const WINDOW: Duration = Duration::from_secs(60);
 /// Beyond it the oldest window ends early, and its count is reported then.
 pub const MAX_WINDOWS: usize = crate::fault::MAX_OPEN_FAULTS_PER_NODE;
 
+/// How often a fault that was healed is reported at once again within its window.
+pub const MAX_RETURNS: u8 = 8;
+
 /// The open windows.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Fold {
@@ -51,6 +61,7 @@ pub struct Seen {
 /// What makes two reports repeats of each other.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
+    healthy: bool,
     names: [String; 4],
     codes: Vec<String>,
     subjects: Vec<String>,
@@ -76,6 +87,15 @@ struct Window {
     /// The repeats so far.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     repeats: Option<Repeats>,
+    /// The fault is healed. Of a recovery's window: never.
+    #[serde(default)]
+    over: bool,
+    /// How often it was reported again in this window after it had been healed.
+    #[serde(default)]
+    returns: u8,
+    /// The repeats are of a fault that has come back and was not reported since.
+    #[serde(default)]
+    held: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -107,59 +127,77 @@ impl Fold {
         now: Duration,
         out: &mut Vec<HealthEvent>,
     ) {
-        if event.is_healthy {
-            out.extend(self.heal(&event).into_iter().map(Repeats::into_event));
+        let key = Key::of(&event);
+        if event.is_healthy && self.heal(&event, out) {
+            // News, whatever was counted of it before.
+            if let Some(mut window) = self.windows.remove(&key) {
+                out.extend(window.counted());
+            }
+        }
+        let Some(window) = self.windows.get_mut(&key) else {
+            if self.windows.len() >= MAX_WINDOWS {
+                self.end_oldest(out);
+            }
+            self.end_recoveries_of(&event, out);
+            self.windows
+                .insert(key, Window::new(event.clone(), at, now, self.window));
             out.push(event);
             return;
-        }
-        let key = Key::of(&event);
-        if let Some(window) = self.windows.get_mut(&key) {
-            if at < window.until {
+        };
+        if at < window.until {
+            if !window.over {
                 window.count(event, at);
-                return;
-            }
-            // The window has ended with what came before. If that was nothing, this report
-            // is a first one again.
-            if let Some(repeats) = window.repeats.take() {
-                out.push(repeats.into_event());
-                window.count(event, at);
-            } else {
+            } else if window.returns < MAX_RETURNS {
+                window.over = false;
+                window.returns += 1;
+                self.end_recoveries_of(&event, out);
                 out.push(event);
+            } else {
+                window.over = false;
+                window.held = true;
+                window.count(event, at);
             }
-            window.reopen(at, now, self.window);
             return;
         }
-        if self.windows.len() >= MAX_WINDOWS {
-            self.end_oldest(out);
+        // The window has ended with what came before. If that was nothing, or is over, this
+        // report is a first one again, as a recovery is in each window.
+        let before = window.end(at, now, self.window);
+        let is_repeat = before.is_some() && !window.over && !event.is_healthy;
+        window.over = false;
+        if is_repeat {
+            window.count(event.clone(), at);
         }
-        let mut window = Window {
-            opened_by: event.clone(),
-            until: at,
-            due: now,
-            repeats: None,
-        };
-        window.reopen(at, now, self.window);
-        self.windows.insert(key, window);
-        out.push(event);
+        self.end_recoveries_of(&event, out);
+        out.extend(before);
+        if !is_repeat {
+            out.push(event);
+        }
     }
 
     /// Ends the windows whose time has passed here. `true`: something has changed.
     pub fn tick(&mut self, now: Duration, out: &mut Vec<HealthEvent>) -> bool {
-        let mut changed = false;
-        self.windows.retain(|_, window| {
-            if now < window.due {
-                return true;
-            }
-            changed = true;
-            let Some(repeats) = window.repeats.take() else {
-                return false;
+        let due: Vec<Key> = self
+            .windows
+            .iter()
+            .filter(|(_, window)| window.due <= now)
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in &due {
+            let Some(window) = self.windows.get_mut(key) else {
+                continue;
             };
-            let last = repeats.last;
-            out.push(repeats.into_event());
-            window.reopen(last.max(window.until), now, self.window);
-            true
-        });
-        changed
+            let last = window.repeats.as_ref().map(|repeats| repeats.last);
+            let from = last.map_or(window.until, |last| last.max(window.until));
+            let event = window.end(from, now, self.window);
+            if window.over || event.is_none() || key.healthy {
+                self.windows.remove(key);
+            }
+            if let Some(event) = event {
+                self.end_recoveries_of(&event, out);
+                out.push(event);
+            }
+        }
+        !due.is_empty()
     }
 
     /// When [`tick`](Self::tick) will have something to do.
@@ -178,35 +216,61 @@ impl Fold {
         accepted: Timestamp,
         out: &mut Vec<HealthEvent>,
     ) -> bool {
-        let before = self.windows.len();
-        for repeats in self.heal(healthy) {
-            let past = repeats.last <= accepted;
-            let mut event = repeats.into_event();
-            if past {
-                event.processing_strategy = ProcessingStrategy::StoreOnly as i32;
+        let mut ended = Vec::new();
+        self.windows.retain(|_, window| {
+            if window.over || !window.healed_by(healthy) {
+                return true;
             }
-            out.push(event);
+            window.over = window
+                .repeats
+                .as_ref()
+                .is_some_and(|repeats| repeats.last <= accepted);
+            ended.push(window.counted());
+            false
+        });
+        for event in ended.iter().flatten() {
+            self.end_recoveries_of(event, out);
+            out.push(event.clone());
         }
-        self.windows.len() < before
+        !ended.is_empty()
     }
 
-    /// Ends the windows of what is healed; returns what they have counted.
-    fn heal(&mut self, healthy: &HealthEvent) -> Vec<Repeats> {
-        let mut counted = Vec::new();
-        self.windows.retain(|_, window| {
-            let healed = window.healed_by(healthy);
-            if healed {
-                counted.extend(window.repeats.take());
+    /// Marks what is healed. Returns whether a reported fault is, with what was counted of
+    /// those in `out`.
+    fn heal(&mut self, healthy: &HealthEvent, out: &mut Vec<HealthEvent>) -> bool {
+        let mut news = false;
+        for window in self.windows.values_mut() {
+            if window.over || !window.healed_by(healthy) {
+                continue;
             }
-            !healed
+            if !window.held {
+                news = true;
+                out.extend(window.counted());
+            }
+            window.over = true;
+        }
+        news
+    }
+
+    /// Ends the windows of recoveries that would heal what is reported now: the next one is
+    /// news, and what was counted stands before the report.
+    fn end_recoveries_of(&mut self, event: &HealthEvent, out: &mut Vec<HealthEvent>) {
+        if event.is_healthy {
+            return;
+        }
+        self.windows.retain(|key, window| {
+            let ends = key.healthy && heals(&window.opened_by, event);
+            if ends {
+                out.extend(window.counted());
+            }
+            !ends
         });
-        counted
     }
 
     /// Ends all windows.
     pub fn end(&mut self, out: &mut Vec<HealthEvent>) {
         let windows = std::mem::take(&mut self.windows).into_values();
-        out.extend(windows.filter_map(|window| Some(window.repeats?.into_event())));
+        out.extend(windows.filter_map(|mut window| window.counted()));
     }
 
     fn end_oldest(&mut self, out: &mut Vec<HealthEvent>) {
@@ -215,8 +279,10 @@ impl Fold {
             .iter()
             .min_by_key(|(_, window)| window.due)
             .map(|(key, _)| key.clone());
-        if let Some(window) = oldest.and_then(|key| self.windows.remove(&key)) {
-            out.extend(window.repeats.map(Repeats::into_event));
+        let window = oldest.and_then(|key| self.windows.remove(&key));
+        if let Some(event) = window.and_then(|mut window| window.counted()) {
+            self.end_recoveries_of(&event, out);
+            out.push(event);
         }
     }
 }
@@ -263,6 +329,7 @@ impl Key {
             .collect();
         subjects.sort();
         Self {
+            healthy: event.is_healthy,
             names: [
                 event.node_name.clone(),
                 event.agent.clone(),
@@ -285,6 +352,38 @@ impl Key {
 // === impl Window ===
 
 impl Window {
+    fn new(event: HealthEvent, at: Timestamp, now: Duration, length: Duration) -> Self {
+        let mut window = Self {
+            opened_by: event,
+            until: at,
+            due: now,
+            repeats: None,
+            over: false,
+            returns: 0,
+            held: false,
+        };
+        window.reopen(at, now, length);
+        window
+    }
+
+    /// Begins the next window; returns what the last one has counted.
+    fn end(&mut self, at: Timestamp, now: Duration, length: Duration) -> Option<HealthEvent> {
+        let counted = self.counted();
+        (self.returns, self.held) = (0, false);
+        self.reopen(at, now, length);
+        counted
+    }
+
+    /// What was counted so far, as an event. It changes what is open only where it reports a
+    /// fault that is.
+    fn counted(&mut self) -> Option<HealthEvent> {
+        let mut event = self.repeats.take()?.into_event();
+        if event.is_healthy || self.over {
+            event.processing_strategy = ProcessingStrategy::StoreOnly as i32;
+        }
+        Some(event)
+    }
+
     fn count(&mut self, event: HealthEvent, at: Timestamp) {
         match &mut self.repeats {
             Some(repeats) => {
@@ -310,19 +409,23 @@ impl Window {
     }
 
     fn healed_by(&self, healthy: &HealthEvent) -> bool {
-        let event = &self.opened_by;
-        event.node_name == healthy.node_name
-            && event.agent == healthy.agent
-            && event.check_name == healthy.check_name
-            && (healthy.error_code.is_empty()
-                || event
-                    .error_code
-                    .iter()
-                    .any(|code| healthy.error_code.contains(code)))
-            && Subject::of_entities(&event.entities_impacted)
-                .iter()
-                .any(|subject| subject.healed_by(&healthy.entities_impacted))
+        !self.opened_by.is_healthy && heals(healthy, &self.opened_by)
     }
+}
+
+/// Whether a recovery ends what an event reports.
+fn heals(healthy: &HealthEvent, event: &HealthEvent) -> bool {
+    event.node_name == healthy.node_name
+        && event.agent == healthy.agent
+        && event.check_name == healthy.check_name
+        && (healthy.error_code.is_empty()
+            || event
+                .error_code
+                .iter()
+                .any(|code| healthy.error_code.contains(code)))
+        && Subject::of_entities(&event.entities_impacted)
+            .iter()
+            .any(|subject| subject.healed_by(&healthy.entities_impacted))
 }
 
 // === impl Repeats ===

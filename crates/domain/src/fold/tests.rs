@@ -258,11 +258,123 @@ fn a_storm_gives_one_event_per_fault_and_window_and_counts_every_line() {
     assert_eq!(passed.iter().map(|(_, count)| count).sum::<u64>(), LINES);
 }
 
+/// What the events that passed leave open: lines of GPUs in their order.
+#[derive(Default)]
+struct Downstream(std::collections::BTreeSet<String>);
+
+impl Downstream {
+    fn take(&mut self, events: &[HealthEvent]) {
+        for event in events {
+            let gpu = &event.entities_impacted[0].entity_value;
+            if event.processing_strategy == ProcessingStrategy::StoreOnly as i32 {
+            } else if event.is_healthy {
+                self.0.remove(gpu);
+            } else {
+                self.0.insert(gpu.clone());
+            }
+        }
+    }
+}
+
+fn all_clear(line: u64) -> HealthEvent {
+    HealthEvent {
+        is_healthy: true,
+        error_code: vec!["163".into()],
+        ..minor(line)
+    }
+}
+
+fn minor(line: u64) -> HealthEvent {
+    HealthEvent {
+        is_fatal: false,
+        error_code: vec!["163".into()],
+        ..report("0000:b3:00", line)
+    }
+}
+
+#[test]
+fn equal_recoveries_become_one_with_their_count() {
+    let mut bench = Bench::default();
+    for line in 0..3_000 {
+        bench.take(all_clear(line), 0, 0);
+    }
+    assert_eq!(bench.passed(), lines(&[(0, 1)]));
+    // It opened and healed nothing in the meantime.
+    bench.tick(60);
+    let counted = &bench.out[0];
+    assert!(counted.is_healthy);
+    let store_only = ProcessingStrategy::StoreOnly as i32;
+    assert_eq!(counted.processing_strategy, store_only);
+    assert_eq!(bench.passed(), lines(&[(1, 2_999)]));
+    // In each window one passes, for who knows what others have reported.
+    bench.take(all_clear(3_000), 61, 61);
+    bench.take(all_clear(3_001), 62, 62);
+    bench.take(all_clear(3_002), 121, 62);
+    assert_eq!(bench.passed(), lines(&[(3_000, 1), (3_001, 1), (3_002, 1)]));
+    // Another device, another code: another recovery.
+    let mut other = all_clear(4_000);
+    other.entities_impacted[0].entity_value = "0000:b4:00".into();
+    bench.take(other, 121, 62);
+    let mut other = all_clear(4_001);
+    other.error_code = Vec::new();
+    bench.take(other, 121, 62);
+    assert_eq!(bench.passed(), lines(&[(4_000, 1), (4_001, 1)]));
+}
+
+#[test]
+fn a_recovery_after_a_new_fault_passes_at_once_and_in_its_order() {
+    let mut bench = Bench::default();
+    bench.take(all_clear(1), 0, 0);
+    bench.take(all_clear(2), 0, 0);
+    bench.take(minor(3), 1, 0);
+    bench.take(minor(4), 1, 0);
+    bench.take(all_clear(5), 2, 0);
+    bench.take(minor(6), 3, 0);
+    // What was counted stands before what ends it, and is never told after.
+    let expected = [(1, 1), (2, 1), (3, 1), (4, 1), (5, 1), (6, 1)];
+    assert_eq!(bench.passed(), lines(&expected));
+    // A fault whose window has ended in silence.
+    bench.tick(60);
+    assert_eq!(bench.passed(), []);
+    bench.take(all_clear(7), 100, 100);
+    assert_eq!(bench.passed(), lines(&[(7, 1)]));
+}
+
+#[test]
+fn a_fault_that_comes_and_goes_is_told_a_few_times_in_a_window() {
+    const PAIRS: u64 = 3_000;
+    for stays in [false, true] {
+        let mut bench = Bench::default();
+        let mut downstream = Downstream::default();
+        for pair in 0..PAIRS {
+            bench.take(minor(2 * pair), 0, 0);
+            bench.take(all_clear(2 * pair + 1), 0, 0);
+            downstream.take(&bench.out);
+            assert!(downstream.0.is_empty(), "pair {pair}");
+        }
+        if stays {
+            bench.take(minor(2 * PAIRS), 1, 1);
+        }
+        bench.tick(60);
+        downstream.take(&bench.out);
+        assert_eq!(downstream.0.len(), usize::from(stays));
+        assert!(bench.out.len() <= 2 * usize::from(MAX_RETURNS) + 4);
+        let passed = bench.passed();
+        let count: u64 = passed.iter().map(|(_, count)| count).sum();
+        assert_eq!(count, 2 * PAIRS + u64::from(stays));
+        // And in the next window as in the first.
+        bench.take(all_clear(7_000), 61, 61);
+        let at_once: &[(u64, u64)] = &[(7_000, 1)];
+        assert_eq!(bench.passed(), lines(at_once));
+    }
+}
+
 #[derive(Clone, Debug)]
 enum Step {
     Report { gpu: u8, after: i64 },
     Wait(u64),
     Recover(u8),
+    Heal(u8),
     Restart,
 }
 
@@ -271,6 +383,7 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (0..4_u8, -5..40_i64).prop_map(|(gpu, after)| Step::Report { gpu, after }),
         2 => (0..90_u64).prop_map(Step::Wait),
         1 => (0..4_u8).prop_map(Step::Recover),
+        4 => (0..4_u8).prop_map(Step::Heal),
         1 => Just(Step::Restart),
     ]
 }
@@ -279,7 +392,7 @@ proptest! {
     #[test]
     fn every_report_is_counted_once(steps in prop::collection::vec(step(), 0..200)) {
         let mut bench = Bench::default();
-        let (mut at, mut now, mut reports) = (0, 0, 0);
+        let (mut at, mut now, mut reports, mut recoveries) = (0, 0, 0, 0);
         for step in steps {
             match step {
                 Step::Report { gpu, after } => {
@@ -297,6 +410,11 @@ proptest! {
                         .fold
                         .recovered_elsewhere(&event, second(at), &mut bench.out);
                 }
+                Step::Heal(gpu) => {
+                    recoveries += 1;
+                    let event = healthy(&format!("0000:{gpu:02x}:00"));
+                    bench.take(event, at, now);
+                }
                 Step::Restart => {
                     let saved = serde_json::to_string(&bench.fold).unwrap();
                     bench.fold = serde_json::from_str(&saved).unwrap();
@@ -304,6 +422,11 @@ proptest! {
             }
         }
         bench.fold.end(&mut bench.out);
+        let count = |event: &HealthEvent| Seen::of(event, second(0)).count;
+        let (healthy, faults) = bench.out.drain(..).partition(|event| event.is_healthy);
+        let healthy: Vec<HealthEvent> = healthy;
+        prop_assert_eq!(healthy.iter().map(count).sum::<u64>(), recoveries);
+        bench.out = faults;
         let passed = bench.passed();
         prop_assert_eq!(passed.iter().map(|(_, count)| count).sum::<u64>(), reports);
         // Each event is named by a line of its own.
@@ -311,5 +434,55 @@ proptest! {
         lines.sort();
         lines.dedup();
         prop_assert_eq!(lines.len(), passed.len());
+    }
+
+    /// Whatever comes and goes, a recovery is told at once, and so is a fault that has not
+    /// come and gone many times; what is told later than that is told when the window ends.
+    #[test]
+    fn what_is_told_is_what_is_broken(steps in prop::collection::vec(step(), 0..300)) {
+        let mut bench = Bench::default();
+        let mut told = Downstream::default();
+        let mut broken = std::collections::BTreeSet::new();
+        let (mut at, mut latest, mut now, mut line) = (0, 0, 0, 0);
+        for step in steps {
+            line += 1;
+            match step {
+                Step::Report { gpu, after } => {
+                    let gpu = format!("0000:{gpu:02x}:00");
+                    at += after;
+                    latest = latest.max(at);
+                    bench.take(report(&gpu, line), at, now);
+                    broken.insert(gpu);
+                }
+                Step::Wait(seconds) => {
+                    now += seconds;
+                    bench.tick(now);
+                }
+                Step::Recover(gpu) => {
+                    let gpu = format!("0000:{gpu:02x}:00");
+                    told.0.remove(&gpu);
+                    let event = healthy(&gpu);
+                    bench
+                        .fold
+                        .recovered_elsewhere(&event, second(latest), &mut bench.out);
+                    broken.remove(&gpu);
+                }
+                Step::Heal(gpu) => {
+                    let gpu = format!("0000:{gpu:02x}:00");
+                    bench.take(healthy(&gpu), at, now);
+                    broken.remove(&gpu);
+                }
+                Step::Restart => {
+                    let saved = serde_json::to_string(&bench.fold).unwrap();
+                    bench.fold = serde_json::from_str(&saved).unwrap();
+                }
+            }
+            told.take(&bench.out);
+            bench.out.clear();
+            prop_assert!(told.0.is_subset(&broken), "{:?} {broken:?}", told.0);
+        }
+        bench.tick(now + 60);
+        told.take(&bench.out);
+        prop_assert_eq!(told.0, broken);
     }
 }
