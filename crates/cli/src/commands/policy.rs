@@ -109,8 +109,8 @@ fn compare(
         Replay::new(first, nodes.clone()).braked(),
         Replay::new(second, nodes).braked(),
     ];
-    let differ = replay::run(&mut replays, &mut inputs, format)?;
-    Ok(exit_code(differ || found_any))
+    let code = replay::run(&mut replays, &mut inputs, format)?;
+    Ok(code.max(exit_code(found_any)))
 }
 
 /// What a comparison without nodes says nothing of.

@@ -19,7 +19,7 @@ use serde_json::Value;
 use crate::args::{Format, ReplayArgs};
 use crate::output::{self, Colour};
 use crate::policy_source;
-use crate::{EXIT_OK, EXIT_UNHEALTHY};
+use crate::{EXIT_FAILED, EXIT_OK, EXIT_UNHEALTHY};
 pub(super) use input::Inputs;
 
 /// Names of the policies, in the order of the arguments.
@@ -68,17 +68,16 @@ pub(super) fn execute(args: &ReplayArgs) -> anyhow::Result<u8> {
         .map(|policy| Replay::new(policy, nodes.clone()).braked())
         .collect();
     let mut inputs = Inputs::open(&args.files, &args.catalog)?;
-    let found = run(&mut replays, &mut inputs, args.output.output)?;
-    Ok(if found { EXIT_UNHEALTHY } else { EXIT_OK })
+    run(&mut replays, &mut inputs, args.output.output)
 }
 
-/// Replays all inputs. `true`: a node would have been taken out, or, of two policies, they
-/// differ.
+/// Replays all inputs. The exit code: something could not be read; or a node would have been
+/// taken out or, of two policies, they differ; or neither.
 pub(super) fn run(
     replays: &mut [Replay],
     inputs: &mut Inputs,
     format: Format,
-) -> anyhow::Result<bool> {
+) -> anyhow::Result<u8> {
     let mut writer = Writer {
         format,
         two: replays.len() > 1,
@@ -120,12 +119,21 @@ pub(super) fn run(
     } else if let Some(text) = left_out {
         output::warning(&text);
     }
+    if inputs.problems() > 0 {
+        output::error(&anyhow::anyhow!(
+            "{} could not be read beside {}, and what they say is not in it",
+            plural(inputs.problems(), "record"),
+            plural(inputs.events(), "event")
+        ));
+        return Ok(EXIT_FAILED);
+    }
     let differ = writer.only != [0, 0];
-    Ok(if writer.two {
+    let found = if writer.two {
         differ
     } else {
         writer.written > 0
-    })
+    };
+    Ok(if found { EXIT_UNHEALTHY } else { EXIT_OK })
 }
 
 /// Nodes as `kubectl get nodes -o json` writes them.

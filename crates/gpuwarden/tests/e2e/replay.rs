@@ -213,9 +213,13 @@ async fn what_events_writes_is_what_replay_reads() -> anyhow::Result<()> {
         assert!(out.contains("3 events of 1 node"), "{out}");
         // Twice the same file counts once; what cannot be read is named, and the rest is read.
         let (code, out, err) = gpuwarden(&["replay", "-"], &format!("{events}\n{broken}\n{{\n"));
-        assert_eq!(code, Some(1), "{err}");
+        assert_eq!(code, Some(2), "{err}");
         assert!(out.contains("2 were there twice"), "{out}");
         assert!(out.contains("2 could not be read"), "{out}");
+        assert!(
+            err.contains("2 records could not be read beside 4 events"),
+            "{err}"
+        );
         assert!(
             err.contains("nodeName: is empty") && err.contains("ends in the middle"),
             "{err}"
@@ -277,4 +281,18 @@ fn what_cannot_be_replayed_is_said() {
         assert!(err.contains(expected), "{expected}: {err}");
     }
     assert_eq!(gpuwarden(&["replay", "-"], "nothing here\n").0, Some(0));
+    for (input, expected) in [
+        ("[", "begins a list without an end"),
+        ("{\"event\":", "ends in the middle of an object"),
+        ("\u{1}\u{2}\u{3}\u{4}", "is no text"),
+        ("BZh91AY&SY", "bzcat FILE | gpuwarden replay NODE=-"),
+        (
+            "{\"__CURSOR\":\"s=1\",\"MESSAGE\":\"x\"}\n",
+            "journalctl -k -o short-iso-precise",
+        ),
+    ] {
+        let (code, _, err) = gpuwarden(&["replay", "-"], input);
+        assert_eq!(code, Some(2), "{err}");
+        assert!(err.contains(expected), "{expected}: {err}");
+    }
 }

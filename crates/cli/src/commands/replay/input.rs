@@ -227,6 +227,9 @@ impl Input {
         let begin = reader
             .fill_buf()
             .with_context(|| format!("cannot read {path}"))?;
+        if let Some(what) = no_text(begin) {
+            bail!("{name} is {what}");
+        }
         let holds_events = holds_events(begin);
         let reader: Box<dyn BufRead> = Box::new(Counted::new(reader, read.clone()));
         let form = if holds_events {
@@ -288,13 +291,48 @@ fn size(argument: &str) -> Option<u64> {
     metadata.is_file().then_some(metadata.len())
 }
 
+/// What a file is that begins so, and what to do, where it is no text.
+fn no_text(begin: &[u8]) -> Option<String> {
+    const PACKED: [(&[u8], &str, &str); 5] = [
+        (b"\x1f\x8b", "gzip", "zcat"),
+        (b"\x28\xb5\x2f\xfd", "zstd", "zstdcat"),
+        (b"\xfd7zXZ\0", "xz", "xzcat"),
+        (b"BZh", "bzip2", "bzcat"),
+        (b"\x04\x22\x4d\x18", "lz4", "lz4cat"),
+    ];
+    if let Some((_, form, tool)) = PACKED.iter().find(|(magic, ..)| begin.starts_with(magic)) {
+        return Some(format!(
+            "compressed ({form}); unpack it: `{tool} FILE | gpuwarden replay NODE=-`"
+        ));
+    }
+    if begin.starts_with(b"LPKSHHRH") {
+        return Some(
+            "a file of the journal; write it as text: `journalctl --file FILE -k -o \
+             short-iso-precise | gpuwarden replay NODE=-`"
+                .to_owned(),
+        );
+    }
+    // A crash may leave zeros in the middle of a log; they are no sign, unless there is
+    // nothing else.
+    let written = begin.iter().filter(|byte| **byte != 0).count();
+    let odd =
+        |c: &char| matches!(c, '\u{fffd}' | '\u{1}'..='\u{8}' | '\u{e}'..='\u{1a}' | '\u{7f}');
+    let odd = String::from_utf8_lossy(begin).chars().filter(odd).count();
+    let binary = odd > written / 10 || written == 0 && !begin.is_empty();
+    binary.then(|| {
+        "no text; kernel logs are read as `dmesg` or `journalctl -k` write them, and events as \
+         `gpuwarden events -o json` does"
+            .to_owned()
+    })
+}
+
 /// Whether a file that begins so holds events, as JSON. A kernel log may begin with `[` too,
 /// and then with a number.
 fn holds_events(begin: &[u8]) -> bool {
     let mut bytes = begin.iter().filter(|byte| !byte.is_ascii_whitespace());
     match bytes.next() {
         Some(b'{') => true,
-        Some(b'[') => matches!(bytes.next(), Some(b'{' | b']')),
+        Some(b'[') => matches!(bytes.next(), Some(b'{' | b']') | None),
         _ => false,
     }
 }
@@ -348,6 +386,13 @@ fn event_of(text: &[u8], newest: Option<Timestamp>) -> Result<Item, String> {
         ),
         None => None,
     };
+    if value.get("__CURSOR").is_some() {
+        return Err(
+            "is an entry of `journalctl -o json`; a kernel log is read as `journalctl -k -o \
+             short-iso-precise` writes it"
+                .to_owned(),
+        );
+    }
     if value.get("event").is_some_and(Value::is_object) {
         value = value.get_mut("event").map(Value::take).unwrap_or_default();
     }
@@ -570,8 +615,36 @@ mod tests {
             ("{\"seq\":1}", true),
             ("[\n  {\n", true),
             ("[]\n", true),
+            ("[", true),
         ] {
             assert_eq!(holds_events(begin.as_bytes()), events, "{begin}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_text_is_told_from_damaged_logs() {
+        for (begin, expected) in [
+            (&b"\x1f\x8b\x08\x00abc"[..], Some("zcat FILE")),
+            (b"\x28\xb5\x2f\xfdabc", Some("zstdcat FILE")),
+            (b"LPKSHHRH\0\0", Some("journalctl --file FILE")),
+            (b"\0\0\0", Some("no text")),
+            (b"\x80\x92\x07\x99\xff a\x01", Some("no text")),
+            (b"", None),
+            (b"[    1.000000] a \x1b[31m caf\xe9 of a driver\n", None),
+            ("[    1.000000] caf\u{e9} \u{1f600}\n".as_bytes(), None),
+            (
+                b"[    1.000000] a line\n\0\0\0\0\0\0\0\0\0[ 2.0] next\n",
+                None,
+            ),
+        ] {
+            let found = no_text(begin);
+            match expected {
+                Some(part) => assert!(
+                    found.as_ref().is_some_and(|it| it.contains(part)),
+                    "{found:?}"
+                ),
+                None => assert_eq!(found, None, "{begin:?}"),
+            }
         }
     }
 

@@ -10,6 +10,8 @@ const LONGEST: usize = 4 * 1024 * 1024;
 pub(super) struct Objects<R> {
     reader: R,
     line: u64,
+    /// Line of the list that has begun and not ended.
+    list: Option<u64>,
 }
 
 /// One object, or what stands where one should be.
@@ -36,7 +38,11 @@ struct Begun {
 
 impl<R: BufRead> Objects<R> {
     pub(super) fn new(reader: R) -> Self {
-        Self { reader, line: 1 }
+        Self {
+            reader,
+            line: 1,
+            list: None,
+        }
     }
 
     /// The line that is being read.
@@ -53,7 +59,12 @@ impl<R: BufRead> Objects<R> {
             let available = self.reader.fill_buf()?;
             if available.is_empty() {
                 let cut = begun.map(|begun| (begun.line, "ends in the middle of an object"));
-                let left = cut.or(stray.map(|line| (line, STRAY)));
+                let stray = stray.map(|line| (line, STRAY));
+                let open = self
+                    .list
+                    .take()
+                    .map(|line| (line, "begins a list without an end"));
+                let left = cut.or(stray).or(open);
                 return Ok(left.map(|(line, what)| Object {
                     line,
                     text: Err(what),
@@ -115,7 +126,9 @@ impl<R: BufRead> Objects<R> {
                         open.take(*byte);
                         begun = Some(open);
                     }
-                    None if matches!(byte, b'[' | b']' | b',' | b' ' | b'\t' | b'\r' | b'\n') => {}
+                    None if *byte == b'[' => self.list = Some(self.line),
+                    None if *byte == b']' => self.list = None,
+                    None if matches!(byte, b',' | b' ' | b'\t' | b'\r' | b'\n') => {}
                     None => {
                         stray.get_or_insert(self.line);
                     }
@@ -218,6 +231,11 @@ mod tests {
             ),
             ("{\"a\":{\n{\"b\":2}\n", &["1!is cut off", "2:{\"b\":2}"]),
             ("{\"a\":", &["1!ends in the middle of an object"]),
+            ("[", &["1!begins a list without an end"]),
+            (
+                "[]\n[\n  {\"a\":1},\n",
+                &["3:{\"a\":1}", "2!begins a list without an end"],
+            ),
         ] {
             assert_eq!(all(text), expected, "{text}");
         }
