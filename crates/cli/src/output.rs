@@ -88,6 +88,15 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
 }
 
+/// What a command found, where it could not be told: a reader that has gone, as `head` does,
+/// changes nothing about it.
+pub(crate) fn even_if_unread<T>(told: anyhow::Result<T>, found: T) -> anyhow::Result<T> {
+    match told {
+        Err(error) if is_broken_pipe(&error) => Ok(found),
+        told => told,
+    }
+}
+
 /// Text that came from outside, for a terminal: control characters cannot move its cursor.
 pub(crate) fn plain(text: &str) -> String {
     text.chars()

@@ -53,6 +53,14 @@ struct Found {
 }
 
 pub(super) async fn execute(args: &DecodeArgs) -> anyhow::Result<u8> {
+    let mut fatal = false;
+    let told = decode(args, &mut fatal).await;
+    output::even_if_unread(told, ())?;
+    Ok(if fatal { EXIT_UNHEALTHY } else { EXIT_OK })
+}
+
+/// Writes all faults; `fatal`: whether one of them was, as far as they were read.
+async fn decode(args: &DecodeArgs, fatal: &mut bool) -> anyhow::Result<()> {
     let (spec, name) = match args.file.as_str() {
         "-" => (Spec::Stdin, "standard input"),
         path => (Spec::FileOnce(path.into()), path),
@@ -60,7 +68,7 @@ pub(super) async fn execute(args: &DecodeArgs) -> anyhow::Result<u8> {
     let mut source = host::kernel_log::open(&spec, None)?;
     let catalog = super::catalog::load(&args.catalog)?;
     let mut decoder = KernelLogDecoder::new(Arc::new(catalog));
-    let (mut fatal, mut newest) = (false, Timestamp::UNIX_EPOCH);
+    let mut newest = Timestamp::UNIX_EPOCH;
     let mut garbled = GarbledLines::default();
     let mut all = Vec::new();
     let mut events = Vec::new();
@@ -77,7 +85,7 @@ pub(super) async fn execute(args: &DecodeArgs) -> anyhow::Result<u8> {
                     (bytes, lines) = (bytes + record.text.len() as u64, lines + 1);
                     progress.step(bytes, || lines);
                     for finding in decoder.record(record.text.as_bytes(), newest) {
-                        fatal |= finding.fatal;
+                        *fatal |= finding.fatal;
                         let found = Found::of(&finding, &record);
                         progress.clear();
                         match args.output.output {
@@ -99,7 +107,7 @@ pub(super) async fn execute(args: &DecodeArgs) -> anyhow::Result<u8> {
         output::structured(Format::Yaml, &all)?;
     }
     GarbledLines::tell([&garbled]);
-    Ok(if fatal { EXIT_UNHEALTHY } else { EXIT_OK })
+    Ok(())
 }
 
 // === impl Found ===

@@ -94,15 +94,22 @@ fn compare(
         let settings_first: Vec<Compared<'_>> = (settings.iter().map(Compared::Setting))
             .chain(found.iter().map(Compared::Event))
             .collect();
-        if !output::structured(format, &settings_first)? {
-            table(&first, &second, &found, &settings)?;
-        }
+        let told = output::structured(format, &settings_first).and_then(|told| {
+            if told {
+                return Ok(());
+            }
+            table(&first, &second, &found, &settings)
+        });
+        output::even_if_unread(told, ())?;
         return Ok(exit_code(found_any));
     }
     // One document: what the files show is what was asked for; the table goes before it.
     if matches!(format, Format::Text | Format::Wide) {
-        table(&first, &second, &found, &settings)?;
-        output::line("")?;
+        let told = table(&first, &second, &found, &settings).and_then(|()| Ok(output::line("")?));
+        if told.as_ref().is_err_and(output::is_broken_pipe) {
+            return Ok(exit_code(found_any));
+        }
+        told?;
     }
     let mut inputs = replay::Inputs::open(files, &[])?;
     let mut replays = [

@@ -44,6 +44,8 @@ struct Writer {
     format: Format,
     two: bool,
     written: u64,
+    /// There was something to write.
+    found: bool,
     only: [u64; 2],
     both: u64,
 }
@@ -82,9 +84,31 @@ pub(super) fn run(
         format,
         two: replays.len() > 1,
         written: 0,
+        found: false,
         only: [0, 0],
         both: 0,
     };
+    let told = tell(replays, inputs, &mut writer);
+    output::even_if_unread(told, ())?;
+    if inputs.problems() > 0 {
+        output::error(&anyhow::anyhow!(
+            "{} could not be read beside {}, and what they say is not in it",
+            plural(inputs.problems(), "record"),
+            plural(inputs.events(), "event")
+        ));
+        return Ok(EXIT_FAILED);
+    }
+    let found = if writer.two {
+        writer.only != [0, 0]
+    } else {
+        writer.found
+    };
+    Ok(if found { EXIT_UNHEALTHY } else { EXIT_OK })
+}
+
+/// Writes what is decided, and the summary.
+fn tell(replays: &mut [Replay], inputs: &mut Inputs, writer: &mut Writer) -> anyhow::Result<()> {
+    let format = writer.format;
     let mut names = BTreeSet::new();
     let mut times: Option<(Timestamp, Timestamp)> = None;
     while let Some(item) = inputs.next()? {
@@ -112,28 +136,14 @@ pub(super) fn run(
     inputs.tell_garbled();
     let left_out = left_out(replays).filter(|_| times.is_some());
     if matches!(format, Format::Text | Format::Wide) {
-        summary(replays, inputs, &writer, names.len(), times)?;
+        summary(replays, inputs, writer, names.len(), times)?;
         if let Some(text) = left_out {
             output::line(&text)?;
         }
     } else if let Some(text) = left_out {
         output::warning(&text);
     }
-    if inputs.problems() > 0 {
-        output::error(&anyhow::anyhow!(
-            "{} could not be read beside {}, and what they say is not in it",
-            plural(inputs.problems(), "record"),
-            plural(inputs.events(), "event")
-        ));
-        return Ok(EXIT_FAILED);
-    }
-    let differ = writer.only != [0, 0];
-    let found = if writer.two {
-        differ
-    } else {
-        writer.written > 0
-    };
-    Ok(if found { EXIT_UNHEALTHY } else { EXIT_OK })
+    Ok(())
 }
 
 /// Nodes as `kubectl get nodes -o json` writes them.
@@ -313,6 +323,7 @@ impl Writer {
     }
 
     fn tell(&mut self, policies: &[&'static str], decision: &Decision) -> anyhow::Result<()> {
+        self.found = true;
         match policies {
             [_, _] => self.both += 1,
             ["A"] => self.only[0] += 1,

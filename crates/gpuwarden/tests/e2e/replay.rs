@@ -262,6 +262,34 @@ fn lines_that_cannot_be_read_are_counted_over_all_logs_and_the_first_is_named() 
 }
 
 #[test]
+fn a_reader_that_has_gone_does_not_change_what_was_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = |name: &str| dir.path().join(name).to_str().unwrap().to_owned();
+    let (bad, well) = (path("bad.log"), path("well.log"));
+    fs::write(&bad, xid(1, "0000:b3:00", 79)).unwrap();
+    fs::write(&well, xid(1, "0000:b3:00", 43)).unwrap();
+    for (args, code) in [
+        (&["decode", &bad][..], 1),
+        (&["decode", &well], 0),
+        (&["replay", &bad], 1),
+        (&["policy", "diff", "preset:default", "preset:gke"], 1),
+        (&["policy", "diff", "preset:default", "preset:gke", &bad], 1),
+        (&["policy", "diff", "preset:gke", "preset:gke"], 0),
+    ] {
+        // A pipe of which the other end is closed before anything is written.
+        let (reader, writer) = std::io::pipe().unwrap();
+        drop(reader);
+        let status = std::process::Command::new(testkit::binary().unwrap())
+            .args(args)
+            .stdout(writer)
+            .stderr(std::process::Stdio::null())
+            .status()
+            .unwrap();
+        assert_eq!(status.code(), Some(code), "{args:?}");
+    }
+}
+
+#[test]
 fn what_cannot_be_replayed_is_said() {
     for (args, expected) in [
         (&["replay", "/does/not/exist"][..], "/does/not/exist"),
