@@ -104,6 +104,14 @@ pub(crate) fn plain(text: &str) -> String {
         .collect()
 }
 
+/// Text of several lines that came from outside: the first as it stands, each further one on a
+/// line of its own, behind `indent` spaces.
+pub(crate) fn indented(text: &str, indent: usize) -> String {
+    let gap = format!("\n{:indent$}", "");
+    let lines: Vec<String> = text.trim_end().lines().map(plain).collect();
+    lines.join(&gap)
+}
+
 /// How long ago, in its largest unit: `42s`, `7m`, `3h`, `12d`.
 pub(crate) fn ago(at: Timestamp, now: Timestamp) -> String {
     span(now.duration_since(at))
@@ -177,6 +185,15 @@ mod tests {
         ] {
             assert_eq!(span(SignedDuration::from_secs(seconds)), text);
         }
+    }
+
+    #[test]
+    fn lines_stay_lines_and_cannot_steer_the_terminal_either() {
+        assert_eq!(
+            indented("a\r\nb\x1b[2J\n\nc\n", 2),
+            "a\n  b\u{fffd}[2J\n  \n  c"
+        );
+        assert_eq!(indented("", 2), "");
     }
 
     #[test]

@@ -8,6 +8,9 @@ use crate::client::Client;
 use crate::output::{self, Colour};
 use crate::{EXIT_OK, EXIT_UNHEALTHY};
 
+/// Where the text of an entry begins: behind its time and its kind.
+const TEXT: usize = 36;
+
 pub(super) async fn execute(args: &ExplainArgs) -> anyhow::Result<u8> {
     let client = Client::new(&args.server)?;
     let node = node(&client, args).await?;
@@ -60,11 +63,11 @@ fn text(story: &Explain, wide: bool) -> anyhow::Result<()> {
                 &format!("{:<9}", kind.as_str().unwrap_or_default()),
                 Colour::Grey
             ),
-            output::plain(&entry.text)
+            output::indented(&entry.text, TEXT)
         ))?;
         if wide && !entry.detail.is_null() {
             output::line(&format!(
-                "{:36}{}",
+                "{:TEXT$}{}",
                 "",
                 output::plain(&entry.detail.to_string())
             ))?;

@@ -110,7 +110,7 @@ fn text(status: &Status, wide: bool) -> anyhow::Result<()> {
             "policy      {}: {}: {}",
             status.policy.source,
             output::colour(&format!("not loaded, {holds}"), Colour::Red),
-            output::plain(error)
+            output::indented(error, 12)
         ))?;
     }
     if wide {
@@ -169,7 +169,7 @@ fn text(status: &Status, wide: bool) -> anyhow::Result<()> {
                 ago(fault.last_seen, status.now)
             ))?;
             if wide {
-                output::line(&format!("         {}", output::plain(&fault.message)))?;
+                output::line(&format!("         {}", output::indented(&fault.message, 9)))?;
             }
         }
         for note in &node.notes {
