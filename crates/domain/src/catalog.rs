@@ -285,18 +285,20 @@ fn recovery_action(text: &str) -> RecommendedAction {
     let Some((number, name)) = changed_to(text) else {
         return RecommendedAction::ContactSupport;
     };
-    match (name.to_ascii_lowercase().as_str(), number) {
+    match name.to_ascii_lowercase().as_str() {
         // PF FLR is a reset of the GPU on the PCIe bus; drivers from R610 on name it so.
         // Draining peer traffic alone may be enough, but a drained GPU can be reset at no
         // further cost, and the driver says None where it no longer needs it.
-        ("gpu reset required" | "drain and reset" | "drain p2p" | "pf flr", _) => {
+        "gpu reset required" | "drain and reset" | "drain p2p" | "pf flr" => {
             RecommendedAction::ComponentReset
         }
-        ("node reboot required" | "os reboot", _) => RecommendedAction::RestartBm,
-        (_, 0) => RecommendedAction::None,
-        (_, 1 | 3 | 4) => RecommendedAction::ComponentReset,
-        (_, 2) => RecommendedAction::RestartBm,
-        _ => RecommendedAction::ContactSupport,
+        "node reboot required" | "os reboot" => RecommendedAction::RestartBm,
+        _ => match number {
+            0 => RecommendedAction::None,
+            1 | 3 | 4 => RecommendedAction::ComponentReset,
+            2 => RecommendedAction::RestartBm,
+            _ => RecommendedAction::ContactSupport,
+        },
     }
 }
 

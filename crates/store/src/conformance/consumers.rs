@@ -1,6 +1,6 @@
 //! What consumers stand on: the feed under load, tokens, the journal.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use domain::event::Record;
@@ -32,6 +32,7 @@ pub async fn begins_anew_behind_its_history(open: impl AsyncFn() -> Store) {
     let checkpoint = Checkpoint {
         token: 4,
         state: b"x".to_vec(),
+        parts: [("n1".to_owned(), b"y".to_vec())].into(),
     };
     store.save_checkpoint("c", checkpoint).await.unwrap();
 
@@ -39,6 +40,17 @@ pub async fn begins_anew_behind_its_history(open: impl AsyncFn() -> Store) {
     assert_eq!((&anew.id, anew.since), (&first.id, 4));
     assert_ne!(anew.to_string(), first.to_string());
     assert_eq!(store.checkpoint("c").await.unwrap(), None);
+    let empty = Checkpoint {
+        token: 4,
+        state: Vec::new(),
+        parts: BTreeMap::new(),
+    };
+    store.save_checkpoint("c", empty.clone()).await.unwrap();
+    assert_eq!(
+        store.checkpoint("c").await.unwrap(),
+        Some(empty),
+        "its parts are gone too"
+    );
     assert!(store.feed(4, 10).await.unwrap().is_empty());
     assert_eq!(read_feed(&*store, 10).await.len(), 4, "it is all there");
     store.close().await;
