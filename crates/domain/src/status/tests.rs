@@ -319,6 +319,7 @@ fn what_a_long_session_has_counted_is_bounded_and_not_owed_again() {
     let mut world = World::new();
     world.event("0", true, false);
     world.settle();
+    world.ledger.written(usize::MAX);
     let ledger = world.ledger.nodes.get_mut("n1").unwrap();
     let ended = (0..MAX_COUNTED).map(|fault| format!("ended {fault}"));
     ledger.counted.extend(ended);
