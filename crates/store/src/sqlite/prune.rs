@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
 
-use rusqlite::Connection;
+use rusqlite::{Connection, OptionalExtension};
 
 use super::{number, page, position};
 use crate::{Prune, Pruned, StoreError};
@@ -13,6 +13,15 @@ use crate::{Prune, Pruned, StoreError};
 pub(super) const CHUNK: usize = 2_000;
 /// Most pages that one call gives back to the file system.
 const PAGES: i64 = 4_096;
+/// When the oldest were written: the first ones. There is no index by time, and looking at all
+/// of them would hold the writers up.
+const OLDEST_EVENT: &str = "SELECT created_at FROM event ORDER BY seq LIMIT 1";
+const OLDEST_ENTRY: &str = "SELECT at FROM journal ORDER BY seq LIMIT 1";
+/// Of the first journal entries those that are old. Not up to the first young one: where a clock
+/// was set back, an entry of the future would keep all behind it.
+const DELETE_ENTRIES: &str = "
+    DELETE FROM journal WHERE seq IN (
+        SELECT seq FROM (SELECT seq, at FROM journal ORDER BY seq LIMIT ?2) WHERE at < ?1)";
 /// Room that has to be there for a trouble to be over.
 const PROBE_BYTES: usize = 256 * 1024;
 
@@ -23,8 +32,8 @@ pub(super) fn prune(connection: &Connection, prune: &Prune) -> rusqlite::Result<
     let mut pruned = Pruned::default();
     if used(connection)? > prune.max_bytes {
         // Too much: the oldest go first, be they events or journal entries.
-        let event = oldest(connection, "SELECT min(created_at) FROM event")?;
-        let entry = oldest(connection, "SELECT min(at) FROM journal")?;
+        let event = oldest(connection, OLDEST_EVENT)?;
+        let entry = oldest(connection, OLDEST_ENTRY)?;
         let entries_first = entry.is_some_and(|entry| event.is_none_or(|event| entry < event));
         if entries_first {
             pruned.entries = entries(connection, None)?;
@@ -113,10 +122,7 @@ fn events(
 /// Deletes up to [`CHUNK`] journal entries, oldest first.
 fn entries(connection: &Connection, before: Option<i64>) -> rusqlite::Result<u64> {
     let deleted = connection
-        .prepare_cached(
-            "DELETE FROM journal WHERE seq IN (
-                 SELECT seq FROM journal WHERE at < ?1 ORDER BY seq LIMIT ?2)",
-        )?
+        .prepare_cached(DELETE_ENTRIES)?
         .execute((before.unwrap_or(i64::MAX), page(CHUNK)))?;
     Ok(deleted as u64)
 }
@@ -125,6 +131,7 @@ fn oldest(connection: &Connection, sql: &str) -> rusqlite::Result<Option<i64>> {
     connection
         .prepare_cached(sql)?
         .query_row([], |row| row.get(0))
+        .optional()
 }
 
 /// Room that is in use (bytes): pages that were freed do not count, they are used again.
@@ -140,4 +147,62 @@ fn give_back(connection: &Connection) -> rusqlite::Result<()> {
     // Each row is a page.
     while rows.next()?.is_some() {}
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use rusqlite::StatementStatus;
+    use tempfile::TempDir;
+
+    use super::super::schema;
+    use super::*;
+
+    /// A database with so many events and entries, one a microsecond.
+    fn filled(dir: &TempDir, rows: usize) -> Connection {
+        let connection = schema::open(&dir.path().join("events.db")).unwrap();
+        let numbers = format!(
+            "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < {rows})"
+        );
+        connection
+            .execute_batch(&format!(
+                "INSERT INTO event (id, created_at, node, agent, check_name, healthy, fatal, stream,
+                                    body)
+                 {numbers} SELECT n, n, 'n', 'a', 'c', 0, 0, 0, '' FROM n;
+                 INSERT INTO journal (at, node, kind, text) {numbers} SELECT n, 'n', 'k', '' FROM n;"
+            ))
+            .unwrap();
+        connection
+    }
+
+    #[test]
+    fn what_is_oldest_is_known_without_looking_at_all() {
+        let dir = TempDir::new().unwrap();
+        let connection = filled(&dir, 4 * CHUNK);
+        for sql in [OLDEST_EVENT, OLDEST_ENTRY] {
+            let mut statement = connection.prepare(sql).unwrap();
+            let at: i64 = statement.query_row([], |row| row.get(0)).unwrap();
+            assert_eq!(at, 1);
+            let steps = statement.get_status(StatementStatus::VmStep);
+            assert!(steps < 100, "{sql}: {steps} steps");
+        }
+        let mut statement = connection.prepare(DELETE_ENTRIES).unwrap();
+        let deleted = statement.execute((0, page(CHUNK))).unwrap();
+        let read = statement.get_status(StatementStatus::FullscanStep);
+        assert_eq!(deleted, 0, "nothing is old");
+        let read = usize::try_from(read).unwrap();
+        assert!(read <= 2 * CHUNK, "{read} rows were read");
+    }
+
+    #[test]
+    fn an_entry_of_the_future_keeps_only_itself() {
+        let dir = TempDir::new().unwrap();
+        let connection = filled(&dir, 10);
+        let future = "UPDATE journal SET at = 1000000 WHERE seq = 3";
+        connection.execute(future, []).unwrap();
+        assert_eq!(entries(&connection, Some(6)).unwrap(), 4);
+        let left: i64 = connection
+            .query_row("SELECT count(*) FROM journal", [], |row| row.get(0))
+            .unwrap();
+        assert_eq!(left, 6);
+    }
 }
