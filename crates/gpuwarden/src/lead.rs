@@ -15,7 +15,7 @@ use console::{Info, LeadershipSource, StandbyConsole};
 use contract::keys::LEASE;
 use controller::leadership;
 use runtime::metrics::Metrics;
-use store::sqlite::DirectoryLock;
+use store::sqlite::{DirectoryLock, OpenError};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -128,8 +128,11 @@ impl Standby<'_> {
     /// another's now: who leads may share it with us.
     fn note(&self) -> anyhow::Result<bool> {
         let data_dir = &self.process.data_dir;
-        let Ok(lock) = DirectoryLock::acquire(data_dir) else {
-            return Ok(false);
+        let lock = match DirectoryLock::acquire(data_dir) {
+            Ok(lock) => lock,
+            Err(OpenError::InUse { .. }) => return Ok(false),
+            // Who stands by learns now what would keep it from leading.
+            Err(error) => return Err(error.into()),
         };
         let endpoint = Endpoint {
             server: format!("http://{}", self.listener.local_addr()?),

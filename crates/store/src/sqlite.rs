@@ -84,6 +84,18 @@ pub enum OpenError {
         #[source]
         source: io::Error,
     },
+    /// Others can put files into it.
+    #[error(
+        "data directory {} is not safe: {who} can put files into it that would be taken for ours; \
+         use a directory of your own, or one below it that is made at the start",
+        dir.display()
+    )]
+    Untrusted {
+        /// The directory.
+        dir: PathBuf,
+        /// Who, for people.
+        who: String,
+    },
     /// A file in it cannot be opened, made, read or written.
     #[error("{} cannot be opened for reading and writing", path.display())]
     File {

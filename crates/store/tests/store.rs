@@ -352,7 +352,13 @@ impl SmallDisk {
     fn new(kib: u32) -> Option<Self> {
         let dir = TempDir::new().unwrap();
         let mounted = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", &format!("size={kib}k"), "tmpfs"])
+            .args([
+                "-t",
+                "tmpfs",
+                "-o",
+                &format!("size={kib}k,mode=0700"),
+                "tmpfs",
+            ])
             .arg(dir.path())
             .stderr(Stdio::null())
             .status();

@@ -2,15 +2,18 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
+use rustix::process::{Gid, getegid, geteuid, getgroups};
 
 use super::OpenError;
 
 const NAME: &str = "lock";
+/// A file of ours is never a link: it would be the file of somebody else that is written.
+pub(super) const NO_LINK: i32 = OFlags::NOFOLLOW.bits().cast_signed();
 
 /// Ownership of a directory. It ends when this is dropped or the process dies; the
 /// file stays, with the process id of its last owner.
@@ -24,18 +27,11 @@ pub struct DirectoryLock {
 impl DirectoryLock {
     /// Takes hold of `dir`, which is made where it is missing.
     pub fn acquire(dir: &Path) -> Result<Self, OpenError> {
-        if !dir.is_dir() {
-            // Events name nodes and workloads: nobody else's business on a shared machine.
-            let made = DirBuilder::new().recursive(true).mode(0o700).create(dir);
-            made.map_err(|source| OpenError::Directory {
-                path: dir.into(),
-                source,
-            })?;
-            sync_entry(dir).map_err(|source| OpenError::Directory {
-                path: dir.into(),
-                source,
-            })?;
-        }
+        make(dir).map_err(|source| OpenError::Directory {
+            path: dir.into(),
+            source,
+        })?;
+        trusted(dir)?;
         let path = dir.join(NAME);
         let failed = |source: io::Error| OpenError::File {
             path: path.clone(),
@@ -47,6 +43,7 @@ impl DirectoryLock {
             .create(true)
             .truncate(false)
             .mode(0o600)
+            .custom_flags(NO_LINK)
             .open(&path)
             .map_err(failed)?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
@@ -73,6 +70,55 @@ impl Drop for DirectoryLock {
     }
 }
 
+/// Makes `dir` and what is missing above it, durably.
+fn make(dir: &Path) -> io::Result<()> {
+    let missing: Vec<&Path> = dir.ancestors().take_while(|path| !exists(path)).collect();
+    if missing.is_empty() && !dir.is_dir() {
+        return Err(io::ErrorKind::NotADirectory.into());
+    }
+    for path in missing.into_iter().rev() {
+        // Events name nodes and workloads: nobody else's business on a shared machine.
+        match DirBuilder::new().mode(0o700).create(path) {
+            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+            _ => sync_entry(path)?,
+        }
+    }
+    Ok(())
+}
+
+/// Whether there is something. The end of a relative path is the working directory.
+fn exists(path: &Path) -> bool {
+    path.as_os_str().is_empty() || path.exists()
+}
+
+/// Refuses a directory into which others can put files: what they put there, we would take for
+/// ours. Root may, and so may a group that we are in, as Kubernetes gives a volume to a pod.
+fn trusted(dir: &Path) -> Result<(), OpenError> {
+    let failed = |source: io::Error| OpenError::Directory {
+        path: dir.into(),
+        source,
+    };
+    let metadata = dir.metadata().map_err(failed)?;
+    let (owner, group, mode) = (metadata.uid(), metadata.gid(), metadata.mode());
+    let in_group = || -> io::Result<bool> {
+        let own = getgroups()?.into_iter().chain([getegid()]);
+        Ok(own.map(Gid::as_raw).any(|own| own == group))
+    };
+    let who = if owner != 0 && owner != geteuid().as_raw() {
+        format!("user {owner}, its owner")
+    } else if mode & 0o002 != 0 {
+        "everybody".to_owned()
+    } else if mode & 0o020 != 0 && !in_group().map_err(failed)? {
+        format!("group {group}")
+    } else {
+        return Ok(());
+    };
+    Err(OpenError::Untrusted {
+        dir: dir.into(),
+        who,
+    })
+}
+
 /// Makes the directory entry of `path` durable.
 pub(super) fn sync_entry(path: &Path) -> io::Result<()> {
     let parent = path
@@ -90,9 +136,75 @@ fn owner(file: &mut File) -> Option<u32> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::{PermissionsExt, chown, symlink};
+
     use tempfile::TempDir;
 
     use super::*;
+
+    #[test]
+    fn a_directory_into_which_others_write_is_refused() {
+        let dir = TempDir::new().unwrap();
+        let root = geteuid().is_root();
+        let own = geteuid().as_raw();
+        let table = [
+            (0o700, None, None, ""),
+            (0o755, None, None, ""),
+            (0o770, None, None, ""),
+            (0o777, None, None, "everybody"),
+            (0o1777, None, None, "everybody"),
+            (0o700, Some(own + 4_000), None, "its owner"),
+            (0o2770, None, Some(40_000), "group 40000"),
+            (0o750, None, Some(40_000), ""),
+        ];
+        for (mode, owner, group, refused) in table {
+            if (owner.is_some() || group.is_some()) && !root {
+                continue;
+            }
+            let path = dir.path().join(format!("{mode:o}-{owner:?}-{group:?}"));
+            fs::create_dir(&path).unwrap();
+            if root {
+                chown(&path, owner, group).unwrap();
+            }
+            fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
+            match DirectoryLock::acquire(&path) {
+                Ok(_) => assert_eq!(refused, "", "{mode:o}"),
+                Err(error) => {
+                    let text = error.to_string();
+                    assert!(!refused.is_empty() && text.contains(refused), "{text}");
+                    assert!(
+                        fs::read_dir(&path).unwrap().next().is_none(),
+                        "left as it is"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_file_of_ours_is_no_link_to_anothers() {
+        for name in [NAME, "events.db"] {
+            let dir = TempDir::new().unwrap();
+            let target = dir.path().join("somebody's");
+            fs::write(&target, "").unwrap();
+            let data = dir.path().join("data");
+            fs::create_dir(&data).unwrap();
+            symlink(&target, data.join(name)).unwrap();
+            let error = super::super::SqliteStore::open(&data).unwrap_err();
+            assert!(error.to_string().contains(name), "{error}");
+            assert_eq!(fs::read_to_string(&target).unwrap(), "");
+        }
+    }
+
+    #[test]
+    fn a_directory_is_made_with_all_above_it() {
+        let dir = TempDir::new().unwrap();
+        let data = dir.path().join("a/b/c");
+        DirectoryLock::acquire(&data).unwrap();
+        for path in data.ancestors().take(3) {
+            assert_eq!(path.metadata().unwrap().mode() & 0o777, 0o700);
+        }
+    }
 
     #[test]
     fn ownership_ends_although_a_copy_of_the_descriptor_is_open() {

@@ -196,6 +196,7 @@ fn look(path: &Path) -> Result<(), OpenError> {
         .create(true)
         .truncate(false)
         .mode(0o600) // SQLite gives its other files the mode of this one.
+        .custom_flags(lock::NO_LINK)
         .open(path)
         .map_err(failed)?;
     let mut start = Vec::new();
