@@ -34,6 +34,15 @@ impl Cluster {
         Ok(found.is_some())
     }
 
+    /// How many nodes there are.
+    pub async fn count_nodes(&self) -> Result<u64, ObjectError> {
+        let path = format!("{NODES}?limit=1");
+        let answer = self.get_object(&path, REQUEST_TIMEOUT).await?;
+        let first = answer["items"].as_array().map_or(0, Vec::len) as u64;
+        let rest = answer["metadata"]["remainingItemCount"].as_u64();
+        Ok(first + rest.unwrap_or(0))
+    }
+
     /// The `ConfigMap` of this name; `None` where there is none, or no such namespace.
     pub async fn find_config_map(
         &self,
@@ -103,6 +112,13 @@ mod tests {
             list(&[]),
             Answer::Now(403, "not yours".into()),
             Answer::Now(404, String::new()),
+            list(&[]),
+            list(&[node("n1", 7)]),
+            Answer::Now(
+                200,
+                json!({"items": [node("n1", 7)], "metadata": {"remainingItemCount": 49}})
+                    .to_string(),
+            ),
         ];
         let (cluster, mut requests) = serve(answers).await;
         let found = cluster.find_node("n 1").await.unwrap();
@@ -118,6 +134,9 @@ mod tests {
             Err(ObjectError::Refused { status: 403, .. })
         ));
         assert!(!cluster.has_namespace("ns").await.unwrap());
+        for expected in [0, 1, 50] {
+            assert_eq!(cluster.count_nodes().await.unwrap(), expected);
+        }
         let mut paths = Vec::new();
         while let Ok([_, path, _]) = requests.try_recv() {
             paths.push(path);

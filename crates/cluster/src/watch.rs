@@ -7,6 +7,7 @@
 //! may take minutes), because objects stay plain JSON, so that none is malformed, and because
 //! kube drops a line that is cut off, and with it a change.
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
@@ -34,9 +35,10 @@ const NODES: &str = "/api/v1/nodes";
 const QUEUE: usize = 1024;
 /// Nodes in one answer to a list.
 const PAGE: u32 = 500;
-/// After this time, in seconds, the API server ends a watch, and it is started anew. With
-/// a connection that has died silently this end does not come, and so the silence is found
-/// (`connect/transport.rs`).
+/// After at most this time, in seconds, the API server ends a watch, and it is started anew.
+/// With a connection that has died silently this end does not come, and so the silence is
+/// found (`connect/transport.rs`). Up to a third less, at random: many who began together,
+/// one on each node, do not stay in step.
 pub(crate) const WATCH_SECONDS: u32 = 30;
 /// How much later that end may come. A proxy in between can keep our connection alive, and
 /// answer its pings, while the API server behind it is gone.
@@ -105,6 +107,7 @@ pub(crate) struct Watch<E> {
     /// From where to go on; `None`: list first.
     version: Option<String>,
     back_off: Duration,
+    random: RandomState,
     failing: bool,
     /// Whether a malformed object was logged since the last list.
     malformed: bool,
@@ -187,6 +190,7 @@ impl<E> Watch<E> {
             events,
             version: None,
             back_off: BACK_OFF_MIN,
+            random: RandomState::new(),
             failing: false,
             malformed: false,
             unreadable: None,
@@ -225,7 +229,9 @@ impl<E> Watch<E> {
                     return;
                 }
             }
-            tokio::time::sleep(self.back_off).await;
+            // Between half of it and all: see `WATCH_SECONDS`.
+            let half = self.back_off / 2;
+            tokio::time::sleep(half + half.mul_f64(self.chance())).await;
             self.back_off = (self.back_off * 2).min(BACK_OFF_MAX);
         }
     }
@@ -268,7 +274,9 @@ impl<E> Watch<E> {
     /// Delivers changes since `version` until the watch ends, which is no failure, unless
     /// it ends at once.
     async fn watch(&mut self, version: &str) -> Result<(), Stop> {
-        let mut params = WatchParams::default().timeout(WATCH_SECONDS);
+        let seconds = f64::from(WATCH_SECONDS) * (1.0 - self.chance() / 3.0);
+        #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // From 20 to 30.
+        let mut params = WatchParams::default().timeout(seconds.ceil() as u32);
         params.field_selector.clone_from(&self.fields);
         let request = Request::new(&self.path)
             .watch(&params, version)
@@ -325,6 +333,12 @@ impl<E> Watch<E> {
             "the API server ended the watch at once".to_owned(),
             false,
         ))
+    }
+
+    /// From 0 to 1, at random: the state of the hasher is, and what is hashed never comes again.
+    fn chance(&self) -> f64 {
+        let random = self.random.hash_one(std::time::Instant::now()) % 1024;
+        f64::from(u16::try_from(random).unwrap_or_default()) / 1023.0
     }
 
     /// What a failed watch means, and from where to go on.

@@ -30,6 +30,12 @@ pub mod switch;
 /// however wrong the monitors are, and a single bad node of a small cluster still goes.
 pub const DEFAULT_PERCENT: u8 = 20;
 
+/// In a cluster of more nodes than this, each must not act for itself (`run --quarantine` on
+/// every node). Each watches all nodes, so what the API server sends grows with the square:
+/// at 50 nodes about what one controller of 2,500 gets. And those that fail within the same
+/// moment, behind one switch, do not see each other before they go: budgets do not hold them.
+pub const MOST_ALONE: usize = 50;
+
 /// How long a node counts as out of service after a patch to take it out whose answer was
 /// lost, unless it is seen to be one or the other before. The API server ends a request
 /// after 60 s (`--request-timeout`), and its watch tells of what was done soon after.

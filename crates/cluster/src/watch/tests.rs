@@ -98,6 +98,30 @@ async fn lists_then_watches() {
     .await;
 }
 
+/// Processes that were cut off together do not come back, and go on, in step.
+#[tokio::test]
+async fn many_watches_do_not_keep_in_step() {
+    let mut lengths = std::collections::BTreeSet::new();
+    for _ in 0..8 {
+        let answers = vec![
+            list(&[], "10", ""),
+            Answer::Lines(vec![bookmark("20")]),
+            Answer::Lines(vec![bookmark("30")]),
+        ];
+        let (cluster, mut requests) = fake::serve(answers).await;
+        let _events = cluster.watch_nodes(CancellationToken::new());
+        requests.recv().await.unwrap();
+        for _ in 0..3 {
+            let [_, uri, _] = requests.recv().await.unwrap();
+            let seconds = uri.split_once("timeoutSeconds=").unwrap().1;
+            let seconds: u32 = seconds.split('&').next().unwrap().parse().unwrap();
+            assert!((20..=WATCH_SECONDS).contains(&seconds), "{uri}");
+            lengths.insert(seconds);
+        }
+    }
+    assert!(lengths.len() > 1, "24 times the same: {lengths:?}");
+}
+
 #[tokio::test]
 async fn malformed_objects_are_skipped() {
     let items = [

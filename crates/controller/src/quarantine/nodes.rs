@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::NodeEvent;
+use domain::brake::MOST_ALONE;
 use domain::node::NodeView;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -68,6 +69,7 @@ impl Quarantine {
                          it appears; --node-name sets the name"
                     );
                 }
+                self.warn_of_many();
                 self.dirty.extend(self.nodes.keys().cloned());
                 self.schedule_publish();
             }
@@ -86,6 +88,23 @@ impl Quarantine {
                 self.cluster_error = None;
                 self.schedule_publish();
             }
+        }
+    }
+
+    /// Says, after a list, where too many nodes act for themselves.
+    fn warn_of_many(&self) {
+        let nodes = self
+            .nodes
+            .values()
+            .filter(|entry| entry.view.is_some())
+            .count();
+        if self.mode == Mode::Act && matches!(self.owns, Owns::Node(_)) && nodes > MOST_ALONE {
+            tracing::warn!(
+                nodes,
+                "each node acts for itself, and budgets do not hold what fails at the same \
+                 moment: in a cluster of more than {MOST_ALONE} nodes run `gpuwarden agent` on \
+                 them, and one `gpuwarden controller`"
+            );
         }
     }
 

@@ -3,9 +3,9 @@
 
 use cluster::{Cluster, ObjectError, ServerInfo};
 use contract::keys;
-use domain::brake::NodeLabel;
 use domain::brake::pause::Pause;
 use domain::brake::switch::{State, Switch};
+use domain::brake::{MOST_ALONE, NodeLabel};
 use domain::node::NodeView;
 use jiff::{SignedDuration, Timestamp};
 
@@ -67,6 +67,12 @@ pub(super) async fn check(installation: &Installation) -> Vec<Finding> {
             .as_ref()
             .map(|node| node.node_name.as_str());
         findings.extend(nodes(&cluster, name, &act.gpu_node_label).await);
+        if name.is_some() && act.mode == ModeSetting::Quarantine {
+            match cluster.count_nodes().await {
+                Ok(count) => findings.extend(alone(count)),
+                Err(error) => findings.push(not_looked_at("nodes", &error)),
+            }
+        }
     }
     if act.mode != ModeSetting::Observe {
         findings.extend(switches(&cluster, act).await);
@@ -181,6 +187,20 @@ async fn permissions(cluster: &Cluster, needs: &[Need]) -> Vec<Finding> {
         findings.push(Finding::ok("permissions", what));
     }
     findings
+}
+
+/// Whether there are too many nodes for each to act for itself.
+fn alone(nodes: u64) -> Option<Finding> {
+    let many = usize::try_from(nodes).is_ok_and(|nodes| nodes > MOST_ALONE);
+    many.then(|| {
+        Finding::warning(
+            "nodes",
+            format!("each of {nodes} nodes acts for itself"),
+            "each watches all nodes, which loads the API server, and nodes that fail at the same \
+             moment do not see each other: budgets do not hold them",
+            "run `gpuwarden agent` on the nodes, and one `gpuwarden controller`",
+        )
+    })
 }
 
 async fn nodes(cluster: &Cluster, name: Option<&str>, label: &NodeLabel) -> Vec<Finding> {

@@ -128,3 +128,11 @@ fn a_pause_holds_until_it_ends() {
     let fix = pause(&act(true), Some(&text(200)), at(100)).fix.unwrap();
     assert_eq!(fix, "gpuwarden resume --namespace gw");
 }
+
+#[test]
+fn many_nodes_that_each_act_for_themselves_are_told() {
+    assert_eq!((alone(1), alone(50)), (None, None));
+    let found = alone(51).unwrap();
+    assert_eq!(found.result, Outcome::Warning);
+    assert!(found.what.contains("51 nodes"), "{found:?}");
+}
