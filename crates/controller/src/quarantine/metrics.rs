@@ -1,9 +1,9 @@
 //! Metrics of fault quarantine. The names are NVSentinel's; where it has a metric that we
 //! do not, docs/compatibility.md says why.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use contract::keys;
@@ -19,6 +19,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use runtime::metrics::Metrics;
+use tokio::time::Instant;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ErrorLabels {
@@ -52,6 +53,10 @@ const BUCKETS: [f64; 11] = [
     0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 ];
 
+/// After so long without its node, what was counted of it is no longer shown: with names that
+/// never come again, of an autoscaled fleet, it would grow for ever. Who scrapes has it by then.
+const GONE: Duration = Duration::from_hours(24);
+
 #[derive(Clone)]
 pub(super) struct QuarantineMetrics {
     /// Events taken from the feed.
@@ -63,6 +68,8 @@ pub(super) struct QuarantineMetrics {
     unquarantined: Family<NodeLabels, Counter>,
     manually_uncordoned: Family<NodeLabels, Counter>,
     manually_untainted: Family<NodeLabels, Counter>,
+    /// Nodes that were counted, and since when they are gone.
+    counted: Arc<Mutex<BTreeMap<String, Option<Instant>>>>,
     current: Family<NodeLabels, Gauge>,
     shown: Arc<Mutex<BTreeSet<String>>>,
     taints_applied: Family<TaintLabels, Counter>,
@@ -92,6 +99,7 @@ impl QuarantineMetrics {
             unquarantined: Family::default(),
             manually_uncordoned: Family::default(),
             manually_untainted: Family::default(),
+            counted: Arc::default(),
             current: Family::default(),
             shown: Arc::default(),
             taints_applied: Family::default(),
@@ -246,6 +254,7 @@ impl QuarantineMetrics {
     }
 
     pub(super) fn applied(&self, node: &str, intent: Intent, change: &NodeChange) {
+        lock(&self.counted).insert(node.to_owned(), None);
         let node = NodeLabels {
             node: node.to_owned(),
         };
@@ -277,6 +286,29 @@ impl QuarantineMetrics {
         }
     }
 
+    /// Shows no longer what was counted of nodes that are gone for [`GONE`].
+    pub(super) fn forget_gone(&self, is_there: impl Fn(&str) -> bool) {
+        lock(&self.counted).retain(|name, gone_since| {
+            if is_there(name) {
+                *gone_since = None;
+                return true;
+            }
+            if gone_since.get_or_insert_with(Instant::now).elapsed() < GONE {
+                return true;
+            }
+            let node = NodeLabels { node: name.clone() };
+            for family in [
+                &self.quarantined,
+                &self.unquarantined,
+                &self.manually_uncordoned,
+                &self.manually_untainted,
+            ] {
+                family.remove(&node);
+            }
+            false
+        });
+    }
+
     /// Shows which nodes are out of service now, and how the brake is.
     pub(super) fn current(&self, view: &FleetView, utilization: f64) {
         if let Some(brake) = &view.brake {
@@ -297,7 +329,7 @@ impl QuarantineMetrics {
             .filter(|node| matches!(node.state, NodeState::Quarantined | NodeState::Releasing))
             .map(|node| node.name.clone())
             .collect();
-        let mut shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut shown = lock(&self.shown);
         for gone in shown.difference(&now) {
             self.current.remove(&NodeLabels { node: gone.clone() });
         }
@@ -308,6 +340,10 @@ impl QuarantineMetrics {
         }
         *shown = now;
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -342,6 +378,29 @@ mod tests {
         "breaker_state{state=\"CLOSED\"} 1",
         "breaker_state{state=\"TRIPPED\"} 0",
     ];
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_counted_of_a_node_goes_a_day_after_it() {
+        let metrics = Metrics::default();
+        let own = QuarantineMetrics::new(&metrics);
+        let change = NodeChange::default();
+        for node in ["gone", "back", "there"] {
+            own.applied(node, Intent::Quarantine, &change);
+            own.applied(node, Intent::Release, &change);
+        }
+        let shown = |node: &str| {
+            let text = metrics.encode();
+            let label = format!("{{node=\"{node}\"}}");
+            text.lines().filter(|line| line.contains(&label)).count()
+        };
+        own.forget_gone(|node| node == "there");
+        tokio::time::advance(GONE - Duration::from_secs(1)).await;
+        own.forget_gone(|node| node != "gone");
+        assert_eq!(["gone", "back", "there"].map(shown), [2, 2, 2]);
+        tokio::time::advance(Duration::from_secs(1)).await;
+        own.forget_gone(|node| node == "there");
+        assert_eq!(["gone", "back", "there"].map(shown), [0, 2, 2]);
+    }
 
     #[test]
     fn the_metrics_of_the_reference_are_there() {

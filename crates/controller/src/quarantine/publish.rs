@@ -55,6 +55,8 @@ impl Quarantine {
                 self.forget_statuses(&name);
             }
         }
+        let is_there = |name: &str| self.nodes.contains_key(name);
+        self.metrics.forget_gone(is_there);
         let brake = self.brake_view();
         let dropped_at = self.dropped_at();
         let nodes = self
