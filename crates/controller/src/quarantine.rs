@@ -22,6 +22,7 @@ use domain::session::Session;
 use domain::status::StatusLedger;
 use domain::view::FleetView;
 use jiff::Timestamp;
+use runtime::logging::Seldom;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
 use store::EventStore;
@@ -162,6 +163,10 @@ pub struct Quarantine {
     relisted: Option<Relisted>,
     cluster_error: Option<String>,
 
+    /// Faults that found no room in the book and were not told of yet.
+    overflow: u64,
+    overflow_said: Seldom,
+
     applying: JoinSet<Applied>,
     journal: Journal,
     questions: mpsc::Receiver<Question>,
@@ -227,6 +232,8 @@ impl Quarantine {
             caught_up: false,
             relisted: None,
             cluster_error: None,
+            overflow: 0,
+            overflow_said: Seldom::default(),
             applying: JoinSet::new(),
             journal: Journal::new(journal),
             questions,

@@ -87,6 +87,7 @@ pub(super) struct QuarantineMetrics {
     breaker_utilization: Gauge<f64, AtomicU64>,
     held: Gauge,
     unsaved: Gauge,
+    overflow: Counter,
 }
 
 impl QuarantineMetrics {
@@ -114,6 +115,7 @@ impl QuarantineMetrics {
             breaker_utilization: Gauge::default(),
             held: Gauge::default(),
             unsaved: Gauge::default(),
+            overflow: Counter::default(),
         };
         metrics.register(|registry| {
             let registry = registry.sub_registry_with_prefix("fault_quarantine");
@@ -207,6 +209,11 @@ impl QuarantineMetrics {
                 "For how long the fault book could not be saved; 0 where it is",
                 own.unsaved.clone(),
             );
+            registry.register(
+                "gpuwarden_fault_book_overflow",
+                "Faults that were not taken in or were given up, for the book of faults is full",
+                own.overflow.clone(),
+            );
         });
         own
     }
@@ -240,6 +247,13 @@ impl QuarantineMetrics {
 
     pub(super) fn backlog(&self, events: u64) {
         self.backlog.set(i64::try_from(events).unwrap_or(i64::MAX));
+    }
+
+    /// So many faults have found no room by now. Returns how many of them are new.
+    pub(super) fn overflow(&self, total: u64) -> u64 {
+        let new = total.saturating_sub(self.overflow.get());
+        self.overflow.inc_by(new);
+        new
     }
 
     pub(super) fn evaluated(&self, rule_sets: &[RuleSet], desired: &Desired) {
@@ -378,6 +392,18 @@ mod tests {
         "breaker_state{state=\"CLOSED\"} 1",
         "breaker_state{state=\"TRIPPED\"} 0",
     ];
+
+    #[test]
+    fn faults_that_find_no_room_are_counted_once() {
+        let metrics = Metrics::default();
+        let own = QuarantineMetrics::new(&metrics);
+        assert_eq!([0, 3, 3, 5].map(|total| own.overflow(total)), [0, 3, 0, 2]);
+        let text = metrics.encode();
+        assert!(
+            text.contains("gpuwarden_fault_book_overflow_total 5"),
+            "{text}"
+        );
+    }
 
     #[tokio::test(start_paused = true)]
     async fn what_was_counted_of_a_node_goes_a_day_after_it() {

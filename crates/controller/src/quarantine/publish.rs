@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use domain::fault::{MAX_FAULTY_NODES, MAX_OPEN_FAULTS_PER_NODE};
 use domain::session::Phase;
 use domain::view::{ClusterView, FleetView};
 use tokio::time::Instant;
@@ -35,6 +36,19 @@ impl Quarantine {
         }
     }
 
+    /// Says where faults have found no room in the book: nothing is done about them.
+    fn tell_overflow(&mut self) {
+        self.overflow += self.metrics.overflow(self.book.overflow());
+        if self.overflow > 0 && self.overflow_said.now().is_some() {
+            tracing::error!(
+                faults = std::mem::take(&mut self.overflow),
+                "the book of faults is full: faults were not taken in, and nothing is done about \
+                 them; it holds {MAX_OPEN_FAULTS_PER_NODE} of a node, and those of \
+                 {MAX_FAULTY_NODES} nodes"
+            );
+        }
+    }
+
     pub(super) fn publish(&mut self) {
         self.publish_at = None;
         let began = Instant::now();
@@ -55,6 +69,7 @@ impl Quarantine {
                 self.forget_statuses(&name);
             }
         }
+        self.tell_overflow();
         let is_there = |name: &str| self.nodes.contains_key(name);
         self.metrics.forget_gone(is_there);
         let brake = self.brake_view();
