@@ -33,6 +33,9 @@ pub const MAX_STREAMS: u32 = 128;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Answers who sends a request, from what the layers below have put into its extensions;
+/// How often a connection that is silent is asked whether the other end is there, and how
+/// long the answer may take: a process that was stopped keeps no place.
+const PING: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(20));
 /// `None`: nobody has proven who it is.
 pub type Identify = fn(&Extensions) -> Option<Caller>;
 
@@ -66,6 +69,8 @@ pub async fn serve(
         .max_concurrent_streams(MAX_STREAMS)
         .add_service(service(connector, local))
         .serve_with_incoming_shutdown(unix_grpc::incoming(listener), cancel.cancelled_owned())
+        .http2_keepalive_interval(Some(PING.0))
+        .http2_keepalive_timeout(Some(PING.1))
         .await
 }
 

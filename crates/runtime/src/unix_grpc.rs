@@ -31,14 +31,23 @@ use futures::Stream;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::time::Sleep;
 use tonic::transport::server::Connected;
+
+use crate::logging::Seldom;
+use crate::shares::{Share, Shares};
 
 use frames::{RewriteError, Rewriter};
 
 pub use bind::{BindError, MAX_PATH_LENGTH, bind};
 
-/// Connections open at the same time; more wait in the listener's backlog.
+/// Connections open at the same time; more wait in the listener's backlog. What of it one
+/// user can have says [`crate::shares`]; more than that are closed at once.
 pub const MAX_CONNECTIONS: usize = 512;
+
+/// A connection on which no call has begun by then is closed: whoever sends nothing keeps
+/// no other out. A client that connects before it has something to say connects again.
+pub const FIRST_CALL: Duration = Duration::from_secs(10);
 
 /// Octets read from a socket at once: a full frame of the default size and its head fit.
 const READ_BUFFER: usize = 16_384 + 9;
@@ -69,8 +78,10 @@ pub struct AuthorityStream {
     /// The part of `input` that the rewriter has not taken yet.
     start: usize,
     end: usize,
+    /// When the connection is closed; `None`: a call has begun.
+    first_call: Option<Pin<Box<Sleep>>>,
     /// Counts the connection until it is dropped.
-    _permit: OwnedSemaphorePermit,
+    _counted: (OwnedSemaphorePermit, Share),
 }
 
 /// The connections of a listener, for tonic's `serve_with_incoming`.
@@ -79,41 +90,73 @@ pub struct AuthorityStream {
 /// which would end tonic's server: a failed `accept` is logged and tried again. The item is
 /// a `Result` because tonic wants one.
 pub fn incoming(listener: UnixListener) -> impl Stream<Item = io::Result<AuthorityStream>> {
-    incoming_up_to(listener, MAX_CONNECTIONS)
+    incoming_of(listener, MAX_CONNECTIONS, Shares::new(MAX_CONNECTIONS))
 }
 
-fn incoming_up_to(
+fn incoming_of(
     listener: UnixListener,
     connections: usize,
+    shares: Arc<Shares>,
 ) -> impl Stream<Item = io::Result<AuthorityStream>> {
     let permits = Arc::new(Semaphore::new(connections));
-    futures::stream::unfold((listener, permits), |(listener, permits)| async move {
+    let incoming = Incoming {
+        listener,
+        permits,
+        shares,
+        failed: Seldom::default(),
+        too_many: Seldom::default(),
+    };
+    futures::stream::unfold(incoming, |incoming| async move {
         // Fails only once the semaphore is closed, which nobody does.
-        let permit = Arc::clone(&permits).acquire_owned().await.ok()?;
-        let stream = accept(&listener, permit).await;
-        Some((Ok(stream), (listener, permits)))
+        let permit = Arc::clone(&incoming.permits).acquire_owned().await.ok()?;
+        let stream = incoming.accept(permit).await;
+        Some((Ok(stream), incoming))
     })
 }
 
-/// Waits for the next connection that lives long enough to have a peer.
-async fn accept(listener: &UnixListener, permit: OwnedSemaphorePermit) -> AuthorityStream {
-    loop {
-        let accepted = match listener.accept().await {
-            Ok((io, _)) => io.peer_cred().map(|credentials| (io, credentials)),
-            Err(err) => Err(err),
-        };
-        match accepted {
-            Ok((io, credentials)) => {
-                let peer = UnixPeer {
-                    uid: credentials.uid(),
-                    gid: credentials.gid(),
-                    pid: credentials.pid(),
-                };
-                return AuthorityStream::new(io, peer, permit);
-            }
-            Err(err) => {
-                tracing::warn!(%err, "cannot accept a connection on the unix socket");
-                tokio::time::sleep(ACCEPT_PAUSE).await;
+/// What makes connections.
+struct Incoming {
+    listener: UnixListener,
+    permits: Arc<Semaphore>,
+    shares: Arc<Shares>,
+    failed: Seldom,
+    too_many: Seldom,
+}
+
+impl Incoming {
+    /// Waits for the next connection that lives long enough to have a peer, of a user who may
+    /// have one more.
+    async fn accept(&self, permit: OwnedSemaphorePermit) -> AuthorityStream {
+        loop {
+            let accepted = match self.listener.accept().await {
+                Ok((io, _)) => io.peer_cred().map(|credentials| (io, credentials)),
+                Err(err) => Err(err),
+            };
+            match accepted {
+                Ok((io, credentials)) => {
+                    let peer = UnixPeer {
+                        uid: credentials.uid(),
+                        gid: credentials.gid(),
+                        pid: credentials.pid(),
+                    };
+                    if let Some(share) = self.shares.take(Some(peer.uid), 1) {
+                        return AuthorityStream::new(io, peer, (permit, share));
+                    }
+                    if let Some(not_logged_before) = self.too_many.now() {
+                        tracing::warn!(
+                            uid = peer.uid,
+                            pid = peer.pid,
+                            not_logged_before,
+                            "a user has too many connections to the unix socket; one more is closed"
+                        );
+                    }
+                }
+                Err(err) => {
+                    if let Some(not_logged_before) = self.failed.now() {
+                        tracing::warn!(%err, not_logged_before, "cannot accept a connection on the unix socket");
+                    }
+                    tokio::time::sleep(ACCEPT_PAUSE).await;
+                }
             }
         }
     }
@@ -154,7 +197,7 @@ pub fn fuzz_rewrite(bytes: &[u8]) {
 // === impl AuthorityStream ===
 
 impl AuthorityStream {
-    fn new(io: UnixStream, peer: UnixPeer, permit: OwnedSemaphorePermit) -> Self {
+    fn new(io: UnixStream, peer: UnixPeer, counted: (OwnedSemaphorePermit, Share)) -> Self {
         Self {
             io,
             peer,
@@ -162,7 +205,8 @@ impl AuthorityStream {
             input: vec![0; READ_BUFFER].into_boxed_slice(),
             start: 0,
             end: 0,
-            _permit: permit,
+            first_call: Some(Box::pin(tokio::time::sleep(FIRST_CALL))),
+            _counted: counted,
         }
     }
 
@@ -205,6 +249,14 @@ impl AsyncRead for AuthorityStream {
                 return Poll::Ready(Ok(()));
             }
             result.map_err(invalid_data)?;
+            if this.rewriter.has_seen_a_call() {
+                this.first_call = None;
+            }
+            if let Some(first_call) = &mut this.first_call
+                && first_call.as_mut().poll(cx).is_ready()
+            {
+                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
+            }
 
             // All input is with the rewriter now, which waits for more of it.
             let mut input = ReadBuf::new(&mut this.input);

@@ -65,6 +65,8 @@ pub(super) enum RewriteError {
 pub(super) struct Rewriter {
     state: State,
     failure: Option<RewriteError>,
+    /// Whether a header block has come whole: a call has begun.
+    called: bool,
     decoder: hpack::Decoder,
     /// The header block that is being collected. While its HEADERS frame is incomplete,
     /// that frame's padding and priority are part of it.
@@ -146,6 +148,11 @@ impl Rewriter {
         let result = self.advance(input, output);
         self.failure = result.err();
         result
+    }
+
+    /// Whether the client has begun a call.
+    pub(super) fn has_seen_a_call(&self) -> bool {
+        self.called
     }
 
     fn advance(&mut self, input: &mut &[u8], output: &mut impl BufMut) -> Result<(), RewriteError> {
@@ -263,6 +270,7 @@ impl Rewriter {
             return Ok(Some(open));
         }
         self.rewrite_block(open)?;
+        self.called = true;
         Ok(None)
     }
 

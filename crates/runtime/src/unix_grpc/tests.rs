@@ -108,7 +108,7 @@ async fn writes_pass_untouched() {
 #[tokio::test]
 async fn connections_over_the_limit_wait() {
     let (socket, listener) = listen();
-    let mut incoming = pin!(incoming_up_to(listener, 1));
+    let mut incoming = pin!(incoming_of(listener, 1, Shares::new(1)));
     let _first_client = UnixStream::connect(&socket.path).await.unwrap();
     let first = incoming.next().await.unwrap().unwrap();
     let _second_client = UnixStream::connect(&socket.path).await.unwrap();
@@ -118,4 +118,45 @@ async fn connections_over_the_limit_wait() {
     }
     drop(first);
     incoming.next().await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn a_user_with_too_many_connections_gets_no_more_and_keeps_no_other_out() {
+    let (socket, listener) = listen();
+    // We are one of those who may not have all.
+    let mut incoming = pin!(incoming_of(listener, 64, Shares::with_first(64, vec![])));
+    let mut open = Vec::new();
+    for _ in 0..8 {
+        let client = UnixStream::connect(&socket.path).await.unwrap();
+        open.push((client, incoming.next().await.unwrap().unwrap()));
+    }
+    let mut one_more = UnixStream::connect(&socket.path).await.unwrap();
+    let mut read = [0];
+    tokio::select! {
+        _ = incoming.next() => panic!("it is not served"),
+        read = one_more.read(&mut read) => assert_eq!(read.unwrap(), 0, "it is closed"),
+    }
+    open.pop();
+    let _client = UnixStream::connect(&socket.path).await.unwrap();
+    incoming.next().await.unwrap().unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_begins_no_call_is_not_waited_for() {
+    let call = [0, 0, 1, 1, 0x4, 0, 0, 0, 1, 0x83];
+    for begins in [&[][..], &frames::PREFACE[..10], &frames::PREFACE[..]] {
+        let (mut client, mut server) = connect().await;
+        client.write_all(begins).await.unwrap();
+        let mut read = Vec::new();
+        let read = tokio::time::timeout(FIRST_CALL * 2, server.read_to_end(&mut read)).await;
+        let error = read.expect("it ends").unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::TimedOut);
+    }
+    // Between calls a client may take its time.
+    let (mut client, mut server) = connect().await;
+    let whole = [&frames::PREFACE[..], &SETTINGS, &call].concat();
+    client.write_all(&whole).await.unwrap();
+    let mut read = Vec::new();
+    let read = tokio::time::timeout(FIRST_CALL * 100, server.read_to_end(&mut read)).await;
+    assert!(read.is_err(), "{read:?}");
 }
