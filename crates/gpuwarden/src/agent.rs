@@ -25,7 +25,7 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
         node,
         process,
     } = &settings;
-    parts::start_logging(process)?;
+    parts::start_process(process)?;
     let (metrics, sources) = (Metrics::default(), Sources::default());
     let limits = Limits {
         bytes: delivery.outbox_size,

@@ -33,7 +33,7 @@ const SOCKET: &str = "gpuwarden.sock";
 /// Runs until SIGTERM or SIGINT, until it has lost the lead, or until a part of it fails.
 pub(crate) async fn run(settings: ControllerSettings) -> anyhow::Result<ExitCode> {
     let ControllerSettings { process, act, .. } = &settings;
-    parts::start_logging(process)?;
+    parts::start_process(process)?;
     let mut told = pin!(parts::until_told());
     let (metrics, sources) = (Metrics::default(), Sources::default());
     let cluster = parts::cluster(act).await?;

@@ -19,7 +19,7 @@ use host::kernel_log::Spec;
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
-use runtime::{logging, unix_grpc};
+use runtime::{descriptors, logging, unix_grpc};
 use store::EventStore;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
@@ -50,10 +50,13 @@ pub(crate) struct Intake {
     pub(crate) forwarding: Option<Forwarding>,
 }
 
-/// Starts logging.
-pub(crate) fn start_logging(settings: &ProcessSettings) -> anyhow::Result<()> {
+/// Starts logging, and takes as many file descriptors as the process may have.
+pub(crate) fn start_process(settings: &ProcessSettings) -> anyhow::Result<()> {
     let colour = std::io::IsTerminal::is_terminal(&std::io::stderr());
     logging::start(&settings.log, settings.log_format, colour)?;
+    if let Err(error) = descriptors::raise() {
+        tracing::warn!(err = %error, "the limit of file descriptors cannot be raised");
+    }
     Ok(())
 }
 

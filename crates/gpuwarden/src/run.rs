@@ -17,7 +17,7 @@ use crate::tasks::Tasks;
 /// Runs until SIGTERM or SIGINT, or until a part of it fails.
 pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     let RunSettings { node, process, act } = &settings;
-    parts::start_logging(process)?;
+    parts::start_process(process)?;
     let (metrics, sources) = (Metrics::default(), Sources::default());
     let cluster = parts::cluster(act).await?;
     let mut tasks = Tasks::default();

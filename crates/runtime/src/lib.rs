@@ -1,6 +1,8 @@
 //! Process plumbing: logging, metrics, freshness of sources, TLS, gRPC on Unix sockets and TCP,
 //! and how much of it one user may have.
 
+pub mod descriptors;
+pub mod file_stamp;
 pub mod logging;
 pub mod metrics;
 pub mod shares;

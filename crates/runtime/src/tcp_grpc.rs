@@ -108,6 +108,7 @@ async fn accept_all(
 ) {
     let permits = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let seldom = Arc::new(Seldom::default());
+    let failed = Seldom::default();
     loop {
         let accepted = async {
             let permit = Arc::clone(&permits).acquire_owned().await;
@@ -120,7 +121,9 @@ async fn accept_all(
         let ((stream, address), permit) = match (accepted, permit) {
             (Ok(accepted), Ok(permit)) => (accepted, permit),
             (Err(error), _) => {
-                tracing::warn!(err = %error, "cannot accept a connection");
+                if let Some(not_logged_before) = failed.now() {
+                    tracing::warn!(err = %error, not_logged_before, "cannot accept a connection");
+                }
                 tokio::time::sleep(ACCEPT_PAUSE).await;
                 continue;
             }

@@ -9,6 +9,7 @@ use domain::catalog::Catalog;
 use domain::policy::Policy;
 use domain::policy::lint::lint;
 use host::kernel_log::{OpenError, Spec};
+use runtime::descriptors;
 use store::sqlite::inspect;
 
 use super::{Finding, Installation, asker, causes, shell_word};
@@ -39,6 +40,8 @@ pub(super) fn check(installation: &Installation, running: bool) -> Vec<Finding> 
         (None, None) => 0,
     };
     findings.push(room(&process.data_dir, may_grow));
+    let needed = descriptors::needed(installation.ingest.is_some());
+    findings.extend(files(descriptors::hard_limit(), needed));
     if let Some(act) = &installation.act {
         if !running {
             findings.extend(store_file(&process.data_dir));
@@ -145,6 +148,21 @@ fn judged(dir: &Path, free: u64, used: u64, may_grow: u64) -> Finding {
     } else {
         Finding::ok("disk", what)
     }
+}
+
+/// Whether as many descriptors can be had as the limits of connections need.
+fn files(limit: u64, needed: u64) -> Option<Finding> {
+    (limit < needed).then(|| {
+        Finding::warning(
+            "descriptors",
+            format!(
+                "{} may open {limit} files and connections, up to {needed} are used",
+                asker()
+            ),
+            "without one it can open neither a connection of an agent nor one to the API server",
+            format!("LimitNOFILE={needed} in the systemd unit, or ulimit -Hn {needed} as root"),
+        )
+    })
 }
 
 /// The store that nobody has open; `None` where there is none yet.
@@ -391,6 +409,21 @@ mod tests {
         ] {
             assert_eq!(of_others(own, others).result, expected);
         }
+    }
+
+    #[test]
+    fn too_few_descriptors_are_told() {
+        let needed = descriptors::needed(true);
+        assert!(needed > descriptors::needed(false));
+        assert_eq!(files(needed, needed), None);
+        let finding = files(needed - 1, needed).unwrap();
+        assert_eq!(finding.result, Outcome::Warning);
+        assert!(
+            finding
+                .fix
+                .unwrap()
+                .contains(&format!("LimitNOFILE={needed}"))
+        );
     }
 
     #[test]
