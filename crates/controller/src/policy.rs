@@ -7,7 +7,6 @@
 //! [`quarantine`]: crate::quarantine
 
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +19,7 @@ use jiff::Timestamp;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use runtime::file_stamp::FileStamp;
 use runtime::metrics::Metrics;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -89,16 +89,6 @@ pub struct PolicyFollower {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct ResultLabels {
     result: &'static str,
-}
-
-/// What tells a file from what it was before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
-    device: u64,
-    inode: u64,
-    size: u64,
-    modified: (i64, i64),
-    changed: (i64, i64),
 }
 
 // === impl PolicySource ===
@@ -204,7 +194,10 @@ impl PolicyFollower {
         let mut last = None;
         loop {
             looks.tick().await;
-            let stamp = Stamp::of(path).map_err(|error| error.kind());
+            // Through links: a mounted `ConfigMap` is changed by changing where one points.
+            let stamp = std::fs::metadata(path)
+                .map(|metadata| FileStamp::of(&metadata))
+                .map_err(|error| error.kind());
             let settled = last == Some(stamp);
             last = Some(stamp);
             if !settled || taken == last {
@@ -213,7 +206,11 @@ impl PolicyFollower {
             taken = last;
             match read(path) {
                 Ok(text) => self.offer(&text),
-                Err(error) => self.missing(format!("it cannot be read: {error}")),
+                Err(error) => {
+                    // A file that is there may be readable at the next look.
+                    taken = stamp.is_err().then_some(stamp);
+                    self.missing(format!("it cannot be read: {error}"));
+                }
             }
         }
     }
@@ -336,22 +333,6 @@ impl PolicyFollower {
 
     fn count(&self, result: &'static str) {
         self.results.get_or_create(&ResultLabels { result }).inc();
-    }
-}
-
-// === impl Stamp ===
-
-impl Stamp {
-    /// Through links: a mounted `ConfigMap` is changed by changing where one points.
-    fn of(path: &Path) -> io::Result<Self> {
-        let metadata = std::fs::metadata(path)?;
-        Ok(Self {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-            size: metadata.size(),
-            modified: (metadata.mtime(), metadata.mtime_nsec()),
-            changed: (metadata.ctime(), metadata.ctime_nsec()),
-        })
     }
 }
 

@@ -9,7 +9,6 @@ mod validity;
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -22,7 +21,8 @@ use rustls::{ClientConfig, RootCertStore, ServerConfig};
 pub use names::CertificateNames;
 pub use validity::Validity;
 
-use crate::logging::chain;
+use crate::file_stamp::FileStamp;
+use crate::logging::{Seldom, chain};
 
 /// gRPC speaks HTTP/2 and nothing else.
 const ALPN: &[u8] = b"h2";
@@ -124,21 +124,13 @@ struct Reloading<T> {
     files: Vec<PathBuf>,
     make: Box<dyn Fn() -> Result<T, TlsError> + Send + Sync>,
     state: Mutex<State<T>>,
+    failed: Seldom,
 }
 
 struct State<T> {
     current: Arc<T>,
-    /// The files as they were when they were last read, well or not.
-    seen: Vec<Option<Stamp>>,
-}
-
-/// What tells whether a file is the one that was read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Stamp {
-    device: u64,
-    inode: u64,
-    size: u64,
-    changed: (i64, i64),
+    /// The files that `current` was made of.
+    seen: Vec<Option<FileStamp>>,
 }
 
 // === impl ServerTls ===
@@ -199,6 +191,7 @@ impl<T> Reloading<T> {
             files,
             make,
             state: Mutex::new(State { current, seen }),
+            failed: Seldom::default(),
         })
     }
 
@@ -206,16 +199,22 @@ impl<T> Reloading<T> {
         let stamps = stamps(&self.files);
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if stamps != state.seen {
-            state.seen = stamps;
             match (self.make)() {
                 Ok(new) => {
                     tracing::info!(file = %self.first(), "new certificates are in use");
                     state.current = Arc::new(new);
+                    state.seen = stamps;
                 }
-                Err(error) => tracing::error!(
-                    err = chain(&error),
-                    "changed certificates cannot be used; the last good ones stay in use"
-                ),
+                // Read again for the next connection: what failed may have been the reading.
+                Err(error) => {
+                    if let Some(not_logged_before) = self.failed.now() {
+                        tracing::error!(
+                            err = chain(&error),
+                            not_logged_before,
+                            "changed certificates cannot be used; the last good ones stay in use"
+                        );
+                    }
+                }
             }
         }
         Arc::clone(&state.current)
@@ -229,17 +228,8 @@ impl<T> Reloading<T> {
     }
 }
 
-fn stamps(files: &[PathBuf]) -> Vec<Option<Stamp>> {
-    let stamp = |path: &PathBuf| {
-        // Follows links: Kubernetes rotates a mounted secret by turning one round.
-        let metadata = fs::metadata(path).ok()?;
-        Some(Stamp {
-            device: metadata.dev(),
-            inode: metadata.ino(),
-            size: metadata.len(),
-            changed: (metadata.mtime(), metadata.mtime_nsec()),
-        })
-    };
+fn stamps(files: &[PathBuf]) -> Vec<Option<FileStamp>> {
+    let stamp = |path: &PathBuf| Some(FileStamp::of(&fs::metadata(path).ok()?));
     files.iter().map(stamp).collect()
 }
 

@@ -6,10 +6,11 @@
 
 use std::fs::File;
 use std::io::{self, Read as _};
-use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 
 use domain::decode::{MAX_MACHINE_BYTES, Machine, MachineError};
+use runtime::file_stamp::FileStamp;
 use runtime::logging::chain;
 
 /// Not to wait where something else than a file has the name (`O_NONBLOCK`).
@@ -19,14 +20,11 @@ const NONBLOCK: i32 = 0o4000;
 #[derive(Debug)]
 pub(super) struct MachineFile {
     path: PathBuf,
-    /// Which version of it was read, right or wrong.
-    read: Option<Version>,
+    /// What it was when it was read, right or wrong.
+    read: Option<FileStamp>,
     /// What is wrong with it.
     problem: Option<String>,
 }
-
-/// Device, inode, length, and time of change with its nanoseconds.
-type Version = (u64, u64, u64, i64, i64);
 
 #[derive(Debug, thiserror::Error)]
 enum ReadError {
@@ -94,20 +92,15 @@ impl MachineFile {
         if !metadata.is_file() {
             return Err(ReadError::NoFile);
         }
-        let version = (
-            metadata.dev(),
-            metadata.ino(),
-            metadata.len(),
-            metadata.mtime(),
-            metadata.mtime_nsec(),
-        );
-        if self.read.replace(version) == Some(version) {
+        let stamp = FileStamp::of(&metadata);
+        if self.read == Some(stamp) {
             return Ok(None);
         }
         let mut text = Vec::new();
         // One byte more than may be, so that a longer file is refused and not cut.
         file.take(MAX_MACHINE_BYTES as u64 + 1)
             .read_to_end(&mut text)?;
+        self.read = Some(stamp);
         Ok(Some(Machine::parse(&String::from_utf8(text)?)?))
     }
 }

@@ -41,6 +41,29 @@ fn changed_files_count_from_then_on_and_bad_ones_do_not() {
     assert!(!Arc::ptr_eq(&second, &tls.config()));
 }
 
+/// As where descriptors have run out, or a disk answers with an error: the files are what
+/// they are a moment later.
+#[test]
+fn files_that_could_not_be_read_once_are_read_again() {
+    let answers = Mutex::new(vec![
+        Ok(2),
+        Err(TlsError::Internal(rustls::Error::DecryptError)),
+        Ok(1),
+    ]);
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("file");
+    fs::write(&file, "1").unwrap();
+    let make = move || answers.lock().unwrap().pop().unwrap();
+    let reloading = Reloading::new(vec![file.clone()], Box::new(make)).unwrap();
+    fs::write(&file, "two").unwrap();
+    let read = [
+        *reloading.current(),
+        *reloading.current(),
+        *reloading.current(),
+    ];
+    assert_eq!(read, [1, 2, 2]);
+}
+
 #[test]
 fn what_is_wrong_with_files_is_said() {
     let dir = tempfile::tempdir().unwrap();
