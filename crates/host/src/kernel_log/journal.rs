@@ -65,6 +65,9 @@ pub(super) struct Journal {
     position: Option<Cursor>,
     /// To be said before anything else.
     notices: Vec<Event>,
+    /// Why the file that is written to cannot be read. Nothing more is delivered then: what is
+    /// behind the position in another file would take it past what is missing here.
+    failed: Option<String>,
     caught_up: bool,
 }
 
@@ -178,6 +181,7 @@ impl Journal {
             tracks: Vec::new(),
             position,
             notices: Vec::new(),
+            failed: None,
             caught_up: false,
         };
         let refused = journal.look_for_files();
@@ -199,12 +203,16 @@ impl Journal {
         Ok(journal)
     }
 
+    /// An error stays: the journal is to be opened anew, and read on behind its position.
     pub(super) async fn next_batch(&mut self, out: &mut Vec<Event>, max: usize) -> io::Result<()> {
         let before = out.len();
         loop {
             self.fill(out, max.max(1));
             if out.len() > before {
                 return Ok(());
+            }
+            if let Some(failed) = &self.failed {
+                return Err(io::Error::other(failed.clone()));
             }
             self.changed().await?;
         }
@@ -225,6 +233,9 @@ impl Journal {
 
     /// Delivers what is there, without waiting.
     fn fill(&mut self, out: &mut Vec<Event>, max: usize) {
+        if self.failed.is_some() {
+            return;
+        }
         let full = out.len().saturating_add(max);
         for track in &mut self.tracks {
             track.file.refresh();
@@ -236,6 +247,10 @@ impl Journal {
                 return;
             }
             let earliest = self.earliest();
+            if self.failed.is_some() {
+                out.append(&mut self.notices);
+                return;
+            }
             if !self.notices.is_empty() {
                 // What is missing is told where it is missing.
             } else if let Some(index) = earliest {
@@ -304,7 +319,7 @@ impl Journal {
         let cursor = track.cursor(&head);
         let fields = track.fields(&head);
         track.take(&head);
-        self.position = Some(cursor);
+        let before = self.position.replace(cursor);
         match fields {
             Ok(fields) => {
                 let cut = fields.cut;
@@ -321,19 +336,26 @@ impl Journal {
                     reason: format!("an entry of {path} cannot be read: {error}"),
                 });
             }
-            Err(error) => self.give_up(index, &error),
+            Err(error) => {
+                self.position = before;
+                self.give_up(index, &error);
+            }
         }
     }
 
-    /// Reads a damaged file no further.
+    /// Reads a damaged file no further. Where it is the one that is written to, nothing new
+    /// is seen any more, which is not to pass for silence.
     fn give_up(&mut self, index: usize, error: &FileError) {
         let track = self.tracks.remove(index);
         let path = track.file.path().display();
         let because = std::error::Error::source(error)
             .map_or_else(String::new, |source| format!(": {source}"));
-        self.notices.push(Event::Malformed {
-            reason: format!("the rest of {path} cannot be read: {error}{because}"),
-        });
+        let reason = format!("the rest of {path} cannot be read: {error}{because}");
+        if !track.file.is_finished() {
+            self.failed = Some(reason);
+            return;
+        }
+        self.notices.push(Event::Malformed { reason });
         self.notices.push(Event::Lost {
             count: 0,
             counted: false,

@@ -312,6 +312,7 @@ async fn a_damaged_file_is_told_and_the_others_are_read() {
     damaged.kernel(BOOT, 1, NOON, "one");
     damaged.kernel(BOOT, 2, NOON, "two");
     damaged.cut_at_entry(1);
+    damaged.archive();
     let mut sound = bench.file("system.journal", 9);
     sound.kernel(BOOT, 3, NOON, "three");
     fs::write(bench.path("other.journal"), "no journal").unwrap();
@@ -320,6 +321,33 @@ async fn a_damaged_file_is_told_and_the_others_are_read() {
     assert_eq!(
         drain(&mut bench.open(None)),
         ["malformed", "one", "malformed", "lost", "three", "CaughtUp"]
+    );
+}
+
+#[tokio::test]
+async fn damage_in_the_file_that_is_written_to_is_no_silence_and_passes() {
+    let bench = Bench::new();
+    let mut file = bench.file("system.journal", 1);
+    file.kernel(BOOT, 1, NOON, "one");
+    file.kernel(BOOT, 2, NOON, "two");
+    file.cut_at_entry(1);
+    let mut other = bench.file("other.journal", 9);
+    other.kernel(BOOT, 3, NOON, "three");
+    let mut journal = bench.open(None);
+    let mut out = Vec::new();
+    journal.next_batch(&mut out, 100).await.unwrap();
+    assert!(matches!(&out[..], [Event::Record(one)] if one.text == "one"));
+    for _ in 0..2 {
+        let read = timeout(Duration::from_secs(20), journal.next_batch(&mut out, 100)).await;
+        let error = read.expect("it does not wait").unwrap_err().to_string();
+        assert!(error.contains("system.journal cannot be read"), "{error}");
+    }
+    assert_eq!(out.len(), 1, "{out:?}");
+    // It was a passing error, or the file is whole by now.
+    file.kernel(BOOT, 4, NOON, "four");
+    assert_eq!(
+        drain(&mut bench.open(journal.position().as_ref())),
+        ["two", "three", "four", "CaughtUp"]
     );
 }
 

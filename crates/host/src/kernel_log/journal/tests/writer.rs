@@ -157,6 +157,11 @@ impl Writer {
         self.file.set_len(self.entries[index] as u64).unwrap();
     }
 
+    /// Says in the file that nothing more will be written to it.
+    pub(super) fn archive(&self) {
+        self.file.write_all_at(&[2], 16).unwrap();
+    }
+
     /// What is in the file.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
