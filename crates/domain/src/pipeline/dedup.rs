@@ -23,6 +23,9 @@ use crate::fault::normalise_pci;
 /// Most memory for what was seen (bytes): some 30,000 faults of usual size. Beyond it
 /// further faults pass and are not remembered, until windows have ended.
 pub const MAX_SEEN_BYTES: usize = 16 * 1024 * 1024;
+/// Most faults of a node, agent and check that are remembered: each report is held against
+/// all of them. As many as a node's open faults (`fault/book.rs`); further ones pass, too.
+pub const MAX_SEEN_PER_SCOPE: usize = 1024;
 /// What a fault takes beside its texts, about (bytes).
 const FAULT_OVERHEAD: usize = 256;
 
@@ -262,7 +265,8 @@ impl Deduplicator {
 
     fn remember(&mut self, scope: &Scope, subject: &Subject, report: Report) -> bool {
         let bytes = self.bytes + report.bytes;
-        if bytes > self.room {
+        let beside = self.scopes.get(scope).map_or(0, HashMap::len);
+        if bytes > self.room || beside >= MAX_SEEN_PER_SCOPE {
             return false;
         }
         self.bytes = bytes;

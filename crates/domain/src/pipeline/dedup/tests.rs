@@ -435,6 +435,20 @@ fn a_report_that_was_not_stored_holds_nothing_back() {
     assert!(bench.passes(1, &fault()));
 }
 
+/// One sender's faults of a node are not all held against each other.
+#[test]
+fn faults_of_one_scope_are_remembered_up_to_a_number() {
+    let mut bench = Bench::new();
+    let of = |code: usize| with(|event| event.error_code = vec![code.to_string()]);
+    let fits = (0..MAX_SEEN_PER_SCOPE * 2)
+        .take_while(|code| bench.passes_with_room(&of(*code)))
+        .count();
+    assert_eq!(fits, MAX_SEEN_PER_SCOPE);
+    assert!(!bench.passes(1, &of(0)), "what is known still holds back");
+    let elsewhere = with(|event| event.node_name = "another".into());
+    assert!(bench.passes_with_room(&elsewhere));
+}
+
 #[test]
 fn where_there_is_no_room_reports_pass_and_room_comes_back() {
     let mut bench = Bench::with(Deduplicator::with_room(settings(), 4_000));
