@@ -24,8 +24,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use contract::proto::platform_connector_client::PlatformConnectorClient;
-use contract::{EVENT_VERSION, HealthEvents};
+use contract::{EVENT_VERSION, HealthEvents, keys};
 use domain::event;
+use jiff::Timestamp;
 use runtime::metrics::Metrics;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -457,6 +458,11 @@ impl Delivery {
         request.set_timeout(DEADLINE);
         if let Some(value) = (self.header)().map_err(Status::unauthenticated)? {
             request.metadata_mut().insert("authorization", value);
+        }
+        if self.receiver == Receiver::Controller
+            && let Ok(now) = Timestamp::now().to_string().parse()
+        {
+            request.metadata_mut().insert(keys::HEADER_SENT_AT, now);
         }
         // Also where the connection hangs and nobody tells us.
         let (began, sending) = (

@@ -3,8 +3,10 @@
 use std::error::Error as _;
 use std::time::Duration;
 
-use contract::HealthEvents;
 use contract::proto::platform_connector_server::{PlatformConnector, PlatformConnectorServer};
+use contract::{HealthEvents, keys};
+use domain::event;
+use jiff::Timestamp;
 use runtime::unix_grpc::{self, UnixPeer};
 use tokio::net::UnixListener;
 use tokio_util::sync::CancellationToken;
@@ -31,11 +33,11 @@ pub const MAX_IN_FLIGHT_BYTES: usize = 16 * MAX_REQUEST_BYTES;
 pub const MAX_STREAMS: u32 = 128;
 /// A request that is not answered by then is given up; its events may still be stored.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-
-/// Answers who sends a request, from what the layers below have put into its extensions;
 /// How often a connection that is silent is asked whether the other end is there, and how
 /// long the answer may take: a process that was stopped keeps no place.
 const PING: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(20));
+
+/// Answers who sends a request, from what the layers below have put into its extensions;
 /// `None`: nobody has proven who it is.
 pub type Identify = fn(&Extensions) -> Option<Caller>;
 
@@ -67,10 +69,10 @@ pub async fn serve(
     tonic::transport::Server::builder()
         .timeout(REQUEST_TIMEOUT)
         .max_concurrent_streams(MAX_STREAMS)
-        .add_service(service(connector, local))
-        .serve_with_incoming_shutdown(unix_grpc::incoming(listener), cancel.cancelled_owned())
         .http2_keepalive_interval(Some(PING.0))
         .http2_keepalive_timeout(Some(PING.1))
+        .add_service(service(connector, local))
+        .serve_with_incoming_shutdown(unix_grpc::incoming(listener), cancel.cancelled_owned())
         .await
 }
 
@@ -85,7 +87,16 @@ impl PlatformConnector for Service {
         let Some(caller) = request.extensions_mut().remove::<Caller>() else {
             return Err(Status::internal("a request came in past the admission"));
         };
-        match self.connector.accept(request.into_inner(), &caller).await {
+        let sent = request.metadata().get(keys::HEADER_SENT_AT);
+        let sent: Option<Timestamp> = sent.and_then(|sent| sent.to_str().ok()?.parse().ok());
+        let mut events = request.into_inner();
+        if let Some(sent) = sent {
+            let now = (self.connector.clock)();
+            for event in &mut events.events {
+                event::accepted_by_our_clock(event, sent, now);
+            }
+        }
+        match self.connector.accept(events, &caller).await {
             Ok(_) => Ok(Response::new(())),
             Err(error) => Err(status(&error)),
         }

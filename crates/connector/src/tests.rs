@@ -508,6 +508,44 @@ async fn what_has_not_come_yet_counts_and_no_user_takes_the_room_of_others() {
     waiting.push(begin(Caller::Monitor, 1).unwrap());
 }
 
+/// Otherwise new faults of a node whose clock lags count as older than its release by hand,
+/// and are dismissed.
+#[tokio::test]
+async fn an_event_is_as_old_as_it_is_whatever_the_clock_of_its_node_says() {
+    fn ours() -> Timestamp {
+        "2026-11-21T12:00:00Z".parse().unwrap()
+    }
+    let table = [
+        // Ten minutes slow; an hour fast; right; set back in between.
+        (Some("11:50:00"), "11:49:58", "11:59:58"),
+        (Some("13:00:00"), "12:59:55", "11:59:55"),
+        (Some("12:00:00"), "11:00:00", "11:00:00"),
+        (Some("11:00:00"), "11:30:00", "12:00:00"),
+        // An agent that does not say.
+        (None, "11:59:00", "11:59:00"),
+        (None, "12:30:00", "12:00:00"),
+    ];
+    for (index, (sent, accepted, expected)) in table.into_iter().enumerate() {
+        let served = Served::new();
+        let store: Arc<dyn EventStore> = Arc::clone(&served.store) as Arc<dyn EventStore>;
+        let nodes = AcceptNodes::Own("nobody".into());
+        let connector = Connector::new(store, nodes, &Metrics::default(), ours);
+        let service = service(connector, |_| Some(Caller::Node("n1".into())));
+        let at = |time: &str| format!("2026-11-21T{time}Z").parse::<Timestamp>().unwrap();
+        let mut event = event("0");
+        event::mark_accepted(&mut event, at(accepted));
+        let mut request = tonic::Request::new(batch(vec![event]));
+        if let Some(sent) = sent {
+            let sent = at(sent).to_string().parse().unwrap();
+            request.metadata_mut().insert("gpuwarden-sent-at", sent);
+        }
+        let mut client = PlatformConnectorClient::new(service);
+        client.health_event_occurred_v1(request).await.unwrap();
+        let records = served.store.events(EventQuery::default()).await.unwrap();
+        assert_eq!(records[0].created_at, at(expected), "{index}");
+    }
+}
+
 /// There what could not be stored is an entry in the log, and in no metric.
 #[tokio::test]
 async fn what_could_not_be_stored_is_counted_and_asked_for_again() {

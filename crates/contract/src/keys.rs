@@ -148,8 +148,11 @@ pub const META_MESSAGE_CUT: &str = "gpuwarden.dev/message-cut";
 /// Metadata: the sender gave no timestamp; ours is the time of receipt.
 pub const META_TIME_OF_RECEIPT: &str = "gpuwarden.dev/time-of-receipt";
 /// Metadata on the way from a node to the controller only: when the node's connector
-/// accepted the event, RFC 3339. It is taken off there.
+/// accepted the event, RFC 3339, by its clock. It is taken off there.
 pub const META_ACCEPTED_AT: &str = "gpuwarden.dev/accepted-at";
+/// gRPC metadata of a request from a node to the controller: what the node's clock says, RFC
+/// 3339, when it is sent. With it [`META_ACCEPTED_AT`] tells how old an event is.
+pub const HEADER_SENT_AT: &str = "gpuwarden-sent-at";
 /// Metadata: boot id of the kernel that printed the line.
 pub const META_BOOT_ID: &str = "gpuwarden.dev/boot-id";
 /// Metadata: sequence number of the kernel log record.

@@ -2,7 +2,7 @@
 //! hash of its content, so that sending it again does not double it.
 
 use contract::{HealthEvent, ProcessingStrategy, RecommendedAction, json, keys};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use sha2::{Digest, Sha256};
 
 /// Most events in one request.
@@ -172,6 +172,17 @@ pub fn mark_accepted(event: &mut HealthEvent, at: Timestamp) {
 /// Takes off what [`mark_accepted`] has noted. It is no part of what an event says.
 pub fn take_accepted(event: &mut HealthEvent) -> Option<Timestamp> {
     event.metadata.remove(keys::META_ACCEPTED_AT)?.parse().ok()
+}
+
+/// Puts what [`mark_accepted`] has noted by the clock of a sender, which says `sent` while
+/// ours says `now`, on our own: an event is as old as its sender says. So a clock that is
+/// wrong makes no event look older, or newer, than it is; where it was set back on the way
+/// the event is new.
+pub fn accepted_by_our_clock(event: &mut HealthEvent, sent: Timestamp, now: Timestamp) {
+    if let Some(accepted) = take_accepted(event) {
+        let age = sent.duration_since(accepted).max(SignedDuration::ZERO);
+        mark_accepted(event, now.checked_sub(age).unwrap_or(now));
+    }
 }
 
 /// The identity of an event: a hash of all that it says, so that a batch sent again
@@ -461,6 +472,20 @@ mod tests {
             assert_eq!(sent, event);
         }
         assert_eq!(take_accepted(&mut good()), None);
+    }
+
+    #[test]
+    fn what_was_accepted_is_as_old_as_its_sender_says_and_never_newer_than_now() {
+        let at = |second: i64| Timestamp::from_second(1_800_000_000 + second).unwrap();
+        for (accepted, sent, expected) in [(0, 7, 993), (5_000, 5_007, 993), (7, 0, 1_000)] {
+            let mut event = good();
+            mark_accepted(&mut event, at(accepted));
+            accepted_by_our_clock(&mut event, at(sent), at(1_000));
+            assert_eq!(take_accepted(&mut event), Some(at(expected)));
+        }
+        let mut event = good();
+        accepted_by_our_clock(&mut event, at(0), at(1_000));
+        assert_eq!(event, good());
     }
 
     #[test]

@@ -3,7 +3,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use contract::HealthEvent;
 use contract::proto::platform_connector_server::{PlatformConnector, PlatformConnectorServer};
-use jiff::Timestamp;
 use store::sqlite::SqliteStore;
 use store::{EventQuery, EventStore, NewEvent};
 use tokio::net::TcpListener;
@@ -225,8 +224,11 @@ async fn what_waits_while_the_controller_is_away_arrives_once_in_order_and_uncha
 
     let controller = Controller::new();
     let listener = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
+    let served_at = Instant::now();
     let (stop, served) = controller.serve(listener);
     node.empty().await;
+    // An event is as old as its node says when it sends it.
+    let after = after + served_at.elapsed();
     let stored = controller.stored().await;
     let expected: Vec<String> = (0..1_200).map(|index| index.to_string()).collect();
     assert_eq!(controller.messages().await, expected);
