@@ -27,6 +27,7 @@ use std::sync::Arc;
 use contract::{HealthEvent, HealthEvents};
 use domain::event::{self, MAX_EVENTS, Problem};
 use jiff::Timestamp;
+use runtime::logging::Seldom;
 use runtime::metrics::Metrics;
 use runtime::work_queue::Work;
 use store::{Appended, NewEvent};
@@ -51,7 +52,7 @@ pub struct Connector {
     nodes: Arc<AcceptNodes>,
     pipeline: Option<Arc<Pipeline>>,
     metrics: metrics::ConnectorMetrics,
-    refusals: refusal::RefusalLog,
+    refusals: Arc<Seldom>,
     clock: fn() -> Timestamp,
     recoveries: broadcast::Sender<Recovery>,
 }
@@ -106,7 +107,7 @@ impl Connector {
             nodes: Arc::new(nodes),
             pipeline: None,
             metrics: metrics::ConnectorMetrics::new(metrics),
-            refusals: refusal::RefusalLog::default(),
+            refusals: Arc::default(),
             clock,
             recoveries: broadcast::channel(RECOVERIES).0,
         }
@@ -174,7 +175,7 @@ impl Connector {
         // What was refused stays so, whether or not the others are stored.
         if !refused.is_empty() {
             self.metrics.refused(&refused);
-            self.refusals.note(caller, &refused);
+            refusal::log(&self.refusals, caller, &refused);
         }
         let stored = good.len();
         let recovered: Vec<Recovery> = good

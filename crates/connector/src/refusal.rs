@@ -1,21 +1,15 @@
 //! Events that are not taken: what the sender is told, and what the log says.
 
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use domain::event::Problem;
-use tokio::time::Instant;
+use runtime::logging::Seldom;
 use tonic::metadata::MetadataMap;
 
 use crate::Caller;
 
 /// Most refused events that an error names one by one.
 const NAMED: usize = 20;
-/// Refusals are logged at most this often: who may write to the socket must not thereby
-/// fill the log.
-const LOG_EVERY: Duration = Duration::from_secs(10);
-
 /// Header of an answer that names the refused events by their indices; all others of the
 /// batch are stored. What it does not name has to be found by sending less.
 const HEADER: &str = "gpuwarden-refused-events";
@@ -48,14 +42,12 @@ pub(super) struct List<'a>(pub(super) &'a [Refused]);
 /// What became of the other events of a request, behind [`List`].
 pub(super) struct Others(pub(super) usize);
 
-/// Logs refusals, and counts those that it does not log.
-#[derive(Clone, Debug, Default)]
-pub(super) struct RefusalLog(Arc<Mutex<Said>>);
-
-#[derive(Debug, Default)]
-struct Said {
-    last: Option<Instant>,
-    unsaid: usize,
+/// Logs events that were refused now and then; there is at least one.
+pub(super) fn log(seldom: &Seldom, caller: &Caller, refused: &[Refused]) {
+    let count = refused.len();
+    if let Some(not_logged_before) = seldom.counting(count as u64) {
+        tracing::warn!(sender = %caller, count, not_logged_before, "events refused: {}", List(refused));
+    }
 }
 
 /// The header that names what was refused; none where it would be too long.
@@ -80,30 +72,6 @@ pub(super) fn read_header(map: &MetadataMap, events: usize) -> Option<Vec<usize>
         .map(|index| index.parse().ok().filter(|index| *index < events))
         .collect();
     indices.filter(|indices| !indices.is_empty())
-}
-
-// === impl RefusalLog ===
-
-impl RefusalLog {
-    /// Takes note of events that were refused; there is at least one.
-    pub(super) fn note(&self, caller: &Caller, refused: &[Refused]) {
-        let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let now = Instant::now();
-        if said.last.is_some_and(|last| now - last < LOG_EVERY) {
-            said.unsaid += refused.len();
-            return;
-        }
-        let unsaid = std::mem::take(&mut said.unsaid);
-        said.last = Some(now);
-        drop(said);
-        tracing::warn!(
-            sender = %caller,
-            count = refused.len(),
-            not_logged_before = unsaid,
-            "events refused: {}",
-            List(refused)
-        );
-    }
 }
 
 // === impl List ===

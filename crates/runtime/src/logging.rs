@@ -61,10 +61,15 @@ impl Seldom {
 
     /// Whether the line may be logged now: `Some` says how many were not since the last.
     pub fn now(&self) -> Option<u64> {
+        self.counting(1)
+    }
+
+    /// The same of a line that stands for `count` of what is counted.
+    pub fn counting(&self, count: u64) -> Option<u64> {
         let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
         if said.last.is_some_and(|last| now - last < Self::EVERY) {
-            said.unsaid += 1;
+            said.unsaid += count;
             return None;
         }
         said.last = Some(now);
