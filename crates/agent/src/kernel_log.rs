@@ -7,6 +7,7 @@
 //! closed (`reboot`).
 
 mod event;
+mod hand_over;
 mod machine;
 mod metrics;
 mod nics;
@@ -18,8 +19,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use connector::{AcceptError, Caller, Connector, Recovery};
-use contract::{EVENT_VERSION, HealthEvent, HealthEvents};
+use connector::{Connector, Recovery};
+use contract::HealthEvent;
 use domain::catalog::Catalog;
 use domain::decode::KernelLogDecoder;
 use domain::event::names_record;
@@ -33,6 +34,7 @@ use tokio::sync::broadcast;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use hand_over::{HandOver, MAX_UNSENT};
 use machine::MachineFile;
 use metrics::KernelLogMetrics;
 use nics::NicNames;
@@ -46,10 +48,6 @@ pub use event::{event_of_line, events_of_finding};
 const BATCH: usize = 512;
 /// Pause before a source that cannot be read is tried again.
 const RETRY: Duration = Duration::from_secs(5);
-/// Pauses between attempts to hand events over, doubling from the first to the last.
-const HAND_OVER_RETRY: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
-/// Attempts with an event that the store alone refuses, before the log goes on without it.
-const REFUSALS: u32 = 3;
 /// How often the place in the log is written while lines pass that are worth no event: so
 /// many seconds of them are read again after a kill.
 const SAVE_EVERY: Duration = Duration::from_secs(1);
@@ -93,6 +91,7 @@ pub struct KernelLogMonitor {
     chosen: Option<Spec>,
     file: Option<StateFile>,
     state: State,
+    hand_over: HandOver,
     /// Whether `state` differs from the file.
     changed: bool,
     saved_at: Instant,
@@ -139,6 +138,7 @@ impl KernelLogMonitor {
             chosen: None,
             file,
             state: State::default(),
+            hand_over: HandOver::new(),
             changed: false,
             saved_at: Instant::now(),
             save_failed: None,
@@ -155,10 +155,6 @@ impl KernelLogMonitor {
     pub async fn run(mut self, cancel: CancellationToken) {
         self.remember();
         self.look_at_machine();
-        // What an earlier process was about to hand over when it ended.
-        if !self.hand_over(&cancel).await {
-            return;
-        }
         while let Some(source) = self.open(&cancel).await {
             if self.follow(source, &cancel).await {
                 break;
@@ -168,7 +164,7 @@ impl KernelLogMonitor {
             // What is counted would be forgotten.
             self.state.fold.end(&mut self.state.outbox);
         }
-        self.hand_over(&cancel).await;
+        self.finish_hand_over(&cancel).await;
         self.save();
     }
 
@@ -227,9 +223,8 @@ impl KernelLogMonitor {
                 }
                 Err(error) => self.cannot_read(&chain(&error), &mut said),
             }
-            tokio::select! {
-                () = cancel.cancelled() => return None,
-                () = tokio::time::sleep(RETRY) => {}
+            if !self.wait(RETRY, cancel).await {
+                return None;
             }
         }
     }
@@ -292,14 +287,20 @@ impl KernelLogMonitor {
         let mut beat = tokio::time::interval(HEARTBEAT);
         let mut events = Vec::new();
         loop {
+            self.begin_hand_over();
             let wake = self.next_wake();
+            let has_room = self.state.outbox.len() < MAX_UNSENT;
             let mut recovery = None;
+            let mut handed_over = None;
             let read = tokio::select! {
                 () = cancel.cancelled() => return true,
                 _ = beat.tick() => {
                     self.look_at_machine();
-                    let detail = self.detail();
-                    self.source.update((self.clock)(), |status| status.detail = detail);
+                    // A log that is not read shows as stuck.
+                    if has_room {
+                        let detail = self.detail();
+                        self.source.update((self.clock)(), |status| status.detail = detail);
+                    }
                     Ok(())
                 }
                 () = sleep_until(wake) => Ok(()),
@@ -307,8 +308,13 @@ impl KernelLogMonitor {
                     recovery = Some(heard);
                     Ok(())
                 }
-                read = source.next_batch(&mut events, BATCH) => read,
+                answer = self.hand_over.next() => {
+                    handed_over = answer;
+                    Ok(())
+                }
+                read = source.next_batch(&mut events, BATCH), if has_room => read,
             };
+            self.handed_over(handed_over);
             if let Some(heard) = recovery {
                 self.hear(heard);
             }
@@ -322,29 +328,22 @@ impl KernelLogMonitor {
                 self.state.position = place;
                 self.changed = true;
             }
-            let now = self.started.elapsed();
-            self.changed |= self.state.fold.tick(now, &mut self.state.outbox);
+            if self.state.outbox.is_empty() {
+                // Else repeats go on being counted until the connector takes events.
+                let now = self.started.elapsed();
+                self.changed |= self.state.fold.tick(now, &mut self.state.outbox);
+            }
+            if self.changed && self.saved_at.elapsed() >= SAVE_EVERY {
+                self.save();
+            }
             if ended {
                 self.state.fold.end(&mut self.state.outbox);
-            }
-            if !self.state.outbox.is_empty() {
-                // Before: what the connector stores is then sent again, or known as stored.
-                self.save();
-                if !self.hand_over(cancel).await {
-                    return true;
-                }
-            } else if self.changed && self.saved_at.elapsed() >= SAVE_EVERY {
-                self.save();
-            }
-            if ended {
+                self.finish_hand_over(cancel).await;
                 return true;
             }
             if let Err(error) = read {
                 self.cannot_read(&chain(&error), &mut None);
-                tokio::select! {
-                    () = cancel.cancelled() => return true,
-                    () = tokio::time::sleep(RETRY) => return false,
-                }
+                return !self.wait(RETRY, cancel).await;
             }
         }
     }
@@ -374,7 +373,9 @@ impl KernelLogMonitor {
 
     /// When there is something to do without anything having come.
     fn next_wake(&self) -> Option<Instant> {
-        let window_ends = self.state.fold.next_tick().map(|due| self.started + due);
+        let ticks = self.state.outbox.is_empty();
+        let window_ends = self.state.fold.next_tick().filter(|_| ticks);
+        let window_ends = window_ends.map(|due| self.started + due);
         let save = self.changed.then(|| self.saved_at + SAVE_EVERY);
         window_ends.into_iter().chain(save).min()
     }
@@ -492,74 +493,6 @@ impl KernelLogMonitor {
             let (fold, outbox) = (&mut self.state.fold, &mut self.state.outbox);
             self.changed |= fold.recovered_elsewhere(&event, accepted_at, outbox);
         }
-    }
-
-    /// Hands the outbox to the connector, until it is empty. `false`: cancelled before that.
-    async fn hand_over(&mut self, cancel: &CancellationToken) -> bool {
-        let (first_pause, longest) = HAND_OVER_RETRY;
-        let mut pause = first_pause;
-        let mut refusals = 0;
-        while !self.state.outbox.is_empty() {
-            // After a refusal one by one, to find the event that is refused.
-            let count = if refusals == 0 {
-                self.state.outbox.len()
-            } else {
-                1
-            };
-            let batch = HealthEvents {
-                version: EVENT_VERSION,
-                events: self.state.outbox.iter().take(count).cloned().collect(),
-            };
-            match self.connector.accept(batch, &Caller::Monitor).await {
-                Ok(_) => {
-                    self.source.handed_over((self.clock)(), 0, Ok(()));
-                    self.sent(count);
-                    (pause, refusals) = (first_pause, refusals.min(1));
-                    continue;
-                }
-                Err(AcceptError::Refused { refused, .. }) => {
-                    // All others are stored; these would be refused again and again.
-                    let newest = match refused.last() {
-                        Some(last) if last.index + 1 == count => Err(last.problem.to_string()),
-                        _ => Ok(()),
-                    };
-                    self.refused(refused.len(), newest);
-                    self.sent(count);
-                    continue;
-                }
-                Err(error) if error.blames_events() => {
-                    refusals += 1;
-                    if count == 1 && refusals > REFUSALS {
-                        let error = chain(&error);
-                        tracing::error!(err = %error, "an event of the kernel log was refused");
-                        self.refused(1, Err(error));
-                        self.sent(1);
-                        refusals = 1;
-                        continue;
-                    }
-                }
-                Err(error) => {
-                    tracing::warn!(err = %chain(&error), "events wait for the store");
-                }
-            }
-            tokio::select! {
-                () = cancel.cancelled() => return false,
-                () = tokio::time::sleep(pause) => pause = (pause * 2).min(longest),
-            }
-        }
-        true
-    }
-
-    /// Events that are given up; `newest`: what became of the newest that was handed over.
-    fn refused(&self, count: usize, newest: Result<(), String>) {
-        self.metrics.refused(count);
-        self.source
-            .handed_over((self.clock)(), count as u64, newest);
-    }
-
-    fn sent(&mut self, count: usize) {
-        self.state.outbox.drain(..count);
-        self.changed = true;
     }
 
     /// Where a record stands in its file or journal: `None` for the kernel's own log.

@@ -1,8 +1,8 @@
 use std::io::Write as _;
 use std::sync::Arc;
 
-use connector::AcceptNodes;
-use contract::{RecommendedAction, json, keys};
+use connector::{AcceptNodes, Caller};
+use contract::{EVENT_VERSION, HealthEvents, RecommendedAction, json, keys};
 use domain::fold::Seen;
 use host::boot::BootId;
 use store::sqlite::SqliteStore;
@@ -10,6 +10,7 @@ use store::{EventQuery, EventStore};
 
 use super::*;
 
+mod hand_over;
 mod machine;
 mod unreadable;
 
@@ -505,18 +506,6 @@ async fn what_the_connector_refuses_is_counted_and_does_not_hold_up_the_log() {
     let events = bench.run_until(1).await;
     assert_eq!(events.len(), 1);
     assert!(events[0].message.contains("0000:02:00"));
-}
-
-#[tokio::test]
-async fn events_wait_for_a_store_that_does_not_take_them_over_a_restart() {
-    let mut bench = Bench::new();
-    bench.store.close().await;
-    bench.append(&xid(79, 1));
-    let running = bench.start();
-    running.status(|status| status.faults == 1).await;
-    running.end().await;
-    bench.store = Arc::new(SqliteStore::open(&bench.dir.path().join("data")).unwrap());
-    assert_eq!(bench.run_until(1).await.len(), 1);
 }
 
 #[tokio::test]

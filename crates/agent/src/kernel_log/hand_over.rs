@@ -1,0 +1,188 @@
+//! Hands events over to the connector while the log goes on being read: a store that takes
+//! nothing for a while must not make the kernel's ring overwrite what was not read yet.
+
+use std::time::Duration;
+
+use connector::{AcceptError, Caller, Connector};
+use contract::{EVENT_VERSION, HealthEvent, HealthEvents};
+use domain::event::MAX_EVENTS;
+use futures::future::BoxFuture;
+use runtime::logging::chain;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::KernelLogMonitor;
+
+/// Pauses between attempts to hand events over, doubling from the first to the last.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+/// Attempts with an event that the store alone refuses, before the log goes on without it.
+const REFUSALS: u32 = 3;
+/// Events that wait for the connector before the log waits for them: they stand in the state
+/// file, which is written once a second. As many as faults whose repeats are counted.
+pub(super) const MAX_UNSENT: usize = domain::fold::MAX_WINDOWS;
+
+/// What is under way to the connector, or when it is tried again.
+pub(super) struct HandOver {
+    under_way: Option<BoxFuture<'static, Answer>>,
+    not_before: Option<Instant>,
+    pause: Duration,
+    refusals: u32,
+}
+
+/// How many events were handed over, and what became of them.
+pub(super) type Answer = (usize, Result<(), AcceptError>);
+
+// === impl HandOver ===
+
+impl HandOver {
+    pub(super) fn new() -> Self {
+        Self {
+            under_way: None,
+            not_before: None,
+            pause: PAUSES.0,
+            refusals: 0,
+        }
+    }
+
+    /// Whether something may be handed over now.
+    fn is_free(&self) -> bool {
+        self.under_way.is_none() && self.not_before.is_none_or(|then| Instant::now() >= then)
+    }
+
+    /// Hands over what waits.
+    fn begin(&mut self, waiting: &[HealthEvent], connector: &Connector) {
+        self.not_before = None;
+        // After a refusal one by one, to find the event that is refused.
+        let most = if self.refusals == 0 { MAX_EVENTS } else { 1 };
+        let events: Vec<HealthEvent> = waiting.iter().take(most).cloned().collect();
+        let connector = connector.clone();
+        self.under_way = Some(Box::pin(async move {
+            let count = events.len();
+            let version = EVENT_VERSION;
+            let batch = HealthEvents { version, events };
+            let answer = connector.accept(batch, &Caller::Monitor).await;
+            (count, answer.map(drop))
+        }));
+    }
+
+    /// The next answer of the connector; `None`: the pause before the next attempt is over.
+    /// Waits for ever where there is neither. Cancel-safe.
+    pub(super) async fn next(&mut self) -> Option<Answer> {
+        if let Some(under_way) = &mut self.under_way {
+            let answer = under_way.await;
+            self.under_way = None;
+            return Some(answer);
+        }
+        match self.not_before {
+            Some(then) => tokio::time::sleep_until(then).await,
+            None => std::future::pending().await,
+        }
+        None
+    }
+
+    fn pauses(&mut self) {
+        self.not_before = Some(Instant::now() + self.pause);
+        self.pause = (self.pause * 2).min(PAUSES.1);
+    }
+}
+
+// === impl KernelLogMonitor ===
+
+impl KernelLogMonitor {
+    /// Begins to hand over what waits, if there is something and nothing is under way.
+    pub(super) fn begin_hand_over(&mut self) {
+        if self.hand_over.is_free() && !self.state.outbox.is_empty() {
+            // Before: what the connector stores is then sent again, or known as stored.
+            self.save();
+            self.hand_over.begin(&self.state.outbox, &self.connector);
+        }
+    }
+
+    /// Takes in what [`HandOver::next`] brought.
+    pub(super) fn handed_over(&mut self, answer: Option<Answer>) {
+        let Some((count, answer)) = answer else {
+            return;
+        };
+        match answer {
+            Ok(()) => {
+                self.source.handed_over((self.clock)(), 0, Ok(()));
+                self.sent(count);
+                self.hand_over.pause = PAUSES.0;
+                self.hand_over.refusals = self.hand_over.refusals.min(1);
+            }
+            Err(AcceptError::Refused { refused, .. }) => {
+                // All others are stored; these would be refused again and again.
+                let newest = match refused.last() {
+                    Some(last) if last.index + 1 == count => Err(last.problem.to_string()),
+                    _ => Ok(()),
+                };
+                self.refused(refused.len(), newest);
+                self.sent(count);
+            }
+            Err(error) if error.blames_events() => {
+                self.hand_over.refusals += 1;
+                if count == 1 && self.hand_over.refusals > REFUSALS {
+                    let error = chain(&error);
+                    tracing::error!(err = %error, "an event of the kernel log was refused");
+                    self.refused(1, Err(error));
+                    self.sent(1);
+                    self.hand_over.refusals = 1;
+                } else {
+                    self.hand_over.pauses();
+                }
+            }
+            Err(error) => {
+                tracing::warn!(err = %chain(&error), "events wait for the store");
+                self.hand_over.pauses();
+            }
+        }
+    }
+
+    /// Hands over all that waits, and tries at least once. `false`: cancelled before that.
+    pub(super) async fn finish_hand_over(&mut self, cancel: &CancellationToken) -> bool {
+        self.hand_over.not_before = None;
+        while !self.state.outbox.is_empty() {
+            self.begin_hand_over();
+            let answer = if self.hand_over.under_way.is_some() {
+                self.hand_over.next().await
+            } else {
+                tokio::select! {
+                    () = cancel.cancelled() => return false,
+                    answer = self.hand_over.next() => answer,
+                }
+            };
+            self.handed_over(answer);
+        }
+        true
+    }
+
+    /// Waits, and hands over meanwhile. `false`: cancelled.
+    pub(super) async fn wait(&mut self, time: Duration, cancel: &CancellationToken) -> bool {
+        let until = Instant::now() + time;
+        loop {
+            self.begin_hand_over();
+            let answer = tokio::select! {
+                () = cancel.cancelled() => return false,
+                () = tokio::time::sleep_until(until) => return true,
+                answer = self.hand_over.next() => answer,
+            };
+            self.handed_over(answer);
+        }
+    }
+
+    /// Events that are given up; `newest`: what became of the newest that was handed over.
+    fn refused(&self, count: usize, newest: Result<(), String>) {
+        self.metrics.refused(count);
+        self.source
+            .handed_over((self.clock)(), count as u64, newest);
+    }
+
+    fn sent(&mut self, count: usize) {
+        self.state.outbox.drain(..count);
+        self.changed = true;
+        if self.state.outbox.is_empty() {
+            // What is refused is among what has gone: the next ones go together again.
+            self.hand_over = HandOver::new();
+        }
+    }
+}
