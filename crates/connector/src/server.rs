@@ -20,6 +20,11 @@ mod admission;
 pub use admission::Admission;
 
 /// Largest request, in bytes: the default limit of gRPC receivers, which senders know.
+///
+/// A larger one is answered `OUT_OF_RANGE`, with both sizes, by tonic, before it is decoded.
+/// Other receivers say `RESOURCE_EXHAUSTED` there. It stays: here that code means "send it
+/// again later", and agents try for ever on it, while on `OUT_OF_RANGE` they halve a batch and
+/// put aside what is too large alone (`judge` in `deliver.rs`).
 pub const MAX_REQUEST_BYTES: usize = 4 * 1024 * 1024;
 /// Most requests that are worked on at once; one more is answered `RESOURCE_EXHAUSTED`. What
 /// of it one user of this machine can have says [`runtime::shares`].
