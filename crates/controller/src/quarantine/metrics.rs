@@ -55,7 +55,7 @@ const BUCKETS: [f64; 11] = [
 
 /// After so long without its node, what was counted of it is no longer shown: with names that
 /// never come again, of an autoscaled fleet, it would grow for ever. Who scrapes has it by then.
-const GONE: Duration = Duration::from_hours(24);
+const GONE: Duration = Duration::from_secs(24 * 60 * 60);
 
 #[derive(Clone)]
 pub(super) struct QuarantineMetrics {
@@ -420,7 +420,7 @@ mod tests {
             text.lines().filter(|line| line.contains(&label)).count()
         };
         own.forget_gone(|node| node == "there");
-        tokio::time::advance(GONE - Duration::from_secs(1)).await;
+        tokio::time::advance(GONE.saturating_sub(Duration::from_secs(1))).await;
         own.forget_gone(|node| node != "gone");
         assert_eq!(["gone", "back", "there"].map(shown), [2, 2, 2]);
         tokio::time::advance(Duration::from_secs(1)).await;
