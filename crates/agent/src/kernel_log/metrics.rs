@@ -1,6 +1,9 @@
 //! Metrics of the kernel-log monitor. Those that begin with `syslog_health_monitor` are
 //! NVSentinel's.
 
+use std::collections::HashSet;
+use std::hash::Hash;
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use domain::decode::{Finding, Kind};
@@ -9,6 +12,14 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
 use runtime::metrics::{LegacyCounter, Metrics};
+
+/// Most codes that XIDs, and most combinations of code, switch and link that `SXid`s are
+/// counted by. The catalogue has 172 codes, and a machine with six switches and 64 links
+/// each has few that fail; a line may have any number, and each is kept until the process
+/// ends. What comes beyond counts as `other`.
+const MAX_SERIES: usize = 1_000;
+/// Beyond [`MAX_SERIES`].
+const OTHER: &str = "other";
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct XidLabels {
@@ -42,10 +53,17 @@ struct ErrorLabels {
     error_type: String,
 }
 
+/// Counters by what lines say, of which there are so many and no more.
+struct Bounded<L> {
+    family: Family<L, LegacyCounter>,
+    known: Mutex<HashSet<L>>,
+    other: L,
+}
+
 pub(super) struct KernelLogMetrics {
     node: String,
-    xids: Family<XidLabels, LegacyCounter>,
-    sxids: Family<SxidLabels, LegacyCounter>,
+    xids: Bounded<XidLabels>,
+    sxids: Bounded<SxidLabels>,
     nics: Family<NicLabels, LegacyCounter>,
     fallen: Family<NodeLabels, LegacyCounter>,
     errors: Family<ErrorLabels, LegacyCounter>,
@@ -79,8 +97,16 @@ impl KernelLogMetrics {
         let (refused, garbled) = (error("event_refused"), error("line_garbled"));
         let own = Self {
             node: node.to_owned(),
-            xids: Family::default(),
-            sxids: Family::default(),
+            xids: Bounded::new(XidLabels {
+                node: node.to_owned(),
+                err_code: OTHER.to_owned(),
+            }),
+            sxids: Bounded::new(SxidLabels {
+                node: node.to_owned(),
+                err_code: OTHER.to_owned(),
+                link: OTHER.to_owned(),
+                nvswitch: OTHER.to_owned(),
+            }),
             nics: Family::default(),
             fallen: Family::default(),
             errors,
@@ -97,12 +123,12 @@ impl KernelLogMetrics {
             registry.register(
                 "syslog_health_monitor_xid_errors",
                 "XID lines by code",
-                own.xids.clone(),
+                own.xids.family.clone(),
             );
             registry.register(
                 "syslog_health_monitor_sxid_errors",
                 "SXid lines by code, switch and link",
-                own.sxids.clone(),
+                own.sxids.family.clone(),
             );
             registry.register(
                 "syslog_health_monitor_nic_driver_errors",
@@ -172,24 +198,19 @@ impl KernelLogMetrics {
         self.latency.observe(took.as_secs_f64());
         let node = self.node.clone();
         match &finding.kind {
-            Kind::Xid { code, .. } => self
-                .xids
-                .get_or_create(&XidLabels {
-                    node,
-                    err_code: code.to_string(),
-                })
-                .inc(),
+            Kind::Xid { code, .. } => self.xids.inc(&XidLabels {
+                node,
+                err_code: code.to_string(),
+            }),
             Kind::Sxid { code, switch } => {
                 let link = finding.parts.first().map(|(_, link)| link.clone());
                 let switch = switch.map(|switch| switch.to_string());
-                self.sxids
-                    .get_or_create(&SxidLabels {
-                        node,
-                        err_code: code.to_string(),
-                        link: link.unwrap_or_default(),
-                        nvswitch: switch.unwrap_or_default(),
-                    })
-                    .inc();
+                self.sxids.inc(&SxidLabels {
+                    node,
+                    err_code: code.to_string(),
+                    link: link.unwrap_or_default(),
+                    nvswitch: switch.unwrap_or_default(),
+                });
             }
             Kind::Nic { pattern, .. } => {
                 let severity = if finding.fatal { "fatal" } else { "non_fatal" };
@@ -207,5 +228,69 @@ impl KernelLogMetrics {
                 self.fallen.get_or_create(&NodeLabels { node }).inc();
             }
         }
+    }
+}
+
+// === impl Bounded ===
+
+impl<L> Bounded<L>
+where
+    L: Clone + Eq + Hash,
+{
+    fn new(other: L) -> Self {
+        Self {
+            family: Family::default(),
+            known: Mutex::default(),
+            other,
+        }
+    }
+
+    fn inc(&self, labels: &L) {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_room =
+            known.contains(labels) || (known.len() < MAX_SERIES && known.insert(labels.clone()));
+        drop(known);
+        let labels = if has_room { labels } else { &self.other };
+        self.family.get_or_create(labels).inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use domain::decode::KernelLogDecoder;
+    use jiff::Timestamp;
+
+    use super::*;
+
+    #[test]
+    fn lines_cannot_make_series_without_end() {
+        let metrics = Metrics::default();
+        let own = KernelLogMetrics::new(&metrics, "n1");
+        let mut decoder = KernelLogDecoder::default();
+        let mut read = |line: &str| {
+            for finding in decoder.record(line.as_bytes(), Timestamp::UNIX_EPOCH) {
+                own.found(&finding, Duration::ZERO);
+            }
+        };
+        for code in 0..2 * MAX_SERIES {
+            read(&format!("NVRM: Xid (PCI:0000:b3:00): {code}, x"));
+            read(&format!(
+                "nvidia-nvswitch0: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link {code} x"
+            ));
+        }
+        // What was known stays known.
+        read("NVRM: Xid (PCI:0000:b3:00): 79, x");
+        let text = metrics.encode();
+        for (name, other) in [
+            ("syslog_health_monitor_xid_errors{", "err_code=\"other\""),
+            ("syslog_health_monitor_sxid_errors{", "nvswitch=\"other\""),
+        ] {
+            let series: Vec<&str> = text.lines().filter(|line| line.starts_with(name)).collect();
+            assert_eq!(series.len(), MAX_SERIES + 1, "{name}");
+            let beyond = series.iter().find(|line| line.contains(other)).unwrap();
+            assert!(beyond.ends_with(&format!(" {MAX_SERIES}")), "{beyond}");
+        }
+        let known = "syslog_health_monitor_xid_errors{node=\"n1\",err_code=\"79\"} 2";
+        assert!(text.contains(known), "{text}");
     }
 }
