@@ -15,6 +15,7 @@ use jiff::{SignedDuration, Timestamp};
 use memchr::{memchr, memchr_iter};
 
 use self::fall::{Begun, Fall};
+use super::machine::cut_domain;
 use super::{
     Fallen, Finding, Kind, Line, MAX_NICS, Machine, NicLine, Reset, SxidLine, XidLine, decode,
 };
@@ -303,7 +304,12 @@ impl KernelLogDecoder {
         };
         // As the machine writes the UUID, so that it is the one of the fault.
         let uuid = gpu.and_then(|gpu| gpu.uuid.clone());
-        finding.pci = gpu.and_then(|gpu| gpu.pci.clone()).or_else(of_log);
+        let of_machine = gpu.and_then(|gpu| gpu.pci.clone());
+        finding.pci = match (of_machine, of_log()) {
+            // The log has the whole domain.
+            (Some(cut), Some(whole)) if cut_domain(&whole).as_ref() == Some(&cut) => Some(whole),
+            (of_machine, of_log) => of_machine.or(of_log),
+        };
         finding.gpu_uuid = Some(uuid.unwrap_or_else(|| reset.uuid.to_owned()));
         if let (true, Some(pci)) = (finding.healthy, &finding.pci) {
             // It ends the XIDs that told of a fall: one from now on is news.

@@ -178,8 +178,20 @@ impl Machine {
     }
 
     /// The GPU at a PCI address in any of its forms.
+    ///
+    /// The file has but the last four digits of a domain. A GPU of a longer one, as behind a
+    /// volume management device (`10000:01:00`), is found where they name one GPU only.
     pub fn gpu_at(&self, pci: &str) -> Option<&Gpu> {
-        self.gpus.get(*self.by_pci.get(&normalise_pci(pci))?)
+        let pci = normalise_pci(pci);
+        if let Some(index) = self.by_pci.get(&pci) {
+            return self.gpus.get(*index);
+        }
+        let cut = cut_domain(&pci)?;
+        let mut there = self
+            .gpus
+            .iter()
+            .filter(|gpu| gpu.pci.as_deref() == Some(&*cut));
+        there.next().filter(|_| there.next().is_none())
     }
 
     /// The GPU with a UUID.
@@ -194,6 +206,13 @@ impl Machine {
         self.gpus
             .get(*self.by_remote_link.get(&(normalise_pci(pci), link))?)
     }
+}
+
+/// A normalised address with the last four digits of its domain, where that has more.
+pub(super) fn cut_domain(pci: &str) -> Option<String> {
+    let (domain, rest) = pci.split_once(':')?;
+    let cut = domain.len().checked_sub(4).filter(|cut| *cut > 0)?;
+    Some(format!("{}:{rest}", domain.get(cut..)?))
 }
 
 fn limit(field: &str, found: usize, most: usize) -> Result<(), MachineError> {

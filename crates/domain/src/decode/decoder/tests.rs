@@ -92,6 +92,39 @@ fn what_is_known_of_the_machine_names_the_gpu_and_its_lack_loses_nothing() {
 }
 
 #[test]
+fn a_gpu_of_a_long_domain_is_found_under_its_last_four_digits() {
+    let xid = "NVRM: Xid (PCI:10000:b3:00): 48, pid=1, name=a, DBE";
+    let mut decoder = on_a_known_machine();
+    let finding = one(&mut decoder, xid);
+    // The address is the kernel's.
+    assert_eq!(entities(&finding), "PCI=10000:b3:00 GPU_UUID=GPU-aa");
+    let reset = "GPU reset executed: GPU-aa, success: true";
+    assert_eq!(
+        entities(&one(&mut decoder, reset)),
+        "PCI=0000:b3:00 GPU_UUID=GPU-aa"
+    );
+    decoder.record(b"NVRM: GPU at PCI:10000:b3:00: GPU-aa", T0);
+    assert_eq!(
+        entities(&one(&mut decoder, reset)),
+        "PCI=10000:b3:00 GPU_UUID=GPU-aa"
+    );
+    // Two that differ in what the file leaves out: neither is named.
+    let two = r#"{"gpus": [{"uuid": "GPU-aa", "pci_address": "0000:b3:00.0"},
+                           {"uuid": "GPU-bb", "pci_address": "0000:b3:00.0"}]}"#;
+    let mut decoder = KernelLogDecoder::default();
+    decoder.set_machine(Some(Machine::parse(two).unwrap()));
+    assert_eq!(entities(&one(&mut decoder, xid)), "PCI=10000:b3:00");
+    for (pci, expected) in [
+        ("10000:b3:00", Some("0000:b3:00")),
+        ("abcd0001:b3:00", Some("0001:b3:00")),
+        ("0000:b3:00", None),
+        ("b3", None),
+    ] {
+        assert_eq!(super::cut_domain(pci).as_deref(), expected, "{pci}");
+    }
+}
+
+#[test]
 fn what_describes_an_xid_becomes_entities() {
     let mut decoder = on_a_known_machine();
     let xid = |code_and_text: &str| format!("NVRM: Xid (PCI:0000:b3:00): {code_and_text}");
