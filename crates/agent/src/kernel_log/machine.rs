@@ -63,6 +63,10 @@ impl MachineFile {
                 machine
             }
             Err(error) => {
+                if matches!(error, ReadError::Io(_) | ReadError::NoFile) {
+                    // Once it can be read, it is, though it has not changed.
+                    self.read = None;
+                }
                 let path = self.path.display();
                 let problem = format!("{path} is not used: {}", chain(&error));
                 if self.problem.as_ref() != Some(&problem) {
@@ -84,6 +88,7 @@ impl MachineFile {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
                 self.read = None;
+                self.problem = None;
                 return Ok(None);
             }
             Err(error) => return Err(error.into()),
@@ -141,5 +146,40 @@ mod tests {
         replace(&path, &" ".repeat(MAX_MACHINE_BYTES + 1));
         assert!(file.look().is_none());
         assert!(file.problem().unwrap().contains("4194304"), "{file:?}");
+    }
+
+    #[test]
+    fn a_broken_one_that_is_gone_is_no_problem_any_more() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("gpu_metadata.json");
+        let mut file = MachineFile::new(path.clone());
+        replace(&path, "{");
+        assert!(file.look().is_none() && file.problem().is_some());
+        std::fs::remove_file(&path).unwrap();
+        assert!(file.look().is_none());
+        assert_eq!(file.problem(), None);
+        // Broken in the same way again: told again.
+        replace(&path, "{");
+        assert!(file.look().is_none() && file.problem().is_some());
+    }
+
+    #[test]
+    fn one_that_could_not_be_opened_is_read_though_it_has_not_changed() {
+        let dir = tempfile::tempdir().unwrap();
+        let (path, aside) = (
+            dir.path().join("gpu_metadata.json"),
+            dir.path().join("aside"),
+        );
+        let mut file = MachineFile::new(path.clone());
+        replace(&path, "{}");
+        assert!(file.look().is_some());
+        std::fs::rename(&path, &aside).unwrap();
+        std::fs::create_dir(&path).unwrap();
+        assert!(file.look().is_none());
+        assert!(file.problem().unwrap().contains("no file"), "{file:?}");
+        std::fs::remove_dir(&path).unwrap();
+        std::fs::rename(&aside, &path).unwrap();
+        assert!(file.look().is_some());
+        assert_eq!(file.problem(), None);
     }
 }
