@@ -2,12 +2,13 @@
 //!
 //! The forms are tried from the outside inwards: a raw record; a syslog priority (`<3>`, `dmesg
 //! -r`) or its names (`dmesg -x`); a time in brackets (`dmesg`, `-T`, `-d`, `-e`), in ISO 8601
-//! (`dmesg --time-format iso`, `journalctl -o short-iso`, rsyslog) or in the form of RFC 3164
-//! (syslog, `journalctl`); host and tag. What is not recognised stays text, so no line is refused.
+//! (`dmesg --time-format iso`, `journalctl -o short-iso`, rsyslog), in the form of RFC 3164
+//! (syslog, `journalctl`), of RFC 5424, or of `journalctl -o short-full`; host and tag, also
+//! without a time. What is not recognised stays text, so no line is refused.
 
 use jiff::{
     SignedDuration, Timestamp,
-    civil::DateTime,
+    civil::{Date, DateTime},
     tz::{Offset, TimeZone},
 };
 use memchr::memchr;
@@ -16,6 +17,8 @@ use super::record::{RecordRef, level_of, parse_kmsg};
 
 /// Longest bracket, name or tag that is looked at, in bytes; a longer one is text.
 const TOKEN_MAX: usize = 64;
+/// Longest host name and longest field of RFC 5424, in bytes.
+const FIELD_MAX: usize = 255;
 
 const FACILITIES: [&[u8]; 24] = [
     b"kern",
@@ -107,6 +110,9 @@ impl LineParser {
             .bracketed_time(rest, &mut record)
             .or_else(|| self.iso_time(rest, &mut record))
             .or_else(|| self.syslog_time(rest, &mut record))
+            .or_else(|| self.full_time(rest, &mut record))
+            .or_else(|| self.syslog_protocol(rest, &mut record))
+            .or_else(|| self.host_and_kernel(rest, &mut record))
             .unwrap_or(rest);
         record
     }
@@ -137,15 +143,10 @@ impl LineParser {
 
     /// `2026-11-21T11:40:00,123456+00:00 ` of dmesg, or with a point and followed by `host tag: `.
     fn iso_time<'a>(&self, bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]> {
-        let (year, rest) = number(bytes, 4, 4)?;
-        let (month, rest) = number(rest.strip_prefix(b"-")?, 2, 2)?;
-        let (day, rest) = number(rest.strip_prefix(b"-")?, 2, 2)?;
-        let (time, rest) = time_of_day(rest.strip_prefix(b"T")?)?;
-        let (offset, rest) = utc_offset(rest)?;
-        let rest = rest.strip_prefix(b" ")?;
-        record.wall = Some(offset.to_timestamp(time.on(year, month, day)?).ok()?);
+        let (wall, comma, rest) = iso_stamp(bytes)?;
+        record.wall = Some(wall);
         // dmesg alone writes a comma, and neither host nor tag.
-        if time.comma {
+        if comma {
             let rest = caller(rest).unwrap_or(rest);
             return Some(rest.strip_prefix(b" ").unwrap_or(rest));
         }
@@ -162,6 +163,51 @@ impl LineParser {
         let rest = rest.strip_prefix(b" ")?;
         record.wall = self.latest_year(month, day, time);
         Some(self.host_and_tag(rest, record))
+    }
+
+    /// `Sat 2026-11-21 11:40:00 UTC host tag: ` of `journalctl -o short-full`. The letters of a
+    /// zone are no offset (`CST` is three): other than UTC's they are taken for the own zone.
+    fn full_time<'a>(&self, bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]> {
+        let (_, rest) = name_of(bytes, &WEEKDAYS)?;
+        let (date, rest) = date(rest.strip_prefix(b" ")?)?;
+        let (time, rest) = time_of_day(rest.strip_prefix(b" ")?)?;
+        let (zone, rest) = field(rest.strip_prefix(b" ")?)?;
+        let time = time.on(date.year(), date.month(), date.day())?;
+        record.wall = match zone {
+            b"UTC" | b"GMT" => Offset::UTC.to_timestamp(time).ok(),
+            [b'+' | b'-', ..] => hours_offset(zone)?.to_timestamp(time).ok(),
+            _ if zone.iter().all(u8::is_ascii_alphabetic) => self.in_zone(time),
+            _ => return None,
+        };
+        Some(self.host_and_tag(rest, record))
+    }
+
+    /// `1 2026-11-21T11:40:00.123456Z host kernel - - - ` of RFC 5424, behind its priority. Of
+    /// another program the name stays with the text, as a tag does.
+    fn syslog_protocol<'a>(&self, bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]> {
+        record.facility?;
+        let rest = bytes.strip_prefix(b"1 ")?;
+        let (wall, rest) = match rest.strip_prefix(b"- ") {
+            Some(rest) => (None, rest),
+            None => iso_stamp(rest).map(|(wall, _, rest)| (Some(wall), rest))?,
+        };
+        let (_host, tagged) = field(rest)?;
+        let (program, rest) = field(tagged)?;
+        let (_process, rest) = field(rest)?;
+        let (_kind, rest) = field(rest)?;
+        let text = structured_data(rest)?;
+        record.wall = wall;
+        if program != b"kernel" {
+            return Some(tagged);
+        }
+        Some(self.bracketed_time(text, record).unwrap_or(text))
+    }
+
+    /// `host kernel: ` without a time.
+    fn host_and_kernel<'a>(&self, bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]> {
+        let (_host, rest) = field(bytes)?;
+        rest.starts_with(b"kernel:")
+            .then(|| self.host_and_tag(bytes, record))
     }
 
     /// Takes off `host kernel: ` and a kernel time in brackets after it. The tag of another program
@@ -218,6 +264,66 @@ fn padded_name<'a>(bytes: &'a [u8], names: &[&[u8]]) -> Option<(u8, &'a [u8])> {
     let name = bytes.get(..end)?.trim_ascii_end();
     let index = names.iter().position(|known| *known == name)?;
     Some((u8::try_from(index).ok()?, bytes.get(end + 1..)?))
+}
+
+/// Up to the next blank, and what follows that.
+fn field(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let end = memchr(b' ', bytes.get(..(FIELD_MAX + 1).min(bytes.len()))?)?;
+    let (field, rest) = bytes.split_at_checked(end)?;
+    (end > 0).then_some((field, rest.get(1..)?))
+}
+
+/// What follows `- ` or `[id name="value"][...] `.
+fn structured_data(bytes: &[u8]) -> Option<&[u8]> {
+    let mut rest = match bytes.strip_prefix(b"-") {
+        Some(rest) => rest,
+        None => bytes.starts_with(b"[").then_some(bytes)?,
+    };
+    while rest.starts_with(b"[") {
+        let mut from = 0;
+        let end = loop {
+            let end = from + memchr(b']', rest.get(from..)?)?;
+            from = end + 1;
+            // In a value it is escaped.
+            if rest.get(..end)?.last() != Some(&b'\\') {
+                break end;
+            }
+        };
+        rest = rest.get(end + 1..)?;
+    }
+    let text = rest.strip_prefix(b" ")?;
+    Some(text.strip_prefix("\u{feff}".as_bytes()).unwrap_or(text))
+}
+
+/// `2026-11-21`
+fn date(bytes: &[u8]) -> Option<(Date, &[u8])> {
+    let (year, rest) = number(bytes, 4, 4)?;
+    let (month, rest) = number(rest.strip_prefix(b"-")?, 2, 2)?;
+    let (day, rest) = number(rest.strip_prefix(b"-")?, 2, 2)?;
+    Some((Date::new(year, month, day).ok()?, rest))
+}
+
+/// `2026-11-21T11:40:00,123456+00:00 `, and whether it has a comma.
+fn iso_stamp(bytes: &[u8]) -> Option<(Timestamp, bool, &[u8])> {
+    let (date, rest) = date(bytes)?;
+    let (time, rest) = time_of_day(rest.strip_prefix(b"T")?)?;
+    let (offset, rest) = utc_offset(rest)?;
+    let rest = rest.strip_prefix(b" ")?;
+    let time_of_day = time.on(date.year(), date.month(), date.day())?;
+    let wall = offset.to_timestamp(time_of_day).ok()?;
+    Some((wall, time.comma, rest))
+}
+
+/// `+0530`, or `+05` as zones without letters have it.
+fn hours_offset(zone: &[u8]) -> Option<Offset> {
+    if let Some((offset, rest)) = utc_offset(zone) {
+        return rest.is_empty().then_some(offset);
+    }
+    let (sign, hours) = zone.split_first()?;
+    let (hours, rest) = number::<i32>(hours, 2, 2)?;
+    let sign = if *sign == b'-' { -1 } else { 1 };
+    let offset = Offset::from_seconds(sign * hours * 3600).ok()?;
+    rest.is_empty().then_some(offset)
 }
 
 fn utc_offset(bytes: &[u8]) -> Option<(Offset, &[u8])> {

@@ -223,6 +223,66 @@ fn forms_of_syslog_and_the_journal() {
                 ..kernel("2026-11-21T10:40:00.123456Z")
             },
         ),
+        // journalctl -o short-full
+        (
+            "Sat 2026-11-21 11:40:00 UTC gpu-7 kernel: ",
+            kernel("2026-11-21T11:40:00Z"),
+        ),
+        (
+            "Sat 2026-11-21 11:40:00.123456 -03 gpu-7 kernel: ",
+            kernel("2026-11-21T14:40:00.123456Z"),
+        ),
+        (
+            "Sat 2026-11-21 11:40:00 +0530 gpu-7 kernel: [   12.345678] ",
+            Expected {
+                us: Some(12_345_678),
+                ..kernel("2026-11-21T06:10:00Z")
+            },
+        ),
+        // Letters are no offset: the own zone's.
+        (
+            "Sat 2026-11-21 11:40:00 EET gpu-7 kernel: ",
+            kernel("2026-11-21T09:40:00Z"),
+        ),
+        // RFC 5424
+        (
+            "<3>1 2026-11-21T11:40:00.123456Z gpu-7 kernel - - - ",
+            Expected {
+                level: Some(3),
+                ..kernel("2026-11-21T11:40:00.123456Z")
+            },
+        ),
+        (
+            "<3>1 2026-11-21T11:40:00+01:00 gpu-7 kernel 1 ID [a b=\"c\\]d\"][e] \u{feff}[   12.345678] ",
+            Expected {
+                level: Some(3),
+                us: Some(12_345_678),
+                ..kernel("2026-11-21T10:40:00Z")
+            },
+        ),
+        (
+            "<3>1 - gpu-7 kernel - - - ",
+            Expected {
+                level: Some(3),
+                facility: Some(0),
+                ..Expected::default()
+            },
+        ),
+        (
+            "gpu-7 kernel: ",
+            Expected {
+                facility: Some(0),
+                ..Expected::default()
+            },
+        ),
+        (
+            "gpu-7 kernel: [   12.345678] ",
+            Expected {
+                facility: Some(0),
+                us: Some(12_345_678),
+                ..Expected::default()
+            },
+        ),
     ];
     for (prefix, expected) in cases {
         check(prefix, &expected);
@@ -237,6 +297,26 @@ fn the_tag_of_another_program_stays_and_is_no_kernel_text() {
         assert_eq!(record.text_lossy(), format!("{tag}{XID}"));
         assert_eq!(record.facility, Some(1));
         assert_eq!(record.wall, Some(time("2026-11-21T09:40:00Z")));
+    }
+}
+
+#[test]
+fn in_rfc_5424_too_another_program_keeps_its_name() {
+    let line = "<13>1 2026-11-21T11:40:00Z gpu-7 python3 812 - - mlx5_core 0000:c1:00.0: x";
+    let record = parser().parse(line.as_bytes());
+    let text = "python3 812 - - mlx5_core 0000:c1:00.0: x";
+    assert_eq!(
+        (record.text_lossy().as_ref(), record.facility),
+        (text, Some(1))
+    );
+    assert_eq!(record.wall, Some(time("2026-11-21T11:40:00Z")));
+    for broken in [
+        "1 2026-11-21T11:40:00Z gpu-7 kernel - - text",
+        "1 2026-11-21T11:40:00Z gpu-7 kernel - - [a text",
+        "2 2026-11-21T11:40:00Z gpu-7 kernel - - - text",
+    ] {
+        let line = format!("<3>{broken}");
+        assert_eq!(parser().parse(line.as_bytes()).text_lossy(), broken);
     }
 }
 
@@ -271,6 +351,12 @@ fn what_is_no_form_is_text() {
         "Nov 21 11:40 text",
         "Nov 99 11:40:00",
         "mlx5_core 0000:c1:00.0: Port module event: module 0, Cable unplugged",
+        "Sat 2026-11-21 11:40:00 gpu-7",
+        "Sat 2026-11-31 11:40:00 UTC gpu-7 kernel: text",
+        "Sat 2026-11-21 11:40:00 +5 gpu-7 kernel: text",
+        "1 2026-11-21T11:40:00Z gpu-7 kernel - - - text",
+        "gpu-7 kernel text",
+        " kernel: text",
         "6,1,2",
     ];
     for line in lines {
