@@ -9,6 +9,7 @@ mod events;
 mod explain;
 mod garbled;
 mod inject;
+mod journal_json;
 mod pause;
 mod policy;
 mod progress;

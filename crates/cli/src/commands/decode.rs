@@ -84,6 +84,7 @@ async fn decode(args: &DecodeArgs, fatal: &mut bool) -> anyhow::Result<()> {
                     newest = record.wall.unwrap_or(newest);
                     (bytes, lines) = (bytes + record.text.len() as u64, lines + 1);
                     progress.step(bytes, || lines);
+                    super::journal_json::refuse(record.text.as_bytes(), name)?;
                     for finding in decoder.record(record.text.as_bytes(), newest) {
                         *fatal |= finding.fatal;
                         let found = Found::of(&finding, &record);
