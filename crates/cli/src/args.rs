@@ -113,7 +113,7 @@ pub enum Command {
     /// Say what a policy would have done on events of the past, or how two differ; exit 1 when
     /// a node would have been taken out, or they differ.
     #[command(
-        after_help = "Examples:\n  gpuwarden replay /logs/*.log\n  gpuwarden events --limit 10000 -o json | \
+        after_help = "Examples:\n  gpuwarden replay /logs/*.log\n  gpuwarden events --all -o json | \
                             gpuwarden replay - --policy policy.toml\n  gpuwarden replay node-7=kern.log \
                             --policy preset:nvsentinel --policy preset:gke"
     )]
@@ -360,6 +360,10 @@ pub struct EventsArgs {
     /// How many of the newest events to show first.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub limit: u32,
+    /// All events that are stored, the oldest first, as `replay` takes them: however many they
+    /// are, they are passed on as they come.
+    #[arg(long, conflicts_with_all = ["limit", "follow"])]
+    pub all: bool,
     /// Only events of this node.
     #[arg(long = "node", value_name = "NAME")]
     pub node: Option<String>,

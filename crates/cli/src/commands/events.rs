@@ -17,8 +17,9 @@ pub(super) async fn execute(args: &EventsArgs) -> anyhow::Result<u8> {
         .as_deref()
         .map(|node| format!("&node={}", query(node)))
         .unwrap_or_default();
+    let limit = if args.all { 1 } else { args.limit };
     let mut newest: Vec<EventView> = client
-        .get(&format!("/api/v1/events?limit={}{node}", args.limit))
+        .get(&format!("/api/v1/events?limit={limit}{node}"))
         .await?;
     newest.reverse();
     if let (Some(name), true, false) = (&args.node, newest.is_empty(), args.follow) {
@@ -27,6 +28,9 @@ pub(super) async fn execute(args: &EventsArgs) -> anyhow::Result<u8> {
         client.get_bytes(&known).await?;
     }
     let format = args.output.output;
+    if let (true, Some(newest)) = (args.all, newest.first()) {
+        return all(&client, args.node.as_deref(), newest.seq, format).await;
+    }
     if !args.follow {
         if !output::structured(format, &newest)? {
             if newest.is_empty() {
@@ -54,6 +58,45 @@ pub(super) async fn execute(args: &EventsArgs) -> anyhow::Result<u8> {
         }
     }
     anyhow::bail!("gpuwarden has ended the stream")
+}
+
+/// Writes all events up to the place `last` in the feed. They come as to a follower: a page
+/// at a time, so that neither side holds them all.
+///
+/// Of all nodes, also where one is asked for: the newest event of a node may be deleted by
+/// retention meanwhile, the newest of all is not.
+async fn all(client: &Client, node: Option<&str>, last: u64, format: Format) -> anyhow::Result<u8> {
+    let mut lines = client.lines("/api/v1/events?follow=true&after=0").await?;
+    let mut written = 0_u64;
+    while let Some(line) = lines.next().await? {
+        if line.is_empty() {
+            continue;
+        }
+        let event: EventView = serde_json::from_str(&line)?;
+        let seq = event.seq;
+        let of_node = |name: &str| event.event["nodeName"].as_str() == Some(name);
+        if seq <= last && node.is_none_or(of_node) {
+            match format {
+                Format::Json => {
+                    // The comma stands before the next one: nobody knows which is the last.
+                    let begin = if written == 0 { "[\n  " } else { ",\n  " };
+                    output::part(&format!("{begin}{}", serde_json::to_string(&event)?))?;
+                }
+                Format::Yaml => drop(output::structured(format, &[&event])?),
+                Format::Text | Format::Wide => write(&event, format)?,
+            }
+            written += 1;
+        }
+        if seq >= last {
+            match (format, written) {
+                (Format::Json | Format::Yaml, 0) => output::line("[]")?,
+                (Format::Json, _) => output::line("\n]")?,
+                _ => {}
+            }
+            return Ok(EXIT_OK);
+        }
+    }
+    anyhow::bail!("gpuwarden has ended the stream before all events were there")
 }
 
 /// What is said where there is no event.
