@@ -340,8 +340,12 @@ proptest! {
                 Happening::Wait(seconds) => world.now += SignedDuration::from_secs(seconds),
             }
             let before = world.counts();
-            let in_service = |name: &String| Ownership::read(&world.nodes[name]).is_none();
-            let ended: Vec<_> = world.forced.iter().filter(|name| in_service(name)).cloned().collect();
+            // While nobody knows whether the forced patch was made, a further try is the same
+            // decision, also where the fault was reported again without force.
+            let over = |name: &String| {
+                Ownership::read(&world.nodes[name]).is_none() && !world.uncertain.contains_key(name)
+            };
+            let ended: Vec<_> = world.forced.iter().filter(|name| over(name)).cloned().collect();
             world.forced.retain(|name| !ended.contains(name));
             world.round(&mut luck);
             for ((name, out, forced, allowed), (_, before, ..)) in world.counts().iter().zip(before) {
