@@ -22,10 +22,12 @@
 
 mod candidate;
 mod election;
+mod store_note;
 mod tenure;
 
 pub use candidate::{Candidate, LeaseName, Standing};
 pub use election::Deposed;
+pub use store_note::StoreNote;
 pub use tenure::Tenure;
 
 pub(crate) use tenure::NotLeading;

@@ -30,7 +30,7 @@ pub use config_map::{ConfigMap, ConfigMapChange, ConfigMapEvent};
 pub use connect::{Cluster, ConnectError, ConnectOptions};
 pub use event::{Event, EventOutcome};
 pub use known::KnownNodes;
-pub use lease::{Candidate, Deposed, LeaseName, Standing, Tenure};
+pub use lease::{Candidate, Deposed, LeaseName, Standing, StoreNote, Tenure};
 pub use object::ObjectError;
 pub use pace::Urgency;
 pub use patch::PatchCall;

@@ -11,14 +11,20 @@
 //! until the one event is alone, those beside it go on in their order, and it is put aside
 //! where it goes on failing while others are taken (`suspects.rs`).
 //!
+//! Who answers may be another controller, with a store that lacks what the one before had
+//! taken: it refuses the request (`addressee.rs`), and all that the outbox has kept is sent
+//! again, in order, before anything new. While something is kept and nothing is to be sent,
+//! an empty request asks now and then who is there.
+//!
 //! A batch may arrive twice. Events carry the id and the time that they were accepted
 //! with, so the store takes each once.
 
 mod metrics;
+mod pauses;
 mod suspects;
 
 use std::collections::VecDeque;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::RandomState;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,8 +42,9 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Status};
 
 use crate::outbox::{Outbox, Waiting};
-use crate::{MAX_REQUEST_BYTES, refusal};
+use crate::{MAX_REQUEST_BYTES, addressee, refusal};
 use metrics::DeliveryMetrics;
+use pauses::{Backoff, PAUSES, Pauses, pause};
 use suspects::Suspects;
 
 /// Most events in a request.
@@ -51,32 +58,6 @@ const DEADLINE: Duration = Duration::from_secs(10);
 const STRIKES: u32 = 5;
 /// Most suspects that are tried in a round: new events are not held up by more.
 const ROUND: usize = 32;
-/// The pauses.
-const PAUSES: Pauses = Pauses {
-    first: Duration::from_millis(100),
-    longest: Duration::from_secs(10),
-    part: Duration::from_secs(1),
-    round: Duration::from_secs(1),
-    outbox: Duration::from_secs(1),
-};
-
-/// How long is waited.
-#[derive(Clone, Copy, Debug)]
-struct Pauses {
-    /// Between attempts; doubles from attempt to attempt.
-    first: Duration,
-    /// The longest of them. It also spreads the agents of a cluster when its controller
-    /// comes back.
-    longest: Duration,
-    /// The longest between the parts of a halved batch. A good part is near, or the
-    /// receiver fails for all, which costs it one small request in this time.
-    part: Duration,
-    /// Between two rounds of suspects.
-    round: Duration,
-    /// After the outbox could not be read.
-    outbox: Duration,
-}
-
 /// What gives each request its `authorization` header; `None`: none is sent. An error
 /// says why it cannot be made now.
 pub type Header = Arc<dyn Fn() -> Result<Option<MetadataValue<Ascii>>, String> + Send + Sync>;
@@ -102,6 +83,14 @@ pub struct Delivery {
     suspects: Suspects,
     /// All up to here is done, but for suspects.
     done: u64,
+    /// The store that has what is delivered.
+    store: Option<String>,
+    /// Another one that has answered.
+    elsewhere: Option<String>,
+    /// When we turned to it, and how long we stay at least.
+    turned: Option<(Instant, Duration)>,
+    /// When somebody was last asked for anything.
+    asked_at: Instant,
     pauses: Pauses,
 }
 
@@ -118,6 +107,12 @@ pub struct DeliveryStatus {
     pub not_taken: u64,
     /// Events on which the controller fails, and that are not given up yet.
     pub suspects: usize,
+    /// The store that has taken what is delivered, as it calls itself.
+    pub store: Option<String>,
+    /// How often it was another one than before, since the start.
+    pub store_changes: u64,
+    /// Events that were sent again for it, since the start.
+    pub resent: u64,
 }
 
 /// What an answer means for a batch.
@@ -142,6 +137,17 @@ enum Why {
     Failed,
 }
 
+/// What became of a batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Passage {
+    /// It is done, but for suspects.
+    Done,
+    /// Another store answers than the one that has what was delivered.
+    Elsewhere,
+    /// It was cancelled, or the outbox is closed.
+    Ended,
+}
+
 /// How a round of suspects went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Round {
@@ -151,12 +157,6 @@ enum Round {
     Failed,
     /// It was cancelled, or the outbox is closed.
     Ended,
-}
-
-/// The pauses between failed attempts.
-struct Backoff {
-    next: Duration,
-    longest: Duration,
 }
 
 // === impl Delivery ===
@@ -175,16 +175,25 @@ impl Delivery {
         metrics: &Metrics,
     ) -> Self {
         let client = PlatformConnectorClient::new(channel);
+        let store = outbox.opened_for();
+        let status = DeliveryStatus {
+            store: store.clone(),
+            ..DeliveryStatus::default()
+        };
         Self {
             receiver,
             outbox,
             client: client.max_encoding_message_size(MAX_REQUEST_BYTES),
             header,
             metrics: DeliveryMetrics::new(receiver, metrics),
-            status: watch::Sender::default(),
+            status: watch::Sender::new(status),
             random: RandomState::new(),
             suspects: Suspects::default(),
             done: 0,
+            store,
+            elsewhere: None,
+            turned: None,
+            asked_at: Instant::now(),
             pauses: PAUSES,
         }
     }
@@ -202,6 +211,18 @@ impl Delivery {
         let mut backoff = Backoff::new(&self.pauses);
         let mut round = Instant::now();
         loop {
+            if let Some(store) = self.elsewhere.take() {
+                if self.may_turn() {
+                    if !self.turn_to(store).await {
+                        return;
+                    }
+                    after = 0;
+                } else if cancel.is_cancelled() {
+                    return;
+                } else {
+                    pause(backoff.next(&self.random), &cancel).await;
+                }
+            }
             // Looked at before the read: if that finds nothing, nothing waits up to here.
             let seen = newest.borrow_and_update().newest;
             let Some(batch) = self.read(after, BATCH, &cancel).await else {
@@ -209,8 +230,10 @@ impl Delivery {
             };
             let last = batch.last().map(|one| one.position);
             if let Some(last) = last {
-                if !self.deliver(batch, &cancel).await {
-                    return;
+                match self.deliver(batch, &cancel).await {
+                    Passage::Ended => return,
+                    Passage::Elsewhere => continue,
+                    Passage::Done => {}
                 }
                 after = last;
                 backoff = Backoff::new(&self.pauses);
@@ -230,20 +253,63 @@ impl Delivery {
                 };
                 round = Instant::now() + pause;
             }
-            if last.is_some() {
+            if last.is_some() || self.elsewhere.is_some() {
                 continue;
             }
+            let asks = self.receiver == Receiver::Controller && newest.borrow().kept > 0;
             let suspected = self.suspects.len() > 0;
-            tokio::select! {
+            let ask = tokio::select! {
                 () = cancel.cancelled() => return,
-                () = tokio::time::sleep_until(round), if suspected => {}
+                () = tokio::time::sleep_until(round), if suspected => false,
+                () = tokio::time::sleep_until(self.asked_at + self.pauses.ask), if asks => true,
                 changed = newest.wait_for(|status| status.newest > after) => {
                     if changed.is_err() {
                         return; // The outbox is closed.
                     }
+                    false
                 }
+            };
+            if ask {
+                // Who is away is noticed when there is something to send.
+                drop(self.send(&[]).await);
             }
         }
+    }
+
+    /// Whether it is long enough since the last change of the store.
+    fn may_turn(&self) -> bool {
+        self.turned
+            .is_none_or(|(at, stay)| Instant::now() >= at + stay)
+    }
+
+    /// Turns to another store, and begins again for it. `false`: the outbox is closed.
+    async fn turn_to(&mut self, store: String) -> bool {
+        let Ok(again) = self.outbox.turn_to(store.clone()).await else {
+            return false;
+        };
+        let before = self.store.replace(store.clone());
+        tracing::info!(
+            store,
+            before,
+            events = again,
+            "events are brought to another store: what is kept of those before is sent again"
+        );
+        if before.is_some() || again > 0 {
+            self.metrics.turned(again);
+            let (now, (first, longest)) = (Instant::now(), self.pauses.changes);
+            let stay = match self.turned {
+                Some((at, stay)) if now < at + 2 * stay => (2 * stay).min(longest),
+                _ => first,
+            };
+            self.turned = Some((now, stay));
+        }
+        (self.done, self.suspects) = (0, Suspects::default());
+        self.status.send_modify(|status| {
+            status.store_changes += u64::from(before.is_some());
+            status.resent += again as u64;
+            status.store = Some(store);
+        });
+        true
     }
 
     /// What waits behind `after`. `None`: it is cancelled, and cannot be read.
@@ -268,8 +334,7 @@ impl Delivery {
     }
 
     /// Delivers a batch, whatever it takes, but for suspects, which are left behind.
-    /// `false`: cancelled before that, or closed.
-    async fn deliver(&mut self, batch: Vec<Waiting>, cancel: &CancellationToken) -> bool {
+    async fn deliver(&mut self, batch: Vec<Waiting>, cancel: &CancellationToken) -> Passage {
         let mut parts = VecDeque::from([batch]);
         let mut backoff = Backoff::new(&self.pauses);
         let mut strikes = 0;
@@ -279,6 +344,12 @@ impl Delivery {
             };
             let failed = match self.send(&part).await {
                 Ok(()) => None,
+                Err(status) if self.elsewhere.is_some() => {
+                    if !self.may_turn() {
+                        self.failed(&status);
+                    }
+                    return Passage::Elsewhere;
+                }
                 Err(status) => Some((judge(&status, part.len()), status)),
             };
             match failed {
@@ -302,7 +373,7 @@ impl Delivery {
                 Some((verdict, status)) => {
                     self.failed(&status);
                     if cancel.is_cancelled() {
-                        return false;
+                        return Passage::Ended;
                     }
                     let mut due = backoff.next(&self.random);
                     strikes += u32::from(verdict == Verdict::Failed);
@@ -325,10 +396,10 @@ impl Delivery {
                 }
             }
             if !self.note(last).await {
-                return false;
+                return Passage::Ended;
             }
         }
-        true
+        Passage::Done
     }
 
     /// Tries suspects again, each alone.
@@ -456,6 +527,10 @@ impl Delivery {
             events: events.collect(),
         });
         request.set_timeout(DEADLINE);
+        if self.receiver == Receiver::Controller {
+            addressee::expect(request.metadata_mut(), self.store.as_deref());
+        }
+        self.asked_at = Instant::now();
         if let Some(value) = (self.header)().map_err(Status::unauthenticated)? {
             request.metadata_mut().insert("authorization", value);
         }
@@ -470,14 +545,21 @@ impl Delivery {
             self.client.health_event_occurred_v1(request),
         );
         let answer = match tokio::time::timeout(DEADLINE, sending).await {
-            Ok(answer) => answer.map(drop),
+            Ok(answer) => answer,
             Err(_) => Err(Status::deadline_exceeded(format!(
                 "no answer in {} s",
                 DEADLINE.as_secs()
             ))),
         };
         self.metrics.sent(answer.is_ok(), began.elapsed());
-        answer
+        if self.receiver == Receiver::Controller {
+            let from = match &answer {
+                Ok(answer) => addressee::from_answer(answer.metadata()),
+                Err(status) => addressee::from_refusal(status),
+            };
+            self.elsewhere = from.filter(|from| self.store.as_ref() != Some(from));
+        }
+        answer.map(drop)
     }
 
     fn succeeded(&mut self, delivered: u64) {
@@ -570,13 +652,6 @@ fn describe(status: &Status) -> String {
     text
 }
 
-async fn pause(duration: Duration, cancel: &CancellationToken) {
-    tokio::select! {
-        () = cancel.cancelled() => {}
-        () = tokio::time::sleep(duration) => {}
-    }
-}
-
 // === impl Receiver ===
 
 impl Receiver {
@@ -585,27 +660,6 @@ impl Receiver {
             Self::Controller => "the controller",
             Self::SinkTarget => "the gRPC sink's target",
         }
-    }
-}
-
-// === impl Backoff ===
-
-impl Backoff {
-    fn new(pauses: &Pauses) -> Self {
-        Self {
-            next: pauses.first,
-            longest: pauses.longest,
-        }
-    }
-
-    /// The next pause: between half of what is due and all of it, at random.
-    fn next(&mut self, random: &RandomState) -> Duration {
-        let due = self.next;
-        self.next = (due * 2).min(self.longest);
-        let half = due / 2;
-        // The state of the hasher is random, and what is hashed never comes again.
-        let spread = random.hash_one(std::time::Instant::now()) % 1024;
-        half + half * u32::try_from(spread).unwrap_or(0) / 1024
     }
 }
 

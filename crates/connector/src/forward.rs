@@ -20,7 +20,7 @@ use prometheus_client::metrics::counter::Counter;
 use runtime::logging::{Seldom, chain};
 use runtime::metrics::Metrics;
 use runtime::tcp_grpc::{self, AddressError};
-use store::{Appended, NewEvent};
+use store::{Appended, Identity, NewEvent};
 use tokio::sync::{Semaphore, watch};
 
 use crate::deliver::{Delivery, DeliveryStatus, Receiver, token_header};
@@ -108,6 +108,8 @@ impl Forwarding {
             "gpuwarden_forward_outbox",
             &data_dir.join(DIRECTORY),
             Limits::default(),
+            // Its target says nothing of stores.
+            None,
             metrics,
         );
         let outbox = outbox.map_err(ForwardError::Outbox)?;
@@ -202,6 +204,10 @@ impl Sink for ForwardingSink {
         // before it was handed on.
         self.forwarding.hand_on(copies).await;
         Ok(appended)
+    }
+
+    fn store(&self) -> Option<Identity> {
+        self.store.store()
     }
 }
 

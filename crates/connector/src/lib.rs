@@ -11,6 +11,7 @@
 //! - [`Delivery`], [`Forwarding`]: what brings events on to a controller, or to another service.
 //! - [`serve`], [`service`]: the gRPC side.
 
+mod addressee;
 mod caller;
 mod config;
 mod deliver;
@@ -30,7 +31,7 @@ use jiff::Timestamp;
 use runtime::logging::Seldom;
 use runtime::metrics::Metrics;
 use runtime::work_queue::Work;
-use store::{Appended, NewEvent};
+use store::{Appended, Identity, NewEvent};
 use tokio::sync::broadcast;
 
 pub use caller::{AcceptNodes, Caller};
@@ -111,6 +112,11 @@ impl Connector {
             clock,
             recoveries: broadcast::channel(RECOVERIES).0,
         }
+    }
+
+    /// The store behind the sink; `None`: there is none, what comes is brought to one.
+    pub(crate) fn store(&self) -> Option<Identity> {
+        self.sink.store()
     }
 
     /// The healthy events that are accepted from now on, whoever reports them.

@@ -5,6 +5,9 @@
 //!                                                  delivered <-------------/
 //! ```
 //!
+//! What is delivered is kept for a while, where there is room: a controller with another
+//! store may lead next, and lack it.
+//!
 //! An event that was taken survives a kill and a power cut. An event is known by its id
 //! and waits once. What is damaged on disk is said and counted, and costs only the events
 //! that lay there. On a full disk, or at its limits, the outbox takes no more and says so;
@@ -23,7 +26,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use runtime::metrics::Metrics;
 use store::sqlite::DirectoryLock;
 use store::{Appended, NewEvent};
@@ -45,6 +48,10 @@ pub const MAX_EVENTS: usize = 100_000;
 /// Most files. There are sixteen at the limit of bytes; more come from a disk that fails
 /// again and again.
 const MAX_SEGMENTS: usize = 256;
+/// How long what is delivered is kept at most, by when it was accepted. A leader that is gone
+/// is followed within seconds, so that an hour would do; a day covers an agent that could not
+/// reach the next one for a night. What is older stands on the nodes.
+const KEEP: SignedDuration = SignedDuration::from_hours(24);
 /// Name of the directory inside the data directory.
 const DIRECTORY: &str = "outbox";
 
@@ -61,6 +68,8 @@ pub struct Limits {
 #[derive(Clone, Debug)]
 pub struct Outbox {
     thread: Arc<Thread>,
+    /// The store to which events had been delivered when it was opened.
+    store: Option<String>,
 }
 
 /// An event that waits.
@@ -87,6 +96,8 @@ pub struct Status {
     pub damaged: u64,
     /// Events that are put aside on disk, since ever; the oldest are dropped in time.
     pub aside: u64,
+    /// Events that are delivered and still on disk.
+    pub kept: usize,
 }
 
 /// Why an outbox cannot be opened. What it holds is as it was.
@@ -149,26 +160,30 @@ impl Outbox {
     /// Opens the outbox in `data_dir`, which is made where it is missing and belongs to
     /// this process from then on. What waits there is kept, also beyond `limits`.
     pub fn open(data_dir: &Path, limits: Limits, metrics: &Metrics) -> Result<Self, OpenError> {
-        Self::open_as("gpuwarden_outbox", data_dir, limits, metrics)
+        Self::open_as("gpuwarden_outbox", data_dir, limits, Some(KEEP), metrics)
     }
 
-    /// The same, with metrics whose names begin with `name`.
+    /// The same, with metrics whose names begin with `name`, and with how long what is
+    /// delivered is kept.
     pub(crate) fn open_as(
         name: &str,
         data_dir: &Path,
         limits: Limits,
+        keep: Option<SignedDuration>,
         metrics: &Metrics,
     ) -> Result<Self, OpenError> {
         let lock = DirectoryLock::acquire(data_dir)?;
         let directory = data_dir.join(DIRECTORY);
         let log = Log::open(&directory, limits)?;
-        let thread = Thread::start(log, OutboxMetrics::new(name, metrics), lock);
+        let store = log.store().map(str::to_owned);
+        let thread = Thread::start(log, keep, OutboxMetrics::new(name, metrics), lock);
         let thread = thread.map_err(|source| OpenError::File {
             path: directory,
             source,
         })?;
         Ok(Self {
             thread: Arc::new(thread),
+            store,
         })
     }
 
@@ -192,6 +207,17 @@ impl Outbox {
     /// Lets go of all events up to `position`, durably.
     pub async fn delivered(&self, position: u64) -> Result<(), OutboxError> {
         self.thread.delivered(position).await
+    }
+
+    /// The store to which events had been delivered when the outbox was opened.
+    pub(crate) fn opened_for(&self) -> Option<String> {
+        self.store.clone()
+    }
+
+    /// Turns to another store: what is kept of what was delivered waits again, from its
+    /// oldest on, durably. Says how many events that are.
+    pub(crate) async fn turn_to(&self, store: String) -> Result<usize, OutboxError> {
+        self.thread.turn_to(store).await
     }
 
     /// Keeps events that the receiver does not take, each with the reason, in a file that is

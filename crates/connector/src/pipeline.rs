@@ -115,6 +115,8 @@ impl Pipeline {
         loop {
             let query = EventQuery {
                 before: records.last().map(|record| record.seq),
+                // What is history holds back nothing: it may come again, and counts then.
+                after: Some(store.identity().since),
                 limit: PAGE,
                 ..EventQuery::default()
             };

@@ -12,8 +12,8 @@ use tokio::net::UnixListener;
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Extensions, Request, Response, Status};
 
-use super::refusal;
 use super::{AcceptError, Caller, Connector, Reason, SinkError};
+use super::{addressee, refusal};
 
 mod admission;
 
@@ -92,6 +92,8 @@ impl PlatformConnector for Service {
         let Some(caller) = request.extensions_mut().remove::<Caller>() else {
             return Err(Status::internal("a request came in past the admission"));
         };
+        let ours = self.connector.store();
+        addressee::check(request.metadata(), ours.as_ref())?;
         let sent = request.metadata().get(keys::HEADER_SENT_AT);
         let sent: Option<Timestamp> = sent.and_then(|sent| sent.to_str().ok()?.parse().ok());
         let mut events = request.into_inner();
@@ -102,7 +104,7 @@ impl PlatformConnector for Service {
             }
         }
         match self.connector.accept(events, &caller).await {
-            Ok(_) => Ok(Response::new(())),
+            Ok(_) => Ok(addressee::taken(ours.as_ref())),
             Err(error) => Err(status(&error)),
         }
     }

@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use store::{Appended, BoxError, EventStore, NewEvent, StoreError};
+use store::{Appended, BoxError, EventStore, Identity, NewEvent, StoreError};
 
 /// Takes checked and named events, once each.
 #[async_trait]
@@ -16,6 +16,11 @@ pub trait Sink: Send + Sync + 'static {
     /// An event is known by its id: offered again it is not taken a second time, and the
     /// answer says so.
     async fn append(&self, events: Vec<NewEvent>) -> Result<Vec<Appended>, SinkError>;
+
+    /// The store that events are in once they are taken; `None`: they are on their way.
+    fn store(&self) -> Option<Identity> {
+        None
+    }
 }
 
 /// Why a sink did not take events. Offering the same events again is always safe.
@@ -59,5 +64,9 @@ impl Sink for Arc<dyn EventStore> {
                 SinkError::Failed(error.into())
             }
         })
+    }
+
+    fn store(&self) -> Option<Identity> {
+        Some(self.identity())
     }
 }

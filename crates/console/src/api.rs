@@ -157,6 +157,19 @@ pub struct DeliveryView {
     /// Events of both kinds that are kept in `outbox/refused.jsonl` of the data directory.
     #[serde(default)]
     pub aside: u64,
+    /// The store that has what is delivered, as the controller calls it; absent before it
+    /// has said so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub store: Option<String>,
+    /// How often it was another one than before, since the start.
+    #[serde(default)]
+    pub store_changes: u64,
+    /// Events that were sent again for that, since the start.
+    #[serde(default)]
+    pub resent: u64,
+    /// Events that are delivered and kept for that.
+    #[serde(default)]
+    pub kept: u64,
     /// Why the last attempt failed; absent after one that did not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failing: Option<String>,

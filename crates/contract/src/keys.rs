@@ -50,6 +50,10 @@ pub const RELEASE: &str = "gpuwarden.dev/release";
 /// Lease of the controllers, in the namespace of the product: who holds it acts.
 pub const LEASE: &str = "gpuwarden-controller";
 
+/// Annotation of our own on the Lease: the id of the event store that is, or was last, acted
+/// on. Who leads with another one begins with no open faults.
+pub const LEASE_STORE: &str = "gpuwarden.dev/store";
+
 /// Annotation of the data-flow document: `true` while the node is quarantined.
 pub const SEED_QUARANTINED: &str = "nvsentinel.nvidia.com/quarantined";
 /// Annotation of the data-flow document: the check for which it is quarantined.
@@ -198,5 +202,8 @@ pub const META_VERDICT: &str = "gpuwarden.dev/verdict";
 pub const META_GPU_INSTANCE: &str = "gpuwarden.dev/gpu-instance";
 /// Metadata: number of the compute instance in it.
 pub const META_COMPUTE_INSTANCE: &str = "gpuwarden.dev/compute-instance";
+/// Metadata: the event was taken over from what a quarantined node lists; the store did not
+/// have it, or had it from before another store was acted on.
+pub const META_TAKEN_OVER: &str = "gpuwarden.dev/taken-over";
 /// Metadata: made by `gpuwarden inject`.
 pub const META_INJECTED: &str = "gpuwarden.dev/injected";

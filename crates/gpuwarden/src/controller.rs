@@ -22,7 +22,7 @@ use store::sqlite::SqliteStore;
 use tokio::net::TcpListener;
 
 use crate::act::Acting;
-use crate::lead::Standby;
+use crate::lead::{Standby, Term};
 use crate::parts::{self, Front, Policy};
 use crate::tasks::Tasks;
 
@@ -56,7 +56,7 @@ pub(crate) async fn run(settings: ControllerSettings) -> anyhow::Result<ExitCode
         tasks,
     };
     let Some(cluster) = start.cluster.clone().filter(|_| settings.leader_elect) else {
-        let mut acting = start.act().await?;
+        let mut acting = start.act(None).await?;
         let ends = acting.tasks.until_told_or_failed(told).await;
         acting.end().await;
         return ends.map(|()| ExitCode::SUCCESS);
@@ -81,7 +81,7 @@ pub(crate) async fn run(settings: ControllerSettings) -> anyhow::Result<ExitCode
     start.listener = leading.listener;
     let term = leading.term;
     let mut written = true;
-    let acted = match start.act().await {
+    let acted = match start.act(Some(&term)).await {
         Ok(mut acting) => {
             let ends = tokio::select! {
                 ends = acting.tasks.until_told_or_failed(told) => ends,
@@ -128,8 +128,8 @@ struct Running<'a> {
 // === impl Start ===
 
 impl<'a> Start<'a> {
-    /// Opens the store and the port for agents, and begins to act.
-    async fn act(self) -> anyhow::Result<Running<'a>> {
+    /// Opens the store and the port for agents, and begins to act; in an election, for `term`.
+    async fn act(self, term: Option<&Term>) -> anyhow::Result<Running<'a>> {
         let Self {
             settings,
             metrics,
@@ -144,6 +144,9 @@ impl<'a> Start<'a> {
             ..
         } = settings;
         let store: Arc<dyn EventStore> = Arc::new(SqliteStore::open(&process.data_dir)?);
+        if let Some(term) = term {
+            term.act_on(store.as_ref()).await?;
+        }
         let grpc = TcpListener::bind(ingest.listen).await.with_context(|| {
             format!(
                 "cannot listen on {}; --grpc-listen chooses another address",

@@ -9,12 +9,13 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use cli::{Endpoint, ProcessSettings};
-use cluster::{Candidate, Cluster, Deposed, LeaseName, Tenure};
+use cluster::{Candidate, Cluster, Deposed, LeaseName, StoreNote, Tenure};
 use console::api::LeadershipView;
 use console::{Info, LeadershipSource, StandbyConsole};
 use contract::keys::LEASE;
 use controller::leadership;
 use runtime::metrics::Metrics;
+use store::EventStore;
 use store::sqlite::{DirectoryLock, OpenError};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
@@ -37,6 +38,7 @@ pub(crate) struct Leading {
 /// The time in which we lead.
 pub(crate) struct Term {
     tenure: Tenure,
+    note: StoreNote,
     stop: CancellationToken,
     keeping: JoinHandle<(Candidate, Option<Deposed>)>,
 }
@@ -67,6 +69,7 @@ impl Standby<'_> {
         let mut candidate = self.cluster.candidate(lease.clone(), me.clone())?;
         leadership::register(&candidate, LEASE, &self.metrics);
         let standing = candidate.standing();
+        let note = candidate.store();
         let shown: LeadershipSource = Arc::new(move || {
             let standing = standing.borrow().clone();
             LeadershipView {
@@ -118,6 +121,7 @@ impl Standby<'_> {
             shown,
             term: Term {
                 tenure,
+                note,
                 stop,
                 keeping,
             },
@@ -149,6 +153,27 @@ impl Standby<'_> {
 // === impl Term ===
 
 impl Term {
+    /// Says on the Lease that `store` is acted on from now on. To be called before anything
+    /// is taken in: where another store was acted on before, this one begins anew first.
+    ///
+    /// In this order: who ends in between, or never gets to write it, does the same again.
+    pub(crate) async fn act_on(&self, store: &dyn EventStore) -> anyhow::Result<()> {
+        let own = store.identity().id;
+        if let Some(before) = self.note.seen().filter(|before| *before != own) {
+            let begun = store.begin_anew().await?;
+            tracing::info!(
+                before,
+                store = %begun,
+                "another store was acted on before: events up to here are history, and faults are \
+                 those that agents send again and nodes carry"
+            );
+        }
+        tokio::select! {
+            () = self.note.write(&own) => Ok(()),
+            () = self.lost() => anyhow::bail!("the lead was lost before anything was done"),
+        }
+    }
+
     /// Waits until the lead is lost.
     pub(crate) async fn lost(&self) {
         self.tenure.over().await;

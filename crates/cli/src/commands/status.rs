@@ -227,6 +227,12 @@ fn delivery_text(delivery: &DeliveryView, status: &Status) -> anyhow::Result<()>
         "controller  {}: {} events delivered, {} wait, {} refused",
         delivery.controller, delivery.delivered, status.store.events, delivery.refused
     ))?;
+    if delivery.store_changes > 0 {
+        output::line(&format!(
+            "            its store was another one {} times; {} events were sent again",
+            delivery.store_changes, delivery.resent
+        ))?;
+    }
     if delivery.suspects > 0 {
         let text = format!(
             "the controller fails on {} events; they are tried again",

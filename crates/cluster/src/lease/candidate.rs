@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::election::{
     Answer, Ask, Deposed, Election, LEASE_DURATION, Next, RENEW_DEADLINE, Record,
 };
+use super::store_note::StoreNote;
 use super::tenure::Tenure;
 use crate::connect::{Cluster, ConnectError};
 use crate::object::ObjectError;
@@ -50,6 +51,9 @@ pub struct Candidate {
     election: Election,
     tenure: Option<Tenure>,
     standing: watch::Sender<Standing>,
+    store: StoreNote,
+    /// A renewal was made early, for the store's sake.
+    hurried: bool,
 }
 
 // === impl Cluster ===
@@ -68,6 +72,8 @@ impl Cluster {
             me,
             tenure: None,
             standing: watch::channel(Standing::default()).0,
+            store: StoreNote::new(),
+            hurried: false,
         })
     }
 
@@ -87,6 +93,11 @@ impl Candidate {
     /// How the election stands, as it changes.
     pub fn standing(&self) -> watch::Receiver<Standing> {
         self.standing.subscribe()
+    }
+
+    /// Which store the leader acts on: to be settled before we act.
+    pub fn store(&self) -> StoreNote {
+        self.store.clone()
     }
 
     /// Waits until we lead, for ever if need be. It may be dropped and called again.
@@ -132,7 +143,15 @@ impl Candidate {
         let now = Instant::now();
         let ask = match self.election.next(now) {
             Next::Wait(until) => {
-                tokio::time::sleep_until(until).await;
+                let leads = self.election.renewed_at().is_some();
+                tokio::select! {
+                    () = tokio::time::sleep_until(until) => {}
+                    () = self.store.outstanding(), if leads && !self.hurried => {
+                        // Once: who hurries on against an API server that fails does harm.
+                        self.hurried = true;
+                        self.election.hurry(Instant::now());
+                    }
+                }
                 return None;
             }
             Next::Deposed(deposed) => {
@@ -149,6 +168,9 @@ impl Candidate {
             (renewed_at + RENEW_DEADLINE).saturating_duration_since(now)
         });
         let result = self.ask(&ask, ATTEMPT.min(left)).await;
+        if let Ok(object) = &result {
+            self.store.see(object);
+        }
         let (answer, mut error) = understood(&ask, result);
         if answer == Answer::Found(None) {
             // There is none, so it has to be made: why that failed last time still holds.
@@ -179,11 +201,13 @@ impl Candidate {
                 let transitions = record.transitions.saturating_add(changes_hands.into());
                 let mut change = self.held(transitions, true);
                 change["metadata"] = json!({"resourceVersion": record.version});
+                self.store.put(&mut change);
                 self.cluster.merge_object(&one, &change, limit).await
             }
             Ask::Renew(record) => {
                 let mut change = self.held(record.transitions, false);
                 change["metadata"] = json!({"resourceVersion": record.version});
+                self.store.put(&mut change);
                 self.cluster.merge_object(&one, &change, limit).await
             }
         }
@@ -409,6 +433,46 @@ mod tests {
         let tenure = candidate.elected().await;
         drop(candidate);
         assert!(tenure.leave().is_err(), "nobody renews it any more");
+    }
+
+    #[tokio::test]
+    async fn the_store_of_the_last_leader_is_seen_and_ours_is_written_with_a_renewal() {
+        let with_store = |version: u32, holder: &str, store: &str| {
+            let mut lease: Value = serde_json::from_str(&lease(version, holder)).unwrap();
+            lease["metadata"]["annotations"] = json!({ "gpuwarden.dev/store": store });
+            lease.to_string()
+        };
+        let (cluster, mut requests) = fake::serve(vec![
+            Says::Now(200, with_store(1, "", "theirs")),
+            Says::Now(200, with_store(2, "me", "theirs")),
+            Says::Now(200, with_store(3, "me", "ours")),
+        ])
+        .await;
+        let name = LeaseName {
+            namespace: "g".into(),
+            name: "c".into(),
+        };
+        let mut candidate = cluster.candidate(name, "me".into()).unwrap();
+        let note = candidate.store();
+        assert_eq!(note.seen(), None);
+        candidate.elected().await;
+        assert_eq!(note.seen().as_deref(), Some("theirs"));
+        // It waits until it stands there, and not for what it has asked for.
+        tokio::select! {
+            () = note.write("ours") => {}
+            deposed = candidate.keep() => panic!("{deposed}"),
+        }
+        assert_eq!(note.seen().as_deref(), Some("ours"));
+        note.write("ours").await;
+        let mut methods = Vec::new();
+        for _ in 0..3 {
+            methods.push(requests.recv().await.unwrap()[0].clone());
+        }
+        assert_eq!(methods, ["GET", "PATCH", "PATCH"]);
+        let mut change = candidate.held(0, false);
+        candidate.store.put(&mut change);
+        let annotations = &change["metadata"]["annotations"];
+        assert_eq!(annotations["gpuwarden.dev/store"], "ours");
     }
 
     /// Said once, and not with every attempt.

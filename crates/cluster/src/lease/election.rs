@@ -162,6 +162,11 @@ impl Election {
         Next::Ask(ask)
     }
 
+    /// Lets the next request be made at `now`.
+    pub(crate) fn hurry(&mut self, now: Instant) {
+        self.next_at = self.next_at.min(now);
+    }
+
     /// Takes in the answer, at `now`, to what was asked at `asked_at`.
     pub(crate) fn answered(&mut self, asked_at: Instant, answer: Answer, now: Instant) {
         match answer {

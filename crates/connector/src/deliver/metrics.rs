@@ -23,6 +23,8 @@ pub(super) struct DeliveryMetrics {
     refused: Counter,
     not_taken: Counter,
     suspects: Gauge,
+    stores: Counter,
+    again: Counter,
     failed: Family<CodeLabels, Counter>,
     sink: Option<SinkMetrics>,
 }
@@ -76,6 +78,16 @@ impl DeliveryMetrics {
                 own.suspects.clone(),
             );
             registry.register(
+                "store_changes",
+                "Times that the receiver had another store, or another beginning of it, than before",
+                own.stores.clone(),
+            );
+            registry.register(
+                "resent_events",
+                "Health events that were delivered and wait again, for another store",
+                own.again.clone(),
+            );
+            registry.register(
                 "failures",
                 "Failed attempts to deliver a batch, by gRPC code; each is tried again",
                 own.failed.clone(),
@@ -98,6 +110,12 @@ impl DeliveryMetrics {
 
     pub(super) fn suspects(&self, events: usize) {
         self.suspects.set(i64::try_from(events).unwrap_or(i64::MAX));
+    }
+
+    /// The receiver has another store; so many events are sent again.
+    pub(super) fn turned(&self, again: usize) {
+        self.stores.inc();
+        self.again.inc_by(again as u64);
     }
 
     /// An attempt has ended after `took`.

@@ -15,6 +15,8 @@ use super::*;
 use crate::outbox::Limits;
 use crate::{AcceptNodes, Caller, Connector, service};
 
+mod stores;
+
 /// A node's side, and the address of a controller that may or may not be there.
 struct Node {
     dir: tempfile::TempDir,
@@ -380,6 +382,8 @@ const SHORT: Pauses = Pauses {
     part: Duration::from_micros(200),
     round: Duration::from_millis(1),
     outbox: Duration::from_millis(1),
+    ask: Duration::from_millis(20),
+    changes: (Duration::from_millis(1), Duration::from_millis(8)),
 };
 
 async fn scripted(script: &Script) -> (Node, CancellationToken) {

@@ -1,7 +1,10 @@
 //! What waits: the segments on disk, and an index of them in memory. No thread and no
 //! clock; `thread.rs` calls it.
+//!
+//! Segments that are delivered are kept while there is room, for another store that may
+//! lead next (`turn_to`). They are not indexed, and go before anything is refused.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt, FileExt};
@@ -12,6 +15,7 @@ use jiff::Timestamp;
 use store::{Appended, NewEvent};
 
 use super::cursor::{Cursor, Found};
+use super::record::Place;
 use super::segment::{self, Segment};
 use super::{Limits, MAX_SEGMENTS, OpenError, OutboxError, Status, Waiting, record, refused};
 
@@ -45,6 +49,8 @@ pub(super) struct Log {
     aside: u64,
     /// None could be put aside when it was tried last.
     aside_failing: bool,
+    /// What is delivered is kept if it was accepted at or after this; `None`: nothing is.
+    keep_since: Option<Timestamp>,
 }
 
 #[derive(Debug)]
@@ -105,15 +111,18 @@ impl Log {
             failing: false,
             aside: refused::count(directory),
             aside_failing: false,
+            keep_since: None,
         };
+        let aside = refused::ids(directory);
         for segment in Segment::list(directory).map_err(failed)? {
-            log.load(segment)?;
+            log.load(segment, &aside)?;
         }
-        log.remove_delivered();
+        // What had made way for newer events before.
+        while log.waiting.len() > limits.events && log.give_up_repeat() {}
         Ok(log)
     }
 
-    fn load(&mut self, mut segment: Segment) -> Result<(), OpenError> {
+    fn load(&mut self, mut segment: Segment, aside: &HashSet<String>) -> Result<(), OpenError> {
         let read = segment.read();
         let (bytes, contents) = read.map_err(|source| OpenError::File {
             path: segment.path.clone(),
@@ -148,10 +157,7 @@ impl Log {
             if place.position <= self.cursor.position() {
                 continue;
             }
-            let record = usize::try_from(place.offset)
-                .ok()
-                .and_then(|start| bytes.get(start..start + place.length as usize));
-            let Some(event) = record.and_then(record::decode) else {
+            let Some(event) = place.of(&bytes).and_then(record::decode) else {
                 tracing::error!(
                     file = %segment.path.display(),
                     at = place.offset,
@@ -160,14 +166,10 @@ impl Log {
                 self.damaged += u64::from(place.length);
                 continue;
             };
-            let entry = Entry {
-                position: place.position,
-                segment: segment.first,
-                offset: place.offset,
-                length: place.length,
-                accepted_at: event.received_at,
-                id: event.event.id.into(),
-            };
+            if place.position <= self.cursor.sent() && aside.contains(&event.event.id) {
+                continue;
+            }
+            let entry = Entry::new(&segment, place, event);
             self.ids.insert(Arc::clone(&entry.id), entry.position);
             self.waiting.push_back(entry);
         }
@@ -195,7 +197,9 @@ impl Log {
                 new,
             });
         }
-        if let Some(full) = self.exceeded(self.staged.entries.len() > entries_before) {
+        if self.staged.entries.len() > entries_before
+            && let Some(full) = self.exceeded()
+        {
             self.staged.bytes.truncate(bytes_before);
             for entry in self.staged.entries.drain(entries_before..) {
                 self.staged.ids.remove(&entry.id);
@@ -223,23 +227,28 @@ impl Log {
         position
     }
 
-    /// Which limit the group has reached, if it has.
-    fn exceeded(&self, grown: bool) -> Option<OutboxError> {
-        if !grown {
-            return None;
+    /// Which limit the group has reached, if it has, and there is nothing left to forget
+    /// that was delivered before.
+    fn exceeded(&mut self) -> Option<OutboxError> {
+        loop {
+            let events = self.waiting.len() + self.staged.entries.len();
+            let bytes = self.bytes() + self.staged.bytes.len() as u64;
+            let what = if events > self.limits.events {
+                if self.give_up_repeat() {
+                    continue;
+                }
+                format!("{} events wait, no more are held", self.waiting.len())
+            } else if bytes > self.limits.bytes {
+                format!("{} bytes of {} are in use", self.bytes(), self.limits.bytes)
+            } else if self.segments.len() >= MAX_SEGMENTS {
+                format!("{} files are in use, no more are made", self.segments.len())
+            } else {
+                return None;
+            };
+            if events > self.limits.events || !self.forget_oldest() {
+                return Some(OutboxError::Full { what });
+            }
         }
-        let events = self.waiting.len() + self.staged.entries.len();
-        let bytes = self.bytes() + self.staged.bytes.len() as u64;
-        let what = if events > self.limits.events {
-            format!("{} events wait, no more are held", self.waiting.len())
-        } else if bytes > self.limits.bytes {
-            format!("{} bytes of {} are in use", self.bytes(), self.limits.bytes)
-        } else if self.segments.len() >= MAX_SEGMENTS {
-            format!("{} files are in use, no more are made", self.segments.len())
-        } else {
-            return None;
-        };
-        Some(OutboxError::Full { what })
     }
 
     /// The first position of the group; all before it are on disk already.
@@ -255,14 +264,43 @@ impl Log {
         let (Some(first), Some(last)) = (staged.entries.first(), staged.entries.last()) else {
             return Ok(());
         };
-        let last = last.position;
-        let file = self.writable(first.position);
+        let (last, newest) = (last.position, last.accepted_at);
+        let (file, start) = loop {
+            match self.write(first.position, &staged.bytes) {
+                Ok(written) => break written,
+                // What was delivered before is the first to go.
+                Err(OutboxError::Full { .. }) if self.forget_oldest() => {}
+                Err(error) => return Err(error),
+            }
+        };
+        let Some(segment) = self.segments.back_mut() else {
+            return Err(OutboxError::Closed);
+        };
+        segment.length += staged.bytes.len() as u64;
+        segment.last = last;
+        segment.records += staged.entries.len();
+        segment.newest = Some(newest);
+        let segment = segment.first;
+        self.file = Some(file);
+        for mut entry in staged.entries {
+            entry.segment = segment;
+            entry.offset += start;
+            self.ids.insert(Arc::clone(&entry.id), entry.position);
+            self.waiting.push_back(entry);
+        }
+        Ok(())
+    }
+
+    /// Writes a group whose first record has position `first` behind the last segment; says
+    /// in which file, and where.
+    fn write(&mut self, first: u64, bytes: &[u8]) -> Result<(File, u64), OutboxError> {
+        let file = self.writable(first);
         let file = file.map_err(|source| OutboxError::disk("open a file", source))?;
         let Some(segment) = self.segments.back_mut() else {
             return Err(OutboxError::Closed);
         };
         let start = segment.length;
-        let written = file.write_all_at(&staged.bytes, start);
+        let written = file.write_all_at(bytes, start);
         let durable =
             written.and_then(|()| file.sync_data().inspect_err(|_| segment.sealed = true));
         if let Err(source) = durable {
@@ -273,17 +311,7 @@ impl Log {
             }
             return Err(OutboxError::disk("write", source));
         }
-        segment.length += staged.bytes.len() as u64;
-        segment.last = last;
-        let segment = segment.first;
-        self.file = Some(file);
-        for mut entry in staged.entries {
-            entry.segment = segment;
-            entry.offset += start;
-            self.ids.insert(Arc::clone(&entry.id), entry.position);
-            self.waiting.push_back(entry);
-        }
-        Ok(())
+        Ok((file, start))
     }
 
     /// The file to append to; it belongs to the last segment. `next` is the position of
@@ -358,14 +386,12 @@ impl Log {
         if position <= self.cursor.position() {
             return;
         }
-        while let Some(entry) = self.waiting.front()
-            && entry.position <= position
+        while self
+            .waiting
+            .front()
+            .is_some_and(|entry| entry.position <= position)
         {
-            // An id may stand twice, after damage.
-            if self.ids.get(&entry.id) == Some(&entry.position) {
-                self.ids.remove(&entry.id);
-            }
-            self.waiting.pop_front();
+            self.pop_waiting();
         }
         let noted = self.cursor.advance(position);
         if let Err(error) = &noted
@@ -408,37 +434,158 @@ impl Log {
         Ok(())
     }
 
-    /// Removes segments of which all is delivered, but not the one that is written.
+    /// From when on what is delivered is kept, for another store that may want it.
+    pub(super) fn keep_since(&mut self, since: Timestamp) {
+        self.keep_since = Some(since);
+        self.remove_delivered();
+    }
+
+    /// The store to which all before what waits is delivered.
+    pub(super) fn store(&self) -> Option<&str> {
+        self.cursor.store()
+    }
+
+    /// Turns to another store: what is kept of what was delivered waits again, before all
+    /// else, but for what was put aside. Says how many events that are. For the store that
+    /// is known already nothing changes.
+    pub(super) fn turn_to(&mut self, store: String) -> usize {
+        if self.cursor.store() == Some(store.as_str()) {
+            return 0;
+        }
+        let mut again = self.kept();
+        let room = self.limits.events.saturating_sub(self.waiting.len());
+        let too_many = again.len().saturating_sub(room);
+        drop(again.drain(..too_many));
+        let count = again.len();
+        let first = again.first().map(|entry| entry.position - 1);
+        for entry in again.into_iter().rev() {
+            let id = Arc::clone(&entry.id);
+            self.ids.entry(id).or_insert(entry.position);
+            self.waiting.push_front(entry);
+        }
+        let position = first.unwrap_or(self.cursor.position());
+        if let Err(error) = self.cursor.go_back(position, store) {
+            // Costs no event: after a restart we turn to it once more.
+            tracing::warn!(err = %error, "it cannot be noted to which store events are delivered");
+        }
+        count
+    }
+
+    /// What was delivered and is kept, oldest first.
+    fn kept(&mut self) -> Vec<Entry> {
+        let aside = refused::ids(&self.directory);
+        let mut kept = Vec::new();
+        for segment in &mut self.segments {
+            if segment.first > self.cursor.position() {
+                break;
+            }
+            // It may be the one that is written: what is known of it stays as it is.
+            let mut copy = segment.clone();
+            let (bytes, contents) = match copy.read() {
+                Ok(read) => read,
+                Err(error) => {
+                    tracing::error!(
+                        err = %error,
+                        file = %segment.path.display(),
+                        "what was delivered cannot be read, and is not sent again"
+                    );
+                    continue;
+                }
+            };
+            for place in contents.records {
+                if place.position > self.cursor.position() {
+                    break;
+                }
+                if let Some(event) = place.of(&bytes).and_then(record::decode)
+                    && self
+                        .keep_since
+                        .is_some_and(|since| event.received_at >= since)
+                    && !aside.contains(&event.event.id)
+                {
+                    kept.push(Entry::new(segment, place, event));
+                }
+            }
+        }
+        kept
+    }
+
+    /// Removes segments of which all is delivered and that are not kept, but not the one
+    /// that is written.
     fn remove_delivered(&mut self) {
         while let Some(oldest) = self.segments.front() {
             let in_use = self.segments.len() == 1
                 && !oldest.sealed
                 && oldest.length < self.limits.segment_bytes();
-            if in_use || oldest.last > self.cursor.position() {
+            let keeps = self.keep_since.is_some_and(|since| {
+                let records: usize = self.segments.iter().map(|one| one.records).sum();
+                // No more than can wait again.
+                records <= self.limits.events && oldest.newest.is_some_and(|at| at >= since)
+            });
+            if in_use || keeps || oldest.last > self.cursor.position() || !self.remove_oldest() {
                 return;
             }
-            match fs::remove_file(&oldest.path) {
-                Ok(()) => {}
-                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-                Err(error) => {
-                    tracing::debug!(err = %error, file = %oldest.path.display(), "not removed yet");
-                    return;
-                }
-            }
-            if self.segments.len() == 1 {
-                self.file = None;
-            }
-            // A file that is open takes room although it is removed.
-            let gone = oldest.first;
-            self.reading = self.reading.take().filter(|(first, _)| *first != gone);
-            self.segments.pop_front();
         }
+    }
+
+    /// Makes room by the oldest segment, where all in it was delivered to some store.
+    fn forget_oldest(&mut self) -> bool {
+        let oldest = self.segments.front();
+        let may = oldest.is_some_and(|one| one.records > 0 && one.last <= self.cursor.sent());
+        may && self.remove_oldest()
+    }
+
+    /// Makes room by the oldest event that waits again, if one does.
+    fn give_up_repeat(&mut self) -> bool {
+        let front = self.waiting.front();
+        let repeat = front.is_some_and(|entry| entry.position <= self.cursor.sent());
+        if repeat {
+            self.pop_waiting();
+        }
+        repeat
+    }
+
+    fn pop_waiting(&mut self) {
+        if let Some(entry) = self.waiting.pop_front()
+            // An id may stand twice, after damage.
+            && self.ids.get(&entry.id) == Some(&entry.position)
+        {
+            self.ids.remove(&entry.id);
+        }
+    }
+
+    fn remove_oldest(&mut self) -> bool {
+        let Some(oldest) = self.segments.front() else {
+            return false;
+        };
+        match fs::remove_file(&oldest.path) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                tracing::debug!(err = %error, file = %oldest.path.display(), "not removed yet");
+                return false;
+            }
+        }
+        if self.segments.len() == 1 {
+            self.file = None;
+        }
+        // A file that is open takes room although it is removed.
+        let gone = oldest.first;
+        self.reading = self.reading.take().filter(|(first, _)| *first != gone);
+        self.segments.pop_front();
+        while self
+            .waiting
+            .front()
+            .is_some_and(|entry| entry.segment == gone)
+        {
+            self.pop_waiting();
+        }
+        true
     }
 
     /// Position of the newest record.
     pub(super) fn newest(&self) -> u64 {
         let waiting = self.waiting.back().map(|entry| entry.position);
-        waiting.unwrap_or_else(|| self.cursor.position())
+        waiting.unwrap_or_else(|| self.cursor.sent())
     }
 
     /// How much waits.
@@ -450,11 +597,30 @@ impl Log {
             oldest: self.waiting.front().map(|entry| entry.accepted_at),
             damaged: self.damaged,
             aside: self.aside,
+            kept: {
+                let records: usize = self.segments.iter().map(|one| one.records).sum();
+                records.saturating_sub(self.waiting.len())
+            },
         }
     }
 
     fn bytes(&self) -> u64 {
         self.segments.iter().map(|segment| segment.length).sum()
+    }
+}
+
+// === impl Entry ===
+
+impl Entry {
+    fn new(segment: &Segment, place: Place, event: NewEvent) -> Self {
+        Self {
+            position: place.position,
+            segment: segment.first,
+            offset: place.offset,
+            length: place.length,
+            accepted_at: event.received_at,
+            id: event.event.id.into(),
+        }
     }
 }
 

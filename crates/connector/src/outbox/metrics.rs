@@ -14,6 +14,7 @@ pub(super) struct OutboxMetrics {
     oldest: Gauge<f64, AtomicU64>,
     damaged: Gauge,
     aside: Gauge,
+    kept: Gauge,
 }
 
 // === impl OutboxMetrics ===
@@ -49,6 +50,11 @@ impl OutboxMetrics {
                 "Health events that were not taken, and that are kept on disk for a person",
                 own.aside.clone(),
             );
+            registry.register(
+                "kept_events",
+                "Health events that were delivered and are kept, for another store that may lack them",
+                own.kept.clone(),
+            );
         });
         own
     }
@@ -59,6 +65,7 @@ impl OutboxMetrics {
         self.bytes.set(whole(status.bytes));
         self.damaged.set(whole(status.damaged));
         self.aside.set(whole(status.aside));
+        self.kept.set(whole(status.kept as u64));
         let oldest = status
             .oldest
             .map_or(0.0, |at| at.as_duration().as_secs_f64());

@@ -34,6 +34,16 @@ pub(super) struct Place {
     pub(super) length: u32,
 }
 
+// === impl Place ===
+
+impl Place {
+    /// The record among the bytes of its segment.
+    pub(super) fn of(self, bytes: &[u8]) -> Option<&[u8]> {
+        let start = usize::try_from(self.offset).ok()?;
+        bytes.get(start..start.checked_add(self.length as usize)?)
+    }
+}
+
 /// Appends `event` to `buffer`, and says how long the record is.
 pub(super) fn encode(buffer: &mut Vec<u8>, position: u64, event: &NewEvent) -> u32 {
     let start = buffer.len();
@@ -69,11 +79,16 @@ pub(super) fn whole(bytes: &[u8], after: u64) -> Option<(u64, u32)> {
 
 /// The event of a whole record.
 pub(super) fn decode(record: &[u8]) -> Option<NewEvent> {
-    let accepted = i64::from_le_bytes(array(record, 16)?);
     Some(NewEvent {
         event: HealthEvent::decode(record.get(HEAD..)?).ok()?,
-        received_at: Timestamp::from_microsecond(accepted).ok()?,
+        received_at: accepted_at(record)?,
     })
+}
+
+/// When the event of a whole record was accepted.
+pub(super) fn accepted_at(record: &[u8]) -> Option<Timestamp> {
+    let accepted = i64::from_le_bytes(array(record, 16)?);
+    Timestamp::from_microsecond(accepted).ok()
 }
 
 fn checksum(length: u32, rest: &[u8]) -> u32 {

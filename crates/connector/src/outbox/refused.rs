@@ -1,7 +1,8 @@
 //! Events that the receiver does not take, for a person to look at: a line of JSON each,
-//! with the reason. Nothing is read from the file but how many lines it has, so damage to
-//! it costs what it lies on.
+//! with the reason. What is read from the file is how many lines it has, and which events are
+//! not to be sent again, so damage to it costs what it lies on.
 
+use std::collections::HashSet;
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read as _};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -56,14 +57,35 @@ pub(super) fn append(directory: &Path, events: &[(NewEvent, String)]) -> io::Res
     })
 }
 
+/// Ids of the events in the files in `directory`, as far as they can be read: they are not
+/// sent again.
+pub(super) fn ids(directory: &Path) -> HashSet<String> {
+    let mut ids = HashSet::new();
+    for name in [OLD_FILE, FILE] {
+        for line in read(directory, name)
+            .unwrap_or_default()
+            .split(|byte| *byte == b'\n')
+        {
+            let line = serde_json::from_slice::<serde_json::Value>(line).unwrap_or_default();
+            ids.extend(line["event"]["id"].as_str().map(str::to_owned));
+        }
+    }
+    ids
+}
+
 /// How many events the files in `directory` have, as far as they can be read.
 pub(super) fn count(directory: &Path) -> u64 {
     let lines = |name| {
-        let mut bytes = Vec::new();
-        let file = fs::File::open(directory.join(name))?;
-        file.take(MAX_COUNTED).read_to_end(&mut bytes)?;
+        let bytes = read(directory, name)?;
         let lines = bytes.split(|byte| *byte == b'\n');
         io::Result::Ok(lines.filter(|line| !line.is_empty()).count() as u64)
     };
     lines(FILE).unwrap_or(0) + lines(OLD_FILE).unwrap_or(0)
+}
+
+fn read(directory: &Path, name: &str) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    let file = fs::File::open(directory.join(name))?;
+    file.take(MAX_COUNTED).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }

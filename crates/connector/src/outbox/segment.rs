@@ -7,6 +7,8 @@ use std::ops::Range;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use jiff::Timestamp;
+
 use super::record::{self, Place};
 
 /// Version of the form that is written.
@@ -18,7 +20,7 @@ const HEAD: usize = 12;
 const EXTENSION: &str = "events";
 
 /// A segment on disk.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Segment {
     pub(super) path: PathBuf,
     /// Named after it: no record in it stands before this position.
@@ -27,6 +29,10 @@ pub(super) struct Segment {
     pub(super) last: u64,
     /// End of its last whole record.
     pub(super) length: u64,
+    /// How many records it has.
+    pub(super) records: usize,
+    /// When its last event was accepted.
+    pub(super) newest: Option<Timestamp>,
     /// Nothing more is written into it, since what its end holds on disk is not known.
     pub(super) sealed: bool,
 }
@@ -72,6 +78,8 @@ impl Segment {
                     first,
                     last,
                     length,
+                    records: 0,
+                    newest: None,
                     sealed: false,
                 };
                 Ok((segment, file))
@@ -99,6 +107,8 @@ impl Segment {
                     first,
                     last: first.saturating_sub(1),
                     length: 0,
+                    records: 0,
+                    newest: None,
                     sealed: false,
                 });
             }
@@ -113,6 +123,8 @@ impl Segment {
         File::open(&self.path)?.read_to_end(&mut bytes)?;
         let contents = scan(&bytes, self.first.saturating_sub(1));
         let end = contents.records.last();
+        self.records = contents.records.len();
+        self.newest = end.and_then(|place| record::accepted_at(place.of(&bytes)?));
         self.last = end.map_or(self.last, |place| place.position);
         self.length = end.map_or((HEAD.min(bytes.len())) as u64, |place| {
             place.offset + u64::from(place.length)

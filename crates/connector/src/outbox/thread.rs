@@ -7,6 +7,7 @@
 use std::sync::{Arc, PoisonError, RwLock};
 use std::thread;
 
+use jiff::{SignedDuration, Timestamp};
 use runtime::logging::chain;
 use store::{Appended, NewEvent};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
@@ -52,6 +53,10 @@ enum Request {
         events: Vec<(NewEvent, String)>,
         reply: Reply<()>,
     },
+    TurnTo {
+        store: String,
+        reply: Reply<usize>,
+    },
 }
 
 struct Append {
@@ -63,6 +68,8 @@ struct Append {
 /// What runs in the thread.
 struct Worker {
     log: Log,
+    /// How long what is delivered is kept.
+    keep: Option<SignedDuration>,
     status: watch::Sender<Status>,
     metrics: OutboxMetrics,
 }
@@ -73,6 +80,7 @@ impl Thread {
     /// Starts the thread. It owns `log` and `guard` until it ends.
     pub(super) fn start(
         log: Log,
+        keep: Option<SignedDuration>,
         metrics: OutboxMetrics,
         guard: impl Send + 'static,
     ) -> std::io::Result<Self> {
@@ -82,6 +90,7 @@ impl Thread {
         let (end, ended) = watch::channel(());
         let mut worker = Worker {
             log,
+            keep,
             status: status_sender,
             metrics,
         };
@@ -159,6 +168,10 @@ impl Thread {
         self.call(|reply| Request::PutAside { events, reply }).await
     }
 
+    pub(super) async fn turn_to(&self, store: String) -> Result<usize, OutboxError> {
+        self.call(|reply| Request::TurnTo { store, reply }).await
+    }
+
     async fn call<T>(&self, request: impl FnOnce(Reply<T>) -> Request) -> Result<T, OutboxError> {
         let sender = self
             .sender
@@ -193,7 +206,10 @@ impl Request {
     fn size(&self) -> usize {
         match self {
             Self::Append(append) => append.events.len(),
-            Self::Read { .. } | Self::Delivered { .. } | Self::PutAside { .. } => 0,
+            Self::Read { .. }
+            | Self::Delivered { .. }
+            | Self::PutAside { .. }
+            | Self::TurnTo { .. } => 0,
         }
     }
 }
@@ -203,7 +219,7 @@ impl Request {
 impl Worker {
     fn run(&mut self, group: Vec<Request>) {
         let (mut appends, mut reads, mut notes) = (Vec::new(), Vec::new(), Vec::new());
-        let mut asides = Vec::new();
+        let (mut asides, mut turns) = (Vec::new(), Vec::new());
         let mut delivered = 0;
         for request in group {
             match request {
@@ -215,12 +231,22 @@ impl Worker {
                 Request::PutAside { events, reply } => {
                     asides.push((reply, self.log.put_aside(&events)));
                 }
+                Request::TurnTo { store, reply } => turns.push((reply, store)),
                 read @ Request::Read { .. } => reads.push(read),
             }
         }
         if !notes.is_empty() {
             self.log.delivered(delivered);
         }
+        if let Some(keep) = self.keep {
+            let since = Timestamp::now().checked_sub(keep);
+            self.log.keep_since(since.unwrap_or(Timestamp::MIN));
+        }
+        // Behind what was delivered to the store before.
+        let turns: Vec<_> = turns
+            .into_iter()
+            .map(|(reply, store)| (reply, self.log.turn_to(store)))
+            .collect();
         let staged: Vec<_> = appends
             .into_iter()
             .map(|append| (append.reply, self.log.stage(&append.events), append.room))
@@ -238,6 +264,9 @@ impl Worker {
         for (reply, kept) in asides {
             // A caller that no longer listens has given up; it is done.
             let _ = reply.send(kept);
+        }
+        for (reply, again) in turns {
+            let _ = reply.send(Ok(again));
         }
         for reply in notes {
             let _ = reply.send(Ok(()));

@@ -2,6 +2,8 @@
 //!
 //! Every gpuwarden sees all nodes of its cluster, and several may run in one: one on each
 //! machine. A quarantined node is ours if our store knows an event that the node lists.
+//! What it knows from before another store was acted on counts again then (it is appended,
+//! and moves to the end of the feed).
 //! If it knows none, the node is another's and is left alone, unless nobody else speaks
 //! for it ([`Owns`]): for our own node, and for every node where we are the controller of
 //! the cluster. Then our store was lost or replaced, or the node was NVSentinel's until
@@ -14,7 +16,7 @@
 
 use std::collections::BTreeSet;
 
-use contract::{HealthEvent, json};
+use contract::{HealthEvent, json, keys};
 use domain::event::{content_fingerprint, normalise};
 use domain::journal::EntryKind;
 use domain::node::NodeView;
@@ -66,8 +68,9 @@ impl Quarantine {
         let Some(own) = Ownership::read(view) else {
             return Claim::Ours;
         };
-        let mut unknown = Vec::new();
+        let (mut unknown, mut history) = (Vec::new(), Vec::<NewEvent>::new());
         let listed = own.events.len();
+        let since = self.store.identity().since;
         // Only what the node still lists is worth remembering.
         let known = &mut self.entry(&view.name).known;
         known.retain(|id| own.events.iter().any(|event| event.id == *id));
@@ -82,7 +85,15 @@ impl Quarantine {
                 continue;
             }
             match self.store.event(&event.id).await {
-                Ok(Some(_)) => self.entry(&view.name).known.push(event.id),
+                Ok(Some(record)) if record.seq > since => {
+                    self.entry(&view.name).known.push(event.id);
+                }
+                // Once, of however many parts of it are listed.
+                Ok(Some(record)) if history.iter().any(|one| one.event.id == record.id) => {}
+                Ok(Some(record)) => history.push(NewEvent {
+                    received_at: record.created_at,
+                    event: taken_over((self.clock)(), record.event),
+                }),
                 Ok(None) => unknown.push(event),
                 Err(error) => return self.claim_later(&view.name, &error),
             }
@@ -91,20 +102,21 @@ impl Quarantine {
         if unknown.len() == listed && !self.owns.adopts(&view.name, own.maker.as_ref()) {
             return Claim::Anothers;
         }
-        if unknown.is_empty() {
+        if unknown.is_empty() && history.is_empty() {
             return Claim::Ours;
         }
         tracing::info!(
             node = view.name,
-            events = unknown.len(),
-            "taking over the faults that the node lists and the store does not know"
+            events = unknown.len() + history.len(),
+            "taking over the faults that the node lists and the store does not know, or no more"
         );
         // The rest at the next look.
-        let more = unknown.len() > MAX_APPEND;
-        unknown.truncate(MAX_APPEND);
+        let more = history.len() + unknown.len() > MAX_APPEND;
+        history.truncate(MAX_APPEND);
+        unknown.truncate(MAX_APPEND - history.len());
         let listed: Vec<String> = unknown.iter().map(|event| event.id.clone()).collect();
-        let received = as_received(unknown, (self.clock)());
-        match self.store.append(received).await {
+        history.extend(as_received(unknown, (self.clock)()));
+        match self.store.append(history).await {
             Ok(appended) => {
                 // Stored now, or before, if under another id.
                 self.entry(&view.name).known.extend(listed);
@@ -186,9 +198,19 @@ fn as_received(events: Vec<HealthEvent>, received_at: Timestamp) -> Vec<NewEvent
         } else {
             own
         };
-        NewEvent { event, received_at }
+        NewEvent {
+            event: taken_over(received_at, event),
+            received_at,
+        }
     });
     received.collect()
+}
+
+/// Marks an event as taken over.
+fn taken_over(now: Timestamp, mut event: HealthEvent) -> HealthEvent {
+    let mark = (keys::META_TAKEN_OVER.to_owned(), now.to_string());
+    event.metadata.extend([mark]);
+    event
 }
 
 #[cfg(test)]

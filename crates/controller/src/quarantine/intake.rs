@@ -87,6 +87,8 @@ pub(super) struct SaveFailure {
 impl Quarantine {
     /// Loads the saved book. One that cannot be read is rebuilt from the feed.
     pub(super) async fn load(&mut self) {
+        // What is before is history; where it became that, nothing is saved any more.
+        self.book = FaultBook::since(self.store.identity().since);
         let saved = self.store.checkpoint(CONSUMER).await;
         match saved {
             Ok(Some(checkpoint)) => match understood(&checkpoint) {

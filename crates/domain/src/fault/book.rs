@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use contract::{HealthEvent, ProcessingStrategy, RecommendedAction, keys};
+use contract::{HealthEvent, ProcessingStrategy, RecommendedAction, json, keys};
 use prost::Message as _;
 use serde::{Deserialize, Serialize};
 
@@ -75,6 +75,14 @@ pub enum Ignored {
 // === impl FaultBook ===
 
 impl FaultBook {
+    /// A book of the events behind `seq`.
+    pub fn since(seq: u64) -> Self {
+        Self {
+            applied: seq,
+            ..Self::default()
+        }
+    }
+
     /// Records an event. Recording it again (same `seq`, or an older one) changes nothing.
     pub fn record(&mut self, record: &Record) -> Vec<Change> {
         if record.seq <= self.applied {
@@ -245,6 +253,16 @@ impl Fault {
             && (event.error_code.is_empty() || event.error_code.contains(&self.code))
             && self.subject.healed_by(&event.entities_impacted)
             && (!event.metadata.contains_key(keys::META_REBOOT) || self.healed_by_reboot(event))
+            && !self.outlives(event)
+    }
+
+    /// Whether the fault was taken over from its node and is younger than a recovery that
+    /// its agent sends again: what stands on the node is known at once, what was before it
+    /// comes behind. Both times are the node's own.
+    fn outlives(&self, event: &HealthEvent) -> bool {
+        let time = |event: &HealthEvent| event.generated_timestamp.and_then(json::timestamp);
+        self.event.metadata.contains_key(keys::META_TAKEN_OVER)
+            && matches!((time(event), time(&self.event)), (Some(a), Some(b)) if a < b)
     }
 
     fn new(record: &Record, code: &str, subject: Subject) -> Self {
@@ -311,7 +329,8 @@ impl Fault {
     /// Whether the event of the report is to stand for the fault.
     fn replaced_by(&self, record: &Record) -> bool {
         let as_grave = record.event.is_fatal == self.event.is_fatal;
-        self.escalated_by(record) || (as_grave && self.changed(record))
+        self.escalated_by(record)
+            || (as_grave && self.changed(record) && !self.outlives(&record.event))
     }
 
     /// Whether the report asks for something else than the one that stands for the fault.

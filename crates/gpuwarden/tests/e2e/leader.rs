@@ -58,11 +58,16 @@ impl Cluster {
     }
 
     async fn controller(&self) -> anyhow::Result<Product> {
+        self.controller_at(0).await
+    }
+
+    /// One that takes the events of agents on this port, when it leads.
+    async fn controller_at(&self, port: u16) -> anyhow::Result<Product> {
         Launch::controller()?
             .kubeconfig(self.plane.kubeconfig())
             .quarantine()
             .arg("--grpc-insecure")
-            .option("--grpc-listen", "127.0.0.1:0")
+            .option("--grpc-listen", format!("127.0.0.1:{port}"))
             .start()
             .await
     }
@@ -93,6 +98,26 @@ impl Cluster {
             }
         })
         .await
+    }
+
+    /// Waits until nothing waits at a node's agent, and it was brought to `changes` stores
+    /// more than one.
+    async fn brought(&self, agent: &Product, changes: u64) -> anyhow::Result<()> {
+        agent
+            .wait_for("the agent to be rid of all", SOON, || async {
+                let output = agent.client(["status", "-o", "json"]).await;
+                let status = output
+                    .and_then(|output| Ok(serde_json::from_str::<Value>(&output.stdout)?))
+                    .map_err(|error| format!("{error:#}"))?;
+                let delivery = &status["delivery"];
+                let waits = status["store"]["events"] != 0 || delivery["failing"].is_string();
+                if delivery["storeChanges"] == changes && !waits && delivery["kept"] != 0 {
+                    Ok(())
+                } else {
+                    Err(status.to_string())
+                }
+            })
+            .await
     }
 
     async fn holder(&self) -> anyhow::Result<Value> {
@@ -240,4 +265,96 @@ async fn who_was_stopped_or_cut_off_makes_no_write_and_ends() -> anyhow::Result<
     cluster.plane.restart(Program::ApiServer)?;
     cluster.plane.wait_ready().await?;
     leads(&first, EXPIRY).await.map(drop)
+}
+
+/// A port that the leader has, whoever it is: as behind a Kubernetes Service.
+fn port() -> anyhow::Result<u16> {
+    let free = std::net::TcpListener::bind("127.0.0.1:0")?;
+    Ok(free.local_addr()?.port())
+}
+
+async fn agent(node: &str, port: u16) -> anyhow::Result<Product> {
+    Launch::agent()?
+        .node_name(node)
+        .option("--controller", format!("http://127.0.0.1:{port}"))
+        .start()
+        .await
+}
+
+#[tokio::test]
+async fn a_fault_that_only_the_leader_before_has_is_acted_on_by_the_next() -> anyhow::Result<()> {
+    let Some(cluster) = Cluster::new().await? else {
+        return Ok(());
+    };
+    let (name, before) = cluster.node().await?;
+    let port = port()?;
+    let mut first = cluster.controller_at(port).await?;
+    leads(&first, SOON).await?;
+    let second = cluster.controller_at(port).await?;
+    stands_by(&second, &first).await?;
+    let agent = agent(&name, port).await?;
+
+    // Cut off from the API server it still takes events, and can do nothing about them.
+    cluster.plane.stop(Program::ApiServer)?;
+    send_to(&agent, vec![event(&name, "0")]).await?;
+    cluster.brought(&agent, 0).await?;
+    first.kill9()?;
+    cluster.plane.cont(Program::ApiServer)?;
+    leads(&second, EXPIRY + SOON).await?;
+    // The node has nothing new to say.
+    cluster.cordoned(&second, &name).await?;
+    cluster.brought(&agent, 1).await?;
+    send_to(&agent, vec![recovery(&name, "0")]).await?;
+    cluster.restored(&second, &name, &before).await
+}
+
+#[tokio::test]
+async fn a_leader_that_comes_back_does_not_act_on_what_is_over() -> anyhow::Result<()> {
+    let Some(cluster) = Cluster::new().await? else {
+        return Ok(());
+    };
+    let (name, before) = cluster.node().await?;
+    let (other, _) = cluster.node().await?;
+    let port = port()?;
+    let mut first = cluster.controller_at(port).await?;
+    leads(&first, SOON).await?;
+    let mut second = cluster.controller_at(port).await?;
+    stands_by(&second, &first).await?;
+    let (agent, others) = (agent(&name, port).await?, agent(&other, port).await?);
+    send_to(&agent, vec![event(&name, "0")]).await?;
+    cluster.cordoned(&first, &name).await?;
+    send_to(&others, vec![event(&other, "0")]).await?;
+    cluster.cordoned(&first, &other).await?;
+
+    // The other one leads, and has the session that the first one made. The recovery of one
+    // node is brought to it alone; the other node stays out.
+    first.terminate().await?;
+    leads(&second, SOON).await?;
+    cluster.brought(&agent, 1).await?;
+    send_to(&agent, vec![recovery(&name, "0")]).await?;
+    cluster.restored(&second, &name, &before).await?;
+    cluster.cordoned(&second, &other).await?;
+
+    // The first one comes back: to it the fault is open that is over.
+    first.restart().await?;
+    stands_by(&first, &second).await?;
+    second.terminate().await?;
+    leads(&first, SOON).await?;
+    cluster.brought(&agent, 2).await?;
+    cluster.brought(&others, 2).await?;
+    let node = object(&cluster.nodes, &name).await?;
+    assert_eq!(shape(&node), before);
+    // It acts on what is new, ...
+    send_to(&agent, vec![event(&name, "1")]).await?;
+    cluster.cordoned(&first, &name).await?;
+    let out = object(&cluster.nodes, &name).await?;
+    let listed = out["metadata"]["annotations"]["quarantineHealthEvent"].to_string();
+    assert!(!listed.contains("entityValue\\\":\\\"0"), "{listed}");
+    // ... knows what is still open, ...
+    cluster.cordoned(&first, &other).await?;
+    // ... and shows what was.
+    let story = first.client(["explain", &name]).await?;
+    assert!(story.stdout.contains("GpuMemWatch"), "{}", story.stdout);
+    assert!(first.stderr().contains("another store was acted on before"));
+    Ok(())
 }

@@ -222,6 +222,112 @@ fn delivered_stays_delivered_and_losing_the_note_of_it_delivers_again() {
     }
 }
 
+#[test]
+fn another_store_gets_all_that_is_kept_but_for_what_was_put_aside() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut log = Log::open(dir.path(), LIMITS).unwrap();
+    log.keep_since(Timestamp::MIN);
+    assert_eq!(log.turn_to("a".into()), 0);
+    let names_of = |names: &[&str]| names.iter().map(|one| event(one)).collect::<Vec<_>>();
+    log.append(&names_of(&["one", "bad", "two", "three"]))
+        .unwrap();
+    log.put_aside(&[(event("bad"), "why".into())]).unwrap();
+    log.delivered(3);
+    assert_eq!((log.status().events, log.status().kept), (1, 3));
+    // The same store again, also after a restart: nothing is sent again.
+    drop(log);
+    let mut log = Log::open(dir.path(), LIMITS).unwrap();
+    log.keep_since(Timestamp::MIN);
+    assert_eq!(log.store(), Some("a"));
+    assert_eq!(log.turn_to("a".into()), 0);
+    assert_eq!(names(&log.all()), ["three"]);
+    // Another: all, before what is new. An event that waits again is taken once.
+    assert_eq!(log.turn_to("b".into()), 2);
+    assert_eq!(names(&log.all()), ["one", "two", "three"]);
+    assert!(!log.append(&[event("one")]).unwrap()[0].new);
+    log.append(&[event("four")]).unwrap();
+    log.delivered(1);
+    drop(log);
+    let mut log = Log::open(dir.path(), LIMITS).unwrap();
+    log.keep_since(Timestamp::MIN);
+    assert_eq!(names(&log.all()), ["two", "three", "four"]);
+    // And another, before the one before has all.
+    assert_eq!(log.turn_to("c".into()), 1);
+    assert_eq!(names(&log.all()), ["one", "two", "three", "four"]);
+    log.delivered(u64::MAX);
+    // What is too old is not wanted any more, and its file goes.
+    let later: Timestamp = "2026-01-02T00:00:00Z".parse().unwrap();
+    log.keep_since(later);
+    assert_eq!(log.turn_to("d".into()), 0);
+    assert!(log.all().is_empty());
+}
+
+#[test]
+fn what_is_kept_goes_before_anything_is_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let limits = Limits {
+        events: 2_000,
+        ..LIMITS
+    };
+    let mut log = Log::open(dir.path(), limits).unwrap();
+    log.keep_since(Timestamp::MIN);
+    // More than there is room for, each delivered at once.
+    for index in 0..1_200 {
+        log.append(&[event(&format!("{index:016384}"))]).unwrap();
+        log.delivered(u64::MAX);
+        assert!(log.status().bytes <= MIN_BYTES);
+    }
+    let kept = log.turn_to("b".into());
+    assert!((900..1_100).contains(&kept), "{kept}");
+    // What waits again makes way for what is new, by bytes and by number.
+    for part in 0..20 {
+        let names = (0..100).map(|index| format!("small {part} {index}"));
+        let events: Vec<_> = names.map(|name| event(&name)).collect();
+        log.append(&events).unwrap();
+        assert!(log.status().bytes <= MIN_BYTES);
+    }
+    let waiting = names(&log.all());
+    assert_eq!(waiting.len(), 2_000);
+    assert!(waiting.iter().all(|name| name.starts_with("small")));
+    let error = log.append(&[event("one more")]).unwrap_err();
+    assert!(error.to_string().contains("2000 events wait"), "{error}");
+}
+
+#[test]
+fn killed_at_any_byte_of_turning_to_another_store_nothing_is_lost() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut log = Log::open(dir.path(), LIMITS).unwrap();
+    log.keep_since(Timestamp::MIN);
+    log.turn_to("store-a".into());
+    log.append(&[event("one"), event("two"), event("three")])
+        .unwrap();
+    log.delivered(2);
+    let cursor = dir.path().join("delivered");
+    let before = fs::read(&cursor).unwrap();
+    log.turn_to("another-store".into());
+    drop(log);
+    let after = fs::read(&cursor).unwrap();
+    assert_eq!(before.len(), after.len());
+    let whole = ["one", "two", "three"];
+    for cut in 0..=after.len() {
+        let torn = [&after[..cut], &before[cut..]].concat();
+        fs::write(&cursor, torn).unwrap();
+        let mut log = Log::open(dir.path(), LIMITS).unwrap();
+        log.keep_since(Timestamp::MIN);
+        // The other store answers, and is turned to where it is not known yet.
+        log.turn_to("another-store".into());
+        assert_eq!(names(&log.all()), whole, "cut at {cut}");
+        // Once turned to, it is remembered.
+        drop(log);
+        let mut log = Log::open(dir.path(), LIMITS).unwrap();
+        assert_eq!(log.store(), Some("another-store"), "cut at {cut}");
+        log.delivered(1);
+        drop(log);
+        let mut log = Log::open(dir.path(), LIMITS).unwrap();
+        assert_eq!(names(&log.all()), whole[1..], "cut at {cut}");
+    }
+}
+
 /// A file system of its own, for tests as root.
 struct Tmpfs(tempfile::TempDir);
 
@@ -322,6 +428,8 @@ enum Step {
     Restart,
     /// The process dies in a write of so many bytes more.
     Torn(Vec<u8>),
+    /// Another store answers.
+    Turn(u8),
 }
 
 fn step() -> impl Strategy<Value = Step> {
@@ -330,6 +438,7 @@ fn step() -> impl Strategy<Value = Step> {
         2 => (0..20_u8).prop_map(Step::Deliver),
         1 => Just(Step::Restart),
         1 => proptest::collection::vec(any::<u8>(), 1..80).prop_map(Step::Torn),
+        1 => (0..3_u8).prop_map(Step::Turn),
     ]
 }
 
@@ -339,36 +448,51 @@ proptest! {
     #[test]
     fn whatever_happens_what_was_taken_waits_in_order_until_it_is_delivered(
         steps in proptest::collection::vec(step(), 1..40),
+        keeps in any::<bool>(),
     ) {
         let dir = tempfile::tempdir().unwrap();
         // Small segments, so that they change often.
         let limits = Limits { bytes: 16 * 300, events: 30 };
-        let mut log = Log::open(dir.path(), limits).unwrap();
-        let mut model: Vec<String> = Vec::new();
+        let open = || {
+            let mut log = Log::open(dir.path(), limits).unwrap();
+            if keeps {
+                log.keep_since(Timestamp::MIN);
+            }
+            log
+        };
+        let mut log = open();
+        // All that was ever taken, and how many of the last of it nobody has yet.
+        let (mut history, mut fresh): (Vec<String>, usize) = (Vec::new(), 0);
         for step in steps {
+            let waiting = names(&log.all());
             match step {
                 Step::Append(ids) => {
                     let events: Vec<NewEvent> = ids.iter().map(|id| event(&id.to_string())).collect();
                     if let Ok(answers) = log.append(&events) {
+                        let mut known = waiting;
                         for (event, answer) in events.iter().zip(answers) {
                             let name = event.event.message.clone();
-                            prop_assert_eq!(answer.new, !model.contains(&name));
+                            prop_assert_eq!(answer.new, !known.contains(&name));
                             if answer.new {
-                                model.push(name);
+                                known.push(name.clone());
+                                history.push(name);
+                                fresh += 1;
                             }
                         }
+                    } else {
+                        prop_assert_eq!(names(&log.all()).len().min(fresh), fresh);
                     }
                 }
                 Step::Deliver(count) => {
                     let batch = log.read(0, usize::from(count), u64::MAX).unwrap();
                     if let Some(last) = batch.last() {
                         log.delivered(last.position);
-                        model.drain(..batch.len());
+                        fresh = fresh.min(waiting.len() - batch.len());
                     }
                 }
                 Step::Restart => {
                     drop(log);
-                    log = Log::open(dir.path(), limits).unwrap();
+                    log = open();
                 }
                 Step::Torn(bytes) => {
                     drop(log);
@@ -377,11 +501,22 @@ proptest! {
                         content.extend(bytes);
                         fs::write(&last.path, content).unwrap();
                     }
-                    log = Log::open(dir.path(), limits).unwrap();
+                    log = open();
+                }
+                Step::Turn(store) => {
+                    let again = log.turn_to(store.to_string());
+                    prop_assert_eq!(log.status().events, waiting.len() + again);
+                    prop_assert!(keeps || again == 0);
                 }
             }
-            prop_assert_eq!(&names(&log.all()), &model);
+            // What waits is the end of what was taken: all that nobody has, and before it what
+            // another store had.
+            let waiting = names(&log.all());
+            prop_assert!(waiting.len() >= fresh);
+            prop_assert!(history.ends_with(&waiting), "{:?} {:?}", history, waiting);
+            prop_assert!(keeps || waiting.len() == fresh);
             prop_assert!(log.status().events <= limits.events);
+            prop_assert!(log.status().bytes <= limits.bytes);
         }
     }
 }

@@ -68,6 +68,49 @@ fn a_fault_opens_is_refreshed_and_closes() {
     );
 }
 
+#[test]
+fn a_book_begins_behind_what_is_history() {
+    let mut book = FaultBook::since(7);
+    assert_eq!(book.applied(), 7);
+    let old = book.record(&record(7, |_| ()));
+    assert_eq!(old, [Change::Ignored(Ignored::AlreadyRecorded)]);
+    assert_eq!(book.nodes().count(), 0);
+    book.record(&record(8, |_| ()));
+    assert_eq!(book.faults("n1").len(), 1);
+}
+
+/// A new leader takes a fault over from the node before the node's agent has sent again
+/// what was before it.
+#[test]
+fn what_was_taken_over_is_not_closed_by_a_recovery_from_before_it() {
+    let at = |mut record: Record, second: i64| {
+        record.event.generated_timestamp = Some(prost_types::Timestamp {
+            seconds: 1_800_000_000 + second,
+            nanos: 0,
+        });
+        record
+    };
+    let mut book = FaultBook::since(10);
+    let taken_over = record(11, |event| {
+        let mark = (keys::META_TAKEN_OVER.to_owned(), "now".to_owned());
+        event.metadata.extend([mark]);
+    });
+    book.record(&at(taken_over, 300));
+    // The same fault from before, asking for something else, and its recovery.
+    let earlier = record(12, |event| event.recommended_action = 15);
+    book.record(&at(earlier, 100));
+    book.record(&at(healthy(13, |_| ()), 200));
+    let open = book.faults("n1");
+    assert_eq!(open.len(), 1);
+    assert_eq!(open[0].event.recommended_action, 24);
+    book.record(&at(healthy(14, |_| ()), 300));
+    assert_eq!(book.nodes().count(), 0);
+    // Of what came in its order no times are compared: a clock may have been set back.
+    book.record(&at(record(15, |_| ()), 300));
+    book.record(&at(healthy(16, |_| ()), 100));
+    assert_eq!(book.nodes().count(), 0);
+}
+
 /// NVSentinel sorts a batch by the time that its senders gave, and not stably.
 #[test]
 fn of_one_time_the_order_of_the_feed_counts() {

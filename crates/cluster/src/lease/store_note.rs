@@ -1,0 +1,66 @@
+//! Which store the leader acts on, as an annotation of the Lease.
+//!
+//! Controllers may have a store each. Who leads next has to know whether its own is the one
+//! that was acted on last. So it is written before anything is done on that store, and stays
+//! when the Lease is given back.
+
+use contract::keys;
+use serde_json::{Value, json};
+use tokio::sync::watch;
+
+/// The annotation, for who leads. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct StoreNote {
+    seen: watch::Sender<Option<String>>,
+    wanted: watch::Sender<Option<String>>,
+}
+
+// === impl StoreNote ===
+
+impl StoreNote {
+    pub(super) fn new() -> Self {
+        Self {
+            seen: watch::Sender::default(),
+            wanted: watch::Sender::default(),
+        }
+    }
+
+    /// The store that was acted on last, as the Lease said when it was last seen; `None`: it
+    /// did not say.
+    pub fn seen(&self) -> Option<String> {
+        self.seen.borrow().clone()
+    }
+
+    /// Writes `store` on the Lease with the next renewal, which is made now. Returns when it
+    /// stands there: for ever not, where the lead is lost.
+    pub async fn write(&self, store: &str) {
+        self.wanted.send_replace(Some(store.to_owned()));
+        let mut seen = self.seen.subscribe();
+        let stands = |seen: &Option<String>| seen.as_deref() == Some(store);
+        if seen.wait_for(stands).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+
+    /// Takes in what the Lease says.
+    pub(super) fn see(&self, lease: &Value) {
+        let store = lease["metadata"]["annotations"][keys::LEASE_STORE].as_str();
+        self.seen.send_replace(store.map(str::to_owned));
+    }
+
+    /// Puts what is to stand there into a change of the Lease.
+    pub(super) fn put(&self, change: &mut Value) {
+        if let Some(store) = self.wanted.borrow().as_deref() {
+            change["metadata"]["annotations"] = json!({ keys::LEASE_STORE: store });
+        }
+    }
+
+    /// Waits until something is to be written that does not stand there.
+    pub(super) async fn outstanding(&self) {
+        let (mut wanted, seen) = (self.wanted.subscribe(), &self.seen);
+        let outstanding = |wanted: &Option<String>| wanted.is_some() && *wanted != *seen.borrow();
+        if wanted.wait_for(outstanding).await.is_err() {
+            std::future::pending::<()>().await;
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! How long delivery waits, and for what.
+
+use std::hash::{BuildHasher, RandomState};
+use std::time::Duration;
+
+use tokio_util::sync::CancellationToken;
+
+/// How often it is asked who is there, while nothing is sent and something is kept: as much
+/// later than a leader its successor acts on what was brought to the one before.
+const ASK_EVERY: Duration = Duration::from_secs(10);
+/// Time between two changes of the store, at first: a leader that was killed is followed no
+/// sooner, for so long lasts its Lease. Doubles up to the second where changes go on, so that
+/// what waits comes through also where two controllers answer in turn.
+const CHANGES: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(10 * 60));
+/// The pauses.
+pub(super) const PAUSES: Pauses = Pauses {
+    first: Duration::from_millis(100),
+    longest: Duration::from_secs(10),
+    part: Duration::from_secs(1),
+    round: Duration::from_secs(1),
+    outbox: Duration::from_secs(1),
+    ask: ASK_EVERY,
+    changes: CHANGES,
+};
+
+/// How long is waited.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pauses {
+    /// Between attempts; doubles from attempt to attempt.
+    pub(super) first: Duration,
+    /// The longest of them. It also spreads the agents of a cluster when its controller
+    /// comes back.
+    pub(super) longest: Duration,
+    /// The longest between the parts of a halved batch. A good part is near, or the
+    /// receiver fails for all, which costs it one small request in this time.
+    pub(super) part: Duration,
+    /// Between two rounds of suspects.
+    pub(super) round: Duration,
+    /// After the outbox could not be read.
+    pub(super) outbox: Duration,
+    /// Until it is asked who is there.
+    pub(super) ask: Duration,
+    /// Between two changes of the store, at least; and the longest.
+    pub(super) changes: (Duration, Duration),
+}
+
+/// The pauses between failed attempts.
+pub(super) struct Backoff {
+    next: Duration,
+    longest: Duration,
+}
+
+pub(super) async fn pause(duration: Duration, cancel: &CancellationToken) {
+    tokio::select! {
+        () = cancel.cancelled() => {}
+        () = tokio::time::sleep(duration) => {}
+    }
+}
+
+// === impl Backoff ===
+
+impl Backoff {
+    pub(super) fn new(pauses: &Pauses) -> Self {
+        Self {
+            next: pauses.first,
+            longest: pauses.longest,
+        }
+    }
+
+    /// The next pause: between half of what is due and all of it, at random.
+    pub(super) fn next(&mut self, random: &RandomState) -> Duration {
+        let due = self.next;
+        self.next = (due * 2).min(self.longest);
+        let half = due / 2;
+        // The state of the hasher is random, and what is hashed never comes again.
+        let spread = random.hash_one(std::time::Instant::now()) % 1024;
+        half + half * u32::try_from(spread).unwrap_or(0) / 1024
+    }
+}

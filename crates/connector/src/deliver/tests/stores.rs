@@ -1,0 +1,110 @@
+//! Controllers with a store each.
+
+use super::*;
+
+#[tokio::test]
+async fn another_store_gets_what_the_one_before_had_taken_before_anything_new() {
+    let (first, second) = (Controller::new(), Controller::new());
+    let (open, port) = listener().await;
+    let (stop, served) = first.serve(open);
+    let node = Node::with(port, SHORT);
+    for name in ["fault", "recovery"] {
+        node.accept(vec![event(name)]).await;
+    }
+    let foreign = HealthEvent {
+        node_name: "n2".into(),
+        ..event("foreign")
+    };
+    node.accept(vec![foreign]).await;
+    node.empty().await;
+    assert_eq!(node.aside(), ["foreign"]);
+    stop.cancel();
+    served.await.unwrap();
+    // Nothing new comes from the node: the other one gets all the same, and of what was put
+    // aside nothing.
+    let open = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
+    let (stop, served) = second.serve(open);
+    let other = second.store.identity().to_string();
+    let mut status = node.status.clone();
+    let has = |store: &str| {
+        let store = store.to_owned();
+        move |status: &DeliveryStatus| status.store.as_ref() == Some(&store)
+    };
+    status.wait_for(has(&other)).await.unwrap();
+    node.empty().await;
+    node.accept(vec![event("new")]).await;
+    node.empty().await;
+    assert_eq!(second.messages().await, ["fault", "recovery", "new"]);
+    assert_eq!(first.messages().await, ["fault", "recovery"]);
+    let seen = status.borrow().clone();
+    assert_eq!((seen.store_changes, seen.resent, seen.refused), (1, 2, 1));
+    let text = node.metrics.encode();
+    assert!(
+        text.contains("gpuwarden_delivery_store_changes_total 1"),
+        "{text}"
+    );
+
+    // It begins anew: another beginning is another store, and events count again in order.
+    stop.cancel();
+    served.await.unwrap();
+    second.store.begin_anew().await.unwrap();
+    let open = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
+    let (stop, served) = second.serve(open);
+    node.accept(vec![event("newer")]).await;
+    node.empty().await;
+    let expected = ["fault", "recovery", "new", "newer"];
+    assert_eq!(second.messages().await, expected);
+    assert_eq!(second.store.feed(3, 10).await.unwrap().len(), 4);
+    // Somebody who goes on where it was finds nothing to send again.
+    let before = node.status.borrow().resent;
+    stop.cancel();
+    served.await.unwrap();
+    let open = TcpListener::bind(("127.0.0.1", port)).await.unwrap();
+    let (_stop, _served) = second.serve(open);
+    node.accept(vec![event("last")]).await;
+    node.empty().await;
+    assert_eq!(node.status.borrow().resent, before);
+}
+
+#[tokio::test]
+async fn two_stores_that_answer_in_turn_do_not_keep_events_for_ever() {
+    /// Each request is answered by the other one.
+    #[derive(Clone)]
+    struct InTurn(Arc<[Connector; 2]>, Arc<AtomicUsize>);
+    #[tonic::async_trait]
+    impl PlatformConnector for InTurn {
+        async fn health_event_occurred_v1(
+            &self,
+            request: Request<HealthEvents>,
+        ) -> Result<Response<()>, Status> {
+            let call = self.1.fetch_add(1, Ordering::Relaxed);
+            let (connector, caller) = (&self.0[call % 2], Caller::Node("n1".into()));
+            let ours = connector.store();
+            addressee::check(request.metadata(), ours.as_ref())?;
+            let accepted = connector.accept(request.into_inner(), &caller).await;
+            accepted.map_err(|error| crate::server::status(&error))?;
+            Ok(addressee::taken(ours.as_ref()))
+        }
+    }
+    let controllers = [Controller::new(), Controller::new()];
+    let connectors = controllers.each_ref().map(|one| {
+        let store: Arc<dyn EventStore> = Arc::clone(&one.store) as Arc<dyn EventStore>;
+        Connector::new(store, AcceptNodes::Any, &Metrics::default(), Timestamp::now)
+    });
+    let service = InTurn(Arc::new(connectors), Arc::default());
+    let (open, port) = listener().await;
+    let (_stop, _served) = serve(open, PlatformConnectorServer::new(service));
+    let node = Node::with(port, SHORT);
+    for index in 0..20 {
+        node.accept(vec![event(&index.to_string())]).await;
+        node.empty().await;
+    }
+    // Each store lacks nothing, be it of what the other had taken.
+    for one in &controllers {
+        let wanted: Vec<String> = (0..20).map(|index| index.to_string()).collect();
+        let mut changes = node.status.clone();
+        while one.messages().await != wanted {
+            changes.changed().await.unwrap();
+        }
+    }
+}
