@@ -28,6 +28,9 @@ const WIDTH: usize = 8;
 const LIMIT: Duration = Duration::from_secs(300);
 /// The API server ends a watch after so many seconds; it is then started anew.
 const WATCH_SECONDS: u32 = 290;
+/// Thousands of nodes take longer to delete than the API server keeps a request: it is asked
+/// again for the rest.
+const DELETE_TRIES: usize = 3;
 /// Text of about the size that a quarantine writes on a node (bytes).
 const TEXT: usize = 800;
 
@@ -152,9 +155,15 @@ impl Nodes {
     pub(in crate::commands::bench) async fn delete(self) -> anyhow::Result<()> {
         self.watching.abort();
         let mine = ListParams::default().labels(&format!("{LABEL}={}", self.run));
-        let request = Request::new(NODES).delete_collection(&DeleteParams::default(), &mine)?;
-        let answer = self.client.request::<Value>(request).await;
-        answer.map(drop).with_context(|| {
+        let mut answer = Ok(());
+        for _ in 0..DELETE_TRIES {
+            let request = Request::new(NODES).delete_collection(&DeleteParams::default(), &mine)?;
+            answer = self.client.request::<Value>(request).await.map(drop);
+            if answer.is_ok() {
+                break;
+            }
+        }
+        answer.with_context(|| {
             format!(
                 "delete the nodes: delete those with the label {LABEL}={} by hand",
                 self.run
