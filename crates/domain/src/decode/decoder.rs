@@ -116,7 +116,10 @@ impl KernelLogDecoder {
             return Vec::new();
         }
         if memchr(b'\n', text).is_none() {
-            let is_ordinary = super::is_of_a_nic(text) && !self.nic_filter.passes(text);
+            // A log daemon may have put such a beginning before a line of the GPU driver.
+            let is_ordinary = super::is_of_a_nic(text)
+                && !self.nic_filter.passes(text)
+                && super::next_mark(text).is_none();
             if is_ordinary {
                 return Vec::new();
             }

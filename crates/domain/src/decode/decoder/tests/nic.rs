@@ -119,3 +119,17 @@ fn every_nic_pattern_covers_its_lines_and_no_ordinary_one() {
         assert_eq!(decoder.record(line.as_bytes(), T0), [], "{line}");
     }
 }
+
+/// What begins as another network driver's line may hold a line of the GPU driver.
+#[test]
+fn a_gpu_line_behind_the_beginning_of_a_nic_line_is_found() {
+    let mut decoder = KernelLogDecoder::default();
+    let begin = "NETDEV WATCHDOG: ens1f0 (ixgbe): ";
+    let xid = format!("{begin}NVRM: Xid (PCI:0000:b3:00): 79, pid=1, name=a, x");
+    assert_eq!(one(&mut decoder, &xid).code().as_deref(), Some("79"));
+    let garbled = format!("{begin}NVRM: Xid (PCI:0000:bG:00): t");
+    assert!(decoder.record(garbled.as_bytes(), T0).is_empty());
+    assert!(decoder.take_garbled().is_some());
+    assert!(decoder.record(begin.as_bytes(), T0).is_empty());
+    assert!(decoder.take_garbled().is_none());
+}
