@@ -78,7 +78,8 @@ impl Place {
             };
             let (mut events, mut records) = (Vec::new(), 0);
             loop {
-                source.next_batch(&mut events, BATCH).await.unwrap();
+                // Damage in the file that is written to is an error, and the end for now.
+                let read = source.next_batch(&mut events, BATCH).await;
                 for event in events.drain(..) {
                     match event {
                         Event::CaughtUp => return records,
@@ -90,6 +91,9 @@ impl Place {
                         }
                         _ => {}
                     }
+                }
+                if read.is_err() {
+                    return records;
                 }
                 assert!(records < MAX_EVENTS);
             }
