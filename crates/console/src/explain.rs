@@ -136,7 +136,10 @@ fn event_entries(record: &Record, changes: &[Change], complete: bool) -> Vec<Tim
 
 fn line_detail(event: &HealthEvent, generated: Option<Timestamp>) -> Value {
     let has = |key| event.metadata.contains_key(key);
-    let source = if has(keys::META_INJECTED) {
+    let ours = has(keys::META_GONE_AFTER);
+    let source = if ours {
+        "gpuwarden, by what the cluster says of the node"
+    } else if has(keys::META_INJECTED) {
         "gpuwarden inject"
     } else if has(keys::META_FROM_USER_SPACE) {
         "kernel log, written there by a program"
@@ -147,7 +150,8 @@ fn line_detail(event: &HealthEvent, generated: Option<Timestamp>) -> Value {
     } else {
         event.agent.as_str()
     };
-    let mut detail = json!({ "source": source, "kernelLog": event.agent == keys::SYSLOG_AGENT });
+    let kernel_log = event.agent == keys::SYSLOG_AGENT && !ours;
+    let mut detail = json!({ "source": source, "kernelLog": kernel_log });
     for (name, key) in [
         ("bootId", keys::META_BOOT_ID),
         ("kernelSequence", keys::META_KERNEL_SEQUENCE),

@@ -172,6 +172,9 @@ pub const META_FROM_USER_SPACE: &str = "gpuwarden.dev/from-user-space";
 pub const META_EARLIER_IN_BOOT: &str = "gpuwarden.dev/earlier-in-boot";
 /// Metadata, on a healthy event: the reason is a reboot; it closes what a reboot heals.
 pub const META_REBOOT: &str = "gpuwarden.dev/reboot";
+/// Metadata, on a healthy event: the machine that the faults were of is gone. It closes those of
+/// which no report was accepted after this time, RFC 3339: what is newer is of another machine.
+pub const META_GONE_AFTER: &str = "gpuwarden.dev/gone-after";
 /// Metadata: how many reports the event stands for, as decimal digits; the two below come
 /// with it. An event without them stands for one.
 pub const META_COUNT: &str = "count";

@@ -21,7 +21,7 @@ use domain::policy::Policy;
 use domain::session::Session;
 use domain::status::StatusLedger;
 use domain::view::FleetView;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use runtime::logging::Seldom;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
@@ -34,6 +34,7 @@ use tokio_util::sync::CancellationToken;
 mod apply;
 mod brake;
 mod claim;
+mod departed;
 mod fleet;
 mod intake;
 mod journal;
@@ -111,6 +112,9 @@ pub struct Config {
     pub namespace: String,
     /// Where to say what is known of the nodes; `None`: nothing is told on them.
     pub board: Option<Board>,
+    /// How old the newest report of a node has to be, for its faults to be dropped where the
+    /// cluster has no such node any more.
+    pub retention: SignedDuration,
     /// The clock.
     pub clock: fn() -> Timestamp,
 }
@@ -126,6 +130,7 @@ pub struct Quarantine {
     owns: Owns,
     sources: Sources,
     board: Option<Board>,
+    retention: SignedDuration,
     clock: fn() -> Timestamp,
     metrics: QuarantineMetrics,
     namespace: String,
@@ -210,6 +215,7 @@ impl Quarantine {
             owns: config.owns,
             sources: config.sources,
             board: config.board,
+            retention: config.retention,
             clock: config.clock,
             namespace: config.namespace,
             brake: BrakeState::new(config.brake, config.gpu_label),

@@ -6,6 +6,7 @@
 
 mod book;
 mod heard;
+mod machine;
 mod share;
 mod subject;
 
@@ -19,6 +20,7 @@ pub use book::{
     Change, FaultBook, Ignored, MAX_FAULT_BYTES_PER_NODE, MAX_FAULTY_NODES,
     MAX_OPEN_FAULTS_PER_NODE,
 };
+pub use machine::{Machine, Origin};
 pub use share::NodeShare;
 pub use subject::{Subject, normalise_pci};
 
@@ -48,6 +50,9 @@ pub struct Fault {
     /// When the newest of these events was accepted. Compared with the end of a
     /// session: an older fault never starts another one.
     pub accepted_at: Timestamp,
+    /// Which machine the newest of these events is of.
+    #[serde(default)]
+    pub origin: Origin,
 }
 
 // === impl Fault ===

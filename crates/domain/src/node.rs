@@ -5,6 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use crate::fault::Machine;
+
 /// Longest value of a label or taint that Kubernetes takes, in bytes.
 pub(crate) const LABEL_VALUE_BYTES: usize = 63;
 
@@ -26,6 +28,8 @@ pub struct NodeView {
     pub labels: BTreeMap<String, String>,
     /// `metadata.annotations`.
     pub annotations: BTreeMap<String, String>,
+    /// The machine that it is now.
+    pub machine: Machine,
     /// The object that a policy's `node` variable shows: metadata, spec and status,
     /// without managed fields and the image list.
     pub object: Value,
@@ -86,6 +90,7 @@ impl NodeView {
             taints: Vec::new(),
             labels: BTreeMap::new(),
             annotations: BTreeMap::new(),
+            machine: Machine::default(),
             object: json!({
                 "metadata": {"name": name, "labels": {}, "annotations": {}},
                 "spec": {},
@@ -104,6 +109,7 @@ impl NodeView {
         };
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
         let metadata = &object["metadata"];
+        let info = &object["status"]["nodeInfo"];
         let name = metadata["name"].as_str()?.to_owned();
         let view = Self {
             name,
@@ -125,6 +131,13 @@ impl NodeView {
                 .collect(),
             labels: strings(&metadata["labels"]),
             annotations: strings(&metadata["annotations"]),
+            machine: Machine {
+                system_uuid: text(&info["systemUUID"]),
+                boot_id: text(&info["bootID"]),
+                registered_at: metadata["creationTimestamp"]
+                    .as_str()
+                    .and_then(|time| time.parse().ok()),
+            },
             object: Value::Null,
         };
         if let Some(metadata) = object["metadata"].as_object_mut() {

@@ -69,6 +69,7 @@ impl Acting<'_> {
             gpu_label: self.settings.gpu_node_label.clone(),
             namespace: self.settings.namespace.clone(),
             board,
+            retention: self.settings.retention,
             clock: CLOCK,
         };
         let (quarantine, handles) = Quarantine::new(config, &self.metrics);

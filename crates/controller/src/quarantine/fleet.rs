@@ -31,6 +31,8 @@ pub(super) struct NodeEntry {
     pub(super) verdicts: Vec<Verdict>,
     /// A policy that it names and that does not exist.
     pub(super) unknown_policy: Option<String>,
+    /// Since when the cluster does not have it, as far as we have seen.
+    pub(super) absent_since: Option<Timestamp>,
     /// It was said that the cluster does not have it.
     pub(super) missing_said: bool,
     /// Events on the node that are known to be in the store.
@@ -73,6 +75,7 @@ impl NodeEntry {
             pretended: NodeChange::default(),
             verdicts: Vec::new(),
             unknown_policy: None,
+            absent_since: None,
             missing_said: false,
             known: Vec::new(),
             anothers: None,
@@ -91,6 +94,7 @@ impl NodeEntry {
         let Some(known) = &self.view else {
             self.view = Some(view);
             self.missing_said = false;
+            self.absent_since = None;
             self.read_own();
             return true;
         };

@@ -29,6 +29,9 @@ impl Quarantine {
         };
         let mut looked_at = Vec::new();
         while let Some(name) = self.dirty.pop_first() {
+            if !self.part_from_machine(&name).await {
+                continue;
+            }
             if self.mode != Mode::Observe {
                 self.look_at(&name, &policy).await;
                 looked_at.push(name.clone());
@@ -261,7 +264,7 @@ fn rules_text(verdicts: &[Verdict]) -> String {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use cluster::{Cluster, ConnectOptions, NodeEvent};
     use contract::HealthEvent;
     use domain::brake::{DOUBT, NodeLabel};
@@ -321,7 +324,7 @@ mod tests {
     }
 
     /// A quarantine that acts on the one node, which has one fault, and what it tells.
-    async fn quarantine(
+    pub(in crate::quarantine) async fn quarantine(
         server: &TcpListener,
         directory: &std::path::Path,
         metrics: &Metrics,
@@ -347,6 +350,7 @@ mod tests {
             brake: false,
             gpu_label: NodeLabel::parse("gpu=true").unwrap(),
             namespace: "gpuwarden".to_owned(),
+            retention: SignedDuration::from_hours(30 * 24),
             board: Some(board),
             clock: now,
         };

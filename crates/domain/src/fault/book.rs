@@ -7,7 +7,7 @@ use prost::Message as _;
 use serde::{Deserialize, Serialize};
 
 use super::heard::Heard;
-use super::{Fault, Subject};
+use super::{Fault, Origin, Subject};
 use crate::event::Record;
 use crate::fold::Seen;
 
@@ -253,6 +253,7 @@ impl Fault {
             && (event.error_code.is_empty() || event.error_code.contains(&self.code))
             && self.subject.healed_by(&event.entities_impacted)
             && (!event.metadata.contains_key(keys::META_REBOOT) || self.healed_by_reboot(event))
+            && self.gone_with(event)
             && !self.outlives(event)
     }
 
@@ -278,6 +279,7 @@ impl Fault {
             last_seen: seen.last,
             count: seen.count,
             accepted_at: record.created_at,
+            origin: Origin::of(&record.event),
         }
     }
 
@@ -311,6 +313,7 @@ impl Fault {
         self.accepted_at = self.accepted_at.max(record.created_at);
         self.count = self.count.saturating_add(seen.count);
         self.subject.learn(subject);
+        self.origin = Origin::of(&record.event);
         let escalated = room && self.escalated_by(record);
         if room && self.replaced_by(record) {
             self.event = record.event.clone();

@@ -1,8 +1,9 @@
 //! A fault takes a node out of service, and recovery gives it back.
 
 use contract::{BehaviourOverrides, HealthEvent};
+use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
-use testkit::{ControlPlane, KernelLog, Launch, Version};
+use testkit::{ControlPlane, KernelLog, Launch, NodeBuilder, Version};
 
 use crate::support::{SOON, Scene, event, send_to, shape, xid};
 
@@ -549,4 +550,43 @@ expression = "event.isFatal"
 
 async fn send(scene: &Scene, event: HealthEvent) -> anyhow::Result<()> {
     send_to(&scene.product, vec![event]).await
+}
+
+#[tokio::test]
+async fn a_node_that_is_replaced_by_another_machine_is_given_back() -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let scene = Scene::new(&plane, NodeBuilder::without_kubelet, |launch| launch).await?;
+    // As its kubelet says it.
+    let machine = async |uuid: &str, boot: &str| -> anyhow::Result<()> {
+        let status = json!({"status": {"nodeInfo": {"systemUUID": uuid, "bootID": boot}}});
+        let (how, status) = (PatchParams::default(), Patch::Strategic(status));
+        scene.nodes.patch_status(&scene.node, &how, &status).await?;
+        Ok(())
+    };
+    machine("old", "boot-1").await?;
+    let mut fault = event(&scene.node, "0");
+    let boot = ("gpuwarden.dev/boot-id".to_owned(), "boot-1".to_owned());
+    fault.metadata.extend([boot]);
+    // Nobody but a person closes it, and no reboot.
+    fault.recommended_action = 5;
+    send(&scene, fault).await?;
+    scene.told("session", "seen on the node").await?;
+
+    machine("old", "boot-2").await?;
+    scene
+        .patch(json!({"metadata": {"labels": {"rebooted": "yes"}}}))
+        .await?;
+    scene.cordoned().await?;
+    machine("new", "boot-3").await?;
+    scene
+        .told("attention", "the node is another machine now")
+        .await?;
+    scene
+        .patch(json!({"metadata": {"labels": {"rebooted": null}}}))
+        .await?;
+    scene.restored().await?;
+    let line = "the node is another machine now (system UUID new; the fault was found on old)";
+    scene.told("line", line).await
 }

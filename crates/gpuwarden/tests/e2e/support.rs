@@ -147,6 +147,21 @@ impl Scene {
         Ok(serde_json::from_str(&output.stdout)?)
     }
 
+    /// Waits until the node's story has an entry of this kind with `text` in it.
+    pub(crate) async fn told(&self, kind: &str, text: &str) -> anyhow::Result<()> {
+        self.product
+            .wait_for(&format!("{kind} {text:?} in the story"), SOON, || async {
+                let story = self.story().await.map_err(|error| error.to_string())?;
+                let mut told = story.iter();
+                if told.any(|entry| entry.0 == kind && entry.1.contains(text)) {
+                    Ok(())
+                } else {
+                    Err(format!("{story:?}"))
+                }
+            })
+            .await
+    }
+
     /// The kinds of the journal and event entries that `explain` tells, in order.
     pub(crate) async fn story(&self) -> anyhow::Result<Vec<(String, String)>> {
         self.story_of(&self.node).await

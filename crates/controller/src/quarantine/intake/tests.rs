@@ -39,6 +39,7 @@ fn quarantine_that(mode: Mode, store: &Arc<dyn EventStore>) -> (Quarantine, Hand
         gpu_label: NodeLabel::parse("gpu=true").unwrap(),
         namespace: "gpuwarden".to_owned(),
         board: None,
+        retention: jiff::SignedDuration::from_hours(30 * 24),
         clock: now,
     };
     Quarantine::new(config, &Metrics::default())
