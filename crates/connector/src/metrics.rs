@@ -1,14 +1,10 @@
 //! Metrics of the connector, under NVSentinel's names where it has them.
 
-use std::collections::HashSet;
-use std::hash::Hash;
-use std::sync::{Arc, Mutex, PoisonError};
-
 use contract::HealthEvent;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use runtime::metrics::Metrics;
+use runtime::metrics::{BoundedFamily, Metrics};
 use runtime::work_queue::WorkQueue;
 use store::Appended;
 
@@ -42,15 +38,6 @@ struct RepeatLabels {
     err_code: String,
 }
 
-/// Counters by labels that senders choose, of which there are so many and no more.
-#[derive(Clone, Debug)]
-struct Bounded<L> {
-    family: Family<L, Counter>,
-    known: Arc<Mutex<HashSet<L>>>,
-    room: usize,
-    other: L,
-}
-
 #[derive(Clone)]
 pub(super) struct ConnectorMetrics {
     /// Events received, good or bad.
@@ -72,7 +59,7 @@ pub(super) struct PipelineMetrics {
     /// Faults that the deduplicator had no room for.
     pub(super) not_remembered: Counter,
     applied: Family<RuleLabels, Counter>,
-    repeats: Bounded<RepeatLabels>,
+    repeats: BoundedFamily<RepeatLabels, Counter>,
     unaugmented: Family<ReasonLabels, Counter>,
 }
 
@@ -158,7 +145,7 @@ impl PipelineMetrics {
             left_out: Counter::default(),
             not_remembered: Counter::default(),
             applied: Family::default(),
-            repeats: Bounded::new(
+            repeats: BoundedFamily::new(
                 MAX_REPEAT_SERIES,
                 RepeatLabels {
                     check: OTHER.to_owned(),
@@ -185,7 +172,7 @@ impl PipelineMetrics {
             registry.register(
                 "nvsentinel_platform_connector_dedup_store_and_analyse",
                 "Repeats that were kept from the reactions",
-                own.repeats.family.clone(),
+                own.repeats.family(),
             );
             registry.register(
                 "gpuwarden_dedup_not_remembered",
@@ -228,12 +215,16 @@ impl PipelineMetrics {
         };
         let labels = [&event.check_name, &event.node_name, &err_code];
         let short = labels.iter().all(|label| label.len() <= MAX_LABEL_BYTES);
-        let labels = short.then(|| RepeatLabels {
-            check: event.check_name.clone(),
-            node: event.node_name.clone(),
-            err_code: err_code.clone(),
-        });
-        self.repeats.inc(labels);
+        let counter = if short {
+            self.repeats.get(&RepeatLabels {
+                check: event.check_name.clone(),
+                node: event.node_name.clone(),
+                err_code,
+            })
+        } else {
+            self.repeats.others()
+        };
+        counter.inc();
     }
 
     /// Counts an event that lacks what the cluster knows of its node.
@@ -243,50 +234,29 @@ impl PipelineMetrics {
     }
 }
 
-// === impl Bounded ===
-
-impl<L> Bounded<L>
-where
-    L: Clone + Eq + Hash,
-{
-    fn new(room: usize, other: L) -> Self {
-        Self {
-            family: Family::default(),
-            known: Arc::default(),
-            room,
-            other,
-        }
-    }
-
-    fn inc(&self, labels: Option<L>) {
-        let labels = labels.filter(|labels| {
-            let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-            known.contains(labels) || (known.len() < self.room && known.insert(labels.clone()))
-        });
-        let labels = labels.unwrap_or_else(|| self.other.clone());
-        self.family.get_or_create(&labels).inc();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn senders_cannot_make_series_without_end() {
-        let labels = |node: usize| RepeatLabels {
-            check: "c".into(),
-            node: node.to_string(),
-            err_code: "79".into(),
+        let metrics = Metrics::default();
+        let own = PipelineMetrics::new(&metrics);
+        let repeat = |check_name: String| {
+            own.repeat(&HealthEvent {
+                check_name,
+                ..HealthEvent::default()
+            });
         };
-        let bounded = Bounded::new(3, labels(999));
-        for node in 0..10 {
-            bounded.inc(Some(labels(node)));
-            bounded.inc(Some(labels(0)));
+        repeat("x".repeat(MAX_LABEL_BYTES + 1));
+        for check in 0..MAX_REPEAT_SERIES + 10 {
+            repeat(check.to_string());
         }
-        bounded.inc(None);
-        let count = |node| bounded.family.get_or_create(&labels(node)).get();
-        assert_eq!((count(0), count(2), count(999)), (11, 1, 8));
-        assert_eq!(bounded.known.lock().unwrap().len(), 3);
+        let text = metrics.encode();
+        let name = "nvsentinel_platform_connector_dedup_store_and_analyse_total{";
+        let series: Vec<&str> = text.lines().filter(|line| line.starts_with(name)).collect();
+        assert_eq!(series.len(), MAX_REPEAT_SERIES + 1);
+        let beyond = format!("{name}check=\"other\",node=\"other\",err_code=\"other\"}} 11");
+        assert!(series.contains(&beyond.as_str()), "{text}");
     }
 }

@@ -3,10 +3,13 @@
 //! Names that NVSentinel has are kept, including those that do not end in `_total`:
 //! [`LegacyCounter`] writes them as they are.
 
+use std::collections::HashSet;
+use std::hash::Hash;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use prometheus_client::encoding::{EncodeMetric, MetricEncoder, text};
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::{MetricType, TypedMetric};
 use prometheus_client::registry::Registry;
 
@@ -20,6 +23,16 @@ pub struct Metrics {
 /// know it. Its type is given as unknown; `PromQL` does not look at the type.
 #[derive(Clone, Debug, Default)]
 pub struct LegacyCounter(Counter);
+
+/// Metrics by labels that somebody else chooses. Each is kept until the process ends, so
+/// there are so many and no more: what comes beyond is counted as others. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct BoundedFamily<L, M> {
+    family: Family<L, M>,
+    known: Arc<Mutex<HashSet<L>>>,
+    room: usize,
+    others: L,
+}
 
 // === impl Metrics ===
 
@@ -69,6 +82,47 @@ impl EncodeMetric for LegacyCounter {
     }
 }
 
+// === impl BoundedFamily ===
+
+impl<L, M> BoundedFamily<L, M>
+where
+    L: Clone + Eq + Hash,
+    M: Clone + Default,
+{
+    /// A family with room for so many labels, and `others` for what comes beyond.
+    pub fn new(room: usize, others: L) -> Self {
+        Self {
+            family: Family::default(),
+            known: Arc::default(),
+            room,
+            others,
+        }
+    }
+
+    /// What is to be registered.
+    pub fn family(&self) -> Family<L, M> {
+        self.family.clone()
+    }
+
+    /// The metric with these labels, or that of the others.
+    pub fn get(&self, labels: &L) -> M {
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let has_room =
+            known.contains(labels) || (known.len() < self.room && known.insert(labels.clone()));
+        drop(known);
+        if has_room {
+            self.family.get_or_create_owned(labels)
+        } else {
+            self.others()
+        }
+    }
+
+    /// The metric of all that have none of their own.
+    pub fn others(&self) -> M {
+        self.family.get_or_create_owned(&self.others)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -86,5 +140,26 @@ mod tests {
         let text = metrics.encode();
         assert!(text.contains("\nxid_errors 1\n"), "{text}");
         assert!(text.contains("\nevents_total 1\n"), "{text}");
+    }
+
+    #[test]
+    fn who_chooses_labels_cannot_make_series_without_end() {
+        let metrics = Metrics::default();
+        let labels = |node: &str| [("node", node.to_owned())];
+        let bounded = BoundedFamily::<_, Counter>::new(3, labels("other"));
+        metrics.register(|registry| registry.register("repeats", "Repeats", bounded.family()));
+        for node in 0..10 {
+            bounded.get(&labels(&node.to_string())).inc();
+            // What was known stays known.
+            bounded.get(&labels("0")).inc();
+        }
+        bounded.others().inc();
+        let text = metrics.encode();
+        let mut series: Vec<&str> = text.lines().filter(|line| line.contains('{')).collect();
+        series.sort_unstable();
+        let series_of = |node: &str, count| format!("repeats_total{{node=\"{node}\"}} {count}");
+        let expected = [("0", 11), ("1", 1), ("2", 1), ("other", 8)];
+        let expected = expected.map(|(node, count)| series_of(node, count));
+        assert_eq!(series, expected);
     }
 }

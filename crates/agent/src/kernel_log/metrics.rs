@@ -1,9 +1,6 @@
 //! Metrics of the kernel-log monitor. Those that begin with `syslog_health_monitor` are
 //! NVSentinel's.
 
-use std::collections::HashSet;
-use std::hash::Hash;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use domain::decode::{Finding, Kind};
@@ -11,7 +8,7 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
-use runtime::metrics::{LegacyCounter, Metrics};
+use runtime::metrics::{BoundedFamily, LegacyCounter, Metrics};
 
 /// Most codes that XIDs, and most combinations of code, switch and link that `SXid`s are
 /// counted by. The catalogue has 172 codes, and a machine with six switches and 64 links
@@ -53,17 +50,10 @@ struct ErrorLabels {
     error_type: String,
 }
 
-/// Counters by what lines say, of which there are so many and no more.
-struct Bounded<L> {
-    family: Family<L, LegacyCounter>,
-    known: Mutex<HashSet<L>>,
-    other: L,
-}
-
 pub(super) struct KernelLogMetrics {
     node: String,
-    xids: Bounded<XidLabels>,
-    sxids: Bounded<SxidLabels>,
+    xids: BoundedFamily<XidLabels, LegacyCounter>,
+    sxids: BoundedFamily<SxidLabels, LegacyCounter>,
     nics: Family<NicLabels, LegacyCounter>,
     fallen: Family<NodeLabels, LegacyCounter>,
     errors: Family<ErrorLabels, LegacyCounter>,
@@ -97,16 +87,22 @@ impl KernelLogMetrics {
         let (refused, garbled) = (error("event_refused"), error("line_garbled"));
         let own = Self {
             node: node.to_owned(),
-            xids: Bounded::new(XidLabels {
-                node: node.to_owned(),
-                err_code: OTHER.to_owned(),
-            }),
-            sxids: Bounded::new(SxidLabels {
-                node: node.to_owned(),
-                err_code: OTHER.to_owned(),
-                link: OTHER.to_owned(),
-                nvswitch: OTHER.to_owned(),
-            }),
+            xids: BoundedFamily::new(
+                MAX_SERIES,
+                XidLabels {
+                    node: node.to_owned(),
+                    err_code: OTHER.to_owned(),
+                },
+            ),
+            sxids: BoundedFamily::new(
+                MAX_SERIES,
+                SxidLabels {
+                    node: node.to_owned(),
+                    err_code: OTHER.to_owned(),
+                    link: OTHER.to_owned(),
+                    nvswitch: OTHER.to_owned(),
+                },
+            ),
             nics: Family::default(),
             fallen: Family::default(),
             errors,
@@ -123,12 +119,12 @@ impl KernelLogMetrics {
             registry.register(
                 "syslog_health_monitor_xid_errors",
                 "XID lines by code",
-                own.xids.family.clone(),
+                own.xids.family(),
             );
             registry.register(
                 "syslog_health_monitor_sxid_errors",
                 "SXid lines by code, switch and link",
-                own.sxids.family.clone(),
+                own.sxids.family(),
             );
             registry.register(
                 "syslog_health_monitor_nic_driver_errors",
@@ -198,19 +194,20 @@ impl KernelLogMetrics {
         self.latency.observe(took.as_secs_f64());
         let node = self.node.clone();
         match &finding.kind {
-            Kind::Xid { code, .. } => self.xids.inc(&XidLabels {
-                node,
-                err_code: code.to_string(),
-            }),
+            Kind::Xid { code, .. } => {
+                let err_code = code.to_string();
+                self.xids.get(&XidLabels { node, err_code }).inc();
+            }
             Kind::Sxid { code, switch } => {
                 let link = finding.parts.first().map(|(_, link)| link.clone());
                 let switch = switch.map(|switch| switch.to_string());
-                self.sxids.inc(&SxidLabels {
+                let labels = SxidLabels {
                     node,
                     err_code: code.to_string(),
                     link: link.unwrap_or_default(),
                     nvswitch: switch.unwrap_or_default(),
-                });
+                };
+                self.sxids.get(&labels).inc();
             }
             Kind::Nic { pattern, .. } => {
                 let severity = if finding.fatal { "fatal" } else { "non_fatal" };
@@ -228,30 +225,6 @@ impl KernelLogMetrics {
                 self.fallen.get_or_create(&NodeLabels { node }).inc();
             }
         }
-    }
-}
-
-// === impl Bounded ===
-
-impl<L> Bounded<L>
-where
-    L: Clone + Eq + Hash,
-{
-    fn new(other: L) -> Self {
-        Self {
-            family: Family::default(),
-            known: Mutex::default(),
-            other,
-        }
-    }
-
-    fn inc(&self, labels: &L) {
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let has_room =
-            known.contains(labels) || (known.len() < MAX_SERIES && known.insert(labels.clone()));
-        drop(known);
-        let labels = if has_room { labels } else { &self.other };
-        self.family.get_or_create(labels).inc();
     }
 }
 
