@@ -1,0 +1,97 @@
+//! What makes room: segments of which all was delivered, and events that were delivered and
+//! wait again for another store. Never what was not delivered yet.
+
+use std::{fs, io};
+
+use super::Log;
+use crate::outbox::{MAX_SEGMENTS, OutboxError};
+
+impl Log {
+    /// Which limit the group has reached, if it has, and there is nothing left to forget
+    /// that was delivered before.
+    pub(super) fn exceeded(&mut self) -> Option<OutboxError> {
+        loop {
+            let events = self.waiting.len() + self.staged.entries.len();
+            let bytes = self.bytes() + self.staged.bytes.len() as u64;
+            let what = if events > self.limits.events {
+                if self.give_up_repeat() {
+                    continue;
+                }
+                format!("{} events wait, no more are held", self.waiting.len())
+            } else if bytes > self.limits.bytes {
+                format!("{} bytes of {} are in use", self.bytes(), self.limits.bytes)
+            } else if self.segments.len() >= MAX_SEGMENTS {
+                format!("{} files are in use, no more are made", self.segments.len())
+            } else {
+                return None;
+            };
+            if events > self.limits.events || !self.forget_oldest() {
+                return Some(OutboxError::Full { what });
+            }
+        }
+    }
+
+    /// Removes segments of which all is delivered and that are not kept, but not the one
+    /// that is written.
+    pub(super) fn remove_delivered(&mut self) {
+        while let Some(oldest) = self.segments.front() {
+            let in_use = self.segments.len() == 1
+                && !oldest.sealed
+                && oldest.length < self.limits.segment_bytes();
+            let keeps = self.keep_since.is_some_and(|since| {
+                let records: usize = self.segments.iter().map(|one| one.records).sum();
+                // No more than can wait again.
+                records <= self.limits.events && oldest.newest.is_some_and(|at| at >= since)
+            });
+            if in_use || keeps || oldest.last > self.cursor.position() || !self.remove_oldest() {
+                return;
+            }
+        }
+    }
+
+    /// Makes room by the oldest segment, where all in it was delivered to some store.
+    pub(super) fn forget_oldest(&mut self) -> bool {
+        let oldest = self.segments.front();
+        let may = oldest.is_some_and(|one| one.records > 0 && one.last <= self.cursor.sent());
+        may && self.remove_oldest()
+    }
+
+    /// Makes room by the oldest event that waits again, if one does.
+    pub(super) fn give_up_repeat(&mut self) -> bool {
+        let front = self.waiting.front();
+        let repeat = front.is_some_and(|entry| entry.position <= self.cursor.sent());
+        if repeat {
+            self.pop_waiting();
+        }
+        repeat
+    }
+
+    fn remove_oldest(&mut self) -> bool {
+        let Some(oldest) = self.segments.front() else {
+            return false;
+        };
+        match fs::remove_file(&oldest.path) {
+            Ok(()) => {}
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => {
+                tracing::debug!(err = %error, file = %oldest.path.display(), "not removed yet");
+                return false;
+            }
+        }
+        if self.segments.len() == 1 {
+            self.file = None;
+        }
+        // A file that is open takes room although it is removed.
+        let gone = oldest.first;
+        self.reading = self.reading.take().filter(|(first, _)| *first != gone);
+        self.segments.pop_front();
+        while self
+            .waiting
+            .front()
+            .is_some_and(|entry| entry.segment == gone)
+        {
+            self.pop_waiting();
+        }
+        true
+    }
+}
