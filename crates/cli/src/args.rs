@@ -1,15 +1,23 @@
 //! The arguments, as text. What they mean together is decided in `settings`.
 
+mod bench;
+mod catalog;
 mod doctor;
 mod environment;
+mod inject;
+mod policy;
 mod roles;
 
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+pub(crate) use bench::{BenchArgs, BenchLog, Benchmark};
+pub(crate) use catalog::{CatalogArgs, CatalogCommand, CatalogDiffArgs, CatalogKind};
 pub(crate) use doctor::{DoctorArgs, DoctorRole};
 pub(crate) use environment::{is_empty, without_empty};
+pub(crate) use inject::{Inject, InjectArgs, TargetArgs, Via};
+pub(crate) use policy::{PolicyArgs, PolicyCommand};
 pub(crate) use roles::{
     ActArgs, AgentArgs, ControllerArgs, DeliveryArgs, ElectionArgs, IngestArgs, NodeArgs,
     ProcessArgs, RunArgs,
@@ -205,141 +213,6 @@ pub struct DecodeArgs {
     pub output: OutputArgs,
 }
 
-/// Arguments of `catalog`.
-#[derive(Args, Debug)]
-pub struct CatalogArgs {
-    /// Something else to do.
-    #[command(subcommand)]
-    pub command: Option<CatalogCommand>,
-    /// Kind of row. Without it, all are listed.
-    #[arg(value_enum, value_name = "KIND")]
-    pub kind: Option<CatalogKind>,
-    /// The code, or the name of a NIC pattern. Without it, all rows of the kind are listed.
-    #[arg(value_name = "CODE")]
-    pub code: Option<String>,
-    /// How to write it.
-    #[command(flatten)]
-    pub output: OutputArgs,
-}
-
-/// What else `catalog` does.
-#[derive(Subcommand, Debug)]
-pub enum CatalogCommand {
-    /// Show what files of changes (TOML) make different from the built-in rows.
-    #[command(
-        after_help = "Examples:\n  gpuwarden catalog diff site.toml\n  gpuwarden catalog diff \
-                            vendor.toml site.toml -o json"
-    )]
-    Diff(CatalogDiffArgs),
-}
-
-/// Arguments of `catalog diff`.
-#[derive(Args, Debug)]
-pub struct CatalogDiffArgs {
-    /// Files of changes; the last has the last word.
-    #[arg(required = true, value_name = "FILE")]
-    pub files: Vec<PathBuf>,
-    /// How to write it.
-    #[command(flatten)]
-    pub output: OutputArgs,
-}
-
-/// The kinds of rows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum CatalogKind {
-    /// XID codes of GPUs.
-    Xid,
-    /// `SXid` codes of `NVSwitch`es.
-    Sxid,
-    /// The words in XID 144 to 150 lines.
-    Nvlink5,
-    /// Lines of NIC drivers.
-    Nic,
-}
-
-impl CatalogKind {
-    /// Its word on the command line.
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Xid => "xid",
-            Self::Sxid => "sxid",
-            Self::Nvlink5 => "nvlink5",
-            Self::Nic => "nic",
-        }
-    }
-}
-
-/// Arguments of `inject`.
-#[derive(Args, Debug)]
-pub struct InjectArgs {
-    /// What to make.
-    #[command(subcommand)]
-    pub what: Inject,
-}
-
-/// What can be injected.
-#[derive(Subcommand, Debug)]
-pub enum Inject {
-    /// An XID, as the NVIDIA driver would print it.
-    #[command(
-        after_help = "Examples:\n  gpuwarden inject xid 79\n  gpuwarden inject xid 48 --pci 0000:3b:00 \
-                            --via kmsg"
-    )]
-    Xid {
-        /// The code.
-        code: u32,
-        /// PCI address of the GPU.
-        #[arg(long, default_value = "0000:b3:00", value_name = "ADDRESS")]
-        pci: String,
-        /// Through the running kernel's log (needs root; every program that reads it sees
-        /// it), or as an event on gpuwarden's socket.
-        #[arg(long, value_enum, default_value_t = Via::Socket)]
-        via: Via,
-        /// Where to send it.
-        #[command(flatten)]
-        target: TargetArgs,
-    },
-    /// Healthy events that close open faults of a node.
-    #[command(
-        after_help = "Examples:\n  gpuwarden inject recovery\n  gpuwarden inject recovery --code 79 \
-                            --pci 0000:b3:00"
-    )]
-    Recovery {
-        /// Only faults of the GPU at this PCI address.
-        #[arg(long, value_name = "ADDRESS")]
-        pci: Option<String>,
-        /// Only faults with this code.
-        #[arg(long, value_name = "CODE")]
-        code: Option<String>,
-        /// Where to send it.
-        #[command(flatten)]
-        target: TargetArgs,
-    },
-}
-
-/// The way a fault is injected.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Via {
-    /// A line in the kernel log.
-    Kmsg,
-    /// An event on the socket.
-    Socket,
-}
-
-/// Where an injected event goes.
-#[derive(Args, Debug, Clone)]
-pub struct TargetArgs {
-    /// Node that has the fault [default: the node of the running gpuwarden].
-    #[arg(long, env = "GPUWARDEN_NODE_NAME", value_name = "NAME")]
-    pub node_name: Option<String>,
-    /// The connector's Unix socket [default: that of the running gpuwarden].
-    #[arg(long, env = "GPUWARDEN_SOCKET", value_name = "PATH")]
-    pub socket: Option<PathBuf>,
-    /// Where the running gpuwarden is.
-    #[command(flatten)]
-    pub server: ServerArgs,
-}
-
 /// Arguments of `status`.
 #[derive(Args, Debug)]
 pub struct ViewArgs {
@@ -482,97 +355,6 @@ pub struct PauseArgs {
     pub kube: KubeArgs,
 }
 
-/// Arguments of `policy`.
-#[derive(Args, Debug)]
-pub struct PolicyArgs {
-    /// What to do.
-    #[command(subcommand)]
-    pub what: PolicyCommand,
-}
-
-/// What `policy` does.
-#[derive(Subcommand, Debug)]
-pub enum PolicyCommand {
-    /// Check a policy: what is wrong with it (exit 2), and what is odd (exit 1): values that no
-    /// event has, rules that never match, no brake, no way to opt out.
-    #[command(after_help = "Examples:\n  gpuwarden policy lint policy.toml\n  \
-                            gpuwarden policy lint preset:nvsentinel -o json")]
-    Lint {
-        /// Policy.
-        #[arg(value_name = "FILE|preset:NAME")]
-        policy: String,
-        /// How to write it.
-        #[command(flatten)]
-        output: OutputArgs,
-    },
-    /// Run the tests of a policy: events in, what is wanted for their node out; exit 1 when one
-    /// fails.
-    #[command(after_help = "Examples:\n  gpuwarden policy test policy.toml\n  \
-                            gpuwarden policy test policy.toml more-tests.yaml")]
-    Test {
-        /// Policy.
-        #[arg(value_name = "FILE|preset:NAME")]
-        policy: String,
-        /// Files of tests, YAML or TOML [default: beside the policy: policy.test.yaml,
-        /// policy.test.toml for policy.toml].
-        #[arg(value_name = "TESTS")]
-        tests: Vec<PathBuf>,
-        /// How to write it.
-        #[command(flatten)]
-        output: OutputArgs,
-    },
-    /// Say what changes from one policy to another: on the events of all known monitors and of
-    /// the catalogue, and with files as `replay` takes them on these too; exit 1 when they differ.
-    #[command(
-        after_help = "Examples:\n  gpuwarden policy diff preset:default policy.toml\n  \
-                            gpuwarden policy diff old.toml new.toml /logs/*.log\n  gpuwarden policy diff old.toml \
-                      new.toml --nodes nodes.json"
-    )]
-    Diff {
-        /// The one policy.
-        #[arg(value_name = "FILE|preset:NAME")]
-        a: String,
-        /// The other.
-        #[arg(value_name = "FILE|preset:NAME")]
-        b: String,
-        /// Kernel logs or exported events, see `replay`.
-        #[arg(value_name = "[NODE=]FILE")]
-        files: Vec<String>,
-        /// The nodes that exist, with their labels: `kubectl get nodes -o json`. Without it
-        /// rules about nodes are not compared, and of the brake only limits in numbers of nodes
-        /// hold on files.
-        #[arg(long, value_name = "FILE")]
-        nodes: Option<PathBuf>,
-        /// How to write it.
-        #[command(flatten)]
-        output: OutputArgs,
-    },
-    /// Show a policy with all that holds, and what of it is a default.
-    #[command(
-        after_help = "Examples:\n  gpuwarden policy show\n  gpuwarden policy show policy.toml -o json"
-    )]
-    Show {
-        /// Policy [default: the built-in one].
-        #[arg(env = "GPUWARDEN_POLICY", value_name = "FILE|preset:NAME")]
-        policy: Option<String>,
-        /// How to write it.
-        #[command(flatten)]
-        output: OutputArgs,
-    },
-    /// List the policies that are built in, each with its source; with a name, print that one.
-    #[command(
-        after_help = "Examples:\n  gpuwarden policy presets\n  gpuwarden policy presets eks > policy.toml"
-    )]
-    Presets {
-        /// Name.
-        #[arg(value_name = "NAME")]
-        name: Option<String>,
-        /// How to write the list.
-        #[command(flatten)]
-        output: OutputArgs,
-    },
-}
-
 /// Arguments of `replay`.
 #[derive(Args, Debug)]
 pub struct ReplayArgs {
@@ -596,75 +378,6 @@ pub struct ReplayArgs {
     /// How to write it.
     #[command(flatten)]
     pub output: OutputArgs,
-}
-
-/// Arguments of `bench`.
-#[derive(Args, Clone, Debug)]
-pub struct BenchArgs {
-    /// Only this benchmark; without it, all that can run here.
-    #[arg(value_enum, value_name = "NAME")]
-    pub name: Option<Benchmark>,
-    /// Kubeconfig of a test cluster, for the benchmarks that cordon a node: they make a node
-    /// object of their own, and delete it.
-    #[arg(long, env = "GPUWARDEN_KUBECONFIG", value_name = "FILE")]
-    pub kubeconfig: Option<PathBuf>,
-    /// Context of the kubeconfig [default: its current one].
-    #[arg(long, env = "GPUWARDEN_CONTEXT", value_name = "NAME")]
-    pub context: Option<String>,
-    /// Where the benchmarks that write to disk do it, in a directory of their own that is
-    /// removed [default: the system's temporary directory].
-    #[arg(long, value_name = "DIRECTORY")]
-    pub dir: Option<PathBuf>,
-    /// What `run` reads its faults from in `cordon` and `idle`.
-    #[arg(long, value_enum, default_value_t = BenchLog::File)]
-    pub via: BenchLog,
-    /// Rounds of `cordon`.
-    #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub rounds: u32,
-    /// How many nodes fail at once in `burst`, one burst after the other.
-    #[arg(long, default_value = "150,375,750", value_delimiter = ',', value_name = "NUMBER",
-          value_parser = clap::value_parser!(u16).range(1..=10_000))]
-    pub nodes: Vec<u16>,
-    /// How many nodes the cluster has in `fleet`, one cluster after the other.
-    #[arg(long, default_value = "1000,5000", value_delimiter = ',', value_name = "NUMBER",
-          value_parser = clap::value_parser!(u16).range(1..=20_000))]
-    pub fleet: Vec<u16>,
-    /// For how long `idle` and `fleet` watch each process (seconds).
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=3_600))]
-    pub seconds: u32,
-    /// How to write it.
-    #[command(flatten)]
-    pub output: OutputArgs,
-}
-
-/// The benchmarks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Benchmark {
-    /// Time to look at a line of kernel log.
-    Decode,
-    /// Hundreds of thousands of lines of a few faults.
-    Storm,
-    /// Durable events a second, into the store and into an agent's outbox.
-    Store,
-    /// From a line of kernel log to a cordoned node.
-    Cordon,
-    /// Many nodes that fail at once: until all are cordoned, and until all are given back.
-    Burst,
-    /// What a process that has nothing to do needs.
-    Idle,
-    /// What a controller needs that has nothing to do in a cluster of many nodes.
-    Fleet,
-    /// Size of the executable.
-    Binary,
-}
-
-/// The kernel log of a benchmark.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum BenchLog {
-    /// A file of its own.
-    File,
-    /// The running kernel's log (needs root; every program that reads it sees the faults).
-    Kmsg,
 }
 
 #[cfg(test)]

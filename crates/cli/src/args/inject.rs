@@ -1,0 +1,78 @@
+//! The arguments of `inject`.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+
+use super::ServerArgs;
+
+/// Arguments of `inject`.
+#[derive(Args, Debug)]
+pub struct InjectArgs {
+    /// What to make.
+    #[command(subcommand)]
+    pub what: Inject,
+}
+
+/// What can be injected.
+#[derive(Subcommand, Debug)]
+pub enum Inject {
+    /// An XID, as the NVIDIA driver would print it.
+    #[command(
+        after_help = "Examples:\n  gpuwarden inject xid 79\n  gpuwarden inject xid 48 --pci 0000:3b:00 \
+                            --via kmsg"
+    )]
+    Xid {
+        /// The code.
+        code: u32,
+        /// PCI address of the GPU.
+        #[arg(long, default_value = "0000:b3:00", value_name = "ADDRESS")]
+        pci: String,
+        /// Through the running kernel's log (needs root; every program that reads it sees
+        /// it), or as an event on gpuwarden's socket.
+        #[arg(long, value_enum, default_value_t = Via::Socket)]
+        via: Via,
+        /// Where to send it.
+        #[command(flatten)]
+        target: TargetArgs,
+    },
+    /// Healthy events that close open faults of a node.
+    #[command(
+        after_help = "Examples:\n  gpuwarden inject recovery\n  gpuwarden inject recovery --code 79 \
+                            --pci 0000:b3:00"
+    )]
+    Recovery {
+        /// Only faults of the GPU at this PCI address.
+        #[arg(long, value_name = "ADDRESS")]
+        pci: Option<String>,
+        /// Only faults with this code.
+        #[arg(long, value_name = "CODE")]
+        code: Option<String>,
+        /// Where to send it.
+        #[command(flatten)]
+        target: TargetArgs,
+    },
+}
+
+/// The way a fault is injected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Via {
+    /// A line in the kernel log.
+    Kmsg,
+    /// An event on the socket.
+    Socket,
+}
+
+/// Where an injected event goes.
+#[derive(Args, Debug, Clone)]
+pub struct TargetArgs {
+    /// Node that has the fault [default: the node of the running gpuwarden].
+    #[arg(long, env = "GPUWARDEN_NODE_NAME", value_name = "NAME")]
+    pub node_name: Option<String>,
+    /// The connector's Unix socket [default: that of the running gpuwarden].
+    #[arg(long, env = "GPUWARDEN_SOCKET", value_name = "PATH")]
+    pub socket: Option<PathBuf>,
+    /// Where the running gpuwarden is.
+    #[command(flatten)]
+    pub server: ServerArgs,
+}
