@@ -1,27 +1,25 @@
 //! What is replayed: kernel logs and exported events, read one record at a time and put
 //! into one order of time.
 
+mod log;
+
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashSet, VecDeque};
 use std::fs::File;
 use std::io::{self, BufRead, BufReader};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
-use agent::kernel_log::events_of_finding;
 use anyhow::{Context as _, bail};
 use contract::{HealthEvent, json};
 use domain::catalog::Catalog;
-use domain::decode::KernelLogDecoder;
 use domain::event::{normalise, validate};
-use domain::fold::Fold;
-use host::kernel_log::{LINE_MAX, LineParser};
-use jiff::{SignedDuration, Timestamp, tz::TimeZone};
+use jiff::Timestamp;
 use serde_json::Value;
 
-use super::super::garbled::GarbledLines;
+use self::log::Log;
 use super::objects::Objects;
+use crate::commands::garbled::GarbledLines;
 use crate::commands::progress::{BytesRead, Counted, Progress};
 use crate::output;
 
@@ -65,20 +63,6 @@ struct Input {
 enum Form {
     Log(Box<Log>),
     Events(Objects<Box<dyn BufRead>>),
-}
-
-/// A kernel log, of one node.
-struct Log {
-    reader: Box<dyn BufRead>,
-    node: String,
-    parser: LineParser,
-    decoder: KernelLogDecoder,
-    fold: Fold,
-    garbled: GarbledLines,
-    line: u64,
-    begins: Option<Timestamp>,
-    buffer: Vec<u8>,
-    ended: bool,
 }
 
 /// Ids of the newest events.
@@ -407,144 +391,6 @@ fn event_of(text: &[u8], newest: Option<Timestamp>) -> Result<Item, String> {
     Ok(Item { at, event })
 }
 
-// === impl Log ===
-
-impl Log {
-    fn new(reader: Box<dyn BufRead>, node: String, catalog: &Arc<Catalog>) -> Self {
-        Self {
-            reader,
-            node,
-            parser: LineParser::new(TimeZone::system(), Timestamp::now()),
-            decoder: KernelLogDecoder::new(Arc::clone(catalog)),
-            fold: Fold::default(),
-            garbled: GarbledLines::default(),
-            line: 0,
-            begins: None,
-            buffer: Vec::new(),
-            ended: false,
-        }
-    }
-
-    /// What the next line is worth; `None` at the end.
-    fn read(
-        &mut self,
-        name: &str,
-        newest: Option<Timestamp>,
-        problems: &mut Problems,
-    ) -> io::Result<Option<Vec<Item>>> {
-        if self.ended {
-            return Ok(None);
-        }
-        let mut buffer = std::mem::take(&mut self.buffer);
-        let line = read_line(&mut self.reader, &mut buffer)?;
-        let mut events = Vec::new();
-        let mut at = newest.unwrap_or(Timestamp::UNIX_EPOCH);
-        match line {
-            Line::End => {
-                self.ended = true;
-                self.fold.end(&mut events);
-            }
-            Line::Whole | Line::Cut => {
-                self.line += 1;
-                if matches!(line, Line::Cut) {
-                    problems.name(
-                        name,
-                        self.line,
-                        "is longer than 64 KiB; the rest of it is not read",
-                    );
-                }
-                self.take(name, &buffer, &mut at, &mut events);
-                self.garbled.take(&mut self.decoder, name, self.line);
-            }
-        }
-        self.buffer = buffer;
-        let items = events.into_iter().map(|mut event| {
-            normalise(&mut event, at);
-            Item { at, event }
-        });
-        Ok(Some(items.collect()))
-    }
-
-    fn take(&mut self, name: &str, line: &[u8], at: &mut Timestamp, events: &mut Vec<HealthEvent>) {
-        let record = self.parser.parse(line);
-        let since_boot = || {
-            let micros = i64::try_from(record.boot_time_us?).ok()?;
-            Timestamp::from_microsecond(micros).ok()
-        };
-        *at = record.wall.or_else(since_boot).unwrap_or(*at);
-        let text = record.text();
-        let findings = self.decoder.record(&text, *at);
-        if findings.is_empty() {
-            return;
-        }
-        let record = host::kernel_log::Record {
-            seq: record.seq,
-            boot_id: None,
-            boot_time_us: record.boot_time_us,
-            wall: Some(*at),
-            facility: record.facility,
-            level: record.level,
-            place: None,
-            line: Some(self.line),
-            text: String::from_utf8_lossy(&text).into_owned(),
-        };
-        // Two lines that say the same are two reports: they are told apart by their place.
-        let place = format!("{name}:{}", self.line);
-        let begins = *self.begins.get_or_insert(*at);
-        let elapsed = at
-            .duration_since(begins)
-            .max(SignedDuration::ZERO)
-            .unsigned_abs();
-        if self
-            .fold
-            .next_tick()
-            .is_some_and(|due: Duration| due <= elapsed)
-        {
-            self.fold.tick(elapsed, events);
-        }
-        for finding in &findings {
-            for event in events_of_finding(finding, &record, &self.node, *at, &place) {
-                self.fold.take(event, *at, elapsed, events);
-            }
-        }
-    }
-}
-
-/// How a line was read.
-enum Line {
-    Whole,
-    Cut,
-    End,
-}
-
-/// Reads a line into `line`, without its end; of a long one the beginning.
-fn read_line(reader: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<Line> {
-    line.clear();
-    let mut read = Line::End;
-    loop {
-        let available = reader.fill_buf()?;
-        if available.is_empty() {
-            return Ok(read);
-        }
-        let end = memchr::memchr(b'\n', available);
-        let part = available
-            .get(..end.unwrap_or(available.len()))
-            .unwrap_or_default();
-        let room = LINE_MAX.saturating_sub(line.len());
-        if part.len() > room {
-            read = Line::Cut;
-        } else if matches!(read, Line::End) {
-            read = Line::Whole;
-        }
-        line.extend_from_slice(part.get(..room).unwrap_or(part));
-        let used = end.map_or(available.len(), |end| end + 1);
-        reader.consume(used);
-        if end.is_some() {
-            return Ok(read);
-        }
-    }
-}
-
 // === impl Seen ===
 
 impl Seen {
@@ -585,6 +431,10 @@ impl Problems {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use host::kernel_log::LINE_MAX;
+
     use super::*;
     use crate::commands::progress::Screen;
 
@@ -653,23 +503,5 @@ mod tests {
         assert_eq!(node_of("/logs/gpu-7.log"), "gpu-7");
         assert_eq!(node_of("gpu-7"), "gpu-7");
         assert_eq!(node_of(".hidden.log"), "hidden");
-    }
-
-    #[test]
-    fn long_lines_are_cut_and_the_next_one_is_whole() {
-        let text = format!("a\n{}\nb", "x".repeat(LINE_MAX + 10));
-        for size in [1, 100, BUFFER] {
-            let mut reader = BufReader::with_capacity(size, text.as_bytes());
-            let mut line = Vec::new();
-            let mut lengths = Vec::new();
-            loop {
-                match read_line(&mut reader, &mut line).unwrap() {
-                    Line::End => break,
-                    Line::Whole => lengths.push((line.len(), true)),
-                    Line::Cut => lengths.push((line.len(), false)),
-                }
-            }
-            assert_eq!(lengths, [(1, true), (LINE_MAX, false), (1, true)]);
-        }
     }
 }
