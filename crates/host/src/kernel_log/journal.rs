@@ -2,15 +2,17 @@
 //!
 //! Read are the entries of the kernel, and those in which NVSentinel's reset job, as root, tells
 //! of its work. The journal is a set of files that come, grow and go: each is followed by itself
-//! (`file`), and of all next entries the earliest is delivered. Within one sequence of the
+//! (`track`), and of all next entries the earliest is delivered. Within one sequence of the
 //! journal its numbers decide what is earlier, within one boot the monotonic clock, and only
 //! between boots the wall clock, for that one jumps.
 //!
 //! inotify wakes; what has changed is read from the files. journald itself tells of new entries
 //! up to a quarter of a second after they are written.
 
+mod fields;
 mod file;
 mod hash;
+mod track;
 
 use std::{
     cmp::Ordering,
@@ -22,12 +24,12 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-use jiff::Timestamp;
 use rustix::fs::inotify::WatchFlags;
 use tokio::time::timeout;
 
-use self::file::{Entries, FileError, Head, JournalFile};
-use super::{Cursor, Event, LINE_MAX, OpenError, Position, Record, record::readable, watch::Watch};
+use self::file::{FileError, Head, JournalFile};
+use self::track::Track;
+use super::{Cursor, Event, LINE_MAX, OpenError, Position, watch::Watch};
 use crate::boot::BootId;
 
 /// Where systemd keeps its journal: what is gone after a reboot, and what stays.
@@ -37,21 +39,6 @@ pub(super) const DIRECTORIES: [&str; 2] = ["/run/log/journal", "/var/log/journal
 const RECHECK: Duration = Duration::from_secs(5);
 /// Files looked at; journald keeps 100 unless told otherwise.
 const FILES_MAX: usize = 4096;
-
-const KERNEL: &[u8] = b"_TRANSPORT=kernel";
-const RESET_JOB: &[u8] = b"SYSLOG_IDENTIFIER=nvsentinel-gpu-reset";
-
-/// Fields of an entry that are wanted, and their places in [`Fields`].
-const WANTED: [&[u8]; 8] = [
-    b"MESSAGE",
-    b"PRIORITY",
-    b"SYSLOG_FACILITY",
-    b"SYSLOG_IDENTIFIER",
-    b"SYSLOG_PID",
-    b"_SOURCE_MONOTONIC_TIMESTAMP",
-    b"_TRANSPORT",
-    b"_UID",
-];
 
 /// An open journal.
 #[derive(Debug)]
@@ -72,22 +59,6 @@ pub(super) struct Journal {
 }
 
 type FileKey = (u64, u64, u128);
-
-/// A file that is being read.
-#[derive(Debug)]
-struct Track {
-    file: JournalFile,
-    entries: [Entries; 2],
-    /// The next entry of each, as far as looked for.
-    next: [Option<Head>; 2],
-    last: Option<u64>,
-}
-
-#[derive(Debug, Default)]
-struct Fields {
-    values: [Option<Vec<u8>>; WANTED.len()],
-    cut: bool,
-}
 
 /// Whether one of these directories holds a journal that this process may read.
 pub(super) fn probe(directories: &[&str]) -> Result<(), OpenError> {
@@ -466,167 +437,6 @@ fn is_behind(head: &Head, track: &Track, position: Option<&Cursor>, boot_id: Boo
     }
     // The running boot is the last one, whatever the wall clock said.
     head.boot_id != boot_id && (position.boot_id == boot_id || head.realtime <= position.realtime)
-}
-
-// === impl Track ===
-
-impl Track {
-    fn new(file: JournalFile, position: Option<&Cursor>) -> Self {
-        let mut track = Self {
-            file,
-            entries: [Entries::of(KERNEL), Entries::of(RESET_JOB)],
-            next: [None, None],
-            last: None,
-        };
-        if let Some(position) = position
-            && u128::from_be_bytes(track.file.seqnum_id()) == position.seqnum_id
-        {
-            for entries in &mut track.entries {
-                // What is wrong with the file is found again when it is read.
-                drop(entries.skip(&mut track.file, position.seqnum));
-            }
-        }
-        track
-    }
-
-    /// The next entry, which stays the next one until it is taken.
-    fn next(&mut self) -> Result<Option<Head>, FileError> {
-        for (entries, next) in self.entries.iter_mut().zip(&mut self.next) {
-            if next.is_none()
-                && let Some(offset) = again(&mut self.file, |file| entries.next(file))?
-            {
-                *next = Some(again(&mut self.file, |file| file.head(offset))?);
-            }
-        }
-        let next = self.next.iter().flatten().min_by_key(|head| head.seqnum);
-        if let (Some(head), Some(last)) = (next, self.last)
-            && head.seqnum < last
-        {
-            return Err(FileError::Corrupt {
-                offset: head.offset,
-                what: "the numbers of the entries run backwards",
-            });
-        }
-        Ok(next.copied())
-    }
-
-    fn take(&mut self, head: &Head) {
-        self.last = Some(head.seqnum);
-        for next in &mut self.next {
-            // One entry may be in both lists.
-            next.take_if(|next| next.seqnum == head.seqnum);
-        }
-    }
-
-    fn cursor(&self, head: &Head) -> Cursor {
-        Cursor {
-            seqnum_id: u128::from_be_bytes(self.file.seqnum_id()),
-            seqnum: head.seqnum,
-            boot_id: head.boot_id,
-            monotonic: head.monotonic,
-            realtime: head.realtime,
-            xor_hash: head.xor_hash,
-        }
-    }
-
-    /// Whether the file goes back to the position, so that nothing is missing behind it.
-    fn reaches(&mut self, position: &Cursor) -> bool {
-        let mut first = [Entries::of(KERNEL), Entries::of(RESET_JOB)];
-        let same_sequence = u128::from_be_bytes(self.file.seqnum_id()) == position.seqnum_id;
-        first.iter_mut().any(|entries| {
-            let head = entries
-                .next(&mut self.file)
-                .ok()
-                .flatten()
-                .and_then(|offset| self.file.head(offset).ok());
-            head.is_some_and(|head| {
-                if same_sequence {
-                    head.seqnum <= position.seqnum
-                } else {
-                    head.boot_id == position.boot_id && head.monotonic <= position.monotonic
-                }
-            })
-        })
-    }
-
-    fn fields(&mut self, head: &Head) -> Result<Fields, FileError> {
-        again(&mut self.file, |file| {
-            let mut fields = Fields::default();
-            file.fields(head.offset, &WANTED, |index, value, cut| {
-                if let Some(place @ None) = fields.values.get_mut(index) {
-                    *place = Some(value);
-                    fields.cut |= cut;
-                }
-            })?;
-            Ok(fields)
-        })
-    }
-}
-
-/// Tries a second time with a fresh look at the file: what was written in between looks like
-/// damage where the parts of a look are of different ages.
-fn again<T>(
-    file: &mut JournalFile,
-    mut read: impl FnMut(&mut JournalFile) -> Result<T, FileError>,
-) -> Result<T, FileError> {
-    read(file).or_else(|_| {
-        file.refresh();
-        read(file)
-    })
-}
-
-// === impl Fields ===
-
-impl Fields {
-    /// The record; `None` for an entry that is not what it was looked up as, or that nobody
-    /// should believe: any user may log under any identifier.
-    fn record(self, head: &Head, cursor: Cursor) -> Option<Record> {
-        let [
-            message,
-            priority,
-            facility,
-            identifier,
-            pid,
-            source,
-            transport,
-            uid,
-        ] = self.values;
-        let kernel = transport.as_deref() == Some(b"kernel");
-        if !kernel && uid.as_deref() != Some(b"0") {
-            return None;
-        }
-        let number = |value: Option<Vec<u8>>| -> Option<u64> {
-            std::str::from_utf8(&value?).ok()?.parse().ok()
-        };
-        let facility = number(facility).and_then(|number| u8::try_from(number).ok());
-        let facility = kernel.then(|| facility.unwrap_or(0));
-        let mut text = message.unwrap_or_default();
-        if facility.is_some_and(|facility| facility != 0)
-            && let Some(tag) =
-                identifier.filter(|tag| !matches!(tag.as_slice(), b"unknown" | b"kernel"))
-        {
-            // journald takes `NVRM: text` of a program apart; the kernel's own lines stay whole.
-            let pid = pid.map_or_else(Vec::new, |pid| [b"[", pid.as_slice(), b"]"].concat());
-            text = [tag.as_slice(), &pid, b": ", &text].concat();
-        }
-        // journald reads a line some time after the kernel has written it.
-        let boot_time_us = number(source).filter(|time| kernel && *time <= head.monotonic);
-        let delay = head.monotonic - boot_time_us.unwrap_or(head.monotonic);
-        let wall = i64::try_from(head.realtime.saturating_sub(delay))
-            .ok()
-            .and_then(|time| Timestamp::from_microsecond(time).ok());
-        Some(Record {
-            seq: None,
-            boot_id: Some(head.boot_id),
-            boot_time_us,
-            wall,
-            facility,
-            level: number(priority).and_then(|level| u8::try_from(level).ok()),
-            place: Some(Position::Journal(cursor)),
-            line: None,
-            text: readable(text.into()).into_owned(),
-        })
-    }
 }
 
 #[cfg(test)]
