@@ -280,9 +280,8 @@ fn list(names: &[String]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::error::Error;
-
     use super::*;
+    use crate::causes::chain;
 
     /// Connects with `text` as the kubeconfig.
     async fn connect(text: &str, context: Option<&str>) -> Result<Cluster, ConnectError> {
@@ -306,16 +305,6 @@ mod tests {
              contexts: [{{name: lab, context: {{cluster: c, user: u}}}}, \
              {{name: prod, context: {{cluster: gone, user: u}}}}]}}"
         )
-    }
-
-    fn chain(error: &dyn Error) -> String {
-        let mut text = error.to_string();
-        let mut cause = error.source();
-        while let Some(error) = cause {
-            text = format!("{text}: {error}");
-            cause = error.source();
-        }
-        text
     }
 
     #[tokio::test]

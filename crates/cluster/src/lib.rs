@@ -7,6 +7,7 @@
 
 mod access;
 mod apply;
+mod causes;
 mod config_map;
 mod connect;
 mod event;

@@ -26,6 +26,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::KnownNodes;
+use crate::causes::chain;
 use crate::connect::Cluster;
 use crate::request::REQUEST_TIMEOUT;
 
@@ -436,17 +437,7 @@ impl Stop {
             any.downcast_ref::<kube::Error>(),
             Some(kube::Error::Api(status)) if status.code == 403
         );
-        let mut text = error.to_string();
-        let mut cause = error.source();
-        while let Some(error) = cause {
-            let more = error.to_string();
-            // kube's errors repeat their causes.
-            if !text.contains(&more) {
-                text = format!("{text}: {more}");
-            }
-            cause = error.source();
-        }
-        Self::Failed(text, refused)
+        Self::Failed(chain(any), refused)
     }
 }
 

@@ -10,6 +10,7 @@ mod running;
 
 use std::path::Path;
 
+use runtime::logging::chain;
 use serde::Serialize;
 
 use crate::args::{DoctorArgs, DoctorRole, Format};
@@ -182,13 +183,7 @@ fn show(findings: &[Finding], format: Format) -> anyhow::Result<()> {
 
 /// An error with its causes, on one line.
 fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut next = error.source();
-    while let Some(cause) = next {
-        text.push_str(&format!(": {cause}"));
-        next = cause.source();
-    }
-    text.replace('\n', "; ")
+    chain(error).replace('\n', "; ")
 }
 
 /// Who asks: permissions of files are his, not those of a service that runs as another.

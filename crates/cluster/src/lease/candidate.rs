@@ -12,6 +12,7 @@ use super::election::{
 };
 use super::store_note::StoreNote;
 use super::tenure::Tenure;
+use crate::causes::chain;
 use crate::connect::{Cluster, ConnectError};
 use crate::object::ObjectError;
 
@@ -337,16 +338,6 @@ fn micros() -> String {
     Timestamp::now()
         .strftime("%Y-%m-%dT%H:%M:%S%.6fZ")
         .to_string()
-}
-
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]
