@@ -11,9 +11,9 @@ use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigErro
 use kube::{Client, Config};
 
 use crate::KnownNodes;
+use crate::counters::Counters;
 use crate::lease::Tenure;
 use crate::pace::Pace;
-use crate::request::Counters;
 
 mod transport;
 

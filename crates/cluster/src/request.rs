@@ -1,7 +1,7 @@
 //! One request to the API server: its turn, its timeout, its answer as it came.
 
 use std::error::Error;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use http::header::{DATE, RETRY_AFTER};
@@ -12,6 +12,7 @@ use jiff::fmt::rfc2822;
 use kube::client::Body;
 
 use crate::connect::Cluster;
+use crate::counters::Requests;
 use crate::lease::NotLeading;
 use crate::pace::Urgency;
 
@@ -27,27 +28,6 @@ pub(crate) struct Reply {
     /// The server's clock.
     pub(crate) date: Option<Timestamp>,
     pub(crate) body: Vec<u8>,
-}
-
-/// What was asked of the API server since the start, the watch not counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Requests {
-    /// Requests that were sent.
-    pub sent: u64,
-    /// Of these, answered with 429.
-    pub throttled: u64,
-    /// Of these, without an answer in time, or with a 5xx.
-    pub failed: u64,
-    /// How many may be under way at once now.
-    pub limit: usize,
-}
-
-/// The counters behind [`Requests`].
-#[derive(Default)]
-pub(crate) struct Counters {
-    sent: AtomicU64,
-    throttled: AtomicU64,
-    failed: AtomicU64,
 }
 
 type Failure = Box<dyn Error + Send + Sync>;

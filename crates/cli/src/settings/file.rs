@@ -7,7 +7,6 @@ use domain::nearest::nearest;
 use serde::de::DeserializeOwned;
 use toml::de::DeTable;
 
-use super::role::Role;
 use super::{AnyRole, SettingsError};
 
 /// A file whose keys are all known, or no file.
@@ -36,9 +35,12 @@ impl ConfigFile {
         Ok(file)
     }
 
-    /// Reads the file as far as it can be read, and says all that is wrong with it. What is
-    /// wrong is left out.
-    pub(super) fn examine<R: Role>(path: Option<&Path>) -> (Self, Vec<SettingsError>) {
+    /// Reads the file as far as it can be read, and says all that is wrong with it: also what
+    /// `check` finds wrong with a file that has one key only. What is wrong is left out.
+    pub(super) fn examine<A: clap::Args>(
+        path: Option<&Path>,
+        check: impl Fn(&Self) -> Result<(), SettingsError>,
+    ) -> (Self, Vec<SettingsError>) {
         let nothing = |path: Option<&Path>| Self {
             path: path.unwrap_or(Path::new("")).to_owned(),
             text: String::new(),
@@ -51,13 +53,13 @@ impl ConfigFile {
             Ok(read) => read,
             Err(error) => return (nothing(path), vec![error]),
         };
-        let known = known::<R>();
+        let known = known::<A>();
         let mut wrong = Vec::new();
         let mut good = Vec::new();
         for entry in entries {
             let alone = file.only(std::slice::from_ref(&entry));
             let error = file.unknown(&entry, &known);
-            match error.or_else(|| R::from_file(&alone).err()) {
+            match error.or_else(|| check(&alone).err()) {
                 Some(error) => wrong.push(error),
                 None => good.push(entry),
             }

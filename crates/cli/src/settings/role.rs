@@ -36,7 +36,8 @@ pub(super) fn resolve<R: Role>(args: R) -> Result<R::Settings, SettingsError> {
 
 /// Everything that is wrong, and the settings without it, as far as there are any then.
 pub(crate) fn examine<R: Role>(args: R) -> (Option<R::Settings>, Vec<SettingsError>) {
-    let (file, mut wrong) = ConfigFile::examine::<R>(args.config());
+    let check = |file: &ConfigFile| R::from_file(file).map(drop);
+    let (file, mut wrong) = ConfigFile::examine::<R>(args.config(), check);
     let mut args = match R::from_file(&file) {
         Ok(lower) => args.over(lower),
         Err(error) => {
