@@ -95,11 +95,9 @@ mod tests {
     use cluster::NodeEvent;
     use domain::node::NodeView;
     use domain::session::Phase;
-    use runtime::metrics::Metrics;
     use serde_json::json;
-    use tokio::net::TcpListener;
 
-    use super::super::look::tests::quarantine;
+    use super::super::look::tests::Bench;
     use super::*;
 
     const START: i64 = 1_800_000_000;
@@ -134,28 +132,23 @@ mod tests {
 
     #[tokio::test]
     async fn another_machine_under_the_name_does_not_inherit_the_faults() {
-        let directory = tempfile::tempdir().unwrap();
-        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (mut quarantine, _handles, _reporter) =
-            quarantine(&server, directory.path(), &Metrics::default()).await;
+        let mut bench = Bench::new().await;
+        let quarantine = &mut bench.quarantine;
         let gone = || NodeEvent::Deleted("n1".to_owned());
         let first = Timestamp::from_second(START - 1).unwrap();
-        assert_eq!(
-            open_faults(&mut quarantine, node("1", "old", first)).await,
-            1
-        );
+        assert_eq!(open_faults(quarantine, node("1", "old", first)).await, 1);
         assert_eq!(quarantine.entry("n1").session.phase, Phase::Quarantining);
-        assert_eq!(open_faults(&mut quarantine, gone()).await, 1);
+        assert_eq!(open_faults(quarantine, gone()).await, 1);
         // The same one joins again.
         quarantine.entry("n1").in_flight = false;
         let again = node("2", "old", day_2());
-        assert_eq!(open_faults(&mut quarantine, again).await, 1);
+        assert_eq!(open_faults(quarantine, again).await, 1);
         assert_eq!(quarantine.entry("n1").session.phase, Phase::Quarantining);
         quarantine.entry("n1").in_flight = false;
-        assert_eq!(open_faults(&mut quarantine, gone()).await, 1);
+        assert_eq!(open_faults(quarantine, gone()).await, 1);
 
         let other = node("3", "new", day_2());
-        assert_eq!(open_faults(&mut quarantine, other).await, 0);
+        assert_eq!(open_faults(quarantine, other).await, 0);
         assert_eq!(quarantine.entry("n1").session.phase, Phase::Idle);
         // Whoever reads the events afresh comes to the same.
         quarantine.book = domain::fault::FaultBook::default();
@@ -166,14 +159,12 @@ mod tests {
 
     #[tokio::test]
     async fn the_old_faults_of_a_node_that_is_long_gone_are_dropped() {
-        let directory = tempfile::tempdir().unwrap();
-        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (mut quarantine, _handles, _reporter) =
-            quarantine(&server, directory.path(), &Metrics::default()).await;
+        let mut bench = Bench::new().await;
+        let quarantine = &mut bench.quarantine;
         // Old enough, but gone for a moment only.
         quarantine.clock = day_31;
         let gone = NodeEvent::Deleted("n1".to_owned());
-        assert_eq!(open_faults(&mut quarantine, gone).await, 1);
+        assert_eq!(open_faults(quarantine, gone).await, 1);
         let due = day_31().checked_add(ABSENT).unwrap();
         assert_eq!(quarantine.wakes.next(), Some(due));
         quarantine.clock = day_33;

@@ -277,8 +277,9 @@ pub(super) mod tests {
     use serde_json::json;
     use store::sqlite::SqliteStore;
     use store::{EventStore, NewEvent};
+    use tempfile::TempDir;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
-    use tokio::net::TcpListener;
+    use tokio::net::{TcpListener, TcpStream};
     use tokio::sync::watch;
     use tokio::time::Instant;
 
@@ -323,44 +324,94 @@ pub(super) mod tests {
         Arc::new(store)
     }
 
-    /// A quarantine that acts on the one node, which has one fault, and what it tells.
-    pub(in crate::quarantine) async fn quarantine(
-        server: &TcpListener,
-        directory: &std::path::Path,
-        metrics: &Metrics,
-    ) -> (Quarantine, Handles, conditions::Reporter) {
-        let cluster = cluster(server, directory).await;
-        let telling = conditions::Config {
-            cluster: Arc::clone(&cluster),
-            conditions: Some(Options {
-                limits: domain::condition::Limits::default(),
-                summary: false,
-            }),
-            events: None,
-            clock: now,
-        };
-        let (board, reporter) = conditions::new(telling, metrics);
-        let config = Config {
-            store: store(directory).await,
-            cluster: Some(cluster),
-            policy: watch::channel(Some(Arc::new(Policy::builtin()))).1,
-            mode: Mode::Act,
-            owns: Owns::All,
-            sources: Sources::default(),
-            brake: false,
-            gpu_label: NodeLabel::parse("gpu=true").unwrap(),
-            namespace: "gpuwarden".to_owned(),
-            retention: SignedDuration::from_hours(30 * 24),
-            board: Some(board),
-            clock: now,
-        };
-        let (mut quarantine, handles) = Quarantine::new(config, metrics);
-        quarantine.take_in().await;
-        quarantine.node_event(NodeEvent::Restarted);
-        let node = NodeView::from_object(node(1)).unwrap();
-        quarantine.node_event(NodeEvent::Applied(Arc::new(node)));
-        quarantine.node_event(NodeEvent::Listed);
-        (quarantine, handles, reporter)
+    /// A quarantine that acts on the one node, which has one fault, what it tells, and the API
+    /// server that it asks.
+    pub(in crate::quarantine) struct Bench {
+        pub(in crate::quarantine) quarantine: Quarantine,
+        metrics: Metrics,
+        server: TcpListener,
+        _handles: Handles,
+        _reporter: conditions::Reporter,
+        _directory: TempDir,
+    }
+
+    impl Bench {
+        pub(in crate::quarantine) async fn new() -> Self {
+            let directory = TempDir::new().unwrap();
+            let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let metrics = Metrics::default();
+            let cluster = cluster(&server, directory.path()).await;
+            let telling = conditions::Config {
+                cluster: Arc::clone(&cluster),
+                conditions: Some(Options {
+                    limits: domain::condition::Limits::default(),
+                    summary: false,
+                }),
+                events: None,
+                clock: now,
+            };
+            let (board, reporter) = conditions::new(telling, &metrics);
+            let config = Config {
+                store: store(directory.path()).await,
+                cluster: Some(cluster),
+                policy: watch::channel(Some(Arc::new(Policy::builtin()))).1,
+                mode: Mode::Act,
+                owns: Owns::All,
+                sources: Sources::default(),
+                brake: false,
+                gpu_label: NodeLabel::parse("gpu=true").unwrap(),
+                namespace: "gpuwarden".to_owned(),
+                retention: SignedDuration::from_hours(30 * 24),
+                board: Some(board),
+                clock: now,
+            };
+            let (mut quarantine, handles) = Quarantine::new(config, &metrics);
+            quarantine.take_in().await;
+            quarantine.node_event(NodeEvent::Restarted);
+            let node = NodeView::from_object(node(1)).unwrap();
+            quarantine.node_event(NodeEvent::Applied(Arc::new(node)));
+            quarantine.node_event(NodeEvent::Listed);
+            Self {
+                quarantine,
+                metrics,
+                server,
+                _handles: handles,
+                _reporter: reporter,
+                _directory: directory,
+            }
+        }
+
+        /// A request for a patch that the API server has got, and not answered yet: its
+        /// connection, its head and the patch.
+        async fn asked(&self) -> (TcpStream, String, String) {
+            let (mut connection, _) = self.server.accept().await.unwrap();
+            let mut request = Vec::new();
+            while !request.ends_with(b"]") {
+                assert_ne!(connection.read_buf(&mut request).await.unwrap(), 0);
+            }
+            let request = String::from_utf8(request).unwrap();
+            let (head, patch) = request.split_once("\r\n\r\n").unwrap();
+            (connection, head.to_owned(), patch.to_owned())
+        }
+
+        /// Answers it with the node as it is now, which the quarantine takes in.
+        async fn answer(&mut self, mut connection: TcpStream, node: &Value) {
+            let body = node.to_string();
+            let length = body.len();
+            let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}");
+            connection.write_all(answer.as_bytes()).await.unwrap();
+            let done = self.quarantine.applying.join_next().await.unwrap();
+            self.quarantine.applied(done);
+        }
+
+        /// On how many nodes there was something to tell.
+        fn told(&self) -> u32 {
+            let name =
+                "platform_connector_workqueue_adds_total_kubernetes{workqueue=\"kubernetes\"} ";
+            let text = self.metrics.encode();
+            let value = text.lines().find_map(|line| line.strip_prefix(name));
+            value.unwrap_or_else(|| panic!("{text}")).parse().unwrap()
+        }
     }
 
     fn node(version: u32) -> Value {
@@ -380,21 +431,10 @@ pub(super) mod tests {
         node
     }
 
-    /// On how many nodes there was something to tell.
-    fn told(metrics: &Metrics) -> u32 {
-        let name = "platform_connector_workqueue_adds_total_kubernetes{workqueue=\"kubernetes\"} ";
-        let text = metrics.encode();
-        let value = text.lines().find_map(|line| line.strip_prefix(name));
-        value.unwrap_or_else(|| panic!("{text}")).parse().unwrap()
-    }
-
     #[tokio::test]
     async fn of_a_node_that_the_cluster_lacks_no_events_are_kept_for_their_status() {
-        let directory = tempfile::tempdir().unwrap();
-        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let metrics = Metrics::default();
-        let (mut quarantine, _handles, _reporter) =
-            quarantine(&server, directory.path(), &metrics).await;
+        let mut bench = Bench::new().await;
+        let quarantine = &mut bench.quarantine;
         assert!(quarantine.statuses.share("n1").is_some());
         quarantine.node_event(NodeEvent::Deleted("n1".to_owned()));
         quarantine.look().await;
@@ -404,47 +444,31 @@ pub(super) mod tests {
 
     #[tokio::test]
     async fn nothing_is_told_on_a_node_before_its_cordon_is_answered() {
-        let directory = tempfile::tempdir().unwrap();
-        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let metrics = Metrics::default();
-        let (mut quarantine, _handles, _reporter) =
-            quarantine(&server, directory.path(), &metrics).await;
-        quarantine.look().await;
+        let mut bench = Bench::new().await;
+        bench.quarantine.look().await;
 
         // The API server has the cordon and does not answer yet.
-        let (mut connection, _) = server.accept().await.unwrap();
-        let mut request = Vec::new();
-        while !request.ends_with(b"]") {
-            assert_ne!(connection.read_buf(&mut request).await.unwrap(), 0);
-        }
-        let request = String::from_utf8(request).unwrap();
-        assert!(request.starts_with("PATCH /api/v1/nodes/n1 "), "{request}");
-        assert_eq!(told(&metrics), 0);
+        let (connection, head, patch) = bench.asked().await;
+        assert!(head.starts_with("PATCH /api/v1/nodes/n1 "), "{head}");
+        assert_eq!(bench.told(), 0);
         // Not for another look either: the watch brings what others do to the node.
         let mut labelled = node(2);
         labelled["metadata"]["labels"] = json!({"zone": "a"});
         let labelled = NodeView::from_object(labelled).unwrap();
-        quarantine.node_event(NodeEvent::Applied(Arc::new(labelled)));
-        quarantine.look().await;
-        assert_eq!(told(&metrics), 0);
+        let event = NodeEvent::Applied(Arc::new(labelled));
+        bench.quarantine.node_event(event);
+        bench.quarantine.look().await;
+        assert_eq!(bench.told(), 0);
 
-        let (_, patch) = request.split_once("\r\n\r\n").unwrap();
-        let body = patched(node(3), patch).to_string();
-        let length = body.len();
-        let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}");
-        connection.write_all(answer.as_bytes()).await.unwrap();
-        let done = quarantine.applying.join_next().await.unwrap();
-        quarantine.applied(done);
-        quarantine.look().await;
-        assert_eq!(told(&metrics), 1);
+        bench.answer(connection, &patched(node(3), &patch)).await;
+        bench.quarantine.look().await;
+        assert_eq!(bench.told(), 1);
     }
 
     #[tokio::test]
     async fn a_watch_that_fails_again_for_the_same_reason_is_no_news() {
-        let directory = tempfile::tempdir().unwrap();
-        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (mut quarantine, _handles, _reporter) =
-            quarantine(&server, directory.path(), &Metrics::default()).await;
+        let mut bench = Bench::new().await;
+        let quarantine = &mut bench.quarantine;
         let failing = |error: &str| NodeEvent::Failing {
             error: error.to_owned(),
         };
@@ -464,10 +488,8 @@ pub(super) mod tests {
     /// As after etcd was restored from a backup.
     #[tokio::test]
     async fn a_list_may_go_back_but_not_behind_our_own_patch() {
-        let directory = tempfile::tempdir().unwrap();
-        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (mut quarantine, _handles, _reporter) =
-            quarantine(&server, directory.path(), &Metrics::default()).await;
+        let mut bench = Bench::new().await;
+        let quarantine = &mut bench.quarantine;
         let applied = |version| {
             let view = NodeView::from_object(node(version)).unwrap();
             NodeEvent::Applied(Arc::new(view))
@@ -478,7 +500,7 @@ pub(super) mod tests {
         };
         quarantine.node_event(applied(1_000));
         quarantine.node_event(applied(5));
-        assert_eq!(known(&quarantine), "1000", "late, and not from a list");
+        assert_eq!(known(quarantine), "1000", "late, and not from a list");
         quarantine.entry("n1").patched_at = Some(Instant::now());
         for (events, expected) in [
             (
@@ -491,7 +513,7 @@ pub(super) mod tests {
             for event in events {
                 quarantine.node_event(event);
             }
-            assert_eq!(known(&quarantine), expected);
+            assert_eq!(known(quarantine), expected);
             // Longer ago than a list takes.
             quarantine.entry("n1").patched_at = None;
         }
@@ -499,10 +521,8 @@ pub(super) mod tests {
 
     #[tokio::test]
     async fn a_clock_that_is_put_back_ends_all_waits() {
-        let directory = tempfile::tempdir().unwrap();
-        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (mut quarantine, _handles, _reporter) =
-            quarantine(&server, directory.path(), &Metrics::default()).await;
+        let mut bench = Bench::new().await;
+        let quarantine = &mut bench.quarantine;
         let failure = Failure::Error { retry_after: None };
         let doubt = now() + DOUBT;
         // A first try whose answer is lost.
@@ -528,30 +548,18 @@ pub(super) mod tests {
 
     #[tokio::test]
     async fn heartbeats_and_answers_ask_the_brake_nothing() {
-        let directory = tempfile::tempdir().unwrap();
-        let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let (mut quarantine, _handles, _reporter) =
-            quarantine(&server, directory.path(), &Metrics::default()).await;
+        let mut bench = Bench::new().await;
+        let quarantine = &mut bench.quarantine;
         quarantine.look().await;
         quarantine.publish();
         assert!(!quarantine.brake.stale, "its cordon was counted before");
 
-        let (mut connection, _) = server.accept().await.unwrap();
-        let mut request = Vec::new();
-        while !request.ends_with(b"]") {
-            assert_ne!(connection.read_buf(&mut request).await.unwrap(), 0);
-        }
-        let request = String::from_utf8(request).unwrap();
-        let (_, patch) = request.split_once("\r\n\r\n").unwrap();
-        let mut out = patched(node(2), patch);
+        let (connection, _, patch) = bench.asked().await;
+        let mut out = patched(node(2), &patch);
         let ready = json!({"type": "Ready", "status": "True", "lastHeartbeatTime": "1"});
         out["status"]["conditions"] = json!([ready]);
-        let body = out.to_string();
-        let length = body.len();
-        let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}");
-        connection.write_all(answer.as_bytes()).await.unwrap();
-        let done = quarantine.applying.join_next().await.unwrap();
-        quarantine.applied(done);
+        bench.answer(connection, &out).await;
+        let quarantine = &mut bench.quarantine;
         quarantine.look().await;
         assert!(!quarantine.brake.stale, "it counts as out, as before");
         quarantine.publish();
