@@ -7,6 +7,7 @@
 //! keeps the decisions beside the events.
 //!
 //! - [`sqlite`]: the embedded backend, one file in a directory.
+//! - [`GroupThread`]: how it writes, and the outbox of a node as well.
 //! - `conformance` (cargo feature of that name): the tests that every backend passes.
 //!
 //! What may be acted upon is decided in `domain`; nothing here judges an event.
@@ -15,6 +16,7 @@
 pub mod conformance;
 mod error;
 mod event_store;
+mod group_thread;
 mod limits;
 pub mod sqlite;
 
@@ -23,6 +25,7 @@ pub use event_store::{
     Appended, Checkpoint, EventQuery, EventStore, Identity, NewEvent, Prune, Pruned, Stats, Status,
     StatusPatch,
 };
+pub use group_thread::GroupThread;
 pub use limits::{
     MAX_APPEND, MAX_CHECKPOINT_BYTES, MAX_ENTRY_BYTES, MAX_JOURNAL, MAX_NAME_BYTES, MAX_PAGE,
     RETRY_WINDOW,

@@ -1,44 +1,34 @@
 //! The one thread that reads and writes the outbox's files.
 //!
-//! It takes all that waits, writes it in one go and answers when it is on disk: while one
-//! group is being synchronised the next one gathers. What is delivered is noted first, for
-//! it makes room.
-
-use std::sync::{Arc, PoisonError, RwLock};
-use std::thread;
+//! It writes all that waits ([`GroupThread`]) in one go and answers when it is on disk. What
+//! is delivered is noted first, for it makes room.
 
 use jiff::{SignedDuration, Timestamp};
 use runtime::logging::chain;
-use store::{Appended, NewEvent};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use store::{Appended, GroupThread, NewEvent};
+use tokio::sync::{oneshot, watch};
 
 use super::log::Log;
 use super::metrics::OutboxMetrics;
 use super::{OutboxError, Status, Waiting};
 
-/// Calls that wait; more wait in their own tasks.
-const MAX_WAITING: usize = 1024;
-/// Events that wait with them: what bounds the memory.
+/// Events that wait with their calls: what bounds the memory.
 const MAX_WAITING_EVENTS: usize = 2 * domain::event::MAX_EVENTS;
-/// Most calls in a group.
-const MAX_GROUP: usize = 256;
-/// A group that has as many events takes no further call.
-const MAX_GROUP_EVENTS: usize = 4096;
 
 /// The way to the thread.
 #[derive(Debug)]
 pub(super) struct Thread {
-    sender: RwLock<Option<mpsc::Sender<Request>>>,
-    room: Arc<Semaphore>,
+    thread: GroupThread<Request>,
     status: watch::Receiver<Status>,
-    /// Closed when the thread has let go of everything.
-    ended: watch::Receiver<()>,
 }
 
 type Reply<T> = oneshot::Sender<Result<T, OutboxError>>;
 
 enum Request {
-    Append(Append),
+    Append {
+        events: Vec<NewEvent>,
+        reply: Reply<Vec<Appended>>,
+    },
     Read {
         after: u64,
         events: usize,
@@ -57,12 +47,6 @@ enum Request {
         store: String,
         reply: Reply<usize>,
     },
-}
-
-struct Append {
-    events: Vec<NewEvent>,
-    reply: Reply<Vec<Appended>>,
-    room: OwnedSemaphorePermit,
 }
 
 /// What runs in the thread.
@@ -84,41 +68,18 @@ impl Thread {
         metrics: OutboxMetrics,
         guard: impl Send + 'static,
     ) -> std::io::Result<Self> {
-        let (sender, mut receiver) = mpsc::channel::<Request>(MAX_WAITING);
         metrics.set(&log.status());
         let (status_sender, status) = watch::channel(log.status());
-        let (end, ended) = watch::channel(());
         let mut worker = Worker {
             log,
             keep,
             status: status_sender,
             metrics,
         };
-        thread::Builder::new()
-            .name("outbox".to_owned())
-            .spawn(move || {
-                while let Some(first) = receiver.blocking_recv() {
-                    let mut size = first.size();
-                    let mut group = vec![first];
-                    while group.len() < MAX_GROUP
-                        && size < MAX_GROUP_EVENTS
-                        && let Ok(next) = receiver.try_recv()
-                    {
-                        size += next.size();
-                        group.push(next);
-                    }
-                    worker.run(group);
-                }
-                // In this order: whoever sees the end can open the outbox again.
-                drop(worker);
-                drop(guard);
-                drop(end);
-            })?;
+        let work = move |group| worker.run(group);
         Ok(Self {
-            sender: RwLock::new(Some(sender)),
-            room: Arc::new(Semaphore::new(MAX_WAITING_EVENTS)),
+            thread: GroupThread::start("outbox", MAX_WAITING_EVENTS, work, guard)?,
             status,
-            ended,
         })
     }
 
@@ -127,18 +88,9 @@ impl Thread {
     }
 
     pub(super) async fn append(&self, events: Vec<NewEvent>) -> Result<Vec<Appended>, OutboxError> {
-        let permits = events.len().clamp(1, MAX_WAITING_EVENTS);
-        let permits = u32::try_from(permits).unwrap_or(u32::MAX);
-        let room = Arc::clone(&self.room).acquire_many_owned(permits).await;
-        let room = room.map_err(|_| OutboxError::Closed)?;
-        self.call(|reply| {
-            Request::Append(Append {
-                events,
-                reply,
-                room,
-            })
-        })
-        .await
+        let size = events.len();
+        self.call(size, |reply| Request::Append { events, reply })
+            .await
     }
 
     pub(super) async fn read(
@@ -147,7 +99,7 @@ impl Thread {
         events: usize,
         bytes: u64,
     ) -> Result<Vec<Waiting>, OutboxError> {
-        self.call(|reply| Request::Read {
+        self.call(0, |reply| Request::Read {
             after,
             events,
             bytes,
@@ -157,7 +109,7 @@ impl Thread {
     }
 
     pub(super) async fn delivered(&self, position: u64) -> Result<(), OutboxError> {
-        self.call(|reply| Request::Delivered { position, reply })
+        self.call(0, |reply| Request::Delivered { position, reply })
             .await
     }
 
@@ -165,52 +117,28 @@ impl Thread {
         &self,
         events: Vec<(NewEvent, String)>,
     ) -> Result<(), OutboxError> {
-        self.call(|reply| Request::PutAside { events, reply }).await
+        self.call(0, |reply| Request::PutAside { events, reply })
+            .await
     }
 
     pub(super) async fn turn_to(&self, store: String) -> Result<usize, OutboxError> {
-        self.call(|reply| Request::TurnTo { store, reply }).await
+        self.call(0, |reply| Request::TurnTo { store, reply }).await
     }
 
-    async fn call<T>(&self, request: impl FnOnce(Reply<T>) -> Request) -> Result<T, OutboxError> {
-        let sender = self
-            .sender
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        let sender = sender.ok_or(OutboxError::Closed)?;
-        let (reply, answer) = oneshot::channel();
-        let sent = sender.send(request(reply)).await;
-        sent.map_err(|_| OutboxError::Closed)?;
-        answer.await.unwrap_or(Err(OutboxError::Closed))
+    /// `events` is how many the request brings.
+    async fn call<T>(
+        &self,
+        events: usize,
+        request: impl FnOnce(Reply<T>) -> Request,
+    ) -> Result<T, OutboxError> {
+        let answer = self.thread.call(events, request).await;
+        answer.unwrap_or(Err(OutboxError::Closed))
     }
 
     /// Takes no further call, and waits until those under way are answered and the
     /// thread has let go of the files.
     pub(super) async fn close(&self) {
-        drop(
-            self.sender
-                .write()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take(),
-        );
-        let mut ended = self.ended.clone();
-        while ended.changed().await.is_ok() {}
-    }
-}
-
-// === impl Request ===
-
-impl Request {
-    /// How many events it brings.
-    fn size(&self) -> usize {
-        match self {
-            Self::Append(append) => append.events.len(),
-            Self::Read { .. }
-            | Self::Delivered { .. }
-            | Self::PutAside { .. }
-            | Self::TurnTo { .. } => 0,
-        }
+        self.thread.close().await;
     }
 }
 
@@ -223,7 +151,7 @@ impl Worker {
         let mut delivered = 0;
         for request in group {
             match request {
-                Request::Append(append) => appends.push(append),
+                Request::Append { events, reply } => appends.push((reply, events)),
                 Request::Delivered { position, reply } => {
                     delivered = delivered.max(position);
                     notes.push(reply);
@@ -249,7 +177,7 @@ impl Worker {
             .collect();
         let staged: Vec<_> = appends
             .into_iter()
-            .map(|append| (append.reply, self.log.stage(&append.events), append.room))
+            .map(|(reply, events)| (reply, self.log.stage(&events)))
             .collect();
         let waiting_before = self.log.staged_from();
         let committed = self.log.commit();
@@ -271,7 +199,7 @@ impl Worker {
         for reply in notes {
             let _ = reply.send(Ok(()));
         }
-        for (reply, staged, _room) in staged {
+        for (reply, staged) in staged {
             let _ = reply.send(match (&committed, staged) {
                 (Err(error), Ok(answers))
                     if answers.iter().any(|one| one.seq >= waiting_before) =>

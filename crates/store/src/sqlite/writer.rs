@@ -1,31 +1,23 @@
 //! The one thread that writes.
 //!
-//! It takes all that waits, runs it in one transaction, and answers after the commit:
-//! while one group is being synchronised to disk the next one gathers, so the number of
-//! events a second is not bound by the number of synchronisations a second.
+//! It runs all that waits ([`GroupThread`]) in one transaction, and answers after the
+//! commit.
 //!
 //! A group that fails is run again one by one, so that only what cannot be stored is
 //! refused.
 
 use std::path::PathBuf;
-use std::sync::{Arc, PoisonError, RwLock};
-use std::thread;
+use std::sync::Arc;
 use std::time::Duration;
 
 use rusqlite::{Connection, TransactionBehavior};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot, watch};
+use tokio::sync::{oneshot, watch};
 
 use super::{DirectoryLock, failure};
-use crate::{MAX_APPEND, StoreError};
+use crate::{GroupThread, MAX_APPEND, StoreError};
 
-/// Calls that wait; more wait in their own tasks.
-const MAX_WAITING: usize = 1024;
-/// Rows that wait with them: what bounds the memory.
+/// Rows that wait with their calls: what bounds the memory.
 const MAX_WAITING_ROWS: usize = 4 * MAX_APPEND;
-/// Most calls in a group.
-const MAX_GROUP: usize = 256;
-/// A group that has as many rows takes no further call.
-const MAX_GROUP_ROWS: usize = 4096;
 /// Size of the write-ahead log beyond which readers are made to wait until it is folded
 /// into the database (bytes). Without it, readers that never pause would keep it growing.
 const MAX_WAL_BYTES: u64 = 64 * 1024 * 1024;
@@ -35,18 +27,9 @@ const FOLD_TIMEOUT: Duration = Duration::from_millis(250);
 /// The way to the thread.
 #[derive(Debug)]
 pub(super) struct Writer {
-    sender: RwLock<Option<mpsc::Sender<Request>>>,
-    rows: Arc<Semaphore>,
+    thread: GroupThread<Box<dyn Job>>,
     latest: watch::Receiver<u64>,
     trouble: watch::Receiver<Option<String>>,
-    /// Closed when the thread has let go of everything.
-    ended: watch::Receiver<()>,
-}
-
-struct Request {
-    rows: usize,
-    call: Box<dyn Job>,
-    _room: OwnedSemaphorePermit,
 }
 
 /// A call as the thread sees it.
@@ -94,10 +77,8 @@ impl Writer {
         lock: DirectoryLock,
         latest: u64,
     ) -> std::io::Result<Self> {
-        let (sender, mut receiver) = mpsc::channel::<Request>(MAX_WAITING);
         let (latest_sender, latest) = watch::channel(latest);
         let (trouble_sender, trouble) = watch::channel(None);
-        let (end, ended) = watch::channel(());
         let mut thread = Thread {
             connection,
             wal,
@@ -106,34 +87,14 @@ impl Writer {
             latest: latest_sender,
             trouble: trouble_sender,
         };
-        thread::Builder::new()
-            .name("event-store".to_owned())
-            .spawn(move || {
-                while let Some(first) = receiver.blocking_recv() {
-                    let mut rows = first.rows;
-                    let mut group = vec![first];
-                    while group.len() < MAX_GROUP
-                        && rows < MAX_GROUP_ROWS
-                        && let Ok(next) = receiver.try_recv()
-                    {
-                        rows += next.rows;
-                        group.push(next);
-                    }
-                    thread.commit(group);
-                    thread.fold();
-                }
-                // In this order: whoever sees the end can open the store again.
-                drop(thread);
-                drop(lock);
-                drop(end);
-            })?;
-        let rows = Arc::new(Semaphore::new(MAX_WAITING_ROWS));
+        let work = move |group| {
+            thread.commit(group);
+            thread.fold();
+        };
         Ok(Self {
-            sender: RwLock::new(Some(sender)),
-            rows,
+            thread: GroupThread::start("event-store", MAX_WAITING_ROWS, work, lock)?,
             latest,
             trouble,
-            ended,
         })
     }
 
@@ -161,42 +122,22 @@ impl Writer {
         T: Send + 'static,
         F: FnMut(&Connection) -> rusqlite::Result<Result<T, StoreError>> + Send + 'static,
     {
-        let sender = self
-            .sender
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone();
-        let sender = sender.ok_or(StoreError::Closed)?;
-        let permits = u32::try_from(rows.clamp(1, MAX_WAITING_ROWS)).unwrap_or(u32::MAX);
-        let room = Arc::clone(&self.rows).acquire_many_owned(permits).await;
-        let room = room.map_err(|_| StoreError::Closed)?;
-        let (reply, answer) = oneshot::channel();
-        let call = Box::new(Call {
-            action,
-            run,
-            outcome: None,
-            reply,
-        });
-        let request = Request {
-            rows,
-            call,
-            _room: room,
+        let call = |reply| -> Box<dyn Job> {
+            Box::new(Call {
+                action,
+                run,
+                outcome: None,
+                reply,
+            })
         };
-        sender.send(request).await.map_err(|_| StoreError::Closed)?;
-        answer.await.unwrap_or(Err(StoreError::Closed))
+        let answer = self.thread.call(rows, call).await;
+        answer.unwrap_or(Err(StoreError::Closed))
     }
 
     /// Takes no further call, and waits until those under way are answered and the
     /// thread has let go of the file and the lock.
     pub(super) async fn close(&self) {
-        drop(
-            self.sender
-                .write()
-                .unwrap_or_else(PoisonError::into_inner)
-                .take(),
-        );
-        let mut ended = self.ended.clone();
-        while ended.changed().await.is_ok() {}
+        self.thread.close().await;
     }
 }
 
@@ -204,39 +145,39 @@ impl Writer {
 
 impl Thread {
     /// Runs a group in one transaction and answers it.
-    fn commit(&mut self, mut group: Vec<Request>) {
+    fn commit(&mut self, mut group: Vec<Box<dyn Job>>) {
         match self.transact(&mut group) {
             Ok(()) => {
                 self.publish();
                 self.well();
-                for request in group {
-                    request.call.answer(Ok(()));
+                for call in group {
+                    call.answer(Ok(()));
                 }
             }
             Err(Failed::Inside(error)) if group.len() > 1 => {
                 tracing::debug!(calls = group.len(), %error, "group failed, running it one by one");
-                for request in group {
-                    self.commit(vec![request]);
+                for call in group {
+                    self.commit(vec![call]);
                 }
             }
             Err(Failed::Begin(error) | Failed::Inside(error)) => {
                 let error = Arc::new(error);
                 self.failing(&error);
-                for request in group {
-                    request.call.answer(Err(Arc::clone(&error)));
+                for call in group {
+                    call.answer(Err(Arc::clone(&error)));
                 }
             }
         }
     }
 
-    fn transact(&mut self, group: &mut [Request]) -> Result<(), Failed> {
+    fn transact(&mut self, group: &mut [Box<dyn Job>]) -> Result<(), Failed> {
         let transaction = self
             .connection
             .transaction_with_behavior(TransactionBehavior::Immediate)
             .map_err(Failed::Begin)?;
-        for request in group {
+        for call in group {
             // Dropping the transaction rolls it back.
-            request.call.run(&transaction).map_err(Failed::Inside)?;
+            call.run(&transaction).map_err(Failed::Inside)?;
         }
         transaction.commit().map_err(Failed::Inside)
     }

@@ -12,7 +12,6 @@ type Answer = oneshot::Receiver<Result<Vec<crate::Appended>, StoreError>>;
 
 struct Bench {
     thread: Thread,
-    rows: Arc<Semaphore>,
     dir: TempDir,
 }
 
@@ -31,35 +30,7 @@ impl Bench {
             trouble: watch::Sender::new(None),
             latest: watch::Sender::new(0),
         };
-        Self {
-            thread,
-            rows: Arc::new(Semaphore::new(MAX_WAITING_ROWS)),
-            dir,
-        }
-    }
-
-    fn request(&self, run: impl FnMut(&Connection) -> Ran + Send + 'static) -> (Request, Answer) {
-        let (reply, answer) = oneshot::channel();
-        let call = Box::new(Call {
-            action: "store events",
-            run,
-            outcome: None,
-            reply,
-        });
-        let room = Arc::clone(&self.rows).try_acquire_owned().unwrap();
-        (
-            Request {
-                rows: 1,
-                call,
-                _room: room,
-            },
-            answer,
-        )
-    }
-
-    fn append(&self, events: Vec<NewEvent>) -> (Request, Answer) {
-        let rows: Vec<_> = events.into_iter().map(append::Row::of).collect();
-        self.request(move |connection| append::append(connection, &rows).map(Ok))
+        Self { thread, dir }
     }
 
     fn seqs(&self) -> Vec<i64> {
@@ -78,6 +49,22 @@ impl Bench {
 
 type Ran = rusqlite::Result<Result<Vec<crate::Appended>, StoreError>>;
 
+fn request(run: impl FnMut(&Connection) -> Ran + Send + 'static) -> (Box<dyn Job>, Answer) {
+    let (reply, answer) = oneshot::channel();
+    let call = Call {
+        action: "store events",
+        run,
+        outcome: None,
+        reply,
+    };
+    (Box::new(call), answer)
+}
+
+fn append(events: Vec<NewEvent>) -> (Box<dyn Job>, Answer) {
+    let rows: Vec<_> = events.into_iter().map(append::Row::of).collect();
+    request(move |connection| append::append(connection, &rows).map(Ok))
+}
+
 fn seq(answer: Answer) -> u64 {
     answer.blocking_recv().unwrap().unwrap()[0].seq
 }
@@ -89,15 +76,15 @@ fn refusal(answer: Answer) -> StoreError {
 #[test]
 fn a_call_that_fails_takes_no_other_with_it() {
     let mut bench = Bench::new();
-    let (first, first_answer) = bench.append(vec![event("n1", 1)]);
-    let (poison, poison_answer) = bench.request(|connection| {
+    let (first, first_answer) = append(vec![event("n1", 1)]);
+    let (poison, poison_answer) = request(|connection| {
         let row = append::Row::of(event("n1", 2));
         append::append(connection, &[row])?;
         connection.execute("INSERT INTO event (id) VALUES (NULL)", [])?;
         Ok(Ok(Vec::new()))
     });
-    let (refused, refused_answer) = bench.request(|_| Ok(Err(StoreError::Closed)));
-    let (last, last_answer) = bench.append(vec![event("n1", 3)]);
+    let (refused, refused_answer) = request(|_| Ok(Err(StoreError::Closed)));
+    let (last, last_answer) = append(vec![event("n1", 3)]);
     bench.thread.commit(vec![first, poison, refused, last]);
 
     assert_eq!((seq(first_answer), seq(last_answer)), (1, 2));
@@ -109,7 +96,6 @@ fn a_call_that_fails_takes_no_other_with_it() {
     assert!(matches!(refusal(refused_answer), StoreError::Closed));
     assert_eq!(bench.seqs(), [1, 2]);
     assert_eq!(*bench.thread.latest.borrow(), 2);
-    assert_eq!(bench.rows.available_permits(), MAX_WAITING_ROWS);
 }
 
 #[test]
@@ -123,7 +109,7 @@ fn a_full_disk_fails_what_does_not_fit_and_passes() {
             .query_row(&set, [], |row| row.get::<_, i64>(0))
             .unwrap();
     };
-    let (request, answer) = bench.append((0..100).map(|n| event("n1", n)).collect());
+    let (request, answer) = append((0..100).map(|n| event("n1", n)).collect());
     bench.thread.commit(vec![request]);
     assert_eq!(seq(answer), 1);
 
@@ -133,9 +119,9 @@ fn a_full_disk_fails_what_does_not_fit_and_passes() {
         .pragma_query_value(None, "page_count", |row| row.get(0))
         .unwrap();
     limit(&bench, pages + 2);
-    let (small, small_answer) = bench.append(vec![event("n1", 1_000)]);
-    let (large, large_answer) = bench.append((2_000..3_000).map(|n| event("n1", n)).collect());
-    let (again, again_answer) = bench.append(vec![event("n1", 1)]);
+    let (small, small_answer) = append(vec![event("n1", 1_000)]);
+    let (large, large_answer) = append((2_000..3_000).map(|n| event("n1", n)).collect());
+    let (again, again_answer) = append(vec![event("n1", 1)]);
     bench.thread.commit(vec![small, large, again]);
     assert_eq!(seq(small_answer), 101);
     let error = refusal(large_answer);
@@ -146,7 +132,7 @@ fn a_full_disk_fails_what_does_not_fit_and_passes() {
     assert_eq!(seq(again_answer), 2);
 
     limit(&bench, 1 << 30);
-    let (large, large_answer) = bench.append((2_000..3_000).map(|n| event("n1", n)).collect());
+    let (large, large_answer) = append((2_000..3_000).map(|n| event("n1", n)).collect());
     bench.thread.commit(vec![large]);
     assert_eq!(seq(large_answer), 102, "positions without a gap");
     assert!(bench.seqs().into_iter().eq(1..=1_101));
@@ -158,8 +144,8 @@ fn a_file_held_by_another_process_fails_the_group_and_passes() {
     let mut bench = Bench::new();
     let other = Connection::open(bench.dir.path().join("events.db")).unwrap();
     other.execute_batch("BEGIN IMMEDIATE").unwrap();
-    let (first, first_answer) = bench.append(vec![event("n1", 1)]);
-    let (second, second_answer) = bench.append(vec![event("n1", 2)]);
+    let (first, first_answer) = append(vec![event("n1", 1)]);
+    let (second, second_answer) = append(vec![event("n1", 2)]);
     bench.thread.commit(vec![first, second]);
     for answer in [first_answer, second_answer] {
         let error = refusal(answer);
@@ -168,7 +154,7 @@ fn a_file_held_by_another_process_fails_the_group_and_passes() {
         assert!(source.contains("locked"), "{source}");
     }
     other.execute_batch("ROLLBACK").unwrap();
-    let (first, first_answer) = bench.append(vec![event("n1", 1)]);
+    let (first, first_answer) = append(vec![event("n1", 1)]);
     bench.thread.commit(vec![first]);
     assert_eq!(seq(first_answer), 1);
 }
@@ -178,12 +164,12 @@ fn a_long_log_is_folded_unless_somebody_reads_it() {
     let mut bench = Bench::new();
     let reader = Connection::open(bench.dir.path().join("events.db")).unwrap();
     let size = |bench: &Bench| bench.thread.wal.metadata().unwrap().len();
-    let (request, _answer) = bench.append(vec![event("n1", 1)]);
+    let (request, _answer) = append(vec![event("n1", 1)]);
     bench.thread.commit(vec![request]);
     reader
         .execute_batch("BEGIN; SELECT count(*) FROM event")
         .unwrap();
-    let (request, _answer) = bench.append(vec![event("n1", 2)]);
+    let (request, _answer) = append(vec![event("n1", 2)]);
     bench.thread.commit(vec![request]);
 
     bench.thread.fold();
