@@ -359,10 +359,10 @@ impl Decided {
     /// Its name, as serialised.
     pub fn name(self) -> &'static str {
         match self {
-            Self::Quarantine => "quarantine",
-            Self::Update => "update",
-            Self::Release => "release",
-            Self::StandDown => "stand-down",
+            Self::Quarantine => Intent::Quarantine.name(),
+            Self::Update => Intent::Update.name(),
+            Self::Release => Intent::Release.name(),
+            Self::StandDown => Intent::StandDown.name(),
             Self::Held => "held",
             Self::Dropped => "dropped",
         }
