@@ -54,8 +54,7 @@ impl Tasks {
         name: &'static str,
         task: impl Future<Output = ()> + Send + 'static,
     ) {
-        let id = self.inputs.spawn(task).id();
-        self.names.insert(id, name);
+        self.names.insert(self.inputs.spawn(task).id(), name);
     }
 
     /// Starts a task that works off what came in, and ends with [`done`](Self::done) only.
@@ -64,8 +63,7 @@ impl Tasks {
         name: &'static str,
         task: impl Future<Output = ()> + Send + 'static,
     ) {
-        let id = self.workers.spawn(task).id();
-        self.names.insert(id, name);
+        self.names.insert(self.workers.spawn(task).id(), name);
     }
 
     /// The same for a task that writes into the cluster: it is waited for longer.
@@ -74,8 +72,7 @@ impl Tasks {
         name: &'static str,
         task: impl Future<Output = ()> + Send + 'static,
     ) {
-        let id = self.writers.spawn(task).id();
-        self.names.insert(id, name);
+        self.names.insert(self.writers.spawn(task).id(), name);
     }
 
     /// Waits until `told` to end, or until a task has ended by itself, which is an error.
