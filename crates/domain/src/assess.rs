@@ -3,6 +3,7 @@
 //! Recomputed from all open faults every time: a second fault is taken in at once, and
 //! the recovery of one of two takes back only what that one asked for.
 
+use std::cell::LazyCell;
 use std::collections::BTreeMap;
 
 use contract::{HealthEvent, keys};
@@ -164,7 +165,8 @@ pub fn assess(
 ) -> Desired {
     let mut faults: Vec<&Fault> = faults.iter().collect();
     faults.sort_by(|a, b| Fault::by_gravity(a, b));
-    let variable = NodeVariable::new(&node.object);
+    // Most nodes have no faults, and a fault may ask no rule.
+    let variable = LazyCell::new(|| NodeVariable::new(&node.object()));
     let rule_sets = policy.rule_sets_of(node);
     let mut desired = Desired::default();
     let mut matched: Vec<&RuleSet> = Vec::new();
@@ -392,8 +394,9 @@ mod tests {
             is_fatal: false,
             ..fatal("0")
         };
-        let mut opted_out = NodeView::unknown("n1");
-        opted_out.object["metadata"]["labels"][contract::keys::MANAGED_LABEL] = "false".into();
+        let labels = serde_json::json!({contract::keys::MANAGED_LABEL: "false"});
+        let opted_out = serde_json::json!({"metadata": {"name": "n1", "labels": labels}});
+        let opted_out = NodeView::from_object(opted_out).unwrap();
         let node = NodeView::unknown("n1");
         let asks_nothing = Policy::parse(
             "[[rule-sets]]\nname = \"a\"\n[[rule-sets.match.all]]\nkind = \"HealthEvent\"\n\

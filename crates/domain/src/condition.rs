@@ -98,7 +98,12 @@ pub fn changes<'a>(
     node: &NodeView,
     options: &Options,
 ) -> Vec<ConditionChange> {
-    let on_node = observed(&node.object);
+    let mut heard = heard.peekable();
+    if faults.is_empty() && heard.peek().is_none() {
+        return Vec::new();
+    }
+    let object = node.object();
+    let on_node = observed(&object);
     let mut broken: BTreeMap<&str, Vec<&Fault>> = BTreeMap::new();
     for fault in faults.iter().filter(|fault| fault.event.is_fatal) {
         broken.entry(&fault.check).or_default().push(fault);

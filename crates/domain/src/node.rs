@@ -3,9 +3,13 @@
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
+
+mod rest;
 
 use crate::fault::Machine;
+
+use rest::Rest;
 
 /// Longest value of a label or taint that Kubernetes takes, in bytes.
 pub(crate) const LABEL_VALUE_BYTES: usize = 63;
@@ -30,9 +34,10 @@ pub struct NodeView {
     pub annotations: BTreeMap<String, String>,
     /// The machine that it is now.
     pub machine: Machine,
-    /// The object that a policy's `node` variable shows: metadata, spec and status,
-    /// without managed fields and the image list.
-    pub object: Value,
+    /// `spec.providerID`; empty where it has none.
+    pub provider_id: Box<str>,
+    /// What else the object has, for [`NodeView::object`].
+    rest: Rest,
 }
 
 /// A taint, by what identifies and describes it.
@@ -82,25 +87,21 @@ impl NodeView {
     /// A node of which nothing is known but its name: what rules see where there is no
     /// cluster to ask.
     pub fn unknown(name: &str) -> Self {
-        Self {
-            name: name.to_owned(),
-            uid: String::new(),
-            resource_version: String::new(),
-            unschedulable: false,
-            taints: Vec::new(),
-            labels: BTreeMap::new(),
-            annotations: BTreeMap::new(),
-            machine: Machine::default(),
-            object: json!({
-                "metadata": {"name": name, "labels": {}, "annotations": {}},
-                "spec": {},
-                "status": {},
-            }),
-        }
+        let mut object = json!({
+            "metadata": {"name": name, "labels": {}, "annotations": {}},
+            "spec": {},
+            "status": {},
+        });
+        Self::read(name.to_owned(), &mut object)
     }
 
     /// Reads a node from its JSON object. `None` where it has no name.
     pub fn from_object(mut object: Value) -> Option<Self> {
+        let name = object["metadata"]["name"].as_str()?.to_owned();
+        Some(Self::read(name, &mut object))
+    }
+
+    fn read(name: String, object: &mut Value) -> Self {
         let strings = |value: &Value| -> BTreeMap<String, String> {
             let pairs = value.as_object().into_iter().flatten();
             pairs
@@ -108,18 +109,15 @@ impl NodeView {
                 .collect()
         };
         let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-        let metadata = &object["metadata"];
+        let (metadata, spec) = (&object["metadata"], &object["spec"]);
         let info = &object["status"]["nodeInfo"];
-        let name = metadata["name"].as_str()?.to_owned();
-        let view = Self {
+        let taints = spec["taints"].as_array().into_iter().flatten();
+        let mut view = Self {
             name,
             uid: text(&metadata["uid"]),
             resource_version: text(&metadata["resourceVersion"]),
-            unschedulable: object["spec"]["unschedulable"].as_bool().unwrap_or(false),
-            taints: object["spec"]["taints"]
-                .as_array()
-                .into_iter()
-                .flatten()
+            unschedulable: spec["unschedulable"].as_bool().unwrap_or(false),
+            taints: taints
                 .map(|raw| NodeTaint {
                     taint: Taint {
                         key: text(&raw["key"]),
@@ -138,24 +136,60 @@ impl NodeView {
                     .as_str()
                     .and_then(|time| time.parse().ok()),
             },
-            object: Value::Null,
+            provider_id: text(&spec["providerID"]).into(),
+            rest: Rest::default(),
         };
-        if let Some(metadata) = object["metadata"].as_object_mut() {
-            metadata.remove("managedFields");
+        view.keep(object);
+        view
+    }
+
+    /// The object that a policy's `node` variable shows: metadata, spec and status, without
+    /// managed fields and the image list. It is put together for each call: few of the nodes
+    /// of a cluster are ever asked for it, and it takes several times the room of its text.
+    pub fn object(&self) -> Value {
+        let mut object = self.rest.object();
+        let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else {
+            return object;
+        };
+        if !self.resource_version.is_empty() {
+            let version = self.resource_version.as_str().into();
+            metadata.insert("resourceVersion".to_owned(), version);
         }
-        if let Some(status) = object["status"].as_object_mut() {
+        for (field, entries) in [("labels", &self.labels), ("annotations", &self.annotations)] {
+            if !metadata.contains_key(field) && !entries.is_empty() {
+                metadata.insert(field.to_owned(), json!(entries));
+            }
+        }
+        object
+    }
+
+    /// Keeps of `object` what the other fields do not say.
+    fn keep(&mut self, object: &mut Value) {
+        if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+            metadata.remove("managedFields");
+            if !self.resource_version.is_empty() {
+                metadata.remove("resourceVersion");
+            }
+            for (field, entries) in [("labels", &self.labels), ("annotations", &self.annotations)] {
+                // Not where it is empty, or has what is no text.
+                let whole = |value: &Value| Some(entries.len()) == value.as_object().map(Map::len);
+                if !entries.is_empty() && metadata.get(field).is_some_and(whole) {
+                    metadata.remove(field);
+                }
+            }
+        }
+        if let Some(status) = object.get_mut("status").and_then(Value::as_object_mut) {
             status.remove("images");
         }
-        Some(Self { object, ..view })
+        self.rest = Rest::of(object);
     }
 
     /// Whether rules see in `other` what they see here, but for what each heartbeat of the
     /// kubelet changes: the object's version, and when each condition was last written.
     pub fn same_but_for_heartbeat(&self, other: &Self) -> bool {
-        // In labels and annotations, the names left out below mean something else.
         self.labels == other.labels
             && self.annotations == other.annotations
-            && same_but_for_heartbeat(&self.object, &other.object)
+            && self.rest.same_but_for_heartbeat(&other.rest)
     }
 
     /// Whether the node has this taint, value included.
@@ -166,7 +200,7 @@ impl NodeView {
     /// The node after `change`, without asking the server: for dry runs and tests.
     #[must_use]
     pub fn after(&self, change: &NodeChange) -> Self {
-        let mut node = self.clone();
+        let (mut node, mut object) = (self.clone(), self.object());
         if let Some(unschedulable) = change.unschedulable {
             node.unschedulable = unschedulable;
         }
@@ -189,47 +223,30 @@ impl NodeView {
         };
         merge(&mut node.labels, &change.labels);
         merge(&mut node.annotations, &change.annotations);
-        node.show_in_object(change);
+        node.show_in_object(change, &mut object);
         node
     }
 
     /// Brings the object that rules see in line with the fields that `change` has changed.
-    fn show_in_object(&mut self, change: &NodeChange) {
+    fn show_in_object(&mut self, change: &NodeChange, object: &mut Value) {
         if change.unschedulable.is_some() {
             let value = self.unschedulable.then_some(Value::Bool(true));
-            set(&mut self.object, "spec", "unschedulable", value);
+            set(object, "spec", "unschedulable", value);
         }
         if !change.add_taints.is_empty() || !change.remove_taints.is_empty() {
             let taints: Vec<&Value> = self.taints.iter().map(|taint| &taint.raw).collect();
             let value = (!taints.is_empty()).then(|| json!(taints));
-            set(&mut self.object, "spec", "taints", value);
+            set(object, "spec", "taints", value);
         }
         if !change.labels.is_empty() {
             let value = Some(json!(self.labels));
-            set(&mut self.object, "metadata", "labels", value);
+            set(object, "metadata", "labels", value);
         }
         if !change.annotations.is_empty() {
             let value = Some(json!(self.annotations));
-            set(&mut self.object, "metadata", "annotations", value);
+            set(object, "metadata", "annotations", value);
         }
-    }
-}
-
-fn same_but_for_heartbeat(a: &Value, b: &Value) -> bool {
-    match (a, b) {
-        (Value::Object(a), Value::Object(b)) => {
-            let same = |(key, value)| {
-                matches!(key, "resourceVersion" | "lastHeartbeatTime")
-                    || b.get(key)
-                        .is_some_and(|other| same_but_for_heartbeat(value, other))
-            };
-            a.len() == b.len() && a.iter().map(|(key, value)| (key.as_str(), value)).all(same)
-        }
-        (Value::Array(a), Value::Array(b)) => {
-            let mut pairs = a.iter().zip(b);
-            a.len() == b.len() && pairs.all(|(a, b)| same_but_for_heartbeat(a, b))
-        }
-        _ => a == b,
+        self.keep(object);
     }
 }
 
@@ -375,6 +392,50 @@ mod tests {
             )
     }
 
+    /// Whatever of it is kept apart, and whatever shape it has.
+    #[test]
+    fn rules_see_the_whole_object() {
+        let ready = json!({
+            "type": "Ready", "status": "True", "lastHeartbeatTime": "2026-01-01T00:00:00Z",
+        });
+        let never = json!({"type": "Broken", "lastHeartbeatTime": null});
+        let table = [
+            json!({"metadata": {"name": "n1"}}),
+            json!({"metadata": {"name": "n1"}, "spec": null, "status": "odd"}),
+            json!({"metadata": {"name": "n1", "resourceVersion": "", "labels": {}}}),
+            json!({"metadata": {"name": "n1", "resourceVersion": 7, "labels": null}}),
+            json!({"metadata": {"name": "n1", "labels": {"a": "b", "odd": true}}}),
+            json!({"metadata": {"name": "n1"}, "status": {"conditions": "odd"}}),
+            json!({"metadata": {"name": "n1"}, "status": {"conditions": [7, ready, {}, never]}}),
+            json!({
+                "apiVersion": "v1", "kind": "Node",
+                "metadata": {
+                    "name": "n1", "uid": "u", "resourceVersion": "12",
+                    "labels": {"a": "b", "lastHeartbeatTime": "x"},
+                    "annotations": {"c": "d", "resourceVersion": "y"},
+                },
+                "spec": {
+                    "providerID": "p", "unschedulable": true,
+                    "taints": [{"key": "k", "effect": "NoExecute", "timeAdded": "t"}],
+                },
+                "status": {
+                    "capacity": {"nvidia.com/gpu": "8"}, "conditions": [ready],
+                    "daemonEndpoints": {"kubeletEndpoint": {"Port": 10250}},
+                },
+            }),
+        ];
+        for object in table {
+            let node = NodeView::from_object(object.clone()).unwrap();
+            assert_eq!(node.object(), object);
+            let mut untrimmed = object.clone();
+            untrimmed["metadata"]["managedFields"] = json!([{"manager": "m"}]);
+            if let Some(status) = untrimmed.get_mut("status").and_then(Value::as_object_mut) {
+                status.insert("images".to_owned(), json!([{"names": ["i"]}]));
+            }
+            assert_eq!(NodeView::from_object(untrimmed), Some(node), "{object}");
+        }
+    }
+
     #[test]
     fn a_heartbeat_changes_nothing_that_rules_see() {
         let node = |change: &dyn Fn(&mut Value)| {
@@ -399,6 +460,11 @@ mod tests {
             object["status"]["conditions"][0]["lastHeartbeatTime"] = "2026-01-01T00:05:00Z".into();
         });
         assert!(before.same_but_for_heartbeat(&heartbeat) && before != heartbeat);
+        assert_eq!(
+            heartbeat.object()["status"]["conditions"][0]["lastHeartbeatTime"],
+            "2026-01-01T00:05:00Z",
+            "but they see it"
+        );
         let changes: [(&str, Value); 9] = [
             ("/metadata/uid", "v".into()),
             ("/metadata/labels", json!({"resourceVersion": "a"})),

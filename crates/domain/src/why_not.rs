@@ -331,7 +331,7 @@ fn rule_checks(situation: &Situation<'_>) -> Vec<Check> {
     let mut faults: Vec<&Fault> = situation.faults.iter().collect();
     faults.sort_by(|a, b| Fault::by_gravity(a, b));
     let left = faults.len().saturating_sub(FAULTS_SHOWN);
-    let variable = NodeVariable::new(&node.object);
+    let variable = NodeVariable::new(&node.object());
     let mut checks = Vec::new();
     for fault in faults.into_iter().take(FAULTS_SHOWN) {
         let desired = assess(
@@ -412,7 +412,7 @@ fn rule_details(
     if rule_sets.is_empty() {
         return vec![format!("the policy ({}) has no rule sets", policy.source)];
     }
-    let event = event_variable(&fault.event);
+    let (event, object) = (event_variable(&fault.event), node.object());
     let mut details = Vec::new();
     for rule_set in rule_sets {
         let answer = rule_set.answer(&event, variable);
@@ -425,7 +425,7 @@ fn rule_details(
         let rules = rule_set.all.iter().map(|rule| ("all", rule));
         let rules = rules.chain(rule_set.any.iter().map(|rule| ("any", rule)));
         for (group, rule) in rules {
-            details.extend(rule_lines(group, rule, &event, node, variable));
+            details.extend(rule_lines(group, rule, &event, &object, variable));
         }
     }
     details
@@ -435,7 +435,7 @@ fn rule_lines(
     group: &str,
     rule: &Rule,
     event: &Value,
-    node: &NodeView,
+    object: &Value,
     variable: &NodeVariable,
 ) -> Vec<String> {
     let said = match rule.holds(event, variable) {
@@ -446,7 +446,7 @@ fn rule_lines(
     let mut lines = vec![format!("  {group}: {} -> {said}", rule.expression)];
     let looked_at = match rule.kind {
         RuleKind::HealthEvent | RuleKind::Override => event,
-        RuleKind::Node => &node.object,
+        RuleKind::Node => object,
     };
     lines.extend(
         rule.seen(looked_at)

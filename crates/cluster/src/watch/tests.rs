@@ -299,8 +299,9 @@ async fn nodes_are_trimmed() {
     let Some(NodeEvent::Applied(node)) = events.recv().await else {
         panic!("no node")
     };
-    assert_eq!(node.object["metadata"].get("managedFields"), None);
-    assert_eq!(node.object["status"].get("images"), None);
+    let object = node.object();
+    assert_eq!(object["metadata"].get("managedFields"), None);
+    assert_eq!(object["status"].get("images"), None);
 }
 
 /// Nothing but silence tells that a connection is dead.

@@ -107,7 +107,7 @@ fn told(changes: &[ConditionChange]) -> Vec<String> {
 
 /// The node after the changes.
 fn written(node: &NodeView, changes: &[ConditionChange]) -> NodeView {
-    let mut object = node.object.clone();
+    let mut object = node.object();
     let list = object["status"]["conditions"].as_array_mut().unwrap();
     for ConditionChange { condition: one, .. } in changes {
         list.retain(|old| old["type"] != one.kind.as_str());

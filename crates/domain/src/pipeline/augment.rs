@@ -18,8 +18,7 @@ impl Labels {
     /// Writes the node's `spec.providerID`, and those of the labels that it has, over what
     /// the sender may have said. Returns how many found no room in the event.
     pub fn write(&self, event: &mut HealthEvent, node: &NodeView) -> usize {
-        let provider = node.object["spec"]["providerID"].as_str();
-        let provider = provider.filter(|id| !id.is_empty());
+        let provider = Some(&*node.provider_id).filter(|id| !id.is_empty());
         let labels = self.0.iter().filter_map(|key| {
             let value = node.labels.get(key)?;
             Some((key.as_str(), value.as_str()))

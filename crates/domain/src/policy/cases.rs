@@ -154,7 +154,7 @@ fn played(
 }
 
 fn node_of(given: Option<&Value>) -> Result<NodeView, String> {
-    let mut object = NodeView::unknown(standard::NODE).object;
+    let mut object = NodeView::unknown(standard::NODE).object();
     if let Some(given) = given {
         let Some(parts) = given.as_object() else {
             return Err("node is no object".to_owned());

@@ -156,7 +156,7 @@ fn kinds<'a>(nodes: &'a [NodeView], policies: [&Policy; 2]) -> Vec<&'a NodeView>
     let mut answers = Vec::new();
     let mut kinds = Vec::new();
     for node in nodes {
-        let variable = NodeVariable::new(&node.object);
+        let variable = NodeVariable::new(&node.object());
         let of_policy = |policy: &Policy| -> Vec<(String, Option<bool>)> {
             let sets = policy.rule_sets_of(node).iter();
             sets.flat_map(|set| {

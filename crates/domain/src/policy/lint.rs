@@ -206,7 +206,7 @@ fn matches(rule_set: &RuleSet, standard: &Standard) -> bool {
         all,
         ..rule_set.clone()
     };
-    let node = NodeVariable::new(&NodeView::unknown(standard::NODE).object);
+    let node = NodeVariable::new(&NodeView::unknown(standard::NODE).object());
     bare.answer(&event_variable(&standard.event), &node) == Answer::Matched
 }
 

@@ -201,8 +201,10 @@ fn a_fault_quarantines_in_one_change_and_recovery_restores() {
         .labels
         .insert("k8saas.nvidia.com/cordon-by".into(), "somebody".into());
     world.foreign_taint("dedicated");
-    world.node.object["metadata"]["labels"] = json!(world.node.labels);
-    world.node.object["spec"]["taints"] = json!([world.node.taints[0].raw]);
+    let mut object = world.node.object();
+    object["metadata"]["labels"] = json!(world.node.labels);
+    object["spec"]["taints"] = json!([world.node.taints[0].raw]);
+    world.node = NodeView::from_object(object).unwrap();
     let before = world.node.clone();
 
     world.fault(0);
