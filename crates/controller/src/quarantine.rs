@@ -59,6 +59,7 @@ use intake::{FeedFailure, SaveFailure};
 use journal::{JOURNAL_QUEUE, Journal};
 use metrics::QuarantineMetrics;
 use nodes::Relisted;
+use publish::Counts;
 use questions::{MAX_QUESTIONS, Question};
 use statuses::Written;
 use switches::{Arrival, Switches};
@@ -156,6 +157,11 @@ pub struct Quarantine {
     nodes: BTreeMap<String, NodeEntry>,
     /// Nodes to look at.
     dirty: BTreeSet<String>,
+    /// Nodes that may not be any more as they were last published: whatever changes one marks
+    /// it, or has it looked at, which does.
+    unshown: BTreeSet<String>,
+    /// What was last published of all nodes.
+    shown: Counts,
     /// When a session wants to be looked at later.
     wakes: Wakes,
     /// The clock at the last turn of the loop.
@@ -233,6 +239,8 @@ impl Quarantine {
             feed_failure: None,
             nodes: BTreeMap::new(),
             dirty: BTreeSet::new(),
+            unshown: BTreeSet::new(),
+            shown: Counts::default(),
             wakes: Wakes::default(),
             turned_at: (config.clock)(),
             caught_up: false,
@@ -328,7 +336,7 @@ impl Quarantine {
         }
         if switches.dropped_at() != dropped_at {
             // What counts of the faults has changed.
-            self.dirty.extend(self.nodes.keys().cloned());
+            self.touch_all();
         }
         self.brake.changed();
         self.schedule_publish();
@@ -370,10 +378,10 @@ impl Quarantine {
         self.brake.doubt_ends = doubt;
         self.brake.changed();
         let names: Vec<String> = self.nodes.keys().cloned().collect();
-        for name in &names {
-            self.remember_wake(name);
+        for name in names {
+            self.remember_wake(&name);
         }
-        self.dirty.extend(names);
+        self.touch_all();
     }
 
     /// When what the brake had held back was last dropped.
@@ -397,7 +405,14 @@ impl Quarantine {
     fn touch(&mut self, name: &str) {
         self.entry(name);
         self.dirty.insert(name.to_owned());
+        self.unshown.insert(name.to_owned());
         self.schedule_publish();
+    }
+
+    /// Marks all nodes for another look.
+    fn touch_all(&mut self) {
+        self.dirty.extend(self.nodes.keys().cloned());
+        self.unshown.extend(self.nodes.keys().cloned());
     }
 
     fn remember_wake(&mut self, name: &str) {

@@ -129,7 +129,7 @@ impl Quarantine {
                     (entry.in_flight, entry.taking_out) = (false, false);
                 }
                 self.brake.doubt(Some(until));
-                self.dirty.extend(self.nodes.keys().cloned());
+                self.touch_all();
                 return;
             }
         };

@@ -150,6 +150,7 @@ impl Quarantine {
     }
 
     fn step_waiting(&mut self, policy: &Policy, name: &str, hold: Option<&Hold>, looked_at: bool) {
+        self.unshown.insert(name.to_owned());
         let entry = self.entry(name);
         if entry.in_flight {
             return; // Looked at again when the answer is there.
@@ -264,7 +265,7 @@ impl Quarantine {
                 })
                 .collect(),
             unknown,
-            held: self.nodes.values().filter(|one| one.hold.is_some()).count(),
+            held: self.shown.held,
             paused,
             notes,
         })

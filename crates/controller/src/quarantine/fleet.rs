@@ -16,6 +16,7 @@ use tokio::time::Instant;
 
 use super::Mode;
 use super::look::unknown_policy;
+use super::publish::Counted;
 
 /// What is kept per node.
 pub(super) struct NodeEntry {
@@ -51,6 +52,8 @@ pub(super) struct NodeEntry {
     pub(super) in_doubt: Option<Timestamp>,
     /// Why it is held back.
     pub(super) hold: Option<Hold>,
+    /// As what it is counted in what was last published.
+    pub(super) shown: Counted,
 }
 
 /// What can be told of whether the cluster has a node.
@@ -85,6 +88,7 @@ impl NodeEntry {
             taking_out: false,
             in_doubt: None,
             hold: None,
+            shown: Counted::default(),
         }
     }
 

@@ -29,6 +29,7 @@ impl Quarantine {
         };
         let mut looked_at = Vec::new();
         while let Some(name) = self.dirty.pop_first() {
+            self.unshown.insert(name.clone());
             if !self.part_from_machine(&name).await {
                 continue;
             }
@@ -157,7 +158,7 @@ impl Quarantine {
     pub(super) fn policy_changed(&mut self) {
         let policy = self.policies.borrow().clone();
         let before = std::mem::replace(&mut self.policy, policy.clone());
-        self.dirty.extend(self.nodes.keys().cloned());
+        self.touch_all();
         self.brake.changed();
         self.schedule_publish();
         let (Some(policy), Some(_)) = (policy, before) else {

@@ -70,7 +70,7 @@ impl Quarantine {
                     );
                 }
                 self.warn_of_many();
-                self.dirty.extend(self.nodes.keys().cloned());
+                self.touch_all();
                 self.schedule_publish();
             }
             // Each failed try is told; for the same reason it is no news.

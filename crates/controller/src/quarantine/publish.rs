@@ -1,11 +1,12 @@
 //! Publishing the state of all nodes for the page, the API and the metrics.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use domain::fault::{MAX_FAULTY_NODES, MAX_OPEN_FAULTS_PER_NODE};
 use domain::session::Phase;
-use domain::view::{ClusterView, FleetView};
+use domain::view::{ClusterView, FleetView, NodeStatus};
 use tokio::time::Instant;
 
 use super::Quarantine;
@@ -18,6 +19,37 @@ const PUBLISH_EVERY: Duration = Duration::from_millis(20);
 const PUBLISH_SHARE: u32 = 30;
 /// But it is never further behind than this.
 const PUBLISH_LONGEST: Duration = Duration::from_millis(500);
+
+/// As what a node was last counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counted {
+    /// The cluster has it.
+    in_cluster: bool,
+    /// The brake or a pause holds it back.
+    held: bool,
+}
+
+/// How many nodes were last counted as what.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    in_cluster: usize,
+    pub(super) held: usize,
+}
+
+// === impl Counts ===
+
+impl Counts {
+    /// Counts a node as something else than before.
+    fn replace(&mut self, before: Counted, now: Counted) {
+        let one = |count: &mut usize, before: bool, now: bool| {
+            *count = (*count + usize::from(now)).saturating_sub(usize::from(before));
+        };
+        one(&mut self.in_cluster, before.in_cluster, now.in_cluster);
+        one(&mut self.held, before.held, now.held);
+    }
+}
+
+// === impl Quarantine ===
 
 impl Quarantine {
     /// The view is published at once, unless that was done just now.
@@ -49,16 +81,44 @@ impl Quarantine {
         }
     }
 
+    /// All nodes as they are shown: as they were, but for those that something has happened
+    /// to. A large cluster has thousands, and something happens to a few of them.
+    fn nodes_shown(&mut self) -> Vec<NodeStatus> {
+        let (sight, dropped_at) = (self.sight(), self.dropped_at());
+        let before = Arc::clone(&self.view.borrow());
+        let before = before.nodes.iter().cloned();
+        let mut shown: BTreeMap<String, NodeStatus> =
+            before.map(|status| (status.name.clone(), status)).collect();
+        for name in std::mem::take(&mut self.unshown) {
+            let Some(entry) = self.nodes.get_mut(&name) else {
+                continue; // Forgotten before.
+            };
+            let faults = self.book.faults(&name);
+            let counts = Counted {
+                in_cluster: entry.view.is_some(),
+                held: entry.hold.is_some(),
+            };
+            self.shown.replace(entry.shown, counts);
+            entry.shown = counts;
+            if let Some(status) = entry.status(&name, faults, self.mode, sight, dropped_at) {
+                shown.insert(name, status);
+                continue;
+            }
+            shown.remove(&name);
+            // What is neither in the cluster nor faulty is forgotten.
+            let idle = !entry.in_flight && entry.session.phase == Phase::Idle;
+            if idle && !counts.in_cluster && faults.is_empty() {
+                self.shown.replace(counts, Counted::default());
+                self.nodes.remove(&name);
+            }
+        }
+        shown.into_values().collect()
+    }
+
     pub(super) fn publish(&mut self) {
         self.publish_at = None;
         let began = Instant::now();
-        // What is neither in the cluster nor faulty is forgotten.
-        self.nodes.retain(|name, entry| {
-            entry.view.is_some()
-                || entry.in_flight
-                || entry.session.phase != Phase::Idle
-                || !self.book.faults(name).is_empty()
-        });
+        let nodes = self.nodes_shown();
         // The cluster's nodes have to be known: until then all look gone.
         if self.listed && self.caught_up {
             let gone: Vec<String> = (self.statuses.nodes())
@@ -73,20 +133,6 @@ impl Quarantine {
         let is_there = |name: &str| self.nodes.contains_key(name);
         self.metrics.forget_gone(is_there);
         let brake = self.brake_view();
-        let dropped_at = self.dropped_at();
-        let nodes = self
-            .nodes
-            .iter()
-            .filter_map(|(name, entry)| {
-                entry.status(
-                    name,
-                    self.book.faults(name),
-                    self.mode,
-                    self.sight(),
-                    dropped_at,
-                )
-            })
-            .collect();
         let view = FleetView {
             applied: self.book.applied(),
             ready: self.caught_up,
@@ -95,11 +141,7 @@ impl Quarantine {
                 server: one.server().to_owned(),
                 connected: self.listed && self.cluster_error.is_none(),
                 error: self.cluster_error.clone(),
-                nodes: self
-                    .nodes
-                    .values()
-                    .filter(|entry| entry.view.is_some())
-                    .count(),
+                nodes: self.shown.in_cluster,
             }),
             brake,
             troubles: self.troubles(),
@@ -113,3 +155,6 @@ impl Quarantine {
         self.publish_pause = (cost * PUBLISH_SHARE).clamp(PUBLISH_EVERY, PUBLISH_LONGEST);
     }
 }
+
+#[cfg(test)]
+mod tests;
