@@ -34,6 +34,7 @@ use contract::{EVENT_VERSION, HealthEvents, keys};
 use domain::event;
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
+use runtime::tcp_grpc;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -604,6 +605,9 @@ impl Delivery {
 /// wrong token, a missing permission, a proxy. To take those for refusals would throw
 /// events away.
 fn judge(status: &Status, events: usize) -> Verdict {
+    if tcp_grpc::is_refused(status) {
+        return Verdict::Again;
+    }
     match status.code() {
         Code::InvalidArgument | Code::PermissionDenied
             if let Some(indices) = refusal::read_header(status.metadata(), events) =>

@@ -7,7 +7,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use futures::Stream;
@@ -65,6 +65,14 @@ enum Io {
     Plain(TcpStream),
     Server(Box<tokio_rustls::server::TlsStream<TcpStream>>),
     Client(Box<tokio_rustls::client::TlsStream<TcpStream>>),
+}
+
+/// A client's connection, which tells one that was never taken from one that broke.
+struct Outgoing {
+    io: Io,
+    /// Whether the other end has said anything yet. By TLS 1.3 it looks at our certificate
+    /// when we are ready to send, so its refusal is all that we hear then.
+    heard: bool,
 }
 
 /// Why an address is of no use for a channel.
@@ -242,6 +250,20 @@ pub fn open_channel(host: &str, port: u16) -> Result<Channel, AddressError> {
     Ok(lazy(uri, connect))
 }
 
+/// Whether a request failed because the other end did not take the connection (it does not
+/// trust our certificate, or has nobody to answer), so that what was sent was never looked at.
+pub fn is_refused(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        let found = error.downcast_ref::<io::Error>();
+        if found.is_some_and(|found| found.kind() == io::ErrorKind::ConnectionRefused) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
+}
+
 fn lazy(uri: Uri, connect: Connect) -> Channel {
     Endpoint::from(uri)
         .connect_timeout(CONNECT)
@@ -259,7 +281,7 @@ struct Connect {
 }
 
 impl Service<Uri> for Connect {
-    type Response = TokioIo<Io>;
+    type Response = TokioIo<Outgoing>;
     type Error = io::Error;
     type Future = BoxFuture<Self::Response, Self::Error>;
 
@@ -272,12 +294,14 @@ impl Service<Uri> for Connect {
         Box::pin(async move {
             let stream = TcpStream::connect((address.as_str(), port)).await?;
             stream.set_nodelay(true)?;
-            let Some((tls, name)) = tls else {
-                return Ok(TokioIo::new(Io::Plain(stream)));
+            let io = match tls {
+                None => Io::Plain(stream),
+                Some((tls, name)) => {
+                    let connector = TlsConnector::from(tls.config());
+                    Io::Client(Box::new(connector.connect(name, stream).await?))
+                }
             };
-            let connector = TlsConnector::from(tls.config());
-            let stream = connector.connect(name, stream).await?;
-            Ok(TokioIo::new(Io::Client(Box::new(stream))))
+            Ok(TokioIo::new(Outgoing { io, heard: false }))
         })
     }
 }
@@ -313,6 +337,55 @@ impl AsyncWrite for Connection {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.io).poll_shutdown(cx)
+    }
+}
+
+// === impl Outgoing ===
+
+impl Outgoing {
+    fn failed(&self, error: io::Error) -> io::Error {
+        if self.heard {
+            return error;
+        }
+        // HTTP/2 passes on an error's kind and its text, and nothing else.
+        let text = format!("the other end did not take the connection: {error}");
+        io::Error::new(io::ErrorKind::ConnectionRefused, text)
+    }
+}
+
+impl AsyncRead for Outgoing {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let before = buf.remaining();
+        let mut read = ready!(Pin::new(&mut self.io).poll_read(cx, buf));
+        self.heard |= buf.remaining() < before;
+        if read.is_ok() && !self.heard && before > 0 {
+            read = Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        Poll::Ready(read.map_err(|error| self.failed(error)))
+    }
+}
+
+impl AsyncWrite for Outgoing {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        buf: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.io).poll_write(cx, buf);
+        written.map_err(|error| self.failed(error))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.io).poll_flush(cx);
+        flushed.map_err(|error| self.failed(error))
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

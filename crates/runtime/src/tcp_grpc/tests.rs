@@ -5,6 +5,7 @@ use contract::HealthEvents;
 use contract::proto::platform_connector_client::PlatformConnectorClient;
 use contract::proto::platform_connector_server::{PlatformConnector, PlatformConnectorServer};
 use testkit::{Authority, Purpose};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tonic::{Code, Request, Response, Status};
 
 use super::*;
@@ -49,7 +50,8 @@ fn client(url: &str, tls: Option<ClientTls>) -> PlatformConnectorClient<Channel>
     PlatformConnectorClient::new(channel(url, tls.map(Arc::new)).unwrap())
 }
 
-/// Whom the server takes the client for; or why there is no connection.
+/// Whom the server takes the client for; or why there is no connection. Whatever the reason,
+/// the request is not what failed.
 async fn ask(client: &mut PlatformConnectorClient<Channel>) -> Result<String, String> {
     let answer = client.health_event_occurred_v1(HealthEvents::default());
     let status = answer.await.unwrap_err();
@@ -58,6 +60,8 @@ async fn ask(client: &mut PlatformConnectorClient<Channel>) -> Result<String, St
     }
     let mut text = status.to_string();
     let mut source = std::error::Error::source(&status);
+    let refused = source.is_some_and(is_refused);
+    assert!(refused || status.code() == Code::Unavailable, "{status:?}");
     while let Some(cause) = source {
         text = format!("{text}: {cause}");
         source = cause.source();
@@ -151,6 +155,27 @@ async fn a_certificate_of_the_authority_proves_a_name_and_nothing_else_does() {
         let own = own.map(|name| pair(dir, name));
         let tls = ClientTls::load(authority.clone(), own).unwrap();
         assert_eq!(ask(&mut client(&url, Some(tls))).await.unwrap(), expected);
+    }
+}
+
+#[tokio::test]
+async fn a_connection_that_is_not_taken_is_told_from_one_that_breaks() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    // What has nobody behind it closes what it accepts; what breaks later has spoken before.
+    for (says, refused) in [(b"".as_slice(), true), (b"\0\0\0\x04\0\0\0\0\0", false)] {
+        let mut client = client(&url, None);
+        let asked = client.health_event_occurred_v1(HealthEvents::default());
+        let answer = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            stream.write_all(says).await.unwrap();
+            // The request is there.
+            let mut first = [0; 256];
+            assert!(stream.read(&mut first).await.unwrap() > 0);
+        };
+        let (asked, ()) = tokio::join!(asked, answer);
+        let status = asked.unwrap_err();
+        assert_eq!(is_refused(&status), refused, "{status:?}");
     }
 }
 
