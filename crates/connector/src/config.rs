@@ -9,8 +9,9 @@ use std::path::{Path, PathBuf};
 use domain::condition::Limits;
 use domain::pipeline::load::{self, Kind, LoadError};
 use domain::pipeline::{Transformer, augment};
+use runtime::tls::CertificateFiles;
 
-use crate::forward::ForwardTarget;
+use crate::forward::{ForwardTarget, TargetTls};
 
 /// What the files say.
 #[derive(Debug, Default)]
@@ -67,6 +68,13 @@ impl Config {
             host: forward.host,
             port: forward.port,
             token: (!forward.token.is_empty()).then(|| place.join(&forward.token)),
+            tls: forward.tls.map(|tls| TargetTls {
+                authority: place.join(tls.authority),
+                own: tls.own.map(|(certificate, key)| CertificateFiles {
+                    certificate: place.join(certificate),
+                    key: place.join(key),
+                }),
+            }),
         });
         for entry in file.pipeline {
             let named = (!entry.config.is_empty()).then(|| place.join(&entry.config));
@@ -184,6 +192,29 @@ mod tests {
             note.contains("metadata.toml") && note.contains("no labels"),
             "{note}"
         );
+    }
+
+    #[test]
+    fn files_of_the_grpc_sink_start_where_the_configuration_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("config.json");
+        let text = r#"{
+            "enableGRPCSinkConnector": "true", "GRPCSinkTarget": "https://[::1]:50051",
+            "GRPCSinkTokenPath": "/var/token", "GRPCSinkCAPath": "ca.crt",
+            "GRPCSinkCertPath": "/own/tls.crt", "GRPCSinkKeyPath": "tls.key"
+        }"#;
+        std::fs::write(&path, text).unwrap();
+        let target = Config::read(&path).unwrap().forward.unwrap();
+        assert_eq!(target.to_string(), "https://[::1]:50051");
+        assert_eq!(target.token, Some("/var/token".into()));
+        let tls = TargetTls {
+            authority: dir.path().join("ca.crt"),
+            own: Some(CertificateFiles {
+                certificate: "/own/tls.crt".into(),
+                key: dir.path().join("tls.key"),
+            }),
+        };
+        assert_eq!(target.tls, Some(tls));
     }
 
     #[test]

@@ -8,6 +8,9 @@
 //! from there it is delivered like an agent's events: in order, tried for ever. The target
 //! never holds up the store: while it is away events wait in the outbox, and where that is
 //! full or its disk hangs they are not handed on, counted and logged.
+//!
+//! A target by `https://` is talked to by TLS, as an agent does with its controller. Any other
+//! is in the open, as all are in NVSentinel; that the log says so is up to [`crate::Config`].
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -16,12 +19,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use domain::pipeline::load;
 use prometheus_client::metrics::counter::Counter;
 use runtime::logging::{Seldom, chain};
 use runtime::metrics::Metrics;
 use runtime::tcp_grpc::{self, AddressError};
+use runtime::tls::{CertificateFiles, ClientTls, TlsError};
 use store::{Appended, Identity, NewEvent};
 use tokio::sync::{Semaphore, watch};
+use tonic::transport::Channel;
 
 use crate::deliver::{Delivery, DeliveryStatus, Receiver, token_header};
 use crate::outbox::{Limits, OpenError, Outbox, OutboxError};
@@ -45,6 +51,17 @@ pub struct ForwardTarget {
     pub port: u16,
     /// A file with the token that each request carries. Read for each, so it may change.
     pub token: Option<PathBuf>,
+    /// What TLS needs; `None`: it is talked to in the open.
+    pub tls: Option<TargetTls>,
+}
+
+/// Files in PEM form for TLS with a target; read again when they change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TargetTls {
+    /// The certificates of the authority that the target is trusted by.
+    pub authority: PathBuf,
+    /// What is shown to it where it asks who we are.
+    pub own: Option<CertificateFiles>,
 }
 
 /// Why events cannot be handed on.
@@ -53,6 +70,9 @@ pub enum ForwardError {
     /// The target is no address.
     #[error("GRPCSinkTarget")]
     Address(#[source] AddressError),
+    /// The files for TLS cannot be used.
+    #[error("certificates for GRPCSinkTarget")]
+    Certificates(#[source] TlsError),
     /// The events on their way cannot be kept.
     #[error("what waits for the gRPC sink's target")]
     Outbox(#[source] OpenError),
@@ -74,7 +94,7 @@ pub struct Forwarding {
 /// How handing on does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForwardStatus {
-    /// Host and port of the target.
+    /// Host and port of the target; `https://` before them where it is talked to by TLS.
     pub target: String,
     /// Events that wait for it.
     pub waiting: usize,
@@ -102,8 +122,7 @@ impl Forwarding {
         data_dir: &Path,
         metrics: &Metrics,
     ) -> Result<(Self, Delivery), ForwardError> {
-        let channel = tcp_grpc::open_channel(&target.host, target.port);
-        let channel = channel.map_err(ForwardError::Address)?;
+        let channel = target.channel()?;
         let outbox = Outbox::open_as(
             "gpuwarden_forward_outbox",
             &data_dir.join(DIRECTORY),
@@ -213,8 +232,30 @@ impl Sink for ForwardingSink {
 
 // === impl ForwardTarget ===
 
+impl ForwardTarget {
+    /// Whether others can read on the way what is sent, so that an operator is to be told.
+    pub fn is_open_to_others(&self) -> bool {
+        self.tls.is_none() && !load::is_this_machine(&self.host)
+    }
+
+    fn channel(&self) -> Result<Channel, ForwardError> {
+        let channel = match self.tls.clone() {
+            None => tcp_grpc::open_channel(&self.host, self.port),
+            Some(files) => {
+                let tls = ClientTls::load(files.authority, files.own);
+                let tls = tls.map_err(ForwardError::Certificates)?;
+                tcp_grpc::channel(&self.to_string(), Some(Arc::new(tls)))
+            }
+        };
+        channel.map_err(ForwardError::Address)
+    }
+}
+
 impl fmt::Display for ForwardTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.tls.is_some() {
+            f.write_str("https://")?;
+        }
         if self.host.contains(':') {
             write!(f, "[{}]:{}", self.host, self.port)
         } else {

@@ -37,7 +37,7 @@ use tokio::sync::broadcast;
 pub use caller::{AcceptNodes, Caller};
 pub use config::{Config, ConfigError};
 pub use deliver::{Delivery, DeliveryStatus, Header, token_header};
-pub use forward::{ForwardError, ForwardStatus, ForwardTarget, Forwarding};
+pub use forward::{ForwardError, ForwardStatus, ForwardTarget, Forwarding, TargetTls};
 pub use pipeline::{NodeLookup, Pipeline};
 pub use refusal::{Reason, Refused};
 pub use server::{

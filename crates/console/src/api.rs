@@ -179,7 +179,7 @@ pub struct DeliveryView {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ForwardView {
-    /// Host and port of the target.
+    /// Host and port of the target; `https://` before them where it is talked to by TLS.
     pub target: String,
     /// Events that wait for it.
     pub waiting: u64,

@@ -1,8 +1,11 @@
+mod tls;
+
 use std::sync::Mutex;
 
 use contract::proto::platform_connector_server::{PlatformConnector, PlatformConnectorServer};
 use contract::{HealthEvent, HealthEvents};
 use jiff::Timestamp;
+use runtime::tls::ServerTls;
 use store::sqlite::SqliteStore;
 use store::{EventQuery, EventStore};
 use tokio::net::TcpListener;
@@ -29,6 +32,10 @@ impl Installation {
     }
 
     fn at(dir: tempfile::TempDir, port: u16) -> Self {
+        Self::with(dir, port, None)
+    }
+
+    fn with(dir: tempfile::TempDir, port: u16, tls: Option<TargetTls>) -> Self {
         let metrics = Metrics::default();
         let store: Arc<dyn EventStore> = Arc::new(SqliteStore::open(dir.path()).unwrap());
         let token = dir.path().join("token");
@@ -39,6 +46,7 @@ impl Installation {
             host: "127.0.0.1".into(),
             port,
             token: Some(token),
+            tls,
         };
         let (forwarding, delivery) = Forwarding::open(&target, dir.path(), &metrics).unwrap();
         let nodes = AcceptNodes::Any;
@@ -83,6 +91,20 @@ impl Installation {
         records
     }
 
+    /// Waits until an attempt has failed, and says why.
+    async fn failing(&self, with: &str) -> String {
+        let mut delivery = self.forwarding.delivery.clone();
+        let failed = |status: &DeliveryStatus| {
+            let why = status.failing.as_ref();
+            why.is_some_and(|why| why.contains(with))
+        };
+        let waiting = tokio::time::timeout(Duration::from_secs(30), delivery.wait_for(failed));
+        let Ok(status) = waiting.await else {
+            panic!("{:?} says nothing of {with}", self.forwarding.status());
+        };
+        status.unwrap().failing.clone().unwrap()
+    }
+
     /// Waits until nothing is on its way to the target.
     async fn empty(&self) {
         let mut status = self.forwarding.outbox.status();
@@ -99,9 +121,17 @@ struct Target {
 
 impl Target {
     fn serve(&self, listener: TcpListener) -> (CancellationToken, JoinHandle<()>) {
+        self.serve_by(listener, None)
+    }
+
+    fn serve_by(
+        &self,
+        listener: TcpListener,
+        tls: Option<ServerTls>,
+    ) -> (CancellationToken, JoinHandle<()>) {
         let cancel = CancellationToken::new();
         let stop = cancel.clone().cancelled_owned();
-        let incoming = tokio_stream::wrappers::TcpListenerStream::new(listener);
+        let incoming = tcp_grpc::incoming(listener, tls.map(Arc::new));
         let service = PlatformConnectorServer::new(self.clone());
         let task = tokio::spawn(async move {
             tonic::transport::Server::builder()
@@ -152,11 +182,7 @@ async fn what_is_stored_arrives_as_it_was_stored_also_where_the_target_was_away(
     }
     let stored = installation.stored().await;
     assert_eq!(stored.len(), 200);
-    let mut delivery = installation.forwarding.delivery.clone();
-    delivery
-        .wait_for(|status| status.failing.is_some())
-        .await
-        .unwrap();
+    installation.failing("").await;
     assert_eq!(installation.forwarding.status().waiting, 200);
 
     let target = Target::default();

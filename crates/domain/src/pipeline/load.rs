@@ -2,6 +2,8 @@
 //! transformer has. Everything that can be wrong is found here, with file and line; what is
 //! read and has no use here is told, with the reason.
 
+mod sink;
+
 use std::fmt;
 
 use contract::RecommendedAction;
@@ -15,6 +17,8 @@ use super::overrides::{Override, Overrides};
 use crate::condition::Limits;
 use crate::event::{MAX_METADATA, MAX_NAME_BYTES, MAX_VALUE_BYTES};
 use crate::policy::{Rule, RuleKind};
+
+pub use sink::{Forward, ForwardTls, is_this_machine};
 
 /// Most rules of overrides: each may be tried for each event.
 pub const MAX_RULES: usize = 256;
@@ -42,17 +46,6 @@ pub struct ConnectorFile {
     pub forward: Option<Forward>,
     /// What was read and is not used, and why: to be shown.
     pub notes: Vec<String>,
-}
-
-/// A gRPC service that gets every event, too.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Forward {
-    /// Its host: a name, or an IP address without brackets.
-    pub host: String,
-    /// Its port.
-    pub port: u16,
-    /// The file with the token for it, as it is written there; may be empty.
-    pub token: String,
 }
 
 /// A transformer of the pipeline.
@@ -102,6 +95,12 @@ struct ConnectorKeys {
     grpc_retries: Option<Number>,
     #[serde(rename = "GRPCSinkTokenPath", default)]
     grpc_token: String,
+    #[serde(rename = "GRPCSinkCAPath", default)]
+    grpc_authority: String,
+    #[serde(rename = "GRPCSinkCertPath", default)]
+    grpc_certificate: String,
+    #[serde(rename = "GRPCSinkKeyPath", default)]
+    grpc_key: String,
     #[serde(default)]
     pipeline: Vec<PipelineEntry>,
 }
@@ -202,11 +201,11 @@ pub fn connector(text: &str, source: &str) -> Result<ConnectorFile, LoadError> {
     let limits = limits(&keys, text, source)?;
     let on = |switch: Option<Switch>| switch == Some(Switch(true));
     let forward = if on(keys.grpc_sink) {
-        Some(forward(&keys, text, source)?)
+        Some(sink::forward(&keys, text, source)?)
     } else {
         None
     };
-    let table: [(bool, &str, &str); 6] = [
+    let table: [(bool, &str, &str); 7] = [
         (
             keys.kubernetes == Some(Switch(false)),
             "enableK8sPlatformConnector",
@@ -233,6 +232,11 @@ pub fn connector(text: &str, source: &str) -> Result<ConnectorFile, LoadError> {
             "the gRPC sink is switched off",
         ),
         (
+            forward.is_none() && sink::names_certificates(&keys),
+            "GRPCSinkCAPath, GRPCSinkCertPath, GRPCSinkKeyPath",
+            "the gRPC sink is switched off",
+        ),
+        (
             forward.is_some() && keys.grpc_retries.is_some(),
             "GRPCSinkConnectorMaxRetries",
             "what the target does not take waits on disk and is tried again for ever",
@@ -240,14 +244,7 @@ pub fn connector(text: &str, source: &str) -> Result<ConnectorFile, LoadError> {
     ];
     let notes = table.iter().filter(|(read, ..)| *read);
     let notes = notes.map(|(_, keys, why)| format!("{source}: {keys}: not used: {why}"));
-    let open = forward.as_ref().map(|forward| {
-        let Forward { host, port, .. } = forward;
-        format!(
-            "{source}: GRPCSinkTarget: events, and the token, go to {host} port {port} without \
-             TLS, as NVSentinel's sink has none: let that be a proxy on this machine or a trusted \
-             network"
-        )
-    });
+    let open = forward.as_ref().and_then(|forward| forward.warning(source));
     Ok(ConnectorFile {
         notes: notes.chain(open).collect(),
         pipeline: keys.pipeline.into_iter().filter_map(|one| one.0).collect(),
@@ -263,54 +260,20 @@ fn limits(keys: &ConnectorKeys, text: &str, source: &str) -> Result<Limits, Load
     let compacted = value(&keys.compacted_length, default.compacted_bytes());
     Limits::new(message, compacted).map_err(|error| {
         let key = "MaxNodeConditionMessageLength";
-        let quoted = format!("\"{key}\"");
-        let line = text.lines().position(|line| line.contains(&quoted));
-        let line = 1 + line.unwrap_or_default();
+        let line = line_of(text, &[key]);
         LoadError {
             findings: vec![format!("{source}:{line}: {key}: {error}")],
         }
     })
 }
 
-/// Where the gRPC sink sends, in one of the forms of a target that gRPC has for a host.
-fn forward(keys: &ConnectorKeys, text: &str, source: &str) -> Result<Forward, LoadError> {
-    let target = keys.grpc_target.trim();
-    let address = ["dns:///", "passthrough:///", "dns:"]
-        .iter()
-        .find_map(|scheme| target.strip_prefix(scheme))
-        .unwrap_or(target);
-    let parts = address.rsplit_once(':').and_then(|(host, port)| {
-        let bare = host
-            .strip_prefix('[')
-            .and_then(|host| host.strip_suffix(']'));
-        let port = port.parse::<u16>().ok().filter(|port| *port > 0)?;
-        let plain = |host: &&str| {
-            let named = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-            !host.is_empty() && host.len() <= MAX_NAME_BYTES && host.bytes().all(named)
-        };
-        let host = match bare {
-            Some(bare) => bare.parse::<core::net::Ipv6Addr>().ok().map(|_| bare)?,
-            None => Some(host).filter(plain)?,
-        };
-        Some((host.to_owned(), port))
-    });
-    let Some((host, port)) = parts else {
-        let line = ["\"GRPCSinkTarget\"", "\"enableGRPCSinkConnector\""]
-            .iter()
-            .find_map(|key| text.lines().position(|line| line.contains(key)));
-        let line = 1 + line.unwrap_or_default();
-        return Err(LoadError {
-            findings: vec![format!(
-                "{source}:{line}: GRPCSinkTarget {target:?} is no target such as collector:50051 \
-                 or dns:///collector:50051"
-            )],
-        });
+/// The line, from 1, that sets the first of `keys` which is there at all.
+fn line_of(text: &str, keys: &[&str]) -> usize {
+    let line = |key: &&str| {
+        let quoted = format!("\"{key}\"");
+        text.lines().position(|line| line.contains(&quoted))
     };
-    Ok(Forward {
-        host,
-        port,
-        token: keys.grpc_token.trim().to_owned(),
-    })
+    1 + keys.iter().find_map(line).unwrap_or_default()
 }
 
 /// Reads `metadata.toml`; beside the labels what was read and is not used.

@@ -96,56 +96,6 @@ fn numbers_and_switches_are_read_in_every_form_in_use() {
 }
 
 #[test]
-fn the_target_of_the_grpc_sink_may_have_any_form_that_names_a_host() {
-    let load = |target: &str| {
-        let text = format!(
-            r#"{{"enableGRPCSinkConnector": "true", "GRPCSinkTarget": "{target}",
-                "GRPCSinkConnectorMaxRetries": 3, "GRPCSinkTokenPath": " /var/token "}}"#
-        );
-        connector(&text, "c")
-    };
-    for (target, host, port) in [
-        ("collector:50051", "collector", 50051),
-        ("dns:///collector.ns.svc:1", "collector.ns.svc", 1),
-        ("dns:collector:1", "collector", 1),
-        ("passthrough:///10.0.0.1:65535", "10.0.0.1", 65535),
-        (" [::1]:9 ", "::1", 9),
-    ] {
-        let file = load(target).unwrap();
-        let expected = Forward {
-            host: host.into(),
-            port,
-            token: "/var/token".into(),
-        };
-        assert_eq!(file.forward, Some(expected), "{target}");
-        for said in ["GRPCSinkConnectorMaxRetries: not used", "without TLS"] {
-            let told = file.notes.iter().any(|note| note.contains(said));
-            assert!(told, "{:?}", file.notes);
-        }
-    }
-    for target in [
-        "",
-        "a",
-        "a:",
-        ":1",
-        "a:0",
-        "a:65536",
-        "unix:///run/x.sock",
-        "https://a:1",
-        "a b:1",
-        "::1:1",
-        "[::g]:1",
-        "a:1/x",
-    ] {
-        let error = load(target).unwrap_err().to_string();
-        assert!(
-            error.contains(&format!("{target:?} is no target")),
-            "{error}"
-        );
-    }
-}
-
-#[test]
 fn entries_that_are_off_are_skipped_whatever_they_are() {
     let text = r#"{"pipeline": [
         {"name": "OfTheFuture", "enabled": false},
@@ -184,7 +134,7 @@ fn what_is_wrong_with_config_json_is_named_with_its_line() {
         ("{\"pipeline\": [{}]}", "c:1: missing field `name`"),
         (
             "{\n\"enableGRPCSinkConnector\": \"true\"}",
-            "c:2: GRPCSinkTarget \"\" is no target such as collector:50051",
+            "c:2: GRPCSinkTarget \"\" is no target such as https://collector:50051",
         ),
         (
             "{\n\"enableGRPCSinkConnector\": true,\n\"GRPCSinkTarget\": \"collector\"}",
