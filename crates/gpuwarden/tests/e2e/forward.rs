@@ -9,14 +9,15 @@ use std::time::Duration;
 
 use contract::proto::platform_connector_server::{PlatformConnector, PlatformConnectorServer};
 use contract::{HealthEvent, HealthEvents};
+use runtime::tcp_grpc;
+use runtime::tls::{CertificateFiles, ClientCertificates, ServerTls};
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testkit::{Launch, Product};
+use testkit::{Authority, Launch, Product, Purpose};
 use tokio::net::TcpSocket;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
-use tonic::transport::server::TcpIncoming;
 use tonic::{Request, Response, Status};
 
 use crate::crash::{EVENTS, Moments, kills, send_all};
@@ -33,6 +34,8 @@ const NODE: &str = "forward-1";
 struct Receiver {
     place: TcpSocket,
     taken: Taken,
+    /// What it is talked to with, if by TLS.
+    tls: Option<Arc<ServerTls>>,
     serving: Option<(
         CancellationToken,
         JoinHandle<Result<(), tonic::transport::Error>>,
@@ -52,7 +55,28 @@ impl Receiver {
         Ok(Self {
             place: bound("127.0.0.1:0".parse()?)?,
             taken: Taken::default(),
+            tls: None,
             serving: None,
+        })
+    }
+
+    /// The same, one that is talked to by TLS and wants to know who comes. The certificates of
+    /// both sides are in `directory`.
+    fn secured(directory: &Path) -> anyhow::Result<Self> {
+        let authority = Authority::new("sink")?;
+        let own = authority.sign(Purpose::Server, "receiver", &["127.0.0.1"])?;
+        own.write(directory, "receiver")?;
+        let sender = authority.sign(Purpose::Client, "gpuwarden", &[])?;
+        sender.write(directory, "sender")?;
+        std::fs::write(directory.join("ca.crt"), authority.pem())?;
+        let files = CertificateFiles {
+            certificate: directory.join("receiver.crt"),
+            key: directory.join("receiver.key"),
+        };
+        let clients = ClientCertificates::Required(directory.join("ca.crt"));
+        Ok(Self {
+            tls: Some(Arc::new(ServerTls::load(files, clients)?)),
+            ..Self::away()?
         })
     }
 
@@ -62,7 +86,7 @@ impl Receiver {
         let serving = Server::builder()
             .add_service(PlatformConnectorServer::new(self.taken.clone()))
             .serve_with_incoming_shutdown(
-                TcpIncoming::from(listener),
+                tcp_grpc::incoming(listener, self.tls.clone()),
                 stop.clone().cancelled_owned(),
             );
         self.serving = Some((stop, tokio::spawn(serving)));
@@ -79,12 +103,19 @@ impl Receiver {
 
     /// A product that hands on to it, with the configuration in `directory`.
     fn sender(&self, directory: &Path) -> anyhow::Result<Launch> {
-        let config = json!({
+        let address = self.place.local_addr()?;
+        let mut config = json!({
             "enableGRPCSinkConnector": "true",
-            "GRPCSinkTarget": self.place.local_addr()?.to_string(),
+            "GRPCSinkTarget": address.to_string(),
             "GRPCSinkTokenPath": "token",
             "pipeline": [],
         });
+        if self.tls.is_some() {
+            config["GRPCSinkTarget"] = json!(format!("https://{address}"));
+            config["GRPCSinkCAPath"] = json!("ca.crt");
+            config["GRPCSinkCertPath"] = json!("sender.crt");
+            config["GRPCSinkKeyPath"] = json!("sender.key");
+        }
         std::fs::write(directory.join("config.json"), config.to_string())?;
         std::fs::write(directory.join("token"), "a-token\n")?;
         let config = directory.join("config.json");
@@ -181,7 +212,7 @@ async fn handed_on(product: &Product) -> anyhow::Result<Value> {
 async fn events_arrive_at_the_grpc_sink_once_each_over_its_absence_and_a_kill() -> anyhow::Result<()>
 {
     let directory = TempDir::new()?;
-    let mut receiver = Receiver::away()?;
+    let mut receiver = Receiver::secured(directory.path())?;
     receiver.comes()?;
     let mut product = receiver.sender(directory.path())?.start().await?;
 
