@@ -6,7 +6,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use jiff::Timestamp;
-use runtime::tls::{ClientCertificates, ClientTls, ServerTls, TlsError, Validity};
+use runtime::tls::{
+    CertificateFiles, ClientCertificates, ClientTls, ServerTls, TlsError, Validity,
+};
 use tokio::net::{TcpListener, TcpStream};
 
 use super::{Finding, Installation, causes};
@@ -32,6 +34,10 @@ pub(super) async fn check(installation: &Installation, running: bool) -> Vec<Fin
     if let Some(delivery) = &installation.delivery {
         findings.extend(credentials(delivery));
         findings.push(controller(&delivery.controller).await);
+    }
+    let act = installation.act.as_ref();
+    if let Some(config) = act.and_then(|act| act.connector_config.as_deref()) {
+        findings.extend(sink(config));
     }
     findings
 }
@@ -68,16 +74,46 @@ fn own_certificate(ingest: &IngestSettings) -> Vec<Finding> {
 }
 
 fn credentials(delivery: &DeliverySettings) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    if let Some(authority) = delivery.authority.clone() {
-        let tls = ClientTls::load(authority.clone(), delivery.certificate.clone());
-        findings.push(loaded(&authority, tls.err()));
-    }
-    if let Some(own) = &delivery.certificate {
-        findings.push(valid(&own.certificate));
-    }
+    let own = delivery.certificate.as_ref();
+    let mut findings = certificates(delivery.authority.as_deref(), own);
     if let Some(path) = &delivery.token_file {
         findings.push(token(path));
+    }
+    findings
+}
+
+/// How the gRPC sink talks to its target. What is wrong with the file that names it is told
+/// elsewhere ([`super::machine`]).
+fn sink(config: &Path) -> Vec<Finding> {
+    let read = connector::Config::read(config).ok();
+    let Some(target) = read.and_then(|read| read.forward) else {
+        return Vec::new();
+    };
+    if target.is_open_to_others() {
+        return vec![Finding::warning(
+            "grpc-sink",
+            format!("events, and a token if one is named, go to {target} without TLS"),
+            "whoever can listen on the way reads them, and can use the token",
+            format!(
+                "GRPCSinkTarget https://HOST:PORT and GRPCSinkCAPath in {}",
+                config.display()
+            ),
+        )];
+    }
+    target.tls.map_or_else(Vec::new, |tls| {
+        certificates(Some(&tls.authority), tls.own.as_ref())
+    })
+}
+
+/// What is needed to connect to somebody: whom to trust, and what to show.
+fn certificates(authority: Option<&Path>, own: Option<&CertificateFiles>) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    if let Some(authority) = authority {
+        let tls = ClientTls::load(authority.to_owned(), own.cloned());
+        findings.push(loaded(authority, tls.err()));
+    }
+    if let Some(own) = own {
+        findings.push(valid(&own.certificate));
     }
     findings
 }
@@ -231,6 +267,26 @@ mod tests {
             },
         };
         assert_eq!(own_certificate(&open)[0].result, Outcome::Warning);
+    }
+
+    #[test]
+    fn how_the_grpc_sink_is_reached_is_looked_at() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let secured = r#"https://c:1", "GRPCSinkCAPath": "/none.ca", "GRPCSinkCertPath":
+            "/none.crt", "GRPCSinkKeyPath": "/none.key"#;
+        for (target, expected) in [
+            ("c:1", vec![("grpc-sink", Outcome::Warning)]),
+            ("127.0.0.1:1", vec![]),
+            (secured, vec![("tls", Outcome::Problem); 2]),
+            ("no target", vec![]),
+        ] {
+            let text =
+                format!(r#"{{"enableGRPCSinkConnector": true, "GRPCSinkTarget": "{target}"}}"#);
+            std::fs::write(file.path(), text).unwrap();
+            let found = sink(file.path());
+            let found: Vec<_> = found.iter().map(|it| (it.check, it.result)).collect();
+            assert_eq!(found, expected, "{target}");
+        }
     }
 
     #[test]
