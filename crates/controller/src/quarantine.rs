@@ -22,7 +22,6 @@ use domain::session::Session;
 use domain::status::StatusLedger;
 use domain::view::FleetView;
 use jiff::{SignedDuration, Timestamp};
-use runtime::logging::Seldom;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
 use store::EventStore;
@@ -55,11 +54,11 @@ use crate::wakes::{CLOCK_SLACK, Wakes};
 use apply::Applied;
 use brake::BrakeState;
 use fleet::NodeEntry;
-use intake::{FeedFailure, SaveFailure};
+use intake::{FeedFailure, SaveState};
 use journal::{JOURNAL_QUEUE, Journal};
 use metrics::QuarantineMetrics;
 use nodes::Relisted;
-use publish::Counts;
+use publish::Publishing;
 use questions::{MAX_QUESTIONS, Question};
 use statuses::Written;
 use switches::{Arrival, Switches};
@@ -147,21 +146,12 @@ pub struct Quarantine {
     writing: JoinSet<Written>,
     /// Panics over the batch that is to be written.
     writing_panics: u32,
-    saved_at: Instant,
-    saved_seq: u64,
-    /// Nodes whose part of what is saved has changed.
-    unsaved: BTreeSet<String>,
-    save_failure: Option<SaveFailure>,
+    saving: SaveState,
     /// Why the feed could not be read, if it could not.
     feed_failure: Option<FeedFailure>,
     nodes: BTreeMap<String, NodeEntry>,
     /// Nodes to look at.
     dirty: BTreeSet<String>,
-    /// Nodes that may not be any more as they were last published: whatever changes one marks
-    /// it, or has it looked at, which does.
-    unshown: BTreeSet<String>,
-    /// What was last published of all nodes.
-    shown: Counts,
     /// When a session wants to be looked at later.
     wakes: Wakes,
     /// The clock at the last turn of the loop.
@@ -174,17 +164,10 @@ pub struct Quarantine {
     relisted: Option<Relisted>,
     cluster_error: Option<String>,
 
-    /// Faults that found no room in the book and were not told of yet.
-    overflow: u64,
-    overflow_said: Seldom,
-
     applying: JoinSet<Applied>,
     journal: Journal,
     questions: mpsc::Receiver<Question>,
-    view: watch::Sender<Arc<FleetView>>,
-    publish_at: Option<Instant>,
-    published_at: Instant,
-    publish_pause: Duration,
+    publishing: Publishing,
 }
 
 /// The task's ends for others.
@@ -232,29 +215,19 @@ impl Quarantine {
             statuses: StatusLedger::default(),
             writing: JoinSet::new(),
             writing_panics: 0,
-            saved_at: Instant::now(),
-            saved_seq: 0,
-            unsaved: BTreeSet::new(),
-            save_failure: None,
+            saving: SaveState::default(),
             feed_failure: None,
             nodes: BTreeMap::new(),
             dirty: BTreeSet::new(),
-            unshown: BTreeSet::new(),
-            shown: Counts::default(),
             wakes: Wakes::default(),
             turned_at: (config.clock)(),
             caught_up: false,
             relisted: None,
             cluster_error: None,
-            overflow: 0,
-            overflow_said: Seldom::default(),
             applying: JoinSet::new(),
             journal: Journal::new(journal),
             questions,
-            view,
-            publish_at: None,
-            published_at: Instant::now(),
-            publish_pause: Duration::ZERO,
+            publishing: Publishing::new(view),
         };
         (task, handles)
     }
@@ -309,7 +282,7 @@ impl Quarantine {
                     let now = (self.clock)();
                     self.dirty.extend(self.wakes.take_due(now));
                     self.brake_timers();
-                    if self.publish_at.is_some_and(|at| at <= Instant::now()) {
+                    if self.publishing.at.is_some_and(|at| at <= Instant::now()) {
                         self.publish();
                     }
                 }
@@ -405,14 +378,14 @@ impl Quarantine {
     fn touch(&mut self, name: &str) {
         self.entry(name);
         self.dirty.insert(name.to_owned());
-        self.unshown.insert(name.to_owned());
+        self.publishing.unshown.insert(name.to_owned());
         self.schedule_publish();
     }
 
     /// Marks all nodes for another look.
     fn touch_all(&mut self) {
         self.dirty.extend(self.nodes.keys().cloned());
-        self.unshown.extend(self.nodes.keys().cloned());
+        self.publishing.unshown.extend(self.nodes.keys().cloned());
     }
 
     fn remember_wake(&mut self, name: &str) {
@@ -436,7 +409,7 @@ impl Quarantine {
             Instant::now() + Duration::try_from(at.duration_since(now)).unwrap_or_default()
         });
         let feed = self.feed_failure.as_ref().map(|failed| failed.retry_at);
-        [timed, retry, feed, self.save_at(), self.publish_at]
+        [timed, retry, feed, self.save_at(), self.publishing.at]
             .into_iter()
             .flatten()
             .min()

@@ -150,7 +150,7 @@ impl Quarantine {
     }
 
     fn step_waiting(&mut self, policy: &Policy, name: &str, hold: Option<&Hold>, looked_at: bool) {
-        self.unshown.insert(name.to_owned());
+        self.publishing.unshown.insert(name.to_owned());
         let entry = self.entry(name);
         if entry.in_flight {
             return; // Looked at again when the answer is there.
@@ -265,7 +265,7 @@ impl Quarantine {
                 })
                 .collect(),
             unknown,
-            held: self.shown.held,
+            held: self.publishing.shown.held,
             paused,
             notes,
         })

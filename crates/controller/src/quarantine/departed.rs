@@ -35,7 +35,7 @@ impl Quarantine {
         let view = self.nodes.get(name).and_then(|entry| entry.view.clone());
         let (closing, why) = if let Some(view) = view {
             if self.book.learn_machine(name, &view.machine) {
-                self.unsaved.insert(name.to_owned());
+                self.saving.unsaved.insert(name.to_owned());
             }
             let closing = self.book.of_replaced_machine(name, &view.machine, now);
             (closing, "the node is another machine now".to_owned())

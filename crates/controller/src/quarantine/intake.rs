@@ -77,12 +77,38 @@ struct SavingPart<'a> {
     statuses: Option<&'a NodeLedger>,
 }
 
+/// How far the book is saved.
+pub(super) struct SaveState {
+    /// When that was last tried.
+    at: Instant,
+    /// Feed position that what is saved reflects.
+    seq: u64,
+    /// Nodes whose part of it has changed since.
+    pub(super) unsaved: BTreeSet<String>,
+    failure: Option<SaveFailure>,
+}
+
 /// The book cannot be saved.
-pub(super) struct SaveFailure {
+struct SaveFailure {
     since: Instant,
     /// What the store said last.
     error: String,
 }
+
+// === impl SaveState ===
+
+impl Default for SaveState {
+    fn default() -> Self {
+        Self {
+            at: Instant::now(),
+            seq: 0,
+            unsaved: BTreeSet::new(),
+            failure: None,
+        }
+    }
+}
+
+// === impl Quarantine ===
 
 impl Quarantine {
     /// Loads the saved book. One that cannot be read is rebuilt from the feed.
@@ -94,12 +120,12 @@ impl Quarantine {
             Ok(Some(checkpoint)) => match understood(&checkpoint) {
                 Ok((saved, to_save)) => {
                     (self.book, self.statuses) = (saved.book, saved.statuses);
-                    self.unsaved = to_save;
+                    self.saving.unsaved = to_save;
                     self.brake.restore(saved.recently_out);
                 }
                 Err(error) => {
                     tracing::warn!(err = %error, "the saved fault book is not understood; it is rebuilt");
-                    self.unsaved = checkpoint.parts.into_keys().collect();
+                    self.saving.unsaved = checkpoint.parts.into_keys().collect();
                 }
             },
             Ok(None) => {}
@@ -107,7 +133,7 @@ impl Quarantine {
                 tracing::error!(err = %error, "the saved fault book cannot be read; it is rebuilt");
             }
         }
-        self.saved_seq = self.book.applied();
+        self.saving.seq = self.book.applied();
         let names: Vec<String> = self.book.nodes().map(str::to_owned).collect();
         for name in names {
             self.touch(&name);
@@ -130,7 +156,7 @@ impl Quarantine {
                 self.metrics.received.inc();
                 let node = record.event.node_name.clone();
                 let changes = self.record(&record);
-                self.unsaved.insert(node.clone());
+                self.saving.unsaved.insert(node.clone());
                 tracing::debug!(event.id = record.id, node, ?changes, "event taken in");
                 self.metrics.processed.inc();
                 let (_, events) =
@@ -184,7 +210,7 @@ impl Quarantine {
                 failed.error
             )
         });
-        let save = self.save_failure.as_ref();
+        let save = self.saving.failure.as_ref();
         let save = save.filter(|failed| failed.since.elapsed() >= SAVE_TROUBLE);
         let save = save.map(|failed| {
             format!(
@@ -226,9 +252,10 @@ impl Quarantine {
     /// When the book is to be saved next; `None`: it is.
     pub(super) fn save_at(&self) -> Option<Instant> {
         // One that is being rebuilt is behind what is saved.
-        let changed =
-            self.book.applied() != self.saved_seq || !self.unsaved.is_empty() || self.brake.unsaved;
-        (changed && self.caught_up).then_some(self.saved_at + SAVE_EVERY)
+        let changed = self.book.applied() != self.saving.seq
+            || !self.saving.unsaved.is_empty()
+            || self.brake.unsaved;
+        (changed && self.caught_up).then_some(self.saving.at + SAVE_EVERY)
     }
 
     pub(super) async fn save_if_due(&mut self) {
@@ -238,8 +265,8 @@ impl Quarantine {
     }
 
     pub(super) async fn save(&mut self) {
-        self.saved_at = Instant::now();
-        let unsaved = std::mem::take(&mut self.unsaved);
+        self.saving.at = Instant::now();
+        let unsaved = std::mem::take(&mut self.saving.unsaved);
         let brake_unsaved = std::mem::take(&mut self.brake.unsaved);
         let saved = match self.to_save(&unsaved) {
             Ok(checkpoint) => self.store.save_checkpoint(CONSUMER, checkpoint).await,
@@ -249,15 +276,15 @@ impl Quarantine {
         };
         match saved {
             Ok(()) => {
-                self.saved_seq = self.book.applied();
+                self.saving.seq = self.book.applied();
                 self.metrics.unsaved(Duration::ZERO);
-                if self.save_failure.take().is_some() {
+                if self.saving.failure.take().is_some() {
                     tracing::info!("the fault book is saved again");
                     self.schedule_publish();
                 }
             }
             Err(error) => {
-                self.unsaved.extend(unsaved);
+                self.saving.unsaved.extend(unsaved);
                 self.brake.unsaved |= brake_unsaved;
                 if !matches!(error, StoreError::Closed) {
                     self.save_failed(chain(&error));
@@ -298,9 +325,13 @@ impl Quarantine {
         self.metrics.error("save_error");
         tracing::warn!(err = error, "the fault book could not be saved");
         let now = Instant::now();
-        let since = self.save_failure.take().map_or(now, |failed| failed.since);
+        let since = self
+            .saving
+            .failure
+            .take()
+            .map_or(now, |failed| failed.since);
         self.metrics.unsaved(now - since);
-        self.save_failure = Some(SaveFailure { since, error });
+        self.saving.failure = Some(SaveFailure { since, error });
         self.schedule_publish();
     }
 }

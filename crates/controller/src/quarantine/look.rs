@@ -29,7 +29,7 @@ impl Quarantine {
         };
         let mut looked_at = Vec::new();
         while let Some(name) = self.dirty.pop_first() {
-            self.unshown.insert(name.clone());
+            self.publishing.unshown.insert(name.clone());
             if !self.part_from_machine(&name).await {
                 continue;
             }
@@ -482,7 +482,7 @@ pub(super) mod tests {
         ] {
             quarantine.publish();
             quarantine.node_event(event.clone());
-            assert_eq!(quarantine.publish_at.is_some(), news, "{event:?}");
+            assert_eq!(quarantine.publishing.at.is_some(), news, "{event:?}");
         }
     }
 
@@ -571,7 +571,7 @@ pub(super) mod tests {
         heartbeat["status"]["conditions"][0]["lastHeartbeatTime"] = "2".into();
         let view = Arc::new(NodeView::from_object(heartbeat).unwrap());
         quarantine.node_event(NodeEvent::Applied(Arc::clone(&view)));
-        assert!(quarantine.dirty.is_empty() && quarantine.publish_at.is_none());
+        assert!(quarantine.dirty.is_empty() && quarantine.publishing.at.is_none());
         assert!(!quarantine.brake.stale);
         assert_eq!(
             quarantine.nodes["n1"].view,

@@ -1,12 +1,14 @@
 //! Publishing the state of all nodes for the page, the API and the metrics.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use domain::fault::{MAX_FAULTY_NODES, MAX_OPEN_FAULTS_PER_NODE};
 use domain::session::Phase;
 use domain::view::{ClusterView, FleetView, NodeStatus};
+use runtime::logging::Seldom;
+use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::Quarantine;
@@ -36,6 +38,41 @@ pub(super) struct Counts {
     pub(super) held: usize,
 }
 
+/// What was published, and what is to be.
+pub(super) struct Publishing {
+    pub(super) view: watch::Sender<Arc<FleetView>>,
+    /// Nodes that may not be any more as they were last published: whatever changes one marks
+    /// it, or has it looked at, which does.
+    pub(super) unshown: BTreeSet<String>,
+    /// What was last published of all nodes.
+    pub(super) shown: Counts,
+    /// When the next is due; `None`: nothing has changed.
+    pub(super) at: Option<Instant>,
+    /// When the last was made, and how long to wait after it.
+    last: Instant,
+    pause: Duration,
+    /// Faults that found no room in the book and were not told of yet.
+    overflow: u64,
+    overflow_said: Seldom,
+}
+
+// === impl Publishing ===
+
+impl Publishing {
+    pub(super) fn new(view: watch::Sender<Arc<FleetView>>) -> Self {
+        Self {
+            view,
+            unshown: BTreeSet::new(),
+            shown: Counts::default(),
+            at: None,
+            last: Instant::now(),
+            pause: Duration::ZERO,
+            overflow: 0,
+            overflow_said: Seldom::default(),
+        }
+    }
+}
+
 // === impl Counts ===
 
 impl Counts {
@@ -54,8 +91,9 @@ impl Counts {
 impl Quarantine {
     /// The view is published at once, unless that was done just now.
     pub(super) fn schedule_publish(&mut self) {
-        let earliest = self.published_at + self.publish_pause;
-        self.publish_at
+        let earliest = self.publishing.last + self.publishing.pause;
+        self.publishing
+            .at
             .get_or_insert_with(|| earliest.max(Instant::now()));
     }
 
@@ -70,10 +108,10 @@ impl Quarantine {
 
     /// Says where faults have found no room in the book: nothing is done about them.
     fn tell_overflow(&mut self) {
-        self.overflow += self.metrics.overflow(self.book.overflow());
-        if self.overflow > 0 && self.overflow_said.now().is_some() {
+        self.publishing.overflow += self.metrics.overflow(self.book.overflow());
+        if self.publishing.overflow > 0 && self.publishing.overflow_said.now().is_some() {
             tracing::error!(
-                faults = std::mem::take(&mut self.overflow),
+                faults = std::mem::take(&mut self.publishing.overflow),
                 "the book of faults is full: faults were not taken in, and nothing is done about \
                  them; it holds {MAX_OPEN_FAULTS_PER_NODE} of a node, and those of \
                  {MAX_FAULTY_NODES} nodes"
@@ -85,11 +123,11 @@ impl Quarantine {
     /// to. A large cluster has thousands, and something happens to a few of them.
     fn nodes_shown(&mut self) -> Vec<NodeStatus> {
         let (sight, dropped_at) = (self.sight(), self.dropped_at());
-        let before = Arc::clone(&self.view.borrow());
+        let before = Arc::clone(&self.publishing.view.borrow());
         let before = before.nodes.iter().cloned();
         let mut shown: BTreeMap<String, NodeStatus> =
             before.map(|status| (status.name.clone(), status)).collect();
-        for name in std::mem::take(&mut self.unshown) {
+        for name in std::mem::take(&mut self.publishing.unshown) {
             let Some(entry) = self.nodes.get_mut(&name) else {
                 continue; // Forgotten before.
             };
@@ -98,7 +136,7 @@ impl Quarantine {
                 in_cluster: entry.view.is_some(),
                 held: entry.hold.is_some(),
             };
-            self.shown.replace(entry.shown, counts);
+            self.publishing.shown.replace(entry.shown, counts);
             entry.shown = counts;
             if let Some(status) = entry.status(&name, faults, self.mode, sight, dropped_at) {
                 shown.insert(name, status);
@@ -108,7 +146,7 @@ impl Quarantine {
             // What is neither in the cluster nor faulty is forgotten.
             let idle = !entry.in_flight && entry.session.phase == Phase::Idle;
             if idle && !counts.in_cluster && faults.is_empty() {
-                self.shown.replace(counts, Counted::default());
+                self.publishing.shown.replace(counts, Counted::default());
                 self.nodes.remove(&name);
             }
         }
@@ -116,7 +154,7 @@ impl Quarantine {
     }
 
     pub(super) fn publish(&mut self) {
-        self.publish_at = None;
+        self.publishing.at = None;
         let began = Instant::now();
         let nodes = self.nodes_shown();
         // The cluster's nodes have to be known: until then all look gone.
@@ -141,7 +179,7 @@ impl Quarantine {
                 server: one.server().to_owned(),
                 connected: self.listed && self.cluster_error.is_none(),
                 error: self.cluster_error.clone(),
-                nodes: self.shown.in_cluster,
+                nodes: self.publishing.shown.in_cluster,
             }),
             brake,
             troubles: self.troubles(),
@@ -149,10 +187,10 @@ impl Quarantine {
         let backlog = self.store.latest().borrow().saturating_sub(view.applied);
         self.metrics.backlog(backlog);
         self.metrics.current(&view, self.brake_utilization());
-        self.view.send_replace(Arc::new(view));
-        self.published_at = Instant::now();
-        let cost = self.published_at - began;
-        self.publish_pause = (cost * PUBLISH_SHARE).clamp(PUBLISH_EVERY, PUBLISH_LONGEST);
+        self.publishing.view.send_replace(Arc::new(view));
+        self.publishing.last = Instant::now();
+        let cost = self.publishing.last - began;
+        self.publishing.pause = (cost * PUBLISH_SHARE).clamp(PUBLISH_EVERY, PUBLISH_LONGEST);
     }
 }
 

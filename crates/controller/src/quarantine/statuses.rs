@@ -50,7 +50,7 @@ impl Quarantine {
         if self.has_statuses() {
             let now = (self.clock)();
             if self.statuses.look(view, desired, now) {
-                self.unsaved.insert(view.name.clone());
+                self.saving.unsaved.insert(view.name.clone());
             }
         }
     }
@@ -58,7 +58,7 @@ impl Quarantine {
     /// Forgets the events of a node that is gone, or another's: nothing becomes of them.
     pub(super) fn forget_statuses(&mut self, node: &str) {
         if self.statuses.forget(node) {
-            self.unsaved.insert(node.to_owned());
+            self.saving.unsaved.insert(node.to_owned());
         }
     }
 

@@ -180,7 +180,7 @@ async fn of_the_book_only_what_has_changed_is_saved() {
     let (mut third, _handles) = quarantine(&store);
     third.load().await;
     assert_eq!(third.book, first.book);
-    assert!(third.unsaved.is_empty());
+    assert!(third.saving.unsaved.is_empty());
     store.close().await;
 }
 
@@ -247,7 +247,7 @@ async fn a_book_of_any_size_is_saved() {
     let (mut first, _handles) = quarantine(&store);
     first.take_in().await;
     first.save().await;
-    assert!(first.save_failure.is_none());
+    assert!(first.saving.failure.is_none());
     let (mut second, _handles) = quarantine(&store);
     second.load().await;
     assert_eq!(second.book, first.book);
@@ -267,7 +267,7 @@ async fn a_book_that_cannot_be_saved_for_a_minute_is_told_of() {
         "ALTER TABLE checkpoint_part RENAME TO away",
     );
     quarantine.save().await;
-    assert!(quarantine.save_failure.is_some() && quarantine.troubles().is_empty());
+    assert!(quarantine.saving.failure.is_some() && quarantine.troubles().is_empty());
     assert!(quarantine.save_at().is_some(), "it is tried again");
     let saved = store.checkpoint(CONSUMER).await;
     assert!(!matches!(saved, Ok(Some(_))), "all at once, or nothing");

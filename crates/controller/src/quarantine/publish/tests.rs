@@ -104,7 +104,7 @@ async fn turn(quarantine: &mut Quarantine) -> Arc<FleetView> {
         quarantine.look().await;
     }
     quarantine.publish();
-    Arc::clone(&quarantine.view.borrow())
+    Arc::clone(&quarantine.publishing.view.borrow())
 }
 
 fn states(view: &FleetView) -> Vec<(&str, NodeState)> {
@@ -221,9 +221,9 @@ async fn only_nodes_that_something_happened_to_are_shown_anew() {
     report(&mut quarantine, &["n1", "n2"], false).await;
     let before = turn(&mut quarantine).await;
     assert_eq!(before.nodes.len(), 2);
-    assert!(quarantine.unshown.is_empty());
+    assert!(quarantine.publishing.unshown.is_empty());
     quarantine.node_event(node("n3", 2));
-    assert!(quarantine.unshown.is_empty(), "a heartbeat");
+    assert!(quarantine.publishing.unshown.is_empty(), "a heartbeat");
 
     // Behind everybody's back: it would show if they were gone over.
     for name in ["n1", "n2"] {
@@ -232,7 +232,7 @@ async fn only_nodes_that_something_happened_to_are_shown_anew() {
     quarantine.entry("n3").view = None;
     report(&mut quarantine, &["n4"], false).await;
     quarantine.publish();
-    let view = Arc::clone(&quarantine.view.borrow());
+    let view = Arc::clone(&quarantine.publishing.view.borrow());
     assert_eq!(view.nodes.get(..2), Some(before.nodes.as_slice()));
     assert_eq!(states(&view).last(), Some(&("n4", NodeState::Unhealthy)));
     assert!(quarantine.nodes.contains_key("n3"));
@@ -241,7 +241,7 @@ async fn only_nodes_that_something_happened_to_are_shown_anew() {
         quarantine.touch(name);
     }
     quarantine.publish();
-    let view = Arc::clone(&quarantine.view.borrow());
+    let view = Arc::clone(&quarantine.publishing.view.borrow());
     let failures = |name: &str| {
         let node = view.nodes.iter().find(|node| node.name == name);
         node.and_then(|node| node.session.as_ref())
