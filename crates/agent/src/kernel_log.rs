@@ -15,7 +15,7 @@ mod reboot;
 mod state;
 mod unreadable;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -92,6 +92,8 @@ pub struct KernelLogMonitor {
     file: Option<StateFile>,
     state: State,
     hand_over: HandOver,
+    /// The file that is followed, while it is not there.
+    missing: Option<PathBuf>,
     /// Whether `state` differs from the file.
     changed: bool,
     saved_at: Instant,
@@ -139,6 +141,7 @@ impl KernelLogMonitor {
             file,
             state: State::default(),
             hand_over: HandOver::new(),
+            missing: None,
             changed: false,
             saved_at: Instant::now(),
             save_failed: None,
@@ -214,6 +217,7 @@ impl KernelLogMonitor {
         loop {
             match self.choose_and_open().await {
                 Ok(source) => {
+                    self.missing = None;
                     let detail = self.detail();
                     self.source.update((self.clock)(), |status| {
                         status.state = SourceState::CatchingUp;
@@ -314,6 +318,7 @@ impl KernelLogMonitor {
                 }
                 read = source.next_batch(&mut events, BATCH), if has_room => read,
             };
+            let comes_or_goes = self.look_for_file(source.missing());
             self.handed_over(handed_over);
             if let Some(heard) = recovery {
                 self.hear(heard);
@@ -322,6 +327,9 @@ impl KernelLogMonitor {
             for event in events.drain(..) {
                 ended |= event == Event::End;
                 self.take_in(event);
+            }
+            if comes_or_goes {
+                self.show_file();
             }
             let place = source.position();
             if place.is_some() && place != self.state.position {
@@ -348,6 +356,41 @@ impl KernelLogMonitor {
         }
     }
 
+    /// Whether the file that is followed has come, or is not there any more, since the last look.
+    fn look_for_file(&mut self, missing: Option<&Path>) -> bool {
+        if self.missing.as_deref() == missing {
+            return false;
+        }
+        match (missing, &self.missing) {
+            (Some(path), _) => tracing::warn!(
+                "{} does not exist, and no fault in it is seen; waiting for it",
+                path.display()
+            ),
+            (None, Some(path)) => {
+                tracing::info!("{} is there now, and is followed", path.display());
+            }
+            (None, None) => {}
+        }
+        self.missing = missing.map(Path::to_owned);
+        true
+    }
+
+    fn show_file(&self) {
+        let (state, detail) = (self.seeing(), self.detail());
+        self.source.update((self.clock)(), |status| {
+            status.state = state;
+            status.detail = detail;
+        });
+    }
+
+    /// How a source does that has delivered what was there when it was opened.
+    fn seeing(&self) -> SourceState {
+        match self.missing {
+            Some(_) => SourceState::Failing,
+            None => SourceState::Following,
+        }
+    }
+
     /// Takes over what is newly known of the GPUs and the NICs.
     fn look_at_machine(&mut self) {
         if let Some(machine) = self.machine.look() {
@@ -360,6 +403,9 @@ impl KernelLogMonitor {
 
     /// What is read, and what of it is not as it should be.
     fn detail(&self) -> String {
+        if let Some(path) = &self.missing {
+            return format!("{} does not exist; waiting for it", path.display());
+        }
         let spec = &self.config.spec;
         let spec = match &self.chosen {
             Some(chosen) if chosen != spec => format!("{spec}: {chosen}"),
@@ -404,8 +450,8 @@ impl KernelLogMonitor {
             Event::CaughtUp => {
                 self.boot_has_begun();
                 self.history_begins = None;
-                self.source
-                    .update(now, |status| status.state = SourceState::Following);
+                let state = self.seeing();
+                self.source.update(now, |status| status.state = state);
             }
             Event::End => {
                 self.source

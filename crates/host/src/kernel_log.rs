@@ -7,7 +7,11 @@
 //! goes on. `record` and `line` are the parsers
 //! below them, usable alone; `write` is the other direction.
 
-use std::{fmt, io, path::PathBuf, str::FromStr};
+use std::{
+    fmt, io,
+    path::{Path, PathBuf},
+    str::FromStr,
+};
 
 mod follow;
 mod journal;
@@ -283,6 +287,15 @@ impl Source {
             Input::Kmsg(kmsg) => kmsg.position(),
             Input::Journal(journal) => journal.position(),
             Input::Lines(lines) => lines.position(),
+        }
+    }
+
+    /// The file that is to be followed, as long as there is none of this name: nothing is seen
+    /// until there is. Looks at the file system.
+    pub fn missing(&self) -> Option<&Path> {
+        match &self.input {
+            Input::Lines(lines) => lines.missing(),
+            Input::Kmsg(_) | Input::Journal(_) => None,
         }
     }
 

@@ -14,6 +14,7 @@ mod hand_over;
 mod machine;
 mod reboots;
 mod unreadable;
+mod unseen;
 
 const XID_79: &str = "NVRM: Xid (PCI:0000:b3:00): 79, pid=1, name=a, GPU has fallen off the bus.";
 const XID_48: &str = "NVRM: Xid (PCI:0000:b3:00): 48, pid=1, name=a, DBE";
@@ -274,19 +275,6 @@ async fn lines_older_than_the_history_are_marked_on_a_first_start_only() {
 }
 
 #[tokio::test]
-async fn a_source_that_cannot_be_opened_is_shown_and_tried_again() {
-    let mut bench = Bench::new();
-    std::fs::create_dir(bench.log()).unwrap();
-    let running = bench.start();
-    running
-        .status(|status| {
-            status.state == SourceState::Failing && status.detail.contains("directory")
-        })
-        .await;
-    running.end().await;
-}
-
-#[tokio::test]
 async fn a_storm_becomes_one_event_per_fault_and_window_and_no_line_is_missing() {
     const FAULTS: u32 = 29;
     const LINES: u32 = 20_000;
@@ -464,6 +452,7 @@ async fn what_programs_write_is_marked_and_can_be_refused() {
 #[tokio::test]
 async fn lines_that_are_no_fault_do_not_write_the_place_each_time() {
     let mut bench = Bench::new();
+    std::fs::write(bench.log(), "").unwrap();
     let running = bench.start();
     running.following().await;
     let began = std::time::Instant::now();

@@ -205,6 +205,13 @@ impl Follow {
         Ok(Step::Start(id))
     }
 
+    /// The path that is followed, where no file has that name and none is open.
+    pub(super) fn missing(&self) -> Option<&Path> {
+        let gone =
+            || fs::metadata(&self.path).is_err_and(|it| it.kind() == io::ErrorKind::NotFound);
+        (self.current.is_none() && gone()).then_some(&self.path)
+    }
+
     /// The file that is read now, and how many bytes of it were read.
     pub(super) fn place(&self) -> Option<(FileId, u64)> {
         self.current

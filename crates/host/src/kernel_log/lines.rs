@@ -165,6 +165,14 @@ impl Lines {
         self.output.position()
     }
 
+    /// The file that is followed and is not there.
+    pub(super) fn missing(&self) -> Option<&Path> {
+        match &self.input {
+            Input::Followed(follow) => follow.missing(),
+            Input::Once(_) | Input::Stream(_) => None,
+        }
+    }
+
     /// Delivers what is there, without waiting.
     fn fill(&mut self, out: &mut Vec<Event>, max: usize) -> io::Result<()> {
         let Self {

@@ -2,10 +2,12 @@
 //! is there. What the gpuwarden that runs holds open is not tried once more: whether it can
 //! use it is for it to say ([`super::running`]).
 
+use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use domain::catalog::Catalog;
+use domain::nearest::nearest;
 use domain::policy::Policy;
 use domain::policy::lint::lint;
 use host::kernel_log::{OpenError, Spec};
@@ -22,6 +24,9 @@ const LITTLE_ROOM: u64 = 256 * 1024 * 1024;
 const MIB: u64 = 1024 * 1024;
 /// Longest call of another process that is shown, in characters.
 const CALL_CHARS: usize = 200;
+/// What to do about a kernel log that is none.
+const ANOTHER_LOG: &str =
+    "name another one with --kernel-log: kmsg, journal, a file, or - for standard input";
 /// File of the event store in the data directory.
 const EVENTS_FILE: &str = "events.db";
 
@@ -59,7 +64,15 @@ pub(super) fn check(installation: &Installation, running: bool) -> Vec<Finding> 
 fn kernel_log(spec: &Spec, role: &str) -> Finding {
     const WHY: &str = "without it no fault of this machine is seen";
     match host::kernel_log::open(spec, None) {
-        Ok(_) => Finding::ok("kernel-log", format!("{spec} can be read by {}", asker())),
+        Ok(source) => match source.missing() {
+            Some(path) => Finding::problem(
+                "kernel-log",
+                format!("{spec} does not exist; gpuwarden would wait for it"),
+                WHY,
+                another_log(path),
+            ),
+            None => Finding::ok("kernel-log", format!("{spec} can be read by {}", asker())),
+        },
         Err(error) => {
             let fix = match &error {
                 OpenError::KmsgPermission(_) => &format!(
@@ -70,13 +83,35 @@ fn kernel_log(spec: &Spec, role: &str) -> Finding {
                 OpenError::NoKmsg(_) => {
                     "pass /dev/kmsg into the container, or name a file with --kernel-log"
                 }
-                _ => {
-                    "name another one with --kernel-log: kmsg, journal, a file, or - for standard input"
-                }
+                _ => ANOTHER_LOG,
             };
             let what = format!("{spec}: {} (asked by {})", causes(&error), asker());
             Finding::problem("kernel-log", what, WHY, fix)
         }
+    }
+}
+
+/// What to do about a log file that is not there: its neighbour may have been meant.
+fn another_log(path: &Path) -> String {
+    let Some((dir, name)) = path.parent().zip(path.file_name().and_then(OsStr::to_str)) else {
+        return ANOTHER_LOG.to_owned();
+    };
+    let beside: Vec<String> = fs::read_dir(if dir == Path::new("") {
+        Path::new(".")
+    } else {
+        dir
+    })
+    .into_iter()
+    .flatten()
+    .flatten()
+    .filter_map(|entry| entry.file_name().into_string().ok())
+    .collect();
+    match nearest(name, beside.iter().map(String::as_str), 1).as_slice() {
+        [meant, ..] => format!(
+            "--kernel-log {}, where that was meant; else {ANOTHER_LOG}",
+            shell_word(&dir.join(meant).to_string_lossy())
+        ),
+        [] => ANOTHER_LOG.to_owned(),
     }
 }
 
@@ -448,6 +483,24 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         let found = kernel_log(&Spec::FileOnce(file.path().to_owned()), "run");
         assert_eq!(found.result, Outcome::Ok, "{found:?}");
+    }
+
+    #[tokio::test]
+    async fn a_log_file_that_is_not_there_yet_is_a_problem_that_names_its_neighbour() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::write(dir.path().join("kern.log"), "").unwrap();
+        let log = |name: &str| kernel_log(&Spec::File(dir.path().join(name)), "run");
+        let found = log("kern.lgo");
+        assert_eq!(found.result, Outcome::Problem);
+        assert!(
+            found
+                .what
+                .ends_with("kern.lgo does not exist; gpuwarden would wait for it")
+        );
+        let meant = format!("--kernel-log {}/kern.log, where", dir.path().display());
+        assert!(found.fix.unwrap().starts_with(&meant));
+        assert!(log("other").fix.unwrap().starts_with("name another one"));
+        assert_eq!(log("kern.log").result, Outcome::Ok);
     }
 
     #[test]

@@ -417,6 +417,23 @@ async fn what_cannot_be_opened() {
 }
 
 #[tokio::test]
+async fn what_is_missing_is_known_before_and_after_the_first_read() {
+    let log = Log::new();
+    let mut lines = Lines::follow(&log.path(), None).unwrap();
+    let mut out = Vec::new();
+    assert_eq!(lines.missing(), Some(&*log.path()));
+    lines.next_batch(&mut out, 8).await.unwrap();
+    assert_eq!(out, [Event::CaughtUp]);
+    assert_eq!(lines.missing(), Some(&*log.path()));
+    append(&log.path(), "late\n");
+    assert_eq!(lines.missing(), None);
+    lines.next_batch(&mut out, 8).await.unwrap();
+    // What is still read is not missing, whatever has become of its name.
+    log.rotate();
+    assert_eq!(lines.missing(), None);
+}
+
+#[tokio::test]
 async fn a_file_replaced_by_a_directory_is_an_error_until_it_is_back() {
     let log = Log::with("a\n");
     let mut lines = log.follow();

@@ -1,0 +1,39 @@
+//! A log that cannot be read is shown as one, and never passes for one without faults.
+
+use super::*;
+
+#[tokio::test]
+async fn a_source_that_cannot_be_opened_is_shown_and_tried_again() {
+    let mut bench = Bench::new();
+    std::fs::create_dir(bench.log()).unwrap();
+    let running = bench.start();
+    running
+        .status(|status| {
+            status.state == SourceState::Failing && status.detail.contains("directory")
+        })
+        .await;
+    running.end().await;
+}
+
+#[tokio::test]
+async fn a_file_that_is_not_there_is_waited_for_and_nothing_passes_for_seen() {
+    let mut bench = Bench::new();
+    let running = bench.start();
+    let waiting = format!("{} does not exist; waiting for it", bench.log().display());
+    running
+        .status(|status| status.state == SourceState::Failing && status.detail == waiting)
+        .await;
+    bench.append("");
+    running
+        .status(|status| {
+            status.state == SourceState::Following
+                && status.detail == bench.log().display().to_string()
+        })
+        .await;
+    bench.append(&at(1, 10, XID_79));
+    bench.stored_at_least(1).await;
+    // One that was rotated away is still read, and what is missing is not waited for in vain.
+    std::fs::remove_file(bench.log()).unwrap();
+    running.following().await;
+    running.end().await;
+}
