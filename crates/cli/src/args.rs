@@ -172,7 +172,8 @@ pub struct ServerArgs {
     /// where its configuration listens, else `http://127.0.0.1:2112`].
     #[arg(long, env = "GPUWARDEN_SERVER", value_name = "URL")]
     pub server: Option<String>,
-    /// Data directory of the running gpuwarden, to find its address and socket.
+    /// Data directory of the running gpuwarden, to find its address and socket; no other
+    /// gpuwarden is shown then.
     #[arg(long, env = "GPUWARDEN_DATA_DIR", value_name = "DIRECTORY")]
     pub data_dir: Option<PathBuf>,
 }

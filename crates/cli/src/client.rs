@@ -1,6 +1,6 @@
 //! A client of a running gpuwarden: its HTTP API, and the connector's socket.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
@@ -12,6 +12,7 @@ use http_body_util::{BodyExt as _, Empty};
 use hyper_util::client::legacy::Client as HttpClient;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
 use crate::args::{ServerArgs, TargetArgs};
@@ -25,7 +26,16 @@ const MAX_ANSWER: usize = 256 * 1024 * 1024;
 /// A client of the HTTP API.
 pub(crate) struct Client {
     base: String,
+    /// The data directory that was named: who answers has to be the one that uses it.
+    data_dir: Option<PathBuf>,
     http: HttpClient<HttpConnector, Empty<Bytes>>,
+}
+
+/// What of a status says who answers.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Answering {
+    data_dir: PathBuf,
 }
 
 /// A stream of lines.
@@ -39,7 +49,8 @@ pub(crate) struct Lines {
 impl Client {
     /// A client of the gpuwarden that `args` name, or that is found.
     pub(crate) fn new(args: &ServerArgs) -> anyhow::Result<Self> {
-        let base = address(args, &file(args)?);
+        let file = file(args)?;
+        let (base, data_dir) = address(args, &file);
         let base = base.trim_end_matches('/').to_owned();
         let uri: Uri = base.parse().with_context(|| {
             format!("--server {base:?} is no address such as http://127.0.0.1:2112")
@@ -49,6 +60,7 @@ impl Client {
         }
         Ok(Self {
             base,
+            data_dir,
             http: HttpClient::builder(TokioExecutor::new()).build_http(),
         })
     }
@@ -90,14 +102,40 @@ impl Client {
         })
     }
 
+    /// Asks, once it is known that the right one is asked: another may listen there since the
+    /// one that was named has ended.
     async fn open(&self, path: &str) -> anyhow::Result<hyper::body::Incoming> {
+        if let Some(named) = &self.data_dir {
+            let status = self.request("/api/v1/status").await?.collect().await?;
+            let status: Answering = serde_json::from_slice(&status.to_bytes())
+                .with_context(|| format!("{} does not answer as gpuwarden does", self.base))?;
+            if !same(named, &status.data_dir) {
+                bail!(
+                    "no gpuwarden runs with the data directory {}; the one that answers at {} uses {}: \
+                     name that with --data-dir, or its address with --server",
+                    named.display(),
+                    self.base,
+                    status.data_dir.display()
+                );
+            }
+        }
+        self.request(path).await
+    }
+
+    async fn request(&self, path: &str) -> anyhow::Result<hyper::body::Incoming> {
         let uri: Uri = format!("{}{path}", self.base).parse()?;
-        let response = self.http.get(uri).await.with_context(|| {
-            format!(
+        let response = self.http.get(uri).await.with_context(|| match &self.data_dir {
+            Some(named) => format!(
+                "no gpuwarden runs with the data directory {}: none answers at {}; start one with \
+                 'gpuwarden run', or name the address of another with --server",
+                named.display(),
+                self.base
+            ),
+            None => format!(
                 "no gpuwarden answers at {}; start one with 'gpuwarden run', or name it with --server \
                  or --data-dir",
                 self.base
-            )
+            ),
         })?;
         let status = response.status();
         let body = response.into_body();
@@ -166,8 +204,9 @@ pub(crate) fn file(args: &ServerArgs) -> anyhow::Result<ClientSettings> {
 }
 
 /// The address of the server: as `run` with the same flags and the same file would have it,
-/// or as the running one has written down.
-fn address(args: &ServerArgs, file: &ClientSettings) -> String {
+/// or as the running one has written down. With it the data directory, where that is what
+/// names it.
+fn address(args: &ServerArgs, file: &ClientSettings) -> (String, Option<PathBuf>) {
     let with_scheme = |server: &String| {
         if server.contains("://") {
             server.clone()
@@ -176,16 +215,17 @@ fn address(args: &ServerArgs, file: &ClientSettings) -> String {
         }
     };
     if let Some(server) = &args.server {
-        return with_scheme(server);
+        return (with_scheme(server), None);
     }
     // A flag goes before the file.
     if args.data_dir.is_none()
         && let Some(server) = &file.server
     {
-        return with_scheme(server);
+        return (with_scheme(server), None);
     }
-    if let Some(found) = endpoint(args, file) {
-        return found.server;
+    let named = data_dir(args, file);
+    if let Some(found) = endpoint(named.as_deref()) {
+        return (found.server, named);
     }
     let listen = file.listen.filter(|listen| listen.port() != 0);
     let listen = listen.map(|mut listen| {
@@ -194,16 +234,31 @@ fn address(args: &ServerArgs, file: &ClientSettings) -> String {
         }
         listen.to_string()
     });
-    format!(
-        "http://{}",
-        listen.unwrap_or_else(|| format!("127.0.0.1:{DEFAULT_PORT}"))
-    )
+    let listen = listen.unwrap_or_else(|| format!("127.0.0.1:{DEFAULT_PORT}"));
+    (format!("http://{listen}"), named)
 }
 
-/// What the running gpuwarden has written about itself, if it can be found.
-fn endpoint(args: &ServerArgs, file: &ClientSettings) -> Option<Endpoint> {
-    let named = args.data_dir.clone().or_else(|| file.data_dir.clone());
-    Endpoint::read(&named.or_else(|| default_data_dir().ok())?)
+/// The data directory that is named: by a flag, the environment or the file.
+fn data_dir(args: &ServerArgs, file: &ClientSettings) -> Option<PathBuf> {
+    args.data_dir.clone().or_else(|| file.data_dir.clone())
+}
+
+/// What the running gpuwarden has written about itself, if it can be found: in the data
+/// directory that is named, else in the usual one.
+fn endpoint(named: Option<&Path>) -> Option<Endpoint> {
+    match named {
+        Some(named) => Endpoint::read(named),
+        None => Endpoint::read(&default_data_dir().ok()?),
+    }
+}
+
+/// Whether both are the same directory, by whatever links.
+fn same(a: &Path, b: &Path) -> bool {
+    let real = |path: &Path| {
+        let real = path.canonicalize().or_else(|_| std::path::absolute(path));
+        real.unwrap_or_else(|_| path.to_owned())
+    };
+    real(a) == real(b)
 }
 
 /// The connector's socket: as given, else as the gpuwarden that is named or found says.
@@ -224,15 +279,25 @@ async fn socket(target: &TargetArgs) -> anyhow::Result<PathBuf> {
             Client::new(&target.server)?.get("/api/v1/status").await?;
         return Ok(PathBuf::from(status.socket));
     }
-    let found = endpoint(&target.server, &file).map(|found| found.socket);
-    found.context(
-        "no running gpuwarden is found in the data directory; start one with 'gpuwarden run', or \
-         name its socket with --socket",
-    )
+    let named = data_dir(&target.server, &file);
+    let found = endpoint(named.as_deref()).map(|found| found.socket);
+    found.with_context(|| {
+        let place = match &named {
+            Some(named) => format!("the data directory {}", named.display()),
+            None => "the usual data directory".to_owned(),
+        };
+        format!(
+            "no gpuwarden runs with {place}; start one with 'gpuwarden run', or name another with \
+             --data-dir, --server or --socket"
+        )
+    })
 }
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+    use tokio::net::TcpListener;
+
     use super::*;
 
     #[test]
@@ -253,32 +318,142 @@ mod tests {
         let file = |text: &str| -> ClientSettings { toml::from_str(text).unwrap() };
         let in_file = format!("data-dir = {:?}", running.path());
         let running = Some(running.path().to_owned());
-        for (args, file, expected) in [
+        for (args, file, expected, named) in [
             (
                 args(Some("10.0.0.1:9"), &running),
                 file("server = \"http://b\""),
                 "http://10.0.0.1:9",
+                &None,
             ),
             (
                 args(None, &running),
                 file("server = \"http://b\""),
                 "http://127.0.0.1:7",
+                &running,
             ),
-            (args(None, &None), file("server = \"b:1\""), "http://b:1"),
-            (args(None, &None), file(&in_file), "http://127.0.0.1:7"),
+            (
+                args(None, &None),
+                file("server = \"b:1\""),
+                "http://b:1",
+                &None,
+            ),
+            (
+                args(None, &None),
+                file(&in_file),
+                "http://127.0.0.1:7",
+                &running,
+            ),
             (
                 args(None, &empty),
                 file("listen = \"0.0.0.0:99\"\nquarantine = true"),
                 "http://127.0.0.1:99",
+                &empty,
             ),
             (
                 args(None, &empty),
                 file("listen = \"127.0.0.1:0\""),
                 "http://127.0.0.1:2112",
+                &empty,
             ),
-            (args(None, &empty), file(""), "http://127.0.0.1:2112"),
+            (
+                args(None, &empty),
+                file(""),
+                "http://127.0.0.1:2112",
+                &empty,
+            ),
         ] {
+            let expected = (expected.to_owned(), named.clone());
             assert_eq!(address(&args, &file), expected, "{args:?} {file:?}");
         }
+    }
+
+    /// An address at which one answers that uses `data_dir`, whatever is asked.
+    async fn another(data_dir: &Path) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let body = serde_json::json!({ "dataDir": data_dir }).to_string();
+        tokio::spawn(async move {
+            while let Ok((mut connection, _)) = listener.accept().await {
+                let body = body.clone();
+                tokio::spawn(async move {
+                    let mut request = Vec::new();
+                    while connection.read_buf(&mut request).await.unwrap_or(0) > 0 {
+                        if request.ends_with(b"\r\n\r\n") {
+                            let length = body.len();
+                            let answer = format!(
+                                "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}"
+                            );
+                            connection.write_all(answer.as_bytes()).await.unwrap();
+                            request.clear();
+                        }
+                    }
+                });
+            }
+        });
+        format!("http://{address}")
+    }
+
+    #[tokio::test]
+    async fn one_that_was_named_is_not_mistaken_for_another() {
+        let own = tempfile::tempdir().unwrap();
+        let foreign = tempfile::tempdir().unwrap();
+        let by_link = foreign.path().join("link");
+        std::os::unix::fs::symlink(own.path(), &by_link).unwrap();
+        let named = |data_dir: &Path| {
+            Client::new(&ServerArgs {
+                data_dir: Some(data_dir.to_owned()),
+                ..ServerArgs::default()
+            })
+            .unwrap()
+        };
+        // Left behind by one that was killed; somebody else listens there since.
+        let written = |server: String| {
+            let (socket, pid) = ("/s".into(), 1);
+            let endpoint = Endpoint {
+                server,
+                socket,
+                pid,
+            };
+            endpoint.write(own.path()).unwrap();
+        };
+        let server = another(foreign.path()).await;
+        written(server.clone());
+        let error = named(own.path()).get_bytes("/api/v1/events").await;
+        let error = error.unwrap_err().to_string();
+        for part in [
+            &server,
+            &own.path().display().to_string(),
+            &foreign.path().display().to_string(),
+        ] {
+            assert!(error.contains(part), "{error}");
+        }
+        written(another(own.path()).await);
+        for data_dir in [own.path(), &by_link] {
+            let answer = named(data_dir).get_bytes("/api/v1/events").await;
+            assert!(answer.unwrap().starts_with(b"{\"dataDir\""));
+        }
+        // Nobody at all: what was named is named back.
+        let nobody = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = format!("http://{}", nobody.local_addr().unwrap());
+        drop(nobody);
+        written(address);
+        let error = named(own.path()).get_bytes("/api/v1/events").await;
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains(&*own.path().to_string_lossy()), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_data_directory_without_one_is_named_in_the_error() {
+        let empty = tempfile::tempdir().unwrap();
+        let target = TargetArgs {
+            node_name: None,
+            socket: None,
+            server: ServerArgs {
+                data_dir: Some(empty.path().to_owned()),
+                ..ServerArgs::default()
+            },
+        };
+        let error = socket(&target).await.unwrap_err().to_string();
+        assert!(error.contains(&*empty.path().to_string_lossy()), "{error}");
     }
 }
