@@ -53,7 +53,7 @@ pub fn explain(material: &Material<'_>) -> Explain {
 
     // Each with its position in the feed; the journal has none and comes last.
     let mut entries: Vec<(u64, TimelineEntry)> = Vec::new();
-    let mut folds = Folds::new(journal);
+    let mut folds = Folds::new(journal, complete);
     let mut book = FaultBook::default();
     for record in records {
         let changes = book.record(record);

@@ -1,14 +1,19 @@
 //! `gpuwarden events`: what was reported.
 
 use console::api::EventView;
-use contract::{HealthEvent, json};
+use contract::{HealthEvent, json, keys};
+use domain::fault::Ignored;
 use domain::fold::Seen;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use crate::EXIT_OK;
 use crate::args::{EventsArgs, Format};
 use crate::client::Client;
 use crate::output::{self, Colour};
+
+/// How much earlier than its acceptance an event was observed, for that to be told: a line
+/// that is read as it is written, and an event that is delivered at once, take less.
+const LATE: SignedDuration = SignedDuration::from_secs(10);
 
 pub(super) async fn execute(args: &EventsArgs) -> anyhow::Result<u8> {
     let client = Client::new(&args.server)?;
@@ -129,11 +134,13 @@ fn write(view: &EventView, format: Format) -> anyhow::Result<()> {
     } else {
         output::colour("minor  ", Colour::Yellow)
     };
+    let aside = aside(&event, view.created_at);
     output::line(&format!(
-        "{}  {word}  {}  {}",
+        "{}  {word}  {}  {}{}",
         output::time(view.created_at),
         output::plain(&event.node_name),
-        output::plain(&what(&event))
+        output::plain(&what(&event)),
+        output::colour(&aside, Colour::Grey)
     ))?;
     if format == Format::Wide {
         let status = match &view.status.nodequarantined {
@@ -171,6 +178,30 @@ fn what(event: &HealthEvent) -> String {
     text
 }
 
+/// What keeps an event from being taken for something that happens now: when it was observed,
+/// and that it does not count for the open faults. Empty where there is no such thing.
+fn aside(event: &HealthEvent, accepted: Timestamp) -> String {
+    let time_is_ours = event.metadata.contains_key(keys::META_TIME_OF_RECEIPT);
+    let observed = (event.generated_timestamp)
+        .and_then(json::timestamp)
+        .filter(|at| !time_is_ours && accepted.duration_since(*at) >= LATE);
+    let mut parts = Vec::new();
+    if let Some(at) = observed {
+        parts.push(format!("observed {}", output::time(at)));
+    }
+    match Ignored::whatever_is_open(event) {
+        Some(Ignored::EarlierInBoot) => {
+            parts.push("shown only: older than the history that counts".to_owned());
+        }
+        Some(_) => parts.push("stored only".to_owned()),
+        None => {}
+    }
+    if parts.is_empty() {
+        return String::new();
+    }
+    format!("  ({})", parts.join("; "))
+}
+
 /// A value for a query string.
 pub(super) fn query(text: &str) -> String {
     text.bytes()
@@ -185,7 +216,7 @@ pub(super) fn query(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use contract::keys;
+    use contract::ProcessingStrategy;
 
     use super::*;
 
@@ -211,5 +242,40 @@ mod tests {
             event.metadata.insert(key.into(), value.into());
         }
         assert_eq!(what(&event), "SysLogsXIDError 95 x812");
+    }
+
+    #[test]
+    fn an_old_line_is_not_shown_as_a_new_fault() {
+        let accepted = Timestamp::from_second(1_800_000_000).unwrap();
+        let event = |seconds, key: &str, strategy: ProcessingStrategy| {
+            let observed = accepted - SignedDuration::from_secs(seconds);
+            let mut event = HealthEvent {
+                generated_timestamp: Some(json::proto_timestamp(observed)),
+                processing_strategy: strategy.into(),
+                ..HealthEvent::default()
+            };
+            event.metadata.insert(key.to_owned(), "true".to_owned());
+            event
+        };
+        let (acts, stored) = (
+            ProcessingStrategy::ExecuteRemediation,
+            ProcessingStrategy::StoreOnly,
+        );
+        for (event, expected) in [
+            (event(1, "other", acts), ""),
+            (event(1_000_000, keys::META_TIME_OF_RECEIPT, acts), ""),
+            (
+                event(1_950, "other", acts),
+                "  (observed 2027-01-15 07:27:30.000)",
+            ),
+            (
+                event(1_950, keys::META_EARLIER_IN_BOOT, stored),
+                "  (observed 2027-01-15 07:27:30.000; shown only: older than the history that \
+                 counts)",
+            ),
+            (event(0, "other", stored), "  (stored only)"),
+        ] {
+            assert_eq!(aside(&event, accepted), expected, "{event:?}");
+        }
     }
 }

@@ -9,18 +9,20 @@ use std::collections::HashMap;
 
 use contract::HealthEvent;
 use domain::event::Record;
-use domain::fault::Change;
+use domain::fault::{Change, Ignored};
 use domain::journal::Entry;
 use jiff::Timestamp;
 use serde_json::json;
 
-use super::title;
+use super::{effect, title};
 use crate::api::{TimelineEntry, TimelineKind};
 
 /// The repeats among the events of a node.
 pub(super) struct Folds<'a> {
     /// Times of the journal's entries, sorted.
     decisions: Vec<Timestamp>,
+    /// Whether these are all events of the node.
+    complete: bool,
     /// What was told, each with its repeats since the last decision.
     told: HashMap<Key<'a>, Option<Run<'a>>>,
     /// Runs that are over.
@@ -32,6 +34,8 @@ struct Run<'a> {
     first: &'a Record,
     last: &'a Record,
     count: u64,
+    /// Why they do not count for the open faults, where they do not.
+    ignored: Option<String>,
     /// Number of journal entries before it.
     decisions: usize,
 }
@@ -46,18 +50,19 @@ struct Key<'a> {
     healthy: bool,
     fatal: bool,
     action: (i32, &'a str),
-    /// Whether it counts for the open faults at all.
-    counts: bool,
+    /// Why it does not count for the open faults; `None`: it does.
+    ignored: Option<Ignored>,
 }
 
 // === impl Folds ===
 
 impl<'a> Folds<'a> {
-    pub(super) fn new(journal: &[Entry]) -> Self {
+    pub(super) fn new(journal: &[Entry], complete: bool) -> Self {
         let mut decisions: Vec<Timestamp> = journal.iter().map(|entry| entry.at).collect();
         decisions.sort_unstable();
         Self {
             decisions,
+            complete,
             told: HashMap::new(),
             ended: Vec::new(),
         }
@@ -84,6 +89,9 @@ impl<'a> Folds<'a> {
                     first: record,
                     last: record,
                     count: 1,
+                    ignored: key
+                        .ignored
+                        .map(|one| effect(&Change::Ignored(one), self.complete)),
                     decisions,
                 };
                 self.ended.extend(slot.replace(run));
@@ -111,7 +119,11 @@ impl<'a> Folds<'a> {
 impl Run<'_> {
     fn entry(&self) -> TimelineEntry {
         let Self {
-            first, last, count, ..
+            first,
+            last,
+            count,
+            ignored,
+            ..
         } = self;
         let until = last.created_at;
         let title = title(&first.event);
@@ -119,6 +131,10 @@ impl Run<'_> {
             format!("accepted as #{}: {title}, again", first.seq)
         } else {
             format!("... and {count} more until {until:.0}: {title}, again")
+        };
+        let text = match ignored {
+            Some(why) => format!("{text}; {why}"),
+            None => text,
         };
         TimelineEntry {
             at: first.created_at,
@@ -151,9 +167,19 @@ impl<'a> Key<'a> {
             healthy: event.is_healthy,
             fatal: event.is_fatal,
             action: (event.recommended_action, &event.custom_recommended_action),
-            counts: changes
-                .iter()
-                .any(|change| !matches!(change, Change::Ignored(_))),
+            ignored: ignored(changes),
         }
     }
+}
+
+/// Why an event that had these effects does not count for the open faults; `None`: it does.
+fn ignored(changes: &[Change]) -> Option<Ignored> {
+    let mut why = None;
+    for change in changes {
+        let Change::Ignored(one) = change else {
+            return None;
+        };
+        why = why.or(Some(*one));
+    }
+    why
 }

@@ -299,6 +299,31 @@ fn repeats_are_folded_until_something_is_decided() {
 }
 
 #[test]
+fn a_repeat_that_does_not_count_says_so() {
+    let old = |seq: u64, second| {
+        let mut record = xid(seq, second, "79", false);
+        record.event.processing_strategy = 2;
+        let key = keys::META_EARLIER_IN_BOOT.to_owned();
+        record.event.metadata.insert(key, "true".to_owned());
+        record
+    };
+    let repeats = |records: &[Record]| {
+        let story = told(records, &[]);
+        story.entries.last().unwrap().text.clone()
+    };
+    for records in [
+        vec![old(1, 0), old(2, 1)],
+        vec![old(1, 0), old(2, 1), old(3, 2)],
+    ] {
+        let text = repeats(&records);
+        assert!(text.contains("again; shown only: it is older"), "{text}");
+    }
+    // Of those that count nothing is said.
+    let text = repeats(&[xid(1, 0, "79", false), xid(2, 1, "79", false)]);
+    assert!(text.ends_with("again"), "{text}");
+}
+
+#[test]
 fn two_faults_that_alternate_are_folded_each() {
     let records: Vec<Record> = (1..=20)
         .map(|n| {

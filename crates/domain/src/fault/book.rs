@@ -58,7 +58,7 @@ pub enum Change {
 }
 
 /// Why an event does not count for the book.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ignored {
     /// Its strategy asks for storing only.
     Strategy,
@@ -70,6 +70,22 @@ pub enum Ignored {
     AlreadyRecorded,
     /// The node has as many open faults, or the book as many faulty nodes, as are kept.
     Overflow,
+}
+
+// === impl Ignored ===
+
+impl Ignored {
+    /// Why an event counts for no book, whatever is open in it; `None`: it may.
+    pub fn whatever_is_open(event: &HealthEvent) -> Option<Self> {
+        // Such a line is stored only as well; this is the reason for it.
+        if event.metadata.contains_key(keys::META_EARLIER_IN_BOOT) {
+            return Some(Self::EarlierInBoot);
+        }
+        let strategy = event.processing_strategy;
+        let stored_only = strategy == ProcessingStrategy::StoreOnly as i32
+            || strategy == ProcessingStrategy::StoreAndAnalyse as i32;
+        stored_only.then_some(Self::Strategy)
+    }
 }
 
 // === impl FaultBook ===
@@ -90,14 +106,8 @@ impl FaultBook {
         }
         self.applied = record.seq;
         let event = &record.event;
-        let strategy = event.processing_strategy;
-        if strategy == ProcessingStrategy::StoreOnly as i32
-            || strategy == ProcessingStrategy::StoreAndAnalyse as i32
-        {
-            return vec![Change::Ignored(Ignored::Strategy)];
-        }
-        if event.metadata.contains_key(keys::META_EARLIER_IN_BOOT) {
-            return vec![Change::Ignored(Ignored::EarlierInBoot)];
+        if let Some(ignored) = Ignored::whatever_is_open(event) {
+            return vec![Change::Ignored(ignored)];
         }
         self.heard.note(&event.node_name, &event.check_name);
         if event.is_healthy {

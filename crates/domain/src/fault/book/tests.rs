@@ -225,7 +225,9 @@ fn stored_only_and_earlier_events_open_nothing() {
         let changes = book.record(&record(seq, |event| event.processing_strategy = strategy));
         assert_eq!(changes, [Change::Ignored(Ignored::Strategy)]);
     }
+    // Such a line has both marks: the one that says why is told.
     let changes = book.record(&record(3, |event| {
+        event.processing_strategy = 2;
         event
             .metadata
             .insert(keys::META_EARLIER_IN_BOOT.into(), "true".into());
