@@ -50,6 +50,8 @@ pub enum Component {
     PythonGrpc,
     /// The Go toolchain.
     Go,
+    /// A C++ compiler, for the fuzzer.
+    CxxCompiler,
     /// A kernel log that we may write to.
     KernelLog,
 }
@@ -191,7 +193,7 @@ impl Component {
                 let key = content_key(&dir, &["requirements.txt".into()], "venv")?;
                 tools.join(format!("python-{key}/bin/python"))
             }
-            Self::Chromium | Self::Go | Self::KernelLog => return Ok(None),
+            Self::Chromium | Self::Go | Self::CxxCompiler | Self::KernelLog => return Ok(None),
         };
         Ok(Some(path))
     }
@@ -216,6 +218,7 @@ impl Component {
                 .into_iter()
                 .find_map(find_program)),
             Self::Go => Ok(find_program("go")),
+            Self::CxxCompiler => Ok(find_program("c++")),
             Self::KernelLog => {
                 let path = PathBuf::from("/dev/kmsg");
                 Ok(fs::OpenOptions::new()
@@ -246,6 +249,7 @@ impl fmt::Display for Component {
             Self::Chromium => f.write_str("chromium"),
             Self::PythonGrpc => f.write_str("python with grpcio"),
             Self::Go => f.write_str("go"),
+            Self::CxxCompiler => f.write_str("C++ compiler"),
             Self::KernelLog => f.write_str("writable kernel log"),
         }
     }

@@ -84,6 +84,7 @@ fn set_up(versions: &[Version], install_missing: bool) -> anyhow::Result<Vec<Str
         Component::PythonGrpc,
         Component::Chromium,
         Component::Go,
+        Component::CxxCompiler,
         Component::KernelLog,
     ]);
     let mut held = None;
@@ -138,13 +139,8 @@ fn install(component: Component) -> anyhow::Result<Outcome> {
     let start = Instant::now();
     let Some(place) = component.built_path()? else {
         return Ok(match component {
-            Component::Chromium => match install_package("chromium") {
-                Ok(()) => match component.locate()? {
-                    Some(path) => Outcome::Installed(path, start.elapsed().as_secs_f64()),
-                    None => Outcome::Missing("the package chromium brought no browser".to_owned()),
-                },
-                Err(error) => Outcome::Missing(format!("{error:#}")),
-            },
+            Component::Chromium => install_from_package(component, "chromium", start)?,
+            Component::CxxCompiler => install_from_package(component, "g++", start)?,
             other => Outcome::Missing(other.hint().to_owned()),
         });
     };
@@ -294,6 +290,21 @@ fn make_python(dir: &Path) -> anyhow::Result<()> {
     shell::output(install.args(pip).arg(requirements))?;
     let mut works = Command::new(dir.join("bin/python"));
     shell::output(works.args(["-c", "import grpc, grpc_tools.protoc, google.protobuf"])).map(drop)
+}
+
+/// Installs a component that is a Debian package.
+fn install_from_package(
+    component: Component,
+    package: &str,
+    start: Instant,
+) -> anyhow::Result<Outcome> {
+    if let Err(error) = install_package(package) {
+        return Ok(Outcome::Missing(format!("{error:#}")));
+    }
+    Ok(match component.locate()? {
+        Some(path) => Outcome::Installed(path, start.elapsed().as_secs_f64()),
+        None => Outcome::Missing(format!("the package {package} brought no {component}")),
+    })
 }
 
 /// Installs a Debian package; says what to do where that is not for us to do.
