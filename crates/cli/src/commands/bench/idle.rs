@@ -8,6 +8,7 @@ use super::product::{Product, Role};
 use super::usage::{TICKS, Usage, ticks};
 use super::{Row, progress};
 use crate::args::BenchArgs;
+use crate::output::warning;
 
 /// How long it is left alone first.
 const SETTLE: Duration = Duration::from_secs(5);
@@ -47,7 +48,11 @@ pub(super) async fn fleet(args: &BenchArgs) -> anyhow::Result<Vec<Row>> {
         };
         let deleted = nodes.delete().await;
         rows.extend(observed?);
-        deleted?;
+        if let Err(error) = deleted {
+            // What was measured so far is not lost for it.
+            warning(&format!("no larger fleet is made: {error:#}"));
+            break;
+        }
     }
     Ok(rows)
 }

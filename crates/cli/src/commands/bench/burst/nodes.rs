@@ -30,7 +30,7 @@ const LIMIT: Duration = Duration::from_secs(300);
 const WATCH_SECONDS: u32 = 290;
 /// Thousands of nodes take longer to delete than the API server keeps a request: it is asked
 /// again for the rest.
-const DELETE_TRIES: usize = 3;
+const DELETE_TRIES: usize = 10;
 /// Text of about the size that a quarantine writes on a node (bytes).
 const TEXT: usize = 800;
 
