@@ -257,12 +257,6 @@ impl PolicyFollower {
             }
             return;
         }
-        if text.trim().is_empty() {
-            // Most likely somebody's editor or disk: nobody wants every node back at once.
-            self.count("rejected");
-            self.trouble("it is empty; a comment in it says that no rules are meant".to_owned());
-            return;
-        }
         match Policy::parse(text, &self.source.to_string()) {
             Ok(policy) => {
                 self.count("loaded");
@@ -480,6 +474,11 @@ mod tests {
         assert!(matches!(load("none"), Err(PolicyLoadError::Read { .. })));
         fs::write(dir.path().join("bad"), "x = [").unwrap();
         assert!(matches!(load("bad"), Err(PolicyLoadError::Parse(_))));
+        fs::write(dir.path().join("empty"), "\n").unwrap();
+        let error = load("empty").unwrap_err().to_string();
+        assert!(error.contains("a comment in it (# no rules)"), "{error}");
+        fs::write(dir.path().join("meant"), "# no rules\n").unwrap();
+        assert!(load("meant").is_ok());
         let limit = usize::try_from(MAX_POLICY_BYTES).unwrap();
         fs::write(dir.path().join("long"), "#".repeat(limit + 1)).unwrap();
         assert!(matches!(load("long"), Err(PolicyLoadError::Read { .. })));

@@ -436,7 +436,7 @@ mod tests {
             (
                 fatal("0"),
                 &node,
-                &Policy::parse("", "p").unwrap(),
+                &Policy::parse("# no rules", "p").unwrap(),
                 "quarantines nothing: the policy has no rule sets",
             ),
         ] {

@@ -26,6 +26,9 @@ const CONTRACT_SOCKET: &str = "/var/run/nvsentinel.sock";
 const GPU_METADATA: &str = "/var/lib/nvsentinel/gpu_metadata.json";
 /// Long enough to look back on the last incident of a node.
 const RETENTION: &str = "30d";
+/// Least room of the event store (bytes), for tens of thousands of events: where there is less,
+/// what has just happened is deleted by what comes next.
+const SMALLEST_STORE: u64 = 64 * 1024 * 1024;
 const SHORTEST_RETENTION: SignedDuration = SignedDuration::from_hours(1);
 /// Hundreds of thousands of events.
 const STORE_SIZE: &str = "1GiB";
@@ -250,8 +253,12 @@ impl ActSettings {
             let what = "is less than an hour: what has just happened could not be explained";
             return Err(wrong("--retention", retention_text, what));
         }
-        let store_size = args.store_size.as_deref().unwrap_or(STORE_SIZE);
-        let store_size = amount::bytes("--store-size", store_size)?;
+        let size_text = args.store_size.as_deref().unwrap_or(STORE_SIZE);
+        let store_size = amount::bytes("--store-size", size_text)?;
+        if store_size < SMALLEST_STORE {
+            let what = "is less than 64MiB: what has just happened could not be explained";
+            return Err(wrong("--store-size", size_text, what));
+        }
         let gpu_node_label = args
             .gpu_node_label
             .unwrap_or_else(|| keys::GPU_NODE_LABEL.to_owned());

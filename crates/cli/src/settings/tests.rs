@@ -121,7 +121,7 @@ fn a_policy_is_a_file_or_a_config_map() {
 #[test]
 fn what_is_wrong_is_named() {
     type Edit = fn(&mut RunArgs);
-    let table: [(&str, Edit, &str); 11] = [
+    let table: [(&str, Edit, &str); 12] = [
         (
             "",
             |args| args.node.node_name = Some(String::new()),
@@ -153,6 +153,11 @@ fn what_is_wrong_is_named() {
             "--log-format",
         ),
         ("", |args| args.act.quarantine = Some(true), "--kubeconfig"),
+        (
+            "store-size = \"63MiB\"\n",
+            |_| (),
+            "--store-size \"63MiB\": is less than 64MiB",
+        ),
         ("", |args| args.act.dry_run = Some(true), "--dry-run"),
     ];
     for (file, edit, expected) in table {

@@ -410,7 +410,7 @@ mod tests {
             );
         }
         assert!(
-            warnings("")
+            warnings("# no rules")
                 .iter()
                 .any(|warning| warning.contains("no fault ever quarantines"))
         );

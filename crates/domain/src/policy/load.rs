@@ -11,6 +11,10 @@ use super::{NamedPolicy, Policy, Rule, RuleKind, RuleSet};
 use crate::node::Taint;
 
 mod brake;
+mod wrong_value;
+
+/// What is said of a policy without a text.
+const EMPTY: &str = "it is empty; a comment in it (# no rules) says that no rules are meant";
 
 /// A policy file that cannot be used: every finding, one per line.
 #[derive(Debug, PartialEq, Eq)]
@@ -105,9 +109,6 @@ struct CordonEntry {
 /// Reads a policy.
 pub(super) fn parse(text: &str, source: &str) -> Result<Policy, PolicyError> {
     let mut unknown = UnknownKeys::default();
-    let deserializer = toml::Deserializer::parse(text);
-    let file: Result<File, _> =
-        deserializer.and_then(|toml| serde_ignored::deserialize(toml, |path| unknown.note(&path)));
     let mut reading = Reading {
         text,
         source,
@@ -115,14 +116,19 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, PolicyError> {
         warnings: Vec::new(),
         any_or_all: false,
     };
-    let file = match file {
+    if text.trim().is_empty() {
+        // Most likely somebody's editor or disk: nobody wants to lose all rules by that.
+        return Err(reading.only(0, EMPTY));
+    }
+    let toml = match toml::Deserializer::parse(text) {
+        Ok(toml) => toml,
+        Err(error) => return Err(reading.only(start_of(&error), error.message())),
+    };
+    let file: File = match serde_ignored::deserialize(toml, |path| unknown.note(&path)) {
         Ok(file) => file,
         Err(error) => {
-            let offset = error.span().map_or(0, |span| span.start);
-            reading.find(offset, error.message());
-            return Err(PolicyError {
-                findings: reading.findings,
-            });
+            let what = wrong_value::explain(text, &error);
+            return Err(reading.only(start_of(&error), &what));
         }
     };
     for (offset, key) in unknown.places(text) {
@@ -185,6 +191,14 @@ impl Reading<'_> {
         self.findings.push(self.line(offset, what));
     }
 
+    /// The error where nothing else can be looked at.
+    fn only(mut self, offset: usize, what: &str) -> PolicyError {
+        self.find(offset, what);
+        PolicyError {
+            findings: self.findings,
+        }
+    }
+
     fn warn(&mut self, offset: usize, what: &str) {
         self.warnings.push(self.line(offset, what));
     }
@@ -230,20 +244,26 @@ impl Reading<'_> {
     fn rules(&mut self, rule_set: &str, entries: Vec<RuleEntry>) -> Vec<Rule> {
         let mut rules = Vec::new();
         for entry in entries {
+            let (expression, place) = (entry.expression.get_ref(), entry.expression.span().start);
             let Some(kind) = RuleKind::parse(entry.kind.get_ref()) else {
                 let what = format!(
                     "rule set '{rule_set}': kind '{}' is unknown; it is HealthEvent or Node",
                     entry.kind.get_ref()
                 );
                 self.find(entry.kind.span().start, &what);
+                // What is wrong in it as either kind is wrong whichever is meant.
+                let node = Rule::compile(RuleKind::Node, expression).err();
+                let event = Rule::compile(RuleKind::HealthEvent, expression).err();
+                if let (Some(what), Some(_)) = (event, node) {
+                    self.find(place, &format!("rule set '{rule_set}': expression {what}"));
+                }
                 continue;
             };
-            match Rule::compile(kind, entry.expression.get_ref()) {
+            match Rule::compile(kind, expression) {
                 Ok(rule) => rules.push(rule),
-                Err(what) => self.find(
-                    entry.expression.span().start,
-                    &format!("rule set '{rule_set}': expression {what}"),
-                ),
+                Err(what) => {
+                    self.find(place, &format!("rule set '{rule_set}': expression {what}"));
+                }
             }
         }
         rules
@@ -274,6 +294,10 @@ impl Reading<'_> {
             effect: effect.clone(),
         })
     }
+}
+
+fn start_of(error: &toml::de::Error) -> usize {
+    error.span().map_or(0, |span| span.start)
 }
 
 fn on() -> bool {

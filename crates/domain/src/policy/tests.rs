@@ -342,7 +342,46 @@ fn a_node_names_one_of_the_policys_own_and_no_other() {
 #[test]
 fn what_is_wrong_is_named_with_file_line_and_hint() {
     let table = [
-        ("rule-sets = 3\n".to_owned(), "p.toml:1", "invalid type"),
+        (
+            "rule-sets = 3\n".to_owned(),
+            "p.toml:1: rule-sets: 3 is an integer, and an array of tables belongs here; ",
+            "write each rule set below a line [[rule-sets]]",
+        ),
+        (
+            rule_set("priority = \"high\""),
+            "p.toml:4: rule-sets[0].priority: \"high\" is a string, and an integer belongs here; ",
+            "write priority = 100",
+        ),
+        (
+            rule_set("match = \"all\""),
+            "p.toml:4: rule-sets[0].match: \"all\" is a string, and a table belongs here; ",
+            "[[rule-sets.match.any]]",
+        ),
+        (
+            rule_set("[rule-sets.match]\nany = [3]"),
+            "p.toml:5: rule-sets[0].match.any[0]: 3 is an integer, and an array of tables",
+            "[[rule-sets.match.any]]",
+        ),
+        (
+            rule_set("[[rule-sets.match.any]]\nkind = \"Node\""),
+            "p.toml:4: rule-sets[0].match.any[0]: the key 'expression' is missing; ",
+            "write expression = \"event.isFatal\"",
+        ),
+        (
+            "[[brake.budgets]]\nmax = true\n".to_owned(),
+            "p.toml:2: brake.budgets[0].max: true is a boolean",
+            "max = 5 or max = \"10%\"",
+        ),
+        (
+            "[[brake.budgets]]\nmax = 1\nmx = 2\n".to_owned(),
+            "p.toml:3: ",
+            "unknown field `mx`, expected `max` or `per`",
+        ),
+        (
+            "\n \n".to_owned(),
+            "p.toml:1: it is empty; a comment in it (# no rules)",
+            "no rules are meant",
+        ),
         ("\n\n[[rule-sets\n".to_owned(), "p.toml:3", ""),
         (any("HealthEvnt", "true"), "p.toml:5", "HealthEvent or Node"),
         (
@@ -460,6 +499,12 @@ fn what_is_too_deep_or_too_long_is_refused_and_does_not_overflow_the_stack() {
 
 #[test]
 fn all_findings_are_reported_at_once() {
+    // Also the two of one rule.
+    let both = Policy::parse(&any("Nod", "1 +"), "p.toml").unwrap_err();
+    assert!(both.findings[0].contains("kind 'Nod'"), "{both}");
+    assert!(both.findings[1].contains("does not parse"), "{both}");
+    let other = Policy::parse(&any("Nod", "node.spec.unschedulable"), "p.toml").unwrap_err();
+    assert_eq!(other.findings.len(), 1, "{other}");
     let text = format!(
         "{}{}",
         any("HealthEvent", "event.isFatl"),
@@ -482,7 +527,7 @@ fn switched_off_rule_sets_are_checked_but_left_out() {
 #[test]
 fn a_file_that_says_nothing_of_the_brake_gets_the_default_and_else_what_it_says() {
     let brake = |text: &str| Policy::parse(text, "p").unwrap().brake;
-    assert_eq!(brake(""), Brake::default());
+    assert_eq!(brake("# nothing"), Brake::default());
     assert_eq!(Policy::builtin().brake, Brake::default());
     let budget = |max, per: Option<&str>| Budget {
         max,

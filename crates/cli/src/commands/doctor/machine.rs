@@ -549,6 +549,7 @@ mod tests {
                 "p.toml:5: rule set 'r': expression unknown variable 'x'",
             ),
             (rules(""), Outcome::Warning, "p.toml: "),
+            (String::new(), Outcome::Problem, "p.toml:1: it is empty"),
         ] {
             fs::write(&path, text).unwrap();
             let found = policy(setting.as_ref()).unwrap();

@@ -243,7 +243,7 @@ fn of_status(status: &Status) -> Vec<Finding> {
             "policy-in-use",
             format!("{}: {error}", status.policy.source),
             "what its source says now does not hold; the last good one does, if there was one",
-            "gpuwarden policy lint FILE",
+            look_at_policy(&status.policy.source),
         ));
     }
     if let Some(brake) = &status.fleet.brake
@@ -276,7 +276,7 @@ fn of_status(status: &Status) -> Vec<Finding> {
             "ready",
             format!("not ready: {reason}"),
             "it does not see or do all that it is there for",
-            way_out(reason, &status.data_dir),
+            way_out(reason, status),
         ));
     }
     findings
@@ -287,14 +287,30 @@ fn inspect(data_dir: &str) -> String {
     format!("df {word}; gpuwarden store inspect --data-dir {word}")
 }
 
+/// How to look at the policy of this source, as the status names it.
+fn look_at_policy(source: &str) -> String {
+    let map = source.strip_prefix("configmap:");
+    match map.and_then(|map| map.split_once('/')) {
+        Some((namespace, rest)) => {
+            let name = rest.split('/').next().unwrap_or(rest);
+            format!(
+                "kubectl get configmap {} --namespace {} -o yaml",
+                shell_word(name),
+                shell_word(namespace)
+            )
+        }
+        None => format!("gpuwarden policy lint {}", shell_word(source)),
+    }
+}
+
 /// What to do about a reason, by the words that `/readyz` has for it.
-fn way_out(reason: &str, data_dir: &str) -> String {
+fn way_out(reason: &str, status: &Status) -> String {
     if reason.starts_with("no connection to the cluster") {
         "kubectl get nodes with the same kubeconfig, from this machine".to_owned()
     } else if reason.starts_with("no policy") {
-        "gpuwarden policy lint FILE, or kubectl get of its ConfigMap".to_owned()
+        look_at_policy(&status.policy.source)
     } else if reason.contains("store") && !reason.contains("before the start") {
-        inspect(data_dir)
+        inspect(&status.data_dir)
     } else if reason.contains("before the start") {
         "wait: it is done when all of them are read".to_owned()
     } else {

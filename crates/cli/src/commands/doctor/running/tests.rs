@@ -120,6 +120,24 @@ fn each_trouble_of_the_running_one_is_told_once() {
 }
 
 #[test]
+fn a_policy_is_looked_at_where_it_is() {
+    for (source, expected) in [
+        ("/etc/p.toml", "gpuwarden policy lint /etc/p.toml"),
+        (
+            "configmap:ns/name/config.toml",
+            "kubectl get configmap name --namespace ns -o yaml",
+        ),
+    ] {
+        let found = of_status(&status(|it| {
+            it["policy"]["error"] = json!("wrong");
+            it["policy"]["source"] = json!(source);
+        }));
+        let told = found.iter().find(|it| it.check == "policy-in-use").unwrap();
+        assert_eq!(told.fix.as_deref(), Some(expected));
+    }
+}
+
+#[test]
 fn each_reason_not_to_be_ready_has_a_way_out_of_its_own() {
     for (reason, expected) in [
         (
