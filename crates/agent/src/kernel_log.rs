@@ -433,11 +433,17 @@ impl KernelLogMonitor {
             Event::Record(record) => self.take_record(&record, now),
             Event::Lost { count, counted } => {
                 // Blindness, never a fault: shown and counted.
-                tracing::warn!(
-                    count,
-                    counted,
-                    "kernel log records were lost before they could be read"
-                );
+                if counted {
+                    tracing::warn!(
+                        "{count} kernel log records were lost before they could be read"
+                    );
+                } else {
+                    tracing::warn!(
+                        "kernel log records were lost before they could be read, nobody can tell how \
+                         many: counted as {}",
+                        count.max(1)
+                    );
+                }
                 self.metrics.lost.inc_by(count.max(1));
                 self.source
                     .update(now, |status| status.lost += count.max(1));

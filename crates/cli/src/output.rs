@@ -67,11 +67,18 @@ pub(crate) fn error(error: &anyhow::Error) {
         "{}: {error}",
         paint("error", Colour::Red, io::stderr().is_terminal())
     );
-    for cause in error.chain().skip(1) {
+    for cause in causes(error) {
         text.push_str(&format!("\n  because: {cause}"));
     }
     // It fails only where nobody reads.
     drop(writeln!(io::stderr().lock(), "{text}"));
+}
+
+/// The causes of an error. Those of others repeat their own in what they say themselves.
+fn causes(error: &anyhow::Error) -> Vec<String> {
+    let mut causes: Vec<String> = error.chain().skip(1).map(ToString::to_string).collect();
+    causes.dedup_by(|later, earlier| earlier.contains(later.as_str()));
+    causes
 }
 
 /// Writes where there is more about an error, below it.
@@ -172,6 +179,17 @@ fn paint(text: &str, colour: Colour, on: bool) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_cause_that_is_said_already_is_not_said_again() {
+        let format = runtime::logging::LogFormat::Text;
+        let error = runtime::logging::start("gpuwarden=bla", format, false).unwrap_err();
+        let error = anyhow::Error::new(error);
+        assert_eq!(error.chain().count(), 3);
+        assert_eq!(causes(&error).len(), 1);
+        let two = anyhow::anyhow!("c").context("b").context("a");
+        assert_eq!(causes(&two), ["b", "c"]);
+    }
 
     #[test]
     fn spans_have_one_unit() {

@@ -5,7 +5,10 @@ use std::error::Error;
 /// An error with its causes. Those that are said already are left out: kube's errors repeat
 /// theirs.
 pub(crate) fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
+    let text = error.to_string();
+    // kube's name for an error of the connection, which says so itself.
+    let text = text.strip_prefix("ServiceError: ").unwrap_or(&text);
+    let mut text = text.to_owned();
     let mut cause = error.source();
     while let Some(error) = cause {
         let more = error.to_string();

@@ -223,7 +223,11 @@ impl<E> Watch<E> {
             };
             if let Some((error, refused)) = error {
                 if !self.failing {
-                    tracing::warn!(path = self.path, %error, "a watch fails, trying again");
+                    let of = self.fields.as_deref().unwrap_or("all");
+                    tracing::warn!(
+                        "the watch of {} ({of}) fails, and is tried again: {error}",
+                        self.path
+                    );
                 }
                 self.failing = true;
                 if self.send(Signal::Failing { error, refused }).await.is_err() {

@@ -222,11 +222,11 @@ async fn carry_out(
 fn say(node: &str, changes: &[ConditionChange]) {
     for change in changes {
         let one = &change.condition;
+        let status = if one.status { "True" } else { "False" };
         tracing::info!(
             node,
-            condition = one.kind,
-            status = one.status,
-            "{}",
+            "the condition {} is {status} now, for the reason {}",
+            one.kind,
             one.reason
         );
     }

@@ -384,3 +384,12 @@ async fn ends_when_nobody_listens() {
     // The server keeps a sender of its own; that nothing else is asked is all to see.
     assert!(requests.try_recv().is_err());
 }
+
+#[test]
+fn an_error_of_the_connection_is_told_without_the_name_of_its_type() {
+    let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
+    match Stop::failed(kube::Error::Service(Box::new(refused))) {
+        Stop::Failed(text, false) => assert_eq!(text, "connection refused"),
+        _ => panic!("another stop"),
+    }
+}
