@@ -47,6 +47,9 @@ pub(crate) fn run(command: &Command) -> anyhow::Result<()> {
     }
 }
 
+/// The namespace of gpuwarden where nothing else is said: `--namespace`.
+const NAMESPACE: &str = "gpuwarden";
+
 fn directory(version: Version) -> anyhow::Result<PathBuf> {
     Ok(cache_dir()?.join("env").join(version.minor()))
 }
@@ -77,6 +80,16 @@ fn up(version: Version, nodes: u32) -> anyhow::Result<()> {
     if !missing.is_empty() {
         eprintln!("creating {} nodes", missing.len());
         create_nodes(&kubectl, &state.kubeconfig, &missing)?;
+    }
+    // Where gpuwarden keeps its ConfigMap and its Lease; an installation makes it.
+    let namespaces = ["get", "namespaces", "-o", "name"];
+    let present = kubectl_output(&kubectl, &state.kubeconfig, &namespaces)?;
+    if !present
+        .lines()
+        .any(|line| line == format!("namespace/{NAMESPACE}"))
+    {
+        let create = ["create", "namespace", NAMESPACE];
+        kubectl_output(&kubectl, &state.kubeconfig, &create)?;
     }
     eprintln!(
         "Kubernetes {version} at {}; logs in {}",

@@ -4,6 +4,7 @@
 //! [`Finding`]s; all of them are shown, and one is enough to fail.
 
 mod floors;
+mod metrics;
 mod requirements;
 mod sources;
 mod tokens;
@@ -39,6 +40,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let mut findings = floors::check(&metadata, &root);
     findings.extend(sources::check(&root)?);
     findings.extend(requirements::check(&root)?);
+    findings.extend(metrics::check(&root)?);
     for finding in &findings {
         println!("{finding}");
     }

@@ -171,7 +171,7 @@ impl PipelineMetrics {
             );
             registry.register(
                 "nvsentinel_platform_connector_dedup_store_and_analyse",
-                "Repeats that were kept from the reactions",
+                "Repeats that were stored to be analysed only (STORE_AND_ANALYSE), and open no fault",
                 own.repeats.family(),
             );
             registry.register(

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! store feed  --(hint)--> take in events -> fault book --+
-//! node watch ----------------------------> node views ---+-> assess -> step -> patch
+//! node watch ----------------------------> node views ---+-> assess -> brake -> step -> patch
 //! answers, timers ---------------------------------------+
 //! ```
 //!

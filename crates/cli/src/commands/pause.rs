@@ -95,9 +95,7 @@ async fn write(
             Ok(_) => return Ok(place),
             Err(ObjectError::Conflict) => {}
             Err(error @ ObjectError::NotFound { .. }) => {
-                return Err(anyhow::Error::new(error).context(format!(
-                    "write the ConfigMap {place}; --namespace names the one in which gpuwarden runs"
-                )));
+                return Err(anyhow::Error::new(error).context(no_namespace(&place, &namespace)));
             }
             Err(error) => {
                 return Err(
@@ -107,4 +105,11 @@ async fn write(
         }
     }
     bail!("the ConfigMap {place} is being changed by others all the time; try again")
+}
+
+fn no_namespace(place: &str, namespace: &str) -> String {
+    format!(
+        "write the ConfigMap {place}: kubectl create namespace {namespace} makes the namespace, or \
+         --namespace names the one in which gpuwarden runs"
+    )
 }

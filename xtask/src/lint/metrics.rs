@@ -1,0 +1,84 @@
+//! `docs/metrics.md` names every metric that a component registers: a family without a value is
+//! not in `/metrics`, so the page is where it can be found.
+
+use std::{fs, path::Path};
+
+use anyhow::Context as _;
+
+use super::{Finding, relative};
+
+const PAGE: &str = "docs/metrics.md";
+
+pub(super) fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {
+    let page = fs::read_to_string(root.join(PAGE)).with_context(|| format!("read {PAGE}"))?;
+    let mut findings = Vec::new();
+    for room in fs::read_dir(root.join("crates"))? {
+        check_dir(&room?.path().join("src"), root, &page, &mut findings)?;
+    }
+    Ok(findings)
+}
+
+fn check_dir(
+    dir: &Path,
+    root: &Path,
+    page: &str,
+    findings: &mut Vec<Finding>,
+) -> anyhow::Result<()> {
+    for entry in fs::read_dir(dir)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            check_dir(&path, root, page, findings)?;
+        } else if path.extension().is_some_and(|it| it == "rs") {
+            let text = fs::read_to_string(&path)?;
+            findings.extend(
+                missing(&text, page)
+                    .into_iter()
+                    .map(|(line, name)| Finding {
+                        file: relative(&path, root),
+                        line,
+                        message: format!("the metric {name} is not in {PAGE}"),
+                    }),
+            );
+        }
+    }
+    Ok(())
+}
+
+/// The metrics that a source registers before its tests, and the page does not name: where there
+/// is a prefix, the page has the name with it.
+fn missing(source: &str, page: &str) -> Vec<(usize, String)> {
+    let own = source.split("#[cfg(test)]").next().unwrap_or_default();
+    let mut found = Vec::new();
+    let mut registers = false;
+    for (line, text) in own.lines().enumerate() {
+        let text = text.trim();
+        let begins = text.split_once(".register(").map(|(_, rest)| rest);
+        let name = begins.or_else(|| registers.then_some(text));
+        registers = begins == Some("");
+        let name = name
+            .and_then(|text| text.strip_prefix('"'))
+            .and_then(|text| text.split('"').next());
+        if let Some(name) = name
+            && ![format!("{name}`"), format!("{name}_total`")]
+                .iter()
+                .any(|it| page.contains(it))
+        {
+            found.push((line + 1, name.to_owned()));
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_registered_has_to_be_on_the_page() {
+        let source = "r.register(\n    \"a_b\",\n    \"help\",\n    x);\nr.register(\"c\", \"d\", x);\n\
+                      #[cfg(test)]\nr.register(\"t\", \"d\", x);\n";
+        assert_eq!(missing(source, "| `x_a_b` | `c_total`"), []);
+        let all = [(2, "a_b".to_owned()), (5, "c".to_owned())];
+        assert_eq!(missing(source, "a_b c"), all);
+    }
+}
