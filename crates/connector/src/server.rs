@@ -17,11 +17,13 @@ use super::{addressee, refusal};
 
 mod admission;
 
+use admission::Reached;
+
 pub use admission::Admission;
 
 /// Largest request, in bytes: the default limit of gRPC receivers, which senders know.
 ///
-/// A larger one is answered `OUT_OF_RANGE`, with both sizes, by tonic, before it is decoded.
+/// A larger one is answered `OUT_OF_RANGE`, with both sizes, before it is read.
 /// Other receivers say `RESOURCE_EXHAUSTED` there. It stays: here that code means "send it
 /// again later", and agents try for ever on it, while on `OUT_OF_RANGE` they halve a batch and
 /// put aside what is too large alone (`judge` in `deliver.rs`).
@@ -89,6 +91,9 @@ impl PlatformConnector for Service {
         &self,
         mut request: Request<HealthEvents>,
     ) -> Result<Response<()>, Status> {
+        if let Some(reached) = request.extensions().get::<Reached>() {
+            reached.set();
+        }
         let Some(caller) = request.extensions_mut().remove::<Caller>() else {
             return Err(Status::internal("a request came in past the admission"));
         };

@@ -183,6 +183,9 @@ async fn limits_are_stated_in_the_answer() {
         .await
         .unwrap_err();
     assert_eq!(status.code(), Code::OutOfRange, "{status}");
+    for part in ["4194304", "in several requests"] {
+        assert!(status.message().contains(part), "{status}");
+    }
     client
         .health_event_occurred_v1(batch(vec![event("0")]))
         .await

@@ -78,6 +78,8 @@ pub struct AuthorityStream {
     /// The part of `input` that the rewriter has not taken yet.
     start: usize,
     end: usize,
+    /// Says now and then that a client speaks something else.
+    garbled: Arc<Seldom>,
     /// When the connection is closed; `None`: a call has begun.
     first_call: Option<Pin<Box<Sleep>>>,
     /// Counts the connection until it is dropped.
@@ -105,6 +107,7 @@ fn incoming_of(
         shares,
         failed: Seldom::default(),
         too_many: Seldom::default(),
+        garbled: Arc::default(),
     };
     futures::stream::unfold(incoming, |incoming| async move {
         // Fails only once the semaphore is closed, which nobody does.
@@ -121,6 +124,7 @@ struct Incoming {
     shares: Arc<Shares>,
     failed: Seldom,
     too_many: Seldom,
+    garbled: Arc<Seldom>,
 }
 
 impl Incoming {
@@ -140,7 +144,8 @@ impl Incoming {
                         pid: credentials.pid(),
                     };
                     if let Some(share) = self.shares.take(Some(peer.uid), 1) {
-                        return AuthorityStream::new(io, peer, (permit, share));
+                        let garbled = Arc::clone(&self.garbled);
+                        return AuthorityStream::new(io, peer, garbled, (permit, share));
                     }
                     if let Some(not_logged_before) = self.too_many.now() {
                         tracing::warn!(
@@ -197,10 +202,16 @@ pub fn fuzz_rewrite(bytes: &[u8]) {
 // === impl AuthorityStream ===
 
 impl AuthorityStream {
-    fn new(io: UnixStream, peer: UnixPeer, counted: (OwnedSemaphorePermit, Share)) -> Self {
+    fn new(
+        io: UnixStream,
+        peer: UnixPeer,
+        garbled: Arc<Seldom>,
+        counted: (OwnedSemaphorePermit, Share),
+    ) -> Self {
         Self {
             io,
             peer,
+            garbled,
             rewriter: Rewriter::default(),
             input: vec![0; READ_BUFFER].into_boxed_slice(),
             start: 0,
@@ -248,7 +259,10 @@ impl AsyncRead for AuthorityStream {
                 // An error comes again on the next read, after what went before it.
                 return Poll::Ready(Ok(()));
             }
-            result.map_err(invalid_data)?;
+            result.map_err(|err| {
+                say_garbled(&this.garbled, this.peer, &err);
+                invalid_data(err)
+            })?;
             if this.rewriter.has_seen_a_call() {
                 this.first_call = None;
             }
@@ -296,6 +310,17 @@ impl AsyncWrite for AuthorityStream {
 
     fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
+    }
+}
+
+fn say_garbled(seldom: &Seldom, peer: UnixPeer, err: &RewriteError) {
+    if let Some(not_logged_before) = seldom.now() {
+        tracing::warn!(
+            uid = peer.uid,
+            pid = peer.pid,
+            not_logged_before,
+            "a client of the unix socket does not speak gRPC, its connection is closed: {err}"
+        );
     }
 }
 

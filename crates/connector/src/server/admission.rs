@@ -3,11 +3,13 @@
 //! sender may take its time with the rest.
 
 use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::task::{Context, Poll};
 
 use futures::StreamExt as _;
 use http_body_util::{BodyStream, StreamBody};
+use runtime::logging::Seldom;
 use runtime::shares::{Share, Shares};
 use tonic::Status;
 use tonic::body::Body;
@@ -28,7 +30,14 @@ pub struct Admission<S> {
     identify: Identify,
     requests: Arc<Shares>,
     bytes: Arc<Shares>,
+    /// Says now and then what did not come as far as the service.
+    turned_away: Arc<Seldom>,
 }
+
+/// Set by the service: the request has come as far as it, and what becomes of it is told
+/// there.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Reached(Arc<AtomicBool>);
 
 /// Looks at the bytes of a request as they come.
 struct Meter {
@@ -50,6 +59,7 @@ impl<S> Admission<S> {
             identify,
             requests: Shares::new(MAX_IN_FLIGHT),
             bytes: Shares::new(MAX_IN_FLIGHT_BYTES),
+            turned_away: Arc::default(),
         }
     }
 
@@ -88,6 +98,13 @@ impl<S> Admission<S> {
     }
 }
 
+fn too_large(bytes: usize) -> Status {
+    Status::out_of_range(format!(
+        "a request of {bytes} bytes; at most {MAX_REQUEST_BYTES} are taken: send its events in several \
+         requests, and shorten one that is too large alone"
+    ))
+}
+
 fn busy(limit: usize, of: &str) -> Status {
     Status::resource_exhausted(format!(
         "{limit} {of} can be worked on at once, and of these a share for each user of a machine; \
@@ -112,18 +129,54 @@ where
         self.inner.poll_ready(cx)
     }
 
-    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+    fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
+        let reached = Reached::default();
+        request.extensions_mut().insert(reached.clone());
         match self.admit(request) {
             Ok((request, taken)) => {
+                let sender = request.extensions().get::<Caller>().cloned();
+                let turned_away = Arc::clone(&self.turned_away);
                 let answer = self.inner.call(request);
                 Box::pin(async move {
                     let answer = answer.await;
                     drop(taken);
+                    if let (false, Ok(answer), Some(sender)) = (reached.is_set(), &answer, sender) {
+                        say_turned_away(&turned_away, &sender, answer);
+                    }
                     answer
                 })
             }
             Err(status) => Box::pin(std::future::ready(Ok(status.into_http()))),
         }
+    }
+}
+
+/// What gRPC itself answers, such as to a message that cannot be decoded, stands in no log
+/// otherwise.
+fn say_turned_away(seldom: &Seldom, sender: &Caller, answer: &http::Response<Body>) {
+    let Some(status) = Status::from_header_map(answer.headers()) else {
+        return;
+    };
+    if let Some(not_logged_before) = seldom.now() {
+        tracing::warn!(
+            %sender,
+            not_logged_before,
+            "a request was turned away ({:?}): {}",
+            status.code(),
+            status.message()
+        );
+    }
+}
+
+// === impl Reached ===
+
+impl Reached {
+    pub(super) fn set(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+
+    fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
     }
 }
 
@@ -137,14 +190,13 @@ impl Meter {
             data = rest;
             if let Ok([_, length @ ..]) = <[u8; HEAD]>::try_from(self.head.as_slice()) {
                 self.missing = usize::try_from(u32::from_be_bytes(length)).unwrap_or(usize::MAX);
-                // A longer one gRPC itself refuses, and sets no memory aside.
-                if self.missing <= MAX_REQUEST_BYTES {
-                    let room = self.bytes.take(self.user, self.missing);
-                    let room =
-                        room.ok_or_else(|| busy(MAX_IN_FLIGHT_BYTES, "bytes of requests"))?;
-                    // Set once: the head is complete only once.
-                    let _ = self.room.set(room);
+                if self.missing > MAX_REQUEST_BYTES {
+                    return Err(too_large(self.missing));
                 }
+                let room = self.bytes.take(self.user, self.missing);
+                let room = room.ok_or_else(|| busy(MAX_IN_FLIGHT_BYTES, "bytes of requests"))?;
+                // Set once: the head is complete only once.
+                let _ = self.room.set(room);
             }
         }
         match self.missing.checked_sub(data.len()) {

@@ -160,3 +160,39 @@ async fn who_begins_no_call_is_not_waited_for() {
     let read = tokio::time::timeout(FIRST_CALL * 100, server.read_to_end(&mut read)).await;
     assert!(read.is_err(), "{read:?}");
 }
+
+/// What is logged while the test runs.
+#[derive(Clone, Default)]
+struct Log(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
+
+impl io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_client_that_does_not_speak_grpc_is_told_in_the_log_once() {
+    let log = Log::default();
+    let writer = log.clone();
+    let subscriber = tracing_subscriber::fmt()
+        .with_writer(move || writer.clone())
+        .with_ansi(false)
+        .finish();
+    let _guard = tracing::subscriber::set_default(subscriber);
+    let (mut client, mut server) = connect().await;
+    client.write_all(b"GET / HTTP/1.1\r\n\r\n").await.unwrap();
+    for _ in 0..2 {
+        server.read(&mut [0; 64]).await.unwrap_err();
+    }
+    let text = String::from_utf8(log.0.lock().unwrap().clone()).unwrap();
+    let line = "does not speak gRPC, its connection is closed: not an HTTP/2 client";
+    assert_eq!(text.matches(line).count(), 1, "{text}");
+    let pid = format!("pid={}", rustix::process::getpid().as_raw_pid());
+    assert!(text.contains("uid=") && text.contains(&pid), "{text}");
+}
