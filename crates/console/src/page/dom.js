@@ -131,7 +131,8 @@ export function agoText(at) {
     const hours = Math.floor(seconds / 3600);
     return `${hours} h ${Math.floor((seconds % 3600) / 60)} min ago`;
   }
-  return `${Math.floor(seconds / 86400)} days ago`;
+  // A clock that was not set yet: so long ago is a date, not an age.
+  return seconds < 3650 * 86400 ? `${Math.floor(seconds / 86400)} days ago` : day(at);
 }
 
 export function bytes(count) {

@@ -108,7 +108,7 @@ function tick() {
   age();
   const stale = failure !== "" || (answeredAt > 0 && now - answeredAt > 2 * EVERY_WHEN_TOLD);
   const live = document.getElementById("live");
-  live.className = stale ? "gone" : told ? "" : "polling";
+  live.className = stale ? "gone" : answeredAt === 0 ? "" : told ? "live" : "polling";
   const seconds = plural(Math.round((now - answeredAt) / 1000), "second", "seconds");
   live.textContent = answeredAt === 0
     ? "no answer yet"

@@ -93,7 +93,7 @@ function headline(status) {
   const sick = of("unhealthy", "held");
   if (sick.length > 0) {
     const serving = sick.every((node) => node.inCluster && node.unschedulable === false);
-    const still = serving ? ", and still in service" : "";
+    const still = !serving ? "" : sick.length === 1 ? " and is still in service" : " and are still in service";
     return ["bad", who(sick, "has a fatal fault", "have a fatal fault") + still];
   }
   const out = of("quarantined", "quarantining");
@@ -163,8 +163,8 @@ function nodes(status, selected) {
     };
   });
   return [
-    table("Nodes", [["Node"], ["State", "fit"], ["Faults", "num"], ["Cluster", "fit"], ["Since", "fit"], ["Notes"]], rows),
-    more(known.length - shown.length, "nodes", "gpuwarden status"),
+    table("Nodes", [["Node", "name"], ["State", "fit"], ["Faults", "fit num"], ["Cluster", "fit"], ["Since", "fit"], ["Notes"]], rows),
+    more(known.length - shown.length, "nodes", "gpuwarden status -o wide"),
   ];
 }
 
@@ -220,7 +220,7 @@ function faults(status) {
   });
   return [
     table("Open faults", [["Fault", "fit"], ["Where", "where"], ["What it means"], ["Seen", "fit"]], rows),
-    more(open.length - shown.length, "open faults", "gpuwarden status"),
+    more(open.length - shown.length, "open faults", "gpuwarden status -o wide"),
   ];
 }
 
