@@ -52,3 +52,30 @@ pub(crate) async fn execute(command: Command, given: &Given) -> anyhow::Result<u
         Command::Bench(args) => bench::execute(&args).await,
     }
 }
+
+/// Who asks, as far as this machine knows.
+fn person() -> String {
+    person_of(|name| std::env::var(name).ok())
+}
+
+fn person_of(variable: impl Fn(&str) -> Option<String>) -> String {
+    ["SUDO_USER", "USER", "LOGNAME"]
+        .into_iter()
+        .filter_map(variable)
+        .find(|name| !name.is_empty())
+        .unwrap_or_else(|| format!("uid {}", host::identity::effective_uid()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_asks_has_a_name_also_without_one() {
+        let of = |set: &'static str| person_of(move |name| (name == set).then(|| "ann".to_owned()));
+        for set in ["SUDO_USER", "USER", "LOGNAME"] {
+            assert_eq!(of(set), "ann");
+        }
+        assert!(of("OTHER").starts_with("uid "), "{}", of("OTHER"));
+    }
+}

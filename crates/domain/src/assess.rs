@@ -76,6 +76,27 @@ pub struct Counted {
     pub first_seen: Timestamp,
 }
 
+// === impl Ruling ===
+
+impl Ruling {
+    /// Whether the operator's label on the node ([`keys::MANAGED_LABEL`]) is what keeps it in
+    /// service.
+    pub fn opted_out(&self, node: &NodeView) -> bool {
+        let Self::Judged {
+            wanted: false,
+            answers,
+        } = self
+        else {
+            return false;
+        };
+        let by_label = |answer: &Answer| matches!(answer, Answer::NotMatched(expression) if expression.contains(keys::MANAGED_LABEL));
+        node.labels
+            .get(keys::MANAGED_LABEL)
+            .is_some_and(|value| value == "false")
+            && answers.iter().any(|(_, answer)| by_label(answer))
+    }
+}
+
 // === impl Verdict ===
 
 impl std::fmt::Display for Verdict {

@@ -13,6 +13,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use contract::keys;
 use jiff::{SignedDuration, Timestamp};
 
 use crate::assess::Desired;
@@ -40,6 +41,9 @@ pub const MOST_ALONE: usize = 50;
 /// lost, unless it is seen to be one or the other before. The API server ends a request
 /// after 60 s (`--request-timeout`), and its watch tells of what was done soon after.
 pub const DOUBT: SignedDuration = SignedDuration::from_secs(75);
+
+/// Most nodes that are named of those that use the room of a limit; the rest is counted.
+pub const NAMED: usize = 5;
 
 /// What limits new quarantines.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -176,6 +180,8 @@ pub struct Use {
     pub allowed: usize,
     /// Of how many.
     pub of: usize,
+    /// Names of nodes that count, at most [`NAMED`].
+    pub by: Vec<String>,
 }
 
 /// Why a node is held back.
@@ -199,6 +205,8 @@ pub enum Hold {
         allowed: usize,
         /// Of how many.
         of: usize,
+        /// Names of those that are out of service, at most [`NAMED`].
+        by: Vec<String>,
     },
 }
 
@@ -208,8 +216,25 @@ type Group<'a> = (bool, Option<&'a str>);
 /// A limit while it is being applied.
 struct Count<'a> {
     budget: &'a Budget,
-    /// Used and all, by group.
-    groups: BTreeMap<Group<'a>, (usize, usize)>,
+    groups: BTreeMap<Group<'a>, Room<'a>>,
+}
+
+/// The nodes of a group.
+#[derive(Clone, Default)]
+struct Room<'a> {
+    used: usize,
+    of: usize,
+    /// The first of those that use it.
+    by: Vec<&'a str>,
+}
+
+/// Some of several names, and how many more there are: `a, b and 3 more`.
+pub fn some_of(names: &[String], count: usize) -> String {
+    let shown = names.join(", ");
+    match count.saturating_sub(names.len()) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
 }
 
 /// Decides which of the waiting nodes may be taken out of service.
@@ -309,6 +334,11 @@ pub fn plan(question: Question<'_>) -> Plan {
             used: in_window.len(),
             allowed,
             of: gpu_nodes,
+            by: in_window
+                .iter()
+                .take(NAMED)
+                .map(|name| (*name).to_owned())
+                .collect(),
         });
     }
     plan.limits
@@ -363,9 +393,11 @@ impl<'a> Count<'a> {
         };
         for member in members {
             let group = count.group(member, gpu(member));
-            let (used, of) = count.groups.entry(group).or_default();
-            *used += usize::from(member.out.is_some());
-            *of += 1;
+            let room = count.groups.entry(group).or_default();
+            room.of += 1;
+            if member.out.is_some() {
+                room.take(member.name);
+            }
         }
         count
     }
@@ -377,20 +409,21 @@ impl<'a> Count<'a> {
 
     fn hold(&self, member: &Member<'a>, gpu: bool) -> Option<Hold> {
         let group = self.group(member, gpu);
-        let (used, of) = self.groups.get(&group).copied().unwrap_or_default();
-        let allowed = self.budget.max.of(of);
-        (used >= allowed).then(|| Hold::Budget {
+        let room = self.groups.get(&group).cloned().unwrap_or_default();
+        let allowed = self.budget.max.of(room.of);
+        (room.used >= allowed).then(|| Hold::Budget {
             budget: self.budget.clone(),
             domain: self.domain(group.1),
-            used,
+            used: room.used,
             allowed,
-            of,
+            of: room.of,
+            by: room.names(),
         })
     }
 
     fn take(&mut self, member: &Member<'a>, gpu: bool) {
         let group = self.group(member, gpu);
-        self.groups.entry(group).or_default().0 += 1;
+        self.groups.entry(group).or_default().take(member.name);
     }
 
     fn domain(&self, value: Option<&str>) -> Option<String> {
@@ -401,15 +434,31 @@ impl<'a> Count<'a> {
         self.groups
             .iter()
             // All together is always shown.
-            .filter(|((gpu, _), (used, _))| *used > 0 || self.budget.per.is_none() && *gpu)
-            .map(|(&(gpu, value), &(used, of))| Use {
+            .filter(|((gpu, _), room)| room.used > 0 || self.budget.per.is_none() && *gpu)
+            .map(|(&(gpu, value), room)| Use {
                 limit: self.budget.to_string(),
                 domain: self.domain(value),
                 gpu,
-                used,
-                allowed: self.budget.max.of(of),
-                of,
+                used: room.used,
+                allowed: self.budget.max.of(room.of),
+                of: room.of,
+                by: room.names(),
             })
+    }
+}
+
+// === impl Room ===
+
+impl<'a> Room<'a> {
+    fn take(&mut self, name: &'a str) {
+        self.used += 1;
+        if self.by.len() < NAMED {
+            self.by.push(name);
+        }
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.by.iter().map(|name| (*name).to_owned()).collect()
     }
 }
 
@@ -512,14 +561,27 @@ impl Hold {
         }
     }
 
-    /// What it waits for, for people.
-    pub fn awaits(&self) -> &'static str {
+    /// What it waits for, for people, and how a person makes that come.
+    pub fn awaits(&self) -> String {
         match self {
-            Self::Unread(_) => "to know whether new quarantines are paused or stopped",
-            Self::Paused(_) => "the end of the pause: its time, or `gpuwarden resume`",
-            Self::Tripped => "a person to close the circuit breaker",
-            Self::Budget { .. } => {
-                "room: another node that is given back, or a person who looks into it"
+            Self::Unread(_) => "to know whether new quarantines are paused or stopped".to_owned(),
+            Self::Paused(_) => "the end of the pause: its time, or `gpuwarden resume`".to_owned(),
+            Self::Tripped => format!(
+                "a person to close the circuit breaker (ConfigMap {}): `gpuwarden status` says how",
+                keys::BREAKER_CONFIG_MAP
+            ),
+            Self::Budget { by, .. } => {
+                let raise = format!(
+                    "a higher `max` under [[brake.budgets]] of the policy, which is \
+                     {DEFAULT_PERCENT}% where it has none"
+                );
+                match by.first() {
+                    Some(node) => format!(
+                        "room: a node that is given back (`gpuwarden explain {node}` says what \
+                         {node} waits for), or {raise}"
+                    ),
+                    None => format!("room: {raise}"),
+                }
             }
         }
     }
@@ -550,6 +612,7 @@ impl fmt::Display for Hold {
                 used,
                 allowed,
                 of,
+                by,
             } => {
                 let place = match (&budget.per, domain.as_deref()) {
                     (None, _) | (_, None) => String::new(),
@@ -560,10 +623,14 @@ impl fmt::Display for Hold {
                     Amount::Nodes(_) => String::new(),
                     Amount::Percent(percent) => format!(" ({percent}%)"),
                 };
+                let names = match by.as_slice() {
+                    [] => String::new(),
+                    names => format!(" ({})", some_of(names, *used)),
+                };
                 write!(
                     f,
-                    "{used} of {of} nodes{place} are out of service, and {allowed}{share} may be \
-                     at the same time"
+                    "{used} of {of} nodes{place} are out of service{names}, and {allowed}{share} may \
+                     be at the same time"
                 )
             }
         }

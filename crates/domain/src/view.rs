@@ -63,6 +63,9 @@ pub struct LimitView {
     pub allowed: usize,
     /// Of how many.
     pub of: usize,
+    /// Names of some of the nodes that count.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub by: Vec<String>,
 }
 
 /// The policy that holds, and what is wrong with its source.
@@ -162,6 +165,19 @@ pub struct SessionView {
     pub failures: u32,
     /// What is awaited.
     pub awaits: String,
+    /// Whose it is, where it is not ours: then it is left alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub another: Option<AnotherView>,
+}
+
+/// Another gpuwarden that has quarantined a node.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AnotherView {
+    /// Who that is, for people.
+    pub who: String,
+    /// The command that takes what it did off the node, where it is gone for good.
+    pub end: String,
 }
 
 /// An open fault.

@@ -13,6 +13,7 @@ use crate::brake::Hold;
 use crate::fault::Fault;
 use crate::node::NodeView;
 use crate::policy::{NodeVariable, Policy, Rule, RuleKind, event_variable};
+use crate::session::another;
 use crate::session::ownership::{Ownership, dismissal};
 use crate::session::{Phase, Session};
 
@@ -172,10 +173,12 @@ pub fn why_not(situation: &Situation<'_>) -> WhyNot {
 
 fn answer(situation: &Situation<'_>, checks: &[Check]) -> String {
     let node = situation.node;
-    let quarantined = situation
-        .view
-        .is_some_and(|view| Ownership::read(view).is_some());
-    if quarantined && !situation.anothers {
+    let own = situation.view.and_then(Ownership::read);
+    if let (Some(own), true) = (&own, situation.anothers) {
+        let (who, since) = (another::who(own, node), another::since(own));
+        return format!("{node} is quarantined by another gpuwarden{since}: {who}");
+    }
+    if own.is_some() {
         return match situation.session.phase {
             Phase::Releasing => format!("{node} is being given back"),
             _ => format!("{node} is quarantined; `gpuwarden explain {node}` tells what for"),
@@ -206,7 +209,9 @@ fn answer(situation: &Situation<'_>, checks: &[Check]) -> String {
             situation.session.awaits(situation.view.is_some())
         ),
         [first, rest @ ..] => {
-            let more = match rest.len() {
+            // One reason may hold for several faults.
+            let others = rest.iter().filter(|check| check.text != first.text);
+            let more = match others.count() {
                 0 => String::new(),
                 1 => " (and one more reason below)".to_owned(),
                 count => format!(" (and {count} more reasons below)"),
@@ -286,18 +291,34 @@ fn mode_check(acting: Acting) -> Check {
 }
 
 fn anothers_check(situation: &Situation<'_>) -> Option<Check> {
-    situation.anothers.then(|| {
-        stops(
-            "session",
-            "the node carries the session of another gpuwarden, and is left alone",
-        )
-    })
+    if !situation.anothers {
+        return None;
+    }
+    let mut text = "the node carries the session of another gpuwarden".to_owned();
+    let Some((view, own)) = (situation.view).and_then(|view| Some((view, Ownership::read(view)?)))
+    else {
+        return Some(stops("session", text));
+    };
+    text = format!(
+        "{text}, {}{}: it is left alone, and counts as out of service",
+        another::who(&own, situation.node),
+        another::since(&own)
+    );
+    let mut check = stops("session", text).fix(&format!(
+        "it ends when that gpuwarden gives the node back; where that is gone for good: {}",
+        another::end_by_hand(&own, view)
+    ));
+    if own.cordoned && !view.unschedulable {
+        let seen = "somebody has uncordoned the node; only who made the session takes that in";
+        check.details.push(seen.to_owned());
+    }
+    Some(check)
 }
 
 /// What holds back a quarantine that the rules ask for.
 fn brake_check(situation: &Situation<'_>) -> Option<Check> {
     let hold = situation.hold?;
-    Some(stops("brake", hold.to_string()).fix(hold.awaits()))
+    Some(stops("brake", hold.to_string()).fix(&hold.awaits()))
 }
 
 fn faults_check(situation: &Situation<'_>) -> Check {
@@ -390,6 +411,19 @@ fn rule_check(
             format!("{title}: its sender asks to quarantine (force)"),
         ),
         Ruling::Judged { wanted, .. } => {
+            let label = keys::MANAGED_LABEL;
+            if verdict.ruling.opted_out(node) {
+                let mut check = stops(RULES, format!("it is opted out by its label {label}=false"))
+                    .fix(&format!(
+                        "kubectl label node {} {label}- lets the rules decide",
+                        node.name
+                    ));
+                check.details = vec![format!("{title}: no rule set asks for it")];
+                check
+                    .details
+                    .extend(rule_details(policy, fault, node, variable));
+                return check;
+            }
             let mut check = if *wanted {
                 passes(RULES, format!("{title}: a rule set asks for it"))
             } else {

@@ -8,6 +8,7 @@ use contract::keys;
 use domain::brake::pause::Pause;
 use jiff::{SignedDuration, Timestamp};
 
+use super::person;
 use crate::args::{KubeArgs, PauseArgs};
 use crate::given::Given;
 use crate::settings::{ClientSettings, ClusterSettings, namespace};
@@ -30,7 +31,7 @@ pub(super) async fn pause(args: PauseArgs, given: &Given) -> anyhow::Result<u8> 
     let since = Timestamp::now();
     let pause = Pause {
         reason: reason.to_owned(),
-        by: args.by.unwrap_or_else(|| "somebody".to_owned()),
+        by: args.by.unwrap_or_else(person),
         since,
         until: Some(since.checked_add(duration).context("--for is too long")?),
     };

@@ -11,10 +11,12 @@ use anyhow::{Context as _, bail};
 use cluster::{Cluster, ConnectOptions};
 use contract::keys;
 use domain::node::{NodeChange, NodeView};
+use domain::session::another;
 use domain::session::ownership::{Ownership, REASON_BYTES, ReleaseRequest};
 use jiff::Timestamp;
 use tokio::time::Instant;
 
+use super::person;
 use crate::args::ReleaseArgs;
 use crate::settings::ClientSettings;
 use crate::{EXIT_OK, EXIT_UNHEALTHY, output};
@@ -45,14 +47,7 @@ pub(super) async fn execute(args: &ReleaseArgs) -> anyhow::Result<u8> {
     }
     let limit = Duration::from_secs(args.timeout);
     let Some(after) = wait(&cluster, &args.node, &own, limit).await? else {
-        output::line(&format!(
-            "{}: nothing has happened for {} s: is a gpuwarden with --quarantine running for this \
-             node? The request stays; kubectl annotate node {} {}- withdraws it",
-            args.node,
-            args.timeout,
-            args.node,
-            keys::RELEASE
-        ))?;
+        output::line(&output::plain(&unheard(&before, &own, args.timeout)))?;
         return Ok(EXIT_UNHEALTHY);
     };
     report(&before, &own, &after)
@@ -112,6 +107,20 @@ async fn wait(
     }
 }
 
+/// Says that nobody has taken the request in: whose it would be, and what a person can do.
+fn unheard(node: &NodeView, own: &Ownership, seconds: u64) -> String {
+    let name = &node.name;
+    format!(
+        "{name}: nothing has happened for {seconds} s. Its session was made by {}{}, which has to run \
+         with --quarantine to end it. The request stays: kubectl annotate node {name} {}- withdraws \
+         it. Where that gpuwarden is gone for good: {}",
+        another::who(own, name),
+        another::since(own),
+        keys::RELEASE,
+        another::end_by_hand(own, node)
+    )
+}
+
 /// Says what was done.
 fn report(before: &NodeView, own: &Ownership, after: &NodeView) -> anyhow::Result<u8> {
     let name = &after.name;
@@ -160,15 +169,6 @@ fn report(before: &NodeView, own: &Ownership, after: &NodeView) -> anyhow::Resul
     Ok(EXIT_OK)
 }
 
-/// Who asks, as far as this machine knows.
-fn person() -> String {
-    ["SUDO_USER", "USER", "LOGNAME"]
-        .iter()
-        .filter_map(|name| std::env::var(name).ok())
-        .find(|name| !name.is_empty())
-        .unwrap_or_else(|| format!("uid {}", host::identity::effective_uid()))
-}
-
 async fn connect(args: &ReleaseArgs) -> anyhow::Result<Cluster> {
     let in_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
     let file = ClientSettings::read(args.config.as_deref())?;
@@ -194,4 +194,27 @@ fn usual_kubeconfig() -> Option<PathBuf> {
     let named = std::env::var_os("KUBECONFIG").map(PathBuf::from);
     let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".kube/config"));
     named.or_else(home).filter(|path| path.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn who_does_not_answer_a_request_is_named_with_what_to_do() {
+        let session = json!({"id": "s", "since": "2027-01-15T08:00:00Z", "by": "node"});
+        let annotations = json!({keys::SESSION: session.to_string()});
+        let metadata = json!({"name": "n1", "annotations": annotations});
+        let node = NodeView::from_object(json!({ "metadata": metadata })).unwrap();
+        let own = Ownership::read(&node).unwrap();
+        let text = unheard(&node, &own, 8);
+        for part in [
+            "the gpuwarden on n1 itself since 2027-01-15T08:00:00Z",
+            "gone for good: kubectl annotate node n1 gpuwarden.dev/session-",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+    }
 }

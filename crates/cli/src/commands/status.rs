@@ -2,13 +2,20 @@
 
 use console::api::{DeliveryView, ForwardView, LeadershipView, Mode, Role, Status};
 use contract::keys;
-use domain::view::{BrakeView, LimitView, NodeState, NodeStatus};
-use runtime::sources::SourceState;
+use domain::brake::some_of;
+use domain::view::{BrakeView, FaultView, LimitView, NodeState, NodeStatus};
+use jiff::Timestamp;
+use runtime::sources::{SourceState, SourceStatus};
 
 use crate::args::{Format, ViewArgs};
 use crate::client::Client;
 use crate::output::{self, Colour, ago};
 use crate::{EXIT_OK, EXIT_UNHEALTHY};
+
+/// Most nodes that are shown in text, the gravest; what stands above them must not scroll away.
+const NODES_SHOWN: usize = 100;
+/// Most faults of a node that are shown in text, the gravest.
+const FAULTS_SHOWN: usize = 10;
 
 pub(super) async fn execute(args: &ViewArgs) -> anyhow::Result<u8> {
     let status: Status = Client::new(&args.server)?.get("/api/v1/status").await?;
@@ -74,25 +81,7 @@ fn text(status: &Status, wide: bool) -> anyhow::Result<()> {
         brake_text(brake, wide)?;
     }
     for source in &status.sources {
-        let colour = match source.state {
-            SourceState::Following | SourceState::Ended => Colour::Green,
-            SourceState::CatchingUp => Colour::Yellow,
-            SourceState::Failing | SourceState::Stuck => Colour::Red,
-        };
-        let mut gone = String::new();
-        for (count, what) in [(source.lost, "lost"), (source.refused, "refused")] {
-            if count > 0 {
-                gone = format!("{gone}, {count} {what}");
-            }
-        }
-        output::line(&format!(
-            "{:<11} {}: {}, {} records, {} faults{gone}",
-            source.name,
-            output::colour(source.state.name(), colour),
-            source.detail,
-            source.records,
-            source.faults
-        ))?;
+        output::line(&source_text(source))?;
     }
     match &status.delivery {
         None => store_text(status)?,
@@ -135,7 +124,48 @@ fn text(status: &Status, wide: bool) -> anyhow::Result<()> {
         output::line("\nNo open fault.")?;
         return Ok(());
     }
-    for node in &status.fleet.nodes {
+    for line in node_lines(&status.fleet.nodes, status.now, wide) {
+        output::line(&line)?;
+    }
+    Ok(())
+}
+
+fn source_text(source: &SourceStatus) -> String {
+    let colour = match source.state {
+        SourceState::Following | SourceState::Ended => Colour::Green,
+        SourceState::CatchingUp => Colour::Yellow,
+        SourceState::Failing | SourceState::Stuck => Colour::Red,
+    };
+    let mut gone = String::new();
+    for (count, what) in [
+        (source.lost, "lost"),
+        (source.malformed, "malformed"),
+        (source.refused, "refused"),
+    ] {
+        if count > 0 {
+            gone = format!("{gone}, {count} {what}");
+        }
+    }
+    format!(
+        "{:<11} {}: {}, {} records, {} faults{gone}",
+        source.name,
+        output::colour(source.state.name(), colour),
+        source.detail,
+        source.records,
+        source.faults
+    )
+}
+
+/// The nodes by name; of more than are shown, the gravest first. `wide` shows all.
+fn node_lines(nodes: &[NodeStatus], now: Timestamp, wide: bool) -> Vec<String> {
+    let mut nodes: Vec<&NodeStatus> = nodes.iter().collect();
+    let most = if wide { usize::MAX } else { NODES_SHOWN };
+    if nodes.len() > most {
+        nodes.sort_by_key(|node| gravity(node.state));
+    }
+    let left = nodes.len().saturating_sub(most);
+    let mut lines = Vec::new();
+    for node in nodes.into_iter().take(most) {
         let colour = match node.state {
             NodeState::Healthy => Colour::Green,
             NodeState::Degraded | NodeState::Held => Colour::Yellow,
@@ -146,37 +176,62 @@ fn text(status: &Status, wide: bool) -> anyhow::Result<()> {
         } else {
             ""
         };
-        output::line(&format!(
-            "\n{}  {}{cordoned}",
-            node.name,
-            output::colour(node.state.name(), colour)
-        ))?;
-        for fault in &node.faults {
-            let fatal = if fault.fatal {
-                output::colour("fatal", Colour::Red)
-            } else {
-                output::colour("minor", Colour::Grey)
-            };
-            let times = if fault.count > 1 {
-                format!(", {} times", fault.count)
-            } else {
-                String::new()
-            };
-            output::line(&format!(
-                "  {fatal}  {}, {}, {} ago{times}",
-                output::plain(&fault.title()),
-                output::plain(&fault.recommended_action),
-                ago(fault.last_seen, status.now)
-            ))?;
+        let state = output::colour(node.state.name(), colour);
+        lines.push(format!(
+            "\n{}  {state}{cordoned}",
+            output::plain(&node.name)
+        ));
+        let most = if wide { usize::MAX } else { FAULTS_SHOWN };
+        for fault in node.faults.iter().take(most) {
+            lines.push(fault_text(fault, now));
             if wide {
-                output::line(&format!("         {}", output::indented(&fault.message, 9)))?;
+                let message = output::indented(&fault.message, 9);
+                lines.push(format!("         {message}"));
             }
         }
-        for note in &node.notes {
-            output::line(&format!("  note   {note}"))?;
+        let left = node.faults.len().saturating_sub(most);
+        if left > 0 {
+            lines.push(format!("  and {left} more open faults: -o wide lists them"));
         }
+        let notes = node.notes.iter();
+        lines.extend(notes.map(|note| format!("  note   {}", output::plain(note))));
     }
-    Ok(())
+    if left > 0 {
+        lines.push(format!("\nand {left} more nodes: -o wide lists them"));
+    }
+    lines
+}
+
+fn fault_text(fault: &FaultView, now: Timestamp) -> String {
+    let fatal = if fault.fatal {
+        output::colour("fatal", Colour::Red)
+    } else {
+        output::colour("minor", Colour::Grey)
+    };
+    let times = if fault.count > 1 {
+        format!(", {} times", fault.count)
+    } else {
+        String::new()
+    };
+    format!(
+        "  {fatal}  {}, {}, {} ago{times}",
+        output::plain(&fault.title()),
+        output::plain(&fault.recommended_action),
+        ago(fault.last_seen, now)
+    )
+}
+
+/// Which nodes come first where not all are shown: the lower, the sooner.
+fn gravity(state: NodeState) -> u8 {
+    match state {
+        NodeState::Unhealthy => 0,
+        NodeState::Held => 1,
+        NodeState::Quarantining => 2,
+        NodeState::Quarantined => 3,
+        NodeState::Releasing => 4,
+        NodeState::Degraded => 5,
+        NodeState::Healthy => 6,
+    }
 }
 
 fn leadership_text(leadership: &LeadershipView) -> anyhow::Result<()> {
@@ -299,6 +354,7 @@ fn brake_text(brake: &BrakeView, wide: bool) -> anyhow::Result<()> {
                 used,
                 allowed,
                 of,
+                ..
             } = limit;
             let text = format!("{used} of {allowed} ({limit} of {of} {of_which})");
             output::plain(&text)
@@ -317,8 +373,110 @@ fn brake_text(brake: &BrakeView, wide: bool) -> anyhow::Result<()> {
         String::new()
     };
     output::line(&format!("brake       {state}{limits}{held}"))?;
+    for used in room_used(brake, wide) {
+        output::line(&format!("            {used}"))?;
+    }
     for note in &brake.notes {
         output::line(&format!("            {}", output::plain(note)))?;
     }
     Ok(())
+}
+
+/// Who uses the room of the limits that are full.
+fn room_used(brake: &BrakeView, wide: bool) -> Vec<String> {
+    let full = brake.limits.iter().take(if wide { usize::MAX } else { 3 });
+    full.filter(|limit| limit.used >= limit.allowed && !limit.by.is_empty())
+        .map(|limit| {
+            let by = some_of(&limit.by, limit.used);
+            output::plain(&format!("{} is used by {by}", limit.limit))
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn node(name: &str, state: NodeState, faults: usize) -> NodeStatus {
+        let fault = serde_json::json!({
+            "agent": "a", "componentClass": "GPU", "check": "c", "code": "79", "subject": "PCI 1",
+            "entities": [], "fatal": true, "recommendedAction": "NONE", "message": "m",
+            "firstSeen": "2027-01-15T08:00:00Z", "lastSeen": "2027-01-15T08:00:00Z", "count": 1,
+            "eventId": "e",
+        });
+        let fault: FaultView = serde_json::from_value(fault).unwrap();
+        NodeStatus {
+            name: name.to_owned(),
+            state,
+            session: None,
+            in_cluster: None,
+            unschedulable: None,
+            faults: vec![fault; faults],
+            notes: vec!["note".to_owned()],
+        }
+    }
+
+    #[test]
+    fn what_stands_above_does_not_scroll_away() {
+        let mut nodes: Vec<NodeStatus> = (0..NODES_SHOWN)
+            .map(|n| node(&format!("n{n}"), NodeState::Degraded, 0))
+            .collect();
+        nodes.push(node("worst", NodeState::Unhealthy, 366));
+        let now = Timestamp::UNIX_EPOCH;
+        let lines = node_lines(&nodes, now, false);
+        assert_eq!(lines[0], "\nworst  unhealthy");
+        assert_eq!(
+            lines[FAULTS_SHOWN + 1],
+            "  and 356 more open faults: -o wide lists them"
+        );
+        assert_eq!(
+            lines.last().unwrap(),
+            "\nand 1 more nodes: -o wide lists them"
+        );
+        assert_eq!(lines.len(), 2 * NODES_SHOWN + FAULTS_SHOWN + 2);
+        // All of it where that is asked for.
+        let lines = node_lines(&nodes, now, true);
+        assert_eq!(lines.len(), 2 * (NODES_SHOWN + 1) + 2 * 366);
+    }
+
+    #[test]
+    fn records_that_could_not_be_read_are_told() {
+        let source = |malformed| SourceStatus {
+            name: "connector".to_owned(),
+            state: SourceState::Following,
+            detail: "/s".to_owned(),
+            records: 3,
+            faults: 1,
+            lost: 0,
+            malformed,
+            refused: 0,
+            refusal: None,
+            last_record_at: None,
+            alive_at: Timestamp::UNIX_EPOCH,
+        };
+        assert!(source_text(&source(0)).ends_with("1 faults"));
+        assert!(source_text(&source(2)).ends_with("1 faults, 2 malformed"));
+    }
+
+    #[test]
+    fn who_uses_the_room_of_a_full_limit_is_named() {
+        let limit = |used, by: &[&str]| LimitView {
+            limit: "20%".to_owned(),
+            of_which: "GPU nodes".to_owned(),
+            used,
+            allowed: 2,
+            of: 10,
+            by: by.iter().map(|name| (*name).to_owned()).collect(),
+        };
+        let brake = BrakeView {
+            enabled: true,
+            state: keys::BREAKER_CLOSED.to_owned(),
+            limits: vec![limit(3, &["a", "b"]), limit(1, &["c"]), limit(2, &[])],
+            unknown: None,
+            held: 1,
+            paused: None,
+            notes: Vec::new(),
+        };
+        assert_eq!(room_used(&brake, false), ["20% is used by a, b and 1 more"]);
+    }
 }

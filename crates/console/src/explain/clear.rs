@@ -57,7 +57,7 @@ pub(super) fn how_to_clear(status: &NodeStatus, data_dir: Option<&str>) -> Vec<S
         .filter(|more| *more > 0)
     {
         lines.push(format!(
-            "... and {more} more open faults: `gpuwarden status{}` lists them",
+            "... and {more} more open faults: `gpuwarden status{} -o wide` lists them",
             place.as_deref().unwrap_or_default()
         ));
     }
@@ -66,6 +66,14 @@ pub(super) fn how_to_clear(status: &NodeStatus, data_dir: Option<&str>) -> Vec<S
     };
     if let Some(recovery) = recovery.filter(|_| status.faults.len() > 1) {
         lines.push(format!("All of them, once they are mended: `{recovery}`"));
+    }
+    let another = (status.session.as_ref()).and_then(|session| session.another.as_ref());
+    if let Some(another) = another {
+        lines.push(format!(
+            "Where {} is gone for good, this ends its session: `{}`",
+            another.who, another.end
+        ));
+        return lines;
     }
     // While it is being quarantined there is nothing to uncordon yet.
     let held = status
@@ -96,7 +104,7 @@ fn fault_line(recovery: Option<&str>, fault: &FaultView) -> String {
         format!(", code {code}")
     };
     let mended = match action.as_str() {
-        "NONE" => "needs no action".to_owned(),
+        "NONE" => "no action is recommended".to_owned(),
         "UNKNOWN" => "what mends it is not known".to_owned(),
         action => format!("mended by {action}"),
     };

@@ -1,7 +1,7 @@
 use contract::{Entity, ProcessingStrategy, RecommendedAction};
 use domain::journal::EntryKind;
 use domain::session::Phase;
-use domain::view::{FaultView, NodeState, SessionView};
+use domain::view::{AnotherView, FaultView, NodeState, SessionView};
 
 use super::*;
 
@@ -80,6 +80,7 @@ fn status(faults: Vec<FaultView>, phase: Option<Phase>) -> NodeStatus {
             phase,
             since: at(0),
             failures: 0,
+            another: None,
             awaits: "the recovery of its faults, or an uncordon by hand".into(),
         }),
         in_cluster: phase.map(|_| true),
@@ -299,6 +300,30 @@ fn repeats_are_folded_until_something_is_decided() {
 }
 
 #[test]
+fn another_gpuwardens_session_is_ended_by_its_command_not_by_an_uncordon() {
+    let mut status = status(Vec::new(), Some(Phase::Quarantined));
+    let session = status.session.as_mut().unwrap();
+    session.awaits = "the gpuwarden on n1 itself, to give it back".into();
+    session.another = Some(AnotherView {
+        who: "the gpuwarden on n1 itself".into(),
+        end: "kubectl annotate node n1 gpuwarden.dev/session-".into(),
+    });
+    let story = explain(&Material {
+        node: "n1",
+        data_dir: None,
+        records: &[],
+        complete: true,
+        journal: &[],
+        status: Some(&status),
+    });
+    assert_eq!(story.awaits, "the gpuwarden on n1 itself, to give it back");
+    let ways = story.how_to_clear;
+    assert_eq!(ways.len(), 1, "{ways:#?}");
+    assert!(ways[0].contains("gone for good"), "{ways:#?}");
+    assert!(ways[0].contains("`kubectl annotate node n1 "), "{ways:#?}");
+}
+
+#[test]
 fn a_repeat_that_does_not_count_says_so() {
     let old = |seq: u64, second| {
         let mut record = xid(seq, second, "79", false);
@@ -484,5 +509,8 @@ fn a_command_names_the_server_that_it_is_for() {
     }
     let many = status(vec![fault("79"); 30], None);
     let text = clear::how_to_clear(&many, Some("/x")).concat();
-    assert!(text.contains("`gpuwarden status --data-dir /x`"), "{text}");
+    assert!(
+        text.contains("`gpuwarden status --data-dir /x -o wide`"),
+        "{text}"
+    );
 }

@@ -123,6 +123,7 @@ async fn two_nodes(server: &Server) {
                 used: 1,
                 allowed: 1,
                 of: 2,
+                by: vec!["gpu-a-01".into()],
             }],
             unknown: None,
             held: 1,
@@ -226,6 +227,12 @@ async fn the_page_follows_what_happens_and_says_when_nobody_answers() {
     browser
         .wait_until("document.getElementById('live').textContent.startsWith('live')")
         .await;
+    // Only then is the dot green.
+    let dot = "[document.getElementById('live').className,
+        getComputedStyle(document.getElementById('live'), '::before').backgroundColor !==
+        (document.getElementById('live').className = '',
+         getComputedStyle(document.getElementById('live'), '::before').backgroundColor)]";
+    assert_eq!(browser.evaluate(dot).await, json!(["live", true]));
     assert_eq!(
         browser
             .evaluate("document.getElementById('headline').textContent")

@@ -205,6 +205,7 @@ impl Server {
                     phase: Phase::Quarantined,
                     since: Timestamp::now(),
                     failures: 0,
+                    another: None,
                     awaits: "the recovery of its faults, or an uncordon by hand".into(),
                 });
             }

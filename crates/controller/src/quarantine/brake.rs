@@ -262,6 +262,7 @@ impl Quarantine {
                     used: limit.used,
                     allowed: limit.allowed,
                     of: limit.of,
+                    by: limit.by.clone(),
                 })
                 .collect(),
             unknown,

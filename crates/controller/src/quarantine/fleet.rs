@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use contract::keys;
-use domain::assess::{DismissedBy, Ruling, Verdict};
+use domain::assess::{DismissedBy, Verdict};
 use domain::brake::{Hold, Out};
 use domain::fault::Fault;
 use domain::node::{NodeChange, NodeView};
-use domain::policy::Answer;
+use domain::session::another;
 use domain::session::ownership::{Ownership, dismissal};
 use domain::session::{Phase, Session};
-use domain::view::{FaultView, NodeState, NodeStatus, SessionView};
+use domain::view::{AnotherView, FaultView, NodeState, NodeStatus, SessionView};
 use jiff::Timestamp;
 use tokio::time::Instant;
 
@@ -201,7 +201,10 @@ impl NodeEntry {
                 let own = Ownership::read(view)?;
                 Some((Phase::Quarantined, own.session_id))
             });
-        let (phase, id) = match (&self.session, observed) {
+        let anothers = self.anothers();
+        let theirs =
+            (anothers.as_ref()).map(|(own, _)| (Phase::Quarantined, own.session_id.clone()));
+        let (phase, id) = match (&self.session, observed.or(theirs)) {
             (_, Some((phase, id))) => (Some(phase), Some(id)),
             (session, None) if session.phase != Phase::Idle => {
                 (Some(session.phase), session.id.clone())
@@ -227,8 +230,13 @@ impl NodeEntry {
             (_, Some(false)) => notes.push("the cluster has no node of this name".to_owned()),
             _ => {}
         }
-        if self.anothers.is_some() {
-            notes.push("quarantined by another gpuwarden: it is left alone".to_owned());
+        if let Some((own, another)) = &anothers {
+            notes.push(format!(
+                "quarantined by another gpuwarden{}: {}; it is left alone, and counts as out of \
+                 service",
+                another::since(own),
+                another.who
+            ));
         }
         if let Some(hold) = &self.hold {
             notes.push(format!("held back: {hold}"));
@@ -257,7 +265,7 @@ impl NodeEntry {
         if mode == Mode::Observe && fatal {
             notes.push("observing only: nothing is done about it; --quarantine acts".to_owned());
         }
-        if mode == Mode::DryRun && phase.is_some() {
+        if mode == Mode::DryRun && phase.is_some() && anothers.is_none() {
             notes.push("dry run: nothing is written in the cluster".to_owned());
         }
         if self.session.failures > 0 {
@@ -268,21 +276,27 @@ impl NodeEntry {
         }
         Some(NodeStatus {
             name: name.to_owned(),
-            state: NodeState::of(faults, phase),
+            // What the cluster does not have cannot be on its way out of service.
+            state: NodeState::of(faults, phase.filter(|_| in_cluster != Some(false))),
             session: phase.map(|phase| SessionView {
                 id: id.unwrap_or_default(),
                 phase,
-                since: self.session.since,
+                since: (anothers.as_ref())
+                    .and_then(|(own, _)| own.since)
+                    .unwrap_or(self.session.since),
                 failures: self.session.failures,
-                awaits: match (mode, &self.hold) {
-                    (Mode::Observe, _) => "a gpuwarden that acts: this one only observes",
-                    (_, Some(hold)) => hold.awaits(),
-                    _ if sight == Sight::NotRead && in_cluster.is_none() => {
-                        "the cluster's nodes to be read"
+                awaits: match (mode, &anothers, &self.hold) {
+                    (Mode::Observe, _, _) => {
+                        "a gpuwarden that acts: this one only observes".to_owned()
                     }
-                    (_, None) => self.session.awaits(self.view.is_some()),
-                }
-                .to_owned(),
+                    (_, Some((_, another)), _) => format!("{}, to give it back", another.who),
+                    (_, _, Some(hold)) => hold.awaits(),
+                    _ if sight == Sight::NotRead && in_cluster.is_none() => {
+                        "the cluster's nodes to be read".to_owned()
+                    }
+                    _ => self.session.awaits(self.view.is_some()).to_owned(),
+                },
+                another: anothers.as_ref().map(|(_, another)| another.clone()),
             }),
             in_cluster,
             unschedulable: self.view.as_ref().map(|view| view.unschedulable),
@@ -297,18 +311,24 @@ impl NodeEntry {
         })
     }
 
+    /// The session of another gpuwarden that it carries.
+    fn anothers(&self) -> Option<(Ownership, AnotherView)> {
+        self.anothers.as_ref()?;
+        let view = self.effective_view()?;
+        let own = Ownership::read(&view)?;
+        let shown = AnotherView {
+            who: another::who(&own, &view.name),
+            end: another::end_by_hand(&own, &view),
+        };
+        Some((own, shown))
+    }
+
     /// Whether the operator's label is what keeps the node in service.
     fn opted_out(&self) -> bool {
-        let label = self
-            .view
-            .as_ref()
-            .and_then(|view| view.labels.get(keys::MANAGED_LABEL));
-        let by_label = |answer: &Answer| matches!(answer, Answer::NotMatched(expression) if expression.contains(keys::MANAGED_LABEL));
-        label.is_some_and(|value| value == "false")
-            && self.verdicts.iter().any(|verdict| {
-                matches!(&verdict.ruling, Ruling::Judged { wanted: false, answers }
-                    if answers.iter().any(|(_, answer)| by_label(answer)))
-            })
+        (self.view.as_ref()).is_some_and(|view| {
+            let mut verdicts = self.verdicts.iter();
+            verdicts.any(|verdict| verdict.ruling.opted_out(view))
+        })
     }
 }
 
@@ -412,6 +432,8 @@ mod tests {
             let awaits = status.session.unwrap().awaits;
             (awaits, status.in_cluster, status.notes.concat())
         };
+        let missing = looked_at(None).status("n1", &fault(), Mode::Act, Sight::Read, None);
+        assert_eq!(missing.unwrap().state, NodeState::Unhealthy);
         let (awaits, in_cluster, _) = shown(None, Sight::Read);
         assert_eq!(awaits, "the node to appear in the cluster");
         assert_eq!(in_cluster, Some(false));
@@ -426,6 +448,32 @@ mod tests {
             notes.contains("is not known") && !notes.contains("no node"),
             "{notes}"
         );
+    }
+
+    #[test]
+    fn a_node_that_another_gpuwarden_has_taken_out_is_shown_with_what_ends_that() {
+        let session = json!({"id": "s", "since": "2027-01-15T08:00:00Z", "by": "node"});
+        let annotations = json!({keys::SESSION: session.to_string()});
+        let metadata = json!({"name": "n1", "annotations": annotations});
+        let view = NodeView::from_object(json!({ "metadata": metadata }));
+        let mut entry = NodeEntry::new(Session::idle(at(0)));
+        entry.view = view.map(Arc::new);
+        entry.anothers = Some("s".to_owned());
+        // It counts against the limits: without a fault that is known here as well.
+        for faults in [Vec::new(), fault()] {
+            let status = entry.status("n1", &faults, Mode::Act, Sight::Read, None);
+            let status = status.unwrap();
+            assert_eq!(status.state, NodeState::Quarantined);
+            let session = status.session.unwrap();
+            assert_eq!(session.since.to_string(), "2027-01-15T08:00:00Z");
+            assert_eq!(
+                session.awaits,
+                "the gpuwarden on n1 itself, to give it back"
+            );
+            let end = session.another.unwrap().end;
+            assert!(end.starts_with("kubectl annotate node n1 "), "{end}");
+            assert!(status.notes[0].contains("counts as out of service"));
+        }
     }
 
     #[test]

@@ -341,6 +341,8 @@ impl QuarantineMetrics {
             .nodes
             .iter()
             .filter(|node| matches!(node.state, NodeState::Quarantined | NodeState::Releasing))
+            // Another's is in the metrics of the other.
+            .filter(|node| (node.session.as_ref()).is_none_or(|one| one.another.is_none()))
             .map(|node| node.name.clone())
             .collect();
         let mut shown = lock(&self.shown);

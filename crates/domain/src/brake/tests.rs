@@ -167,7 +167,7 @@ fn the_gravest_go_first_then_the_oldest_and_the_rest_is_held() {
     assert_eq!(held, ["n1"]);
     assert_eq!(
         plan.held["n1"].to_string(),
-        "3 of 10 nodes are out of service, and 3 may be at the same time"
+        "3 of 10 nodes are out of service (n3, n7, n0), and 3 may be at the same time"
     );
 }
 
@@ -183,13 +183,38 @@ fn a_budget_counts_what_is_out_and_lets_the_next_go_when_one_is_back() {
     let text = plan.held["n2"].to_string();
     assert_eq!(
         text,
-        "2 of 10 nodes are out of service, and 2 (20%) may be at the same time"
+        "2 of 10 nodes are out of service (n0, n1), and 2 (20%) may be at the same time"
     );
     let plan = Cluster::gpus(10)
         .out([0], 5)
         .plan(Some(&brake), all([2, 3]));
     assert_eq!(plan.start, ["n2"]);
     assert!((plan.limits[0].utilization() - 1.0).abs() < f64::EPSILON);
+}
+
+#[test]
+fn who_uses_the_room_is_named_and_a_few_are_enough() {
+    let brake = Brake {
+        window: window(60).window,
+        ..budget(Amount::Nodes(8), None)
+    };
+    let cluster = Cluster::gpus(20).out(2..10, NOW);
+    let plan = cluster.plan(Some(&brake), all([0]));
+    let hold = &plan.held["n0"];
+    let text = hold.to_string();
+    assert!(text.contains("(n2, n3, n4, n5, n6 and 3 more)"), "{text}");
+    let awaits = hold.awaits();
+    for part in ["`gpuwarden explain n2`", "[[brake.budgets]]"] {
+        assert!(awaits.contains(part), "{awaits}");
+    }
+    for limit in &plan.limits {
+        assert_eq!(limit.by, ["n2", "n3", "n4", "n5", "n6"], "{limit:?}");
+    }
+    // A limit of nothing is used by nobody.
+    let plan = Cluster::gpus(2).plan(Some(&budget(Amount::Nodes(0), None)), all([0]));
+    let text = plan.held["n0"].to_string();
+    assert!(text.contains("out of service, and 0"), "{text}");
+    assert!(!plan.held["n0"].awaits().contains("explain"));
 }
 
 #[test]
@@ -205,7 +230,7 @@ fn each_domain_has_its_own_budget_and_a_full_one_blocks_no_other() {
     assert_eq!(plan.start, ["n4", "n8"]);
     assert_eq!(
         plan.held["n1"].to_string(),
-        "1 of 4 nodes with rack=a are out of service, and 1 (25%) may be at the same time"
+        "1 of 4 nodes with rack=a are out of service (n0), and 1 (25%) may be at the same time"
     );
     // All budgets hold: the cluster's beside that of the rack.
     let mut both = budget(Amount::Percent(50), Some("rack"));

@@ -171,9 +171,9 @@ fn the_brake_of_the_policy_holds_nodes_back_and_lets_them_go() {
         [
             "10 n0 quarantine: cordon (GpuMemWatch on GPU 0)",
             "11 n1 quarantine: cordon (GpuMemWatch on GPU 0)",
-            "12 n2 held: held back: 2 of 10 nodes are out of service, and 2 (20%) may be at the \
+            "12 n2 held: held back: 2 of 10 nodes are out of service (n0, n1), and 2 (20%) may be at the \
              same time (GpuMemWatch on GPU 0)",
-            "13 n3 held: held back: 2 of 10 nodes are out of service, and 2 (20%) may be at the \
+            "13 n3 held: held back: 2 of 10 nodes are out of service (n0, n1), and 2 (20%) may be at the \
              same time (GpuMemWatch on GPU 0)",
             "30 n3 dropped: held back no more: nothing asks for it (GpuMemWatch on GPU 0 recovered)",
             "40 n0 release: uncordon (GpuMemWatch on GPU 0 recovered)",
@@ -233,7 +233,9 @@ fn without_a_list_of_nodes_only_numbers_of_nodes_are_limits() {
     assert_eq!(replay.left_out(), ["10%", "1 per rack", "50% in 5m"]);
     let said = run(&mut replay, &failures(0..3, 10));
     assert!(
-        said[2].starts_with("12 n2 held: held back: 2 of 3 nodes are out of service, and 2 may"),
+        said[2].starts_with(
+            "12 n2 held: held back: 2 of 3 nodes are out of service (n0, n1), and 2 may"
+        ),
         "{said:?}"
     );
     // With the list all of them hold, and without the brake none does.

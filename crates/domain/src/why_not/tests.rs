@@ -156,6 +156,29 @@ fn the_first_thing_that_stands_in_the_way_is_the_answer() {
 }
 
 #[test]
+fn whose_session_a_node_carries_is_told_with_what_ends_it() {
+    let mut world = world();
+    let session = json!({"id": "s", "since": "2027-01-15T08:00:00Z", "by": "node"});
+    let annotations = json!({
+        keys::SESSION: session.to_string(),
+        keys::QUARANTINE_IS_CORDONED: "True",
+    });
+    world.view = Some(node(json!({ "annotations": annotations })));
+    world.anothers = true;
+    let why = ask(&world);
+    assert_eq!(
+        why.answer,
+        "n1 is quarantined by another gpuwarden since 2027-01-15T08:00:00Z: the gpuwarden on n1 itself"
+    );
+    let check = why.checks.iter().find(|check| check.name == "session");
+    let check = check.unwrap();
+    assert_eq!(check.result, CheckResult::Stops);
+    let fix = check.fix.as_ref().unwrap();
+    assert!(fix.contains("kubectl annotate node n1 "), "{fix}");
+    assert!(check.details[0].contains("uncordoned"), "{check:?}");
+}
+
+#[test]
 fn what_was_never_read_is_not_told_as_a_fact() {
     let mut world = world();
     (world.connected, world.listed, world.view) = (Some(false), false, None);
@@ -216,10 +239,23 @@ fn a_rule_shows_what_it_has_looked_at() {
     world.view = Some(node(
         json!({"labels": {keys::MANAGED_LABEL: "false", "zone": "a"}}),
     ));
+    // Of two faults, and one reason: it is the headline, in plain words.
+    world.faults.extend(faults(true));
     let why = ask(&world);
-    let details = &why.checks.last().unwrap().details;
+    let label = keys::MANAGED_LABEL;
+    assert_eq!(
+        why.answer,
+        format!("n1 is not quarantined: it is opted out by its label {label}=false")
+    );
+    let check = why.checks.last().unwrap();
+    let fix = check.fix.as_ref().unwrap();
     assert!(
-        details[0].starts_with("'default' does not match: !(has("),
+        fix.starts_with(&format!("kubectl label node n1 {label}-")),
+        "{fix}"
+    );
+    let details = &check.details;
+    assert!(
+        details[1].starts_with("'default' does not match: !(has("),
         "{details:#?}"
     );
     let label = format!(

@@ -177,7 +177,7 @@ async fn a_budget_holds_lets_go_when_there_is_room_and_survives_a_kill() -> anyh
     fleet.settles(&["n1", "n2"], &["n3", "n4", "n5"]).await?;
     let story = fleet.story("n3").await?;
     assert!(
-        story.contains("2 of 10 nodes are out of service, and 2 (20%) may be at the same time"),
+        story.contains("2 of 10 nodes are out of service (n1, n2), and 2 (20%) may be"),
         "{story}"
     );
     fleet.metric("gpuwarden_quarantine_held_nodes 3").await?;

@@ -253,7 +253,8 @@ fn of_status(status: &Status) -> Vec<Finding> {
             "held",
             format!("{} nodes with faults are held back by a limit", brake.held),
             "they stay in service until there is room, or the limit is raised",
-            "gpuwarden status says which limit holds which node",
+            "gpuwarden status names the nodes that use the room; `max` under [[brake.budgets]] of the \
+             policy is the limit",
         ));
     }
     // Reasons that stand above already, by the words that they share with it.

@@ -1,0 +1,127 @@
+//! The session of another gpuwarden, for people: whose it is, and what ends it.
+//!
+//! It is left alone ([`super::step`] is not asked), and counts as out of service. Whoever made
+//! it ends it; where that one is gone for good, a person does, with the commands named here.
+
+use jiff::Timestamp;
+
+use super::Marks;
+use super::change::release;
+use super::ownership::{Maker, Ownership};
+use crate::node::{NodeChange, NodeView};
+
+/// Who has made the session on the node `name`.
+pub fn who(own: &Ownership, name: &str) -> String {
+    match &own.maker {
+        Some(Maker::Node) => format!("the gpuwarden on {name} itself"),
+        Some(Maker::Controller) => "a gpuwarden controller".to_owned(),
+        Some(Maker::Other(kind)) => format!("a gpuwarden of the kind {kind:?}"),
+        None => "NVSentinel, or a gpuwarden that did not sign it".to_owned(),
+    }
+}
+
+/// Since when it is there: ` since 2027-01-15T08:00:00Z`; empty where nothing tells.
+pub fn since(own: &Ownership) -> String {
+    (own.since).map_or_else(String::new, |at| format!(" since {at:.0}"))
+}
+
+/// The command that takes off the node what the session has done to it.
+pub fn end_by_hand(own: &Ownership, node: &NodeView) -> String {
+    let change = release(node, own, &Marks::default(), Timestamp::UNIX_EPOCH);
+    kubectl(&change, &node.name).join(" && ")
+}
+
+/// The commands that make a change on a node. Keys and values are those of objects that an API
+/// server has taken: none of them needs quotes in a shell.
+fn kubectl(change: &NodeChange, node: &str) -> Vec<String> {
+    let edit = |(key, value): (&String, &Option<String>)| match value {
+        Some(value) => format!("{key}={value}"),
+        None => format!("{key}-"),
+    };
+    let mut commands = Vec::new();
+    if change.unschedulable == Some(false) {
+        commands.push(format!("kubectl uncordon {node}"));
+    }
+    let taints = change.remove_taints.iter();
+    let taints: Vec<String> = taints
+        .map(|taint| format!("{}:{}-", taint.key, taint.effect))
+        .collect();
+    let labels: Vec<String> = change.labels.iter().map(edit).collect();
+    let annotations: Vec<String> = change.annotations.iter().map(edit).collect();
+    for (verb, edits) in [
+        ("taint node", taints),
+        ("label --overwrite node", labels),
+        ("annotate node", annotations),
+    ] {
+        if !edits.is_empty() {
+            commands.push(format!("kubectl {verb} {node} {}", edits.join(" ")));
+        }
+    }
+    commands
+}
+
+#[cfg(test)]
+mod tests {
+    use contract::keys;
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_command_takes_off_what_the_session_did_and_nothing_else() {
+        let session = json!({
+            "id": "s", "since": "2027-01-15T08:00:00Z", "by": "node",
+            "labels": {"cordon-by": null, "state": "before"},
+        });
+        let taints = json!([
+            {"key": "bad", "value": "v", "effect": "NoSchedule"},
+            {"key": "old", "value": "v", "effect": "NoExecute", "preExisting": true},
+        ]);
+        let node = NodeView::from_object(json!({
+            "metadata": {
+                "name": "n1",
+                "labels": {"cordon-by": "x", "state": "quarantined", "zone": "a"},
+                "annotations": {
+                    keys::SESSION: session.to_string(),
+                    keys::QUARANTINE_HEALTH_EVENT: "[]",
+                    keys::QUARANTINE_IS_CORDONED: "True",
+                    keys::QUARANTINE_APPLIED_TAINTS: taints.to_string(),
+                    "other": "stays",
+                },
+            },
+            "spec": {
+                "unschedulable": true,
+                "taints": [
+                    {"key": "bad", "value": "v", "effect": "NoSchedule"},
+                    {"key": "old", "value": "v", "effect": "NoExecute"},
+                ],
+            },
+        }))
+        .unwrap();
+        let own = Ownership::read(&node).unwrap();
+        assert_eq!(who(&own, "n1"), "the gpuwarden on n1 itself");
+        assert_eq!(since(&own), " since 2027-01-15T08:00:00Z");
+        let command = end_by_hand(&own, &node);
+        let commands: Vec<&str> = command.split(" && ").collect();
+        assert_eq!(
+            commands[..3],
+            [
+                "kubectl uncordon n1",
+                "kubectl taint node n1 bad:NoSchedule-",
+                "kubectl label --overwrite node n1 cordon-by- state=before",
+            ]
+        );
+        let mut annotations: Vec<&str> = commands[3].split(' ').skip(4).collect();
+        annotations.sort_unstable();
+        let mut ours = [
+            keys::SESSION,
+            keys::QUARANTINE_HEALTH_EVENT,
+            keys::QUARANTINE_IS_CORDONED,
+            keys::QUARANTINE_APPLIED_TAINTS,
+        ]
+        .map(|key| format!("{key}-"));
+        ours.sort_unstable();
+        assert_eq!(annotations, ours);
+        assert_eq!(commands.len(), 4);
+    }
+}
