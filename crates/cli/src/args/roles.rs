@@ -198,7 +198,13 @@ group! {
         #[arg(long, env = "GPUWARDEN_CONNECTOR_CONFIG", value_name = "FILE")]
         pub connector_config: Option<PathBuf>,
         /// How long events are kept; those of open faults stay [default: 30d].
-        #[arg(long, env = "GPUWARDEN_RETENTION", value_name = "DURATION")]
+        #[arg(
+            long,
+            env = "GPUWARDEN_RETENTION",
+            value_name = "DURATION",
+            // A negative one gets the error of the setting.
+            allow_hyphen_values = true
+        )]
         pub retention: Option<String>,
         /// Room that the event store may take; beyond it the oldest events go [default: 1GiB].
         #[arg(long, env = "GPUWARDEN_STORE_SIZE", value_name = "SIZE")]
