@@ -32,8 +32,16 @@ pub(super) async fn execute(args: &ViewArgs) -> anyhow::Result<u8> {
 
 /// Whether no node has a fatal fault or is out of service, and all that should see does.
 fn healthy(status: &Status) -> bool {
-    let well = |node: &NodeStatus| matches!(node.state, NodeState::Healthy | NodeState::Degraded);
     status.ready && status.fleet.nodes.iter().all(well)
+}
+
+/// What another gpuwarden has quarantined is that one's to tell: where each node speaks for
+/// itself, all of them would say so of one.
+fn well(node: &NodeStatus) -> bool {
+    let session = node.session.as_ref();
+    let anothers = session.is_some_and(|session| session.another.is_some());
+    matches!(node.state, NodeState::Healthy | NodeState::Degraded)
+        || (anothers && !node.faults.iter().any(|fault| fault.fatal))
 }
 
 fn text(status: &Status, wide: bool) -> anyhow::Result<()> {
@@ -413,6 +421,28 @@ mod tests {
             unschedulable: None,
             faults: vec![fault; faults],
             notes: vec!["note".to_owned()],
+        }
+    }
+
+    #[test]
+    fn a_node_that_another_has_quarantined_is_its_to_tell() {
+        let session = serde_json::json!({
+            "id": "s", "phase": "quarantined", "since": "2027-01-15T08:00:00Z", "failures": 0,
+            "awaits": "a",
+        });
+        let mut anothers = session.clone();
+        anothers["another"] = serde_json::json!({"who": "w", "end": "e"});
+        for (session, faults, expected) in [
+            (&session, 0, false),
+            (&anothers, 0, true),
+            (&anothers, 1, false),
+        ] {
+            let session = serde_json::from_value(session.clone()).unwrap();
+            let node = NodeStatus {
+                session: Some(session),
+                ..node("n1", NodeState::Quarantined, faults)
+            };
+            assert_eq!(well(&node), expected, "{node:?}");
         }
     }
 

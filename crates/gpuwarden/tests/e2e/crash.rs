@@ -169,11 +169,8 @@ pub(crate) async fn all_once_and_in_order(scene: &Scene) -> anyhow::Result<()> {
     // Acted upon: the open faults hold the node, and their recovery gives it back.
     scene.taken_in(u64::from(EVENTS)).await?;
     scene.cordoned().await?;
-    let status = scene.status().await?;
-    let faults = status["fleet"]["nodes"][0]["faults"]
-        .as_array()
-        .cloned()
-        .unwrap_or_default();
+    let status = scene.shown().await?;
+    let faults = status["faults"].as_array().cloned().unwrap_or_default();
     let mut broken: Vec<&str> = faults
         .iter()
         .filter_map(|one| one["subject"].as_str())

@@ -167,7 +167,7 @@ fn all_that_is_wrong_in_a_configuration_is_told_at_once() {
         "--history \"soon\"",
         "c.toml:7: retention: invalid type: integer",
         "kernel-log problem /none/at/all",
-        "p.toml:1: missing field `name`",
+        "p.toml:1: rule-sets[0]: the key 'name' is missing",
     ] {
         let told: Vec<_> = found
             .iter()

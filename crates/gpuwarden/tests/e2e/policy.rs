@@ -108,8 +108,8 @@ async fn a_policy_in_a_config_map_is_followed() -> anyhow::Result<()> {
     scene
         .product
         .wait_for("the note of the unknown name", SOON, || async {
-            let status = scene.status().await.map_err(|error| error.to_string())?;
-            let notes = status["fleet"]["nodes"][0]["notes"].to_string();
+            let node = scene.shown().await.map_err(|error| error.to_string())?;
+            let notes = node["notes"].to_string();
             if notes.contains("which the cluster's policy does not have") {
                 Ok(())
             } else {

@@ -147,6 +147,15 @@ impl Scene {
         Ok(serde_json::from_str(&output.stdout)?)
     }
 
+    /// The node as it is shown in the status; `null` where it is not.
+    pub(crate) async fn shown(&self) -> anyhow::Result<Value> {
+        let status = self.status().await?;
+        let nodes = status["fleet"]["nodes"].as_array();
+        let mut nodes = nodes.into_iter().flatten();
+        let own = nodes.find(|node| node["name"] == self.node.as_str());
+        Ok(own.cloned().unwrap_or_default())
+    }
+
     /// Waits until the node's story has an entry of this kind with `text` in it.
     pub(crate) async fn told(&self, kind: &str, text: &str) -> anyhow::Result<()> {
         self.product
