@@ -31,12 +31,19 @@ pub fn end_by_hand(own: &Ownership, node: &NodeView) -> String {
     kubectl(&change, &node.name).join(" && ")
 }
 
-/// The commands that make a change on a node. Keys and values are those of objects that an API
-/// server has taken: none of them needs quotes in a shell.
+/// The commands that make a change on a node. What was before is read from an annotation, which
+/// anybody may have written who may annotate the node, and a person pastes these into a shell:
+/// what no API server would take is left out.
 fn kubectl(change: &NodeChange, node: &str) -> Vec<String> {
     let edit = |(key, value): (&String, &Option<String>)| match value {
         Some(value) => format!("{key}={value}"),
         None => format!("{key}-"),
+    };
+    let taken = |(key, value): &(&String, &Option<String>)| {
+        is_plain(key)
+            && value
+                .as_ref()
+                .is_none_or(|value| value.is_empty() || is_plain(value))
     };
     let mut commands = Vec::new();
     if change.unschedulable == Some(false) {
@@ -44,10 +51,11 @@ fn kubectl(change: &NodeChange, node: &str) -> Vec<String> {
     }
     let taints = change.remove_taints.iter();
     let taints: Vec<String> = taints
+        .filter(|taint| is_plain(&taint.key) && is_plain(&taint.effect))
         .map(|taint| format!("{}:{}-", taint.key, taint.effect))
         .collect();
-    let labels: Vec<String> = change.labels.iter().map(edit).collect();
-    let annotations: Vec<String> = change.annotations.iter().map(edit).collect();
+    let labels: Vec<String> = change.labels.iter().filter(taken).map(edit).collect();
+    let annotations: Vec<String> = change.annotations.iter().filter(taken).map(edit).collect();
     for (verb, edits) in [
         ("taint node", taints),
         ("label --overwrite node", labels),
@@ -60,6 +68,16 @@ fn kubectl(change: &NodeChange, node: &str) -> Vec<String> {
     commands
 }
 
+/// Whether a text can be the key or the value of a label, or a time: such a one needs no quotes in
+/// a shell, and is no flag.
+fn is_plain(text: &str) -> bool {
+    let mut bytes = text.bytes();
+    bytes
+        .next()
+        .is_some_and(|first| first.is_ascii_alphanumeric())
+        && bytes.all(|byte| byte.is_ascii_alphanumeric() || b"-._/:".contains(&byte))
+}
+
 #[cfg(test)]
 mod tests {
     use contract::keys;
@@ -68,10 +86,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_command_takes_off_what_the_session_did_and_nothing_else() {
+    fn the_command_takes_off_what_the_session_did_and_no_more_than_a_server_would_take() {
         let session = json!({
             "id": "s", "since": "2027-01-15T08:00:00Z", "by": "node",
-            "labels": {"cordon-by": null, "state": "before"},
+            "labels": {
+                "cordon-by": null, "state": "before", "team": "x; rm -rf /", "$(reboot)": null,
+                "--server": "http://example.com",
+            },
         });
         let taints = json!([
             {"key": "bad", "value": "v", "effect": "NoSchedule"},
@@ -80,7 +101,9 @@ mod tests {
         let node = NodeView::from_object(json!({
             "metadata": {
                 "name": "n1",
-                "labels": {"cordon-by": "x", "state": "quarantined", "zone": "a"},
+                "labels": {
+                    "cordon-by": "x", "state": "quarantined", "zone": "a", "team": "NVSentinel",
+                },
                 "annotations": {
                     keys::SESSION: session.to_string(),
                     keys::QUARANTINE_HEALTH_EVENT: "[]",
