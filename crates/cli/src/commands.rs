@@ -10,6 +10,7 @@ mod explain;
 mod garbled;
 mod inject;
 mod journal_json;
+mod no_text;
 mod pause;
 mod policy;
 mod progress;

@@ -1,6 +1,7 @@
 //! `gpuwarden decode`: faults in kernel log text.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use contract::{ProcessingStrategy, keys};
@@ -11,6 +12,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use super::garbled::GarbledLines;
+use super::no_text;
 use super::progress::Progress;
 use crate::args::{DecodeArgs, Format};
 use crate::output::{self, Colour};
@@ -63,7 +65,10 @@ pub(super) async fn execute(args: &DecodeArgs) -> anyhow::Result<u8> {
 async fn decode(args: &DecodeArgs, fatal: &mut bool) -> anyhow::Result<()> {
     let (spec, name) = match args.file.as_str() {
         "-" => (Spec::Stdin, "standard input"),
-        path => (Spec::FileOnce(path.into()), path),
+        path => {
+            no_text::refuse(Path::new(path), "gpuwarden decode")?;
+            (Spec::FileOnce(path.into()), path)
+        }
     };
     let mut source = host::kernel_log::open(&spec, None)?;
     let catalog = super::catalog::load(&args.catalog)?;

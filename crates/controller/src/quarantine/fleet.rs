@@ -131,6 +131,7 @@ impl NodeEntry {
         self.view = None;
         self.own = None;
         self.in_doubt = None;
+        self.hold = None;
     }
 
     /// Reads from the node, as decisions see it, whether it is out of service.
@@ -474,6 +475,16 @@ mod tests {
             assert!(end.starts_with("kubectl annotate node n1 "), "{end}");
             assert!(status.notes[0].contains("counts as out of service"));
         }
+    }
+
+    #[test]
+    fn a_node_that_is_gone_is_held_back_by_nothing() {
+        let mut entry = looked_at(Some(json!({"name": "n1"})));
+        entry.hold = Some(Hold::Tripped);
+        entry.gone();
+        let status = entry.status("n1", &fault(), Mode::Act, Sight::Read, None);
+        let notes = status.unwrap().notes;
+        assert_eq!(notes, ["the cluster has no node of this name"]);
     }
 
     #[test]

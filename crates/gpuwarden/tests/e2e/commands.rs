@@ -85,6 +85,15 @@ fn decode_says_what_it_could_not_read_beside_its_output() {
 }
 
 #[test]
+fn decode_refuses_what_is_no_text() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), b"\x1f\x8b\x08\0abc").unwrap();
+    let (code, out, err) = gpuwarden(&["decode", file.path().to_str().unwrap()], "");
+    assert_eq!((code, out.as_str()), (Some(2), ""));
+    assert!(err.contains("`zcat FILE | gpuwarden decode`"), "{err}");
+}
+
+#[test]
 fn catalog_says_what_a_code_means_and_where_from() {
     let (code, out, _) = gpuwarden(&["catalog", "xid", "79"], "");
     assert_eq!(code, Some(0));

@@ -20,6 +20,7 @@ use serde_json::Value;
 use self::log::Log;
 use super::objects::Objects;
 use crate::commands::garbled::GarbledLines;
+use crate::commands::no_text::no_text;
 use crate::commands::progress::{BytesRead, Counted, Progress};
 use crate::output;
 
@@ -211,7 +212,7 @@ impl Input {
         let begin = reader
             .fill_buf()
             .with_context(|| format!("cannot read {path}"))?;
-        if let Some(what) = no_text(begin) {
+        if let Some(what) = no_text(begin, "gpuwarden replay NODE=-") {
             bail!("{name} is {what}");
         }
         let holds_events = holds_events(begin);
@@ -273,41 +274,6 @@ fn size(argument: &str) -> Option<u64> {
     let (_, path) = node_and_path(argument);
     let metadata = std::fs::metadata(path).ok()?;
     metadata.is_file().then_some(metadata.len())
-}
-
-/// What a file is that begins so, and what to do, where it is no text.
-fn no_text(begin: &[u8]) -> Option<String> {
-    const PACKED: [(&[u8], &str, &str); 5] = [
-        (b"\x1f\x8b", "gzip", "zcat"),
-        (b"\x28\xb5\x2f\xfd", "zstd", "zstdcat"),
-        (b"\xfd7zXZ\0", "xz", "xzcat"),
-        (b"BZh", "bzip2", "bzcat"),
-        (b"\x04\x22\x4d\x18", "lz4", "lz4cat"),
-    ];
-    if let Some((_, form, tool)) = PACKED.iter().find(|(magic, ..)| begin.starts_with(magic)) {
-        return Some(format!(
-            "compressed ({form}); unpack it: `{tool} FILE | gpuwarden replay NODE=-`"
-        ));
-    }
-    if begin.starts_with(b"LPKSHHRH") {
-        return Some(
-            "a file of the journal; write it as text: `journalctl --file FILE -k -o \
-             short-iso-precise | gpuwarden replay NODE=-`"
-                .to_owned(),
-        );
-    }
-    // A crash may leave zeros in the middle of a log; they are no sign, unless there is
-    // nothing else.
-    let written = begin.iter().filter(|byte| **byte != 0).count();
-    let odd =
-        |c: &char| matches!(c, '\u{fffd}' | '\u{1}'..='\u{8}' | '\u{e}'..='\u{1a}' | '\u{7f}');
-    let odd = String::from_utf8_lossy(begin).chars().filter(odd).count();
-    let binary = odd > written / 10 || written == 0 && !begin.is_empty();
-    binary.then(|| {
-        "no text; kernel logs are read as `dmesg` or `journalctl -k` write them, and events as \
-         `gpuwarden events -o json` does"
-            .to_owned()
-    })
 }
 
 /// Whether a file that begins so holds events, as JSON. A kernel log may begin with `[` too,
@@ -468,33 +434,6 @@ mod tests {
             ("[", true),
         ] {
             assert_eq!(holds_events(begin.as_bytes()), events, "{begin}");
-        }
-    }
-
-    #[test]
-    fn what_is_no_text_is_told_from_damaged_logs() {
-        for (begin, expected) in [
-            (&b"\x1f\x8b\x08\x00abc"[..], Some("zcat FILE")),
-            (b"\x28\xb5\x2f\xfdabc", Some("zstdcat FILE")),
-            (b"LPKSHHRH\0\0", Some("journalctl --file FILE")),
-            (b"\0\0\0", Some("no text")),
-            (b"\x80\x92\x07\x99\xff a\x01", Some("no text")),
-            (b"", None),
-            (b"[    1.000000] a \x1b[31m caf\xe9 of a driver\n", None),
-            ("[    1.000000] caf\u{e9} \u{1f600}\n".as_bytes(), None),
-            (
-                b"[    1.000000] a line\n\0\0\0\0\0\0\0\0\0[ 2.0] next\n",
-                None,
-            ),
-        ] {
-            let found = no_text(begin);
-            match expected {
-                Some(part) => assert!(
-                    found.as_ref().is_some_and(|it| it.contains(part)),
-                    "{found:?}"
-                ),
-                None => assert_eq!(found, None, "{begin:?}"),
-            }
         }
     }
 
