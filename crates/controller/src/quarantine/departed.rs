@@ -7,6 +7,7 @@
 
 use contract::HealthEvent;
 use domain::event::normalise;
+use domain::fault::MAX_OPEN_FAULTS_PER_NODE;
 use domain::journal::EntryKind;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
@@ -56,31 +57,35 @@ impl Quarantine {
             return true;
         }
         let text = format!("{why}: {} faults of before are closed", closing.len());
-        tracing::info!(node = name, "{text}");
         if let Err(error) = self.close(closing, now).await {
-            tracing::error!(node = name, err = %error, "faults of a machine that is gone could not be closed");
+            tracing::error!(
+                node = name,
+                err = %error,
+                "faults of a machine that is gone could not be closed; it is tried again"
+            );
             self.metrics.error("departed_error");
             self.wakes.set(name, Some(after(now, AGAIN)));
             return false;
         }
+        tracing::info!(node = name, "{text}");
         self.note(name, None, EntryKind::Attention, text, Value::Null);
         // At once: what follows is decided by what is open then.
         self.take_in().await;
         self.feed_failure.is_none()
     }
 
+    /// Stores the events that close faults of one node, of which fewer are kept than the store
+    /// takes at once.
     async fn close(&self, events: Vec<HealthEvent>, now: Timestamp) -> Result<(), StoreError> {
-        for part in events.chunks(MAX_APPEND) {
-            let part = part.iter().cloned().map(|mut event| {
-                normalise(&mut event, now);
-                NewEvent {
-                    event,
-                    received_at: now,
-                }
-            });
-            self.store.append(part.collect()).await?;
-        }
-        Ok(())
+        const { assert!(MAX_OPEN_FAULTS_PER_NODE <= MAX_APPEND) };
+        let closing = events.into_iter().map(|mut event| {
+            normalise(&mut event, now);
+            NewEvent {
+                event,
+                received_at: now,
+            }
+        });
+        self.store.append(closing.collect()).await.map(drop)
     }
 }
 
