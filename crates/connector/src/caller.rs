@@ -5,6 +5,8 @@
 
 use std::fmt;
 
+use contract::{HealthEvent, keys};
+use domain::reporter::{Process, Reporter};
 use runtime::unix_grpc::UnixPeer;
 
 /// Who offers events.
@@ -52,22 +54,75 @@ impl AcceptNodes {
 
 // === impl Caller ===
 
+/// Metadata keys that only a controller writes, beside the connector: from whoever sends them
+/// they are made up.
+const NEVER_SENT: [&str; 2] = [keys::META_TAKEN_OVER, keys::META_GONE_AFTER];
+
+impl Caller {
+    /// Notes in an event who reports it, and takes off what the caller has no right to say.
+    /// Returns how many metadata entries were taken off.
+    ///
+    /// Of an event that a node's agent brings, what the agent has noted of its reporter stays:
+    /// a node speaks for itself, and cannot but be believed about its own processes.
+    pub(super) fn sign(&self, event: &mut HealthEvent) -> usize {
+        let noted = Reporter::of(event);
+        event.metadata.remove(keys::META_REPORTED_BY);
+        let before = event.metadata.len();
+        event
+            .metadata
+            .retain(|key, _| !NEVER_SENT.contains(&key.as_str()) && self.may_write(key));
+        let taken_off = before - event.metadata.len();
+        let reporter = match self {
+            Self::Node(_) => noted.unwrap_or(Reporter::Node),
+            other => other.reporter(),
+        };
+        reporter.note_in(event);
+        taken_off
+    }
+
+    /// Returns whether the caller may choose a metadata key: those under `gpuwarden.dev/` are
+    /// for our own processes, and for `gpuwarden inject`, which an operator runs.
+    fn may_write(&self, key: &str) -> bool {
+        match self {
+            Self::Monitor | Self::Node(_) => true,
+            Self::Local(peer) if peer.is_operator => true,
+            Self::Local(_) | Self::Central(_) => !key.starts_with(keys::OWN_PREFIX),
+        }
+    }
+
+    fn reporter(&self) -> Reporter {
+        match self {
+            Self::Monitor => Reporter::Monitor,
+            Self::Local(peer) => {
+                let process = Process {
+                    uid: peer.uid,
+                    pid: peer.pid,
+                };
+                if peer.is_operator {
+                    Reporter::Operator(process)
+                } else {
+                    Reporter::User(process)
+                }
+            }
+            Self::Node(_) => Reporter::Node,
+            Self::Central(name) => Reporter::Central(name.clone()),
+        }
+    }
+}
+
 impl fmt::Display for Caller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Monitor => f.write_str("a monitor of ours"),
-            Self::Local(UnixPeer { uid, pid, .. }) => match pid {
-                Some(pid) => write!(f, "process {pid} of user {uid}"),
-                None => write!(f, "a process of user {uid}"),
-            },
             Self::Node(name) => write!(f, "node {name}"),
-            Self::Central(name) => write!(f, "central monitor {name}"),
+            other => other.reporter().fmt(f),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use domain::reporter::Authority;
+
     use super::*;
 
     #[test]
@@ -76,6 +131,7 @@ mod tests {
             uid: 1000,
             gid: 1000,
             pid: Some(7),
+            is_operator: false,
         };
         let own = AcceptNodes::Own("n1".into());
         let table = [
@@ -93,6 +149,99 @@ mod tests {
         for (caller, nodes, node, may) in table {
             let answer = nodes.check(&caller, node);
             assert_eq!(answer.is_ok(), may, "{caller} for {node}: {answer:?}");
+        }
+    }
+
+    #[test]
+    fn who_reports_is_noted_and_what_only_we_may_say_is_taken_off() {
+        let local = |is_operator| {
+            Caller::Local(UnixPeer {
+                uid: 0,
+                gid: 0,
+                pid: Some(7),
+                is_operator,
+            })
+        };
+        // Of `said`, `place`, `taken-over` and a forged reporter: what is left, and the reporter.
+        let table = [
+            (Caller::Monitor, 2, "monitor"),
+            (local(true), 2, "operator uid=0 pid=7"),
+            (local(false), 1, "user uid=0 pid=7"),
+            (Caller::Node("n1".into()), 2, "user uid=9"),
+            (Caller::Central("cloud".into()), 1, "central cloud"),
+        ];
+        for (caller, left, reporter) in table {
+            let entries = [
+                ("said", "x"),
+                (keys::META_LOG_PLACE, "1:2:3"),
+                (keys::META_TAKEN_OVER, "x"),
+                (keys::META_REPORTED_BY, "user uid=9"),
+            ];
+            let mut event = HealthEvent {
+                metadata: entries.map(|(k, v)| (k.into(), v.into())).into(),
+                ..HealthEvent::default()
+            };
+            assert_eq!(caller.sign(&mut event), 3 - left, "{caller}");
+            assert_eq!(event.metadata[keys::META_REPORTED_BY], reporter);
+            assert_eq!(event.metadata.len(), left + 1, "{caller}: {event:?}");
+        }
+        let mut unsigned = HealthEvent::default();
+        Caller::Node("n1".into()).sign(&mut unsigned);
+        assert_eq!(unsigned.metadata[keys::META_REPORTED_BY], "node");
+    }
+
+    /// The table of SECURITY.md says what the code does.
+    #[test]
+    fn the_table_of_who_may_say_what_is_true() {
+        let text = include_str!("../../../SECURITY.md");
+        let local = |is_operator| {
+            Caller::Local(UnixPeer {
+                uid: 0,
+                gid: 0,
+                pid: None,
+                is_operator,
+            })
+        };
+        let callers = [
+            Caller::Monitor,
+            local(true),
+            local(false),
+            Caller::Node("n1".into()),
+            Caller::Central("cloud".into()),
+        ];
+        let rows = text
+            .lines()
+            .skip_while(|line| !line.starts_with("| who reports"));
+        let rows: Vec<Vec<&str>> = (rows.skip(2).take_while(|line| line.starts_with('|')))
+            .map(|line| line.split('|').map(str::trim).collect())
+            .collect();
+        assert_eq!(rows.len(), callers.len());
+        for (caller, row) in callers.iter().zip(rows) {
+            let own = AcceptNodes::Own("n1".into());
+            assert!(own.check(caller, "n1").is_ok());
+            let speaks_for = match own.check(caller, "n2") {
+                Ok(()) => "any node",
+                Err(_) => "its own node",
+            };
+            let closes = match caller.reporter().authority() {
+                Authority::Trusted => "anybody",
+                Authority::User => "such users",
+            };
+            let keys = match caller.may_write(keys::META_LOG_PLACE) {
+                true => "kept",
+                false => "taken off",
+            };
+            let user = match caller {
+                Caller::Local(peer) => peer.sharing_user(),
+                _ => None,
+            };
+            let shares = runtime::shares::Shares::new(64);
+            let room = match shares.take(user, 64) {
+                Some(_) => "all",
+                None if shares.take(user, 8).is_some() => "an eighth",
+                None => "less",
+            };
+            assert_eq!(row[2..6], [speaks_for, closes, keys, room], "{caller}");
         }
     }
 }

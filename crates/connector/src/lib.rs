@@ -27,6 +27,7 @@ use std::sync::Arc;
 
 use contract::{HealthEvent, HealthEvents};
 use domain::event::{self, MAX_EVENTS, Problem};
+use domain::reporter::Authority;
 use jiff::Timestamp;
 use runtime::logging::Seldom;
 use runtime::metrics::Metrics;
@@ -58,7 +59,7 @@ pub struct Connector {
     recoveries: broadcast::Sender<Recovery>,
 }
 
-/// A healthy event that was stored, for monitors that hold something back about its fault.
+/// A healthy event with the authority of monitors that was stored, for those that hold something back about its fault.
 #[derive(Clone, Debug)]
 pub struct Recovery {
     /// The event.
@@ -119,7 +120,8 @@ impl Connector {
         self.sink.store()
     }
 
-    /// The healthy events that are accepted from now on, whoever reports them.
+    /// The healthy events that are accepted from now on from whoever may close what a monitor
+    /// of ours has opened.
     pub fn recoveries(&self) -> broadcast::Receiver<Recovery> {
         self.recoveries.subscribe()
     }
@@ -168,6 +170,8 @@ impl Connector {
             });
             match checked {
                 Ok(()) => {
+                    let taken_off = caller.sign(&mut event);
+                    self.metrics.metadata_taken_off.inc_by(taken_off as u64);
                     event::normalise(&mut event, received_at);
                     good.push(NewEvent { event, received_at });
                 }
@@ -186,7 +190,7 @@ impl Connector {
         let stored = good.len();
         let recovered: Vec<Recovery> = good
             .iter()
-            .filter(|new| new.event.is_healthy)
+            .filter(|new| new.event.is_healthy && Authority::of(&new.event) == Authority::Trusted)
             .map(|new| Recovery {
                 event: new.event.clone(),
                 accepted_at: new.received_at,

@@ -45,6 +45,8 @@ pub(super) struct ConnectorMetrics {
     accepted: Counter,
     repeated: Counter,
     refused: Family<ReasonLabels, Counter>,
+    /// Metadata entries that only we may write, taken off events of others.
+    pub(super) metadata_taken_off: Counter,
     /// Events that the sink did not take.
     pub(super) not_stored: Counter,
     /// Batches from the end of their checks until they are stored, or are known not to be.
@@ -72,6 +74,7 @@ impl ConnectorMetrics {
             accepted: Counter::default(),
             repeated: Counter::default(),
             refused: Family::default(),
+            metadata_taken_off: Counter::default(),
             not_stored: Counter::default(),
             queue: WorkQueue::new(metrics, QUEUE, "batches of events for the store"),
         };
@@ -100,6 +103,12 @@ impl ConnectorMetrics {
                 "Health events refused: invalid, of a node that the sender may not speak for, or \
                  too many in one request",
                 own.refused.clone(),
+            );
+            registry.register(
+                "gpuwarden_event_metadata_taken_off",
+                "Metadata entries under gpuwarden.dev/ that senders of health events had chosen, \
+                 and that were taken off",
+                own.metadata_taken_off.clone(),
             );
             registry.register(
                 "gpuwarden_events_not_stored",

@@ -12,6 +12,7 @@ use domain::catalog::{Catalog, Xid};
 use domain::event::Record;
 use domain::fault::{Change, FaultBook, Ignored, Subject};
 use domain::journal::Entry;
+use domain::reporter::Reporter;
 use domain::view::NodeStatus;
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -123,15 +124,29 @@ fn event_entries(record: &Record, changes: &[Change], complete: bool) -> Vec<Tim
     entries.push(entry(
         record.created_at,
         TimelineKind::Event,
-        format!("accepted as #{} ({}): {effect}", record.seq, record.id),
+        format!(
+            "accepted as #{} ({}){}: {effect}",
+            record.seq,
+            record.id,
+            reported_by(event)
+        ),
         json!({
             "id": record.id,
             "seq": record.seq,
             "createdAt": record.created_at,
             "effect": effect,
+            "reporter": event.metadata.get(keys::META_REPORTED_BY),
         }),
     ));
     entries
+}
+
+/// Returns who reported an event, unless that was a monitor of ours, which goes without saying.
+fn reported_by(event: &HealthEvent) -> String {
+    match Reporter::of(event) {
+        None | Some(Reporter::Monitor) => String::new(),
+        Some(reporter) => format!(" from {reporter}"),
+    }
 }
 
 fn line_detail(event: &HealthEvent, generated: Option<Timestamp>) -> Value {
@@ -271,6 +286,11 @@ fn effect(change: &Change, complete: bool) -> String {
         }
         Change::Ignored(Ignored::NothingToClose) => {
             format!("changes nothing: no fault that it could close is open{doubt}")
+        }
+        Change::Ignored(Ignored::LacksAuthority) => {
+            "changes nothing: what it would close was reported by a monitor or by somebody who \
+             administers the machine, and stays open until one of those says that it is healed"
+                .to_owned()
         }
         Change::Ignored(Ignored::AlreadyRecorded) => "recorded already".to_owned(),
         Change::Ignored(Ignored::Overflow) => {

@@ -147,6 +147,11 @@ pub const ENTITY_NVLINK: &str = "NVLINK";
 /// Entity type: NIC by its RDMA device, `mlx5_0`, else by what is known of it.
 pub const ENTITY_NIC: &str = "NIC";
 
+/// Beginning of the metadata keys that are ours: what others write there is taken off.
+pub const OWN_PREFIX: &str = "gpuwarden.dev/";
+/// Metadata: who reported the event, as the connector has seen it: `monitor`, `operator
+/// uid=0 pid=7`, `user uid=1000 pid=7`, `node` or `central NAME`.
+pub const META_REPORTED_BY: &str = "gpuwarden.dev/reported-by";
 /// Metadata: the message was cut to the size limit; the value is its full length in bytes.
 pub const META_MESSAGE_CUT: &str = "gpuwarden.dev/message-cut";
 /// Metadata: the sender gave no timestamp; ours is the time of receipt.

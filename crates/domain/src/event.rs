@@ -5,6 +5,8 @@ use contract::{HealthEvent, ProcessingStrategy, RecommendedAction, json, keys};
 use jiff::{SignedDuration, Timestamp};
 use sha2::{Digest, Sha256};
 
+use crate::reporter::Reporter;
+
 /// Most events in one request.
 pub const MAX_EVENTS: usize = 10_000;
 /// Longest name: agent, component class, check, node, code, entity type (bytes).
@@ -20,6 +22,13 @@ pub const MAX_ITEMS: usize = 256;
 pub const MAX_METADATA: usize = 128;
 /// Longest metadata key or value (bytes).
 pub const MAX_METADATA_BYTES: usize = 4 * 1024;
+
+/// The metadata keys that a connector adds to what a sender has said.
+const CONNECTOR_MARKS: [&str; 3] = [
+    keys::META_MESSAGE_CUT,
+    keys::META_TIME_OF_RECEIPT,
+    keys::META_REPORTED_BY,
+];
 
 /// An accepted event, as every reader of the store sees it.
 #[derive(Clone, Debug, PartialEq)]
@@ -117,7 +126,7 @@ pub fn validate(event: &HealthEvent) -> Result<(), Problem> {
         }
     }
     // What a connector adds does not count: the next one has to take it too.
-    let marks = [keys::META_MESSAGE_CUT, keys::META_TIME_OF_RECEIPT]
+    let marks = CONNECTOR_MARKS
         .iter()
         .filter(|key| event.metadata.contains_key(**key))
         .count();
@@ -185,16 +194,16 @@ pub fn accepted_by_our_clock(event: &mut HealthEvent, sent: Timestamp, now: Time
     }
 }
 
-/// The identity of an event: a hash of all that it says, so that a batch sent again
-/// (a client's retry, a monitor that reads a log again) is recognised.
+/// The identity of an event: a hash of all that it says and of who says it, so that a batch
+/// sent again (a client's retry, a monitor that reads a log again) is recognised, and nobody
+/// can say beforehand, in another's place, what that one will report.
 ///
 /// An event that names the log record it was read from is that record's: its time, and
 /// what we knew of the GPU when we read it, may differ when it is read again.
 ///
 /// 24 hexadecimal digits, the form of the ids that NVSentinel's stores give.
 pub fn event_id(event: &HealthEvent) -> String {
-    let mut plain = event.clone();
-    plain.id.clear();
+    let mut plain = without_pid(event);
     if names_record(&plain) {
         plain
             .metadata
@@ -206,8 +215,9 @@ pub fn event_id(event: &HealthEvent) -> String {
     hash(&plain)
 }
 
-/// The metadata keys that name the log record an event was read from.
-const RECORD_NAMES: [&str; 3] = [
+/// The metadata keys that name the log record an event was read from, and its reader.
+const RECORD_NAMES: [&str; 4] = [
+    keys::META_REPORTED_BY,
     keys::META_BOOT_ID,
     keys::META_KERNEL_SEQUENCE,
     keys::META_LOG_PLACE,
@@ -223,8 +233,7 @@ pub fn names_record(event: &HealthEvent) -> bool {
 ///
 /// For senders that give no timestamp, whose retries look like new events.
 pub fn content_fingerprint(event: &HealthEvent) -> String {
-    let mut plain = event.clone();
-    plain.id.clear();
+    let mut plain = without_pid(event);
     plain.generated_timestamp = None;
     plain.metadata.remove(keys::META_TIME_OF_RECEIPT);
     hash(&plain)
@@ -249,6 +258,17 @@ pub mod public_form {
     pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<HealthEvent, D::Error> {
         json::from_value(serde_json::Value::deserialize(from)?).map_err(D::Error::custom)
     }
+}
+
+/// Returns an event without its id, and without the pid of its reporter: a check that is
+/// started once more reports the same.
+fn without_pid(event: &HealthEvent) -> HealthEvent {
+    let mut plain = event.clone();
+    plain.id.clear();
+    if let Some(reporter) = Reporter::of(&plain) {
+        reporter.without_pid().note_in(&mut plain);
+    }
+    plain
 }
 
 fn hash(event: &HealthEvent) -> String {
@@ -314,6 +334,7 @@ mod tests {
     use contract::{BehaviourOverrides, Entity};
 
     use super::*;
+    use crate::reporter::Process;
 
     fn good() -> HealthEvent {
         HealthEvent {
@@ -400,6 +421,40 @@ mod tests {
             content_fingerprint(&first.clone())
         );
         assert_ne!(content_fingerprint(&first), content_fingerprint(&other));
+    }
+
+    /// Otherwise whoever knows what the next line will be has it pass for a retry.
+    #[test]
+    fn who_reports_is_part_of_the_identity_and_the_pid_is_not() {
+        let process = |uid, pid| Reporter::User(Process { uid, pid });
+        let of_line: fn(&mut HealthEvent) = |event| {
+            let place = (keys::META_LOG_PLACE.to_owned(), "1:2:3:4".to_owned());
+            event.metadata.extend([place]);
+        };
+        for edit in [of_line, |_| ()] {
+            let ids = |reporter: Reporter| {
+                let mut event = good();
+                edit(&mut event);
+                reporter.note_in(&mut event);
+                (event_id(&event), content_fingerprint(&event))
+            };
+            let first = ids(process(1000, Some(7)));
+            assert_eq!(first, ids(process(1000, Some(8))));
+            assert_eq!(first, ids(process(1000, None)));
+            let others = [
+                process(1001, Some(7)),
+                Reporter::Operator(Process {
+                    uid: 1000,
+                    pid: None,
+                }),
+                Reporter::Monitor,
+                Reporter::Node,
+            ];
+            for other in others {
+                let other = ids(other);
+                assert!(other.0 != first.0 && other.1 != first.1);
+            }
+        }
     }
 
     #[test]

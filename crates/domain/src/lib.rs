@@ -24,6 +24,7 @@ pub mod node;
 pub mod pipeline;
 pub mod policy;
 pub mod replay;
+pub mod reporter;
 pub mod session;
 pub mod status;
 pub mod view;

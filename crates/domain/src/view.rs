@@ -5,6 +5,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::fault::Fault;
+use crate::reporter::Reporter;
 use crate::session::Phase;
 
 /// The state of all nodes that anything is known about.
@@ -214,6 +215,9 @@ pub struct FaultView {
     pub count: u64,
     /// Id of the event that stands for it.
     pub event_id: String,
+    /// Who reported that event, for people; absent for monitors of ours.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reported_by: Option<String>,
 }
 
 /// An entity of a fault.
@@ -254,6 +258,9 @@ impl FaultView {
             last_seen: fault.last_seen,
             count: fault.count,
             event_id: fault.event.id.clone(),
+            reported_by: Reporter::of(&fault.event)
+                .filter(|reporter| *reporter != Reporter::Monitor)
+                .map(|reporter| reporter.to_string()),
         }
     }
 

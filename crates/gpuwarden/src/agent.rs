@@ -15,7 +15,7 @@ use runtime::sources::Sources;
 use runtime::tcp_grpc;
 use runtime::tls::ClientTls;
 
-use crate::parts::{self, ANY_UID, CLOCK, Front};
+use crate::parts::{self, CLOCK, Front};
 use crate::tasks::Tasks;
 
 /// Runs until SIGTERM or SIGINT, or until a part of it fails. A controller that is not there is no reason not to start.
@@ -33,7 +33,7 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
     };
     let channel = channel(delivery)?;
     let outbox = Outbox::open(&process.data_dir, limits, &metrics)?;
-    let front = Front::open(process, &node.socket, ANY_UID).await?;
+    let front = Front::open(process, &node.socket, node.socket_mode).await?;
     let endpoint = front.endpoint.clone();
 
     let nodes = node.accept_nodes.clone();

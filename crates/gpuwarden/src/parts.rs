@@ -30,8 +30,6 @@ use crate::tasks::Tasks;
 
 /// The clock of the product.
 pub(crate) const CLOCK: fn() -> Timestamp = Timestamp::now;
-/// Any uid may report: preflight checks run as the user's.
-pub(crate) const ANY_UID: u32 = 0o666;
 
 /// Where others find the process: its page and its socket, and the note of both in the
 /// data directory.

@@ -11,7 +11,7 @@ use store::EventStore;
 use store::sqlite::SqliteStore;
 
 use crate::act;
-use crate::parts::{self, ANY_UID, Front};
+use crate::parts::{self, Front};
 use crate::tasks::Tasks;
 
 /// Runs until SIGTERM or SIGINT, or until a part of it fails.
@@ -23,7 +23,7 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     let mut tasks = Tasks::default();
     let policy = parts::policy(act, cluster.clone(), &metrics, &mut tasks)?;
     let store: Arc<dyn EventStore> = Arc::new(SqliteStore::open(&process.data_dir)?);
-    let front = Front::open(process, &node.socket, ANY_UID).await?;
+    let front = Front::open(process, &node.socket, node.socket_mode).await?;
     let endpoint = front.endpoint.clone();
 
     let nodes = node.accept_nodes.clone();

@@ -2,13 +2,13 @@
 //! the others.
 //!
 //! The Unix socket is open to every user: checks of workloads run as the user of the
-//! workload. Root and our own user, whose monitors matter most, may have all of it. All
-//! others together leave them half, and one of those takes at most an eighth.
+//! workload. Those who administer the machine, whose monitors matter most, may have all of
+//! it. All others together leave them half, and one of those takes at most an eighth.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Of the whole, what all users but root and our own may have together.
+/// Of the whole, what all users may have together who do not administer the machine.
 const OTHERS: usize = 2;
 /// Of the whole, what one of them may have: several users have to come together to take
 /// the room of all.
@@ -18,8 +18,6 @@ const ONE: usize = 8;
 #[derive(Debug)]
 pub struct Shares {
     total: usize,
-    /// Users that may have all.
-    first: Vec<u32>,
     taken: Mutex<Taken>,
 }
 
@@ -44,21 +42,15 @@ pub struct Share {
 impl Shares {
     /// So much in all.
     pub fn new(total: usize) -> Arc<Self> {
-        Self::with_first(total, vec![0, rustix::process::geteuid().as_raw()])
-    }
-
-    pub(crate) fn with_first(total: usize, first: Vec<u32>) -> Arc<Self> {
         Arc::new(Self {
             total,
-            first,
             taken: Mutex::default(),
         })
     }
 
-    /// Takes `amount` for `user`, the uid of a local process, or for somebody else; `None`:
-    /// there is not so much left for that one.
+    /// Takes `amount` for `user`, the uid of a local process, or for somebody who may have
+    /// all; returns `None` where there is not so much left for that one.
     pub fn take(self: &Arc<Self>, user: Option<u32>, amount: usize) -> Option<Share> {
-        let user = user.filter(|user| !self.first.contains(user));
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         if amount > self.total - taken.all {
             return None;
@@ -111,7 +103,7 @@ mod tests {
 
     #[test]
     fn no_user_takes_it_from_the_others() {
-        let shares = Shares::with_first(64, vec![0, 7]);
+        let shares = Shares::new(64);
         let one = all(&shares, Some(1000));
         assert_eq!(one.len(), 8);
         let others: Vec<_> = (1001..1100)
@@ -119,21 +111,18 @@ mod tests {
             .collect();
         assert_eq!(others.len(), 24);
         assert!(shares.take(Some(2000), 1).is_none());
-        // What is left is for root, for ourselves and for those who come over the network.
-        let left: Vec<_> = [Some(0), Some(7), None]
-            .into_iter()
-            .filter_map(|user| shares.take(user, 10))
-            .collect();
-        assert_eq!(left.len(), 3);
-        assert!(shares.take(Some(0), 3).is_none());
+        // What is left is for the others; root of a container is none of them.
+        assert!(shares.take(Some(0), 1).is_none());
+        let left = shares.take(None, 30).unwrap();
+        assert!(shares.take(None, 3).is_none());
         assert_eq!(all(&shares, None).len(), 2);
         drop((one, others, left));
         let taken = shares.taken.lock().unwrap();
         assert_eq!((taken.all, taken.others, taken.by_user.len()), (0, 0, 0));
         drop(taken);
-        // Nobody else there: root has all, one user an eighth.
-        assert!(shares.take(Some(0), 65).is_none());
-        assert!(shares.take(Some(0), 64).is_some());
+        // Nobody else there: one user has an eighth.
+        assert!(shares.take(None, 65).is_none());
+        assert!(shares.take(None, 64).is_some());
         assert!(shares.take(Some(1000), 9).is_none());
         assert!(shares.take(Some(1000), usize::MAX).is_none());
     }

@@ -18,6 +18,7 @@ mod bind;
 mod frames;
 mod hpack;
 mod huffman;
+mod peer;
 #[cfg(test)]
 mod tests;
 
@@ -29,6 +30,7 @@ use std::time::Duration;
 
 use futures::Stream;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::unix::UCred;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Sleep;
@@ -40,6 +42,7 @@ use crate::shares::{Share, Shares};
 use frames::{RewriteError, Rewriter};
 
 pub use bind::{BindError, MAX_PATH_LENGTH, bind};
+pub use peer::UnixPeer;
 
 /// Connections open at the same time; more wait in the listener's backlog. What of it one
 /// user can have says [`crate::shares`]; more than that are closed at once.
@@ -54,20 +57,6 @@ const READ_BUFFER: usize = 16_384 + 9;
 
 /// Pause after a failed `accept`, which mostly means that descriptors have run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// The process at the other end of a connection, as the kernel knew it when it connected.
-///
-/// A request carries it in its extensions: `request.extensions().get::<UnixPeer>()`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct UnixPeer {
-    /// Effective user id.
-    pub uid: u32,
-    /// Effective group id.
-    pub gid: u32,
-    /// Process id as seen from our pid namespace; `None` if the process is not visible
-    /// there. It may have ended, and the number may have been given out again.
-    pub pid: Option<i32>,
-}
 
 /// An accepted connection whose requests `h2` can read.
 pub struct AuthorityStream {
@@ -92,19 +81,20 @@ pub struct AuthorityStream {
 /// which would end tonic's server: a failed `accept` is logged and tried again. The item is
 /// a `Result` because tonic wants one.
 pub fn incoming(listener: UnixListener) -> impl Stream<Item = io::Result<AuthorityStream>> {
-    incoming_of(listener, MAX_CONNECTIONS, Shares::new(MAX_CONNECTIONS))
+    incoming_of(listener, MAX_CONNECTIONS, UnixPeer::new)
 }
 
 fn incoming_of(
     listener: UnixListener,
     connections: usize,
-    shares: Arc<Shares>,
+    peer: fn(UCred) -> UnixPeer,
 ) -> impl Stream<Item = io::Result<AuthorityStream>> {
     let permits = Arc::new(Semaphore::new(connections));
     let incoming = Incoming {
         listener,
+        peer,
         permits,
-        shares,
+        shares: Shares::new(connections),
         failed: Seldom::default(),
         too_many: Seldom::default(),
         garbled: Arc::default(),
@@ -120,6 +110,7 @@ fn incoming_of(
 /// What makes connections.
 struct Incoming {
     listener: UnixListener,
+    peer: fn(UCred) -> UnixPeer,
     permits: Arc<Semaphore>,
     shares: Arc<Shares>,
     failed: Seldom,
@@ -138,12 +129,8 @@ impl Incoming {
             };
             match accepted {
                 Ok((io, credentials)) => {
-                    let peer = UnixPeer {
-                        uid: credentials.uid(),
-                        gid: credentials.gid(),
-                        pid: credentials.pid(),
-                    };
-                    if let Some(share) = self.shares.take(Some(peer.uid), 1) {
+                    let peer = (self.peer)(credentials);
+                    if let Some(share) = self.shares.take(peer.sharing_user(), 1) {
                         let garbled = Arc::clone(&self.garbled);
                         return AuthorityStream::new(io, peer, garbled, (permit, share));
                     }

@@ -121,6 +121,11 @@ group! {
         /// the default data directory, else gpuwarden.sock in the data directory].
         #[arg(long, env = "GPUWARDEN_SOCKET", value_name = "PATH")]
         pub socket: Option<PathBuf>,
+        /// Permission bits of the socket's file, octal. With the default every user may report,
+        /// as checks in users' pods do; 600 lets in root and gpuwarden's own user only, 660 also
+        /// its group [default: 666].
+        #[arg(long, env = "GPUWARDEN_SOCKET_MODE", value_name = "OCTAL")]
+        pub socket_mode: Option<String>,
         /// For which nodes processes on this machine may report over the socket: own or any
         /// [default: own].
         #[arg(long, env = "GPUWARDEN_ACCEPT_NODES", value_name = "own|any")]

@@ -12,7 +12,7 @@ use jiff::Timestamp;
 
 use crate::args::{Inject, TargetArgs, Via};
 use crate::client::{self, Client};
-use crate::{EXIT_OK, output};
+use crate::{EXIT_OK, EXIT_UNHEALTHY, output};
 
 /// Severity of the lines that the driver prints for XIDs.
 const KERNEL_ERROR: u8 = 3;
@@ -26,7 +26,7 @@ pub(super) async fn execute(what: Inject) -> anyhow::Result<u8> {
             target,
         } => xid(code, &pci, via, &target).await?,
         Inject::Recovery { pci, code, target } => {
-            recovery(pci.as_deref(), code.as_deref(), &target).await?;
+            return recovery(pci.as_deref(), code.as_deref(), &target).await;
         }
     }
     Ok(EXIT_OK)
@@ -65,8 +65,9 @@ async fn recovery(
     pci: Option<&str>,
     code: Option<&str>,
     target: &TargetArgs,
-) -> anyhow::Result<()> {
-    let status: Status = Client::new(&target.server)?.get("/api/v1/status").await?;
+) -> anyhow::Result<u8> {
+    let client = Client::new(&target.server)?;
+    let status: Status = client.get("/api/v1/status").await?;
     if let Some(delivery) = &status.delivery {
         bail!(
             "this is an agent: which faults are open is known at its controller, to which it \
@@ -87,29 +88,41 @@ async fn recovery(
                 })
             })
     };
-    let faults: Vec<FaultView> = status
-        .fleet
-        .nodes
-        .into_iter()
-        .filter(|known| known.name == node)
-        .flat_map(|known| known.faults)
-        .filter(named)
-        .collect();
+    let faults: Vec<FaultView> = faults_of(&node, status).filter(named).collect();
     if faults.is_empty() {
         output::line(&format!(
             "{node} has no such open fault: nothing to recover"
         ))?;
-        return Ok(());
+        return Ok(EXIT_OK);
     }
     let events = faults.iter().map(|fault| healthy(fault, &node)).collect();
     client::send(target, batch(events)).await?;
+    // Not every user may close every fault.
+    let status: Status = client.get("/api/v1/status").await?;
+    let open: Vec<String> = faults_of(&node, status)
+        .map(|fault| fault.event_id)
+        .collect();
+    let mut exit = EXIT_OK;
     for fault in &faults {
-        output::line(&format!(
-            "recovered: {} of {node}",
-            output::plain(&fault.title())
-        ))?;
+        let title = output::plain(&fault.title());
+        if open.contains(&fault.event_id) {
+            exit = EXIT_UNHEALTHY;
+            output::line(&format!(
+                "still open: {title} of {node}; the recovery is recorded, but what a monitor or \
+                 root has reported is closed by a monitor, root or gpuwarden's own user only"
+            ))?;
+        } else {
+            output::line(&format!("recovered: {title} of {node}"))?;
+        }
     }
-    Ok(())
+    Ok(exit)
+}
+
+fn faults_of(node: &str, status: Status) -> impl Iterator<Item = FaultView> {
+    let nodes = status.fleet.nodes.into_iter();
+    nodes
+        .filter(move |known| known.name == node)
+        .flat_map(|known| known.faults)
 }
 
 /// The event that says that a fault is no more.

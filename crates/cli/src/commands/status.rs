@@ -221,8 +221,12 @@ fn fault_text(fault: &FaultView, now: Timestamp) -> String {
     } else {
         String::new()
     };
+    let reporter = fault.reported_by.as_ref();
+    let reporter = reporter.map_or_else(String::new, |who| {
+        format!(", reported by {}", output::plain(who))
+    });
     format!(
-        "  {fatal}  {}, {}, {} ago{times}",
+        "  {fatal}  {}, {}, {} ago{times}{reporter}",
         output::plain(&fault.title()),
         output::plain(&fault.recommended_action),
         ago(fault.last_seen, now)

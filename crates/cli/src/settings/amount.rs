@@ -1,4 +1,4 @@
-//! Durations and sizes as people write them.
+//! Durations, sizes and permission bits as people write them.
 
 use jiff::{SignedDuration, Span, SpanRelativeTo};
 
@@ -44,6 +44,19 @@ pub(super) fn bytes(name: &'static str, text: &str) -> Result<u64, SettingsError
         })
 }
 
+/// Reads permission bits in octal, `0660` or `660`: those of user, group and others.
+pub(super) fn mode(name: &'static str, text: &str) -> Result<u32, SettingsError> {
+    let digits = text.bytes().all(|digit| digit.is_ascii_digit());
+    u32::from_str_radix(text, 8)
+        .ok()
+        .filter(|mode| digits && *mode <= 0o777)
+        .ok_or_else(|| SettingsError::Value {
+            name,
+            value: text.to_owned(),
+            what: "is no file mode such as 666, 660 or 600".to_owned(),
+        })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -72,6 +85,15 @@ mod tests {
         }
         for text in ["", "MiB", "1.5GiB", "1 apple", "99999999999TiB", "-1"] {
             assert!(bytes("--x", text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn modes_are_octal() {
+        assert_eq!(mode("--x", "0660").unwrap(), 0o660);
+        assert_eq!(mode("--x", "600").unwrap(), 0o600);
+        for text in ["", "68", "1777", "rw", "+66", "-1"] {
+            assert!(mode("--x", text).is_err(), "{text}");
         }
     }
 }

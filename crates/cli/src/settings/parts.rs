@@ -26,6 +26,8 @@ const CONTRACT_SOCKET: &str = "/var/run/nvsentinel.sock";
 const GPU_METADATA: &str = "/var/lib/nvsentinel/gpu_metadata.json";
 /// Long enough to look back on the last incident of a node.
 const RETENTION: &str = "30d";
+/// Any user may report: preflight checks run as the user's.
+const SOCKET_MODE: &str = "666";
 /// Least room of the event store (bytes), for tens of thousands of events: where there is less,
 /// what has just happened is deleted by what comes next.
 const SMALLEST_STORE: u64 = 64 * 1024 * 1024;
@@ -65,6 +67,8 @@ pub struct NodeSettings {
     pub node_name: String,
     /// Unix socket of the connector.
     pub socket: PathBuf,
+    /// Permission bits of the socket's file.
+    pub socket_mode: u32,
     /// For which nodes processes on this machine may report.
     pub accept_nodes: AcceptNodes,
     /// What to read.
@@ -227,10 +231,12 @@ impl NodeSettings {
             Some("any") => AcceptNodes::Any,
             Some(other) => return Err(wrong("--accept-nodes", other, "is neither own nor any")),
         };
+        let socket_mode = args.socket_mode.as_deref().unwrap_or(SOCKET_MODE);
         let history = args.history.as_deref().unwrap_or("15m");
         Ok(Self {
             node_name,
             socket,
+            socket_mode: amount::mode("--socket-mode", socket_mode)?,
             accept_nodes,
             kernel_log,
             history: amount::duration("--history", history)?,

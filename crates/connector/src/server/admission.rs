@@ -72,7 +72,7 @@ impl<S> Admission<S> {
             return Err(Status::unauthenticated("who sends this is not known"));
         };
         let user = match &caller {
-            Caller::Local(peer) => Some(peer.uid),
+            Caller::Local(peer) => peer.sharing_user(),
             Caller::Monitor | Caller::Node(_) | Caller::Central(_) => None,
         };
         let turn = self.requests.take(user, 1);

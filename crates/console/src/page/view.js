@@ -213,6 +213,7 @@ function faults(status) {
         [
           el("div", {}, "first ", ago(fault.firstSeen)),
           fault.count > 1 && el("div", {}, "last ", ago(fault.lastSeen)),
+          fault.reportedBy && el("div", { class: "muted" }, "reported by " + fault.reportedBy),
           fault.count > 1 && el("div", { class: "muted" }, `${fault.count} reports`),
         ].filter(Boolean),
       ],

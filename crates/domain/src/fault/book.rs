@@ -10,6 +10,7 @@ use super::heard::Heard;
 use super::{Fault, Origin, Subject};
 use crate::event::Record;
 use crate::fold::Seen;
+use crate::reporter::Authority;
 
 /// Most faults that are kept open for one node. Beyond it a new fatal fault takes the
 /// place of the oldest non-fatal one, and anything else is counted as `overflow` only:
@@ -66,6 +67,8 @@ pub enum Ignored {
     EarlierInBoot,
     /// It is healthy, and no fault that it could close is open.
     NothingToClose,
+    /// It is healthy, and what it could close was opened by a higher [`Authority`].
+    LacksAuthority,
     /// It is recorded already.
     AlreadyRecorded,
     /// The node has as many open faults, or the book as many faulty nodes, as are kept.
@@ -146,8 +149,7 @@ impl FaultBook {
         let subjects = Subject::of_entities(&event.entities_impacted);
         faults
             .filter(|fault| {
-                fault.check == event.check_name
-                    && fault.agent == event.agent
+                fault.reported_as(event)
                     && (event.error_code.contains(&fault.code)
                         || (event.error_code.is_empty() && fault.code.is_empty()))
                     && subjects.iter().any(|subject| fault.subject.same(subject))
@@ -179,10 +181,7 @@ impl FaultBook {
         for subject in Subject::of_entities(&event.entities_impacted) {
             for code in codes {
                 let same = |fault: &Fault| {
-                    fault.code == *code
-                        && fault.check == event.check_name
-                        && fault.agent == event.agent
-                        && fault.subject.same(&subject)
+                    fault.code == *code && fault.reported_as(event) && fault.subject.same(&subject)
                 };
                 let known = faults.iter().find(|fault| same(fault));
                 let (opens, more) = match known {
@@ -227,20 +226,25 @@ impl FaultBook {
 
     fn close(&mut self, event: &HealthEvent) -> Vec<Change> {
         let mut changes = Vec::new();
+        let mut ignored = Ignored::NothingToClose;
         if let Some(faults) = self.nodes.get_mut(&event.node_name) {
             faults.retain(|fault| {
-                let closed = fault.closed_by(event);
-                if closed {
-                    changes.push(Change::Closed(fault.title()));
+                if !fault.healed_by(event) {
+                    return true;
                 }
-                !closed
+                if Authority::of(event) < fault.authority() {
+                    ignored = Ignored::LacksAuthority;
+                    return true;
+                }
+                changes.push(Change::Closed(fault.title()));
+                false
             });
             if faults.is_empty() {
                 self.nodes.remove(&event.node_name);
             }
         }
         if changes.is_empty() {
-            changes.push(Change::Ignored(Ignored::NothingToClose));
+            changes.push(Change::Ignored(ignored));
         }
         changes
     }
@@ -254,8 +258,25 @@ fn bytes(faults: &[Fault]) -> usize {
 // === impl Fault ===
 
 impl Fault {
-    /// Whether a healthy event closes it.
+    /// Returns what the word of those who report it weighs.
+    fn authority(&self) -> Authority {
+        Authority::of(&self.event)
+    }
+
+    /// Returns whether an event is of the agent, the check and the authority that report it.
+    fn reported_as(&self, event: &HealthEvent) -> bool {
+        self.check == event.check_name
+            && self.agent == event.agent
+            && self.authority() == Authority::of(event)
+    }
+
+    /// Returns whether a healthy event closes it.
     fn closed_by(&self, event: &HealthEvent) -> bool {
+        self.healed_by(event) && self.authority() <= Authority::of(event)
+    }
+
+    /// Returns whether a healthy event means it, whoever says so.
+    fn healed_by(&self, event: &HealthEvent) -> bool {
         // The component class is no part of it: monitors are known to report a recovery
         // under another class than the fault.
         self.check == event.check_name

@@ -11,6 +11,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use super::{Fault, FaultBook};
+use crate::reporter::Reporter;
 
 /// The machine behind a node's name, as its kubelet has told the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -81,7 +82,7 @@ impl Fault {
 
     /// The event that closes this fault, and no newer one, because its machine is gone.
     fn gone(&self, why: &str, now: Timestamp) -> HealthEvent {
-        HealthEvent {
+        let mut event = HealthEvent {
             version: EVENT_VERSION,
             agent: self.agent.clone(),
             component_class: self.event.component_class.clone(),
@@ -102,7 +103,9 @@ impl Fault {
             node_name: self.event.node_name.clone(),
             processing_strategy: ProcessingStrategy::ExecuteRemediation as i32,
             ..HealthEvent::default()
-        }
+        };
+        Reporter::Monitor.note_in(&mut event);
+        event
     }
 }
 

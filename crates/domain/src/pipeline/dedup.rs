@@ -2,7 +2,7 @@
 //! per window; the others are stored for analysis only (`STORE_AND_ANALYSE`).
 //!
 //! What is the same is NVSentinel's: node, check, entities and codes, in any order; here
-//! also the agent, which belongs to a fault. Held back is only what changes nothing: a
+//! also the agent and the reporter's authority, which belong to a fault. Held back is only what changes nothing: a
 //! report passes where it is graver or milder than the one before, asks for something else,
 //! or comes after a recovery. Reports that no reaction looks at are left alone.
 //!
@@ -19,6 +19,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::annotate;
 use crate::event::{Record, content_fingerprint, lacks_own_time};
 use crate::fault::normalise_pci;
+use crate::reporter::Authority;
 
 /// Most memory for what was seen (bytes): some 30,000 faults of usual size. Beyond it
 /// further faults pass and are not remembered, until windows have ended.
@@ -85,6 +86,7 @@ struct Scope {
     node: String,
     agent: String,
     check: String,
+    authority: Authority,
 }
 
 /// What is broken.
@@ -188,7 +190,16 @@ impl Deduplicator {
         // A recovery, whether or not it will be stored. A strategy that we do not know is
         // its sender's, and stays.
         if event.is_healthy || strategy != ProcessingStrategy::ExecuteRemediation as i32 {
-            self.retain(&scope, |subject, _| !subject.may_concern(event));
+            // It heals what its own authority has reported, and lower ones.
+            for authority in [Authority::User, Authority::Trusted] {
+                if authority <= scope.authority {
+                    let scope = Scope {
+                        authority,
+                        ..scope.clone()
+                    };
+                    self.retain(&scope, |subject, _| !subject.may_concern(event));
+                }
+            }
             return Verdict::Passes;
         }
         let subject = Subject::of(event);
@@ -313,6 +324,7 @@ impl Scope {
             node: event.node_name.clone(),
             agent: event.agent.clone(),
             check: event.check_name.clone(),
+            authority: Authority::of(event),
         }
     }
 }

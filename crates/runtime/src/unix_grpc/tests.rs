@@ -108,7 +108,7 @@ async fn writes_pass_untouched() {
 #[tokio::test]
 async fn connections_over_the_limit_wait() {
     let (socket, listener) = listen();
-    let mut incoming = pin!(incoming_of(listener, 1, Shares::new(1)));
+    let mut incoming = pin!(incoming_of(listener, 1, UnixPeer::new));
     let _first_client = UnixStream::connect(&socket.path).await.unwrap();
     let first = incoming.next().await.unwrap().unwrap();
     let _second_client = UnixStream::connect(&socket.path).await.unwrap();
@@ -124,7 +124,11 @@ async fn connections_over_the_limit_wait() {
 async fn a_user_with_too_many_connections_gets_no_more_and_keeps_no_other_out() {
     let (socket, listener) = listen();
     // We are one of those who may not have all.
-    let mut incoming = pin!(incoming_of(listener, 64, Shares::with_first(64, vec![])));
+    let user = |credentials| UnixPeer {
+        is_operator: false,
+        ..UnixPeer::new(credentials)
+    };
+    let mut incoming = pin!(incoming_of(listener, 64, user));
     let mut open = Vec::new();
     for _ in 0..8 {
         let client = UnixStream::connect(&socket.path).await.unwrap();

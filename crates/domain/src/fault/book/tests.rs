@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::event::normalise;
+use crate::reporter::{Process, Reporter};
 
 fn record(seq: u64, edit: impl FnOnce(&mut HealthEvent)) -> Record {
     let created_at = Timestamp::from_second(1_800_000_000 + i64::try_from(seq).unwrap()).unwrap();
@@ -44,6 +45,53 @@ fn healthy(seq: u64, edit: impl FnOnce(&mut HealthEvent)) -> Record {
         event.recommended_action = 0;
         edit(event);
     })
+}
+
+fn by(reporter: Reporter) -> impl Fn(&mut HealthEvent) {
+    move |event| reporter.note_in(event)
+}
+
+fn user(uid: u32) -> Reporter {
+    let pid = i32::try_from(uid).ok();
+    Reporter::User(Process { uid, pid })
+}
+
+#[test]
+fn a_report_closes_only_what_its_own_authority_or_a_lower_one_opened() {
+    let operator = Reporter::Operator(Process { uid: 0, pid: None });
+    let trusted = [
+        Reporter::Monitor,
+        operator,
+        Reporter::Node,
+        Reporter::Central("cloud".into()),
+    ];
+    for opens in trusted.iter().cloned().chain([user(1000)]) {
+        for closes in trusted.iter().cloned().chain([user(1001)]) {
+            let may = trusted.contains(&closes) || !trusted.contains(&opens);
+            let mut book = FaultBook::default();
+            book.record(&record(1, by(opens.clone())));
+            let told = record(2, by(closes.clone()));
+            assert_eq!(
+                book.touched_by(&healthy(2, by(closes.clone())).event).len(),
+                usize::from(may)
+            );
+            // The same fault, where both have the same authority.
+            let same = trusted.contains(&closes) == trusted.contains(&opens);
+            book.record(&told);
+            assert_eq!(book.faults("n1").len(), if same { 1 } else { 2 });
+            let changes = book.record(&healthy(3, by(closes.clone())));
+            let left = usize::from(!may);
+            assert_eq!(book.faults("n1").len(), left, "{opens:?} {closes:?}");
+            assert!(matches!(changes[0], Change::Closed(_)), "{changes:?}");
+            let changes = book.record(&healthy(4, by(closes.clone())));
+            let expected = if may {
+                Ignored::NothingToClose
+            } else {
+                Ignored::LacksAuthority
+            };
+            assert_eq!(changes, [Change::Ignored(expected)]);
+        }
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::event;
 use crate::fault::{Fault, FaultBook};
+use crate::reporter::Reporter;
 
 const START: i64 = 1_800_000_000;
 
@@ -547,10 +548,10 @@ fn any_event() -> impl Strategy<Value = (HealthEvent, i64)> {
         codes,
         prop_oneof![Just(2), Just(24)],
         prop_oneof![8 => Just(1), 1 => Just(2), 1 => Just(3), 1 => Just(9)],
-        0_i64..90,
+        (0_i64..90, any::<bool>()),
     )
         .prop_map(
-            |(is_healthy, fatal, devices, codes, action, strategy, wait)| {
+            |(is_healthy, fatal, devices, codes, action, strategy, (wait, trusted))| {
                 let event = with(|event| {
                     event.is_healthy = is_healthy;
                     event.is_fatal = fatal && !is_healthy;
@@ -558,6 +559,9 @@ fn any_event() -> impl Strategy<Value = (HealthEvent, i64)> {
                     event.error_code = codes.into_iter().map(str::to_owned).collect();
                     event.recommended_action = action;
                     event.processing_strategy = strategy;
+                    if trusted {
+                        Reporter::Monitor.note_in(event);
+                    }
                 });
                 (event, wait)
             },
@@ -565,13 +569,14 @@ fn any_event() -> impl Strategy<Value = (HealthEvent, i64)> {
 }
 
 /// What is open, as far as anybody acts upon it.
-fn open(book: &FaultBook) -> Vec<(String, String, bool, i32)> {
+fn open(book: &FaultBook) -> Vec<(String, String, bool, i32, Authority)> {
     let open = |fault: &Fault| {
         (
             fault.code.clone(),
             fault.subject.to_string(),
             fault.event.is_fatal,
             fault.event.recommended_action,
+            Authority::of(&fault.event),
         )
     };
     book.faults("n1").iter().map(open).collect()

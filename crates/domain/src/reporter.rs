@@ -1,0 +1,207 @@
+//! Who reported an event, as the connector that took it has seen it.
+//!
+//! A message may say anything of its sender; the connector knows better. It notes the
+//! reporter in the event's metadata, where nobody else can write: keys under `gpuwarden.dev/`
+//! that a sender has chosen are taken off first. What the reporter may close follows from its
+//! [`Authority`].
+
+use std::fmt;
+
+use contract::{HealthEvent, keys};
+
+/// The reporter of an event.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Reporter {
+    /// A monitor in one of our own processes.
+    Monitor,
+    /// A process on the event's machine that runs as root or as our own user, in our own pid
+    /// and user namespaces: who administers the machine.
+    Operator(Process),
+    /// Another process on the event's machine. Root of a container is one of these.
+    User(Process),
+    /// The agent of the event's node, over the network, which does not say who told it.
+    Node,
+    /// A monitor that watches nodes from elsewhere, by the name that it has proven.
+    Central(String),
+}
+
+/// A process on the event's machine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Process {
+    /// Its effective user id.
+    pub uid: u32,
+    /// Its process id; `None`: it is not visible from where we are.
+    pub pid: Option<i32>,
+}
+
+/// What a reporter's word weighs. A report closes only what its own authority or a lower one
+/// has opened, and what two authorities report is two faults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Authority {
+    /// Any user of the machine. All of them are one: the passing check of the next pod closes
+    /// what the check of an earlier one has opened.
+    User,
+    /// Those who administer the machine or the cluster, and our own monitors.
+    Trusted,
+}
+
+// === impl Reporter ===
+
+impl Reporter {
+    /// Returns the reporter that is noted in an event; `None`: the note is missing, or is not
+    /// one of ours.
+    pub fn of(event: &HealthEvent) -> Option<Self> {
+        Self::parse(event.metadata.get(keys::META_REPORTED_BY)?)
+    }
+
+    /// Notes the reporter in an event.
+    pub fn note_in(&self, event: &mut HealthEvent) {
+        event
+            .metadata
+            .insert(keys::META_REPORTED_BY.to_owned(), self.mark());
+    }
+
+    /// Returns the reporter without what differs when it reports the same thing again: a
+    /// check that is started once more has another pid.
+    #[must_use]
+    pub fn without_pid(self) -> Self {
+        let lasting = |process: Process| Process {
+            pid: None,
+            ..process
+        };
+        match self {
+            Self::Operator(process) => Self::Operator(lasting(process)),
+            Self::User(process) => Self::User(lasting(process)),
+            other => other,
+        }
+    }
+
+    /// Returns what the reporter's word weighs.
+    pub fn authority(&self) -> Authority {
+        match self {
+            Self::User(_) => Authority::User,
+            Self::Monitor | Self::Operator(_) | Self::Node | Self::Central(_) => Authority::Trusted,
+        }
+    }
+
+    /// Returns the value of [`keys::META_REPORTED_BY`].
+    fn mark(&self) -> String {
+        match self {
+            Self::Monitor => "monitor".to_owned(),
+            Self::Operator(process) => format!("operator {}", process.mark()),
+            Self::User(process) => format!("user {}", process.mark()),
+            Self::Node => "node".to_owned(),
+            Self::Central(name) => format!("central {name}"),
+        }
+    }
+
+    fn parse(mark: &str) -> Option<Self> {
+        let (class, rest) = mark.split_once(' ').unwrap_or((mark, ""));
+        match class {
+            "monitor" if rest.is_empty() => Some(Self::Monitor),
+            "operator" => Process::parse(rest).map(Self::Operator),
+            "user" => Process::parse(rest).map(Self::User),
+            "node" if rest.is_empty() => Some(Self::Node),
+            "central" => Some(Self::Central(rest.to_owned())),
+            _ => None,
+        }
+    }
+}
+
+/// For people: `process 7 of user 1000`.
+impl fmt::Display for Reporter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Monitor => f.write_str("a monitor of ours"),
+            Self::Operator(process) | Self::User(process) => process.fmt(f),
+            Self::Node => f.write_str("the node's agent"),
+            Self::Central(name) => write!(f, "central monitor {name}"),
+        }
+    }
+}
+
+// === impl Process ===
+
+impl Process {
+    fn mark(self) -> String {
+        match self.pid {
+            Some(pid) => format!("uid={} pid={pid}", self.uid),
+            None => format!("uid={}", self.uid),
+        }
+    }
+
+    fn parse(mark: &str) -> Option<Self> {
+        let (uid, pid) = match mark.split_once(' ') {
+            Some((uid, pid)) => (uid, Some(pid.strip_prefix("pid=")?.parse().ok()?)),
+            None => (mark, None),
+        };
+        let uid = uid.strip_prefix("uid=")?.parse().ok()?;
+        Some(Self { uid, pid })
+    }
+}
+
+impl fmt::Display for Process {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.pid {
+            Some(pid) => write!(f, "process {pid} of user {}", self.uid),
+            None => write!(f, "a process of user {}", self.uid),
+        }
+    }
+}
+
+// === impl Authority ===
+
+impl Authority {
+    /// Returns the authority behind an event. Where nobody has noted a reporter, as in events
+    /// of another system that are replayed, it is the lowest.
+    pub fn of(event: &HealthEvent) -> Self {
+        Reporter::of(event).map_or(Self::User, |reporter| reporter.authority())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_noted_is_read_again_and_weighs_what_it_should() {
+        let process = |pid| Process { uid: 1000, pid };
+        let table = [
+            (Reporter::Monitor, Authority::Trusted),
+            (Reporter::Operator(process(Some(7))), Authority::Trusted),
+            (Reporter::User(process(Some(7))), Authority::User),
+            (Reporter::User(process(None)), Authority::User),
+            (Reporter::Node, Authority::Trusted),
+            (Reporter::Central("k8s sa".into()), Authority::Trusted),
+        ];
+        for (reporter, authority) in table {
+            let mut event = HealthEvent::default();
+            assert_eq!(Authority::of(&event), Authority::User);
+            reporter.note_in(&mut event);
+            assert_eq!(Reporter::of(&event), Some(reporter), "{event:?}");
+            assert_eq!(Authority::of(&event), authority);
+        }
+    }
+
+    #[test]
+    fn what_is_no_note_of_ours_weighs_least() {
+        for mark in [
+            "",
+            "Monitor",
+            "monitor ",
+            "monitor x",
+            "node n1",
+            "operator",
+            "operator uid=0 pid=",
+            "operator 0",
+            "user uid=-1",
+            "root",
+        ] {
+            let mut event = HealthEvent::default();
+            let key = keys::META_REPORTED_BY.to_owned();
+            event.metadata.insert(key, mark.to_owned());
+            let read = Reporter::of(&event);
+            assert!(read.is_none() || mark == "monitor ", "{mark:?}: {read:?}");
+        }
+    }
+}

@@ -1,0 +1,105 @@
+//! The process at the other end of a Unix socket.
+
+use std::fs;
+
+use tokio::net::unix::UCred;
+
+/// The process at the other end of a connection, as the kernel knew it when it connected.
+///
+/// A request carries it in its extensions: `request.extensions().get::<UnixPeer>()`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct UnixPeer {
+    /// Effective user id.
+    pub uid: u32,
+    /// Effective group id.
+    pub gid: u32,
+    /// Process id as seen from our pid namespace; `None` if the process is not visible
+    /// there. It may have ended, and the number may have been given out again.
+    pub pid: Option<i32>,
+    /// Whether it runs as root or as our own user, in our own pid and user namespaces.
+    /// Root of a container is not root of the machine, although the kernel gives both as 0.
+    pub is_operator: bool,
+}
+
+// === impl UnixPeer ===
+
+impl UnixPeer {
+    pub(super) fn new(credentials: UCred) -> Self {
+        let (uid, pid) = (credentials.uid(), credentials.pid());
+        let may_be = uid == 0 || uid == rustix::process::geteuid().as_raw();
+        Self {
+            uid,
+            gid: credentials.gid(),
+            pid,
+            is_operator: may_be && pid.is_some_and(in_our_namespaces),
+        }
+    }
+
+    /// Returns the user whose share of what is bounded a request of this process takes up;
+    /// `None`: an operator's, who may have all.
+    pub fn sharing_user(&self) -> Option<u32> {
+        (!self.is_operator).then_some(self.uid)
+    }
+}
+
+/// Returns whether a process that we see lives in our own pid and user namespaces. By files
+/// that every user may read: the links in `/proc/PID/ns` take a right that we may not have.
+fn in_our_namespaces(pid: i32) -> bool {
+    let Ok(status) = fs::read_to_string(format!("/proc/{pid}/status")) else {
+        return false;
+    };
+    // A process of a namespace below ours has a number in each of them.
+    let numbers = status.lines().find_map(|line| line.strip_prefix("NSpid:"));
+    let in_our_pid_namespace =
+        numbers.is_some_and(|numbers| numbers.split_ascii_whitespace().count() == 1);
+    let user_map = |of: &str| fs::read_to_string(format!("/proc/{of}/uid_map")).ok();
+    let own = user_map("self");
+    in_our_pid_namespace && own.is_some() && own == user_map(&pid.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn we_are_in_our_namespaces_and_a_process_that_is_gone_is_not() {
+        assert!(in_our_namespaces(
+            i32::try_from(std::process::id()).unwrap()
+        ));
+        let mut child = Command::new("true").spawn().unwrap();
+        child.wait().unwrap();
+        assert!(!in_our_namespaces(i32::try_from(child.id()).unwrap()));
+    }
+
+    fn child_of(parent: u32) -> i32 {
+        let is_child = |pid: &i32| {
+            let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+            status.contains(&format!("PPid:\t{parent}\n"))
+        };
+        let entries = fs::read_dir("/proc").unwrap().flatten();
+        let mut pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+        pids.find(is_child).unwrap()
+    }
+
+    #[test]
+    fn a_process_of_another_namespace_is_not_in_ours() {
+        for kind in ["--pid", "--user"] {
+            // `cat` ends when its input does: with us at the latest.
+            let mut child = Command::new("unshare")
+                .args([kind, "--fork", "sh", "-c", "echo; exec cat"])
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
+            let mut begun = [0];
+            let read = std::io::Read::read(child.stdout.as_mut().unwrap(), &mut begun);
+            assert_eq!(read.unwrap(), 1, "unshare {kind} takes root");
+            assert!(!in_our_namespaces(child_of(child.id())), "{kind}");
+            drop(child.stdin.take());
+            child.wait().unwrap();
+        }
+    }
+}
