@@ -294,7 +294,9 @@ fn effect(change: &Change, complete: bool) -> String {
         }
         Change::Ignored(Ignored::AlreadyRecorded) => "recorded already".to_owned(),
         Change::Ignored(Ignored::Overflow) => {
-            "counted only: the node has as many open faults as are kept".to_owned()
+            "not taken in: the node has as many open faults as are kept; read again when there is \
+             room"
+                .to_owned()
         }
     }
 }

@@ -39,6 +39,7 @@ mod intake;
 mod journal;
 mod look;
 mod metrics;
+mod missed;
 mod nodes;
 mod publish;
 mod questions;
@@ -57,6 +58,7 @@ use fleet::NodeEntry;
 use intake::{FeedFailure, SaveState};
 use journal::{JOURNAL_QUEUE, Journal};
 use metrics::QuarantineMetrics;
+use missed::Missed;
 use nodes::Relisted;
 use publish::Publishing;
 use questions::{MAX_QUESTIONS, Question};
@@ -147,6 +149,7 @@ pub struct Quarantine {
     /// Panics over the batch that is to be written.
     writing_panics: u32,
     saving: SaveState,
+    missed: Missed,
     /// Why the feed could not be read, if it could not.
     feed_failure: Option<FeedFailure>,
     nodes: BTreeMap<String, NodeEntry>,
@@ -216,6 +219,7 @@ impl Quarantine {
             writing: JoinSet::new(),
             writing_panics: 0,
             saving: SaveState::default(),
+            missed: Missed::default(),
             feed_failure: None,
             nodes: BTreeMap::new(),
             dirty: BTreeSet::new(),
@@ -248,6 +252,7 @@ impl Quarantine {
         loop {
             self.watch_the_clock();
             self.take_in_if_due().await;
+            self.read_missed().await;
             self.look().await;
             self.write_statuses();
             self.save_if_due().await;
@@ -409,10 +414,18 @@ impl Quarantine {
             Instant::now() + Duration::try_from(at.duration_since(now)).unwrap_or_default()
         });
         let feed = self.feed_failure.as_ref().map(|failed| failed.retry_at);
-        [timed, retry, feed, self.save_at(), self.publishing.at]
-            .into_iter()
-            .flatten()
-            .min()
+        let missed = self.read_missed_at();
+        [
+            timed,
+            retry,
+            feed,
+            missed,
+            self.save_at(),
+            self.publishing.at,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
     }
 }
 

@@ -22,6 +22,7 @@ use serde_json::Value;
 
 use crate::fault::Fault;
 use crate::node::NodeView;
+use crate::reporter::Authority;
 
 pub use message::{Limits, LimitsError};
 pub use occurrence::{MAX_OCCURRENCES, Occurrence, is_open, occurrences, reason};
@@ -29,6 +30,8 @@ pub use occurrence::{MAX_OCCURRENCES, Occurrence, is_open, occurrences, reason};
 /// Most conditions of checks on one node. Names of checks come from senders, and no condition
 /// is ever removed.
 pub const MAX_CONDITIONS: usize = 64;
+/// Up to so many, checks of users get one too; the rest is for the monitors.
+const MAX_WITH_USERS: usize = MAX_CONDITIONS / 2;
 
 /// Conditions that are Kubernetes' own: a check of such a name is not written over them.
 const KUBERNETES_OWN: [&str; 11] = [
@@ -108,22 +111,25 @@ pub fn changes<'a>(
     for fault in faults.iter().filter(|fault| fault.event.is_fatal) {
         broken.entry(&fault.check).or_default().push(fault);
     }
-    let mut room = MAX_CONDITIONS.saturating_sub(
-        on_node
-            .iter()
-            .filter(|(kind, found)| is_of_check(kind, found))
-            .count(),
-    );
+    let of_checks = on_node
+        .iter()
+        .filter(|(kind, found)| is_of_check(kind, found));
+    let mut count = of_checks.count();
     let mut wanted = Vec::new();
-    for (check, faults) in &broken {
+    let is_users = |faults: &[&Fault]| faults.iter().all(|one| one.authority == Authority::User);
+    let (users, monitors): (Vec<_>, Vec<_>) =
+        broken.iter().partition(|(_, faults)| is_users(faults));
+    let monitors = monitors.into_iter().map(|one| (one, MAX_CONDITIONS));
+    let users = users.into_iter().map(|one| (one, MAX_WITH_USERS));
+    for ((check, faults), most) in monitors.chain(users) {
         if !is_free(check, on_node.get(check)) {
             continue;
         }
         if !on_node.contains_key(check) {
-            if room == 0 {
+            if count >= most {
                 continue;
             }
-            room -= 1;
+            count += 1;
         }
         wanted.push(Condition {
             kind: (*check).to_owned(),

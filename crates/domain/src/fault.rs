@@ -7,6 +7,7 @@
 mod book;
 mod heard;
 mod machine;
+mod room;
 mod share;
 mod subject;
 
@@ -15,12 +16,14 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::event::public_form;
+use crate::reporter::Authority;
 
 pub use book::{
     Change, FaultBook, Ignored, MAX_FAULT_BYTES_PER_NODE, MAX_FAULTY_NODES,
     MAX_OPEN_FAULTS_PER_NODE,
 };
 pub use machine::{Machine, Origin};
+pub use room::Rereading;
 pub use share::NodeShare;
 pub use subject::{Subject, normalise_pci};
 
@@ -31,6 +34,8 @@ pub struct Fault {
     pub agent: String,
     /// Check that found it.
     pub check: String,
+    /// What the word of those who report it weighs.
+    pub authority: Authority,
     /// Its code, for example `79`; empty where the check gives none.
     pub code: String,
     /// The device or other resource that is broken.
@@ -38,9 +43,14 @@ pub struct Fault {
     /// The event that stands for it: the gravest so far.
     #[serde(with = "public_form")]
     pub event: HealthEvent,
+    /// Size of that event in its binary form.
+    bytes: usize,
     /// Id of the event that opened it: stays while the fault is open.
     #[serde(default)]
     pub opened_by: String,
+    /// Feed position of that event.
+    #[serde(default)]
+    pub seq: u64,
     /// When it was first observed.
     pub first_seen: Timestamp,
     /// When it was last observed.

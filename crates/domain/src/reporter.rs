@@ -8,6 +8,7 @@
 use std::fmt;
 
 use contract::{HealthEvent, keys};
+use serde::{Deserialize, Serialize};
 
 /// The reporter of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -36,7 +37,8 @@ pub struct Process {
 
 /// What a reporter's word weighs. A report closes only what its own authority or a lower one
 /// has opened, and what two authorities report is two faults.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Authority {
     /// Any user of the machine. All of them are one: the passing check of the next pod closes
     /// what the check of an earlier one has opened.

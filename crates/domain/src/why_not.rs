@@ -36,6 +36,8 @@ pub struct Situation<'a> {
     pub view: Option<&'a NodeView>,
     /// Its open faults.
     pub faults: &'a [Fault],
+    /// How many reports about it found no room among them.
+    pub missed: u64,
     /// The policy in force; `None`: none was read yet, and nothing is decided.
     pub policy: Option<&'a Policy>,
     /// Its session.
@@ -335,8 +337,22 @@ fn faults_check(situation: &Situation<'_>) -> Check {
             ))
         }
         1 => passes("faults", "1 is open"),
-        count => passes("faults", format!("{count} are open")),
+        count => {
+            let mut check = passes("faults", format!("{count} are open"));
+            if situation.missed > 0 {
+                check.details.push(not_fully_seen(situation.missed));
+            }
+            check
+        }
     }
+}
+
+/// Returns what is said of a node about which reports found no room.
+pub fn not_fully_seen(missed: u64) -> String {
+    format!(
+        "{missed} reports found no room among its open faults, so it is not fully seen; they are \
+         read again when there is room"
+    )
 }
 
 /// One check for each open fault, gravest first.

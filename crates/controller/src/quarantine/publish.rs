@@ -7,6 +7,7 @@ use std::time::Duration;
 use domain::fault::{MAX_FAULTY_NODES, MAX_OPEN_FAULTS_PER_NODE};
 use domain::session::Phase;
 use domain::view::{ClusterView, FleetView, NodeStatus};
+use domain::why_not::not_fully_seen;
 use runtime::logging::Seldom;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -112,8 +113,9 @@ impl Quarantine {
         if self.publishing.overflow > 0 && self.publishing.overflow_said.now().is_some() {
             tracing::error!(
                 faults = std::mem::take(&mut self.publishing.overflow),
-                "the book of faults is full: faults were not taken in, and nothing is done about \
-                 them; it holds {MAX_OPEN_FAULTS_PER_NODE} of a node, and those of \
+                "the book of faults is full: reports were not taken in, and nothing is done about \
+                 them until there is room; it holds {MAX_OPEN_FAULTS_PER_NODE} faults of a node \
+                 from those who administer it and as many from its users, and those of \
                  {MAX_FAULTY_NODES} nodes"
             );
         }
@@ -138,7 +140,12 @@ impl Quarantine {
             };
             self.publishing.shown.replace(entry.shown, counts);
             entry.shown = counts;
-            if let Some(status) = entry.status(&name, faults, self.mode, sight, dropped_at) {
+            let missed = self.book.missed(&name);
+            let status = entry.status(&name, faults, self.mode, sight, dropped_at);
+            if let Some(mut status) = status {
+                if missed > 0 {
+                    status.notes.push(not_fully_seen(missed));
+                }
                 shown.insert(name, status);
                 continue;
             }

@@ -81,6 +81,7 @@ impl Quarantine {
             }),
             view: view.as_deref(),
             faults: self.book.faults(node),
+            missed: self.book.missed(node),
             policy: self.policy.as_deref(),
             session: entry.map_or(&idle, |entry| &entry.session),
             anothers: entry.is_some_and(|entry| entry.anothers.is_some()),

@@ -6,6 +6,7 @@ use serde_json::json;
 use super::*;
 use crate::event::{Record, normalise};
 use crate::fault::FaultBook;
+use crate::reporter::Reporter;
 
 const NODE: &str = "n1";
 
@@ -459,15 +460,34 @@ fn the_summary_names_the_worst_check() {
 }
 
 #[test]
-fn names_of_checks_cannot_fill_a_node() {
-    let events: Vec<HealthEvent> = (0..500)
-        .map(|index| fatal(&format!("Check{index}"), "1", &[], "m"))
-        .collect();
-    let book = book(events);
-    let changes = wanted(&book, &node(&json!([])), false);
-    assert_eq!(changes.len(), MAX_CONDITIONS);
+fn names_of_checks_cannot_fill_a_node_nor_users_take_the_place_of_monitors() {
+    let made_up = |by: Option<Reporter>| -> Vec<HealthEvent> {
+        let names = (0..500).map(|index| format!("Check{index}"));
+        let mut events: Vec<_> = names.map(|name| fatal(&name, "1", &[], "m")).collect();
+        for event in &mut events {
+            by.iter().for_each(|by| by.note_in(event));
+        }
+        events
+    };
+    let users = made_up(None);
+    let changes = wanted(&book(users.clone()), &node(&json!([])), false);
+    assert_eq!(changes.len(), MAX_WITH_USERS);
     let after = written(&node(&json!([])), &changes);
-    assert!(wanted(&book, &after, false).is_empty());
+    assert!(wanted(&book(users.clone()), &after, false).is_empty());
+
+    // What is there already stays, also once it is healed.
+    let mut own = fatal(keys::CHECK_XID, "79", &[], "m");
+    Reporter::Monitor.note_in(&mut own);
+    let both = book([users, vec![own]].concat());
+    let changes = wanted(&both, &after, false);
+    assert_eq!(
+        told(&changes),
+        ["SysLogsXIDError True SysLogsXIDErrorIsNotHealthy!"]
+    );
+
+    let monitors = book(made_up(Some(Reporter::Monitor)));
+    let changes = wanted(&monitors, &node(&json!([])), false);
+    assert_eq!(changes.len(), MAX_CONDITIONS);
 }
 
 #[test]

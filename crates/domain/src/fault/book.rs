@@ -7,21 +7,21 @@ use prost::Message as _;
 use serde::{Deserialize, Serialize};
 
 use super::heard::Heard;
+use super::room::{self, Missed};
 use super::{Fault, Origin, Subject};
 use crate::event::Record;
 use crate::fold::Seen;
 use crate::reporter::Authority;
 
-/// Most faults that are kept open for one node. Beyond it a new fatal fault takes the
-/// place of the oldest non-fatal one, and anything else is counted as `overflow` only:
-/// such a node is out of service anyway.
+/// Most faults of one authority that are kept open for one node. Beyond it a graver report takes
+/// the place of a lesser one, and one of a reporter that has few that of one that has many
+/// (`room.rs`); what finds no room is read again when there is some.
 pub const MAX_OPEN_FAULTS_PER_NODE: usize = 1024;
 
-/// Most bytes of the events that stand for the open faults of one node, in their binary form.
-/// There is no order among its monitors, and any process of a machine may be one: what one
-/// node says takes no more of the memory, and of what is saved, than this. The largest event
-/// that is taken has less than 1.5 MiB. Beyond it the same holds as beyond
-/// [`MAX_OPEN_FAULTS_PER_NODE`].
+/// Most bytes of the events that stand for the open faults of one node and authority, in their
+/// binary form: any process of a machine may report, and what it says takes no more of the
+/// memory, and of what is saved, than this. The largest event that is taken has less than
+/// 1.5 MiB. Beyond it the same holds as beyond [`MAX_OPEN_FAULTS_PER_NODE`].
 pub const MAX_FAULT_BYTES_PER_NODE: usize = 2 * 1024 * 1024;
 
 /// Most nodes whose faults are kept: above the largest clusters that Kubernetes supports
@@ -39,8 +39,11 @@ pub struct FaultBook {
     /// Checks that have spoken of a node, well or not.
     #[serde(default)]
     pub(super) heard: Heard,
-    /// Faults that found no room, since the book was started.
-    overflow: u64,
+    /// Reports that found no room and were not read again yet, by node.
+    #[serde(default)]
+    pub(super) missed: BTreeMap<String, BTreeMap<Authority, Missed>>,
+    /// Reports that found no room, since the book was started.
+    pub(super) overflow: u64,
 }
 
 /// What one event did to the book.
@@ -71,7 +74,8 @@ pub enum Ignored {
     LacksAuthority,
     /// It is recorded already.
     AlreadyRecorded,
-    /// The node has as many open faults, or the book as many faulty nodes, as are kept.
+    /// The node has as many open faults, or the book as many faulty nodes, as are kept. It is
+    /// read again when there is room.
     Overflow,
 }
 
@@ -112,7 +116,8 @@ impl FaultBook {
         if let Some(ignored) = Ignored::whatever_is_open(event) {
             return vec![Change::Ignored(ignored)];
         }
-        self.heard.note(&event.node_name, &event.check_name);
+        let authority = Authority::of(event);
+        (self.heard).note(&event.node_name, &event.check_name, authority);
         if event.is_healthy {
             self.close(event)
         } else {
@@ -120,12 +125,17 @@ impl FaultBook {
         }
     }
 
+    /// Goes on behind an event that is none of its business.
+    pub(super) fn pass_over(&mut self, seq: u64) {
+        self.applied = self.applied.max(seq);
+    }
+
     /// Feed position up to which events are recorded.
     pub fn applied(&self) -> u64 {
         self.applied
     }
 
-    /// Faults that found no room.
+    /// Reports that found no room, since the book was started.
     pub fn overflow(&self) -> u64 {
         self.overflow
     }
@@ -148,12 +158,7 @@ impl FaultBook {
         }
         let subjects = Subject::of_entities(&event.entities_impacted);
         faults
-            .filter(|fault| {
-                fault.reported_as(event)
-                    && (event.error_code.contains(&fault.code)
-                        || (event.error_code.is_empty() && fault.code.is_empty()))
-                    && subjects.iter().any(|subject| fault.subject.same(subject))
-            })
+            .filter(|fault| fault.reported_by(event, &subjects).is_some())
             .collect()
     }
 
@@ -169,58 +174,69 @@ impl FaultBook {
             self.overflow += 1;
             return vec![Change::Ignored(Ignored::Overflow)];
         }
-        let faults = self.nodes.entry(event.node_name.clone()).or_default();
+        let subjects = Subject::of_entities(&event.entities_impacted);
+        let mut changes = self.refresh(record, &subjects);
         let codes: &[String] = if event.error_code.is_empty() {
             &[String::new()]
         } else {
             &event.error_code
         };
-        let size = event.encoded_len();
-        let mut used = None;
-        let mut changes = Vec::new();
-        for subject in Subject::of_entities(&event.entities_impacted) {
-            for code in codes {
-                let same = |fault: &Fault| {
-                    fault.code == *code && fault.reported_as(event) && fault.subject.same(&subject)
-                };
-                let known = faults.iter().find(|fault| same(fault));
-                let (opens, more) = match known {
-                    None => (true, size),
-                    Some(fault) if fault.replaced_by(record) => {
-                        (false, size.saturating_sub(fault.event.encoded_len()))
-                    }
-                    Some(_) => (false, 0),
-                };
-                let mut room = true;
-                if opens || more > 0 {
-                    let used = used.get_or_insert_with(|| bytes(faults));
-                    while *used + more > MAX_FAULT_BYTES_PER_NODE
-                        || (opens && faults.len() >= MAX_OPEN_FAULTS_PER_NODE)
-                    {
-                        self.overflow += 1;
-                        let victim =
-                            (faults.iter()).position(|fault| !fault.event.is_fatal && !same(fault));
-                        let Some(index) = victim.filter(|_| event.is_fatal) else {
-                            room = false;
-                            break;
-                        };
-                        *used -= faults.remove(index).event.encoded_len();
-                    }
-                    if room {
-                        *used += more;
-                    }
-                }
-                match faults.iter_mut().find(|fault| same(fault)) {
-                    Some(fault) => changes.push(fault.refresh(record, &subject, room)),
-                    None if room => {
-                        let fault = Fault::new(record, code, subject.clone());
-                        changes.push(Change::Opened(fault.title()));
-                        faults.push(fault);
-                    }
-                    None => changes.push(Change::Ignored(Ignored::Overflow)),
-                }
+        let (node, size) = (event.node_name.as_str(), event.encoded_len());
+        for (subject, code) in subjects
+            .iter()
+            .flat_map(|subject| codes.iter().map(move |code| (subject, code)))
+        {
+            let faults = self.nodes.entry(node.to_owned()).or_default();
+            if faults.iter().any(|fault| {
+                fault.code == *code && fault.reported_as(event) && fault.subject.same(subject)
+            }) {
+                continue;
             }
+            let Some(chosen) = room::choose(faults, event, None, size) else {
+                // Nor for what else it reports.
+                self.note_missed(node, Authority::of(event), record.seq);
+                changes.push(Change::Ignored(Ignored::Overflow));
+                break;
+            };
+            let gone = room::take_out(faults, &chosen);
+            let fault = Fault::new(record, code, subject.clone());
+            changes.push(Change::Opened(fault.title()));
+            faults.push(fault);
+            self.note_evicted(node, &gone);
         }
+        changes
+    }
+
+    /// Takes a report of faults that are open in.
+    fn refresh(&mut self, record: &Record, subjects: &[Subject]) -> Vec<Change> {
+        let event = &record.event;
+        let mut changes = Vec::new();
+        let Some(faults) = self.nodes.get_mut(&event.node_name) else {
+            return changes;
+        };
+        let (mut index, mut evicted) = (0, Vec::new());
+        while let Some(fault) = faults.get(index) {
+            let Some(subject) = fault.reported_by(event, subjects) else {
+                index += 1;
+                continue;
+            };
+            let more = if fault.replaced_by(record) {
+                let size = event.encoded_len();
+                size.saturating_sub(fault.bytes)
+            } else {
+                0
+            };
+            let chosen = room::choose(faults, event, Some(index), more);
+            let has_room = chosen.is_some();
+            let chosen = chosen.unwrap_or_default();
+            index -= chosen.range(..index).count();
+            evicted.extend(room::take_out(faults, &chosen));
+            if let Some(fault) = faults.get_mut(index) {
+                changes.push(fault.refresh(record, subject, has_room));
+            }
+            index += 1;
+        }
+        self.note_evicted(&event.node_name, &evicted);
         changes
     }
 
@@ -232,7 +248,7 @@ impl FaultBook {
                 if !fault.healed_by(event) {
                     return true;
                 }
-                if Authority::of(event) < fault.authority() {
+                if Authority::of(event) < fault.authority {
                     ignored = Ignored::LacksAuthority;
                     return true;
                 }
@@ -250,29 +266,29 @@ impl FaultBook {
     }
 }
 
-/// Bytes of the events that stand for `faults`.
-fn bytes(faults: &[Fault]) -> usize {
-    faults.iter().map(|fault| fault.event.encoded_len()).sum()
-}
-
 // === impl Fault ===
 
 impl Fault {
-    /// Returns what the word of those who report it weighs.
-    fn authority(&self) -> Authority {
-        Authority::of(&self.event)
-    }
-
     /// Returns whether an event is of the agent, the check and the authority that report it.
-    fn reported_as(&self, event: &HealthEvent) -> bool {
+    pub(super) fn reported_as(&self, event: &HealthEvent) -> bool {
         self.check == event.check_name
             && self.agent == event.agent
-            && self.authority() == Authority::of(event)
+            && self.authority == Authority::of(event)
+    }
+
+    /// Returns the one of an event's subjects of which the event reports this fault; `None`: it
+    /// reports others.
+    fn reported_by<'a>(&self, event: &HealthEvent, subjects: &'a [Subject]) -> Option<&'a Subject> {
+        let codes = &event.error_code;
+        let of_code = codes.contains(&self.code) || (codes.is_empty() && self.code.is_empty());
+        let mut subjects = subjects.iter();
+        (of_code && self.reported_as(event))
+            .then(|| subjects.find(|subject| self.subject.same(subject)))?
     }
 
     /// Returns whether a healthy event closes it.
     fn closed_by(&self, event: &HealthEvent) -> bool {
-        self.healed_by(event) && self.authority() <= Authority::of(event)
+        self.healed_by(event) && self.authority <= Authority::of(event)
     }
 
     /// Returns whether a healthy event means it, whoever says so.
@@ -302,10 +318,13 @@ impl Fault {
         Self {
             agent: record.event.agent.clone(),
             check: record.event.check_name.clone(),
+            authority: Authority::of(&record.event),
             code: code.to_owned(),
             subject,
             event: record.event.clone(),
+            bytes: record.event.encoded_len(),
             opened_by: record.event.id.clone(),
+            seq: record.seq,
             first_seen: seen.first,
             last_seen: seen.last,
             count: seen.count,
@@ -348,6 +367,7 @@ impl Fault {
         let escalated = room && self.escalated_by(record);
         if room && self.replaced_by(record) {
             self.event = record.event.clone();
+            self.bytes = self.event.encoded_len();
         }
         if escalated {
             Change::Escalated(self.title())

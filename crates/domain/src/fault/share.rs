@@ -2,10 +2,13 @@
 //! shares, not the whole book.
 
 use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::room::Missed;
 use super::{Fault, FaultBook};
+use crate::reporter::Authority;
 
 /// What the book has of one node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -16,6 +19,9 @@ pub struct NodeShare<'a> {
     /// The checks that have spoken of it.
     #[serde(default)]
     heard: Vec<Cow<'a, str>>,
+    /// Reports that found no room.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    missed: BTreeMap<Authority, Missed>,
 }
 
 // === impl NodeShare ===
@@ -23,7 +29,7 @@ pub struct NodeShare<'a> {
 impl NodeShare<'_> {
     /// Whether there is nothing to save.
     pub fn is_empty(&self) -> bool {
-        self.faults.is_empty() && self.heard.is_empty()
+        self.faults.is_empty() && self.heard.is_empty() && self.missed.is_empty()
     }
 }
 
@@ -35,13 +41,20 @@ impl FaultBook {
         NodeShare {
             faults: Cow::Borrowed(self.faults(node)),
             heard: self.heard(node).map(Cow::Borrowed).collect(),
+            missed: self.missed.get(node).cloned().unwrap_or_default(),
         }
     }
 
     /// Takes the saved share of `node` back, in place of what is there.
     pub fn restore(&mut self, node: &str, share: NodeShare<'_>) {
         for check in &share.heard {
-            self.heard.note(node, check);
+            // It had room before.
+            self.heard.note(node, check, Authority::Trusted);
+        }
+        if share.missed.is_empty() {
+            self.missed.remove(node);
+        } else {
+            self.missed.insert(node.to_owned(), share.missed);
         }
         if share.faults.is_empty() {
             self.nodes.remove(node);
@@ -53,6 +66,7 @@ impl FaultBook {
 
     /// The nodes that have a share.
     pub fn with_share(&self) -> impl Iterator<Item = &str> {
-        self.nodes().chain(self.heard.nodes())
+        let missed = self.missed.keys().map(String::as_str);
+        self.nodes().chain(self.heard.nodes()).chain(missed)
     }
 }

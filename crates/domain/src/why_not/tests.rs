@@ -76,6 +76,7 @@ fn ask(world: &World) -> WhyNot {
         }),
         view: world.view.as_ref(),
         faults: &world.faults,
+        missed: 0,
         policy: Some(&Policy::builtin()),
         session: &world.session,
         anothers: world.anothers,

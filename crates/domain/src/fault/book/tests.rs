@@ -322,7 +322,10 @@ fn the_bytes_of_a_nodes_faults_are_bounded_and_fatal_ones_have_precedence() {
             large(event);
         }));
     }
-    let size = |book: &FaultBook| bytes(book.faults("n1"));
+    let size = |book: &FaultBook| -> usize {
+        let faults = book.faults("n1").iter();
+        faults.map(|fault| fault.event.encoded_len()).sum()
+    };
     let full = size(&book);
     assert!(full <= MAX_FAULT_BYTES_PER_NODE && full > MAX_FAULT_BYTES_PER_NODE / 2);
     assert!(book.overflow() > 0);
