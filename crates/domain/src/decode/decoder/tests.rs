@@ -1,5 +1,6 @@
 mod fall;
 mod nic;
+mod nvlink5;
 
 use std::fmt::Write as _;
 
@@ -194,16 +195,6 @@ fn an_nvlink5_line_is_read_by_its_words_and_never_silently_harmless() {
         ),
         (
             None,
-            149,
-            "NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x025525c6 0x00000000)",
-            "149.NETIR_LINK_EVT",
-            true,
-            reset,
-            true,
-        ),
-        // Known to be of R580, and yet printed by an older one.
-        (
-            Some("580.65.06"),
             149,
             "NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x025525c6 0x00000000)",
             "149.NETIR_LINK_EVT",
