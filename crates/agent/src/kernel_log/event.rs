@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use contract::{EVENT_VERSION, HealthEvent, RecommendedAction, action_name, json, keys};
-use domain::decode::{Finding, KernelLogDecoder, Machine};
+use domain::decode::{Cancelled, Finding, KernelLogDecoder, Machine};
 use host::kernel_log::Record;
 use jiff::Timestamp;
 
@@ -75,28 +75,29 @@ pub fn event_of_line(line: &str, node_name: &str, at: Timestamp) -> Option<Healt
     events.into_iter().next()
 }
 
-/// The event of a finding, and a healthy one for each code whose fault it ends.
+/// The event of a finding, and a healthy one for each fault that it ends.
 pub(super) fn of(context: &Context<'_>) -> Vec<HealthEvent> {
     let event = event(context);
     let cancelled = context
         .finding
         .cancels
         .iter()
-        .map(|code| cancellation(&event, code));
+        .map(|cancelled| cancellation(&event, cancelled));
     let mut events: Vec<HealthEvent> = cancelled.collect();
     events.insert(0, event);
     events
 }
 
-/// That the fault with this code on the same device is over, as `event` says.
-fn cancellation(event: &HealthEvent, code: &str) -> HealthEvent {
+/// That this fault on the same device is over, as `event` says.
+fn cancellation(event: &HealthEvent, cancelled: &Cancelled) -> HealthEvent {
     let by = event.error_code.join(", ");
     let mut healthy = HealthEvent {
         is_fatal: false,
         is_healthy: true,
         message: format!("Cancelled by {} error code {by}", event.check_name),
         recommended_action: RecommendedAction::None as i32,
-        error_code: vec![code.to_owned()],
+        check_name: cancelled.check.to_owned(),
+        error_code: vec![cancelled.code.clone()],
         ..event.clone()
     };
     for key in [

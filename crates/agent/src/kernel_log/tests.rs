@@ -10,6 +10,7 @@ use store::{EventQuery, EventStore};
 
 use super::*;
 
+mod fall;
 mod hand_over;
 mod machine;
 mod reboots;

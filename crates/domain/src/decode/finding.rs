@@ -37,13 +37,22 @@ pub struct Finding {
     pub basis: Option<Text>,
     /// What its event is for.
     pub strategy: ProcessingStrategy,
-    /// Error codes of the same check whose faults on this device it ends.
-    pub cancels: Vec<String>,
+    /// The faults on this device that it ends.
+    pub cancels: Vec<Cancelled>,
     /// Serial number of the chassis, where the machine is known.
     pub chassis_serial: Option<String>,
     /// The lines that it was read from, where they are not simply the record: some of the
     /// lines of a record, or also lines of records before it.
     pub lines: Option<String>,
+}
+
+/// A fault that another finding ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cancelled {
+    /// Its check.
+    pub check: &'static str,
+    /// Its error code.
+    pub code: String,
 }
 
 /// Which check a finding belongs to, and what it is called there.

@@ -550,7 +550,11 @@ fn an_xid_that_ends_others_names_them() {
         &mut decoder,
         "NVRM: Xid (PCI:0000:b3:00): 162, power smoothing",
     );
-    assert_eq!(all_clear.cancels, ["163"]);
+    let cancels = |code: &str| Cancelled {
+        check: "SysLogsXIDError",
+        code: code.to_owned(),
+    };
+    assert_eq!(all_clear.cancels, [cancels("163")]);
     assert!(!all_clear.fatal, "there: fatal, for its row is not read");
     let other = one(
         &mut decoder,
