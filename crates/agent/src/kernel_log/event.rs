@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use contract::{EVENT_VERSION, HealthEvent, RecommendedAction, action_name, json, keys};
-use domain::decode::{Cancelled, Finding, KernelLogDecoder, Machine};
+use domain::decode::{Cancelled, Finding, KernelLogDecoder, Kind, Machine};
+use domain::event::{MAX_METADATA_BYTES, floor_char_boundary};
 use host::kernel_log::Record;
 use jiff::Timestamp;
 
@@ -27,6 +28,11 @@ pub(super) struct Context<'a> {
 
 /// Metadata key: what the catalogue recommends where the event says something else.
 const META_CATALOGUE_ACTION: &str = "gpuwarden.dev/catalogue-action";
+/// Metadata key: the line of the log, where the message is not the line.
+const META_LOG_LINE: &str = "gpuwarden.dev/log-line";
+
+/// The message of a reset that failed, in the words of `NVSentinel`.
+const RESET_FAILED: &str = "GPU reset failed, proceeding with a node reboot";
 
 /// The events of what was found in `record`, as this monitor would report them. `place` tells
 /// records apart that say the same.
@@ -146,6 +152,17 @@ fn event(context: &Context<'_>) -> HealthEvent {
         );
         action = RecommendedAction::RestartVm;
     }
+    let line = finding.lines.as_ref().unwrap_or(&record.text);
+    let message = if finding.kind == Kind::Reset && !finding.healthy {
+        let end = floor_char_boundary(line, MAX_METADATA_BYTES);
+        note(
+            META_LOG_LINE,
+            line.get(..end).unwrap_or_default().to_owned(),
+        );
+        RESET_FAILED.to_owned()
+    } else {
+        line.clone()
+    };
     for (key, value) in finding.metadata() {
         note(key, value);
     }
@@ -169,7 +186,7 @@ fn event(context: &Context<'_>) -> HealthEvent {
         check_name: finding.check().to_owned(),
         is_fatal: finding.fatal,
         is_healthy: finding.healthy,
-        message: finding.lines.as_ref().unwrap_or(&record.text).clone(),
+        message,
         recommended_action: action as i32,
         error_code: finding.code().into_iter().collect(),
         entities_impacted: finding.entities(),

@@ -547,10 +547,26 @@ fn the_end_of_all_faults_of_a_gpu_names_no_code() {
     let event = event_of_line(line, "n1", Timestamp::UNIX_EPOCH).unwrap();
     assert!(event.is_healthy && !event.is_fatal && event.error_code.is_empty());
     assert_eq!(event.check_name, "SysLogsXIDError");
+    assert_eq!(event.message, line);
     let line = "mlx5_core 0000:9a:00.0: Port module event: module 0, Cable unplugged";
     let event = event_of_line(line, "n1", Timestamp::UNIX_EPOCH).unwrap();
     assert_eq!(event.component_class, "NIC");
     assert_eq!(event.processing_strategy, 2, "STORE_ONLY");
+}
+
+#[test]
+fn a_reset_that_failed_says_what_follows() {
+    let line = "GPU reset executed: GPU-99, success: false";
+    let event = event_of_line(line, "n1", Timestamp::UNIX_EPOCH).unwrap();
+    assert_eq!(
+        event.message,
+        "GPU reset failed, proceeding with a node reboot"
+    );
+    assert_eq!(event.metadata["gpuwarden.dev/log-line"], line);
+    // However much stands around it.
+    let line = format!("{}{line}", " ".repeat(20_000));
+    let event = event_of_line(&line, "n1", Timestamp::UNIX_EPOCH).unwrap();
+    assert_eq!(event.metadata["gpuwarden.dev/log-line"].len(), 4_096);
 }
 
 #[test]
