@@ -173,8 +173,9 @@ fn next_mark(bytes: &[u8]) -> Option<(Mark<'_>, &[u8])> {
     }
 }
 
-/// A line without what may stand before the message of a kernel or a reset job: blanks,
-/// `kernel:`, a time in brackets, the job's tag.
+/// A line without what may stand before the message of a kernel or a reset job, once or
+/// several times: blanks, `kernel:`, a time in brackets, the beginning of a line of a log,
+/// the job's tag.
 fn message(line: &[u8]) -> &[u8] {
     let mut rest = line;
     loop {
@@ -183,6 +184,8 @@ fn message(line: &[u8]) -> &[u8] {
             Some(b'k') => rest.strip_prefix(b"kernel:"),
             Some(b'[') => after_bracket(rest),
             Some(b'n') => after_tag(rest),
+            Some(b'm') => after_repeated(rest),
+            Some(b'0'..=b'9' | b'A'..=b'Z') => after_time(rest),
             _ => None,
         };
         match shorter {
@@ -197,6 +200,34 @@ fn after_bracket(line: &[u8]) -> Option<&[u8]> {
     const LONGEST: usize = 40;
     let end = memchr(b']', line.get(..LONGEST.min(line.len()))?)?;
     line.get(end + 1..)?.strip_prefix(b" ")
+}
+
+/// `message repeated 2 times: [`: what follows, as rsyslog writes it.
+fn after_repeated(line: &[u8]) -> Option<&[u8]> {
+    let rest = line.strip_prefix(b"message repeated ")?;
+    let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    rest.get(digits..)?.strip_prefix(b" times: [")
+}
+
+/// `Jan 21 11:18:36 host kernel:` or `2026-01-21T11:18:36.123456+00:00 kernel:`: what
+/// follows the kernel's tag.
+fn after_time(line: &[u8]) -> Option<&[u8]> {
+    let rest = match line {
+        [_, _, _, b' ', _, _, b' ', rest @ ..] => rest,
+        [_, _, _, _, b'-', _, _, b'-', _, _, b'T' | b' ', rest @ ..] => rest,
+        _ => return None,
+    };
+    let [_, _, b':', _, _, b':', rest @ ..] = rest else {
+        return None;
+    };
+    // The rest of the time, and perhaps the host.
+    let rest = after_word(rest)?;
+    let tagged = rest.strip_prefix(b"kernel:");
+    tagged.or_else(|| after_word(rest)?.strip_prefix(b"kernel:"))
+}
+
+fn after_word(line: &[u8]) -> Option<&[u8]> {
+    line.get(memchr(b' ', line)? + 1..)
 }
 
 /// `nvsentinel-gpu-reset[4711]: `: what follows the tag of the reset job.

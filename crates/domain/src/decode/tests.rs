@@ -546,10 +546,34 @@ fn lines_of_nic_drivers() {
         ("mlx5_core strange: text", (NicDriver::Mlx5, None, None)),
     ];
     for (line, expected) in table {
-        let Some(Line::Nic(nic)) = decode(line.as_bytes()) else {
-            panic!("{line}");
-        };
-        assert_eq!((nic.driver, nic.pci, nic.device), expected, "{line}");
+        // Behind what log daemons put before a line of the kernel.
+        for before in [
+            "",
+            "kernel: ",
+            "kernel: Jan 21 11:18:36 kernel: ",
+            "Jan  1 11:18:36 gpu-7 kernel: [16450076.435595] ",
+            "Jan 21 11:18:36 gpu-7 kernel: Jan 21 11:18:36 kernel: ",
+            "2026-01-21T11:18:36.123456+00:00 gpu-7 kernel: ",
+            "2026-01-21 11:18:36 kernel: [ 1.0] ",
+            "kernel: message repeated 2 times: [ ",
+        ] {
+            let line = format!("{before}{line}");
+            assert!(may_say_something(line.as_bytes()), "{line}");
+            let Some(Line::Nic(nic)) = decode(line.as_bytes()) else {
+                panic!("{line}");
+            };
+            assert_eq!((nic.driver, nic.pci, nic.device), expected, "{line}");
+        }
+        // Another program's line is not the kernel's.
+        for before in [
+            "Jan 21 11:18:36 gpu-7 python3[8]: ",
+            "Jan 21 11:18:36 a b kernel: ",
+            "Jan 21 at noon kernel: ",
+            "python3 ",
+        ] {
+            let line = format!("{before}{line}");
+            assert_eq!(decode(line.as_bytes()), None, "{line}");
+        }
     }
 }
 
