@@ -14,6 +14,7 @@ mod fall;
 mod hand_over;
 mod machine;
 mod reboots;
+mod switch;
 mod unreadable;
 mod unseen;
 

@@ -286,7 +286,11 @@ impl KernelLogDecoder {
                 finding.gpu_uuid.clone_from(&gpu.uuid);
             }
         }
-        finding.pci = Some(pci);
+        // As the driver prints it. That a fault is of this switch does not hang on it.
+        finding.pci = Some(match sxid.pci.rsplit_once('.') {
+            Some((_, function)) => format!("{pci}.{}", function.to_ascii_lowercase()),
+            None => pci,
+        });
         finding
     }
 

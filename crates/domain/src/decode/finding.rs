@@ -12,8 +12,8 @@ pub struct Finding {
     pub kind: Kind,
     /// The line takes faults back instead of reporting one.
     pub healthy: bool,
-    /// PCI address in the form of [`normalise_pci`](crate::fault::normalise_pci): of the
-    /// GPU, or of the switch. Of a NIC as printed.
+    /// PCI address of the GPU in the form of [`normalise_pci`](crate::fault::normalise_pci);
+    /// of a switch with the function where the line has it, of a NIC as printed.
     pub pci: Option<String>,
     /// UUID of the GPU, where the machine or a line of the log named it.
     pub gpu_uuid: Option<String>,

@@ -433,7 +433,7 @@ fn an_sxid_names_switch_link_and_gpu() {
     let finding = one(&mut decoder, fatal);
     assert_eq!(
         entities(&finding),
-        "NVSWITCH=3 PCI=0000:c1:00 NVLINK=44 GPU=6 GPU_UUID=GPU-aa"
+        "NVSWITCH=3 PCI=0000:c1:00.0 NVLINK=44 GPU=6 GPU_UUID=GPU-aa"
     );
     assert_eq!(
         (finding.check(), finding.code().as_deref()),
@@ -455,10 +455,10 @@ fn an_sxid_whose_link_nobody_knows_is_still_an_event() {
     for mut decoder in [on_a_known_machine(), KernelLogDecoder::default()] {
         assert_eq!(
             entities(&one(&mut decoder, unknown_link)),
-            "NVSWITCH=3 PCI=0000:c1:00 NVLINK=45"
+            "NVSWITCH=3 PCI=0000:c1:00.0 NVLINK=45"
         );
         let finding = one(&mut decoder, no_link);
-        assert_eq!(entities(&finding), "NVSWITCH=3 PCI=0000:c1:00");
+        assert_eq!(entities(&finding), "NVSWITCH=3 PCI=0000:c1:00.0");
         assert!(finding.fatal);
     }
 }
