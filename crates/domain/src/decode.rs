@@ -14,6 +14,7 @@ mod machine;
 mod nic;
 mod nvlink5;
 mod nvswitch;
+mod rpc;
 mod xid;
 
 use memchr::{memchr, memchr2};
@@ -26,6 +27,7 @@ pub use machine::{
 };
 pub use nic::{MAX_NICS, NicLine};
 pub use nvswitch::SxidLine;
+pub use rpc::RpcLine;
 pub use xid::{Mig, Unit, XidLine};
 
 /// What a line says.
@@ -46,6 +48,8 @@ pub enum Line<'a> {
     },
     /// `GPU reset executed: GPU-<uuid>, success: true`, written by whoever reset the GPU.
     Reset(Reset<'a>),
+    /// A line of a dump that follows an XID: no fault, but tells of one.
+    Rpc(RpcLine<'a>),
     /// A line of a NIC's driver, which may or may not be worth an event.
     Nic(NicLine<'a>),
     /// A line that begins as an XID or an `SXid` line does, and cannot be read as one:
@@ -125,7 +129,7 @@ fn anywhere(message: &[u8]) -> Option<Line<'_>> {
 const DRIVER: &[u8] = b"NVRM: ";
 
 fn driver_may_say_something(rest: &[u8]) -> bool {
-    matches!(rest.first(), Some(b'X' | b'G' | b'T' | b'(' | b'f'))
+    matches!(rest.first(), Some(b'X' | b'G' | b'T' | b'(' | b'f' | b' '))
 }
 
 /// What follows `NVRM: `.
@@ -135,10 +139,11 @@ fn driver(rest: &[u8]) -> Option<Line<'_>> {
             Some(xid) => Some(Line::Xid(xid)),
             None => xid::begins(rest).then_some(Line::Garbled),
         },
-        b'G' => {
-            let rest = rest.strip_prefix(b"GPU ")?;
-            gpu::name(rest).or_else(|| gpu::fallen(rest).map(Line::Fallen))
-        }
+        b'G' => match rest.strip_prefix(b"GPU ") {
+            Some(rest) => gpu::name(rest).or_else(|| gpu::fallen(rest).map(Line::Fallen)),
+            None => rpc::begins(rest).map(Line::Rpc),
+        },
+        b' ' => rpc::goes_on(rest).map(Line::Rpc),
         b'T' => gpu::fallen_begins(text(rest)).map(Line::Fallen),
         b'(' => gpu::fallen_goes_on(text(rest)).map(Line::Fallen),
         b'f' => gpu::fallen_ends(rest).map(Line::Fallen),

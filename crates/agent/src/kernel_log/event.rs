@@ -109,6 +109,7 @@ fn cancellation(event: &HealthEvent, cancelled: &Cancelled) -> HealthEvent {
     for key in [
         keys::META_MEANING,
         keys::META_VERDICT,
+        keys::META_RPC_HISTORY,
         META_CATALOGUE_ACTION,
     ] {
         healthy.metadata.remove(key);

@@ -10,6 +10,7 @@ use store::{EventQuery, EventStore};
 
 use super::*;
 
+mod dump;
 mod fall;
 mod hand_over;
 mod machine;

@@ -5,6 +5,7 @@
 //! prints "GPU has fallen off the bus", and that is one fault, not two, in whichever order.
 //! What is not known is left out of a finding; no line is lost for it.
 
+mod dump;
 mod fall;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -14,6 +15,7 @@ use contract::{ProcessingStrategy, RecommendedAction, keys};
 use jiff::{SignedDuration, Timestamp};
 use memchr::{memchr, memchr_iter};
 
+use self::dump::Dumps;
 use self::fall::{Begun, Fall};
 use super::machine::cut_domain;
 use super::{
@@ -58,6 +60,7 @@ pub struct KernelLogDecoder {
     reported_falls: VecDeque<String>,
     /// Messages of three lines, until the third has come.
     begun: Begun,
+    dumps: Dumps,
     garbled: Option<Garbled>,
 }
 
@@ -89,6 +92,7 @@ impl KernelLogDecoder {
             told_falls: VecDeque::new(),
             reported_falls: VecDeque::new(),
             begun: Begun::default(),
+            dumps: Dumps::default(),
             garbled: None,
         }
     }
@@ -182,6 +186,10 @@ impl KernelLogDecoder {
                 None
             }
             Line::Xid(xid) => Some(self.xid(&xid, at)),
+            Line::Rpc(line) => {
+                self.dumps.take_in(line);
+                None
+            }
             Line::Sxid(sxid) => Some(self.sxid(&sxid)),
             Line::Fallen(part) => self.fallen(part, line, at),
             Line::Reset(reset) => Some(self.reset(reset)),
@@ -255,6 +263,7 @@ impl KernelLogDecoder {
                 });
             }
         }
+        finding.dump = self.dumps.take(xid, &pci, at);
         finding.gpu_uuid = self.uuid_at(&pci);
         finding.pci = Some(pci);
         finding.mig = xid.mig;
@@ -397,6 +406,7 @@ impl KernelLogDecoder {
             strategy: ProcessingStrategy::ExecuteRemediation,
             cancels: Vec::new(),
             chassis_serial: chassis.map(str::to_owned),
+            dump: None,
             lines: None,
         }
     }

@@ -41,6 +41,8 @@ pub struct Finding {
     pub cancels: Vec<Cancelled>,
     /// Serial number of the chassis, where the machine is known.
     pub chassis_serial: Option<String>,
+    /// What the driver has dumped of its requests to the GPU since the XID before this one.
+    pub dump: Option<String>,
     /// The lines that it was read from, where they are not simply the record: some of the
     /// lines of a record, or also lines of records before it.
     pub lines: Option<String>,
@@ -185,6 +187,7 @@ impl Finding {
             keys::META_VERDICT,
             self.basis.as_ref().map(ToString::to_string),
         );
+        add(keys::META_RPC_HISTORY, self.dump.clone());
         if let Some(mig) = self.mig {
             add(keys::META_GPU_INSTANCE, Some(mig.gpu_instance.to_string()));
             add(

@@ -216,9 +216,11 @@ fn lines_that_are_no_fault() {
         "NVRM: GPU has fallen off the bus",
         "NVRM: GPU :.: GPU has fallen off the bus.",
         "NVRM: GPU 0000:b3:00.0 is already bound to nouveau.",
-        "NVRM: GPU0 GSP RPC buffer contains function 76 (GSP_RM_CONTROL) sequence 41 and data 0x0 0x0.",
-        "NVRM: GPU0 RPC history (CPU -> GSP):",
-        "NVRM:     entry function                   sequence data0              data1",
+        "NVRM: GPU0 iovaspaceDestruct_IMPL: 1 left-over mappings in IOVAS 0x400",
+        "NVRM: GPU RPC history (CPU -> GSP):",
+        "NVRM:     Please see the README",
+        "NVRM:     12 bytes",
+        "NVRM:   0    76   GSP_RM_CONTROL",
         "NVRM: A GPU crash dump has been created. If possible, please run",
         "NVRM: GPU Board Serial Number: 1650522003820",
         "usb 1-1: new high-speed USB device, fallen off the bus",
@@ -490,6 +492,37 @@ fn gpus_that_fell_off_the_bus_without_an_xid() {
         ("NVRM: (PCI ID: none) installed in this system has", None),
     ] {
         assert_eq!(decode(line.as_bytes()), expected, "{line}");
+    }
+}
+
+#[test]
+fn lines_of_a_dump() {
+    for (gpu, text) in [
+        (
+            Some(0),
+            "GPU0 GSP RPC buffer contains function 76 (GSP_RM_CONTROL) sequence 41 and data 0x0 0x0.",
+        ),
+        (Some(12), "GPU12 RPC history (CPU -> GSP):"),
+        (Some(0), "GPU0 RPC event history (CPU <- GSP):"),
+        (
+            None,
+            "    entry function                   sequence data0              data1",
+        ),
+        (
+            None,
+            "     0    76   GSP_RM_CONTROL   0x0 0x490 0x0 0x0          y",
+        ),
+        (
+            None,
+            "    -1    103  GSP_RM_ALLOC     0x0 0x4 0x0 0x0    492us  ",
+        ),
+    ] {
+        for before in ["", "[ 2638.641541] ", "kernel: "] {
+            let line = format!("{before}NVRM: {text}");
+            assert!(may_say_something(line.as_bytes()), "{line}");
+            let said = decode(line.as_bytes());
+            assert_eq!(said, Some(Line::Rpc(RpcLine { gpu, text })), "{line}");
+        }
     }
 }
 

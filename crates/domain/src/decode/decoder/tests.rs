@@ -1,3 +1,4 @@
+mod dump;
 mod fall;
 mod nic;
 mod nvlink5;
