@@ -229,6 +229,29 @@ async fn a_line_becomes_an_event_with_the_contracts_names() {
     );
     let time = json::timestamp(event.generated_timestamp.unwrap()).unwrap();
     assert_eq!(time.to_string(), "2026-11-21T11:40:00.123456Z");
+
+    let reset = "GPU reset executed: GPU-99, success: false";
+    let fall = "NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.";
+    let switch = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 44 timeout";
+    let nic = "mlx5_core 0000:9a:00.0: Port module event: module 0, Cable unplugged";
+    for (line, class, check, code) in [
+        (XID_79, "GPU", "SysLogsXIDError", "79"),
+        (reset, "GPU", "SysLogsXIDError", "GPU_RESET_FAILURE"),
+        (switch, "GPU", "SysLogsSXIDError", "24007"),
+        (fall, "GPU", "SysLogsGPUFallenOff", "GPU_FALLEN_OFF_BUS"),
+        (nic, "NIC", "SysLogsNICDriverError", "module_unplugged"),
+    ] {
+        let event = event_of_line(line, "n1", Timestamp::UNIX_EPOCH).unwrap();
+        assert_eq!(event.agent, "syslog-health-monitor", "{line}");
+        assert_eq!(
+            (&*event.component_class, &*event.check_name),
+            (class, check)
+        );
+        assert_eq!(
+            (event.error_code, event.version),
+            (vec![code.to_owned()], 1)
+        );
+    }
 }
 
 #[tokio::test]
