@@ -125,8 +125,8 @@ impl Layout {
 /// The row of `rows` that says what `report` of XID `code` means.
 ///
 /// `branch` is the driver's, 570 of 570.86.15, and its layout alone counts: the words of one
-/// layout may be those of a graver unit in the other. Without it the line itself usually
-/// tells, for the layouts hardly overlap, and where both fit the graver row counts.
+/// layout may be those of a graver unit in the other. Without it the line itself tells: no
+/// word fits both layouts but those of XID 150, which mean the same in both.
 pub(super) fn find<'a>(
     rows: &'a [Nvlink5],
     code: u32,
@@ -138,18 +138,9 @@ pub(super) fn find<'a>(
         let row = read_as(Layout::of_branch(branch))?;
         return Some(Match { row, basis: None });
     }
-    let (layout, row) = match (read_as(Layout::BeforeR575), read_as(Layout::FromR575)) {
-        (None, None) => return None,
-        (Some(row), None) => (Layout::BeforeR575, row),
-        (None, Some(row)) => (Layout::FromR575, row),
-        (Some(before), Some(from)) => {
-            if rank(before, report) > rank(from, report) {
-                (Layout::BeforeR575, before)
-            } else {
-                (Layout::FromR575, from)
-            }
-        }
-    };
+    let (layout, row) = [Layout::FromR575, Layout::BeforeR575]
+        .into_iter()
+        .find_map(|layout| Some((layout, read_as(layout)?)))?;
     let basis = format!(
         "driver version not known: the line was read as one of {}",
         layout.name()
@@ -209,6 +200,26 @@ pub(super) fn names(row: &Nvlink5, unit: &str) -> bool {
         .any(|name| name.eq_ignore_ascii_case(unit))
 }
 
-fn rank(row: &Nvlink5, report: &Report<'_>) -> (bool, bool) {
-    (names(row, report.unit), row.fatal)
+#[cfg(test)]
+mod tests {
+    use super::super::Catalog;
+
+    /// On this rests that a line tells its layout where the driver is not known.
+    #[test]
+    fn no_word_means_one_thing_in_one_layout_and_another_in_the_other() {
+        let rows = Catalog::builtin().nvlink5();
+        let pairs = rows
+            .iter()
+            .flat_map(|a| rows.iter().map(move |b| (a, b)))
+            .filter(|(a, b)| a.code == b.code);
+        let mut same = 0;
+        for (a, b) in pairs {
+            let (before, from) = (a.before_r575, b.from_r575);
+            if (before.value ^ from.value) & before.mask & from.mask == 0 {
+                same += 1;
+                assert_eq!((a.fatal, a.action), (b.fatal, b.action), "{a:?}\n{b:?}");
+            }
+        }
+        assert_eq!(same, 4, "the two rows of 150, each with each");
+    }
 }

@@ -577,6 +577,8 @@ fn lines_of_nic_drivers() {
             (NicDriver::Efa, Some("0000:00:06.0"), None),
         ),
         ("mlx5_core strange: text", (NicDriver::Mlx5, None, None)),
+        // The functions of a NIC are devices of their own.
+        ("mlx5_core 9a:00: text", (NicDriver::Mlx5, None, None)),
     ];
     for (line, expected) in table {
         // Behind what log daemons put before a line of the kernel.

@@ -11,6 +11,7 @@ fn one_fall_is_one_fault() {
     assert!(decoder.record(xid, at(0))[0].fatal);
     // The addresses differ in ".0", which the reference's comparison misses.
     assert_eq!(decoder.record(fallen, at(1)), []);
+    assert_eq!(decoder.record(fallen, at(300)), []);
     let other = decoder.record(
         b"NVRM: GPU 0000:b4:00.0: GPU has fallen off the bus.",
         at(1),
@@ -81,12 +82,18 @@ fn only_an_xid_that_says_as_much_stands_for_a_fall() {
             assert!(cancels(decoder.record(xid.as_bytes(), at(2_001))).is_empty());
             // In one record.
             for record in [format!("{xid}\n{fall}"), format!("{fall}\n{xid}")] {
-                let found = KernelLogDecoder::default().record(record.as_bytes(), at(0));
+                let mut decoder = KernelLogDecoder::default();
+                let found = decoder.record(record.as_bytes(), at(0));
                 assert_eq!(of_fall(&found), usize::from(!tells), "{record}");
                 assert_eq!(found.len(), 2 - usize::from(tells), "{record}");
                 let of_falls = (found.iter().flat_map(|it| &it.cancels))
                     .filter(|it| it.check == "SysLogsGPUFallenOff");
                 assert_eq!(of_falls.count(), 0, "{record}");
+                // Nor is there anything to end later where nothing was reported.
+                let fell = b"NVRM: Xid (PCI:0000:b3:00): 79, pid=1, name=a, x";
+                let ended = cancels(decoder.record(fell, at(1))).len();
+                let reported = of_fall(&found) == 1;
+                assert_eq!(ended, usize::from(reported), "{record}");
             }
         }
     }

@@ -55,3 +55,20 @@ fn a_line_is_read_in_the_layout_of_a_known_driver_only() {
         }
     }
 }
+
+/// Units of 149 put a number into the status, of which no bit means anything.
+#[test]
+fn a_status_that_is_a_number_is_not_taken_apart() {
+    for (status, expected) in [
+        (1, (true, ComponentReset)),
+        (4, (true, ComponentReset)),
+        (5, (true, ComponentReset)),
+        (3, (false, RecommendedAction::None)),
+        (6, (false, Unknown)),
+    ] {
+        let line =
+            format!("149, NETIR_MFDE_EVENT Nonfatal XC0 i0 Link 09 (0x00000014 {status:#x})");
+        let finding = judged("580.65.06", &line);
+        assert_eq!((finding.fatal, finding.action), expected, "{line}");
+    }
+}
