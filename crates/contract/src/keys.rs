@@ -206,6 +206,8 @@ pub const META_CANCELLED_BY: &str = "nvsentinel.nvidia.com/cancel-source-error-c
 pub const META_MEANING: &str = "gpuwarden.dev/meaning";
 /// Metadata: what the verdict rests on, where it is not simply the catalogue's row of the code.
 pub const META_VERDICT: &str = "gpuwarden.dev/verdict";
+/// Metadata: what the driver dumped of its requests to the GPU's system processor (GSP).
+pub const META_RPC_HISTORY: &str = "gpuwarden.dev/rpc-history";
 /// Metadata: number of the GPU instance that is meant, on a GPU under MIG.
 pub const META_GPU_INSTANCE: &str = "gpuwarden.dev/gpu-instance";
 /// Metadata: number of the compute instance in it.

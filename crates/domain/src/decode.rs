@@ -14,18 +14,20 @@ mod machine;
 mod nic;
 mod nvlink5;
 mod nvswitch;
+mod rpc;
 mod xid;
 
 use memchr::{memchr, memchr2};
 
 pub use decoder::{Garbled, KernelLogDecoder};
-pub use finding::{Finding, Kind};
+pub use finding::{Cancelled, Finding, Kind};
 pub use gpu::{Fallen, Reset};
 pub use machine::{
     Gpu, MAX_GPUS, MAX_LINKS, MAX_MACHINE_BYTES, MAX_MACHINE_NAME_BYTES, Machine, MachineError,
 };
 pub use nic::{MAX_NICS, NicLine};
 pub use nvswitch::SxidLine;
+pub use rpc::RpcLine;
 pub use xid::{Mig, Unit, XidLine};
 
 /// What a line says.
@@ -46,6 +48,8 @@ pub enum Line<'a> {
     },
     /// `GPU reset executed: GPU-<uuid>, success: true`, written by whoever reset the GPU.
     Reset(Reset<'a>),
+    /// A line of a dump that follows an XID: no fault, but tells of one.
+    Rpc(RpcLine<'a>),
     /// A line of a NIC's driver, which may or may not be worth an event.
     Nic(NicLine<'a>),
     /// A line that begins as an XID or an `SXid` line does, and cannot be read as one:
@@ -125,7 +129,7 @@ fn anywhere(message: &[u8]) -> Option<Line<'_>> {
 const DRIVER: &[u8] = b"NVRM: ";
 
 fn driver_may_say_something(rest: &[u8]) -> bool {
-    matches!(rest.first(), Some(b'X' | b'G' | b'T' | b'(' | b'f'))
+    matches!(rest.first(), Some(b'X' | b'G' | b'T' | b'(' | b'f' | b' '))
 }
 
 /// What follows `NVRM: `.
@@ -135,10 +139,11 @@ fn driver(rest: &[u8]) -> Option<Line<'_>> {
             Some(xid) => Some(Line::Xid(xid)),
             None => xid::begins(rest).then_some(Line::Garbled),
         },
-        b'G' => {
-            let rest = rest.strip_prefix(b"GPU ")?;
-            gpu::name(rest).or_else(|| gpu::fallen(rest).map(Line::Fallen))
-        }
+        b'G' => match rest.strip_prefix(b"GPU ") {
+            Some(rest) => gpu::name(rest).or_else(|| gpu::fallen(rest).map(Line::Fallen)),
+            None => rpc::begins(rest).map(Line::Rpc),
+        },
+        b' ' => rpc::goes_on(rest).map(Line::Rpc),
         b'T' => gpu::fallen_begins(text(rest)).map(Line::Fallen),
         b'(' => gpu::fallen_goes_on(text(rest)).map(Line::Fallen),
         b'f' => gpu::fallen_ends(rest).map(Line::Fallen),
@@ -173,8 +178,9 @@ fn next_mark(bytes: &[u8]) -> Option<(Mark<'_>, &[u8])> {
     }
 }
 
-/// A line without what may stand before the message of a kernel or a reset job: blanks,
-/// `kernel:`, a time in brackets, the job's tag.
+/// A line without what may stand before the message of a kernel or a reset job, once or
+/// several times: blanks, `kernel:`, a time in brackets, the beginning of a line of a log,
+/// the job's tag.
 fn message(line: &[u8]) -> &[u8] {
     let mut rest = line;
     loop {
@@ -183,6 +189,8 @@ fn message(line: &[u8]) -> &[u8] {
             Some(b'k') => rest.strip_prefix(b"kernel:"),
             Some(b'[') => after_bracket(rest),
             Some(b'n') => after_tag(rest),
+            Some(b'm') => after_repeated(rest),
+            Some(b'0'..=b'9' | b'A'..=b'Z') => after_time(rest),
             _ => None,
         };
         match shorter {
@@ -197,6 +205,34 @@ fn after_bracket(line: &[u8]) -> Option<&[u8]> {
     const LONGEST: usize = 40;
     let end = memchr(b']', line.get(..LONGEST.min(line.len()))?)?;
     line.get(end + 1..)?.strip_prefix(b" ")
+}
+
+/// `message repeated 2 times: [`: what follows, as rsyslog writes it.
+fn after_repeated(line: &[u8]) -> Option<&[u8]> {
+    let rest = line.strip_prefix(b"message repeated ")?;
+    let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
+    rest.get(digits..)?.strip_prefix(b" times: [")
+}
+
+/// `Jan 21 11:18:36 host kernel:` or `2026-01-21T11:18:36.123456+00:00 kernel:`: what
+/// follows the kernel's tag.
+fn after_time(line: &[u8]) -> Option<&[u8]> {
+    let rest = match line {
+        [_, _, _, b' ', _, _, b' ', rest @ ..] => rest,
+        [_, _, _, _, b'-', _, _, b'-', _, _, b'T' | b' ', rest @ ..] => rest,
+        _ => return None,
+    };
+    let [_, _, b':', _, _, b':', rest @ ..] = rest else {
+        return None;
+    };
+    // The rest of the time, and perhaps the host.
+    let rest = after_word(rest)?;
+    let tagged = rest.strip_prefix(b"kernel:");
+    tagged.or_else(|| after_word(rest)?.strip_prefix(b"kernel:"))
+}
+
+fn after_word(line: &[u8]) -> Option<&[u8]> {
+    line.get(memchr(b' ', line)? + 1..)
 }
 
 /// `nvsentinel-gpu-reset[4711]: `: what follows the tag of the reset job.

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 
 use contract::{EVENT_VERSION, HealthEvent, RecommendedAction, action_name, json, keys};
-use domain::decode::{Finding, KernelLogDecoder, Machine};
+use domain::decode::{Cancelled, Finding, KernelLogDecoder, Kind, Machine};
+use domain::event::{MAX_METADATA_BYTES, floor_char_boundary};
 use host::kernel_log::Record;
 use jiff::Timestamp;
 
@@ -27,6 +28,11 @@ pub(super) struct Context<'a> {
 
 /// Metadata key: what the catalogue recommends where the event says something else.
 const META_CATALOGUE_ACTION: &str = "gpuwarden.dev/catalogue-action";
+/// Metadata key: the line of the log, where the message is not the line.
+const META_LOG_LINE: &str = "gpuwarden.dev/log-line";
+
+/// The message of a reset that failed, in the words of `NVSentinel`.
+const RESET_FAILED: &str = "GPU reset failed, proceeding with a node reboot";
 
 /// The events of what was found in `record`, as this monitor would report them. `place` tells
 /// records apart that say the same.
@@ -75,33 +81,35 @@ pub fn event_of_line(line: &str, node_name: &str, at: Timestamp) -> Option<Healt
     events.into_iter().next()
 }
 
-/// The event of a finding, and a healthy one for each code whose fault it ends.
+/// The event of a finding, and a healthy one for each fault that it ends.
 pub(super) fn of(context: &Context<'_>) -> Vec<HealthEvent> {
     let event = event(context);
     let cancelled = context
         .finding
         .cancels
         .iter()
-        .map(|code| cancellation(&event, code));
+        .map(|cancelled| cancellation(&event, cancelled));
     let mut events: Vec<HealthEvent> = cancelled.collect();
     events.insert(0, event);
     events
 }
 
-/// That the fault with this code on the same device is over, as `event` says.
-fn cancellation(event: &HealthEvent, code: &str) -> HealthEvent {
+/// That this fault on the same device is over, as `event` says.
+fn cancellation(event: &HealthEvent, cancelled: &Cancelled) -> HealthEvent {
     let by = event.error_code.join(", ");
     let mut healthy = HealthEvent {
         is_fatal: false,
         is_healthy: true,
         message: format!("Cancelled by {} error code {by}", event.check_name),
         recommended_action: RecommendedAction::None as i32,
-        error_code: vec![code.to_owned()],
+        check_name: cancelled.check.to_owned(),
+        error_code: vec![cancelled.code.clone()],
         ..event.clone()
     };
     for key in [
         keys::META_MEANING,
         keys::META_VERDICT,
+        keys::META_RPC_HISTORY,
         META_CATALOGUE_ACTION,
     ] {
         healthy.metadata.remove(key);
@@ -145,6 +153,17 @@ fn event(context: &Context<'_>) -> HealthEvent {
         );
         action = RecommendedAction::RestartVm;
     }
+    let line = finding.lines.as_ref().unwrap_or(&record.text);
+    let message = if finding.kind == Kind::Reset && !finding.healthy {
+        let end = floor_char_boundary(line, MAX_METADATA_BYTES);
+        note(
+            META_LOG_LINE,
+            line.get(..end).unwrap_or_default().to_owned(),
+        );
+        RESET_FAILED.to_owned()
+    } else {
+        line.clone()
+    };
     for (key, value) in finding.metadata() {
         note(key, value);
     }
@@ -168,7 +187,7 @@ fn event(context: &Context<'_>) -> HealthEvent {
         check_name: finding.check().to_owned(),
         is_fatal: finding.fatal,
         is_healthy: finding.healthy,
-        message: finding.lines.as_ref().unwrap_or(&record.text).clone(),
+        message,
         recommended_action: action as i32,
         error_code: finding.code().into_iter().collect(),
         entities_impacted: finding.entities(),

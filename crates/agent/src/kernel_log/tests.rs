@@ -10,9 +10,12 @@ use store::{EventQuery, EventStore};
 
 use super::*;
 
+mod dump;
+mod fall;
 mod hand_over;
 mod machine;
 mod reboots;
+mod switch;
 mod unreadable;
 mod unseen;
 
@@ -226,6 +229,29 @@ async fn a_line_becomes_an_event_with_the_contracts_names() {
     );
     let time = json::timestamp(event.generated_timestamp.unwrap()).unwrap();
     assert_eq!(time.to_string(), "2026-11-21T11:40:00.123456Z");
+
+    let reset = "GPU reset executed: GPU-99, success: false";
+    let fall = "NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.";
+    let switch = "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 44 timeout";
+    let nic = "mlx5_core 0000:9a:00.0: Port module event: module 0, Cable unplugged";
+    for (line, class, check, code) in [
+        (XID_79, "GPU", "SysLogsXIDError", "79"),
+        (reset, "GPU", "SysLogsXIDError", "GPU_RESET_FAILURE"),
+        (switch, "GPU", "SysLogsSXIDError", "24007"),
+        (fall, "GPU", "SysLogsGPUFallenOff", "GPU_FALLEN_OFF_BUS"),
+        (nic, "NIC", "SysLogsNICDriverError", "module_unplugged"),
+    ] {
+        let event = event_of_line(line, "n1", Timestamp::UNIX_EPOCH).unwrap();
+        assert_eq!(event.agent, "syslog-health-monitor", "{line}");
+        assert_eq!(
+            (&*event.component_class, &*event.check_name),
+            (class, check)
+        );
+        assert_eq!(
+            (event.error_code, event.version),
+            (vec![code.to_owned()], 1)
+        );
+    }
 }
 
 #[tokio::test]
@@ -546,10 +572,26 @@ fn the_end_of_all_faults_of_a_gpu_names_no_code() {
     let event = event_of_line(line, "n1", Timestamp::UNIX_EPOCH).unwrap();
     assert!(event.is_healthy && !event.is_fatal && event.error_code.is_empty());
     assert_eq!(event.check_name, "SysLogsXIDError");
+    assert_eq!(event.message, line);
     let line = "mlx5_core 0000:9a:00.0: Port module event: module 0, Cable unplugged";
     let event = event_of_line(line, "n1", Timestamp::UNIX_EPOCH).unwrap();
     assert_eq!(event.component_class, "NIC");
     assert_eq!(event.processing_strategy, 2, "STORE_ONLY");
+}
+
+#[test]
+fn a_reset_that_failed_says_what_follows() {
+    let line = "GPU reset executed: GPU-99, success: false";
+    let event = event_of_line(line, "n1", Timestamp::UNIX_EPOCH).unwrap();
+    assert_eq!(
+        event.message,
+        "GPU reset failed, proceeding with a node reboot"
+    );
+    assert_eq!(event.metadata["gpuwarden.dev/log-line"], line);
+    // However much stands around it.
+    let line = format!("{}{line}", " ".repeat(20_000));
+    let event = event_of_line(&line, "n1", Timestamp::UNIX_EPOCH).unwrap();
+    assert_eq!(event.metadata["gpuwarden.dev/log-line"].len(), 4_096);
 }
 
 #[test]

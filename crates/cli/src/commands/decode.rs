@@ -139,7 +139,9 @@ impl Found {
             recommended_action: finding.action_name(),
             meaning: finding.meaning.clone(),
             verdict: finding.basis.clone(),
-            cancels: finding.cancels.clone(),
+            cancels: (finding.cancels.iter())
+                .map(|cancelled| cancelled.code.clone())
+                .collect(),
             store_only: finding.strategy == ProcessingStrategy::StoreOnly,
             message: finding.lines.as_ref().unwrap_or(&record.text).clone(),
         }

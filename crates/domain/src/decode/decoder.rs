@@ -1,10 +1,11 @@
 //! What of the lines is worth an event: the decoder with the little memory that this needs.
 //!
 //! It knows which GPU sits at which PCI address, as [`Machine`] or else the kernel itself
-//! said, and of which GPUs an XID has just told that they fell: a driver that prints XID 79
-//! also prints "GPU has fallen off the bus", and that is one fault, not two. What is not
-//! known is left out of a finding; no line is lost for it.
+//! said, and which GPUs have just been told to have fallen: a driver that prints XID 79 also
+//! prints "GPU has fallen off the bus", and that is one fault, not two, in whichever order.
+//! What is not known is left out of a finding; no line is lost for it.
 
+mod dump;
 mod fall;
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -14,10 +15,12 @@ use contract::{ProcessingStrategy, RecommendedAction, keys};
 use jiff::{SignedDuration, Timestamp};
 use memchr::{memchr, memchr_iter};
 
+use self::dump::Dumps;
 use self::fall::{Begun, Fall};
 use super::machine::cut_domain;
 use super::{
-    Fallen, Finding, Kind, Line, MAX_NICS, Machine, NicLine, Reset, SxidLine, XidLine, decode,
+    Cancelled, Fallen, Finding, Kind, Line, MAX_NICS, Machine, NicLine, Reset, SxidLine, XidLine,
+    decode,
 };
 use crate::catalog::{Catalog, Filter, Text, Verdict};
 use crate::fault::normalise_pci;
@@ -25,6 +28,8 @@ use crate::fault::normalise_pci;
 /// How long after an XID that tells of a GPU's fall a "fallen off the bus" line of it adds
 /// nothing.
 const SAME_FALL: SignedDuration = SignedDuration::from_mins(5);
+/// The XID of a GPU that has fallen off the bus.
+const FALLEN_XID: u32 = 79;
 /// Most GPUs, and most recent XIDs of falls, that are remembered: far above any machine.
 const REMEMBERED: usize = 1024;
 /// Longest quotation of a garbled line (bytes): the beginning is what tells.
@@ -51,8 +56,11 @@ pub struct KernelLogDecoder {
     uuids: HashMap<String, String>,
     /// The XIDs that told of a fall, as its own line does.
     told_falls: VecDeque<ToldFall>,
+    /// Addresses of the GPUs whose fall was reported without an XID, until XID 79 comes.
+    reported_falls: VecDeque<String>,
     /// Messages of three lines, until the third has come.
     begun: Begun,
+    dumps: Dumps,
     garbled: Option<Garbled>,
 }
 
@@ -82,7 +90,9 @@ impl KernelLogDecoder {
             nics: BTreeMap::new(),
             uuids: HashMap::new(),
             told_falls: VecDeque::new(),
+            reported_falls: VecDeque::new(),
             begun: Begun::default(),
+            dumps: Dumps::default(),
             garbled: None,
         }
     }
@@ -123,7 +133,9 @@ impl KernelLogDecoder {
             if is_ordinary {
                 return Vec::new();
             }
-            return self.line(text, at).into_iter().collect();
+            let found: Vec<Finding> = self.line(text, at).into_iter().collect();
+            self.remember_falls(&found);
+            return found;
         }
         let mut found = Vec::new();
         let mut from = 0;
@@ -149,7 +161,22 @@ impl KernelLogDecoder {
                     .iter()
                     .any(|pci| finding.pci.as_ref() == Some(pci))
         });
+        self.remember_falls(&found);
         found
+    }
+
+    /// Remembers the falls that are reported without an XID: XID 79 will end them.
+    fn remember_falls(&mut self, found: &[Finding]) {
+        let falls = found
+            .iter()
+            .filter(|finding| matches!(finding.kind, Kind::FallenOffBus { .. }));
+        for pci in falls.filter_map(|finding| finding.pci.clone()) {
+            self.reported_falls.retain(|reported| *reported != pci);
+            if self.reported_falls.len() >= REMEMBERED {
+                self.reported_falls.pop_front();
+            }
+            self.reported_falls.push_back(pci);
+        }
     }
 
     fn line(&mut self, line: &[u8], at: Timestamp) -> Option<Finding> {
@@ -159,6 +186,10 @@ impl KernelLogDecoder {
                 None
             }
             Line::Xid(xid) => Some(self.xid(&xid, at)),
+            Line::Rpc(line) => {
+                self.dumps.take_in(line);
+                None
+            }
             Line::Sxid(sxid) => Some(self.sxid(&sxid)),
             Line::Fallen(part) => self.fallen(part, line, at),
             Line::Reset(reset) => Some(self.reset(reset)),
@@ -221,6 +252,18 @@ impl KernelLogDecoder {
             self.told_falls
                 .retain(|told| told.pci != pci || told.code != xid.code);
         }
+        if xid.code == FALLEN_XID {
+            // It says again what was reported without it, and its recovery is that of both.
+            let reported = self.reported_falls.len();
+            self.reported_falls.retain(|reported| *reported != pci);
+            if self.reported_falls.len() < reported {
+                finding.cancels.push(Cancelled {
+                    check: keys::CHECK_GPU_FALLEN_OFF,
+                    code: keys::CODE_GPU_FALLEN_OFF.to_owned(),
+                });
+            }
+        }
+        finding.dump = self.dumps.take(xid, &pci, at);
         finding.gpu_uuid = self.uuid_at(&pci);
         finding.pci = Some(pci);
         finding.mig = xid.mig;
@@ -228,7 +271,11 @@ impl KernelLogDecoder {
         finding.process = xid.process.map(str::to_owned);
         finding.parts = parts(xid);
         if let Some(code) = finding.code() {
-            finding.cancels = self.catalog.cancelled_by(&code).to_vec();
+            let cancelled = self.catalog.cancelled_by(&code).iter();
+            finding.cancels.extend(cancelled.map(|code| Cancelled {
+                check: keys::CHECK_XID,
+                code: code.clone(),
+            }));
         }
         finding
     }
@@ -248,7 +295,11 @@ impl KernelLogDecoder {
                 finding.gpu_uuid.clone_from(&gpu.uuid);
             }
         }
-        finding.pci = Some(pci);
+        // As the driver prints it. That a fault is of this switch does not hang on it.
+        finding.pci = Some(match sxid.pci.rsplit_once('.') {
+            Some((_, function)) => format!("{pci}.{}", function.to_ascii_lowercase()),
+            None => pci,
+        });
         finding
     }
 
@@ -355,6 +406,7 @@ impl KernelLogDecoder {
             strategy: ProcessingStrategy::ExecuteRemediation,
             cancels: Vec::new(),
             chassis_serial: chassis.map(str::to_owned),
+            dump: None,
             lines: None,
         }
     }
@@ -383,7 +435,7 @@ impl Finding {
             self.action,
             RecommendedAction::RestartBm | RecommendedAction::ReplaceVm
         );
-        code == 79 || self.fatal && as_grave
+        code == FALLEN_XID || self.fatal && as_grave
     }
 }
 

@@ -12,8 +12,8 @@ pub struct Finding {
     pub kind: Kind,
     /// The line takes faults back instead of reporting one.
     pub healthy: bool,
-    /// PCI address in the form of [`normalise_pci`](crate::fault::normalise_pci): of the
-    /// GPU, or of the switch. Of a NIC as printed.
+    /// PCI address of the GPU in the form of [`normalise_pci`](crate::fault::normalise_pci);
+    /// of a switch with the function where the line has it, of a NIC as printed.
     pub pci: Option<String>,
     /// UUID of the GPU, where the machine or a line of the log named it.
     pub gpu_uuid: Option<String>,
@@ -37,13 +37,24 @@ pub struct Finding {
     pub basis: Option<Text>,
     /// What its event is for.
     pub strategy: ProcessingStrategy,
-    /// Error codes of the same check whose faults on this device it ends.
-    pub cancels: Vec<String>,
+    /// The faults on this device that it ends.
+    pub cancels: Vec<Cancelled>,
     /// Serial number of the chassis, where the machine is known.
     pub chassis_serial: Option<String>,
+    /// What the driver has dumped of its requests to the GPU since the XID before this one.
+    pub dump: Option<String>,
     /// The lines that it was read from, where they are not simply the record: some of the
     /// lines of a record, or also lines of records before it.
     pub lines: Option<String>,
+}
+
+/// A fault that another finding ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cancelled {
+    /// Its check.
+    pub check: &'static str,
+    /// Its error code.
+    pub code: String,
 }
 
 /// Which check a finding belongs to, and what it is called there.
@@ -176,6 +187,7 @@ impl Finding {
             keys::META_VERDICT,
             self.basis.as_ref().map(ToString::to_string),
         );
+        add(keys::META_RPC_HISTORY, self.dump.clone());
         if let Some(mig) = self.mig {
             add(keys::META_GPU_INSTANCE, Some(mig.gpu_instance.to_string()));
             add(

@@ -216,9 +216,11 @@ fn lines_that_are_no_fault() {
         "NVRM: GPU has fallen off the bus",
         "NVRM: GPU :.: GPU has fallen off the bus.",
         "NVRM: GPU 0000:b3:00.0 is already bound to nouveau.",
-        "NVRM: GPU0 GSP RPC buffer contains function 76 (GSP_RM_CONTROL) sequence 41 and data 0x0 0x0.",
-        "NVRM: GPU0 RPC history (CPU -> GSP):",
-        "NVRM:     entry function                   sequence data0              data1",
+        "NVRM: GPU0 iovaspaceDestruct_IMPL: 1 left-over mappings in IOVAS 0x400",
+        "NVRM: GPU RPC history (CPU -> GSP):",
+        "NVRM:     Please see the README",
+        "NVRM:     12 bytes",
+        "NVRM:   0    76   GSP_RM_CONTROL",
         "NVRM: A GPU crash dump has been created. If possible, please run",
         "NVRM: GPU Board Serial Number: 1650522003820",
         "usb 1-1: new high-speed USB device, fallen off the bus",
@@ -494,6 +496,37 @@ fn gpus_that_fell_off_the_bus_without_an_xid() {
 }
 
 #[test]
+fn lines_of_a_dump() {
+    for (gpu, text) in [
+        (
+            Some(0),
+            "GPU0 GSP RPC buffer contains function 76 (GSP_RM_CONTROL) sequence 41 and data 0x0 0x0.",
+        ),
+        (Some(12), "GPU12 RPC history (CPU -> GSP):"),
+        (Some(0), "GPU0 RPC event history (CPU <- GSP):"),
+        (
+            None,
+            "    entry function                   sequence data0              data1",
+        ),
+        (
+            None,
+            "     0    76   GSP_RM_CONTROL   0x0 0x490 0x0 0x0          y",
+        ),
+        (
+            None,
+            "    -1    103  GSP_RM_ALLOC     0x0 0x4 0x0 0x0    492us  ",
+        ),
+    ] {
+        for before in ["", "[ 2638.641541] ", "kernel: "] {
+            let line = format!("{before}NVRM: {text}");
+            assert!(may_say_something(line.as_bytes()), "{line}");
+            let said = decode(line.as_bytes());
+            assert_eq!(said, Some(Line::Rpc(RpcLine { gpu, text })), "{line}");
+        }
+    }
+}
+
+#[test]
 fn lines_of_reset_jobs() {
     let uuid = "GPU-22222222-2222-2222-2222-222222222222";
     for before in [
@@ -544,12 +577,38 @@ fn lines_of_nic_drivers() {
             (NicDriver::Efa, Some("0000:00:06.0"), None),
         ),
         ("mlx5_core strange: text", (NicDriver::Mlx5, None, None)),
+        // The functions of a NIC are devices of their own.
+        ("mlx5_core 9a:00: text", (NicDriver::Mlx5, None, None)),
     ];
     for (line, expected) in table {
-        let Some(Line::Nic(nic)) = decode(line.as_bytes()) else {
-            panic!("{line}");
-        };
-        assert_eq!((nic.driver, nic.pci, nic.device), expected, "{line}");
+        // Behind what log daemons put before a line of the kernel.
+        for before in [
+            "",
+            "kernel: ",
+            "kernel: Jan 21 11:18:36 kernel: ",
+            "Jan  1 11:18:36 gpu-7 kernel: [16450076.435595] ",
+            "Jan 21 11:18:36 gpu-7 kernel: Jan 21 11:18:36 kernel: ",
+            "2026-01-21T11:18:36.123456+00:00 gpu-7 kernel: ",
+            "2026-01-21 11:18:36 kernel: [ 1.0] ",
+            "kernel: message repeated 2 times: [ ",
+        ] {
+            let line = format!("{before}{line}");
+            assert!(may_say_something(line.as_bytes()), "{line}");
+            let Some(Line::Nic(nic)) = decode(line.as_bytes()) else {
+                panic!("{line}");
+            };
+            assert_eq!((nic.driver, nic.pci, nic.device), expected, "{line}");
+        }
+        // Another program's line is not the kernel's.
+        for before in [
+            "Jan 21 11:18:36 gpu-7 python3[8]: ",
+            "Jan 21 11:18:36 a b kernel: ",
+            "Jan 21 at noon kernel: ",
+            "python3 ",
+        ] {
+            let line = format!("{before}{line}");
+            assert_eq!(decode(line.as_bytes()), None, "{line}");
+        }
     }
 }
 

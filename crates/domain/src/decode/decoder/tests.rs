@@ -1,5 +1,7 @@
+mod dump;
 mod fall;
 mod nic;
+mod nvlink5;
 
 use std::fmt::Write as _;
 
@@ -194,16 +196,6 @@ fn an_nvlink5_line_is_read_by_its_words_and_never_silently_harmless() {
         ),
         (
             None,
-            149,
-            "NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x025525c6 0x00000000)",
-            "149.NETIR_LINK_EVT",
-            true,
-            reset,
-            true,
-        ),
-        // Known to be of R580, and yet printed by an older one.
-        (
-            Some("580.65.06"),
             149,
             "NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x025525c6 0x00000000)",
             "149.NETIR_LINK_EVT",
@@ -442,7 +434,7 @@ fn an_sxid_names_switch_link_and_gpu() {
     let finding = one(&mut decoder, fatal);
     assert_eq!(
         entities(&finding),
-        "NVSWITCH=3 PCI=0000:c1:00 NVLINK=44 GPU=6 GPU_UUID=GPU-aa"
+        "NVSWITCH=3 PCI=0000:c1:00.0 NVLINK=44 GPU=6 GPU_UUID=GPU-aa"
     );
     assert_eq!(
         (finding.check(), finding.code().as_deref()),
@@ -464,10 +456,10 @@ fn an_sxid_whose_link_nobody_knows_is_still_an_event() {
     for mut decoder in [on_a_known_machine(), KernelLogDecoder::default()] {
         assert_eq!(
             entities(&one(&mut decoder, unknown_link)),
-            "NVSWITCH=3 PCI=0000:c1:00 NVLINK=45"
+            "NVSWITCH=3 PCI=0000:c1:00.0 NVLINK=45"
         );
         let finding = one(&mut decoder, no_link);
-        assert_eq!(entities(&finding), "NVSWITCH=3 PCI=0000:c1:00");
+        assert_eq!(entities(&finding), "NVSWITCH=3 PCI=0000:c1:00.0");
         assert!(finding.fatal);
     }
 }
@@ -559,7 +551,11 @@ fn an_xid_that_ends_others_names_them() {
         &mut decoder,
         "NVRM: Xid (PCI:0000:b3:00): 162, power smoothing",
     );
-    assert_eq!(all_clear.cancels, ["163"]);
+    let cancels = |code: &str| Cancelled {
+        check: "SysLogsXIDError",
+        code: code.to_owned(),
+    };
+    assert_eq!(all_clear.cancels, [cancels("163")]);
     assert!(!all_clear.fatal, "there: fatal, for its row is not read");
     let other = one(
         &mut decoder,

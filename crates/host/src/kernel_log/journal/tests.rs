@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod unprivileged;
 mod writer;
 
 use writer::{Compression, Writer};

@@ -11,6 +11,7 @@ fn one_fall_is_one_fault() {
     assert!(decoder.record(xid, at(0))[0].fatal);
     // The addresses differ in ".0", which the reference's comparison misses.
     assert_eq!(decoder.record(fallen, at(1)), []);
+    assert_eq!(decoder.record(fallen, at(300)), []);
     let other = decoder.record(
         b"NVRM: GPU 0000:b4:00.0: GPU has fallen off the bus.",
         at(1),
@@ -55,15 +56,44 @@ fn only_an_xid_that_says_as_much_stands_for_a_fall() {
             assert_eq!(decoder.record(xid.as_bytes(), at(0)).len(), 1);
             let found = decoder.record(fall.as_bytes(), at(299));
             assert_eq!(of_fall(&found), usize::from(!tells), "{xid} before {fall}");
-            // What was told first stays told, and the XID is never left out.
+            // What was told first stays told, but where XID 79 says the same, which takes its
+            // place however late; and the XID is never left out.
             let mut decoder = KernelLogDecoder::default();
             assert_eq!(of_fall(&decoder.record(fall.as_bytes(), at(0))), 1);
-            assert_eq!(decoder.record(xid.as_bytes(), at(1)).len(), 1);
+            let cancels = |found: Vec<Finding>| -> Vec<String> {
+                assert_eq!(found.len(), 1);
+                let cancels = found[0].cancels.iter();
+                let of_falls = cancels.filter(|it| it.check == "SysLogsGPUFallenOff");
+                of_falls.map(|it| it.code.clone()).collect()
+            };
+            let other = b"NVRM: Xid (PCI:0000:b4:00): 79, pid=1, name=a, x";
+            assert!(cancels(decoder.record(other, at(1))).is_empty(), "{xid}");
+            let ended = if xid.contains("): 79,") {
+                &["GPU_FALLEN_OFF_BUS"][..]
+            } else {
+                &[]
+            };
+            assert_eq!(
+                cancels(decoder.record(xid.as_bytes(), at(2_000))),
+                ended,
+                "{xid}"
+            );
+            // Once.
+            assert!(cancels(decoder.record(xid.as_bytes(), at(2_001))).is_empty());
             // In one record.
             for record in [format!("{xid}\n{fall}"), format!("{fall}\n{xid}")] {
-                let found = KernelLogDecoder::default().record(record.as_bytes(), at(0));
+                let mut decoder = KernelLogDecoder::default();
+                let found = decoder.record(record.as_bytes(), at(0));
                 assert_eq!(of_fall(&found), usize::from(!tells), "{record}");
                 assert_eq!(found.len(), 2 - usize::from(tells), "{record}");
+                let of_falls = (found.iter().flat_map(|it| &it.cancels))
+                    .filter(|it| it.check == "SysLogsGPUFallenOff");
+                assert_eq!(of_falls.count(), 0, "{record}");
+                // Nor is there anything to end later where nothing was reported.
+                let fell = b"NVRM: Xid (PCI:0000:b3:00): 79, pid=1, name=a, x";
+                let ended = cancels(decoder.record(fell, at(1))).len();
+                let reported = of_fall(&found) == 1;
+                assert_eq!(ended, usize::from(reported), "{record}");
             }
         }
     }
@@ -201,6 +231,7 @@ fn of_messages_that_never_end_few_are_kept_and_none_for_long() {
     let [begin, ..] = three("b5");
     decoder.record(old.as_bytes(), T0);
     decoder.record(begin.as_bytes(), late);
+    assert!(decoder.reported_falls.len() <= REMEMBERED);
     let found = decoder.record(end.as_bytes(), late);
     assert_eq!(found[0].pci.as_deref(), Some("0000:b5:00"));
     assert_eq!(decoder.record(end.as_bytes(), late), []);

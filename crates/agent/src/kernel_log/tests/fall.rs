@@ -1,0 +1,57 @@
+//! "GPU has fallen off the bus" and XID 79: one fault, whichever comes first, from the log to
+//! the fault book.
+
+use domain::fault::FaultBook;
+
+use super::*;
+
+const FALL: &str = "NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.";
+const OTHER_FALL: &str = "NVRM: GPU 0000:b4:00.0: GPU has fallen off the bus.";
+
+/// Titles of the faults that are open after these events.
+fn open_after(events: &[HealthEvent]) -> Vec<String> {
+    let mut book = FaultBook::default();
+    for (seq, event) in (1..).zip(events) {
+        book.record(&domain::event::Record {
+            seq,
+            id: event.id.clone(),
+            created_at: Timestamp::UNIX_EPOCH,
+            event: event.clone(),
+        });
+    }
+    let faults = book.faults("n1").iter();
+    faults.map(|fault| fault.title()).collect()
+}
+
+#[tokio::test]
+async fn a_recovery_of_xid_79_leaves_nothing_of_the_fall_open() {
+    let of_the_other = "SysLogsGPUFallenOff GPU_FALLEN_OFF_BUS on PCI 0000:b4:00";
+    for lines in [
+        &[FALL, XID_79][..],
+        &[XID_79, FALL],
+        // Repeats of either, of which some are still being counted when the other comes.
+        &[FALL, FALL, FALL, XID_79, FALL, XID_79],
+        &[XID_79, XID_79, FALL, XID_79],
+    ] {
+        let mut bench = Bench::new();
+        bench.append(&at(1, 0, OTHER_FALL));
+        for (second, line) in (1..).zip(lines) {
+            bench.append(&at(1, second, line));
+        }
+        // In the next window: what was counted is reported.
+        bench.append(&at(1, 100, XID_79));
+        let mut events = bench.run_until(2).await;
+        let open = open_after(&events);
+        let of_xid = "SysLogsXIDError 79 on PCI 0000:b3:00";
+        assert_eq!(open, [of_the_other, of_xid], "{lines:?}: {events:#?}");
+        let xid = events.iter().find(|event| event.error_code == ["79"]);
+        events.push(HealthEvent {
+            is_healthy: true,
+            ..xid.unwrap().clone()
+        });
+        assert_eq!(open_after(&events), [of_the_other], "{lines:?}");
+        // Told in the other order, there was nothing to end.
+        let ended = events.iter().filter(|event| event.is_healthy).count();
+        assert_eq!(ended, if lines[0] == FALL { 2 } else { 1 }, "{lines:?}");
+    }
+}
