@@ -89,7 +89,7 @@ fn finished(connection: &Connection, finished: u64) -> rusqlite::Result<i64> {
         .min(slowest.unwrap_or(i64::MAX)))
 }
 
-/// Deletes up to [`CHUNK`] events, oldest first.
+/// Deletes up to [`CHUNK`] events, oldest first, and passes over as many that are young.
 fn events(
     connection: &Connection,
     upto: i64,
@@ -99,13 +99,16 @@ fn events(
     let mut select = connection
         .prepare_cached("SELECT seq, id, created_at FROM event WHERE seq <= ?1 ORDER BY seq")?;
     let mut rows = select.query([upto])?;
-    let mut found = Vec::new();
+    let (mut found, mut young) = (Vec::new(), 0);
+    // Positions grow with acceptance, so that what follows a young one is younger: but for
+    // one of the future, written while the clock was wrong. It keeps only itself.
     while found.len() < CHUNK
+        && young < CHUNK
         && let Some(row) = rows.next()?
     {
-        // Positions grow with acceptance: whatever follows is younger.
         if before.is_some_and(|before| row.get::<_, i64>(2).is_ok_and(|at| at >= before)) {
-            break;
+            young += 1;
+            continue;
         }
         // As bytes: an id that is damaged goes with its event.
         if !keep.contains(row.get_ref(1)?.as_bytes()?) {
@@ -191,6 +194,28 @@ mod tests {
         assert_eq!(deleted, 0, "nothing is old");
         let read = usize::try_from(read).unwrap();
         assert!(read <= 2 * CHUNK, "{read} rows were read");
+    }
+
+    #[test]
+    fn an_event_of_the_future_keeps_only_itself() {
+        let dir = TempDir::new().unwrap();
+        let connection = filled(&dir, 3 * CHUNK);
+        let future = "UPDATE event SET created_at = 1000000000 WHERE seq IN (1, 3)";
+        connection.execute(future, []).unwrap();
+        let none = HashSet::new();
+        assert_eq!(events(&connection, 10, Some(6), &none).unwrap(), 3);
+        let left: String = connection
+            .query_row(
+                "SELECT group_concat(seq) FROM event WHERE seq < 8",
+                [],
+                |row| row.get(0),
+            )
+            .unwrap();
+        assert_eq!(left, "1,3,6,7", "the one of that very moment is young");
+        // Where nothing is old at first, not all of them are looked at.
+        let old = "UPDATE event SET created_at = 0 WHERE seq = (SELECT max(seq) FROM event)";
+        connection.execute(old, []).unwrap();
+        assert_eq!(events(&connection, i64::MAX, Some(1), &none).unwrap(), 0);
     }
 
     #[test]
