@@ -118,6 +118,13 @@ pub trait EventStore: Send + Sync + 'static {
     /// Every read passes over them: what is damaged costs itself only.
     fn unreadable(&self) -> watch::Receiver<u64>;
 
+    /// What of the storage itself was found to be damaged, by a write or by the feed. The
+    /// store is of no use any more; opened again, it is sound, if need be without its history.
+    fn damage(&self) -> watch::Receiver<Option<String>>;
+
+    /// What a person should know of the store that hinders nothing, in sentences.
+    fn notes(&self) -> Vec<String>;
+
     /// How much there is.
     async fn stats(&self) -> Result<Stats, StoreError>;
 

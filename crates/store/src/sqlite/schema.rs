@@ -222,12 +222,16 @@ fn tune(connection: &Connection, cache_kib: i32) -> rusqlite::Result<()> {
     connection.pragma_update(None, "temp_store", "MEMORY")
 }
 
-fn failure(path: &Path, source: rusqlite::Error) -> OpenError {
+/// What an error at the start means. Our own statements are sound: where one does not fit
+/// (`SQLITE_ERROR`, a value of another type), the tables are not as they were written.
+pub(super) fn failure(path: &Path, source: rusqlite::Error) -> OpenError {
     match source.sqlite_error_code() {
-        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => OpenError::Corrupt {
-            path: path.into(),
-            source,
-        },
+        None | Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase | ErrorCode::Unknown) => {
+            OpenError::Corrupt {
+                path: path.into(),
+                source,
+            }
+        }
         _ => OpenError::Sqlite {
             path: path.into(),
             source,
