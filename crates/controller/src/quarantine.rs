@@ -409,7 +409,7 @@ impl Quarantine {
             Instant::now() + Duration::try_from(at.duration_since(now)).unwrap_or_default()
         });
         let feed = self.feed_failure.as_ref().map(|failed| failed.retry_at);
-        [timed, retry, feed, self.save_at(), self.publishing.at]
+        [timed, retry, feed, self.save_next(), self.publishing.at]
             .into_iter()
             .flatten()
             .min()

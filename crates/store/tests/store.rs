@@ -392,6 +392,7 @@ fn prune_nothing() -> Prune {
         before: Timestamp::UNIX_EPOCH,
         max_bytes: u64::MAX,
         finished: 0,
+        gone: Timestamp::UNIX_EPOCH,
         keep: Vec::new(),
     }
 }

@@ -26,10 +26,13 @@ const DELETE_ENTRIES: &str = "
 const PROBE_BYTES: usize = 256 * 1024;
 
 pub(super) fn prune(connection: &Connection, prune: &Prune) -> rusqlite::Result<Pruned> {
-    let upto = finished(connection, prune.finished)?;
+    let upto = finished(connection, prune)?;
     let before = prune.before.as_microsecond();
     let keep: HashSet<&[u8]> = prune.keep.iter().map(String::as_bytes).collect();
-    let mut pruned = Pruned::default();
+    let mut pruned = Pruned {
+        gone: gone(connection, prune)?,
+        ..Pruned::default()
+    };
     if used(connection)? > prune.max_bytes {
         // Too much: the oldest go first, be they events or journal entries.
         let event = oldest(connection, OLDEST_EVENT)?;
@@ -77,16 +80,27 @@ pub(super) fn probe(
     Ok(Ok(()))
 }
 
-/// What every consumer is done with, and the newest event is not among it: the feed
-/// ends where it ended.
-fn finished(connection: &Connection, finished: u64) -> rusqlite::Result<i64> {
+/// What every consumer that is still there is done with, and the newest event is not among it:
+/// the feed ends where it ended.
+fn finished(connection: &Connection, prune: &Prune) -> rusqlite::Result<i64> {
     let newest_but_one: Option<i64> =
         connection.query_row("SELECT max(seq) - 1 FROM event", [], |row| row.get(0))?;
-    let slowest: Option<i64> =
-        connection.query_row("SELECT min(token) FROM checkpoint", [], |row| row.get(0))?;
-    Ok(number(finished)
+    let slowest: Option<i64> = connection.query_row(
+        "SELECT min(token) FROM checkpoint WHERE saved_at >= ?1",
+        [prune.gone.as_microsecond()],
+        |row| row.get(0),
+    )?;
+    Ok(number(prune.finished)
         .min(newest_but_one.unwrap_or(0))
         .min(slowest.unwrap_or(i64::MAX)))
+}
+
+/// The consumers that are not there any more.
+fn gone(connection: &Connection, prune: &Prune) -> rusqlite::Result<Vec<String>> {
+    connection
+        .prepare_cached("SELECT consumer FROM checkpoint WHERE saved_at < ?1 ORDER BY consumer")?
+        .query_map([prune.gone.as_microsecond()], |row| row.get(0))?
+        .collect()
 }
 
 /// Deletes up to [`CHUNK`] events, oldest first, and passes over as many that are young.

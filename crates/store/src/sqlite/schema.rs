@@ -13,7 +13,7 @@ use super::{OpenError, lock};
 
 /// The steps to the newest schema. `PRAGMA user_version` counts those that were taken.
 /// A step that was released is never changed: what is to change becomes a new step.
-pub(super) const STEPS: &[&str] = &[STEP_1, STEP_2, STEP_3, STEP_4];
+pub(super) const STEPS: &[&str] = &[STEP_1, STEP_2, STEP_3, STEP_4, STEP_5];
 
 /// `body` is the public JSON form of the event, the columns before it are copies to
 /// search by. Times are microseconds since 1970.
@@ -79,6 +79,13 @@ const STEP_4: &str = "
         state BLOB NOT NULL,
         PRIMARY KEY (consumer, part)
     ) STRICT;
+";
+
+/// When a consumer's checkpoint was saved last: by which it is known whether there still is such
+/// a consumer.
+const STEP_5: &str = "
+    ALTER TABLE checkpoint ADD COLUMN saved_at INTEGER NOT NULL DEFAULT 0;
+    UPDATE checkpoint SET saved_at = unixepoch() * 1000000;
 ";
 
 /// Marks the file as ours (`PRAGMA application_id`): "gpwd" in ASCII.
