@@ -35,8 +35,9 @@ pub use self::consumers::{
     keeps_the_parts_that_are_not_named, loses_nothing_among_many_writers, never_moves_a_token_back,
 };
 pub use self::events::{
-    appends_in_order, keeps_an_event_as_it_was, pages_and_filters, states_what_it_holds,
-    stores_an_event_once, takes_a_repetition_without_a_time_for_a_retry, updates_a_status,
+    appends_in_order, keeps_an_event_as_it_was, pages_and_filters,
+    pages_stay_whole_while_rows_come_and_go, states_what_it_holds, stores_an_event_once,
+    takes_a_repetition_without_a_time_for_a_retry, updates_a_status,
 };
 
 /// An open store.
@@ -56,6 +57,7 @@ macro_rules! conformance_tests {
             loses_nothing_among_many_writers
             feeds_a_follower_every_event_once
             pages_and_filters
+            pages_stay_whole_while_rows_come_and_go
             never_moves_a_token_back
             begins_anew_behind_its_history
             keeps_the_parts_that_are_not_named

@@ -385,3 +385,23 @@ async fn a_book_that_does_not_change_is_saved_now_and_then() {
     }
     store.close().await;
 }
+
+#[tokio::test]
+async fn a_place_that_is_lost_is_the_start_of_what_is_stored() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    let events = vec![fault("n1", 1), fault("n2", 1), recovery("n2")];
+    store.append(events).await.unwrap();
+    let (mut first, _handles) = quarantine(&store);
+    first.take_in().await;
+    first.save().await;
+    damage(directory.path(), "DELETE FROM checkpoint");
+
+    let (mut second, _handles) = quarantine(&store);
+    second.load().await;
+    assert_eq!(second.book.applied(), 0);
+    second.take_in().await;
+    assert_eq!(second.book, first.book);
+    assert_eq!(second.book.faults("n1").len(), 1);
+    store.close().await;
+}
