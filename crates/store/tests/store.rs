@@ -483,15 +483,28 @@ struct FailingDisk {
 impl FailingDisk {
     fn new() -> Option<Self> {
         let mkfs = testkit::require(testkit::Component::FileSystem)?;
+        Some(Self::with(|image| {
+            fs::File::create(image).unwrap().set_len(16 << 20).unwrap();
+            run(Command::new(mkfs).arg("-qF").arg(image));
+        }))
+    }
+
+    /// The disk as it is found after a power cut now: what was only in the page cache of its
+    /// files is not in the image.
+    fn after_power_cut(&self) -> Self {
+        Self::with(|image| {
+            fs::copy(self.dir.path().join("image"), image).unwrap();
+        })
+    }
+
+    fn with(make: impl FnOnce(&Path)) -> Self {
         let dir = TempDir::new().unwrap();
-        let image = dir.path().join("image");
-        fs::File::create(&image).unwrap().set_len(16 << 20).unwrap();
-        run(Command::new(mkfs).arg("-qF").arg(&image));
+        make(&dir.path().join("image"));
         let mount_point = dir.path().join("mounted");
         fs::create_dir(&mount_point).unwrap();
         let disk = Self { dir, mount_point };
         disk.mount();
-        Some(disk)
+        disk
     }
 
     fn mount(&self) {
@@ -528,6 +541,24 @@ fn run(command: &mut Command) -> String {
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?}: {output:?}");
     String::from_utf8(output.stdout).unwrap()
+}
+
+#[tokio::test]
+async fn what_is_acknowledged_survives_a_power_cut() {
+    let Some(disk) = FailingDisk::new() else {
+        return;
+    };
+    let store = SqliteStore::open(&disk.data()).unwrap();
+    for n in 0..5 {
+        store.append(vec![event("n1", n)]).await.unwrap();
+        let found = disk.after_power_cut();
+        let after = SqliteStore::open(&found.data()).unwrap();
+        let records = read_feed(&after, 10).await;
+        assert_eq!(records.len(), usize::try_from(n).unwrap() + 1);
+        assert!(after.notes().is_empty(), "it is not damaged");
+        after.close().await;
+    }
+    store.close().await;
 }
 
 #[tokio::test]
