@@ -54,6 +54,8 @@ pub enum Component {
     CxxCompiler,
     /// A kernel log that we may write to.
     KernelLog,
+    /// The program that makes a file system in a file, where it can be mounted.
+    FileSystem,
 }
 
 /// Where the components are kept: `$XDG_CACHE_HOME/gpuwarden`, else `~/.cache/gpuwarden`.
@@ -193,7 +195,9 @@ impl Component {
                 let key = content_key(&dir, &["requirements.txt".into()], "venv")?;
                 tools.join(format!("python-{key}/bin/python"))
             }
-            Self::Chromium | Self::Go | Self::CxxCompiler | Self::KernelLog => return Ok(None),
+            Self::Chromium | Self::Go | Self::CxxCompiler | Self::KernelLog | Self::FileSystem => {
+                return Ok(None);
+            }
         };
         Ok(Some(path))
     }
@@ -227,6 +231,11 @@ impl Component {
                     .is_ok()
                     .then_some(path))
             }
+            Self::FileSystem => {
+                let mountable =
+                    rustix::process::geteuid().is_root() && Path::new("/dev/loop-control").exists();
+                Ok(find_program("mkfs.ext4").filter(|_| mountable))
+            }
         }
     }
 
@@ -234,6 +243,9 @@ impl Component {
     pub const fn hint(self) -> &'static str {
         match self {
             Self::KernelLog => "run as root where /dev/kmsg can be written",
+            Self::FileSystem => {
+                "run as root where loop devices can be made, with mkfs.ext4 (e2fsprogs)"
+            }
             Self::Go => "install Go 1.26 or newer from https://go.dev/dl",
             _ => "run 'cargo xtask setup'",
         }
@@ -251,6 +263,7 @@ impl fmt::Display for Component {
             Self::Go => f.write_str("go"),
             Self::CxxCompiler => f.write_str("C++ compiler"),
             Self::KernelLog => f.write_str("writable kernel log"),
+            Self::FileSystem => f.write_str("ext4 on a loop device"),
         }
     }
 }

@@ -86,6 +86,7 @@ fn set_up(versions: &[Version], install_missing: bool) -> anyhow::Result<Vec<Str
         Component::Go,
         Component::CxxCompiler,
         Component::KernelLog,
+        Component::FileSystem,
     ]);
     let mut held = None;
     for component in &components {

@@ -559,13 +559,16 @@ impl KernelLogMonitor {
                     cursor.monotonic, cursor.xor_hash
                 ));
             }
-            Position::File { dev, ino, offset } => (dev, ino, offset),
+            Position::File {
+                dev, ino, offset, ..
+            } => (dev, ino, offset),
         };
         let goes_on = match &self.last_place {
             Some(Position::File {
                 dev: d,
                 ino: i,
                 offset: before,
+                ..
             }) => (d, i) == (dev, ino) && before < offset,
             _ => false,
         };

@@ -14,6 +14,7 @@
 //! what waits is still delivered, which makes room.
 
 mod cursor;
+mod disk;
 mod log;
 mod metrics;
 mod record;

@@ -127,6 +127,9 @@ pub struct StoreView {
     /// Events met since the start that cannot be read: they are passed over.
     #[serde(default)]
     pub unreadable: u64,
+    /// What else to know of it, in sentences; it hinders nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notes: Vec<String>,
     /// When the oldest event was received.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oldest: Option<Timestamp>,

@@ -420,7 +420,7 @@ impl Quarantine {
             retry,
             feed,
             missed,
-            self.save_at(),
+            self.save_next(),
             self.publishing.at,
         ]
         .into_iter()

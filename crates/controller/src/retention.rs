@@ -20,6 +20,10 @@ use tokio_util::sync::CancellationToken;
 const EVERY: Duration = Duration::from_secs(60);
 /// The same while the store cannot write: so soon it is seen that it can again.
 const EVERY_IN_TROUBLE: Duration = Duration::from_secs(5);
+/// A consumer that has not saved its checkpoint for so long is gone: renamed, or switched off.
+/// One that is there does so every hour at least; a week covers a controller that is away over
+/// the holidays, and a disk that is full for as long.
+const GONE: SignedDuration = SignedDuration::from_hours(7 * 24);
 /// Between two parts of a long deletion: others write too.
 const BETWEEN_PARTS: Duration = Duration::from_millis(20);
 
@@ -65,7 +69,7 @@ impl Retention {
         });
         let mut unreadable = self.store.unreadable();
         let mut trouble = self.store.trouble();
-        let mut said_over = false;
+        let (mut said_over, mut said_gone) = (false, Vec::new());
         loop {
             let met = *unreadable.borrow_and_update();
             unreadable_events.set(i64::try_from(met).unwrap_or(i64::MAX));
@@ -76,6 +80,16 @@ impl Retention {
                     Ok(pruned) => {
                         events.inc_by(pruned.events);
                         entries.inc_by(pruned.entries);
+                        for consumer in &pruned.gone {
+                            if !said_gone.contains(consumer) {
+                                tracing::warn!(
+                                    consumer,
+                                    "a reader of the stored events has not come back for a week: \
+                                     what it has not read is no longer kept for it"
+                                );
+                            }
+                        }
+                        said_gone = pruned.gone;
                         if pruned.more {
                             pause = BETWEEN_PARTS;
                         } else if pruned.over > 0 && !said_over {
@@ -116,12 +130,12 @@ impl Retention {
             .flat_map(|node| &node.faults)
             .map(|fault| fault.event_id.clone())
             .collect();
+        let ago = |age| (self.clock)().checked_sub(age).unwrap_or(Timestamp::MIN);
         Some(Prune {
-            before: (self.clock)()
-                .checked_sub(self.age)
-                .unwrap_or(Timestamp::MIN),
+            before: ago(self.age),
             max_bytes: self.max_bytes,
             finished: fleet.applied,
+            gone: ago(GONE),
             keep,
         })
     }

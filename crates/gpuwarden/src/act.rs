@@ -80,6 +80,7 @@ impl Acting<'_> {
             max_bytes: self.settings.store_size,
             clock: CLOCK,
         };
+        let mut damage = self.store.damage();
         let metrics = self.metrics.clone();
         let questions = handles.questions;
         let console = Console {
@@ -108,6 +109,12 @@ impl Acting<'_> {
         if let Some(reporter) = reporter {
             tasks.writer("the reporter of conditions", reporter.run(done.clone()));
         }
+        // Its next start begins with a sound one.
+        let until = done.clone();
+        tasks.worker("the event store", async move {
+            let met = async { drop(damage.wait_for(Option::is_some).await) };
+            until.run_until_cancelled(met).await;
+        });
         let kept = async move { retention.run(&metrics, done).await };
         tasks.worker("retention", kept);
     }

@@ -21,6 +21,7 @@ mod line_buffer;
 mod lines;
 mod position;
 mod record;
+mod rotated;
 mod watch;
 mod write;
 
@@ -207,8 +208,9 @@ pub struct ReadError {
 ///
 /// A position of another boot or of another kind of source is ignored, and reading begins at the
 /// oldest record. A position in a file that was renamed since is found again as long as the file is
-/// in the same directory; where it is not, [`Event::Lost`] comes first. Must be called, and the
-/// source used, within a tokio runtime that has I/O and time enabled.
+/// in the same directory, and the files that rotation has made since are read in their order. Where
+/// one of these is not there, or the file was written anew, [`Event::Lost`] comes first. Must be
+/// called, and the source used, within a tokio runtime that has I/O and time enabled.
 ///
 /// # Errors
 ///

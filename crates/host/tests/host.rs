@@ -257,6 +257,7 @@ async fn positions_that_say_nothing_about_this_log_are_ignored() {
             dev: 1,
             ino: 2,
             offset: 3,
+            line: None,
         },
         // This boot, but beyond the end of its log, as after the return to a snapshot.
         Position::Kmsg {

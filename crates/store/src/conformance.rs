@@ -27,15 +27,17 @@ mod events;
 
 pub use self::bounds::{
     answers_closed_after_close, deletes_the_oldest_where_there_is_too_much,
-    deletes_what_is_old_and_finished, keeps_all_when_reopened, refuses_what_is_over_a_limit,
+    deletes_what_is_old_and_finished, keeps_all_when_reopened,
+    keeps_nothing_for_a_consumer_that_is_gone, refuses_what_is_over_a_limit,
 };
 pub use self::consumers::{
     begins_anew_behind_its_history, feeds_a_follower_every_event_once, keeps_the_journal_in_order,
     keeps_the_parts_that_are_not_named, loses_nothing_among_many_writers, never_moves_a_token_back,
 };
 pub use self::events::{
-    appends_in_order, keeps_an_event_as_it_was, pages_and_filters, states_what_it_holds,
-    stores_an_event_once, takes_a_repetition_without_a_time_for_a_retry, updates_a_status,
+    appends_in_order, keeps_an_event_as_it_was, pages_and_filters,
+    pages_stay_whole_while_rows_come_and_go, states_what_it_holds, stores_an_event_once,
+    takes_a_repetition_without_a_time_for_a_retry, updates_a_status,
 };
 
 /// An open store.
@@ -55,6 +57,7 @@ macro_rules! conformance_tests {
             loses_nothing_among_many_writers
             feeds_a_follower_every_event_once
             pages_and_filters
+            pages_stay_whole_while_rows_come_and_go
             never_moves_a_token_back
             begins_anew_behind_its_history
             keeps_the_parts_that_are_not_named
@@ -62,6 +65,7 @@ macro_rules! conformance_tests {
             updates_a_status
             states_what_it_holds
             deletes_what_is_old_and_finished
+            keeps_nothing_for_a_consumer_that_is_gone
             deletes_the_oldest_where_there_is_too_much
             refuses_what_is_over_a_limit
             keeps_all_when_reopened

@@ -106,8 +106,8 @@ pub trait EventStore: Send + Sync + 'static {
     /// Deletes events and journal entries that are old, or the oldest of them where they
     /// take too much room: a part at a time, see [`Pruned::more`].
     ///
-    /// Never deleted are events in `keep`, those that a consumer has not finished, and
-    /// the newest one. Positions of what was deleted are not given out again.
+    /// Never deleted are events in `keep`, those that a consumer has not finished unless it
+    /// is [`gone`](Prune::gone), and the newest one. Positions of what was deleted are not given out again.
     async fn prune(&self, prune: Prune) -> Result<Pruned, StoreError>;
 
     /// What keeps the store from writing, such as a full disk; `None` while it writes.
@@ -117,6 +117,13 @@ pub trait EventStore: Send + Sync + 'static {
     /// How many stored events were met that cannot be read, since the store was opened.
     /// Every read passes over them: what is damaged costs itself only.
     fn unreadable(&self) -> watch::Receiver<u64>;
+
+    /// What of the storage itself was found to be damaged, by a write or by the feed. The
+    /// store is of no use any more; opened again, it is sound, if need be without its history.
+    fn damage(&self) -> watch::Receiver<Option<String>>;
+
+    /// What a person should know of the store that hinders nothing, in sentences.
+    fn notes(&self) -> Vec<String>;
 
     /// How much there is.
     async fn stats(&self) -> Result<Stats, StoreError>;
@@ -213,12 +220,15 @@ pub struct Prune {
     pub max_bytes: u64,
     /// Only events up to this position.
     pub finished: u64,
+    /// Consumers that saved their checkpoint last before this are gone: what they have not
+    /// finished is not kept for them.
+    pub gone: Timestamp,
     /// Ids of events that are kept.
     pub keep: Vec<String>,
 }
 
 /// What was deleted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pruned {
     /// Events.
     pub events: u64,
@@ -226,6 +236,8 @@ pub struct Pruned {
     pub entries: u64,
     /// Whether another call would delete more.
     pub more: bool,
+    /// Consumers that are gone, by name.
+    pub gone: Vec<String>,
     /// Room taken beyond [`Prune::max_bytes`] (bytes). Without [`more`](Self::more) it
     /// is what must not be deleted.
     pub over: u64,

@@ -7,10 +7,12 @@
 //!
 //! The directory has to be on a local file system: the write-ahead log needs shared
 //! memory. A full disk fails the calls that write, not those that read, and passes
-//! when there is room again; until then [`EventStore::trouble`] says so.
+//! when there is room again; until then [`EventStore::trouble`] says so. A database that is
+//! damaged is moved aside and begun anew (`damaged.rs`).
 
 mod append;
 mod checkpoint;
+mod damaged;
 mod identity;
 mod inspect;
 mod journal;
@@ -32,6 +34,7 @@ use domain::journal::Entry;
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::watch;
 
+use self::damaged::{Damage, Opened};
 pub use self::inspect::{Consumer, Count, Damaged, Inspection, NODES, inspect};
 pub use self::lock::DirectoryLock;
 use self::readers::Readers;
@@ -58,9 +61,12 @@ pub struct SqliteStore {
     readers: Arc<Readers>,
     writer: Writer,
     unreadable: Arc<Unreadable>,
+    damage: Arc<Damage>,
+    aside: Vec<PathBuf>,
 }
 
-/// Why a directory's event store cannot be opened. What it holds is as it was.
+/// Why a directory's event store cannot be opened. What it holds is as it was: a database
+/// that is damaged is moved aside only where that leaves one that can be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// Another process has it open, or this one has already.
@@ -188,10 +194,7 @@ where
             | rusqlite::Error::InvalidColumnType(..)
             | rusqlite::Error::IntegralValueOutOfRange(..)
     );
-    let damaged = matches!(
-        code,
-        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase)
-    );
+    let damaged = damaged::is_damage(&error);
     let source: BoxError = Box::new(error);
     if unreadable || damaged {
         let what = format!("it cannot {action}");
@@ -242,29 +245,40 @@ fn wal(path: &Path) -> PathBuf {
 
 impl SqliteStore {
     /// Opens the store in `dir`; both are made where they are missing, for this user
-    /// only. Takes ownership of the directory, and brings an older schema up to date.
+    /// only. Takes ownership of the directory, and brings an older schema up to date. A
+    /// database that is damaged is moved aside and begun anew.
     ///
     /// Blocks for a moment; needs no async runtime.
     pub fn open(dir: &Path) -> Result<Self, OpenError> {
         let lock = DirectoryLock::acquire(dir)?;
         let path = dir.join(FILE);
-        let connection = schema::open(&path)?;
-        let failed = |source| OpenError::Sqlite {
-            path: path.clone(),
-            source,
-        };
-        let newest = writer::newest(&connection).map_err(failed)?;
-        let identity = identity::read(&connection).map_err(failed)?;
+        let Opened {
+            connection,
+            newest,
+            identity,
+        } = damaged::open(&path)?;
         tracing::debug!(path = %path.display(), newest, store = %identity, "event store opened");
-        let writer =
-            Writer::start(connection, wal(&path), lock, newest).map_err(OpenError::Thread)?;
+        let damage = Arc::new(Damage::new(path.clone()));
+        let writer = Writer::start(connection, wal(&path), lock, newest, Arc::clone(&damage))
+            .map_err(OpenError::Thread)?;
         Ok(Self {
             readers: Arc::new(Readers::new(path.clone())),
+            aside: damaged::aside(&path),
             path,
             identity: watch::Sender::new(identity),
             writer,
+            damage,
             unreadable: Arc::new(Unreadable::new()),
         })
+    }
+}
+
+// === impl OpenError ===
+
+impl OpenError {
+    /// Whether the database is damaged, or none at all.
+    fn is_damage(&self) -> bool {
+        matches!(self, Self::Corrupt { .. } | Self::NotADatabase { .. })
     }
 }
 
@@ -300,9 +314,14 @@ impl EventStore for SqliteStore {
 
     async fn feed(&self, after: u64, limit: usize) -> Result<Vec<Record>, StoreError> {
         let unreadable = Arc::clone(&self.unreadable);
-        self.readers
-            .read(move |connection| query::feed(connection, &unreadable, after, limit))
-            .await
+        let feed =
+            move |connection: &Connection| query::feed(connection, &unreadable, after, limit);
+        let read = self.readers.read(feed).await;
+        // Events that cannot be read are passed over: this is the file itself.
+        if let Err(error @ StoreError::Corrupt { .. }) = &read {
+            self.damage.met(error);
+        }
+        read
     }
 
     fn latest(&self) -> watch::Receiver<u64> {
@@ -420,6 +439,25 @@ impl EventStore for SqliteStore {
 
     fn unreadable(&self) -> watch::Receiver<u64> {
         self.unreadable.count()
+    }
+
+    fn damage(&self) -> watch::Receiver<Option<String>> {
+        self.damage.subscribe()
+    }
+
+    fn notes(&self) -> Vec<String> {
+        let note = |path: &PathBuf| {
+            format!(
+                "the event store was found damaged and begun anew; what it held is in {}, to be \
+                 looked into or deleted",
+                path.display()
+            )
+        };
+        self.aside
+            .iter()
+            .filter(|path| path.exists())
+            .map(note)
+            .collect()
     }
 
     async fn stats(&self) -> Result<Stats, StoreError> {

@@ -7,7 +7,7 @@
 use std::collections::{HashMap, HashSet};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::{env, fs, io, process, thread, time};
@@ -392,6 +392,7 @@ fn prune_nothing() -> Prune {
         before: Timestamp::UNIX_EPOCH,
         max_bytes: u64::MAX,
         finished: 0,
+        gone: Timestamp::UNIX_EPOCH,
         keep: Vec::new(),
     }
 }
@@ -469,6 +470,124 @@ async fn a_disk_that_became_read_only_refuses_and_passes() {
     let store = SqliteStore::open(disk.path()).unwrap();
     assert_eq!(read_feed(&store, 10).await.len(), 1);
     store.append(vec![event("n1", 1)]).await.unwrap();
+    store.close().await;
+}
+
+/// An ext4 file system in a file, which turns read-only at an error, as a disk that fails makes
+/// it: also under files that are open for writing, which no remount does.
+struct FailingDisk {
+    dir: TempDir,
+    mount_point: PathBuf,
+}
+
+impl FailingDisk {
+    fn new() -> Option<Self> {
+        let mkfs = testkit::require(testkit::Component::FileSystem)?;
+        Some(Self::with(|image| {
+            fs::File::create(image).unwrap().set_len(16 << 20).unwrap();
+            run(Command::new(mkfs).arg("-qF").arg(image));
+        }))
+    }
+
+    /// The disk as it is found after a power cut now: what was only in the page cache of its
+    /// files is not in the image.
+    fn after_power_cut(&self) -> Self {
+        Self::with(|image| {
+            fs::copy(self.dir.path().join("image"), image).unwrap();
+        })
+    }
+
+    fn with(make: impl FnOnce(&Path)) -> Self {
+        let dir = TempDir::new().unwrap();
+        make(&dir.path().join("image"));
+        let mount_point = dir.path().join("mounted");
+        fs::create_dir(&mount_point).unwrap();
+        let disk = Self { dir, mount_point };
+        disk.mount();
+        disk
+    }
+
+    fn mount(&self) {
+        let mount = Command::new("mount")
+            .args(["-o", "loop,errors=remount-ro"])
+            .arg(self.dir.path().join("image"))
+            .arg(&self.mount_point)
+            .output();
+        assert!(mount.unwrap().status.success(), "mount");
+    }
+
+    fn data(&self) -> PathBuf {
+        self.mount_point.join("data")
+    }
+
+    /// The kernel meets an error of the file system.
+    fn fail(&self) {
+        let mut findmnt = Command::new("findmnt");
+        let source = run(findmnt.args(["-no", "SOURCE"]).arg(&self.mount_point));
+        let device = Path::new(source.trim()).file_name().unwrap().to_owned();
+        let trigger = Path::new("/sys/fs/ext4").join(device);
+        fs::write(trigger.join("trigger_fs_error"), "1").unwrap();
+    }
+}
+
+impl Drop for FailingDisk {
+    fn drop(&mut self) {
+        let mount_point = &self.mount_point;
+        drop(Command::new("umount").arg("-l").arg(mount_point).status());
+    }
+}
+
+fn run(command: &mut Command) -> String {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {output:?}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[tokio::test]
+async fn what_is_acknowledged_survives_a_power_cut() {
+    let Some(disk) = FailingDisk::new() else {
+        return;
+    };
+    let store = SqliteStore::open(&disk.data()).unwrap();
+    for n in 0..5 {
+        store.append(vec![event("n1", n)]).await.unwrap();
+        let found = disk.after_power_cut();
+        let after = SqliteStore::open(&found.data()).unwrap();
+        let records = read_feed(&after, 10).await;
+        assert_eq!(records.len(), usize::try_from(n).unwrap() + 1);
+        assert!(after.notes().is_empty(), "it is not damaged");
+        after.close().await;
+    }
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_disk_that_turns_read_only_under_a_running_store_is_shown_and_passes() {
+    let Some(disk) = FailingDisk::new() else {
+        return;
+    };
+    let store = SqliteStore::open(&disk.data()).unwrap();
+    store.append(vec![event("n1", 0)]).await.unwrap();
+    assert_eq!(*store.trouble().borrow(), None);
+    disk.fail();
+    let error = store.append(vec![event("n1", 1)]).await.unwrap_err();
+    assert!(error.is_retryable(), "{error}");
+    let trouble = store.trouble().borrow().clone();
+    assert!(trouble.is_some());
+    assert_eq!(*store.damage().borrow(), None, "it is no damage");
+    assert_eq!(read_feed(&store, 10).await.len(), 1, "reads go on");
+    // Nobody sends an event: retention looks whether it writes again.
+    store.prune(prune_nothing()).await.unwrap_err();
+    assert_eq!(*store.trouble().borrow(), trouble);
+    store.close().await;
+
+    // The kernel takes it back only by being mounted anew, so by a start of ours.
+    run(Command::new("umount").arg(&disk.mount_point));
+    disk.mount();
+    let store = SqliteStore::open(&disk.data()).unwrap();
+    assert_eq!(read_feed(&store, 10).await.len(), 1);
+    store.append(vec![event("n1", 1)]).await.unwrap();
+    assert_eq!(*store.trouble().borrow(), None);
     store.close().await;
 }
 

@@ -182,7 +182,9 @@ impl Tests<'_> {
                 .map_err(|error| format!("cannot read {file}: {error}"))?;
             let stream =
                 parse(&source).map_err(|(line, error)| format!("{file}:{line}: {error}"))?;
-            Ok(test_functions(stream))
+            let mut tests = test_functions(stream);
+            tests.extend(listed(&source).map(str::to_owned));
+            Ok(tests)
         });
         match tests {
             Ok(tests) if tests.iter().any(|test| test == name) => Ok(()),
@@ -190,6 +192,14 @@ impl Tests<'_> {
             Err(error) => Err(error.clone()),
         }
     }
+}
+
+/// The tests that a macro makes of a list of names, as every store's are made.
+fn listed(source: &str) -> impl Iterator<Item = &str> {
+    const LIST: &str = "conformance_tests! { $storage:\n";
+    let list = source.split_once(LIST).map_or("", |(_, rest)| rest);
+    let (names, _) = list.split_once('}').unwrap_or_default();
+    names.split_whitespace()
 }
 
 #[cfg(test)]
@@ -280,6 +290,11 @@ mod tests {
             tests.find("a.rs", "no"),
             Err("no test 'no' in a.rs".to_owned())
         );
+        let list =
+            "macro_rules! m { () => { $crate::conformance_tests! { $storage:\n one\n two } } }";
+        fs::write(dir.path().join("conformance.rs"), list).unwrap();
+        assert_eq!(tests.find("conformance.rs", "two"), Ok(()));
+        assert!(tests.find("conformance.rs", "m").is_err());
         assert!(
             tests
                 .find("b.rs", "yes")

@@ -285,6 +285,9 @@ fn store_text(status: &Status) -> anyhow::Result<()> {
         let text = output::colour(&text, Colour::Red);
         output::line(&format!("            {text}"))?;
     }
+    for note in &status.store.notes {
+        output::line(&format!("            {}", output::plain(note)))?;
+    }
     Ok(())
 }
 

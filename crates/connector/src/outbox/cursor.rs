@@ -17,9 +17,10 @@
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
 
+use super::disk;
 use crate::addressee::MAX_STORE_BYTES;
 
 /// Bytes of the first part.
@@ -112,12 +113,12 @@ impl Cursor {
             .truncate(false)
             .mode(0o600)
             .open(&self.path)?;
-        file.write_all_at(&bytes, 0)?;
-        file.sync_data()?;
+        disk::write(&file, &bytes, 0)?;
+        disk::sync(&file)?;
         if self.unsaid {
             // Only behind the position: that of another store may lie too far on for it.
-            file.write_all_at(&self.note.encode(), POSITION as u64)?;
-            file.sync_data()?;
+            disk::write(&file, &self.note.encode(), POSITION as u64)?;
+            disk::sync(&file)?;
             self.unsaid = false;
         }
         Ok(())

@@ -20,7 +20,7 @@ use store::{Appended, NewEvent};
 use super::cursor::{Cursor, Found};
 use super::record::Place;
 use super::segment::{self, Segment};
-use super::{Limits, OpenError, OutboxError, Status, Waiting, record, refused};
+use super::{Limits, OpenError, OutboxError, Status, Waiting, disk, record, refused};
 
 /// Name of the cursor's file.
 const CURSOR: &str = "delivered";
@@ -90,7 +90,7 @@ impl Log {
             let made = builder.recursive(true).mode(0o700).create(directory);
             made.map_err(failed)?;
             let parent = directory.parent().unwrap_or(directory);
-            segment::sync_directory(parent).map_err(failed)?;
+            disk::sync_directory(parent).map_err(failed)?;
         }
         let (cursor, found) = Cursor::open(directory.join(CURSOR)).map_err(failed)?;
         if found == Found::Damaged {
@@ -279,13 +279,17 @@ impl Log {
             return Err(OutboxError::Closed);
         };
         let start = segment.length;
-        let written = file.write_all_at(bytes, start);
+        let written = disk::write(&file, bytes, start);
         let durable =
-            written.and_then(|()| file.sync_data().inspect_err(|_| segment.sealed = true));
+            written.and_then(|()| disk::sync(&file).inspect_err(|_| segment.sealed = true));
         if let Err(source) = durable {
             // What was written in part is cut off. Where that fails too, nothing more goes
             // into this file.
-            if file.set_len(start).and_then(|()| file.sync_data()).is_err() {
+            if file
+                .set_len(start)
+                .and_then(|()| disk::sync(&file))
+                .is_err()
+            {
                 segment.sealed = true;
             }
             return Err(OutboxError::disk("write", source));

@@ -12,6 +12,8 @@ use contract::json;
 use serde_json::json;
 use store::NewEvent;
 
+use super::disk;
+
 pub(super) const FILE: &str = "refused.jsonl";
 /// Where the file goes when it is full; what was there is dropped.
 const OLD_FILE: &str = "refused.old.jsonl";
@@ -50,8 +52,12 @@ pub(super) fn append(directory: &Path, events: &[(NewEvent, String)]) -> io::Res
         text.push_str(&line.to_string());
         text.push('\n');
     }
-    let written = file.write_all_at(text.as_bytes(), end);
-    written.and_then(|()| file.sync_data()).inspect_err(|_| {
+    let mut written = disk::write(&file, text.as_bytes(), end).and_then(|()| disk::sync(&file));
+    if end == 0 {
+        // It is new, and may have taken the place of a full one.
+        written = written.and_then(|()| disk::sync_directory(directory));
+    }
+    written.inspect_err(|_| {
         // Tried again later, and then not after half of itself.
         let _ = file.set_len(end);
     })

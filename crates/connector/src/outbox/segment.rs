@@ -2,13 +2,14 @@
 //! to, and removed as a whole when all in it is delivered.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, Read};
 use std::ops::Range;
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
 
+use super::disk;
 use super::record::{self, Place};
 
 /// Version of the form that is written.
@@ -52,22 +53,22 @@ pub(super) struct Contents {
 // === impl Segment ===
 
 impl Segment {
-    /// Makes an empty segment and its entry in the directory, both durable.
+    /// Makes an empty segment, and its entry in the directory durable.
     ///
     /// A file of this name can only be what a failed attempt has left.
     pub(super) fn create(directory: &Path, first: u64) -> io::Result<(Self, File)> {
         let path = directory.join(format!("{first:020}.{EXTENSION}"));
         let made = || {
-            let mut file = OpenOptions::new()
+            let file = OpenOptions::new()
                 .read(true)
                 .write(true)
                 .create(true)
                 .truncate(true)
                 .mode(0o600)
                 .open(&path)?;
-            file.write_all(&head())?;
-            file.sync_all()?;
-            sync_directory(directory)?;
+            // Its first records bring the head to disk with them.
+            disk::write(&file, &head(), 0)?;
+            disk::sync_directory(directory)?;
             Ok(file)
         };
         match made() {
@@ -132,24 +133,19 @@ impl Segment {
         Ok((bytes, contents))
     }
 
-    /// Opens the file to append behind its last whole record. What is there is cut off.
+    /// Opens the file to append behind its last whole record. What is there is cut off, on
+    /// disk with the next record.
     pub(super) fn reopen(&mut self) -> io::Result<File> {
         let file = OpenOptions::new().read(true).write(true).open(&self.path)?;
         if self.length < HEAD as u64 {
-            file.write_all_at(&head(), 0)?;
+            disk::write(&file, &head(), 0)?;
             self.length = HEAD as u64;
         }
         if file.metadata()?.len() != self.length {
             file.set_len(self.length)?;
         }
-        file.sync_all()?;
         Ok(file)
     }
-}
-
-/// Makes the entries of a directory durable.
-pub(super) fn sync_directory(directory: &Path) -> io::Result<()> {
-    File::open(directory)?.sync_all()
 }
 
 fn head() -> [u8; HEAD] {

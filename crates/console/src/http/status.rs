@@ -80,12 +80,14 @@ impl App {
     async fn store_view(&self) -> StoreView {
         let latest = *self.console.store.latest().borrow();
         let unreadable = *self.console.store.unreadable().borrow();
+        let notes = self.console.store.notes();
         match ask(self.console.store.stats()).await {
             Ok(stats) => StoreView {
                 events: stats.events,
                 bytes: stats.bytes,
                 latest,
                 unreadable,
+                notes,
                 oldest: stats.oldest,
                 newest: stats.newest,
                 error: None,
@@ -93,6 +95,7 @@ impl App {
             Err(refusal) => StoreView {
                 latest,
                 unreadable,
+                notes,
                 error: Some(refusal.error),
                 ..StoreView::default()
             },

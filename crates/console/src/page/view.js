@@ -288,6 +288,7 @@ function processFacts(status) {
   return facts([
     ["Events", store.error ? el("span", { class: "bad" }, store.error) : `${store.events} (${bytes(store.bytes)})`],
     ["Unreadable", store.unreadable ? el("span", { class: "bad" }, `${store.unreadable}, passed over`) : null],
+    ["Note", store.notes ? store.notes.map((text) => el("div", { class: "warn" }, text)) : null],
     ["Newest", store.newest && ago(store.newest)],
     ["Data", el("span", { class: "raw" }, status.dataDir)],
     ["Socket", el("span", { class: "raw" }, status.socket)],

@@ -24,6 +24,9 @@ const CONSUMER: &str = "fault-quarantine";
 const FEED_PAGE: usize = 1_000;
 /// How often the fault book is saved; events behind the saved one are read again.
 const SAVE_EVERY: Duration = Duration::from_secs(5);
+/// How often it is saved where nothing has changed: whoever saves nothing for long is taken for
+/// gone (`retention.rs`), and no event is kept for it.
+const SAVE_UNCHANGED_EVERY: Duration = Duration::from_secs(3600);
 /// Pauses before the feed is read again after an error: the first, each next one twice as
 /// long, and the longest.
 const FEED_RETRY: Duration = Duration::from_millis(500);
@@ -81,6 +84,8 @@ struct SavingPart<'a> {
 pub(super) struct SaveState {
     /// When that was last tried.
     at: Instant,
+    /// This process has saved it.
+    once: bool,
     /// Feed position that what is saved reflects.
     seq: u64,
     /// Nodes whose part of it has changed since.
@@ -101,6 +106,7 @@ impl Default for SaveState {
     fn default() -> Self {
         Self {
             at: Instant::now(),
+            once: false,
             seq: 0,
             unsaved: BTreeSet::new(),
             failure: None,
@@ -249,7 +255,7 @@ impl Quarantine {
         changes
     }
 
-    /// When the book is to be saved next; `None`: it is.
+    /// When what has changed in the book is to be saved; `None`: it is.
     pub(super) fn save_at(&self) -> Option<Instant> {
         // One that is being rebuilt is behind what is saved.
         let changed = self.book.applied() != self.saving.seq
@@ -258,8 +264,19 @@ impl Quarantine {
         (changed && self.caught_up).then_some(self.saving.at + SAVE_EVERY)
     }
 
+    /// When the book is to be saved next, changed or not.
+    pub(super) fn save_next(&self) -> Option<Instant> {
+        let pause = if self.saving.once {
+            SAVE_UNCHANGED_EVERY
+        } else {
+            SAVE_EVERY
+        };
+        let unchanged = self.caught_up.then_some(self.saving.at + pause);
+        self.save_at().or(unchanged)
+    }
+
     pub(super) async fn save_if_due(&mut self) {
-        if self.save_at().is_some_and(|at| at <= Instant::now()) {
+        if self.save_next().is_some_and(|at| at <= Instant::now()) {
             self.save().await;
         }
     }
@@ -277,6 +294,7 @@ impl Quarantine {
         match saved {
             Ok(()) => {
                 self.saving.seq = self.book.applied();
+                self.saving.once = true;
                 self.metrics.unsaved(Duration::ZERO);
                 if self.saving.failure.take().is_some() {
                     tracing::info!("the fault book is saved again");

@@ -4,12 +4,16 @@
 //! `GPUWARDEN_SOAK_KILLS` sets the number of kills (`cargo xtask soak` asks for 300).
 
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt as _;
+use std::path::Path;
 use std::time::Duration;
 
 use contract::proto::platform_connector_client::PlatformConnectorClient;
 use contract::{Entity, HealthEvent, HealthEvents};
 use serde_json::Value;
-use testkit::{ControlPlane, Launch, Version};
+use testkit::{ControlPlane, Launch, Product, Version};
 use tonic::transport::Endpoint;
 
 use crate::support::{SOON, Scene};
@@ -248,5 +252,78 @@ async fn killed_in_a_storm_it_counts_every_line_once() -> anyhow::Result<()> {
     // Each start may end the windows of the one before.
     let most = usize::try_from(FAULTS * (2 * kills + 2))?;
     assert!(events <= most, "{events} events, at most {most}");
+    Ok(())
+}
+
+/// A line of an XID 79 of the GPU on this bus.
+fn fall(bus: u32) -> String {
+    format!("[  100.000001] NVRM: Xid (PCI:0000:{bus:02x}:00): 79, GPU has fallen off the bus.\n")
+}
+
+/// Overwrites every third page of the database, from the given one on, with noise.
+fn spoil(database: &Path, first: u64) -> anyhow::Result<()> {
+    const PAGE: u64 = 4096;
+    let file = OpenOptions::new().write(true).open(database)?;
+    let pages = file.metadata()?.len() / PAGE;
+    anyhow::ensure!(pages > 30, "{pages} pages");
+    for page in (first..pages).step_by(3) {
+        file.write_all_at(&[0xA5; PAGE as usize], page * PAGE)?;
+    }
+    Ok(())
+}
+
+/// The status, once the fault of the GPU on this bus shows in it.
+async fn shown(product: &Product, bus: u32) -> anyhow::Result<Value> {
+    let output = product.client(["status", "-o", "json"]).await?;
+    let status: Value = serde_json::from_str(&output.stdout)?;
+    let gpu = format!("0000:{bus:02x}:00");
+    anyhow::ensure!(
+        status["fleet"]["nodes"].to_string().contains(&gpu),
+        "{status}"
+    );
+    Ok(status)
+}
+
+#[tokio::test]
+async fn a_damaged_store_leaves_no_machine_unwatched() -> anyhow::Result<()> {
+    const GPUS: u32 = 200;
+    for first in 0..3 {
+        let mut product = Launch::new()?.start().await?;
+        product.append_kernel_log(&(1..=GPUS).map(fall).collect::<String>())?;
+        product
+            .wait_for("the faults", SOON, || shown(&product, GPUS))
+            .await?;
+        product.terminate().await?;
+        spoil(&product.data_dir().join("events.db"), first)?;
+
+        // As its supervisor does: what the start does not read is met later, and ends it once.
+        let mut starts = 0;
+        let status = loop {
+            starts += 1;
+            anyhow::ensure!(starts <= 2, "no sound store after two starts");
+            if product.restart().await.is_err() {
+                continue;
+            }
+            let bus = GPUS + starts;
+            product.append_kernel_log(&fall(bus))?;
+            let ended = async {
+                while product.get("/healthz").await.is_ok() {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+            };
+            tokio::select! {
+                seen = product.wait_for("a new fault", SOON, || shown(&product, bus)) => break seen?,
+                () = ended => println!("it ended: {}", product.stderr()),
+            }
+        };
+        assert_eq!(status["ready"], true, "{status}");
+        let note = status["store"]["notes"][0].to_string();
+        assert!(note.contains("events.db.damaged-"), "{status}");
+        let data_dir = product.data_dir();
+        let arguments = ["doctor", "--data-dir"].map(OsStr::new);
+        let arguments = arguments.into_iter().chain([data_dir.as_os_str()]);
+        let doctor = product.command(arguments).await?;
+        assert!(doctor.stdout.contains("store-history"), "{}", doctor.stdout);
+    }
     Ok(())
 }

@@ -3,24 +3,39 @@
 //! inotify only wakes; what has happened is read from the file system each time, so a lost or
 //! merged notification does no harm. The open file is read to its end before another one that has
 //! its name now is begun, and not before that one holds something: until then a logger may still
-//! write into the old one. Where inotify says nothing (network file systems, a limit reached) a
-//! look each second finds the change.
+//! write into the old one. Where there was more than one rotation, the files between are read first
+//! (`rotated.rs`). Where inotify says nothing (network file systems, a limit reached) a look each
+//! second finds the change.
 //!
-//! Not noticed: a file cut to nothing and grown past its former length between two looks.
+//! A file that was cut to nothing and written anew is known by its length, or, where it has grown
+//! past its former length, by the bytes before the place that was read.
 
 use std::{
     fs::{self, File, Metadata},
+    hash::Hasher as _,
     io::{self, Read, Seek, SeekFrom},
     os::unix::fs::{FileExt, MetadataExt},
     path::{Path, PathBuf},
     time::Duration,
 };
 
+use memchr::memrchr;
+
 use rustix::fs::{Mode, OFlags, inotify::WatchFlags};
 use tokio::time::timeout;
 
-use super::{Position, watch::Watch};
+use siphasher::sip::SipHasher24;
 
+use super::{
+    Position,
+    line_buffer::LINE_MAX,
+    rotated::{Next, next},
+    watch::Watch,
+};
+
+/// Bytes by which a file is known again: the last ones that were read. Lines of a log differ in
+/// their first bytes, the time, and are mostly shorter.
+const TAIL: usize = 256;
 /// How long to wait for a notification before looking all the same.
 const RECHECK: Duration = Duration::from_secs(1);
 
@@ -37,7 +52,11 @@ pub(super) enum Step {
     /// So many bytes were read.
     Read(usize),
     /// What comes next is the start of this file: it was just opened, or was truncated.
-    Start(FileId),
+    Start {
+        file: FileId,
+        /// What was written before it is not all there any more.
+        lost: bool,
+    },
     /// There is nothing more for now.
     Drained,
 }
@@ -65,8 +84,9 @@ pub(super) struct Follow {
 struct Current {
     file: File,
     id: FileId,
-    /// Bytes read so far.
+    /// Bytes read so far, and the last of them.
     offset: u64,
+    tail: Vec<u8>,
     watch: Option<i32>,
 }
 
@@ -94,11 +114,16 @@ impl Follow {
         };
 
         let begin = match resume {
-            Some(&Position::File { dev, ino, offset }) => {
+            Some(&Position::File {
+                dev,
+                ino,
+                offset,
+                line,
+            }) => {
                 let id = FileId { dev, ino };
                 let found = find(path, id)?;
                 let resumed = found
-                    .map(|file| follow.resume(file, id, offset))
+                    .map(|file| follow.resume(file, id, offset, line))
                     .transpose()?;
                 if resumed == Some(true) {
                     Begin::Resumed
@@ -111,69 +136,88 @@ impl Follow {
         Ok((follow, begin))
     }
 
-    /// Goes on in `file` if `offset` still is the end of a line in it.
-    fn resume(&mut self, mut file: File, id: FileId, offset: u64) -> io::Result<bool> {
-        if let Some(before) = offset.checked_sub(1) {
-            // Inode numbers are used again, and a truncated file grows again.
-            let mut newline = [0];
-            let length = file.read_at(&mut newline, before)?;
-            if length == 0 || newline != *b"\n" {
+    /// Goes on in `file` if `offset` still is the end of a line in it, and of the `line` that is
+    /// remembered.
+    fn resume(
+        &mut self,
+        mut file: File,
+        id: FileId,
+        offset: u64,
+        line: Option<u64>,
+    ) -> io::Result<bool> {
+        // Inode numbers are used again, and a truncated file grows again.
+        let Some(before) = read_before(&file, offset, LINE_MAX + 2)? else {
+            return Ok(false);
+        };
+        if let Some((newline, rest)) = before.split_last() {
+            let begin = match memrchr(b'\n', rest) {
+                Some(end) => end + 1,
+                None => 0,
+            };
+            let whole = begin > 0 || before.len() as u64 == offset;
+            let last = rest.get(begin..).unwrap_or_default();
+            let is_it = line.is_none_or(|line| !whole || hash(last) == line);
+            if *newline != b'\n' || !is_it {
                 return Ok(false);
             }
         }
         let watch = self.watch.as_ref().and_then(|watch| watch.add_file(&file));
         file.seek(SeekFrom::Start(offset))?;
-        self.current = Some(Current {
+        let mut current = Current {
             file,
             id,
             offset,
+            tail: Vec::new(),
             watch,
-        });
+        };
+        current.remember(&before);
+        self.current = Some(current);
         Ok(true)
     }
 
     /// Reads into `space`, or finds out what to do at the end of the file.
     pub(super) fn read(&mut self, space: &mut [u8]) -> io::Result<Step> {
         let Some(current) = &mut self.current else {
-            return self.open_path();
+            let path = self.path.clone();
+            return self.begin(&path, None, false);
         };
-        let length = current.read(space)?;
-        if length > 0 {
-            return Ok(Step::Read(length));
+        if let Some(step) = current.step(space)? {
+            return Ok(step);
         }
 
-        let Some(named) = existing(fs::metadata(&self.path))? else {
+        let named = existing(fs::metadata(&self.path))?;
+        let named_id = named.as_ref().map(FileId::of);
+        if named_id == Some(current.id) {
             return Ok(Step::Drained);
+        }
+        let Next { rotated, lost } = next(&self.path, current.id)?;
+        let (path, id) = match (rotated, named) {
+            (Some((path, id)), _) => (path, Some(id)),
+            (None, None) => return Ok(Step::Drained),
+            (None, Some(named)) => {
+                if named.len() == 0 {
+                    if let Some(watch) = &self.watch {
+                        watch.add(&self.path, WatchFlags::MODIFY);
+                    }
+                    // Once more, now that a change would be told.
+                    if existing(fs::metadata(&self.path))?.is_none_or(|named| named.len() == 0) {
+                        return Ok(Step::Drained);
+                    }
+                }
+                (self.path.clone(), named_id)
+            }
         };
-        if FileId::of(&named) == current.id {
-            if named.len() >= current.offset {
-                return Ok(Step::Drained);
-            }
-            current.file.rewind()?;
-            current.offset = 0;
-            return Ok(Step::Start(current.id));
-        }
-
-        if named.len() == 0 {
-            if let Some(watch) = &self.watch {
-                watch.add(&self.path, WatchFlags::MODIFY);
-            }
-            // Once more, now that a change would be told.
-            if existing(fs::metadata(&self.path))?.is_none_or(|named| named.len() == 0) {
-                return Ok(Step::Drained);
-            }
-        }
         // The logger has gone on to the new file: the old one gets no more than what it has now.
-        let length = current.read(space)?;
-        if length > 0 {
-            Ok(Step::Read(length))
-        } else {
-            self.open_path()
+        match current.step(space)? {
+            Some(step) => Ok(step),
+            None => self.begin(&path, id, lost),
         }
     }
 
-    fn open_path(&mut self) -> io::Result<Step> {
-        let Some(file) = existing(open_file(&self.path))? else {
+    /// Begins the file at `path`. Where it is not the one that is `expected`, there was another
+    /// rotation, and the next look finds out.
+    fn begin(&mut self, path: &Path, expected: Option<FileId>, lost: bool) -> io::Result<Step> {
+        let Some(file) = existing(open_file(path))? else {
             return Ok(Step::Drained);
         };
         let metadata = file.metadata()?;
@@ -184,12 +228,16 @@ impl Follow {
             ));
         }
         let id = FileId::of(&metadata);
+        if expected.is_some_and(|expected| expected != id) {
+            return Ok(Step::Drained);
+        }
         // Before the first read, so that no change goes untold.
         let watch = self.watch.as_ref().and_then(|watch| watch.add_file(&file));
         let previous = self.current.replace(Current {
             file,
             id,
             offset: 0,
+            tail: Vec::new(),
             watch,
         });
         if let (
@@ -202,7 +250,7 @@ impl Follow {
         {
             watch.remove(descriptor);
         }
-        Ok(Step::Start(id))
+        Ok(Step::Start { file: id, lost })
     }
 
     /// The path that is followed, where no file has that name and none is open.
@@ -210,13 +258,6 @@ impl Follow {
         let gone =
             || fs::metadata(&self.path).is_err_and(|it| it.kind() == io::ErrorKind::NotFound);
         (self.current.is_none() && gone()).then_some(&self.path)
-    }
-
-    /// The file that is read now, and how many bytes of it were read.
-    pub(super) fn place(&self) -> Option<(FileId, u64)> {
-        self.current
-            .as_ref()
-            .map(|current| (current.id, current.offset))
     }
 
     /// Waits until it is worth looking again. Cancel-safe.
@@ -278,10 +319,29 @@ fn find(path: &Path, id: FileId) -> io::Result<Option<File>> {
     Ok(None)
 }
 
+/// The last bytes before `offset`, at most `most`; `None` where the file has not as many.
+fn read_before(file: &File, offset: u64, most: usize) -> io::Result<Option<Vec<u8>>> {
+    let length = usize::try_from(offset).unwrap_or(most).min(most);
+    let mut bytes = vec![0; length];
+    match file.read_exact_at(&mut bytes, offset - length as u64) {
+        Ok(()) => Ok(Some(bytes)),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// What is remembered of a line: the same in every version of this program. Of one that is cut,
+/// what is delivered counts.
+pub(super) fn hash(line: &[u8]) -> u64 {
+    let mut hasher = SipHasher24::new();
+    hasher.write(line.get(..LINE_MAX).unwrap_or(line));
+    hasher.finish()
+}
+
 // === impl FileId ===
 
 impl FileId {
-    fn of(metadata: &Metadata) -> Self {
+    pub(super) fn of(metadata: &Metadata) -> Self {
         Self {
             dev: metadata.dev(),
             ino: metadata.ino(),
@@ -292,16 +352,56 @@ impl FileId {
 // === impl Current ===
 
 impl Current {
+    /// Reads on; `None` at the end. Where the file was written anew, its start comes next.
+    fn step(&mut self, space: &mut [u8]) -> io::Result<Option<Step>> {
+        let length = self.read(space)?;
+        // Behind the read: whenever the file was cut, this shows it.
+        if !self.goes_on()? {
+            // Who finds it shorter has read all that was there, as far as can be known.
+            let lost = self.file.metadata()?.len() >= self.offset;
+            self.file.rewind()?;
+            self.offset = 0;
+            self.tail.clear();
+            let file = self.id;
+            return Ok(Some(Step::Start { file, lost }));
+        }
+        if length == 0 {
+            return Ok(None);
+        }
+        self.offset += length as u64;
+        self.remember(space.get(..length).unwrap_or_default());
+        Ok(Some(Step::Read(length)))
+    }
+
     fn read(&mut self, space: &mut [u8]) -> io::Result<usize> {
         loop {
             match self.file.read(space) {
-                Ok(length) => {
-                    self.offset += length as u64;
-                    return Ok(length);
-                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+                read => return read,
             }
         }
+    }
+
+    /// Whether what was read last still stands before the offset.
+    fn goes_on(&mut self) -> io::Result<bool> {
+        let found = read_before(&self.file, self.offset, self.tail.len())?;
+        let Some(found) = found else {
+            return Ok(false);
+        };
+        // Cut to nothing under a logger that goes on at its old place: a hole, and no bytes.
+        if found.iter().all(|byte| *byte == 0) {
+            self.tail = found;
+            return Ok(true);
+        }
+        Ok(found == self.tail)
+    }
+
+    /// Keeps the last of the bytes that were read.
+    fn remember(&mut self, read: &[u8]) {
+        let read = read.get(read.len().saturating_sub(TAIL)..).unwrap_or(read);
+        let kept = TAIL - read.len();
+        let dropped = self.tail.len().saturating_sub(kept);
+        self.tail.drain(..dropped);
+        self.tail.extend_from_slice(read);
     }
 }

@@ -23,7 +23,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::{
     Event, OpenError, Position, Record,
-    follow::{Begin, FileId, Follow, Step, directory_of, open_file},
+    follow::{Begin, FileId, Follow, Step, directory_of, hash, open_file},
     line::LineParser,
     line_buffer::{LINE_MAX, Line, LineBuffer},
 };
@@ -53,13 +53,21 @@ struct Output {
     /// Whether the last line was a raw record, after which its `KEY=value` lines come.
     after_raw_record: bool,
     /// The end of the last line delivered, for input that can be resumed.
-    place: Option<(FileId, u64)>,
+    place: Option<Place>,
     /// Lines delivered or passed over.
     lines: u64,
-    /// Records are missing before the first line.
+    /// Records are missing before the next line.
     lost: bool,
     caught_up: bool,
     ended: bool,
+}
+
+#[derive(Debug)]
+struct Place {
+    file: FileId,
+    offset: u64,
+    /// Hash of the line that ends there; `None` at the start of a file.
+    line: Option<u64>,
 }
 
 // === impl Lines ===
@@ -84,8 +92,18 @@ impl Lines {
             Follow::open(path, resume).map_err(|source| path_error(directory_of(path), source))?;
         let mut lines = Self::new(Input::Followed(follow));
         lines.output.lost = begin == Begin::PositionGone;
-        if let Input::Followed(follow) = &lines.input {
-            lines.output.place = follow.place();
+        if let (
+            Begin::Resumed,
+            Some(&Position::File {
+                dev,
+                ino,
+                offset,
+                line,
+            }),
+        ) = (begin, resume)
+        {
+            let file = FileId { dev, ino };
+            lines.output.place = Some(Place { file, offset, line });
         }
         Ok(lines)
     }
@@ -199,11 +217,17 @@ impl Lines {
             }
             match input.read(buffer.space())? {
                 Some(Step::Read(length)) => buffer.filled(length),
-                Some(Step::Start(file)) => {
+                Some(Step::Start { file, lost }) => {
                     if let Some(line) = buffer.rest() {
                         output.deliver(&line, out);
                     }
-                    output.place = Some((file, 0));
+                    output.lost = lost;
+                    output.begin(out);
+                    output.place = Some(Place {
+                        file,
+                        offset: 0,
+                        line: None,
+                    });
                 }
                 Some(Step::Drained) => {
                     output.caught_up(out);
@@ -294,8 +318,13 @@ impl Input {
 
 impl Output {
     fn position(&self) -> Option<Position> {
-        let (FileId { dev, ino }, offset) = self.place?;
-        Some(Position::File { dev, ino, offset })
+        let place = self.place.as_ref()?;
+        Some(Position::File {
+            dev: place.file.dev,
+            ino: place.file.ino,
+            offset: place.offset,
+            line: place.line,
+        })
     }
 
     fn begin(&mut self, out: &mut Vec<Event>) {
@@ -309,8 +338,9 @@ impl Output {
 
     fn deliver(&mut self, line: &Line<'_>, out: &mut Vec<Event>) {
         self.lines += 1;
-        if let Some((_, offset)) = &mut self.place {
-            *offset += line.length;
+        if let Some(place) = &mut self.place {
+            place.offset += line.length;
+            place.line = Some(hash(line.bytes));
         }
         if line.bytes.trim_ascii().is_empty()
             || (self.after_raw_record && is_record_property(line.bytes))

@@ -9,8 +9,8 @@ use crate::boot::{BootId, InvalidBootId};
 /// The place behind the last record that a source delivered.
 ///
 /// Given back to [`open`](super::open), reading goes on there. Its text form is also its serialised
-/// form: `kmsg:<boot id>:<sequence number>`, `file:<device>:<inode>:<offset>`, or `journal:` and
-/// the cursor that `journalctl --show-cursor` prints and `--after-cursor` takes.
+/// form: `kmsg:<boot id>:<sequence number>`, `file:<device>:<inode>:<offset>` and, behind a line, `:`
+/// and its hash in hexadecimal, or `journal:` and the cursor that `journalctl --show-cursor` prints and `--after-cursor` takes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Position {
@@ -29,6 +29,8 @@ pub enum Position {
         ino: u64,
         /// Bytes from the start of the file to the end of the last line delivered.
         offset: u64,
+        /// A hash of that line, by which it is known whether the file was written anew.
+        line: Option<u64>,
     },
     /// In the systemd journal.
     Journal(Cursor),
@@ -58,7 +60,7 @@ pub enum InvalidPosition {
     /// It has none of the three forms.
     #[error(
         "`{0}` is not a position: expected kmsg:<boot id>:<sequence number>, \
-         file:<device>:<inode>:<offset> or journal:<cursor>"
+         file:<device>:<inode>:<offset>[:<hash>] or journal:<cursor>"
     )]
     Form(String),
     /// The second part of a kmsg position is wrong.
@@ -87,7 +89,15 @@ impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Kmsg { boot_id, seq } => write!(f, "kmsg:{boot_id}:{seq}"),
-            Self::File { dev, ino, offset } => write!(f, "file:{dev}:{ino}:{offset}"),
+            Self::File {
+                dev,
+                ino,
+                offset,
+                line,
+            } => {
+                write!(f, "file:{dev}:{ino}:{offset}")?;
+                line.map_or(Ok(()), |line| write!(f, ":{line:x}"))
+            }
             Self::Journal(cursor) => write!(f, "journal:{cursor}"),
         }
     }
@@ -123,11 +133,18 @@ impl FromStr for Position {
                 })?,
                 seq: number(seq)?,
             }),
-            (Some("file"), Some(dev), Some(ino), Some(offset), None) => Ok(Self::File {
-                dev: number(dev)?,
-                ino: number(ino)?,
-                offset: number(offset)?,
-            }),
+            (Some("file"), Some(dev), Some(ino), Some(offset), line) if parts.next().is_none() => {
+                let line = line.map(|line| u64::from_str_radix(line, 16)).transpose();
+                Ok(Self::File {
+                    dev: number(dev)?,
+                    ino: number(ino)?,
+                    offset: number(offset)?,
+                    line: line.map_err(|source| InvalidPosition::Number {
+                        text: text.to_owned(),
+                        source,
+                    })?,
+                })
+            }
             _ => Err(InvalidPosition::Form(text.to_owned())),
         }
     }
@@ -195,11 +212,15 @@ mod tests {
             seq: 7,
         };
         assert_eq!(kmsg.to_string(), format!("kmsg:{BOOT_ID}:7"));
-        let file = Position::File {
+        let at = |line| Position::File {
             dev: 1,
             ino: 2,
             offset: 3,
+            line,
         };
+        assert_eq!(at(Some(0xab)).to_string(), "file:1:2:3:ab");
+        assert_eq!("file:1:2:3:ab".parse(), Ok(at(Some(0xab))));
+        let file = at(None);
         assert_eq!(file.to_string(), "file:1:2:3");
         assert_eq!(serde_json::to_string(&file).unwrap(), "\"file:1:2:3\"");
         assert_eq!(
@@ -216,7 +237,7 @@ mod tests {
             "",
             "kmsg",
             "file:1:2",
-            "file:1:2:3:4",
+            "file:1:2:3:4:5",
             "journal:x",
             "kmsg:a:1:2",
         ];
@@ -225,7 +246,12 @@ mod tests {
             "kmsg:x:1".parse::<Position>(),
             Err(InvalidPosition::BootId { .. }),
         ));
-        for text in ["file:1:2:x", "file:1:2:-3", "file:1:2:18446744073709551616"] {
+        for text in [
+            "file:1:2:x",
+            "file:1:2:-3",
+            "file:1:2:18446744073709551616",
+            "file:1:2:3:x",
+        ] {
             assert!(matches!(
                 text.parse::<Position>(),
                 Err(InvalidPosition::Number { .. })
@@ -236,9 +262,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn positions_come_back(dev: u64, ino: u64, offset: u64, seq: u64) {
+        fn positions_come_back(dev: u64, ino: u64, offset: u64, line: Option<u64>, seq: u64) {
             let boot_id: BootId = BOOT_ID.parse().unwrap();
-            for position in [Position::File { dev, ino, offset }, Position::Kmsg { boot_id, seq }] {
+            let file = Position::File { dev, ino, offset, line };
+            for position in [file, Position::Kmsg { boot_id, seq }] {
                 prop_assert_eq!(position.to_string().parse::<Position>(), Ok(position));
             }
         }

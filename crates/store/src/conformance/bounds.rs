@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use contract::HealthEvent;
 use domain::journal::{Entry, EntryKind};
+use jiff::Timestamp;
 use tokio::task::JoinSet;
 
 use super::{Store, all, event, read_feed, time};
@@ -236,6 +237,7 @@ pub async fn deletes_what_is_old_and_finished(open: impl AsyncFn() -> Store) {
         before: time(8),
         max_bytes: u64::MAX,
         finished: 7,
+        gone: Timestamp::UNIX_EPOCH,
         keep: vec![appended[2].id.clone()],
     };
     let token = |token| Checkpoint {
@@ -281,6 +283,48 @@ pub async fn deletes_what_is_old_and_finished(open: impl AsyncFn() -> Store) {
     store.close().await;
 }
 
+/// A consumer that has not saved its checkpoint for long holds nothing back, and is named.
+pub async fn keeps_nothing_for_a_consumer_that_is_gone(open: impl AsyncFn() -> Store) {
+    let store = open().await;
+    let events = (0..10).map(|n| event("n1", n)).collect();
+    store.append(events).await.unwrap();
+    let save = async |consumer: &str, token| {
+        let checkpoint = Checkpoint {
+            token,
+            ..Checkpoint::default()
+        };
+        store.save_checkpoint(consumer, checkpoint).await.unwrap();
+    };
+    save("renamed", 2).await;
+    save("idle", 5).await;
+    // Finer than this no time is kept.
+    let first = Timestamp::now().as_microsecond();
+    while Timestamp::now().as_microsecond() == first {}
+    let mut prune = Prune {
+        before: time(1_000),
+        max_bytes: u64::MAX,
+        finished: u64::MAX,
+        gone: Timestamp::UNIX_EPOCH,
+        keep: Vec::new(),
+    };
+    let pruned = store.prune(prune.clone()).await.unwrap();
+    assert_eq!((pruned.events, pruned.gone), (2, Vec::new()));
+    prune.gone = Timestamp::now();
+    // It has nothing new to save, and is there all the same.
+    save("idle", 5).await;
+    let pruned = store.prune(prune.clone()).await.unwrap();
+    assert_eq!(
+        (pruned.events, pruned.gone),
+        (3, vec!["renamed".to_owned()])
+    );
+    // It is back: from here on it counts again.
+    save("renamed", 2).await;
+    save("idle", 9).await;
+    let pruned = store.prune(prune).await.unwrap();
+    assert_eq!((pruned.events, pruned.gone), (0, Vec::new()));
+    store.close().await;
+}
+
 /// Where there is too much, the oldest go first, whatever their age; what must stay is
 /// told as being over.
 pub async fn deletes_the_oldest_where_there_is_too_much(open: impl AsyncFn() -> Store) {
@@ -297,6 +341,7 @@ pub async fn deletes_the_oldest_where_there_is_too_much(open: impl AsyncFn() -> 
         before: time(0),
         max_bytes: whole / 2,
         finished: u64::MAX,
+        gone: Timestamp::UNIX_EPOCH,
         keep: Vec::new(),
     };
     while store.prune(prune.clone()).await.unwrap().more {}

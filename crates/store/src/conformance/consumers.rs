@@ -6,6 +6,7 @@ use std::sync::Arc;
 use domain::event::Record;
 use domain::journal::{Entry, EntryKind};
 use jiff::{SignedDuration, Timestamp};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 
 use super::{Store, event, event_without_time, read_feed, time};
@@ -144,14 +145,20 @@ pub async fn feeds_a_follower_every_event_once(open: impl AsyncFn() -> Store) {
     const WRITERS: i64 = 8;
     const EACH: i64 = 40;
     let store = open().await;
+    // Where the feed ends, once all is written: one that lacks events must not be waited for.
+    let (end, mut ends) = watch::channel(u64::MAX);
     let follower = tokio::spawn({
         let store = Arc::clone(&store);
         async move {
             let mut latest = store.latest();
             let mut seen: Vec<Record> = Vec::new();
-            while seen.len() < usize::try_from(WRITERS * EACH).unwrap() {
+            loop {
                 let after = seen.last().map_or(0, |record| record.seq);
-                latest.wait_for(|latest| *latest > after).await.unwrap();
+                tokio::select! {
+                    biased;
+                    ended = ends.wait_for(|end| *end <= after) => break drop(ended.unwrap()),
+                    more = latest.wait_for(|latest| *latest > after) => drop(more.unwrap()),
+                }
                 seen.extend(store.feed(after, 7).await.unwrap());
             }
             seen
@@ -175,7 +182,9 @@ pub async fn feeds_a_follower_every_event_once(open: impl AsyncFn() -> Store) {
         });
     }
     writers.join_all().await;
+    end.send_replace(*store.latest().borrow());
     let seen = follower.await.unwrap();
+    assert_eq!(seen.len(), usize::try_from(WRITERS * EACH).unwrap());
     assert!(
         seen.iter()
             .map(|record| record.seq)

@@ -7,7 +7,7 @@ use domain::event::{Record, normalise};
 use jiff::Timestamp;
 
 use super::{Store, all, event, event_without_time, read_feed, report, time};
-use crate::{Appended, EventQuery, MAX_PAGE, NewEvent, RETRY_WINDOW, StatusPatch};
+use crate::{Appended, EventQuery, MAX_PAGE, NewEvent, Prune, RETRY_WINDOW, StatusPatch};
 
 /// Positions count up from 1 in the order of the appends; a page goes on where the last
 /// one ended.
@@ -252,6 +252,47 @@ pub async fn takes_a_repetition_without_a_time_for_a_retry(open: impl AsyncFn() 
     assert!(again.iter().all(|answer| !answer.new));
     assert_eq!(ids(&first), ids(&again));
     assert_eq!(read_feed(&*store, MAX_PAGE).await.len(), before + 100);
+    store.close().await;
+}
+
+/// Who pages back sees each event once, and all that stay, while new ones come, old ones are
+/// deleted, and what became of one is noted.
+pub async fn pages_stay_whole_while_rows_come_and_go(open: impl AsyncFn() -> Store) {
+    let store = open().await;
+    store
+        .append((0..20).map(|n| event("a", n)).collect())
+        .await
+        .unwrap();
+    let (mut seen, mut before) = (Vec::new(), None);
+    for round in 0.. {
+        let query = EventQuery {
+            node: Some("a".to_owned()),
+            before,
+            limit: 4,
+            ..EventQuery::default()
+        };
+        let page = store.events(query).await.unwrap();
+        let Some(last) = page.last() else { break };
+        before = Some(last.seq);
+        let patch = StatusPatch {
+            node_quarantined: Some("Quarantined".to_owned()),
+            ..StatusPatch::default()
+        };
+        store.update_status(&last.id, patch).await.unwrap();
+        seen.extend(page.iter().map(|record| record.seq));
+        let new = ["a", "b"].map(|node| event(node, 100 + round));
+        store.append(new.to_vec()).await.unwrap();
+        let prune = Prune {
+            before: time(round * 2),
+            max_bytes: u64::MAX,
+            finished: u64::MAX,
+            gone: Timestamp::UNIX_EPOCH,
+            keep: Vec::new(),
+        };
+        store.prune(prune).await.unwrap();
+    }
+    // The first four were deleted before anybody came to them.
+    assert_eq!(seen, (5..=20).rev().collect::<Vec<u64>>());
     store.close().await;
 }
 

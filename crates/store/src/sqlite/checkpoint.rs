@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension};
 
 use super::position;
@@ -51,10 +52,16 @@ pub(super) fn save(
     }
     connection
         .prepare_cached(
-            "INSERT INTO checkpoint (consumer, token, state) VALUES (?1, ?2, ?3)
-             ON CONFLICT (consumer) DO UPDATE SET token = excluded.token, state = excluded.state",
+            "INSERT INTO checkpoint (consumer, token, state, saved_at) VALUES (?1, ?2, ?3, ?4)
+             ON CONFLICT (consumer) DO UPDATE
+             SET token = excluded.token, state = excluded.state, saved_at = excluded.saved_at",
         )?
-        .execute((consumer, super::number(checkpoint.token), &checkpoint.state))?;
+        .execute((
+            consumer,
+            super::number(checkpoint.token),
+            &checkpoint.state,
+            Timestamp::now().as_microsecond(),
+        ))?;
     let mut write = connection.prepare_cached(
         "INSERT INTO checkpoint_part (consumer, part, state) VALUES (?1, ?2, ?3)
          ON CONFLICT (consumer, part) DO UPDATE SET state = excluded.state",

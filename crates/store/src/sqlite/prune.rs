@@ -26,10 +26,13 @@ const DELETE_ENTRIES: &str = "
 const PROBE_BYTES: usize = 256 * 1024;
 
 pub(super) fn prune(connection: &Connection, prune: &Prune) -> rusqlite::Result<Pruned> {
-    let upto = finished(connection, prune.finished)?;
+    let upto = finished(connection, prune)?;
     let before = prune.before.as_microsecond();
     let keep: HashSet<&[u8]> = prune.keep.iter().map(String::as_bytes).collect();
-    let mut pruned = Pruned::default();
+    let mut pruned = Pruned {
+        gone: gone(connection, prune)?,
+        ..Pruned::default()
+    };
     if used(connection)? > prune.max_bytes {
         // Too much: the oldest go first, be they events or journal entries.
         let event = oldest(connection, OLDEST_EVENT)?;
@@ -77,19 +80,30 @@ pub(super) fn probe(
     Ok(Ok(()))
 }
 
-/// What every consumer is done with, and the newest event is not among it: the feed
-/// ends where it ended.
-fn finished(connection: &Connection, finished: u64) -> rusqlite::Result<i64> {
+/// What every consumer that is still there is done with, and the newest event is not among it:
+/// the feed ends where it ended.
+fn finished(connection: &Connection, prune: &Prune) -> rusqlite::Result<i64> {
     let newest_but_one: Option<i64> =
         connection.query_row("SELECT max(seq) - 1 FROM event", [], |row| row.get(0))?;
-    let slowest: Option<i64> =
-        connection.query_row("SELECT min(token) FROM checkpoint", [], |row| row.get(0))?;
-    Ok(number(finished)
+    let slowest: Option<i64> = connection.query_row(
+        "SELECT min(token) FROM checkpoint WHERE saved_at >= ?1",
+        [prune.gone.as_microsecond()],
+        |row| row.get(0),
+    )?;
+    Ok(number(prune.finished)
         .min(newest_but_one.unwrap_or(0))
         .min(slowest.unwrap_or(i64::MAX)))
 }
 
-/// Deletes up to [`CHUNK`] events, oldest first.
+/// The consumers that are not there any more.
+fn gone(connection: &Connection, prune: &Prune) -> rusqlite::Result<Vec<String>> {
+    connection
+        .prepare_cached("SELECT consumer FROM checkpoint WHERE saved_at < ?1 ORDER BY consumer")?
+        .query_map([prune.gone.as_microsecond()], |row| row.get(0))?
+        .collect()
+}
+
+/// Deletes up to [`CHUNK`] events, oldest first, and passes over as many that are young.
 fn events(
     connection: &Connection,
     upto: i64,
@@ -99,13 +113,16 @@ fn events(
     let mut select = connection
         .prepare_cached("SELECT seq, id, created_at FROM event WHERE seq <= ?1 ORDER BY seq")?;
     let mut rows = select.query([upto])?;
-    let mut found = Vec::new();
+    let (mut found, mut young) = (Vec::new(), 0);
+    // Positions grow with acceptance, so that what follows a young one is younger: but for
+    // one of the future, written while the clock was wrong. It keeps only itself.
     while found.len() < CHUNK
+        && young < CHUNK
         && let Some(row) = rows.next()?
     {
-        // Positions grow with acceptance: whatever follows is younger.
         if before.is_some_and(|before| row.get::<_, i64>(2).is_ok_and(|at| at >= before)) {
-            break;
+            young += 1;
+            continue;
         }
         // As bytes: an id that is damaged goes with its event.
         if !keep.contains(row.get_ref(1)?.as_bytes()?) {
@@ -191,6 +208,28 @@ mod tests {
         assert_eq!(deleted, 0, "nothing is old");
         let read = usize::try_from(read).unwrap();
         assert!(read <= 2 * CHUNK, "{read} rows were read");
+    }
+
+    #[test]
+    fn an_event_of_the_future_keeps_only_itself() {
+        let dir = TempDir::new().unwrap();
+        let connection = filled(&dir, 3 * CHUNK);
+        let future = "UPDATE event SET created_at = 1000000000 WHERE seq IN (1, 3)";
+        connection.execute(future, []).unwrap();
+        let none = HashSet::new();
+        assert_eq!(events(&connection, 10, Some(6), &none).unwrap(), 3);
+        let left: String = connection
+            .query_row(
+                "SELECT group_concat(seq) FROM event WHERE seq < 8",
+                [],
+                |row| row.get(0),
+            )
+            .unwrap();
+        assert_eq!(left, "1,3,6,7", "the one of that very moment is young");
+        // Where nothing is old at first, not all of them are looked at.
+        let old = "UPDATE event SET created_at = 0 WHERE seq = (SELECT max(seq) FROM event)";
+        connection.execute(old, []).unwrap();
+        assert_eq!(events(&connection, i64::MAX, Some(1), &none).unwrap(), 0);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::{OpenError, lock};
 
 /// The steps to the newest schema. `PRAGMA user_version` counts those that were taken.
 /// A step that was released is never changed: what is to change becomes a new step.
-pub(super) const STEPS: &[&str] = &[STEP_1, STEP_2, STEP_3, STEP_4];
+pub(super) const STEPS: &[&str] = &[STEP_1, STEP_2, STEP_3, STEP_4, STEP_5];
 
 /// `body` is the public JSON form of the event, the columns before it are copies to
 /// search by. Times are microseconds since 1970.
@@ -79,6 +79,13 @@ const STEP_4: &str = "
         state BLOB NOT NULL,
         PRIMARY KEY (consumer, part)
     ) STRICT;
+";
+
+/// When a consumer's checkpoint was saved last: by which it is known whether there still is such
+/// a consumer.
+const STEP_5: &str = "
+    ALTER TABLE checkpoint ADD COLUMN saved_at INTEGER NOT NULL DEFAULT 0;
+    UPDATE checkpoint SET saved_at = unixepoch() * 1000000;
 ";
 
 /// Marks the file as ours (`PRAGMA application_id`): "gpwd" in ASCII.
@@ -222,12 +229,16 @@ fn tune(connection: &Connection, cache_kib: i32) -> rusqlite::Result<()> {
     connection.pragma_update(None, "temp_store", "MEMORY")
 }
 
-fn failure(path: &Path, source: rusqlite::Error) -> OpenError {
+/// What an error at the start means. Our own statements are sound: where one does not fit
+/// (`SQLITE_ERROR`, a value of another type), the tables are not as they were written.
+pub(super) fn failure(path: &Path, source: rusqlite::Error) -> OpenError {
     match source.sqlite_error_code() {
-        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase) => OpenError::Corrupt {
-            path: path.into(),
-            source,
-        },
+        None | Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase | ErrorCode::Unknown) => {
+            OpenError::Corrupt {
+                path: path.into(),
+                source,
+            }
+        }
         _ => OpenError::Sqlite {
             path: path.into(),
             source,

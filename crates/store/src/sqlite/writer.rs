@@ -13,6 +13,7 @@ use std::time::Duration;
 use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::{oneshot, watch};
 
+use super::damaged::{self, Damage};
 use super::{DirectoryLock, failure};
 use crate::{GroupThread, MAX_APPEND, StoreError};
 
@@ -65,6 +66,7 @@ struct Thread {
     latest: watch::Sender<u64>,
     /// Why the last write failed, if it did.
     trouble: watch::Sender<Option<String>>,
+    damage: Arc<Damage>,
 }
 
 // === impl Writer ===
@@ -76,6 +78,7 @@ impl Writer {
         wal: PathBuf,
         lock: DirectoryLock,
         latest: u64,
+        damage: Arc<Damage>,
     ) -> std::io::Result<Self> {
         let (latest_sender, latest) = watch::channel(latest);
         let (trouble_sender, trouble) = watch::channel(None);
@@ -86,6 +89,7 @@ impl Writer {
             changes: 0,
             latest: latest_sender,
             trouble: trouble_sender,
+            damage,
         };
         let work = move |group| {
             thread.commit(group);
@@ -216,6 +220,9 @@ impl Thread {
     fn failing(&mut self, error: &Arc<rusqlite::Error>) {
         // What was rolled back has been counted too.
         self.changes = self.changes();
+        if damaged::is_damage(error) {
+            self.damage.met(error);
+        }
         if !failure("write", Arc::clone(error)).is_retryable() {
             return;
         }

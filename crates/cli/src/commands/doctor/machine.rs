@@ -12,6 +12,7 @@ use domain::policy::Policy;
 use domain::policy::lint::lint;
 use host::kernel_log::{OpenError, Spec};
 use runtime::descriptors;
+use store::StoreError;
 use store::sqlite::inspect;
 
 use super::{Finding, Installation, asker, causes, shell_word};
@@ -202,24 +203,31 @@ fn files(limit: u64, needed: u64) -> Option<Finding> {
 
 /// The store that nobody has open; `None` where there is none yet.
 fn store_file(dir: &Path) -> Option<Finding> {
-    const WHY: &str = "gpuwarden does not start with a store that it cannot read";
     let file = dir.join(EVENTS_FILE);
     if !file.exists() {
         return None;
     }
     let shown = shell_word(&dir.to_string_lossy());
-    let fix = format!("gpuwarden store inspect --data-dir {shown}");
+    let damaged = |what: String| {
+        Finding::warning(
+            "store",
+            what,
+            "gpuwarden moves a damaged store aside and begins anew, without its history; faults that \
+             nodes carry come back from the nodes",
+            format!("cp {shown}/{EVENTS_FILE}* elsewhere, where what can be read of it is wanted"),
+        )
+    };
     Some(match inspect(dir) {
-        Err(error) => Finding::problem("store", causes(&error), WHY, fix),
+        Err(error @ StoreError::Corrupt { .. }) => damaged(causes(&error)),
+        Err(error) => Finding::problem(
+            "store",
+            causes(&error),
+            "gpuwarden does not start with a store that it cannot open",
+            format!("gpuwarden store inspect --data-dir {shown}"),
+        ),
         Ok(found) => match found.damage.first() {
             None => Finding::ok("store", format!("sound, {} events", found.events)),
-            Some(damage) => {
-                let fix = format!(
-                    "keep a copy of {shown}/{EVENTS_FILE}*, and move them away: faults that nodes carry come \
-                     back from the nodes"
-                );
-                Finding::problem("store", format!("damaged: {damage}"), WHY, fix)
-            }
+            Some(damage) => damaged(format!("damaged: {damage}")),
         },
     })
 }
@@ -531,6 +539,11 @@ mod tests {
             "this is no database".repeat(500),
         )
         .unwrap();
+        let found = store_file(home.path()).unwrap();
+        assert_eq!(found.result, Outcome::Warning, "it starts all the same");
+        assert!(found.why.unwrap().contains("begins anew"), "{found:?}");
+        fs::remove_file(home.path().join(EVENTS_FILE)).unwrap();
+        fs::create_dir(home.path().join(EVENTS_FILE)).unwrap();
         assert_eq!(store_file(home.path()).unwrap().result, Outcome::Problem);
     }
 

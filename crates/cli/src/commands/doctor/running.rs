@@ -237,6 +237,14 @@ fn of_status(status: &Status) -> Vec<Finding> {
             format!("{} events are stored", status.store.events),
         ),
     });
+    findings.extend(status.store.notes.iter().map(|note| {
+        Finding::warning(
+            "store-history",
+            note.as_str(),
+            "stories begin later; what nodes carry has come back from the nodes",
+            format!("ls -l {}", shell_word(&status.data_dir)),
+        )
+    }));
     findings.extend(status.leadership.as_ref().map(of_leadership));
     if let Some(error) = &status.policy.error {
         findings.push(Finding::problem(

@@ -520,3 +520,5 @@ proptest! {
         }
     }
 }
+
+mod power_cut;

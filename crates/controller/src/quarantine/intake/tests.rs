@@ -350,3 +350,58 @@ async fn statuses_over_which_we_panic_are_given_up_after_a_while() {
     assert_eq!(tries, Some(5));
     store.close().await;
 }
+
+#[tokio::test]
+async fn a_book_that_does_not_change_is_saved_now_and_then() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    store.append(vec![fault("n1", 1)]).await.unwrap();
+    let (mut first, _handles) = quarantine(&store);
+    first.take_in().await;
+    first.save().await;
+    let saved = || {
+        let other = rusqlite::Connection::open(directory.path().join("events.db")).unwrap();
+        let sql = "SELECT saved_at FROM checkpoint";
+        other
+            .query_row(sql, [], |row| row.get::<_, i64>(0))
+            .unwrap()
+    };
+    // Also by one that ends before an hour is over, each time.
+    for _ in 0..2 {
+        let (mut quarantine, _handles) = quarantine(&store);
+        quarantine.load().await;
+        quarantine.take_in().await;
+        assert_eq!(quarantine.save_at(), None);
+        for pause in [SAVE_EVERY, SAVE_UNCHANGED_EVERY] {
+            damage(directory.path(), "UPDATE checkpoint SET saved_at = 0");
+            quarantine.save_if_due().await;
+            assert_eq!(saved(), 0, "not before it is time");
+            tokio::time::pause();
+            tokio::time::advance(pause).await;
+            tokio::time::resume();
+            quarantine.save_if_due().await;
+            assert!(saved() > 0);
+        }
+    }
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_place_that_is_lost_is_the_start_of_what_is_stored() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    let events = vec![fault("n1", 1), fault("n2", 1), recovery("n2")];
+    store.append(events).await.unwrap();
+    let (mut first, _handles) = quarantine(&store);
+    first.take_in().await;
+    first.save().await;
+    damage(directory.path(), "DELETE FROM checkpoint");
+
+    let (mut second, _handles) = quarantine(&store);
+    second.load().await;
+    assert_eq!(second.book.applied(), 0);
+    second.take_in().await;
+    assert_eq!(second.book, first.book);
+    assert_eq!(second.book.faults("n1").len(), 1);
+    store.close().await;
+}

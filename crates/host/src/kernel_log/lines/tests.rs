@@ -263,12 +263,112 @@ async fn resuming_in_a_file_that_was_rotated_meanwhile() {
     assert_eq!(batch(&mut nothing_new, 100).await, ["c"]);
 }
 
+/// Rotates as logrotate does: by number, or by a date.
+fn rotate_again(log: &Log, dates: bool, day: u32) {
+    let name = |end: &str| log.directory.path().join(format!("kern.log{end}"));
+    if dates {
+        fs::rename(log.path(), name(&format!("-202601{day:02}"))).unwrap();
+        return;
+    }
+    for ago in (1..5).rev() {
+        drop(fs::rename(
+            name(&format!(".{ago}")),
+            name(&format!(".{}", ago + 1)),
+        ));
+    }
+    log.rotate();
+}
+
+#[tokio::test]
+async fn several_rotations_between_two_looks_cost_nothing() {
+    for dates in [false, true] {
+        let log = Log::with("b1\n");
+        let mut followed = log.follow();
+        assert_eq!(batch(&mut followed, 100).await, ["b1", "CaughtUp"]);
+        let position = followed.position().unwrap();
+        log.append("b2\n");
+        rotate_again(&log, dates, 9);
+        log.append("b3\n");
+        rotate_again(&log, dates, 10);
+        // The newest has no line yet: the one between is read all the same.
+        let mut lines = log.resume(Some(&position));
+        assert_eq!(collect(&mut lines, 3).await, ["b2", "b3", "CaughtUp"]);
+        log.append("b4\n");
+        rotate_again(&log, dates, 11);
+        log.append("b5\n");
+        assert_eq!(collect(&mut lines, 2).await, ["b4", "b5"]);
+        // Also for who was away all the time, and for who was only late.
+        let expected = ["b2", "b3", "b4", "b5"];
+        let mut late = log.resume(Some(&position));
+        assert_eq!(collect(&mut late, 5).await[..4], expected);
+        assert_eq!(collect(&mut followed, 4).await, expected);
+    }
+}
+
+#[tokio::test]
+async fn a_rotated_file_that_is_gone_is_told() {
+    let log = Log::with("b1\n");
+    let mut lines = log.follow();
+    assert_eq!(batch(&mut lines, 100).await, ["b1", "CaughtUp"]);
+    let position = lines.position().unwrap();
+    drop(lines);
+    log.append("b2\n");
+    for day in 3..6 {
+        rotate_again(&log, false, day);
+        log.append(&format!("b{day}\n"));
+    }
+    fs::remove_file(log.directory.path().join("kern.log.2")).unwrap();
+    let mut lines = log.resume(Some(&position));
+    let events = collect(&mut lines, 5).await;
+    assert_eq!(events, ["b2", "lost 0 false", "b4", "b5", "CaughtUp"]);
+}
+
+#[tokio::test]
+async fn a_file_written_anew_up_to_its_old_length_or_beyond_is_read_from_its_start() {
+    for anew in ["c\nd\n", "ccc\nddd\n"] {
+        let log = Log::with("a\nb\n");
+        let mut lines = log.follow();
+        assert_eq!(batch(&mut lines, 100).await, ["a", "b", "CaughtUp"]);
+        let position = lines.position().unwrap();
+        // Cut and filled in one go, as after copytruncate.
+        fs::write(log.path(), anew).unwrap();
+        let mut expected = vec!["lost 0 false"];
+        expected.extend(anew.lines());
+        assert_eq!(collect(&mut lines, 3).await, expected);
+        expected.push("CaughtUp");
+        let mut later = log.resume(Some(&position));
+        assert_eq!(collect(&mut later, 4).await, expected);
+        log.append("e\n");
+        assert_eq!(batch(&mut lines, 100).await, ["e"]);
+    }
+}
+
+#[tokio::test]
+async fn a_file_cut_under_a_logger_that_goes_on_at_its_old_place_is_read_on() {
+    let log = Log::new();
+    let mut logger = File::create(log.path()).unwrap();
+    logger.write_all(b"a long line\n").unwrap();
+    let mut lines = log.follow();
+    assert_eq!(batch(&mut lines, 100).await, ["a long line", "CaughtUp"]);
+    logger.set_len(0).unwrap();
+    for line in ["b", "c"] {
+        writeln!(logger, "{line}").unwrap();
+        assert_eq!(batch(&mut lines, 100).await, [line]);
+    }
+}
+
 #[tokio::test]
 async fn a_position_that_is_gone_is_told_and_all_is_read() {
     let log = Log::with("a\nb\nc\n");
     let mut lines = log.follow();
     assert_eq!(collect(&mut lines, 4).await, ["a", "b", "c", "CaughtUp"]);
-    let Some(Position::File { dev, ino, offset }) = lines.position() else {
+    let Some(Position::File {
+        dev,
+        ino,
+        offset,
+        line,
+    }) = lines.position()
+    else {
         panic!()
     };
     let gone = [
@@ -277,16 +377,19 @@ async fn a_position_that_is_gone_is_told_and_all_is_read() {
             dev,
             ino,
             offset: offset + 1,
+            line,
         },
         Position::File {
             dev,
             ino,
             offset: offset - 1,
+            line,
         },
         Position::File {
             dev,
             ino: ino ^ 1 << 40,
             offset,
+            line,
         },
     ];
     for position in &gone {

@@ -29,6 +29,7 @@ impl Bench {
             changes: 0,
             trouble: watch::Sender::new(None),
             latest: watch::Sender::new(0),
+            damage: Arc::new(Damage::new(path)),
         };
         Self { thread, dir }
     }

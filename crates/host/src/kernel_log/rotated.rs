@@ -1,0 +1,136 @@
+//! The files that rotation has made of a followed one, and which of them comes next.
+//!
+//! Two ways of naming are known, those of logrotate: `kern.log.1`, the larger the number the
+//! older, and `kern.log-20260131`, by date. Of the first it is known where one is gone.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+use super::follow::{FileId, directory_of};
+
+/// Numbers from here on are dates.
+const DATES: u32 = 1000;
+
+/// What is to be read behind a file.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Next {
+    /// A file that rotation has made; `None`: the one that has the name now.
+    pub(super) rotated: Option<(PathBuf, FileId)>,
+    /// There was another one between.
+    pub(super) lost: bool,
+}
+
+/// A file that rotation has made.
+struct Rotated {
+    turn: Turn,
+    path: PathBuf,
+    id: FileId,
+}
+
+/// Its place among them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Turn {
+    /// How many rotations ago.
+    Ago(u32),
+    /// A date, which sorts as text.
+    Date(String),
+}
+
+/// What comes behind `file`, which once was at `path`. Looks at the directory.
+pub(super) fn next(path: &Path, file: FileId) -> io::Result<Next> {
+    let all = list(path)?;
+    let Some(own) = all.iter().find(|it| it.id == file) else {
+        return Ok(Next::default());
+    };
+    let (next, lost) = match &own.turn {
+        Turn::Ago(own) => {
+            let younger = all.iter().filter_map(|it| match it.turn {
+                Turn::Ago(ago) if ago < *own => Some((ago, it)),
+                _ => None,
+            });
+            let next = younger.max_by_key(|(ago, _)| *ago);
+            // Some begin to count at 0.
+            let expected = own.saturating_sub(1);
+            let lost = expected > next.map_or(0, |(ago, _)| ago);
+            (next.map(|(_, it)| it), lost)
+        }
+        Turn::Date(own) => {
+            let younger = all.iter().filter_map(|it| match &it.turn {
+                Turn::Date(date) if date > own => Some((date, it)),
+                _ => None,
+            });
+            (
+                younger.min_by_key(|(date, _)| *date).map(|(_, it)| it),
+                false,
+            )
+        }
+    };
+    Ok(Next {
+        rotated: next.map(|next| (next.path.clone(), next.id)),
+        lost,
+    })
+}
+
+fn list(path: &Path) -> io::Result<Vec<Rotated>> {
+    let name = path.file_name().unwrap_or_default().as_encoded_bytes();
+    let mut found = Vec::new();
+    for entry in fs::read_dir(directory_of(path))? {
+        let entry = entry?;
+        let other = entry.file_name();
+        let Some(turn) = turn(name, other.as_encoded_bytes()) else {
+            continue;
+        };
+        // One that vanishes meanwhile is gone.
+        if let Ok(metadata) = entry.metadata()
+            && metadata.is_file()
+        {
+            let (path, id) = (entry.path(), FileId::of(&metadata));
+            found.push(Rotated { turn, path, id });
+        }
+    }
+    Ok(found)
+}
+
+/// Which rotation of `name` has made `other`, if one has; those that are compressed cannot be
+/// read.
+fn turn(name: &[u8], other: &[u8]) -> Option<Turn> {
+    let (mark, rest) = other.strip_prefix(name)?.split_first()?;
+    let text = std::str::from_utf8(rest).ok()?;
+    let digits = |byte: u8| byte.is_ascii_digit() || byte == b'-';
+    if !matches!(mark, b'.' | b'-') || text.is_empty() || !text.bytes().all(digits) {
+        return None;
+    }
+    match text.parse() {
+        Ok(ago) if ago < DATES && *mark == b'.' => Some(Turn::Ago(ago)),
+        _ => Some(Turn::Date(text.to_owned())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_rotation() {
+        let cases = [
+            ("kern.log.1", Some(Turn::Ago(1))),
+            ("kern.log.0", Some(Turn::Ago(0))),
+            ("kern.log-20260131", Some(Turn::Date("20260131".to_owned()))),
+            ("kern.log.20260131", Some(Turn::Date("20260131".to_owned()))),
+            (
+                "kern.log-2026-01-31",
+                Some(Turn::Date("2026-01-31".to_owned())),
+            ),
+            ("kern.log.2.gz", None),
+            ("kern.log", None),
+            ("kern.log.", None),
+            ("kern.logs.1", None),
+            ("other.log.1", None),
+        ];
+        for (other, expected) in cases {
+            assert_eq!(turn(b"kern.log", other.as_bytes()), expected, "{other}");
+        }
+    }
+}

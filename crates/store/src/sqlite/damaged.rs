@@ -1,0 +1,298 @@
+//! A database that is damaged: it is moved aside and begun anew, for history that cannot be
+//! read is no reason to leave a node unwatched.
+//!
+//! Damage is met at the start, or later by a write or by the feed. What is met later is
+//! noted in a file beside the database, the process ends, and the next start finds the note.
+//! Other reads that fail cost their answer only.
+
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use jiff::Timestamp;
+use rusqlite::{Connection, ErrorCode};
+use tokio::sync::watch;
+
+use super::{OpenError, identity, lock, schema, writer};
+use crate::Identity;
+
+/// Damaged databases that are kept for a person to look at: the newest. Each may be as
+/// large as the store was.
+const KEPT: usize = 2;
+/// Behind the database's name: the note that it is damaged; with a time behind it, what was
+/// moved aside.
+const DAMAGED: &str = ".damaged";
+/// What belongs to a database. It goes last: without its log it would be another one.
+const FILES: [&str; 3] = ["-wal", "-shm", ""];
+
+/// A database that can be worked with.
+pub(super) struct Opened {
+    pub(super) connection: Connection,
+    pub(super) newest: u64,
+    pub(super) identity: Identity,
+}
+
+/// What a running store has met.
+#[derive(Debug)]
+pub(super) struct Damage {
+    database: PathBuf,
+    met: watch::Sender<Option<String>>,
+}
+
+/// Opens the database; one that is damaged is moved aside first. The directory's lock is held.
+pub(super) fn open(database: &Path) -> Result<Opened, OpenError> {
+    let note = with(database, DAMAGED);
+    let damage = match fs::read_to_string(&note) {
+        Ok(met) => met,
+        Err(_) => match sound(database) {
+            Err(error) if error.is_damage() => said(&error),
+            opened => return opened,
+        },
+    };
+    let failed = |source| OpenError::File {
+        path: database.into(),
+        source,
+    };
+    let aside = set_aside(database, Timestamp::now()).map_err(failed)?;
+    tracing::error!(
+        damage,
+        aside = %aside.display(),
+        "the event store was damaged: it is moved aside and begun anew, without its history; \
+         what nodes carry comes back from the nodes"
+    );
+    let opened = sound(database)?;
+    match fs::remove_file(note) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(error)),
+        _ => Ok(opened),
+    }
+}
+
+/// The databases that were moved aside and are still there, the oldest first.
+pub(super) fn aside(database: &Path) -> Vec<PathBuf> {
+    let begin = with(database, &format!("{DAMAGED}-"));
+    let begin = begin.as_os_str().as_encoded_bytes();
+    let entries = database.parent().and_then(|dir| fs::read_dir(dir).ok());
+    let mut found: Vec<PathBuf> = entries
+        .into_iter()
+        .flatten()
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| {
+            let name = path.as_os_str().as_encoded_bytes();
+            name.starts_with(begin) && !name.ends_with(b"-wal") && !name.ends_with(b"-shm")
+        })
+        .collect();
+    found.sort_unstable();
+    found
+}
+
+/// Opens it, and reads what is needed first.
+fn sound(database: &Path) -> Result<Opened, OpenError> {
+    let connection = schema::open(database)?;
+    let newest = writer::newest(&connection);
+    let read = newest.and_then(|newest| Ok((newest, identity::read(&connection)?)));
+    let (newest, identity) = read.map_err(|source| schema::failure(database, source))?;
+    Ok(Opened {
+        connection,
+        newest,
+        identity,
+    })
+}
+
+/// Moves the database aside, durably; drops those of before that are too many.
+fn set_aside(database: &Path, now: Timestamp) -> io::Result<PathBuf> {
+    let before = aside(database);
+    let time = now.strftime("%Y%m%dT%H%M%S%.6fZ");
+    let to = with(database, &format!("{DAMAGED}-{time}"));
+    for part in FILES {
+        rename(&with(database, part), &with(&to, part))?;
+    }
+    for old in before.iter().rev().skip(KEPT - 1) {
+        for part in FILES {
+            // It takes room, and does no other harm.
+            let _ = fs::remove_file(with(old, part));
+        }
+    }
+    lock::sync_entry(database)?;
+    Ok(to)
+}
+
+fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    match fs::rename(from, to) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        renamed => renamed,
+    }
+}
+
+fn with(path: &Path, end: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(end);
+    name.into()
+}
+
+/// An error with its causes.
+fn said(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    let causes: Vec<String> = causes.map(ToString::to_string).collect();
+    causes.join(": ")
+}
+
+/// Whether the error says that the file is not what was written.
+pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
+    matches!(
+        error.sqlite_error_code(),
+        Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase)
+    )
+}
+
+// === impl Damage ===
+
+impl Damage {
+    pub(super) fn new(database: PathBuf) -> Self {
+        Self {
+            database,
+            met: watch::Sender::new(None),
+        }
+    }
+
+    pub(super) fn subscribe(&self) -> watch::Receiver<Option<String>> {
+        self.met.subscribe()
+    }
+
+    /// Takes in that the database is damaged, for those who wait and for the next start.
+    pub(super) fn met(&self, error: &dyn std::error::Error) {
+        let what = said(error);
+        let first = self.met.send_if_modified(|met| {
+            let first = met.is_none();
+            if first {
+                *met = Some(what.clone());
+            }
+            first
+        });
+        if !first {
+            return;
+        }
+        tracing::error!(
+            err = what,
+            "the event store is damaged; the next start moves it aside and begins anew"
+        );
+        if let Err(error) = fs::write(with(&self.database, DAMAGED), what) {
+            tracing::warn!(err = %error, "the damage could not be noted for the next start");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::OpenOptions;
+    use std::os::unix::fs::FileExt;
+
+    use tempfile::TempDir;
+
+    use super::super::SqliteStore;
+    use super::*;
+    use crate::conformance::{event, read_feed};
+    use crate::{EventStore, NewEvent};
+
+    const PAGE: u64 = 4096;
+
+    async fn filled(dir: &Path) {
+        let store = SqliteStore::open(dir).unwrap();
+        for part in 0..10 {
+            let events: Vec<NewEvent> = (0..100).map(|n| event("n1", part * 100 + n)).collect();
+            store.append(events).await.unwrap();
+        }
+        store.close().await;
+    }
+
+    /// Overwrites every third page, from the given one on, with noise.
+    fn spoil(database: &Path, first: u64) {
+        let file = OpenOptions::new().write(true).open(database).unwrap();
+        let pages = file.metadata().unwrap().len() / PAGE;
+        assert!(pages > 30);
+        for page in (first..pages).step_by(3) {
+            let noise = (0..PAGE).map(|n| (n * n + page * 7).to_le_bytes()[0] | 1);
+            let noise: Vec<u8> = noise.collect();
+            file.write_all_at(&noise, page * PAGE).unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn a_damaged_database_is_moved_aside_and_the_store_takes_events_again() {
+        for first in 0..3 {
+            let dir = TempDir::new().unwrap();
+            filled(dir.path()).await;
+            let database = dir.path().join("events.db");
+            spoil(&database, first);
+            let spoilt = fs::read(&database).unwrap();
+            // What the start does not read is met by a write or by the feed, and the next
+            // start knows of it.
+            let mut starts = 0;
+            let store = loop {
+                starts += 1;
+                assert!(starts < 3, "still damaged after {starts} starts");
+                let store = SqliteStore::open(dir.path()).unwrap();
+                let stored = store.append(vec![event("n1", 5_000)]).await;
+                let read = store.feed(0, 10_000).await;
+                let damage = store.damage().borrow().clone();
+                if stored.is_ok() && read.is_ok() {
+                    assert_eq!(damage, None);
+                    break store;
+                }
+                assert!(
+                    damage.is_some(),
+                    "{stored:?}, {:?}",
+                    read.map(|it| it.len())
+                );
+                store.close().await;
+            };
+            let [aside] = aside(&database).try_into().unwrap();
+            assert_eq!(fs::read(&aside).unwrap()[..64], spoilt[..64], "{first}");
+            let [note] = store.notes().try_into().unwrap();
+            assert!(note.contains(aside.to_str().unwrap()), "{note}");
+            assert_eq!(read_feed(&store, 100).await.len(), 1, "begun anew");
+            store.close().await;
+            let store = SqliteStore::open(dir.path()).unwrap();
+            assert_eq!(read_feed(&store, 100).await.len(), 1, "and kept");
+            store.close().await;
+        }
+    }
+
+    #[test]
+    fn of_many_damaged_databases_the_newest_are_kept() {
+        let dir = TempDir::new().unwrap();
+        let database = dir.path().join("events.db");
+        for second in 0..5 {
+            fs::write(&database, format!("notes {second}")).unwrap();
+            fs::write(with(&database, "-wal"), "").unwrap();
+            set_aside(&database, Timestamp::from_second(second).unwrap()).unwrap();
+        }
+        let kept = aside(&database);
+        let texts = kept.iter().map(|path| fs::read_to_string(path).unwrap());
+        assert_eq!(texts.collect::<Vec<_>>(), ["notes 3", "notes 4"]);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 2 * KEPT);
+    }
+
+    #[test]
+    fn what_is_newer_or_cannot_be_opened_is_refused_and_left_where_it_is() {
+        type Break = fn(&Path);
+        let table: [(&str, Break); 3] = [
+            ("newer", |path| {
+                let connection = schema::open(path).unwrap();
+                connection.pragma_update(None, "user_version", 99).unwrap();
+            }),
+            ("foreign", |path| {
+                let other = Connection::open(path).unwrap();
+                other.execute_batch("CREATE TABLE t (a)").unwrap();
+            }),
+            ("a directory", |path| fs::create_dir(path).unwrap()),
+        ];
+        for (name, break_it) in table {
+            let dir = TempDir::new().unwrap();
+            let database = dir.path().join("events.db");
+            break_it(&database);
+            assert!(open(&database).is_err(), "{name}");
+            assert!(database.exists() && aside(&database).is_empty(), "{name}");
+        }
+    }
+}
