@@ -6,6 +6,7 @@
 mod floors;
 mod metrics;
 mod requirements;
+mod skips;
 mod sources;
 mod tokens;
 
@@ -41,6 +42,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     findings.extend(sources::check(&root)?);
     findings.extend(requirements::check(&root)?);
     findings.extend(metrics::check(&root)?);
+    findings.extend(skips::check(&root)?);
     for finding in &findings {
         println!("{finding}");
     }
