@@ -8,7 +8,7 @@
 //! - [`Authority`]: certificates for TLS.
 //! - [`KernelLog`]: `/dev/kmsg`, by one test at a time on the whole machine.
 //! - [`wait_for`]: poll until a state is reached.
-//! - [`require`]: what a test needs beyond Rust, or a skip that is seen.
+//! - [`require`], [`skip`]: what a test needs beyond Rust, or a skip that is seen.
 //!
 //! Components come from `cargo xtask setup` (see [`components`]); `cargo xtask test`
 //! runs it, and counts the skips.
@@ -41,5 +41,5 @@ pub use self::{
 };
 pub use self::{
     components::{Component, Version},
-    skip::{SKIP_FILE, require},
+    skip::{SKIP_FILE, require, skip},
 };

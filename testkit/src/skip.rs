@@ -1,7 +1,7 @@
 //! Skipping a test whose component is missing, so that it is seen.
 
 use std::{
-    env,
+    env, fmt,
     fs::OpenOptions,
     io::Write as _,
     panic::Location,
@@ -16,37 +16,57 @@ use crate::components::Component;
 pub const SKIP_FILE: &str = "GPUWARDEN_SKIP_FILE";
 
 /// Where the component is; `None` says that the calling test is to return, because
-/// this machine has none.
-///
-/// A skip is printed past the capture of test output and noted in [`SKIP_FILE`].
-/// With `CI=true` nothing is skipped: a missing component fails the test.
+/// this machine has none: the skip has been reported.
 ///
 /// # Panics
 ///
-/// With `CI=true` where the component is missing, and on a setting that cannot be
-/// meant: both are failures of the calling test.
+/// As [`skip`], where the component is missing, and on a setting that cannot be meant.
 #[track_caller]
 pub fn require(component: Component) -> Option<PathBuf> {
     match component.locate() {
         Ok(Some(path)) => Some(path),
         Ok(None) => {
-            let test = test_name(Location::caller());
-            let missing = Missing { test, component };
-            assert!(!env::var("CI").is_ok_and(|ci| ci == "true"), "{missing}");
-            // Not eprintln!: libtest keeps the output of a test that passes to itself.
-            let _ = writeln!(std::io::stderr(), "skipped: {missing}");
-            if let Some(file) = env::var_os(SKIP_FILE) {
-                missing.note(Path::new(&file));
-            }
+            skip(format_args!("{component}: {}", component.hint()));
             None
         }
         Err(error) => panic!("{error:#}"),
     }
 }
 
-struct Missing {
-    test: String,
-    component: Component,
+/// Reports that the calling test is about to return, because this machine lacks what it
+/// needs: `needs` names that, and what to do about it. No test returns early without it;
+/// `cargo xtask lint` looks for that.
+///
+/// A skip is printed past the capture of test output and noted in [`SKIP_FILE`].
+///
+/// # Panics
+///
+/// With `CI=true`, where nothing is skipped: what is missing fails the test.
+#[track_caller]
+pub fn skip(needs: impl fmt::Display) {
+    let skip = format!("{} needs {needs}", test_name(Location::caller()));
+    assert!(!env::var("CI").is_ok_and(|ci| ci == "true"), "{skip}");
+    // Not eprintln!: libtest keeps the output of a test that passes to itself.
+    let _ = writeln!(std::io::stderr(), "skipped: {skip}");
+    if let Some(file) = env::var_os(SKIP_FILE) {
+        note(&skip, Path::new(&file));
+    }
+}
+
+/// Adds a line to the file; lines of tests that run side by side stay whole.
+fn note(skip: &str, file: &Path) {
+    // One write, and one line of it, whatever the output of a program that failed said.
+    let line = skip.replace('\n', " ") + "\n";
+    let noted = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(file)
+        .and_then(|mut file| file.write_all(line.as_bytes()));
+    assert!(
+        noted.is_ok(),
+        "cannot note a skip in {}: {noted:?}",
+        file.display()
+    );
 }
 
 /// libtest names the thread after the test, unless it runs tests on the main thread.
@@ -57,58 +77,24 @@ fn test_name(caller: &Location<'_>) -> String {
     }
 }
 
-// === impl Missing ===
-
-impl std::fmt::Display for Missing {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "{} needs {}: {}",
-            self.test,
-            self.component,
-            self.component.hint()
-        )
-    }
-}
-
-impl Missing {
-    fn note(&self, file: &Path) {
-        let noted = OpenOptions::new()
-            .append(true)
-            .create(true)
-            .open(file)
-            .and_then(|mut file| file.write_all(format!("{self}\n").as_bytes()));
-        assert!(
-            noted.is_ok(),
-            "cannot note a skip in {}: {noted:?}",
-            file.display()
-        );
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn a_skip_names_test_component_and_remedy() {
+    fn a_skip_is_one_line_that_names_test_and_remedy() {
         let file = tempfile::NamedTempFile::new().unwrap();
-        let test = test_name(Location::caller());
-        Missing {
-            test,
-            component: Component::Chromium,
-        }
-        .note(file.path());
+        note("a needs chromium: run\nsetup", file.path());
+        note("b needs go", file.path());
         let noted = std::fs::read_to_string(file.path()).unwrap();
+        assert_eq!(noted, "a needs chromium: run setup\nb needs go\n");
+
+        let test = test_name(Location::caller());
         let expected = if thread::current().name() == Some("main") {
             "skip.rs"
         } else {
             "a_skip_"
         };
-        assert!(noted.contains(expected), "{noted}");
-        assert!(
-            noted.ends_with("needs chromium: run 'cargo xtask setup'\n"),
-            "{noted}"
-        );
+        assert!(test.contains(expected), "{test}");
     }
 }

@@ -3,14 +3,16 @@
 //! ARCHITECTURE.md says what they are for. Each rule is a module that finds
 //! [`Finding`]s; all of them are shown, and one is enough to fail.
 
+mod dependencies;
 mod floors;
 mod metrics;
 mod requirements;
+mod skips;
 mod sources;
 mod tokens;
 
 use std::{
-    fmt,
+    fmt, fs,
     path::{Path, PathBuf},
 };
 
@@ -20,6 +22,9 @@ use crate::{
     generate::workspace_root,
     shell::{cargo, output},
 };
+
+/// The platform whose dependencies are looked at.
+const PLATFORM: &str = "x86_64-unknown-linux-gnu";
 
 /// One breach of a rule.
 #[derive(Debug, PartialEq, Eq)]
@@ -38,9 +43,22 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let metadata = serde_json::from_str(&output(cargo().args(metadata))?)
         .context("read the output of cargo metadata")?;
     let mut findings = floors::check(&metadata, &root);
+    // Of other systems cargo would have to fetch the sources first.
+    let all = [
+        "metadata",
+        "--locked",
+        "--format-version=1",
+        "--filter-platform",
+        PLATFORM,
+    ];
+    let all = serde_json::from_str(&output(cargo().args(all))?)
+        .context("read the output of cargo metadata")?;
+    let lists = fs::read_to_string(root.join("deny.toml")).context("read deny.toml")?;
+    findings.extend(dependencies::check(&all, &lists));
     findings.extend(sources::check(&root)?);
     findings.extend(requirements::check(&root)?);
     findings.extend(metrics::check(&root)?);
+    findings.extend(skips::check(&root)?);
     for finding in &findings {
         println!("{finding}");
     }

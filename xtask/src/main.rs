@@ -43,7 +43,7 @@ enum Command {
     Test(test::Args),
     /// Check what is quick to check: format, clippy, lint, unit tests.
     Check,
-    /// Check the rules of the house: floors, purity, file sizes, named tests.
+    /// Check the rules of the house: floors, purity, file sizes, named tests, licences.
     Lint,
     /// Write the generated files: protobuf types.
     Generate {
@@ -53,7 +53,8 @@ enum Command {
     },
     /// Feed arbitrary input to what takes input from outside.
     Fuzz(fuzz::Args),
-    /// Run what takes long: 300 kills in a stream of events, five minutes of each fuzz target.
+    /// Run what takes long: 1,000 kills in a stream of events, ten minutes beside a hostile process
+    /// and of each fuzz target.
     Soak(soak::Args),
     /// Keep a test control plane for hand use.
     Env {

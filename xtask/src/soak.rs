@@ -1,6 +1,6 @@
-//! `cargo xtask soak`: what takes too long for every run. The product killed hundreds of
-//! times in a stream of events and in the middle of a large burst, and minutes of every fuzz
-//! target.
+//! `cargo xtask soak`: what takes too long for every run. The product killed a thousand times in
+//! a stream of events and in the middle of a large burst, beside an unprivileged process that does
+//! what it can, and minutes of every fuzz target.
 
 use crate::{
     fuzz, setup,
@@ -13,22 +13,30 @@ const BURST: u32 = 375;
 
 #[derive(clap::Args)]
 #[command(after_help = "Examples:\n  cargo xtask soak\n  \
-                  cargo xtask soak --kills 1000 --seconds 600\n\n\
-                  The defaults are for a change that concerns crashes or parsers. A release takes \
-                  the second example: 1,000 kills, ten minutes a target.")]
+                  cargo xtask soak --kills 100 --seconds 60\n  \
+                  cargo xtask soak --hostile --seconds 60\n\n\
+                  The defaults are those of a release. The second example is for a change that \
+                  concerns crashes or parsers.")]
 pub(crate) struct Args {
     /// How often the product is killed with SIGKILL while 2,000 events come in: once as one
     /// process, and once as agent and controller.
-    #[arg(long, default_value_t = 300)]
+    #[arg(long, default_value_t = 1_000)]
     kills: u32,
-    /// How long each fuzz target runs, in seconds; 0 leaves fuzzing out.
-    #[arg(long, default_value_t = 300)]
+    /// How long each fuzz target, and the unprivileged process, run, in seconds; 0 leaves them
+    /// out.
+    #[arg(long, default_value_t = 600)]
     seconds: u32,
+    /// Only the unprivileged process.
+    #[arg(long, conflicts_with = "kills")]
+    hostile: bool,
 }
 
 /// Runs it all; fails at the first finding.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     step("set-up", || setup::for_tests().map(drop))?;
+    if args.hostile {
+        return hostile(args.seconds);
+    }
     step(
         &format!("{} kills in a stream of events", args.kills),
         || {
@@ -52,5 +60,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.seconds == 0 {
         return Ok(());
     }
+    hostile(args.seconds)?;
     step("fuzz targets", || fuzz::run(&fuzz::Args::all(args.seconds)))
+}
+
+/// Real faults beside a process of another user that attacks; ends with the round under way.
+fn hostile(seconds: u32) -> anyhow::Result<()> {
+    step(&format!("{seconds} s beside a hostile process"), || {
+        run_command(
+            cargo()
+                .args(["test", "--package", "gpuwarden", "--test", "e2e"])
+                .args(["--", "whatever_an_unprivileged_process_does", "--nocapture"])
+                .env("GPUWARDEN_SOAK_SECONDS", seconds.to_string()),
+        )
+    })
 }

@@ -28,7 +28,7 @@ const FUZZ_SECONDS: u32 = 10;
 Examples:
   cargo xtask test
   cargo xtask test -- -p gpuwarden-testkit
-  cargo xtask test -- -p gpuwarden --test gpuwarden quarantine")]
+  cargo xtask test -- -p gpuwarden --test e2e quarantine")]
 pub(crate) struct Args {
     /// Take what is set up already, and install nothing.
     #[arg(long)]

@@ -669,13 +669,12 @@ async fn a_call_on_a_store_that_hangs_is_answered() {
     let cancel = CancellationToken::new();
     tokio::spawn(serve(listener, connector, cancel.clone()));
     let mut client = dial(&path).await;
-    let began = tokio::time::Instant::now();
     let call = client.health_event_occurred_v1(batch(vec![event("0")]));
+    // By the paused clock: longer than a call may take here, whatever that is.
     let answer = tokio::time::timeout(std::time::Duration::from_mins(10), call).await;
     let status = answer.expect("an answer").unwrap_err();
     // What stock clients take for a reason to send it again.
     let again = matches!(status.code(), Code::Cancelled | Code::DeadlineExceeded);
     assert!(again, "{status}");
-    assert!(began.elapsed() <= std::time::Duration::from_secs(31));
     cancel.cancel();
 }

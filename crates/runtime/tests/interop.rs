@@ -226,8 +226,8 @@ async fn grpc_go() {
         .current_dir(source);
     match run(go).await {
         Ok(output) if output.status.success() => {}
-        Ok(output) => return skip(&format!("needs Go modules to build: {}", text(&output))),
-        Err(err) => return skip(&format!("needs go: {err}")),
+        Ok(output) => return testkit::skip(format_args!("Go modules to build: {}", text(&output))),
+        Err(err) => return testkit::skip(format_args!("go: {err}")),
     }
     let request = build.path().join("request.pb");
     fs::write(&request, full_events().encode_to_vec()).unwrap();
@@ -286,7 +286,7 @@ struct Python {
 }
 
 impl Python {
-    /// Says why and returns `None` if this machine cannot run it.
+    /// `None`, and a skip, if this machine cannot run it.
     fn prepare() -> Option<Self> {
         match python_environment() {
             Ok(interpreter) => {
@@ -294,7 +294,7 @@ impl Python {
                 Some(Self { interpreter, stubs })
             }
             Err(reason) => {
-                skip(&reason);
+                testkit::skip(&reason);
                 None
             }
         }
@@ -317,13 +317,13 @@ fn python_environment() -> Result<PathBuf, String> {
         .map(PathBuf::from)
         .filter(|path| path.is_absolute())
         .or_else(|| Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache")))
-        .ok_or("needs HOME or XDG_CACHE_HOME for a Python environment")?
+        .ok_or("HOME or XDG_CACHE_HOME for a Python environment")?
         .join("gpuwarden");
     let environment = cache.join(format!("python-grpcio-{GRPCIO}"));
     let interpreter = environment.join("bin/python");
 
     // Tests run side by side: one makes it, the others wait.
-    fs::create_dir_all(&cache).map_err(|err| format!("needs {}: {err}", cache.display()))?;
+    fs::create_dir_all(&cache).map_err(|err| format!("{}: {err}", cache.display()))?;
     let lock = fs::File::create(cache.join(format!("python-grpcio-{GRPCIO}.lock"))).unwrap();
     lock.lock().unwrap();
 
@@ -334,8 +334,8 @@ fn python_environment() -> Result<PathBuf, String> {
     }
     let succeed = |command: &mut Command, need: &str| match command.output() {
         Ok(output) if output.status.success() => Ok(()),
-        Ok(output) => Err(format!("needs {need}: {}", text(&output))),
-        Err(err) => Err(format!("needs {need}: {err}")),
+        Ok(output) => Err(format!("{need}: {}", text(&output))),
+        Err(err) => Err(format!("{need}: {err}")),
     };
     succeed(
         Command::new("python3")
@@ -380,15 +380,6 @@ async fn run(mut command: Command) -> std::io::Result<Output> {
         .await
         .expect("in time")
         .unwrap()
-}
-
-/// Reports a test that this machine cannot run.
-fn skip(reason: &str) {
-    assert!(
-        std::env::var("CI").as_deref() != Ok("true"),
-        "on CI this test {reason}"
-    );
-    println!("skipped: {reason}");
 }
 
 fn text(output: &Output) -> String {

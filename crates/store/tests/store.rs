@@ -188,20 +188,24 @@ fn batch(life: i64, task: i64, n: i64) -> Vec<NewEvent> {
         .collect()
 }
 
-/// The process that is killed. Sends again what its predecessor began with, then goes
-/// on with its own events, and prints each acknowledgement: node, message, position.
+/// No test, but the door to the process that `acknowledged_events_survive_a_kill` kills.
 #[test]
 fn child_of_the_kill_test() {
-    let Some(dir) = env::var_os(CHILD_DIR) else {
-        return;
-    };
+    if let Some(dir) = env::var_os(CHILD_DIR) {
+        append_until_killed(Path::new(&dir));
+    }
+}
+
+/// Sends again what its predecessor began with, then goes on with its own events, and prints each
+/// acknowledgement: node, message, position.
+fn append_until_killed(dir: &Path) {
     let life: i64 = env::var(CHILD_LIFE).unwrap().parse().unwrap();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .build()
         .unwrap();
     runtime.block_on(async {
-        let store = Arc::new(SqliteStore::open(Path::new(&dir)).unwrap());
+        let store = Arc::new(SqliteStore::open(dir).unwrap());
         let mut tasks = tokio::task::JoinSet::new();
         for task in 0..TASKS {
             let store = Arc::clone(&store);
@@ -342,8 +346,8 @@ async fn acknowledged_events_survive_a_kill() {
     );
 }
 
-/// A small file system of its own, taken away at the end. `None`: this user may not
-/// mount one.
+/// A small file system of its own, taken away at the end. `None`, and a skip, where this
+/// user may not mount one.
 struct SmallDisk {
     dir: TempDir,
 }
@@ -362,9 +366,11 @@ impl SmallDisk {
             .arg(dir.path())
             .stderr(Stdio::null())
             .status();
-        mounted
-            .is_ok_and(|status| status.success())
-            .then_some(Self { dir })
+        if mounted.is_ok_and(|status| status.success()) {
+            return Some(Self { dir });
+        }
+        testkit::skip("the right to mount a tmpfs: run as root");
+        None
     }
 
     fn path(&self) -> &Path {
@@ -400,7 +406,6 @@ fn prune_nothing() -> Prune {
 #[tokio::test]
 async fn a_full_disk_refuses_loses_nothing_and_passes() {
     let Some(disk) = SmallDisk::new(1_024) else {
-        eprintln!("skipped: may not mount a tmpfs");
         return;
     };
     let store = SqliteStore::open(disk.path()).unwrap();
@@ -452,7 +457,6 @@ async fn a_full_disk_refuses_loses_nothing_and_passes() {
 #[tokio::test]
 async fn a_disk_that_became_read_only_refuses_and_passes() {
     let Some(disk) = SmallDisk::new(4_096) else {
-        eprintln!("skipped: may not mount a tmpfs");
         return;
     };
     // Opened anew: a descriptor that is open for writing keeps the disk from changing.

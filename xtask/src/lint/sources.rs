@@ -49,7 +49,7 @@ pub(super) fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {
 }
 
 /// All Rust files of ours, in order, without build outputs.
-fn rust_files(root: &Path) -> anyhow::Result<Vec<PathBuf>> {
+pub(super) fn rust_files(root: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     let mut dirs: Vec<PathBuf> = TREES
         .iter()

@@ -96,32 +96,54 @@ fn ends_item(token: &TokenTree) -> bool {
     }
 }
 
-/// The names of all functions that carry an attribute with the word `test` in it,
-/// also those inside modules and macros.
-pub(super) fn test_functions(stream: TokenStream) -> Vec<String> {
+/// A function with what it does.
+pub(super) struct Function {
+    pub(super) name: String,
+    /// It carries an attribute with the word `test` in it.
+    pub(super) is_test: bool,
+    /// Empty where it has none.
+    pub(super) body: TokenStream,
+}
+
+/// All functions, also those inside modules, functions and macros.
+pub(super) fn functions(stream: TokenStream) -> Vec<Function> {
     let tokens: Vec<TokenTree> = stream.into_iter().collect();
     let mut rest = tokens.as_slice();
-    let mut names = Vec::new();
-    let mut marked = false;
+    let mut found = Vec::new();
+    let mut is_test = false;
     while let Some((token, after)) = rest.split_first() {
         if let Some((attribute, after)) = attribute(rest) {
-            marked |= has_test(attribute.stream());
+            is_test |= has_test(attribute.stream());
             rest = after;
             continue;
         }
         match (token, after.first()) {
-            (TokenTree::Ident(word), Some(TokenTree::Ident(name))) if marked && word == "fn" => {
-                names.push(name.to_string());
+            (TokenTree::Ident(word), Some(TokenTree::Ident(name))) if word == "fn" => {
+                let body = match after.iter().find(|token| ends_item(token)) {
+                    Some(TokenTree::Group(group)) => group.stream(),
+                    _ => TokenStream::new(),
+                };
+                found.push(Function {
+                    name: name.to_string(),
+                    is_test,
+                    body,
+                });
             }
-            (TokenTree::Group(group), _) => names.extend(test_functions(group.stream())),
+            (TokenTree::Group(group), _) => found.extend(functions(group.stream())),
             _ => {}
         }
         if ends_item(token) {
-            marked = false;
+            is_test = false;
         }
         rest = after;
     }
-    names
+    found
+}
+
+/// The names of all functions that are tests.
+pub(super) fn test_functions(stream: TokenStream) -> Vec<String> {
+    let tests = functions(stream).into_iter().filter(|f| f.is_test);
+    tests.map(|function| function.name).collect()
 }
 
 /// `#[test]` and `#[tokio::test(...)]`, and not `#[cfg(test)]`.

@@ -166,6 +166,8 @@ struct Script {
     /// Fails on the calls from this one on, up to that one.
     broken: std::ops::Range<usize>,
     taken: Arc<Mutex<Vec<String>>>,
+    /// The versions of all batches.
+    versions: Arc<Mutex<Vec<u32>>>,
 }
 
 #[tonic::async_trait]
@@ -177,15 +179,15 @@ impl PlatformConnector for Script {
         let call = self.calls.fetch_add(1, Ordering::Relaxed);
         assert_eq!(request.metadata().get("authorization").unwrap(), "Bearer t");
         assert!(request.metadata().contains_key("grpc-timeout"));
+        self.versions
+            .lock()
+            .unwrap()
+            .push(request.get_ref().version);
         if let Some(status) = self.answers.lock().unwrap().pop_front() {
             return Err(status);
         }
-        let mut messages = request
-            .into_inner()
-            .events
-            .into_iter()
-            .map(|one| one.message);
-        let messages: Vec<String> = messages.by_ref().collect();
+        let events = request.into_inner().events.into_iter();
+        let messages: Vec<String> = events.map(|one| one.message).collect();
         if messages
             .iter()
             .any(|one| self.poison.contains(&one.as_str()))
@@ -349,6 +351,8 @@ async fn what_may_pass_is_tried_again_and_nothing_is_thrown_away() {
     node.empty().await;
     assert_eq!(*script.taken.lock().unwrap(), ["one"]);
     assert_eq!(script.calls.load(Ordering::Relaxed), codes.len() + 1);
+    // The batch of the contract has a version beside those of its events.
+    assert_eq!(*script.versions.lock().unwrap(), [1; 7]);
     assert_eq!(node.status.borrow().refused, 0);
 }
 

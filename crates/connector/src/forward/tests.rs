@@ -117,6 +117,8 @@ impl Installation {
 struct Target {
     taken: Arc<Mutex<Vec<HealthEvent>>>,
     tokens: Arc<Mutex<Vec<String>>>,
+    /// The versions of the batches that they came in.
+    versions: Arc<Mutex<Vec<u32>>>,
 }
 
 impl Target {
@@ -153,8 +155,9 @@ impl PlatformConnector for Target {
         let token = request.metadata().get("authorization").unwrap();
         let token = token.to_str().unwrap().to_owned();
         self.tokens.lock().unwrap().push(token);
-        let events = request.into_inner().events;
-        self.taken.lock().unwrap().extend(events);
+        let batch = request.into_inner();
+        self.versions.lock().unwrap().push(batch.version);
+        self.taken.lock().unwrap().extend(batch.events);
         Ok(Response::new(()))
     }
 }
@@ -203,6 +206,14 @@ async fn what_is_stored_arrives_as_it_was_stored_also_where_the_target_was_away(
     let tokens = target.tokens.lock().unwrap().clone();
     assert_eq!(tokens[0], "Bearer one");
     assert_eq!(tokens.last().unwrap(), "Bearer two");
+    assert!(
+        target
+            .versions
+            .lock()
+            .unwrap()
+            .iter()
+            .all(|version| *version == 1)
+    );
 
     let status = installation.forwarding.status();
     assert_eq!(status.target, format!("127.0.0.1:{port}"));

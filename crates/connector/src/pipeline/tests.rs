@@ -1,3 +1,6 @@
+use std::sync::Condvar;
+use std::time::Duration;
+
 use contract::{Entity, HealthEvents, keys};
 use domain::pipeline::load;
 use serde_json::json;
@@ -186,6 +189,37 @@ async fn an_event_of_a_node_that_is_not_known_is_stored_as_it_is() {
     let stored = bench.stored().await;
     assert!(!stored[0].metadata.contains_key("zone") && stored[1].metadata["zone"] == "z1");
     bench.counted("gpuwarden_events_unaugmented_total{reason=\"unknown_node\"} 1");
+}
+
+/// Each look-up ends only once the other has begun: behind one lock neither would.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn calls_look_nodes_up_side_by_side() {
+    let bench = Bench::new();
+    let (inside, more) = (Mutex::new(0), Condvar::new());
+    let nodes: Arc<dyn NodeLookup> = Arc::new(move |_: &str| {
+        *lock(&inside) += 1;
+        more.notify_all();
+        let both = more.wait_timeout_while(lock(&inside), Duration::from_secs(20), |n| *n < 2);
+        let (_inside, waited) = both.unwrap();
+        assert!(!waited.timed_out(), "the other call was not let in");
+        None
+    });
+    let pipeline = Pipeline::new(vec![augment()], &nodes, &bench.metrics);
+    let connector = Connector::new(
+        bench.events(),
+        AcceptNodes::Any,
+        &bench.metrics,
+        Timestamp::now,
+    );
+    let connector = Arc::new(connector.with_pipeline(pipeline));
+    let calls = ["a", "b"].map(|gpu| {
+        let connector = Arc::clone(&connector);
+        tokio::spawn(async move { send(&connector, &[fault(gpu, 0)]).await.unwrap() })
+    });
+    for call in calls {
+        call.await.unwrap();
+    }
+    assert_eq!(bench.stored().await.len(), 2);
 }
 
 #[tokio::test]

@@ -209,8 +209,8 @@ async fn line_and_outage(plane: &ControlPlane) -> anyhow::Result<()> {
     assert_eq!(shown.code, Some(1), "{shown:?}");
     assert!(shown.stdout.contains("2 wait"), "{shown:?}");
     // It ends in good order with what it has, and has it after the next start.
-    let (exit, took) = apart.agent.terminate().await?;
-    assert!(exit.success() && took < SOON, "{exit} {took:?}");
+    let (exit, _) = apart.agent.terminate().await?;
+    assert!(exit.success(), "{exit}");
     apart.agent.restart().await?;
 
     // All certificates are others by the time that it comes back, and the agent lives on.

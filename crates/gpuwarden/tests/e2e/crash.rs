@@ -1,7 +1,7 @@
 //! The product is killed at random moments of a stream of events: nothing that was
 //! acknowledged is lost, nothing is doubled, and the node ends as its faults say.
 //!
-//! `GPUWARDEN_SOAK_KILLS` sets the number of kills (`cargo xtask soak` asks for 300).
+//! `GPUWARDEN_SOAK_KILLS` sets the number of kills (`cargo xtask soak` asks for 1,000).
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;

@@ -2,7 +2,7 @@
 //! a gpuwarden that runs, and in a cluster, with and without permissions.
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 use testkit::{ControlPlane, Launch, Options, Version, binary, unique};
@@ -398,5 +398,63 @@ async fn in_a_cluster_rights_nodes_and_switches_are_looked_at_and_the_fixes_mend
     for check in ["node", "gpu-nodes", "circuit-breaker", "policy"] {
         assert_eq!(one(&found, check)["result"], "ok", "{found:#}");
     }
+    Ok(())
+}
+
+/// As in a pod: no kubeconfig, but the environment and the files that Kubernetes gives.
+#[tokio::test]
+async fn in_a_pod_the_service_accounts_token_is_used() -> anyhow::Result<()> {
+    let may = Command::new("unshare").args(["--mount", "true"]).status();
+    if !may.is_ok_and(|status| status.success()) {
+        testkit::skip("root and unshare: it makes a mount namespace");
+        return Ok(());
+    }
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let account = unique("pod");
+    let home = tempfile::tempdir()?;
+    let secrets = home.path().join("secrets");
+    std::fs::create_dir(&secrets)?;
+    let make = ["create", "serviceaccount", &account];
+    plane.kubectl(make).await?;
+    let token = plane.kubectl(["create", "token", &account]).await?;
+    std::fs::write(secrets.join("token"), token.trim())?;
+    std::fs::write(secrets.join("namespace"), "default")?;
+    // Kubernetes puts the authority that it publishes here into every pod.
+    let authority = testkit::wait_for("the cluster's authority", SOON, || async {
+        let path = "jsonpath={.data.ca\\.crt}";
+        let find = ["get", "configmap", "kube-root-ca.crt", "-o", path];
+        let found = plane.kubectl(find).await;
+        found.map_err(|error| error.to_string())
+    });
+    std::fs::write(secrets.join("ca.crt"), authority.await?)?;
+
+    let server = plane.server().trim_start_matches("https://");
+    let (host, port) = server.rsplit_once(':').unwrap();
+    let log = home.path().join("kernel.log");
+    std::fs::write(&log, "")?;
+    let script = "mount -t tmpfs tmpfs /var/run && d=/var/run/secrets/kubernetes.io \
+                  && mkdir -p $d && cp -r \"$1\" $d/serviceaccount && shift && exec \"$@\"";
+    let output = Command::new("unshare")
+        .args(["--mount", "sh", "-c", script, "sh"])
+        .arg(&secrets)
+        .arg(binary()?)
+        .args(["doctor", "-o", "json", "--listen", "127.0.0.1:0"])
+        .args(["--node-name", "gpu-1", "--quarantine", "--kernel-log"])
+        .arg(&log)
+        .arg("--data-dir")
+        .arg(home.path().join("data"))
+        .env("KUBERNETES_SERVICE_HOST", host)
+        .env("KUBERNETES_SERVICE_PORT", port)
+        .env_remove("GPUWARDEN_KUBECONFIG")
+        .env_remove("KUBECONFIG")
+        .output()?;
+    let told = String::from_utf8_lossy(&output.stderr);
+    let found: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{told}"));
+    assert_eq!(one(&found, "cluster")["result"], "ok", "{found:#}");
+    // The API server knows who asks, and nobody has allowed anything to it.
+    let who = format!("system:serviceaccount:default:{account} may not list, watch, patch nodes");
+    assert!(found.to_string().contains(&who), "{found:#}");
     Ok(())
 }

@@ -332,7 +332,7 @@ fn killed_at_any_byte_of_turning_to_another_store_nothing_is_lost() {
 struct Tmpfs(tempfile::TempDir);
 
 impl Tmpfs {
-    /// `None`, said on standard error, where none can be mounted.
+    /// `None`, and a skip, where none can be mounted.
     fn mount(bytes: u32) -> Option<Self> {
         let own = Self(tempfile::tempdir().unwrap());
         if own.run(
@@ -341,8 +341,7 @@ impl Tmpfs {
         ) {
             return Some(own);
         }
-        assert!(std::env::var("CI").is_err(), "no tmpfs can be mounted");
-        eprintln!("skipped: no tmpfs can be mounted");
+        testkit::skip("the right to mount a tmpfs: run as root");
         None
     }
 

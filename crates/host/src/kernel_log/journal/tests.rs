@@ -397,8 +397,7 @@ async fn journalctl_reads_the_same() {
         .output()
         .is_err()
     {
-        eprintln!("skipped: journalctl_reads_the_same needs journalctl: install systemd");
-        return;
+        return testkit::skip("journalctl: install systemd");
     }
     for (compact, keyed) in [(false, false), (false, true), (true, true)] {
         let bench = Bench::new();

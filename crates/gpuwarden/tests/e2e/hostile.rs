@@ -1,0 +1,448 @@
+//! An unprivileged process on the machine does what it can, and beside it real faults come: each
+//! of them takes its node out of service, the probes answer, memory stays bounded, and what the
+//! operator says is well comes back.
+//!
+//! Every attack has a product and a node of its own. The attacker is this test binary again, as
+//! another user, who may do what every local user may: call the socket, ask the page.
+//! `GPUWARDEN_SOAK_SECONDS` says how long the attacks go round (`cargo xtask soak` asks for ten
+//! minutes); without it each has one turn.
+
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, ensure};
+use contract::{HealthEvent, keys};
+use serde_json::Value;
+use testkit::{ControlPlane, Version, wait_for};
+
+use crate::support::{SOON, Scene, event, send, xid};
+
+/// The user "nobody".
+const NOBODY: u32 = 65_534;
+/// Says to the attacker's process which attack it is, and where.
+const ATTACK: &str = "GPUWARDEN_HOSTILE_ATTACK";
+const SOCKET: &str = "GPUWARDEN_HOSTILE_SOCKET";
+const ADDRESS: &str = "GPUWARDEN_HOSTILE_ADDRESS";
+const NODE: &str = "GPUWARDEN_HOSTILE_NODE";
+/// What the attacker prints once it has done what has to be there before the fault, and again
+/// for each thing that it does from then on.
+const DONE: &str = "done";
+/// Memory of the product, in MiB, that no attack may make it take: several times what it takes
+/// at work.
+const MOST_MEMORY: u64 = 256;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Attack {
+    /// Tells the ids of log records that are yet to come, so that they look like retries.
+    ForgesRecords,
+    /// Opens more faults than a node has room for, which take nothing out of service.
+    FillsTheBook,
+    /// Asks for much and does not read it.
+    ReadsSlowly,
+    /// Holds hundreds of connections to the page open, and reads nothing.
+    HoldsConnections,
+    /// Opens a fault that is younger than every recovery to come.
+    OutlivesRecoveries,
+    /// Says all the time that all is well.
+    Recovers,
+    /// Makes up checks, until a node has no room for a condition.
+    TakesConditions,
+}
+
+const ATTACKS: [Attack; 7] = [
+    Attack::ForgesRecords,
+    Attack::FillsTheBook,
+    Attack::ReadsSlowly,
+    Attack::HoldsConnections,
+    Attack::OutlivesRecoveries,
+    Attack::Recovers,
+    Attack::TakesConditions,
+];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn real_faults_take_effect_whatever_an_unprivileged_process_does() -> anyhow::Result<()> {
+    if std::fs::metadata("/proc/self")?.uid() != 0 {
+        testkit::skip("root: it runs a process as another user");
+        return Ok(());
+    }
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let asked = std::env::var("GPUWARDEN_SOAK_SECONDS");
+    let duration = Duration::from_secs(asked.map_or(Ok(0), |text| text.parse())?);
+    let (begin, mut turns) = (Instant::now(), 0);
+    let mut failed = Vec::new();
+    loop {
+        for attack in ATTACKS {
+            if let Err(error) = withstand(attack, &plane).await {
+                failed.push(format!("{attack:?}: {error:#}"));
+            }
+            turns += 1;
+        }
+        if begin.elapsed() >= duration || !failed.is_empty() {
+            break;
+        }
+    }
+    println!("{turns} attacks");
+    ensure!(
+        failed.is_empty(),
+        "{} of {turns} attacks succeeded:\n\n{}",
+        failed.len(),
+        failed.join("\n\n")
+    );
+    Ok(())
+}
+
+/// One attack on one product, and a real fault beside it.
+async fn withstand(attack: Attack, plane: &ControlPlane) -> anyhow::Result<()> {
+    let scene = Scene::new(plane, |node| node, |launch| launch).await?;
+    // Something older and harmless: whoever asks the page knows the form of our events.
+    let harmless = "Graphics SM Warp Exception";
+    scene.product.append_kernel_log(&xid(13, harmless))?;
+    scene.taken_in(1).await?;
+    let attacker = Attacker::start(attack, &scene)?;
+    attacker.until(1, &scene).await.context("the attacker")?;
+
+    scene.product.append_kernel_log(&xid(79, harmless))?;
+    scene.cordoned().await.context("the real fault")?;
+    scene
+        .condition("SysLogsXIDError", "True")
+        .await
+        .context("the real fault's condition")?;
+    let probe = |path: &'static str| {
+        let product = &scene.product;
+        product.wait_for(path, SOON, move || async move {
+            let answer = product.get(path).await.map_err(|error| error.to_string())?;
+            let good = answer == "ok\n" || answer.contains("# EOF");
+            good.then_some(()).ok_or(answer)
+        })
+    };
+    probe("/healthz").await?;
+    probe("/metrics").await?;
+    let memory = memory(scene.product.pid())?;
+    ensure!(memory < MOST_MEMORY, "the product takes {memory} MiB");
+
+    // The attack goes on, and the fault stays.
+    if attack == Attack::Recovers {
+        let more = attacker.done() + 20;
+        attacker.until(more, &scene).await?;
+        scene.cordoned().await.context("after forged recoveries")?;
+        let story = scene.story().await?;
+        let given_back = story.iter().find(|(_, text)| text.contains("release: "));
+        ensure!(given_back.is_none(), "it was given back: {given_back:?}");
+    }
+    drop(attacker);
+    // Recovery is never blocked.
+    let well = ["inject", "recovery"];
+    scene.product.client(well).await?.expect(0)?;
+    scene.restored().await.context("the operator's recovery")
+}
+
+/// What the process holds in memory, in MiB.
+fn memory(pid: u32) -> anyhow::Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let mut lines = status.lines();
+    let line = lines.find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
+    Ok(kib.context("no VmRSS")?.parse::<u64>()? / 1_024)
+}
+
+/// The process that attacks, as another user; ends with this.
+struct Attacker {
+    process: Child,
+    done: Arc<AtomicU64>,
+    _dir: tempfile::TempDir,
+}
+
+impl Attacker {
+    fn start(attack: Attack, scene: &Scene) -> anyhow::Result<Self> {
+        // A place that everybody can look into, with the program and a name for the socket, which
+        // lies in a private directory here.
+        let dir = tempfile::tempdir()?;
+        std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755))?;
+        let (program, socket) = (dir.path().join("attacker"), dir.path().join("socket"));
+        std::fs::copy(std::env::current_exe()?, &program)?;
+        std::fs::hard_link(scene.product.socket(), &socket)?;
+        let mut process = Attacker::command(&program)
+            .env(ATTACK, format!("{attack:?}"))
+            .env(SOCKET, socket)
+            .env(ADDRESS, scene.product.address())
+            .env(NODE, &scene.node)
+            .spawn()?;
+        let done = Arc::new(AtomicU64::new(0));
+        let counted = Arc::clone(&done);
+        let errors = process.stderr.take().context("its standard error")?;
+        std::thread::spawn(move || {
+            use std::io::BufRead as _;
+            for line in std::io::BufReader::new(errors).lines() {
+                match line.as_deref() {
+                    Ok(DONE) => drop(counted.fetch_add(1, Ordering::Relaxed)),
+                    Ok(other) => println!("attacker: {other}"),
+                    Err(_) => break,
+                }
+            }
+        });
+        Ok(Self {
+            process,
+            done,
+            _dir: dir,
+        })
+    }
+
+    fn command(program: &Path) -> Command {
+        use std::os::unix::process::CommandExt as _;
+        let mut command = Command::new(program);
+        command
+            .args(["--exact", "hostile::the_process_that_attacks"])
+            .args(["--nocapture", "--test-threads=1"])
+            .current_dir("/")
+            .uid(NOBODY)
+            .gid(NOBODY)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        command
+    }
+
+    fn done(&self) -> u64 {
+        self.done.load(Ordering::Relaxed)
+    }
+
+    /// Waits until it has done so much.
+    async fn until(&self, count: u64, scene: &Scene) -> anyhow::Result<()> {
+        let probe = || async {
+            let done = self.done();
+            if done >= count { Ok(()) } else { Err(done) }
+        };
+        let waited = wait_for("what the attacker has done", 3 * SOON, probe).await;
+        waited.map_err(|error| scene.product.failure(&format!("{error:#}")))
+    }
+}
+
+impl Drop for Attacker {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// No test, but the door to the process that attacks. Whatever is refused to it is fine.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_process_that_attacks() {
+    if let Ok(name) = std::env::var(ATTACK) {
+        let attack = ATTACKS
+            .into_iter()
+            .find(|attack| format!("{attack:?}") == name);
+        Side::of_environment().attack(attack.unwrap()).await;
+    }
+}
+
+/// What the attacker knows.
+struct Side {
+    socket: PathBuf,
+    address: String,
+    node: String,
+}
+
+impl Side {
+    fn of_environment() -> Self {
+        let of = |name| std::env::var(name).unwrap();
+        Self {
+            socket: of(SOCKET).into(),
+            address: of(ADDRESS).trim_start_matches("http://").to_owned(),
+            node: of(NODE),
+        }
+    }
+
+    async fn attack(&self, attack: Attack) {
+        match attack {
+            Attack::ForgesRecords => self.forges_records().await,
+            Attack::FillsTheBook => self.fills_the_book().await,
+            Attack::ReadsSlowly => self.reads_slowly().await,
+            Attack::HoldsConnections => self.holds_connections().await,
+            Attack::OutlivesRecoveries => self.outlives_recoveries().await,
+            Attack::Recovers => self.recovers().await,
+            Attack::TakesConditions => self.takes_conditions().await,
+        }
+        done();
+        std::future::pending().await
+    }
+
+    /// Sends in parts, for one that is refused takes all of its part with it.
+    async fn send(&self, events: Vec<HealthEvent>) {
+        for part in events.chunks(500) {
+            let _ = send(&self.socket, part.to_vec()).await;
+        }
+    }
+
+    fn request(&self, path: &str) -> Option<TcpStream> {
+        let mut stream = TcpStream::connect(&self.address).ok()?;
+        let request = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n");
+        stream.write_all(request.as_bytes()).ok()?;
+        Some(stream)
+    }
+
+    /// The event that our own monitor made of the harmless line, as the page shows it to everybody.
+    fn shown(&self) -> HealthEvent {
+        let mut answer = String::new();
+        let mut stream = self.request("/api/v1/events?limit=1").unwrap();
+        stream.read_to_string(&mut answer).unwrap();
+        let body = answer.split_once("\r\n\r\n").unwrap().1;
+        let body: Value = serde_json::from_str(body).unwrap();
+        contract::json::from_value(body[0]["event"].clone()).unwrap()
+    }
+
+    /// The event that our own monitor will make of the line to come.
+    fn foreseen(&self) -> HealthEvent {
+        let shown = self.shown();
+        HealthEvent {
+            message: shown.message.replace("): 13,", "): 79,"),
+            error_code: vec!["79".to_owned()],
+            is_fatal: true,
+            id: String::new(),
+            ..shown
+        }
+    }
+
+    async fn forges_records(&self) {
+        let foreseen = self.foreseen();
+        let place = foreseen.metadata[keys::META_LOG_PLACE].clone();
+        let (file, offset) = place.rsplit_once(':').unwrap();
+        let offset: u64 = offset.parse().unwrap();
+        let forged = (1..=1_000).map(|ahead| {
+            let mut event = foreseen.clone();
+            let place = format!("{file}:{}", offset + ahead);
+            event.metadata.insert(keys::META_LOG_PLACE.into(), place);
+            event
+                .metadata
+                .insert(keys::META_EARLIER_IN_BOOT.into(), "true".into());
+            event
+        });
+        self.send(forged.collect()).await;
+    }
+
+    async fn fills_the_book(&self) {
+        let made_up = (0..1_100).map(|code| HealthEvent {
+            agent: "nobody".into(),
+            error_code: vec![code.to_string()],
+            quarantine_overrides: Some(contract::BehaviourOverrides {
+                force: false,
+                skip: true,
+            }),
+            ..event(&self.node, "0")
+        });
+        self.send(made_up.collect()).await;
+    }
+
+    /// Thirty megabytes, which eight ask for and do not read.
+    async fn reads_slowly(&self) {
+        for number in 0..30 {
+            let text = "x".repeat(4 * 1_024);
+            let large = HealthEvent {
+                agent: "nobody".into(),
+                message: number.to_string(),
+                is_fatal: false,
+                metadata: (0..120)
+                    .map(|key| (format!("{key:04}{}", &text[4..]), text.clone()))
+                    .collect(),
+                ..event(&self.node, "0")
+            };
+            let _ = send(&self.socket, vec![large]).await;
+        }
+        let open: Vec<_> = (0..8)
+            .filter_map(|_| self.request("/api/v1/events?limit=10000"))
+            .collect();
+        // What they are given comes without anybody asking for it: give it time to.
+        for stream in &open {
+            let _ = stream.set_read_timeout(Some(Duration::from_secs(5)));
+            let _ = (&*stream).read(&mut [0; 16]);
+        }
+        std::mem::forget(open);
+    }
+
+    /// Most ask for more than fits on the way and read none of it, which are more than the page
+    /// has places; a tenth is in the middle of its head.
+    async fn holds_connections(&self) {
+        let ask = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(2_000);
+        for number in 0..300 {
+            let say = if number % 10 == 0 { "GET / HT" } else { &ask };
+            let Ok(mut stream) = TcpStream::connect(&self.address) else {
+                continue;
+            };
+            // What the other side does not take must not hold us up.
+            let _ = stream.set_nonblocking(true);
+            let _ = stream.write(say.as_bytes());
+            std::mem::forget(stream);
+        }
+    }
+
+    async fn outlives_recoveries(&self) {
+        let mut event = self.foreseen();
+        // Of another GPU than the real fault's, which would take its place.
+        for entity in &mut event.entities_impacted {
+            entity.entity_value = entity.entity_value.replace("b3", "13");
+        }
+        event.metadata.clear();
+        let taken_over = (keys::META_TAKEN_OVER.to_owned(), "x".to_owned());
+        event.metadata.extend([taken_over]);
+        // The last second of the year 9999.
+        event.generated_timestamp = Some(prost_types::Timestamp {
+            seconds: 253_402_300_799,
+            nanos: 0,
+        });
+        self.send(vec![event]).await;
+    }
+
+    async fn recovers(&self) {
+        let well = HealthEvent {
+            is_fatal: false,
+            is_healthy: true,
+            error_code: Vec::new(),
+            entities_impacted: Vec::new(),
+            metadata: [].into(),
+            ..self.foreseen()
+        };
+        for count in 0_i64.. {
+            let event = HealthEvent {
+                // Another event each time.
+                message: format!("all fine {count}"),
+                generated_timestamp: None,
+                ..well.clone()
+            };
+            self.send(vec![event]).await;
+            done();
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    async fn takes_conditions(&self) {
+        for healthy in [false, true] {
+            let made_up = (0..64).map(|check| HealthEvent {
+                agent: "nobody".into(),
+                check_name: format!("MadeUp{check}"),
+                is_fatal: !healthy,
+                is_healthy: healthy,
+                quarantine_overrides: Some(contract::BehaviourOverrides {
+                    force: false,
+                    skip: true,
+                }),
+                ..event(&self.node, "0")
+            });
+            self.send(made_up.collect()).await;
+            // The conditions are to be written before the checks are well again.
+            tokio::time::sleep(Duration::from_secs(3)).await;
+        }
+    }
+}
+
+fn done() {
+    let _ = writeln!(std::io::stderr(), "{DONE}");
+}
