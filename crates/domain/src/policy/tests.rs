@@ -5,6 +5,7 @@ use serde_json::json;
 use super::*;
 use crate::brake::{Amount, Budget, Window};
 
+mod costs;
 mod functions;
 
 fn rule_set(body: &str) -> String {
@@ -21,7 +22,11 @@ fn any(kind: &str, expression: &str) -> String {
 
 fn matches(text: &str, event: &HealthEvent, node: &Value) -> Answer {
     let policy = Policy::parse(text, "p.toml").unwrap();
-    policy.rule_sets[0].answer(&event_variable(event), &NodeVariable::new(node))
+    policy.rule_sets[0].answer(&variable(event), &NodeVariable::new(node))
+}
+
+fn variable(event: &HealthEvent) -> EventVariable {
+    EventVariable::new(&event_variable(event))
 }
 
 fn fatal() -> HealthEvent {
@@ -58,7 +63,7 @@ fn the_built_in_policy_loads_and_takes_out_what_is_fatal() {
         (&fatal(), &labelled("true"), true),
         (&fatal(), &labelled("false"), false),
     ] {
-        let answer = policy.rule_sets[0].answer(&event_variable(event), &NodeVariable::new(node));
+        let answer = policy.rule_sets[0].answer(&variable(event), &NodeVariable::new(node));
         assert_eq!(answer == Answer::Matched, matched, "{answer:?}");
     }
 }
@@ -81,7 +86,7 @@ fn the_built_in_policy_takes_out_whoever_reports() {
             check_name: "any".into(),
             ..fatal()
         };
-        let answer = policy.rule_sets[0].answer(&event_variable(&event), &NodeVariable::new(&node));
+        let answer = policy.rule_sets[0].answer(&variable(&event), &NodeVariable::new(&node));
         assert_eq!(answer, Answer::Matched, "{agent}");
     }
 }
@@ -250,7 +255,7 @@ fn a_configuration_of_the_reference_loads_unchanged() {
     ] {
         let matched = |node: &Value| {
             policy.rule_sets.iter().position(|set| {
-                set.answer(&event_variable(&event), &NodeVariable::new(node)) == Answer::Matched
+                set.answer(&variable(&event), &NodeVariable::new(node)) == Answer::Matched
             })
         };
         assert_eq!(matched(&node), expected, "{}", event.agent);
@@ -266,7 +271,7 @@ fn what_a_file_of_the_reference_may_leave_out_has_its_default() {
     let set = &policy.rule_sets[0];
     assert_eq!(policy.label_prefix, "");
     assert_eq!((set.priority, set.cordon, &set.taint), (0, false, &None));
-    let answer = set.answer(&event_variable(&fatal()), &NodeVariable::new(&json!({})));
+    let answer = set.answer(&variable(&fatal()), &NodeVariable::new(&json!({})));
     assert!(matches!(answer, Answer::NotMatched(_)), "{answer:?}");
 }
 
@@ -642,7 +647,7 @@ fn presets_load_and_say_where_they_come_from() {
         assert!(!preset.source.is_empty());
         let policy = Policy::parse(preset.text, name).unwrap();
         let asks = |event: &HealthEvent, node: &Value| {
-            let (event, node) = (event_variable(event), NodeVariable::new(node));
+            let (event, node) = (variable(event), NodeVariable::new(node));
             policy
                 .rule_sets
                 .iter()
