@@ -18,7 +18,7 @@ use std::fmt;
 use contract::{HealthEvent, keys};
 use serde_json::Value;
 
-pub use load::PolicyError;
+pub use load::{MAX_POLICY_BYTES, MAX_POLICY_COST, MAX_RULE_SETS, MAX_RULES, PolicyError};
 pub use rule::{
     EventVariable, MAX_COST, MAX_DEPTH, MAX_EXPRESSION_BYTES, MAX_LOOPS, MAX_NODE_BYTES,
     MAX_NODE_ITEMS, NodeVariable, Rule, RuleKind,

@@ -129,3 +129,45 @@ fn a_loop_over_a_node_that_is_larger_than_any_cannot_be_evaluated_and_says_why()
         }
     }
 }
+
+#[test]
+fn a_policy_that_is_too_large_is_refused_and_said_in_few_words() {
+    let many = |count: usize, body: &str| {
+        let set = |n| format!("[[rule-sets]]\nname = 'r{n}'\n{body}");
+        (0..count).map(set).collect::<String>()
+    };
+    let rule = |expression: &str| {
+        format!("[[rule-sets.match.any]]\nkind = 'HealthEvent'\nexpression = \"{expression}\"\n")
+    };
+    let square = "event.errorCode.exists(a, event.errorCode.exists(b, a != b))";
+    let refused = |text: &str| Policy::parse(text, "p.toml").unwrap_err();
+    for (text, expected) in [
+        (
+            many(20_000, ""),
+            "p.toml:1025: 20000 rule sets, at most 512 are taken",
+        ),
+        (
+            many(500, &rule("true").repeat(5)),
+            "p.toml:1: 2500 rules, at most 2048 are taken",
+        ),
+        (
+            many(20, &rule(square)),
+            "rule set 'r5': the rules up to here can take",
+        ),
+        (
+            "#".repeat(MAX_POLICY_BYTES + 1),
+            "p.toml:1: it has 1048577 bytes, at most 1048576 are taken",
+        ),
+        // Which once took as many looks at the text as there are keys, times its length.
+        (
+            (0..80_000).map(|n| format!("k{n}=1\n")).collect(),
+            "p.toml:1: unknown key 'k0'; there is label-prefix",
+        ),
+    ] {
+        let error = refused(&text);
+        assert!(error.findings.len() <= 101, "{}", error.findings.len());
+        assert!(error.to_string().contains(expected), "{expected}: {error}");
+    }
+    assert!(Policy::parse(&many(MAX_RULE_SETS, ""), "p").is_ok());
+    assert!(Policy::parse(&many(MAX_RULE_SETS, &rule("true").repeat(4)), "p").is_ok());
+}
