@@ -4,8 +4,9 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use domain::nearest::nearest;
-use domain::policy::Policy;
 use domain::policy::presets::{self, Preset};
+use domain::policy::{MAX_POLICY_BYTES, Policy};
+use runtime::text_file;
 
 /// What stands before the name of a preset.
 pub(crate) const PRESET: &str = "preset:";
@@ -33,7 +34,7 @@ pub(crate) fn text(source: &str) -> anyhow::Result<String> {
         let preset = preset(name).map_err(|what| anyhow::anyhow!("{source}: {what}"))?;
         return Ok(preset.text.to_owned());
     }
-    std::fs::read_to_string(Path::new(source))
+    text_file::read(Path::new(source), MAX_POLICY_BYTES)
         .with_context(|| format!("cannot read the policy {source}"))
 }
 

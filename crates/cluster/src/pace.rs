@@ -38,7 +38,8 @@ const TELLS_BESIDE_ACTS: usize = 2;
 pub enum Urgency {
     /// It takes a node out of service or gives it back: goes first.
     Act,
-    /// It tells of that: waits for all that act, but for [`TELLS_BESIDE_ACTS`].
+    /// It tells of that, or asks who tells us: waits for all that act, but for
+    /// [`TELLS_BESIDE_ACTS`].
     Tell,
 }
 
@@ -389,7 +390,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn conditions_and_events_tell_and_the_patch_of_a_node_acts() {
+    async fn conditions_events_and_tokens_tell_and_the_patch_of_a_node_acts() {
         let (cluster, _requests) = fake::serve(Vec::new()).await;
         // Something acts, and as many tell as may beside it.
         let pace = cluster.pace.as_ref().unwrap();
@@ -417,6 +418,7 @@ mod tests {
         );
         assert_eq!(sent(&cluster, cluster.create_event(&event)).await, 0);
         assert_eq!(sent(&cluster, cluster.repeat_event(&event)).await, 0);
+        assert_eq!(sent(&cluster, cluster.review_token("t", "us")).await, 0);
         let change = NodeChange {
             unschedulable: Some(true),
             ..NodeChange::default()

@@ -63,8 +63,8 @@ impl Cluster {
             .header(CONTENT_TYPE, "application/json")
             .body(body)
             .map_err(unavailable)?;
-        // An event that is not let in takes no node out.
-        let exchanged = self.exchange(Urgency::Act, request).await;
+        // What is known to be broken goes before who may tell of more.
+        let exchanged = self.exchange(Urgency::Tell, request).await;
         let reply = exchanged.map_err(TokenError::Unavailable)?;
         match reply.status.as_u16() {
             200..300 => {

@@ -9,9 +9,13 @@ use std::path::{Path, PathBuf};
 use domain::condition::Limits;
 use domain::pipeline::load::{self, Kind, LoadError};
 use domain::pipeline::{Transformer, augment};
+use runtime::text_file;
 use runtime::tls::CertificateFiles;
 
 use crate::forward::{ForwardTarget, TargetTls};
+
+/// Largest file that is read, in bytes: what a `ConfigMap` can hold.
+const MAX_CONFIG_BYTES: usize = 1024 * 1024;
 
 /// What the files say.
 #[derive(Debug, Default)]
@@ -141,7 +145,7 @@ fn shown(path: &Path) -> String {
 }
 
 fn text(path: &Path) -> Result<String, ConfigError> {
-    std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+    text_file::read(path, MAX_CONFIG_BYTES).map_err(|source| ConfigError::Read {
         path: path.to_owned(),
         source,
     })
@@ -234,6 +238,10 @@ mod tests {
             (
                 r#"{"name": "Deduplicator", "enabled": true, "config": "gone.toml"}"#,
                 "cannot read ",
+            ),
+            (
+                r#"{"name": "OverrideTransformer", "enabled": true, "config": "/dev/zero"}"#,
+                "cannot read /dev/zero",
             ),
             (
                 r#"{"name": "Deduplicator", "enabled": true, "config": "bad.toml"}"#,

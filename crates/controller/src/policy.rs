@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use cluster::{Cluster, ConfigMapEvent};
 use domain::policy::presets::Preset;
-use domain::policy::{DEFAULT_POLICY, Policy, PolicyError};
+use domain::policy::{DEFAULT_POLICY, MAX_POLICY_BYTES, Policy, PolicyError};
 use domain::view::PolicyView;
 use jiff::Timestamp;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -21,6 +21,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use runtime::file_stamp::FileStamp;
 use runtime::metrics::Metrics;
+use runtime::text_file;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
@@ -28,8 +29,6 @@ use tokio_util::sync::CancellationToken;
 /// that follow one another: who writes it in place empties it first, and an empty policy
 /// would give every node back.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
-/// Largest policy that is read, in bytes: what a `ConfigMap` can hold.
-pub const MAX_POLICY_BYTES: u64 = 1024 * 1024;
 
 /// Where a policy comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -142,10 +141,12 @@ impl PolicyFollower {
         let text = match &follower.source {
             PolicySource::BuiltIn => DEFAULT_POLICY.to_owned(),
             PolicySource::Preset(preset) => preset.text.to_owned(),
-            PolicySource::File(path) => read(path).map_err(|source| PolicyLoadError::Read {
-                path: path.clone(),
-                source,
-            })?,
+            PolicySource::File(path) => {
+                text_file::read(path, MAX_POLICY_BYTES).map_err(|source| PolicyLoadError::Read {
+                    path: path.clone(),
+                    source,
+                })?
+            }
             PolicySource::ConfigMap { .. } if follower.cluster.is_none() => {
                 return Err(PolicyLoadError::NoCluster);
             }
@@ -204,7 +205,7 @@ impl PolicyFollower {
                 continue;
             }
             taken = last;
-            match read(path) {
+            match text_file::read(path, MAX_POLICY_BYTES) {
                 Ok(text) => self.offer(&text),
                 Err(error) => {
                     // A file that is there may be readable at the next look.
@@ -330,19 +331,6 @@ impl PolicyFollower {
     }
 }
 
-fn read(path: &Path) -> io::Result<String> {
-    use std::io::Read as _;
-
-    let mut text = String::new();
-    let file = std::fs::File::open(path)?;
-    let read = file.take(MAX_POLICY_BYTES + 1).read_to_string(&mut text)?;
-    if u64::try_from(read).is_ok_and(|read| read > MAX_POLICY_BYTES) {
-        let what = format!("it has more than {MAX_POLICY_BYTES} bytes");
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, what));
-    }
-    Ok(text)
-}
-
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -350,8 +338,7 @@ mod tests {
     use super::*;
 
     const GOOD: &str = "[[rule-sets]]\nname = \"a\"\n";
-    const OTHER: &str =
-        "[[rule-sets]]\nname = \"b\"\nversoin = \"1\"\n[[policies]]\nname = \"x\"\n";
+    const OTHER: &str = "[[rule-sets]]\nname = \"b\"\nlabel = {}\n[[policies]]\nname = \"x\"\n";
 
     struct Followed {
         dir: tempfile::TempDir,
@@ -408,9 +395,15 @@ mod tests {
         let mut followed = Followed::start();
         assert_eq!(followed.rule_set(), "a");
 
-        fs::write(&followed.path, "rule-sets = 3\n").unwrap();
+        // Another policy would take effect without what is misspelt in it.
+        let misspelt = "unhealthy-tain = true\n[[rule-sets]]\nname = \"c\"\n";
+        fs::write(&followed.path, misspelt).unwrap();
         let view = followed.until(|view| view.error.is_some()).await;
-        assert!(view.error.unwrap().contains("p.toml:1"));
+        let error = view.error.unwrap();
+        assert!(
+            error.contains("p.toml:1: unknown key 'unhealthy-tain'; did you mean"),
+            "{error}"
+        );
         assert!(view.error_since.is_some());
         assert_eq!(
             (followed.rule_set(), view.rule_sets),
@@ -427,7 +420,7 @@ mod tests {
             (view.rule_sets, view.policies),
             (vec!["b".into()], vec!["x".into()])
         );
-        assert!(view.warnings[0].contains("versoin"));
+        assert!(view.warnings[0].contains("rule-sets[0].label"));
 
         fs::remove_file(&followed.path).unwrap();
         let view = followed.until(|view| view.error.is_some()).await;
@@ -479,10 +472,9 @@ mod tests {
         assert!(error.contains("a comment in it (# no rules)"), "{error}");
         fs::write(dir.path().join("meant"), "# no rules\n").unwrap();
         assert!(load("meant").is_ok());
-        let limit = usize::try_from(MAX_POLICY_BYTES).unwrap();
-        fs::write(dir.path().join("long"), "#".repeat(limit + 1)).unwrap();
+        fs::write(dir.path().join("long"), "#".repeat(MAX_POLICY_BYTES + 1)).unwrap();
         assert!(matches!(load("long"), Err(PolicyLoadError::Read { .. })));
-        fs::write(dir.path().join("full"), "#".repeat(limit)).unwrap();
+        fs::write(dir.path().join("full"), "#".repeat(MAX_POLICY_BYTES)).unwrap();
         assert!(load("full").is_ok());
     }
 }

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 
 use crate::fault::Fault;
 use crate::node::{NodeView, Taint, label_value};
-use crate::policy::{Answer, NodeVariable, Policy, RuleSet, event_variable};
+use crate::policy::{Answer, EventVariable, NodeVariable, Policy, RuleSet, event_variable};
 use crate::session::ownership::Ownership;
 
 mod remaining;
@@ -222,7 +222,7 @@ pub fn assess(
             take(&mut counted, fault);
             continue;
         }
-        let event = event_variable(&fault.event);
+        let event = EventVariable::new(&event_variable(&fault.event));
         let mut wanted = false;
         let mut answers = Vec::with_capacity(rule_sets.len());
         for rule_set in rule_sets {

@@ -18,8 +18,11 @@ use std::fmt;
 use contract::{HealthEvent, keys};
 use serde_json::Value;
 
-pub use load::PolicyError;
-pub use rule::{MAX_DEPTH, MAX_EXPRESSION_BYTES, MAX_LOOPS, NodeVariable, Rule, RuleKind};
+pub use load::{MAX_POLICY_BYTES, MAX_POLICY_COST, MAX_RULE_SETS, MAX_RULES, PolicyError};
+pub use rule::{
+    EventVariable, MAX_COST, MAX_DEPTH, MAX_EXPRESSION_BYTES, MAX_LOOPS, MAX_NODE_BYTES,
+    MAX_NODE_ITEMS, NodeVariable, Rule, RuleKind,
+};
 
 use crate::brake::Brake;
 use crate::node::{NodeView, Taint};
@@ -162,7 +165,7 @@ impl RuleSet {
 
     /// Whether the rule set matches an event on a node. With both `any` and `all`, both
     /// must hold, unless one of them is enough.
-    pub fn answer(&self, event: &Value, node: &NodeVariable) -> Answer {
+    pub fn answer(&self, event: &EventVariable, node: &NodeVariable) -> Answer {
         if self.any_or_all && !self.any.is_empty() && !self.all.is_empty() {
             let any = self.answer_any(event, node);
             return match any {
@@ -182,7 +185,7 @@ impl RuleSet {
         }
     }
 
-    fn answer_all(&self, event: &Value, node: &NodeVariable) -> Answer {
+    fn answer_all(&self, event: &EventVariable, node: &NodeVariable) -> Answer {
         for rule in &self.all {
             match rule.holds(event, node) {
                 Ok(true) => {}
@@ -193,7 +196,7 @@ impl RuleSet {
         Answer::Matched
     }
 
-    fn answer_any(&self, event: &Value, node: &NodeVariable) -> Answer {
+    fn answer_any(&self, event: &EventVariable, node: &NodeVariable) -> Answer {
         let mut last = None;
         for rule in &self.any {
             match rule.holds(event, node) {

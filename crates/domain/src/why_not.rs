@@ -12,7 +12,7 @@ use crate::assess::{Dismissal, DismissedBy, Ruling, Verdict, assess};
 use crate::brake::Hold;
 use crate::fault::Fault;
 use crate::node::NodeView;
-use crate::policy::{NodeVariable, Policy, Rule, RuleKind, event_variable};
+use crate::policy::{EventVariable, NodeVariable, Policy, Rule, RuleKind, event_variable};
 use crate::session::another;
 use crate::session::ownership::{Ownership, dismissal};
 use crate::session::{Phase, Session};
@@ -462,7 +462,8 @@ fn rule_details(
     if rule_sets.is_empty() {
         return vec![format!("the policy ({}) has no rule sets", policy.source)];
     }
-    let (event, object) = (event_variable(&fault.event), node.object());
+    let (value, object) = (event_variable(&fault.event), node.object());
+    let event = EventVariable::new(&value);
     let mut details = Vec::new();
     for rule_set in rule_sets {
         let answer = rule_set.answer(&event, variable);
@@ -475,7 +476,16 @@ fn rule_details(
         let rules = rule_set.all.iter().map(|rule| ("all", rule));
         let rules = rules.chain(rule_set.any.iter().map(|rule| ("any", rule)));
         for (group, rule) in rules {
-            details.extend(rule_lines(group, rule, &event, &object, variable));
+            let looked_at = match rule.kind {
+                RuleKind::HealthEvent | RuleKind::Override => &value,
+                RuleKind::Node => &object,
+            };
+            details.extend(rule_lines(
+                group,
+                rule,
+                rule.holds(&event, variable),
+                looked_at,
+            ));
         }
     }
     details
@@ -484,20 +494,15 @@ fn rule_details(
 fn rule_lines(
     group: &str,
     rule: &Rule,
-    event: &Value,
-    object: &Value,
-    variable: &NodeVariable,
+    holds: Result<bool, String>,
+    looked_at: &Value,
 ) -> Vec<String> {
-    let said = match rule.holds(event, variable) {
+    let said = match holds {
         Ok(true) => "true".to_owned(),
         Ok(false) => "false".to_owned(),
         Err(why) => format!("cannot be evaluated: {why}"),
     };
     let mut lines = vec![format!("  {group}: {} -> {said}", rule.expression)];
-    let looked_at = match rule.kind {
-        RuleKind::HealthEvent | RuleKind::Override => event,
-        RuleKind::Node => object,
-    };
     lines.extend(
         rule.seen(looked_at)
             .into_iter()

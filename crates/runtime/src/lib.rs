@@ -8,6 +8,7 @@ pub mod metrics;
 pub mod shares;
 pub mod sources;
 pub mod tcp_grpc;
+pub mod text_file;
 pub mod tls;
 pub mod unix_grpc;
 pub mod work_queue;

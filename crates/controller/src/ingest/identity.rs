@@ -13,17 +13,28 @@ use std::time::Duration;
 use async_trait::async_trait;
 use cluster::{Cluster, TokenError, TokenOwner};
 use connector::Caller;
+use jiff::{SignedDuration, Timestamp};
 use runtime::logging::{Seldom, chain};
 use runtime::tcp_grpc::TcpPeer;
+use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tonic::Status;
 use tonic::codegen::http::HeaderValue;
 
-/// How long it counts that a token is good, and that it is not. The API server itself
-/// keeps such answers for two minutes.
-const KEEP: (Duration, Duration) = (Duration::from_secs(120), Duration::from_secs(10));
+/// How long it counts that a token is good: until [`BEFORE_END`] of the token, and no longer than
+/// between these two, by the token, so that agents that came together do not come again together.
+/// It is as long as a pod may be gone and its token still count: 5,000 agents are some ten
+/// questions a second to the API server, where two minutes were forty.
+const KEEP_GOOD: (Duration, Duration) = (Duration::from_secs(300), Duration::from_secs(600));
+/// So long before its end a token is asked about again.
+const BEFORE_END: SignedDuration = SignedDuration::from_secs(10);
+/// How long a token counts that does not tell its end. The API server itself keeps such answers
+/// for two minutes.
+const KEEP_UNTOLD: Duration = Duration::from_secs(120);
+/// How long it counts that a token is not good: it may be in a moment.
+const KEEP_BAD: Duration = Duration::from_secs(10);
 /// Most tokens that are remembered; one for each node of a large cluster, and some.
 const MAX_KEPT: usize = 20_480;
 /// Longest token (bytes); Kubernetes makes them of about 1 KiB.
@@ -206,7 +217,11 @@ impl Tokens {
                 return Err(Status::unavailable(text));
             }
         };
-        self.keep(key, &answer);
+        let keep = match &answer {
+            Ok(_) => good_for(token, &key, Timestamp::now()),
+            Err(_) => KEEP_BAD,
+        };
+        self.keep(key, &answer, keep);
         answer.map_err(Status::unauthenticated)
     }
 
@@ -216,7 +231,7 @@ impl Tokens {
         Some(found.answer.clone())
     }
 
-    fn keep(&self, key: [u8; 32], answer: &Result<Caller, String>) {
+    fn keep(&self, key: [u8; 32], answer: &Result<Caller, String>, keep: Duration) {
         let now = Instant::now();
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         if kept.len() >= MAX_KEPT {
@@ -227,12 +242,59 @@ impl Tokens {
             kept.retain(|_, one| one.answer.is_ok());
         }
         if kept.len() < MAX_KEPT {
-            let keep = if answer.is_ok() { KEEP.0 } else { KEEP.1 };
             let answer = answer.clone();
             let until = now + keep;
             kept.insert(key, Kept { until, answer });
         }
     }
+}
+
+/// How long a token counts of which the API server has said that it is good.
+fn good_for(token: &str, key: &[u8; 32], now: Timestamp) -> Duration {
+    let Some(end) = end_of(token) else {
+        return KEEP_UNTOLD;
+    };
+    // The hash of a token is as good as chance, and needs no clock and no memory.
+    let share = f64::from(key[0]) / f64::from(u8::MAX);
+    let (least, most) = KEEP_GOOD;
+    let keep = least + (most - least).mul_f64(share);
+    let left = end.duration_since(now) - BEFORE_END;
+    keep.min(Duration::try_from(left).unwrap_or_default())
+}
+
+/// When a token says that it ends. Only of one that the API server has called good: nobody has
+/// looked at its signature here.
+fn end_of(token: &str) -> Option<Timestamp> {
+    #[derive(Deserialize)]
+    struct Claims {
+        exp: i64,
+    }
+    let claims = base64_url(token.split('.').nth(1)?)?;
+    let Claims { exp } = serde_json::from_slice(&claims).ok()?;
+    Timestamp::from_second(exp).ok()
+}
+
+/// The bytes that a text in the alphabet of URLs, without padding, stands for.
+fn base64_url(text: &str) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let (mut bits, mut held) = (0_u32, 0);
+    for letter in text.bytes() {
+        let value = match letter {
+            b'A'..=b'Z' => letter - b'A',
+            b'a'..=b'z' => letter - b'a' + 26,
+            b'0'..=b'9' => letter - b'0' + 52,
+            b'-' => 62,
+            b'_' => 63,
+            _ => return None,
+        };
+        bits = (bits << 6) | u32::from(value);
+        held += 6;
+        if held >= 8 {
+            held -= 8;
+            bytes.push(u8::try_from((bits >> held) & 0xff).ok()?);
+        }
+    }
+    Some(bytes)
 }
 
 // === impl TokenRules ===
@@ -305,5 +367,68 @@ impl fmt::Display for ServiceAccount {
 impl Reviewer for Cluster {
     async fn review(&self, token: &str, audience: &str) -> Result<TokenOwner, TokenError> {
         self.review_token(token, audience).await
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use super::*;
+
+    /// A token whose claims are these; the encoding is checked against one that is known.
+    pub(in crate::ingest) fn token(claims: &str) -> String {
+        const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+        let bits: String = claims.bytes().map(|byte| format!("{byte:08b}")).collect();
+        let letters: String = bits
+            .as_bytes()
+            .chunks(6)
+            .map(|six| {
+                let six = std::str::from_utf8(six).unwrap();
+                let value = usize::from_str_radix(&format!("{six:0<6}"), 2).unwrap();
+                char::from(LETTERS[value])
+            })
+            .collect();
+        format!("e30.{letters}.sig")
+    }
+
+    #[test]
+    fn the_end_of_a_token_is_read_and_nothing_else_is_one() {
+        assert_eq!(base64_url("eyJleHAiOjF9").unwrap(), br#"{"exp":1}"#);
+        assert_eq!(base64_url("-_8").unwrap(), [0xfb, 0xff]);
+        let end = Timestamp::from_second(1_790_000_000).unwrap();
+        let whole = r#"{"aud":["gpuwarden"],"exp":1790000000,"sub":"system:serviceaccount:g:a"}"#;
+        assert_eq!(end_of(&token(whole)), Some(end));
+        for odd in [
+            "of-n1",
+            "a.b",
+            "e30.!.x",
+            &token("{}"),
+            &token(r#"{"exp":"soon"}"#),
+            &token(r#"{"exp":9223372036854775807}"#),
+        ] {
+            assert_eq!(end_of(odd), None, "{odd}");
+        }
+    }
+
+    #[test]
+    fn a_good_token_counts_until_shortly_before_its_end_and_ten_minutes_at_most() {
+        let now = Timestamp::from_second(1_790_000_000).unwrap();
+        let ends_in = |seconds: i64| token(&format!(r#"{{"exp":{}}}"#, now.as_second() + seconds));
+        let good_for = |token: &str, first: u8| {
+            let mut key = [7; 32];
+            key[0] = first;
+            good_for(token, &key, now).as_secs()
+        };
+        for first in 0..=255 {
+            let kept = good_for(&ends_in(3600), first);
+            assert!((300..=600).contains(&kept), "{kept}");
+            assert_eq!(good_for(&ends_in(120), first), 110);
+            assert_eq!(good_for("opaque", first), 120);
+        }
+        // Apart, not all at once.
+        let kept = [0, 64, 128, 255].map(|first| good_for(&ends_in(3600), first));
+        assert_eq!(kept, [300, 375, 450, 600]);
+        for over in [5, 0, -1, i64::from(i32::MIN)] {
+            assert_eq!(good_for(&ends_in(over), 0), 0);
+        }
     }
 }

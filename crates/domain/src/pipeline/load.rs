@@ -16,7 +16,7 @@ use super::dedup;
 use super::overrides::{Override, Overrides};
 use crate::condition::Limits;
 use crate::event::{MAX_METADATA, MAX_NAME_BYTES, MAX_VALUE_BYTES};
-use crate::policy::{Rule, RuleKind};
+use crate::policy::{MAX_POLICY_COST, Rule, RuleKind};
 
 pub use sink::{Forward, ForwardTls, is_this_machine};
 
@@ -329,10 +329,21 @@ pub fn overrides(text: &str, source: &str) -> Result<(Overrides, Vec<String>), L
             &format!("{found} rules, at most {MAX_RULES} are taken"),
         );
     }
-    let rules = keys.rules.into_iter();
-    let rules = rules
+    let rules: Vec<Override> = keys
+        .rules
+        .into_iter()
+        .take(MAX_RULES)
         .filter_map(|rule| rule_of(rule, &mut findings))
         .collect();
+    let costs = rules.iter().map(|rule| rule.when.cost);
+    let cost = costs.fold(0, u64::saturating_add);
+    if cost > MAX_POLICY_COST {
+        let what = format!(
+            "the rules together can take {cost} steps for an event, at most {MAX_POLICY_COST} are \
+             taken; loop over less"
+        );
+        findings.line(1, &what);
+    }
     findings.result((Overrides { rules }, Vec::new()))
 }
 

@@ -8,7 +8,7 @@ use contract::{HealthEvent, action_name, keys};
 use serde_json::{Map, Value, json};
 
 use super::annotate;
-use crate::policy::Rule;
+use crate::policy::{EventVariable, Rule};
 
 /// The rules, in the order in which they are tried.
 #[derive(Clone, Debug, Default)]
@@ -52,7 +52,7 @@ impl Overrides {
         if self.rules.is_empty() {
             return outcome;
         }
-        let variable = event_variable(event);
+        let variable = EventVariable::new(&event_variable(event));
         for rule in &self.rules {
             match rule.when.holds_for_event(&variable) {
                 Ok(true) => {

@@ -4,7 +4,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::standard::{self, Standard};
-use super::{NodeVariable, Policy, Rule, RuleKind, RuleSet};
+use super::{EventVariable, NodeVariable, Policy, Rule, RuleKind, RuleSet};
 use crate::assess::Desired;
 use crate::catalog::Catalog;
 use crate::event::Record;
@@ -153,6 +153,7 @@ fn text(rule: &Rule) -> &str {
 
 /// The first node of each kind: the rules about nodes answer the same for all of a kind.
 fn kinds<'a>(nodes: &'a [NodeView], policies: [&Policy; 2]) -> Vec<&'a NodeView> {
+    let no_event = EventVariable::new(&serde_json::Value::Null);
     let mut answers = Vec::new();
     let mut kinds = Vec::new();
     for node in nodes {
@@ -164,7 +165,7 @@ fn kinds<'a>(nodes: &'a [NodeView], policies: [&Policy; 2]) -> Vec<&'a NodeView>
                 [(set.name.clone(), None)]
                     .into_iter()
                     .chain(about_nodes(set).map(|rule| {
-                        let holds = rule.holds(&serde_json::Value::Null, &variable);
+                        let holds = rule.holds(&no_event, &variable);
                         (rule.expression.clone(), holds.ok())
                     }))
             })

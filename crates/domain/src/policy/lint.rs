@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::rule::{Compared, How};
 use super::standard::{self, Standard};
-use super::{Answer, NodeVariable, Policy, Rule, RuleKind, RuleSet, event_variable};
+use super::{Answer, EventVariable, NodeVariable, Policy, Rule, RuleKind, RuleSet, event_variable};
 use crate::brake::Brake;
 use crate::catalog::Catalog;
 use crate::nearest::nearest;
@@ -207,7 +207,7 @@ fn matches(rule_set: &RuleSet, standard: &Standard) -> bool {
         ..rule_set.clone()
     };
     let node = NodeVariable::new(&NodeView::unknown(standard::NODE).object());
-    bare.answer(&event_variable(&standard.event), &node) == Answer::Matched
+    bare.answer(&EventVariable::new(&event_variable(&standard.event)), &node) == Answer::Matched
 }
 
 /// Why a comparison says the same of every event, and what to do; `None`: it need not.

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::unknown::UnknownKeys;
-use super::{NamedPolicy, Policy, Rule, RuleKind, RuleSet};
+use super::{MAX_COST, NamedPolicy, Policy, Rule, RuleKind, RuleSet};
 use crate::node::Taint;
 
 mod brake;
@@ -15,6 +15,18 @@ mod wrong_value;
 
 /// What is said of a policy without a text.
 const EMPTY: &str = "it is empty; a comment in it (# no rules) says that no rules are meant";
+
+/// Largest policy, in bytes: what a `ConfigMap` can hold.
+pub const MAX_POLICY_BYTES: usize = 1024 * 1024;
+/// Most rule sets of a file, those of its named policies included. Each is asked about each
+/// fault; the largest known files have some dozens.
+pub const MAX_RULE_SETS: usize = 512;
+/// Most rules of a file.
+pub const MAX_RULES: usize = 2048;
+/// Most steps that all rules of a file can take together: those that a fault is judged by.
+pub const MAX_POLICY_COST: u64 = 4 * MAX_COST;
+/// Findings that are told; who has made more begins with these.
+const MAX_FINDINGS: usize = 100;
 
 /// A policy file that cannot be used: every finding, one per line.
 #[derive(Debug, PartialEq, Eq)]
@@ -115,7 +127,13 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, PolicyError> {
         findings: Vec::new(),
         warnings: Vec::new(),
         any_or_all: false,
+        cost: 0,
     };
+    if text.len() > MAX_POLICY_BYTES {
+        let found = text.len();
+        let what = format!("it has {found} bytes, at most {MAX_POLICY_BYTES} are taken");
+        return Err(reading.only(0, &what));
+    }
     if text.trim().is_empty() {
         // Most likely somebody's editor or disk: nobody wants to lose all rules by that.
         return Err(reading.only(0, EMPTY));
@@ -131,11 +149,25 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, PolicyError> {
             return Err(reading.only(start_of(&error), &what));
         }
     };
-    for (offset, key) in unknown.places(text) {
-        reading.warn(
-            offset,
-            &format!("unknown key '{key}': it has no effect; is it misspelt?"),
-        );
+    for said in unknown.said(text) {
+        if said.is_error {
+            reading.find(said.offset, &said.what);
+        } else {
+            reading.warn(said.offset, &said.what);
+        }
+    }
+    let sets = file.policies.iter().map(|entry| &entry.get_ref().rule_sets);
+    let sets: Vec<_> = file.rule_sets.iter().chain(sets.flatten()).collect();
+    let rules = sets.iter().map(|entry| &entry.get_ref().matches);
+    let rules: usize = rules.map(|entry| entry.any.len() + entry.all.len()).sum();
+    if let Some(beyond) = sets.get(MAX_RULE_SETS) {
+        let (start, found) = (beyond.span().start, sets.len());
+        let what = format!("{found} rule sets, at most {MAX_RULE_SETS} are taken");
+        return Err(reading.only(start, &what));
+    }
+    if rules > MAX_RULES {
+        let what = format!("{rules} rules, at most {MAX_RULES} are taken");
+        return Err(reading.only(0, &what));
     }
     reading.any_or_all = file.match_any_all == AnyAll::Either;
     let rule_sets = reading.rule_sets(file.rule_sets);
@@ -182,13 +214,22 @@ struct Reading<'a> {
     findings: Vec<String>,
     warnings: Vec<String>,
     any_or_all: bool,
+    /// Steps of all rules up to here.
+    cost: u64,
 }
 
 // === impl Reading ===
 
 impl Reading<'_> {
     fn find(&mut self, offset: usize, what: &str) {
-        self.findings.push(self.line(offset, what));
+        match self.findings.len() {
+            ..MAX_FINDINGS => self.findings.push(self.line(offset, what)),
+            MAX_FINDINGS => {
+                let what = format!("{}: and more, which are not listed", self.source);
+                self.findings.push(what);
+            }
+            _ => {}
+        }
     }
 
     /// The error where nothing else can be looked at.
@@ -260,7 +301,19 @@ impl Reading<'_> {
                 continue;
             };
             match Rule::compile(kind, expression) {
-                Ok(rule) => rules.push(rule),
+                Ok(rule) => {
+                    let before = self.cost;
+                    self.cost = before.saturating_add(rule.cost);
+                    if before <= MAX_POLICY_COST && self.cost > MAX_POLICY_COST {
+                        let what = format!(
+                            "rule set '{rule_set}': the rules up to here can take {} steps, at \
+                             most {MAX_POLICY_COST} are taken in one file; loop over less",
+                            self.cost
+                        );
+                        self.find(place, &what);
+                    }
+                    rules.push(rule);
+                }
                 Err(what) => {
                     self.find(place, &format!("rule set '{rule_set}': expression {what}"));
                 }

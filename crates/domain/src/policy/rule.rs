@@ -1,9 +1,10 @@
 //! One rule: a CEL expression over `event` or `node`. All that knows CEL is in this file
-//! and below it: what is refused when a rule is loaded (`check`), and which values an
+//! and below it: what is refused when a rule is loaded (`check`, `cost`), and which values an
 //! expression has looked at (`seen`).
 
 mod check;
 mod compared;
+mod cost;
 mod seen;
 
 use std::sync::{Arc, LazyLock};
@@ -14,6 +15,7 @@ use cel::{Context, Env, ExecutionError, Program, Value as CelValue, extensions};
 use serde_json::Value;
 
 pub(super) use compared::{Compared, How};
+pub use cost::{MAX_COST, MAX_NODE_BYTES, MAX_NODE_ITEMS};
 
 /// What an expression looks at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,7 +35,7 @@ pub const MAX_EXPRESSION_BYTES: usize = 4096;
 /// evaluated recursively, on the stack of whoever asks.
 pub const MAX_DEPTH: usize = 64;
 /// Most loops (`all`, `exists`, `map`, `filter` ...) inside, or over the result of, one
-/// another: each multiplies the work and the memory of the ones before.
+/// another; how much work they may be is said by [`MAX_COST`].
 pub const MAX_LOOPS: usize = 3;
 /// Stack for compiling: enough for anything of [`MAX_EXPRESSION_BYTES`], before its depth
 /// is known. Only what is used of it takes memory.
@@ -46,11 +48,22 @@ pub struct Rule {
     pub kind: RuleKind,
     /// Its text.
     pub expression: String,
+    /// Most steps that asking it can take, see [`MAX_COST`].
+    pub cost: u64,
+    /// Whether it has a loop.
+    loops: bool,
     program: Arc<Program>,
 }
 
+/// The variable `event`, made once for all rules that are asked about the event.
+pub struct EventVariable(Context<'static, 'static>);
+
 /// A node as the variable `node`, made once for all rules of one look.
-pub struct NodeVariable(CelValue);
+pub struct NodeVariable {
+    context: Context<'static, 'static>,
+    /// Why rules with a loop cannot be asked about it.
+    too_large: Option<String>,
+}
 
 /// The standard functions, the strings extension, and `contains` of a list.
 static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| {
@@ -173,19 +186,14 @@ impl Rule {
         let program = ENVIRONMENT
             .compile(expression)
             .map_err(|error| format!("does not parse: {}", first(&error)))?;
-        let rule = Self {
-            kind,
-            expression: expression.to_owned(),
-            program: Arc::new(program),
-        };
-        let depth = check::depth(rule.program.expression());
+        let depth = check::depth(program.expression());
         if depth > MAX_DEPTH {
             return Err(format!(
                 "is nested {depth} deep, at most {MAX_DEPTH} are taken; use lists ('x in [a, b]') or \
                  several rules"
             ));
         }
-        let loops = check::loops(rule.program.expression());
+        let loops = check::loops(program.expression());
         if loops > MAX_LOOPS {
             return Err(format!(
                 "has {loops} loops (all, exists, map, filter ...) inside one another, at most \
@@ -193,12 +201,19 @@ impl Rule {
             ));
         }
         let mut bound = Vec::new();
-        check::check_names(rule.program.expression(), kind, &mut bound)?;
-        check::check_patterns(&rule.program)?;
+        check::check_names(program.expression(), kind, &mut bound)?;
+        check::check_patterns(&program)?;
+        let rule = Self {
+            kind,
+            expression: expression.to_owned(),
+            cost: cost::cost(&program, kind)?,
+            loops: loops > 0,
+            program: Arc::new(program),
+        };
         // Evaluated once, so that a result of another type, or a function that does not
         // exist, is found here. Missing map keys are the data's matter.
         for sample in samples(kind) {
-            match rule.evaluate(sample) {
+            match rule.program.execute(&sample) {
                 Ok(CelValue::Bool(_)) => {}
                 Ok(other) => {
                     return Err(format!(
@@ -227,30 +242,25 @@ impl Rule {
     }
 
     /// Whether the rule holds; the error says why it could not be evaluated.
-    pub fn holds(&self, event: &Value, node: &NodeVariable) -> Result<bool, String> {
-        self.holds_for(match self.kind {
-            RuleKind::HealthEvent | RuleKind::Override => to_cel(event)?,
-            RuleKind::Node => node.0.clone(),
-        })
+    pub fn holds(&self, event: &EventVariable, node: &NodeVariable) -> Result<bool, String> {
+        match (self.kind, &node.too_large) {
+            (RuleKind::HealthEvent | RuleKind::Override, _) => self.holds_for_event(event),
+            (RuleKind::Node, Some(why)) if self.loops => Err(why.clone()),
+            (RuleKind::Node, _) => self.holds_in(&node.context),
+        }
     }
 
     /// Whether a rule over `event` holds; the error says why it could not be evaluated.
-    pub fn holds_for_event(&self, event: &Value) -> Result<bool, String> {
-        self.holds_for(to_cel(event)?)
+    pub fn holds_for_event(&self, event: &EventVariable) -> Result<bool, String> {
+        self.holds_in(&event.0)
     }
 
-    fn holds_for(&self, variable: CelValue) -> Result<bool, String> {
-        match self.evaluate(variable) {
+    fn holds_in(&self, context: &Context<'_, '_>) -> Result<bool, String> {
+        match self.program.execute(context) {
             Ok(CelValue::Bool(holds)) => Ok(holds),
             Ok(other) => Err(format!("gives a {}, not true or false", other.type_of())),
             Err(error) => Err(one_line(&error.to_string())),
         }
-    }
-
-    fn evaluate(&self, variable: CelValue) -> Result<CelValue, ExecutionError> {
-        let mut context = Context::with_env(ENVIRONMENT.clone());
-        context.add_variable_from_value(self.kind.variable(), variable);
-        self.program.execute(&context)
     }
 }
 
@@ -263,12 +273,30 @@ impl std::fmt::Debug for Rule {
     }
 }
 
+// === impl EventVariable ===
+
+impl EventVariable {
+    /// The variable for an event as rules see it.
+    pub fn new(event: &Value) -> Self {
+        Self(context(RuleKind::HealthEvent, event))
+    }
+}
+
+impl std::fmt::Debug for EventVariable {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("EventVariable")
+    }
+}
+
 // === impl NodeVariable ===
 
 impl NodeVariable {
     /// The variable for a node object.
     pub fn new(object: &Value) -> Self {
-        Self(to_cel(object).unwrap_or(CelValue::Null))
+        Self {
+            context: context(RuleKind::Node, object),
+            too_large: cost::too_large(object),
+        }
     }
 }
 
@@ -278,12 +306,17 @@ impl std::fmt::Debug for NodeVariable {
     }
 }
 
-fn to_cel(value: &Value) -> Result<CelValue, String> {
-    cel::to_value(value).map_err(|error| one_line(&error.to_string()))
+/// What an expression is evaluated in: its one variable.
+fn context(kind: RuleKind, value: &Value) -> Context<'static, 'static> {
+    let mut context = Context::with_env(ENVIRONMENT.clone());
+    // What JSON can say, CEL can.
+    let value = cel::to_value(value).unwrap_or(CelValue::Null);
+    context.add_variable_from_value(kind.variable(), value);
+    context
 }
 
 /// Values on which a rule is tried when it is loaded.
-fn samples(kind: RuleKind) -> Vec<CelValue> {
+fn samples(kind: RuleKind) -> Vec<Context<'static, 'static>> {
     let objects = match kind {
         RuleKind::HealthEvent | RuleKind::Override => {
             let variable = match kind {
@@ -315,10 +348,7 @@ fn samples(kind: RuleKind) -> Vec<CelValue> {
             "status": {"conditions": []},
         })],
     };
-    objects
-        .iter()
-        .filter_map(|object| to_cel(object).ok())
-        .collect()
+    objects.iter().map(|object| context(kind, object)).collect()
 }
 
 /// `list.contains(x)`: whether an element equals `x`, or, where both are text, contains it.

@@ -5,6 +5,7 @@ use serde_json::json;
 use super::*;
 use crate::brake::{Amount, Budget, Window};
 
+mod costs;
 mod functions;
 
 fn rule_set(body: &str) -> String {
@@ -21,7 +22,11 @@ fn any(kind: &str, expression: &str) -> String {
 
 fn matches(text: &str, event: &HealthEvent, node: &Value) -> Answer {
     let policy = Policy::parse(text, "p.toml").unwrap();
-    policy.rule_sets[0].answer(&event_variable(event), &NodeVariable::new(node))
+    policy.rule_sets[0].answer(&variable(event), &NodeVariable::new(node))
+}
+
+fn variable(event: &HealthEvent) -> EventVariable {
+    EventVariable::new(&event_variable(event))
 }
 
 fn fatal() -> HealthEvent {
@@ -58,7 +63,7 @@ fn the_built_in_policy_loads_and_takes_out_what_is_fatal() {
         (&fatal(), &labelled("true"), true),
         (&fatal(), &labelled("false"), false),
     ] {
-        let answer = policy.rule_sets[0].answer(&event_variable(event), &NodeVariable::new(node));
+        let answer = policy.rule_sets[0].answer(&variable(event), &NodeVariable::new(node));
         assert_eq!(answer == Answer::Matched, matched, "{answer:?}");
     }
 }
@@ -81,7 +86,7 @@ fn the_built_in_policy_takes_out_whoever_reports() {
             check_name: "any".into(),
             ..fatal()
         };
-        let answer = policy.rule_sets[0].answer(&event_variable(&event), &NodeVariable::new(&node));
+        let answer = policy.rule_sets[0].answer(&variable(&event), &NodeVariable::new(&node));
         assert_eq!(answer, Answer::Matched, "{agent}");
     }
 }
@@ -219,12 +224,7 @@ fn a_configuration_of_the_reference_loads_unchanged() {
     );
     assert_eq!(policy.rule_sets[0].priority, 100);
     assert!(!policy.unhealthy_taint && !policy.uncordon_labels && policy.policies.is_empty());
-    let unknown: Vec<_> = policy
-        .warnings
-        .iter()
-        .filter(|warning| warning.contains("unknown key"))
-        .collect();
-    assert!(unknown.is_empty(), "{unknown:?}");
+    assert!(policy.warnings.is_empty(), "{:?}", policy.warnings);
     // Each agent by its rule set, and none where the label says so.
     let event = |agent: &str, class: &str, check: &str| HealthEvent {
         agent: agent.into(),
@@ -250,7 +250,7 @@ fn a_configuration_of_the_reference_loads_unchanged() {
     ] {
         let matched = |node: &Value| {
             policy.rule_sets.iter().position(|set| {
-                set.answer(&event_variable(&event), &NodeVariable::new(node)) == Answer::Matched
+                set.answer(&variable(&event), &NodeVariable::new(node)) == Answer::Matched
             })
         };
         assert_eq!(matched(&node), expected, "{}", event.agent);
@@ -266,7 +266,7 @@ fn what_a_file_of_the_reference_may_leave_out_has_its_default() {
     let set = &policy.rule_sets[0];
     assert_eq!(policy.label_prefix, "");
     assert_eq!((set.priority, set.cordon, &set.taint), (0, false, &None));
-    let answer = set.answer(&event_variable(&fatal()), &NodeVariable::new(&json!({})));
+    let answer = set.answer(&variable(&fatal()), &NodeVariable::new(&json!({})));
     assert!(matches!(answer, Answer::NotMatched(_)), "{answer:?}");
 }
 
@@ -289,23 +289,61 @@ fn a_taint_that_is_not_filled_in_is_none_and_said() {
 }
 
 #[test]
-fn keys_that_nothing_reads_are_named_where_they_stand() {
+fn keys_that_nothing_reads_are_refused_with_what_was_meant() {
     let text = format!(
         "label-prefx = \"x\"\n{}sholdCordon = true\n[rule-sets.cordn]\na = 1\n\
-         [[policies]]\nname = \"b\"\nrulesets = []\n",
+         [[policies]]\nname = \"b\"\nrulesets = []\n[circuitBreaker]\nwindow = 1\n",
+        any("Node", "true")
+    );
+    let error = Policy::parse(&text, "p.toml").unwrap_err();
+    let said = [
+        "p.toml:1: unknown key 'label-prefx'; did you mean 'label-prefix'?",
+        "p.toml:10: unknown key 'rule-sets[0].cordon.sholdCordon'; did you mean 'shouldCordon'?",
+        "p.toml:11: unknown key 'rule-sets[0].cordn'; did you mean 'cordon'?",
+        "p.toml:15: unknown key 'policies[0].rulesets'; did you mean 'rule-sets'?",
+        "p.toml:17: unknown key 'circuitBreaker.window'; there is percentage, duration",
+    ];
+    assert_eq!(error.findings, said);
+    for (text, said) in [
+        // What TOML makes of a key of the file behind the first rule set.
+        (
+            format!("{}\nlabel-prefix = 'x'\n", rule_set(""))
+                .replace("[rule-sets.cordon]\nshouldCordon = true\n", ""),
+            "p.toml:6: unknown key 'rule-sets[0].label-prefix'; it is of the whole file, so it \
+             stands before the first [[rule-sets]]",
+        ),
+        (
+            any("Node", "true\'\'\'\nkid = \'\'\'"),
+            "p.toml:7: unknown key 'rule-sets[0].match.any[0].kid'; did you mean 'kind'?",
+        ),
+        (
+            format!("[[policies]]\nname = 'a'\n{}", rule_set("prio = 1"))
+                .replace("rule-sets", "policies.rule-sets"),
+            "p.toml:6: unknown key 'policies[0].rule-sets[0].prio'; there is enabled, version",
+        ),
+    ] {
+        let error = Policy::parse(&text, "p.toml").unwrap_err().to_string();
+        assert!(error.starts_with(said), "{text}\n{error}");
+    }
+}
+
+#[test]
+fn keys_of_the_reference_that_have_no_use_here_are_known_and_said() {
+    let text = format!(
+        "{}[rule-sets.label]\nkey = 'a'\nvalue = 'b'\n[[skip-node-labels]]\nkey = 'a'\nvalue = 'b'\n",
         any("Node", "true")
     );
     let policy = Policy::parse(&text, "p.toml").unwrap();
-    let said = [
-        "p.toml:1: unknown key 'label-prefx'",
-        "p.toml:10: unknown key 'rule-sets[0].cordon.sholdCordon'",
-        "p.toml:11: unknown key 'rule-sets[0].cordn'",
-        "p.toml:15: unknown key 'policies[0].rulesets'",
-    ];
-    assert_eq!(policy.warnings.len(), said.len(), "{:?}", policy.warnings);
-    for (warning, said) in policy.warnings.iter().zip(said) {
-        assert!(warning.starts_with(said), "{warning} {said}");
-    }
+    assert_eq!(policy.warnings.len(), 2, "{:?}", policy.warnings);
+    let [label, skipped] = [&policy.warnings[0], &policy.warnings[1]];
+    assert!(
+        label.starts_with("p.toml:9: 'rule-sets[0].label': NVSentinel's label"),
+        "{label}"
+    );
+    assert!(
+        skipped.starts_with("p.toml:12: 'skip-node-labels': NVSentinel's list"),
+        "{skipped}"
+    );
 }
 
 #[test]
@@ -642,7 +680,7 @@ fn presets_load_and_say_where_they_come_from() {
         assert!(!preset.source.is_empty());
         let policy = Policy::parse(preset.text, name).unwrap();
         let asks = |event: &HealthEvent, node: &Value| {
-            let (event, node) = (event_variable(event), NodeVariable::new(node));
+            let (event, node) = (variable(event), NodeVariable::new(node));
             policy
                 .rule_sets
                 .iter()

@@ -174,7 +174,10 @@ fn what_is_wrong_with_a_transformers_file_is_named_with_its_line() {
             "name = 'r'\nwhen = '''{when}'''\noverride = {{ isFatal = true }}"
         ))
     };
-    let table: [(Load, String, &str); 24] = [
+    let codes = |inner: &str| format!("event.errorCode.all(a, {inner})");
+    let double = codes("event.errorCode.all(b, b != a)");
+    let triple = codes(&double);
+    let table: [(Load, String, &str); 26] = [
         (
             of_metadata,
             "allowedLabel = []".into(),
@@ -192,6 +195,16 @@ fn what_is_wrong_with_a_transformers_file_is_named_with_its_line() {
             "f:1: enabled is true and there are no rules",
         ),
         (of_overrides, many, "f:1026: 257 rules, at most 256"),
+        (of_overrides, when(&triple), "f:4: rule 'r': when can take"),
+        (
+            of_overrides,
+            format!(
+                "{}{}",
+                when(&double),
+                when(&double).replace("enabled = true\n", "").repeat(9)
+            ),
+            "f:1: the rules together can take",
+        ),
         (
             of_overrides,
             rule("when = 'true'\noverride = { isFatal = true }"),

@@ -4,7 +4,7 @@
 use cel::common::ast::{CallExpr, EntryExpr, Expr, IdedExpr, LiteralValue};
 use cel::{Context, ExecutionError, Program};
 
-use super::{ENVIRONMENT, RuleKind};
+use super::{ENVIRONMENT, RuleKind, cost};
 use crate::nearest::nearest;
 
 /// Functions that are offered where one is misspelt: those of `docs/policy.md`.
@@ -209,8 +209,8 @@ fn is_function(call: &str) -> bool {
     !matches!(result, Err(ExecutionError::UndeclaredReference(_)))
 }
 
-/// Refuses literal patterns of `matches` that are no regular expressions: they would fail
-/// at every event, and only then.
+/// Refuses patterns of `matches` that are no regular expressions: they would fail at every event,
+/// and only then. And those that are no text of the rule: what they cost would be up to the sender.
 pub(super) fn check_patterns(program: &Program) -> Result<(), String> {
     check_patterns_below(program, program.expression())
 }
@@ -219,23 +219,37 @@ fn check_patterns_below(program: &Program, at: &IdedExpr) -> Result<(), String> 
     if let Expr::Call(call) = &at.expr
         && call.func_name == "matches"
         && let Some(argument) = call.args.last()
-        && let Expr::Literal(LiteralValue::String(pattern)) = &argument.expr
-        && let Err(error) = regex::Regex::new(pattern.inner())
     {
-        let place = program.source_info().offset_for(argument.id);
-        let place = place.map_or_else(String::new, |(start, _)| {
-            let source = &program.source_info().source;
-            let before = source.get(..start as usize).unwrap_or_default();
-            format!(" at character {}", before.chars().count() + 1)
-        });
-        return Err(format!(
-            "has a pattern{place} that is no regular expression: {}",
-            regex_error(&error.to_string())
-        ));
+        let place = place(program, argument.id);
+        let Expr::Literal(LiteralValue::String(pattern)) = &argument.expr else {
+            return Err(format!(
+                "has a pattern{place} that is put together or read from the variable; write it \
+                 into the rule as one text"
+            ));
+        };
+        let compiled = regex::RegexBuilder::new(pattern.inner())
+            .size_limit(cost::MAX_PATTERN_BYTES)
+            .build();
+        if let Err(error) = compiled {
+            return Err(format!(
+                "has a pattern{place} that is no regular expression: {}",
+                regex_error(&error.to_string())
+            ));
+        }
     }
     parts(at)
         .into_iter()
         .try_for_each(|part| check_patterns_below(program, part))
+}
+
+/// Where a part of the expression stands in it, for people.
+pub(super) fn place(program: &Program, id: u64) -> String {
+    let offset = program.source_info().offset_for(id);
+    offset.map_or_else(String::new, |(start, _)| {
+        let source = &program.source_info().source;
+        let before = source.get(..start as usize).unwrap_or_default();
+        format!(" at character {}", before.chars().count() + 1)
+    })
 }
 
 /// The library's message on one line: the pattern, where in it, and what is wrong. Its own

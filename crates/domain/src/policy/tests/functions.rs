@@ -23,6 +23,15 @@ fn a_pattern_that_is_no_regular_expression_is_refused_with_its_place() {
             "event.errorCode != null && event.errorCode.exists(c, c.matches('*'))",
             "at its character 1: repetition operator missing expression",
         ),
+        (
+            r"event.message.matches('\\w{50}')",
+            "Compiled regex exceeds size limit of 1048576 bytes",
+        ),
+        // What it costs would be up to the sender.
+        (
+            "event.isFatal && event.message.matches(event.metadata['pattern'])",
+            "has a pattern at character 54 that is put together or read from the variable",
+        ),
     ] {
         let said = refused(expression);
         assert!(said.contains(expected), "{said}");

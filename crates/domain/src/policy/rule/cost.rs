@@ -1,0 +1,570 @@
+//! How much work a rule can be at most, found when it is loaded. The CEL library counts nothing
+//! while it evaluates and cannot be stopped, so a rule whose worst case is too much is refused
+//! before it ever runs.
+//!
+//! The worst case is that of the largest event or node: a loop costs what its body costs, for
+//! each of the most elements there can be; copying, comparing and searching cost by size.
+
+use std::rc::Rc;
+
+use cel::Program;
+use cel::common::ast::{CallExpr, ComprehensionExpr, Expr, IdedExpr, LiteralValue, operators};
+use serde_json::Value;
+
+use super::{RuleKind, check};
+use crate::event::{
+    MAX_ITEMS, MAX_MESSAGE_BYTES, MAX_METADATA, MAX_METADATA_BYTES, MAX_NAME_BYTES, MAX_VALUE_BYTES,
+};
+
+/// Most steps of one evaluation of a rule. A step is a node of the expression that is evaluated,
+/// or [`BYTES_A_STEP`] that are copied or compared: some 50 ns, so this is a tenth of a second,
+/// and, since what is made is copied, some 100 MiB of memory. Two loops inside one another over
+/// the codes of an event are less, three are hundreds of times more.
+pub const MAX_COST: u64 = 2_000_000;
+/// Bytes that are copied or compared in one step; also what a value takes beside its text.
+const BYTES_A_STEP: u64 = 64;
+/// Steps of one turn of a loop beside its parts: variables are bound by name.
+const TURN: u64 = 4;
+/// What compiling a pattern costs, which is done anew whenever it is asked: this much, and a
+/// step for so many bytes of the compiled program.
+const PATTERN: u64 = 1_000;
+const PATTERN_BYTES_A_STEP: u64 = 8;
+/// Largest compiled pattern, in bytes: some milliseconds each time it is compiled. What is
+/// found in the field has some thousands.
+pub(super) const MAX_PATTERN_BYTES: usize = 1024 * 1024;
+/// Room for the marks that connectors put among the metadata of an event.
+const MARKS: usize = 16;
+/// Most entries of a list or map of a node, for rules that loop: labels, conditions, taints.
+/// The API server sets no limit; nodes have a tenth of it.
+pub const MAX_NODE_ITEMS: usize = 1024;
+/// Most text of a node, in bytes, for rules that loop: what etcd takes for one object.
+pub const MAX_NODE_BYTES: usize = 1536 * 1024;
+/// Longest key and value of a label, and most text of all annotations, in Kubernetes.
+const LABEL_KEY_BYTES: usize = 317;
+const LABEL_VALUE_BYTES: usize = 63;
+const ANNOTATIONS_BYTES: usize = 256 * 1024;
+
+/// How large a value can be.
+#[derive(Clone)]
+struct Size {
+    /// Entries, of a list or map.
+    items: u64,
+    /// All of it, [`BYTES_A_STEP`] for each value and its text.
+    bytes: u64,
+    /// What a loop over it sees where that is known to be its keys.
+    key: Option<Rc<Size>>,
+    /// An element; one of which nothing is known can be as large as the whole.
+    each: Option<Rc<Size>>,
+}
+
+/// What is known of an expression.
+struct Estimate {
+    size: Size,
+    cost: u64,
+}
+
+/// Adds up an expression.
+struct Sum<'a> {
+    kind: RuleKind,
+    /// Variables of the loops around, innermost last.
+    bound: Vec<(&'a str, Size)>,
+    /// Loops and calls with what all their evaluations together cost, inner ones first.
+    parts: Vec<(u64, u64)>,
+}
+
+/// The most steps that an evaluation can take; an error where that is above [`MAX_COST`].
+pub(super) fn cost(program: &Program, kind: RuleKind) -> Result<u64, String> {
+    let mut sum = Sum {
+        kind,
+        bound: Vec::new(),
+        parts: Vec::new(),
+    };
+    let cost = sum.of(program.expression(), 1).cost;
+    if cost <= MAX_COST {
+        return Ok(cost);
+    }
+    let most = sum.parts.iter().find(|(_, part)| *part > cost / 2);
+    let place = most.map_or_else(String::new, |(id, _)| check::place(program, *id));
+    Err(format!(
+        "can take {} steps on the largest {}, at most {MAX_COST} are taken, and most of them are \
+         for the part{place}; loop over less, or not inside a loop",
+        if cost == u64::MAX {
+            "any number of".to_owned()
+        } else {
+            cost.to_string()
+        },
+        kind.variable(),
+    ))
+}
+
+/// Why a rule that loops is not asked about a node: it is larger than what rules are
+/// measured by when they are loaded.
+pub(super) fn too_large(node: &Value) -> Option<String> {
+    let mut bytes = 0;
+    let items = measure(node, &mut bytes);
+    if items > MAX_NODE_ITEMS {
+        return Some(format!(
+            "the node has a list or map of {items} entries, a rule with a loop takes at most \
+             {MAX_NODE_ITEMS}"
+        ));
+    }
+    (bytes > MAX_NODE_BYTES).then(|| {
+        format!("the node has {bytes} bytes, a rule with a loop takes at most {MAX_NODE_BYTES}")
+    })
+}
+
+/// Most entries of a list or map in a value; adds its text to `bytes`.
+fn measure(value: &Value, bytes: &mut usize) -> usize {
+    match value {
+        Value::String(text) => {
+            *bytes += text.len();
+            0
+        }
+        Value::Array(items) => {
+            let below = items.iter().map(|item| measure(item, bytes)).max();
+            below.unwrap_or(0).max(items.len())
+        }
+        Value::Object(fields) => {
+            *bytes += fields.keys().map(String::len).sum::<usize>();
+            let below = fields.values().map(|item| measure(item, bytes)).max();
+            below.unwrap_or(0).max(fields.len())
+        }
+        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+    }
+}
+
+// === impl Size ===
+
+impl Size {
+    /// A text of so many bytes, or a value of which there is no more to know.
+    fn text(bytes: usize) -> Self {
+        Self::of(0, BYTES_A_STEP.saturating_add(count(bytes)))
+    }
+
+    /// Something of which only this is known.
+    fn of(items: u64, bytes: u64) -> Self {
+        Self {
+            items,
+            bytes,
+            key: None,
+            each: None,
+        }
+    }
+
+    fn list(items: u64, each: Self) -> Self {
+        Self {
+            items,
+            bytes: items
+                .saturating_mul(each.bytes)
+                .saturating_add(BYTES_A_STEP),
+            key: None,
+            each: Some(Rc::new(each)),
+        }
+    }
+
+    fn map(items: u64, key: Self, each: Self) -> Self {
+        let entry = key.bytes.saturating_add(each.bytes);
+        Self {
+            items,
+            bytes: items.saturating_mul(entry).saturating_add(BYTES_A_STEP),
+            key: Some(Rc::new(key)),
+            each: Some(Rc::new(each)),
+        }
+    }
+
+    /// What an index or a field gives.
+    fn part(&self) -> Self {
+        self.each.as_deref().unwrap_or(self).clone()
+    }
+
+    /// Steps to copy, compare or search it.
+    fn steps(&self) -> u64 {
+        self.bytes / BYTES_A_STEP
+    }
+
+    /// One or the other.
+    fn or(&self, other: &Self) -> Self {
+        Self {
+            items: self.items.max(other.items),
+            bytes: self.bytes.max(other.bytes),
+            key: both(self.key.as_deref(), other.key.as_deref()),
+            each: both(self.each.as_deref(), other.each.as_deref()),
+        }
+    }
+
+    /// One behind the other.
+    fn and(&self, other: &Self) -> Self {
+        Self {
+            items: self.items.saturating_add(other.items),
+            bytes: self.bytes.saturating_add(other.bytes),
+            ..self.or(other)
+        }
+    }
+}
+
+/// What holds for either; where nothing is known of one, nothing is.
+fn both(one: Option<&Size>, other: Option<&Size>) -> Option<Rc<Size>> {
+    one.zip(other).map(|(one, other)| Rc::new(one.or(other)))
+}
+
+// === impl Sum ===
+
+impl<'a> Sum<'a> {
+    /// What `at` costs once, and how large its value is; `times` it is evaluated.
+    fn of(&mut self, at: &'a IdedExpr, times: u64) -> Estimate {
+        let Estimate { size, cost } = match &at.expr {
+            Expr::Literal(literal) => Estimate {
+                size: of_literal(literal),
+                cost: 0,
+            },
+            Expr::Ident(name) => Estimate {
+                size: self.of_name(name),
+                cost: 0,
+            },
+            Expr::Select(select) => match self.of_field(at) {
+                Some(size) => Estimate { size, cost: 1 },
+                None => {
+                    let from = self.of(&select.operand, times);
+                    Estimate {
+                        size: from.size.part(),
+                        cost: from.cost,
+                    }
+                }
+            },
+            Expr::Call(call) => self.of_call(call, times),
+            Expr::Comprehension(inner) => self.of_loop(inner, times),
+            Expr::List(_) | Expr::Map(_) | Expr::Struct(_) => self.of_literal_list(at, times),
+            Expr::Unspecified => Estimate {
+                size: Size::text(0),
+                cost: 0,
+            },
+        };
+        let cost = cost.saturating_add(1);
+        if matches!(at.expr, Expr::Call(_) | Expr::Comprehension(_)) {
+            self.parts.push((at.id, cost.saturating_mul(times)));
+        }
+        Estimate { size, cost }
+    }
+
+    fn of_name(&self, name: &str) -> Size {
+        match self.bound.iter().rev().find(|(known, _)| *known == name) {
+            Some((_, size)) => size.clone(),
+            None if name == self.kind.variable() => of_variable(self.kind),
+            // The name of a type.
+            None => Size::text(0),
+        }
+    }
+
+    /// The size of what a path from the variable names, where it is known.
+    fn of_field(&self, at: &IdedExpr) -> Option<Size> {
+        let path = path(at)?;
+        let (root, fields) = path.split_first()?;
+        let shadowed = self.bound.iter().any(|(known, _)| known == root);
+        (!shadowed && *root == self.kind.variable())
+            .then(|| of_path(self.kind, fields))
+            .flatten()
+    }
+
+    fn of_literal_list(&mut self, at: &'a IdedExpr, times: u64) -> Estimate {
+        let parts: Vec<Estimate> = check::parts(at)
+            .into_iter()
+            .map(|part| self.of(part, times))
+            .collect();
+        let each = parts.iter().map(|part| part.size.clone());
+        let each = each.reduce(|one, other| one.or(&other));
+        let size = Size {
+            items: count(parts.len()),
+            bytes: sum(parts.iter().map(|part| part.size.bytes)).saturating_add(BYTES_A_STEP),
+            key: None,
+            each: Some(Rc::new(each.unwrap_or_else(|| Size::text(0)))),
+        };
+        Estimate {
+            cost: sum(parts.iter().map(|part| part.cost)).saturating_add(size.steps()),
+            size,
+        }
+    }
+
+    fn of_loop(&mut self, inner: &'a ComprehensionExpr, times: u64) -> Estimate {
+        let range = self.of(&inner.iter_range, times);
+        let init = self.of(&inner.accu_init, times);
+        let turns = range.size.items;
+        let element = range.size.key.as_deref().or(range.size.each.as_deref());
+        let all = times.saturating_mul(turns);
+        let (turn, made, beside) = match element {
+            Some(element) => {
+                let turn = self.of_turn(inner, &init.size, element.clone(), all);
+                let made = Size::list(turns, turn.size.part());
+                (turn, made, element.steps().saturating_mul(turns))
+            }
+            // The elements share what the whole has: each has its part, or one has it all.
+            None => {
+                let part = Size::of(turns, range.size.bytes / turns.max(1));
+                let one = self.of_turn(inner, &init.size, range.size.clone(), times);
+                let many = self.of_turn(inner, &init.size, part, all);
+                let bytes = many.size.bytes.saturating_mul(turns);
+                let made = Size::of(turns, bytes.saturating_add(one.size.bytes));
+                (many, made, one.cost.saturating_add(range.size.steps()))
+            }
+        };
+        let turns = turn.cost.saturating_add(TURN).saturating_mul(turns);
+        Estimate {
+            cost: sum([range.cost, init.cost, beside, turns].into_iter()),
+            // `map` and `filter` append what a turn makes, the others end with one value.
+            size: match &inner.accu_init.expr {
+                Expr::List(_) => made,
+                _ => Size::text(0),
+            },
+        }
+    }
+
+    /// One turn of a loop; its value is what `map` and `filter` take in.
+    fn of_turn(
+        &mut self,
+        inner: &'a ComprehensionExpr,
+        init: &Size,
+        element: Size,
+        times: u64,
+    ) -> Estimate {
+        let outer = self.bound.len();
+        self.bound.push((&inner.accu_var, init.clone()));
+        self.bound.push((&inner.iter_var, element.clone()));
+        if let Some(second) = &inner.iter_var2 {
+            self.bound.push((second, element));
+        }
+        let condition = self.of(&inner.loop_cond, times);
+        let step = self.of(&inner.loop_step, times);
+        let result = self.of(&inner.result, times);
+        self.bound.truncate(outer);
+        Estimate {
+            size: step.size,
+            cost: condition
+                .cost
+                .saturating_add(step.cost)
+                .saturating_add(result.cost),
+        }
+    }
+
+    fn of_call(&mut self, call: &'a CallExpr, times: u64) -> Estimate {
+        let operands = call.target.as_deref().into_iter().chain(&call.args);
+        let parts: Vec<Estimate> = operands.map(|part| self.of(part, times)).collect();
+        let cost = sum(parts.iter().map(|part| part.cost));
+        let sizes: Vec<&Size> = parts.iter().map(|part| &part.size).collect();
+        let (size, own) = applied(call, &sizes);
+        Estimate {
+            size,
+            cost: cost.saturating_add(own),
+        }
+    }
+}
+
+/// What a call makes of its operands, and what that costs beside them.
+fn applied(call: &CallExpr, sizes: &[&Size]) -> (Size, u64) {
+    let small = Size::text(0);
+    let all = sum(sizes.iter().map(|size| size.steps()));
+    match (call.func_name.as_str(), sizes) {
+        (operators::CONDITIONAL, [_, yes, no]) => (yes.or(no), 0),
+        (
+            operators::LOGICAL_AND
+            | operators::LOGICAL_OR
+            | operators::LOGICAL_NOT
+            | operators::NOT_STRICTLY_FALSE,
+            _,
+        ) => (small, 0),
+        (operators::EQUALS | operators::NOT_EQUALS, [left, right]) => {
+            (small, left.steps().min(right.steps()))
+        }
+        (operators::INDEX | operators::OPT_INDEX | operators::OPT_SELECT, [from, at]) => {
+            (from.part(), at.steps())
+        }
+        // A key of a map is found at once.
+        (operators::IN, [wanted, within]) if within.key.is_some() => (small, wanted.steps()),
+        (operators::IN, [wanted, within]) => {
+            let compared = wanted.steps().saturating_mul(within.items);
+            let compared = compared.min(within.steps());
+            (small, within.items.saturating_add(compared))
+        }
+        (operators::ADD, [left, right]) => (left.and(right), all),
+        ("matches", [text, _]) => {
+            let pattern = call.args.last().map(|pattern| &pattern.expr);
+            (small, of_pattern(pattern, text))
+        }
+        ("indexOf" | "lastIndexOf", [text, wanted, ..]) => {
+            (small, text.bytes.saturating_mul(wanted.steps()))
+        }
+        ("startsWith" | "endsWith", [_, part]) => (small, part.steps()),
+        ("split", [text, ..]) => {
+            // Each letter may be a part of its own.
+            let most = text.bytes.saturating_sub(BYTES_A_STEP);
+            let parts = limit_of(call).map_or(most, |limit| limit.min(most));
+            let size = Size {
+                items: parts,
+                bytes: parts
+                    .saturating_mul(BYTES_A_STEP)
+                    .saturating_add(text.bytes),
+                key: None,
+                each: None,
+            };
+            let cost = size.steps();
+            (size, cost)
+        }
+        ("replace", [text, _, by, ..]) => {
+            // Each letter may be replaced, and what is empty stands between all of them.
+            let size = Size::of(0, text.bytes.saturating_mul(by.bytes.max(2)));
+            let cost = size.steps();
+            (size, cost)
+        }
+        ("join", [list, rest @ ..]) => {
+            let between = rest.first().map_or(0, |text| text.bytes);
+            let bytes = list
+                .items
+                .saturating_mul(between)
+                .saturating_add(list.bytes);
+            (Size::of(0, bytes), bytes / BYTES_A_STEP)
+        }
+        ("format", _) => {
+            // A number in full has up to 410 digits, a byte in hexadecimal two.
+            let bytes = sum(sizes.iter().map(|size| size.bytes)).saturating_mul(8);
+            (Size::of(0, bytes), bytes / BYTES_A_STEP)
+        }
+        ("quote", [text, ..]) => (Size::of(0, text.bytes.saturating_mul(2)), all),
+        // The letters of a text are counted.
+        ("size", [counted]) if counted.items > 0 => (small, 0),
+        ("contains" | "size" | "type" | "int" | "uint" | "double" | "bool", _) => (
+            small,
+            all.saturating_add(sizes.first().map_or(0, |list| list.items)),
+        ),
+        // What it is made of, in some order.
+        _ => {
+            let bytes = sum(sizes.iter().map(|size| size.bytes));
+            let items = sizes.iter().map(|size| size.items).max();
+            (Size::of(items.unwrap_or(0), bytes), all)
+        }
+    }
+}
+
+/// The most parts that a `split` with a fixed limit gives.
+fn limit_of(call: &CallExpr) -> Option<u64> {
+    match call.args.get(1).map(|limit| &limit.expr) {
+        Some(Expr::Literal(LiteralValue::Int(limit))) => u64::try_from(*limit.inner()).ok(),
+        _ => None,
+    }
+}
+
+/// Compiling a pattern and trying it on a text: a byte of it may meet every state.
+fn of_pattern(pattern: Option<&Expr>, text: &Size) -> u64 {
+    let Some(Expr::Literal(LiteralValue::String(pattern))) = pattern else {
+        return u64::MAX; // Refused before, see `check`.
+    };
+    let Some(size) = compiled_bytes(pattern.inner()) else {
+        return u64::MAX;
+    };
+    let tried = text.bytes.saturating_mul(size) >> 16;
+    (PATTERN + size / PATTERN_BYTES_A_STEP)
+        .saturating_add(tried)
+        .saturating_add(text.bytes / 8)
+}
+
+/// How large a pattern is when compiled, up to a power of two; `None`: above the limit.
+fn compiled_bytes(pattern: &str) -> Option<u64> {
+    let mut bytes = 1024;
+    while bytes <= MAX_PATTERN_BYTES {
+        let mut builder = regex::RegexBuilder::new(pattern);
+        if builder.size_limit(bytes).build().is_ok() {
+            return Some(count(bytes));
+        }
+        bytes *= 2;
+    }
+    None
+}
+
+fn of_literal(literal: &LiteralValue) -> Size {
+    match literal {
+        LiteralValue::String(text) => Size::text(text.inner().len()),
+        LiteralValue::Bytes(bytes) => Size::text(bytes.inner().len()),
+        LiteralValue::Boolean(_)
+        | LiteralValue::Double(_)
+        | LiteralValue::Int(_)
+        | LiteralValue::UInt(_)
+        | LiteralValue::Null => Size::text(0),
+    }
+}
+
+/// The names of `a.b.c`, outermost first.
+fn path(at: &IdedExpr) -> Option<Vec<&str>> {
+    match &at.expr {
+        Expr::Ident(name) => Some(vec![name]),
+        Expr::Select(select) if !select.test => {
+            let mut path = path(&select.operand)?;
+            path.push(&select.field);
+            Some(path)
+        }
+        _ => None,
+    }
+}
+
+/// The whole variable.
+fn of_variable(kind: RuleKind) -> Size {
+    if kind == RuleKind::Node {
+        return of_node();
+    }
+    let fields = kind.fields().iter();
+    let sizes = fields.filter_map(|field| of_path(kind, &[field]));
+    Size::of(
+        count(MAX_ITEMS),
+        sum(sizes.map(|size| size.bytes)).saturating_add(BYTES_A_STEP),
+    )
+}
+
+/// A part of a node of which nothing more is known.
+fn of_node() -> Size {
+    let values = count(MAX_NODE_ITEMS).saturating_mul(BYTES_A_STEP);
+    Size::of(
+        count(MAX_NODE_ITEMS),
+        values.saturating_add(count(MAX_NODE_BYTES)),
+    )
+}
+
+/// A field of the variable, where its own limits are known.
+fn of_path(kind: RuleKind, path: &[&str]) -> Option<Size> {
+    let items = count(MAX_ITEMS);
+    let labels = count(MAX_NODE_ITEMS);
+    match (kind, path) {
+        (RuleKind::Node, ["metadata", "labels"]) => Some(Size::map(
+            labels,
+            Size::text(LABEL_KEY_BYTES),
+            Size::text(LABEL_VALUE_BYTES),
+        )),
+        (RuleKind::Node, ["metadata", "annotations"]) => {
+            let key = Size::text(LABEL_KEY_BYTES);
+            let mut map = Size::map(labels, key, Size::text(ANNOTATIONS_BYTES));
+            map.bytes = labels * 2 * BYTES_A_STEP + count(ANNOTATIONS_BYTES);
+            Some(map)
+        }
+        (RuleKind::Node, ["metadata", "name"]) => Some(Size::text(MAX_NAME_BYTES)),
+        (RuleKind::Node, _) => None,
+        (_, ["errorCode"]) => Some(Size::list(items, Size::text(MAX_NAME_BYTES))),
+        (_, ["entitiesImpacted"]) => {
+            let mut entity = Size::map(2, Size::text(16), Size::text(MAX_VALUE_BYTES));
+            entity.bytes = 5 * BYTES_A_STEP + count(2 * 16 + MAX_NAME_BYTES + MAX_VALUE_BYTES);
+            Some(Size::list(items, entity))
+        }
+        (_, ["metadata"]) => Some(Size::map(
+            count(MAX_METADATA + MARKS),
+            Size::text(MAX_METADATA_BYTES),
+            Size::text(MAX_METADATA_BYTES),
+        )),
+        (_, ["message"]) => Some(Size::text(MAX_MESSAGE_BYTES)),
+        (_, ["customRecommendedAction" | "recommendedAction"]) => Some(Size::text(MAX_VALUE_BYTES)),
+        // Names, numbers, and maps of two of them.
+        (_, [_]) => Some(Size::of(2, 4 * BYTES_A_STEP + count(MAX_NAME_BYTES))),
+        _ => None,
+    }
+}
+
+fn count(number: usize) -> u64 {
+    u64::try_from(number).unwrap_or(u64::MAX)
+}
+
+fn sum(numbers: impl Iterator<Item = u64>) -> u64 {
+    numbers.fold(0, u64::saturating_add)
+}
