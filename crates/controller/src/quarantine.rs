@@ -309,10 +309,14 @@ impl Quarantine {
             return;
         };
         let dropped_at = switches.dropped_at();
-        if !switches.take_in(arrival, write, now) {
-            return;
+        if switches.take_in(arrival, write, now) {
+            self.switches_changed(dropped_at);
         }
-        if switches.dropped_at() != dropped_at {
+    }
+
+    /// Looks again after a change of what people have set.
+    fn switches_changed(&mut self, dropped_before: Option<Timestamp>) {
+        if self.dropped_at() != dropped_before {
             // What counts of the faults has changed.
             self.touch_all();
         }
@@ -320,11 +324,13 @@ impl Quarantine {
         self.schedule_publish();
     }
 
-    /// What the brake does by the clock: a pause ends, a write is tried again.
+    /// What the brake does by the clock: a pause ends, a write is tried again, a `ConfigMap`
+    /// stays away.
     fn brake_timers(&mut self) {
         let (write, now) = (self.writes(), (self.clock)());
-        if let Some(switches) = &mut self.switches {
-            switches.retry_if_due(write, now);
+        let dropped_at = self.dropped_at();
+        if (self.switches.as_mut()).is_some_and(|switches| switches.wake(write, now)) {
+            self.switches_changed(dropped_at);
         }
         if self.brake.doubt_ends.is_some_and(|at| at <= now) {
             let doubts = self.nodes.values().filter_map(|entry| entry.in_doubt);
@@ -405,7 +411,7 @@ impl Quarantine {
         let now = (self.clock)();
         let switches = self.switches.as_ref();
         self.pause_ends = switches.and_then(|one| one.pause_ends(now));
-        let retry = switches.and_then(Switches::retry_at);
+        let retry = switches.and_then(Switches::wake_at);
         let timed = [self.wakes.next(), self.pause_ends, self.brake.doubt_ends]
             .into_iter()
             .flatten()

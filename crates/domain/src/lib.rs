@@ -18,6 +18,7 @@ pub mod decode;
 pub mod event;
 pub mod fault;
 pub mod fold;
+pub mod future;
 pub mod journal;
 pub mod nearest;
 pub mod node;

@@ -127,6 +127,7 @@ impl Policy {
             label_prefix: self.label_prefix.clone(),
             uncordon_labels: self.uncordon_labels,
             maker: None,
+            store: None,
         }
     }
 

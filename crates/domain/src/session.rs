@@ -145,6 +145,9 @@ pub struct Marks {
     pub uncordon_labels: bool,
     /// Who makes its sessions, for [`Ownership::maker`]; `None` says nothing.
     pub maker: Option<Maker>,
+    /// Id of the store behind a node's own gpuwarden, for [`Ownership::store`]; `None` where a
+    /// Lease says who acts.
+    pub store: Option<String>,
 }
 
 /// Decides what to do next about a node.

@@ -44,6 +44,8 @@ pub struct Situation<'a> {
     pub session: &'a Session,
     /// It carries the session of another gpuwarden.
     pub anothers: bool,
+    /// That one runs for the node that this process runs on.
+    pub on_our_node: bool,
     /// Why the brake holds it back; `None`: it does not.
     pub hold: Option<&'a Hold>,
     /// When what the circuit breaker held back was last dropped.
@@ -306,7 +308,11 @@ fn anothers_check(situation: &Situation<'_>) -> Option<Check> {
         another::who(&own, situation.node),
         another::since(&own)
     );
-    let mut check = stops("session", text).fix(&format!(
+    let mut check = stops("session", text);
+    if situation.on_our_node {
+        check.details.push(another::ON_OUR_NODE.to_owned());
+    }
+    check = check.fix(&format!(
         "it ends when that gpuwarden gives the node back; where that is gone for good: {}",
         another::end_by_hand(&own, view)
     ));

@@ -36,5 +36,7 @@ mod policy_tools;
 mod quarantine;
 #[path = "e2e/replay.rs"]
 mod replay;
+#[path = "e2e/rivals.rs"]
+mod rivals;
 #[path = "e2e/support.rs"]
 mod support;

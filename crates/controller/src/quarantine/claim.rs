@@ -12,7 +12,9 @@
 //!
 //! A session says what kind of gpuwarden made it, and each kind takes over its own only:
 //! a controller that took over what a node's own gpuwarden has found would never hear of
-//! the recovery, and quarantine the node again.
+//! the recovery, and quarantine the node again. A node's own gpuwarden also says with which
+//! store it keeps the session: of two that run for one node, each leaves alone what the other
+//! keeps ([`Ownership::kept_by_another`]), whatever events its own store knows.
 
 use std::collections::BTreeSet;
 
@@ -20,6 +22,7 @@ use contract::{HealthEvent, json, keys};
 use domain::event::{content_fingerprint, normalise};
 use domain::journal::EntryKind;
 use domain::node::NodeView;
+use domain::session::another;
 use domain::session::ownership::{Maker, Ownership};
 use jiff::Timestamp;
 use serde_json::Value;
@@ -68,6 +71,12 @@ impl Quarantine {
         let Some(own) = Ownership::read(view) else {
             return Claim::Ours;
         };
+        if let Owns::Node(our_node) = &self.owns {
+            let (store, ours) = (self.store.identity().id, *our_node == view.name);
+            if own.kept_by_another(&store, self.saving.begun, ours) {
+                return Claim::Anothers;
+            }
+        }
         let (mut unknown, mut history) = (Vec::new(), Vec::<NewEvent>::new());
         let listed = own.events.len();
         let since = self.store.identity().since;
@@ -137,29 +146,34 @@ impl Quarantine {
     /// Keeps whether the node is left alone because its session is another's, and notes it
     /// once for each such session.
     pub(super) fn left_alone(&mut self, view: &NodeView, claim: Claim) {
-        let session = match claim {
+        let own = match claim {
             Claim::Ours => None,
-            Claim::Anothers => Some(
-                Ownership::read(view)
-                    .map(|own| own.session_id)
-                    .unwrap_or_default(),
-            ),
+            Claim::Anothers => Ownership::read(view),
             Claim::Later => return,
         };
+        let ours = matches!(&self.owns, Owns::Node(our_node) if *our_node == view.name);
+        let by_node = own
+            .as_ref()
+            .is_some_and(|own| own.maker == Some(Maker::Node));
+        let session = own.map(|own| own.session_id);
         let entry = self.entry(&view.name);
+        entry.on_our_node = ours && by_node;
         if entry.anothers == session {
             return;
         }
-        let text = match &session {
+        let mut text = match &session {
             Some(_) => {
                 "the node carries the quarantine session of another gpuwarden: it is left alone"
             }
             None => "the session of another gpuwarden is no longer on the node",
-        };
+        }
+        .to_owned();
+        if entry.on_our_node {
+            text = format!("{text}; {}", another::ON_OUR_NODE);
+        }
         let id = session.clone().or(entry.anothers.take());
         entry.anothers = session;
         tracing::info!(node = view.name, session = id, "{text}");
-        let text = text.to_owned();
         self.note(
             &view.name,
             id.as_deref(),

@@ -40,6 +40,8 @@ pub(super) struct NodeEntry {
     pub(super) known: Vec<String>,
     /// It carries this session of another gpuwarden; empty where its id cannot be read.
     pub(super) anothers: Option<String>,
+    /// That one runs for the node that this process runs on.
+    pub(super) on_our_node: bool,
     /// Events that nothing was decided about yet: since when the first, and how many.
     pub(super) undecided: Option<(Instant, u32)>,
     /// That it is out of service, as the node itself says (in a dry run: would say).
@@ -82,6 +84,7 @@ impl NodeEntry {
             missing_said: false,
             known: Vec::new(),
             anothers: None,
+            on_our_node: false,
             undecided: None,
             own: None,
             patched_at: None,
@@ -238,6 +241,9 @@ impl NodeEntry {
                 another::since(own),
                 another.who
             ));
+            if self.on_our_node {
+                notes.push(another::ON_OUR_NODE.to_owned());
+            }
         }
         if let Some(hold) = &self.hold {
             notes.push(format!("held back: {hold}"));

@@ -55,6 +55,13 @@ struct Saved {
     statuses: StatusLedger,
     #[serde(default)]
     recently_out: BTreeMap<String, Timestamp>,
+    /// Absent in the first versions, which are older than any store that signs its sessions.
+    #[serde(default = "long_ago")]
+    begun: Timestamp,
+}
+
+fn long_ago() -> Timestamp {
+    Timestamp::UNIX_EPOCH
 }
 
 #[derive(Serialize)]
@@ -65,6 +72,7 @@ struct Saving<'a> {
     /// Not what a dry run pretends.
     #[serde(skip_serializing_if = "Option::is_none")]
     recently_out: Option<&'a BTreeMap<String, Timestamp>>,
+    begun: Timestamp,
 }
 
 /// What is saved of a node: its share of the book, and of the statuses that are open.
@@ -88,6 +96,10 @@ pub(super) struct SaveState {
     once: bool,
     /// Feed position that what is saved reflects.
     seq: u64,
+    /// Since when there is this store, see `Ownership::kept_by_another`.
+    pub(super) begun: Timestamp,
+    /// That is not saved yet.
+    begun_unsaved: bool,
     /// Nodes whose part of it has changed since.
     pub(super) unsaved: BTreeSet<String>,
     failure: Option<SaveFailure>,
@@ -108,6 +120,8 @@ impl Default for SaveState {
             at: Instant::now(),
             once: false,
             seq: 0,
+            begun: long_ago(),
+            begun_unsaved: false,
             unsaved: BTreeSet::new(),
             failure: None,
         }
@@ -127,6 +141,7 @@ impl Quarantine {
                 Ok((saved, to_save)) => {
                     (self.book, self.statuses) = (saved.book, saved.statuses);
                     self.saving.unsaved = to_save;
+                    self.saving.begun = saved.begun;
                     self.brake.restore(saved.recently_out);
                 }
                 Err(error) => {
@@ -134,7 +149,10 @@ impl Quarantine {
                     self.saving.unsaved = checkpoint.parts.into_keys().collect();
                 }
             },
-            Ok(None) => {}
+            Ok(None) => {
+                self.saving.begun = (self.clock)();
+                self.saving.begun_unsaved = true;
+            }
             Err(error) => {
                 tracing::error!(err = %error, "the saved fault book cannot be read; it is rebuilt");
             }
@@ -260,7 +278,8 @@ impl Quarantine {
         // One that is being rebuilt is behind what is saved.
         let changed = self.book.applied() != self.saving.seq
             || !self.saving.unsaved.is_empty()
-            || self.brake.unsaved;
+            || self.brake.unsaved
+            || self.saving.begun_unsaved;
         (changed && self.caught_up).then_some(self.saving.at + SAVE_EVERY)
     }
 
@@ -285,6 +304,7 @@ impl Quarantine {
         self.saving.at = Instant::now();
         let unsaved = std::mem::take(&mut self.saving.unsaved);
         let brake_unsaved = std::mem::take(&mut self.brake.unsaved);
+        let begun_unsaved = std::mem::take(&mut self.saving.begun_unsaved);
         let saved = match self.to_save(&unsaved) {
             Ok(checkpoint) => self.store.save_checkpoint(CONSUMER, checkpoint).await,
             Err(error) => Err(StoreError::Invalid {
@@ -304,6 +324,7 @@ impl Quarantine {
             Err(error) => {
                 self.saving.unsaved.extend(unsaved);
                 self.brake.unsaved |= brake_unsaved;
+                self.saving.begun_unsaved |= begun_unsaved;
                 if !matches!(error, StoreError::Closed) {
                     self.save_failed(chain(&error));
                 }
@@ -332,6 +353,7 @@ impl Quarantine {
                 overflow: self.book.overflow(),
                 statuses: self.statuses.waiting(),
                 recently_out: self.writes().then(|| self.brake.recent()),
+                begun: self.saving.begun,
             })?,
             parts: nodes.iter().map(part).collect::<serde_json::Result<_>>()?,
         })

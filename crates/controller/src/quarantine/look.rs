@@ -12,7 +12,7 @@ use domain::session::{Marks, Phase, ownership, step};
 use serde_json::Value;
 
 use super::claim::Claim;
-use super::{Mode, Quarantine};
+use super::{Mode, Owns, Quarantine};
 
 /// Faults whose verdicts one journal entry tells.
 const MAX_VERDICTS: usize = 50;
@@ -150,6 +150,10 @@ impl Quarantine {
     fn marks(&self, policy: &Policy) -> Marks {
         Marks {
             maker: Some(self.owns.maker()),
+            store: match self.owns {
+                Owns::Node(_) => Some(self.store.identity().id),
+                Owns::All => None,
+            },
             ..policy.marks()
         }
     }
@@ -284,7 +288,7 @@ pub(super) mod tests {
     use tokio::sync::watch;
     use tokio::time::Instant;
 
-    use super::super::{Config, Handles, Owns};
+    use super::super::{Config, Handles};
     use super::*;
     use crate::conditions;
 

@@ -14,7 +14,7 @@ use super::{Mode, Owns, Quarantine, ROUND};
 
 /// How long a view may be on its way to us as part of a list: a page takes 30 s at most, and
 /// may wait in the watch's queue.
-const LIST_TAKES: Duration = Duration::from_secs(60);
+pub(super) const LIST_TAKES: Duration = Duration::from_secs(60);
 
 /// A list that is being delivered.
 pub(super) struct Relisted {

@@ -85,6 +85,7 @@ impl Quarantine {
             policy: self.policy.as_deref(),
             session: entry.map_or(&idle, |entry| &entry.session),
             anothers: entry.is_some_and(|entry| entry.anothers.is_some()),
+            on_our_node: entry.is_some_and(|entry| entry.on_our_node),
             hold: entry.and_then(|entry| entry.hold.as_ref()),
             dropped_at: self.dropped_at(),
         });

@@ -10,6 +10,8 @@ use std::collections::BTreeMap;
 use contract::keys;
 use jiff::Timestamp;
 
+use crate::future::FutureTimes;
+
 /// The switch as it stands in the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Switch {
@@ -27,6 +29,8 @@ pub struct Switch {
     /// When what had accumulated was last dropped: faults last reported up to then start
     /// no session.
     pub dropped_at: Option<Timestamp>,
+    /// Why its annotations are to be written anew, see [`Switch::taken_in`].
+    pub amended: Vec<&'static str>,
 }
 
 /// The state of the circuit breaker.
@@ -44,8 +48,6 @@ pub enum State {
 /// What to write into the `ConfigMap`, conditional on what was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwitchChange {
-    /// What was seen.
-    pub seen: Switch,
     /// What to make of it.
     pub wanted: Switch,
     /// Why, for people.
@@ -75,7 +77,45 @@ impl Switch {
             tripped_at: time(keys::TRIPPED_AT),
             reset_at: time(keys::RESET_AT),
             dropped_at: time(keys::DROPPED_AT),
+            amended: Vec::new(),
         }
+    }
+
+    /// Takes in what was read, where the `ConfigMap` said `before` until then.
+    ///
+    /// Whoever makes it anew, or replaces it, writes what they want, and none of our
+    /// annotations: what these said goes on, so that a tripped one that comes back closed
+    /// was closed by a person. A time of the future counts as when it was first seen.
+    #[must_use]
+    pub fn taken_in(
+        mut self,
+        before: Option<&Self>,
+        times: &mut FutureTimes,
+        now: Timestamp,
+    ) -> Self {
+        let bare =
+            |one: &Self| (one.tripped_at, one.reset_at, one.dropped_at) == Default::default();
+        if let Some(before) = before.filter(|before| bare(&self) && !bare(before)) {
+            self.tripped_at = before.tripped_at;
+            self.reset_at = before.reset_at;
+            self.dropped_at = before.dropped_at;
+            self.amended.push("a person made or replaced the ConfigMap");
+        }
+        let mut future = false;
+        for (key, time) in [
+            (keys::TRIPPED_AT, &mut self.tripped_at),
+            (keys::RESET_AT, &mut self.reset_at),
+            (keys::DROPPED_AT, &mut self.dropped_at),
+        ] {
+            let counts = times.take_in(key, *time, now);
+            future |= counts != *time;
+            *time = counts;
+        }
+        if future {
+            self.amended
+                .push("a time that lies in the future counts as now");
+        }
+        self
     }
 
     /// What follows from what people have set, and from `trip`, that the window is full.
@@ -83,9 +123,10 @@ impl Switch {
     pub fn settle(&self, trip: bool, now: Timestamp) -> Option<SwitchChange> {
         let mut wanted = Self {
             exists: true,
+            amended: Vec::new(),
             ..self.clone()
         };
-        let mut why = Vec::new();
+        let mut why = self.amended.clone();
         if !self.exists {
             why.push("the ConfigMap did not exist");
             // Deleting it is one of the reference's ways to close it.
@@ -114,7 +155,6 @@ impl Switch {
             _ => {}
         }
         (!why.is_empty()).then(|| SwitchChange {
-            seen: self.clone(),
             wanted,
             why: why.join(", "),
         })
@@ -218,6 +258,63 @@ mod tests {
             closed.settle(false, at(2)).unwrap().wanted.reset_at,
             Some(at(2))
         );
+    }
+
+    #[test]
+    fn one_that_is_made_anew_is_an_edit_of_what_was_there() {
+        let before = Switch {
+            tripped_at: Some(at(10)),
+            dropped_at: Some(at(5)),
+            ..switch("TRIPPED", "RESUME")
+        };
+        let taken_in = |status, cursor| {
+            let mut times = FutureTimes::default();
+            let switch = switch(status, cursor).taken_in(Some(&before), &mut times, at(20));
+            switch.settle(false, at(20)).unwrap().wanted
+        };
+        let closed = taken_in("CLOSED", "CREATE");
+        assert_eq!(
+            (closed.tripped_at, closed.reset_at, closed.dropped_at),
+            (None, Some(at(20)), Some(at(20)))
+        );
+        let tripped = taken_in("TRIPPED", "RESUME");
+        assert_eq!(
+            (tripped.tripped_at, tripped.reset_at, tripped.dropped_at),
+            (Some(at(10)), None, Some(at(5)))
+        );
+        assert_eq!(tripped.settle(false, at(21)), None);
+        // What has annotations of its own says all.
+        let ours = Switch {
+            reset_at: Some(at(15)),
+            ..switch("CLOSED", "RESUME")
+        };
+        let taken = ours
+            .clone()
+            .taken_in(Some(&before), &mut FutureTimes::default(), at(20));
+        assert_eq!(taken, ours);
+    }
+
+    #[test]
+    fn times_of_the_future_count_as_when_they_were_first_seen() {
+        let future = Timestamp::MAX;
+        let read = Switch {
+            tripped_at: Some(future),
+            reset_at: Some(future),
+            dropped_at: Some(future),
+            ..switch("TRIPPED", "RESUME")
+        };
+        let mut times = FutureTimes::default();
+        // Where it cannot be written, it is read again and again.
+        for now in [20, 30] {
+            let taken = read.clone().taken_in(None, &mut times, at(now));
+            let wanted = taken.settle(false, at(now)).unwrap().wanted;
+            assert_eq!(
+                (wanted.tripped_at, wanted.reset_at, wanted.dropped_at),
+                (Some(at(20)), Some(at(20)), Some(at(20)))
+            );
+            assert_eq!(wanted.settle(false, at(now)), None);
+        }
+        assert_eq!(times.notes().count(), 3);
     }
 
     #[test]

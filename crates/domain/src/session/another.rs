@@ -10,10 +10,24 @@ use super::change::release;
 use super::ownership::{Maker, Ownership};
 use crate::node::{NodeChange, NodeView};
 
+/// What is said where the node is the one that this process runs on.
+pub const ON_OUR_NODE: &str =
+    "session on our node by another store: two gpuwardens run for one node name, or did; stop one";
+
+/// Longest id of a store that is shown, in characters: anybody may have written it who may
+/// annotate the node.
+const STORE_CHARS: usize = 64;
+
 /// Who has made the session on the node `name`.
 pub fn who(own: &Ownership, name: &str) -> String {
     match &own.maker {
-        Some(Maker::Node) => format!("the gpuwarden on {name} itself"),
+        Some(Maker::Node) => match &own.store {
+            Some(store) => {
+                let store: String = store.chars().take(STORE_CHARS).collect();
+                format!("the gpuwarden on {name} itself, with the store {store}")
+            }
+            None => format!("the gpuwarden on {name} itself"),
+        },
         Some(Maker::Controller) => "a gpuwarden controller".to_owned(),
         Some(Maker::Other(kind)) => format!("a gpuwarden of the kind {kind:?}"),
         None => "NVSentinel, or a gpuwarden that did not sign it".to_owned(),

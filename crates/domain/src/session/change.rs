@@ -34,6 +34,8 @@ pub(super) fn quarantine(
         session_id: id,
         since: None,
         maker: marks.maker.clone(),
+        store: marks.store.clone(),
+        taken_over: None,
         events: Vec::new(),
         cordoned: false,
         cordon_pre_existing: false,
@@ -127,7 +129,7 @@ pub(super) fn update(
     if own.replaced_labels.is_some() {
         document_annotations(&mut change, node, desired, now);
     }
-    write_labels(&mut change, node, own, labels, now);
+    write_labels(&mut change, node, own, labels, marks, now);
     change
 }
 
@@ -306,6 +308,7 @@ fn write_labels(
     node: &NodeView,
     own: &Ownership,
     labels: BTreeMap<String, String>,
+    marks: &Marks,
     now: Timestamp,
 ) {
     // A session of NVSentinel keeps its own form.
@@ -324,10 +327,19 @@ fn write_labels(
         change.labels.insert(label, Some(value));
     }
     let current = session_annotation(node);
+    // Signed anew by whoever keeps it from here on; see `Ownership::kept_by_another`.
+    let takes_over = marks.store.is_some() && own.maker == marks.maker && own.store != marks.store;
+    let (store, taken_over) = if takes_over {
+        (marks.store.clone(), Some(now))
+    } else {
+        (own.store.clone(), own.taken_over)
+    };
     let annotation = SessionAnnotation {
         id: own.session_id.clone(),
         since: current.as_ref().map_or(now, |current| current.since),
         by: own.maker.clone(),
+        store,
+        taken_over,
         labels: replaced,
     };
     if let Ok(text) = serde_json::to_string(&annotation) {

@@ -28,6 +28,10 @@ pub struct Ownership {
     pub since: Option<Timestamp>,
     /// Who made it; `None`: nobody says, as with a session of NVSentinel.
     pub maker: Option<Maker>,
+    /// Id of the store of whoever keeps it, where a node's own gpuwarden made it.
+    pub store: Option<String>,
+    /// When that store took it over from another; `None`: it made it.
+    pub taken_over: Option<Timestamp>,
     /// The events for which the node is quarantined; their ids are filled in.
     pub events: Vec<HealthEvent>,
     /// Whether the session asked for a cordon.
@@ -98,6 +102,10 @@ pub(super) struct SessionAnnotation {
     pub(super) since: Timestamp,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) by: Option<Maker>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) store: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none", rename = "takenOver")]
+    pub(super) taken_over: Option<Timestamp>,
     #[serde(default)]
     pub(super) labels: BTreeMap<String, Option<String>>,
 }
@@ -138,6 +146,8 @@ impl Ownership {
                 .unwrap_or_default(),
             since,
             maker: session.as_ref().and_then(|session| session.by.clone()),
+            store: session.as_ref().and_then(|session| session.store.clone()),
+            taken_over: session.as_ref().and_then(|session| session.taken_over),
             cordoned: is_true(keys::QUARANTINE_IS_CORDONED),
             cordon_pre_existing: is_true(keys::QUARANTINE_CORDON_PRE_EXISTING),
             taints: annotation(keys::QUARANTINE_APPLIED_TAINTS)
@@ -146,6 +156,24 @@ impl Ownership {
             replaced_labels: session.map(|session| session.labels),
             events,
         })
+    }
+
+    /// Returns whether the session is kept by another store than `store`, and is not to be
+    /// taken over from it.
+    ///
+    /// Two gpuwardens may run for one node, and if each took over what the other has made, they
+    /// would undo each other's work for ever. Whether the other one lives cannot be seen from
+    /// here: it may be in another container. But a store that was there, since `begun`, when the
+    /// other one signed the session does not stand in for it. One that was made later may: that
+    /// is what a lost store leaves behind, and the one before, should it live, does not take
+    /// back what was signed after it began. So a session changes hands at most once for each
+    /// store that is made. `our_node`: nobody else speaks for the node.
+    pub fn kept_by_another(&self, store: &str, begun: Timestamp, our_node: bool) -> bool {
+        if self.store.as_deref().is_none_or(|theirs| theirs == store) {
+            return false;
+        }
+        let signed = self.taken_over.or(self.since);
+        !(our_node && signed.is_some_and(|signed| signed < begun))
     }
 
     /// Whether the node is out only because a sender asked for it (`force`).
@@ -316,6 +344,8 @@ mod tests {
             id: "s".into(),
             since: at(70),
             by: None,
+            store: None,
+            taken_over: None,
             labels: BTreeMap::new(),
         };
         let text = serde_json::to_string(&session).unwrap();
@@ -339,6 +369,33 @@ mod tests {
             assert_eq!(Ownership::read(&node).unwrap().maker, maker);
             let read: SessionAnnotation = serde_json::from_str(&text).unwrap();
             assert_eq!(serde_json::to_string(&read).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn a_session_is_taken_over_from_a_store_only_by_one_that_was_made_later() {
+        let mut node = NodeView::unknown("n1");
+        // Since 70 of the store a; from 90 on of the store b.
+        let made = r#"{"id":"s","since":"1970-01-01T00:01:10Z","by":"node","store":"a"}"#;
+        let taken = r#"{"id":"s","since":"1970-01-01T00:01:10Z","by":"node","store":"b",
+            "takenOver":"1970-01-01T00:01:30Z"}"#;
+        let unsigned = r#"{"id":"s","since":"1970-01-01T00:01:10Z","by":"node"}"#;
+        for (text, store, begun, ours, kept) in [
+            (made, "a", 50, true, false),
+            (made, "a", 80, false, false),
+            (made, "b", 69, true, true),
+            (made, "b", 70, true, true),
+            (made, "b", 71, true, false),
+            (made, "b", 71, false, true),
+            (taken, "a", 50, true, true),
+            (taken, "c", 80, true, true),
+            (taken, "c", 91, true, false),
+            (unsigned, "c", 50, true, false),
+        ] {
+            node.annotations.insert(keys::SESSION.into(), text.into());
+            let own = Ownership::read(&node).unwrap();
+            let kept_by_another = own.kept_by_another(store, at(begun), ours);
+            assert_eq!(kept_by_another, kept, "{text} {store} {begun} {ours}");
         }
     }
 

@@ -80,6 +80,7 @@ fn ask(world: &World) -> WhyNot {
         policy: Some(&Policy::builtin()),
         session: &world.session,
         anothers: world.anothers,
+        on_our_node: world.anothers,
         hold: world.hold.as_ref(),
         dropped_at: None,
     })

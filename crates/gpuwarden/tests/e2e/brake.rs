@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use contract::{BehaviourOverrides, HealthEvent};
 use k8s_openapi::api::core::v1::{ConfigMap, Node};
-use kube::api::{Api, ListParams, Patch, PatchParams};
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 use testkit::{ControlPlane, Launch, Options, Private, Product, Version};
 
@@ -274,7 +274,43 @@ async fn the_circuit_breaker_trips_gives_back_and_follows_its_config_map() -> an
         ..event("n4", "0")
     };
     fleet.send([again]).await?;
-    fleet.settles(&["n1", "n2", "n3", "n4"], &[]).await
+    fleet.settles(&["n1", "n2", "n3", "n4"], &[]).await?;
+
+    // Set as NVSentinel's operators do it, by deleting and creating: what it said holds in
+    // between, and what the new one asks for is done.
+    fleet.edit(json!({"status": "TRIPPED"})).await?;
+    fleet.send(faults(["n0"])).await?;
+    fleet.settles(&["n1", "n2", "n3", "n4"], &["n0"]).await?;
+    (fleet.maps)
+        .delete("circuit-breaker", &DeleteParams::default())
+        .await?;
+    fleet
+        .product
+        .wait_for("the deletion to be seen", SOON, || async {
+            let status = fleet.status().await.map_err(|error| error.to_string())?;
+            let brake = status["fleet"]["brake"].to_string();
+            if brake.contains("circuit-breaker was deleted") {
+                Ok(())
+            } else {
+                Err(brake)
+            }
+        })
+        .await?;
+    fleet.settles(&["n1", "n2", "n3", "n4"], &["n0"]).await?;
+    let anew = json!({
+        "metadata": {"name": "circuit-breaker"},
+        "data": {"status": "CLOSED", "cursor": "CREATE"},
+    });
+    let anew: ConfigMap = serde_json::from_value(anew)?;
+    fleet.maps.create(&PostParams::default(), &anew).await?;
+    fleet.breaker("CLOSED", "RESUME").await?;
+    fleet.settles(&["n1", "n2", "n3", "n4"], &[]).await?;
+    let story = fleet.story("n0").await?;
+    assert!(
+        story.contains("dropped when the circuit breaker was reset"),
+        "{story}"
+    );
+    Ok(())
 }
 
 #[tokio::test]

@@ -6,6 +6,7 @@ use contract::keys;
 use domain::brake::pause::Pause;
 use domain::brake::switch::{State, Switch};
 use domain::brake::{MOST_ALONE, NodeLabel};
+use domain::future::{self, is_future};
 use domain::node::NodeView;
 use jiff::{SignedDuration, Timestamp};
 
@@ -278,7 +279,9 @@ async fn switches(cluster: &Cluster, act: &ActSettings) -> Vec<Finding> {
     {
         Ok(map) => {
             let switch = map.map(|map| Switch::read(&map.data, &map.annotations));
-            findings.push(breaker(act, &switch.unwrap_or_default()));
+            let switch = switch.unwrap_or_default();
+            findings.push(breaker(act, &switch));
+            findings.extend(future_times(act, &switch, Timestamp::now()));
         }
         Err(error) => findings.push(not_looked_at("circuit-breaker", &error)),
     }
@@ -328,6 +331,32 @@ fn breaker(act: &ActSettings, switch: &Switch) -> Finding {
             keys::BREAKER_CLOSED
         ),
     )
+}
+
+/// Times of the future on the circuit breaker's `ConfigMap`. Who acts writes them anew.
+fn future_times(act: &ActSettings, switch: &Switch, now: Timestamp) -> Vec<Finding> {
+    let times = [
+        (keys::TRIPPED_AT, switch.tripped_at),
+        (keys::RESET_AT, switch.reset_at),
+        (keys::DROPPED_AT, switch.dropped_at),
+    ];
+    let future = times
+        .into_iter()
+        .filter_map(|(key, time)| Some((key, time.filter(|time| is_future(*time, now))?)));
+    let finding = |(key, time)| {
+        Finding::warning(
+            "circuit-breaker",
+            future::text(key, time),
+            "a gpuwarden that acts takes it for the time at which it first sees it, and writes \
+             that; one that does not act cannot",
+            format!(
+                "kubectl -n {} annotate configmap {} {key}-",
+                act.namespace,
+                keys::BREAKER_CONFIG_MAP
+            ),
+        )
+    };
+    future.map(finding).collect()
 }
 
 fn pause(act: &ActSettings, text: Option<&str>, now: Timestamp) -> Finding {

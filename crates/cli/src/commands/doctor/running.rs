@@ -5,7 +5,7 @@ use std::fs::{self, Metadata};
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 
-use console::api::{LeadershipView, Status};
+use console::api::{LeadershipView, Role, Status};
 use contract::HealthEvents;
 use runtime::sources::SourceState;
 
@@ -163,6 +163,30 @@ fn of_leadership(seen: &LeadershipView) -> Finding {
     }
 }
 
+/// A session on our own node that another gpuwarden keeps: two run for one node name.
+fn kept_by_another(status: &Status) -> Option<Finding> {
+    // A controller watches no node.
+    if status.role != Role::Run {
+        return None;
+    }
+    let own = (status.fleet.nodes.iter()).find(|node| node.name == status.node_name)?;
+    let session = own.session.as_ref()?;
+    let another = session.another.as_ref()?;
+    Some(Finding::warning(
+        "session",
+        format!(
+            "session on our node by another gpuwarden, since {:.0}: {}",
+            session.since, another.who
+        ),
+        "it is left alone: the node comes back when that gpuwarden gives it back, and what is \
+         reported here counts from then on",
+        format!(
+            "stop one of the two; where that one is gone for good: {}",
+            another.end
+        ),
+    ))
+}
+
 fn owner(uid: u32) -> String {
     match uid {
         0 => "root".to_owned(),
@@ -246,6 +270,7 @@ fn of_status(status: &Status) -> Vec<Finding> {
         )
     }));
     findings.extend(status.leadership.as_ref().map(of_leadership));
+    findings.extend(kept_by_another(status));
     if let Some(error) = &status.policy.error {
         findings.push(Finding::problem(
             "policy-in-use",

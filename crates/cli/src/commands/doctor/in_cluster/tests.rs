@@ -110,6 +110,25 @@ fn a_breaker_is_closed_tripped_or_off() {
 }
 
 #[test]
+fn times_of_the_future_on_the_breaker_are_warned_of() {
+    let future = Some(Timestamp::MAX);
+    let (reset_at, dropped_at) = (Some(at(50)), future);
+    let switch = Switch {
+        reset_at,
+        dropped_at,
+        ..Switch::default()
+    };
+    let found = future_times(&act(true), &switch, at(100));
+    let [found] = found.as_slice() else {
+        panic!("{found:?}");
+    };
+    assert_eq!(found.result, Outcome::Warning);
+    assert!(found.what.contains("dropped-at says 9999-"), "{found:?}");
+    let fix = "kubectl -n gw annotate configmap circuit-breaker gpuwarden.dev/dropped-at-";
+    assert_eq!(found.fix.as_deref(), Some(fix));
+}
+
+#[test]
 fn a_pause_holds_until_it_ends() {
     let text = |until: i64| {
         json!({"reason": "r", "by": "me", "since": at(0), "until": at(until)}).to_string()

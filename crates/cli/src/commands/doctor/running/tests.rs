@@ -36,7 +36,7 @@ fn source(state: &str, lost: u64) -> Value {
 #[test]
 fn each_trouble_of_the_running_one_is_told_once() {
     type Edit = fn(&mut Value);
-    let table: [(Edit, &str, Outcome); 10] = [
+    let table: [(Edit, &str, Outcome); 11] = [
         (
             |it| {
                 it["leadership"] =
@@ -44,6 +44,18 @@ fn each_trouble_of_the_running_one_is_told_once() {
             },
             "leader",
             Outcome::Problem,
+        ),
+        (
+            |it| {
+                let another = json!({"who": "the gpuwarden on n1 itself", "end": "e"});
+                let session = json!({"id": "s", "phase": "quarantined", "failures": 0,
+                    "since": "2026-01-01T00:00:00Z", "awaits": "", "another": another});
+                it["fleet"]["nodes"] = json!([{"name": "n1", "state": "quarantined",
+                    "session": session, "inCluster": true, "unschedulable": true, "faults": [],
+                    "notes": []}]);
+            },
+            "session",
+            Outcome::Warning,
         ),
         (
             |it| it["version"] = json!("0.0.1"),

@@ -1,0 +1,86 @@
+//! Two products that run for one node name, each with a store of its own: an old process that
+//! was left behind, or a service beside a pod.
+
+use serde_json::Value;
+use testkit::{ControlPlane, Launch, NodeBuilder, Product, Version};
+
+use crate::support::{SOON, Scene, event, recovery, send_to};
+
+/// Most patches that the two may make of the node in the whole test: each takes it out and
+/// gives it back once, and a try may have to be made again.
+const MOST_PATCHES: usize = 10;
+
+#[tokio::test]
+async fn two_that_run_for_one_node_leave_each_others_session_alone() -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let scene = Scene::new(&plane, NodeBuilder::without_kubelet, |launch| launch).await?;
+    let rival = Launch::new()?
+        .node_name(&scene.node)
+        .kubeconfig(plane.kubeconfig())
+        .quarantine()
+        .start()
+        .await?;
+    let fault = |gpu| vec![event(&scene.node, gpu)];
+    let well = |gpu| vec![recovery(&scene.node, gpu)];
+    send_to(&scene.product, fault("0")).await?;
+    scene.cordoned().await?;
+    notes(&rival, &scene.node, "session on our node by another store").await?;
+    send_to(&rival, fault("1")).await?;
+    let out = rival.client(["why-not", &scene.node]).await?.stdout;
+    assert!(
+        out.contains("session on our node by another store"),
+        "{out}"
+    );
+
+    // The first gives the node back; then the second takes it out, and the first leaves it.
+    send_to(&scene.product, well("0")).await?;
+    notes(
+        &scene.product,
+        &scene.node,
+        "session on our node by another store",
+    )
+    .await?;
+    scene.cordoned().await?;
+    let args = ["doctor", "-o", "json", "run", "--node-name", &scene.node];
+    let found = scene.product.client(args).await?.stdout;
+    assert!(
+        found.contains("session on our node by another gpuwarden"),
+        "{found}"
+    );
+
+    send_to(&rival, well("1")).await?;
+    scene.restored().await?;
+    let patches =
+        patches(&scene.product, &scene.node).await? + patches(&rival, &scene.node).await?;
+    assert!((4..=MOST_PATCHES).contains(&patches), "{patches}");
+    Ok(())
+}
+
+/// Waits until the node's notes in the status have this text.
+async fn notes(product: &Product, node: &str, text: &str) -> anyhow::Result<()> {
+    product
+        .wait_for(text, SOON, || async {
+            let output = product.client(["status", "-o", "json"]).await;
+            let output = output.map_err(|error| error.to_string())?.stdout;
+            let status: Value = serde_json::from_str(&output).map_err(|error| error.to_string())?;
+            let nodes = status["fleet"]["nodes"].as_array().into_iter().flatten();
+            let own = nodes.filter(|one| one["name"] == node);
+            let notes: String = own.map(|one| one["notes"].to_string()).collect();
+            if notes.contains(text) {
+                Ok(())
+            } else {
+                Err(notes)
+            }
+        })
+        .await
+}
+
+/// How many patches of the node it has made or tried.
+async fn patches(product: &Product, node: &str) -> anyhow::Result<usize> {
+    let output = product.client(["explain", node, "-o", "json"]).await?;
+    let story: Value = serde_json::from_str(&output.stdout)?;
+    let entries = story["entries"].as_array().into_iter().flatten();
+    Ok(entries.filter(|entry| entry["kind"] == "call").count())
+}
