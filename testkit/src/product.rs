@@ -4,6 +4,7 @@ use std::{
     env,
     ffi::{OsStr, OsString},
     fs::{self, File, OpenOptions},
+    os::fd::OwnedFd,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::Arc,
@@ -59,6 +60,7 @@ pub struct Launch {
     kernel_log: PathBuf,
     args: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
+    output: Option<Arc<OwnedFd>>,
 }
 
 /// What the product is started as.
@@ -127,6 +129,7 @@ impl Launch {
             kernel_log,
             args: Vec::new(),
             env: Vec::new(),
+            output: None,
         })
     }
 
@@ -184,6 +187,14 @@ impl Launch {
         self
     }
 
+    /// Where the product writes its standard output and error, in the place of files that
+    /// [`Product::stdout`] and [`Product::stderr`] read.
+    #[must_use]
+    pub fn output(mut self, to: impl Into<OwnedFd>) -> Self {
+        self.output = Some(Arc::new(to.into()));
+        self
+    }
+
     /// The product's data directory.
     pub fn data_dir(&self) -> PathBuf {
         self.home.path().join("data")
@@ -199,9 +210,13 @@ impl Launch {
         let program = binary()?;
         let data_dir = self.data_dir();
         let output = |name| {
+            if let Some(output) = &self.output {
+                return Ok(Stdio::from(output.try_clone()?));
+            }
             let path = self.home.path().join(name);
             let file = OpenOptions::new().create(true).append(true).open(&path);
-            file.with_context(|| format!("open {}", path.display()))
+            let file = file.with_context(|| format!("open {}", path.display()))?;
+            anyhow::Ok(Stdio::from(file))
         };
         let mut command = Command::new(&program);
         let role = match self.role {

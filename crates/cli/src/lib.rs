@@ -17,6 +17,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _};
 use given::Given;
+use runtime::logging;
 
 pub use args::{Cli, Command};
 pub use commands::load_catalog;
@@ -121,8 +122,17 @@ pub async fn execute(client: Client) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Reports an error of `run` and gives its exit code.
-pub fn report(error: &anyhow::Error) -> ExitCode {
-    output::error(error);
-    ExitCode::from(EXIT_FAILED)
+/// Ends the log of `run` and its like, with the error that they ended with; gives the exit
+/// code.
+pub fn report(ended: anyhow::Result<ExitCode>) -> ExitCode {
+    match ended {
+        Ok(code) => {
+            logging::end(None);
+            code
+        }
+        Err(error) => {
+            logging::end(Some(&output::error_text(&error)));
+            ExitCode::from(EXIT_FAILED)
+        }
+    }
 }

@@ -63,6 +63,12 @@ pub(crate) fn table(rows: &[Vec<String>]) -> io::Result<()> {
 
 /// Writes an error with its causes, and nothing else: it goes to standard error.
 pub(crate) fn error(error: &anyhow::Error) {
+    // It fails only where nobody reads.
+    drop(writeln!(io::stderr().lock(), "{}", error_text(error)));
+}
+
+/// An error with its causes, one a line.
+pub(crate) fn error_text(error: &anyhow::Error) -> String {
     let mut text = format!(
         "{}: {error}",
         paint("error", Colour::Red, io::stderr().is_terminal())
@@ -70,8 +76,7 @@ pub(crate) fn error(error: &anyhow::Error) {
     for cause in causes(error) {
         text.push_str(&format!("\n  because: {cause}"));
     }
-    // It fails only where nobody reads.
-    drop(writeln!(io::stderr().lock(), "{text}"));
+    text
 }
 
 /// The causes of an error. Those of others repeat their own in what they say themselves.

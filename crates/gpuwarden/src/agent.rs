@@ -10,10 +10,9 @@ use connector::outbox::{Limits, Outbox};
 use connector::{Connector, Delivery};
 use console::api::{self, Role};
 use console::{AgentConsole, serve_agent};
-use runtime::metrics::Metrics;
 use runtime::sources::Sources;
-use runtime::tcp_grpc;
 use runtime::tls::ClientTls;
+use runtime::{logging, tcp_grpc};
 
 use crate::parts::{self, CLOCK, Front};
 use crate::tasks::Tasks;
@@ -25,8 +24,7 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
         node,
         process,
     } = &settings;
-    parts::start_process(process)?;
-    let (metrics, sources) = (Metrics::default(), Sources::default());
+    let (metrics, sources) = (parts::start_process(process)?, Sources::default());
     let limits = Limits {
         bytes: delivery.outbox_size,
         ..Limits::default()
@@ -84,13 +82,11 @@ fn channel(settings: &DeliverySettings) -> anyhow::Result<tonic::transport::Chan
 }
 
 /// What a person sees first.
-#[allow(clippy::print_stdout)]
 fn greet(settings: &AgentSettings, server: &str) {
-    println!(
-        "gpuwarden {} agent on node {}, for the controller at {}",
-        env!("CARGO_PKG_VERSION"),
-        settings.node.node_name,
-        settings.delivery.controller
-    );
-    println!("status  {server}/api/v1/status");
+    let version = env!("CARGO_PKG_VERSION");
+    let (node, controller) = (&settings.node.node_name, &settings.delivery.controller);
+    logging::tell(format!(
+        "gpuwarden {version} agent on node {node}, for the controller at {controller}\n\
+         status  {server}/api/v1/status"
+    ));
 }

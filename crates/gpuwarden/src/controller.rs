@@ -14,6 +14,7 @@ use console::LeadershipSource;
 use console::api::Role;
 use controller::ingest::{self, Identify, Reviewer};
 use controller::quarantine::Owns;
+use runtime::logging;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
 use runtime::tls::{ClientCertificates, ServerTls};
@@ -33,9 +34,8 @@ const SOCKET: &str = "gpuwarden.sock";
 /// Runs until SIGTERM or SIGINT, until it has lost the lead, or until a part of it fails.
 pub(crate) async fn run(settings: ControllerSettings) -> anyhow::Result<ExitCode> {
     let ControllerSettings { process, act, .. } = &settings;
-    parts::start_process(process)?;
+    let (metrics, sources) = (parts::start_process(process)?, Sources::default());
     let mut told = pin!(parts::until_told());
-    let (metrics, sources) = (Metrics::default(), Sources::default());
     let cluster = parts::cluster(act).await?;
     let mut tasks = Tasks::default();
     // Whatever is wrong with the settings is said now, not when it is to lead.
@@ -237,18 +237,16 @@ fn transport(
 }
 
 /// What a person sees of who stands by.
-#[allow(clippy::print_stdout)]
 fn stands_by(standby: &Standby<'_>) -> anyhow::Result<()> {
     let address = standby.listener.local_addr()?;
-    println!(
-        "gpuwarden {} controller: standing by until it leads; status at http://{address}/",
-        env!("CARGO_PKG_VERSION")
-    );
+    let version = env!("CARGO_PKG_VERSION");
+    logging::tell(format!(
+        "gpuwarden {version} controller: standing by until it leads; status at http://{address}/"
+    ));
     Ok(())
 }
 
 /// What a person sees first.
-#[allow(clippy::print_stdout)]
 fn greet(settings: &ControllerSettings, grpc: SocketAddr, server: &str) {
     let mode = match (&settings.act.cluster, settings.act.mode) {
         (None, _) => "recording only; --kubeconfig FILE gives it a cluster",
@@ -256,7 +254,10 @@ fn greet(settings: &ControllerSettings, grpc: SocketAddr, server: &str) {
         (Some(_), ModeSetting::DryRun) => "deciding, but writing nothing (dry run)",
         (Some(_), ModeSetting::Quarantine) => "quarantining nodes with faults",
     };
-    println!("gpuwarden {} controller: {mode}", env!("CARGO_PKG_VERSION"));
-    println!("agents       {grpc}");
-    println!("status page  {server}/");
+    let version = env!("CARGO_PKG_VERSION");
+    logging::tell(format!(
+        "gpuwarden {version} controller: {mode}\n\
+         agents       {grpc}\n\
+         status page  {server}/"
+    ));
 }

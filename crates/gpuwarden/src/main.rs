@@ -37,10 +37,9 @@ fn start(threads: bool, future: impl Future<Output = anyhow::Result<ExitCode>>) 
     } else {
         tokio::runtime::Builder::new_current_thread()
     };
-    match builder.enable_all().build() {
-        Ok(runtime) => runtime
-            .block_on(future)
-            .unwrap_or_else(|error| cli::report(&error)),
-        Err(error) => cli::report(&anyhow::Error::new(error).context("start the runtime")),
-    }
+    let ended = match builder.enable_all().build() {
+        Ok(runtime) => runtime.block_on(future),
+        Err(error) => Err(anyhow::Error::new(error).context("start the runtime")),
+    };
+    cli::report(ended)
 }

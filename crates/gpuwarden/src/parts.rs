@@ -48,14 +48,17 @@ pub(crate) struct Intake {
     pub(crate) forwarding: Option<Forwarding>,
 }
 
-/// Starts logging, and takes as many file descriptors as the process may have.
-pub(crate) fn start_process(settings: &ProcessSettings) -> anyhow::Result<()> {
+/// Starts logging, and takes as many file descriptors as the process may have. Returns where
+/// metrics go.
+pub(crate) fn start_process(settings: &ProcessSettings) -> anyhow::Result<Metrics> {
     let colour = std::io::IsTerminal::is_terminal(&std::io::stderr());
     logging::start(&settings.log, settings.log_format, colour)?;
+    let metrics = Metrics::default();
+    logging::register(&metrics);
     if let Err(error) = descriptors::raise() {
         tracing::warn!(err = %error, "the limit of file descriptors cannot be raised");
     }
-    Ok(())
+    Ok(metrics)
 }
 
 /// The policy as it changes, for who decides by it and for who shows it.

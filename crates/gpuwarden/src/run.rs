@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cli::{ModeSetting, RunSettings};
 use controller::quarantine::Owns;
-use runtime::metrics::Metrics;
+use runtime::logging;
 use runtime::sources::Sources;
 use store::EventStore;
 use store::sqlite::SqliteStore;
@@ -17,8 +17,7 @@ use crate::tasks::Tasks;
 /// Runs until SIGTERM or SIGINT, or until a part of it fails.
 pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     let RunSettings { node, process, act } = &settings;
-    parts::start_process(process)?;
-    let (metrics, sources) = (Metrics::default(), Sources::default());
+    let (metrics, sources) = (parts::start_process(process)?, Sources::default());
     let cluster = parts::cluster(act).await?;
     let mut tasks = Tasks::default();
     let policy = parts::policy(act, cluster.clone(), &metrics, &mut tasks)?;
@@ -60,7 +59,6 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
 }
 
 /// What a person sees first.
-#[allow(clippy::print_stdout)]
 fn greet(settings: &RunSettings, server: &str) {
     let mode = match (&settings.act.cluster, settings.act.mode) {
         (None, _) => "watching this machine; --kubeconfig FILE gives it a cluster",
@@ -73,11 +71,11 @@ fn greet(settings: &RunSettings, server: &str) {
     } else {
         format!(" --data-dir {}", settings.process.data_dir.display())
     };
-    println!(
-        "gpuwarden {} on node {}: {mode}",
-        env!("CARGO_PKG_VERSION"),
-        settings.node.node_name
-    );
-    println!("status page  {server}/");
-    println!("try it       gpuwarden inject xid 79{place} && gpuwarden explain{place}");
+    let version = env!("CARGO_PKG_VERSION");
+    let node = &settings.node.node_name;
+    logging::tell(format!(
+        "gpuwarden {version} on node {node}: {mode}\n\
+         status page  {server}/\n\
+         try it       gpuwarden inject xid 79{place} && gpuwarden explain{place}"
+    ));
 }

@@ -28,6 +28,8 @@ mod hostile;
 mod leader;
 #[path = "e2e/outage.rs"]
 mod outage;
+#[path = "e2e/output.rs"]
+mod output;
 #[path = "e2e/policy.rs"]
 mod policy;
 #[path = "e2e/policy_tools.rs"]

@@ -1,10 +1,25 @@
 //! Logs on standard error: text for a terminal, JSON lines for a collector.
+//!
+//! A log that cannot be written, or not now, changes nothing but a counter.
 
-use std::sync::{Mutex, PoisonError};
+mod queue;
+
+use std::io::Write as _;
+use std::panic::PanicHookInfo;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 use tracing_subscriber::EnvFilter;
+
+use crate::metrics::Metrics;
+use queue::Queue;
+
+/// How long the end of the process waits for its last lines to be written.
+const LAST_LINES: Duration = Duration::from_millis(500);
+
+/// The way to standard error, once logging has started.
+static STANDARD_ERROR: OnceLock<Arc<Queue>> = OnceLock::new();
 
 /// How log lines look.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -28,21 +43,75 @@ pub struct FilterError {
     source: tracing_subscriber::filter::ParseError,
 }
 
-/// Starts logging for the process. A second call changes nothing.
+/// Starts logging for the process, panics included. A second call changes nothing.
 pub fn start(filter: &str, format: LogFormat, colour: bool) -> Result<(), FilterError> {
     let filter = EnvFilter::try_new(filter).map_err(|source| FilterError {
         filter: filter.to_owned(),
         source,
     })?;
+    let queue = STANDARD_ERROR.get_or_init(|| Queue::start(std::io::stderr()));
     let builder = tracing_subscriber::fmt()
         .with_env_filter(filter)
-        .with_writer(std::io::stderr);
+        .with_writer(Arc::clone(queue))
+        // It would tell of them on standard error, and panic where that fails.
+        .log_internal_errors(false);
     // It fails only where logging has been started already.
     match format {
         LogFormat::Text => drop(builder.with_ansi(colour).try_init()),
         LogFormat::Json => drop(builder.json().flatten_event(true).try_init()),
     }
+    // What std does by itself waits for standard error, with the task that panics.
+    std::panic::set_hook(Box::new(log_panic));
     Ok(())
+}
+
+/// Registers what there is to count of the log of this process.
+pub fn register(metrics: &Metrics) {
+    if let Some(queue) = STANDARD_ERROR.get() {
+        metrics.register(|registry| {
+            registry.register(
+                "gpuwarden_log_lines_lost",
+                "Log lines that could not be written, or not as fast as they came",
+                queue.lost(),
+            );
+        });
+    }
+}
+
+/// Writes the last word of the process to standard error, behind its log, and waits for a
+/// moment until all of it is written.
+pub fn end(last_word: Option<&str>) {
+    let Some(queue) = STANDARD_ERROR.get() else {
+        if let Some(text) = last_word {
+            // It fails only where nobody reads.
+            drop(writeln!(std::io::stderr().lock(), "{text}"));
+        }
+        return;
+    };
+    if let Some(text) = last_word {
+        // The queue takes it, or counts it.
+        drop(writeln!(&**queue, "{text}"));
+    }
+    queue.flush(LAST_LINES);
+}
+
+/// Writes text for a person to standard output, on a thread of its own: who reads it may be
+/// gone, or slow.
+pub fn tell(text: String) {
+    let thread = std::thread::Builder::new().name("tell".to_owned());
+    drop(thread.spawn(move || {
+        let mut out = std::io::stdout().lock();
+        drop(writeln!(out, "{text}").and_then(|()| out.flush()));
+    }));
+}
+
+fn log_panic(info: &PanicHookInfo<'_>) {
+    let backtrace = std::backtrace::Backtrace::capture();
+    let text = info.to_string().replace('\n', " ");
+    match backtrace.status() {
+        std::backtrace::BacktraceStatus::Captured => tracing::error!("{text}\n{backtrace}"),
+        _ => tracing::error!("{text}"),
+    }
 }
 
 /// Lets a line through now and then: who may cause it must not thereby fill the log.

@@ -1,0 +1,169 @@
+//! Brings log lines to where they are written, without ever waiting for it.
+//!
+//! A log must not decide over the product: its disk may be full, its reader gone, or alive
+//! and not reading, which makes a write wait for ever. So lines go into a bounded queue, and
+//! a thread of its own writes them. What has no room or cannot be written is counted.
+
+use std::io::Write;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use prometheus_client::metrics::counter::Counter;
+
+/// Bytes of lines that wait to be written: some thousand lines, a burst that a working reader
+/// catches up with. As many again may be with the thread that writes.
+pub(super) const MAX_WAITING_BYTES: usize = 1024 * 1024;
+
+/// Lines on their way.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    waiting: Mutex<Waiting>,
+    changed: Condvar,
+    lost: Counter,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    lines: Vec<u8>,
+    /// Whether lines that were taken from here are being written.
+    writing: bool,
+}
+
+// === impl Queue ===
+
+impl Queue {
+    /// A queue whose lines a thread writes `to`, until the process ends. Without threads to
+    /// be had, they are lost and counted.
+    pub(super) fn start(to: impl Write + Send + 'static) -> Arc<Self> {
+        let queue = Arc::new(Self::default());
+        let ours = Arc::clone(&queue);
+        let thread = std::thread::Builder::new().name("log".to_owned());
+        drop(thread.spawn(move || ours.write(to)));
+        queue
+    }
+
+    /// Lines, or parts of their bytes, that nobody will read.
+    pub(super) fn lost(&self) -> Counter {
+        self.lost.clone()
+    }
+
+    /// Waits until all that came so far has been written or is lost, but not for longer than
+    /// `limit`.
+    pub(super) fn flush(&self, limit: Duration) {
+        let pending = |waiting: &mut Waiting| waiting.writing || !waiting.lines.is_empty();
+        drop(
+            self.changed
+                .wait_timeout_while(self.waiting(), limit, pending),
+        );
+    }
+
+    fn push(&self, line: &[u8]) {
+        let mut waiting = self.waiting();
+        if line.len() > MAX_WAITING_BYTES - waiting.lines.len() {
+            self.lost.inc();
+            return;
+        }
+        waiting.lines.extend_from_slice(line);
+        drop(waiting);
+        self.changed.notify_all();
+    }
+
+    fn write(&self, mut to: impl Write) {
+        loop {
+            let mut waiting = self
+                .changed
+                .wait_while(self.waiting(), |waiting| waiting.lines.is_empty())
+                .unwrap_or_else(PoisonError::into_inner);
+            let lines = std::mem::take(&mut waiting.lines);
+            waiting.writing = true;
+            drop(waiting);
+            // Line by line: where another process writes to the same pipe, lines stay whole.
+            for line in lines.split_inclusive(|byte| *byte == b'\n') {
+                if to.write_all(line).is_err() {
+                    self.lost.inc();
+                }
+            }
+            self.waiting().writing = false;
+            self.changed.notify_all();
+        }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The writer of the log's lines, which always succeeds: each call is one of them.
+impl Write for &Queue {
+    fn write(&mut self, line: &[u8]) -> std::io::Result<usize> {
+        self.push(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{self, Read as _};
+
+    use super::*;
+
+    const ENOUGH: Duration = Duration::from_secs(30);
+
+    #[test]
+    fn a_reader_that_reads_gets_every_line() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let queue = Queue::start(writer);
+        for line in 0..1000 {
+            (&*queue)
+                .write_all(format!("line {line}\n").as_bytes())
+                .unwrap();
+        }
+        let mut text = vec![0; 10 * 7 + 90 * 8 + 900 * 9];
+        reader.read_exact(&mut text).unwrap();
+        queue.flush(ENOUGH);
+        assert_eq!(text.iter().filter(|byte| **byte == b'\n').count(), 1000);
+        assert!(text.ends_with(b"line 999\n"));
+        assert_eq!(queue.lost().get(), 0);
+    }
+
+    #[test]
+    fn a_reader_that_does_not_read_holds_nobody_back() {
+        let (mut reader, writer) = io::pipe().unwrap();
+        let queue = Queue::start(writer);
+        let line = [[b'x'; 1023].as_slice(), b"\n"].concat();
+        // Far more than pipe, thread and queue take.
+        for _ in 0..8 * 1024 {
+            (&*queue).write_all(&line).unwrap();
+        }
+        let lost = queue.lost().get();
+        assert!(lost > 4 * 1024 && lost < 8 * 1024, "{lost}");
+        assert!(queue.waiting().lines.len() <= MAX_WAITING_BYTES);
+        // What is queued cannot be written: that is not waited for without end.
+        queue.flush(Duration::from_millis(10));
+        // Once it reads again, it gets all that is not lost.
+        let mut text = vec![0; (8 * 1024 - usize::try_from(lost).unwrap()) * line.len()];
+        reader.read_exact(&mut text).unwrap();
+        queue.flush(ENOUGH);
+        assert_eq!(queue.lost().get(), lost);
+    }
+
+    #[test]
+    fn what_cannot_be_written_is_counted() {
+        let (reader, closed) = io::pipe().unwrap();
+        drop(reader);
+        let full = std::fs::File::options()
+            .write(true)
+            .open("/dev/full")
+            .unwrap();
+        for queue in [Queue::start(closed), Queue::start(full)] {
+            (&*queue).write_all(b"one\n").unwrap();
+            (&*queue).write_all(b"two\n").unwrap();
+            queue.flush(ENOUGH);
+            assert_eq!(queue.lost().get(), 2);
+        }
+    }
+}
