@@ -9,7 +9,7 @@ mod fold;
 
 use contract::{HealthEvent, effective_action_name, json, keys};
 use domain::catalog::{Catalog, Xid};
-use domain::event::Record;
+use domain::event::{Record, is_notice};
 use domain::fault::{Change, FaultBook, Ignored, Subject};
 use domain::journal::Entry;
 use domain::reporter::Reporter;
@@ -120,7 +120,7 @@ fn event_entries(record: &Record, changes: &[Change], complete: bool) -> Vec<Tim
         decoded_text(event),
         decoded_detail(event),
     ));
-    let effect = effects(changes, complete);
+    let effect = effects(changes, is_notice(event), complete);
     entries.push(entry(
         record.created_at,
         TimelineKind::Event,
@@ -258,15 +258,15 @@ fn decoded_detail(event: &HealthEvent) -> Value {
     })
 }
 
-fn effects(changes: &[Change], complete: bool) -> String {
+fn effects(changes: &[Change], is_notice: bool, complete: bool) -> String {
     let effects: Vec<String> = changes
         .iter()
-        .map(|change| effect(change, complete))
+        .map(|change| effect(change, is_notice, complete))
         .collect();
     effects.join("; ")
 }
 
-fn effect(change: &Change, complete: bool) -> String {
+fn effect(change: &Change, is_notice: bool, complete: bool) -> String {
     // Without the events before these, what was open then is not known.
     let doubt = if complete {
         ""
@@ -274,6 +274,9 @@ fn effect(change: &Change, complete: bool) -> String {
         " (as far as the events shown here tell)"
     };
     match change {
+        Change::Opened(title) | Change::Refreshed(title) if is_notice => {
+            format!("a notice, {title}: it is shown for a day, and nothing waits for a repair")
+        }
         Change::Opened(title) => format!("opens the fault {title}{doubt}"),
         Change::Refreshed(title) => format!("reports the open fault {title} again"),
         Change::Escalated(title) => format!("makes the open fault {title} fatal"),

@@ -16,7 +16,7 @@ use std::time::Duration;
 
 use cluster::Cluster;
 use domain::brake::{DOUBT, NodeLabel};
-use domain::fault::FaultBook;
+use domain::fault::{Fault, FaultBook};
 use domain::policy::Policy;
 use domain::session::Session;
 use domain::status::StatusLedger;
@@ -400,10 +400,12 @@ impl Quarantine {
     }
 
     fn remember_wake(&mut self, name: &str) {
-        let at = self
-            .nodes
-            .get(name)
-            .and_then(|entry| entry.session.wake_at());
+        let now = (self.clock)();
+        let session = self.nodes.get(name).map(|entry| entry.session.wake_at());
+        // Then it is no longer shown.
+        let notices = self.book.faults(name).iter().map(Fault::notice_until);
+        let notice = notices.flatten().filter(|until| *until > now).min();
+        let at = session.flatten().into_iter().chain(notice).min();
         self.wakes.set(name, at);
     }
 

@@ -218,6 +218,7 @@ mod tests {
                 in_cluster: None,
                 unschedulable: None,
                 faults,
+                notices: vec![],
                 notes: Vec::new(),
             }],
             ..FleetView::default()

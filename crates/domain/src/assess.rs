@@ -79,6 +79,11 @@ pub struct Counted {
 // === impl Ruling ===
 
 impl Ruling {
+    /// Returns whether it asks for anything to be done.
+    pub fn asks(&self) -> bool {
+        matches!(self, Self::Forced | Self::Judged { wanted: true, .. })
+    }
+
     /// Whether the operator's label on the node ([`keys::MANAGED_LABEL`]) is what keeps it in
     /// service.
     pub fn opted_out(&self, node: &NodeView) -> bool {

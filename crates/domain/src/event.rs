@@ -239,6 +239,17 @@ pub fn content_fingerprint(event: &HealthEvent) -> String {
     hash(&plain)
 }
 
+/// Returns whether an event is a notice: it is not fatal and asks for nothing, such as an XID
+/// that a job's own bug brought about. Nothing waits for its repair, so it is shown for a while
+/// and is no open fault, unless a policy wants more.
+pub fn is_notice(event: &HealthEvent) -> bool {
+    let overrides = event.quarantine_overrides.as_ref();
+    !event.is_healthy
+        && !event.is_fatal
+        && event.recommended_action == RecommendedAction::None as i32
+        && !overrides.is_some_and(|one| one.force)
+}
+
 /// Whether the sender gave no timestamp of its own.
 pub fn lacks_own_time(event: &HealthEvent) -> bool {
     event.metadata.contains_key(keys::META_TIME_OF_RECEIPT)

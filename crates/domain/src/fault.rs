@@ -12,10 +12,10 @@ mod share;
 mod subject;
 
 use contract::HealthEvent;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::event::public_form;
+use crate::event::{is_notice, public_form};
 use crate::reporter::Authority;
 
 pub use book::{
@@ -26,6 +26,9 @@ pub use machine::{Machine, Origin};
 pub use room::Rereading;
 pub use share::NodeShare;
 pub use subject::{Subject, normalise_pci};
+
+/// For how long a notice is shown after its last report.
+pub const NOTICE_SHOWN: SignedDuration = SignedDuration::from_hours(24);
 
 /// A fault that is open.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -82,6 +85,12 @@ impl Fault {
     /// report has come since.
     pub fn dismissed(&self, released_at: Timestamp) -> bool {
         self.accepted_at <= released_at
+    }
+
+    /// Returns until when it is shown, where it is a notice.
+    pub fn notice_until(&self) -> Option<Timestamp> {
+        let until = self.accepted_at.checked_add(NOTICE_SHOWN);
+        is_notice(&self.event).then(|| until.unwrap_or(Timestamp::MAX))
     }
 
     /// Order of gravity, gravest first: fatal before non-fatal, then the older one.

@@ -128,6 +128,9 @@ pub struct NodeStatus {
     pub unschedulable: Option<bool>,
     /// Open faults, gravest first.
     pub faults: Vec<FaultView>,
+    /// Reports of the last day for whose repair nothing waits, newest first.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub notices: Vec<FaultView>,
     /// What a person should know or do.
     pub notes: Vec<String>,
 }
@@ -291,8 +294,8 @@ impl NodeState {
         }
     }
 
-    /// From open faults and the session's phase.
-    pub fn of(faults: &[Fault], phase: Option<Phase>) -> Self {
+    /// From open faults, without notices, and the session's phase.
+    pub fn of(faults: &[&Fault], phase: Option<Phase>) -> Self {
         match phase {
             Some(Phase::Held) => Self::Held,
             Some(Phase::Quarantining) => Self::Quarantining,

@@ -201,6 +201,8 @@ fn node_lines(nodes: &[NodeStatus], now: Timestamp, wide: bool) -> Vec<String> {
         if left > 0 {
             lines.push(format!("  and {left} more open faults: -o wide lists them"));
         }
+        let notices = node.notices.iter();
+        lines.extend(notices.take(most).map(|notice| notice_text(notice, now)));
         let notes = node.notes.iter();
         lines.extend(notes.map(|note| format!("  note   {}", output::plain(note))));
     }
@@ -216,6 +218,25 @@ fn fault_text(fault: &FaultView, now: Timestamp) -> String {
     } else {
         output::colour("minor", Colour::Grey)
     };
+    let action = output::plain(&fault.recommended_action);
+    format!(
+        "  {fatal}  {}, {action}, {}",
+        output::plain(&fault.title()),
+        when_and_by_whom(fault, now)
+    )
+}
+
+/// What was reported in the last day, and waits for no repair.
+fn notice_text(notice: &FaultView, now: Timestamp) -> String {
+    format!(
+        "  {} {}, {}",
+        output::colour("notice", Colour::Grey),
+        output::plain(&notice.title()),
+        when_and_by_whom(notice, now)
+    )
+}
+
+fn when_and_by_whom(fault: &FaultView, now: Timestamp) -> String {
     let times = if fault.count > 1 {
         format!(", {} times", fault.count)
     } else {
@@ -225,12 +246,7 @@ fn fault_text(fault: &FaultView, now: Timestamp) -> String {
     let reporter = reporter.map_or_else(String::new, |who| {
         format!(", reported by {}", output::plain(who))
     });
-    format!(
-        "  {fatal}  {}, {}, {} ago{times}{reporter}",
-        output::plain(&fault.title()),
-        output::plain(&fault.recommended_action),
-        ago(fault.last_seen, now)
-    )
+    format!("{} ago{times}{reporter}", ago(fault.last_seen, now))
 }
 
 /// Which nodes come first where not all are shown: the lower, the sooner.
@@ -427,6 +443,7 @@ mod tests {
             in_cluster: None,
             unschedulable: None,
             faults: vec![fault; faults],
+            notices: vec![],
             notes: vec!["note".to_owned()],
         }
     }

@@ -91,7 +91,7 @@ impl<'a> Folds<'a> {
                     count: 1,
                     ignored: key
                         .ignored
-                        .map(|one| effect(&Change::Ignored(one), self.complete)),
+                        .map(|one| effect(&Change::Ignored(one), false, self.complete)),
                     decisions,
                 };
                 self.ended.extend(slot.replace(run));

@@ -86,6 +86,7 @@ fn status(faults: Vec<FaultView>, phase: Option<Phase>) -> NodeStatus {
         in_cluster: phase.map(|_| true),
         unschedulable: None,
         faults,
+        notices: vec![],
         notes: Vec::new(),
     }
 }

@@ -51,7 +51,8 @@ fn forward_view(forwarding: &Forwarding) -> ForwardView {
 
 fn open_xids(fleet: &FleetView) -> BTreeMap<String, XidView> {
     let mut xids = BTreeMap::new();
-    for fault in fleet.nodes.iter().flat_map(|node| &node.faults) {
+    let nodes = fleet.nodes.iter();
+    for fault in nodes.flat_map(|node| node.faults.iter().chain(&node.notices)) {
         if let Some(row) = catalogue_row(&fault.check, &fault.code) {
             xids.entry(fault.code.clone()).or_insert_with(|| XidView {
                 mnemonic: row.mnemonic.to_string(),

@@ -185,15 +185,22 @@ function more(count, what, command) {
 }
 
 function faults(status) {
-  const open = status.fleet.nodes.flatMap((node) => node.faults.map((fault) => [node.name, fault]));
-  if (open.length === 0) {
-    return [
+  const of = (list) => status.fleet.nodes.flatMap((node) => list(node).map((fault) => [node.name, fault]));
+  const open = of((node) => node.faults);
+  open.sort(([, a], [, b]) => b.fatal - a.fatal || Date.parse(a.firstSeen) - Date.parse(b.firstSeen));
+  const notices = of((node) => node.notices ?? []);
+  notices.sort(([, a], [, b]) => Date.parse(b.lastSeen) - Date.parse(a.lastSeen));
+  return [
+    ...(open.length > 0 ? faultTable(status, "Open faults", "open faults", open) : [
       el("p", { class: "empty" }, "No open fault."),
       el("p", { class: "empty muted" }, "To see what one looks like, try: ", el("code", {}, "gpuwarden inject xid 79")),
-    ];
-  }
-  open.sort(([, a], [, b]) => b.fatal - a.fatal || Date.parse(a.firstSeen) - Date.parse(b.firstSeen));
-  const shown = open.slice(0, MOST_ROWS);
+    ]),
+    ...(notices.length > 0 ? faultTable(status, "Notices of the last day, for which no repair is awaited", "notices", notices) : []),
+  ];
+}
+
+function faultTable(status, title, what, all) {
+  const shown = all.slice(0, MOST_ROWS);
   const rows = shown.map(([node, fault]) => {
     const xid = fault.check === "SysLogsXIDError" ? status.xids[fault.code] : undefined;
     const name = fault.check === "SysLogsXIDError" ? `XID ${fault.code}` : `${fault.check} ${fault.code}`;
@@ -220,8 +227,8 @@ function faults(status) {
     };
   });
   return [
-    table("Open faults", [["Fault", "fit"], ["Where", "where"], ["What it means"], ["Seen", "fit"]], rows),
-    more(open.length - shown.length, "open faults", "gpuwarden status -o wide"),
+    table(title, [["Fault", "fit"], ["Where", "where"], ["What it means"], ["Seen", "fit"]], rows),
+    more(all.length - shown.length, what, "gpuwarden status -o wide"),
   ];
 }
 

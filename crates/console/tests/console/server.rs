@@ -176,11 +176,12 @@ impl Server {
         }
         let nodes = book.nodes().map(|node| NodeStatus {
             name: node.to_owned(),
-            state: NodeState::of(book.faults(node), None),
+            state: NodeState::of(&book.faults(node).iter().collect::<Vec<_>>(), None),
             session: None,
             in_cluster: None,
             unschedulable: None,
             faults: book.faults(node).iter().map(FaultView::of).collect(),
+            notices: vec![],
             notes: Vec::new(),
         });
         let view = FleetView {

@@ -195,6 +195,7 @@ impl NodeEntry {
         mode: Mode,
         sight: Sight,
         dropped_at: Option<Timestamp>,
+        now: Timestamp,
     ) -> Option<NodeStatus> {
         // Who only observes still sees what an earlier run has left on the node.
         let observed = self
@@ -215,11 +216,14 @@ impl NodeEntry {
             }
             _ => (None, None),
         };
-        if faults.is_empty() && phase.is_none() {
+        let (mut notices, mut open): (Vec<&Fault>, Vec<&Fault>) =
+            faults.iter().partition(|fault| self.is_notice(fault));
+        notices.retain(|fault| fault.notice_until().is_some_and(|until| until > now));
+        if open.is_empty() && notices.is_empty() && phase.is_none() {
             return None;
         }
-        let mut sorted: Vec<&Fault> = faults.iter().collect();
-        sorted.sort_by(|a, b| Fault::by_gravity(a, b));
+        notices.sort_by_key(|fault| std::cmp::Reverse(fault.accepted_at));
+        open.sort_by(|a, b| Fault::by_gravity(a, b));
         let mut notes = Vec::new();
         let in_cluster = match sight {
             Sight::NoCluster => None,
@@ -284,7 +288,7 @@ impl NodeEntry {
         Some(NodeStatus {
             name: name.to_owned(),
             // What the cluster does not have cannot be on its way out of service.
-            state: NodeState::of(faults, phase.filter(|_| in_cluster != Some(false))),
+            state: NodeState::of(&open, phase.filter(|_| in_cluster != Some(false))),
             session: phase.map(|phase| SessionView {
                 id: id.unwrap_or_default(),
                 phase,
@@ -307,15 +311,26 @@ impl NodeEntry {
             }),
             in_cluster,
             unschedulable: self.view.as_ref().map(|view| view.unschedulable),
-            faults: sorted
+            faults: open
                 .into_iter()
                 .map(|fault| FaultView {
                     dismissed: dismissed(fault),
                     ..FaultView::of(fault)
                 })
                 .collect(),
+            notices: notices.into_iter().map(FaultView::of).collect(),
             notes,
         })
+    }
+
+    /// Returns whether nothing waits for the repair of a fault, by its reporter's word and by
+    /// the policy.
+    fn is_notice(&self, fault: &Fault) -> bool {
+        let mut verdicts = self.verdicts.iter();
+        fault.notice_until().is_some() && {
+            let title = fault.title();
+            !verdicts.any(|verdict| verdict.fault == title && verdict.ruling.asks())
+        }
     }
 
     /// The session of another gpuwarden that it carries.
@@ -420,7 +435,7 @@ mod tests {
         ];
         for (metadata, mode, note) in table {
             let status = looked_at(metadata)
-                .status("n1", &fault(), mode, Sight::Read, None)
+                .status("n1", &fault(), mode, Sight::Read, None, at(102))
                 .unwrap();
             let notes = status.notes.join("\n");
             assert!(
@@ -434,12 +449,13 @@ mod tests {
     #[test]
     fn a_node_that_the_cluster_lacks_waits_for_it_to_appear() {
         let shown = |metadata, sight| {
-            let status = looked_at(metadata).status("n1", &fault(), Mode::Act, sight, None);
+            let status =
+                looked_at(metadata).status("n1", &fault(), Mode::Act, sight, None, at(102));
             let status = status.unwrap();
             let awaits = status.session.unwrap().awaits;
             (awaits, status.in_cluster, status.notes.concat())
         };
-        let missing = looked_at(None).status("n1", &fault(), Mode::Act, Sight::Read, None);
+        let missing = looked_at(None).status("n1", &fault(), Mode::Act, Sight::Read, None, at(102));
         assert_eq!(missing.unwrap().state, NodeState::Unhealthy);
         let (awaits, in_cluster, _) = shown(None, Sight::Read);
         assert_eq!(awaits, "the node to appear in the cluster");
@@ -468,7 +484,7 @@ mod tests {
         entry.anothers = Some("s".to_owned());
         // It counts against the limits: without a fault that is known here as well.
         for faults in [Vec::new(), fault()] {
-            let status = entry.status("n1", &faults, Mode::Act, Sight::Read, None);
+            let status = entry.status("n1", &faults, Mode::Act, Sight::Read, None, at(102));
             let status = status.unwrap();
             assert_eq!(status.state, NodeState::Quarantined);
             let session = status.session.unwrap();
@@ -488,7 +504,7 @@ mod tests {
         let mut entry = looked_at(Some(json!({"name": "n1"})));
         entry.hold = Some(Hold::Tripped);
         entry.gone();
-        let status = entry.status("n1", &fault(), Mode::Act, Sight::Read, None);
+        let status = entry.status("n1", &fault(), Mode::Act, Sight::Read, None, at(102));
         let notes = status.unwrap().notes;
         assert_eq!(notes, ["the cluster has no node of this name"]);
     }
@@ -516,5 +532,28 @@ mod tests {
         assert_eq!(entry.out(at(10)), None);
         entry.taking_out = true;
         assert!(entry.out(at(10)).is_some(), "a patch that is under way");
+    }
+
+    #[test]
+    fn a_notice_is_shown_for_a_day_and_is_no_open_fault_unless_the_policy_wants_it() {
+        let mut faults = fault();
+        faults[0].event.is_fatal = false;
+        let day = jiff::SignedDuration::from_hours(24);
+        let mut entry = looked_at(Some(json!({"name": "n1"})));
+        (entry.session, entry.verdicts) = (Session::idle(at(0)), Vec::new());
+        let status =
+            |entry: &NodeEntry, now| entry.status("n1", &faults, Mode::Act, Sight::Read, None, now);
+        let shown = status(&entry, at(100) + day - jiff::SignedDuration::from_secs(1)).unwrap();
+        assert_eq!(shown.state, NodeState::Healthy);
+        assert_eq!((shown.faults.len(), shown.notices.len()), (0, 1));
+        assert_eq!(status(&entry, at(100) + day), None);
+
+        let policy = "[[rule-sets]]\nname = \"a\"\ncordon.shouldCordon = true\n\
+                      [[rule-sets.match.all]]\nkind = \"HealthEvent\"\nexpression = \"true\"\n";
+        let policy = Policy::parse(policy, "p").unwrap();
+        entry.verdicts = assess(&faults, &policy, &NodeView::unknown("n1"), None).verdicts;
+        let shown = status(&entry, at(100) + day + day).unwrap();
+        assert_eq!((shown.faults.len(), shown.notices.len()), (1, 0));
+        assert_eq!(shown.state, NodeState::Degraded);
     }
 }

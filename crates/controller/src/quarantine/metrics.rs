@@ -468,6 +468,7 @@ mod tests {
                 in_cluster: Some(true),
                 unschedulable: Some(true),
                 faults: vec![],
+                notices: vec![],
                 notes: vec![],
             }],
             brake: Some(BrakeView {

@@ -124,7 +124,7 @@ impl Quarantine {
     /// All nodes as they are shown: as they were, but for those that something has happened
     /// to. A large cluster has thousands, and something happens to a few of them.
     fn nodes_shown(&mut self) -> Vec<NodeStatus> {
-        let (sight, dropped_at) = (self.sight(), self.dropped_at());
+        let (sight, dropped_at, now) = (self.sight(), self.dropped_at(), (self.clock)());
         let before = Arc::clone(&self.publishing.view.borrow());
         let before = before.nodes.iter().cloned();
         let mut shown: BTreeMap<String, NodeStatus> =
@@ -141,7 +141,7 @@ impl Quarantine {
             self.publishing.shown.replace(entry.shown, counts);
             entry.shown = counts;
             let missed = self.book.missed(&name);
-            let status = entry.status(&name, faults, self.mode, sight, dropped_at);
+            let status = entry.status(&name, faults, self.mode, sight, dropped_at, now);
             if let Some(mut status) = status {
                 if missed > 0 {
                     status.notes.push(not_fully_seen(missed));

@@ -12,7 +12,7 @@ use prost::Message as _;
 use serde::{Deserialize, Serialize};
 
 use super::{Fault, FaultBook, MAX_FAULT_BYTES_PER_NODE, MAX_OPEN_FAULTS_PER_NODE};
-use crate::event::Record;
+use crate::event::{Record, is_notice};
 use crate::reporter::Authority;
 
 /// Reports about a node that found no room, of one authority.
@@ -155,7 +155,7 @@ impl Weight {
         let (skips, forces) = overrides.map_or((false, false), |one| (one.skip, one.force));
         if forces {
             Self::Fatal
-        } else if skips {
+        } else if skips || is_notice(event) {
             Self::AsksNothing
         } else if event.is_fatal || event.recommended_action == RecommendedAction::ReplaceVm as i32
         {

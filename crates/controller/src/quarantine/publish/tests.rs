@@ -193,7 +193,7 @@ async fn what_is_published_is_as_if_all_nodes_were_gone_over() {
         let all: Vec<NodeStatus> = entries
             .filter_map(|(name, entry)| {
                 let faults = quarantine.book.faults(name);
-                entry.status(name, faults, mode, sight, None)
+                entry.status(name, faults, mode, sight, None, now())
             })
             .collect();
         assert_eq!(view.nodes, all, "{what}");
