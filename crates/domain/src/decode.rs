@@ -217,10 +217,10 @@ fn after_repeated(line: &[u8]) -> Option<&[u8]> {
 /// `Jan 21 11:18:36 host kernel:` or `2026-01-21T11:18:36.123456+00:00 kernel:`: what
 /// follows the kernel's tag.
 fn after_time(line: &[u8]) -> Option<&[u8]> {
-    let rest = match line {
-        [_, _, _, b' ', _, _, b' ', rest @ ..] => rest,
-        [_, _, _, _, b'-', _, _, b'-', _, _, b'T' | b' ', rest @ ..] => rest,
-        _ => return None,
+    let ([_, _, _, b' ', _, _, b' ', rest @ ..]
+    | [_, _, _, _, b'-', _, _, b'-', _, _, b'T' | b' ', rest @ ..]) = line
+    else {
+        return None;
     };
     let [_, _, b':', _, _, b':', rest @ ..] = rest else {
         return None;

@@ -1,7 +1,7 @@
 //! "GPU has fallen off the bus" and XID 79: one fault, whichever comes first, from the log to
 //! the fault book.
 
-use domain::fault::FaultBook;
+use domain::fault::{Fault, FaultBook};
 
 use super::*;
 
@@ -20,7 +20,7 @@ fn open_after(events: &[HealthEvent]) -> Vec<String> {
         });
     }
     let faults = book.faults("n1").iter();
-    faults.map(|fault| fault.title()).collect()
+    faults.map(Fault::title).collect()
 }
 
 #[tokio::test]
