@@ -1,62 +1,8 @@
-//! A request to the platform connector: any bytes, as the message of the gRPC call.
+//! `bodies/connector_input.rs`, as a target of the fuzzer.
 
 #![no_main]
 
-use contract::{HealthEvents, json};
-use domain::{
-    event::{self, Record},
-    fault::{Change, FaultBook, Ignored, MAX_OPEN_FAULTS_PER_NODE},
-};
-use jiff::{SignedDuration, Timestamp};
-use libfuzzer_sys::fuzz_target;
-use prost::Message as _;
+#[path = "../bodies/connector_input.rs"]
+mod body;
 
-fuzz_target!(|request: &[u8]| {
-    let Ok(request) = HealthEvents::decode(request) else {
-        return;
-    };
-    let received_at = Timestamp::UNIX_EPOCH;
-    let mut book = FaultBook::default();
-    for (seq, mut event) in (1..).zip(request.events) {
-        if let Err(problem) = event::validate(&event) {
-            assert!(!problem.field.is_empty() && !problem.what.is_empty());
-            // A message to people, whatever the size of what it is about.
-            assert!(problem.to_string().len() < 1024, "{problem}");
-            continue;
-        }
-        event::normalise(&mut event, received_at);
-        assert_eq!(event::validate(&event), Ok(()), "normalised, and refused");
-
-        let mut again = event.clone();
-        event::normalise(&mut again, received_at + SignedDuration::from_secs(1));
-        assert_eq!(again, event, "normalised twice is another event");
-        assert_eq!(event::event_id(&event), event.id);
-
-        let text = json::to_string(&event);
-        assert_eq!(json::from_str(&text).ok().as_ref(), Some(&event), "{text}");
-        let annotation = json::annotation::to_value(&event).to_string();
-        assert_eq!(
-            json::annotation::parse(&annotation).ok().as_deref(),
-            Some([event.clone()].as_slice()),
-            "{annotation}"
-        );
-        assert!(json::rule::to_value(&event).is_object());
-
-        let record = Record {
-            seq,
-            id: event.id.clone(),
-            created_at: received_at,
-            event,
-        };
-        assert!(!book.record(&record).is_empty());
-        assert!(book.faults(&record.event.node_name).len() <= MAX_OPEN_FAULTS_PER_NODE);
-        assert_eq!(
-            book.record(&record),
-            [Change::Ignored(Ignored::AlreadyRecorded)]
-        );
-    }
-    // A book that is kept and read again is the same.
-    let kept = serde_json::to_string(&book).expect("a fault book is written");
-    let read: FaultBook = serde_json::from_str(&kept).expect("a fault book is read");
-    assert_eq!(read, book);
-});
+libfuzzer_sys::fuzz_target!(|input: &[u8]| body::run(input));

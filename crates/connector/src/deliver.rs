@@ -297,12 +297,8 @@ impl Delivery {
         );
         if before.is_some() || again > 0 {
             self.metrics.turned(again);
-            let (now, (first, longest)) = (Instant::now(), self.pauses.changes);
-            let stay = match self.turned {
-                Some((at, stay)) if now < at + 2 * stay => (2 * stay).min(longest),
-                _ => first,
-            };
-            self.turned = Some((now, stay));
+            let now = Instant::now();
+            self.turned = Some((now, self.pauses.stay(self.turned, now)));
         }
         (self.done, self.suspects) = (0, Suspects::default());
         self.status.send_modify(|status| {

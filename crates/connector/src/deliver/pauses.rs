@@ -3,6 +3,7 @@
 use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 /// How often it is asked who is there, while nothing is sent and something is kept: as much
@@ -57,6 +58,20 @@ pub(super) async fn pause(duration: Duration, cancel: &CancellationToken) {
     }
 }
 
+// === impl Pauses ===
+
+impl Pauses {
+    /// Returns how long a store that is turned to `now` is kept to; `turned` is when the one before
+    /// was turned to, and how long it was to be kept to.
+    pub(super) fn stay(&self, turned: Option<(Instant, Duration)>, now: Instant) -> Duration {
+        let (first, longest) = self.changes;
+        match turned {
+            Some((at, stay)) if now < at + 2 * stay => (2 * stay).min(longest),
+            _ => first,
+        }
+    }
+}
+
 // === impl Backoff ===
 
 impl Backoff {
@@ -75,5 +90,27 @@ impl Backoff {
         // The state of the hasher is random, and what is hashed never comes again.
         let spread = random.hash_one(std::time::Instant::now()) % 1024;
         half + half * u32::try_from(spread).unwrap_or(0) / 1024
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn stores_that_change_soon_are_kept_to_for_longer_each_time() {
+        let (mut now, mut turned) = (Instant::now(), None);
+        let mut turn = |after: u64| {
+            now += Duration::from_secs(after);
+            let stay = PAUSES.stay(turned, now);
+            turned = Some((now, stay));
+            stay.as_secs()
+        };
+        assert_eq!(
+            [0, 15, 30, 60, 120, 240, 480, 600].map(&mut turn),
+            [15, 30, 60, 120, 240, 480, 600, 600]
+        );
+        // One that was kept to for twice as long as it had to be is no change in turn.
+        assert_eq!([1_199, 1_200, 29, 60].map(&mut turn), [600, 15, 30, 15]);
     }
 }

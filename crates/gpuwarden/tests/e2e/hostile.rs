@@ -393,9 +393,9 @@ impl Side {
         event.metadata.clear();
         let taken_over = (keys::META_TAKEN_OVER.to_owned(), "x".to_owned());
         event.metadata.extend([taken_over]);
-        // The last second of the year 9999.
+        // In the year 9999, the last that is taken.
         event.generated_timestamp = Some(prost_types::Timestamp {
-            seconds: 253_402_300_799,
+            seconds: 253_370_764_800,
             nanos: 0,
         });
         self.send(vec![event]).await;

@@ -1,0 +1,124 @@
+//! What the decoder is given from outside: a kernel log, what is known of the machine, and
+//! an operator's changes to the catalogue. The first line of an input says which: a file
+//! of the machine (`{`), one of changes (`[` or `#`), or neither. A NUL byte ends it, and
+//! the log follows.
+
+use std::sync::Arc;
+
+use domain::{
+    catalog::{Catalog, Overrides},
+    decode::{Finding, KernelLogDecoder, Kind, Line, Machine, decode},
+    fault::normalise_pci,
+};
+use jiff::{SignedDuration, Timestamp};
+
+/// Fails where an input does what it must not.
+pub fn run(input: &[u8]) {
+    let (file, log) = match input.iter().position(|byte| *byte == 0) {
+        Some(end) => (&input[..end], &input[end + 1..]),
+        None => (&[][..], input),
+    };
+    let file = std::str::from_utf8(file).unwrap_or_default();
+    let mut catalog = Catalog::builtin().clone();
+    if let Ok(overrides) = Overrides::parse(file, "fuzz.toml") {
+        let changed = catalog.with(&overrides);
+        // What a file changes can be shown, and doing it again changes no more.
+        assert_eq!(changed.changes_to(&changed.with(&overrides)), []);
+        catalog = changed;
+    }
+    let mut decoder = KernelLogDecoder::new(Arc::new(catalog));
+    decoder.set_machine(Machine::parse(file).ok());
+
+    let mut at = Timestamp::UNIX_EPOCH;
+    for line in log.split(|byte| *byte == b'\n') {
+        let said = decode(line);
+        if let Some(said) = &said {
+            check(said);
+        }
+        let mut found = decoder.record(line, at);
+        let finding = found.pop();
+        assert!(found.is_empty(), "one line has one finding");
+        match (&said, finding.as_ref().map(|finding| &finding.kind)) {
+            (Some(Line::Xid(xid)), Some(Kind::Xid { code, .. })) => assert_eq!(xid.code, *code),
+            (Some(Line::Sxid(sxid)), Some(Kind::Sxid { code, .. })) => assert_eq!(sxid.code, *code),
+            (Some(Line::Reset(_)), Some(Kind::Reset)) => {}
+            (Some(Line::Fallen(part)), Some(Kind::FallenOffBus { .. })) => assert!(part.fell),
+            (Some(Line::Nic(_)), Some(Kind::Nic { .. })) => {}
+            // The rest of a message, or right after an XID of the same GPU; a NIC's
+            // ordinary line; a GPU's name.
+            (Some(Line::Fallen(_) | Line::Nic(_) | Line::GpuName { .. }) | None, None) => {}
+            (Some(Line::Rpc(_)), None) => {}
+            (Some(Line::Garbled), None) => assert!(decoder.take_garbled().is_some()),
+            (said, kind) => panic!("{said:?} gave {kind:?}"),
+        }
+        if let Some(finding) = &finding {
+            can_be_sent(finding);
+        }
+        at += SignedDuration::from_mins(1);
+    }
+    // The same as one record of many lines.
+    for finding in KernelLogDecoder::default().record(log, at) {
+        can_be_sent(&finding);
+    }
+}
+
+/// An event that the connector would refuse is a fault that is lost.
+fn can_be_sent(finding: &Finding) {
+    assert!(!finding.meaning.is_empty() && !finding.action_name().is_empty());
+    assert!(
+        finding
+            .code()
+            .is_none_or(|code| !code.is_empty() && code.len() <= 253)
+    );
+    assert!(finding.healthy || finding.code().is_some());
+    assert!(!(finding.healthy && finding.fatal));
+    for entity in finding.entities() {
+        assert!(
+            !entity.entity_value.is_empty() && entity.entity_value.len() <= 1024,
+            "{entity:?}"
+        );
+    }
+    for (key, value) in finding.metadata() {
+        assert!(value.len() <= 4096, "{key}");
+    }
+    if let (Some(pci), false) = (&finding.pci, matches!(finding.kind, Kind::Nic { .. })) {
+        let normal = normalise_pci(pci);
+        if let Kind::Sxid { .. } = finding.kind {
+            // With the function, where the line has it.
+            let function = pci.strip_prefix(&normal);
+            assert!(function.is_some_and(|rest| rest.is_empty() || rest.starts_with('.')));
+        } else {
+            assert_eq!(*pci, normal);
+        }
+    }
+}
+
+fn check(said: &Line<'_>) {
+    let pci = match said {
+        Line::Xid(xid) => {
+            assert!(xid.process.is_none_or(|name| xid.detail.contains(name)));
+            assert!(xid.detail.ends_with(xid.message));
+            Some(xid.pci)
+        }
+        Line::Sxid(sxid) => Some(sxid.pci),
+        Line::Fallen(part) => {
+            assert!(part.pci_id.is_none_or(|id| id.contains(':')));
+            part.pci
+        }
+        Line::GpuName { pci, uuid } => {
+            assert!(uuid.starts_with("GPU-") && uuid.len() > 4);
+            Some(*pci)
+        }
+        Line::Nic(nic) => nic.pci,
+        Line::Reset(reset) => {
+            assert!(reset.uuid.starts_with("GPU-") && reset.uuid.len() > 4);
+            None
+        }
+        Line::Rpc(_) | Line::Garbled => None,
+    };
+    let expected = |byte: u8| byte.is_ascii_hexdigit() || byte == b':' || byte == b'.';
+    if let Some(pci) = pci {
+        assert!(pci.bytes().any(|byte| byte.is_ascii_hexdigit()), "{pci:?}");
+        assert!(pci.bytes().all(expected), "{pci:?}");
+    }
+}
