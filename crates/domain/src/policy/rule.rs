@@ -256,6 +256,8 @@ impl Rule {
     }
 
     fn holds_in(&self, context: &Context<'_, '_>) -> Result<bool, String> {
+        #[cfg(test)]
+        counts::note(&counts::ASKED);
         match self.program.execute(context) {
             Ok(CelValue::Bool(holds)) => Ok(holds),
             Ok(other) => Err(format!("gives a {}, not true or false", other.type_of())),
@@ -308,6 +310,8 @@ impl std::fmt::Debug for NodeVariable {
 
 /// What an expression is evaluated in: its one variable.
 fn context(kind: RuleKind, value: &Value) -> Context<'static, 'static> {
+    #[cfg(test)]
+    counts::note(&counts::MADE);
     let mut context = Context::with_env(ENVIRONMENT.clone());
     // What JSON can say, CEL can.
     let value = cel::to_value(value).unwrap_or(CelValue::Null);
@@ -389,4 +393,34 @@ fn first(error: &cel::ParseErrors) -> String {
 
 fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// How often rules are asked and variables made, for tests; of each thread, so that tests side
+/// by side do not count each other's.
+#[cfg(test)]
+pub(crate) mod counts {
+    use std::cell::Cell;
+    use std::thread::LocalKey;
+
+    thread_local! {
+        pub(super) static ASKED: Cell<usize> = const { Cell::new(0) };
+        pub(super) static MADE: Cell<usize> = const { Cell::new(0) };
+    }
+
+    pub(super) fn note(of: &'static LocalKey<Cell<usize>>) {
+        of.set(of.get() + 1);
+    }
+
+    pub(crate) fn reset() {
+        ASKED.set(0);
+        MADE.set(0);
+    }
+
+    pub(crate) fn asked() -> usize {
+        ASKED.get()
+    }
+
+    pub(crate) fn made() -> usize {
+        MADE.get()
+    }
 }
