@@ -5,7 +5,7 @@
 use std::sync::LazyLock;
 
 use contract::{BehaviourOverrides, Entity, HealthEvent};
-use domain::policy::{NodeVariable, Policy, Rule, RuleKind, event_variable};
+use domain::policy::{EventVariable, NodeVariable, Policy, Rule, RuleKind, event_variable};
 use libfuzzer_sys::fuzz_target;
 use serde_json::{Value, json};
 
@@ -53,7 +53,7 @@ fuzz_target!(|text: &str| {
             for kind in [RuleKind::HealthEvent, RuleKind::Node] {
                 match Rule::compile(kind, expression) {
                     Ok(rule) => evaluate(&rule),
-                    Err(what) => assert!(!what.contains('\n'), "{what:?}"),
+                    Err(what) => assert!(!what.to_string().contains('\n'), "{what:?}"),
                 }
             }
         }
@@ -65,7 +65,7 @@ fn file(text: &str) {
     match Policy::parse(text, SOURCE) {
         Ok(policy) => {
             for rule_set in &policy.rule_sets {
-                let _ = rule_set.answer(&EVENT, &NodeVariable::new(&NODE));
+                let _ = rule_set.answer(&EventVariable::new(&EVENT), &NodeVariable::new(&NODE));
                 // Each one, too: an answer stops at the first rule that decides.
                 rule_set.any.iter().chain(&rule_set.all).for_each(evaluate);
             }
@@ -87,7 +87,7 @@ fn file(text: &str) {
 }
 
 fn evaluate(rule: &Rule) {
-    if let Err(why) = rule.holds(&EVENT, &NodeVariable::new(&NODE)) {
+    if let Err(why) = rule.holds(&EventVariable::new(&EVENT), &NodeVariable::new(&NODE)) {
         assert!(!why.contains('\n'), "{why:?}");
     }
 }

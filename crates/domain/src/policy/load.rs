@@ -229,7 +229,7 @@ impl Reading<'_> {
         match self.findings.len() {
             ..MAX_FINDINGS => self.findings.push(self.line(offset, what)),
             MAX_FINDINGS => {
-                let what = format!("{}: and more, which are not listed", self.source);
+                let what = self.line(offset, "there are more findings, which are not listed");
                 self.findings.push(what);
             }
             _ => {}
@@ -330,7 +330,7 @@ impl Reading<'_> {
                 self.find(place, &format!("rule set '{rule_set}': expression {what}"));
             }
             // Of every rule, and of none in particular.
-            CompileError::NoThread(_) => self.unchecked = Some(format!("{}: {why}", self.source)),
+            CompileError::NoThread(_) => self.unchecked = Some(self.line(0, &why.to_string())),
         }
     }
 
