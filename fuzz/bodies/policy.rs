@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use contract::{BehaviourOverrides, Entity, HealthEvent};
-use domain::policy::{NodeVariable, Policy, Rule, RuleKind, event_variable};
+use domain::policy::{EventVariable, NodeVariable, Policy, Rule, RuleKind, event_variable};
 use serde_json::{Value, json};
 
 const SOURCE: &str = "policy.toml";
@@ -51,7 +51,7 @@ pub fn run(text: &str) {
             for kind in [RuleKind::HealthEvent, RuleKind::Node] {
                 match Rule::compile(kind, expression) {
                     Ok(rule) => evaluate(&rule),
-                    Err(what) => assert!(!what.contains('\n'), "{what:?}"),
+                    Err(what) => assert!(!what.to_string().contains('\n'), "{what:?}"),
                 }
             }
         }
@@ -63,7 +63,7 @@ fn file(text: &str) {
     match Policy::parse(text, SOURCE) {
         Ok(policy) => {
             for rule_set in &policy.rule_sets {
-                let _ = rule_set.answer(&EVENT, &NodeVariable::new(&NODE));
+                let _ = rule_set.answer(&EventVariable::new(&EVENT), &NodeVariable::new(&NODE));
                 // Each one, too: an answer stops at the first rule that decides.
                 rule_set.any.iter().chain(&rule_set.all).for_each(evaluate);
             }
@@ -85,7 +85,7 @@ fn file(text: &str) {
 }
 
 fn evaluate(rule: &Rule) {
-    if let Err(why) = rule.holds(&EVENT, &NodeVariable::new(&NODE)) {
+    if let Err(why) = rule.holds(&EventVariable::new(&EVENT), &NodeVariable::new(&NODE)) {
         assert!(!why.contains('\n'), "{why:?}");
     }
 }

@@ -346,6 +346,8 @@ fn forced_by(event: &HealthEvent) -> String {
 }
 
 #[cfg(test)]
+mod overrides;
+#[cfg(test)]
 mod tests {
     use contract::{BehaviourOverrides, Entity};
 
@@ -353,7 +355,7 @@ mod tests {
     use crate::event::{Record, normalise};
     use crate::fault::FaultBook;
 
-    fn faults(events: Vec<HealthEvent>) -> Vec<Fault> {
+    pub(super) fn faults(events: Vec<HealthEvent>) -> Vec<Fault> {
         let mut book = FaultBook::default();
         for (seq, mut event) in (1_u64..).zip(events) {
             let created_at = Timestamp::from_second(1_000 + i64::try_from(seq).unwrap()).unwrap();
@@ -369,7 +371,7 @@ mod tests {
         book.faults("n1").to_vec()
     }
 
-    fn fatal(gpu: &str) -> HealthEvent {
+    pub(super) fn fatal(gpu: &str) -> HealthEvent {
         HealthEvent {
             agent: "gpu-health-monitor".into(),
             component_class: "GPU".into(),
@@ -383,7 +385,7 @@ mod tests {
         }
     }
 
-    fn judge(events: Vec<HealthEvent>) -> Desired {
+    pub(super) fn judge(events: Vec<HealthEvent>) -> Desired {
         assess(
             &faults(events),
             &Policy::builtin(),

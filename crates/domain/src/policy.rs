@@ -19,9 +19,11 @@ use contract::{HealthEvent, keys};
 use serde_json::Value;
 
 pub use load::{MAX_POLICY_BYTES, MAX_POLICY_COST, MAX_RULE_SETS, MAX_RULES, PolicyError};
+#[cfg(test)]
+pub(crate) use rule::counts;
 pub use rule::{
-    EventVariable, MAX_COST, MAX_DEPTH, MAX_EXPRESSION_BYTES, MAX_LOOPS, MAX_NODE_BYTES,
-    MAX_NODE_ITEMS, NodeVariable, Rule, RuleKind,
+    CompileError, EventVariable, MAX_COST, MAX_DEPTH, MAX_EXPRESSION_BYTES, MAX_LOOPS,
+    MAX_NODE_BYTES, MAX_NODE_ITEMS, NodeVariable, Rule, RuleKind,
 };
 
 use crate::brake::Brake;

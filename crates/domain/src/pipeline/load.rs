@@ -16,7 +16,7 @@ use super::dedup;
 use super::overrides::{Override, Overrides};
 use crate::condition::Limits;
 use crate::event::{MAX_METADATA, MAX_NAME_BYTES, MAX_VALUE_BYTES};
-use crate::policy::{MAX_POLICY_COST, Rule, RuleKind};
+use crate::policy::{CompileError, MAX_POLICY_COST, Rule, RuleKind};
 
 pub use sink::{Forward, ForwardTls, is_this_machine};
 
@@ -387,8 +387,12 @@ fn rule_of(entry: Spanned<RuleKeys>, findings: &mut Findings<'_>) -> Option<Over
         }
         Some(when) => match Rule::compile(RuleKind::Override, when.get_ref()) {
             Ok(rule) => Some(rule),
-            Err(what) => {
+            Err(CompileError::Wrong(what)) => {
                 findings.at(&when, &format!("rule '{name}': when {what}"));
+                None
+            }
+            Err(error @ CompileError::NoThread(_)) => {
+                findings.at(&when, &error.to_string());
                 None
             }
         },

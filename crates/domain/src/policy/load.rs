@@ -7,7 +7,7 @@ use serde::Deserialize;
 use toml::Spanned;
 
 use super::unknown::UnknownKeys;
-use super::{MAX_COST, NamedPolicy, Policy, Rule, RuleKind, RuleSet};
+use super::{CompileError, MAX_COST, NamedPolicy, Policy, Rule, RuleKind, RuleSet};
 use crate::node::Taint;
 
 mod brake;
@@ -128,6 +128,7 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, PolicyError> {
         warnings: Vec::new(),
         any_or_all: false,
         cost: 0,
+        unchecked: None,
     };
     if text.len() > MAX_POLICY_BYTES {
         let found = text.len();
@@ -190,6 +191,7 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, PolicyError> {
     let brake = brake::brake(file.brake, file.circuit_breaker, |at, what| {
         reading.find(at, &what);
     });
+    reading.findings.extend(reading.unchecked);
     if !reading.findings.is_empty() {
         return Err(PolicyError {
             findings: reading.findings,
@@ -216,6 +218,8 @@ struct Reading<'a> {
     any_or_all: bool,
     /// Steps of all rules up to here.
     cost: u64,
+    /// Why not all rules could be looked at.
+    unchecked: Option<String>,
 }
 
 // === impl Reading ===
@@ -225,7 +229,7 @@ impl Reading<'_> {
         match self.findings.len() {
             ..MAX_FINDINGS => self.findings.push(self.line(offset, what)),
             MAX_FINDINGS => {
-                let what = format!("{}: and more, which are not listed", self.source);
+                let what = self.line(offset, "there are more findings, which are not listed");
                 self.findings.push(what);
             }
             _ => {}
@@ -296,7 +300,7 @@ impl Reading<'_> {
                 let node = Rule::compile(RuleKind::Node, expression).err();
                 let event = Rule::compile(RuleKind::HealthEvent, expression).err();
                 if let (Some(what), Some(_)) = (event, node) {
-                    self.find(place, &format!("rule set '{rule_set}': expression {what}"));
+                    self.refused(place, rule_set, &what);
                 }
                 continue;
             };
@@ -314,12 +318,20 @@ impl Reading<'_> {
                     }
                     rules.push(rule);
                 }
-                Err(what) => {
-                    self.find(place, &format!("rule set '{rule_set}': expression {what}"));
-                }
+                Err(what) => self.refused(place, rule_set, &what),
             }
         }
         rules
+    }
+
+    fn refused(&mut self, place: usize, rule_set: &str, why: &CompileError) {
+        match why {
+            CompileError::Wrong(what) => {
+                self.find(place, &format!("rule set '{rule_set}': expression {what}"));
+            }
+            // Of every rule, and of none in particular.
+            CompileError::NoThread(_) => self.unchecked = Some(self.line(0, &why.to_string())),
+        }
     }
 
     /// A taint. One that is not filled in is none, as in the reference, and said.

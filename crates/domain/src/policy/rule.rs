@@ -41,6 +41,21 @@ pub const MAX_LOOPS: usize = 3;
 /// is known. Only what is used of it takes memory.
 const COMPILE_STACK: usize = 256 * 1024 * 1024;
 
+/// Why there is no rule.
+#[derive(Debug, thiserror::Error)]
+pub enum CompileError {
+    /// The expression is wrong: for its author.
+    #[error("{0}")]
+    Wrong(String),
+    /// The system gives no thread to compile in; that says nothing of the expression.
+    #[error(
+        "the system gives no thread to check the rules in ({0}): raise the limit of memory, of \
+         address space (it takes {size} MiB of that) or of threads; the file may be right",
+        size = COMPILE_STACK / 1024 / 1024
+    )]
+    NoThread(std::io::Error),
+}
+
 /// A compiled expression.
 #[derive(Clone)]
 pub struct Rule {
@@ -162,24 +177,19 @@ impl Rule {
     /// names that do not exist, and a result that is not true or false.
     ///
     /// The error is for the author of the policy.
-    pub fn compile(kind: RuleKind, expression: &str) -> Result<Self, String> {
+    pub fn compile(kind: RuleKind, expression: &str) -> Result<Self, CompileError> {
         if expression.len() > MAX_EXPRESSION_BYTES {
             let found = expression.len();
-            return Err(format!(
+            return Err(CompileError::Wrong(format!(
                 "has {found} bytes, at most {MAX_EXPRESSION_BYTES} are taken; split it into several rules"
-            ));
+            )));
         }
         // Parser and checks recurse as deeply as the expression is nested, which can be
         // deeper than the stack of a thread; so they get one that is deep enough.
-        let builder = std::thread::Builder::new().stack_size(COMPILE_STACK);
-        std::thread::scope(|scope| {
-            let compiling = builder.spawn_scoped(scope, || Self::compile_here(kind, expression));
-            match compiling.map(std::thread::ScopedJoinHandle::join) {
-                Ok(Ok(compiled)) => compiled,
-                Ok(Err(_)) => Err("cannot be compiled: the CEL library fails on it".to_owned()),
-                Err(error) => Err(format!("cannot be compiled: no thread for it: {error}")),
-            }
-        })
+        on_stack(COMPILE_STACK, || Self::compile_here(kind, expression))
+            .map_err(CompileError::NoThread)?
+            .unwrap_or_else(|| Err("cannot be compiled: the CEL library fails on it".to_owned()))
+            .map_err(CompileError::Wrong)
     }
 
     fn compile_here(kind: RuleKind, expression: &str) -> Result<Self, String> {
@@ -256,6 +266,8 @@ impl Rule {
     }
 
     fn holds_in(&self, context: &Context<'_, '_>) -> Result<bool, String> {
+        #[cfg(test)]
+        counts::note(&counts::ASKED);
         match self.program.execute(context) {
             Ok(CelValue::Bool(holds)) => Ok(holds),
             Ok(other) => Err(format!("gives a {}, not true or false", other.type_of())),
@@ -306,8 +318,16 @@ impl std::fmt::Debug for NodeVariable {
     }
 }
 
+/// What `work` gives on a thread with a stack of so many bytes; nothing where it panics.
+fn on_stack<T: Send>(bytes: usize, work: impl FnOnce() -> T + Send) -> std::io::Result<Option<T>> {
+    let builder = std::thread::Builder::new().stack_size(bytes);
+    std::thread::scope(|scope| Ok(builder.spawn_scoped(scope, work)?.join().ok()))
+}
+
 /// What an expression is evaluated in: its one variable.
 fn context(kind: RuleKind, value: &Value) -> Context<'static, 'static> {
+    #[cfg(test)]
+    counts::note(&counts::MADE);
     let mut context = Context::with_env(ENVIRONMENT.clone());
     // What JSON can say, CEL can.
     let value = cel::to_value(value).unwrap_or(CelValue::Null);
@@ -389,4 +409,49 @@ fn first(error: &cel::ParseErrors) -> String {
 
 fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// How often rules are asked and variables made, for tests; of each thread, so that tests side
+/// by side do not count each other's.
+#[cfg(test)]
+pub(crate) mod counts {
+    use std::cell::Cell;
+    use std::thread::LocalKey;
+
+    thread_local! {
+        pub(super) static ASKED: Cell<usize> = const { Cell::new(0) };
+        pub(super) static MADE: Cell<usize> = const { Cell::new(0) };
+    }
+
+    pub(super) fn note(of: &'static LocalKey<Cell<usize>>) {
+        of.set(of.get() + 1);
+    }
+
+    pub(crate) fn reset() {
+        ASKED.set(0);
+        MADE.set(0);
+    }
+
+    pub(crate) fn asked() -> usize {
+        ASKED.get()
+    }
+
+    pub(crate) fn made() -> usize {
+        MADE.get()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_system_that_gives_no_thread_is_told_from_an_expression_that_is_wrong() {
+        // More than there is of address space.
+        let error = on_stack(1 << 50, || ()).unwrap_err();
+        let said = CompileError::NoThread(error).to_string();
+        assert!(said.starts_with("the system gives no thread"), "{said}");
+        assert!(said.contains("256 MiB"), "{said}");
+        assert_eq!(on_stack(1 << 20, || 7).unwrap(), Some(7));
+    }
 }

@@ -3,7 +3,7 @@
 use super::*;
 
 fn refused(kind: RuleKind, expression: &str) -> String {
-    Rule::compile(kind, expression).unwrap_err()
+    Rule::compile(kind, expression).unwrap_err().to_string()
 }
 
 fn ones(count: usize) -> String {
