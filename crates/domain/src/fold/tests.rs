@@ -98,6 +98,46 @@ fn the_first_passes_at_once_and_repeats_become_one_event_per_window() {
     assert_eq!(bench.passed(), lines(&[(53, 1)]));
 }
 
+/// What is decided between its last report and its telling is not undone by it.
+#[test]
+fn a_count_is_as_old_as_the_last_report_that_came() {
+    let came = |line, at: i64| {
+        let mut event = report("0000:b3:00", line);
+        mark_accepted(&mut event, second(at));
+        event
+    };
+    let mut bench = Bench::default();
+    // The clock of the log is behind, and jumps.
+    for (line, at, by_ours) in [(0, -500, 0), (1, -499, 1), (2, -450, 9), (3, -470, 8)] {
+        bench.take(came(line, by_ours), at, 0);
+    }
+    // Also over a restart.
+    let text = serde_json::to_string(&bench.fold).unwrap();
+    bench.fold = serde_json::from_str(&text).unwrap();
+    bench.tick(60);
+    assert_eq!(accepted(&bench.out[1]), Some(second(9)));
+    assert_eq!(Seen::of(&bench.out[1], second(0)).last, second(-450));
+    // A recovery that somebody else has told, between two of them: by our clock, too.
+    for (recovered, over) in [(8, false), (9, true), (-450, false)] {
+        let mut bench = Bench::default();
+        for (line, at, by_ours) in [(0, -500, 0), (1, -499, 9)] {
+            bench.take(came(line, by_ours), at, 0);
+        }
+        let fold = &mut bench.fold;
+        assert!(fold.recovered_elsewhere(
+            &healthy("0000:b3:00"),
+            second(recovered),
+            &mut bench.out
+        ));
+        let stored_only = ProcessingStrategy::StoreOnly as i32;
+        assert_eq!(
+            bench.out[1].processing_strategy == stored_only,
+            over,
+            "{recovered}"
+        );
+    }
+}
+
 #[test]
 fn the_event_says_when_its_reports_were_made() {
     let mut bench = Bench::default();

@@ -103,7 +103,7 @@ struct Report {
     /// What it said, where it had no time of its own.
     fingerprint: Option<String>,
     weight: Weight,
-    /// When it came here.
+    /// When it counts as accepted: a count is as old as the last report that it counts.
     received: Timestamp,
     /// When it was observed.
     observed: Option<Timestamp>,
@@ -166,13 +166,14 @@ impl Deduplicator {
     }
 
     /// Judges the event at `index` of a batch, and takes it out of the reactions where it
-    /// repeats another. The event is [normalised](crate::event::normalise).
+    /// repeats another. The event is [normalised](crate::event::normalise), and counts as
+    /// accepted at `accepted`.
     pub fn judge(
         &mut self,
         batch: &mut Batch,
         index: usize,
         event: &mut HealthEvent,
-        now: Timestamp,
+        accepted: Timestamp,
     ) -> Verdict {
         let checks = &self.settings.checks;
         // What neither opens nor closes a fault must not hold back what does.
@@ -194,7 +195,7 @@ impl Deduplicator {
         let subject = Subject::of(event);
         let seen = self.scopes.get(&scope).and_then(|seen| seen.get(&subject));
         if let Some(report) = seen
-            && report.holds_back(event, &self.settings, batch.number, now)
+            && report.holds_back(event, &self.settings, batch.number, accepted)
         {
             if report.is(event) {
                 // Sent again: the store is to find it as it was.
@@ -207,7 +208,7 @@ impl Deduplicator {
                 seq: report.seq(),
             });
         }
-        let report = Report::pending(event, &scope, &subject, batch.number, now);
+        let report = Report::pending(event, &scope, &subject, batch.number, accepted);
         // What said something else of the same fault, perhaps with other codes beside it, is
         // not the last word any more.
         self.retain(&scope, |seen, other| {
@@ -356,7 +357,7 @@ impl Report {
         scope: &Scope,
         subject: &Subject,
         batch: u64,
-        now: Timestamp,
+        accepted: Timestamp,
     ) -> Self {
         let weight = Weight::of(event);
         let entities = subject.entities.iter();
@@ -372,7 +373,7 @@ impl Report {
             id: event.id.clone(),
             fingerprint: lacks_own_time(event).then(|| content_fingerprint(event)),
             weight,
-            received: now,
+            received: accepted,
             observed: event.generated_timestamp.and_then(json::timestamp),
             state: State::Pending(batch),
             bytes,
@@ -380,7 +381,13 @@ impl Report {
     }
 
     /// Whether an event about the same subject changes nothing after this report.
-    fn holds_back(&self, event: &HealthEvent, with: &Settings, batch: u64, now: Timestamp) -> bool {
+    fn holds_back(
+        &self,
+        event: &HealthEvent,
+        with: &Settings,
+        batch: u64,
+        accepted: Timestamp,
+    ) -> bool {
         // While another batch is being stored, nobody knows whether it will be.
         let counts = match self.state {
             State::Pending(own) => own == batch,
@@ -394,7 +401,7 @@ impl Report {
             .is_none_or(|(first, second)| second.duration_since(first).abs() < with.window);
         counts
             && near
-            && within(with.window, self.received, now)
+            && within(with.window, self.received, accepted)
             && self.weight == Weight::of(event)
     }
 
