@@ -120,10 +120,17 @@ fn event_entries(record: &Record, changes: &[Change], complete: bool) -> Vec<Tim
         decoded_detail(event),
     ));
     let effect = effects(changes, complete);
+    let future = event.metadata.get(keys::META_FUTURE_TIME).map(|time| {
+        format!("; its sender gave the time {time}, in the future: the time of receipt counts")
+    });
+    let future = future.unwrap_or_default();
     entries.push(entry(
         record.created_at,
         TimelineKind::Event,
-        format!("accepted as #{} ({}): {effect}", record.seq, record.id),
+        format!(
+            "accepted as #{} ({}): {effect}{future}",
+            record.seq, record.id
+        ),
         json!({
             "id": record.id,
             "seq": record.seq,
@@ -156,6 +163,7 @@ fn line_detail(event: &HealthEvent, generated: Option<Timestamp>) -> Value {
         ("bootId", keys::META_BOOT_ID),
         ("kernelSequence", keys::META_KERNEL_SEQUENCE),
         ("fullLength", keys::META_MESSAGE_CUT),
+        ("futureTimestamp", keys::META_FUTURE_TIME),
     ] {
         if let Some(value) = event.metadata.get(key) {
             detail[name] = json!(value);
@@ -271,6 +279,11 @@ fn effect(change: &Change, complete: bool) -> String {
         }
         Change::Ignored(Ignored::NothingToClose) => {
             format!("changes nothing: no fault that it could close is open{doubt}")
+        }
+        Change::Ignored(Ignored::BeforeRecovery) => {
+            "changes nothing: it was accepted before the recovery that closed its fault, and came \
+             later"
+                .to_owned()
         }
         Change::Ignored(Ignored::AlreadyRecorded) => "recorded already".to_owned(),
         Change::Ignored(Ignored::Overflow) => {

@@ -5,6 +5,7 @@
 //! events in the same order gives the same book, in production as in replay.
 
 mod book;
+mod closed;
 mod heard;
 mod machine;
 mod share;
@@ -20,6 +21,7 @@ pub use book::{
     Change, FaultBook, Ignored, MAX_FAULT_BYTES_PER_NODE, MAX_FAULTY_NODES,
     MAX_OPEN_FAULTS_PER_NODE,
 };
+pub use closed::{CLOSED_FOR, MAX_CLOSED_PER_NODE, REQUESTS_APART};
 pub use machine::{Machine, Origin};
 pub use share::NodeShare;
 pub use subject::{Subject, normalise_pci};

@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 
 use contract::{HealthEvent, ProcessingStrategy, RecommendedAction, json, keys};
+use jiff::Timestamp;
 use prost::Message as _;
 use serde::{Deserialize, Serialize};
 
+use super::closed::ClosedFaults;
 use super::heard::Heard;
 use super::{Fault, Origin, Subject};
 use crate::event::Record;
@@ -38,6 +40,9 @@ pub struct FaultBook {
     /// Checks that have spoken of a node, well or not.
     #[serde(default)]
     pub(super) heard: Heard,
+    /// Faults that were closed lately.
+    #[serde(default)]
+    pub(super) closed: ClosedFaults,
     /// Faults that found no room, since the book was started.
     overflow: u64,
 }
@@ -68,6 +73,8 @@ pub enum Ignored {
     NothingToClose,
     /// It is recorded already.
     AlreadyRecorded,
+    /// It was accepted before the recovery that has closed its fault, and came after it.
+    BeforeRecovery,
     /// The node has as many open faults, or the book as many faulty nodes, as are kept.
     Overflow,
 }
@@ -111,7 +118,7 @@ impl FaultBook {
         }
         self.heard.note(&event.node_name, &event.check_name);
         if event.is_healthy {
-            self.close(event)
+            self.close(record)
         } else {
             self.open(record)
         }
@@ -178,6 +185,10 @@ impl FaultBook {
         let mut changes = Vec::new();
         for subject in Subject::of_entities(&event.entities_impacted) {
             for code in codes {
+                if self.closed.after(record, code, &subject) {
+                    changes.push(Change::Ignored(Ignored::BeforeRecovery));
+                    continue;
+                }
                 let same = |fault: &Fault| {
                     fault.code == *code
                         && fault.check == event.check_name
@@ -222,19 +233,20 @@ impl FaultBook {
                 }
             }
         }
+        if faults.is_empty() {
+            self.nodes.remove(&event.node_name);
+        }
         changes
     }
 
-    fn close(&mut self, event: &HealthEvent) -> Vec<Change> {
+    fn close(&mut self, record: &Record) -> Vec<Change> {
+        let event = &record.event;
         let mut changes = Vec::new();
         if let Some(faults) = self.nodes.get_mut(&event.node_name) {
-            faults.retain(|fault| {
-                let closed = fault.closed_by(event);
-                if closed {
-                    changes.push(Change::Closed(fault.title()));
-                }
-                !closed
-            });
+            for fault in faults.extract_if(.., |fault| fault.closed_by(event)) {
+                changes.push(Change::Closed(fault.title()));
+                self.closed.note(fault, record);
+            }
             if faults.is_empty() {
                 self.nodes.remove(&event.node_name);
             }
@@ -269,15 +281,18 @@ impl Fault {
 
     /// Whether the fault was taken over from its node and is younger than a recovery that
     /// its agent sends again: what stands on the node is known at once, what was before it
-    /// comes behind. Both times are the node's own.
+    /// comes behind. Both times are the node's own; what was taken over was there by then,
+    /// whatever it says, so that no time in the future keeps a fault open.
     fn outlives(&self, event: &HealthEvent) -> bool {
         let time = |event: &HealthEvent| event.generated_timestamp.and_then(json::timestamp);
-        self.event.metadata.contains_key(keys::META_TAKEN_OVER)
-            && matches!((time(event), time(&self.event)), (Some(a), Some(b)) if a < b)
+        let mark = self.event.metadata.get(keys::META_TAKEN_OVER);
+        let taken_over: Option<Timestamp> = mark.and_then(|at| at.parse().ok());
+        let own = |at| time(&self.event).map(|own| own.min(at));
+        matches!((time(event), taken_over.and_then(own)), (Some(a), Some(b)) if a < b)
     }
 
     fn new(record: &Record, code: &str, subject: Subject) -> Self {
-        let seen = Seen::of(&record.event, record.created_at);
+        let seen = Seen::of(&record.event, record.created_at).by(record.created_at);
         Self {
             agent: record.event.agent.clone(),
             check: record.event.check_name.clone(),
@@ -317,7 +332,7 @@ impl Fault {
     /// was fatal stays fatal until it is closed. Without `room` for the event of the report the
     /// one that is there stays.
     fn refresh(&mut self, record: &Record, subject: &Subject, room: bool) -> Change {
-        let seen = Seen::of(&record.event, record.created_at);
+        let seen = Seen::of(&record.event, record.created_at).by(record.created_at);
         self.first_seen = self.first_seen.min(seen.first);
         self.last_seen = self.last_seen.max(seen.last);
         self.accepted_at = self.accepted_at.max(record.created_at);

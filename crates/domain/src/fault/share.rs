@@ -5,6 +5,7 @@ use std::borrow::Cow;
 
 use serde::{Deserialize, Serialize};
 
+use super::closed::Closed;
 use super::{Fault, FaultBook};
 
 /// What the book has of one node.
@@ -16,6 +17,9 @@ pub struct NodeShare<'a> {
     /// The checks that have spoken of it.
     #[serde(default)]
     heard: Vec<Cow<'a, str>>,
+    /// What was closed of it lately.
+    #[serde(default)]
+    closed: Cow<'a, [Closed]>,
 }
 
 // === impl NodeShare ===
@@ -23,7 +27,7 @@ pub struct NodeShare<'a> {
 impl NodeShare<'_> {
     /// Whether there is nothing to save.
     pub fn is_empty(&self) -> bool {
-        self.faults.is_empty() && self.heard.is_empty()
+        self.faults.is_empty() && self.heard.is_empty() && self.closed.is_empty()
     }
 }
 
@@ -35,6 +39,7 @@ impl FaultBook {
         NodeShare {
             faults: Cow::Borrowed(self.faults(node)),
             heard: self.heard(node).map(Cow::Borrowed).collect(),
+            closed: Cow::Borrowed(self.closed.of(node)),
         }
     }
 
@@ -43,6 +48,7 @@ impl FaultBook {
         for check in &share.heard {
             self.heard.note(node, check);
         }
+        self.closed.restore(node, share.closed.into_owned());
         if share.faults.is_empty() {
             self.nodes.remove(node);
         } else {
@@ -53,6 +59,7 @@ impl FaultBook {
 
     /// The nodes that have a share.
     pub fn with_share(&self) -> impl Iterator<Item = &str> {
-        self.nodes().chain(self.heard.nodes())
+        let heard = self.nodes().chain(self.heard.nodes());
+        heard.chain(self.closed.nodes())
     }
 }
