@@ -305,6 +305,7 @@ impl KernelLogMonitor {
             }
             let mut recovery = None;
             let mut handed_over = None;
+            let mut was_read = false;
             let read = tokio::select! {
                 () = cancel.cancelled() => return true,
                 _ = beat.tick() => {
@@ -325,7 +326,10 @@ impl KernelLogMonitor {
                     handed_over = answer;
                     Ok(())
                 }
-                read = source.next_batch(&mut events, BATCH), if has_room => read,
+                read = source.next_batch(&mut events, BATCH), if has_room => {
+                    was_read = true;
+                    read
+                }
             };
             let comes_or_goes = self.look_for_file(source.missing());
             self.handed_over(handed_over);
@@ -333,14 +337,16 @@ impl KernelLogMonitor {
                 self.hear(heard);
             }
             let mut ended = false;
-            let read_all = has_room && events.len() < BATCH;
+            let read_all = events.len() < BATCH;
             for event in events.drain(..) {
                 ended |= event == Event::End;
                 self.take_in(event);
             }
             // What a file that was not there has in it may be old.
-            let read_all = read_all && source.missing().is_none();
-            self.came.read(read_all, (self.clock)());
+            if was_read {
+                let all = read_all && source.missing().is_none();
+                self.came.read(all, (self.clock)());
+            }
             if comes_or_goes {
                 self.show_file();
             }

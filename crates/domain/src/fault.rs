@@ -21,6 +21,7 @@ pub use book::{
     Change, FaultBook, Ignored, MAX_FAULT_BYTES_PER_NODE, MAX_FAULTY_NODES,
     MAX_OPEN_FAULTS_PER_NODE,
 };
+pub(crate) use closed::may_be_before;
 pub use closed::{CLOSED_FOR, MAX_CLOSED_PER_NODE, REQUESTS_APART};
 pub use machine::{Machine, Origin};
 pub use share::NodeShare;

@@ -22,6 +22,8 @@ mod crash;
 mod doctor;
 #[path = "e2e/forward.rs"]
 mod forward;
+#[path = "e2e/late.rs"]
+mod late;
 #[path = "e2e/leader.rs"]
 mod leader;
 #[path = "e2e/outage.rs"]

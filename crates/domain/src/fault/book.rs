@@ -242,6 +242,7 @@ impl FaultBook {
     fn close(&mut self, record: &Record) -> Vec<Change> {
         let event = &record.event;
         let mut changes = Vec::new();
+        self.closed.healed_again(record);
         if let Some(faults) = self.nodes.get_mut(&event.node_name) {
             for fault in faults.extract_if(.., |fault| fault.closed_by(event)) {
                 changes.push(Change::Closed(fault.title()));

@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 
-use contract::keys;
+use contract::{HealthEvent, keys};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
@@ -79,6 +79,25 @@ impl ClosedFaults {
         });
     }
 
+    /// What heals again what is closed already holds against reports from before it, too: one of
+    /// them may not have come yet.
+    pub(super) fn healed_again(&mut self, by: &Record) {
+        let event = &by.event;
+        let special = [keys::META_REBOOT, keys::META_GONE_AFTER];
+        if special.iter().any(|key| event.metadata.contains_key(*key)) {
+            return;
+        }
+        for one in self.nodes.get_mut(&event.node_name).into_iter().flatten() {
+            let healed = one.agent == event.agent
+                && one.check == event.check_name
+                && (event.error_code.is_empty() || event.error_code.contains(&one.code))
+                && one.subject.healed_by(&event.entities_impacted);
+            if healed && one.at < by.created_at {
+                (one.at, one.boot_id) = (by.created_at, None);
+            }
+        }
+    }
+
     /// Whether what `report` says of a code and a subject is from before the recovery that has
     /// closed the fault.
     pub(super) fn after(&self, report: &Record, code: &str, subject: &Subject) -> bool {
@@ -123,12 +142,17 @@ impl Closed {
         let metadata = &report.event.metadata;
         let of_this_boot =
             self.boot_id.is_some() && metadata.get(keys::META_BOOT_ID) == self.boot_id.as_ref();
-        let least = if metadata.contains_key(keys::META_COUNT) {
-            SignedDuration::ZERO
-        } else {
-            REQUESTS_APART
-        };
         let older = self.at.duration_since(report.created_at);
-        !of_this_boot && older > least && older <= CLOSED_FOR
+        !of_this_boot && may_be_before(&report.event, older) && older <= CLOSED_FOR
     }
+}
+
+/// Whether a report that was accepted so much earlier than a recovery may be from before it.
+pub(crate) fn may_be_before(report: &HealthEvent, older: SignedDuration) -> bool {
+    let least = if report.metadata.contains_key(keys::META_COUNT) {
+        SignedDuration::ZERO
+    } else {
+        REQUESTS_APART
+    };
+    older > least
 }

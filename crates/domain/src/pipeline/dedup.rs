@@ -18,7 +18,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::annotate;
 use crate::event::{Record, content_fingerprint, lacks_own_time};
-use crate::fault::normalise_pci;
+use crate::fault::{may_be_before, normalise_pci};
 
 /// Most memory for what was seen (bytes): some 30,000 faults of usual size. Beyond it
 /// further faults pass and are not remembered, until windows have ended.
@@ -48,6 +48,8 @@ pub struct Deduplicator {
     bytes: usize,
     room: usize,
     cleaned_at: Timestamp,
+    /// The newest that was taken in from before a restart.
+    recalled: Timestamp,
     batches: u64,
 }
 
@@ -56,6 +58,8 @@ pub struct Deduplicator {
 #[derive(Debug)]
 pub struct Batch {
     number: u64,
+    /// When it came.
+    now: Timestamp,
     passed: Vec<(Scope, Subject, usize)>,
 }
 
@@ -146,6 +150,7 @@ impl Deduplicator {
             bytes: 0,
             room,
             cleaned_at: Timestamp::MIN,
+            recalled: Timestamp::MIN,
             batches: 0,
         }
     }
@@ -161,6 +166,7 @@ impl Deduplicator {
         self.batches += 1;
         Batch {
             number: self.batches,
+            now,
             passed: Vec::new(),
         }
     }
@@ -214,6 +220,11 @@ impl Deduplicator {
         self.retain(&scope, |seen, other| {
             *seen != subject && (other.weight == report.weight || !seen.may_concern(event))
         });
+        // What comes late may be from before a recovery, and open nothing (`fault/closed.rs`):
+        // it must not hold back what is new.
+        if may_be_before(event, batch.now.duration_since(accepted)) {
+            return Verdict::Passes;
+        }
         if !self.remember(&scope, &subject, report) {
             return Verdict::NoRoom;
         }
@@ -248,7 +259,8 @@ impl Deduplicator {
 
     /// Takes in what was stored before a restart, oldest first.
     pub fn recall(&mut self, record: &Record) {
-        let mut batch = self.begin(record.created_at);
+        self.recalled = self.recalled.max(record.created_at);
+        let mut batch = self.begin(self.recalled);
         let mut event = record.event.clone();
         self.judge(&mut batch, 0, &mut event, record.created_at);
         self.stored(batch, |_| Some(record.seq));
