@@ -6,6 +6,7 @@
 //! restart loses nothing and doubles nothing. After a reboot the faults that it mends are
 //! closed (`reboot`).
 
+mod came;
 mod event;
 mod hand_over;
 mod machine;
@@ -23,7 +24,7 @@ use connector::{Connector, Recovery};
 use contract::HealthEvent;
 use domain::catalog::Catalog;
 use domain::decode::KernelLogDecoder;
-use domain::event::names_record;
+use domain::event::{mark_accepted, names_record};
 use host::boot::Boot;
 use host::kernel_log::{Event, OpenError, Position, Record, Source, Spec};
 use jiff::{SignedDuration, Timestamp};
@@ -34,6 +35,7 @@ use tokio::sync::broadcast;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use came::Came;
 use hand_over::{HandOver, MAX_UNSENT};
 use machine::MachineFile;
 use metrics::KernelLogMetrics;
@@ -107,6 +109,7 @@ pub struct KernelLogMonitor {
     /// Time of the newest line that has one.
     newest: Option<Timestamp>,
     last_place: Option<Position>,
+    came: Came,
     unreadable: Unreadable,
 }
 
@@ -150,6 +153,7 @@ impl KernelLogMonitor {
             history_begins: None,
             newest: None,
             last_place: None,
+            came: Came::default(),
             unreadable: Unreadable::default(),
         }
     }
@@ -248,11 +252,13 @@ impl KernelLogMonitor {
             self.history_begins = (self.clock)().checked_sub(self.config.history).ok();
             self.state.position = None;
             self.last_place = None;
+            self.came = Came::default();
         }
         if let Some(Position::Kmsg { seq, .. }) = self.state.position {
             self.learn(&spec, seq).await;
         }
         let source = host::kernel_log::open(&spec, self.state.position.as_ref())?;
+        self.came.opened();
         if self.chosen.is_none() && self.config.spec == Spec::Auto {
             tracing::info!(source = %spec, "the kernel log that can be read here was chosen");
         }
@@ -294,8 +300,12 @@ impl KernelLogMonitor {
             self.begin_hand_over();
             let wake = self.next_wake();
             let has_room = self.state.outbox.len() < MAX_UNSENT;
+            if !has_room {
+                self.came.pauses();
+            }
             let mut recovery = None;
             let mut handed_over = None;
+            let mut was_read = false;
             let read = tokio::select! {
                 () = cancel.cancelled() => return true,
                 _ = beat.tick() => {
@@ -316,7 +326,10 @@ impl KernelLogMonitor {
                     handed_over = answer;
                     Ok(())
                 }
-                read = source.next_batch(&mut events, BATCH), if has_room => read,
+                read = source.next_batch(&mut events, BATCH), if has_room => {
+                    was_read = true;
+                    read
+                }
             };
             let comes_or_goes = self.look_for_file(source.missing());
             self.handed_over(handed_over);
@@ -324,9 +337,15 @@ impl KernelLogMonitor {
                 self.hear(heard);
             }
             let mut ended = false;
+            let read_all = events.len() < BATCH;
             for event in events.drain(..) {
                 ended |= event == Event::End;
                 self.take_in(event);
+            }
+            // What a file that was not there has in it may be old.
+            if was_read {
+                let all = read_all && source.missing().is_none();
+                self.came.read(all, (self.clock)());
             }
             if comes_or_goes {
                 self.show_file();
@@ -456,6 +475,7 @@ impl KernelLogMonitor {
             Event::CaughtUp => {
                 self.boot_has_begun();
                 self.history_begins = None;
+                self.came.caught_up();
                 let state = self.seeing();
                 self.source.update(now, |status| status.state = state);
             }
@@ -474,6 +494,7 @@ impl KernelLogMonitor {
         let began = std::time::Instant::now();
         let at = record.wall.or(self.newest).unwrap_or(now);
         self.newest = record.wall.or(self.newest);
+        let came = self.came.at(at, now);
         self.metrics.records.inc();
         let from_user_space = record.facility.is_some_and(|facility| facility != 0);
         let findings = if from_user_space && self.config.refuse_user_space {
@@ -504,7 +525,8 @@ impl KernelLogMonitor {
                 earlier_in_boot: self.history_begins.is_some_and(|begins| at < begins),
                 place: place.as_deref(),
             });
-            for event in events {
+            for mut event in events {
+                mark_accepted(&mut event, came);
                 self.fold(event, at);
             }
         }

@@ -27,6 +27,7 @@ use std::sync::Arc;
 
 use contract::{HealthEvent, HealthEvents};
 use domain::event::{self, MAX_EVENTS, Problem};
+use domain::fold::Seen;
 use domain::reporter::Authority;
 use jiff::Timestamp;
 use runtime::logging::Seldom;
@@ -121,7 +122,7 @@ impl Connector {
     }
 
     /// The healthy events that are accepted from now on from whoever may close what a monitor
-    /// of ours has opened.
+    /// of ours has opened; each once.
     pub fn recoveries(&self) -> broadcast::Receiver<Recovery> {
         self.recoveries.subscribe()
     }
@@ -188,12 +189,16 @@ impl Connector {
             refusal::log(&self.refusals, caller, &refused);
         }
         let stored = good.len();
-        let recovered: Vec<Recovery> = good
+        let recovered: Vec<(usize, Recovery)> = good
             .iter()
-            .filter(|new| new.event.is_healthy && Authority::of(&new.event) == Authority::Trusted)
-            .map(|new| Recovery {
-                event: new.event.clone(),
-                accepted_at: new.received_at,
+            .enumerate()
+            .filter(|(_, new)| {
+                new.event.is_healthy && Authority::of(&new.event) == Authority::Trusted
+            })
+            .map(|(index, new)| {
+                let event = new.event.clone();
+                let accepted_at = new.received_at;
+                (index, Recovery { event, accepted_at })
             })
             .collect();
         let appended = if good.is_empty() {
@@ -209,9 +214,12 @@ impl Connector {
             })?
         };
         self.metrics.appended(&appended);
-        for recovery in recovered {
-            // Nobody listens where no monitor runs.
-            let _ = self.recoveries.send(recovery);
+        for (index, recovery) in recovered {
+            // One that is sent again ends nothing that has come since. Nobody listens where no
+            // monitor runs.
+            if appended.get(index).is_some_and(|one| one.new) {
+                let _ = self.recoveries.send(recovery);
+            }
         }
         if refused.is_empty() {
             return Ok(appended);
@@ -261,14 +269,18 @@ impl Connector {
     }
 }
 
-/// When an event came in: at the first connector on its way, where that is trusted. So
-/// what waited in an outbox is not newer for it.
+/// When an event came in: at the first connector on its way, where that is trusted, so that
+/// what waited in an outbox is not newer for it. What a monitor of ours reports came when the
+/// last of it was seen, which the monitor says or the event tells.
 fn received_at(event: &mut HealthEvent, caller: &Caller, now: Timestamp) -> Timestamp {
-    let accepted = event::take_accepted(event).unwrap_or(now);
-    match caller {
-        Caller::Node(_) | Caller::Central(_) => accepted.min(now),
-        Caller::Monitor | Caller::Local(_) => now,
-    }
+    let told = event::take_accepted(event);
+    let told = match caller {
+        Caller::Monitor => told.unwrap_or_else(|| Seen::of(event, now).last),
+        Caller::Node(_) | Caller::Central(_) => told.unwrap_or(now),
+        // Whoever could date what they report could have it dismissed in advance.
+        Caller::Local(_) => now,
+    };
+    event::accepted_at(event, told, now)
 }
 
 // === impl AcceptError ===

@@ -146,14 +146,7 @@ impl Pipeline {
         for stage in &self.stages {
             let mut batch = stage.begin(now);
             for (turn, events) in events.chunks_mut(TURN).enumerate() {
-                self.turn(
-                    stage,
-                    events,
-                    turn * TURN,
-                    now,
-                    &mut batch,
-                    &mut passage.repeats,
-                );
+                self.turn(stage, events, turn * TURN, &mut batch, &mut passage.repeats);
                 tokio::task::yield_now().await;
             }
             passage.batches.extend(batch);
@@ -182,7 +175,6 @@ impl Pipeline {
         stage: &Stage,
         events: &mut [NewEvent],
         first: usize,
-        now: Timestamp,
         batch: &mut Option<Batch>,
         repeats: &mut [Option<Original>],
     ) {
@@ -205,8 +197,9 @@ impl Pipeline {
                 let (mut dedup, Some(batch)) = (lock(dedup), batch) else {
                     return;
                 };
-                for (index, NewEvent { event, .. }) in (first..).zip(events) {
-                    match dedup.judge(batch, index, event, now) {
+                for (index, NewEvent { event, received_at }) in (first..).zip(events) {
+                    // As after a restart: a report is as old as what it reports.
+                    match dedup.judge(batch, index, event, *received_at) {
                         Verdict::Passes => {}
                         Verdict::NoRoom => {
                             self.metrics.not_remembered.inc();

@@ -14,6 +14,8 @@ use tonic::transport::{Channel, Endpoint};
 
 use super::*;
 
+mod acceptance;
+
 fn event(gpu: &str) -> HealthEvent {
     HealthEvent {
         version: 1,
@@ -608,6 +610,12 @@ async fn an_event_is_as_old_as_it_is_whatever_the_clock_of_its_node_says() {
         (Some("13:00:00"), "12:59:55", "11:59:55"),
         (Some("12:00:00"), "11:00:00", "11:00:00"),
         (Some("11:00:00"), "11:30:00", "12:00:00"),
+        // Out of all reason.
+        (
+            Some("9998-01-01T00:00:00"),
+            "0001-01-01T00:00:00",
+            "12:00:00",
+        ),
         // An agent that does not say.
         (None, "11:59:00", "11:59:00"),
         (None, "12:30:00", "12:00:00"),
@@ -618,7 +626,10 @@ async fn an_event_is_as_old_as_it_is_whatever_the_clock_of_its_node_says() {
         let nodes = AcceptNodes::Own("nobody".into());
         let connector = Connector::new(store, nodes, &Metrics::default(), ours);
         let service = service(connector, |_| Some(Caller::Node("n1".into())));
-        let at = |time: &str| format!("2026-11-21T{time}Z").parse::<Timestamp>().unwrap();
+        let at = |time: &str| {
+            let day = if time.len() > 8 { "" } else { "2026-11-21T" };
+            format!("{day}{time}Z").parse::<Timestamp>().unwrap()
+        };
         let mut event = event("0");
         event::mark_accepted(&mut event, at(accepted));
         let mut request = tonic::Request::new(batch(vec![event]));

@@ -121,11 +121,15 @@ fn event_entries(record: &Record, changes: &[Change], complete: bool) -> Vec<Tim
         decoded_detail(event),
     ));
     let effect = effects(changes, is_notice(event), complete);
+    let future = event.metadata.get(keys::META_FUTURE_TIME).map(|time| {
+        format!("; its sender gave the time {time}, in the future: the time of receipt counts")
+    });
+    let future = future.unwrap_or_default();
     entries.push(entry(
         record.created_at,
         TimelineKind::Event,
         format!(
-            "accepted as #{} ({}){}: {effect}",
+            "accepted as #{} ({}){}: {effect}{future}",
             record.seq,
             record.id,
             reported_by(event)
@@ -171,6 +175,7 @@ fn line_detail(event: &HealthEvent, generated: Option<Timestamp>) -> Value {
         ("bootId", keys::META_BOOT_ID),
         ("kernelSequence", keys::META_KERNEL_SEQUENCE),
         ("fullLength", keys::META_MESSAGE_CUT),
+        ("futureTimestamp", keys::META_FUTURE_TIME),
     ] {
         if let Some(value) = event.metadata.get(key) {
             detail[name] = json!(value);
@@ -293,6 +298,11 @@ fn effect(change: &Change, is_notice: bool, complete: bool) -> String {
         Change::Ignored(Ignored::LacksAuthority) => {
             "changes nothing: what it would close was reported by a monitor or by somebody who \
              administers the machine, and stays open until one of those says that it is healed"
+                .to_owned()
+        }
+        Change::Ignored(Ignored::BeforeRecovery) => {
+            "changes nothing: it was accepted before the recovery that closed its fault, and came \
+             later"
                 .to_owned()
         }
         Change::Ignored(Ignored::AlreadyRecorded) => "recorded already".to_owned(),

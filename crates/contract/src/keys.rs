@@ -156,8 +156,11 @@ pub const META_REPORTED_BY: &str = "gpuwarden.dev/reported-by";
 pub const META_MESSAGE_CUT: &str = "gpuwarden.dev/message-cut";
 /// Metadata: the sender gave no timestamp; ours is the time of receipt.
 pub const META_TIME_OF_RECEIPT: &str = "gpuwarden.dev/time-of-receipt";
-/// Metadata on the way from a node to the controller only: when the node's connector
-/// accepted the event, RFC 3339, by its clock. It is taken off there.
+/// Metadata: the time in the future that the sender gave, RFC 3339; ours is the time of receipt.
+pub const META_FUTURE_TIME: &str = "gpuwarden.dev/future-time";
+/// Metadata on the way from a monitor of ours to the connector, and from a node to the
+/// controller, only: when the monitor saw what it reports last, or the node's connector accepted
+/// the event, RFC 3339, by its clock. It is taken off there.
 pub const META_ACCEPTED_AT: &str = "gpuwarden.dev/accepted-at";
 /// gRPC metadata of a request from a node to the controller: what the node's clock says, RFC
 /// 3339, when it is sent. With it [`META_ACCEPTED_AT`] tells how old an event is.

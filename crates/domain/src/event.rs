@@ -22,9 +22,17 @@ pub const MAX_ITEMS: usize = 256;
 pub const MAX_METADATA: usize = 128;
 /// Longest metadata key or value (bytes).
 pub const MAX_METADATA_BYTES: usize = 4 * 1024;
+/// Furthest back that an event can be told to have been accepted. A machine that was off, or
+/// cut off, for a weekend is within it. What says more comes from a clock that was wrong, and
+/// must not hide a fault.
+pub const MAX_ACCEPTANCE_AGE: SignedDuration = SignedDuration::from_hours(48);
+/// How far the clock of a sender may be ahead: the clocks of a cluster differ. A time that lies
+/// further in the future is none.
+pub const MAX_AHEAD: SignedDuration = SignedDuration::from_secs(60);
 
 /// The metadata keys that a connector adds to what a sender has said.
-const CONNECTOR_MARKS: [&str; 3] = [
+const CONNECTOR_MARKS: [&str; 4] = [
+    keys::META_FUTURE_TIME,
     keys::META_MESSAGE_CUT,
     keys::META_TIME_OF_RECEIPT,
     keys::META_REPORTED_BY,
@@ -146,6 +154,7 @@ pub fn validate(event: &HealthEvent) -> Result<(), Problem> {
 ///
 /// - `UNSPECIFIED` strategy is the normal one.
 /// - A missing timestamp becomes `received_at` and is marked so in the metadata.
+/// - So does one that lies more than [`MAX_AHEAD`] behind it; the metadata keep what it was.
 /// - A message over [`MAX_MESSAGE_BYTES`] is cut and marked.
 /// - `id` is ours: the sender's is dropped, since two senders may choose the same.
 pub fn normalise(event: &mut HealthEvent, received_at: Timestamp) {
@@ -168,7 +177,15 @@ pub fn normalise(event: &mut HealthEvent, received_at: Timestamp) {
             .insert(keys::META_TIME_OF_RECEIPT.to_owned(), "true".to_owned());
         event.generated_timestamp = Some(json::proto_timestamp(received_at));
     }
+    // Before the next: it depends on when the event comes, and a retry has to be the same event.
     event.id = event_id(event);
+    let generated = event.generated_timestamp.and_then(json::timestamp);
+    if let Some(time) = generated.filter(|time| time.duration_since(received_at) > MAX_AHEAD) {
+        // A connector before this one may have noted it; what the sender said stays.
+        let noted = event.metadata.entry(keys::META_FUTURE_TIME.to_owned());
+        noted.or_insert_with(|| time.to_string());
+        event.generated_timestamp = Some(json::proto_timestamp(received_at));
+    }
 }
 
 /// Notes on an event when it was accepted, for the connector that it is sent on to.
@@ -176,6 +193,25 @@ pub fn mark_accepted(event: &mut HealthEvent, at: Timestamp) {
     event
         .metadata
         .insert(keys::META_ACCEPTED_AT.to_owned(), at.to_string());
+}
+
+/// What [`mark_accepted`] has noted.
+pub fn accepted(event: &HealthEvent) -> Option<Timestamp> {
+    event.metadata.get(keys::META_ACCEPTED_AT)?.parse().ok()
+}
+
+/// When an event counts as accepted of which somebody whom we trust says at `now` that it was
+/// at `told`: never later than now. Where that is more than [`MAX_ACCEPTANCE_AGE`] ago, a clock
+/// was wrong: a fault is new then, and a recovery no newer than it has to be.
+pub fn accepted_at(event: &HealthEvent, told: Timestamp, now: Timestamp) -> Timestamp {
+    let oldest = now.checked_sub(MAX_ACCEPTANCE_AGE).unwrap_or(now);
+    if told >= oldest {
+        told.min(now)
+    } else if event.is_healthy {
+        oldest
+    } else {
+        now
+    }
 }
 
 /// Takes off what [`mark_accepted`] has noted. It is no part of what an event says.
@@ -203,7 +239,7 @@ pub fn accepted_by_our_clock(event: &mut HealthEvent, sent: Timestamp, now: Time
 ///
 /// 24 hexadecimal digits, the form of the ids that NVSentinel's stores give.
 pub fn event_id(event: &HealthEvent) -> String {
-    let mut plain = without_pid(event);
+    let mut plain = as_sent(event);
     if names_record(&plain) {
         plain
             .metadata
@@ -233,7 +269,7 @@ pub fn names_record(event: &HealthEvent) -> bool {
 ///
 /// For senders that give no timestamp, whose retries look like new events.
 pub fn content_fingerprint(event: &HealthEvent) -> String {
-    let mut plain = without_pid(event);
+    let mut plain = as_sent(event);
     plain.generated_timestamp = None;
     plain.metadata.remove(keys::META_TIME_OF_RECEIPT);
     hash(&plain)
@@ -248,6 +284,14 @@ pub fn is_notice(event: &HealthEvent) -> bool {
         && !event.is_fatal
         && event.recommended_action == RecommendedAction::None as i32
         && !overrides.is_some_and(|one| one.force)
+}
+
+/// Puts back the time in the future that a sender gave, and [`normalise`] has replaced.
+fn restore_future_time(event: &mut HealthEvent) {
+    let noted = event.metadata.remove(keys::META_FUTURE_TIME);
+    if let Some(time) = noted.and_then(|time| time.parse().ok()) {
+        event.generated_timestamp = Some(json::proto_timestamp(time));
+    }
 }
 
 /// Whether the sender gave no timestamp of its own.
@@ -271,11 +315,12 @@ pub mod public_form {
     }
 }
 
-/// Returns an event without its id, and without the pid of its reporter: a check that is
-/// started once more reports the same.
-fn without_pid(event: &HealthEvent) -> HealthEvent {
+/// Returns an event as it was sent, without its id, and without the pid of its reporter: a check
+/// that is started once more reports the same.
+fn as_sent(event: &HealthEvent) -> HealthEvent {
     let mut plain = event.clone();
     plain.id.clear();
+    restore_future_time(&mut plain);
     if let Some(reporter) = Reporter::of(&plain) {
         reporter.without_pid().note_in(&mut plain);
     }
@@ -465,6 +510,103 @@ mod tests {
                 let other = ids(other);
                 assert!(other.0 != first.0 && other.1 != first.1);
             }
+        }
+    }
+
+    #[test]
+    fn what_differs_in_any_part_is_another_event() {
+        let with = |edit: Break| {
+            let mut event = good();
+            edit(&mut event);
+            event_id(&event)
+        };
+        let edits: [Break; 9] = [
+            |e| e.node_name = "n2".into(),
+            |e| e.agent = "a".into(),
+            |e| e.component_class = "NIC".into(),
+            |e| e.check_name = "c".into(),
+            |e| e.error_code.push("49".into()),
+            |e| e.is_fatal = true,
+            |e| e.is_healthy = true,
+            |e| e.recommended_action = 15,
+            |e| e.generated_timestamp = Some(prost_types::Timestamp::default()),
+        ];
+        let mut ids: Vec<String> = edits.into_iter().map(with).collect();
+        ids.push(with(|_| ()));
+        ids.sort();
+        ids.dedup();
+        assert_eq!(ids.len(), 10);
+        // A record of a log is one of its node, too.
+        let of_log: Break = |e| {
+            e.metadata.insert(keys::META_LOG_PLACE.into(), "1".into());
+        };
+        assert_ne!(
+            with(of_log),
+            with(|e| {
+                e.node_name = "n2".into();
+                e.metadata.insert(keys::META_LOG_PLACE.into(), "1".into());
+            })
+        );
+    }
+
+    #[test]
+    fn a_time_in_the_future_counts_as_the_time_of_receipt_and_a_retry_stays_one() {
+        let at = |second: i64| Timestamp::from_second(1_800_000_000 + second).unwrap();
+        let said: Timestamp = "9998-01-01T00:00:00.000000001Z".parse().unwrap();
+        let mut first = good();
+        first.generated_timestamp = Some(json::proto_timestamp(said));
+        first.processing_strategy = 1;
+        let (sent, mut again) = (first.clone(), first.clone());
+        normalise(&mut first, at(0));
+        assert_eq!(
+            first.generated_timestamp,
+            Some(json::proto_timestamp(at(0)))
+        );
+        assert_eq!(first.metadata[keys::META_FUTURE_TIME], said.to_string());
+        // Named by what was sent: however late it comes again, and at the next connector,
+        // for whose clock it may be in the future still.
+        assert_eq!(first.id, event_id(&sent));
+        normalise(&mut again, at(500));
+        assert_eq!(again.id, first.id);
+        let mut onward = first.clone();
+        normalise(&mut onward, at(-500));
+        assert_eq!(onward.id, first.id);
+        assert_eq!(onward.metadata, first.metadata);
+        assert_eq!(
+            onward.generated_timestamp,
+            Some(json::proto_timestamp(at(-500)))
+        );
+        // Clocks differ a little.
+        for (ahead, counts) in [(60, 60), (61, 0)] {
+            let mut event = good();
+            event.generated_timestamp = Some(json::proto_timestamp(at(ahead)));
+            normalise(&mut event, at(0));
+            assert_eq!(
+                event.generated_timestamp,
+                Some(json::proto_timestamp(at(counts)))
+            );
+        }
+    }
+
+    #[test]
+    fn acceptance_lies_in_the_last_two_days_and_doubt_hides_no_fault() {
+        let at = |second: i64| Timestamp::from_second(1_800_000_000 + second).unwrap();
+        let bound = MAX_ACCEPTANCE_AGE.as_secs();
+        let well = HealthEvent {
+            is_healthy: true,
+            ..good()
+        };
+        for (told, fault, recovery) in [
+            (0, 0, 0),
+            (-7, -7, -7),
+            (7, 0, 0),
+            (-bound, -bound, -bound),
+            (-bound - 1, 0, -bound),
+            (-250_000_000_000, 0, -bound),
+        ] {
+            let told = Timestamp::from_second(1_800_000_000 + told).unwrap_or(Timestamp::MIN);
+            assert_eq!(accepted_at(&good(), told, at(0)), at(fault));
+            assert_eq!(accepted_at(&well, told, at(0)), at(recovery));
         }
     }
 

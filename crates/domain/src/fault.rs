@@ -5,6 +5,7 @@
 //! events in the same order gives the same book, in production as in replay.
 
 mod book;
+mod closed;
 mod heard;
 mod machine;
 mod room;
@@ -22,6 +23,8 @@ pub use book::{
     Change, FaultBook, Ignored, MAX_FAULT_BYTES_PER_NODE, MAX_FAULTY_NODES,
     MAX_OPEN_FAULTS_PER_NODE,
 };
+pub(crate) use closed::may_be_before;
+pub use closed::{CLOSED_FOR, MAX_CLOSED_PER_NODE, REQUESTS_APART};
 pub use machine::{Machine, Origin};
 pub use room::Rereading;
 pub use share::NodeShare;

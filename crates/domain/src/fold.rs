@@ -19,6 +19,9 @@
 //! decided by the time that has passed here, for there may be no further line, and the
 //! clocks of logs jump.
 //!
+//! What is counted is as old as the last of it: the event says when that came
+//! ([`mark_accepted`]), so that a count which is told later undoes no decision made meanwhile.
+//!
 //! [`crate::fault::FaultBook`] takes the counts up again.
 
 use std::collections::BTreeMap;
@@ -28,7 +31,7 @@ use contract::{HealthEvent, ProcessingStrategy, json, keys};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::event::public_form;
+use crate::event::{accepted, mark_accepted, public_form};
 use crate::fault::Subject;
 
 /// Repeats of a fault within this time become one event.
@@ -224,7 +227,7 @@ impl Fold {
             window.over = window
                 .repeats
                 .as_ref()
-                .is_some_and(|repeats| repeats.last <= accepted);
+                .is_some_and(|repeats| repeats.last_came() <= accepted);
             ended.push(window.counted());
             false
         });
@@ -390,6 +393,11 @@ impl Window {
                 repeats.count = repeats.count.saturating_add(1);
                 repeats.first = repeats.first.min(at);
                 repeats.last = repeats.last.max(at);
+                if let Some(seen) = accepted(&event)
+                    && accepted(&repeats.event).is_none_or(|before| before < seen)
+                {
+                    mark_accepted(&mut repeats.event, seen);
+                }
             }
             None => {
                 self.repeats = Some(Repeats {
@@ -431,6 +439,12 @@ fn heals(healthy: &HealthEvent, event: &HealthEvent) -> bool {
 // === impl Repeats ===
 
 impl Repeats {
+    /// When the last of them came, by the clock that recoveries are accepted by. That of the
+    /// log may be another one.
+    fn last_came(&self) -> Timestamp {
+        accepted(&self.event).unwrap_or(self.last)
+    }
+
     fn into_event(self) -> HealthEvent {
         let mut event = self.event;
         event.generated_timestamp = Some(json::proto_timestamp(self.last));
@@ -473,6 +487,16 @@ impl Seen {
                 last: at,
             }
         })
+    }
+
+    /// The same; nothing of it was seen after `at`, whatever its sender says.
+    #[must_use]
+    pub fn by(self, at: Timestamp) -> Self {
+        Self {
+            first: self.first.min(at),
+            last: self.last.min(at),
+            ..self
+        }
     }
 }
 

@@ -175,7 +175,7 @@ pub fn step(
     };
     let own = Ownership::read(node);
     if let Some(own) = &own
-        && let Some((by_hand, released_at, why)) = ended_by_hand(node, own, desired, now)
+        && let Some((by_hand, released_at, why)) = ended_by_hand(session, node, own, desired, now)
     {
         let change = change::stand_down(node, own, by_hand, released_at, marks);
         return session
@@ -231,12 +231,21 @@ pub fn step(
 /// Where no fault asks for the quarantine any more, an undone cordon or taint does not
 /// count: the node is given back as after any recovery, the cordon included.
 fn ended_by_hand(
+    session: &Session,
     node: &NodeView,
     own: &Ownership,
     desired: &Desired,
     now: Timestamp,
 ) -> Option<(ByHand, Timestamp, String)> {
     let newest = own.newest_listed(desired);
+    // Where we have seen the node out of service, it was done just now: what was reported before
+    // and is told later (a count, an outbox) is dismissed with it. Else nobody knows when, and
+    // what has come since may be new.
+    let watched = matches!(
+        session.phase,
+        Phase::Quarantining | Phase::Quarantined | Phase::Releasing
+    );
+    let newest = newest.max(watched.then(|| own.before_unlisted(desired, now)));
     if let Some(request) = ReleaseRequest::read(node) {
         let until = request.dismisses_until(newest, now);
         let ReleaseRequest { by, reason, .. } = request;

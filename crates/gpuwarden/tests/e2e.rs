@@ -24,6 +24,8 @@ mod doctor;
 mod forward;
 #[path = "e2e/hostile.rs"]
 mod hostile;
+#[path = "e2e/late.rs"]
+mod late;
 #[path = "e2e/leader.rs"]
 mod leader;
 #[path = "e2e/outage.rs"]

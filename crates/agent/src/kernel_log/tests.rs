@@ -365,6 +365,32 @@ async fn killed_at_any_moment_it_counts_every_line_once() {
     assert_eq!(lines_in(&bench.stored().await), LINES);
 }
 
+/// What a person decides between the line and its report is not undone by it.
+#[tokio::test]
+async fn a_count_is_accepted_as_of_its_last_line_also_after_a_restart() {
+    let mut bench = Bench::new();
+    bench.append("[1.0] usb 1-1: new device");
+    let running = bench.start();
+    running.following().await;
+    let began = Timestamp::now();
+    // The clock of the log is another one.
+    bench.append(&at(1, 0, &xid(79, 1)));
+    bench.append(&at(1, 1, &xid(79, 1)));
+    bench.stored_at_least(1).await;
+    running.status(|status| status.records == 3).await;
+    let decided = Timestamp::now();
+    running.end().await;
+    bench.run_until(2).await;
+    let records = bench.store.events(EventQuery::default()).await.unwrap();
+    let count = &records[0];
+    assert_eq!(Seen::of(&count.event, decided).count, 1);
+    assert!(count.event.metadata.contains_key(keys::META_COUNT));
+    assert!(
+        began <= count.created_at && count.created_at <= decided,
+        "{count:?}"
+    );
+}
+
 #[tokio::test]
 async fn a_recovery_that_somebody_else_reports_ends_the_window() {
     let mut bench = Bench::new();

@@ -243,7 +243,8 @@ impl Log {
         let (Some(first), Some(last)) = (staged.entries.first(), staged.entries.last()) else {
             return Ok(());
         };
-        let (last, newest) = (last.position, last.accepted_at);
+        let last = last.position;
+        let newest = staged.entries.iter().map(|entry| entry.accepted_at).max();
         let (file, start) = loop {
             match self.write(first.position, &staged.bytes) {
                 Ok(written) => break written,
@@ -258,7 +259,7 @@ impl Log {
         segment.length += staged.bytes.len() as u64;
         segment.last = last;
         segment.records += staged.entries.len();
-        segment.newest = Some(newest);
+        segment.newest = segment.newest.max(newest);
         let segment = segment.first;
         self.file = Some(file);
         for mut entry in staged.entries {

@@ -32,7 +32,7 @@ pub(super) struct Segment {
     pub(super) length: u64,
     /// How many records it has.
     pub(super) records: usize,
-    /// When its last event was accepted.
+    /// When the newest of its events was accepted; they need not be in that order.
     pub(super) newest: Option<Timestamp>,
     /// Nothing more is written into it, since what its end holds on disk is not known.
     pub(super) sealed: bool,
@@ -125,7 +125,8 @@ impl Segment {
         let contents = scan(&bytes, self.first.saturating_sub(1));
         let end = contents.records.last();
         self.records = contents.records.len();
-        self.newest = end.and_then(|place| record::accepted_at(place.of(&bytes)?));
+        let accepted = |place: &Place| record::accepted_at(place.of(&bytes)?);
+        self.newest = contents.records.iter().filter_map(accepted).max();
         self.last = end.map_or(self.last, |place| place.position);
         self.length = end.map_or((HEAD.min(bytes.len())) as u64, |place| {
             place.offset + u64::from(place.length)

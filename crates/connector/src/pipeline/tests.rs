@@ -10,7 +10,7 @@ use super::*;
 use crate::{AcceptError, AcceptNodes, Caller, Connector, Sink, SinkError};
 
 const DEDUP: &str = "suppressionWindow = '3m'\n";
-const START: i64 = 1_800_000_000;
+const START: i64 = 1_700_000_000;
 
 /// A store, a cluster of one node, and metrics, over which connectors are made.
 struct Bench {

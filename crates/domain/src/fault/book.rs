@@ -3,9 +3,11 @@
 use std::collections::BTreeMap;
 
 use contract::{HealthEvent, ProcessingStrategy, RecommendedAction, json, keys};
+use jiff::Timestamp;
 use prost::Message as _;
 use serde::{Deserialize, Serialize};
 
+use super::closed::ClosedFaults;
 use super::heard::Heard;
 use super::room::{self, Missed};
 use super::{Fault, Origin, Subject};
@@ -39,6 +41,9 @@ pub struct FaultBook {
     /// Checks that have spoken of a node, well or not.
     #[serde(default)]
     pub(super) heard: Heard,
+    /// Faults that were closed lately.
+    #[serde(default)]
+    pub(super) closed: ClosedFaults,
     /// Reports that found no room and were not read again yet, by node.
     #[serde(default)]
     pub(super) missed: BTreeMap<String, BTreeMap<Authority, Missed>>,
@@ -74,6 +79,8 @@ pub enum Ignored {
     LacksAuthority,
     /// It is recorded already.
     AlreadyRecorded,
+    /// It was accepted before the recovery that has closed its fault, and came after it.
+    BeforeRecovery,
     /// The node has as many open faults, or the book as many faulty nodes, as are kept. It is
     /// read again when there is room.
     Overflow,
@@ -119,7 +126,7 @@ impl FaultBook {
         let authority = Authority::of(event);
         (self.heard).note(&event.node_name, &event.check_name, authority);
         if event.is_healthy {
-            self.close(event)
+            self.close(record)
         } else {
             self.open(record)
         }
@@ -186,12 +193,16 @@ impl FaultBook {
             .iter()
             .flat_map(|subject| codes.iter().map(move |code| (subject, code)))
         {
-            let faults = self.nodes.entry(node.to_owned()).or_default();
-            if faults.iter().any(|fault| {
+            if self.faults(node).iter().any(|fault| {
                 fault.code == *code && fault.reported_as(event) && fault.subject.same(subject)
             }) {
                 continue;
             }
+            if self.closed.after(record, code, subject) {
+                note_once(&mut changes, Ignored::BeforeRecovery);
+                continue;
+            }
+            let faults = self.nodes.entry(node.to_owned()).or_default();
             let Some(chosen) = room::choose(faults, event, None, size) else {
                 // Nor for what else it reports.
                 self.note_missed(node, Authority::of(event), record.seq);
@@ -220,6 +231,11 @@ impl FaultBook {
                 index += 1;
                 continue;
             };
+            if self.closed.after(record, &fault.code, subject) {
+                note_once(&mut changes, Ignored::BeforeRecovery);
+                index += 1;
+                continue;
+            }
             let more = if fault.replaced_by(record) {
                 let size = event.encoded_len();
                 size.saturating_sub(fault.bytes)
@@ -240,21 +256,19 @@ impl FaultBook {
         changes
     }
 
-    fn close(&mut self, event: &HealthEvent) -> Vec<Change> {
+    fn close(&mut self, record: &Record) -> Vec<Change> {
+        let event = &record.event;
         let mut changes = Vec::new();
         let mut ignored = Ignored::NothingToClose;
+        self.closed.healed_again(record);
         if let Some(faults) = self.nodes.get_mut(&event.node_name) {
-            faults.retain(|fault| {
-                if !fault.healed_by(event) {
-                    return true;
-                }
-                if Authority::of(event) < fault.authority {
-                    ignored = Ignored::LacksAuthority;
-                    return true;
-                }
+            for fault in faults.extract_if(.., |fault| fault.closed_by(event)) {
                 changes.push(Change::Closed(fault.title()));
-                false
-            });
+                self.closed.note(fault, record);
+            }
+            if faults.iter().any(|fault| fault.healed_by(event)) {
+                ignored = Ignored::LacksAuthority;
+            }
             if faults.is_empty() {
                 self.nodes.remove(&event.node_name);
             }
@@ -263,6 +277,13 @@ impl FaultBook {
             changes.push(Change::Ignored(ignored));
         }
         changes
+    }
+}
+
+fn note_once(changes: &mut Vec<Change>, ignored: Ignored) {
+    let change = Change::Ignored(ignored);
+    if changes.last() != Some(&change) {
+        changes.push(change);
     }
 }
 
@@ -306,15 +327,18 @@ impl Fault {
 
     /// Whether the fault was taken over from its node and is younger than a recovery that
     /// its agent sends again: what stands on the node is known at once, what was before it
-    /// comes behind. Both times are the node's own.
+    /// comes behind. Both times are the node's own; what was taken over was there by then,
+    /// whatever it says, so that no time in the future keeps a fault open.
     fn outlives(&self, event: &HealthEvent) -> bool {
         let time = |event: &HealthEvent| event.generated_timestamp.and_then(json::timestamp);
-        self.event.metadata.contains_key(keys::META_TAKEN_OVER)
-            && matches!((time(event), time(&self.event)), (Some(a), Some(b)) if a < b)
+        let mark = self.event.metadata.get(keys::META_TAKEN_OVER);
+        let taken_over: Option<Timestamp> = mark.and_then(|at| at.parse().ok());
+        let own = |at| time(&self.event).map(|own| own.min(at));
+        matches!((time(event), taken_over.and_then(own)), (Some(a), Some(b)) if a < b)
     }
 
     fn new(record: &Record, code: &str, subject: Subject) -> Self {
-        let seen = Seen::of(&record.event, record.created_at);
+        let seen = Seen::of(&record.event, record.created_at).by(record.created_at);
         Self {
             agent: record.event.agent.clone(),
             check: record.event.check_name.clone(),
@@ -357,7 +381,7 @@ impl Fault {
     /// was fatal stays fatal until it is closed. Without `room` for the event of the report the
     /// one that is there stays.
     fn refresh(&mut self, record: &Record, subject: &Subject, room: bool) -> Change {
-        let seen = Seen::of(&record.event, record.created_at);
+        let seen = Seen::of(&record.event, record.created_at).by(record.created_at);
         self.first_seen = self.first_seen.min(seen.first);
         self.last_seen = self.last_seen.max(seen.last);
         self.accepted_at = self.accepted_at.max(record.created_at);

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::closed::Closed;
 use super::room::Missed;
 use super::{Fault, FaultBook};
 use crate::reporter::Authority;
@@ -22,6 +23,9 @@ pub struct NodeShare<'a> {
     /// Reports that found no room.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     missed: BTreeMap<Authority, Missed>,
+    /// What was closed of it lately.
+    #[serde(default)]
+    closed: Cow<'a, [Closed]>,
 }
 
 // === impl NodeShare ===
@@ -29,7 +33,10 @@ pub struct NodeShare<'a> {
 impl NodeShare<'_> {
     /// Whether there is nothing to save.
     pub fn is_empty(&self) -> bool {
-        self.faults.is_empty() && self.heard.is_empty() && self.missed.is_empty()
+        self.faults.is_empty()
+            && self.heard.is_empty()
+            && self.missed.is_empty()
+            && self.closed.is_empty()
     }
 }
 
@@ -42,6 +49,7 @@ impl FaultBook {
             faults: Cow::Borrowed(self.faults(node)),
             heard: self.heard(node).map(Cow::Borrowed).collect(),
             missed: self.missed.get(node).cloned().unwrap_or_default(),
+            closed: Cow::Borrowed(self.closed.of(node)),
         }
     }
 
@@ -56,6 +64,7 @@ impl FaultBook {
         } else {
             self.missed.insert(node.to_owned(), share.missed);
         }
+        self.closed.restore(node, share.closed.into_owned());
         if share.faults.is_empty() {
             self.nodes.remove(node);
         } else {
@@ -67,6 +76,7 @@ impl FaultBook {
     /// The nodes that have a share.
     pub fn with_share(&self) -> impl Iterator<Item = &str> {
         let missed = self.missed.keys().map(String::as_str);
-        self.nodes().chain(self.heard.nodes()).chain(missed)
+        let faults = self.nodes().chain(missed);
+        faults.chain(self.heard.nodes()).chain(self.closed.nodes())
     }
 }

@@ -18,7 +18,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::annotate;
 use crate::event::{Record, content_fingerprint, lacks_own_time};
-use crate::fault::normalise_pci;
+use crate::fault::{may_be_before, normalise_pci};
 use crate::reporter::Authority;
 
 /// Most memory for what was seen (bytes): some 30,000 faults of usual size. Beyond it
@@ -49,6 +49,8 @@ pub struct Deduplicator {
     bytes: usize,
     room: usize,
     cleaned_at: Timestamp,
+    /// The newest that was taken in from before a restart.
+    recalled: Timestamp,
     batches: u64,
 }
 
@@ -57,6 +59,8 @@ pub struct Deduplicator {
 #[derive(Debug)]
 pub struct Batch {
     number: u64,
+    /// When it came.
+    now: Timestamp,
     passed: Vec<(Scope, Subject, usize)>,
 }
 
@@ -105,7 +109,7 @@ struct Report {
     /// What it said, where it had no time of its own.
     fingerprint: Option<String>,
     weight: Weight,
-    /// When it came here.
+    /// When it counts as accepted: a count is as old as the last report that it counts.
     received: Timestamp,
     /// When it was observed.
     observed: Option<Timestamp>,
@@ -148,6 +152,7 @@ impl Deduplicator {
             bytes: 0,
             room,
             cleaned_at: Timestamp::MIN,
+            recalled: Timestamp::MIN,
             batches: 0,
         }
     }
@@ -163,18 +168,20 @@ impl Deduplicator {
         self.batches += 1;
         Batch {
             number: self.batches,
+            now,
             passed: Vec::new(),
         }
     }
 
     /// Judges the event at `index` of a batch, and takes it out of the reactions where it
-    /// repeats another. The event is [normalised](crate::event::normalise).
+    /// repeats another. The event is [normalised](crate::event::normalise), and counts as
+    /// accepted at `accepted`.
     pub fn judge(
         &mut self,
         batch: &mut Batch,
         index: usize,
         event: &mut HealthEvent,
-        now: Timestamp,
+        accepted: Timestamp,
     ) -> Verdict {
         let checks = &self.settings.checks;
         // What neither opens nor closes a fault must not hold back what does.
@@ -205,7 +212,7 @@ impl Deduplicator {
         let subject = Subject::of(event);
         let seen = self.scopes.get(&scope).and_then(|seen| seen.get(&subject));
         if let Some(report) = seen
-            && report.holds_back(event, &self.settings, batch.number, now)
+            && report.holds_back(event, &self.settings, batch.number, accepted)
         {
             if report.is(event) {
                 // Sent again: the store is to find it as it was.
@@ -218,12 +225,17 @@ impl Deduplicator {
                 seq: report.seq(),
             });
         }
-        let report = Report::pending(event, &scope, &subject, batch.number, now);
+        let report = Report::pending(event, &scope, &subject, batch.number, accepted);
         // What said something else of the same fault, perhaps with other codes beside it, is
         // not the last word any more.
         self.retain(&scope, |seen, other| {
             *seen != subject && (other.weight == report.weight || !seen.may_concern(event))
         });
+        // What comes late may be from before a recovery, and open nothing (`fault/closed.rs`):
+        // it must not hold back what is new.
+        if may_be_before(event, batch.now.duration_since(accepted)) {
+            return Verdict::Passes;
+        }
         if !self.remember(&scope, &subject, report) {
             return Verdict::NoRoom;
         }
@@ -258,7 +270,8 @@ impl Deduplicator {
 
     /// Takes in what was stored before a restart, oldest first.
     pub fn recall(&mut self, record: &Record) {
-        let mut batch = self.begin(record.created_at);
+        self.recalled = self.recalled.max(record.created_at);
+        let mut batch = self.begin(self.recalled);
         let mut event = record.event.clone();
         self.judge(&mut batch, 0, &mut event, record.created_at);
         self.stored(batch, |_| Some(record.seq));
@@ -368,7 +381,7 @@ impl Report {
         scope: &Scope,
         subject: &Subject,
         batch: u64,
-        now: Timestamp,
+        accepted: Timestamp,
     ) -> Self {
         let weight = Weight::of(event);
         let entities = subject.entities.iter();
@@ -384,7 +397,7 @@ impl Report {
             id: event.id.clone(),
             fingerprint: lacks_own_time(event).then(|| content_fingerprint(event)),
             weight,
-            received: now,
+            received: accepted,
             observed: event.generated_timestamp.and_then(json::timestamp),
             state: State::Pending(batch),
             bytes,
@@ -392,7 +405,13 @@ impl Report {
     }
 
     /// Whether an event about the same subject changes nothing after this report.
-    fn holds_back(&self, event: &HealthEvent, with: &Settings, batch: u64, now: Timestamp) -> bool {
+    fn holds_back(
+        &self,
+        event: &HealthEvent,
+        with: &Settings,
+        batch: u64,
+        accepted: Timestamp,
+    ) -> bool {
         // While another batch is being stored, nobody knows whether it will be.
         let counts = match self.state {
             State::Pending(own) => own == batch,
@@ -406,7 +425,7 @@ impl Report {
             .is_none_or(|(first, second)| second.duration_since(first).abs() < with.window);
         counts
             && near
-            && within(with.window, self.received, now)
+            && within(with.window, self.received, accepted)
             && self.weight == Weight::of(event)
     }
 

@@ -7,10 +7,10 @@
 use std::collections::BTreeMap;
 
 use contract::{HealthEvent, json, keys};
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::assess::{Desired, Dismissal, DismissedBy};
+use crate::assess::{Counted, Desired, Dismissal, DismissedBy};
 use crate::event::{event_id, floor_char_boundary};
 use crate::node::{NodeView, Taint};
 
@@ -211,6 +211,18 @@ impl Ownership {
             .filter(|counted| self.events.iter().any(|event| event.id == counted.event.id))
             .map(|counted| counted.accepted_at)
             .max()
+    }
+
+    /// The last moment up to `now` before a fault was reported that the node does not list yet,
+    /// and that a person who ends the session cannot have seen.
+    pub(super) fn before_unlisted(&self, desired: &Desired, now: Timestamp) -> Timestamp {
+        let listed = |id: &str| self.events.iter().any(|event| event.id == id);
+        let unlisted = desired.events.iter().filter(|one| !listed(&one.event.id));
+        let before = |one: &Counted| {
+            let before = one.accepted_at.checked_sub(SignedDuration::from_micros(1));
+            before.unwrap_or(Timestamp::MIN)
+        };
+        unlisted.map(before).fold(now, Timestamp::min)
     }
 }
 

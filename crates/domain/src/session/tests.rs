@@ -97,6 +97,19 @@ impl World {
         metadata: BTreeMap<String, String>,
     ) {
         self.tick();
+        self.record_of(self.now, check, entities, fatal, healthy, metadata);
+    }
+
+    /// What was accepted at `accepted` and comes now.
+    fn record_of(
+        &mut self,
+        accepted: Timestamp,
+        check: &str,
+        entities: &[(&str, &str)],
+        fatal: bool,
+        healthy: bool,
+        metadata: BTreeMap<String, String>,
+    ) {
         self.seq += 1;
         let mut event = HealthEvent {
             agent: "gpu-health-monitor".into(),
@@ -116,14 +129,30 @@ impl World {
                 .collect(),
             ..HealthEvent::default()
         };
-        normalise(&mut event, self.now);
+        normalise(&mut event, accepted);
         let record = Record {
             seq: self.seq,
             id: event.id.clone(),
-            created_at: self.now,
+            created_at: accepted,
             event,
         };
         self.book.record(&record);
+    }
+
+    /// A report that was accepted some seconds ago comes now.
+    fn late(&mut self, gpu: u8, seconds: u8) {
+        self.tick();
+        let accepted = self.now - SignedDuration::from_secs(i64::from(seconds));
+        let metadata = [(keys::META_COUNT.to_owned(), "2".to_owned())].into();
+        let gpu = gpu.to_string();
+        self.record_of(
+            accepted,
+            "GpuMemWatch",
+            &[("GPU", &gpu)],
+            true,
+            false,
+            metadata,
+        );
     }
 
     fn fault(&mut self, gpu: u8) {
@@ -326,6 +355,54 @@ fn a_fault_that_comes_with_the_uncordon_is_not_dismissed() {
     world.fault(1);
     assert_eq!(world.settle(), [Intent::StandDown, Intent::Quarantine]);
     assert!(world.node.unschedulable);
+}
+
+/// Repeats are counted for a minute, and told then.
+#[test]
+fn what_was_seen_before_a_node_was_given_back_by_hand_and_is_told_later_is_dismissed() {
+    for by_request in [false, true] {
+        let mut world = World::new();
+        world.fault(0);
+        world.settle();
+        let seen = world.now;
+        world.now += SignedDuration::from_secs(5);
+        let mut asked = world.now;
+        if by_request {
+            // Their clock is behind ours.
+            asked -= SignedDuration::from_secs(60);
+            let text = json!({"by": "alice", "reason": "r", "at": asked}).to_string();
+            world.node.annotations.insert(keys::RELEASE.into(), text);
+        } else {
+            world.node.unschedulable = false;
+        }
+        assert_eq!(world.settle(), [Intent::StandDown]);
+        world.now += SignedDuration::from_secs(60);
+        let late = |world: &mut World| {
+            let age = u8::try_from(world.now.duration_since(seen).as_secs()).unwrap();
+            world.late(0, age);
+            world.settle()
+        };
+        assert_eq!(late(&mut world), [], "{by_request}");
+        // Another fault of then, too; one of now is another matter.
+        world.late(1, 80);
+        assert_eq!(world.settle(), []);
+        world.late(0, 1);
+        assert_eq!(world.settle(), [Intent::Quarantine]);
+    }
+}
+
+/// Nobody knows when it was done, and what was reported since may be new.
+#[test]
+fn of_an_uncordon_that_nobody_saw_only_what_was_listed_is_dismissed() {
+    let mut world = World::new();
+    world.fault(0);
+    world.settle();
+    world.session = Session::idle(world.now);
+    world.node.unschedulable = false;
+    world.now += SignedDuration::from_secs(100);
+    assert_eq!(world.settle(), [Intent::StandDown]);
+    world.late(1, 50);
+    assert_eq!(world.settle(), [Intent::Quarantine]);
 }
 
 #[test]

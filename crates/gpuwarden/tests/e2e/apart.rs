@@ -18,9 +18,9 @@ use crate::support::{SOON, Scene, object, xid};
 const KILLS: u32 = 30;
 
 /// A node's agent, and the controller of its cluster (the scene's product).
-struct Apart {
-    scene: Scene,
-    agent: Product,
+pub(crate) struct Apart {
+    pub(crate) scene: Scene,
+    pub(crate) agent: Product,
     tls: Tls,
 }
 
@@ -84,7 +84,7 @@ impl Tls {
 }
 
 impl Apart {
-    async fn new(plane: &ControlPlane) -> anyhow::Result<Self> {
+    pub(crate) async fn new(plane: &ControlPlane) -> anyhow::Result<Self> {
         let tls = Tls::new()?;
         let launch = |node: &str| {
             tls.rotate(node)?;
@@ -123,7 +123,7 @@ impl Apart {
             .await
     }
 
-    async fn recover(&self) -> anyhow::Result<()> {
+    pub(crate) async fn recover(&self) -> anyhow::Result<()> {
         // The operator's word, at the controller.
         let node = [
             "inject",

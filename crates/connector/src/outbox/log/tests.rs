@@ -262,6 +262,25 @@ fn another_store_gets_all_that_is_kept_but_for_what_was_put_aside() {
     assert!(log.all().is_empty());
 }
 
+/// What a monitor has counted is older than what came before it.
+#[test]
+fn a_file_is_kept_for_the_newest_event_in_it_wherever_that_stands() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut log = Log::open(dir.path(), LIMITS).unwrap();
+    let at = |name: &str, day: &str| NewEvent {
+        received_at: format!("2026-01-{day}T00:00:00Z").parse().unwrap(),
+        ..event(name)
+    };
+    log.append(&[at("a", "02"), at("b", "05"), at("c", "01")])
+        .unwrap();
+    log.append(&[at("d", "03")]).unwrap();
+    let newest = at("", "05").received_at;
+    assert_eq!(log.segments[0].newest, Some(newest));
+    drop(log);
+    let log = Log::open(dir.path(), LIMITS).unwrap();
+    assert_eq!(log.segments[0].newest, Some(newest));
+}
+
 #[test]
 fn what_is_kept_goes_before_anything_is_refused() {
     let dir = tempfile::tempdir().unwrap();

@@ -6,6 +6,8 @@ use super::*;
 use crate::event::normalise;
 use crate::reporter::{Process, Reporter};
 
+mod closed;
+
 fn record(seq: u64, edit: impl FnOnce(&mut HealthEvent)) -> Record {
     let created_at = Timestamp::from_second(1_800_000_000 + i64::try_from(seq).unwrap()).unwrap();
     let mut event = HealthEvent {
@@ -28,6 +30,12 @@ fn record(seq: u64, edit: impl FnOnce(&mut HealthEvent)) -> Record {
         created_at,
         event,
     }
+}
+
+/// The record, accepted so many seconds after the first time of these tests.
+fn accepted(mut record: Record, second: i64) -> Record {
+    record.created_at = Timestamp::from_second(1_800_000_000 + second).unwrap();
+    record
 }
 
 fn entity(kind: &str, value: &str) -> Entity {
@@ -140,7 +148,8 @@ fn what_was_taken_over_is_not_closed_by_a_recovery_from_before_it() {
     };
     let mut book = FaultBook::since(10);
     let taken_over = record(11, |event| {
-        let mark = (keys::META_TAKEN_OVER.to_owned(), "now".to_owned());
+        let now = Timestamp::from_second(1_800_000_400).unwrap().to_string();
+        let mark = (keys::META_TAKEN_OVER.to_owned(), now);
         event.metadata.extend([mark]);
     });
     book.record(&at(taken_over, 300));
@@ -498,7 +507,7 @@ proptest! {
 fn an_event_that_stands_for_many_reports_counts_for_them() {
     let mut book = FaultBook::default();
     book.record(&record(1, |_| ()));
-    book.record(&record(2, |event| {
+    let many = record(2, |event| {
         for (key, value) in [
             (keys::META_COUNT, "812"),
             (keys::META_FIRST_SEEN, "2027-01-15T08:00:02Z"),
@@ -506,7 +515,8 @@ fn an_event_that_stands_for_many_reports_counts_for_them() {
         ] {
             event.metadata.insert(key.into(), value.into());
         }
-    }));
+    });
+    book.record(&accepted(many, 60));
     let fault = &book.faults("n1")[0];
     assert_eq!(fault.count, 813);
     assert_eq!(fault.last_seen.to_string(), "2027-01-15T08:00:59Z");
@@ -553,4 +563,26 @@ fn a_reboot_closes_what_it_mends_and_only_that() {
         assert!(left.contains(&of_new_boot), "action {action}: {left:?}");
         assert_eq!(left.len() == 1, mended, "action {action}: {left:?}");
     }
+}
+
+/// The node would be given back: nothing asks for it any more.
+#[test]
+fn a_milder_report_that_asks_for_something_else_does_not_take_the_fatal_one_s_place() {
+    let mut book = FaultBook::default();
+    book.record(&record(1, |event| event.message = "fatal".into()));
+    let milder = record(2, |event| {
+        event.is_fatal = false;
+        event.recommended_action = RecommendedAction::None as i32;
+        event.quarantine_overrides = Some(contract::BehaviourOverrides {
+            force: false,
+            skip: true,
+        });
+    });
+    assert!(matches!(
+        book.record(&milder).as_slice(),
+        [Change::Refreshed(_)]
+    ));
+    let fault = &book.faults("n1")[0];
+    assert!(fault.event.is_fatal && fault.event.quarantine_overrides.is_none());
+    assert_eq!((fault.event.recommended_action, fault.count), (24, 2));
 }

@@ -11,6 +11,8 @@ enum Happening {
     Fault(u8),
     OtherFault(u8, bool),
     Recovery(u8),
+    /// What was accepted so many seconds ago comes now.
+    Late(u8, u8),
     Step,
     StepButPatchLost,
     StepButConflict,
@@ -35,6 +37,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         2 => (0_u8..3).prop_map(Happening::Fault),
         2 => (0_u8..3, any::<bool>()).prop_map(|(gpu, fatal)| Happening::OtherFault(gpu, fatal)),
         3 => (0_u8..3).prop_map(Happening::Recovery),
+        3 => (0_u8..3, 1_u8..100).prop_map(|(gpu, seconds)| Happening::Late(gpu, seconds)),
         6 => Just(Happening::Step),
         1 => Just(Happening::StepButPatchLost),
         1 => Just(Happening::StepButConflict),
@@ -92,6 +95,38 @@ impl Foreign {
     }
 }
 
+/// What was decided of the faults, and when: nothing that was seen before undoes it.
+#[derive(Debug, Default)]
+struct Decisions {
+    closed: BTreeMap<u8, Timestamp>,
+    released: Option<Timestamp>,
+}
+
+impl Decisions {
+    /// Whether something was decided of a GPU's faults after `seen`.
+    fn since(&self, gpu: u8, seen: Timestamp) -> bool {
+        self.closed.get(&gpu).is_some_and(|at| seen < *at)
+            || self.released.is_some_and(|at| seen <= at)
+    }
+
+    fn wanted(world: &World, gpu: u8) -> bool {
+        let gpu = gpu.to_string();
+        (world.desired().events.iter()).any(|one| {
+            let event = &one.event;
+            event.check_name == "GpuMemWatch" && event.entities_impacted[0].entity_value == gpu
+        })
+    }
+
+    /// Whether a release is seen as it is made, by us, and all that we know by its maker.
+    fn seen_by_all(world: &World) -> bool {
+        let listed = Ownership::read(&world.node).map_or(Vec::new(), |own| own.events);
+        let known = |id: &str| listed.iter().any(|event| event.id == id);
+        let phase = world.session.phase;
+        (world.desired().events.iter()).all(|one| known(&one.event.id))
+            && !matches!(phase, Phase::Idle | Phase::Held)
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
     #[test]
@@ -100,16 +135,32 @@ proptest! {
     ) {
         let mut world = World::new();
         let mut foreign = Foreign::default();
+        let mut decisions = Decisions::default();
         for happening in &happenings {
             match happening {
                 Happening::Fault(gpu) => world.fault(*gpu),
                 Happening::OtherFault(gpu, fatal) => world.event("XidCheck", *gpu, *fatal, false),
                 Happening::Recovery(gpu) => {
+                    let open = world.book.faults("n1").len();
                     world.recovery(*gpu);
+                    if world.book.faults("n1").len() < open {
+                        decisions.closed.insert(*gpu, world.now);
+                    }
                     world.event("XidCheck", *gpu, false, true);
                 }
+                Happening::Late(gpu, seconds) => {
+                    let before = Decisions::wanted(&world, *gpu);
+                    world.late(*gpu, *seconds);
+                    let seen = world.now - SignedDuration::from_secs(i64::from(*seconds));
+                    let acts = !before && Decisions::wanted(&world, *gpu);
+                    prop_assert!(!acts || !decisions.since(*gpu, seen), "{happening:?}");
+                }
                 Happening::Step => {
+                    let seen_by_all = Decisions::seen_by_all(&world);
                     if let Some(patch) = world.step().patch {
+                        if patch.intent == Intent::StandDown && seen_by_all {
+                            decisions.released = Some(world.now);
+                        }
                         world.node = world.node.after(&patch.change);
                         foreign.see(&patch, &world.node);
                     }
