@@ -189,6 +189,7 @@ impl Quarantine {
         let now = (self.clock)();
         let failure = domain::session::Failure::Error { retry_after: None };
         self.entry(node).session.failed(failure, now);
+        self.session_changed(node);
         self.remember_wake(node);
         Claim::Later
     }

@@ -43,8 +43,18 @@ async fn two_that_run_for_one_node_leave_each_others_session_alone() -> anyhow::
     )
     .await?;
     scene.cordoned().await?;
-    let args = ["doctor", "-o", "json", "run", "--node-name", &scene.node];
-    let found = scene.product.client(args).await?.stdout;
+    let data = scene.product.data_dir().display().to_string();
+    let node = &scene.node;
+    let args = [
+        "doctor",
+        "--node-name",
+        node,
+        "--data-dir",
+        &data,
+        "-o",
+        "json",
+    ];
+    let found = scene.product.command(args).await?.stdout;
     assert!(
         found.contains("session on our node by another gpuwarden"),
         "{found}"
