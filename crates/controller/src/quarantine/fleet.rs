@@ -135,6 +135,8 @@ impl NodeEntry {
         self.own = None;
         self.in_doubt = None;
         self.hold = None;
+        // One that comes by this name later is another, and has never come back.
+        self.session.returns.clear();
     }
 
     /// Reads from the node, as decisions see it, whether it is out of service.
@@ -495,7 +497,9 @@ mod tests {
     fn a_node_that_is_gone_is_held_back_by_nothing() {
         let mut entry = looked_at(Some(json!({"name": "n1"})));
         entry.hold = Some(Hold::Tripped);
+        entry.session.returns.push(at(100));
         entry.gone();
+        assert_eq!(entry.session.returns, []);
         let status = entry.status("n1", &fault(), Mode::Act, Sight::Read, None);
         let notes = status.unwrap().notes;
         assert_eq!(notes, ["the cluster has no node of this name"]);
