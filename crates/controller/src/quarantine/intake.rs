@@ -156,7 +156,8 @@ impl Quarantine {
                 }
             },
             Ok(None) => {
-                self.saving.begun = (self.clock)();
+                // When this task was made, just behind its store.
+                self.saving.begun = self.turned_at;
                 self.saving.begun_unsaved = true;
             }
             Err(error) => {

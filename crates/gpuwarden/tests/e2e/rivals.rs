@@ -22,6 +22,19 @@ async fn two_that_run_for_one_node_leave_each_others_session_alone() -> anyhow::
         .quarantine()
         .start()
         .await?;
+    // Its store is there before the first session is.
+    rival
+        .wait_for("the second to be ready", SOON, || async {
+            let output = rival.client(["status", "-o", "json"]).await;
+            let output = output.map_err(|error| error.to_string())?.stdout;
+            let status: Value = serde_json::from_str(&output).map_err(|error| error.to_string())?;
+            if status["fleet"]["ready"] == true {
+                Ok(())
+            } else {
+                Err(output)
+            }
+        })
+        .await?;
     let fault = |gpu| vec![event(&scene.node, gpu)];
     let well = |gpu| vec![recovery(&scene.node, gpu)];
     send_to(&scene.product, fault("0")).await?;

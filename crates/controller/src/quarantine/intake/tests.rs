@@ -382,7 +382,7 @@ async fn a_store_is_as_old_as_its_first_checkpoint() {
     let store = open(directory.path());
     for clock in [now, || now() + jiff::SignedDuration::from_secs(9)] {
         let (mut quarantine, _handles) = quarantine(&store);
-        quarantine.clock = clock;
+        quarantine.turned_at = clock();
         quarantine.load().await;
         quarantine.take_in().await;
         assert_eq!(quarantine.saving.begun, now());
