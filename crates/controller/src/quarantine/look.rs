@@ -521,6 +521,19 @@ pub(super) mod tests {
         }
     }
 
+    #[tokio::test]
+    async fn a_session_that_begins_in_the_future_counts_from_when_it_was_seen() {
+        let mut bench = Bench::new().await;
+        let quarantine = &mut bench.quarantine;
+        let session = json!({"id": "s", "since": Timestamp::MAX.to_string()});
+        let mut out = node(2);
+        out["metadata"]["annotations"] = json!({keys::SESSION: session.to_string()});
+        let view = NodeView::from_object(out).unwrap();
+        quarantine.node_event(NodeEvent::Applied(Arc::new(view)));
+        quarantine.look().await;
+        assert_eq!(quarantine.nodes["n1"].out_since(), Some(now()));
+    }
+
     /// As after etcd was restored from a backup.
     #[tokio::test]
     async fn a_list_may_go_back_but_not_behind_our_own_patch() {

@@ -237,6 +237,7 @@ impl Switches {
             return false;
         }
         (self.absent, self.absence_counts_at) = (false, None);
+        self.tripping = false;
         (self.breaker.seen, self.said) = (None, None);
         let dropped_at = self.switch.dropped_at;
         self.read_switch(now);

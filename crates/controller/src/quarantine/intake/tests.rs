@@ -362,6 +362,7 @@ async fn sessions_go_on_over_a_restart_where_they_are_acted_on() {
         assert!(!other.nodes.contains_key("n1"), "{mode:?}");
         other.entry("n2").session.phase = Phase::Quarantining;
         other.session_changed("n2");
+        other.saving.unsaved.insert("n2".to_owned());
         other.save().await;
     }
     let (mut second, _handles) = restarted(Mode::Act).await;

@@ -227,3 +227,36 @@ async fn a_drop_in_the_future_dismisses_what_was_before_it_was_seen() {
         );
     }
 }
+
+#[tokio::test(start_paused = true)]
+async fn while_one_is_absent_nothing_is_written_and_what_was_dropped_stays_dropped() {
+    let mut switches = switches().await;
+    let mut closed = map(1, "CLOSED", "RESUME", None);
+    let dropped = (keys::DROPPED_AT.to_owned(), at(1).to_string());
+    closed.annotations.extend([dropped]);
+    switches.take_in(seen(closed), true, at(2));
+    switches.take_in(breaker(ConfigMapEvent::Missing), true, at(3));
+    switches.trip(true, at(4));
+    assert_eq!(switches.state(), keys::BREAKER_TRIPPED);
+    assert!(
+        switches.writing.is_empty(),
+        "a person may be about to make it"
+    );
+    tokio::time::advance(ABSENT_AFTER).await;
+    assert!(switches.wake(true, at(5)));
+    assert_eq!(switches.state(), keys::BREAKER_CLOSED);
+    assert_eq!(
+        (switches.dropped_at(), switches.writing.len()),
+        (Some(at(1)), 1)
+    );
+}
+
+#[tokio::test]
+async fn one_that_a_person_makes_anew_is_not_tripped_by_what_was_before() {
+    let mut switches = switches().await;
+    switches.take_in(seen(map(1, "CLOSED", "RESUME", None)), true, at(1));
+    switches.take_in(breaker(ConfigMapEvent::Missing), true, at(2));
+    switches.trip(true, at(3));
+    switches.take_in(seen(map(2, "CLOSED", "RESUME", None)), true, at(4));
+    assert_eq!(switches.state(), keys::BREAKER_CLOSED);
+}

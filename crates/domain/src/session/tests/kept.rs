@@ -198,3 +198,42 @@ fn a_release_that_was_asked_for_in_the_future_is_one_of_now() {
     let until = change.annotations[keys::RELEASED_AT].as_deref();
     assert_eq!(until, Some(world.now.to_string().as_str()));
 }
+
+#[test]
+fn a_session_that_is_taken_over_is_signed_anew_once() {
+    let mut world = World::new();
+    world.fault(0);
+    let look = |world: &mut World, store: &str| {
+        world.tick();
+        let marks = Marks {
+            maker: Some(Maker::Node),
+            store: Some(store.to_owned()),
+            ..world.policy.marks()
+        };
+        let (desired, node) = (world.desired(), world.node.clone());
+        let patch = step(
+            &world.session,
+            &desired,
+            Some(&node),
+            &marks,
+            None,
+            world.now,
+        )
+        .patch;
+        if let Some(patch) = &patch {
+            world.node = node.after(&patch.change);
+        }
+        let own = Ownership::read(&world.node).unwrap();
+        (patch.is_some(), own.store.unwrap(), own.taken_over)
+    };
+    assert_eq!(look(&mut world, "a"), (true, "a".to_owned(), None));
+    let since = Ownership::read(&world.node).unwrap().since;
+    assert_eq!(look(&mut world, "a"), (false, "a".to_owned(), None));
+    let (patched, store, taken_over) = look(&mut world, "b");
+    assert_eq!(
+        (patched, store.as_str(), taken_over),
+        (true, "b", Some(world.now))
+    );
+    assert_eq!(look(&mut world, "b"), (false, store, taken_over));
+    assert_eq!(Ownership::read(&world.node).unwrap().since, since);
+}
