@@ -238,7 +238,7 @@ impl Switches {
         }
         (self.absent, self.absence_counts_at) = (false, None);
         self.tripping = false;
-        (self.breaker.seen, self.said) = (None, None);
+        (self.breaker.seen, self.read, self.said) = (None, None, None);
         let dropped_at = self.switch.dropped_at;
         self.read_switch(now);
         // Who deletes it closes it; what a person has dropped stays dropped.

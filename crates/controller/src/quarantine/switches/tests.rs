@@ -232,8 +232,10 @@ async fn a_drop_in_the_future_dismisses_what_was_before_it_was_seen() {
 async fn while_one_is_absent_nothing_is_written_and_what_was_dropped_stays_dropped() {
     let mut switches = switches().await;
     let mut closed = map(1, "CLOSED", "RESUME", None);
-    let dropped = (keys::DROPPED_AT.to_owned(), at(1).to_string());
-    closed.annotations.extend([dropped]);
+    for key in [keys::DROPPED_AT, keys::RESET_AT] {
+        let time = (key.to_owned(), at(1).to_string());
+        closed.annotations.extend([time]);
+    }
     switches.take_in(seen(closed), true, at(2));
     switches.take_in(breaker(ConfigMapEvent::Missing), true, at(3));
     switches.trip(true, at(4));
@@ -245,6 +247,7 @@ async fn while_one_is_absent_nothing_is_written_and_what_was_dropped_stays_dropp
     tokio::time::advance(ABSENT_AFTER).await;
     assert!(switches.wake(true, at(5)));
     assert_eq!(switches.state(), keys::BREAKER_CLOSED);
+    assert_eq!(switches.reset_at(), Some(at(5)));
     assert_eq!(
         (switches.dropped_at(), switches.writing.len()),
         (Some(at(1)), 1)
