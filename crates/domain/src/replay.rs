@@ -16,6 +16,7 @@ use crate::assess::{Desired, Verdict, assess};
 use crate::brake::Out;
 use crate::event::Record;
 use crate::fault::{Change, FaultBook};
+use crate::future::FutureTimes;
 use crate::node::{NodeView, Taint, scheduling};
 use crate::policy::Policy;
 use crate::session::ownership::{Ownership, dismissal};
@@ -206,7 +207,7 @@ impl Replay {
             Simulated::new(view, now)
         });
         for look in 0..MAX_LOOKS {
-            let dismissed = dismissal(&node.view, None);
+            let dismissed = dismissal(&node.view, None, &node.session.times);
             let desired = assess(self.book.faults(name), &self.policy, &node.view, dismissed);
             if let Some(braking) = self.braking.as_mut().filter(|braking| braking.limits()) {
                 if desired.wanted() && node.out.is_none() && !(free && look == 0) {
@@ -224,6 +225,8 @@ impl Replay {
             let marks = self.policy.marks();
             let step = step(&node.session, &desired, Some(&node.view), &marks, None, now);
             node.session = step.session;
+            // Time goes from event to event here: nothing would come to give it back later.
+            node.session.returns.clear();
             let Some(patch) = step.patch else {
                 break;
             };
@@ -263,7 +266,7 @@ impl Replay {
             self.book.faults(node),
             &self.policy,
             view,
-            dismissal(view, None),
+            dismissal(view, None, &FutureTimes::default()),
         )
     }
 

@@ -16,6 +16,9 @@
 //!    +-----------------------------------------------------------+
 //! ```
 //!
+//! A node that has come back within the last hour waits in Releasing before it is given back
+//! again ([`returns`]); a new fault takes it back to Quarantined. A person waits for nothing.
+//!
 //! Held is the only thing that the brake can do ([`crate::brake`]): it stands before a
 //! quarantine, and nowhere else.
 //!
@@ -26,13 +29,16 @@
 pub mod another;
 mod change;
 pub mod ownership;
+pub mod returns;
 
+use contract::keys;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::assess::Desired;
 use crate::brake::Hold;
+use crate::future::{FutureTimes, is_future};
 use crate::journal::EntryKind;
 use crate::node::{NodeChange, NodeView};
 use ownership::{ByHand, Maker, Ownership, ReleaseRequest};
@@ -59,6 +65,19 @@ pub struct Session {
     pub pending_since: Option<Timestamp>,
     /// Whether a person has been asked about it.
     pub asked: bool,
+    /// When it has come back to service, of late.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub returns: Vec<Timestamp>,
+    /// When it may come back; `None` while it is not to.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub back_at: Option<Timestamp>,
+    /// Times of the future on the node, and as what they count.
+    #[serde(default, skip_serializing_if = "FutureTimes::is_empty")]
+    pub times: FutureTimes,
+    /// Whether it is in its phase by a step of this process: what a person has done to the node
+    /// while no process was there may be of any time.
+    #[serde(skip)]
+    pub watched: bool,
 }
 
 /// Phases of a session.
@@ -173,13 +192,22 @@ pub fn step(
             .clone()
             .enter(phase, desired, now, "the cluster does not know the node");
     };
-    let own = Ownership::read(node);
+    let mut session = session.clone();
+    let released_at = session.take_in_times(node, now);
+    let own = Ownership::read(node).map(|own| Ownership {
+        since: session.times.counted(keys::SESSION, own.since),
+        ..own
+    });
+    if own.is_none() && session.back_at.take().is_some() {
+        returns::forget_old(&mut session.returns, now);
+        session.returns.push(now);
+    }
     if let Some(own) = &own
         && let Some((by_hand, released_at, why)) = ended_by_hand(session, node, own, desired, now)
     {
         let change = change::stand_down(node, own, by_hand, released_at, marks);
+        session.back_at = None;
         return session
-            .clone()
             .adopt(own)
             .enter(Phase::Releasing, desired, now, &why)
             .drive(Intent::StandDown, change, now);
@@ -187,27 +215,26 @@ pub fn step(
     match (desired.wanted(), own) {
         (true, None) if let Some(hold) = hold => {
             let why = format!("held back: {hold}");
-            session.clone().enter(Phase::Held, desired, now, &why)
+            session.enter(Phase::Held, desired, now, &why)
         }
         (true, None) => {
-            let change = change::quarantine(node, desired, marks, now);
+            let change = change::quarantine(node, desired, marks, released_at, now);
             session
-                .clone()
                 .enter(Phase::Quarantining, desired, now, "a fault asks for it")
                 .drive(Intent::Quarantine, change, now)
         }
         (true, Some(own)) => {
-            let change = change::update(node, &own, desired, marks, now);
+            let change = change::update(node, &own, desired, marks, released_at, now);
+            session.back_at = None;
             session
-                .clone()
                 .adopt(&own)
                 .enter(Phase::Quarantined, desired, now, "seen on the node")
                 .drive(Intent::Update, change, now)
         }
         (false, Some(own)) => {
             let change = change::release(node, &own, marks, now);
+            let by_hand = own.undone_by_hand(node).is_some();
             session
-                .clone()
                 .adopt(&own)
                 .enter(
                     Phase::Releasing,
@@ -215,13 +242,9 @@ pub fn step(
                     now,
                     "no open fault asks for it any more",
                 )
-                .drive(Intent::Release, change, now)
+                .give_back(change, by_hand, now)
         }
-        (false, None) => {
-            session
-                .clone()
-                .enter(Phase::Idle, desired, now, "nothing of ours is on the node")
-        }
+        (false, None) => session.enter(Phase::Idle, desired, now, "nothing of ours is on the node"),
     }
 }
 
@@ -241,18 +264,19 @@ fn ended_by_hand(
     // Where we have seen the node out of service, it was done just now: what was reported before
     // and is told later (a count, an outbox) is dismissed with it. Else nobody knows when, and
     // what has come since may be new.
-    let watched = matches!(
-        session.phase,
-        Phase::Quarantining | Phase::Quarantined | Phase::Releasing
-    );
-    let newest = newest.max(watched.then(|| own.before_unlisted(desired, now)));
+    let newest = newest.max(session.watched.then(|| own.before_unlisted(desired, now)));
     if let Some(request) = ReleaseRequest::read(node) {
         let until = request.dismisses_until(newest, now);
-        let ReleaseRequest { by, reason, .. } = request;
+        let ReleaseRequest { by, reason, at } = request;
+        let future = at
+            .filter(|at| is_future(*at, now))
+            .map_or_else(String::new, |at| {
+                format!(" (asked for at {at:.0}, which lies in the future and counts as now)")
+            });
         return Some((
             ByHand::Released,
             until,
-            format!("released by {by}: {reason}"),
+            format!("released by {by}: {reason}{future}"),
         ));
     }
     let by_hand = own.undone_by_hand(node).filter(|_| desired.wanted())?;
@@ -304,7 +328,40 @@ impl Session {
             not_before: None,
             pending_since: None,
             asked: false,
+            returns: Vec::new(),
+            back_at: None,
+            times: FutureTimes::default(),
+            watched: false,
         }
+    }
+
+    /// Returns whether nothing of it is worth keeping over a restart.
+    pub fn is_blank(&self) -> bool {
+        self.phase == Phase::Idle && self.returns.is_empty() && self.times.is_empty()
+    }
+
+    /// Takes in the times that people or others have written on the node. Returns up to when
+    /// faults are dismissed, where that is to be written anew: it said a time of the future.
+    pub fn take_in_times(&mut self, node: &NodeView, now: Timestamp) -> Option<Timestamp> {
+        let since = Ownership::read(node).and_then(|own| own.since);
+        self.times.take_in(keys::SESSION, since, now);
+        let says = ownership::released_at(node);
+        let counts = self.times.take_in(keys::RELEASED_AT, says, now);
+        counts.filter(|_| counts != says)
+    }
+
+    /// Takes in what was kept over a restart: what waited is tried at once.
+    #[must_use]
+    pub fn restored(mut self, now: Timestamp) -> Self {
+        self.clock_put_back(now);
+        returns::forget_old(&mut self.returns, now);
+        self
+    }
+
+    /// Until when it waits to be given back; `None`: it does not.
+    pub fn waits_until(&self) -> Option<Timestamp> {
+        let waits = self.phase == Phase::Releasing && self.pending_since.is_none();
+        self.back_at.filter(|_| waits)
     }
 
     /// Takes in that an attempt failed: the next one waits.
@@ -325,6 +382,10 @@ impl Session {
     pub fn clock_put_back(&mut self, now: Timestamp) {
         self.not_before = None;
         self.pending_since = self.pending_since.map(|since| since.min(now));
+        self.back_at = self.back_at.map(|at| at.min(now + returns::LONGEST_WAIT));
+        for at in &mut self.returns {
+            *at = (*at).min(now);
+        }
     }
 
     /// When to call [`step`] again even if nothing happens; `None`: not at all.
@@ -333,15 +394,17 @@ impl Session {
             .pending_since
             .filter(|_| !self.asked)
             .map(|since| since + DEADLINE);
-        match (self.not_before, attention) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        }
+        let times = [self.not_before, attention, self.waits_until()];
+        times.into_iter().flatten().min()
     }
 
     /// What is awaited, for people; `seen`: whether the cluster has the node.
-    pub fn awaits(&self, seen: bool) -> &'static str {
-        match (self.phase, self.asked) {
+    pub fn awaits(&self, seen: bool) -> String {
+        if let Some(back_at) = self.waits_until().filter(|_| seen) {
+            let text = returns::text(self.returns.len(), back_at);
+            return format!("the end of a wait: it is {text}");
+        }
+        let awaits = match (self.phase, self.asked) {
             (Phase::Idle, _) => "nothing",
             _ if !seen => "the node to appear in the cluster",
             (Phase::Held, _) => "room below the limits of the brake, or a person",
@@ -352,7 +415,8 @@ impl Session {
                  it is tried again every 30 s"
             }
             (Phase::Quarantined, _) => "the recovery of its faults, or an uncordon by hand",
-        }
+        };
+        awaits.to_owned()
     }
 
     fn adopt(mut self, own: &Ownership) -> Self {
@@ -363,6 +427,10 @@ impl Session {
     fn enter(mut self, phase: Phase, desired: &Desired, now: Timestamp, why: &str) -> Step {
         let mut notes = Vec::new();
         let from = self.phase;
+        self.watched = matches!(
+            phase,
+            Phase::Quarantining | Phase::Quarantined | Phase::Releasing
+        );
         if phase != from {
             self.phase = phase;
             self.since = now;
@@ -404,6 +472,29 @@ impl Session {
 // === impl Step ===
 
 impl Step {
+    /// Gives the node back, once it has waited; what a person did by hand waits for nothing.
+    fn give_back(mut self, change: NodeChange, by_hand: bool, now: Timestamp) -> Self {
+        let session = &mut self.session;
+        let begins = session.back_at.is_none();
+        if begins {
+            returns::forget_old(&mut session.returns, now);
+        }
+        let wait = returns::wait(session.returns.len());
+        let back_at = *session.back_at.get_or_insert(now + wait);
+        if by_hand || now >= back_at {
+            return self.drive(Intent::Release, change, now);
+        }
+        if begins {
+            let text = returns::text(session.returns.len(), back_at);
+            self.notes.push(Note {
+                kind: EntryKind::Session,
+                text,
+                detail: json!({"backAt": back_at, "returns": session.returns.len()}),
+            });
+        }
+        self
+    }
+
     fn drive(mut self, intent: Intent, change: NodeChange, now: Timestamp) -> Self {
         let session = &mut self.session;
         if change.is_empty() {

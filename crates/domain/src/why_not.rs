@@ -15,6 +15,7 @@ use crate::node::NodeView;
 use crate::policy::{EventVariable, NodeVariable, Policy, Rule, RuleKind, event_variable};
 use crate::session::another;
 use crate::session::ownership::{Ownership, dismissal};
+use crate::session::returns;
 use crate::session::{Phase, Session};
 
 /// Faults whose rules are shown one by one; the gravest.
@@ -184,7 +185,13 @@ fn answer(situation: &Situation<'_>, checks: &[Check]) -> String {
     }
     if own.is_some() {
         return match situation.session.phase {
-            Phase::Releasing => format!("{node} is being given back"),
+            Phase::Releasing => match situation.session.waits_until() {
+                Some(at) => format!(
+                    "{node} is {}",
+                    returns::text(situation.session.returns.len(), at)
+                ),
+                None => format!("{node} is being given back"),
+            },
             _ => format!("{node} is quarantined; `gpuwarden explain {node}` tells what for"),
         };
     }
@@ -330,7 +337,7 @@ fn brake_check(situation: &Situation<'_>) -> Option<Check> {
 }
 
 fn faults_check(situation: &Situation<'_>) -> Check {
-    match situation.faults.len() {
+    let check = match situation.faults.len() {
         0 => {
             let text = if situation.sources.iter().all(|source| source.sees) {
                 "no fault of it is open"
@@ -343,13 +350,13 @@ fn faults_check(situation: &Situation<'_>) -> Check {
             ))
         }
         1 => passes("faults", "1 is open"),
-        count => {
-            let mut check = passes("faults", format!("{count} are open"));
-            if situation.missed > 0 {
-                check.details.push(not_fully_seen(situation.missed));
-            }
-            check
-        }
+        count => passes("faults", format!("{count} are open")),
+    };
+    let missed = situation.missed;
+    let missed = (missed > 0).then(|| not_fully_seen(missed));
+    Check {
+        details: situation.session.times.notes().chain(missed).collect(),
+        ..check
     }
 }
 
@@ -381,7 +388,7 @@ fn rule_checks(situation: &Situation<'_>) -> Vec<Check> {
             std::slice::from_ref(fault),
             policy,
             node,
-            dismissal(node, situation.dropped_at),
+            dismissal(node, situation.dropped_at, &situation.session.times),
         );
         for verdict in &desired.verdicts {
             checks.push(rule_check(verdict, fault, policy, node, &variable));

@@ -174,6 +174,7 @@ impl Quarantine {
                     entry.gone();
                 }
                 entry.session.failed(failure, now);
+                self.session_changed(&node);
                 (
                     format!("failed in {took_ms:.1} ms: {}", chain(&error)),
                     json!({"status": error.status(), "tookMs": took_ms}),

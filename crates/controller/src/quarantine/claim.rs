@@ -189,6 +189,7 @@ impl Quarantine {
         let now = (self.clock)();
         let failure = domain::session::Failure::Error { retry_after: None };
         self.entry(node).session.failed(failure, now);
+        self.session_changed(node);
         self.remember_wake(node);
         Claim::Later
     }
@@ -231,7 +232,9 @@ fn taken_over(now: Timestamp, mut event: HealthEvent) -> HealthEvent {
 mod tests {
     use contract::ProcessingStrategy;
     use jiff::SignedDuration;
+    use serde_json::json;
 
+    use super::super::look::tests::Bench;
     use super::*;
 
     fn event(id: &str, check: &str) -> HealthEvent {
@@ -302,6 +305,38 @@ mod tests {
         // What each makes it takes over again after its store was lost.
         for owns in [all, node] {
             assert!(owns.adopts("n1", Some(&owns.maker())));
+        }
+    }
+    #[tokio::test]
+    async fn what_another_store_keeps_is_left_alone_whatever_is_known() {
+        let mut bench = Bench::new().await;
+        let quarantine = &mut bench.quarantine;
+        let now = (quarantine.clock)();
+        let hour = SignedDuration::from_hours(1);
+        let known = quarantine.book.faults("n1")[0].event.id.clone();
+        let ours = quarantine.store.identity().id;
+        for (owns, store, begun, expected) in [
+            ("n1", "other", now - hour, Claim::Anothers),
+            ("n1", "other", now + hour, Claim::Ours),
+            ("n2", "other", now + hour, Claim::Anothers),
+            ("n1", ours.as_str(), now - hour, Claim::Ours),
+        ] {
+            quarantine.owns = Owns::Node(owns.to_owned());
+            quarantine.saving.begun = begun;
+            let session =
+                json!({"id": "s", "since": now.to_string(), "by": "node", "store": store});
+            let annotations = json!({
+                keys::SESSION: session.to_string(),
+                keys::QUARANTINE_HEALTH_EVENT: json!([{"id": known}]).to_string(),
+            });
+            let metadata = json!({"name": "n1", "annotations": annotations});
+            let view = NodeView::from_object(json!({ "metadata": metadata })).unwrap();
+            let claim = quarantine.claim(&view).await;
+            assert_eq!(claim, expected, "{owns} {store}");
+            quarantine.left_alone(&view, claim);
+            let entry = &quarantine.nodes["n1"];
+            assert_eq!(entry.anothers.is_some(), claim == Claim::Anothers);
+            assert_eq!(entry.on_our_node, entry.anothers.is_some() && owns == "n1");
         }
     }
 }

@@ -135,6 +135,8 @@ impl NodeEntry {
         self.own = None;
         self.in_doubt = None;
         self.hold = None;
+        // One that comes by this name later is another, and has never come back.
+        self.session.returns.clear();
     }
 
     /// Reads from the node, as decisions see it, whether it is out of service.
@@ -142,8 +144,9 @@ impl NodeEntry {
         let own = self
             .effective_view()
             .and_then(|view| Ownership::read(&view));
+        let times = &self.session.times;
         self.own = own.map(|own| Out {
-            since: own.since,
+            since: times.counted(keys::SESSION, own.since),
             forced: own.forced(),
         });
         if self.own.is_some() {
@@ -253,7 +256,8 @@ impl NodeEntry {
             notes.push(format!("held back: {hold}"));
         }
         let view = self.effective_view();
-        let dismissal = (view.as_deref()).and_then(|view| dismissal(view, dropped_at));
+        let dismissal =
+            (view.as_deref()).and_then(|view| dismissal(view, dropped_at, &self.session.times));
         let dismissed = |fault: &Fault| dismissal.is_some_and(|one| fault.dismissed(one.up_to));
         if let Some(one) = dismissal.filter(|_| faults.iter().any(dismissed)) {
             let how = match one.by {
@@ -265,6 +269,7 @@ impl NodeEntry {
                 one.up_to
             ));
         }
+        notes.extend(self.session.times.notes());
         if self.opted_out() {
             notes.push(format!(
                 "opted out by label {}=false: nothing is done about it",
@@ -305,7 +310,7 @@ impl NodeEntry {
                     _ if sight == Sight::NotRead && in_cluster.is_none() => {
                         "the cluster's nodes to be read".to_owned()
                     }
-                    _ => self.session.awaits(self.view.is_some()).to_owned(),
+                    _ => self.session.awaits(self.view.is_some()),
                 },
                 another: anothers.as_ref().map(|(_, another)| another.clone()),
             }),
@@ -397,7 +402,12 @@ mod tests {
         let view =
             metadata.and_then(|metadata| NodeView::from_object(json!({"metadata": metadata})));
         let node = view.clone().unwrap_or_else(|| NodeView::unknown("n1"));
-        let desired = assess(&fault(), &Policy::builtin(), &node, dismissal(&node, None));
+        let desired = assess(
+            &fault(),
+            &Policy::builtin(),
+            &node,
+            dismissal(&node, None, &entry.session.times),
+        );
         entry.session = step(
             &entry.session,
             &desired,
@@ -503,7 +513,9 @@ mod tests {
     fn a_node_that_is_gone_is_held_back_by_nothing() {
         let mut entry = looked_at(Some(json!({"name": "n1"})));
         entry.hold = Some(Hold::Tripped);
+        entry.session.returns.push(at(100));
         entry.gone();
+        assert_eq!(entry.session.returns, []);
         let status = entry.status("n1", &fault(), Mode::Act, Sight::Read, None, at(102));
         let notes = status.unwrap().notes;
         assert_eq!(notes, ["the cluster has no node of this name"]);

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use domain::event::Record;
 use domain::fault::{Change, Fault, FaultBook, NodeShare};
+use domain::session::Session;
 use domain::status::{NodeLedger, StatusLedger, Waiting};
 use jiff::Timestamp;
 use runtime::logging::chain;
@@ -58,6 +59,9 @@ struct Saved {
     /// Absent in the first versions, which are older than any store that signs its sessions.
     #[serde(default = "long_ago")]
     begun: Timestamp,
+    /// From the parts of the nodes.
+    #[serde(skip)]
+    sessions: BTreeMap<String, Session>,
 }
 
 fn long_ago() -> Timestamp {
@@ -75,17 +79,24 @@ struct Saving<'a> {
     begun: Timestamp,
 }
 
-/// What is saved of a node: its share of the book, and of the statuses that are open.
+/// What is saved of a node: its share of the book and of the statuses that are open, and its
+/// session: how long a change has failed, and how often the node has come back, the node
+/// itself does not tell.
 #[derive(Deserialize)]
 struct SavedPart {
     book: NodeShare<'static>,
     statuses: Option<NodeLedger>,
+    #[serde(default)]
+    session: Option<Session>,
 }
 
 #[derive(Serialize)]
 struct SavingPart<'a> {
     book: NodeShare<'a>,
     statuses: Option<&'a NodeLedger>,
+    /// Not what a dry run pretends.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    session: Option<&'a Session>,
 }
 
 /// How far the book is saved.
@@ -143,6 +154,7 @@ impl Quarantine {
                     self.saving.unsaved = to_save;
                     self.saving.begun = saved.begun;
                     self.brake.restore(saved.recently_out);
+                    self.restore_sessions(saved.sessions);
                 }
                 Err(error) => {
                     tracing::warn!(err = %error, "the saved fault book is not understood; it is rebuilt");
@@ -150,7 +162,8 @@ impl Quarantine {
                 }
             },
             Ok(None) => {
-                self.saving.begun = (self.clock)();
+                // When this task was made, just behind its store.
+                self.saving.begun = self.turned_at;
                 self.saving.begun_unsaved = true;
             }
             Err(error) => {
@@ -161,6 +174,25 @@ impl Quarantine {
         let names: Vec<String> = self.book.nodes().map(str::to_owned).collect();
         for name in names {
             self.touch(&name);
+        }
+    }
+
+    /// Goes on with the sessions where they stood. Who writes nothing has none of its own.
+    fn restore_sessions(&mut self, sessions: BTreeMap<String, Session>) {
+        if !self.writes() {
+            return;
+        }
+        let now = (self.clock)();
+        for (name, session) in sessions {
+            self.entry(&name).session = session.restored(now);
+            self.touch(&name);
+        }
+    }
+
+    /// Marks the session of a node to be saved.
+    pub(super) fn session_changed(&mut self, name: &str) {
+        if self.writes() {
+            self.saving.unsaved.insert(name.to_owned());
         }
     }
 
@@ -335,11 +367,14 @@ impl Quarantine {
     /// The checkpoint in which the parts of `nodes` are written anew.
     fn to_save(&self, nodes: &BTreeSet<String>) -> serde_json::Result<Checkpoint> {
         let part = |node: &String| {
+            let session = self.nodes.get(node).map(|entry| &entry.session);
             let part = SavingPart {
                 book: self.book.share(node),
                 statuses: self.statuses.share(node),
+                session: session.filter(|session| self.writes() && !session.is_blank()),
             };
-            let state = if part.book.is_empty() && part.statuses.is_none() {
+            let nothing = part.statuses.is_none() && part.session.is_none();
+            let state = if part.book.is_empty() && nothing {
                 Vec::new()
             } else {
                 serde_json::to_vec(&part)?
@@ -384,6 +419,9 @@ fn understood(checkpoint: &Checkpoint) -> serde_json::Result<(Saved, BTreeSet<St
     for (node, part) in &checkpoint.parts {
         let part: SavedPart = serde_json::from_slice(part)?;
         saved.book.restore(node, part.book);
+        if let Some(session) = part.session {
+            saved.sessions.insert(node.clone(), session);
+        }
         if let Some(ledger) = part.statuses {
             saved.statuses.restore(node, ledger);
         }

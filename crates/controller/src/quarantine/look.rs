@@ -82,6 +82,7 @@ impl Quarantine {
             }
             return;
         };
+        self.take_in_times(&view);
         let claim = self.claim(&view).await;
         self.left_alone(&view, claim);
         if claim != Claim::Ours {
@@ -93,7 +94,8 @@ impl Quarantine {
             return;
         }
         self.note_choice(&view, policy);
-        let dismissed = ownership::dismissal(&view, self.dropped_at());
+        let dismissed =
+            ownership::dismissal(&view, self.dropped_at(), &self.entry(name).session.times);
         let faults = self.book.faults(name);
         let desired = assess(faults, policy, &view, dismissed);
         self.note_statuses(&view, &desired);
@@ -121,8 +123,13 @@ impl Quarantine {
         let marks = self.marks(policy);
         let entry = self.entry(name);
         let step = step(&entry.session, desired, Some(view), &marks, hold, now);
+        let changed = entry.session != step.session;
         entry.session = step.session;
         let session = entry.session.id.clone();
+        if changed {
+            self.session_changed(name);
+        }
+        let entry = self.entry(name);
         if entry.verdicts != desired.verdicts {
             entry.verdicts.clone_from(&desired.verdicts);
             self.metrics.evaluated(policy.rule_sets_of(view), desired);
@@ -144,6 +151,26 @@ impl Quarantine {
         }
         self.remember_wake(name);
         self.schedule_publish();
+    }
+
+    /// Takes in the times that others have written on a node, and says once which of them lie
+    /// in the future.
+    fn take_in_times(&mut self, view: &NodeView) {
+        let now = (self.clock)();
+        let entry = self.entry(&view.name);
+        let before = entry.session.times.clone();
+        entry.session.take_in_times(view, now);
+        if entry.session.times == before {
+            return;
+        }
+        entry.read_own();
+        let notes: Vec<String> = entry.session.times.notes().collect();
+        self.brake.changed();
+        self.session_changed(&view.name);
+        for text in notes {
+            tracing::warn!(node = view.name, "{text}");
+            self.note(&view.name, None, EntryKind::Attention, text, Value::Null);
+        }
     }
 
     /// How our sessions mark a node.
@@ -219,9 +246,13 @@ impl Quarantine {
         let marks = self.marks(policy);
         let entry = self.entry(name);
         let step = step(&entry.session, &desired, None, &marks, None, now);
+        let changed = entry.session != step.session;
         entry.session = step.session;
         let say = desired.wanted() && !entry.missing_said;
         entry.missing_said = desired.wanted();
+        if changed {
+            self.session_changed(name);
+        }
         if say {
             tracing::warn!(
                 node = name,
@@ -488,6 +519,19 @@ pub(super) mod tests {
             quarantine.node_event(event.clone());
             assert_eq!(quarantine.publishing.at.is_some(), news, "{event:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_session_that_begins_in_the_future_counts_from_when_it_was_seen() {
+        let mut bench = Bench::new().await;
+        let quarantine = &mut bench.quarantine;
+        let session = json!({"id": "s", "since": Timestamp::MAX.to_string()});
+        let mut out = node(2);
+        out["metadata"]["annotations"] = json!({keys::SESSION: session.to_string()});
+        let view = NodeView::from_object(out).unwrap();
+        quarantine.node_event(NodeEvent::Applied(Arc::new(view)));
+        quarantine.look().await;
+        assert_eq!(quarantine.nodes["n1"].out_since(), Some(now()));
     }
 
     /// As after etcd was restored from a backup.

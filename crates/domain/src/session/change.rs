@@ -23,6 +23,7 @@ pub(super) fn quarantine(
     node: &NodeView,
     desired: &Desired,
     marks: &Marks,
+    released_at: Option<Timestamp>,
     now: Timestamp,
 ) -> NodeChange {
     let id = desired
@@ -42,7 +43,7 @@ pub(super) fn quarantine(
         taints: Vec::new(),
         replaced_labels: Some(BTreeMap::new()),
     };
-    let mut change = update(node, &own, desired, marks, now);
+    let mut change = update(node, &own, desired, marks, released_at, now);
     // A request to release a node means the session that it had then, and no later one.
     for mark in [
         keys::UNCORDONED_MANUALLY,
@@ -56,15 +57,21 @@ pub(super) fn quarantine(
     change
 }
 
-/// Brings what is ours on the node in line with what is wanted.
+/// Brings what is ours on the node in line with what is wanted. `released_at`: what is to be
+/// written in the place of a time of the future.
 pub(super) fn update(
     node: &NodeView,
     own: &Ownership,
     desired: &Desired,
     marks: &Marks,
+    released_at: Option<Timestamp>,
     now: Timestamp,
 ) -> NodeChange {
     let mut change = NodeChange::default();
+    if let Some(released_at) = released_at {
+        let text = released_at.to_string();
+        set(&mut change, node, keys::RELEASED_AT, Some(text));
+    }
     let mut labels: BTreeMap<String, String> = BTreeMap::new();
     let starts = own.events.is_empty();
     if starts {
@@ -127,7 +134,7 @@ pub(super) fn update(
     );
     // A session of NVSentinel keeps its own form.
     if own.replaced_labels.is_some() {
-        document_annotations(&mut change, node, desired, now);
+        document_annotations(&mut change, node, own, desired, now);
     }
     write_labels(&mut change, node, own, labels, marks, now);
     change
@@ -222,10 +229,11 @@ fn uncordon_labels(change: &mut NodeChange, node: &NodeView, marks: &Marks, now:
 fn document_annotations(
     change: &mut NodeChange,
     node: &NodeView,
+    own: &Ownership,
     desired: &Desired,
     now: Timestamp,
 ) {
-    let since = session_annotation(node).map_or(now, |session| session.since);
+    let since = own.since.unwrap_or(now);
     let reason = desired.events.first().map(|counted| &counted.event);
     for (key, value) in [
         (keys::SEED_QUARANTINED, "true".to_owned()),
@@ -240,11 +248,6 @@ fn document_annotations(
     ] {
         set(change, node, key, Some(value));
     }
-}
-
-fn session_annotation(node: &NodeView) -> Option<SessionAnnotation> {
-    let text = node.annotations.get(keys::SESSION)?;
-    serde_json::from_str(text).ok()
 }
 
 /// A time as a label can hold it.
@@ -326,7 +329,6 @@ fn write_labels(
             .or_insert_with(|| node.labels.get(&label).cloned());
         change.labels.insert(label, Some(value));
     }
-    let current = session_annotation(node);
     // Signed anew by whoever keeps it from here on; see `Ownership::kept_by_another`.
     let takes_over = marks.store.is_some() && own.maker == marks.maker && own.store != marks.store;
     let (store, taken_over) = if takes_over {
@@ -336,7 +338,7 @@ fn write_labels(
     };
     let annotation = SessionAnnotation {
         id: own.session_id.clone(),
-        since: current.as_ref().map_or(now, |current| current.since),
+        since: own.since.unwrap_or(now),
         by: own.maker.clone(),
         store,
         taken_over,

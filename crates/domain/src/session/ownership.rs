@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::assess::{Counted, Desired, Dismissal, DismissedBy};
 use crate::event::{event_id, floor_char_boundary};
+use crate::future::FutureTimes;
 use crate::node::{NodeView, Taint};
 
 /// Longest reason of a [`ReleaseRequest`], in bytes: it goes into the journal.
@@ -282,21 +283,30 @@ impl ReleaseRequest {
 }
 
 /// When a person last ended a session of this node, from its annotation.
-fn released_at(node: &NodeView) -> Option<Timestamp> {
+pub(super) fn released_at(node: &NodeView) -> Option<Timestamp> {
     node.annotations.get(keys::RELEASED_AT)?.trim().parse().ok()
 }
 
 /// Which faults of `node` do not count: those that a person has dismissed by giving the
 /// node back, or by dropping what the brake had held back at `dropped_at`. The latter are
 /// those of nodes that were in service then: a session that had begun keeps its faults.
-pub fn dismissal(node: &NodeView, dropped_at: Option<Timestamp>) -> Option<Dismissal> {
-    let released = released_at(node).map(|up_to| Dismissal {
+/// `times`: as what times of the future on the node count.
+pub fn dismissal(
+    node: &NodeView,
+    dropped_at: Option<Timestamp>,
+    times: &FutureTimes,
+) -> Option<Dismissal> {
+    let released = times.counted(keys::RELEASED_AT, released_at(node));
+    let released = released.map(|up_to| Dismissal {
         up_to,
         by: DismissedBy::Released,
     });
     let dropped = dropped_at
         .filter(|at| {
-            Ownership::read(node).is_none_or(|own| own.since.is_some_and(|since| since > *at))
+            Ownership::read(node).is_none_or(|own| {
+                let since = times.counted(keys::SESSION, own.since);
+                since.is_some_and(|since| since > *at)
+            })
         })
         .map(|up_to| Dismissal {
             up_to,
@@ -344,10 +354,12 @@ mod tests {
     #[test]
     fn the_later_dismissal_counts_and_a_session_keeps_its_faults() {
         let mut node = NodeView::unknown("n1");
-        assert_eq!(dismissal(&node, None), None);
+        assert_eq!(dismissal(&node, None, &FutureTimes::default()), None);
         node.annotations
             .insert(keys::RELEASED_AT.into(), at(50).to_string());
-        let up_to = |node: &NodeView, dropped| dismissal(node, dropped).map(|one| one.up_to);
+        let times = FutureTimes::default();
+        let up_to =
+            |node: &NodeView, dropped| dismissal(node, dropped, &times).map(|one| one.up_to);
         assert_eq!(up_to(&node, None), Some(at(50)));
         assert_eq!(up_to(&node, Some(at(40))), Some(at(50)));
         assert_eq!(up_to(&node, Some(at(60))), Some(at(60)));

@@ -1,6 +1,7 @@
 //! Table tests of the state machine.
 
 mod endings;
+mod kept;
 mod simulator;
 
 use std::collections::BTreeMap;
@@ -164,7 +165,7 @@ impl World {
     }
 
     fn desired(&self) -> Desired {
-        let released = ownership::dismissal(&self.node, None);
+        let released = ownership::dismissal(&self.node, None, &self.session.times);
         assess(self.book.faults("n1"), &self.policy, &self.node, released)
     }
 
@@ -187,7 +188,8 @@ impl World {
         let mut intents = Vec::new();
         for _ in 0..10 {
             let step = self.step();
-            if let Some(at) = self.session.not_before {
+            let waits = self.session.not_before.or(self.session.waits_until());
+            if let Some(at) = waits {
                 self.now = self.now.max(at);
             }
             match step.patch {
@@ -195,7 +197,7 @@ impl World {
                     intents.push(patch.intent);
                     self.node = self.node.after(&patch.change);
                 }
-                None if self.session.not_before.is_none() => return intents,
+                None if waits.is_none() => return intents,
                 None => {}
             }
         }

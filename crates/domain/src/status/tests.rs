@@ -78,7 +78,7 @@ impl World {
     /// One look; the patch that follows is made unless `lost`.
     fn look(&mut self, lost: bool) {
         self.now += jiff::SignedDuration::from_secs(1);
-        let released = dismissal(&self.node, None);
+        let released = dismissal(&self.node, None, &self.session.times);
         let policy = Policy::builtin();
         let desired = assess(self.book.faults("n1"), &policy, &self.node, released);
         self.ledger.look(&self.node, &desired, self.now);

@@ -177,7 +177,8 @@ fn whose_session_a_node_carries_is_told_with_what_ends_it() {
     assert_eq!(check.result, CheckResult::Stops);
     let fix = check.fix.as_ref().unwrap();
     assert!(fix.contains("kubectl annotate node n1 "), "{fix}");
-    assert!(check.details[0].contains("uncordoned"), "{check:?}");
+    assert!(check.details[0].contains("by another store"), "{check:?}");
+    assert!(check.details[1].contains("uncordoned"), "{check:?}");
 }
 
 #[test]

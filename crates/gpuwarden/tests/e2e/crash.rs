@@ -134,7 +134,7 @@ async fn killed_at_random_moments_it_loses_and_doubles_nothing() -> anyhow::Resu
         .client(["inject", "recovery"])
         .await?
         .expect(0)?;
-    scene.restored().await
+    scene.restored_by_hand().await
 }
 
 /// Looks at what became of the stream: each event is stored once, in order, and the node

@@ -22,6 +22,19 @@ async fn two_that_run_for_one_node_leave_each_others_session_alone() -> anyhow::
         .quarantine()
         .start()
         .await?;
+    // Its store is there before the first session is.
+    rival
+        .wait_for("the second to be ready", SOON, || async {
+            let output = rival.client(["status", "-o", "json"]).await;
+            let output = output.map_err(|error| error.to_string())?.stdout;
+            let status: Value = serde_json::from_str(&output).map_err(|error| error.to_string())?;
+            if status["fleet"]["ready"] == true {
+                Ok(())
+            } else {
+                Err(output)
+            }
+        })
+        .await?;
     let fault = |gpu| vec![event(&scene.node, gpu)];
     let well = |gpu| vec![recovery(&scene.node, gpu)];
     send_to(&scene.product, fault("0")).await?;
@@ -43,8 +56,18 @@ async fn two_that_run_for_one_node_leave_each_others_session_alone() -> anyhow::
     )
     .await?;
     scene.cordoned().await?;
-    let args = ["doctor", "-o", "json", "run", "--node-name", &scene.node];
-    let found = scene.product.client(args).await?.stdout;
+    let data = scene.product.data_dir().display().to_string();
+    let node = &scene.node;
+    let args = [
+        "doctor",
+        "--node-name",
+        node,
+        "--data-dir",
+        &data,
+        "-o",
+        "json",
+    ];
+    let found = scene.product.command(args).await?.stdout;
     assert!(
         found.contains("session on our node by another gpuwarden"),
         "{found}"

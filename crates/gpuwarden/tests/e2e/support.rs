@@ -117,6 +117,24 @@ impl Scene {
         .await
     }
 
+    /// The same of a node that has come back before, and would wait for it: once its faults
+    /// have recovered, a person uncordons it.
+    pub(crate) async fn restored_by_hand(&self) -> anyhow::Result<()> {
+        self.product
+            .wait_for("a session that ends", SOON, || async {
+                let shown = self.shown().await.map_err(|error| error.to_string())?;
+                let phase = &shown["session"]["phase"];
+                if phase.is_null() || phase == "releasing" {
+                    Ok(())
+                } else {
+                    Err(shown.to_string())
+                }
+            })
+            .await?;
+        self.patch(json!({"spec": {"unschedulable": null}})).await?;
+        self.restored().await
+    }
+
     /// Patches the node as a person or another controller would.
     pub(crate) async fn patch(&self, patch: Value) -> anyhow::Result<()> {
         let patch = Patch::<Value>::Merge(patch);

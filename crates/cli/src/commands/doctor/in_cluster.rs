@@ -208,7 +208,9 @@ async fn nodes(cluster: &Cluster, name: Option<&str>, label: &NodeLabel) -> Vec<
     let mut findings = Vec::new();
     if let Some(name) = name {
         match cluster.find_node(name).await {
-            Ok(found) => findings.extend(own_node(name, found.as_ref(), label)),
+            Ok(found) => {
+                findings.extend(own_node(name, found.as_ref(), label, Timestamp::now()));
+            }
             Err(error) => findings.push(not_looked_at("node", &error)),
         }
     }
@@ -219,7 +221,12 @@ async fn nodes(cluster: &Cluster, name: Option<&str>, label: &NodeLabel) -> Vec<
     findings
 }
 
-fn own_node(name: &str, found: Option<&NodeView>, label: &NodeLabel) -> Vec<Finding> {
+fn own_node(
+    name: &str,
+    found: Option<&NodeView>,
+    label: &NodeLabel,
+    now: Timestamp,
+) -> Vec<Finding> {
     let Some(node) = found else {
         return vec![Finding::problem(
             "node",
@@ -238,6 +245,20 @@ fn own_node(name: &str, found: Option<&NodeView>, label: &NodeLabel) -> Vec<Find
                 "kubectl label node {} {}",
                 shell_word(name),
                 shell_word(&label.to_string())
+            ),
+        ));
+    }
+    let released = node.annotations.get(keys::RELEASED_AT);
+    let released = released.and_then(|text| text.trim().parse().ok());
+    if let Some(at) = released.filter(|at| is_future(*at, now)) {
+        findings.push(Finding::warning(
+            "node",
+            future::text(keys::RELEASED_AT, at),
+            "faults that were reported before a gpuwarden first saw it do not count",
+            format!(
+                "kubectl annotate node {} {}-",
+                shell_word(name),
+                keys::RELEASED_AT
             ),
         ));
     }

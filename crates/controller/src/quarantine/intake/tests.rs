@@ -4,6 +4,7 @@ use std::sync::Arc;
 use contract::HealthEvent;
 use domain::brake::NodeLabel;
 use domain::event::normalise;
+use domain::session::{Failure, Phase};
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
@@ -317,6 +318,7 @@ async fn the_brakes_window_is_remembered_over_a_restart() {
         (quarantine, handles)
     };
     let (mut first, _handles) = restarted(Mode::Act).await;
+    first.save().await;
     assert_eq!(first.save_at(), None);
     first.brake.back("n1", Some(now()));
     assert!(first.save_at().is_some(), "also without a new event");
@@ -331,6 +333,62 @@ async fn the_brakes_window_is_remembered_over_a_restart() {
     dry.save().await;
     let (next, _handles) = restarted(Mode::Act).await;
     assert!(!next.brake.recent().contains_key("n2"));
+    store.close().await;
+}
+
+#[tokio::test]
+async fn sessions_go_on_over_a_restart_where_they_are_acted_on() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    let restarted = async |mode| {
+        let (mut quarantine, handles) = quarantine_that(mode, &store);
+        quarantine.load().await;
+        quarantine.take_in().await;
+        (quarantine, handles)
+    };
+    let (mut first, _handles) = restarted(Mode::Act).await;
+    let session = &mut first.entry("n1").session;
+    (session.phase, session.asked) = (Phase::Quarantining, true);
+    session.pending_since = Some(now());
+    session.failed(Failure::Error { retry_after: None }, now());
+    session.returns.push(now());
+    let kept = session.clone().restored(now());
+    assert!(session.not_before.is_some() && kept.not_before.is_none());
+    first.session_changed("n1");
+    first.save().await;
+
+    for mode in [Mode::DryRun, Mode::Observe] {
+        let (mut other, _handles) = restarted(mode).await;
+        assert!(!other.nodes.contains_key("n1"), "{mode:?}");
+        other.entry("n2").session.phase = Phase::Quarantining;
+        other.session_changed("n2");
+        other.saving.unsaved.insert("n2".to_owned());
+        other.save().await;
+    }
+    let (mut second, _handles) = restarted(Mode::Act).await;
+    assert_eq!(second.nodes["n1"].session, kept);
+    assert!(second.dirty.contains("n1") && !second.nodes.contains_key("n2"));
+    // What has nothing to tell is not kept.
+    second.entry("n1").session = Session::idle(now());
+    second.session_changed("n1");
+    second.save().await;
+    let (third, _handles) = restarted(Mode::Act).await;
+    assert!(!third.nodes.contains_key("n1"));
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_store_is_as_old_as_its_first_checkpoint() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    for clock in [now, || now() + jiff::SignedDuration::from_secs(9)] {
+        let (mut quarantine, _handles) = quarantine(&store);
+        quarantine.turned_at = clock();
+        quarantine.load().await;
+        quarantine.take_in().await;
+        assert_eq!(quarantine.saving.begun, now());
+        quarantine.save().await;
+    }
     store.close().await;
 }
 

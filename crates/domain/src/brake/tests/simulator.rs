@@ -10,6 +10,7 @@ use super::*;
 use crate::assess::{Desired, assess};
 use crate::event::{Record, normalise};
 use crate::fault::FaultBook;
+use crate::future::FutureTimes;
 use crate::node::NodeView;
 use crate::policy::Policy;
 use crate::session::ownership::{self, Ownership};
@@ -115,7 +116,7 @@ impl World {
 
     fn desired(&self, name: &str) -> Desired {
         let node = &self.seen[name];
-        let dismissed = ownership::dismissal(node, self.dropped_at);
+        let dismissed = ownership::dismissal(node, self.dropped_at, &FutureTimes::default());
         assess(self.book.faults(name), &self.policy, node, dismissed)
     }
 

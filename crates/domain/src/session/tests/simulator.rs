@@ -3,6 +3,7 @@
 
 use proptest::prelude::*;
 
+use super::kept::restarted;
 use super::*;
 
 /// What can happen to a node, its faults and its controller.
@@ -16,7 +17,8 @@ enum Happening {
     Step,
     StepButPatchLost,
     StepButConflict,
-    Restart,
+    /// With the store, or without.
+    Restart(bool),
     Cordon,
     /// By hand, whoever cordoned it.
     Uncordon,
@@ -41,7 +43,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         6 => Just(Happening::Step),
         1 => Just(Happening::StepButPatchLost),
         1 => Just(Happening::StepButConflict),
-        1 => Just(Happening::Restart),
+        1 => any::<bool>().prop_map(Happening::Restart),
         1 => Just(Happening::Cordon),
         1 => Just(Happening::Uncordon),
         1 => Just(Happening::Untaint),
@@ -82,7 +84,7 @@ impl Foreign {
     fn settle(&mut self, world: &mut World) {
         for _ in 0..10 {
             let Some(patch) = world.step().patch else {
-                match world.session.not_before {
+                match world.session.not_before.or(world.session.waits_until()) {
                     Some(at) => world.now = world.now.max(at),
                     None => return,
                 }
@@ -175,8 +177,12 @@ proptest! {
                         world.session.failed(Failure::Conflict, world.now);
                     }
                 }
-                Happening::Restart => {
-                    world.session = Session::idle(world.now);
+                Happening::Restart(with_store) => {
+                    world.session = if *with_store {
+                        restarted(&world.session, world.now)
+                    } else {
+                        Session::idle(world.now)
+                    };
                     let saved = serde_json::to_string(&world.book).unwrap();
                     world.book = serde_json::from_str(&saved).unwrap();
                 }
@@ -222,6 +228,16 @@ proptest! {
                 Happening::Later(seconds) => {
                     world.now += SignedDuration::from_secs(i64::from(*seconds));
                 }
+            }
+            // A recovery waits ten minutes at most, and what a person did not at all.
+            let mut looked = world.clone();
+            let step = looked.step();
+            if let Some(at) = step.session.waits_until() {
+                prop_assert!(at <= looked.now + returns::LONGEST_WAIT);
+                prop_assert!(step.patch.is_none() && !step.session.returns.is_empty());
+                let own = Ownership::read(&world.node).unwrap();
+                prop_assert!(world.node.unschedulable || !own.cordoned);
+                prop_assert!(!world.node.annotations.contains_key(keys::RELEASE));
             }
             let ours: Vec<_> = taint_keys(&world.node)
                 .into_iter()

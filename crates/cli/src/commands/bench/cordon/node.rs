@@ -48,13 +48,7 @@ impl TestNode {
         let client = client(args).await?;
         let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         let name = format!("gpuwarden-bench-{:x}", since.as_micros());
-        let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
-        let request =
-            Request::new(NODES).create(&PostParams::default(), serde_json::to_vec(&node)?)?;
-        let made: Value = client
-            .request(request)
-            .await
-            .with_context(|| format!("make the node {name}"))?;
+        let made = make(&client, &name).await?;
         let version = version(&made).context("the new node has no version")?;
         let (sender, seen) = watch::channel(Seen {
             unschedulable: false,
@@ -113,6 +107,14 @@ impl TestNode {
         answer.map(drop).context("cordon the node")
     }
 
+    /// Makes the node anew: one that comes back again within the hour would wait for it.
+    pub(super) async fn renew(&self) -> anyhow::Result<()> {
+        let request = Request::new(NODES).delete(&self.name, &DeleteParams::default())?;
+        let answer = self.client.request::<Value>(request).await;
+        answer.with_context(|| format!("delete the node {}", self.name))?;
+        make(&self.client, &self.name).await.map(drop)
+    }
+
     /// Makes the next call on a new connection, as the product's first one is.
     pub(super) async fn connect_anew(&mut self, args: &BenchArgs) -> anyhow::Result<()> {
         self.client = client(args).await?;
@@ -128,6 +130,13 @@ impl TestNode {
             .map(drop)
             .with_context(|| format!("delete the node {}: delete it by hand", self.name))
     }
+}
+
+async fn make(client: &Client, name: &str) -> anyhow::Result<Value> {
+    let node = json!({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}});
+    let request = Request::new(NODES).create(&PostParams::default(), serde_json::to_vec(&node)?)?;
+    let made = client.request(request).await;
+    made.with_context(|| format!("make the node {name}"))
 }
 
 pub(in crate::commands::bench) async fn client(args: &BenchArgs) -> anyhow::Result<Client> {
@@ -186,7 +195,8 @@ async fn watch_once(
                 }
             }
             WatchEvent::Bookmark(bookmark) => *version = bookmark.metadata.resource_version,
-            WatchEvent::Deleted(_) => bail!("somebody has deleted it"),
+            // It is made anew between two rounds.
+            WatchEvent::Deleted(_) => {}
             WatchEvent::Error(status) => bail!("{}", status.message),
         }
     }

@@ -72,17 +72,27 @@ fn a_node_is_there_with_its_label_or_not() {
         NodeView::from_object(object).unwrap()
     };
     let results = |found: &[Finding]| found.iter().map(|it| it.result).collect::<Vec<_>>();
-    let found = own_node("n", None, &label);
+    let found = own_node("n", None, &label, at(0));
     assert_eq!(results(&found), [Outcome::Problem]);
     assert!(found[0].fix.as_ref().unwrap().contains("--node-name"));
     let good = with(json!({"nvidia.com/gpu.present": "true"}));
-    assert_eq!(results(&own_node("n", Some(&good), &label)), [Outcome::Ok]);
-    let found = own_node("n", Some(&with(json!({}))), &label);
+    assert_eq!(
+        results(&own_node("n", Some(&good), &label, at(0))),
+        [Outcome::Ok]
+    );
+    let found = own_node("n", Some(&with(json!({}))), &label, at(0));
     assert_eq!(results(&found), [Outcome::Ok, Outcome::Warning]);
     assert_eq!(
         found[1].fix.as_deref(),
         Some("kubectl label node n nvidia.com/gpu.present=true")
     );
+    let mut released = good.clone();
+    let future = (keys::RELEASED_AT.to_owned(), at(100).to_string());
+    released.annotations.extend([future]);
+    for (now, expected) in [(0, 2), (50, 1)] {
+        let found = own_node("n", Some(&released), &label, at(now));
+        assert_eq!(found.len(), expected, "{found:?}");
+    }
     assert_eq!(gpu_nodes(true, &label).result, Outcome::Ok);
     assert_eq!(gpu_nodes(false, &label).result, Outcome::Warning);
 }

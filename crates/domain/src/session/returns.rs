@@ -1,0 +1,52 @@
+//! How often a node has come back to service of late, and how long its next return waits.
+//!
+//! A fault and its recovery in turn, from a monitor that cannot decide or a sender that means
+//! harm, would take a node out and give it back many times a second. Who is taken out at once
+//! need not come back at once: the first return within an hour does, the further ones wait
+//! ever longer. While it waits, a new fault keeps the node out, in the same session.
+
+use jiff::{SignedDuration, Timestamp};
+
+/// Within which time returns count.
+pub const WITHIN: SignedDuration = SignedDuration::from_hours(1);
+/// Wait before the second return; each further one waits twice as long.
+pub const FIRST_WAIT: SignedDuration = SignedDuration::from_secs(30);
+/// Longest wait: a node that is well comes back, and with it an hour has few returns.
+pub const LONGEST_WAIT: SignedDuration = SignedDuration::from_mins(10);
+
+/// Returns how long a node waits that has come back `returns` times within the hour.
+pub fn wait(returns: usize) -> SignedDuration {
+    let Some(doublings) = returns.checked_sub(1) else {
+        return SignedDuration::ZERO;
+    };
+    // 30 s, 1, 2, 4, 8 and 10 minutes.
+    let doublings = u32::try_from(doublings).unwrap_or(u32::MAX).min(5);
+    (FIRST_WAIT * 2_i32.pow(doublings)).min(LONGEST_WAIT)
+}
+
+/// Forgets the returns that do not count any more at `now`.
+pub fn forget_old(returns: &mut Vec<Timestamp>, now: Timestamp) {
+    returns.retain(|at| now.duration_since(*at) < WITHIN);
+}
+
+/// Returns what is said of a wait.
+pub fn text(returns: usize, back_at: Timestamp) -> String {
+    let times = if returns == 1 {
+        "once".to_owned()
+    } else {
+        format!("{returns} times")
+    };
+    format!("given back at {back_at:.0}, for it has come back {times} within the hour")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_return_is_at_once_and_the_longest_wait_is_ten_minutes() {
+        let waits: Vec<i64> = (0..9).map(|returns| wait(returns).as_secs()).collect();
+        assert_eq!(waits, [0, 30, 60, 120, 240, 480, 600, 600, 600]);
+        assert_eq!(wait(usize::MAX), LONGEST_WAIT);
+    }
+}
