@@ -14,6 +14,8 @@ use tonic::transport::{Channel, Endpoint};
 
 use super::*;
 
+mod garbage;
+
 fn event(gpu: &str) -> HealthEvent {
     HealthEvent {
         version: 1,
