@@ -27,7 +27,7 @@ pub(super) async fn status(State(app): State<Arc<App>>) -> Json<Status> {
         policy: PolicyView::clone(&app.console.policy.borrow()),
         xids: open_xids(&fleet),
         fleet: FleetView::clone(&fleet),
-        sources: app.console.sources.statuses(now),
+        sources: app.console.sources.statuses(),
         store,
         leadership: app.console.leadership.as_ref().map(|source| source()),
         forward: app.console.forwarding.as_ref().map(forward_view),
