@@ -3,6 +3,8 @@
 
 #[path = "console/browser.rs"]
 mod browser;
+#[path = "console/hostile.rs"]
+mod hostile;
 #[path = "console/page.rs"]
 mod page;
 #[path = "console/server.rs"]
