@@ -73,6 +73,8 @@ pub struct Console {
     pub store: Arc<dyn EventStore>,
     /// What hands events on to another service, where that is asked for.
     pub forwarding: Option<Forwarding>,
+    /// What is wrong with the places of the process in the file system.
+    pub places: watch::Receiver<Vec<String>>,
     /// What `/metrics` shows.
     pub metrics: Metrics,
     /// The clock.

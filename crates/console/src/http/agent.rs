@@ -41,6 +41,8 @@ pub struct AgentConsole {
     pub outbox: Outbox,
     /// How bringing it does.
     pub delivery: watch::Receiver<DeliveryStatus>,
+    /// What is wrong with the places of the process in the file system.
+    pub places: watch::Receiver<Vec<String>>,
     /// What `/metrics` shows.
     pub metrics: Metrics,
     /// The clock.
@@ -154,6 +156,7 @@ async fn readyz(State(console): State<Arc<AgentConsole>>) -> Response {
 impl AgentConsole {
     fn not_ready(&self) -> Vec<String> {
         let mut reasons = health::sources(&self.sources);
+        reasons.extend(self.places.borrow().iter().cloned());
         let waiting = self.outbox.status().borrow().events;
         if let Some(failing) = &self.delivery.borrow().failing {
             reasons.push(format!(

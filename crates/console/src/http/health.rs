@@ -83,6 +83,7 @@ impl App {
     /// Why the process does not see and do all that it is there for; empty where it does.
     pub(super) async fn not_ready(&self) -> Vec<String> {
         let mut reasons = sources(&self.console.sources);
+        reasons.extend(self.console.places.borrow().iter().cloned());
         if self.console.fleet.has_changed().is_err() {
             reasons.push("the keeper of the fleet's state has ended".to_owned());
         }

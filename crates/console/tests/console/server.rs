@@ -136,6 +136,7 @@ impl Server {
             sources: sources.clone(),
             store: Arc::clone(&store) as Arc<dyn EventStore>,
             forwarding: None,
+            places: watch::Sender::default().subscribe(),
             metrics: metrics.clone(),
             clock: Timestamp::now,
         };
