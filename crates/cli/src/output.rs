@@ -109,11 +109,18 @@ pub(crate) fn even_if_unread<T>(told: anyhow::Result<T>, found: T) -> anyhow::Re
     }
 }
 
-/// Text that came from outside, for a terminal: control characters cannot move its cursor.
+/// Text that came from outside, for a terminal: control characters cannot move its cursor, and
+/// what sets the direction of text cannot show it in another order.
 pub(crate) fn plain(text: &str) -> String {
+    let steers = |c: char| c.is_control() || sets_direction(c);
     text.chars()
-        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
+        .map(|c| if steers(c) { '\u{fffd}' } else { c })
         .collect()
+}
+
+/// Whether a character is of Unicode's `Bidi_Control`.
+fn sets_direction(c: char) -> bool {
+    matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
 /// Text of several lines that came from outside: the first as it stands, each further one on a
@@ -225,5 +232,11 @@ mod tests {
             plain("a\x1b[2Jb\rc\u{9b}d"),
             "a\u{fffd}[2Jb\u{fffd}c\u{fffd}d"
         );
+        let bidi = "\u{61c}\u{200e}\u{200f}\u{202a}\u{202b}\u{202c}\u{202d}\u{202e}\
+                    \u{2066}\u{2067}\u{2068}\u{2069}";
+        assert_eq!(plain(bidi), "\u{fffd}".repeat(12));
+        assert_eq!(indented(bidi, 2), "\u{fffd}".repeat(12));
+        let words = "\u{5e9}\u{5dc}\u{5d5}\u{5dd} \u{200d}\u{2065}\u{206a}";
+        assert_eq!(plain(words), words);
     }
 }

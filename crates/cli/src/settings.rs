@@ -211,8 +211,11 @@ impl Endpoint {
         std::fs::rename(new, data_dir.join(ENDPOINT_FILE))
     }
 
-    /// Removes it at the end.
+    /// Removes it at the end, unless it is another process's by now.
     pub fn remove(data_dir: &Path) {
+        if Self::read(data_dir).is_some_and(|noted| noted.pid != std::process::id()) {
+            return;
+        }
         // Nothing depends on it: a client that finds it asks in vain.
         drop(std::fs::remove_file(data_dir.join(ENDPOINT_FILE)));
     }

@@ -15,6 +15,7 @@ use tonic::transport::{Channel, Endpoint};
 use super::*;
 
 mod acceptance;
+mod garbage;
 
 fn event(gpu: &str) -> HealthEvent {
     HealthEvent {

@@ -12,6 +12,7 @@ mod health;
 mod node;
 mod page;
 mod query;
+mod room;
 mod server;
 mod standby;
 mod status;
@@ -44,6 +45,7 @@ pub use standby::{StandbyConsole, serve_standby};
 use crate::api::{LeadershipView, Mode, PolicyView, Role, Status, StoreView};
 use error::Refusal;
 use guard::CheckHost;
+use room::Room;
 
 /// Answers why the node of a name is, or is not, quarantined; `None` where who knows it has
 /// ended.
@@ -71,6 +73,8 @@ pub struct Console {
     pub store: Arc<dyn EventStore>,
     /// What hands events on to another service, where that is asked for.
     pub forwarding: Option<Forwarding>,
+    /// What is wrong with the places of the process in the file system.
+    pub places: watch::Receiver<Vec<String>>,
     /// What `/metrics` shows.
     pub metrics: Metrics,
     /// The clock.
@@ -134,6 +138,8 @@ struct App {
     subscribers: Arc<Semaphore>,
     /// Places for `/api/v1/events?follow=true`.
     followers: Arc<Semaphore>,
+    /// Room for answers.
+    room: Room,
     /// Ends the streams.
     cancel: CancellationToken,
 }
@@ -145,8 +151,8 @@ pub fn router(console: Console) -> Router {
 }
 
 /// Serves until `cancel`, and ends within a second of it: streams are closed, requests
-/// under way may finish. At most [`MAX_CONNECTIONS`] connections are served at a time;
-/// further ones wait to be accepted.
+/// under way may finish. At most [`MAX_CONNECTIONS`] connections are kept at a time;
+/// further ones get one answer each.
 pub async fn serve(listener: TcpListener, console: Console, cancel: CancellationToken) {
     let check_host = CheckHost::of(&listener);
     let routes = routes(App::new(console, cancel.clone()), check_host);
@@ -201,6 +207,7 @@ fn routes(app: App, check_host: CheckHost) -> Router {
 impl App {
     fn new(console: Console, cancel: CancellationToken) -> Self {
         Self {
+            room: Room::new(&console.metrics),
             console,
             subscribers: Arc::new(Semaphore::new(MAX_SUBSCRIBERS)),
             followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)),

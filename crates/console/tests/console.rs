@@ -3,6 +3,8 @@
 
 #[path = "console/browser.rs"]
 mod browser;
+#[path = "console/hostile.rs"]
+mod hostile;
 #[path = "console/page.rs"]
 mod page;
 #[path = "console/server.rs"]
@@ -497,31 +499,33 @@ async fn ready_means_that_everything_is_seen() {
     };
     assert_eq!(ready().await, (200, "ready\n".to_owned()));
 
-    let long_ago = Timestamp::now() - STUCK_AFTER - SignedDuration::from_secs(5);
-    for (at, state, named) in [
+    let now = Timestamp::now();
+    for (silent_for, state, named) in [
         (
-            long_ago,
+            2 * STUCK_AFTER,
             SourceState::Following,
             "source kernel-log is stuck",
         ),
         (
-            Timestamp::now(),
+            Duration::ZERO,
             SourceState::Failing,
             "source kernel-log fails: /dev/kmsg",
         ),
         (
-            Timestamp::now(),
+            Duration::ZERO,
             SourceState::CatchingUp,
             "source kernel-log still reads",
         ),
     ] {
-        server.kernel_log.update(at, |status| status.state = state);
+        server.kernel_log.update(now, |status| status.state = state);
+        server.pass(silent_for);
         let (status, text) = ready().await;
         assert!(status == 503 && text.contains(named), "{text}");
     }
     server
         .kernel_log
-        .update(long_ago, |status| status.state = SourceState::Ended);
+        .update(now, |status| status.state = SourceState::Ended);
+    server.pass(2 * STUCK_AFTER);
     assert_eq!(ready().await.0, 200);
 
     let cluster = |connected| ClusterView {

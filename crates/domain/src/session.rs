@@ -203,7 +203,7 @@ pub fn step(
         session.returns.push(now);
     }
     if let Some(own) = &own
-        && let Some((by_hand, released_at, why)) = ended_by_hand(session, node, own, desired, now)
+        && let Some((by_hand, released_at, why)) = ended_by_hand(&session, node, own, desired, now)
     {
         let change = change::stand_down(node, own, by_hand, released_at, marks);
         session.back_at = None;

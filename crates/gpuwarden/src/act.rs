@@ -95,12 +95,12 @@ impl Acting<'_> {
             sources: self.sources,
             store: self.store,
             forwarding: self.intake.forwarding,
+            places: front.places.troubles(),
             metrics: self.metrics,
             clock: CLOCK,
         };
-        let serving = connector::serve(front.socket, self.intake.connector, tasks.no_more());
-        let socket = "the connector's socket";
-        tasks.input(socket, parts::said(socket, serving));
+        let serving = front.places.serve(self.intake.connector, tasks.no_more());
+        tasks.input("the connector's socket", serving);
         let done = tasks.done();
         let page = console::serve(front.listener, console, done.clone());
         tasks.worker("the page", page);

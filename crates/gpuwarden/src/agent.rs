@@ -51,22 +51,22 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
         sources,
         outbox: outbox.clone(),
         delivery: delivering.status(),
+        places: front.places.troubles(),
         metrics,
         clock: CLOCK,
     };
 
     let mut tasks = Tasks::default();
     parts::watch_kernel_log(monitor, &mut tasks);
-    let serving = connector::serve(front.socket, connector, tasks.no_more());
-    let socket = "the connector's socket";
-    tasks.input(socket, parts::said(socket, serving));
+    let serving = front.places.serve(connector, tasks.no_more());
+    tasks.input("the connector's socket", serving);
     let done = tasks.done();
     tasks.worker("the delivery", delivering.run(done.clone()));
     tasks.worker("the page", serve_agent(front.listener, console, done));
     greet(&settings, &endpoint.server);
 
     let ends = tasks.until_told_or_failed(parts::until_told()).await;
-    tasks.end(outbox.close(), &endpoint, process).await;
+    tasks.end(outbox.close(), process).await;
     ends.map(|()| ExitCode::SUCCESS)
 }
 

@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use cli::{ControllerSettings, Endpoint, IngestSettings, ModeSetting, ProcessSettings, Transport};
+use cli::{ControllerSettings, IngestSettings, ModeSetting, ProcessSettings, Transport};
 use cluster::Cluster;
 use connector::{AcceptNodes, Forwarding};
 use console::LeadershipSource;
@@ -121,7 +121,6 @@ struct Running<'a> {
     process: &'a ProcessSettings,
     store: Arc<dyn EventStore>,
     forwarding: Option<Forwarding>,
-    endpoint: Endpoint,
     tasks: Tasks,
 }
 
@@ -156,7 +155,7 @@ impl<'a> Start<'a> {
         let address = grpc.local_addr()?;
         let socket = process.data_dir.join(SOCKET);
         let front = Front::open_on(self.listener, process, &socket, OWN_UID)?;
-        let endpoint = front.endpoint.clone();
+        let server = front.endpoint.server.clone();
 
         let nodes = AcceptNodes::Any;
         let in_cluster = cluster.as_deref();
@@ -184,12 +183,11 @@ impl<'a> Start<'a> {
             intake,
         };
         acting.start(front, &mut tasks);
-        greet(settings, address, &endpoint.server);
+        greet(settings, address, &server);
         Ok(Running {
             process,
             store,
             forwarding,
-            endpoint,
             tasks,
         })
     }
@@ -204,11 +202,10 @@ impl Running<'_> {
             process,
             store,
             forwarding,
-            endpoint,
             tasks,
         } = self;
         let close = parts::close(store, forwarding);
-        tasks.end(close, &endpoint, process).await
+        tasks.end(close, process).await
     }
 }
 

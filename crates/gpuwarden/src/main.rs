@@ -5,6 +5,7 @@ mod agent;
 mod controller;
 mod lead;
 mod parts;
+mod places;
 mod run;
 mod tasks;
 

@@ -19,13 +19,14 @@ use host::kernel_log::Spec;
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
-use runtime::{descriptors, logging, unix_grpc};
+use runtime::{descriptors, logging};
 use store::EventStore;
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::places::Places;
 use crate::tasks::Tasks;
 
 /// The clock of the product.
@@ -35,7 +36,7 @@ pub(crate) const CLOCK: fn() -> Timestamp = Timestamp::now;
 /// data directory.
 pub(crate) struct Front {
     pub(crate) listener: TcpListener,
-    pub(crate) socket: UnixListener,
+    pub(crate) places: Places,
     pub(crate) endpoint: Endpoint,
 }
 
@@ -279,7 +280,7 @@ impl Front {
         socket: &Path,
         socket_mode: u32,
     ) -> anyhow::Result<Self> {
-        let bound = unix_grpc::bind(socket, socket_mode)?;
+        let places = Places::open(&settings.data_dir, socket, socket_mode)?;
         let endpoint = Endpoint {
             server: format!("http://{}", listener.local_addr()?),
             socket: absolute(socket),
@@ -293,7 +294,7 @@ impl Front {
         })?;
         Ok(Self {
             listener,
-            socket: bound,
+            places,
             endpoint,
         })
     }

@@ -23,7 +23,7 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     let policy = parts::policy(act, cluster.clone(), &metrics, &mut tasks)?;
     let store: Arc<dyn EventStore> = Arc::new(SqliteStore::open(&process.data_dir)?);
     let front = Front::open(process, &node.socket, node.socket_mode).await?;
-    let endpoint = front.endpoint.clone();
+    let server = front.endpoint.server.clone();
 
     let nodes = node.accept_nodes.clone();
     let in_cluster = cluster.as_deref();
@@ -50,11 +50,11 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
         intake,
     };
     acting.start(front, &mut tasks);
-    greet(&settings, &endpoint.server);
+    greet(&settings, &server);
 
     let ends = tasks.until_told_or_failed(parts::until_told()).await;
     let close = parts::close(store, forwarding);
-    tasks.end(close, &endpoint, process).await;
+    tasks.end(close, process).await;
     ends.map(|()| ExitCode::SUCCESS)
 }
 

@@ -109,13 +109,12 @@ impl Tasks {
     }
 
     /// Ends the tasks: first nothing more comes in, then what came in is worked off, then
-    /// `close` lets go of what is on disk. Removes the note and the socket of `endpoint`.
+    /// `close` lets go of what is on disk. Removes the note of where the process is.
     ///
     /// Returns whether all writes into the cluster were brought to their end.
     pub(crate) async fn end(
         mut self,
         close: impl Future<Output = ()>,
-        endpoint: &Endpoint,
         settings: &ProcessSettings,
     ) -> bool {
         self.no_more.cancel();
@@ -133,8 +132,6 @@ impl Tasks {
             tracing::warn!("some work was still under way; nothing that was acknowledged is lost");
         }
         Endpoint::remove(&settings.data_dir);
-        // The socket's file: a connection to it would only be refused.
-        drop(std::fs::remove_file(&endpoint.socket));
         written
     }
 

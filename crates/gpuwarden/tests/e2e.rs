@@ -32,6 +32,8 @@ mod leader;
 mod outage;
 #[path = "e2e/output.rs"]
 mod output;
+#[path = "e2e/places.rs"]
+mod places;
 #[path = "e2e/policy.rs"]
 mod policy;
 #[path = "e2e/policy_tools.rs"]

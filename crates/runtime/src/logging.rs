@@ -108,9 +108,10 @@ pub fn tell(text: String) {
 fn log_panic(info: &PanicHookInfo<'_>) {
     let backtrace = std::backtrace::Backtrace::capture();
     let text = info.to_string().replace('\n', " ");
-    match backtrace.status() {
-        std::backtrace::BacktraceStatus::Captured => tracing::error!("{text}\n{backtrace}"),
-        _ => tracing::error!("{text}"),
+    if backtrace.status() == std::backtrace::BacktraceStatus::Captured {
+        tracing::error!("{text}\n{backtrace}");
+    } else {
+        tracing::error!("{text}");
     }
 }
 

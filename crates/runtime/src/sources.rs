@@ -5,19 +5,29 @@
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 /// A source that has not shown a sign of life for this long is stuck.
-pub const STUCK_AFTER: SignedDuration = SignedDuration::from_secs(15);
+pub const STUCK_AFTER: Duration = Duration::from_secs(15);
 /// How often a source has to show one, even when there is nothing to read.
-pub const HEARTBEAT: std::time::Duration = std::time::Duration::from_secs(5);
+pub const HEARTBEAT: Duration = Duration::from_secs(5);
 
 /// All sources of a process. Cheap to clone.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone)]
 pub struct Sources {
-    entries: Arc<Mutex<BTreeMap<String, SourceStatus>>>,
+    entries: Arc<Mutex<BTreeMap<String, Entry>>>,
+    /// How long ago some moment is. The wall clock may be set, and is only shown.
+    elapsed: Arc<dyn Fn() -> Duration + Send + Sync>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    status: SourceStatus,
+    /// When its reader last showed a sign of life.
+    alive: Duration,
 }
 
 /// One source's place in [`Sources`], for the task that reads it.
@@ -77,46 +87,52 @@ pub enum SourceState {
 // === impl Sources ===
 
 impl Sources {
+    /// Sources whose silence is measured by `elapsed`, the time since some moment.
+    pub fn with_elapsed(elapsed: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
+        Self {
+            entries: Arc::default(),
+            elapsed: Arc::new(elapsed),
+        }
+    }
+
     /// Adds a source; a name is given once.
     pub fn add(&self, name: &str, detail: &str, now: Timestamp) -> SourceHandle {
-        self.with(|entries| {
-            entries.insert(
-                name.to_owned(),
-                SourceStatus {
-                    name: name.to_owned(),
-                    state: SourceState::CatchingUp,
-                    detail: detail.to_owned(),
-                    alive_at: now,
-                    last_record_at: None,
-                    records: 0,
-                    faults: 0,
-                    lost: 0,
-                    malformed: 0,
-                    refused: 0,
-                    refusal: None,
-                },
-            );
-        });
+        let status = SourceStatus {
+            name: name.to_owned(),
+            state: SourceState::CatchingUp,
+            detail: detail.to_owned(),
+            alive_at: now,
+            last_record_at: None,
+            records: 0,
+            faults: 0,
+            lost: 0,
+            malformed: 0,
+            refused: 0,
+            refusal: None,
+        };
+        let alive = (self.elapsed)();
+        self.with(|entries| entries.insert(name.to_owned(), Entry { status, alive }));
         SourceHandle {
             name: name.to_owned(),
             sources: self.clone(),
         }
     }
 
-    /// How all sources do at `now`, by name.
-    pub fn statuses(&self, now: Timestamp) -> Vec<SourceStatus> {
+    /// How all sources do now, by name.
+    pub fn statuses(&self) -> Vec<SourceStatus> {
+        let now = (self.elapsed)();
         self.with(|entries| {
             entries
                 .values()
-                .map(|entry| {
-                    let mut status = entry.clone();
-                    if let Some(refusal) = entry.refusal.as_ref().filter(|_| entry.state.sees()) {
+                .map(|Entry { status, alive }| {
+                    let (state, mut status) = (status.state, status.clone());
+                    if let Some(refusal) = status.refusal.as_ref().filter(|_| state.sees()) {
                         // What it sees reaches nobody: that is as blind as not to see it.
                         status.state = SourceState::Failing;
-                        status.detail = format!("{}: events not taken: {refusal}", entry.detail);
+                        status.detail = format!("{}: events not taken: {refusal}", status.detail);
                     }
-                    let silent = now.duration_since(entry.alive_at) > STUCK_AFTER;
-                    if silent && entry.state != SourceState::Ended {
+                    let silent = now.saturating_sub(*alive) > STUCK_AFTER;
+                    if silent && state != SourceState::Ended {
                         status.state = SourceState::Stuck;
                     }
                     status
@@ -125,9 +141,24 @@ impl Sources {
         })
     }
 
-    fn with<T>(&self, use_it: impl FnOnce(&mut BTreeMap<String, SourceStatus>) -> T) -> T {
+    fn with<T>(&self, use_it: impl FnOnce(&mut BTreeMap<String, Entry>) -> T) -> T {
         // The map stays usable whatever happened to a task that held the lock.
         use_it(&mut self.entries.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl Default for Sources {
+    fn default() -> Self {
+        let start = Instant::now();
+        Self::with_elapsed(move || start.elapsed())
+    }
+}
+
+impl std::fmt::Debug for Sources {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Sources")
+            .field("entries", &self.entries)
+            .finish_non_exhaustive()
     }
 }
 
@@ -136,10 +167,12 @@ impl Sources {
 impl SourceHandle {
     /// Changes the status, and takes the call as a sign of life.
     pub fn update(&self, now: Timestamp, change: impl FnOnce(&mut SourceStatus)) {
+        let alive = (self.sources.elapsed)();
         self.sources.with(|entries| {
             if let Some(entry) = entries.get_mut(&self.name) {
-                entry.alive_at = now;
-                change(entry);
+                entry.alive = alive;
+                entry.status.alive_at = now;
+                change(&mut entry.status);
             }
         });
     }
@@ -180,22 +213,36 @@ impl SourceState {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use jiff::SignedDuration;
+
     use super::*;
 
     #[test]
-    fn a_silent_reader_is_stuck_and_one_that_beats_is_not() {
-        let sources = Sources::default();
-        let start = Timestamp::UNIX_EPOCH;
-        let handle = sources.add("kernel-log", "/dev/kmsg", start);
-        handle.update(start, |status| status.state = SourceState::Following);
-        let state = |at| sources.statuses(at)[0].state;
-        assert_eq!(state(start + STUCK_AFTER), SourceState::Following);
-        let late = start + STUCK_AFTER + SignedDuration::from_secs(1);
-        assert_eq!(state(late), SourceState::Stuck);
-        handle.beat(late);
-        assert_eq!(state(late), SourceState::Following);
-        handle.update(late, |status| status.state = SourceState::Ended);
-        assert_eq!(state(late + STUCK_AFTER + STUCK_AFTER), SourceState::Ended);
+    fn a_silent_reader_is_stuck_and_one_that_beats_is_not_whatever_the_wall_clock_does() {
+        let seconds = Arc::new(AtomicU64::new(0));
+        let elapsed = Arc::clone(&seconds);
+        let sources =
+            Sources::with_elapsed(move || Duration::from_secs(elapsed.load(Ordering::Relaxed)));
+        let clock = Timestamp::UNIX_EPOCH + SignedDuration::from_hours(100);
+        let handle = sources.add("kernel-log", "/dev/kmsg", clock);
+        handle.update(clock, |status| status.state = SourceState::Following);
+        let state_after = |more: Duration| {
+            seconds.fetch_add(more.as_secs(), Ordering::Relaxed);
+            sources.statuses()[0].state
+        };
+        assert_eq!(state_after(STUCK_AFTER), SourceState::Following);
+        assert_eq!(state_after(Duration::from_secs(1)), SourceState::Stuck);
+        for set in [
+            SignedDuration::from_hours(-50),
+            SignedDuration::from_hours(50),
+        ] {
+            handle.beat(clock + set);
+            assert_eq!(state_after(Duration::from_secs(1)), SourceState::Following);
+        }
+        handle.update(clock, |status| status.state = SourceState::Ended);
+        assert_eq!(state_after(2 * STUCK_AFTER), SourceState::Ended);
         assert!(!SourceState::Stuck.sees() && SourceState::Ended.sees());
     }
 
@@ -207,14 +254,14 @@ mod tests {
         handle.handed_over(now, 2, Err("nodeName is empty".to_owned()));
         // What it reads meanwhile does not hide it.
         handle.update(now, |status| status.state = SourceState::Following);
-        let status = &sources.statuses(now)[0];
+        let status = &sources.statuses()[0];
         assert_eq!((status.state, status.refused), (SourceState::Failing, 2));
         assert_eq!(
             status.detail,
             "/dev/kmsg: events not taken: nodeName is empty"
         );
         handle.handed_over(now, 0, Ok(()));
-        let status = &sources.statuses(now)[0];
+        let status = &sources.statuses()[0];
         assert_eq!((status.state, status.refused), (SourceState::Following, 2));
         assert_eq!(status.detail, "/dev/kmsg");
     }

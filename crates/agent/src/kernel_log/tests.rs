@@ -171,7 +171,7 @@ impl Running {
 
     async fn status(&self, is: impl Fn(&runtime::sources::SourceStatus) -> bool) {
         let reached = async {
-            while !is(&self.sources.statuses(Timestamp::now())[0]) {
+            while !is(&self.sources.statuses()[0]) {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };

@@ -11,10 +11,10 @@ use futures::StreamExt as _;
 use http_body_util::{BodyStream, StreamBody};
 use runtime::logging::Seldom;
 use runtime::shares::{Share, Shares};
-use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::{BoxFuture, Service, http};
 use tonic::server::NamedService;
+use tonic::{Code, Status};
 
 use super::{Identify, MAX_IN_FLIGHT, MAX_IN_FLIGHT_BYTES, MAX_REQUEST_BYTES};
 use crate::Caller;
@@ -138,12 +138,18 @@ where
                 let turned_away = Arc::clone(&self.turned_away);
                 let answer = self.inner.call(request);
                 Box::pin(async move {
-                    let answer = answer.await;
+                    let Ok(mut answer) = answer.await;
                     drop(taken);
-                    if let (false, Ok(answer), Some(sender)) = (reached.is_set(), &answer, sender) {
-                        say_turned_away(&turned_away, &sender, answer);
+                    if !reached.is_set()
+                        && let Some(status) = Status::from_header_map(answer.headers())
+                    {
+                        let status = blamed_on_the_sender(status);
+                        if let Some(sender) = sender {
+                            say_turned_away(&turned_away, &sender, &status);
+                        }
+                        answer = status.into_http();
                     }
-                    answer
+                    Ok(answer)
                 })
             }
             Err(status) => Box::pin(std::future::ready(Ok(status.into_http()))),
@@ -151,12 +157,18 @@ where
     }
 }
 
+/// What gRPC itself says of a request that cannot be read, with the code that says who is to
+/// blame: by its own, INTERNAL, the receiver has failed, and the same may be sent again.
+fn blamed_on_the_sender(status: Status) -> Status {
+    match status.code() {
+        Code::Internal => Status::invalid_argument(status.message()),
+        _ => status,
+    }
+}
+
 /// What gRPC itself answers, such as to a message that cannot be decoded, stands in no log
 /// otherwise.
-fn say_turned_away(seldom: &Seldom, sender: &Caller, answer: &http::Response<Body>) {
-    let Some(status) = Status::from_header_map(answer.headers()) else {
-        return;
-    };
+fn say_turned_away(seldom: &Seldom, sender: &Caller, status: &Status) {
     if let Some(not_logged_before) = seldom.now() {
         tracing::warn!(
             %sender,

@@ -41,6 +41,7 @@ async fn a_local_process_does_not_say_when_its_events_were_accepted() {
         uid: 1000,
         gid: 1000,
         pid: None,
+        is_operator: false,
     });
     for time in ["2026-11-21T11:00:00Z", "2026-11-21T13:00:00Z"] {
         assert_eq!(accepted(marked(time), &local).await, now());

@@ -11,7 +11,7 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use connector::DeliveryStatus;
-use connector::outbox::Outbox;
+use connector::outbox::{Outbox, OutboxError};
 use domain::view::FleetView;
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
@@ -41,6 +41,8 @@ pub struct AgentConsole {
     pub outbox: Outbox,
     /// How bringing it does.
     pub delivery: watch::Receiver<DeliveryStatus>,
+    /// What is wrong with the places of the process in the file system.
+    pub places: watch::Receiver<Vec<String>>,
     /// What `/metrics` shows.
     pub metrics: Metrics,
     /// The clock.
@@ -86,14 +88,14 @@ async fn unserved(State(console): State<Arc<AgentConsole>>, uri: Uri) -> Refusal
 
 async fn status(State(console): State<Arc<AgentConsole>>) -> Json<Status> {
     let now = (console.clock)();
-    let not_ready = console.not_ready(now);
+    let not_ready = console.not_ready();
     let (outbox, delivery) = (*console.outbox.status().borrow(), console.delivery.borrow());
     Json(Status {
         fleet: FleetView {
             ready: true,
             ..FleetView::default()
         },
-        sources: console.sources.statuses(now),
+        sources: console.sources.statuses(),
         store: StoreView {
             events: outbox.events as u64,
             bytes: outbox.bytes,
@@ -133,22 +135,28 @@ async fn metrics(State(console): State<Arc<AgentConsole>>) -> Response {
 async fn healthz(State(console): State<Arc<AgentConsole>>) -> Response {
     let asked = console.outbox.waiting(u64::MAX, 1, 1);
     let answered = tokio::time::timeout(OUTBOX_TIMEOUT, asked).await;
-    if matches!(answered, Ok(Ok(_))) {
+    if answered.is_ok_and(|answer| is_alive(answer.err().as_ref())) {
         return "ok\n".into_response();
     }
     let text = "the outbox does not answer\n";
     (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
 }
 
+/// Whether the outbox's thread lives, by how it failed.
+fn is_alive(failed: Option<&OutboxError>) -> bool {
+    !matches!(failed, Some(OutboxError::Closed))
+}
+
 async fn readyz(State(console): State<Arc<AgentConsole>>) -> Response {
-    health::readiness(&console.not_ready((console.clock)()))
+    health::readiness(&console.not_ready())
 }
 
 // === impl AgentConsole ===
 
 impl AgentConsole {
-    fn not_ready(&self, now: Timestamp) -> Vec<String> {
-        let mut reasons = health::sources(&self.sources, now);
+    fn not_ready(&self) -> Vec<String> {
+        let mut reasons = health::sources(&self.sources);
+        reasons.extend(self.places.borrow().iter().cloned());
         let waiting = self.outbox.status().borrow().events;
         if let Some(failing) = &self.delivery.borrow().failing {
             reasons.push(format!(
@@ -157,5 +165,22 @@ impl AgentConsole {
             ));
         }
         reasons
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_disk_that_fails_is_no_reason_to_start_again_and_a_thread_that_is_gone_is() {
+        let failed = || std::sync::Arc::new(std::io::Error::other("no space left on device"));
+        let disk = OutboxError::Disk {
+            action: "read",
+            source: failed(),
+        };
+        let full = OutboxError::Full { what: "it".into() };
+        assert!([None, Some(&disk), Some(&full)].into_iter().all(is_alive));
+        assert!(!is_alive(Some(&OutboxError::Closed)));
     }
 }

@@ -119,7 +119,7 @@ impl Changes {
 
 /// The sources without their heartbeat, which is no change.
 fn look_at_sources(app: &App) -> Vec<SourceStatus> {
-    let mut statuses = app.console.sources.statuses(app.now());
+    let mut statuses = app.console.sources.statuses();
     for status in &mut statuses {
         status.alive_at = Timestamp::UNIX_EPOCH;
     }

@@ -1,7 +1,7 @@
 //! `/api/v1/events`: what is stored, and what comes in.
 //!
 //! Both answers are written page by page, so that what a request holds in memory does
-//! not grow with what it asks for.
+//! not grow with what it asks for; what all of them hold says [`room`](super::room).
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -27,8 +27,13 @@ pub const MAX_FOLLOWERS: usize = 64;
 const MAX_LIMIT: u64 = 10_000;
 /// Events in one answer unless told.
 const DEFAULT_LIMIT: u64 = 100;
-/// Events that are read from the store at once. An event may have over a megabyte.
+/// Events that are looked at for a page.
 const PAGE: usize = 100;
+/// Bytes from which on a page has enough. An event may have over a megabyte.
+const PAGE_BYTES: usize = 1024 * 1024;
+/// Most events that are read from the store at once: what has no room in the page is read
+/// again for the next, and in memory one takes several times its text.
+const READ_AT_ONCE: usize = 8;
 
 const PARAMETERS: &[&str] = &["node", "limit", "before", "after", "follow"];
 
@@ -48,6 +53,7 @@ pub(super) async fn events(State(app): State<Arc<App>>, uri: Uri) -> Result<Resp
                 after,
                 left,
                 first: true,
+                at_once: READ_AT_ONCE,
             },
         )
         .await;
@@ -68,6 +74,8 @@ struct List {
     after: Option<u64>,
     left: usize,
     first: bool,
+    /// How many are read at once: as many as the page before had room for.
+    at_once: usize,
 }
 
 /// A JSON array, newest first.
@@ -111,20 +119,23 @@ async fn follow(
     let start = match (limit, after) {
         (None, Some(after)) => after,
         (limit, after) => {
-            let newest = *latest.borrow();
-            let limit = usize::try_from(limit.unwrap_or(DEFAULT_LIMIT)).unwrap_or(PAGE);
-            let query = EventQuery {
-                node: node.clone(),
-                after,
-                limit,
-                ..EventQuery::default()
-            };
-            let history = ask(app.console.store.events(query)).await?;
             // Where there is none, go on from where the question was asked.
-            let empty = after.unwrap_or(0).max(newest);
-            history
-                .last()
-                .map_or(empty, |oldest| oldest.seq.saturating_sub(1))
+            let empty = after.unwrap_or(0).max(*latest.borrow());
+            let left = usize::try_from(limit.unwrap_or(DEFAULT_LIMIT)).unwrap_or(PAGE);
+            let mut history = List {
+                node: node.clone(),
+                before: None,
+                after,
+                left,
+                first: true,
+                at_once: READ_AT_ONCE,
+            };
+            while history.left > 0 {
+                let _turn = app.room.turn().await?;
+                history.skip(&app).await?;
+            }
+            let oldest = history.before;
+            oldest.map_or(empty, |oldest| oldest.saturating_sub(1))
         }
     };
     let follower = Follower {
@@ -132,6 +143,7 @@ async fn follow(
         node,
         latest,
         after: start,
+        at_once: READ_AT_ONCE,
         ended: false,
         _permit: permit,
     };
@@ -152,6 +164,8 @@ struct Follower {
     node: Option<String>,
     latest: watch::Receiver<u64>,
     after: u64,
+    /// How many are read at once: as many as the page before had room for.
+    at_once: usize,
     ended: bool,
     _permit: OwnedSemaphorePermit,
 }
@@ -161,7 +175,46 @@ struct Follower {
 impl List {
     /// The next page, with the array's opening before the first and its end after the last.
     async fn page(&mut self, app: &App) -> Result<Bytes, Refusal> {
-        let limit = self.left.min(PAGE);
+        let turn = app.room.turn().await?;
+        let mut text = Vec::new();
+        let mut looked_at = 0;
+        while self.left > 0 && looked_at < PAGE && text.len() < PAGE_BYTES {
+            let records = self.read(app).await?;
+            for view in views(app, &records).await? {
+                if text.len() >= PAGE_BYTES {
+                    break;
+                }
+                text.push(if std::mem::take(&mut self.first) {
+                    b'['
+                } else {
+                    b','
+                });
+                self.pass(view.seq);
+                write(&view, &mut text);
+                looked_at += 1;
+            }
+        }
+        self.at_once = looked_at.clamp(1, READ_AT_ONCE);
+        if std::mem::take(&mut self.first) {
+            text.push(b'[');
+        }
+        if self.left == 0 {
+            text.push(b']');
+        }
+        turn.hold(text).await
+    }
+
+    /// Passes over the next events.
+    async fn skip(&mut self, app: &App) -> Result<(), Refusal> {
+        for record in self.read(app).await? {
+            self.pass(record.seq);
+        }
+        Ok(())
+    }
+
+    /// The next events. Where there are fewer than could be, they are the last.
+    async fn read(&mut self, app: &App) -> Result<Vec<Record>, Refusal> {
+        let limit = self.left.min(self.at_once);
         let query = EventQuery {
             node: self.node.clone(),
             id: None,
@@ -170,28 +223,15 @@ impl List {
             limit,
         };
         let records = ask(app.console.store.events(query)).await?;
-        self.left = if records.len() < limit {
-            0
-        } else {
-            self.left - limit
-        };
-        self.before = records.last().map(|record| record.seq).or(self.before);
-        let mut text = Vec::new();
-        for view in views(app, &records).await? {
-            text.push(if std::mem::take(&mut self.first) {
-                b'['
-            } else {
-                b','
-            });
-            write(&view, &mut text);
+        if records.len() < limit {
+            self.left = records.len();
         }
-        if std::mem::take(&mut self.first) {
-            text.push(b'[');
-        }
-        if self.left == 0 {
-            text.push(b']');
-        }
-        Ok(text.into())
+        Ok(records)
+    }
+
+    fn pass(&mut self, seq: u64) {
+        self.left -= 1;
+        self.before = Some(seq);
     }
 }
 
@@ -210,45 +250,58 @@ impl Follower {
     async fn wait(&mut self) -> Option<Bytes> {
         loop {
             // Marked as seen before the store is asked: what comes meanwhile wakes us.
-            self.latest.borrow_and_update();
-            let records = match ask(self.app.console.store.feed(self.after, PAGE)).await {
-                Ok(records) => records,
-                Err(refusal) => {
-                    self.ended = true;
-                    let mut line = serde_json::to_vec(&refusal.body()).ok()?;
-                    line.push(b'\n');
-                    return Some(line.into());
-                }
-            };
-            let Some(last) = records.last() else {
+            let newest = *self.latest.borrow_and_update();
+            if self.after >= newest {
                 self.latest.changed().await.ok()?;
                 continue;
-            };
-            self.after = last.seq;
-            let mut lines = Vec::new();
-            let wanted = |record: &&Record| {
-                self.node
-                    .as_ref()
-                    .is_none_or(|node| *node == record.event.node_name)
-            };
-            let wanted: Vec<Record> = records.iter().filter(wanted).cloned().collect();
-            let views = match views(&self.app, &wanted).await {
-                Ok(views) => views,
+            }
+            match self.page().await {
+                Ok(Some(lines)) => return Some(lines),
+                Ok(None) => {}
                 Err(refusal) => {
                     self.ended = true;
                     let mut line = serde_json::to_vec(&refusal.body()).ok()?;
                     line.push(b'\n');
                     return Some(line.into());
                 }
-            };
-            for view in views {
-                write(&view, &mut lines);
-                lines.push(b'\n');
-            }
-            if !lines.is_empty() {
-                return Some(lines.into());
             }
         }
+    }
+
+    /// The next lines of what is stored; `None` where none of what was looked at is wanted.
+    async fn page(&mut self) -> Result<Option<Bytes>, Refusal> {
+        let turn = self.app.room.turn().await?;
+        let mut lines = Vec::new();
+        let mut looked_at = 0;
+        while looked_at < PAGE && lines.len() < PAGE_BYTES {
+            let mut records = ask(self.app.console.store.feed(self.after, self.at_once)).await?;
+            let Some(last) = records.last().map(|record| record.seq) else {
+                break;
+            };
+            let wanted = |record: &Record| {
+                let node = self.node.as_ref();
+                node.is_none_or(|node| *node == record.event.node_name)
+            };
+            let read = records.len();
+            records.retain(wanted);
+            self.after = last;
+            looked_at += read - records.len();
+            for view in views(&self.app, &records).await? {
+                if lines.len() >= PAGE_BYTES {
+                    // It is read again for the next page.
+                    self.after = view.seq - 1;
+                    break;
+                }
+                write(&view, &mut lines);
+                lines.push(b'\n');
+                looked_at += 1;
+            }
+        }
+        self.at_once = looked_at.clamp(1, READ_AT_ONCE);
+        if lines.is_empty() {
+            return Ok(None);
+        }
+        turn.hold(lines).await.map(Some)
     }
 }
 

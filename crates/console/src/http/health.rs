@@ -6,7 +6,6 @@ use std::time::Duration;
 use axum::extract::State;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use jiff::Timestamp;
 use runtime::logging::chain;
 use runtime::sources::{SourceState, Sources};
 use store::{StatusPatch, StoreError};
@@ -45,9 +44,9 @@ pub(super) fn readiness(reasons: &[String]) -> Response {
 }
 
 /// Why not everything is seen.
-pub(super) fn sources(sources: &Sources, now: Timestamp) -> Vec<String> {
+pub(super) fn sources(sources: &Sources) -> Vec<String> {
     let mut reasons = Vec::new();
-    for source in sources.statuses(now) {
+    for source in sources.statuses() {
         let (name, detail) = (source.name, source.detail);
         reasons.extend(match source.state {
             SourceState::Following | SourceState::Ended => None,
@@ -83,7 +82,8 @@ enum Writer {
 impl App {
     /// Why the process does not see and do all that it is there for; empty where it does.
     pub(super) async fn not_ready(&self) -> Vec<String> {
-        let mut reasons = sources(&self.console.sources, self.now());
+        let mut reasons = sources(&self.console.sources);
+        reasons.extend(self.console.places.borrow().iter().cloned());
         if self.console.fleet.has_changed().is_err() {
             reasons.push("the keeper of the fleet's state has ended".to_owned());
         }

@@ -7,34 +7,34 @@ use axum::Json;
 use axum::extract::rejection::PathRejection;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
-use domain::event::MAX_NAME_BYTES;
+use axum::response::Response;
+use domain::event::{MAX_NAME_BYTES, Record};
 use domain::why_not::WhyNot;
+use prost::Message as _;
 use store::EventQuery;
 
 use super::App;
 use super::error::{Refusal, STORE_TIMEOUT, ask};
-use crate::api::Explain;
 use crate::explain::{Material, explain as tell};
 
 /// Most events, and most journal entries, that a story is made of: the newest.
 const NEWEST: usize = 1000;
+/// Bytes of events from which on a story has enough of them. An event may have over a megabyte.
+const STORY_BYTES: usize = 8 * 1024 * 1024;
+/// Events that are read from the store at once.
+const READ_AT_ONCE: usize = 8;
 /// Most open faults whose events are looked up where they are older than that.
 const OLDER_FAULTS: usize = 20;
 
 pub(super) async fn explain(
     State(app): State<Arc<App>>,
     name: Result<Path<String>, PathRejection>,
-) -> Result<Json<Explain>, Refusal> {
+) -> Result<Response, Refusal> {
     let node = checked(name)?;
+    let turn = app.room.turn().await?;
     let store = &app.console.store;
-    let query = EventQuery {
-        node: Some(node.clone()),
-        limit: NEWEST,
-        ..EventQuery::default()
-    };
-    let mut records = ask(store.events(query)).await?;
+    let (mut records, complete) = newest(&app, &node).await?;
     let journal = ask(store.timeline(&node, NEWEST)).await?;
-    let complete = records.len() < NEWEST;
     let fleet = Arc::clone(&app.console.fleet.borrow());
     let status = fleet.nodes.iter().find(|status| status.name == node);
     let faults = status.map_or(&[][..], |status| &status.faults);
@@ -59,7 +59,30 @@ pub(super) async fn explain(
         }
         story.in_cluster = why.in_cluster;
     }
-    Ok(Json(story))
+    turn.json(&story).await
+}
+
+/// The newest events of a node, and whether they are all that there are.
+async fn newest(app: &App, node: &str) -> Result<(Vec<Record>, bool), Refusal> {
+    let mut records: Vec<Record> = Vec::new();
+    let mut bytes = 0;
+    while records.len() < NEWEST && bytes < STORY_BYTES {
+        let query = EventQuery {
+            node: Some(node.to_owned()),
+            before: records.last().map(|record| record.seq),
+            limit: READ_AT_ONCE,
+            ..EventQuery::default()
+        };
+        let older = ask(app.console.store.events(query)).await?;
+        let last = older.len() < READ_AT_ONCE;
+        let sizes = older.iter().map(|record| record.event.encoded_len());
+        bytes += sizes.sum::<usize>();
+        records.extend(older);
+        if last {
+            return Ok((records, true));
+        }
+    }
+    Ok((records, false))
 }
 
 pub(super) async fn why_not(

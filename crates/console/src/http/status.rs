@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use axum::Json;
 use axum::extract::State;
+use axum::response::Response;
 use connector::Forwarding;
 use domain::view::FleetView;
 
 use super::App;
-use super::error::ask;
+use super::error::{Refusal, ask};
 use crate::api::{ForwardView, PolicyView, Status, StoreView, XidView};
 use crate::explain::catalogue_row;
 
@@ -18,23 +18,26 @@ use crate::explain::catalogue_row;
 /// than the controller takes to publish it.
 const CATCH_UP: Duration = Duration::from_millis(700);
 
-pub(super) async fn status(State(app): State<Arc<App>>) -> Json<Status> {
+pub(super) async fn status(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
     app.caught_up().await;
     let (store, not_ready) = futures::join!(app.store_view(), app.not_ready());
+    // Of a large cluster it is large.
+    let turn = app.room.turn().await?;
     let fleet = Arc::clone(&app.console.fleet.borrow());
     let now = app.now();
-    Json(Status {
+    let status = Status {
         policy: PolicyView::clone(&app.console.policy.borrow()),
         xids: open_xids(&fleet),
         fleet: FleetView::clone(&fleet),
-        sources: app.console.sources.statuses(now),
+        sources: app.console.sources.statuses(),
         store,
         leadership: app.console.leadership.as_ref().map(|source| source()),
         forward: app.console.forwarding.as_ref().map(forward_view),
         ready: not_ready.is_empty(),
         not_ready,
         ..app.console.info.status(now)
-    })
+    };
+    turn.json(&status).await
 }
 
 fn forward_view(forwarding: &Forwarding) -> ForwardView {

@@ -3,6 +3,7 @@
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -42,6 +43,8 @@ pub(crate) struct Server {
     pub(crate) metrics: Metrics,
     pub(crate) cancel: CancellationToken,
     pub(crate) task: JoinHandle<()>,
+    /// Seconds, for the sources.
+    passed: Arc<AtomicU64>,
     dir: tempfile::TempDir,
 }
 
@@ -105,7 +108,10 @@ impl Server {
             loaded_at: Some(now),
             ..PolicyView::default()
         }));
-        let sources = Sources::default();
+        let passed = Arc::new(AtomicU64::new(0));
+        let elapsed = Arc::clone(&passed);
+        let sources =
+            Sources::with_elapsed(move || Duration::from_secs(elapsed.load(Ordering::Relaxed)));
         let kernel_log = sources.add("kernel-log", "/dev/kmsg", now);
         kernel_log.update(now, |status| status.state = SourceState::Following);
         let metrics = Metrics::default();
@@ -130,6 +136,7 @@ impl Server {
             sources: sources.clone(),
             store: Arc::clone(&store) as Arc<dyn EventStore>,
             forwarding: None,
+            places: watch::Sender::default().subscribe(),
             metrics: metrics.clone(),
             clock: Timestamp::now,
         };
@@ -146,6 +153,7 @@ impl Server {
             metrics,
             cancel,
             task,
+            passed,
             dir,
         }
     }
@@ -154,12 +162,17 @@ impl Server {
         format!("http://{}{path}", self.address)
     }
 
+    /// Lets time pass for the sources.
+    pub(crate) fn pass(&self, time: Duration) {
+        self.passed.fetch_add(time.as_secs(), Ordering::Relaxed);
+    }
+
     pub(crate) fn dir(&self) -> &std::path::Path {
         self.dir.path()
     }
 
-    /// Stores events and shows the faults that they open, as the controller would.
-    pub(crate) async fn take(&self, events: Vec<HealthEvent>) {
+    /// Stores events.
+    pub(crate) async fn store(&self, events: Vec<HealthEvent>) {
         let now = Timestamp::now();
         let events = events.into_iter().map(|mut event| {
             event::normalise(&mut event, now);
@@ -169,6 +182,11 @@ impl Server {
             }
         });
         self.store.append(events.collect()).await.unwrap();
+    }
+
+    /// Stores events and shows the faults that they open, as the controller would.
+    pub(crate) async fn take(&self, events: Vec<HealthEvent>) {
+        self.store(events).await;
         let records = self.store.feed(0, 10_000).await.unwrap();
         let mut book = FaultBook::default();
         for record in &records {

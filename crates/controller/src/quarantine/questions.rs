@@ -53,7 +53,7 @@ impl Quarantine {
         };
         // Those of another machine are not known here.
         let statuses = match own {
-            Some(own) if own == node => self.sources.statuses((self.clock)()),
+            Some(own) if own == node => self.sources.statuses(),
             _ => Vec::new(),
         };
         let sources: Vec<Source<'_>> = statuses

@@ -25,7 +25,7 @@ async fn a_reader_of_the_log_that_is_gone_changes_nothing() -> anyhow::Result<()
 
 #[tokio::test]
 async fn a_reader_of_the_log_that_does_not_read_changes_nothing() -> anyhow::Result<()> {
-    let (full, _reader) = full_pipe()?;
+    let (full, _reader) = full_pipe().await?;
     // What its queue takes is not lost yet.
     goes_on(full, false).await
 }
@@ -49,7 +49,7 @@ async fn with_a_full_disk_under_its_log_it_cordons() -> anyhow::Result<()> {
 #[tokio::test]
 async fn what_a_process_cannot_start_for_costs_no_more_where_nobody_reads_it() -> anyhow::Result<()>
 {
-    let (full, _reader) = full_pipe()?;
+    let (full, _reader) = full_pipe().await?;
     let launch = Launch::new()?.output(full);
     // A file in the place of the data directory.
     File::create(launch.data_dir())?;
@@ -90,8 +90,10 @@ fn dev_full() -> io::Result<File> {
 }
 
 /// A pipe that takes nothing any more, and blocks who writes.
-fn full_pipe() -> io::Result<(OwnedFd, pipe::Receiver)> {
+async fn full_pipe() -> io::Result<(OwnedFd, pipe::Receiver)> {
     let (sender, receiver) = pipe::pipe()?;
+    // Before it is known to be writable, it says that it is full.
+    sender.writable().await?;
     loop {
         match sender.try_write(&[b'x'; 4096]) {
             Ok(_) => {}

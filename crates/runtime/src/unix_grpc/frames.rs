@@ -23,8 +23,10 @@ pub(super) const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const MAX_HEADER_BLOCK: usize = 64 * 1024;
 
 /// Octets of a decoded header list by the count of RFC 9113, 6.5.2. Small blocks can stand
-/// for long lists. Above tonic's own default limit, so that `h2` is the one to answer 431,
-/// and enough below [`MAX_HEADER_BLOCK`] for a rewritten block to stay within that.
+/// for long lists. Above tonic's own default limit, so that `h2` is the one to refuse: the
+/// call, with 431, or, where a field behind that limit is itself long, the connection, with
+/// `GOAWAY` and `COMPRESSION_ERROR`. Enough below [`MAX_HEADER_BLOCK`] for a rewritten block to
+/// stay within that.
 const MAX_HEADER_LIST: usize = 60 * 1024;
 
 /// Octets of payload that every receiver of frames must take (RFC 9113, 4.2).

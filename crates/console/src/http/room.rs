@@ -1,0 +1,163 @@
+//! What answers may take of memory, all together: readers may be slow, or not read at all.
+//!
+//! An answer that can be large is made when it is its [`Turn`], a page at a time, and each
+//! page has its place in the [`Room`] until its reader has taken it. Probes and metrics need
+//! neither, so that they answer also where there is no room.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use prometheus_client::metrics::gauge::Gauge;
+use runtime::metrics::Metrics;
+use serde::Serialize;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::error::{Refusal, STORE_TIMEOUT};
+
+/// Bytes of answers that are held at a time: 32 pages of the largest. One that is larger
+/// alone has all of it.
+pub(super) const MAX_HELD_BYTES: u32 = 32 * 1024 * 1024;
+/// Answers that are made at a time: what they are made of takes several times their room.
+const MAX_MADE: usize = 2;
+/// How long an answer waits for its turn and its room: as long as for the store.
+const PATIENCE: Duration = STORE_TIMEOUT;
+
+/// Room for answers. Cheap to clone.
+#[derive(Clone)]
+pub(super) struct Room {
+    held: Arc<Semaphore>,
+    made: Arc<Semaphore>,
+    bytes: Gauge,
+}
+
+/// The right to make an answer.
+pub(super) struct Turn {
+    room: Room,
+    _turn: OwnedSemaphorePermit,
+}
+
+/// A text in its place.
+struct Held {
+    text: Vec<u8>,
+    bytes: Gauge,
+    _place: OwnedSemaphorePermit,
+}
+
+// === impl Room ===
+
+impl Room {
+    pub(super) fn new(metrics: &Metrics) -> Self {
+        let bytes = Gauge::default();
+        metrics.register(|registry| {
+            registry.register(
+                "gpuwarden_http_held_bytes",
+                "Bytes of answers that are held until their readers take them",
+                bytes.clone(),
+            );
+        });
+        Self {
+            held: Arc::new(Semaphore::new(MAX_HELD_BYTES as usize)),
+            made: Arc::new(Semaphore::new(MAX_MADE)),
+            bytes,
+        }
+    }
+
+    /// Waits for a turn.
+    pub(super) async fn turn(&self) -> Result<Turn, Refusal> {
+        let turn = patiently(Arc::clone(&self.made).acquire_owned()).await?;
+        Ok(Turn {
+            room: self.clone(),
+            _turn: turn,
+        })
+    }
+}
+
+// === impl Turn ===
+
+impl Turn {
+    /// Holds a text until it is dropped.
+    pub(super) async fn hold(self, mut text: Vec<u8>) -> Result<Bytes, Refusal> {
+        text.shrink_to_fit();
+        let size = u32::try_from(text.len()).unwrap_or(u32::MAX);
+        let place = Arc::clone(&self.room.held).acquire_many_owned(size.min(MAX_HELD_BYTES));
+        let place = patiently(place).await?;
+        let bytes = self.room.bytes.clone();
+        bytes.inc_by(i64::from(size));
+        Ok(Bytes::from_owner(Held {
+            text,
+            bytes,
+            _place: place,
+        }))
+    }
+
+    /// An answer of one JSON document.
+    pub(super) async fn json(self, document: &impl Serialize) -> Result<Response, Refusal> {
+        let text = serde_json::to_vec(document).map_err(|error| {
+            Refusal::new(
+                StatusCode::INTERNAL_SERVER_ERROR,
+                format!("the answer cannot be written: {error}"),
+                "This is a fault of gpuwarden's: please report it.",
+            )
+        })?;
+        let text = self.hold(text).await?;
+        Ok(([(header::CONTENT_TYPE, "application/json")], text).into_response())
+    }
+}
+
+async fn patiently<T, E>(waiting: impl Future<Output = Result<T, E>>) -> Result<T, Refusal> {
+    match tokio::time::timeout(PATIENCE, waiting).await {
+        Ok(Ok(place)) => Ok(place),
+        // Nobody closes the semaphores.
+        Ok(Err(_)) | Err(_) => Err(Refusal::new(
+            StatusCode::SERVICE_UNAVAILABLE,
+            "too much is being sent to others, who are slow to read it",
+            "Try again in a few seconds.",
+        )),
+    }
+}
+
+// === impl Held ===
+
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.text
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        let size = u32::try_from(self.text.len()).unwrap_or(u32::MAX);
+        self.bytes.dec_by(i64::from(size));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_held_has_a_bound_and_who_finds_no_room_is_told() {
+        let room = Room::new(&Metrics::default());
+        let text = |megabytes: usize| vec![b'x'; megabytes * 1024 * 1024];
+        let hold = async |megabytes| room.turn().await?.hold(text(megabytes)).await;
+        let large = hold(31).await.unwrap();
+        let small = hold(1).await.unwrap();
+        assert_eq!(room.bytes.get(), i64::from(MAX_HELD_BYTES));
+        let refused = hold(1).await.unwrap_err();
+        assert_eq!(refused.status, 503);
+        // A part of it keeps all of it.
+        let part = small.slice(5..6);
+        drop(small);
+        assert_eq!(hold(1).await.unwrap_err().status, 503);
+        drop((large, part));
+        assert_eq!(room.bytes.get(), 0);
+        // One that is larger than the room has it alone.
+        let largest = hold(33).await.unwrap();
+        assert_eq!(hold(1).await.unwrap_err().status, 503);
+        drop(largest);
+        hold(1).await.unwrap();
+    }
+}
