@@ -175,7 +175,7 @@ async fn no_user_can_have_a_line_pass_for_a_retry_before_it_is_there() {
     };
     assert!(forged.created_at >= before - jiff::SignedDuration::from_millis(1));
     let metadata: Vec<(&str, &str)> = (forged.event.metadata.iter())
-        .filter(|(key, _)| *key != keys::META_TIME_OF_RECEIPT)
+        .filter(|(key, _)| *key != keys::META_FUTURE_TIME)
         .map(|(key, value)| (key.as_str(), value.as_str()))
         .collect();
     let reporter = (keys::META_REPORTED_BY, "user uid=65534 pid=7");

@@ -1,7 +1,8 @@
 //! The seeds of the fuzz targets, through what the targets do with an input. The fuzzer
 //! (`cargo xtask fuzz`) builds the same files with flags of its own.
 
-#![allow(clippy::unwrap_used, missing_docs, unreachable_pub)]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::match_same_arms)]
+#![allow(missing_docs, unreachable_pub)]
 
 use std::fs;
 use std::path::Path;
@@ -51,7 +52,7 @@ fn records_of_the_kernel_log() {
 #[test]
 fn policies() {
     seeds("policy", |text| {
-        policy::run(std::str::from_utf8(text).unwrap())
+        policy::run(std::str::from_utf8(text).unwrap());
     });
 }
 

@@ -257,7 +257,7 @@ fn good_for(token: &str, key: &[u8; 32], now: Timestamp) -> Duration {
     // The hash of a token is as good as chance, and needs no clock and no memory.
     let share = f64::from(key[0]) / f64::from(u8::MAX);
     let (least, most) = KEEP_GOOD;
-    let keep = least + (most - least).mul_f64(share);
+    let keep = least + most.saturating_sub(least).mul_f64(share);
     let left = end.duration_since(now) - BEFORE_END;
     keep.min(Duration::try_from(left).unwrap_or_default())
 }

@@ -221,16 +221,17 @@ impl<'a> Sum<'a> {
                 size: self.of_name(name),
                 cost: 0,
             },
-            Expr::Select(select) => match self.of_field(at) {
-                Some(size) => Estimate { size, cost: 1 },
-                None => {
+            Expr::Select(select) => {
+                if let Some(size) = self.of_field(at) {
+                    Estimate { size, cost: 1 }
+                } else {
                     let from = self.of(&select.operand, times);
                     Estimate {
                         size: from.size.part(),
                         cost: from.cost,
                     }
                 }
-            },
+            }
             Expr::Call(call) => self.of_call(call, times),
             Expr::Comprehension(inner) => self.of_loop(inner, times),
             Expr::List(_) | Expr::Map(_) | Expr::Struct(_) => self.of_literal_list(at, times),
@@ -290,21 +291,18 @@ impl<'a> Sum<'a> {
         let turns = range.size.items;
         let element = range.size.key.as_deref().or(range.size.each.as_deref());
         let all = times.saturating_mul(turns);
-        let (turn, made, beside) = match element {
-            Some(element) => {
-                let turn = self.of_turn(inner, &init.size, element.clone(), all);
-                let made = Size::list(turns, turn.size.part());
-                (turn, made, element.steps().saturating_mul(turns))
-            }
+        let (turn, made, beside) = if let Some(element) = element {
+            let turn = self.of_turn(inner, &init.size, element.clone(), all);
+            let made = Size::list(turns, turn.size.part());
+            (turn, made, element.steps().saturating_mul(turns))
+        } else {
             // The elements share what the whole has: each has its part, or one has it all.
-            None => {
-                let part = Size::of(turns, range.size.bytes / turns.max(1));
-                let one = self.of_turn(inner, &init.size, range.size.clone(), times);
-                let many = self.of_turn(inner, &init.size, part, all);
-                let bytes = many.size.bytes.saturating_mul(turns);
-                let made = Size::of(turns, bytes.saturating_add(one.size.bytes));
-                (many, made, one.cost.saturating_add(range.size.steps()))
-            }
+            let part = Size::of(turns, range.size.bytes / turns.max(1));
+            let one = self.of_turn(inner, &init.size, range.size.clone(), times);
+            let many = self.of_turn(inner, &init.size, part, all);
+            let bytes = many.size.bytes.saturating_mul(turns);
+            let made = Size::of(turns, bytes.saturating_add(one.size.bytes));
+            (many, made, one.cost.saturating_add(range.size.steps()))
         };
         let turns = turn.cost.saturating_add(TURN).saturating_mul(turns);
         Estimate {

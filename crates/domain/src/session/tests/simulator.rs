@@ -123,9 +123,7 @@ impl Decisions {
     fn seen_by_all(world: &World) -> bool {
         let listed = Ownership::read(&world.node).map_or(Vec::new(), |own| own.events);
         let known = |id: &str| listed.iter().any(|event| event.id == id);
-        let phase = world.session.phase;
-        (world.desired().events.iter()).all(|one| known(&one.event.id))
-            && !matches!(phase, Phase::Idle | Phase::Held)
+        world.session.watched && (world.desired().events.iter()).all(|one| known(&one.event.id))
     }
 }
 
