@@ -263,11 +263,12 @@ fn fall(bus: u32) -> String {
 /// Overwrites every third page of the database, from the given one on, with noise.
 fn spoil(database: &Path, first: u64) -> anyhow::Result<()> {
     const PAGE: u64 = 4096;
+    let noise = vec![0xA5; usize::try_from(PAGE)?];
     let file = OpenOptions::new().write(true).open(database)?;
     let pages = file.metadata()?.len() / PAGE;
     anyhow::ensure!(pages > 30, "{pages} pages");
     for page in (first..pages).step_by(3) {
-        file.write_all_at(&[0xA5; PAGE as usize], page * PAGE)?;
+        file.write_all_at(&noise, page * PAGE)?;
     }
     Ok(())
 }

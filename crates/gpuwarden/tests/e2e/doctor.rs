@@ -182,6 +182,13 @@ fn all_that_is_wrong_in_a_configuration_is_told_at_once() {
 async fn a_running_one_is_well_until_it_is_not() -> anyhow::Result<()> {
     let product = Launch::new()?.node_name("n1").start().await?;
     let data = product.data_dir();
+    product
+        .wait_for("readiness", SOON, || async {
+            let answer = product.get("/readyz").await;
+            let answer = answer.map_err(|error| error.to_string())?;
+            (answer == "ready\n").then_some(()).ok_or(answer)
+        })
+        .await?;
     let doctor = async || {
         let args = ["doctor", "--node-name", "n1", "--data-dir"].map(str::to_owned);
         let data = data.to_string_lossy().into_owned();

@@ -117,6 +117,19 @@ async fn withstand(attack: Attack, plane: &ControlPlane) -> anyhow::Result<()> {
         .condition("SysLogsXIDError", "True")
         .await
         .context("the real fault's condition")?;
+    // The attacker may have cordoned it before. What counts is that our own monitor's word does.
+    let product = &scene.product;
+    product
+        .wait_for("the monitor's own fault", SOON, || async move {
+            let status = product.get("/api/v1/status").await;
+            let status: Value = serde_json::from_str(&status.map_err(|error| error.to_string())?)
+                .map_err(|error| error.to_string())?;
+            let nodes = status["fleet"]["nodes"].as_array().into_iter().flatten();
+            let mut faults = nodes.flat_map(|node| node["faults"].as_array().into_iter().flatten());
+            let found = faults.any(|fault| fault["code"] == "79" && fault["reportedBy"].is_null());
+            found.then_some(()).ok_or(status.to_string())
+        })
+        .await?;
     let probe = |path: &'static str| {
         let product = &scene.product;
         product.wait_for(path, SOON, move || async move {
@@ -185,7 +198,7 @@ impl Attacker {
             for line in std::io::BufReader::new(errors).lines() {
                 match line.as_deref() {
                     Ok(DONE) => drop(counted.fetch_add(1, Ordering::Relaxed)),
-                    Ok(other) => println!("attacker: {other}"),
+                    Ok(other) => drop(writeln!(std::io::stderr(), "attacker: {other}")),
                     Err(_) => break,
                 }
             }
@@ -267,13 +280,13 @@ impl Side {
             Attack::ForgesRecords => self.forges_records().await,
             Attack::FillsTheBook => self.fills_the_book().await,
             Attack::ReadsSlowly => self.reads_slowly().await,
-            Attack::HoldsConnections => self.holds_connections().await,
+            Attack::HoldsConnections => self.holds_connections(),
             Attack::OutlivesRecoveries => self.outlives_recoveries().await,
             Attack::Recovers => self.recovers().await,
             Attack::TakesConditions => self.takes_conditions().await,
         }
         done();
-        std::future::pending().await
+        std::future::pending::<()>().await;
     }
 
     /// Sends in parts, for one that is refused takes all of its part with it.
@@ -370,7 +383,7 @@ impl Side {
 
     /// Most ask for more than fits on the way and read none of it, which are more than the page
     /// has places; a tenth is in the middle of its head.
-    async fn holds_connections(&self) {
+    fn holds_connections(&self) {
         let ask = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".repeat(2_000);
         for number in 0..300 {
             let say = if number % 10 == 0 { "GET / HT" } else { &ask };
