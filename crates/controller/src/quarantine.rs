@@ -263,7 +263,9 @@ impl Quarantine {
                     if changed.is_err() {
                         break; // The store is closed.
                     }
-                    self.take_in().await;
+                    if self.take_page().await {
+                        hints.mark_changed();
+                    }
                 }
                 event = nodes::receive(&mut node_events) => match event {
                     Some(event) => {

@@ -134,7 +134,9 @@ impl Retention {
         Some(Prune {
             before: ago(self.age),
             max_bytes: self.max_bytes,
-            finished: fleet.applied,
+            finished: fleet.missed_from.map_or(fleet.applied, |from| {
+                fleet.applied.min(from.saturating_sub(1))
+            }),
             gone: ago(GONE),
             keep,
         })

@@ -102,6 +102,17 @@ impl Ruling {
     }
 }
 
+/// Returns whether nothing waits for the repair of a fault: by its reporter's word, and by the
+/// policy, as its verdicts say.
+pub fn is_notice(fault: &Fault, verdicts: &[Verdict]) -> bool {
+    fault.notice_until().is_some() && {
+        let title = fault.title();
+        !verdicts
+            .iter()
+            .any(|verdict| verdict.fault == title && verdict.ruling.asks())
+    }
+}
+
 // === impl Verdict ===
 
 impl std::fmt::Display for Verdict {

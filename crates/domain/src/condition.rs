@@ -14,6 +14,7 @@
 mod message;
 mod occurrence;
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use contract::keys;
@@ -110,6 +111,10 @@ pub fn changes<'a>(
     let mut broken: BTreeMap<&str, Vec<&Fault>> = BTreeMap::new();
     for fault in faults.iter().filter(|fault| fault.event.is_fatal) {
         broken.entry(&fault.check).or_default().push(fault);
+    }
+    for faults in broken.values_mut() {
+        // A message has little room: what our own monitors say comes first.
+        faults.sort_by_key(|fault| Reverse(fault.authority));
     }
     let of_checks = on_node
         .iter()

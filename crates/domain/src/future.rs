@@ -62,6 +62,15 @@ impl FutureTimes {
         Some(now)
     }
 
+    /// Remembers that a time which we write ourselves counts as it is: it is that of a fault that
+    /// was accepted while our own clock was ahead.
+    pub fn trust(&mut self, key: &str, says: Timestamp, now: Timestamp) {
+        if is_future(says, now) {
+            let own = FutureTime { says, seen: says };
+            self.0.insert(key.to_owned(), own);
+        }
+    }
+
     /// Returns what the time `says` counts as, as far as that is remembered.
     pub fn counted(&self, key: &str, says: Option<Timestamp>) -> Option<Timestamp> {
         let known = self.0.get(key).filter(|known| Some(known.says) == says);
@@ -75,7 +84,8 @@ impl FutureTimes {
 
     /// Returns a sentence for each time that is remembered.
     pub fn notes(&self) -> impl Iterator<Item = String> {
-        self.0.iter().map(|(key, FutureTime { says, seen })| {
+        let others = self.0.iter().filter(|(_, time)| time.says != time.seen);
+        others.map(|(key, FutureTime { says, seen })| {
             let text = text(key, *says);
             format!("{text}: it counts as {seen:.0}, when it was first seen")
         })

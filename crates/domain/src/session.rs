@@ -206,6 +206,7 @@ pub fn step(
         && let Some((by_hand, released_at, why)) = ended_by_hand(&session, node, own, desired, now)
     {
         let change = change::stand_down(node, own, by_hand, released_at, marks);
+        session.times.trust(keys::RELEASED_AT, released_at, now);
         session.back_at = None;
         return session
             .adopt(own)
@@ -479,6 +480,7 @@ impl Step {
         if begins {
             returns::forget_old(&mut session.returns, now);
         }
+        session.not_before = session.not_before.filter(|at| *at > now);
         let wait = returns::wait(session.returns.len());
         let back_at = *session.back_at.get_or_insert(now + wait);
         if by_hand || now >= back_at {

@@ -14,6 +14,10 @@ use crate::session::Phase;
 pub struct FleetView {
     /// Feed position up to which events are taken in.
     pub applied: u64,
+    /// Feed position from which on reports of monitors are read again, for they found no room;
+    /// absent where all did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub missed_from: Option<u64>,
     /// Whether all events that were stored at start are taken in.
     pub ready: bool,
     /// Nodes with open faults or a session, by name.

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::assess::{Dismissal, DismissedBy, Ruling, Verdict, assess};
+use crate::assess::{Dismissal, DismissedBy, Ruling, Verdict, assess, is_notice};
 use crate::brake::Hold;
 use crate::fault::Fault;
 use crate::node::NodeView;
@@ -162,8 +162,9 @@ pub fn why_not(situation: &Situation<'_>) -> WhyNot {
     }
     checks.push(mode_check(situation.acting));
     checks.extend(anothers_check(situation));
-    checks.push(faults_check(situation));
-    checks.extend(rule_checks(situation));
+    let (rules, notices) = rule_checks(situation);
+    checks.push(faults_check(situation, notices));
+    checks.extend(rules);
     checks.extend(brake_check(situation));
     checks.extend(change_check(session));
     WhyNot {
@@ -336,8 +337,8 @@ fn brake_check(situation: &Situation<'_>) -> Option<Check> {
     Some(stops("brake", hold.to_string()).fix(&hold.awaits()))
 }
 
-fn faults_check(situation: &Situation<'_>) -> Check {
-    let check = match situation.faults.len() {
+fn faults_check(situation: &Situation<'_>, notices: usize) -> Check {
+    let check = match situation.faults.len() - notices {
         0 => {
             let text = if situation.sources.iter().all(|source| source.sees) {
                 "no fault of it is open"
@@ -354,8 +355,11 @@ fn faults_check(situation: &Situation<'_>) -> Check {
     };
     let missed = situation.missed;
     let missed = (missed > 0).then(|| not_fully_seen(missed));
+    let notices =
+        (notices > 0).then(|| format!("and {notices} notices, for which no repair is awaited"));
+    let notes = situation.session.times.notes();
     Check {
-        details: situation.session.times.notes().chain(missed).collect(),
+        details: notes.chain(missed).chain(notices).collect(),
         ..check
     }
 }
@@ -368,37 +372,42 @@ pub fn not_fully_seen(missed: u64) -> String {
     )
 }
 
-/// One check for each open fault, gravest first.
-fn rule_checks(situation: &Situation<'_>) -> Vec<Check> {
+/// Returns one check for each open fault, gravest first, and how many notices there are beside.
+fn rule_checks(situation: &Situation<'_>) -> (Vec<Check>, usize) {
     let Some(policy) = situation.policy else {
-        return vec![
-            stops(RULES, "no policy was read yet: nothing is decided before")
-                .fix("gpuwarden status says why the policy cannot be read"),
-        ];
+        let check = stops(RULES, "no policy was read yet: nothing is decided before")
+            .fix("gpuwarden status says why the policy cannot be read");
+        return (vec![check], 0);
     };
     let unknown = NodeView::unknown(situation.node);
     let node = situation.view.unwrap_or(&unknown);
     let mut faults: Vec<&Fault> = situation.faults.iter().collect();
     faults.sort_by(|a, b| Fault::by_gravity(a, b));
-    let left = faults.len().saturating_sub(FAULTS_SHOWN);
     let variable = NodeVariable::new(&node.object());
-    let mut checks = Vec::new();
-    for fault in faults.into_iter().take(FAULTS_SHOWN) {
+    let (mut checks, mut notices, mut left) = (Vec::new(), 0, 0);
+    for fault in faults {
         let desired = assess(
             std::slice::from_ref(fault),
             policy,
             node,
             dismissal(node, situation.dropped_at, &situation.session.times),
         );
-        for verdict in &desired.verdicts {
-            checks.push(rule_check(verdict, fault, policy, node, &variable));
+        if is_notice(fault, &desired.verdicts) {
+            notices += 1;
+        } else if checks.len() >= FAULTS_SHOWN {
+            left += 1;
+        } else {
+            let verdicts = desired.verdicts.iter();
+            checks.extend(
+                verdicts.map(|verdict| rule_check(verdict, fault, policy, node, &variable)),
+            );
         }
     }
     if let Some(last) = checks.last_mut().filter(|_| left > 0) {
         last.details
             .push(format!("and {left} more open faults, which are less grave"));
     }
-    checks
+    (checks, notices)
 }
 
 fn rule_check(

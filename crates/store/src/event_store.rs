@@ -47,7 +47,8 @@ pub trait EventStore: Send + Sync + 'static {
     ///
     /// Nothing is ever inserted before a record that was returned here, so a consumer
     /// that goes on from its last `seq` misses none. One that cannot be read is passed
-    /// over, see [`unreadable`](Self::unreadable): fewer than `limit` are the end.
+    /// over, see [`unreadable`](Self::unreadable): fewer than `limit` may come where
+    /// events are large, and none is the end.
     async fn feed(&self, after: u64, limit: usize) -> Result<Vec<Record>, StoreError>;
 
     /// The position of the newest event. A hint to call [`feed`](Self::feed) again; it

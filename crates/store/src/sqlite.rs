@@ -46,6 +46,10 @@ use crate::{
 };
 
 const FILE: &str = "events.db";
+/// Room that a call takes among those that wait for the writer: of what shows that the store
+/// writes, and of what a consumer saves, there is little, and it must not wait behind the events
+/// of whoever sends most.
+const NO_ROWS: usize = 0;
 /// Rows made of events before other tasks get their turn.
 const ROWS_IN_A_TURN: usize = 64;
 
@@ -359,10 +363,9 @@ impl EventStore for SqliteStore {
     ) -> Result<(), StoreError> {
         limits::checkpoint(consumer, &checkpoint)?;
         let consumer = consumer.to_owned();
-        let rows = 1 + checkpoint.parts.len();
         let write =
             move |connection: &Connection| checkpoint::save(connection, &consumer, &checkpoint);
-        self.writer.call("save a checkpoint", rows, write).await
+        self.writer.call("save a checkpoint", NO_ROWS, write).await
     }
 
     async fn journal(&self, entries: Vec<Entry>) -> Result<(), StoreError> {
@@ -388,7 +391,9 @@ impl EventStore for SqliteStore {
         let id = id.to_owned();
         let write = move |connection: &Connection| query::update_status(connection, &id, &patch);
         self.writer
-            .call("update an event's status", 1, move |c| write(c).map(Ok))
+            .call("update an event's status", NO_ROWS, move |c| {
+                write(c).map(Ok)
+            })
             .await
     }
 

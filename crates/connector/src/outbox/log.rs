@@ -14,6 +14,7 @@ use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use domain::reporter::Authority;
 use jiff::Timestamp;
 use store::{Appended, NewEvent};
 
@@ -64,6 +65,8 @@ struct Entry {
     offset: u64,
     length: u32,
     accepted_at: Timestamp,
+    /// What the word of its reporter weighs.
+    authority: Authority,
     id: Arc<str>,
 }
 
@@ -201,7 +204,9 @@ impl Log {
             });
         }
         if self.staged.entries.len() > entries_before
-            && let Some(full) = self.exceeded()
+            && let Some(full) = self
+                .exceeded_by_users(entries_before)
+                .or_else(|| self.exceeded())
         {
             self.staged.bytes.truncate(bytes_before);
             for entry in self.staged.entries.drain(entries_before..) {
@@ -225,6 +230,7 @@ impl Log {
             offset,
             length,
             accepted_at: event.received_at,
+            authority: Authority::of(&event.event),
             id,
         });
         position
@@ -539,6 +545,7 @@ impl Entry {
             offset: place.offset,
             length: place.length,
             accepted_at: event.received_at,
+            authority: Authority::of(&event.event),
             id: event.event.id.into(),
         }
     }

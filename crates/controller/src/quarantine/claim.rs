@@ -73,7 +73,7 @@ impl Quarantine {
         };
         if let Owns::Node(our_node) = &self.owns {
             let (store, ours) = (self.store.identity().id, *our_node == view.name);
-            if own.kept_by_another(&store, self.saving.begun, ours) {
+            if own.kept_by_another(&store, self.saving.begun, ours, (self.clock)()) {
                 return Claim::Anothers;
             }
         }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use contract::keys;
-use domain::assess::{DismissedBy, Verdict};
+use domain::assess::{DismissedBy, Verdict, is_notice};
 use domain::brake::{Hold, Out};
 use domain::fault::Fault;
 use domain::node::{NodeChange, NodeView};
@@ -219,8 +219,9 @@ impl NodeEntry {
             }
             _ => (None, None),
         };
-        let (mut notices, mut open): (Vec<&Fault>, Vec<&Fault>) =
-            faults.iter().partition(|fault| self.is_notice(fault));
+        let (mut notices, mut open): (Vec<&Fault>, Vec<&Fault>) = faults
+            .iter()
+            .partition(|fault| is_notice(fault, &self.verdicts));
         notices.retain(|fault| fault.notice_until().is_some_and(|until| until > now));
         if open.is_empty() && notices.is_empty() && phase.is_none() {
             return None;
@@ -326,16 +327,6 @@ impl NodeEntry {
             notices: notices.into_iter().map(FaultView::of).collect(),
             notes,
         })
-    }
-
-    /// Returns whether nothing waits for the repair of a fault, by its reporter's word and by
-    /// the policy.
-    fn is_notice(&self, fault: &Fault) -> bool {
-        let mut verdicts = self.verdicts.iter();
-        fault.notice_until().is_some() && {
-            let title = fault.title();
-            !verdicts.any(|verdict| verdict.fault == title && verdict.ruling.asks())
-        }
     }
 
     /// The session of another gpuwarden that it carries.

@@ -196,36 +196,48 @@ impl Quarantine {
         }
     }
 
-    /// Takes in all events that the feed has.
+    /// Takes in all events that the feed has now.
     pub(super) async fn take_in(&mut self) {
-        loop {
-            let page = match self.store.feed(self.book.applied(), FEED_PAGE).await {
-                Ok(page) => page,
-                Err(StoreError::Closed) => return,
-                Err(error) => return self.feed_failed(chain(&error)),
-            };
-            if self.feed_failure.take().is_some() {
-                tracing::info!("the event feed is read again");
-            }
-            let more = page.len() == FEED_PAGE;
-            for record in page {
-                self.metrics.received.inc();
-                let node = record.event.node_name.clone();
-                let changes = self.record(&record);
-                self.saving.unsaved.insert(node.clone());
-                tracing::debug!(event.id = record.id, node, ?changes, "event taken in");
-                self.metrics.processed.inc();
-                let (_, events) =
-                    (self.entry(&node).undecided).get_or_insert_with(|| (Instant::now(), 0));
-                *events = events.saturating_add(1);
-                self.touch(&node);
-            }
-            if !more {
-                self.caught_up = true;
-                self.schedule_publish();
-                return;
-            }
+        let until = *self.store.latest().borrow();
+        while self.take_page().await && self.book.applied() < until {}
+        if self.feed_failure.is_none() {
+            self.caught_up = true;
+            self.schedule_publish();
         }
+    }
+
+    /// Takes in a page of the feed. Returns whether there may be more: who sends without end
+    /// must not keep us from deciding about what is there.
+    pub(super) async fn take_page(&mut self) -> bool {
+        let page = match self.store.feed(self.book.applied(), FEED_PAGE).await {
+            Ok(page) => page,
+            Err(StoreError::Closed) => return false,
+            Err(error) => {
+                self.feed_failed(chain(&error));
+                return false;
+            }
+        };
+        if self.feed_failure.take().is_some() {
+            tracing::info!("the event feed is read again");
+        }
+        let none = page.is_empty();
+        for record in page {
+            self.metrics.received.inc();
+            let node = record.event.node_name.clone();
+            let changes = self.record(&record);
+            self.saving.unsaved.insert(node.clone());
+            tracing::debug!(event.id = record.id, node, ?changes, "event taken in");
+            self.metrics.processed.inc();
+            let (_, events) =
+                (self.entry(&node).undecided).get_or_insert_with(|| (Instant::now(), 0));
+            *events = events.saturating_add(1);
+            self.touch(&node);
+        }
+        let more = !none && self.book.applied() < *self.store.latest().borrow();
+        if !more {
+            self.schedule_publish();
+        }
+        more
     }
 
     /// Takes in that the feed cannot be read. The task goes on with all else that it does,

@@ -5,13 +5,16 @@ use std::sync::Arc;
 use contract::keys;
 use domain::assess::{Desired, Verdict, assess};
 use domain::brake::Hold;
+use domain::fault::Fault;
 use domain::journal::EntryKind;
 use domain::node::NodeView;
 use domain::policy::Policy;
+use domain::session::ownership::Ownership;
 use domain::session::{Marks, Phase, ownership, step};
 use serde_json::Value;
 
 use super::claim::Claim;
+use super::fleet::NodeEntry;
 use super::{Mode, Owns, Quarantine};
 
 /// Faults whose verdicts one journal entry tells.
@@ -33,9 +36,15 @@ impl Quarantine {
             if !self.part_from_machine(&name).await {
                 continue;
             }
+            self.forget_notices(&name);
             if self.mode != Mode::Observe {
                 self.look_at(&name, &policy).await;
                 looked_at.push(name.clone());
+            }
+            let entry = self.nodes.get(&name);
+            // Of one that the cluster lacks it is remembered when its faults are dropped.
+            if self.cluster.is_none() || entry.is_some_and(|entry| entry.view.is_some()) {
+                self.remember_wake(&name);
             }
             let entry = self.nodes.get_mut(&name);
             if let Some((since, events)) = entry.and_then(|entry| entry.undecided.take()) {
@@ -45,6 +54,22 @@ impl Quarantine {
         self.let_go(&policy);
         for name in looked_at {
             self.tell(&name);
+        }
+    }
+
+    /// Drops the node's notices of more than a day ago, but for those for which it is out.
+    fn forget_notices(&mut self, name: &str) {
+        let now = (self.clock)();
+        let is_old = |fault: &Fault| fault.notice_until().is_some_and(|until| until <= now);
+        if !self.book.faults(name).iter().any(is_old) {
+            return;
+        }
+        let view = self.nodes.get(name).and_then(NodeEntry::effective_view);
+        let listed = view.and_then(|view| Ownership::read(&view));
+        let listed = listed.map_or(Vec::new(), |own| own.events);
+        let holds = |id: &str| listed.iter().any(|event| event.id == id);
+        if self.book.forget_notices(name, now, holds) {
+            self.saving.unsaved.insert(name.to_owned());
         }
     }
 

@@ -20,6 +20,8 @@ const PAUSE: Duration = Duration::from_secs(10);
 pub(super) struct Missed {
     under_way: Option<Rereading>,
     not_before: Instant,
+    /// The node that was read last.
+    last: String,
 }
 
 // === impl Missed ===
@@ -29,6 +31,7 @@ impl Default for Missed {
         Self {
             under_way: None,
             not_before: Instant::now(),
+            last: String::new(),
         }
     }
 }
@@ -42,15 +45,16 @@ impl Quarantine {
         if self.missed.under_way.is_some() {
             return Some(Instant::now());
         }
-        self.book.read_again().map(|_| self.missed.not_before)
+        let next = self.book.read_again(&self.missed.last);
+        next.map(|_| self.missed.not_before)
     }
 
     /// Reads a page of what was missed, where it is time.
     pub(super) async fn read_missed(&mut self) {
         let is_due = self.missed.not_before <= Instant::now();
         let under_way = self.missed.under_way.take();
-        let Some(mut reading) = under_way.or_else(|| self.book.read_again().filter(|_| is_due))
-        else {
+        let begin = || self.book.read_again(&self.missed.last).filter(|_| is_due);
+        let Some(mut reading) = under_way.or_else(begin) else {
             return;
         };
         // What is before is history, and counts no more.
@@ -79,6 +83,7 @@ impl Quarantine {
         self.missed.not_before = Instant::now() + PAUSE;
         let node = reading.node().to_owned();
         self.book.take_missed(reading);
+        self.missed.last.clone_from(&node);
         self.saving.unsaved.insert(node.clone());
         self.touch(&node);
     }

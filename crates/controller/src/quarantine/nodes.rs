@@ -27,6 +27,10 @@ impl Quarantine {
     pub(super) fn node_event(&mut self, event: NodeEvent) {
         match event {
             NodeEvent::Restarted => {
+                // What people did to the nodes meanwhile may be of any time.
+                for entry in self.nodes.values_mut() {
+                    entry.session.watched = false;
+                }
                 self.relisted = Some(Relisted {
                     seen: BTreeSet::new(),
                     began: Instant::now(),

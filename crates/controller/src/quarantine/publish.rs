@@ -180,6 +180,7 @@ impl Quarantine {
         let brake = self.brake_view();
         let view = FleetView {
             applied: self.book.applied(),
+            missed_from: self.book.missed_from(),
             ready: self.caught_up,
             nodes,
             cluster: self.cluster.as_ref().map(|one| ClusterView {

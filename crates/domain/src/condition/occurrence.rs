@@ -7,9 +7,12 @@ use jiff::Timestamp;
 use super::Limits;
 use super::message;
 use crate::fault::Fault;
+use crate::reporter::Authority;
 
 /// Most occurrences of one node: the newest.
 pub const MAX_OCCURRENCES: usize = 64;
+/// Of these, most that users have reported.
+const MAX_OF_USERS: usize = MAX_OCCURRENCES / 2;
 
 /// What one Kubernetes Event tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +47,12 @@ pub fn occurrences(faults: &[Fault], limits: &Limits) -> Vec<Occurrence> {
     }
     let newest = |group: &[&Fault]| group.iter().map(|fault| fault.accepted_at).max();
     groups.sort_by_key(|(_, group)| std::cmp::Reverse(newest(group)));
+    let mut of_users = 0;
+    groups.retain(|(_, group)| {
+        let is_users = group.iter().all(|fault| fault.authority == Authority::User);
+        of_users += usize::from(is_users);
+        !is_users || of_users <= MAX_OF_USERS
+    });
     groups.truncate(MAX_OCCURRENCES);
     let occurrence = |(key, group): (&str, Vec<&Fault>)| {
         let first = group.first()?;

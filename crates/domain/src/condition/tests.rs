@@ -491,6 +491,30 @@ fn names_of_checks_cannot_fill_a_node_nor_users_take_the_place_of_monitors() {
 }
 
 #[test]
+fn what_monitors_say_stands_before_what_users_say() {
+    let mut events: Vec<HealthEvent> = (0..100)
+        .map(|code| fatal(keys::CHECK_XID, &code.to_string(), &[], "made up"))
+        .collect();
+    let mut own = fatal(keys::CHECK_XID, "79", &[], "real");
+    Reporter::Monitor.note_in(&mut own);
+    events.push(own);
+    let changes = wanted(&book(events.clone()), &node(&json!([])), true);
+    for change in &changes {
+        let message = &change.condition.message;
+        assert!(message.contains("real"), "{message}");
+    }
+    // Of what is not fatal, users have half of the Events.
+    for event in &mut events {
+        event.is_fatal = false;
+    }
+    events.rotate_right(1);
+    let book = book(events);
+    let found = occurrences(book.faults(NODE), &Limits::default());
+    assert_eq!(found.len(), crate::condition::MAX_OCCURRENCES / 2 + 1);
+    assert!(found.iter().any(|one| one.message.contains("real")));
+}
+
+#[test]
 fn faults_that_are_not_fatal_are_occurrences() {
     let mild = |code: &str, gpu: &str| HealthEvent {
         is_fatal: false,

@@ -1,6 +1,6 @@
 //! The fault book: which faults are open, per node.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use contract::{HealthEvent, ProcessingStrategy, RecommendedAction, json, keys};
 use jiff::Timestamp;
@@ -137,6 +137,29 @@ impl FaultBook {
         self.applied = self.applied.max(seq);
     }
 
+    /// Drops the notices of a node that are no longer shown, but for those by whose events
+    /// `holds` says that something is done about them: a policy that is changed must not take
+    /// nodes out for what was seen long ago. Returns whether there were any.
+    pub fn forget_notices(
+        &mut self,
+        node: &str,
+        now: Timestamp,
+        holds: impl Fn(&str) -> bool,
+    ) -> bool {
+        let Some(faults) = self.nodes.get_mut(node) else {
+            return false;
+        };
+        let before = faults.len();
+        faults.retain(|fault| {
+            fault.notice_until().is_none_or(|until| until > now) || holds(&fault.event.id)
+        });
+        let forgot = faults.len() < before;
+        if faults.is_empty() {
+            self.nodes.remove(node);
+        }
+        forgot
+    }
+
     /// Feed position up to which events are recorded.
     pub fn applied(&self) -> u64 {
         self.applied
@@ -205,7 +228,7 @@ impl FaultBook {
             let faults = self.nodes.entry(node.to_owned()).or_default();
             let Some(chosen) = room::choose(faults, event, None, size) else {
                 // Nor for what else it reports.
-                self.note_missed(node, Authority::of(event), record.seq);
+                self.note_missed(node, Authority::of(event), record.seq, size);
                 changes.push(Change::Ignored(Ignored::Overflow));
                 break;
             };
@@ -242,7 +265,11 @@ impl FaultBook {
             } else {
                 0
             };
-            let chosen = room::choose(faults, event, Some(index), more);
+            let chosen = if more == 0 {
+                Some(BTreeSet::new())
+            } else {
+                room::choose(faults, event, Some(index), more)
+            };
             let has_room = chosen.is_some();
             let chosen = chosen.unwrap_or_default();
             index -= chosen.range(..index).count();

@@ -6,6 +6,7 @@
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
 use contract::{HealthEvent, RecommendedAction, keys};
 use prost::Message as _;
@@ -22,6 +23,9 @@ pub(super) struct Missed {
     from: u64,
     /// How many there were.
     count: u64,
+    /// Bytes of the smallest of them: where that does not fit, nothing does.
+    #[serde(default)]
+    least: usize,
 }
 
 /// Reads again what found no room: the faults that were reported since, and are not healed, are
@@ -31,9 +35,11 @@ pub struct Rereading {
     node: String,
     authority: Authority,
     count: u64,
+    /// Feed position behind which it began.
+    begun: u64,
     found: FaultBook,
-    /// Where what was reported found no room here either.
-    no_room_from: Option<u64>,
+    /// Where what was reported found no room here either, and how large it was.
+    no_room: Option<(u64, usize)>,
 }
 
 /// What the faults of one authority take up.
@@ -140,10 +146,12 @@ impl Used {
         }
     }
 
-    /// Returns whether a good part of the room is free, so that reading again is worth it.
-    fn leaves_room(self) -> bool {
+    /// Returns whether a good part of the room is free, and enough for what was missed, so that
+    /// reading again is worth it.
+    fn leaves_room(self, least: usize) -> bool {
         self.faults <= MAX_OPEN_FAULTS_PER_NODE / 4 * 3
             && self.bytes <= MAX_FAULT_BYTES_PER_NODE / 4 * 3
+            && self.bytes + least <= MAX_FAULT_BYTES_PER_NODE
     }
 }
 
@@ -197,15 +205,17 @@ impl Rereading {
         let event = &record.event;
         let faults = self.found.faults(&self.node);
         if faults.is_empty() || !self.found.touched_by(event).is_empty() {
-            return self.no_room_from.is_none() || !faults.is_empty();
+            return self.no_room.is_none() || !faults.is_empty();
         }
         let opens = event.entities_impacted.len().max(1) * event.error_code.len().max(1);
         let used = Used::of(faults.iter());
-        let has_room = self.no_room_from.is_none()
+        let size = event.encoded_len();
+        let has_room = self.no_room.is_none()
             && used.faults + opens <= MAX_OPEN_FAULTS_PER_NODE
-            && used.bytes + opens * event.encoded_len() <= MAX_FAULT_BYTES_PER_NODE;
+            && used.bytes + opens * size <= MAX_FAULT_BYTES_PER_NODE;
         if !has_room {
-            self.no_room_from.get_or_insert(record.seq);
+            let (_, least) = self.no_room.get_or_insert((record.seq, size));
+            *least = size.min(*least);
         }
         has_room
     }
@@ -221,22 +231,43 @@ impl FaultBook {
         missed.map(|(_, missed)| missed.count).sum()
     }
 
-    /// Begins to read again what was missed of a node for which there is room now; `None`:
-    /// nothing was missed, or there is still no room for it.
-    pub fn read_again(&self) -> Option<Rereading> {
-        self.missed.iter().find_map(|(node, missed)| {
-            let (authority, missed) = missed.iter().find(|(authority, _)| {
-                let own = |fault: &&Fault| fault.authority == **authority;
-                Used::of(self.faults(node).iter().filter(own)).leaves_room()
-            })?;
-            Some(Rereading {
-                node: node.clone(),
-                authority: *authority,
-                count: missed.count,
-                found: Self::since(missed.from.saturating_sub(1)),
-                no_room_from: None,
+    /// Begins to read again what was missed of a node for which there is room now: what weighs
+    /// more first, then the nodes in turn, behind the one that was read last. `None`: nothing was
+    /// missed, or there is still no room for it.
+    pub fn read_again(&self, last: &str) -> Option<Rereading> {
+        let behind = (Bound::Excluded(last), Bound::Unbounded);
+        let before = (Bound::Unbounded, Bound::Included(last));
+        let in_turn = || {
+            let rest = self.missed.range::<str, _>(behind);
+            rest.chain(self.missed.range::<str, _>(before))
+        };
+        [Authority::Trusted, Authority::User]
+            .into_iter()
+            .find_map(|authority| {
+                let own = |fault: &&Fault| fault.authority == authority;
+                in_turn().find_map(|(node, missed)| {
+                    let missed = missed.get(&authority)?;
+                    let used = Used::of(self.faults(node).iter().filter(own));
+                    let begun = missed.from.saturating_sub(1);
+                    let mut found = Self::since(begun);
+                    found.closed.restore(node, self.closed.of(node).to_vec());
+                    used.leaves_room(missed.least).then_some(Rereading {
+                        node: node.clone(),
+                        authority,
+                        count: missed.count,
+                        begun,
+                        found,
+                        no_room: None,
+                    })
+                })
             })
-        })
+    }
+
+    /// Returns the feed position of the first report of monitors that found no room.
+    pub fn missed_from(&self) -> Option<u64> {
+        let missed = self.missed.values();
+        let trusted = missed.filter_map(|missed| missed.get(&Authority::Trusted));
+        trusted.map(|missed| missed.from).min()
     }
 
     /// Takes in what was read again, up to the position that this book is at.
@@ -245,11 +276,22 @@ impl FaultBook {
             node,
             authority,
             count,
+            begun,
             mut found,
-            no_room_from,
+            no_room,
         } = reread;
-        self.forget_missed(&node, authority);
-        let mut left = no_room_from;
+        // What had to go meanwhile, and is older than what was read.
+        let older = self.missed.get(&node).and_then(|all| all.get(&authority));
+        let older = older.filter(|missed| missed.from <= begun);
+        let mut left = older.map(|missed| (missed.from, missed.least));
+        let mut leave = |from: u64, least: usize| {
+            left = Some(left.map_or((from, least), |known| {
+                (known.0.min(from), known.1.min(least))
+            }));
+        };
+        no_room
+            .into_iter()
+            .for_each(|(from, least)| leave(from, least));
         for fault in found.nodes.remove(&node).unwrap_or_default() {
             let faults = self.nodes.entry(node.clone()).or_default();
             let is_known = faults.iter().any(|known| {
@@ -262,45 +304,43 @@ impl FaultBook {
             }
             match choose(faults, &fault.event, None, fault.bytes) {
                 Some(chosen) if chosen.is_empty() => faults.push(fault),
-                _ => left = left.min(Some(fault.seq)).or(Some(fault.seq)),
+                _ => leave(fault.seq, fault.bytes),
             }
         }
         if self.faults(&node).is_empty() {
             self.nodes.remove(&node);
         }
-        if let Some(from) = left {
-            let missed = Missed { from, count };
-            self.missed
-                .entry(node)
-                .or_default()
-                .insert(authority, missed);
+        let missed = self.missed.entry(node.clone()).or_default();
+        match left {
+            Some((from, least)) => {
+                missed.insert(authority, Missed { from, count, least });
+            }
+            None => {
+                missed.remove(&authority);
+            }
+        }
+        if missed.is_empty() {
+            self.missed.remove(&node);
         }
     }
 
-    /// Notes that the report at `seq` found no room.
-    pub(super) fn note_missed(&mut self, node: &str, authority: Authority, seq: u64) {
+    /// Notes that the report at `seq`, of so many bytes, found no room.
+    pub(super) fn note_missed(&mut self, node: &str, authority: Authority, seq: u64, bytes: usize) {
         self.overflow += 1;
         let missed = self.missed.entry(node.to_owned()).or_default();
         let missed = missed.entry(authority).or_insert(Missed {
             from: seq,
             count: 0,
+            least: bytes,
         });
         missed.from = missed.from.min(seq);
+        missed.least = missed.least.min(bytes);
         missed.count += 1;
     }
 
     pub(super) fn note_evicted(&mut self, node: &str, gone: &[Fault]) {
         for fault in gone {
-            self.note_missed(node, fault.authority, fault.seq);
-        }
-    }
-
-    fn forget_missed(&mut self, node: &str, authority: Authority) {
-        if let Some(missed) = self.missed.get_mut(node) {
-            missed.remove(&authority);
-            if missed.is_empty() {
-                self.missed.remove(node);
-            }
+            self.note_missed(node, fault.authority, fault.seq, fault.bytes);
         }
     }
 }

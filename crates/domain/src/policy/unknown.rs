@@ -62,6 +62,7 @@ const UNUSED: [(&str, &str); 2] = [
 pub(super) struct UnknownKeys {
     paths: Vec<Vec<Step>>,
     more: usize,
+    more_are_errors: bool,
 }
 
 /// What is to be said of a key, and where it stands (offset in bytes).
@@ -82,12 +83,14 @@ enum Step {
 impl UnknownKeys {
     /// Takes in that the key at `path` was not read.
     pub(super) fn note(&mut self, path: &Path<'_>) {
-        if self.paths.len() >= TOLD {
-            self.more += 1;
-            return;
-        }
         let mut steps = Vec::new();
         collect(path, &mut steps);
+        if self.paths.len() >= TOLD {
+            let (_, is_error) = judged(&steps);
+            self.more += 1;
+            self.more_are_errors |= is_error;
+            return;
+        }
         self.paths.push(steps);
     }
 
@@ -112,7 +115,7 @@ impl UnknownKeys {
             said.push(Said {
                 offset: text.len(),
                 what: format!("and {} more unknown keys", self.more),
-                is_error: true,
+                is_error: self.more_are_errors,
             });
         }
         said

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::assess::{Counted, Desired, Dismissal, DismissedBy};
 use crate::event::{event_id, floor_char_boundary};
-use crate::future::FutureTimes;
+use crate::future::{FutureTimes, is_future};
 use crate::node::{NodeView, Taint};
 
 /// Longest reason of a [`ReleaseRequest`], in bytes: it goes into the journal.
@@ -168,13 +168,20 @@ impl Ownership {
     /// other one signed the session does not stand in for it. One that was made later may: that
     /// is what a lost store leaves behind, and the one before, should it live, does not take
     /// back what was signed after it began. So a session changes hands at most once for each
-    /// store that is made. `our_node`: nobody else speaks for the node.
-    pub fn kept_by_another(&self, store: &str, begun: Timestamp, our_node: bool) -> bool {
+    /// store that is made. `our_node`: nobody else speaks for the node. A signature of the future
+    /// is of a clock that was wrong, and keeps nobody out.
+    pub fn kept_by_another(
+        &self,
+        store: &str,
+        begun: Timestamp,
+        our_node: bool,
+        now: Timestamp,
+    ) -> bool {
         if self.store.as_deref().is_none_or(|theirs| theirs == store) {
             return false;
         }
         let signed = self.taken_over.or(self.since);
-        !(our_node && signed.is_some_and(|signed| signed < begun))
+        !(our_node && signed.is_some_and(|signed| signed < begun || is_future(signed, now)))
     }
 
     /// Whether the node is out only because a sender asked for it (`force`).
@@ -404,7 +411,10 @@ mod tests {
         let taken = r#"{"id":"s","since":"1970-01-01T00:01:10Z","by":"node","store":"b",
             "takenOver":"1970-01-01T00:01:30Z"}"#;
         let unsigned = r#"{"id":"s","since":"1970-01-01T00:01:10Z","by":"node"}"#;
+        let ahead = r#"{"id":"s","since":"2027-01-15T08:00:00Z","by":"node","store":"a"}"#;
         for (text, store, begun, ours, kept) in [
+            (ahead, "b", 71, true, false),
+            (ahead, "b", 71, false, true),
             (made, "a", 50, true, false),
             (made, "a", 80, false, false),
             (made, "b", 69, true, true),
@@ -418,7 +428,8 @@ mod tests {
         ] {
             node.annotations.insert(keys::SESSION.into(), text.into());
             let own = Ownership::read(&node).unwrap();
-            let kept_by_another = own.kept_by_another(store, at(begun), ours);
+            let now = at(200);
+            let kept_by_another = own.kept_by_another(store, at(begun), ours, now);
             assert_eq!(kept_by_another, kept, "{text} {store} {begun} {ours}");
         }
     }

@@ -17,6 +17,8 @@ fn faults(fatal: bool) -> Vec<Fault> {
         check_name: keys::CHECK_XID.into(),
         node_name: "n1".into(),
         is_fatal: fatal,
+        // What asks for nothing is a notice.
+        recommended_action: 2,
         error_code: vec!["79".into()],
         ..HealthEvent::default()
     };

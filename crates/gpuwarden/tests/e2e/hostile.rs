@@ -55,9 +55,11 @@ enum Attack {
     Recovers,
     /// Makes up checks, until a node has no room for a condition.
     TakesConditions,
+    /// Sends as much as it can, all the time.
+    Floods,
 }
 
-const ATTACKS: [Attack; 7] = [
+const ATTACKS: [Attack; 8] = [
     Attack::ForgesRecords,
     Attack::FillsTheBook,
     Attack::ReadsSlowly,
@@ -65,6 +67,7 @@ const ATTACKS: [Attack; 7] = [
     Attack::OutlivesRecoveries,
     Attack::Recovers,
     Attack::TakesConditions,
+    Attack::Floods,
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -284,6 +287,7 @@ impl Side {
             Attack::OutlivesRecoveries => self.outlives_recoveries().await,
             Attack::Recovers => self.recovers().await,
             Attack::TakesConditions => self.takes_conditions().await,
+            Attack::Floods => self.floods().await,
         }
         done();
         std::future::pending::<()>().await;
@@ -434,6 +438,26 @@ impl Side {
             done();
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
+    }
+
+    /// From four tasks, each with a request after the other.
+    async fn floods(&self) {
+        let flood = async |task: u32| {
+            for round in 0_u64.. {
+                let made_up = (0..500).map(|code| HealthEvent {
+                    agent: "nobody".into(),
+                    message: format!("{task} {round}"),
+                    error_code: vec![code.to_string()],
+                    is_fatal: false,
+                    ..event(&self.node, "0")
+                });
+                let _ = send(&self.socket, made_up.collect()).await;
+                if task == 0 && round == 10 {
+                    done();
+                }
+            }
+        };
+        tokio::join!(flood(0), flood(1), flood(2), flood(3));
     }
 
     async fn takes_conditions(&self) {

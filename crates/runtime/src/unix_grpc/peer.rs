@@ -96,7 +96,10 @@ mod tests {
                 .unwrap();
             let mut begun = [0];
             let read = std::io::Read::read(child.stdout.as_mut().unwrap(), &mut begun);
-            assert_eq!(read.unwrap(), 1, "unshare {kind} takes root");
+            if read.unwrap() == 0 {
+                testkit::skip(format!("the right to unshare {kind}"));
+                continue;
+            }
             assert!(!in_our_namespaces(child_of(child.id())), "{kind}");
             drop(child.stdin.take());
             child.wait().unwrap();

@@ -9,6 +9,10 @@ use super::unreadable::Unreadable;
 use super::{failure, number, position};
 use crate::{BoxError, EventQuery, MAX_PAGE, Stats, Status, StatusPatch, StoreError};
 
+/// Most bytes of the events of one page of the feed, but for the last of them: a thousand of the
+/// largest would be more than a gigabyte.
+const FEED_BYTES: usize = 8 * 1024 * 1024;
+
 pub(super) fn feed(
     connection: &Connection,
     unreadable: &Unreadable,
@@ -16,7 +20,14 @@ pub(super) fn feed(
     limit: usize,
 ) -> Result<Vec<Record>, StoreError> {
     let sql = "SELECT seq, id, created_at, body FROM event WHERE seq > ?1 ORDER BY seq";
-    records(connection, unreadable, sql, [number(after)], limit)
+    records(
+        connection,
+        unreadable,
+        sql,
+        [number(after)],
+        limit,
+        FEED_BYTES,
+    )
 }
 
 pub(super) fn events(
@@ -40,7 +51,14 @@ pub(super) fn events(
     }
     sql.push_str(" ORDER BY seq DESC");
     let values = params_from_iter(values);
-    records(connection, unreadable, &sql, values, query.limit)
+    records(
+        connection,
+        unreadable,
+        &sql,
+        values,
+        query.limit,
+        usize::MAX,
+    )
 }
 
 pub(super) fn event(
@@ -49,7 +67,7 @@ pub(super) fn event(
     id: &str,
 ) -> Result<Option<Record>, StoreError> {
     let sql = "SELECT seq, id, created_at, body FROM event WHERE id = ?1";
-    Ok(records(connection, unreadable, sql, [id], 1)?.pop())
+    Ok(records(connection, unreadable, sql, [id], 1, usize::MAX)?.pop())
 }
 
 pub(super) fn status(connection: &Connection, id: &str) -> Result<Option<Status>, StoreError> {
@@ -112,7 +130,7 @@ pub(super) fn stats(connection: &Connection) -> Result<Stats, StoreError> {
         .map_err(|error| failure("count the events", error))
 }
 
-/// The first `limit` rows that can be read. Those that cannot are passed over: one of them
+/// The first `limit` rows that can be read, and no more once they have so many bytes. Those that cannot are passed over: one of them
 /// must not stand before all that come after it.
 fn records(
     connection: &Connection,
@@ -120,14 +138,20 @@ fn records(
     sql: &str,
     params: impl Params,
     limit: usize,
+    max_bytes: usize,
 ) -> Result<Vec<Record>, StoreError> {
     let failed = |error| failure("read events", error);
     let mut statement = connection.prepare_cached(sql).map_err(failed)?;
     let mut rows = statement.query(params).map_err(failed)?;
-    let mut records = Vec::new();
+    let (mut records, mut bytes) = (Vec::new(), 0);
     while records.len() < limit.min(MAX_PAGE)
+        && (records.is_empty() || bytes < max_bytes)
         && let Some(row) = rows.next().map_err(failed)?
     {
+        bytes += row
+            .get_ref(3)
+            .and_then(|body| Ok(body.as_str()?.len()))
+            .unwrap_or_default();
         match record(row) {
             Ok(record) => records.push(record),
             Err(error) => unreadable.met(row, error.as_ref()),

@@ -18,7 +18,7 @@ use super::{DirectoryLock, failure};
 use crate::{GroupThread, MAX_APPEND, StoreError};
 
 /// Rows that wait with their calls: what bounds the memory.
-const MAX_WAITING_ROWS: usize = 4 * MAX_APPEND;
+const MAX_WAITING_ROWS: usize = 2 * MAX_APPEND;
 /// Size of the write-ahead log beyond which readers are made to wait until it is folded
 /// into the database (bytes). Without it, readers that never pause would keep it growing.
 const MAX_WAL_BYTES: u64 = 64 * 1024 * 1024;

@@ -3,10 +3,36 @@
 
 use std::{fs, io};
 
-use super::Log;
+use domain::reporter::Authority;
+
+use super::{Entry, Log};
 use crate::outbox::{MAX_SEGMENTS, OutboxError};
 
+/// Of the events and the bytes, the part that users' reports may take: the rest is for the
+/// monitors, whose faults must not wait behind what a user makes up.
+const USERS_PART: usize = 2;
+
 impl Log {
+    /// Returns which share users have reached, if a call, whose events are staged from an index
+    /// on, brings events of users.
+    pub(super) fn exceeded_by_users(&self, from: usize) -> Option<OutboxError> {
+        let is_users = |entry: &&Entry| entry.authority == Authority::User;
+        let staged = &self.staged.entries;
+        staged.iter().skip(from).find(is_users)?;
+        let users = self.waiting.iter().chain(staged).filter(is_users);
+        let (events, bytes) = users.fold((0, 0), |(events, bytes), entry| {
+            (events + 1, bytes + u64::from(entry.length))
+        });
+        let part = self.limits.bytes / USERS_PART as u64;
+        (events > self.limits.events / USERS_PART || bytes > part).then(|| {
+            let what = format!(
+                "{events} events of users, {bytes} bytes, would wait; the rest of the room is for \
+                 monitors"
+            );
+            OutboxError::Full { what }
+        })
+    }
+
     /// Which limit the group has reached, if it has, and there is nothing left to forget
     /// that was delivered before.
     pub(super) fn exceeded(&mut self) -> Option<OutboxError> {

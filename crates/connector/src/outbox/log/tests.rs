@@ -23,6 +23,7 @@ fn event(name: &str) -> NewEvent {
         message: name.into(),
         ..HealthEvent::default()
     };
+    domain::reporter::Reporter::Monitor.note_in(&mut event);
     domain::event::normalise(&mut event, received_at);
     NewEvent { event, received_at }
 }
@@ -540,3 +541,32 @@ proptest! {
 }
 
 mod power_cut;
+
+#[test]
+fn users_leave_room_for_the_monitors() {
+    let dir = tempfile::tempdir().unwrap();
+    let limits = Limits {
+        events: 20,
+        ..LIMITS
+    };
+    let mut log = Log::open(dir.path(), limits).unwrap();
+    let of_user = |name: &str| {
+        let mut new = event(name);
+        new.event.metadata.clear();
+        new
+    };
+    for number in 0..10 {
+        log.append(&[of_user(&number.to_string())]).unwrap();
+    }
+    let refused = log.append(&[of_user("one more")]).unwrap_err();
+    assert!(matches!(refused, OutboxError::Full { .. }), "{refused}");
+    // What is sent again needs no room.
+    log.append(&[of_user("3")]).unwrap();
+    drop(log);
+    let mut log = Log::open(dir.path(), limits).unwrap();
+    assert!(log.append(&[of_user("one more")]).is_err());
+    for number in 0..10 {
+        log.append(&[event(&format!("monitor {number}"))]).unwrap();
+    }
+    assert!(log.append(&[event("beyond all")]).is_err());
+}

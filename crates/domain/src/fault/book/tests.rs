@@ -1,5 +1,5 @@
 use contract::Entity;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
 
 use super::*;
@@ -585,4 +585,32 @@ fn a_milder_report_that_asks_for_something_else_does_not_take_the_fatal_one_s_pl
     let fault = &book.faults("n1")[0];
     assert!(fault.event.is_fatal && fault.event.quarantine_overrides.is_none());
     assert_eq!((fault.event.recommended_action, fault.count), (24, 2));
+}
+
+#[test]
+fn old_notices_are_forgotten_but_for_those_that_something_is_done_about() {
+    let mut book = FaultBook::default();
+    let notice = |event: &mut HealthEvent| {
+        event.is_fatal = false;
+        event.recommended_action = 0;
+    };
+    let first = record(1, notice);
+    book.record(&first);
+    book.record(&record(2, |event| {
+        notice(event);
+        event.error_code = vec!["31".into()];
+    }));
+    book.record(&record(3, |event| event.error_code = vec!["48".into()]));
+    let day = crate::fault::NOTICE_SHOWN;
+    assert!(!book.forget_notices(
+        "n1",
+        first.created_at + day - SignedDuration::from_secs(1),
+        |_| false
+    ));
+    assert!(book.forget_notices("n1", first.created_at + day * 2, |id| id == first.id));
+    let codes: Vec<&str> = (book.faults("n1").iter())
+        .map(|fault| fault.code.as_str())
+        .collect();
+    assert_eq!(codes, ["79", "48"]);
+    assert!(!book.forget_notices("n2", first.created_at, |_| false));
 }

@@ -51,7 +51,7 @@ impl Bench {
 
     /// Reads again what was missed, as long as there is room for some of it.
     fn read_again(&mut self) -> usize {
-        let Some(mut again) = self.book.read_again() else {
+        let Some(mut again) = self.book.read_again("") else {
             return 0;
         };
         let after = again.read_up_to();
@@ -82,6 +82,12 @@ fn noted(by: &Reporter) -> HealthEvent {
 
 fn user(uid: u32) -> Reporter {
     Reporter::User(Process { uid, pid: Some(77) })
+}
+
+fn large(size: usize) -> impl Fn(&mut HealthEvent) {
+    move |event| {
+        event.metadata.insert("text".into(), "x".repeat(size));
+    }
 }
 
 fn skipped(event: &mut HealthEvent) {
@@ -221,4 +227,87 @@ fn reading_again_gets_further_each_time() {
     assert_eq!(turns, 2);
     assert_eq!(bench.book.missed("n1"), 0);
     assert_eq!(bench.count(&monitor), over.div_ceil(300));
+}
+
+#[test]
+fn what_does_not_fit_is_not_read_again_all_the_time_and_monitors_come_first() {
+    let mut bench = Bench::default();
+    let half = MAX_FAULT_BYTES_PER_NODE / 2 + 1_000;
+    bench.report(&user(1000), "big 1", large(half));
+    bench.report(&user(1000), "big 2", large(half));
+    assert_eq!(bench.book.missed("n1"), 1);
+    assert!(bench.book.read_again("").is_none());
+    for code in 0..=MAX_OPEN_FAULTS_PER_NODE {
+        bench.report(&Reporter::Monitor, &code.to_string(), |_| ());
+    }
+    assert_eq!(bench.book.missed_from(), Some(bench.log.len() as u64));
+    for code in 0..MAX_OPEN_FAULTS_PER_NODE / 2 {
+        bench.recover(&Reporter::Monitor, &code.to_string());
+    }
+    bench.recover(&user(1000), "big 1");
+    let next = bench.book.read_again("n1").unwrap();
+    assert_eq!(next.authority, Authority::Trusted);
+    while bench.read_again() > 0 {}
+    assert_eq!(
+        (bench.book.missed("n1"), bench.book.missed_from()),
+        (0, None)
+    );
+    assert!(bench.has(&user(1000), "big 2"));
+}
+
+#[test]
+fn what_has_to_go_while_it_is_read_again_is_not_forgotten() {
+    let monitor = Reporter::Monitor;
+    let mut bench = Bench::default();
+    bench.report(&monitor, "oldest", |event| event.is_fatal = false);
+    for code in 0..MAX_OPEN_FAULTS_PER_NODE {
+        bench.report(&monitor, &code.to_string(), |event| event.is_fatal = false);
+    }
+    for code in 0..MAX_OPEN_FAULTS_PER_NODE / 2 {
+        bench.recover(&monitor, &code.to_string());
+    }
+    let mut again = bench.book.read_again("").unwrap();
+    for code in 0..MAX_OPEN_FAULTS_PER_NODE {
+        bench.report(&monitor, &format!("fatal {code}"), |_| ());
+    }
+    assert!(!bench.has(&monitor, "oldest"));
+    let after = again.read_up_to();
+    for record in bench.log.iter().filter(|record| record.seq > after) {
+        again.record(record);
+    }
+    bench.book.take_missed(again);
+    for code in 0..MAX_OPEN_FAULTS_PER_NODE {
+        bench.recover(&monitor, &format!("fatal {code}"));
+    }
+    while bench.read_again() > 0 {}
+    assert!(bench.has(&monitor, "oldest"));
+}
+
+/// A report that came late opens nothing, also where it is read again.
+#[test]
+fn what_a_recovery_has_closed_stays_closed_when_it_is_read_again() {
+    let monitor = Reporter::Monitor;
+    let mut bench = Bench::default();
+    bench.report(&monitor, "healed", |_| ());
+    bench.recover(&monitor, "healed");
+    for code in ["1", "2", "3", "4"] {
+        bench.report(&monitor, code, large(MAX_FAULT_BYTES_PER_NODE / 4));
+    }
+    // The count of what was reported before the recovery.
+    let count = |event: &mut HealthEvent| {
+        event.metadata.insert(keys::META_COUNT.into(), "2".into());
+    };
+    bench.report(&monitor, "healed", count);
+    let late = bench.log.len() - 1;
+    bench.log[late].created_at = bench.log[0].created_at;
+    let mut book = FaultBook::default();
+    for record in &bench.log {
+        book.record(record);
+    }
+    bench.book = book;
+    for code in ["1", "2"] {
+        bench.recover(&monitor, code);
+    }
+    assert!(bench.read_again() > 0);
+    assert!(bench.has(&monitor, "4") && !bench.has(&monitor, "healed"));
 }

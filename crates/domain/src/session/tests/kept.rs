@@ -237,3 +237,21 @@ fn a_session_that_is_taken_over_is_signed_anew_once() {
     assert_eq!(look(&mut world, "b"), (false, store, taken_over));
     assert_eq!(Ownership::read(&world.node).unwrap().since, since);
 }
+
+/// Otherwise an uncordon by hand is undone at each look until the clock has come so far.
+#[test]
+fn what_a_person_did_holds_where_our_own_clock_was_ahead() {
+    let mut world = World::new();
+    let right = world.now;
+    world.now += SignedDuration::from_hours(6);
+    world.fault(0);
+    world.settle();
+    world.now = right;
+    world.session.clock_put_back(right);
+    world.node.unschedulable = false;
+    assert_eq!(world.settle(), [Intent::StandDown]);
+    assert_eq!(world.settle(), []);
+    assert!(!world.node.unschedulable && world.session.times.notes().next().is_none());
+    world.session = restarted(&world.session, world.now);
+    assert_eq!(world.settle(), []);
+}
