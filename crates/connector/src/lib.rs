@@ -18,6 +18,7 @@ mod deliver;
 mod forward;
 mod metrics;
 pub mod outbox;
+mod pace;
 mod pipeline;
 mod refusal;
 mod server;
@@ -53,6 +54,7 @@ pub use sink::{Sink, SinkError};
 pub struct Connector {
     sink: Arc<dyn Sink>,
     nodes: Arc<AcceptNodes>,
+    users: Arc<pace::UsersPace>,
     pipeline: Option<Arc<Pipeline>>,
     metrics: metrics::ConnectorMetrics,
     refusals: Arc<Seldom>,
@@ -75,6 +77,17 @@ pub enum AcceptError {
     /// There are more events than one request may have. None was stored.
     #[error("the request has {found} events, at most {MAX_EVENTS} are taken at once; split it")]
     TooMany {
+        /// How many there were.
+        found: usize,
+    },
+    /// Users report faster than they may. None was stored.
+    #[error(
+        "users of this machine have reported {} events at once, or more than {} a second: send \
+         these {found} again later",
+        pace::BURST,
+        pace::A_SECOND
+    )]
+    TooFast {
         /// How many there were.
         found: usize,
     },
@@ -108,6 +121,7 @@ impl Connector {
         Self {
             sink: Arc::new(sink),
             nodes: Arc::new(nodes),
+            users: Arc::new(pace::UsersPace::new()),
             pipeline: None,
             metrics: metrics::ConnectorMetrics::new(metrics),
             refusals: Arc::default(),
@@ -156,8 +170,13 @@ impl Connector {
         let found = batch.events.len();
         self.metrics.received.inc_by(found as u64);
         if found > MAX_EVENTS {
-            self.metrics.too_many(found);
+            self.metrics.not_taken(found, "too_many");
             return Err(AcceptError::TooMany { found });
+        }
+        let is_user = matches!(caller, Caller::Local(peer) if !peer.is_operator);
+        if is_user && !self.users.take(found) {
+            self.metrics.not_taken(found, "too_fast");
+            return Err(AcceptError::TooFast { found });
         }
         let now = (self.clock)();
         let mut good = Vec::with_capacity(found);
@@ -291,13 +310,18 @@ impl AcceptError {
     pub fn blames_events(&self) -> bool {
         match self {
             Self::TooMany { .. } | Self::Refused { .. } => true,
+            Self::TooFast { .. } => false,
             Self::Sink(error) => !error.is_retryable(),
         }
     }
 
     /// Whether the same batch may be accepted when it is sent again.
     pub fn is_retryable(&self) -> bool {
-        matches!(self, Self::Sink(error) if error.is_retryable())
+        match self {
+            Self::TooFast { .. } => true,
+            Self::Sink(error) => error.is_retryable(),
+            Self::TooMany { .. } | Self::Refused { .. } => false,
+        }
     }
 }
 

@@ -79,7 +79,7 @@ impl ConnectorMetrics {
             queue: WorkQueue::new(metrics, QUEUE, "batches of events for the store"),
         };
         // From the start, so that an alert on the first refusal sees it grow from nought.
-        for reason in ["invalid", "foreign_node", "too_many"] {
+        for reason in ["invalid", "foreign_node", "too_many", "too_fast"] {
             drop(own.refused.get_or_create(&ReasonLabels { reason }));
         }
         metrics.register(|registry| {
@@ -100,8 +100,8 @@ impl ConnectorMetrics {
             );
             registry.register(
                 "gpuwarden_events_refused",
-                "Health events refused: invalid, of a node that the sender may not speak for, or \
-                 too many in one request",
+                "Health events refused: invalid, of a node that the sender may not speak for, too \
+                 many in one request, or faster than users may report",
                 own.refused.clone(),
             );
             registry.register(
@@ -138,8 +138,7 @@ impl ConnectorMetrics {
     }
 
     /// Counts events of a batch that was refused as a whole.
-    pub(super) fn too_many(&self, found: usize) {
-        let reason = "too_many";
+    pub(super) fn not_taken(&self, found: usize, reason: &'static str) {
         let counter = self.refused.get_or_create(&ReasonLabels { reason });
         counter.inc_by(found as u64);
     }

@@ -118,6 +118,7 @@ impl PlatformConnector for Service {
 pub(super) fn status(error: &AcceptError) -> Status {
     match error {
         AcceptError::TooMany { .. } => Status::invalid_argument(error.to_string()),
+        AcceptError::TooFast { .. } => Status::resource_exhausted(error.to_string()),
         AcceptError::Refused { refused, .. } => {
             let valid = |refused: &super::Refused| refused.reason == Reason::ForeignNode;
             let code = if refused.iter().all(valid) {

@@ -12,6 +12,7 @@ use tonic::body::Body;
 use tonic::codegen::{Bytes, Service as _, http};
 use tonic::transport::{Channel, Endpoint};
 
+use super::server::status;
 use super::*;
 
 mod acceptance;
@@ -186,6 +187,27 @@ async fn no_user_can_have_a_line_pass_for_a_retry_before_it_is_there() {
         metrics.contains("gpuwarden_event_metadata_taken_off_total 6"),
         "{metrics}"
     );
+}
+
+#[tokio::test]
+async fn users_who_report_too_fast_are_asked_to_wait_and_monitors_are_not() {
+    let served = Served::new();
+    let connector = served.connector();
+    let user = Caller::Local(runtime::unix_grpc::UnixPeer {
+        uid: 1000,
+        gid: 1000,
+        pid: None,
+        is_operator: false,
+    });
+    let many = || batch(vec![event("0"); MAX_EVENTS]);
+    connector.accept(many(), &user).await.unwrap();
+    let refused = connector.accept(many(), &user).await.unwrap_err();
+    assert!(refused.is_retryable() && !refused.blames_events());
+    assert_eq!(status(&refused).code(), Code::ResourceExhausted);
+    connector.accept(many(), &Caller::Monitor).await.unwrap();
+    let metrics = served.metrics.encode();
+    let counted = "gpuwarden_events_refused_total{reason=\"too_fast\"} 10000";
+    assert!(metrics.contains(counted), "{metrics}");
 }
 
 #[tokio::test]

@@ -17,8 +17,8 @@ pub const MAX_JOURNAL: usize = 10_000;
 /// Largest journal entry: its text and its detail as JSON (bytes).
 pub const MAX_ENTRY_BYTES: usize = 1024 * 1024;
 /// Largest state of a checkpoint, and largest of its parts (bytes). What a consumer keeps of
-/// one node has a limit of its own (`domain::fault::MAX_FAULT_BYTES_PER_NODE`, 2 MiB, which JSON
-/// can make twelve times as long), and so has what waits to be written: this only bounds
+/// one node has a limit of its own (`domain::fault::MAX_FAULT_BYTES_PER_NODE`, 2 MiB for
+/// each of two authorities, which JSON can make twelve times as long), and so has what waits to be written: this only bounds
 /// what one row can be.
 pub const MAX_CHECKPOINT_BYTES: usize = 64 * 1024 * 1024;
 /// An event without a time of its own that repeats one stored this recently, in either

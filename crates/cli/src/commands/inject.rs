@@ -1,6 +1,7 @@
 //! `gpuwarden inject`: make a fault, or its recovery.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use agent::kernel_log::event_of_line;
 use anyhow::{Context as _, bail};
@@ -9,6 +10,7 @@ use contract::{EVENT_VERSION, Entity, HealthEvent, HealthEvents, json, keys};
 use domain::fault::normalise_pci;
 use domain::view::FaultView;
 use jiff::Timestamp;
+use tokio::time::Instant;
 
 use crate::args::{Inject, TargetArgs, Via};
 use crate::client::{self, Client};
@@ -16,6 +18,10 @@ use crate::{EXIT_OK, EXIT_UNHEALTHY, output};
 
 /// Severity of the lines that the driver prints for XIDs.
 const KERNEL_ERROR: u8 = 3;
+
+/// How long a recovery may take to be taken in, and how often that is looked at.
+const TAKEN_IN: Duration = Duration::from_secs(5);
+const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 pub(super) async fn execute(what: Inject) -> anyhow::Result<u8> {
     match what {
@@ -97,19 +103,28 @@ async fn recovery(
     }
     let events = faults.iter().map(|fault| healthy(fault, &node)).collect();
     client::send(target, batch(events)).await?;
-    // Not every user may close every fault.
-    let status: Status = client.get("/api/v1/status").await?;
-    let open: Vec<String> = faults_of(&node, status)
-        .map(|fault| fault.event_id)
-        .collect();
+    // Not every user may close every fault; and what is in front of it is taken in before.
+    let until = Instant::now() + TAKEN_IN;
+    let open = loop {
+        let status: Status = client.get("/api/v1/status").await?;
+        let open: Vec<String> = faults_of(&node, status)
+            .map(|fault| fault.event_id)
+            .collect();
+        let is_closed = !faults.iter().any(|fault| open.contains(&fault.event_id));
+        if is_closed || Instant::now() >= until {
+            break open;
+        }
+        tokio::time::sleep(LOOK_EVERY).await;
+    };
     let mut exit = EXIT_OK;
     for fault in &faults {
         let title = output::plain(&fault.title());
         if open.contains(&fault.event_id) {
             exit = EXIT_UNHEALTHY;
             output::line(&format!(
-                "still open: {title} of {node}; the recovery is recorded, but what a monitor or \
-                 root has reported is closed by a monitor, root or gpuwarden's own user only"
+                "still open: {title} of {node}; the recovery is recorded. What a monitor or root \
+                 has reported is closed by a monitor, root or gpuwarden's own user only; \
+                 `gpuwarden explain {node}` tells what became of it"
             ))?;
         } else {
             output::line(&format!("recovered: {title} of {node}"))?;

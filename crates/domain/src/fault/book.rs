@@ -81,8 +81,8 @@ pub enum Ignored {
     AlreadyRecorded,
     /// It was accepted before the recovery that has closed its fault, and came after it.
     BeforeRecovery,
-    /// The node has as many open faults, or the book as many faulty nodes, as are kept. It is
-    /// read again when there is room.
+    /// The node has as many open faults as are kept, and it is read again when there is room; or
+    /// the book has as many faulty nodes as are kept.
     Overflow,
 }
 

@@ -7,6 +7,7 @@
 
 use std::fs;
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use jiff::Timestamp;
@@ -36,17 +37,30 @@ pub(super) struct Opened {
 #[derive(Debug)]
 pub(super) struct Damage {
     database: PathBuf,
+    /// Which file was opened; `None`: it could not be told.
+    file: Option<String>,
     met: watch::Sender<Option<String>>,
 }
 
 /// Opens the database; one that is damaged is moved aside first. The directory's lock is held.
 pub(super) fn open(database: &Path) -> Result<Opened, OpenError> {
     let note = with(database, DAMAGED);
-    let damage = match fs::read_to_string(&note) {
-        Ok(met) => met,
-        Err(_) => match sound(database) {
+    let noted = fs::read_to_string(&note).ok();
+    // A file that was put in its place since, from a backup say, has nothing to do with it.
+    let of_this_file = noted
+        .as_deref()
+        .and_then(|noted| noted.split_once('\n'))
+        .filter(|(file, _)| which(database).as_deref() == Some(*file));
+    let damage = match of_this_file {
+        Some((_, met)) => met.to_owned(),
+        None => match sound(database) {
             Err(error) if error.is_damage() => said(&error),
-            opened => return opened,
+            opened => {
+                if noted.is_some() {
+                    let _ = fs::remove_file(note);
+                }
+                return opened;
+            }
         },
     };
     let failed = |source| OpenError::File {
@@ -124,6 +138,12 @@ fn rename(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
+/// Returns which file stands at a path: device and inode.
+fn which(database: &Path) -> Option<String> {
+    let found = fs::metadata(database).ok()?;
+    Some(format!("{}:{}", found.dev(), found.ino()))
+}
+
 fn with(path: &Path, end: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(end);
@@ -150,6 +170,7 @@ pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
 impl Damage {
     pub(super) fn new(database: PathBuf) -> Self {
         Self {
+            file: which(&database),
             database,
             met: watch::Sender::new(None),
         }
@@ -176,7 +197,8 @@ impl Damage {
             err = what,
             "the event store is damaged; the next start moves it aside and begins anew"
         );
-        if let Err(error) = fs::write(with(&self.database, DAMAGED), what) {
+        let note = format!("{}\n{what}", self.file.as_deref().unwrap_or_default());
+        if let Err(error) = fs::write(with(&self.database, DAMAGED), note) {
             tracing::warn!(err = %error, "the damage could not be noted for the next start");
         }
     }
@@ -256,6 +278,19 @@ mod tests {
             assert_eq!(read_feed(&store, 100).await.len(), 1, "and kept");
             store.close().await;
         }
+    }
+
+    #[tokio::test]
+    async fn a_note_of_damage_says_nothing_of_a_file_that_was_put_in_its_place() {
+        let dir = TempDir::new().unwrap();
+        filled(dir.path()).await;
+        let database = dir.path().join("events.db");
+        let note = with(&database, DAMAGED);
+        fs::write(&note, "1:2\nmalformed").unwrap();
+        let store = SqliteStore::open(dir.path()).unwrap();
+        assert_eq!(read_feed(&store, 1_000).await.len(), 1_000);
+        assert!(aside(&database).is_empty() && !note.exists());
+        store.close().await;
     }
 
     #[test]
