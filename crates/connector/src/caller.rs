@@ -227,9 +227,10 @@ mod tests {
                 Authority::Trusted => "anybody",
                 Authority::User => "such users",
             };
-            let keys = match caller.may_write(keys::META_LOG_PLACE) {
-                true => "kept",
-                false => "taken off",
+            let keys = if caller.may_write(keys::META_LOG_PLACE) {
+                "kept"
+            } else {
+                "taken off"
             };
             let user = match caller {
                 Caller::Local(peer) => peer.sharing_user(),

@@ -377,7 +377,8 @@ pub(super) mod tests {
     /// A token whose claims are these; the encoding is checked against one that is known.
     pub(in crate::ingest) fn token(claims: &str) -> String {
         const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
-        let bits: String = claims.bytes().map(|byte| format!("{byte:08b}")).collect();
+        let bits: Vec<String> = claims.bytes().map(|byte| format!("{byte:08b}")).collect();
+        let bits = bits.concat();
         let letters: String = bits
             .as_bytes()
             .chunks(6)

@@ -465,7 +465,9 @@ fn names_of_checks_cannot_fill_a_node_nor_users_take_the_place_of_monitors() {
         let names = (0..500).map(|index| format!("Check{index}"));
         let mut events: Vec<_> = names.map(|name| fatal(&name, "1", &[], "m")).collect();
         for event in &mut events {
-            by.iter().for_each(|by| by.note_in(event));
+            if let Some(by) = &by {
+                by.note_in(event);
+            }
         }
         events
     };

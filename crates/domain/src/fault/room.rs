@@ -289,9 +289,9 @@ impl FaultBook {
                 (known.0.min(from), known.1.min(least))
             }));
         };
-        no_room
-            .into_iter()
-            .for_each(|(from, least)| leave(from, least));
+        if let Some((from, least)) = no_room {
+            leave(from, least);
+        }
         for fault in found.nodes.remove(&node).unwrap_or_default() {
             let faults = self.nodes.entry(node.clone()).or_default();
             let is_known = faults.iter().any(|known| {

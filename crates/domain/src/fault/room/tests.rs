@@ -195,7 +195,7 @@ fn what_had_to_go_is_read_again_too() {
     let mut bench = Bench::default();
     for code in 0..MAX_OPEN_FAULTS_PER_NODE {
         bench.report(&user(1000), &code.to_string(), |event| {
-            event.is_fatal = false
+            event.is_fatal = false;
         });
     }
     bench.report(&user(1001), "fatal", |_| ());

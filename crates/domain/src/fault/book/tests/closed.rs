@@ -3,6 +3,8 @@
 use super::*;
 use crate::fault::MAX_CLOSED_PER_NODE;
 
+type Edit = fn(&mut HealthEvent);
+
 fn counted(event: &mut HealthEvent) {
     for (key, value) in [
         (keys::META_COUNT, "3"),
@@ -57,7 +59,6 @@ fn what_was_accepted_before_a_recovery_and_comes_after_it_opens_nothing() {
     book.record(&accepted(record(3, |event| event.is_fatal = false), 200));
     assert_eq!(book.record(&accepted(record(4, |_| ()), 50)), before);
     assert!(!book.faults("n1")[0].event.is_fatal);
-    type Edit = fn(&mut HealthEvent);
     let others: [Edit; 5] = [
         |event| event.error_code = vec!["48".into()],
         |event| event.check_name = "SysLogsSXIDError".into(),
