@@ -494,6 +494,20 @@ mod tests {
     }
 
     #[test]
+    fn notices_stand_behind_the_faults_and_whoever_reported_is_named() {
+        let mut node = node("n1", NodeState::Healthy, 1);
+        node.notices = std::mem::take(&mut node.faults);
+        node.notices[0].reported_by = Some("process 7 of user 1000".to_owned());
+        let lines = node_lines(&[node], Timestamp::UNIX_EPOCH, false);
+        assert_eq!(lines[0], "\nn1  healthy");
+        assert!(lines[1].starts_with("  notice "), "{lines:?}");
+        assert!(
+            lines[1].ends_with(", reported by process 7 of user 1000"),
+            "{lines:?}"
+        );
+    }
+
+    #[test]
     fn records_that_could_not_be_read_are_told() {
         let source = |malformed| SourceStatus {
             name: "connector".to_owned(),

@@ -127,6 +127,16 @@ fn who_may_connect(socket: &Path, role: &str) -> Option<Finding> {
             "socket-access",
             format!("every user may connect to {shown}"),
         ),
+        Some((place, uid)) if place == shown.to_string() => Finding::warning(
+            "socket-access",
+            format!(
+                "only {}, or its group, may connect to {shown}: it has mode {:o}",
+                owner(uid),
+                found.mode() & 0o777
+            ),
+            "monitors and preflight checks that run as other users cannot report; that may be meant so",
+            format!("gpuwarden {role} --socket-mode 666, where it is not"),
+        ),
         Some((place, uid)) => Finding::warning(
             "socket-access",
             format!(

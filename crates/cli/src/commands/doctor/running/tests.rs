@@ -194,6 +194,8 @@ fn a_socket_is_for_all_who_can_get_to_it() {
         mode(dir.path(), dir_mode);
         let found = who_may_connect(&socket, "run").unwrap();
         assert_eq!(found.result, expected, "{found:?}");
+        let by_mode = format!("{found:?}").contains("--socket-mode 666");
+        assert_eq!(by_mode, socket_mode == 0o600);
     }
     mode(dir.path(), 0o755);
     let file = dir.path().join("file");
