@@ -31,7 +31,7 @@ pub use occurrence::{MAX_OCCURRENCES, Occurrence, is_open, occurrences, reason};
 /// Most conditions of checks on one node. Names of checks come from senders, and no condition
 /// is ever removed.
 pub const MAX_CONDITIONS: usize = 64;
-/// Up to so many, checks of users get one too; the rest is for the monitors.
+/// Conditions up to which checks of users get one too; the rest is for the monitors.
 const MAX_WITH_USERS: usize = MAX_CONDITIONS / 2;
 
 /// Conditions that are Kubernetes' own: a check of such a name is not written over them.

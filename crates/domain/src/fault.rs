@@ -96,8 +96,8 @@ impl Fault {
         is_notice(&self.event).then(|| until.unwrap_or(Timestamp::MAX))
     }
 
-    /// Order of gravity, gravest first: fatal before non-fatal, then by whose word weighs more,
-    /// so that what users make up stands before nothing, then the older one.
+    /// Orders faults by gravity, gravest first: fatal before non-fatal, then what monitors report
+    /// before what users may have made up, then the older one.
     pub fn by_gravity(a: &Self, b: &Self) -> std::cmp::Ordering {
         (b.event.is_fatal.cmp(&a.event.is_fatal))
             .then(b.authority.cmp(&a.authority))

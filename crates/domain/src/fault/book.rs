@@ -132,7 +132,7 @@ impl FaultBook {
         }
     }
 
-    /// Goes on behind an event that is none of its business.
+    /// Counts the event at `seq` as recorded, for the book has nothing to do with it.
     pub(super) fn pass_over(&mut self, seq: u64) {
         self.applied = self.applied.max(seq);
     }
@@ -241,7 +241,7 @@ impl FaultBook {
         changes
     }
 
-    /// Takes a report of faults that are open in.
+    /// Takes in what an event reports of faults that are open already.
     fn refresh(&mut self, record: &Record, subjects: &[Subject]) -> Vec<Change> {
         let event = &record.event;
         let mut changes = Vec::new();
