@@ -29,17 +29,21 @@ const SLOW: Duration = Duration::from_secs(1);
 /// The longest pause that an answer can ask of all requests.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
-/// So many requests that only tell are under way beside those that act: each takes the API
-/// server as long as a cordon. None at all would let one patch that hangs silence us.
+/// A request that only tells takes the API server as long as a cordon: it waits for those
+/// that act, but no longer than this, so that neither a patch that hangs nor thousands of
+/// cordons silence us. A thousand nodes are cordoned in less.
+const TELL_WAITS_FOR_ACTS: Duration = Duration::from_secs(10);
+/// So many requests that have waited so long are under way beside those that act.
 const TELLS_BESIDE_ACTS: usize = 2;
 
 /// What a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Urgency {
-    /// It takes a node out of service or gives it back: goes first.
+    /// It takes a node out of service or gives it back, or such a change waits for it, as
+    /// for the review of a reporter's token: goes first.
     Act,
-    /// It tells of that, or asks who tells us: waits for all that act, but for
-    /// [`TELLS_BESIDE_ACTS`].
+    /// It tells of that: waits for all that act, but no longer than
+    /// [`TELL_WAITS_FOR_ACTS`].
     Tell,
 }
 
@@ -67,8 +71,14 @@ struct State {
     lowered_at: Instant,
     /// Nothing begins before, as the API server asked for.
     paused_until: Option<Instant>,
-    acts: VecDeque<oneshot::Sender<Turn>>,
-    tells: VecDeque<oneshot::Sender<Turn>>,
+    acts: VecDeque<Waiting>,
+    tells: VecDeque<Waiting>,
+}
+
+/// A caller that waits for its turn.
+struct Waiting {
+    since: Instant,
+    turn: oneshot::Sender<Turn>,
 }
 
 // === impl Pace ===
@@ -90,16 +100,24 @@ impl Pace {
 
     /// Waits until a request may begin.
     pub(crate) async fn turn(self: &Arc<Self>, urgency: Urgency) -> Turn {
-        let receiver = {
+        let mut receiver = {
             let mut state = self.lock();
             if state.waiting(urgency).is_empty() && state.has_room(urgency) {
                 *state.under_way(urgency) += 1;
                 return Turn::new(self, urgency);
             }
-            let (sender, receiver) = oneshot::channel();
-            state.waiting(urgency).push_back(sender);
+            let (turn, receiver) = oneshot::channel();
+            let since = Instant::now();
+            state.waiting(urgency).push_back(Waiting { since, turn });
             receiver
         };
+        if urgency == Urgency::Tell {
+            match tokio::time::timeout(TELL_WAITS_FOR_ACTS, &mut receiver).await {
+                Ok(Ok(turn)) => return turn,
+                // It may go beside those that act now, of which none may end for long.
+                Ok(Err(_)) | Err(_) => self.hand_on(),
+            }
+        }
         if let Ok(turn) = receiver.await {
             return turn;
         }
@@ -117,15 +135,15 @@ impl Pace {
     /// Hands free places to those who wait.
     fn hand_on(self: &Arc<Self>) {
         loop {
-            let (sender, turn) = {
+            let (waiting, turn) = {
                 let mut state = self.lock();
-                let Some((urgency, sender)) = state.next() else {
+                let Some((urgency, waiting)) = state.next() else {
                     return;
                 };
                 *state.under_way(urgency) += 1;
-                (sender, Turn::new(self, urgency))
+                (waiting, Turn::new(self, urgency))
             };
-            if let Err(mut unused) = sender.send(turn) {
+            if let Err(mut unused) = waiting.turn.send(turn) {
                 // Who waited is gone.
                 unused.held = false;
                 *self.lock().under_way(unused.urgency) -= 1;
@@ -145,25 +163,36 @@ impl State {
         let paused = self
             .paused_until
             .is_some_and(|until| until > Instant::now());
-        let acts = self.acts_under_way + self.acts.len();
-        let may_begin =
-            urgency == Urgency::Act || acts == 0 || self.tells_under_way < TELLS_BESIDE_ACTS;
+        let may_begin = match urgency {
+            Urgency::Act => true,
+            Urgency::Tell => self.may_tell(),
+        };
         !paused && may_begin && self.all_under_way() < self.whole_limit()
     }
 
+    /// Whether a request may begin that only tells.
+    fn may_tell(&self) -> bool {
+        if self.acts_under_way + self.acts.len() == 0 {
+            return true;
+        }
+        let first = self.tells.front();
+        self.tells_under_way < TELLS_BESIDE_ACTS
+            && first.is_some_and(|waiting| waiting.since.elapsed() >= TELL_WAITS_FOR_ACTS)
+    }
+
     /// Takes who may begin out of the queue.
-    fn next(&mut self) -> Option<(Urgency, oneshot::Sender<Turn>)> {
+    fn next(&mut self) -> Option<(Urgency, Waiting)> {
         for urgency in [Urgency::Act, Urgency::Tell] {
             if self.has_room(urgency)
-                && let Some(sender) = self.waiting(urgency).pop_front()
+                && let Some(waiting) = self.waiting(urgency).pop_front()
             {
-                return Some((urgency, sender));
+                return Some((urgency, waiting));
             }
         }
         None
     }
 
-    fn waiting(&mut self, urgency: Urgency) -> &mut VecDeque<oneshot::Sender<Turn>> {
+    fn waiting(&mut self, urgency: Urgency) -> &mut VecDeque<Waiting> {
         match urgency {
             Urgency::Act => &mut self.acts,
             Urgency::Tell => &mut self.tells,
@@ -366,10 +395,31 @@ mod tests {
             drop(held.pop());
             assert_eq!(seen.recv().await, Some(expected));
         }
-        // There is room, but no more than two tell while others act.
+        // There is room, but who tells waits for those that act.
         drop(held.pop());
         assert!(!open(&pace, Urgency::Tell).await);
         assert!(open(&pace, Urgency::Act).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_tells_waits_ten_seconds_for_requests_that_hang_and_two_go_beside_them() {
+        let pace = Pace::new();
+        let _hangs = pace.turn(Urgency::Act).await;
+        let began = Instant::now();
+        let (first, second) = tokio::join!(pace.turn(Urgency::Tell), pace.turn(Urgency::Tell));
+        assert_eq!(began.elapsed(), TELL_WAITS_FOR_ACTS);
+        let third = pace.turn(Urgency::Tell);
+        let third = tokio::time::timeout(2 * TELL_WAITS_FOR_ACTS, third).await;
+        assert!(third.is_err(), "no more than two");
+        drop(second);
+        let began = Instant::now();
+        drop(pace.turn(Urgency::Tell).await);
+        assert_eq!(
+            began.elapsed(),
+            TELL_WAITS_FOR_ACTS,
+            "each waits for itself"
+        );
+        drop(first);
     }
 
     #[tokio::test(start_paused = true)]
@@ -384,21 +434,16 @@ mod tests {
         assert!(open(&pace, Urgency::Tell).await);
         let act = pace.turn(Urgency::Act).await;
         drop(held.split_off(10));
-        assert!(!open(&pace, Urgency::Tell).await, "ten are more than two");
+        assert!(!open(&pace, Urgency::Tell).await);
         drop(act);
         assert!(open(&pace, Urgency::Tell).await);
     }
 
     #[tokio::test]
-    async fn conditions_events_and_tokens_tell_and_the_patch_of_a_node_acts() {
+    async fn conditions_and_events_tell_and_a_token_and_the_patch_of_a_node_act() {
         let (cluster, _requests) = fake::serve(Vec::new()).await;
-        // Something acts, and as many tell as may beside it.
         let pace = cluster.pace.as_ref().unwrap();
         let _act = pace.turn(Urgency::Act).await;
-        let (_first, _second) = (
-            pace.turn(Urgency::Tell).await,
-            pace.turn(Urgency::Tell).await,
-        );
         let view = NodeView::from_object(fake::node("n1", 1)).unwrap();
         let now = Timestamp::UNIX_EPOCH;
         let event = Event {
@@ -418,11 +463,11 @@ mod tests {
         );
         assert_eq!(sent(&cluster, cluster.create_event(&event)).await, 0);
         assert_eq!(sent(&cluster, cluster.repeat_event(&event)).await, 0);
-        assert_eq!(sent(&cluster, cluster.review_token("t", "us")).await, 0);
+        assert_eq!(sent(&cluster, cluster.review_token("t", "us")).await, 1);
         let change = NodeChange {
             unschedulable: Some(true),
             ..NodeChange::default()
         };
-        assert_eq!(sent(&cluster, cluster.apply(&view, &change)).await, 1);
+        assert_eq!(sent(&cluster, cluster.apply(&view, &change)).await, 2);
     }
 }

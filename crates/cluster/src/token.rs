@@ -64,7 +64,7 @@ impl Cluster {
             .body(body)
             .map_err(unavailable)?;
         // What is known to be broken goes before who may tell of more.
-        let exchanged = self.exchange(Urgency::Tell, request).await;
+        let exchanged = self.exchange(Urgency::Act, request).await;
         let reply = exchanged.map_err(TokenError::Unavailable)?;
         match reply.status.as_u16() {
             200..300 => {
