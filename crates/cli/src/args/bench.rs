@@ -62,6 +62,8 @@ pub enum Benchmark {
     Idle,
     /// What a controller needs that has nothing to do in a cluster of many nodes.
     Fleet,
+    /// What a process keeps of memory through bursts and kills in a cluster of 1,000 nodes.
+    Memory,
     /// Size of the executable.
     Binary,
 }

@@ -9,6 +9,7 @@ mod cordon;
 mod decode;
 mod file_system;
 mod idle;
+mod memory;
 mod product;
 mod statistics;
 mod store;
@@ -89,6 +90,7 @@ async fn run(benchmark: Benchmark, args: &BenchArgs) -> anyhow::Result<Vec<Row>>
         Benchmark::Burst => burst::run(args).await,
         Benchmark::Idle => idle::run(args).await,
         Benchmark::Fleet => idle::fleet(args).await,
+        Benchmark::Memory => memory::run(args).await,
         Benchmark::Binary => binary(),
     }
 }
@@ -96,7 +98,9 @@ async fn run(benchmark: Benchmark, args: &BenchArgs) -> anyhow::Result<Vec<Row>>
 /// What a benchmark lacks here.
 fn missing(benchmark: Benchmark, args: &BenchArgs) -> Option<&'static str> {
     match benchmark {
-        Benchmark::Cordon | Benchmark::Burst | Benchmark::Fleet if args.kubeconfig.is_none() => {
+        Benchmark::Cordon | Benchmark::Burst | Benchmark::Fleet | Benchmark::Memory
+            if args.kubeconfig.is_none() =>
+        {
             Some("needs a test cluster: name one with --kubeconfig FILE")
         }
         _ => None,

@@ -5,7 +5,8 @@
 //! Every attack has a product and a node of its own. The attacker is this test binary again, as
 //! another user, who may do what every local user may: call the socket, ask the page.
 //! `GPUWARDEN_SOAK_SECONDS` says how long the attacks go round (`cargo xtask soak` asks for ten
-//! minutes); without it each has one turn.
+//! minutes), and then each real fault has to cordon its node within a second, as this process sees
+//! it; without it each attack has one turn, and no time is asserted.
 
 use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
@@ -38,6 +39,8 @@ const DONE: &str = "done";
 /// Memory of the product, in MiB, that no attack may make it take: several times what it takes
 /// at work.
 const MOST_MEMORY: u64 = 256;
+/// What a cordon may take under attack, in the soak.
+const SECOND: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Attack {
@@ -57,9 +60,11 @@ enum Attack {
     TakesConditions,
     /// Sends as much as it can, all the time.
     Floods,
+    /// Says in turn that a GPU has failed and that all is well.
+    Flaps,
 }
 
-const ATTACKS: [Attack; 8] = [
+const ATTACKS: [Attack; 9] = [
     Attack::ForgesRecords,
     Attack::FillsTheBook,
     Attack::ReadsSlowly,
@@ -68,6 +73,7 @@ const ATTACKS: [Attack; 8] = [
     Attack::Recovers,
     Attack::TakesConditions,
     Attack::Floods,
+    Attack::Flaps,
 ];
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -81,12 +87,16 @@ async fn real_faults_take_effect_whatever_an_unprivileged_process_does() -> anyh
     };
     let asked = std::env::var("GPUWARDEN_SOAK_SECONDS");
     let duration = Duration::from_secs(asked.map_or(Ok(0), |text| text.parse())?);
-    let (begin, mut turns) = (Instant::now(), 0);
+    let (begin, mut turns, mut slowest) = (Instant::now(), 0, Duration::ZERO);
     let mut failed = Vec::new();
     loop {
         for attack in ATTACKS {
-            if let Err(error) = withstand(attack, &plane).await {
-                failed.push(format!("{attack:?}: {error:#}"));
+            match withstand(attack, &plane).await {
+                Ok(took) if !duration.is_zero() && took > SECOND => {
+                    failed.push(format!("{attack:?}: the cordon took {took:?}"));
+                }
+                Ok(took) => slowest = slowest.max(took),
+                Err(error) => failed.push(format!("{attack:?}: {error:#}")),
             }
             turns += 1;
         }
@@ -94,7 +104,7 @@ async fn real_faults_take_effect_whatever_an_unprivileged_process_does() -> anyh
             break;
         }
     }
-    println!("{turns} attacks");
+    println!("{turns} attacks; the slowest cordon took {slowest:?}");
     ensure!(
         failed.is_empty(),
         "{} of {turns} attacks succeeded:\n\n{}",
@@ -104,8 +114,8 @@ async fn real_faults_take_effect_whatever_an_unprivileged_process_does() -> anyh
     Ok(())
 }
 
-/// One attack on one product, and a real fault beside it.
-async fn withstand(attack: Attack, plane: &ControlPlane) -> anyhow::Result<()> {
+/// One attack on one product, and a real fault beside it. How long its cordon took.
+async fn withstand(attack: Attack, plane: &ControlPlane) -> anyhow::Result<Duration> {
     let scene = Scene::new(plane, |node| node, |launch| launch).await?;
     // Something older and harmless: whoever asks the page knows the form of our events.
     let harmless = "Graphics SM Warp Exception";
@@ -114,8 +124,10 @@ async fn withstand(attack: Attack, plane: &ControlPlane) -> anyhow::Result<()> {
     let attacker = Attacker::start(attack, &scene)?;
     attacker.until(1, &scene).await.context("the attacker")?;
 
+    let began = Instant::now();
     scene.product.append_kernel_log(&xid(79, harmless))?;
     scene.cordoned().await.context("the real fault")?;
+    let took = began.elapsed();
     scene
         .condition("SysLogsXIDError", "True")
         .await
@@ -155,11 +167,21 @@ async fn withstand(attack: Attack, plane: &ControlPlane) -> anyhow::Result<()> {
         let given_back = story.iter().find(|(_, text)| text.contains("release: "));
         ensure!(given_back.is_none(), "it was given back: {given_back:?}");
     }
+    if attack == Attack::Flaps {
+        let more = attacker.done() + 20;
+        attacker.until(more, &scene).await?;
+        let story = scene.story().await?;
+        let returns = story.iter().filter(|(_, text)| text.contains("release: "));
+        let returns = returns.count();
+        // The first return within the hour is at once, the second half a minute later.
+        ensure!(returns <= 2, "it was given back {returns} times");
+    }
     drop(attacker);
     // Recovery is never blocked.
     let well = ["inject", "recovery"];
     scene.product.client(well).await?.expect(0)?;
-    scene.restored().await.context("the operator's recovery")
+    scene.restored().await.context("the operator's recovery")?;
+    Ok(took)
 }
 
 /// What the process holds in memory, in MiB.
@@ -288,6 +310,7 @@ impl Side {
             Attack::Recovers => self.recovers().await,
             Attack::TakesConditions => self.takes_conditions().await,
             Attack::Floods => self.floods().await,
+            Attack::Flaps => self.flaps().await,
         }
         done();
         std::future::pending::<()>().await;
@@ -437,6 +460,24 @@ impl Side {
             self.send(vec![event]).await;
             done();
             tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    }
+
+    async fn flaps(&self) {
+        for count in 0_i64.. {
+            let event = HealthEvent {
+                agent: "nobody".into(),
+                // Another event each time.
+                message: count.to_string(),
+                generated_timestamp: None,
+                is_fatal: count % 2 == 0,
+                is_healthy: count % 2 == 1,
+                ..event(&self.node, "0")
+            };
+            self.send(vec![event]).await;
+            done();
+            // Each is to be acted on, if it is at all.
+            tokio::time::sleep(Duration::from_millis(200)).await;
         }
     }
 

@@ -131,7 +131,7 @@ async fn burst(product: &Product, nodes: &mut Nodes, count: usize) -> anyhow::Re
 }
 
 /// Waits until the product makes no requests any more; how many it has made.
-async fn settled(product: &Product) -> anyhow::Result<f64> {
+pub(super) async fn settled(product: &Product) -> anyhow::Result<f64> {
     let began = Instant::now();
     let mut made = requests(product).await?;
     while began.elapsed() < SETTLE_LIMIT {
@@ -155,25 +155,35 @@ async fn send(
     names: Vec<String>,
     broken: bool,
 ) -> anyhow::Result<Duration> {
+    let count = names.len();
+    let began = Instant::now();
+    report(product, names, broken).await?;
+    let seen = nodes.wait(if broken { count } else { 0 }).await?;
+    Ok(seen.duration_since(began))
+}
+
+/// Sends the faults, or their recoveries.
+pub(super) async fn report(
+    product: &Product,
+    names: Vec<String>,
+    broken: bool,
+) -> anyhow::Result<()> {
     let socket = product.socket.display();
     let channel = Endpoint::try_from(format!("unix://{socket}"))?
         .connect()
         .await
         .with_context(|| format!("connect to {socket}"))?;
-    let count = names.len();
     let batch = HealthEvents {
         version: EVENT_VERSION,
         events: names.into_iter().map(|name| event(name, broken)).collect(),
     };
-    let began = Instant::now();
     if let Err(status) = PlatformConnectorClient::new(channel)
         .health_event_occurred_v1(batch)
         .await
     {
         bail!("the events were not taken: {}", status.message());
     }
-    let seen = nodes.wait(if broken { count } else { 0 }).await?;
-    Ok(seen.duration_since(began))
+    Ok(())
 }
 
 fn event(node: String, broken: bool) -> HealthEvent {

@@ -74,6 +74,8 @@ pub(super) struct Product {
 /// A running process of ours.
 struct Process {
     child: Child,
+    command: String,
+    flags: Vec<OsString>,
     /// Where it has its data, and what it says.
     data: PathBuf,
 }
@@ -185,6 +187,15 @@ impl Product {
         self.processes.iter().map(pid).collect()
     }
 
+    /// Kills it, starts it again with the data that it has left, and waits until it is ready.
+    pub(super) async fn kill_and_start(&mut self) -> anyhow::Result<()> {
+        for process in &mut self.processes {
+            process.kill_and_start().await?;
+            self.client = client(&process.ready().await?)?;
+        }
+        Ok(())
+    }
+
     /// Kills it, and waits until it is gone.
     pub(super) async fn stop(mut self) -> anyhow::Result<()> {
         for process in &mut self.processes {
@@ -220,8 +231,25 @@ impl Process {
     fn spawn(home: &Path, command: &str, flags: Vec<OsString>) -> anyhow::Result<Self> {
         let data = home.join(command);
         fs::create_dir(&data)?;
+        let child = Self::child(&data, command, &flags)?;
+        Ok(Self {
+            child,
+            command: command.to_owned(),
+            flags,
+            data,
+        })
+    }
+
+    /// Kills it, and starts it again with the data that it has left.
+    async fn kill_and_start(&mut self) -> anyhow::Result<()> {
+        self.child.kill().await.context("end gpuwarden")?;
+        self.child = Self::child(&self.data, &self.command, &self.flags)?;
+        Ok(())
+    }
+
+    fn child(data: &Path, command: &str, flags: &[OsString]) -> anyhow::Result<Child> {
         let mut process = Command::new(std::env::current_exe()?);
-        process.arg(command).arg("--data-dir").arg(&data);
+        process.arg(command).arg("--data-dir").arg(data);
         process.args(["--listen", "127.0.0.1:0"]).args(flags);
         if command != "controller" {
             process.arg("--socket").arg(data.join("gpuwarden.sock"));
@@ -232,14 +260,13 @@ impl Process {
                 process.env_remove(name);
             }
         }
-        let child = process
+        process
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(data.join(LOG))?)
             .kill_on_drop(true)
             .spawn()
-            .with_context(|| format!("start gpuwarden {command}"))?;
-        Ok(Self { child, data })
+            .with_context(|| format!("start gpuwarden {command}"))
     }
 
     async fn ready(&mut self) -> anyhow::Result<Endpoint> {
@@ -249,7 +276,9 @@ impl Process {
             if let Some(status) = self.child.try_wait()? {
                 bail!("gpuwarden has ended ({status}):\n{}", tail(&self.data));
             }
-            if let Some(endpoint) = Endpoint::read(&self.data) {
+            let noted = Endpoint::read(&self.data);
+            let noted = noted.filter(|noted| Some(noted.pid) == self.child.id());
+            if let Some(endpoint) = noted {
                 let status: Status = client(&endpoint)?.get("/api/v1/status").await?;
                 if status.ready {
                     return Ok(endpoint);
