@@ -52,10 +52,8 @@ pub struct Fault {
     /// Size of that event in its binary form.
     bytes: usize,
     /// Id of the event that opened it: stays while the fault is open.
-    #[serde(default)]
     pub opened_by: String,
     /// Feed position of that event.
-    #[serde(default)]
     pub seq: u64,
     /// When it was first observed.
     pub first_seen: Timestamp,
@@ -67,7 +65,6 @@ pub struct Fault {
     /// session: an older fault never starts another one.
     pub accepted_at: Timestamp,
     /// Which machine the newest of these events is of.
-    #[serde(default)]
     pub origin: Origin,
 }
 

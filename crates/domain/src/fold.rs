@@ -91,13 +91,10 @@ struct Window {
     #[serde(skip_serializing_if = "Option::is_none", default)]
     repeats: Option<Repeats>,
     /// The fault is healed. Of a recovery's window: never.
-    #[serde(default)]
     over: bool,
     /// How often it was reported again in this window after it had been healed.
-    #[serde(default)]
     returns: u8,
     /// The repeats are of a fault that has come back and was not reported since.
-    #[serde(default)]
     held: bool,
 }
 

@@ -614,7 +614,7 @@ async fn a_store_can_be_looked_into_while_it_is_in_use_and_afterwards() {
     let store = SqliteStore::open(dir.path()).unwrap();
     let empty = sqlite::inspect(dir.path()).unwrap();
     assert_eq!((empty.events, empty.oldest), (0, None));
-    assert_eq!(empty.id.unwrap(), store.identity().id);
+    assert_eq!(empty.id, store.identity().id);
     let nodes = ["n1", "n2", "n1"];
     store
         .append(

@@ -45,13 +45,11 @@ fn text(found: &Inspection) -> anyhow::Result<()> {
         size(found.log_bytes),
         size(found.free_bytes)
     ))?;
-    if let Some(id) = &found.id {
-        let history = match found.history_up_to {
-            0 => String::new(),
-            seq => format!(", events up to position {seq} are history"),
-        };
-        output::line(&format!("store    {}{history}", output::plain(id)))?;
-    }
+    let history = match found.history_up_to {
+        0 => String::new(),
+        seq => format!(", events up to position {seq} are history"),
+    };
+    output::line(&format!("store    {}{history}", output::plain(&found.id)))?;
     let sound = match found.damage.as_slice() {
         [] => "sound".to_owned(),
         damage => format!(

@@ -46,26 +46,19 @@ pub(super) struct FeedFailure {
 /// that is busy.
 const SAVE_TROUBLE: Duration = Duration::from_secs(60);
 
-/// What is saved beside the parts of the nodes. The first versions had the nodes in it; their
-/// checkpoints are read as well.
+/// What is saved beside the parts of the nodes.
 #[derive(Deserialize)]
 struct Saved {
     #[serde(flatten)]
     book: FaultBook,
-    #[serde(default)]
     statuses: StatusLedger,
+    /// Absent in a dry run.
     #[serde(default)]
     recently_out: BTreeMap<String, Timestamp>,
-    /// Absent in the first versions, which are older than any store that signs its sessions.
-    #[serde(default = "long_ago")]
     begun: Timestamp,
     /// From the parts of the nodes.
     #[serde(skip)]
     sessions: BTreeMap<String, Session>,
-}
-
-fn long_ago() -> Timestamp {
-    Timestamp::UNIX_EPOCH
 }
 
 #[derive(Serialize)]
@@ -131,7 +124,7 @@ impl Default for SaveState {
             at: Instant::now(),
             once: false,
             seq: 0,
-            begun: long_ago(),
+            begun: Timestamp::UNIX_EPOCH,
             begun_unsaved: false,
             unsaved: BTreeSet::new(),
             failure: None,
@@ -149,9 +142,8 @@ impl Quarantine {
         let saved = self.store.checkpoint(CONSUMER).await;
         match saved {
             Ok(Some(checkpoint)) => match understood(&checkpoint) {
-                Ok((saved, to_save)) => {
+                Ok(saved) => {
                     (self.book, self.statuses) = (saved.book, saved.statuses);
-                    self.saving.unsaved = to_save;
                     self.saving.begun = saved.begun;
                     self.brake.restore(saved.recently_out);
                     self.restore_sessions(saved.sessions);
@@ -423,11 +415,9 @@ impl Quarantine {
     }
 }
 
-/// What a checkpoint says, and which nodes have no part of their own in it yet.
-fn understood(checkpoint: &Checkpoint) -> serde_json::Result<(Saved, BTreeSet<String>)> {
+/// Returns what a checkpoint says.
+fn understood(checkpoint: &Checkpoint) -> serde_json::Result<Saved> {
     let mut saved: Saved = serde_json::from_slice(&checkpoint.state)?;
-    let without_part = saved.book.with_share().chain(saved.statuses.nodes());
-    let without_part = without_part.map(str::to_owned).collect();
     for (node, part) in &checkpoint.parts {
         let part: SavedPart = serde_json::from_slice(part)?;
         saved.book.restore(node, part.book);
@@ -438,7 +428,7 @@ fn understood(checkpoint: &Checkpoint) -> serde_json::Result<(Saved, BTreeSet<St
             saved.statuses.restore(node, ledger);
         }
     }
-    Ok((saved, without_part))
+    Ok(saved)
 }
 
 #[cfg(test)]

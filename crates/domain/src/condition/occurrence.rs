@@ -39,7 +39,7 @@ pub struct Occurrence {
 pub fn occurrences(faults: &[Fault], limits: &Limits) -> Vec<Occurrence> {
     let mut groups: Vec<(&str, Vec<&Fault>)> = Vec::new();
     for fault in faults.iter().filter(|fault| !fault.event.is_fatal) {
-        let key = key(fault);
+        let key = fault.opened_by.as_str();
         match groups.iter_mut().find(|(known, _)| *known == key) {
             Some((_, group)) => group.push(fault),
             None => groups.push((key, vec![fault])),
@@ -72,7 +72,7 @@ pub fn occurrences(faults: &[Fault], limits: &Limits) -> Vec<Occurrence> {
 
 /// Whether the faults of the occurrence `key` are open still, fatal by now or not.
 pub fn is_open(faults: &[Fault], key: &str) -> bool {
-    faults.iter().any(|fault| self::key(fault) == key)
+    faults.iter().any(|fault| fault.opened_by == key)
 }
 
 /// The reason that an Event gives.
@@ -83,13 +83,4 @@ pub fn reason(check: &str, healthy: bool) -> String {
         keys::REASON_NOT_HEALTHY
     };
     format!("{check}{suffix}")
-}
-
-fn key(fault: &Fault) -> &str {
-    // Books of older versions do not have it.
-    if fault.opened_by.is_empty() {
-        &fault.event.id
-    } else {
-        &fault.opened_by
-    }
 }

@@ -114,11 +114,6 @@ impl ClosedFaults {
             .any(|one| one.after(report))
     }
 
-    /// The nodes of which something is remembered.
-    pub(super) fn nodes(&self) -> impl Iterator<Item = &str> {
-        self.nodes.keys().map(String::as_str)
-    }
-
     /// What is remembered of a node.
     pub(super) fn of(&self, node: &str) -> &[Closed] {
         self.nodes.get(node).map_or(&[], Vec::as_slice)

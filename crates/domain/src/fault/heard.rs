@@ -58,11 +58,6 @@ impl Heard {
         }
     }
 
-    /// The nodes that were spoken of.
-    pub(super) fn nodes(&self) -> impl Iterator<Item = &str> {
-        self.nodes.keys().map(String::as_str)
-    }
-
     /// The checks that have spoken of `node`.
     pub(super) fn of(&self, node: &str) -> impl Iterator<Item = &str> {
         let indexes = self.nodes.get(node).into_iter().flatten();

@@ -24,7 +24,6 @@ pub(super) struct Missed {
     /// How many there were.
     count: u64,
     /// Bytes of the smallest of them: where that does not fit, nothing does.
-    #[serde(default)]
     least: usize,
 }
 

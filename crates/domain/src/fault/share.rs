@@ -15,16 +15,13 @@ use crate::reporter::Authority;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeShare<'a> {
     /// Its open faults, in the order in which they opened.
-    #[serde(default)]
     faults: Cow<'a, [Fault]>,
     /// The checks that have spoken of it.
-    #[serde(default)]
     heard: Vec<Cow<'a, str>>,
     /// Reports that found no room.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     missed: BTreeMap<Authority, Missed>,
     /// What was closed of it lately.
-    #[serde(default)]
     closed: Cow<'a, [Closed]>,
 }
 
@@ -71,12 +68,5 @@ impl FaultBook {
             self.nodes
                 .insert(node.to_owned(), share.faults.into_owned());
         }
-    }
-
-    /// The nodes that have a share.
-    pub fn with_share(&self) -> impl Iterator<Item = &str> {
-        let missed = self.missed.keys().map(String::as_str);
-        let faults = self.nodes().chain(missed);
-        faults.chain(self.heard.nodes()).chain(self.closed.nodes())
     }
 }

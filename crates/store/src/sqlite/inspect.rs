@@ -23,8 +23,8 @@ pub struct Inspection {
     pub free_bytes: u64,
     /// Version of the schema.
     pub schema_version: u32,
-    /// Which store it is; `None`: its schema is older than that.
-    pub id: Option<String>,
+    /// Which store it is.
+    pub id: String,
     /// Position up to which events are history, for another store was acted on after them.
     pub history_up_to: u64,
     /// What `SQLite`'s own check finds; empty where the file is sound.
@@ -91,8 +91,6 @@ pub struct Count {
 pub const NODES: usize = 20;
 /// Most events that cannot be read that are named.
 const NAMED: usize = 20;
-/// The first schema in which a store has an id.
-const IDENTITY_SCHEMA: u32 = 3;
 /// Most faults of the file that are listed.
 const DAMAGES: u32 = 20;
 
@@ -149,10 +147,7 @@ fn read(connection: &Connection, path: &Path) -> rusqlite::Result<Inspection> {
         .collect::<rusqlite::Result<_>>()?;
     let (unreadable, unreadable_events) = damaged(&connection)?;
     let schema_version = u32::try_from(number("PRAGMA user_version")?).unwrap_or_default();
-    let identity = match schema_version {
-        0..IDENTITY_SCHEMA => None,
-        _ => Some(identity::read(&connection)?),
-    };
+    let identity = identity::read(&connection)?;
     let size = |path: &Path| path.metadata().map_or(0, |metadata| metadata.len());
     let log_bytes = size(&wal(path));
     Ok(Inspection {
@@ -160,8 +155,8 @@ fn read(connection: &Connection, path: &Path) -> rusqlite::Result<Inspection> {
         log_bytes,
         free_bytes: position(number("PRAGMA freelist_count")? * number("PRAGMA page_size")?),
         schema_version,
-        history_up_to: identity.as_ref().map_or(0, |identity| identity.since),
-        id: identity.map(|identity| identity.id),
+        history_up_to: identity.since,
+        id: identity.id,
         damage: connection
             .prepare(&format!("PRAGMA quick_check({DAMAGES})"))?
             .query_map([], |row| row.get::<_, String>(0))?

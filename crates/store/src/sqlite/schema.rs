@@ -13,13 +13,19 @@ use super::{OpenError, lock};
 
 /// The steps to the newest schema. `PRAGMA user_version` counts those that were taken.
 /// A step that was released is never changed: what is to change becomes a new step.
-pub(super) const STEPS: &[&str] = &[STEP_1, STEP_2, STEP_3, STEP_4, STEP_5];
+pub(super) const STEPS: &[&str] = &[STEP_1];
 
 /// `body` is the public JSON form of the event, the columns before it are copies to
 /// search by. Times are microseconds since 1970.
 ///
 /// `stream` is a hash of node, agent and check. With `fingerprint` it serves to tell a
-/// retry; see `append.rs`.
+/// retry; see `append.rs`. `quarantine_finished_at` is when `node_quarantined` was decided.
+///
+/// `saved_at` tells whether there still is such a consumer. `checkpoint_part` holds what of its
+/// state is saved in parts, such as a node's share of the fault book.
+///
+/// `identity` is one row: who the store is. `id` is made here, once; `SQLite` seeds `randomblob`
+/// from the system. Events up to `since` are history (`identity.rs`).
 const STEP_1: &str = "
     CREATE TABLE event (
         seq INTEGER PRIMARY KEY AUTOINCREMENT,
@@ -33,7 +39,8 @@ const STEP_1: &str = "
         stream INTEGER NOT NULL,
         fingerprint TEXT,
         body TEXT NOT NULL,
-        node_quarantined TEXT
+        node_quarantined TEXT,
+        quarantine_finished_at INTEGER
     ) STRICT;
     CREATE INDEX event_by_node ON event (node, seq);
     CREATE INDEX event_by_stream ON event (stream, healthy, seq);
@@ -42,7 +49,14 @@ const STEP_1: &str = "
     CREATE TABLE checkpoint (
         consumer TEXT PRIMARY KEY,
         token INTEGER NOT NULL,
-        state BLOB NOT NULL
+        state BLOB NOT NULL,
+        saved_at INTEGER NOT NULL
+    ) STRICT;
+    CREATE TABLE checkpoint_part (
+        consumer TEXT NOT NULL,
+        part TEXT NOT NULL,
+        state BLOB NOT NULL,
+        PRIMARY KEY (consumer, part)
     ) STRICT;
 
     CREATE TABLE journal (
@@ -55,37 +69,13 @@ const STEP_1: &str = "
         detail TEXT
     ) STRICT;
     CREATE INDEX journal_by_node ON journal (node, seq);
-";
 
-/// When `node_quarantined` was decided.
-const STEP_2: &str = "ALTER TABLE event ADD COLUMN quarantine_finished_at INTEGER;";
-
-/// Who the store is: one row. `id` is made here, once; `SQLite` seeds `randomblob` from the
-/// system. Events up to `since` are history (`identity.rs`).
-const STEP_3: &str = "
     CREATE TABLE identity (
         one INTEGER PRIMARY KEY CHECK (one = 1),
         id TEXT NOT NULL,
         since INTEGER NOT NULL
     ) STRICT;
     INSERT INTO identity (one, id, since) VALUES (1, lower(hex(randomblob(16))), 0);
-";
-
-/// What of a consumer's state is saved in parts, such as a node's share of the fault book.
-const STEP_4: &str = "
-    CREATE TABLE checkpoint_part (
-        consumer TEXT NOT NULL,
-        part TEXT NOT NULL,
-        state BLOB NOT NULL,
-        PRIMARY KEY (consumer, part)
-    ) STRICT;
-";
-
-/// When a consumer's checkpoint was saved last: by which it is known whether there still is such
-/// a consumer.
-const STEP_5: &str = "
-    ALTER TABLE checkpoint ADD COLUMN saved_at INTEGER NOT NULL DEFAULT 0;
-    UPDATE checkpoint SET saved_at = unixepoch() * 1000000;
 ";
 
 /// Marks the file as ours (`PRAGMA application_id`): "gpwd" in ASCII.
@@ -273,9 +263,9 @@ mod tests {
     #[test]
     fn an_older_database_takes_the_missing_steps_and_keeps_its_rows() {
         let mut connection = Connection::open_in_memory().unwrap();
-        migrate(&mut connection, &STEPS[..1]).unwrap();
+        migrate(&mut connection, STEPS).unwrap();
         connection
-            .execute("INSERT INTO checkpoint VALUES ('c', 7, x'01')", [])
+            .execute("INSERT INTO checkpoint VALUES ('c', 7, x'01', 0)", [])
             .unwrap();
         let next = "ALTER TABLE checkpoint ADD COLUMN note TEXT NOT NULL DEFAULT 'none'";
         let steps = [STEP_1, next];

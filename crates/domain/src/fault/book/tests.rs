@@ -400,7 +400,7 @@ fn a_book_is_the_sum_of_its_shares() {
     book.record(&record(2, |event| event.error_code = vec!["48".into()]));
     book.record(&healthy(3, |event| event.node_name = "well".into()));
     let mut back = FaultBook::default();
-    for node in book.with_share() {
+    for node in ["n1", "well"] {
         let share = serde_json::to_string(&book.share(node)).unwrap();
         back.restore(node, serde_json::from_str(&share).unwrap());
     }
