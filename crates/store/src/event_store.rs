@@ -76,8 +76,8 @@ pub trait EventStore: Send + Sync + 'static {
     /// Writes journal entries, all or none.
     async fn journal(&self, entries: Vec<Entry>) -> Result<(), StoreError>;
 
-    /// The newest entries about a node, at most `limit` and at most
-    /// [`MAX_PAGE`](crate::MAX_PAGE), in the order in which they were written.
+    /// Returns the newest entries about a node in the order in which they were written: at most
+    /// `limit`, and at most [`MAX_PAGE`](crate::MAX_PAGE); fewer where they are large.
     async fn timeline(&self, node: &str, limit: usize) -> Result<Vec<Entry>, StoreError>;
 
     /// Changes what became of an event; `false` where there is no event with this id.

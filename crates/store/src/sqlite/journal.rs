@@ -5,6 +5,7 @@ use jiff::Timestamp;
 use rusqlite::Connection;
 use serde_json::Value;
 
+use super::query::PAGE_BYTES;
 use super::{failure, page};
 use crate::{BoxError, StoreError, limits};
 
@@ -36,7 +37,8 @@ pub(super) fn write(connection: &Connection, rows: &[Row]) -> rusqlite::Result<(
     Ok(())
 }
 
-/// The newest entries about `node`, oldest of them first.
+/// Returns the newest entries about `node`, oldest of them first, and no more once they have so
+/// many bytes.
 pub(super) fn timeline(
     connection: &Connection,
     node: &str,
@@ -50,14 +52,18 @@ pub(super) fn timeline(
         )
         .map_err(failed)?;
     let mut rows = statement.query((node, page(limit))).map_err(failed)?;
-    let mut entries = Vec::new();
-    while let Some(row) = rows.next().map_err(failed)? {
+    let (mut entries, mut bytes) = (Vec::new(), 0);
+    while bytes < PAGE_BYTES
+        && let Some(row) = rows.next().map_err(failed)?
+    {
         let seq: i64 = row.get(6).map_err(failed)?;
         let corrupt = |source| StoreError::Corrupt {
             what: format!("journal entry {seq}"),
             source,
         };
-        entries.push(Row::read(row).and_then(Row::entry).map_err(corrupt)?);
+        let row = Row::read(row).map_err(corrupt)?;
+        bytes += row.text.len() + row.detail.as_ref().map_or(0, String::len);
+        entries.push(row.entry().map_err(corrupt)?);
     }
     entries.reverse();
     Ok(entries)
@@ -104,5 +110,34 @@ impl Row {
             text: self.text,
             detail,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::schema;
+    use super::*;
+    use crate::MAX_ENTRY_BYTES;
+
+    #[test]
+    fn a_timeline_of_large_entries_ends_early_with_the_newest() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let connection = schema::open(&dir.path().join("events.db")).unwrap();
+        let entry = |text: String| Entry {
+            at: Timestamp::UNIX_EPOCH,
+            node: "n1".to_owned(),
+            session: None,
+            kind: EntryKind::Call,
+            text,
+            detail: Value::Null,
+        };
+        let large = 2 * PAGE_BYTES / MAX_ENTRY_BYTES;
+        let texts = (0..large).map(|_| "x".repeat(MAX_ENTRY_BYTES));
+        let texts = texts.chain(["last".to_owned()]);
+        let rows: Vec<Row> = texts.map(|text| Row::of(entry(text)).unwrap()).collect();
+        write(&connection, &rows).unwrap();
+        let found = timeline(&connection, "n1", 1_000).unwrap();
+        assert_eq!(found.len(), 1 + large / 2);
+        assert_eq!(found.last().unwrap().text, "last");
     }
 }

@@ -9,9 +9,9 @@ use super::unreadable::Unreadable;
 use super::{failure, number, position};
 use crate::{BoxError, EventQuery, MAX_PAGE, Stats, Status, StatusPatch, StoreError};
 
-/// Most bytes of the events of one page of the feed, but for the last of them: a thousand of the
-/// largest would be more than a gigabyte.
-const FEED_BYTES: usize = 8 * 1024 * 1024;
+/// Most bytes of the events of one page of the feed, or of the entries of a timeline, but for the
+/// last of them: a thousand of the largest would be more than a gigabyte.
+pub(super) const PAGE_BYTES: usize = 8 * 1024 * 1024;
 
 pub(super) fn feed(
     connection: &Connection,
@@ -26,7 +26,7 @@ pub(super) fn feed(
         sql,
         [number(after)],
         limit,
-        FEED_BYTES,
+        PAGE_BYTES,
     )
 }
 
