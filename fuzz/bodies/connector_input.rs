@@ -15,7 +15,7 @@ pub fn run(request: &[u8]) {
     };
     let received_at = Timestamp::UNIX_EPOCH;
     let mut book = FaultBook::default();
-    for (seq, mut event) in (1..).zip(request.events) {
+    for (seq, mut event) in (1_u64..).zip(request.events) {
         if let Err(problem) = event::validate(&event) {
             assert!(!problem.field.is_empty() && !problem.what.is_empty());
             // A message to people, whatever the size of what it is about.
@@ -41,7 +41,7 @@ pub fn run(request: &[u8]) {
         assert!(json::rule::to_value(&event).is_object());
 
         let record = Record {
-            seq,
+            seq: seq.into(),
             id: event.id.clone(),
             created_at: received_at,
             event,

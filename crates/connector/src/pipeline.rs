@@ -15,7 +15,7 @@ use domain::pipeline::dedup::{Batch, Deduplicator, Original, Verdict};
 use domain::pipeline::overrides::Overrides;
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
-use store::{Appended, EventQuery, EventStore, NewEvent, StoreError};
+use store::{Appended, EventQuery, EventStore, NewEvent, Position, StoreError};
 
 use crate::metrics::PipelineMetrics;
 
@@ -277,7 +277,7 @@ impl Passage {
     /// The answers for all events, from those for the [`firsts`](Self::firsts) and their ids:
     /// a repeat is answered with what it repeats.
     pub(super) fn answers(&self, ids: Vec<String>, firsts: Vec<Appended>) -> Vec<Appended> {
-        let by_id: HashMap<String, u64> = ids
+        let by_id: HashMap<String, Position> = ids
             .into_iter()
             .zip(firsts.iter().map(|one| one.seq))
             .collect();

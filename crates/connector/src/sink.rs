@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use store::{Appended, BoxError, EventStore, Identity, NewEvent, StoreError};
+use store::{Appended, BoxError, EventLog, EventStore, Identity, NewEvent, StoreError};
 
 /// Takes checked and named events, once each.
 #[async_trait]
@@ -54,7 +54,7 @@ impl SinkError {
 #[async_trait]
 impl Sink for Arc<dyn EventStore> {
     async fn append(&self, events: Vec<NewEvent>) -> Result<Vec<Appended>, SinkError> {
-        let stored = EventStore::append(self.as_ref(), events).await;
+        let stored = EventLog::append(self.as_ref(), events).await;
         stored.map_err(|error| {
             // What is damaged or closed is not the events' fault: they wait for its mend.
             let passes = matches!(error, StoreError::Closed | StoreError::Corrupt { .. });

@@ -5,7 +5,7 @@ use contract::{Entity, HealthEvent};
 use futures::{FutureExt as _, StreamExt as _, stream};
 use http_body_util::{BodyStream, Full, StreamBody};
 use store::sqlite::SqliteStore;
-use store::{EventQuery, EventStore};
+use store::{EventLog as _, EventQuery, EventStore, Upkeep as _};
 use tokio_util::sync::CancellationToken;
 use tonic::Code;
 use tonic::body::Body;
@@ -329,11 +329,11 @@ impl Sink for Scripted {
     async fn append(&self, events: Vec<NewEvent>) -> Result<Vec<Appended>, SinkError> {
         match self.answer {
             Some(error) => Err(error()),
-            None => Ok((1..)
+            None => Ok((1_u64..)
                 .zip(events)
                 .map(|(seq, new)| Appended {
                     id: new.event.id,
-                    seq,
+                    seq: seq.into(),
                     new: true,
                 })
                 .collect()),

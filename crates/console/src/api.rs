@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use domain::event::Record;
 use domain::journal::EntryKind;
+use domain::position::Position;
 pub use domain::view::PolicyView;
 use domain::view::{FleetView, NodeStatus};
 use jiff::Timestamp;
@@ -123,7 +124,7 @@ pub struct StoreView {
     /// Room on disk (bytes).
     pub bytes: u64,
     /// Position of the newest event in the feed.
-    pub latest: u64,
+    pub latest: Position,
     /// Events met since the start that cannot be read: they are passed over.
     #[serde(default)]
     pub unreadable: u64,
@@ -202,7 +203,7 @@ pub struct ForwardView {
 #[serde(rename_all = "camelCase")]
 pub struct EventView {
     /// Position in the feed.
-    pub seq: u64,
+    pub seq: Position,
     /// When it was accepted.
     pub created_at: Timestamp,
     /// The event in its public form ([`contract::json`]).

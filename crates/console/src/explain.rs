@@ -12,6 +12,7 @@ use domain::catalog::{Catalog, Xid};
 use domain::event::{Record, is_notice};
 use domain::fault::{Change, FaultBook, Ignored, Subject};
 use domain::journal::Entry;
+use domain::position::Position;
 use domain::reporter::Reporter;
 use domain::view::NodeStatus;
 use jiff::Timestamp;
@@ -53,7 +54,7 @@ pub fn explain(material: &Material<'_>) -> Explain {
     records.dedup_by_key(|record| record.seq);
 
     // Each with its position in the feed; the journal has none and comes last.
-    let mut entries: Vec<(u64, TimelineEntry)> = Vec::new();
+    let mut entries: Vec<(Position, TimelineEntry)> = Vec::new();
     let mut folds = Folds::new(journal, complete);
     let mut book = FaultBook::default();
     for record in records {
@@ -64,7 +65,11 @@ pub fn explain(material: &Material<'_>) -> Explain {
         }
     }
     entries.extend(folds.entries());
-    entries.extend(journal.iter().map(|entry| (u64::MAX, journal_entry(entry))));
+    entries.extend(
+        journal
+            .iter()
+            .map(|entry| (Position::END, journal_entry(entry))),
+    );
     // The sort is stable. Where times are equal the order is that of acceptance, and what
     // was decided at that moment was decided about the events.
     entries.sort_by_key(|(seq, entry)| (entry.at, *seq));

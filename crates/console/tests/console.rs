@@ -24,7 +24,7 @@ use prometheus_client::metrics::counter::Counter;
 use runtime::sources::{STUCK_AFTER, SourceState};
 use serde_json::Value;
 use server::{ENOUGH, Server, xid};
-use store::EventStore as _;
+use store::{Journal as _, Upkeep as _};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
 
@@ -47,7 +47,7 @@ fn xids(node: &str, count: i64) -> Vec<HealthEvent> {
 }
 
 fn seqs(events: &[EventView]) -> Vec<u64> {
-    events.iter().map(|event| event.seq).collect()
+    events.iter().map(|event| event.seq.number()).collect()
 }
 
 #[tokio::test]
@@ -70,7 +70,7 @@ async fn status_says_all_that_is_known() {
         "ROBUST_CHANNEL_GPU_HAS_FALLEN_OFF_THE_BUS"
     );
     assert_eq!(status.sources[0].records, 17);
-    assert_eq!((status.store.events, status.store.latest), (1, 1));
+    assert_eq!((status.store.events, status.store.latest), (1, 1.into()));
     assert!(status.store.bytes > 0 && status.store.error.is_none());
     assert!(status.ready && status.not_ready.is_empty());
 
@@ -289,26 +289,26 @@ async fn followed_events_come_once_each_and_in_order() {
     let next = async |lines: &mut server::Lines| -> EventView {
         serde_json::from_str(&lines.next().await.unwrap()).unwrap()
     };
-    for seq in 1..=230 {
-        assert_eq!(next(&mut all).await.seq, seq);
+    for seq in 1_u64..=230 {
+        assert_eq!(next(&mut all).await.seq, seq.into());
     }
     assert_eq!(
         (next(&mut newest).await.seq, next(&mut newest).await.seq),
-        (229, 230)
+        (229.into(), 230.into())
     );
     // What comes now comes to all that ask for it.
     server.take(xids("gpu-b", 1)).await;
     server.take(xids("gpu-c", 1)).await;
     server.take(xids("gpu-b", 2)).await;
-    for seq in 231..=234 {
-        assert_eq!(next(&mut all).await.seq, seq);
-        assert_eq!(next(&mut newest).await.seq, seq);
+    for seq in 231_u64..=234 {
+        assert_eq!(next(&mut all).await.seq, seq.into());
+        assert_eq!(next(&mut newest).await.seq, seq.into());
     }
     let mut seen = Vec::new();
     for _ in 0..3 {
         let event = next(&mut of_b).await;
         assert_eq!(event.event["nodeName"], "gpu-b");
-        seen.push(event.seq);
+        seen.push(event.seq.number());
     }
     assert_eq!(seen, [231, 233, 234]);
     // The end of the process ends the streams.
@@ -351,9 +351,9 @@ async fn changes_are_told_at_most_five_times_a_second() {
     // A thousand changes are a few events, and the last of them tells the last state.
     let start = Instant::now();
     let mut told = 0;
-    for applied in 1..=1000 {
+    for applied in 1_u64..=1000 {
         let view = FleetView {
-            applied,
+            applied: applied.into(),
             ready: true,
             ..FleetView::default()
         };

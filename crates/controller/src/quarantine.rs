@@ -291,6 +291,7 @@ impl Quarantine {
                     self.brake_timers();
                     if self.publishing.at.is_some_and(|at| at <= Instant::now()) {
                         self.publish();
+                        self.count_backlog().await;
                     }
                 }
             }

@@ -134,9 +134,9 @@ impl Retention {
         Some(Prune {
             before: ago(self.age),
             max_bytes: self.max_bytes,
-            finished: fleet.missed_from.map_or(fleet.applied, |from| {
-                fleet.applied.min(from.saturating_sub(1))
-            }),
+            finished: fleet
+                .missed_from
+                .map_or(fleet.applied, |from| fleet.applied.min(from.before())),
             gone: ago(GONE),
             keep,
         })
@@ -150,7 +150,7 @@ mod tests {
     use domain::fault::FaultBook;
     use domain::view::{FaultView, NodeState, NodeStatus};
     use store::sqlite::SqliteStore;
-    use store::{EventQuery, NewEvent};
+    use store::{EventLog as _, EventQuery, NewEvent};
 
     use super::*;
 
@@ -189,7 +189,7 @@ mod tests {
         store.append(events.clone()).await.unwrap();
         let mut book = FaultBook::default();
         book.record(&Record {
-            seq: 1,
+            seq: 1.into(),
             id: events[0].event.id.clone(),
             created_at: at(1),
             event: events[0].event.clone(),
@@ -212,7 +212,7 @@ mod tests {
         );
         fleet.send_replace(Arc::new(FleetView {
             ready: true,
-            applied: 4,
+            applied: 4.into(),
             nodes: vec![NodeStatus {
                 name: "n1".to_owned(),
                 state: NodeState::Unhealthy,

@@ -373,7 +373,7 @@ mod tests {
             event.node_name = "n1".into();
             normalise(&mut event, created_at);
             book.record(&Record {
-                seq,
+                seq: seq.into(),
                 id: event.id.clone(),
                 created_at,
                 event,

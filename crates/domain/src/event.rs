@@ -5,6 +5,7 @@ use contract::{HealthEvent, ProcessingStrategy, RecommendedAction, json, keys};
 use jiff::{SignedDuration, Timestamp};
 use sha2::{Digest, Sha256};
 
+use crate::position::Position;
 use crate::reporter::Reporter;
 
 /// Most events in one request.
@@ -41,8 +42,8 @@ const CONNECTOR_MARKS: [&str; 4] = [
 /// An accepted event, as every reader of the store sees it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Record {
-    /// Position in the store's feed; grows by acceptance, from 1.
-    pub seq: u64,
+    /// Position in the feed of the store.
+    pub seq: Position,
     /// Identity: 24 hexadecimal digits, a hash of the content. Also in `event.id`.
     pub id: String,
     /// When the connector accepted it.

@@ -17,6 +17,7 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use crate::event::{is_notice, public_form};
+use crate::position::Position;
 use crate::reporter::Authority;
 
 pub use book::{
@@ -54,7 +55,7 @@ pub struct Fault {
     /// Id of the event that opened it: stays while the fault is open.
     pub opened_by: String,
     /// Feed position of that event.
-    pub seq: u64,
+    pub seq: Position,
     /// When it was first observed.
     pub first_seen: Timestamp,
     /// When it was last observed.

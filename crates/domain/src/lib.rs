@@ -24,6 +24,7 @@ pub mod nearest;
 pub mod node;
 pub mod pipeline;
 pub mod policy;
+pub mod position;
 pub mod replay;
 pub mod reporter;
 pub mod session;

@@ -19,6 +19,7 @@ use crate::fault::{Change, FaultBook};
 use crate::future::FutureTimes;
 use crate::node::{NodeView, Taint, scheduling};
 use crate::policy::Policy;
+use crate::position::Position;
 use crate::session::ownership::{Ownership, dismissal};
 use crate::session::{Intent, Session, step, without_ours};
 use braking::Braking;
@@ -39,7 +40,6 @@ pub struct Replay {
     listed: bool,
     /// `None`: nothing holds a node back.
     braking: Option<Braking>,
-    seq: u64,
     summary: Summary,
     taken_out: BTreeSet<String>,
     unlisted: BTreeSet<String>,
@@ -152,7 +152,6 @@ impl Replay {
             nodes,
             listed,
             braking: None,
-            seq: 0,
             summary: Summary::default(),
             taken_out: BTreeSet::new(),
             unlisted: BTreeSet::new(),
@@ -168,7 +167,6 @@ impl Replay {
     /// Takes in an event, and says what would have been done. Its place in the feed is
     /// where it comes here; its time of acceptance never goes back.
     pub fn take(&mut self, record: &Record) -> Vec<Decision> {
-        self.seq += 1;
         self.summary.events += 1;
         let now = self
             .now
@@ -176,7 +174,7 @@ impl Replay {
         self.now = Some(now);
         let name = record.event.node_name.clone();
         let record = Record {
-            seq: self.seq,
+            seq: Position::from(self.summary.events),
             created_at: now,
             ..record.clone()
         };

@@ -5,6 +5,7 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::fault::Fault;
+use crate::position::Position;
 use crate::reporter::Reporter;
 use crate::session::Phase;
 
@@ -13,11 +14,11 @@ use crate::session::Phase;
 #[serde(rename_all = "camelCase")]
 pub struct FleetView {
     /// Feed position up to which events are taken in.
-    pub applied: u64,
+    pub applied: Position,
     /// Feed position from which on reports of monitors are read again, for they found no room;
     /// absent where all did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub missed_from: Option<u64>,
+    pub missed_from: Option<Position>,
     /// Whether all events that were stored at start are taken in.
     pub ready: bool,
     /// Nodes with open faults or a session, by name.

@@ -19,7 +19,7 @@ use contract::{Entity, HealthEvent, json};
 use domain::event::{Record, normalise};
 use jiff::{SignedDuration, Timestamp};
 
-use crate::{EventQuery, EventStore, MAX_PAGE, NewEvent};
+use crate::{Appended, EventQuery, EventStore, MAX_PAGE, NewEvent, Position, Status};
 
 mod bounds;
 mod consumers;
@@ -105,7 +105,7 @@ pub fn event_without_time(node: &str, message: &str, received_at: Timestamp) -> 
 pub async fn read_feed(store: &dyn EventStore, page: usize) -> Vec<Record> {
     let mut records: Vec<Record> = Vec::new();
     loop {
-        let after = records.last().map_or(0, |record| record.seq);
+        let after = records.last().map_or(Position::START, |record| record.seq);
         let more = store.feed(after, page).await.unwrap();
         assert!(more.len() <= page);
         if more.is_empty() {
@@ -113,6 +113,29 @@ pub async fn read_feed(store: &dyn EventStore, page: usize) -> Vec<Record> {
         }
         records.extend(more);
     }
+}
+
+/// Where a backend has put what was appended. Nothing is said of these positions but that they
+/// grow.
+fn positions(answers: &[Appended]) -> Vec<Position> {
+    answers.iter().map(|answer| answer.seq).collect()
+}
+
+/// Which of `known`, from 1, each of these records is.
+fn numbers(records: &[Record], known: &[Position]) -> Vec<usize> {
+    let number = |record: &Record| known.binary_search(&record.seq).unwrap() + 1;
+    records.iter().map(number).collect()
+}
+
+/// Whether each position is behind the one before it.
+fn grow(positions: impl Iterator<Item = Position>) -> bool {
+    positions.is_sorted_by(|before, next| before < next)
+}
+
+/// What became of an event.
+async fn status(store: &dyn EventStore, id: &str) -> Option<Status> {
+    let found = store.statuses(vec![id.to_owned()]).await.unwrap();
+    found.into_iter().next().unwrap()
 }
 
 fn report(node: &str, message: &str) -> HealthEvent {

@@ -1,5 +1,7 @@
 //! What can go wrong with a store, in the terms of those who call it.
 
+use domain::position::Position;
+
 /// A cause of any backend.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -7,7 +9,7 @@ pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// backend on the network cannot know; sending the same events again is always safe.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// [`close`](crate::EventStore::close) was called, or the process is ending.
+    /// [`close`](crate::Upkeep::close) was called, or the process is ending.
     #[error("the event store is closed")]
     Closed,
     /// More in one call than is taken.
@@ -34,9 +36,9 @@ pub enum StoreError {
         /// The consumer's name.
         consumer: String,
         /// Where it is.
-        stored: u64,
+        stored: Position,
         /// Where it was to be put.
-        offered: u64,
+        offered: Position,
     },
     /// The disk is full or read-only, the file is locked, the input or output failed.
     /// May pass: the same call can be made again.

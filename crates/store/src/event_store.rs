@@ -6,18 +6,24 @@ use async_trait::async_trait;
 use contract::HealthEvent;
 use domain::event::Record;
 use domain::journal::Entry;
+use domain::position::Position;
 use jiff::Timestamp;
 use tokio::sync::watch;
 
 use crate::StoreError;
 
-/// A durable log of health events with named consumers.
+/// A durable log of health events with named consumers: all that a backend does.
 ///
-/// Every method may be called from any number of tasks at once. A call whose future is
-/// dropped may still take effect. Times are kept to the microsecond.
+/// Every method of the traits that it is made of may be called from any number of tasks at once.
+/// A call whose future is dropped may still take effect. Times are kept to the microsecond.
+pub trait EventStore: EventLog + Statuses + Checkpoints + Journal + Upkeep {}
+
+impl<T: EventLog + Statuses + Checkpoints + Journal + Upkeep> EventStore for T {}
+
+/// The events, and the feed in which they stand in the order of their acceptance.
 #[async_trait]
-pub trait EventStore: Send + Sync + 'static {
-    /// Which store this is, and from where on its events count.
+pub trait EventLog: Send + Sync + 'static {
+    /// Returns which store this is, and from where on its events count.
     fn identity(&self) -> Identity;
 
     /// Makes history of all events that there are, durably: they are shown and retained as
@@ -42,26 +48,49 @@ pub trait EventStore: Send + Sync + 'static {
     /// An event that is there by its id and cannot be read is stored anew.
     async fn append(&self, events: Vec<NewEvent>) -> Result<Vec<Appended>, StoreError>;
 
-    /// The events after position `after`, oldest first: at most `limit`, and at most
-    /// [`MAX_PAGE`](crate::MAX_PAGE). Start with 0 and go on from the last `seq`.
+    /// Returns the events behind `after`, oldest first: at most `limit`, and at most
+    /// [`MAX_PAGE`](crate::MAX_PAGE). Begin with [`Position::START`] and go on from the last
+    /// `seq`.
     ///
     /// Nothing is ever inserted before a record that was returned here, so a consumer
     /// that goes on from its last `seq` misses none. One that cannot be read is passed
-    /// over, see [`unreadable`](Self::unreadable): fewer than `limit` may come where
+    /// over, see [`unreadable`](Upkeep::unreadable): fewer than `limit` may come where
     /// events are large, and none is the end.
-    async fn feed(&self, after: u64, limit: usize) -> Result<Vec<Record>, StoreError>;
+    async fn feed(&self, after: Position, limit: usize) -> Result<Vec<Record>, StoreError>;
 
-    /// The position of the newest event. A hint to call [`feed`](Self::feed) again; it
+    /// Returns how many events there are behind `after`.
+    async fn behind(&self, after: Position) -> Result<u64, StoreError>;
+
+    /// Returns the position of the newest event. A hint to call [`feed`](Self::feed) again; it
     /// may skip values, and is never behind an answer of [`append`](Self::append).
-    fn latest(&self) -> watch::Receiver<u64>;
+    fn latest(&self) -> watch::Receiver<Position>;
 
-    /// The events that `query` asks for, newest first; without those that cannot be read.
+    /// Returns the events that `query` asks for, newest first; without those that cannot be read.
     async fn events(&self, query: EventQuery) -> Result<Vec<Record>, StoreError>;
 
-    /// The event with this id; `None` also where it cannot be read.
+    /// Returns the event with this id; `None` also where it cannot be read.
     async fn event(&self, id: &str) -> Result<Option<Record>, StoreError>;
+}
 
-    /// How far a consumer has come; `None` before its first checkpoint.
+/// What became of the events.
+#[async_trait]
+pub trait Statuses: Send + Sync + 'static {
+    /// Changes what became of an event; `false` where there is no event with this id.
+    async fn update_status(&self, id: &str, patch: StatusPatch) -> Result<bool, StoreError>;
+
+    /// Changes what became of several events at once, in this order; ids without an event are
+    /// passed over. At most [`MAX_PAGE`](crate::MAX_PAGE).
+    async fn update_statuses(&self, patches: Vec<(String, StatusPatch)>) -> Result<(), StoreError>;
+
+    /// Returns what became of events, in the order of `ids`; `None` where there is no event with
+    /// this id.
+    async fn statuses(&self, ids: Vec<String>) -> Result<Vec<Option<Status>>, StoreError>;
+}
+
+/// How far each consumer of the feed has come, with its state at that place.
+#[async_trait]
+pub trait Checkpoints: Send + Sync + 'static {
+    /// Returns how far a consumer has come; `None` before its first checkpoint.
     async fn checkpoint(&self, consumer: &str) -> Result<Option<Checkpoint>, StoreError>;
 
     /// Notes how far a consumer has come: token, state and parts at once, or nothing. Its token
@@ -72,61 +101,46 @@ pub trait EventStore: Send + Sync + 'static {
         consumer: &str,
         checkpoint: Checkpoint,
     ) -> Result<(), StoreError>;
+}
 
+/// What was decided and done, beside the events.
+#[async_trait]
+pub trait Journal: Send + Sync + 'static {
     /// Writes journal entries, all or none.
     async fn journal(&self, entries: Vec<Entry>) -> Result<(), StoreError>;
 
     /// Returns the newest entries about a node in the order in which they were written: at most
     /// `limit`, and at most [`MAX_PAGE`](crate::MAX_PAGE); fewer where they are large.
     async fn timeline(&self, node: &str, limit: usize) -> Result<Vec<Entry>, StoreError>;
+}
 
-    /// Changes what became of an event; `false` where there is no event with this id.
-    async fn update_status(&self, id: &str, patch: StatusPatch) -> Result<bool, StoreError>;
-
-    /// What became of an event; `None` where there is no event with this id.
-    async fn status(&self, id: &str) -> Result<Option<Status>, StoreError>;
-
-    /// Changes what became of several events, in this order; ids without an event are
-    /// passed over. At most [`MAX_PAGE`](crate::MAX_PAGE). A backend that can, does it at once.
-    async fn update_statuses(&self, patches: Vec<(String, StatusPatch)>) -> Result<(), StoreError> {
-        for (id, patch) in patches {
-            self.update_status(&id, patch).await?;
-        }
-        Ok(())
-    }
-
-    /// What became of several events, in the order of `ids`.
-    async fn statuses(&self, ids: Vec<String>) -> Result<Vec<Option<Status>>, StoreError> {
-        let mut statuses = Vec::with_capacity(ids.len());
-        for id in ids {
-            statuses.push(self.status(&id).await?);
-        }
-        Ok(statuses)
-    }
-
+/// The storage itself: its room, its health and its end.
+#[async_trait]
+pub trait Upkeep: Send + Sync + 'static {
     /// Deletes events and journal entries that are old, or the oldest of them where they
     /// take too much room: a part at a time, see [`Pruned::more`].
     ///
     /// Never deleted are events in `keep`, those that a consumer has not finished unless it
-    /// is [`gone`](Prune::gone), and the newest one. Positions of what was deleted are not given out again.
+    /// is [`gone`](Prune::gone), and the newest one. Positions of what was deleted are not given
+    /// out again.
     async fn prune(&self, prune: Prune) -> Result<Pruned, StoreError>;
 
-    /// What keeps the store from writing, such as a full disk; `None` while it writes.
+    /// Returns what keeps the store from writing, such as a full disk; `None` while it writes.
     /// [`prune`](Self::prune) tries again, so that it ends without an event to store.
     fn trouble(&self) -> watch::Receiver<Option<String>>;
 
-    /// How many stored events were met that cannot be read, since the store was opened.
+    /// Returns how many stored events were met that cannot be read, since the store was opened.
     /// Every read passes over them: what is damaged costs itself only.
     fn unreadable(&self) -> watch::Receiver<u64>;
 
-    /// What of the storage itself was found to be damaged, by a write or by the feed. The
+    /// Returns what of the storage itself was found to be damaged, by a write or by the feed. The
     /// store is of no use any more; opened again, it is sound, if need be without its history.
     fn damage(&self) -> watch::Receiver<Option<String>>;
 
-    /// What a person should know of the store that hinders nothing, in sentences.
+    /// Returns what a person should know of the store that hinders nothing, in sentences.
     fn notes(&self) -> Vec<String>;
 
-    /// How much there is.
+    /// Returns how much there is.
     async fn stats(&self) -> Result<Stats, StoreError>;
 
     /// Finishes the calls under way and lets go of the storage. Later calls answer
@@ -140,8 +154,8 @@ pub trait EventStore: Send + Sync + 'static {
 pub struct Identity {
     /// Made once, at random.
     pub id: String,
-    /// Position up to which events are history; 0: all count.
-    pub since: u64,
+    /// Position up to which events are history; [`Position::START`]: all count.
+    pub since: Position,
 }
 
 /// An event to be stored.
@@ -159,7 +173,7 @@ pub struct Appended {
     /// Id of the event that stands for it: its own, or that of the event which it repeats.
     pub id: String,
     /// Position of that event in the feed.
-    pub seq: u64,
+    pub seq: Position,
     /// Whether it was stored now; otherwise it was there already.
     pub new: bool,
 }
@@ -172,9 +186,9 @@ pub struct EventQuery {
     /// Only the one with this id.
     pub id: Option<String>,
     /// Only those before this position; to page back, that of the last record seen.
-    pub before: Option<u64>,
+    pub before: Option<Position>,
     /// Only those after this position.
-    pub after: Option<u64>,
+    pub after: Option<Position>,
     /// At most so many, and at most [`MAX_PAGE`](crate::MAX_PAGE).
     pub limit: usize,
 }
@@ -182,8 +196,8 @@ pub struct EventQuery {
 /// How far a consumer has come.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checkpoint {
-    /// Position up to which everything is finished; up to `i64::MAX`.
-    pub token: u64,
+    /// Position up to which everything is finished.
+    pub token: Position,
     /// The consumer's own state at that position; at most
     /// [`MAX_CHECKPOINT_BYTES`](crate::MAX_CHECKPOINT_BYTES).
     pub state: Vec<u8>,
@@ -220,7 +234,7 @@ pub struct Prune {
     /// Beyond this room (bytes, without what is free inside the file), the oldest.
     pub max_bytes: u64,
     /// Only events up to this position.
-    pub finished: u64,
+    pub finished: Position,
     /// Consumers that saved their checkpoint last before this are gone: what they have not
     /// finished is not kept for them.
     pub gone: Timestamp,

@@ -8,11 +8,11 @@ use crate::{Checkpoint, NewEvent, StatusPatch, StoreError};
 
 pub use domain::event::MAX_NAME_BYTES;
 
-/// Most events in one [`append`](crate::EventStore::append).
+/// Most events in one [`append`](crate::EventLog::append).
 pub const MAX_APPEND: usize = domain::event::MAX_EVENTS;
 /// Most records or entries that one read returns; more are not asked for, but cut.
 pub const MAX_PAGE: usize = 10_000;
-/// Most entries in one [`journal`](crate::EventStore::journal).
+/// Most entries in one [`journal`](crate::Journal::journal).
 pub const MAX_JOURNAL: usize = 10_000;
 /// Largest journal entry: its text and its detail as JSON (bytes).
 pub const MAX_ENTRY_BYTES: usize = 1024 * 1024;
@@ -23,7 +23,7 @@ pub const MAX_ENTRY_BYTES: usize = 1024 * 1024;
 pub const MAX_CHECKPOINT_BYTES: usize = 64 * 1024 * 1024;
 /// An event without a time of its own that repeats one stored this recently, in either
 /// direction of the clock, is its sender's retry; see
-/// [`append`](crate::EventStore::append).
+/// [`append`](crate::EventLog::append).
 pub const RETRY_WINDOW: SignedDuration = SignedDuration::from_mins(5);
 
 pub(crate) fn events(events: &[NewEvent]) -> Result<(), StoreError> {
@@ -67,11 +67,6 @@ pub(crate) fn entry_size(bytes: usize) -> Result<(), StoreError> {
 
 pub(crate) fn checkpoint(consumer: &str, checkpoint: &Checkpoint) -> Result<(), StoreError> {
     name(&"consumer", consumer)?;
-    if checkpoint.token > i64::MAX.unsigned_abs() {
-        return Err(StoreError::Invalid {
-            what: format!("consumer {consumer:?}: {} is no token", checkpoint.token),
-        });
-    }
     let size = |what: &str, bytes: usize| {
         if bytes <= MAX_CHECKPOINT_BYTES {
             return Ok(());

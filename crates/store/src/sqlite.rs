@@ -7,7 +7,7 @@
 //!
 //! The directory has to be on a local file system: the write-ahead log needs shared
 //! memory. A full disk fails the calls that write, not those that read, and passes
-//! when there is room again; until then [`EventStore::trouble`] says so. A database that is
+//! when there is room again; until then [`Upkeep::trouble`] says so. A database that is
 //! damaged is moved aside and begun anew (`damaged.rs`).
 
 mod append;
@@ -31,6 +31,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use domain::event::Record;
 use domain::journal::Entry;
+use domain::position::Position;
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::watch;
 
@@ -41,8 +42,8 @@ use self::readers::Readers;
 use self::unreadable::Unreadable;
 use self::writer::Writer;
 use crate::{
-    Appended, BoxError, Checkpoint, EventQuery, EventStore, Identity, MAX_PAGE, NewEvent, Prune,
-    Pruned, Stats, Status, StatusPatch, StoreError, limits,
+    Appended, BoxError, Checkpoint, Checkpoints, EventLog, EventQuery, Identity, Journal, MAX_PAGE,
+    NewEvent, Prune, Pruned, Stats, Status, StatusPatch, Statuses, StoreError, Upkeep, limits,
 };
 
 const FILE: &str = "events.db";
@@ -55,7 +56,7 @@ const ROWS_IN_A_TURN: usize = 64;
 
 /// The event store in a directory.
 ///
-/// [`close`](EventStore::close) it before it is opened again; where it is only dropped,
+/// [`close`](Upkeep::close) it before it is opened again; where it is only dropped,
 /// the writing thread finishes and lets go of the directory a moment later.
 #[derive(Debug)]
 pub struct SqliteStore {
@@ -224,14 +225,19 @@ where
     }
 }
 
-/// A position from `SQLite`'s integer. `AUTOINCREMENT` counts from 1.
-fn position(seq: i64) -> u64 {
-    seq.unsigned_abs()
+/// Returns the position for `SQLite`'s integer. `AUTOINCREMENT` counts from 1.
+fn position(seq: i64) -> Position {
+    Position::from(seq.unsigned_abs())
 }
 
-/// A position as `SQLite`'s integer; beyond the largest nothing is stored.
-fn number(position: u64) -> i64 {
-    i64::try_from(position).unwrap_or(i64::MAX)
+/// Returns a position as `SQLite`'s integer; beyond the largest nothing is stored.
+fn number(position: Position) -> i64 {
+    i64::try_from(position.number()).unwrap_or(i64::MAX)
+}
+
+/// Returns a number of rows or bytes from `SQLite`'s integer, which is never negative.
+fn count(number: i64) -> u64 {
+    number.unsigned_abs()
 }
 
 /// The number of rows that a read may return.
@@ -261,7 +267,7 @@ impl SqliteStore {
             newest,
             identity,
         } = damaged::open(&path)?;
-        tracing::debug!(path = %path.display(), newest, store = %identity, "event store opened");
+        tracing::debug!(path = %path.display(), %newest, store = %identity, "event store opened");
         let damage = Arc::new(Damage::new(path.clone()));
         let writer = Writer::start(connection, wal(&path), lock, newest, Arc::clone(&damage))
             .map_err(OpenError::Thread)?;
@@ -287,7 +293,7 @@ impl OpenError {
 }
 
 #[async_trait]
-impl EventStore for SqliteStore {
+impl EventLog for SqliteStore {
     fn identity(&self) -> Identity {
         self.identity.borrow().clone()
     }
@@ -316,7 +322,7 @@ impl EventStore for SqliteStore {
         self.writer.call("store events", count, write).await
     }
 
-    async fn feed(&self, after: u64, limit: usize) -> Result<Vec<Record>, StoreError> {
+    async fn feed(&self, after: Position, limit: usize) -> Result<Vec<Record>, StoreError> {
         let unreadable = Arc::clone(&self.unreadable);
         let feed =
             move |connection: &Connection| query::feed(connection, &unreadable, after, limit);
@@ -328,7 +334,13 @@ impl EventStore for SqliteStore {
         read
     }
 
-    fn latest(&self) -> watch::Receiver<u64> {
+    async fn behind(&self, after: Position) -> Result<u64, StoreError> {
+        self.readers
+            .read(move |connection| query::behind(connection, after))
+            .await
+    }
+
+    fn latest(&self) -> watch::Receiver<Position> {
         self.writer.latest()
     }
 
@@ -346,7 +358,10 @@ impl EventStore for SqliteStore {
             .read(move |connection| query::event(connection, &unreadable, &id))
             .await
     }
+}
 
+#[async_trait]
+impl Checkpoints for SqliteStore {
     async fn checkpoint(&self, consumer: &str) -> Result<Option<Checkpoint>, StoreError> {
         let consumer = consumer.to_owned();
         let read = move |connection: &Connection| {
@@ -367,7 +382,10 @@ impl EventStore for SqliteStore {
             move |connection: &Connection| checkpoint::save(connection, &consumer, &checkpoint);
         self.writer.call("save a checkpoint", NO_ROWS, write).await
     }
+}
 
+#[async_trait]
+impl Journal for SqliteStore {
     async fn journal(&self, entries: Vec<Entry>) -> Result<(), StoreError> {
         limits::entries(&entries)?;
         let rows = entries
@@ -385,7 +403,10 @@ impl EventStore for SqliteStore {
             .read(move |connection| journal::timeline(connection, &node, limit))
             .await
     }
+}
 
+#[async_trait]
+impl Statuses for SqliteStore {
     async fn update_status(&self, id: &str, patch: StatusPatch) -> Result<bool, StoreError> {
         limits::status(&patch)?;
         let id = id.to_owned();
@@ -416,14 +437,10 @@ impl EventStore for SqliteStore {
             .read(move |connection| ids.iter().map(|id| query::status(connection, id)).collect())
             .await
     }
+}
 
-    async fn status(&self, id: &str) -> Result<Option<Status>, StoreError> {
-        let id = id.to_owned();
-        self.readers
-            .read(move |connection| query::status(connection, &id))
-            .await
-    }
-
+#[async_trait]
+impl Upkeep for SqliteStore {
     async fn prune(&self, prune: Prune) -> Result<Pruned, StoreError> {
         let in_trouble = self.writer.trouble().borrow().is_some();
         let path = self.path.clone();

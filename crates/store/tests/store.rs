@@ -13,12 +13,28 @@ use std::sync::Arc;
 use std::{env, fs, io, process, thread, time};
 
 use gpuwarden_store::conformance::{event, event_without_time, read_feed};
+use gpuwarden_store::memory::MemoryStorage;
 use gpuwarden_store::sqlite::{self, OpenError, SqliteStore};
-use gpuwarden_store::{Checkpoint, EventQuery, EventStore, NewEvent, Prune, conformance_tests};
+use gpuwarden_store::{
+    Checkpoint, Checkpoints, EventLog, EventQuery, EventStore, NewEvent, Position, Prune, Upkeep,
+    conformance_tests,
+};
 use jiff::Timestamp;
 use tempfile::TempDir;
 
 conformance_tests!(embedded);
+
+/// The same list for a backend with gaps between its positions.
+mod memory {
+    use super::*;
+
+    conformance_tests!(in_memory);
+
+    fn in_memory() -> impl AsyncFn() -> Arc<dyn EventStore> {
+        let storage = MemoryStorage::default();
+        async move || Arc::new(storage.open()) as Arc<dyn EventStore>
+    }
+}
 
 /// An empty storage, and what opens it.
 fn embedded() -> impl AsyncFn() -> Arc<dyn EventStore> {
@@ -112,20 +128,23 @@ async fn a_row_that_cannot_be_read_costs_itself_only() {
     ] {
         other.execute(damage, []).unwrap();
     }
-    let seqs = async |after, limit| {
-        let records = store.feed(after, limit).await.unwrap();
-        records.iter().map(|record| record.seq).collect::<Vec<_>>()
+    let seqs = async |after: u64, limit| {
+        let records = store.feed(after.into(), limit).await.unwrap();
+        records
+            .iter()
+            .map(|record| record.seq.number())
+            .collect::<Vec<_>>()
     };
     assert_eq!(seqs(0, 10).await, [1, 4, 5]);
     assert_eq!(seqs(0, 2).await, [1, 4], "a short page is the end");
     assert_eq!(seqs(1, 1).await, [4]);
     let newest = EventQuery {
         limit: 2,
-        before: Some(5),
+        before: Some(5.into()),
         ..EventQuery::default()
     };
     let records = store.events(newest).await.unwrap();
-    let found: Vec<u64> = records.iter().map(|record| record.seq).collect();
+    let found: Vec<u64> = records.iter().map(|record| record.seq.number()).collect();
     assert_eq!(found, [4, 1]);
     let id = events[1].event.id.clone();
     assert_eq!(store.event(&id).await.unwrap(), None);
@@ -133,14 +152,17 @@ async fn a_row_that_cannot_be_read_costs_itself_only() {
     let found = sqlite::inspect(dir.path()).unwrap();
     assert_eq!((found.events, found.unreadable), (5, 2));
     let named = &found.unreadable_events;
-    assert_eq!((named[0].position, &named[0].id), (2, &id));
+    assert_eq!((named[0].position, &named[0].id), (2.into(), &id));
 
     // Whoever still has it brings it back; what is there and sound stays as it is.
     let answers = store.append(events[..2].to_vec()).await.unwrap();
-    let answers: Vec<_> = answers.iter().map(|one| (one.seq, one.new)).collect();
+    let answers: Vec<_> = answers
+        .iter()
+        .map(|one| (one.seq.number(), one.new))
+        .collect();
     assert_eq!(answers, [(1, false), (6, true)]);
     assert_eq!(seqs(0, 10).await, [1, 4, 5, 6]);
-    assert_eq!(store.event(&id).await.unwrap().unwrap().seq, 6);
+    assert_eq!(store.event(&id).await.unwrap().unwrap().seq, 6.into());
     store.close().await;
 }
 
@@ -158,7 +180,7 @@ async fn names_that_cannot_be_read_are_deleted_and_inspected_all_the_same() {
     assert_eq!(found.unreadable_events[0].id, "\u{fffd}1");
     let all = Prune {
         before: Timestamp::MAX,
-        finished: 3,
+        finished: 3.into(),
         ..prune_nothing()
     };
     assert_eq!(store.prune(all).await.unwrap().events, 2);
@@ -249,7 +271,7 @@ async fn acknowledged_events_survive_a_kill() {
         random % bound
     };
     let dir = TempDir::new().unwrap();
-    let mut acknowledged: HashMap<(String, String), u64> = HashMap::new();
+    let mut acknowledged: HashMap<(String, String), Position> = HashMap::new();
     for life in 1..=LIVES {
         let mut child = Command::new(env::current_exe().unwrap())
             .args([
@@ -316,7 +338,7 @@ async fn acknowledged_events_survive_a_kill() {
         assert!(
             records
                 .iter()
-                .map(|record| record.seq)
+                .map(|record| record.seq.number())
                 .eq(1..=records.len() as u64),
             "no gap"
         );
@@ -397,7 +419,7 @@ fn prune_nothing() -> Prune {
     Prune {
         before: Timestamp::UNIX_EPOCH,
         max_bytes: u64::MAX,
-        finished: 0,
+        finished: Position::START,
         gone: Timestamp::UNIX_EPOCH,
         keep: Vec::new(),
     }
@@ -627,16 +649,16 @@ async fn a_store_can_be_looked_into_while_it_is_in_use_and_afterwards() {
         .await
         .unwrap();
     let token = Checkpoint {
-        token: 2,
+        token: 2.into(),
         state: vec![0; 4],
         parts: [("n1".to_owned(), vec![0; 3])].into(),
     };
     store.save_checkpoint("reader", token).await.unwrap();
     for in_use in [true, false] {
         let found = sqlite::inspect(dir.path()).unwrap();
-        assert_eq!((found.events, found.newest_position), (3, 3));
+        assert_eq!((found.events, found.newest_position), (3, 3.into()));
         assert_eq!(found.damage, [""; 0]);
-        assert_eq!(found.history_up_to, 0);
+        assert_eq!(found.history_up_to, Position::START);
         let counts: Vec<_> = found
             .nodes
             .iter()
@@ -646,7 +668,10 @@ async fn a_store_can_be_looked_into_while_it_is_in_use_and_afterwards() {
         let [reader] = found.consumers.as_slice() else {
             panic!("{:?}", found.consumers)
         };
-        assert_eq!((reader.token, reader.behind, reader.state_bytes), (2, 1, 7));
+        assert_eq!(
+            (reader.token.number(), reader.behind, reader.state_bytes),
+            (2, 1, 7)
+        );
         if in_use {
             store.close().await;
         }

@@ -6,7 +6,7 @@ use contract::{EVENT_VERSION, HealthEvents, RecommendedAction, json, keys};
 use domain::fold::Seen;
 use host::boot::BootId;
 use store::sqlite::SqliteStore;
-use store::{EventQuery, EventStore};
+use store::{EventLog as _, EventQuery, EventStore, Upkeep as _};
 
 use super::*;
 
@@ -135,7 +135,7 @@ impl Bench {
         let mut latest = self.store.latest();
         let waited = tokio::time::timeout(
             Duration::from_secs(20),
-            latest.wait_for(|seq| *seq >= count),
+            latest.wait_for(|seq| *seq >= count.into()),
         );
         waited.await.expect("events are stored in time").unwrap();
     }

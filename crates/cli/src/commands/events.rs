@@ -4,6 +4,7 @@ use console::api::EventView;
 use contract::{HealthEvent, json, keys};
 use domain::fault::Ignored;
 use domain::fold::Seen;
+use domain::position::Position;
 use jiff::{SignedDuration, Timestamp};
 
 use crate::EXIT_OK;
@@ -70,7 +71,12 @@ pub(super) async fn execute(args: &EventsArgs) -> anyhow::Result<u8> {
 ///
 /// Of all nodes, also where one is asked for: the newest event of a node may be deleted by
 /// retention meanwhile, the newest of all is not.
-async fn all(client: &Client, node: Option<&str>, last: u64, format: Format) -> anyhow::Result<u8> {
+async fn all(
+    client: &Client,
+    node: Option<&str>,
+    last: Position,
+    format: Format,
+) -> anyhow::Result<u8> {
     let mut lines = client.lines("/api/v1/events?follow=true&after=0").await?;
     let mut written = 0_u64;
     while let Some(line) = lines.next().await? {

@@ -11,6 +11,7 @@ use anyhow::{Context as _, bail};
 use domain::event::Record;
 use domain::node::NodeView;
 use domain::policy::Policy;
+use domain::position::Position;
 use domain::replay::{Decided, Decision, Replay, Summary};
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
@@ -117,7 +118,7 @@ fn tell(replays: &mut [Replay], inputs: &mut Inputs, writer: &mut Writer) -> any
         }
         times = Some((times.map_or(item.at, |(first, _)| first), item.at));
         let record = Record {
-            seq: 0, // Given by the replay.
+            seq: Position::START, // Given by the replay.
             id: item.event.id.clone(),
             created_at: item.at,
             event: item.event,

@@ -1,5 +1,6 @@
 //! `gpuwarden store inspect`: what the event store holds, without asking a server.
 
+use store::Position;
 use store::sqlite::{Count, Inspection, NODES, inspect};
 
 use crate::args::{StoreArgs, StoreCommand};
@@ -46,7 +47,7 @@ fn text(found: &Inspection) -> anyhow::Result<()> {
         size(found.free_bytes)
     ))?;
     let history = match found.history_up_to {
-        0 => String::new(),
+        Position::START => String::new(),
         seq => format!(", events up to position {seq} are history"),
     };
     output::line(&format!("store    {}{history}", output::plain(&found.id)))?;

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use contract::HealthEvent;
 use contract::proto::platform_connector_server::{PlatformConnector, PlatformConnectorServer};
 use store::sqlite::SqliteStore;
-use store::{EventQuery, EventStore, NewEvent};
+use store::{EventLog as _, EventQuery, EventStore, NewEvent};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
 use tonic::Response;

@@ -199,7 +199,7 @@ impl Log {
             };
             answers.push(Appended {
                 id: id.to_owned(),
-                seq,
+                seq: seq.into(),
                 new,
             });
         }

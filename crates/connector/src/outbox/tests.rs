@@ -50,7 +50,7 @@ async fn many_callers_share_a_synchronisation_and_find_their_events_announced() 
                 .await
                 .unwrap();
             let status = *outbox.status().borrow();
-            assert!(status.newest >= answers[0].seq);
+            assert!(status.newest >= answers[0].seq.number());
         })
     });
     for call in calls.collect::<Vec<_>>() {

@@ -202,7 +202,7 @@ impl Worker {
         for (reply, staged) in staged {
             let _ = reply.send(match (&committed, staged) {
                 (Err(error), Ok(answers))
-                    if answers.iter().any(|one| one.seq >= waiting_before) =>
+                    if answers.iter().any(|one| one.seq >= waiting_before.into()) =>
                 {
                     Err(error.clone())
                 }

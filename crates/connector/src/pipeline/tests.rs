@@ -5,6 +5,7 @@ use contract::{Entity, HealthEvents, keys};
 use domain::pipeline::load;
 use serde_json::json;
 use store::sqlite::SqliteStore;
+use store::{EventLog as _, Upkeep as _};
 
 use super::*;
 use crate::{AcceptError, AcceptNodes, Caller, Connector, Sink, SinkError};
@@ -83,7 +84,7 @@ impl Bench {
 
     /// What is stored, oldest first.
     async fn stored(&self) -> Vec<HealthEvent> {
-        let records = self.store.feed(0, 1_000).await.unwrap();
+        let records = self.store.feed(0.into(), 1_000).await.unwrap();
         records.into_iter().map(|record| record.event).collect()
     }
 
@@ -299,7 +300,10 @@ async fn where_there_is_no_room_repeats_are_left_out_before_anything_is_refused(
     let first = send(&connector, &[fault("a", 0)]).await.unwrap();
     let events = [fault("b", 1), fault("b", 2), fault("a", 3), fault("c", 4)];
     let answers = send(&connector, &events).await.unwrap();
-    let answered: Vec<(u64, bool)> = answers.iter().map(|one| (one.seq, one.new)).collect();
+    let answered: Vec<(u64, bool)> = answers
+        .iter()
+        .map(|one| (one.seq.number(), one.new))
+        .collect();
     assert_eq!(answered, [(2, true), (2, false), (1, false), (3, true)]);
     assert_eq!(answers[2].id, first[0].id);
     assert_eq!(bench.strategies().await, [1, 1, 1]);

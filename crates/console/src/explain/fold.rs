@@ -11,6 +11,7 @@ use contract::HealthEvent;
 use domain::event::Record;
 use domain::fault::{Change, Ignored};
 use domain::journal::Entry;
+use domain::position::Position;
 use jiff::Timestamp;
 use serde_json::json;
 
@@ -105,7 +106,7 @@ impl<'a> Folds<'a> {
     }
 
     /// The entries for all repeats, each with the position in the feed of its first.
-    pub(super) fn entries(self) -> impl Iterator<Item = (u64, TimelineEntry)> {
+    pub(super) fn entries(self) -> impl Iterator<Item = (Position, TimelineEntry)> {
         let runs = self
             .ended
             .into_iter()

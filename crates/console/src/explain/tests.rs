@@ -39,7 +39,7 @@ fn xid(seq: u64, seconds: i64, code: &str, healthy: bool) -> Record {
     };
     let created_at = at(seconds) + jiff::SignedDuration::from_millis(500);
     Record {
-        seq,
+        seq: seq.into(),
         id: event.id.clone(),
         created_at,
         event,

@@ -99,7 +99,7 @@ async fn status(State(console): State<Arc<AgentConsole>>) -> Json<Status> {
         store: StoreView {
             events: outbox.events as u64,
             bytes: outbox.bytes,
-            latest: outbox.newest,
+            latest: outbox.newest.into(),
             oldest: outbox.oldest,
             ..StoreView::default()
         },

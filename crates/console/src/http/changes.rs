@@ -10,6 +10,7 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use axum::response::sse::{Event, KeepAlive};
 use axum::response::{IntoResponse, Response, Sse};
+use domain::position::Position;
 use domain::view::{FleetView, PolicyView};
 use futures::stream;
 use jiff::Timestamp;
@@ -81,7 +82,7 @@ impl Changes {
     }
 
     /// Waits for a change; the fleet's `applied`. `None` at the end of the process.
-    async fn next(&mut self) -> Option<u64> {
+    async fn next(&mut self) -> Option<Position> {
         let cancel = self.app.cancel.clone();
         cancel.run_until_cancelled(self.wait()).await?;
         self.sent = Some(Instant::now());

@@ -13,7 +13,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use domain::event::{MAX_NAME_BYTES, Record};
 use futures::stream;
-use store::EventQuery;
+use store::{EventQuery, Position};
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
 use super::App;
@@ -70,8 +70,8 @@ pub(super) async fn events(State(app): State<Arc<App>>, uri: Uri) -> Result<Resp
 /// What is left to be listed.
 struct List {
     node: Option<String>,
-    before: Option<u64>,
-    after: Option<u64>,
+    before: Option<Position>,
+    after: Option<Position>,
     left: usize,
     first: bool,
     /// How many are read at once: as many as the page before had room for.
@@ -104,7 +104,7 @@ async fn follow(
     app: Arc<App>,
     node: Option<String>,
     limit: Option<u64>,
-    after: Option<u64>,
+    after: Option<Position>,
 ) -> Result<Response, Refusal> {
     let permit = Arc::clone(&app.followers)
         .try_acquire_owned()
@@ -120,7 +120,7 @@ async fn follow(
         (None, Some(after)) => after,
         (limit, after) => {
             // Where there is none, go on from where the question was asked.
-            let empty = after.unwrap_or(0).max(*latest.borrow());
+            let empty = after.unwrap_or(Position::START).max(*latest.borrow());
             let left = usize::try_from(limit.unwrap_or(DEFAULT_LIMIT)).unwrap_or(PAGE);
             let mut history = List {
                 node: node.clone(),
@@ -135,7 +135,7 @@ async fn follow(
                 history.skip(&app).await?;
             }
             let oldest = history.before;
-            oldest.map_or(empty, |oldest| oldest.saturating_sub(1))
+            oldest.map_or(empty, Position::before)
         }
     };
     let follower = Follower {
@@ -162,8 +162,8 @@ async fn follow(
 struct Follower {
     app: Arc<App>,
     node: Option<String>,
-    latest: watch::Receiver<u64>,
-    after: u64,
+    latest: watch::Receiver<Position>,
+    after: Position,
     /// How many are read at once: as many as the page before had room for.
     at_once: usize,
     ended: bool,
@@ -229,7 +229,7 @@ impl List {
         Ok(records)
     }
 
-    fn pass(&mut self, seq: u64) {
+    fn pass(&mut self, seq: Position) {
         self.left -= 1;
         self.before = Some(seq);
     }
@@ -289,7 +289,7 @@ impl Follower {
             for view in views(&self.app, &records).await? {
                 if lines.len() >= PAGE_BYTES {
                     // It is read again for the next page.
-                    self.after = view.seq - 1;
+                    self.after = view.seq.before();
                     break;
                 }
                 write(&view, &mut lines);

@@ -2,6 +2,7 @@
 
 use axum::extract::Query;
 use axum::http::Uri;
+use domain::position::Position;
 
 use super::error::Refusal;
 
@@ -76,8 +77,8 @@ impl Parameters {
     }
 
     /// A position in the feed.
-    pub(super) fn position(&self, name: &str) -> Result<Option<u64>, Refusal> {
-        self.number(name, 0, MAX_POSITION)
+    pub(super) fn position(&self, name: &str) -> Result<Option<Position>, Refusal> {
+        Ok(self.number(name, 0, MAX_POSITION)?.map(Position::from))
     }
 
     /// `true` or `false`; without a value given, `false`.

@@ -13,7 +13,7 @@ use gpuwarden_console::api::{LeadershipView, Role};
 use jiff::{SignedDuration, Timestamp};
 use runtime::sources::SourceState;
 use serde_json::json;
-use store::EventStore as _;
+use store::Journal as _;
 use testkit::components::Component;
 
 use crate::browser::Browser;
@@ -264,7 +264,7 @@ async fn the_page_follows_what_happens_and_says_when_nobody_answers() {
 
     // A reader that is stuck is not "no fault".
     server.fleet.send_replace(Arc::new(FleetView {
-        applied: 2,
+        applied: 2.into(),
         ready: true,
         ..FleetView::default()
     }));

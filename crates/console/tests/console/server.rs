@@ -25,7 +25,7 @@ use runtime::metrics::Metrics;
 use runtime::sources::{SourceHandle, SourceState, Sources};
 use serde::de::DeserializeOwned;
 use store::sqlite::SqliteStore;
-use store::{EventStore, NewEvent};
+use store::{EventLog as _, EventStore, NewEvent};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -187,7 +187,7 @@ impl Server {
     /// Stores events and shows the faults that they open, as the controller would.
     pub(crate) async fn take(&self, events: Vec<HealthEvent>) {
         self.store(events).await;
-        let records = self.store.feed(0, 10_000).await.unwrap();
+        let records = self.store.feed(0.into(), 10_000).await.unwrap();
         let mut book = FaultBook::default();
         for record in &records {
             book.record(record);

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use runtime::metrics::Metrics;
 use runtime::tls::{CertificateFiles, ClientCertificates, ClientTls};
 use store::sqlite::SqliteStore;
-use store::{EventQuery, EventStore};
+use store::{EventLog as _, EventQuery, EventStore};
 use testkit::{Authority, Purpose};
 use tokio::time::Instant;
 use tonic::{Code, Request, Status};

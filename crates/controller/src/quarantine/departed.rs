@@ -158,7 +158,7 @@ mod tests {
         // Whoever reads the events afresh comes to the same.
         quarantine.book = domain::fault::FaultBook::default();
         quarantine.take_in().await;
-        assert_eq!(quarantine.book.applied(), 2);
+        assert_eq!(quarantine.book.applied(), 2.into());
         assert!(quarantine.book.faults("n1").is_empty());
     }
 

@@ -379,7 +379,7 @@ mod tests {
         normalise(&mut event, at(100));
         let mut book = FaultBook::default();
         book.record(&Record {
-            seq: 1,
+            seq: 1.into(),
             id: event.id.clone(),
             created_at: at(100),
             event,

@@ -14,7 +14,7 @@ use domain::status::{NodeLedger, StatusLedger, Waiting};
 use jiff::Timestamp;
 use runtime::logging::chain;
 use serde::{Deserialize, Serialize};
-use store::{Checkpoint, StoreError};
+use store::{Checkpoint, Position, StoreError};
 use tokio::time::Instant;
 
 use super::Quarantine;
@@ -63,7 +63,7 @@ struct Saved {
 
 #[derive(Serialize)]
 struct Saving<'a> {
-    applied: u64,
+    applied: Position,
     overflow: u64,
     statuses: Waiting<'a>,
     /// Not what a dry run pretends.
@@ -99,7 +99,7 @@ pub(super) struct SaveState {
     /// This process has saved it.
     once: bool,
     /// Feed position that what is saved reflects.
-    seq: u64,
+    seq: Position,
     /// Since when there is this store, see `Ownership::kept_by_another`.
     pub(super) begun: Timestamp,
     /// That is not saved yet.
@@ -123,7 +123,7 @@ impl Default for SaveState {
         Self {
             at: Instant::now(),
             once: false,
-            seq: 0,
+            seq: Position::START,
             begun: Timestamp::UNIX_EPOCH,
             begun_unsaved: false,
             unsaved: BTreeSet::new(),
@@ -230,6 +230,21 @@ impl Quarantine {
             self.schedule_publish();
         }
         more
+    }
+
+    /// Counts what is stored and not taken in yet. What the store cannot count stays as it was
+    /// counted last.
+    pub(super) async fn count_backlog(&self) {
+        let applied = self.book.applied();
+        let is_behind = *self.store.latest().borrow() > applied;
+        let backlog = if is_behind {
+            self.store.behind(applied).await
+        } else {
+            Ok(0)
+        };
+        if let Ok(events) = backlog {
+            self.metrics.backlog(events);
+        }
     }
 
     /// Takes in that the feed cannot be read. The task goes on with all else that it does,

@@ -337,7 +337,7 @@ pub(super) mod tests {
     use runtime::sources::Sources;
     use serde_json::json;
     use store::sqlite::SqliteStore;
-    use store::{EventStore, NewEvent};
+    use store::{EventLog as _, EventStore, NewEvent};
     use tempfile::TempDir;
     use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
     use tokio::net::{TcpListener, TcpStream};

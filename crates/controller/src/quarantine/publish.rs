@@ -192,8 +192,6 @@ impl Quarantine {
             brake,
             troubles: self.troubles(),
         };
-        let backlog = self.store.latest().borrow().saturating_sub(view.applied);
-        self.metrics.backlog(backlog);
         self.metrics.current(&view, self.brake_utilization());
         self.publishing.view.send_replace(Arc::new(view));
         self.publishing.last = Instant::now();

@@ -128,7 +128,7 @@ mod tests {
             for (seq, event) in [(1, &mut first), (2, &mut event(healed, healed_codes, true))] {
                 normalise(event, now);
                 book.record(&Record {
-                    seq,
+                    seq: seq.into(),
                     id: event.id.clone(),
                     created_at: now,
                     event: event.clone(),

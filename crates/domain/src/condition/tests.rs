@@ -18,7 +18,7 @@ fn book(events: Vec<HealthEvent>) -> FaultBook {
         event.node_name = NODE.into();
         normalise(&mut event, created_at);
         book.record(&Record {
-            seq,
+            seq: seq.into(),
             id: event.id.clone(),
             created_at,
             event,

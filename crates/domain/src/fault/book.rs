@@ -13,6 +13,7 @@ use super::room::{self, Missed};
 use super::{Fault, Origin, Subject};
 use crate::event::Record;
 use crate::fold::Seen;
+use crate::position::Position;
 use crate::reporter::Authority;
 
 /// Most faults of one authority that are kept open for one node. Beyond it a graver report takes
@@ -34,7 +35,7 @@ pub const MAX_FAULTY_NODES: usize = 20_000;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FaultBook {
     /// Feed position up to which events are recorded.
-    applied: u64,
+    applied: Position,
     /// Open faults by node name; a node without any is not listed.
     #[serde(default)]
     pub(super) nodes: BTreeMap<String, Vec<Fault>>,
@@ -106,7 +107,7 @@ impl Ignored {
 
 impl FaultBook {
     /// A book of the events behind `seq`.
-    pub fn since(seq: u64) -> Self {
+    pub fn since(seq: Position) -> Self {
         Self {
             applied: seq,
             ..Self::default()
@@ -133,7 +134,7 @@ impl FaultBook {
     }
 
     /// Counts the event at `seq` as recorded, for the book has nothing to do with it.
-    pub(super) fn pass_over(&mut self, seq: u64) {
+    pub(super) fn pass_over(&mut self, seq: Position) {
         self.applied = self.applied.max(seq);
     }
 
@@ -161,7 +162,7 @@ impl FaultBook {
     }
 
     /// Feed position up to which events are recorded.
-    pub fn applied(&self) -> u64 {
+    pub fn applied(&self) -> Position {
         self.applied
     }
 

@@ -204,7 +204,7 @@ mod tests {
 
     fn record(book: &mut FaultBook, seq: u64, event: HealthEvent, second: i64) {
         book.record(&Record {
-            seq,
+            seq: seq.into(),
             id: event.id.clone(),
             created_at: at(second),
             event,

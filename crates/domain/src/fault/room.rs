@@ -14,13 +14,14 @@ use serde::{Deserialize, Serialize};
 
 use super::{Fault, FaultBook, MAX_FAULT_BYTES_PER_NODE, MAX_OPEN_FAULTS_PER_NODE};
 use crate::event::{Record, is_notice};
+use crate::position::Position;
 use crate::reporter::Authority;
 
 /// Reports about a node that found no room, of one authority.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Missed {
     /// Feed position of the first of them.
-    from: u64,
+    from: Position,
     /// How many there were.
     count: u64,
     /// Bytes of the smallest of them: where that does not fit, nothing does.
@@ -34,11 +35,11 @@ pub struct Rereading {
     node: String,
     authority: Authority,
     count: u64,
-    /// Feed position behind which it began.
-    begun: u64,
+    /// Feed position of the first event that it reads.
+    from: Position,
     found: FaultBook,
     /// Where what was reported found no room here either, and how large it was.
-    no_room: Option<(u64, usize)>,
+    no_room: Option<(Position, usize)>,
 }
 
 /// What the faults of one authority take up.
@@ -177,7 +178,7 @@ impl Weight {
 
 impl Rereading {
     /// Returns the feed position up to which it has read.
-    pub fn read_up_to(&self) -> u64 {
+    pub fn read_up_to(&self) -> Position {
         self.found.applied()
     }
 
@@ -247,14 +248,13 @@ impl FaultBook {
                 in_turn().find_map(|(node, missed)| {
                     let missed = missed.get(&authority)?;
                     let used = Used::of(self.faults(node).iter().filter(own));
-                    let begun = missed.from.saturating_sub(1);
-                    let mut found = Self::since(begun);
+                    let mut found = Self::since(missed.from.before());
                     found.closed.restore(node, self.closed.of(node).to_vec());
                     used.leaves_room(missed.least).then_some(Rereading {
                         node: node.clone(),
                         authority,
                         count: missed.count,
-                        begun,
+                        from: missed.from,
                         found,
                         no_room: None,
                     })
@@ -263,7 +263,7 @@ impl FaultBook {
     }
 
     /// Returns the feed position of the first report of monitors that found no room.
-    pub fn missed_from(&self) -> Option<u64> {
+    pub fn missed_from(&self) -> Option<Position> {
         let missed = self.missed.values();
         let trusted = missed.filter_map(|missed| missed.get(&Authority::Trusted));
         trusted.map(|missed| missed.from).min()
@@ -275,15 +275,15 @@ impl FaultBook {
             node,
             authority,
             count,
-            begun,
+            from: read_from,
             mut found,
             no_room,
         } = reread;
         // What had to go meanwhile, and is older than what was read.
         let older = self.missed.get(&node).and_then(|all| all.get(&authority));
-        let older = older.filter(|missed| missed.from <= begun);
+        let older = older.filter(|missed| missed.from < read_from);
         let mut left = older.map(|missed| (missed.from, missed.least));
-        let mut leave = |from: u64, least: usize| {
+        let mut leave = |from: Position, least: usize| {
             left = Some(left.map_or((from, least), |known| {
                 (known.0.min(from), known.1.min(least))
             }));
@@ -324,7 +324,13 @@ impl FaultBook {
     }
 
     /// Notes that the report at `seq`, of so many bytes, found no room.
-    pub(super) fn note_missed(&mut self, node: &str, authority: Authority, seq: u64, bytes: usize) {
+    pub(super) fn note_missed(
+        &mut self,
+        node: &str,
+        authority: Authority,
+        seq: Position,
+        bytes: usize,
+    ) {
         self.overflow += 1;
         let missed = self.missed.entry(node.to_owned()).or_default();
         let missed = missed.entry(authority).or_insert(Missed {

@@ -540,7 +540,7 @@ proptest! {
         let record = |book: &mut FaultBook, seq: &mut u64, event: HealthEvent, at: Timestamp| {
             *seq += 1;
             let (seq, id) = (*seq, seq.to_string());
-            book.record(&Record { seq, id, created_at: at, event });
+            book.record(&Record { seq: seq.into(), id, created_at: at, event });
         };
         let wait_out = [Step::Wait(61)];
         for step in steps.into_iter().chain(wait_out) {

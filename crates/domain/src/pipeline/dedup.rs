@@ -19,6 +19,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::annotate;
 use crate::event::{Record, content_fingerprint, lacks_own_time};
 use crate::fault::{may_be_before, normalise_pci};
+use crate::position::Position;
 use crate::reporter::Authority;
 
 /// Most memory for what was seen (bytes): some 30,000 faults of usual size. Beyond it
@@ -81,7 +82,7 @@ pub struct Original {
     /// Its id.
     pub id: String,
     /// Its position in the feed; `None`: it is of the same batch.
-    pub seq: Option<u64>,
+    pub seq: Option<Position>,
 }
 
 /// Where a recovery looks for what it heals.
@@ -123,7 +124,7 @@ enum State {
     /// It is being stored with this batch.
     Pending(u64),
     /// It is stored, at this position.
-    Stored(u64),
+    Stored(Position),
 }
 
 /// What of a report decides about reactions.
@@ -244,7 +245,7 @@ impl Deduplicator {
     }
 
     /// The batch is stored: the event at an index has the position that `seq` tells.
-    pub fn stored(&mut self, batch: Batch, seq: impl Fn(usize) -> Option<u64>) {
+    pub fn stored(&mut self, batch: Batch, seq: impl Fn(usize) -> Option<Position>) {
         for (scope, subject, index) in batch.passed {
             let seen = self.scopes.get_mut(&scope);
             let report = seen.and_then(|seen| seen.get_mut(&subject));
@@ -437,7 +438,7 @@ impl Report {
         }
     }
 
-    fn seq(&self) -> Option<u64> {
+    fn seq(&self) -> Option<Position> {
         match self.state {
             State::Pending(_) => None,
             State::Stored(seq) => Some(seq),

@@ -9,6 +9,7 @@ use super::{Policy, RuleKind, standard};
 use crate::catalog::Catalog;
 use crate::event::{Record, normalise, validate};
 use crate::node::NodeView;
+use crate::position::Position;
 use crate::replay::Replay;
 
 /// Most tests in a file, and events in a test.
@@ -127,7 +128,7 @@ fn played(
         let event = event_of(value, &name, at, catalog);
         let event = event.map_err(|what| format!("event {}: {what}", index + 1))?;
         let record = Record {
-            seq: 0,
+            seq: Position::START,
             id: event.id.clone(),
             created_at: at,
             event,

@@ -9,6 +9,7 @@ use crate::assess::Desired;
 use crate::catalog::Catalog;
 use crate::event::Record;
 use crate::node::{NodeView, Taint};
+use crate::position::Position;
 use crate::replay::Replay;
 
 /// An event that two policies answer differently. Serialised names are part of the output
@@ -190,7 +191,7 @@ fn asked(policy: &Policy, standard: &Standard, node: Option<&NodeView>) -> Asked
     }
     let name = event.node_name.clone();
     replay.take(&Record {
-        seq: 0,
+        seq: Position::START,
         id: event.id.clone(),
         created_at: jiff::Timestamp::UNIX_EPOCH,
         event,

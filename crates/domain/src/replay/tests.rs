@@ -21,7 +21,7 @@ fn event(node: &str, second: i64, gpu: &str, healthy: bool) -> Record {
     let created_at = Timestamp::from_second(second).unwrap();
     normalise(&mut event, created_at);
     Record {
-        seq: 0,
+        seq: Position::START,
         id: event.id.clone(),
         created_at,
         event,

@@ -132,7 +132,7 @@ impl World {
         };
         normalise(&mut event, accepted);
         let record = Record {
-            seq: self.seq,
+            seq: self.seq.into(),
             id: event.id.clone(),
             created_at: accepted,
             event,

@@ -53,7 +53,7 @@ impl World {
         let id = event.id.clone();
         let seq = self.events.len() as u64 + 1;
         let record = Record {
-            seq,
+            seq: seq.into(),
             id: id.clone(),
             created_at: self.now,
             event,

@@ -25,7 +25,7 @@ fn faults(fatal: bool) -> Vec<Fault> {
     normalise(&mut event, at(100));
     let mut book = FaultBook::default();
     book.record(&Record {
-        seq: 1,
+        seq: 1.into(),
         id: event.id.clone(),
         created_at: at(100),
         event,

@@ -6,32 +6,29 @@ use contract::{BehaviourOverrides, Entity, HealthEvent, json};
 use domain::event::{Record, normalise};
 use jiff::Timestamp;
 
-use super::{Store, all, event, event_without_time, read_feed, report, time};
-use crate::{Appended, EventQuery, MAX_PAGE, NewEvent, Prune, RETRY_WINDOW, StatusPatch};
+use super::{
+    Store, all, event, event_without_time, grow, numbers, positions, read_feed, report, status,
+    time,
+};
+use crate::{Appended, EventQuery, MAX_PAGE, NewEvent, Position, Prune, RETRY_WINDOW, StatusPatch};
 
-/// Positions count up from 1 in the order of the appends; a page goes on where the last
-/// one ended.
+/// Positions grow in the order of the appends; a page goes on where the last one ended.
 pub async fn appends_in_order(open: impl AsyncFn() -> Store) {
     let store = open().await;
-    assert_eq!(*store.latest().borrow(), 0);
+    assert_eq!(*store.latest().borrow(), Position::START);
     assert!(store.append(Vec::new()).await.unwrap().is_empty());
-    assert!(store.feed(0, 10).await.unwrap().is_empty());
+    assert!(store.feed(Position::START, 10).await.unwrap().is_empty());
 
     let sent: Vec<_> = (0..25).map(|n| event("n1", n)).collect();
     let mut answers = store.append(sent[..10].to_vec()).await.unwrap();
     for one in &sent[10..] {
         answers.extend(store.append(vec![one.clone()]).await.unwrap());
     }
-    assert_eq!(*store.latest().borrow(), 25);
-    for (seq, (one, answer)) in (1..).zip(sent.iter().zip(&answers)) {
-        assert_eq!(
-            *answer,
-            Appended {
-                id: one.event.id.clone(),
-                seq,
-                new: true
-            }
-        );
+    let at = positions(&answers);
+    assert!(Position::START < at[0] && grow(at.iter().copied()));
+    assert_eq!(*store.latest().borrow(), at[24]);
+    for (one, answer) in sent.iter().zip(&answers) {
+        assert_eq!((&answer.id, answer.new), (&one.event.id, true));
     }
     for page in [1, 7, 100] {
         let read: Vec<_> = read_feed(&*store, page)
@@ -42,10 +39,24 @@ pub async fn appends_in_order(open: impl AsyncFn() -> Store) {
         let expected: Vec<_> = sent.iter().map(|one| one.event.clone()).collect();
         assert_eq!(read, expected);
     }
-    assert_eq!(store.feed(24, 10).await.unwrap()[0].seq, 25);
-    assert!(store.feed(25, 10).await.unwrap().is_empty());
-    assert!(store.feed(u64::MAX, 10).await.unwrap().is_empty());
-    assert!(store.feed(0, 0).await.unwrap().is_empty());
+    assert_eq!(store.feed(at[23], 10).await.unwrap()[0].seq, at[24]);
+    let from = store.feed(at[20].before(), 2).await.unwrap();
+    assert_eq!(
+        numbers(&from, &at),
+        [21, 22],
+        "right before a position is behind the last"
+    );
+    assert!(store.feed(at[24], 10).await.unwrap().is_empty());
+    assert!(store.feed(Position::END, 10).await.unwrap().is_empty());
+    assert!(store.feed(Position::START, 0).await.unwrap().is_empty());
+    for (after, behind) in [
+        (Position::START, 25),
+        (at[9], 15),
+        (at[24], 0),
+        (Position::END, 0),
+    ] {
+        assert_eq!(store.behind(after).await.unwrap(), behind);
+    }
     store.close().await;
 }
 
@@ -93,8 +104,8 @@ pub async fn keeps_an_event_as_it_was(open: impl AsyncFn() -> Store) {
 
     let events = [full, bare];
     let new = events.clone().map(|event| NewEvent { event, received_at });
-    store.append(new.to_vec()).await.unwrap();
-    for (seq, event) in (1..).zip(events) {
+    let answers = store.append(new.to_vec()).await.unwrap();
+    for (seq, event) in positions(&answers).into_iter().zip(events) {
         let expected = Record {
             seq,
             id: event.id.clone(),
@@ -102,7 +113,7 @@ pub async fn keeps_an_event_as_it_was(open: impl AsyncFn() -> Store) {
             event,
         };
         assert_eq!(
-            store.feed(seq - 1, 1).await.unwrap().pop(),
+            store.feed(seq.before(), 1).await.unwrap().pop(),
             Some(expected.clone())
         );
         assert_eq!(
@@ -123,18 +134,21 @@ pub async fn stores_an_event_once(open: impl AsyncFn() -> Store) {
     let store = open().await;
     let batch = vec![event("n1", 1), event("n1", 2), event("n1", 1)];
     let answers = store.append(batch.clone()).await.unwrap();
-    assert_eq!(seqs(&answers), [(1, true), (2, true), (1, false)]);
+    let (one, two) = (answers[0].seq, answers[1].seq);
+    assert_eq!(seqs(&answers), [(one, true), (two, true), (one, false)]);
     let answers = store.append(batch.clone()).await.unwrap();
-    assert_eq!(seqs(&answers), [(1, false), (2, false), (1, false)]);
+    assert_eq!(seqs(&answers), [(one, false), (two, false), (one, false)]);
     store.close().await;
 
     let store = open().await;
     let mut mixed = vec![event("n1", 3)];
     mixed.extend(batch);
     let answers = store.append(mixed).await.unwrap();
+    let three = answers[0].seq;
+    assert!(three > two);
     assert_eq!(
         seqs(&answers),
-        [(3, true), (1, false), (2, false), (1, false)]
+        [(three, true), (one, false), (two, false), (one, false)]
     );
     assert_eq!(answers[1].id, event("n1", 1).event.id);
     assert_eq!(read_feed(&*store, 10).await.len(), 3);
@@ -259,7 +273,7 @@ pub async fn takes_a_repetition_without_a_time_for_a_retry(open: impl AsyncFn() 
 /// deleted, and what became of one is noted.
 pub async fn pages_stay_whole_while_rows_come_and_go(open: impl AsyncFn() -> Store) {
     let store = open().await;
-    store
+    let answers = store
         .append((0..20).map(|n| event("a", n)).collect())
         .await
         .unwrap();
@@ -279,20 +293,20 @@ pub async fn pages_stay_whole_while_rows_come_and_go(open: impl AsyncFn() -> Sto
             ..StatusPatch::default()
         };
         store.update_status(&last.id, patch).await.unwrap();
-        seen.extend(page.iter().map(|record| record.seq));
+        seen.extend(numbers(&page, &positions(&answers)));
         let new = ["a", "b"].map(|node| event(node, 100 + round));
         store.append(new.to_vec()).await.unwrap();
         let prune = Prune {
             before: time(round * 2),
             max_bytes: u64::MAX,
-            finished: u64::MAX,
+            finished: Position::END,
             gone: Timestamp::UNIX_EPOCH,
             keep: Vec::new(),
         };
         store.prune(prune).await.unwrap();
     }
     // The first four were deleted before anybody came to them.
-    assert_eq!(seen, (5..=20).rev().collect::<Vec<u64>>());
+    assert_eq!(seen, (5..=20).rev().collect::<Vec<_>>());
     store.close().await;
 }
 
@@ -300,16 +314,9 @@ pub async fn pages_stay_whole_while_rows_come_and_go(open: impl AsyncFn() -> Sto
 pub async fn pages_and_filters(open: impl AsyncFn() -> Store) {
     let store = open().await;
     let sent = (0..150).map(|n| event(if n % 3 == 0 { "a" } else { "b" }, n));
-    store.append(sent.collect()).await.unwrap();
-    let find = async |query| -> Vec<u64> {
-        store
-            .events(query)
-            .await
-            .unwrap()
-            .into_iter()
-            .map(|record| record.seq)
-            .collect()
-    };
+    let at = positions(&store.append(sent.collect()).await.unwrap());
+    let find = async |query| numbers(&store.events(query).await.unwrap(), &at);
+    let nth = |number: usize| Some(at[number - 1]);
     let node = |name: &str| Some(name.to_owned());
     let id_of_7 = Some(event("a", 6).event.id);
 
@@ -318,8 +325,8 @@ pub async fn pages_and_filters(open: impl AsyncFn() -> Store) {
         (51..=150).rev().collect::<Vec<_>>()
     );
     assert_eq!(find(all()).await.len(), 150);
-    assert_eq!(find(EventQuery { limit: 0, ..all() }).await, [0_u64; 0]);
-    let of_a = (0..50).rev().map(|n| n * 3 + 1).collect::<Vec<u64>>();
+    assert_eq!(find(EventQuery { limit: 0, ..all() }).await, [0_usize; 0]);
+    let of_a = (0..50).rev().map(|n| n * 3 + 1).collect::<Vec<_>>();
     assert_eq!(
         find(EventQuery {
             node: node("a"),
@@ -334,11 +341,11 @@ pub async fn pages_and_filters(open: impl AsyncFn() -> Store) {
             ..all()
         })
         .await,
-        [0_u64; 0]
+        [0_usize; 0]
     );
     assert_eq!(
         find(EventQuery {
-            before: Some(4),
+            before: nth(4),
             ..all()
         })
         .await,
@@ -346,21 +353,21 @@ pub async fn pages_and_filters(open: impl AsyncFn() -> Store) {
     );
     assert_eq!(
         find(EventQuery {
-            after: Some(148),
+            after: nth(148),
             ..all()
         })
         .await,
         [150, 149]
     );
     let between = EventQuery {
-        before: Some(12),
-        after: Some(3),
+        before: nth(12),
+        after: nth(3),
         node: node("a"),
         ..all()
     };
     assert_eq!(find(between).await, [10, 7, 4]);
     let page = EventQuery {
-        before: Some(148),
+        before: nth(148),
         node: node("a"),
         limit: 2,
         ..all()
@@ -381,18 +388,11 @@ pub async fn pages_and_filters(open: impl AsyncFn() -> Store) {
             ..all()
         })
         .await,
-        [0_u64; 0]
+        [0_usize; 0]
     );
 
-    assert_eq!(
-        store
-            .event(&event("a", 6).event.id)
-            .await
-            .unwrap()
-            .unwrap()
-            .seq,
-        7
-    );
+    let seventh = store.event(&event("a", 6).event.id).await.unwrap();
+    assert_eq!(seventh.unwrap().seq, at[6]);
     assert_eq!(store.event("no such id").await.unwrap(), None);
     store.close().await;
 }
@@ -400,16 +400,14 @@ pub async fn pages_and_filters(open: impl AsyncFn() -> Store) {
 /// A status is empty at first, and changes by what a patch names.
 pub async fn updates_a_status(open: impl AsyncFn() -> Store) {
     let store = open().await;
-    store
-        .append(vec![event("n1", 1), event("n1", 2)])
-        .await
-        .unwrap();
+    let both = vec![event("n1", 1), event("n1", 2)];
+    let answers = store.append(both).await.unwrap();
     let (id, other) = (event("n1", 1).event.id, event("n1", 2).event.id);
     let patch = |value: &str| StatusPatch {
         node_quarantined: Some(value.to_owned()),
         ..StatusPatch::default()
     };
-    let value = async |id: &str| store.status(id).await.unwrap().unwrap().node_quarantined;
+    let value = async |id: &str| status(&*store, id).await.unwrap().node_quarantined;
 
     assert_eq!(value(&id).await, None);
     assert!(
@@ -441,7 +439,7 @@ pub async fn updates_a_status(open: impl AsyncFn() -> Store) {
             .await
             .unwrap()
     );
-    assert_eq!(store.status("no such id").await.unwrap(), None);
+    assert_eq!(status(&*store, "no such id").await, None);
     // Several at once: in order, and what does not exist is passed over.
     let at = "2026-01-02T03:04:05.000006Z".parse().unwrap();
     let timed = StatusPatch {
@@ -467,7 +465,7 @@ pub async fn updates_a_status(open: impl AsyncFn() -> Store) {
     // Sent again, an event keeps what became of it, and the feed does not move.
     store.append(vec![event("n1", 1)]).await.unwrap();
     assert_eq!(value(&id).await.as_deref(), Some("UnQuarantined"));
-    assert_eq!(*store.latest().borrow(), 2);
+    assert_eq!(*store.latest().borrow(), answers[1].seq);
     store.close().await;
 }
 
@@ -490,7 +488,7 @@ pub async fn states_what_it_holds(open: impl AsyncFn() -> Store) {
     store.close().await;
 }
 
-fn seqs(answers: &[Appended]) -> Vec<(u64, bool)> {
+fn seqs(answers: &[Appended]) -> Vec<(Position, bool)> {
     answers
         .iter()
         .map(|answer| (answer.seq, answer.new))

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use domain::position::Position;
 use jiff::Timestamp;
 use rusqlite::{Connection, OptionalExtension};
 
@@ -42,7 +43,7 @@ pub(super) fn save(
         .prepare_cached("SELECT token FROM checkpoint WHERE consumer = ?1")?
         .query_row([consumer], |row| row.get(0))
         .optional()?;
-    let stored = stored.map_or(0, position);
+    let stored = stored.map_or(Position::START, position);
     if checkpoint.token < stored {
         return Ok(Err(StoreError::TokenBackwards {
             consumer: consumer.to_owned(),

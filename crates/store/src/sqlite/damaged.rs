@@ -10,6 +10,7 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
+use domain::position::Position;
 use jiff::Timestamp;
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::watch;
@@ -29,7 +30,7 @@ const FILES: [&str; 3] = ["-wal", "-shm", ""];
 /// A database that can be worked with.
 pub(super) struct Opened {
     pub(super) connection: Connection,
-    pub(super) newest: u64,
+    pub(super) newest: Position,
     pub(super) identity: Identity,
 }
 
@@ -214,7 +215,7 @@ mod tests {
     use super::super::SqliteStore;
     use super::*;
     use crate::conformance::{event, read_feed};
-    use crate::{EventStore, NewEvent};
+    use crate::{EventLog, NewEvent, Upkeep};
 
     const PAGE: u64 = 4096;
 
@@ -255,7 +256,7 @@ mod tests {
                 assert!(starts < 3, "still damaged after {starts} starts");
                 let store = SqliteStore::open(dir.path()).unwrap();
                 let stored = store.append(vec![event("n1", 5_000)]).await;
-                let read = store.feed(0, 10_000).await;
+                let read = store.feed(Position::START, 10_000).await;
                 let damage = store.damage().borrow().clone();
                 if stored.is_ok() && read.is_ok() {
                     assert_eq!(damage, None);

@@ -2,11 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use domain::position::Position;
 use jiff::Timestamp;
 use rusqlite::Connection;
 use serde::Serialize;
 
-use super::{FILE, failure, identity, position, query, schema, unreadable, wal};
+use super::{FILE, count, failure, identity, position, query, schema, unreadable, wal};
 use crate::StoreError;
 
 /// What a store's file holds.
@@ -26,7 +27,7 @@ pub struct Inspection {
     /// Which store it is.
     pub id: String,
     /// Position up to which events are history, for another store was acted on after them.
-    pub history_up_to: u64,
+    pub history_up_to: Position,
     /// What `SQLite`'s own check finds; empty where the file is sound.
     pub damage: Vec<String>,
     /// Number of events.
@@ -36,7 +37,7 @@ pub struct Inspection {
     /// The first of these; at most 20.
     pub unreadable_events: Vec<Damaged>,
     /// Position of the newest event.
-    pub newest_position: u64,
+    pub newest_position: Position,
     /// When the oldest event was received.
     pub oldest: Option<Timestamp>,
     /// When the newest event was received.
@@ -58,7 +59,7 @@ pub struct Consumer {
     /// Name.
     pub name: String,
     /// Position up to which it is done.
-    pub token: u64,
+    pub token: Position,
     /// Events behind that position.
     pub behind: u64,
     /// Size of what it keeps (bytes).
@@ -70,7 +71,7 @@ pub struct Consumer {
 #[serde(rename_all = "camelCase")]
 pub struct Damaged {
     /// Its position.
-    pub position: u64,
+    pub position: Position,
     /// Its id, as far as it can be read.
     pub id: String,
     /// What is wrong with it.
@@ -122,7 +123,7 @@ fn read(connection: &Connection, path: &Path) -> rusqlite::Result<Inspection> {
             .query_map([], |row| {
                 Ok(Count {
                     name: unreadable::text(row, 0),
-                    events: position(row.get(1)?),
+                    events: count(row.get(1)?),
                 })
             })?
             .collect()
@@ -132,16 +133,16 @@ fn read(connection: &Connection, path: &Path) -> rusqlite::Result<Inspection> {
         .prepare(
             "SELECT consumer, token, length(state) + coalesce((
                  SELECT sum(length(state)) FROM checkpoint_part AS part
-                 WHERE part.consumer = checkpoint.consumer), 0)
+                 WHERE part.consumer = checkpoint.consumer), 0),
+                 (SELECT count(*) FROM event WHERE seq > token)
              FROM checkpoint ORDER BY consumer",
         )?
         .query_map([], |row| {
-            let token = position(row.get(1)?);
             Ok(Consumer {
                 name: row.get(0)?,
-                token,
-                behind: newest_position.saturating_sub(token),
-                state_bytes: position(row.get(2)?),
+                token: position(row.get(1)?),
+                behind: count(row.get(3)?),
+                state_bytes: count(row.get(2)?),
             })
         })?
         .collect::<rusqlite::Result<_>>()?;
@@ -153,7 +154,7 @@ fn read(connection: &Connection, path: &Path) -> rusqlite::Result<Inspection> {
     Ok(Inspection {
         bytes: size(path) + log_bytes,
         log_bytes,
-        free_bytes: position(number("PRAGMA freelist_count")? * number("PRAGMA page_size")?),
+        free_bytes: count(number("PRAGMA freelist_count")? * number("PRAGMA page_size")?),
         schema_version,
         history_up_to: identity.since,
         id: identity.id,
@@ -162,7 +163,7 @@ fn read(connection: &Connection, path: &Path) -> rusqlite::Result<Inspection> {
             .query_map([], |row| row.get::<_, String>(0))?
             .filter(|line| line.as_ref().map_or(true, |text| text != "ok"))
             .collect::<rusqlite::Result<_>>()?,
-        events: position(number("SELECT count(*) FROM event")?),
+        events: count(number("SELECT count(*) FROM event")?),
         unreadable,
         unreadable_events,
         newest_position,
@@ -170,7 +171,7 @@ fn read(connection: &Connection, path: &Path) -> rusqlite::Result<Inspection> {
             .or_else(none_without_rows)?,
         newest: time("SELECT created_at FROM event ORDER BY seq DESC LIMIT 1")
             .or_else(none_without_rows)?,
-        journal_entries: position(number("SELECT count(*) FROM journal")?),
+        journal_entries: count(number("SELECT count(*) FROM journal")?),
         consumers,
         checks: counts(
             "SELECT check_name, count(*) FROM event GROUP BY check_name ORDER BY 2 DESC, 1",

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use rusqlite::{Connection, OptionalExtension};
 
-use super::{number, page, position};
+use super::{number, page};
 use crate::{Prune, Pruned, StoreError};
 
 /// Most events, and most journal entries, that one call deletes: writers wait that long.
@@ -155,7 +155,7 @@ fn oldest(connection: &Connection, sql: &str) -> rusqlite::Result<Option<i64>> {
 fn used(connection: &Connection) -> rusqlite::Result<u64> {
     let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
     let pages = pragma("page_count")? - pragma("freelist_count")?;
-    Ok(position(pages * pragma("page_size")?))
+    Ok((pages * pragma("page_size")?).unsigned_abs())
 }
 
 fn give_back(connection: &Connection) -> rusqlite::Result<()> {

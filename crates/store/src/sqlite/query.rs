@@ -1,12 +1,13 @@
 //! Events on their way out of the table.
 
 use domain::event::Record;
+use domain::position::Position;
 use jiff::Timestamp;
 use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Params, Row, params_from_iter};
 
 use super::unreadable::Unreadable;
-use super::{failure, number, position};
+use super::{count, failure, number, position};
 use crate::{BoxError, EventQuery, MAX_PAGE, Stats, Status, StatusPatch, StoreError};
 
 /// Most bytes of the events of one page of the feed, or of the entries of a timeline, but for the
@@ -16,7 +17,7 @@ pub(super) const PAGE_BYTES: usize = 8 * 1024 * 1024;
 pub(super) fn feed(
     connection: &Connection,
     unreadable: &Unreadable,
-    after: u64,
+    after: Position,
     limit: usize,
 ) -> Result<Vec<Record>, StoreError> {
     let sql = "SELECT seq, id, created_at, body FROM event WHERE seq > ?1 ORDER BY seq";
@@ -28,6 +29,15 @@ pub(super) fn feed(
         limit,
         PAGE_BYTES,
     )
+}
+
+/// Costs as much as there are such events.
+pub(super) fn behind(connection: &Connection, after: Position) -> Result<u64, StoreError> {
+    connection
+        .prepare_cached("SELECT count(*) FROM event WHERE seq > ?1")
+        .and_then(|mut statement| statement.query_row([number(after)], |row| row.get(0)))
+        .map(count)
+        .map_err(|error| failure("count the events", error))
 }
 
 pub(super) fn events(
@@ -119,7 +129,7 @@ pub(super) fn stats(connection: &Connection) -> Result<Stats, StoreError> {
             [],
             |row| {
                 Ok(Stats {
-                    events: row.get::<_, i64>(0)?.unsigned_abs(),
+                    events: count(row.get(0)?),
                     oldest: time(row.get(1)?),
                     newest: time(row.get(2)?),
                     bytes: 0,

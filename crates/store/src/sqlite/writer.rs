@@ -10,11 +10,12 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use domain::position::Position;
 use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::{oneshot, watch};
 
 use super::damaged::{self, Damage};
-use super::{DirectoryLock, failure};
+use super::{DirectoryLock, failure, position};
 use crate::{GroupThread, MAX_APPEND, StoreError};
 
 /// Rows that wait with their calls: what bounds the memory.
@@ -29,7 +30,7 @@ const FOLD_TIMEOUT: Duration = Duration::from_millis(250);
 #[derive(Debug)]
 pub(super) struct Writer {
     thread: GroupThread<Box<dyn Job>>,
-    latest: watch::Receiver<u64>,
+    latest: watch::Receiver<Position>,
     trouble: watch::Receiver<Option<String>>,
 }
 
@@ -63,7 +64,7 @@ struct Thread {
     fold_at: u64,
     /// Rows that were changed up to the last commit.
     changes: i64,
-    latest: watch::Sender<u64>,
+    latest: watch::Sender<Position>,
     /// Why the last write failed, if it did.
     trouble: watch::Sender<Option<String>>,
     damage: Arc<Damage>,
@@ -77,7 +78,7 @@ impl Writer {
         connection: Connection,
         wal: PathBuf,
         lock: DirectoryLock,
-        latest: u64,
+        latest: Position,
         damage: Arc<Damage>,
     ) -> std::io::Result<Self> {
         let (latest_sender, latest) = watch::channel(latest);
@@ -102,7 +103,7 @@ impl Writer {
         })
     }
 
-    pub(super) fn latest(&self) -> watch::Receiver<u64> {
+    pub(super) fn latest(&self) -> watch::Receiver<Position> {
         self.latest.clone()
     }
 
@@ -264,11 +265,11 @@ impl Thread {
 }
 
 /// Position of the newest event.
-pub(super) fn newest(connection: &Connection) -> rusqlite::Result<u64> {
+pub(super) fn newest(connection: &Connection) -> rusqlite::Result<Position> {
     let newest: Option<i64> = connection
         .prepare_cached("SELECT max(seq) FROM event")?
         .query_row([], |row| row.get(0))?;
-    Ok(newest.map_or(0, i64::unsigned_abs))
+    Ok(newest.map_or(Position::START, position))
 }
 
 /// Whether the log could be folded: nobody was reading from it.

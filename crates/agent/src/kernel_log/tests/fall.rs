@@ -11,9 +11,9 @@ const OTHER_FALL: &str = "NVRM: GPU 0000:b4:00.0: GPU has fallen off the bus.";
 /// Titles of the faults that are open after these events.
 fn open_after(events: &[HealthEvent]) -> Vec<String> {
     let mut book = FaultBook::default();
-    for (seq, event) in (1..).zip(events) {
+    for (seq, event) in (1_u64..).zip(events) {
         book.record(&domain::event::Record {
-            seq,
+            seq: seq.into(),
             id: event.id.clone(),
             created_at: Timestamp::UNIX_EPOCH,
             event: event.clone(),

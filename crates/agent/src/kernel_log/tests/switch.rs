@@ -20,8 +20,8 @@ fn a_switch_is_named_with_its_function_and_is_the_same_without_it() {
     };
     assert_eq!(of_type("PCI"), ["0000:c1:00.0"]);
 
-    let record = |seq, event: &HealthEvent| domain::event::Record {
-        seq,
+    let record = |seq: u64, event: &HealthEvent| domain::event::Record {
+        seq: seq.into(),
         id: event.id.clone(),
         created_at: Timestamp::UNIX_EPOCH,
         event: event.clone(),

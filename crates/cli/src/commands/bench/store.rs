@@ -20,7 +20,7 @@ use contract::HealthEvent;
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
 use store::sqlite::SqliteStore;
-use store::{EventStore, NewEvent};
+use store::{EventStore, NewEvent, Upkeep as _};
 use tokio::task::JoinSet;
 
 use super::Row;

@@ -54,7 +54,7 @@ async fn another_store_gets_what_the_one_before_had_taken_before_anything_new() 
     node.empty().await;
     let expected = ["fault", "recovery", "new", "newer"];
     assert_eq!(second.messages().await, expected);
-    assert_eq!(second.store.feed(3, 10).await.unwrap().len(), 4);
+    assert_eq!(second.store.feed(3.into(), 10).await.unwrap().len(), 4);
     // Somebody who goes on where it was finds nothing to send again.
     let before = node.status.borrow().resent;
     stop.cancel();

@@ -153,13 +153,13 @@ fn what_waits_already_is_taken_once_also_where_nothing_more_fits() {
     assert_eq!(
         answers
             .iter()
-            .map(|one| (one.seq, one.new))
+            .map(|one| (one.seq.number(), one.new))
             .collect::<Vec<_>>(),
         [(1, true), (2, true), (1, false)]
     );
     let error = log.append(&[event("one"), event("three")]).unwrap_err();
     assert!(error.to_string().contains("2 events wait"), "{error}");
-    assert_eq!(log.append(&[event("two")]).unwrap()[0].seq, 2);
+    assert_eq!(log.append(&[event("two")]).unwrap()[0].seq, 2.into());
     assert_eq!(names(&log.all()), ["one", "two"]);
     // Delivery makes room, and what was delivered is new again: the store knows it.
     log.delivered(1);
@@ -213,7 +213,7 @@ fn delivered_stays_delivered_and_losing_the_note_of_it_delivers_again() {
     let mut log = Log::open(dir.path(), LIMITS).unwrap();
     assert!(log.all().is_empty());
     // Positions go on, also where no file says how far they were.
-    assert_eq!(log.append(&[event("four")]).unwrap()[0].seq, 4);
+    assert_eq!(log.append(&[event("four")]).unwrap()[0].seq, 4.into());
     drop(log);
     let cursor = dir.path().join("delivered");
     for wreck in [&b"x"[..], b"0123456789ab"] {

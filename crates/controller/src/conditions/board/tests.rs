@@ -42,7 +42,7 @@ fn record(book: &mut FaultBook, second: i64, code: &str, fatal: bool, healthy: b
     };
     normalise(&mut event, at(second));
     book.record(&Record {
-        seq: book.applied() + 1,
+        seq: (book.applied().number() + 1).into(),
         id: event.id.clone(),
         created_at: at(second),
         event,

@@ -29,7 +29,11 @@ fn quarantine(store: &Arc<dyn EventStore>) -> (Quarantine, Handles) {
 }
 
 fn quarantine_that(mode: Mode, store: &Arc<dyn EventStore>) -> (Quarantine, Handles) {
-    let config = Config {
+    Quarantine::new(config(mode, store), &Metrics::default())
+}
+
+fn config(mode: Mode, store: &Arc<dyn EventStore>) -> Config {
+    Config {
         store: Arc::clone(store),
         cluster: None,
         policy: watch::channel(None).1,
@@ -42,8 +46,7 @@ fn quarantine_that(mode: Mode, store: &Arc<dyn EventStore>) -> (Quarantine, Hand
         board: None,
         retention: jiff::SignedDuration::from_hours(30 * 24),
         clock: now,
-    };
-    Quarantine::new(config, &Metrics::default())
+    }
 }
 
 fn fault(node: &str, code: u32) -> NewEvent {
@@ -85,6 +88,29 @@ async fn an_event_that_cannot_be_read_does_not_stop_those_behind_it() {
         .collect();
     assert_eq!(codes, ["1", "3"]);
     assert!(quarantine.caught_up && quarantine.troubles().is_empty());
+    store.close().await;
+}
+
+#[tokio::test]
+async fn a_gap_in_the_feed_is_no_backlog() {
+    let directory = tempfile::tempdir().unwrap();
+    let store = open(directory.path());
+    let faults = |codes: std::ops::Range<u32>| codes.map(|code| fault("n1", code)).collect();
+    let page = u32::try_from(FEED_PAGE).unwrap();
+    store.append(faults(0..page)).await.unwrap();
+    damage(
+        directory.path(),
+        "UPDATE sqlite_sequence SET seq = seq + 5000",
+    );
+    store.append(faults(page..page + 2)).await.unwrap();
+    let metrics = Metrics::default();
+    let (mut quarantine, _handles) = Quarantine::new(config(Mode::Observe, &store), &metrics);
+    for (more, backlog) in [(true, 2), (false, 0)] {
+        assert_eq!(quarantine.take_page().await, more);
+        quarantine.count_backlog().await;
+        let told = format!("fault_quarantine_event_backlog_count {backlog}\n");
+        assert!(metrics.encode().contains(&told), "{}", metrics.encode());
+    }
     store.close().await;
 }
 
@@ -447,7 +473,7 @@ async fn a_place_that_is_lost_is_the_start_of_what_is_stored() {
 
     let (mut second, _handles) = quarantine(&store);
     second.load().await;
-    assert_eq!(second.book.applied(), 0);
+    assert_eq!(second.book.applied(), Position::START);
     second.take_in().await;
     assert_eq!(second.book, first.book);
     assert_eq!(second.book.faults("n1").len(), 1);

@@ -90,7 +90,7 @@ async fn quarantine(directory: &Path) -> (Quarantine, Handles) {
 
 async fn report(quarantine: &mut Quarantine, nodes: &[&str], is_healthy: bool) {
     // Each says something else: what is told twice is one event.
-    let reports = quarantine.book.applied();
+    let reports = quarantine.book.applied().number();
     let events = nodes.iter().map(|node| event(node, is_healthy, reports));
     let events = events.collect();
     quarantine.store.append(events).await.unwrap();

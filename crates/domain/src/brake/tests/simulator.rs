@@ -106,7 +106,7 @@ impl World {
         };
         normalise(&mut event, self.now);
         let record = Record {
-            seq: self.seq,
+            seq: self.seq.into(),
             id: event.id.clone(),
             created_at: self.now,
             event,

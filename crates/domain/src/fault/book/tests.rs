@@ -25,7 +25,7 @@ fn record(seq: u64, edit: impl FnOnce(&mut HealthEvent)) -> Record {
     edit(&mut event);
     normalise(&mut event, created_at);
     Record {
-        seq,
+        seq: seq.into(),
         id: event.id.clone(),
         created_at,
         event,
@@ -126,8 +126,8 @@ fn a_fault_opens_is_refreshed_and_closes() {
 
 #[test]
 fn a_book_begins_behind_what_is_history() {
-    let mut book = FaultBook::since(7);
-    assert_eq!(book.applied(), 7);
+    let mut book = FaultBook::since(7.into());
+    assert_eq!(book.applied(), 7.into());
     let old = book.record(&record(7, |_| ()));
     assert_eq!(old, [Change::Ignored(Ignored::AlreadyRecorded)]);
     assert_eq!(book.nodes().count(), 0);
@@ -146,7 +146,7 @@ fn what_was_taken_over_is_not_closed_by_a_recovery_from_before_it() {
         });
         record
     };
-    let mut book = FaultBook::since(10);
+    let mut book = FaultBook::since(10.into());
     let taken_over = record(11, |event| {
         let now = Timestamp::from_second(1_800_000_400).unwrap().to_string();
         let mark = (keys::META_TAKEN_OVER.to_owned(), now);

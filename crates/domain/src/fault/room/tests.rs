@@ -35,7 +35,7 @@ impl Bench {
         by.note_in(&mut event);
         normalise(&mut event, created_at);
         self.log.push(Record {
-            seq,
+            seq: seq.into(),
             id: event.id.clone(),
             created_at,
             event,
@@ -240,7 +240,10 @@ fn what_does_not_fit_is_not_read_again_all_the_time_and_monitors_come_first() {
     for code in 0..=MAX_OPEN_FAULTS_PER_NODE {
         bench.report(&Reporter::Monitor, &code.to_string(), |_| ());
     }
-    assert_eq!(bench.book.missed_from(), Some(bench.log.len() as u64));
+    assert_eq!(
+        bench.book.missed_from(),
+        Some((bench.log.len() as u64).into())
+    );
     for code in 0..MAX_OPEN_FAULTS_PER_NODE / 2 {
         bench.recover(&Reporter::Monitor, &code.to_string());
     }

@@ -59,7 +59,8 @@ impl Bench {
         }
         let first = self.seq + 1;
         self.seq += events.len() as u64;
-        self.dedup.stored(batch, |index| Some(first + index as u64));
+        self.dedup
+            .stored(batch, |index| Some((first + index as u64).into()));
         (events, verdicts)
     }
 
@@ -125,7 +126,7 @@ fn a_repeat_within_the_window_is_for_analysis_only_and_says_of_what() {
     let (second, verdicts) = bench.batch(&[fault()]);
     let original = Original {
         id: first[0].id.clone(),
-        seq: Some(1),
+        seq: Some(1.into()),
     };
     // Without a time of its own it would be the same event sent again, see below.
     assert_eq!(verdicts, [Verdict::Passes]);
@@ -433,7 +434,7 @@ fn a_report_that_was_not_stored_holds_nothing_back() {
     let (first, _) = begin(&mut bench, "a");
     let (second, passed) = begin(&mut bench, "b");
     assert!(passed);
-    bench.dedup.stored(second, |_| Some(1));
+    bench.dedup.stored(second, |_| Some(1.into()));
     bench.dedup.not_stored(first);
     assert!(!bench.passes(1, &fault()));
 
@@ -441,7 +442,7 @@ fn a_report_that_was_not_stored_holds_nothing_back() {
     let mut bench = Bench::new();
     let (batch, _) = begin(&mut bench, "a");
     assert!(bench.passes(0, &healthy(|_| ())));
-    bench.dedup.stored(batch, |_| Some(1));
+    bench.dedup.stored(batch, |_| Some(1.into()));
     assert!(bench.passes(1, &fault()));
 }
 
@@ -500,7 +501,7 @@ fn what_was_stored_before_a_restart_is_recalled() {
         before.now = at(seconds);
         let (events, _) = before.batch(&[event]);
         records.push(Record {
-            seq: before.seq,
+            seq: before.seq.into(),
             id: events[0].id.clone(),
             created_at: before.now,
             event: events[0].clone(),
@@ -648,7 +649,7 @@ proptest! {
             }
             let (judged, _) = bench.batch_of(std::slice::from_ref(&event), accepted);
             let record = |event: &HealthEvent| Record {
-                seq: bench.seq,
+                seq: bench.seq.into(),
                 id: judged[0].id.clone(),
                 created_at: accepted,
                 event: event.clone(),

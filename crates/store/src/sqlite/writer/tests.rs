@@ -28,7 +28,7 @@ impl Bench {
             fold_at: MAX_WAL_BYTES,
             changes: 0,
             trouble: watch::Sender::new(None),
-            latest: watch::Sender::new(0),
+            latest: watch::Sender::new(Position::START),
             damage: Arc::new(Damage::new(path)),
         };
         Self { thread, dir }
@@ -67,7 +67,7 @@ fn append(events: Vec<NewEvent>) -> (Box<dyn Job>, Answer) {
 }
 
 fn seq(answer: Answer) -> u64 {
-    answer.blocking_recv().unwrap().unwrap()[0].seq
+    answer.blocking_recv().unwrap().unwrap()[0].seq.number()
 }
 
 fn refusal(answer: Answer) -> StoreError {
@@ -96,7 +96,7 @@ fn a_call_that_fails_takes_no_other_with_it() {
     );
     assert!(matches!(refusal(refused_answer), StoreError::Closed));
     assert_eq!(bench.seqs(), [1, 2]);
-    assert_eq!(*bench.thread.latest.borrow(), 2);
+    assert_eq!(*bench.thread.latest.borrow(), 2.into());
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn a_full_disk_fails_what_does_not_fit_and_passes() {
     bench.thread.commit(vec![large]);
     assert_eq!(seq(large_answer), 102, "positions without a gap");
     assert!(bench.seqs().into_iter().eq(1..=1_101));
-    assert_eq!(*bench.thread.latest.borrow(), 1_101);
+    assert_eq!(*bench.thread.latest.borrow(), 1_101.into());
 }
 
 #[test]

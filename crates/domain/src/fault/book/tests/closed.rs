@@ -26,7 +26,7 @@ fn what_was_accepted_before_a_recovery_and_comes_after_it_opens_nothing() {
         book.record(&accepted(healthy(2, |_| ()), 100));
         // As after a restart.
         let share = serde_json::to_string(&book.share("n1")).unwrap();
-        let mut restored = FaultBook::since(2);
+        let mut restored = FaultBook::since(2.into());
         restored.restore("n1", serde_json::from_str(&share).unwrap());
         restored
     };

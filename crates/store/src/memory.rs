@@ -1,0 +1,431 @@
+//! A backend in memory, for tests: it shows what of a store is contract and what is only the
+//! embedded backend's way.
+//!
+//! Its positions begin late and have gaps, as those of a sequence whose transactions were rolled
+//! back. It is no store to run with: nothing outlives the process.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use contract::{HealthEvent, json};
+use domain::event::{Record, content_fingerprint, lacks_own_time};
+use domain::journal::Entry;
+use jiff::Timestamp;
+use tokio::sync::watch;
+
+use crate::{
+    Appended, Checkpoint, Checkpoints, EventLog, EventQuery, Identity, Journal, MAX_PAGE, NewEvent,
+    Position, Prune, Pruned, RETRY_WINDOW, Stats, Status, StatusPatch, Statuses, StoreError,
+    Upkeep, limits,
+};
+
+/// The position before the first event.
+const BEGIN: u64 = 40;
+/// The version of the schema that it tells: there is none but this.
+const SCHEMA_VERSION: u32 = 1;
+
+/// What outlives a [`MemoryStore`].
+#[derive(Clone, Default)]
+pub struct MemoryStorage(Arc<Mutex<State>>);
+
+/// An open store. Of one storage, one at a time.
+pub struct MemoryStore {
+    storage: MemoryStorage,
+    latest: watch::Sender<Position>,
+    closed: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    since: Position,
+    /// The last position that was given out.
+    last: Position,
+    events: BTreeMap<Position, Row>,
+    ids: HashMap<String, Position>,
+    /// The last event of a content without a time of its own.
+    contents: HashMap<String, Position>,
+    /// The last event of a node, agent and check, well or not.
+    streams: HashMap<Stream, Position>,
+    checkpoints: BTreeMap<String, (Timestamp, Checkpoint)>,
+    journal: Vec<Entry>,
+}
+
+type Stream = (String, String, String, bool);
+
+struct Row {
+    received_at: Timestamp,
+    event: HealthEvent,
+    bytes: u64,
+    status: Status,
+}
+
+fn whole_micros(time: Timestamp) -> Timestamp {
+    Timestamp::from_microsecond(time.as_microsecond()).unwrap_or(time)
+}
+
+fn stream(event: &HealthEvent, healthy: bool) -> Stream {
+    let name = String::clone;
+    let (node, agent, check) = (&event.node_name, &event.agent, &event.check_name);
+    (name(node), name(agent), name(check), healthy)
+}
+
+fn entry_bytes(entry: &Entry) -> usize {
+    let detail = (!entry.detail.is_null()).then(|| entry.detail.to_string().len());
+    entry.text.len() + detail.unwrap_or_default()
+}
+
+// === impl MemoryStorage ===
+
+impl MemoryStorage {
+    /// Opens the store.
+    pub fn open(&self) -> MemoryStore {
+        MemoryStore {
+            storage: self.clone(),
+            latest: watch::Sender::new(self.state().newest()),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+// === impl State ===
+
+impl State {
+    fn newest(&self) -> Position {
+        let last = self.events.last_key_value();
+        last.map_or(Position::START, |(&position, _)| position)
+    }
+
+    /// Gives out the next position, one to three behind the last.
+    fn next_position(&mut self) -> Position {
+        let last = self.last.number().max(BEGIN);
+        self.last = Position::from(last + 1 + last % 3);
+        self.last
+    }
+
+    fn append(&mut self, new: NewEvent) -> Appended {
+        let id = new.event.id.clone();
+        let known = self.ids.get(&id).copied();
+        if let Some(seq) = known.filter(|seq| *seq > self.since) {
+            return Appended {
+                id,
+                seq,
+                new: false,
+            };
+        }
+        if known.is_none()
+            && let Some((seq, id)) = self.repeated(&new)
+        {
+            return Appended {
+                id,
+                seq,
+                new: false,
+            };
+        }
+        // What is history moves to the end, with its time of receipt and its status.
+        let before = known.and_then(|seq| self.events.remove(&seq));
+        let seq = self.next_position();
+        self.ids.insert(id.clone(), seq);
+        let (event, received_at) = (new.event, whole_micros(new.received_at));
+        if lacks_own_time(&event) {
+            self.contents.insert(content_fingerprint(&event), seq);
+        }
+        self.streams.insert(stream(&event, event.is_healthy), seq);
+        let row = Row {
+            received_at: before.as_ref().map_or(received_at, |row| row.received_at),
+            status: before.map(|row| row.status).unwrap_or_default(),
+            bytes: json::to_string(&event).len() as u64,
+            event,
+        };
+        self.events.insert(seq, row);
+        Appended { id, seq, new: true }
+    }
+
+    /// Returns the event of which this one is its sender's retry.
+    fn repeated(&self, new: &NewEvent) -> Option<(Position, String)> {
+        let event = &new.event;
+        if !lacks_own_time(event) {
+            return None;
+        }
+        let seq = *self.contents.get(&content_fingerprint(event))?;
+        let row = self.events.get(&seq)?;
+        let apart = new.received_at.duration_since(row.received_at).abs();
+        let opposite = self.streams.get(&stream(event, !event.is_healthy));
+        let changed = opposite.is_some_and(|at| *at > seq && self.events.contains_key(at));
+        (seq > self.since && apart <= RETRY_WINDOW && !changed).then(|| (seq, row.event.id.clone()))
+    }
+
+    fn record(&self, seq: Position) -> Option<Record> {
+        let row = self.events.get(&seq)?;
+        Some(Record {
+            seq,
+            id: row.event.id.clone(),
+            created_at: row.received_at,
+            event: row.event.clone(),
+        })
+    }
+
+    fn status(&mut self, id: &str) -> Option<&mut Status> {
+        let seq = self.ids.get(id)?;
+        self.events.get_mut(seq).map(|row| &mut row.status)
+    }
+
+    fn update(&mut self, id: &str, patch: StatusPatch) -> bool {
+        let Some(status) = self.status(id) else {
+            return false;
+        };
+        if patch.node_quarantined.is_some() {
+            status.node_quarantined = patch.node_quarantined;
+        }
+        if let Some(at) = patch.quarantine_finished_at {
+            status.quarantine_finished_at = Some(whole_micros(at));
+        }
+        true
+    }
+
+    fn bytes(&self) -> u64 {
+        let entries = self.journal.iter().map(|entry| entry_bytes(entry) as u64);
+        self.events.values().map(|row| row.bytes).sum::<u64>() + entries.sum::<u64>()
+    }
+
+    fn prune(&mut self, prune: &Prune) -> Pruned {
+        let is_gone = |saved_at: &Timestamp| *saved_at < prune.gone;
+        let checkpoints = self.checkpoints.iter();
+        let (gone, there): (Vec<_>, Vec<_>) =
+            checkpoints.partition(|(_, (saved_at, _))| is_gone(saved_at));
+        let slowest = there.iter().map(|(_, (_, checkpoint))| checkpoint.token);
+        let finished = slowest
+            .min()
+            .map_or(prune.finished, |slowest| slowest.min(prune.finished));
+        let gone = gone.into_iter().map(|(name, _)| name.clone()).collect();
+        let (newest, bytes) = (self.newest(), self.bytes());
+        let is_too_much = bytes > prune.max_bytes;
+        let mut excess = bytes.saturating_sub(prune.max_bytes);
+        let (events, entries) = (self.events.len(), self.journal.len());
+        self.events.retain(|&seq, row| {
+            let held = seq > finished || seq == newest || prune.keep.contains(&row.event.id);
+            let goes = !held
+                && if is_too_much {
+                    excess > 0
+                } else {
+                    row.received_at < prune.before
+                };
+            if goes {
+                excess = excess.saturating_sub(row.bytes);
+                self.ids.remove(&row.event.id);
+            }
+            !goes
+        });
+        self.journal
+            .retain(|entry| (is_too_much && excess == 0) || entry.at >= prune.before);
+        Pruned {
+            events: (events - self.events.len()) as u64,
+            entries: (entries - self.journal.len()) as u64,
+            more: false,
+            gone,
+            over: self.bytes().saturating_sub(prune.max_bytes),
+        }
+    }
+}
+
+// === impl MemoryStore ===
+
+impl MemoryStore {
+    fn state(&self) -> Result<MutexGuard<'_, State>, StoreError> {
+        if self.closed.load(Ordering::Acquire) {
+            return Err(StoreError::Closed);
+        }
+        Ok(self.storage.state())
+    }
+}
+
+#[async_trait]
+impl EventLog for MemoryStore {
+    fn identity(&self) -> Identity {
+        Identity {
+            id: "memory".to_owned(),
+            since: self.storage.state().since,
+        }
+    }
+
+    async fn begin_anew(&self) -> Result<Identity, StoreError> {
+        {
+            let mut state = self.state()?;
+            state.since = state.last;
+            state.checkpoints.clear();
+        }
+        Ok(self.identity())
+    }
+
+    async fn append(&self, events: Vec<NewEvent>) -> Result<Vec<Appended>, StoreError> {
+        limits::events(&events)?;
+        let mut state = self.state()?;
+        let answers = events.into_iter().map(|new| state.append(new)).collect();
+        self.latest.send_replace(state.newest());
+        Ok(answers)
+    }
+
+    async fn feed(&self, after: Position, limit: usize) -> Result<Vec<Record>, StoreError> {
+        let state = self.state()?;
+        let positions = state.events.keys().filter(|seq| **seq > after);
+        let records = positions.filter_map(|&seq| state.record(seq));
+        Ok(records.take(limit.min(MAX_PAGE)).collect())
+    }
+
+    async fn behind(&self, after: Position) -> Result<u64, StoreError> {
+        let state = self.state()?;
+        Ok(state.events.keys().filter(|seq| **seq > after).count() as u64)
+    }
+
+    fn latest(&self) -> watch::Receiver<Position> {
+        self.latest.subscribe()
+    }
+
+    async fn events(&self, query: EventQuery) -> Result<Vec<Record>, StoreError> {
+        let state = self.state()?;
+        let wanted = |record: &Record| {
+            query
+                .node
+                .as_ref()
+                .is_none_or(|node| *node == record.event.node_name)
+                && query.id.as_ref().is_none_or(|id| *id == record.id)
+                && query.before.is_none_or(|before| record.seq < before)
+                && query.after.is_none_or(|after| record.seq > after)
+        };
+        let records = state.events.keys().rev();
+        let records = records.filter_map(|&seq| state.record(seq)).filter(wanted);
+        Ok(records.take(query.limit.min(MAX_PAGE)).collect())
+    }
+
+    async fn event(&self, id: &str) -> Result<Option<Record>, StoreError> {
+        let state = self.state()?;
+        Ok(state.ids.get(id).and_then(|&seq| state.record(seq)))
+    }
+}
+
+#[async_trait]
+impl Statuses for MemoryStore {
+    async fn update_status(&self, id: &str, patch: StatusPatch) -> Result<bool, StoreError> {
+        limits::status(&patch)?;
+        Ok(self.state()?.update(id, patch))
+    }
+
+    async fn update_statuses(&self, patches: Vec<(String, StatusPatch)>) -> Result<(), StoreError> {
+        limits::statuses(&patches)?;
+        let mut state = self.state()?;
+        for (id, patch) in patches {
+            state.update(&id, patch);
+        }
+        Ok(())
+    }
+
+    async fn statuses(&self, ids: Vec<String>) -> Result<Vec<Option<Status>>, StoreError> {
+        let mut state = self.state()?;
+        Ok(ids.iter().map(|id| state.status(id).cloned()).collect())
+    }
+}
+
+#[async_trait]
+impl Checkpoints for MemoryStore {
+    async fn checkpoint(&self, consumer: &str) -> Result<Option<Checkpoint>, StoreError> {
+        let state = self.state()?;
+        let found = state.checkpoints.get(consumer);
+        Ok(found.map(|(_, checkpoint)| checkpoint.clone()))
+    }
+
+    async fn save_checkpoint(
+        &self,
+        consumer: &str,
+        checkpoint: Checkpoint,
+    ) -> Result<(), StoreError> {
+        limits::checkpoint(consumer, &checkpoint)?;
+        let mut state = self.state()?;
+        let stored = state.checkpoints.get(consumer);
+        let stored = stored.map_or(Position::START, |(_, checkpoint)| checkpoint.token);
+        if checkpoint.token < stored {
+            return Err(StoreError::TokenBackwards {
+                consumer: consumer.to_owned(),
+                stored,
+                offered: checkpoint.token,
+            });
+        }
+        let (saved_at, kept) = state.checkpoints.entry(consumer.to_owned()).or_default();
+        *saved_at = Timestamp::now();
+        (kept.token, kept.state) = (checkpoint.token, checkpoint.state);
+        kept.parts.extend(checkpoint.parts);
+        kept.parts.retain(|_, part| !part.is_empty());
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Journal for MemoryStore {
+    async fn journal(&self, entries: Vec<Entry>) -> Result<(), StoreError> {
+        limits::entries(&entries)?;
+        entries
+            .iter()
+            .try_for_each(|entry| limits::entry_size(entry_bytes(entry)))?;
+        let kept = entries.into_iter().map(|entry| Entry {
+            at: whole_micros(entry.at),
+            ..entry
+        });
+        self.state()?.journal.extend(kept);
+        Ok(())
+    }
+
+    async fn timeline(&self, node: &str, limit: usize) -> Result<Vec<Entry>, StoreError> {
+        let state = self.state()?;
+        let newest = state
+            .journal
+            .iter()
+            .rev()
+            .filter(|entry| entry.node == node);
+        let mut found: Vec<_> = newest.take(limit.min(MAX_PAGE)).cloned().collect();
+        found.reverse();
+        Ok(found)
+    }
+}
+
+#[async_trait]
+impl Upkeep for MemoryStore {
+    async fn prune(&self, prune: Prune) -> Result<Pruned, StoreError> {
+        Ok(self.state()?.prune(&prune))
+    }
+
+    fn trouble(&self) -> watch::Receiver<Option<String>> {
+        watch::Sender::new(None).subscribe()
+    }
+
+    fn unreadable(&self) -> watch::Receiver<u64> {
+        watch::Sender::new(0).subscribe()
+    }
+
+    fn damage(&self) -> watch::Receiver<Option<String>> {
+        watch::Sender::new(None).subscribe()
+    }
+
+    fn notes(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    async fn stats(&self) -> Result<Stats, StoreError> {
+        let state = self.state()?;
+        let time = |entry: Option<(&Position, &Row)>| entry.map(|(_, row)| row.received_at);
+        Ok(Stats {
+            events: state.events.len() as u64,
+            oldest: time(state.events.first_key_value()),
+            newest: time(state.events.last_key_value()),
+            bytes: state.bytes(),
+            schema_version: SCHEMA_VERSION,
+        })
+    }
+
+    async fn close(&self) {
+        self.closed.store(true, Ordering::Release);
+    }
+}
