@@ -319,7 +319,7 @@ async fn a_dead_connection_is_noticed() {
     let first = events.recv();
     tokio::time::pause();
     let begin = Instant::now();
-    let Some(NodeEvent::Failing { error }) = first.await else {
+    let Some(NodeEvent::Failing { error, .. }) = first.await else {
         panic!("not noticed")
     };
     assert!(
