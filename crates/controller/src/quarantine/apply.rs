@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::ApplyError;
+use cluster::ApiError;
 use contract::keys;
 use domain::assess::Desired;
 use domain::brake::DOUBT;
@@ -27,7 +27,7 @@ pub(super) struct Applied {
     took: Duration,
     /// When the oldest of the faults was first seen.
     first_seen: Option<Timestamp>,
-    result: Result<NodeView, ApplyError>,
+    result: Result<NodeView, ApiError>,
 }
 
 impl Quarantine {
@@ -139,7 +139,7 @@ impl Quarantine {
         let counted = entry.counted(now);
         entry.in_flight = false;
         // It may have been made all the same; anything else is a clear answer.
-        let unknown = matches!(result, Err(ApplyError::Unavailable { .. }));
+        let unknown = result.as_ref().is_err_and(ApiError::is_in_doubt);
         let in_doubt = (entry.taking_out && unknown).then(|| now + DOUBT);
         entry.in_doubt = in_doubt;
         self.brake.doubt(in_doubt);
@@ -158,8 +158,8 @@ impl Quarantine {
             }
             Err(error) => {
                 let failure = match &error {
-                    ApplyError::Conflict { .. } => Failure::Conflict,
-                    ApplyError::Throttled { retry_after } => Failure::Error {
+                    ApiError::Conflict { .. } => Failure::Conflict,
+                    ApiError::Throttled { retry_after } => Failure::Error {
                         retry_after: retry_after
                             .and_then(|wait| SignedDuration::try_from(wait).ok()),
                     },
@@ -170,7 +170,7 @@ impl Quarantine {
                     self.metrics.error(error_type(intent, &change));
                 }
                 let entry = self.entry(&node);
-                if matches!(error, ApplyError::NotFound) {
+                if matches!(error, ApiError::NotFound { .. }) {
                     entry.gone();
                 }
                 entry.session.failed(failure, now);

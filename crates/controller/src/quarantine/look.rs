@@ -532,6 +532,7 @@ pub(super) mod tests {
         let quarantine = &mut bench.quarantine;
         let failing = |error: &str| NodeEvent::Failing {
             error: error.to_owned(),
+            refused: false,
         };
         for (event, news) in [
             (failing("refused"), true),

@@ -78,8 +78,8 @@ impl Quarantine {
                 self.schedule_publish();
             }
             // Each failed try is told; for the same reason it is no news.
-            NodeEvent::Failing { error } if self.cluster_error.as_ref() == Some(&error) => {}
-            NodeEvent::Failing { error } => {
+            NodeEvent::Failing { error, .. } if self.cluster_error.as_ref() == Some(&error) => {}
+            NodeEvent::Failing { error, .. } => {
                 tracing::warn!(
                     err = error,
                     "the cluster's nodes cannot be watched; it is tried again"

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::{Cluster, ConfigMap, ConfigMapChange, ConfigMapEvent, ObjectError};
+use cluster::{ApiError, Cluster, ConfigMap, ConfigMapChange, ConfigMapEvent};
 use contract::keys;
 use domain::brake::Hold;
 use domain::brake::pause::Pause;
@@ -58,7 +58,7 @@ pub(super) struct Switches {
     /// The window has tripped it, and the cluster has not shown that yet.
     tripping: bool,
     pause: Option<Pause>,
-    writing: JoinSet<Result<ConfigMap, ObjectError>>,
+    writing: JoinSet<Result<ConfigMap, ApiError>>,
     /// The version that the last write was made on; `None`: there was none.
     written_on: Option<String>,
     /// When a write was last answered with what it has become.
@@ -97,7 +97,7 @@ pub(super) enum Arrival {
     /// From the watch of our own.
     Own(ConfigMapEvent),
     /// The answer to a write.
-    Written(Result<ConfigMap, ObjectError>),
+    Written(Result<ConfigMap, ApiError>),
 }
 
 // === impl Switches ===
@@ -145,7 +145,7 @@ impl Switches {
             event = receive(&mut self.breaker.events) => event.map(Arrival::Breaker),
             event = receive(&mut self.own.events) => event.map(Arrival::Own),
             Some(done) = self.writing.join_next() => {
-                let lost = |error| Err(ObjectError::Unavailable { source: Box::new(error) });
+                let lost = |error| Err(ApiError::unavailable(error));
                 Some(Arrival::Written(done.unwrap_or_else(lost)))
             }
         }
@@ -191,13 +191,13 @@ impl Switches {
             }
             // The watch brings what has changed, and it is decided anew; where it has already,
             // what follows from it is still to be written.
-            Arrival::Written(Err(ObjectError::Conflict)) => {
+            Arrival::Written(Err(ApiError::Conflict { .. })) => {
                 if self.breaker.version() == self.written_on {
                     return true;
                 }
             }
             // Deleted meanwhile; the watch brings that as well.
-            Arrival::Written(Err(ObjectError::NotFound { .. })) if self.written_on.is_some() => {
+            Arrival::Written(Err(ApiError::NotFound { .. })) if self.written_on.is_some() => {
                 return true;
             }
             Arrival::Written(Err(error)) => {

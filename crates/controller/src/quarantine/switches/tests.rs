@@ -99,7 +99,7 @@ async fn what_cannot_be_written_is_said_once_and_resets_the_window_once() {
     let said = switches.said.clone().unwrap();
     for second in 2..5 {
         let message = "namespaces \"ns\" not found".to_owned();
-        let error = Arrival::Written(Err(ObjectError::NotFound { message }));
+        let error = Arrival::Written(Err(ApiError::NotFound { message }));
         switches.take_in(error, false, at(second));
         switches.write(false);
         assert!(!switches.is_news(&said));
@@ -197,7 +197,7 @@ async fn an_edit_while_a_write_is_under_way_is_taken_in_and_written_behind_it() 
     switches.take_in(seen(map(2, "CLOSED", "CREATE", Some(1))), true, at(2));
     assert_eq!(switches.dropped_at(), Some(at(2)));
     switches.writing = JoinSet::new();
-    let conflict = || Arrival::Written(Err(ObjectError::Conflict));
+    let conflict = || Arrival::Written(Err(ApiError::Conflict { status: 409 }));
     switches.take_in(conflict(), true, at(3));
     assert_eq!(switches.writing.len(), 1, "on what was seen meanwhile");
     switches.writing = JoinSet::new();
