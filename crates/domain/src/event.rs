@@ -275,6 +275,15 @@ pub fn content_fingerprint(event: &HealthEvent) -> String {
     hash(&plain)
 }
 
+/// Returns whether an event may open or close a fault. It may not where its strategy asks for
+/// storing only, or where it is older than the history that its monitor was told to look at.
+pub fn counts(event: &HealthEvent) -> bool {
+    let strategy = event.processing_strategy;
+    strategy != ProcessingStrategy::StoreOnly as i32
+        && strategy != ProcessingStrategy::StoreAndAnalyse as i32
+        && !event.metadata.contains_key(keys::META_EARLIER_IN_BOOT)
+}
+
 /// Returns whether an event is a notice: it is not fatal and asks for nothing, such as an XID
 /// that a job's own bug brought about. Nothing waits for its repair, so it is shown for a while
 /// and is no open fault, unless a policy wants more.

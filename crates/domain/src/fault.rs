@@ -28,7 +28,7 @@ pub use closed::{CLOSED_FOR, MAX_CLOSED_PER_NODE, REQUESTS_APART};
 pub use machine::{Machine, Origin};
 pub use room::Rereading;
 pub use share::NodeShare;
-pub use subject::{Subject, normalise_pci};
+pub use subject::{Subject, heals, normalise_pci};
 
 /// For how long a notice is shown after its last report.
 pub const NOTICE_SHOWN: SignedDuration = SignedDuration::from_hours(24);
