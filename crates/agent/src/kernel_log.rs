@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use connector::Connector;
 use contract::keys;
-use domain::catalog::Catalog;
-use domain::decode::KernelLogDecoder;
+use diagnosis::catalog::Catalog;
+use diagnosis::decode::KernelLogDecoder;
 use domain::event::mark_accepted;
 use host::boot::Boot;
 use host::kernel_log::{Event, OpenError, Position, Record, Source, Spec};

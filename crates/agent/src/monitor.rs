@@ -1,7 +1,7 @@
 //! The frame of every monitor: a monitor looks at something of the machine and says what it
 //! finds, and a [`Reporter`] does all that comes after.
 //!
-//! - Repeats of a fault are counted and reported once a minute (`fold.rs` of `domain`).
+//! - Repeats of a fault are counted and reported once a minute (`diagnosis/src/fold.rs`).
 //! - What is reported is stored by the connector, or stands in a file (`state`) until it is: a
 //!   restart loses nothing and doubles nothing. The monitor's own memory, such as its place in a
 //!   log, stands in the same file.
@@ -40,11 +40,11 @@ use hand_over::HandOver;
 use metrics::MonitorMetrics;
 use state::{Saving, State, StateFile};
 
-pub use domain::fold::WINDOW;
+pub use diagnosis::fold::WINDOW;
 
 /// Events that wait for the connector before the monitor waits for them: they stand in the state
 /// file, which is written once a second. As many as faults whose repeats are counted.
-pub const MAX_UNSENT: usize = domain::fold::MAX_WINDOWS;
+pub const MAX_UNSENT: usize = diagnosis::fold::MAX_WINDOWS;
 
 /// What a monitor is.
 #[derive(Debug)]

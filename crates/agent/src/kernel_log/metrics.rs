@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use domain::decode::{Finding, Kind};
+use diagnosis::decode::{Finding, Kind};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -191,7 +191,7 @@ impl KernelLogMetrics {
 
 #[cfg(test)]
 mod tests {
-    use domain::decode::KernelLogDecoder;
+    use diagnosis::decode::KernelLogDecoder;
     use jiff::Timestamp;
 
     use super::*;

@@ -2,7 +2,7 @@ use std::io::Write as _;
 
 use connector::{AcceptNodes, Caller};
 use contract::{EVENT_VERSION, HealthEvent, HealthEvents, RecommendedAction, json};
-use domain::fold::Seen;
+use diagnosis::fold::Seen;
 use host::boot::BootId;
 use store::sqlite::SqliteStore;
 use store::{EventQuery, EventStore};

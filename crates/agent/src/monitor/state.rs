@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use contract::{HealthEvent, json};
-use domain::fold::Fold;
+use diagnosis::fold::Fold;
 use runtime::logging::chain;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};

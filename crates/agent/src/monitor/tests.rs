@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use connector::AcceptNodes;
 use contract::{Entity, RecommendedAction};
+use diagnosis::fold::Seen;
 use domain::fault::{Fault, FaultBook};
-use domain::fold::Seen;
 use host::boot::BootId;
 use runtime::sources::SourceStatus;
 use serde::Deserialize;

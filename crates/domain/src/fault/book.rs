@@ -10,11 +10,10 @@ use serde::{Deserialize, Serialize};
 use super::closed::ClosedFaults;
 use super::heard::Heard;
 use super::room::{self, Missed};
-use super::subject::heals;
-use super::{Fault, Origin, Subject};
+use super::{Fault, Origin, Subject, heals};
 use crate::event::{Record, counts};
-use crate::fold::Seen;
 use crate::reporter::Authority;
+use diagnosis::fold::Seen;
 
 /// Most faults of one authority that are kept open for one node. Beyond it a graver report takes
 /// the place of a lesser one, and one of a reporter that has few that of one that has many

@@ -11,8 +11,7 @@ use contract::{HealthEvent, keys};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::subject::heals;
-use super::{Fault, MAX_FAULTY_NODES, Subject};
+use super::{Fault, MAX_FAULTY_NODES, Subject, heals};
 use crate::event::Record;
 use crate::reporter::Authority;
 

@@ -22,23 +22,23 @@
 //! What is counted is as old as the last of it: the event says when that came
 //! ([`mark_accepted`]), so that a count which is told later undoes no decision made meanwhile.
 //!
-//! [`crate::fault::FaultBook`] takes the counts up again.
+//! The fault book (`domain/src/fault/book.rs`) takes the counts up again.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use contract::{HealthEvent, ProcessingStrategy, json, keys};
+use contract::json::{self, public_form};
+use contract::{HealthEvent, ProcessingStrategy, accepted, keys, mark_accepted};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::event::{accepted, mark_accepted, public_form};
-use crate::fault::{Subject, heals};
+use crate::subject::{Subject, heals};
 
 /// Repeats of a fault within this time become one event.
 pub const WINDOW: Duration = Duration::from_secs(60);
 /// Most faults of which repeats are counted at once: as many as are kept open for a node.
 /// Beyond it the oldest window ends early, and its count is reported then.
-pub const MAX_WINDOWS: usize = crate::fault::MAX_OPEN_FAULTS_PER_NODE;
+pub const MAX_WINDOWS: usize = 1024;
 
 /// How often a fault that was healed is reported at once again within its window.
 pub const MAX_RETURNS: u8 = 8;
