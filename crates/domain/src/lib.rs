@@ -12,12 +12,9 @@
 
 pub mod assess;
 pub mod brake;
-pub mod catalog;
 pub mod condition;
-pub mod decode;
 pub mod event;
 pub mod fault;
-pub mod fold;
 pub mod future;
 pub mod journal;
 pub mod nearest;

@@ -2,8 +2,6 @@ use contract::Entity;
 use proptest::prelude::*;
 
 use super::*;
-use crate::event::Record;
-use crate::fault::FaultBook;
 
 const START: &str = "2026-11-21T11:40:00Z";
 
@@ -526,57 +524,5 @@ proptest! {
         bench.tick(now + 60);
         told.take(&bench.out);
         prop_assert_eq!(told.0, broken);
-    }
-    /// A controller hears of recoveries that the agent does not: what it is told later of lines
-    /// from before opens nothing, and what came after is told when the window ends.
-    #[test]
-    fn a_recovery_elsewhere_holds_against_what_is_counted(
-        steps in prop::collection::vec(step(), 0..200),
-    ) {
-        let (mut bench, mut book) = (Bench::default(), FaultBook::default());
-        let (mut now, mut seq) = (0_u64, 0);
-        let (mut lines, mut recovered) = (BTreeMap::new(), BTreeMap::new());
-        let pci = |gpu: u8| format!("0000:{gpu:02x}:00");
-        let record = |book: &mut FaultBook, seq: &mut u64, event: HealthEvent, at: Timestamp| {
-            *seq += 1;
-            let (seq, id) = (*seq, seq.to_string());
-            book.record(&Record { seq, id, created_at: at, event });
-        };
-        let wait_out = [Step::Wait(61)];
-        for step in steps.into_iter().chain(wait_out) {
-            now += 1;
-            let at = second(i64::try_from(now).unwrap());
-            match step {
-                Step::Report { gpu, .. } => {
-                    let mut event = report(&pci(gpu), now);
-                    mark_accepted(&mut event, at);
-                    // The log's clock is another one.
-                    bench.take(event, i64::try_from(now).unwrap() - 1_000, now);
-                    lines.insert(pci(gpu), now);
-                }
-                Step::Wait(seconds) => {
-                    now += seconds;
-                    bench.tick(now);
-                }
-                Step::Recover(gpu) | Step::Heal(gpu) => {
-                    record(&mut book, &mut seq, healthy(&pci(gpu)), at);
-                    recovered.insert(pci(gpu), now);
-                }
-                Step::Restart => {
-                    let saved = serde_json::to_string(&bench.fold).unwrap();
-                    bench.fold = serde_json::from_str(&saved).unwrap();
-                }
-            }
-            for event in bench.out.drain(..) {
-                let came = accepted(&event).unwrap();
-                record(&mut book, &mut seq, event, came);
-            }
-            for fault in book.faults("n1") {
-                let pci = &fault.subject.entities()[0].entity_value;
-                prop_assert!(lines.get(pci) > recovered.get(pci), "{pci}");
-            }
-        }
-        let open = lines.iter().filter(|(pci, line)| recovered.get(*pci).is_none_or(|at| at < *line));
-        prop_assert_eq!(book.faults("n1").len(), open.count());
     }
 }

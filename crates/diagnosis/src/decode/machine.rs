@@ -9,7 +9,7 @@ use std::collections::HashMap;
 
 use serde::Deserialize;
 
-use crate::fault::normalise_pci;
+use crate::subject::normalise_pci;
 
 /// Longest text that is read (bytes). A machine with eight GPUs has about 30 KiB.
 pub const MAX_MACHINE_BYTES: usize = 4 * 1024 * 1024;

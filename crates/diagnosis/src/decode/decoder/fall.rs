@@ -7,7 +7,7 @@
 use jiff::Timestamp;
 
 use super::{Fallen, REMEMBERED, SAME_FALL};
-use crate::fault::normalise_pci;
+use crate::subject::normalise_pci;
 
 /// Longest earlier lines that are kept with a finding (bytes). The driver's have 80.
 pub(super) const MAX_EARLIER_BYTES: usize = 1024;

@@ -8,7 +8,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::super::{RpcLine, XidLine, rpc};
 use super::REMEMBERED;
-use crate::event::MAX_METADATA_BYTES;
+use contract::MAX_METADATA_BYTES;
 
 /// A dump goes with no XID that comes later than this.
 const SAME_TROUBLE: SignedDuration = SignedDuration::from_mins(5);

@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use contract::{Entity, keys};
+use contract::{Entity, HealthEvent, keys};
 use serde::{Deserialize, Serialize};
 
 /// Entity types that name a device as a whole. At most one of each on a device.
@@ -190,6 +190,25 @@ impl fmt::Display for Subject {
         }
         Ok(())
     }
+}
+
+/// Returns whether a recovery says that what a check of an agent has reported by a code about a
+/// subject is over. Whether its word weighs enough is another question.
+///
+/// The component class is no part of it: monitors are known to report a recovery under another
+/// class than the fault.
+pub fn heals(
+    recovery: &HealthEvent,
+    agent: &str,
+    check: &str,
+    code: &str,
+    subject: &Subject,
+) -> bool {
+    let codes = &recovery.error_code;
+    recovery.agent == agent
+        && recovery.check_name == check
+        && (codes.is_empty() || codes.iter().any(|healed| healed == code))
+        && subject.healed_by(&recovery.entities_impacted)
 }
 
 /// Brings a PCI address to the form in which addresses are compared: lower case, the

@@ -12,7 +12,7 @@ pub struct Finding {
     pub kind: Kind,
     /// The line takes faults back instead of reporting one.
     pub healthy: bool,
-    /// PCI address of the GPU in the form of [`normalise_pci`](crate::fault::normalise_pci);
+    /// PCI address of the GPU in the form of [`normalise_pci`](crate::subject::normalise_pci);
     /// of a switch with the function where the line has it, of a NIC as printed.
     pub pci: Option<String>,
     /// UUID of the GPU, where the machine or a line of the log named it.

@@ -22,23 +22,23 @@
 //! What is counted is as old as the last of it: the event says when that came
 //! ([`mark_accepted`]), so that a count which is told later undoes no decision made meanwhile.
 //!
-//! [`crate::fault::FaultBook`] takes the counts up again.
+//! The fault book (`domain/src/fault/book.rs`) takes the counts up again.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use contract::{HealthEvent, ProcessingStrategy, json, keys};
+use contract::json::{self, public_form};
+use contract::{HealthEvent, ProcessingStrategy, accepted, keys, mark_accepted};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::event::{accepted, mark_accepted, public_form};
-use crate::fault::Subject;
+use crate::subject::{Subject, heals};
 
 /// Repeats of a fault within this time become one event.
 pub const WINDOW: Duration = Duration::from_secs(60);
 /// Most faults of which repeats are counted at once: as many as are kept open for a node.
 /// Beyond it the oldest window ends early, and its count is reported then.
-pub const MAX_WINDOWS: usize = crate::fault::MAX_OPEN_FAULTS_PER_NODE;
+pub const MAX_WINDOWS: usize = 1024;
 
 /// How often a fault that was healed is reported at once again within its window.
 pub const MAX_RETURNS: u8 = 8;
@@ -262,7 +262,7 @@ impl Fold {
             return;
         }
         self.windows.retain(|key, window| {
-            let ends = key.healthy && heals(&window.opened_by, event);
+            let ends = key.healthy && ends(&window.opened_by, event);
             if ends {
                 out.extend(window.counted());
             }
@@ -417,23 +417,21 @@ impl Window {
     }
 
     fn healed_by(&self, healthy: &HealthEvent) -> bool {
-        !self.opened_by.is_healthy && heals(healthy, &self.opened_by)
+        !self.opened_by.is_healthy && ends(healthy, &self.opened_by)
     }
 }
 
-/// Whether a recovery ends what an event reports.
-fn heals(healthy: &HealthEvent, event: &HealthEvent) -> bool {
+/// Returns whether a recovery ends something that an event reports.
+fn ends(healthy: &HealthEvent, event: &HealthEvent) -> bool {
+    let subjects = Subject::of_entities(&event.entities_impacted);
+    let no_code = event.error_code.is_empty().then_some("");
+    let mut codes = event.error_code.iter().map(String::as_str).chain(no_code);
+    let (agent, check) = (&event.agent, &event.check_name);
     event.node_name == healthy.node_name
-        && event.agent == healthy.agent
-        && event.check_name == healthy.check_name
-        && (healthy.error_code.is_empty()
-            || event
-                .error_code
-                .iter()
-                .any(|code| healthy.error_code.contains(code)))
-        && Subject::of_entities(&event.entities_impacted)
-            .iter()
-            .any(|subject| subject.healed_by(&healthy.entities_impacted))
+        && codes.any(|code| {
+            let mut subjects = subjects.iter();
+            subjects.any(|subject| heals(healthy, agent, check, code, subject))
+        })
 }
 
 // === impl Repeats ===

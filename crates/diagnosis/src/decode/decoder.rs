@@ -23,7 +23,7 @@ use super::{
     decode,
 };
 use crate::catalog::{Catalog, Filter, Text, Verdict};
-use crate::fault::normalise_pci;
+use crate::subject::normalise_pci;
 
 /// How long after an XID that tells of a GPU's fall a "fallen off the bus" line of it adds
 /// nothing.

@@ -1,5 +1,5 @@
-//! Hands events over to the connector while the log goes on being read: a store that takes
-//! nothing for a while must not make the kernel's ring overwrite what was not read yet.
+//! Hands events over to the connector while the monitor goes on: a store that takes nothing for a
+//! while must not make the kernel's ring overwrite what was not read yet.
 
 use std::time::Duration;
 
@@ -8,18 +8,16 @@ use contract::{EVENT_VERSION, HealthEvent, HealthEvents};
 use domain::event::MAX_EVENTS;
 use futures::future::BoxFuture;
 use runtime::logging::chain;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tokio::time::Instant;
-use tokio_util::sync::CancellationToken;
 
-use super::KernelLogMonitor;
+use super::Reporter;
 
 /// Pauses between attempts to hand events over, doubling from the first to the last.
 const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
-/// Attempts with an event that the store alone refuses, before the log goes on without it.
+/// Attempts with an event that the store alone refuses, before it is given up.
 const REFUSALS: u32 = 3;
-/// Events that wait for the connector before the log waits for them: they stand in the state
-/// file, which is written once a second. As many as faults whose repeats are counted.
-pub(super) const MAX_UNSENT: usize = domain::fold::MAX_WINDOWS;
 
 /// What is under way to the connector, or when it is tried again.
 pub(super) struct HandOver {
@@ -35,23 +33,26 @@ pub(super) type Answer = (usize, Result<(), AcceptError>);
 // === impl HandOver ===
 
 impl HandOver {
-    pub(super) fn new() -> Self {
-        Self {
-            under_way: None,
-            not_before: None,
-            pause: PAUSES.0,
-            refusals: 0,
+    /// Returns whether something may be handed over now.
+    fn is_free(&mut self) -> bool {
+        if self.not_before.is_some_and(|then| Instant::now() >= then) {
+            self.not_before = None;
         }
+        self.under_way.is_none() && self.not_before.is_none()
     }
 
-    /// Whether something may be handed over now.
-    fn is_free(&self) -> bool {
-        self.under_way.is_none() && self.not_before.is_none_or(|then| Instant::now() >= then)
+    /// Returns whether the connector is about to answer.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.under_way.is_some()
+    }
+
+    /// Ends the pause before the next attempt.
+    pub(super) fn try_now(&mut self) {
+        self.not_before = None;
     }
 
     /// Hands over what waits.
     fn begin(&mut self, waiting: &[HealthEvent], connector: &Connector) {
-        self.not_before = None;
         // After a refusal one by one, to find the event that is refused.
         let most = if self.refusals == 0 { MAX_EVENTS } else { 1 };
         let events: Vec<HealthEvent> = waiting.iter().take(most).cloned().collect();
@@ -65,7 +66,7 @@ impl HandOver {
         }));
     }
 
-    /// The next answer of the connector; `None`: the pause before the next attempt is over.
+    /// Returns the next answer of the connector; `None`: the pause before the next attempt is over.
     /// Waits for ever where there is neither. Cancel-safe.
     pub(super) async fn next(&mut self) -> Option<Answer> {
         if let Some(under_way) = &mut self.under_way {
@@ -86,15 +87,34 @@ impl HandOver {
     }
 }
 
-// === impl KernelLogMonitor ===
+impl Default for HandOver {
+    fn default() -> Self {
+        Self {
+            under_way: None,
+            not_before: None,
+            pause: PAUSES.0,
+            refusals: 0,
+        }
+    }
+}
 
-impl KernelLogMonitor {
-    /// Begins to hand over what waits, if there is something and nothing is under way.
+// === impl Reporter ===
+
+impl<M> Reporter<M>
+where
+    M: Clone + Default + Serialize + DeserializeOwned + Send + Sync + 'static,
+{
+    /// Begins to hand over what waits, if there is something and nothing is under way. What does
+    /// not stand in the file, and would not be found again, is saved first.
     pub(super) fn begin_hand_over(&mut self) {
-        if self.hand_over.is_free() && !self.state.outbox.is_empty() {
-            // Before: what the connector stores is then sent again, or known as stored.
+        if self.state.outbox.is_empty() || !self.hand_over.is_free() {
+            return;
+        }
+        let ready = self.state.outbox.get(..self.ready()).unwrap_or_default();
+        if ready.is_empty() {
             self.save();
-            self.hand_over.begin(&self.state.outbox, &self.connector);
+        } else {
+            self.hand_over.begin(ready, &self.connector);
         }
     }
 
@@ -123,7 +143,8 @@ impl KernelLogMonitor {
                 self.hand_over.refusals += 1;
                 if count == 1 && self.hand_over.refusals > REFUSALS {
                     let error = chain(&error);
-                    tracing::error!(err = %error, "an event of the kernel log was refused");
+                    let monitor = self.monitor.name;
+                    tracing::error!(err = %error, monitor, "an event was refused");
                     self.refused(1, Err(error));
                     self.sent(1);
                     self.hand_over.refusals = 1;
@@ -132,57 +153,32 @@ impl KernelLogMonitor {
                 }
             }
             Err(error) => {
-                tracing::warn!(err = %chain(&error), "events wait for the store");
+                let monitor = self.monitor.name;
+                tracing::warn!(err = %chain(&error), monitor, "events wait for the store");
                 self.hand_over.pauses();
             }
         }
     }
 
-    /// Hands over all that waits, and tries at least once. `false`: cancelled before that.
-    pub(super) async fn finish_hand_over(&mut self, cancel: &CancellationToken) -> bool {
-        self.hand_over.not_before = None;
-        while !self.state.outbox.is_empty() {
-            self.begin_hand_over();
-            let answer = if self.hand_over.under_way.is_some() {
-                self.hand_over.next().await
-            } else {
-                tokio::select! {
-                    () = cancel.cancelled() => return false,
-                    answer = self.hand_over.next() => answer,
-                }
-            };
-            self.handed_over(answer);
-        }
-        true
-    }
-
-    /// Waits, and hands over meanwhile. `false`: cancelled.
-    pub(super) async fn wait(&mut self, time: Duration, cancel: &CancellationToken) -> bool {
-        let until = Instant::now() + time;
-        loop {
-            self.begin_hand_over();
-            let answer = tokio::select! {
-                () = cancel.cancelled() => return false,
-                () = tokio::time::sleep_until(until) => return true,
-                answer = self.hand_over.next() => answer,
-            };
-            self.handed_over(answer);
-        }
-    }
-
     /// Events that are given up; `newest`: what became of the newest that was handed over.
     fn refused(&self, count: usize, newest: Result<(), String>) {
-        self.metrics.refused(count);
+        for _ in 0..count {
+            self.metrics.refused.inc();
+        }
         self.source
             .handed_over((self.clock)(), count as u64, newest);
     }
 
     fn sent(&mut self, count: usize) {
         self.state.outbox.drain(..count);
-        self.changed = true;
+        self.ready = self.ready.saturating_sub(count);
+        if let Some(saving) = &mut self.saving {
+            saving.sent(count);
+        }
+        self.changed();
         if self.state.outbox.is_empty() {
             // What is refused is among what has gone: the next ones go together again.
-            self.hand_over = HandOver::new();
+            self.hand_over = HandOver::default();
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Dumps of requests to a GPU's system processor.
 
 use super::*;
-use crate::event::MAX_METADATA_BYTES;
+use contract::MAX_METADATA_BYTES;
 
 fn timeout(bus: &str, gpu: u32) -> String {
     format!(
