@@ -179,6 +179,9 @@ where
         if self.state.outbox.is_empty() {
             // What is refused is among what has gone: the next ones go together again.
             self.hand_over = HandOver::default();
+            if let Some(saving) = &mut self.saving {
+                saving.soon = true;
+            }
         }
     }
 }

@@ -5,8 +5,9 @@
 //! What the monitor would not find again by the same name is written before it is handed over:
 //! counts, and events that are not of a log record. All else may be handed over at once, for what
 //! is read and reported twice is stored once (`event_id` in `domain/src/event.rs`). So a process
-//! that is killed at any moment loses and doubles nothing. What has changed otherwise is written
-//! once a second at most.
+//! that is killed at any moment loses and doubles nothing. It is written, too, when all has been
+//! handed over: an agent whose outbox has delivered an event would deliver it once more. What has
+//! changed otherwise is written once a second at most.
 //!
 //! The file is not synchronised: that would cost a write to the disk a second. After a loss
 //! of power it may be old, or empty (XFS renames before it writes), and then a log is read
@@ -71,6 +72,8 @@ pub(super) struct Saving {
     /// Whether it differs by what would not be found again: no further event may be handed over
     /// before it is written.
     pub(super) first: bool,
+    /// Whether it is to be written at once: what was handed over would be handed over again.
+    pub(super) soon: bool,
     at: Instant,
     /// Why it could not be written, as it was last said in the log.
     pub(super) failed: Option<String>,
@@ -161,6 +164,7 @@ impl Saving {
             under_way: None,
             changed: true,
             first: true,
+            soon: false,
             at: Instant::now(),
             failed: None,
         }
@@ -179,7 +183,12 @@ impl Saving {
     /// Returns when what has changed is to be written.
     pub(super) fn due(&self) -> Option<Instant> {
         let is_due = self.changed && self.under_way.is_none();
-        is_due.then(|| self.at + SAVE_EVERY)
+        let pause = if self.soon {
+            Duration::ZERO
+        } else {
+            SAVE_EVERY
+        };
+        is_due.then(|| self.at + pause)
     }
 
     /// Returns whether it is to be written now.
@@ -200,7 +209,7 @@ impl Saving {
         if self.under_way.is_some() {
             return;
         }
-        (self.changed, self.first) = (false, false);
+        (self.changed, self.first, self.soon) = (false, false, false);
         self.at = Instant::now();
         let (file, state) = (Arc::clone(&self.file), state.clone());
         let waiting = state.outbox.len();

@@ -325,6 +325,10 @@ async fn what_would_not_be_found_again_waits_until_it_is_saved() {
         reporter.work().await;
     }
     assert_ne!(std::fs::read(&file).unwrap(), saved);
+    // A kill would hand them over once more, and an outbox that has delivered them deliver them.
+    reporter.saving_has_ended().await;
+    let told = std::fs::read_to_string(&file).unwrap();
+    assert!(told.contains("\"outbox\":[]"), "{told}");
     assert_eq!(bench.stored().await.len(), 4);
     // A count has the name of its first record, and may count more when it is made again.
     report(&mut reporter, "1", true);
