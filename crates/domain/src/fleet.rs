@@ -345,15 +345,17 @@ impl Fleet {
     }
 
     /// Returns what is wanted for a node, as it was last seen or as one of which nothing is
-    /// known; `None` where there is no policy.
-    pub fn desired(&self, node: &str) -> Option<Desired> {
-        let policy = self.policy.as_ref()?;
+    /// known; nothing where there is no policy.
+    pub fn desired(&self, node: &str) -> Desired {
+        let Some(policy) = &self.policy else {
+            return Desired::default();
+        };
         let entry = self.nodes.get(node);
         let view = entry.and_then(NodeEntry::effective_view);
         let view = view.unwrap_or_else(|| Arc::new(NodeView::unknown(node)));
         let times = entry.map(|entry| entry.session.times.clone());
         let dismissed = dismissal(&view, self.switched.dropped_at, &times.unwrap_or_default());
-        Some(assess(self.book.faults(node), policy, &view, dismissed))
+        assess(self.book.faults(node), policy, &view, dismissed)
     }
 
     /// Returns what has changed and is to be saved, as saved.
