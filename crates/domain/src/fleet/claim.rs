@@ -144,8 +144,8 @@ impl Fleet {
             Level::Info,
             Some(name),
             format!(
-                "taking over {count} faults that the node lists and the store does not know, or \
-                 no more"
+                "taking over the faults that the node lists and the store does not know, or no \
+                 more: {count}"
             ),
         );
         self.effects.push(Effect::Append {

@@ -181,17 +181,17 @@ impl Fleet {
             "ruleSets": desired.rule_sets,
             "events": desired.events.iter().map(|one| &one.event.id).collect::<Vec<_>>(),
         });
-        let level = Some(Level::Info);
         if self.settings.mode == Mode::DryRun {
+            self.log(Level::Info, Some(name), format!("dry run: {summary}"));
             let kind = EntryKind::DryRun;
-            self.note(name, session.as_deref(), kind, summary, detail, level);
+            self.note(name, session.as_deref(), kind, summary, detail, None);
             self.pretend(name, patch.change);
             return;
         }
         if !self.settings.cluster {
             return;
         }
-        let kind = EntryKind::Decision;
+        let (kind, level) = (EntryKind::Decision, Some(Level::Info));
         self.note(name, session.as_deref(), kind, summary, detail, level);
         let entry = self.entry(name);
         entry.in_flight = true;
@@ -321,9 +321,13 @@ impl Fleet {
             self.session_changed(name);
         }
         if say {
+            let text = "a fault asks to quarantine a node that the cluster does not have; \
+                        waiting for it";
+            self.log(Level::Warn, Some(name), text.to_owned());
             let text = "the cluster has no node of this name; it is quarantined as soon as it \
                         appears";
-            self.call_attention(name, text.to_owned());
+            let (kind, text) = (EntryKind::Attention, text.to_owned());
+            self.note(name, None, kind, text, Value::Null, None);
         }
         self.news = true;
     }

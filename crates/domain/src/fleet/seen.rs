@@ -81,9 +81,9 @@ impl Fleet {
         let nodes = entries.filter(|entry| entry.view.is_some()).count();
         if nodes > MOST_ALONE {
             let text = format!(
-                "each of {nodes} nodes acts for itself, and budgets do not hold what fails at \
-                 the same moment: in a cluster of more than {MOST_ALONE} nodes run `gpuwarden \
-                 agent` on them, and one `gpuwarden controller`"
+                "each node acts for itself, and budgets do not hold what fails at the same \
+                 moment: in a cluster of more than {MOST_ALONE} nodes run `gpuwarden agent` on \
+                 them, and one `gpuwarden controller`; this one has {nodes}"
             );
             self.log(Level::Warn, None, text);
         }
