@@ -1,62 +1,25 @@
-//! What is kept per node, and how it is shown.
+//! How the nodes and the brake are shown.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 
 use contract::keys;
-use domain::assess::{DismissedBy, Verdict, is_notice};
-use domain::brake::{Hold, Out};
-use domain::fault::Fault;
-use domain::node::{NodeChange, NodeView};
-use domain::session::another;
-use domain::session::ownership::{Ownership, dismissal};
-use domain::session::{Phase, Session};
-use domain::view::{AnotherView, FaultView, NodeState, NodeStatus, SessionView};
 use jiff::Timestamp;
-use tokio::time::Instant;
 
-use super::Mode;
+use super::entry::NodeEntry;
 use super::look::unknown_policy;
-use super::publish::Counted;
+use super::{Fleet, Mode};
+use crate::assess::{DismissedBy, is_notice};
+use crate::brake::{Hold, Use};
+use crate::fault::Fault;
+use crate::session::ownership::{Ownership, dismissal};
+use crate::session::{Phase, another};
+use crate::view::{
+    AnotherView, BrakeView, FaultView, LimitView, NodeState, NodeStatus, SessionView,
+};
+use crate::why_not::not_fully_seen;
 
-/// What is kept per node.
-pub(super) struct NodeEntry {
-    /// The node as last seen; `None`: the cluster does not have it, or there is no cluster.
-    pub(super) view: Option<Arc<NodeView>>,
-    /// Its session.
-    pub(super) session: Session,
-    /// A patch is under way.
-    pub(super) in_flight: bool,
-    /// In a dry run: what would have been changed since the node was last as it was.
-    pub(super) pretended: NodeChange,
-    /// Why its faults count or do not, as last noted.
-    pub(super) verdicts: Vec<Verdict>,
-    /// A policy that it names and that does not exist.
-    pub(super) unknown_policy: Option<String>,
-    /// Since when the cluster does not have it, as far as we have seen.
-    pub(super) absent_since: Option<Timestamp>,
-    /// It was said that the cluster does not have it.
-    pub(super) missing_said: bool,
-    /// Events on the node that are known to be in the store.
-    pub(super) known: Vec<String>,
-    /// It carries this session of another gpuwarden; empty where its id cannot be read.
-    pub(super) anothers: Option<String>,
-    /// That one runs for the node that this process runs on.
-    pub(super) on_our_node: bool,
-    /// Events that nothing was decided about yet: since when the first, and how many.
-    pub(super) undecided: Option<(Instant, u32)>,
-    /// That it is out of service, as the node itself says (in a dry run: would say).
-    own: Option<Out>,
-    /// When a patch was last answered with the node as it is then.
-    pub(super) patched_at: Option<Instant>,
-    /// A patch is under way that takes it out of service.
-    pub(super) taking_out: bool,
-    /// Such a patch was sent, and nobody knows whether it was made: until when that counts.
-    pub(super) in_doubt: Option<Timestamp>,
-    /// Why it is held back.
-    pub(super) hold: Option<Hold>,
-    /// As what it is counted in what was last published.
-    pub(super) shown: Counted,
-}
+/// Most limits that are shown; those that count apart may be many.
+const LIMITS_SHOWN: usize = 50;
 
 /// What can be told of whether the cluster has a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,127 +32,192 @@ pub(super) enum Sight {
     Read,
 }
 
+/// As what a node was last counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counted {
+    /// The cluster has it.
+    in_cluster: bool,
+    /// The brake or a pause holds it back.
+    held: bool,
+}
+
+/// How many nodes were last counted as what.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    in_cluster: usize,
+    held: usize,
+}
+
+// === impl Counts ===
+
+impl Counts {
+    /// Counts a node as something else than before.
+    fn replace(&mut self, before: Counted, now: Counted) {
+        let one = |count: &mut usize, before: bool, now: bool| {
+            *count = (*count + usize::from(now)).saturating_sub(usize::from(before));
+        };
+        one(&mut self.in_cluster, before.in_cluster, now.in_cluster);
+        one(&mut self.held, before.held, now.held);
+    }
+}
+
+// === impl Fleet ===
+
+impl Fleet {
+    /// Returns all nodes as they are shown: as they were `before`, but for those that something
+    /// has happened to. A large cluster has thousands, and something happens to a few of them.
+    pub fn show(&mut self, before: &[NodeStatus], now: Timestamp) -> Vec<NodeStatus> {
+        self.set_time(now);
+        let before = before.iter().cloned();
+        let mut shown: BTreeMap<String, NodeStatus> =
+            before.map(|status| (status.name.clone(), status)).collect();
+        for name in std::mem::take(&mut self.unshown) {
+            match self.status(&name) {
+                Some(status) => drop(shown.insert(name, status)),
+                None => drop(shown.remove(&name)),
+            }
+        }
+        // The cluster's nodes have to be known: until then all look gone.
+        if self.listed && self.caught_up {
+            let of_gone = self.statuses.nodes();
+            let gone: Vec<String> = of_gone
+                .filter(|name| !self.nodes.contains_key(*name))
+                .map(str::to_owned)
+                .collect();
+            for name in gone {
+                self.forget_statuses(&name);
+            }
+        }
+        shown.into_values().collect()
+    }
+
+    /// Returns how many nodes the cluster has, as last shown.
+    pub fn nodes_in_cluster(&self) -> usize {
+        self.counts.in_cluster
+    }
+
+    /// Returns how a node is shown; `None` where there is nothing to tell.
+    pub(super) fn status(&mut self, name: &str) -> Option<NodeStatus> {
+        let (mode, sight) = (self.settings.mode, self.sight());
+        let dropped_at = self.switched.dropped_at;
+        let entry = self.nodes.get_mut(name)?; // Or forgotten before.
+        let faults = self.book.faults(name);
+        let counts = Counted {
+            in_cluster: entry.view.is_some(),
+            held: entry.hold.is_some(),
+        };
+        self.counts.replace(entry.shown, counts);
+        entry.shown = counts;
+        let missed = self.book.missed(name);
+        let mut status = entry.status(name, faults, mode, sight, dropped_at, self.now)?;
+        if missed > 0 {
+            status.notes.push(not_fully_seen(missed));
+        }
+        Some(status)
+    }
+
+    /// Forgets a node that is neither in the cluster nor faulty, and of which nothing is awaited.
+    pub(super) fn forget_if_gone(&mut self, name: &str) {
+        let is_over = |entry: &&NodeEntry| {
+            let awaited = entry.in_flight || entry.awaits.is_some();
+            entry.view.is_none() && !awaited && entry.session.phase == Phase::Idle
+        };
+        let Some(entry) = self.nodes.get(name).filter(is_over) else {
+            return;
+        };
+        if self.book.faults(name).is_empty() {
+            self.counts.replace(entry.shown, Counted::default());
+            self.nodes.remove(name);
+        }
+    }
+
+    /// Returns what can be told of whether the cluster has a node.
+    fn sight(&self) -> Sight {
+        match (self.settings.cluster, self.listed) {
+            (false, _) => Sight::NoCluster,
+            (true, false) => Sight::NotRead,
+            (true, true) => Sight::Read,
+        }
+    }
+
+    /// Returns the brake as it is shown; `None` where there is nothing to hold back. The state's
+    /// word is whoever's to add who reads it.
+    pub fn show_brake(&mut self, now: Timestamp) -> Option<BrakeView> {
+        if !self.settings.cluster {
+            return None;
+        }
+        self.set_time(now);
+        if self.brake.stale && !self.brake.is_waited_for() {
+            let plan = self.ask_the_brake();
+            self.brake.keep_plan(plan);
+        }
+        let plan = self.brake.plan();
+        let mut notes = Vec::new();
+        if plan.unlabelled && self.settings.brake && self.listed {
+            notes.push(format!(
+                "no node carries the label {}: all nodes are counted",
+                self.settings.gpu_label
+            ));
+        }
+        let paused = match self.switched.stop(false, now) {
+            Some(Hold::Paused(pause)) => Some(pause.to_string()),
+            _ => None,
+        };
+        let unknown = if !self.listed {
+            Some("the cluster's nodes could not be read yet".to_owned())
+        } else if self.policy.is_none() {
+            Some("no policy was read yet".to_owned())
+        } else {
+            None
+        };
+        let shown = plan.limits.iter().take(LIMITS_SHOWN);
+        Some(BrakeView {
+            enabled: self.settings.brake,
+            state: String::new(),
+            limits: shown
+                .map(|limit| LimitView {
+                    limit: limit.limit.clone(),
+                    of_which: self.of_which(limit),
+                    used: limit.used,
+                    allowed: limit.allowed,
+                    of: limit.of,
+                    by: limit.by.clone(),
+                })
+                .collect(),
+            unknown,
+            held: self.counts.held,
+            paused,
+            notes,
+        })
+    }
+
+    /// Returns how far the fullest limit is used up.
+    pub fn brake_utilization(&self) -> f64 {
+        self.brake
+            .plan()
+            .limits
+            .first()
+            .map_or(0.0, Use::utilization)
+    }
+
+    /// Which nodes a limit counts, for people.
+    fn of_which(&self, limit: &Use) -> String {
+        let nodes = match (self.brake.plan().unlabelled, limit.gpu) {
+            (true, _) => "nodes",
+            (false, true) => "GPU nodes",
+            (false, false) => "other nodes",
+        };
+        match limit.domain.as_deref() {
+            None => nodes.to_owned(),
+            Some("") => format!("{nodes} without the label"),
+            Some(value) => format!("{nodes} in {value}"),
+        }
+    }
+}
+
 // === impl NodeEntry ===
 
 impl NodeEntry {
-    pub(super) fn new(session: Session) -> Self {
-        Self {
-            view: None,
-            session,
-            in_flight: false,
-            pretended: NodeChange::default(),
-            verdicts: Vec::new(),
-            unknown_policy: None,
-            absent_since: None,
-            missing_said: false,
-            known: Vec::new(),
-            anothers: None,
-            on_our_node: false,
-            undecided: None,
-            own: None,
-            patched_at: None,
-            taking_out: false,
-            in_doubt: None,
-            hold: None,
-            shown: Counted::default(),
-        }
-    }
-
-    /// Takes a view in. Returns whether anything that decisions look at has changed: a
-    /// heartbeat changes nothing.
-    pub(super) fn see(&mut self, view: Arc<NodeView>) -> bool {
-        let Some(known) = &self.view else {
-            self.view = Some(view);
-            self.missing_said = false;
-            self.absent_since = None;
-            self.read_own();
-            return true;
-        };
-        let changed = !known.same_but_for_heartbeat(&view);
-        self.view = Some(view);
-        if changed {
-            self.read_own();
-        }
-        changed
-    }
-
-    /// Whether `view` is older than what is known. Versions are comparable numbers in every
-    /// Kubernetes we know; where they are not, no view is, and a patch that rests on an old
-    /// one fails its tests.
-    pub(super) fn knows_newer(&self, view: &NodeView) -> bool {
-        let Some(known) = self.view.as_ref().filter(|known| known.uid == view.uid) else {
-            return false;
-        };
-        match (
-            known.resource_version.parse::<u64>(),
-            view.resource_version.parse::<u64>(),
-        ) {
-            (Ok(known), Ok(version)) => version < known,
-            _ => false,
-        }
-    }
-
-    /// Takes in that the cluster does not have it any more.
-    pub(super) fn gone(&mut self) {
-        self.view = None;
-        self.own = None;
-        self.in_doubt = None;
-        self.hold = None;
-        // One that comes by this name later is another, and has never come back.
-        self.session.returns.clear();
-    }
-
-    /// Reads from the node, as decisions see it, whether it is out of service.
-    pub(super) fn read_own(&mut self) {
-        let own = self
-            .effective_view()
-            .and_then(|view| Ownership::read(&view));
-        let times = &self.session.times;
-        self.own = own.map(|own| Out {
-            since: times.counted(keys::SESSION, own.since),
-            forced: own.forced(),
-        });
-        if self.own.is_some() {
-            self.in_doubt = None;
-        }
-    }
-
-    /// Whether nothing on the node says that it is out of service.
-    pub(super) fn in_service(&self) -> bool {
-        self.own.is_none()
-    }
-
-    /// Since when the node says that it is out of service, where that counts in the
-    /// brake's window.
-    pub(super) fn out_since(&self) -> Option<Timestamp> {
-        self.own.filter(|out| !out.forced)?.since
-    }
-
-    /// Whether it counts as out of service: it is, or may be before we look again.
-    pub(super) fn out(&self, now: Timestamp) -> Option<Out> {
-        let on_the_way = Out {
-            since: Some(now),
-            forced: false,
-        };
-        let in_doubt = self.in_doubt.is_some_and(|until| now < until);
-        (self.own).or((self.taking_out || in_doubt).then_some(on_the_way))
-    }
-
-    /// How the brake counts it: as out of service or not, and forced or not. A node on its
-    /// way that then says itself that it is out counts as before.
-    pub(super) fn counted(&self, now: Timestamp) -> Option<bool> {
-        self.out(now).map(|out| out.forced)
-    }
-
-    /// The node as decisions see it: in a dry run with the changes that were not made.
-    pub(super) fn effective_view(&self) -> Option<Arc<NodeView>> {
-        let view = self.view.as_ref()?;
-        if self.pretended.is_empty() {
-            return Some(Arc::clone(view));
-        }
-        Some(Arc::new(view.after(&self.pretended)))
-    }
-
     /// How the node is shown; `None`: there is nothing to tell.
     pub(super) fn status(
         &self,
@@ -352,16 +380,19 @@ impl NodeEntry {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use contract::HealthEvent;
-    use domain::assess::assess;
-    use domain::event::{Record, normalise};
-    use domain::fault::FaultBook;
-    use domain::policy::Policy;
-    use domain::session::{Marks, step};
     use jiff::Timestamp;
     use serde_json::json;
 
     use super::*;
+    use crate::assess::assess;
+    use crate::event::{Record, normalise};
+    use crate::fault::FaultBook;
+    use crate::node::NodeView;
+    use crate::policy::Policy;
+    use crate::session::{Marks, Session, step};
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()

@@ -2,39 +2,45 @@
 //!
 //! A node whose faults ask for it and that is in service waits here. Whenever something
 //! has changed that the brake looks at, it is asked anew about all that wait
-//! ([`domain::brake::plan`]); who may go is stepped on as everybody else, who may not is
+//! ([`crate::brake::plan`]); who may go is stepped on as everybody else, who may not is
 //! shown as held.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use domain::assess::Desired;
-use domain::brake::{self, Candidate, Hold, Member, NodeLabel, Plan, Question, Use};
-use domain::journal::EntryKind;
-use domain::policy::Policy;
-use domain::view::{BrakeView, LimitView};
 use jiff::Timestamp;
 use serde_json::json;
 
-use super::Quarantine;
-use super::switches::Switches;
+use super::{Effect, Fleet, Level};
+use crate::assess::Desired;
+use crate::brake::pause::Pause;
+use crate::brake::{self, Candidate, Hold, Member, Plan, Question};
+use crate::journal::EntryKind;
+use crate::policy::Policy;
 
-/// Most limits that are shown; those that count apart may be many.
-const LIMITS_SHOWN: usize = 50;
+/// What people have set in the cluster, as far as it is known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Switched {
+    /// The pause.
+    pub pause: Option<Pause>,
+    /// Why it is not known whether there is one; `None`: it is.
+    pub unread: Option<String>,
+    /// What holds all back where the brake holds: the circuit breaker, or that it is not known.
+    pub breaker: Option<Hold>,
+    /// When what the brake had held back was last dropped.
+    pub dropped_at: Option<Timestamp>,
+    /// When a person last closed the circuit breaker.
+    pub reset_at: Option<Timestamp>,
+}
 
 /// What the brake keeps.
+#[derive(Debug)]
 pub(super) struct BrakeState {
-    /// Whether there is one.
-    pub(super) enabled: bool,
-    /// Which nodes are GPU nodes.
-    pub(super) gpu_label: NodeLabel,
     /// Nodes that wait, with what is wanted for them.
     waiting: BTreeMap<String, Desired>,
     /// Those of them that were looked at since it was last asked.
     looked_at: BTreeSet<String>,
     /// When nodes were last taken out of service, of those that are back.
     recent: BTreeMap<String, Timestamp>,
-    /// One of them is not saved yet.
-    pub(super) unsaved: bool,
     /// Something has changed since it was last asked.
     pub(super) stale: bool,
     /// When the next doubt about a patch ends.
@@ -43,23 +49,43 @@ pub(super) struct BrakeState {
     plan: Plan,
 }
 
+// === impl Switched ===
+
+impl Switched {
+    /// Returns what holds all new quarantines back. `brake`: whether the circuit breaker counts.
+    pub fn stop(&self, brake: bool, now: Timestamp) -> Option<Hold> {
+        if let Some(pause) = self.pause.as_ref().filter(|pause| pause.holds(now)) {
+            return Some(Hold::Paused(pause.clone()));
+        }
+        if let Some(why) = &self.unread {
+            return Some(Hold::Unread(why.clone()));
+        }
+        self.breaker.clone().filter(|_| brake)
+    }
+
+    /// Returns when a pause ends by itself.
+    pub(super) fn pause_ends(&self, now: Timestamp) -> Option<Timestamp> {
+        let until = self.pause.as_ref()?.until?;
+        (until > now).then_some(until)
+    }
+}
+
 // === impl BrakeState ===
 
-impl BrakeState {
-    pub(super) fn new(enabled: bool, gpu_label: NodeLabel) -> Self {
+impl Default for BrakeState {
+    fn default() -> Self {
         Self {
-            enabled,
-            gpu_label,
             waiting: BTreeMap::new(),
             looked_at: BTreeSet::new(),
             recent: BTreeMap::new(),
-            unsaved: false,
             stale: true,
             doubt_ends: None,
             plan: Plan::default(),
         }
     }
+}
 
+impl BrakeState {
     /// Something has changed that it looks at.
     pub(super) fn changed(&mut self) {
         self.stale = true;
@@ -82,8 +108,22 @@ impl BrakeState {
         self.stale |= self.waiting.remove(name).is_some();
     }
 
-    /// When nodes were last taken out of service, of those that are back: to be saved, for the
-    /// nodes themselves do not tell any more.
+    /// Whether any node waits.
+    pub(super) fn is_waited_for(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// What it said last.
+    pub(super) fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Keeps what it said.
+    pub(super) fn keep_plan(&mut self, plan: Plan) {
+        self.plan = plan;
+    }
+
+    /// When nodes were last taken out of service, of those that are back.
     pub(super) fn recent(&self) -> &BTreeMap<String, Timestamp> {
         &self.recent
     }
@@ -94,36 +134,50 @@ impl BrakeState {
         self.stale = true;
     }
 
-    /// A node is back in service, and was taken out then.
-    pub(super) fn back(&mut self, name: &str, since: Option<Timestamp>) {
-        if let Some(since) = since {
-            self.recent.insert(name.to_owned(), since);
-            self.unsaved = true;
-        }
+    /// A node is back in service, and was taken out then. Returns whether that is to be saved.
+    pub(super) fn back(&mut self, name: &str, since: Option<Timestamp>) -> bool {
         self.stale = true;
+        let Some(since) = since else {
+            return false;
+        };
+        self.recent.insert(name.to_owned(), since);
+        true
     }
 }
 
-// === impl Quarantine ===
+// === impl Fleet ===
 
-impl Quarantine {
-    /// What holds back all new quarantines now.
-    pub(super) fn stop(&self) -> Option<Hold> {
-        let switches = self.switches.as_ref()?;
-        switches.stop(self.brake.enabled, (self.clock)())
+impl Fleet {
+    /// Takes in what people have set.
+    pub(super) fn switch(&mut self, switched: Switched) {
+        let before = std::mem::replace(&mut self.switched, switched);
+        if before == self.switched {
+            return;
+        }
+        if self.switched.dropped_at != before.dropped_at {
+            // What counts of the faults has changed.
+            self.mark_all();
+        }
+        self.pause_ends = self.switched.pause_ends(self.now);
+        self.brake.changed();
+        self.news = true;
     }
 
-    /// Asks the brake about all that wait, and steps on who may go.
+    /// Returns what holds back all new quarantines now.
+    fn stop(&self) -> Option<Hold> {
+        self.switched.stop(self.settings.brake, self.now)
+    }
+
+    /// Asks the brake about all that wait, and steps the sessions of those that may go.
     pub(super) fn let_go(&mut self, policy: &Policy) {
         if !self.brake.stale || self.brake.waiting.is_empty() {
             return;
         }
         let plan = self.ask_the_brake();
         if plan.trip {
-            let (write, now) = (self.writes(), (self.clock)());
-            if let Some(switches) = &mut self.switches {
-                switches.trip(write, now);
-            }
+            // It holds from now on, be it written down or not.
+            self.switched.breaker.get_or_insert(Hold::Tripped);
+            self.effects.push(Effect::Trip);
         }
         let stop = self.stop();
         let looked_at = std::mem::take(&mut self.brake.looked_at);
@@ -146,11 +200,11 @@ impl Quarantine {
             }
         }
         self.brake.plan = plan;
-        self.schedule_publish();
+        self.news = true;
     }
 
     fn step_waiting(&mut self, policy: &Policy, name: &str, hold: Option<&Hold>, looked_at: bool) {
-        self.publishing.unshown.insert(name.to_owned());
+        self.unshown.insert(name.to_owned());
         let entry = self.entry(name);
         if entry.in_flight {
             return; // Looked at again when the answer is there.
@@ -159,10 +213,10 @@ impl Quarantine {
         if let (Some(before), Some(hold)) = (&before, hold) {
             if !before.same_cause(hold) {
                 let text = format!("still held back: {hold}");
-                tracing::info!(node = name, "{text}");
                 let detail = json!({"by": hold.name()});
                 let session = entry.session.id.clone();
-                self.note(name, session.as_deref(), EntryKind::Session, text, detail);
+                let (kind, level) = (EntryKind::Session, Some(Level::Info));
+                self.note(name, session.as_deref(), kind, text, detail, level);
             }
             if !looked_at {
                 return; // Nothing else has changed.
@@ -174,13 +228,13 @@ impl Quarantine {
         let Some(view) = self.entry(name).effective_view() else {
             return;
         };
-        self.drive(name, &view, policy, &desired, hold);
+        self.step_session(name, &view, policy, &desired, hold);
     }
 
     /// Asks the brake; what it says is up to date from then on.
-    fn ask_the_brake(&mut self) -> Plan {
+    pub(super) fn ask_the_brake(&mut self) -> Plan {
         self.brake.stale = false;
-        let now = (self.clock)();
+        let now = self.now;
         let policy = self.policy.as_ref();
         let window = policy.and_then(|policy| policy.brake.window.as_ref());
         self.brake.recent.retain(|_, since| {
@@ -213,81 +267,14 @@ impl Quarantine {
         brake::plan(Question {
             brake: policy
                 .map(|policy| &policy.brake)
-                .filter(|_| self.brake.enabled),
-            gpu_label: &self.brake.gpu_label,
+                .filter(|_| self.settings.brake),
+            gpu_label: &self.settings.gpu_label,
             members,
             recent: &self.brake.recent,
-            reset_at: self.switches.as_ref().and_then(Switches::reset_at),
+            reset_at: self.switched.reset_at,
             stop: self.stop(),
             candidates,
             now,
         })
-    }
-
-    /// The brake as it is shown; `None`: there is nothing to hold back.
-    pub(super) fn brake_view(&mut self) -> Option<BrakeView> {
-        let now = (self.clock)();
-        self.cluster.as_ref()?;
-        if self.brake.stale && self.brake.waiting.is_empty() {
-            self.brake.plan = self.ask_the_brake();
-        }
-        let switches = self.switches.as_ref();
-        let plan = &self.brake.plan;
-        let mut notes = switches.map(Switches::notes).unwrap_or_default();
-        if plan.unlabelled && self.brake.enabled && self.listed {
-            notes.push(format!(
-                "no node carries the label {}: all nodes are counted",
-                self.brake.gpu_label
-            ));
-        }
-        let paused = match switches.and_then(|one| one.stop(false, now)) {
-            Some(Hold::Paused(pause)) => Some(pause.to_string()),
-            _ => None,
-        };
-        let unknown = if !self.listed {
-            Some("the cluster's nodes could not be read yet".to_owned())
-        } else if self.policy.is_none() {
-            Some("no policy was read yet".to_owned())
-        } else {
-            None
-        };
-        let shown = plan.limits.iter().take(LIMITS_SHOWN);
-        Some(BrakeView {
-            enabled: self.brake.enabled,
-            state: switches.map_or_else(String::new, |one| one.state().to_owned()),
-            limits: shown
-                .map(|limit| LimitView {
-                    limit: limit.limit.clone(),
-                    of_which: self.of_which(limit),
-                    used: limit.used,
-                    allowed: limit.allowed,
-                    of: limit.of,
-                    by: limit.by.clone(),
-                })
-                .collect(),
-            unknown,
-            held: self.publishing.shown.held,
-            paused,
-            notes,
-        })
-    }
-
-    /// How far the fullest limit is used up.
-    pub(super) fn brake_utilization(&self) -> f64 {
-        self.brake.plan.limits.first().map_or(0.0, Use::utilization)
-    }
-
-    /// Which nodes a limit counts, for people.
-    fn of_which(&self, limit: &Use) -> String {
-        let nodes = match (self.brake.plan.unlabelled, limit.gpu) {
-            (true, _) => "nodes",
-            (false, true) => "GPU nodes",
-            (false, false) => "other nodes",
-        };
-        match limit.domain.as_deref() {
-            None => nodes.to_owned(),
-            Some("") => format!("{nodes} without the label"),
-            Some(value) => format!("{nodes} in {value}"),
-        }
     }
 }

@@ -5,19 +5,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use jiff::{SignedDuration, Timestamp};
 
 /// Each wait is by the wall clock. Where it is put back by more than this, all of them end.
-pub(crate) const CLOCK_SLACK: SignedDuration = SignedDuration::from_secs(1);
+pub const CLOCK_SLACK: SignedDuration = SignedDuration::from_secs(1);
 
 /// One time for each node at most. Asked on every turn of the loop, also while a thousand
 /// nodes wait for their answers, so the next one is found without looking at all.
-#[derive(Default)]
-pub(crate) struct Wakes {
+#[derive(Debug, Default)]
+pub struct Wakes {
     of_node: BTreeMap<String, Timestamp>,
     order: BTreeSet<(Timestamp, String)>,
 }
 
 impl Wakes {
     /// Wakes `node` at `at`, and at no other time; `None`: not at all.
-    pub(crate) fn set(&mut self, node: &str, at: Option<Timestamp>) {
+    pub fn set(&mut self, node: &str, at: Option<Timestamp>) {
         if self.of_node.get(node).copied() == at {
             return;
         }
@@ -31,12 +31,12 @@ impl Wakes {
     }
 
     /// When the next node is due.
-    pub(crate) fn next(&self) -> Option<Timestamp> {
+    pub fn next(&self) -> Option<Timestamp> {
         self.order.first().map(|(at, _)| *at)
     }
 
     /// Takes the nodes that are due out. Whoever looks at one sets its next time.
-    pub(crate) fn take_due(&mut self, now: Timestamp) -> Vec<String> {
+    pub fn take_due(&mut self, now: Timestamp) -> Vec<String> {
         let mut due = Vec::new();
         while self.next().is_some_and(|at| at <= now)
             && let Some((_, node)) = self.order.pop_first()

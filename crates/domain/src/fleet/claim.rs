@@ -16,19 +16,28 @@
 //! store it keeps the session: of two that run for one node, each leaves alone what the other
 //! keeps ([`Ownership::kept_by_another`]), whatever events its own store knows.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use contract::{HealthEvent, json, keys};
-use domain::event::{content_fingerprint, normalise};
-use domain::journal::EntryKind;
-use domain::node::NodeView;
-use domain::session::another;
-use domain::session::ownership::{Maker, Ownership};
 use jiff::Timestamp;
 use serde_json::Value;
-use store::{MAX_APPEND, NewEvent, StoreError};
 
-use super::{Owns, Quarantine};
+use super::entry::Awaits;
+use super::{Effect, Fleet, Found, Level, Purpose};
+use crate::event::{MAX_EVENTS, Record, content_fingerprint, normalise};
+use crate::journal::EntryKind;
+use crate::session::ownership::{Maker, Ownership};
+use crate::session::{Failure, another};
+
+/// For which nodes nobody else speaks: sessions on them that the store does not know are
+/// taken over, where another kind of gpuwarden did not make them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Owns {
+    /// The node that this process runs on; a cluster that lacks it is told of.
+    Node(String),
+    /// Every node: a controller speaks for its cluster.
+    All,
+}
 
 /// What to do about a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +46,8 @@ pub(super) enum Claim {
     Ours,
     /// Another gpuwarden's: leave it alone.
     Anothers,
-    /// Not now; looked at again when the feed or the node brings something.
+    /// Not known yet: looked at again when the store has answered, or the feed or the node
+    /// brings something.
     Later,
 }
 
@@ -63,100 +73,116 @@ impl Owns {
     }
 }
 
-// === impl Quarantine ===
+// === impl Fleet ===
 
-impl Quarantine {
-    /// Whose session `view` carries. Takes over what is ours and was lost.
-    pub(super) async fn claim(&mut self, view: &NodeView) -> Claim {
-        let Some(own) = Ownership::read(view) else {
+impl Fleet {
+    /// Returns whose session a node carries, which says what is `own`. Asks the store, and
+    /// takes over what is ours and was lost.
+    pub(super) fn claim(&mut self, name: &str, own: Option<&Ownership>) -> Claim {
+        let Some(own) = own else {
             return Claim::Ours;
         };
-        if let Owns::Node(our_node) = &self.owns {
-            let (store, ours) = (self.store.identity().id, *our_node == view.name);
-            if own.kept_by_another(&store, self.saving.begun, ours, (self.clock)()) {
-                return Claim::Anothers;
+        let now = self.now;
+        if let Owns::Node(our_node) = &self.settings.owns
+            && own.kept_by_another(&self.settings.store, self.begun, our_node == name, now)
+        {
+            return Claim::Anothers;
+        }
+        let Some(entry) = self.nodes.get_mut(name) else {
+            return Claim::Later;
+        };
+        let found = std::mem::take(&mut entry.found);
+        // Only what the node still lists is worth remembering.
+        let known = &mut entry.known;
+        known.retain(|id| own.events.iter().any(|event| event.id == *id));
+        let (mut unknown, mut asked) = (Vec::new(), Vec::new());
+        let mut history = BTreeMap::new();
+        // What the book has came from the store.
+        let faults = self.book.faults(name);
+        for event in &own.events {
+            let id = &event.id;
+            if known.contains(id) {
+                continue;
+            }
+            if faults.iter().any(|fault| fault.event.id == *id) {
+                known.push(id.clone());
+                continue;
+            }
+            match found.get(id) {
+                None => asked.push(id.clone()),
+                Some(Found::Current) => known.push(id.clone()),
+                // Once, of however many parts of it are listed.
+                Some(Found::History(record)) => drop(history.insert(&record.id, record)),
+                Some(Found::Nothing) => unknown.push(event.clone()),
             }
         }
-        let (mut unknown, mut history) = (Vec::new(), Vec::<NewEvent>::new());
-        let listed = own.events.len();
-        let since = self.store.identity().since;
-        // Only what the node still lists is worth remembering.
-        let known = &mut self.entry(&view.name).known;
-        known.retain(|id| own.events.iter().any(|event| event.id == *id));
-        for event in own.events {
-            if self.entry(&view.name).known.contains(&event.id) {
-                continue;
-            }
-            // What the book has came from the store.
-            let faults = self.book.faults(&view.name);
-            if faults.iter().any(|fault| fault.event.id == event.id) {
-                self.entry(&view.name).known.push(event.id);
-                continue;
-            }
-            match self.store.event(&event.id).await {
-                Ok(Some(record)) if record.seq > since => {
-                    self.entry(&view.name).known.push(event.id);
-                }
-                // Once, of however many parts of it are listed.
-                Ok(Some(record)) if history.iter().any(|one| one.event.id == record.id) => {}
-                Ok(Some(record)) => history.push(NewEvent {
-                    received_at: record.created_at,
-                    event: taken_over((self.clock)(), record.event),
-                }),
-                Ok(None) => unknown.push(event),
-                Err(error) => return self.claim_later(&view.name, &error),
-            }
+        if !asked.is_empty() {
+            let (node, ids) = (name.to_owned(), asked);
+            entry.found = found;
+            entry.awaits = Some(Awaits::Found);
+            self.effects.push(Effect::LookUp { node, ids });
+            return Claim::Later;
         }
         // Also where the list cannot be read: then nothing says that it is ours.
-        if unknown.len() == listed && !self.owns.adopts(&view.name, own.maker.as_ref()) {
+        if unknown.len() == own.events.len() && !self.settings.owns.adopts(name, own.maker.as_ref())
+        {
             return Claim::Anothers;
         }
         if unknown.is_empty() && history.is_empty() {
             return Claim::Ours;
         }
-        tracing::info!(
-            node = view.name,
-            events = unknown.len() + history.len(),
-            "taking over the faults that the node lists and the store does not know, or no more"
-        );
+        let count = unknown.len() + history.len();
         // The rest at the next look.
-        let more = history.len() + unknown.len() > MAX_APPEND;
-        history.truncate(MAX_APPEND);
-        unknown.truncate(MAX_APPEND - history.len());
-        let listed: Vec<String> = unknown.iter().map(|event| event.id.clone()).collect();
-        history.extend(as_received(unknown, (self.clock)()));
-        match self.store.append(history).await {
-            Ok(appended) => {
-                // Stored now, or before, if under another id.
-                self.entry(&view.name).known.extend(listed);
-                if more {
-                    self.dirty.insert(view.name.clone());
-                }
-                let new = appended.iter().any(|one| one.new);
-                if new || more {
-                    Claim::Later
-                } else {
-                    Claim::Ours
-                }
+        let received = |record: &Record| (taken_over(now, record.event.clone()), record.created_at);
+        let again = history.values().map(|record| received(record));
+        let mut events: Vec<_> = again.take(MAX_EVENTS).collect();
+        unknown.truncate(MAX_EVENTS - events.len());
+        let listed = unknown.iter().map(|event| event.id.clone()).collect();
+        events.extend(as_received(unknown, now));
+        entry.awaits = Some(Awaits::TakenOver { listed });
+        self.log(
+            Level::Info,
+            Some(name),
+            format!(
+                "taking over the faults that the node lists and the store does not know, or no \
+                 more: {count}"
+            ),
+        );
+        self.effects.push(Effect::Append {
+            node: name.to_owned(),
+            events,
+            purpose: Purpose::TakeOver,
+        });
+        Claim::Later
+    }
+
+    /// Takes in what the store has of events that a node lists.
+    pub(super) fn found(&mut self, name: &str, found: Option<BTreeMap<String, Found>>) {
+        let Some(entry) = self.nodes.get_mut(name) else {
+            return;
+        };
+        entry.awaits = None;
+        match found {
+            Some(found) => {
+                entry.found.extend(found);
+                self.dirty.insert(name.to_owned());
             }
-            Err(error) => self.claim_later(&view.name, &error),
+            None => self.claim_later(name),
         }
     }
 
     /// Keeps whether the node is left alone because its session is another's, and notes it
     /// once for each such session.
-    pub(super) fn left_alone(&mut self, view: &NodeView, claim: Claim) {
+    pub(super) fn keep_claim(&mut self, name: &str, own: Option<Ownership>, claim: Claim) {
         let own = match claim {
             Claim::Ours => None,
-            Claim::Anothers => Ownership::read(view),
+            Claim::Anothers => own,
             Claim::Later => return,
         };
-        let ours = matches!(&self.owns, Owns::Node(our_node) if *our_node == view.name);
-        let by_node = own
-            .as_ref()
-            .is_some_and(|own| own.maker == Some(Maker::Node));
+        let ours = matches!(&self.settings.owns, Owns::Node(our_node) if our_node == name);
+        let by_node = (own.as_ref()).is_some_and(|own| own.maker == Some(Maker::Node));
         let session = own.map(|own| own.session_id);
-        let entry = self.entry(&view.name);
+        let entry = self.entry(name);
         entry.on_our_node = ours && by_node;
         if entry.anothers == session {
             return;
@@ -173,31 +199,23 @@ impl Quarantine {
         }
         let id = session.clone().or(entry.anothers.take());
         entry.anothers = session;
-        tracing::info!(node = view.name, session = id, "{text}");
-        self.note(
-            &view.name,
-            id.as_deref(),
-            EntryKind::Session,
-            text,
-            Value::Null,
-        );
+        let (kind, level) = (EntryKind::Session, Some(Level::Info));
+        self.note(name, id.as_deref(), kind, text, Value::Null, level);
     }
 
-    fn claim_later(&mut self, node: &str, error: &StoreError) -> Claim {
-        tracing::error!(node, err = %error, "the store does not answer; the node is left as it is");
-        self.metrics.error("claim_error");
-        let now = (self.clock)();
-        let failure = domain::session::Failure::Error { retry_after: None };
-        self.entry(node).session.failed(failure, now);
-        self.session_changed(node);
-        self.remember_wake(node);
-        Claim::Later
+    /// Takes in that the store does not answer about a node: it is left as it is for a while.
+    pub(super) fn claim_later(&mut self, name: &str) {
+        let now = self.now;
+        let failure = Failure::Error { retry_after: None };
+        self.entry(name).session.failed(failure, now);
+        self.session_changed(name);
+        self.set_wake(name);
     }
 }
 
 /// What a node lists, as if it had been received now. Anybody who may annotate the node may
 /// have written it: whatever it is, the store has to take it, or the node is never given back.
-fn as_received(events: Vec<HealthEvent>, received_at: Timestamp) -> Vec<NewEvent> {
+fn as_received(events: Vec<HealthEvent>, received_at: Timestamp) -> Vec<(HealthEvent, Timestamp)> {
     let mut ids = BTreeSet::new();
     let received = events.into_iter().map(|mut event| {
         let time = event.generated_timestamp;
@@ -213,10 +231,7 @@ fn as_received(events: Vec<HealthEvent>, received_at: Timestamp) -> Vec<NewEvent
         } else {
             own
         };
-        NewEvent {
-            event: taken_over(received_at, event),
-            received_at,
-        }
+        (taken_over(received_at, event), received_at)
     });
     received.collect()
 }
@@ -232,9 +247,7 @@ fn taken_over(now: Timestamp, mut event: HealthEvent) -> HealthEvent {
 mod tests {
     use contract::ProcessingStrategy;
     use jiff::SignedDuration;
-    use serde_json::json;
 
-    use super::super::look::tests::Bench;
     use super::*;
 
     fn event(id: &str, check: &str) -> HealthEvent {
@@ -268,21 +281,21 @@ mod tests {
         }
         let stored = as_received(listed.clone(), at);
         let checks: Vec<&str> = (stored.iter())
-            .map(|one| one.event.check_name.as_str())
+            .map(|one| one.0.check_name.as_str())
             .collect();
         assert_eq!(checks, ["A", "B", "C", "D", "E"]);
-        let ids: BTreeSet<&str> = stored.iter().map(|one| one.event.id.as_str()).collect();
+        let ids: BTreeSet<&str> = stored.iter().map(|one| one.0.id.as_str()).collect();
         assert!(ids.len() == 5 && ids.contains(id), "{ids:?}");
         for one in &stored {
-            assert_eq!(one.event.id.len(), id.len());
-            let time = one.event.generated_timestamp.unwrap();
+            assert_eq!(one.0.id.len(), id.len());
+            let time = one.0.generated_timestamp.unwrap();
             assert!(json::timestamp(time).is_some());
-            let strategy = one.event.processing_strategy;
+            let strategy = one.0.processing_strategy;
             assert_eq!(strategy, ProcessingStrategy::ExecuteRemediation as i32);
         }
         // The same, whenever it is read.
         let again = as_received(listed, at + SignedDuration::from_secs(99));
-        let again: BTreeSet<&str> = again.iter().map(|one| one.event.id.as_str()).collect();
+        let again: BTreeSet<&str> = again.iter().map(|one| one.0.id.as_str()).collect();
         assert_eq!(again, ids);
     }
 
@@ -305,38 +318,6 @@ mod tests {
         // What each makes it takes over again after its store was lost.
         for owns in [all, node] {
             assert!(owns.adopts("n1", Some(&owns.maker())));
-        }
-    }
-    #[tokio::test]
-    async fn what_another_store_keeps_is_left_alone_whatever_is_known() {
-        let mut bench = Bench::new().await;
-        let quarantine = &mut bench.quarantine;
-        let now = (quarantine.clock)();
-        let hour = SignedDuration::from_hours(1);
-        let known = quarantine.book.faults("n1")[0].event.id.clone();
-        let ours = quarantine.store.identity().id;
-        for (owns, store, begun, expected) in [
-            ("n1", "other", now - hour, Claim::Anothers),
-            ("n1", "other", now + hour, Claim::Ours),
-            ("n2", "other", now + hour, Claim::Anothers),
-            ("n1", ours.as_str(), now - hour, Claim::Ours),
-        ] {
-            quarantine.owns = Owns::Node(owns.to_owned());
-            quarantine.saving.begun = begun;
-            let session =
-                json!({"id": "s", "since": now.to_string(), "by": "node", "store": store});
-            let annotations = json!({
-                keys::SESSION: session.to_string(),
-                keys::QUARANTINE_HEALTH_EVENT: json!([{"id": known}]).to_string(),
-            });
-            let metadata = json!({"name": "n1", "annotations": annotations});
-            let view = NodeView::from_object(json!({ "metadata": metadata })).unwrap();
-            let claim = quarantine.claim(&view).await;
-            assert_eq!(claim, expected, "{owns} {store}");
-            quarantine.left_alone(&view, claim);
-            let entry = &quarantine.nodes["n1"];
-            assert_eq!(entry.anothers.is_some(), claim == Claim::Anothers);
-            assert_eq!(entry.on_our_node, entry.anothers.is_some() && owns == "n1");
         }
     }
 }
