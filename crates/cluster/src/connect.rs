@@ -12,8 +12,8 @@ use kube::{Client, Config};
 
 use crate::KnownNodes;
 use crate::counters::Counters;
-use crate::lease::Tenure;
-use crate::pace::{Pace, Urgency};
+use crate::lease::{Tenure, TenureLayer};
+use crate::pace::{Pace, PaceLayer, Urgency};
 use crate::request;
 
 mod transport;
@@ -218,8 +218,13 @@ impl Cluster {
     /// Puts the layers of `request.rs` over the connections anew.
     fn layered(mut self, tenure: Option<&Tenure>) -> Self {
         let over = |urgency| {
-            let below = self.watching.clone();
-            request::client(below, &self.counters, self.pace.as_ref(), urgency, tenure)
+            let counters = || Arc::clone(&self.counters);
+            let pace = self.pace.clone().map(|pace| PaceLayer { pace, urgency });
+            let tenure = tenure.cloned().map(|tenure| TenureLayer {
+                tenure,
+                counters: counters(),
+            });
+            request::client(self.watching.clone(), counters(), pace, tenure)
         };
         (self.acting, self.telling) = (over(Urgency::Act), over(Urgency::Tell));
         self

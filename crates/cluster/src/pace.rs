@@ -61,8 +61,8 @@ pub(crate) struct Pace {
 
 /// Lets each request wait for its turn, and learns from its answer.
 pub(crate) struct PaceLayer {
-    pace: Arc<Pace>,
-    urgency: Urgency,
+    pub(crate) pace: Arc<Pace>,
+    pub(crate) urgency: Urgency,
 }
 
 /// Leave to make one request. Dropped without a word (the caller was cancelled), it says
@@ -230,15 +230,6 @@ impl State {
 }
 
 // === impl PaceLayer ===
-
-impl PaceLayer {
-    pub(crate) fn new(pace: &Arc<Pace>, urgency: Urgency) -> Self {
-        Self {
-            pace: Arc::clone(pace),
-            urgency,
-        }
-    }
-}
 
 impl Layer<Http> for PaceLayer {
     type Service = Http;

@@ -6,7 +6,7 @@
 //!                                                 `-- watches go here without the three
 //! ```
 //!
-//! There are two clients over one stack, one for each [`Urgency`]. What kube makes requests of
+//! There are two clients over one stack, one for each [`Urgency`](crate::Urgency). What kube makes requests of
 //! can be asked for with either: an `Api`, or what `kube::core::Request` builds.
 
 use std::sync::Arc;
@@ -28,8 +28,8 @@ use tower::util::BoxCloneService;
 
 use crate::connect::Cluster;
 use crate::counters::{Counters, Requests};
-use crate::lease::{Tenure, TenureLayer};
-use crate::pace::{Pace, PaceLayer, Urgency};
+use crate::lease::TenureLayer;
+use crate::pace::PaceLayer;
 
 /// Longest time from the call to the whole answer, the wait for its turn not counted.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -50,25 +50,24 @@ pub(crate) struct Limit(pub(crate) Duration);
 #[error("no answer within {} s", .0.as_secs())]
 pub(crate) struct NoAnswer(pub(crate) Duration);
 
-/// Makes a client for requests that are so urgent, over the connections of `below`.
+/// Makes a client over the connections of `below`: layers first, then the requests as such.
 ///
-/// Under a [`Tenure`] a write is made only while it lasts, and has to end, here and in the API
+/// Under a tenure a write is made only while it lasts, and has to end, here and in the API
 /// server, before somebody else can lead.
 pub(crate) fn client(
     below: Client,
-    counters: &Arc<Counters>,
-    pace: Option<&Arc<Pace>>,
-    urgency: Urgency,
-    tenure: Option<&Tenure>,
+    counters: Arc<Counters>,
+    pace: Option<PaceLayer>,
+    tenure: Option<TenureLayer>,
 ) -> Client {
     let namespace = below.default_namespace().to_owned();
-    let mut http = exchange(below, Arc::clone(counters));
+    let mut http = exchange(below, counters);
     if let Some(tenure) = tenure {
-        http = TenureLayer::new(tenure, counters).layer(http);
+        http = tenure.layer(http);
     }
     // Outermost: the tenure is asked only when the turn has come, which may be late.
     if let Some(pace) = pace {
-        http = PaceLayer::new(pace, urgency).layer(http);
+        http = pace.layer(http);
     }
     Client::new(http, namespace)
 }
@@ -167,11 +166,12 @@ fn status(answer: &Response<impl AsRef<[u8]>>) -> Status {
 #[cfg(test)]
 mod tests {
     use domain::node::{NodeChange, NodeView};
+    use kube::core::params::GetParams;
     use tokio::time::Instant;
 
     use super::*;
-    use crate::ApiError;
     use crate::fake::{self, Answer};
+    use crate::{ApiError, Tenure, Urgency};
 
     #[tokio::test]
     async fn writes_are_made_only_while_we_lead() {
@@ -223,7 +223,7 @@ mod tests {
         let (cluster, _requests) = fake::serve(answers).await;
         let own = cluster.with_own_connection().unwrap();
         let look = async || {
-            let request = kube::core::Request::new("/api/v1/x").get("x", &Default::default());
+            let request = kube::core::Request::new("/api/v1/x").get("x", &GetParams::default());
             ask::<serde_json::Value>(&own.client(Urgency::Act), request).await
         };
         for _ in 0..8 {

@@ -31,8 +31,8 @@ pub(crate) struct NotLeading;
 /// Lets writes through while a [`Tenure`] lasts, and cuts off those that are under way at its
 /// end. Who does not lead may look.
 pub(crate) struct TenureLayer {
-    tenure: Tenure,
-    counters: Arc<Counters>,
+    pub(crate) tenure: Tenure,
+    pub(crate) counters: Arc<Counters>,
 }
 
 // === impl Tenure ===
@@ -79,15 +79,6 @@ impl Tenure {
 }
 
 // === impl TenureLayer ===
-
-impl TenureLayer {
-    pub(crate) fn new(tenure: &Tenure, counters: &Arc<Counters>) -> Self {
-        Self {
-            tenure: tenure.clone(),
-            counters: Arc::clone(counters),
-        }
-    }
-}
 
 impl Layer<Http> for TenureLayer {
     type Service = Http;
