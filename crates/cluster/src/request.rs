@@ -166,6 +166,7 @@ fn status(answer: &Response<impl AsRef<[u8]>>) -> Status {
 #[cfg(test)]
 mod tests {
     use domain::node::{NodeChange, NodeView};
+    use kube::core::params::GetParams;
     use tokio::time::Instant;
 
     use super::*;
@@ -222,7 +223,7 @@ mod tests {
         let (cluster, _requests) = fake::serve(answers).await;
         let own = cluster.with_own_connection().unwrap();
         let look = async || {
-            let request = kube::core::Request::new("/api/v1/x").get("x", &Default::default());
+            let request = kube::core::Request::new("/api/v1/x").get("x", &GetParams::default());
             ask::<serde_json::Value>(&own.client(Urgency::Act), request).await
         };
         for _ in 0..8 {

@@ -100,12 +100,14 @@ enum Stop {
     Failed(String, bool),
 }
 
+/// What sees each signal before the consumer does.
+type Look<T> = Box<dyn Fn(&Signal<T>) + Send + Sync>;
+
 /// A watch whose consumer gets objects as `T`s.
 struct Watch<T> {
     client: Client,
     selection: Selection,
-    /// Sees each signal before the consumer does.
-    look: Box<dyn Fn(&Signal<T>) + Send + Sync>,
+    look: Look<T>,
     signals: mpsc::Sender<Signal<T>>,
     /// From where to go on; `None`: list first.
     version: Option<String>,
