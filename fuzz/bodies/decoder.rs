@@ -5,10 +5,10 @@
 
 use std::sync::Arc;
 
-use domain::{
+use diagnosis::{
     catalog::{Catalog, Overrides},
     decode::{Finding, KernelLogDecoder, Kind, Line, Machine, decode},
-    fault::normalise_pci,
+    subject::normalise_pci,
 };
 use jiff::{SignedDuration, Timestamp};
 

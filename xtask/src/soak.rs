@@ -4,7 +4,7 @@
 
 use crate::{
     fuzz, setup,
-    shell::{cargo, run as run_command, step},
+    shell::{cargo, run as run_command, step, target_dir},
 };
 
 /// Nodes that fail at once in the burst: as many as NVSentinel was measured with, of which
@@ -65,12 +65,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 }
 
 /// Real faults beside a process of another user that attacks; ends with the round under way.
+/// The second in which each has to cordon is that of the product as it is shipped.
 fn hostile(seconds: u32) -> anyhow::Result<()> {
+    step("release build", || {
+        run_command(cargo().args(["build", "--release", "--package", "gpuwarden"]))
+    })?;
+    let product = target_dir()?.join("release/gpuwarden");
     step(&format!("{seconds} s beside a hostile process"), || {
         run_command(
             cargo()
                 .args(["test", "--package", "gpuwarden", "--test", "e2e"])
                 .args(["--", "whatever_an_unprivileged_process_does", "--nocapture"])
+                .env("GPUWARDEN_BIN", &product)
                 .env("GPUWARDEN_SOAK_SECONDS", seconds.to_string()),
         )
     })

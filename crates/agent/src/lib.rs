@@ -1,3 +1,4 @@
 //! The node side: monitors that look at the machine and report to the connector.
 
 pub mod kernel_log;
+pub mod monitor;

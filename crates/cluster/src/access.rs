@@ -1,17 +1,22 @@
 //! Who we are in the cluster, what we may do there, and what kind of API server it is.
 
 use http::Request;
+use http::header::DATE;
+use http_body_util::BodyExt as _;
 use jiff::Timestamp;
-use serde_json::json;
+use jiff::fmt::rfc2822;
+use k8s_openapi::api::authentication::v1::SelfSubjectReview;
+use k8s_openapi::api::authorization::v1::{
+    ResourceAttributes, SelfSubjectAccessReview, SelfSubjectAccessReviewSpec,
+};
+use k8s_openapi::apimachinery::pkg::version::Info;
+use kube::Api;
+use kube::api::PostParams;
+use kube::client::Body;
 
 use crate::connect::Cluster;
-use crate::object::ObjectError;
+use crate::error::ApiError;
 use crate::pace::Urgency;
-use crate::request::REQUEST_TIMEOUT;
-
-const ACCESS_REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-/// Since Kubernetes 1.28.
-const SELF_REVIEWS: &str = "/apis/authentication.k8s.io/v1/selfsubjectreviews";
 
 /// Something that a role can allow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,70 +49,65 @@ pub struct ServerInfo {
 impl Cluster {
     /// Whether we may do this, as the API server sees it (`SelfSubjectAccessReview`). Asking
     /// needs no permission.
-    pub async fn may(&self, access: Access<'_>) -> Result<bool, ObjectError> {
+    pub async fn may(&self, access: Access<'_>) -> Result<bool, ApiError> {
         let (resource, subresource) = access
             .resource
             .split_once('/')
             .unwrap_or((access.resource, ""));
-        let review = json!({
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": {
-                "verb": access.verb,
-                "group": access.group,
-                "resource": resource,
-                "subresource": subresource,
-                "namespace": access.namespace.unwrap_or_default(),
-                "name": access.name.unwrap_or_default(),
-            }},
-        });
-        let answer = self
-            .create_object(ACCESS_REVIEWS, &review, REQUEST_TIMEOUT)
-            .await?;
-        Ok(answer["status"]["allowed"] == true)
+        let attributes = ResourceAttributes {
+            verb: Some(access.verb.to_owned()),
+            group: Some(access.group.to_owned()),
+            resource: Some(resource.to_owned()),
+            subresource: Some(subresource.to_owned()),
+            namespace: access.namespace.map(str::to_owned),
+            name: access.name.map(str::to_owned),
+            ..ResourceAttributes::default()
+        };
+        let review = SelfSubjectAccessReview {
+            spec: SelfSubjectAccessReviewSpec {
+                resource_attributes: Some(attributes),
+                ..SelfSubjectAccessReviewSpec::default()
+            },
+            ..SelfSubjectAccessReview::default()
+        };
+        let reviews = Api::all(self.client(Urgency::Act));
+        let answer = reviews.create(&PostParams::default(), &review).await?;
+        Ok(answer.status.is_some_and(|status| status.allowed))
     }
 
-    /// The name by which the API server knows us (`SelfSubjectReview`). Asking needs no
-    /// permission.
-    pub async fn own_name(&self) -> Result<String, ObjectError> {
-        let review = json!({
-            "apiVersion": "authentication.k8s.io/v1",
-            "kind": "SelfSubjectReview",
-        });
-        let answer = self
-            .create_object(SELF_REVIEWS, &review, REQUEST_TIMEOUT)
-            .await?;
-        let name = answer["status"]["userInfo"]["username"].as_str();
-        name.map(str::to_owned)
-            .ok_or_else(|| ObjectError::unavailable("the answer names nobody"))
+    /// The name by which the API server knows us (`SelfSubjectReview`, since Kubernetes 1.28).
+    /// Asking needs no permission.
+    pub async fn own_name(&self) -> Result<String, ApiError> {
+        let reviews = Api::all(self.client(Urgency::Act));
+        let review = SelfSubjectReview::default();
+        let answer = reviews.create(&PostParams::default(), &review).await?;
+        let user = answer.status.and_then(|status| status.user_info);
+        user.and_then(|user| user.username)
+            .ok_or_else(|| ApiError::unavailable("the answer names nobody"))
     }
 
     /// What the API server says of itself. One request, which also shows that it can be
     /// reached.
-    pub async fn server_info(&self) -> Result<ServerInfo, ObjectError> {
-        let request = Request::get("/version")
-            .body(Vec::new())
-            .map_err(ObjectError::unavailable)?;
-        let reply = self.exchange(Urgency::Act, request).await;
-        let reply = reply.map_err(ObjectError::unavailable)?;
-        if !reply.status.is_success() {
-            return Err(ObjectError::from_answer(reply.status, &reply.body));
-        }
-        let told: serde_json::Value =
-            serde_json::from_slice(&reply.body).map_err(ObjectError::unavailable)?;
-        let text = |key: &str| told[key].as_str().unwrap_or_default();
-        // Managed clusters write "37+".
-        let minor = text("minor").trim_end_matches('+').parse().ok();
+    pub async fn server_info(&self) -> Result<ServerInfo, ApiError> {
+        let request = Request::get("/version").body(Body::empty());
+        let request = request.map_err(kube::Error::HttpError)?;
+        let (head, body) = self.client(Urgency::Act).send(request).await?.into_parts();
+        let date = head.headers.get(DATE).and_then(|value| value.to_str().ok());
+        let body = body.collect().await?.to_bytes();
+        let told: Info = serde_json::from_slice(&body).map_err(ApiError::unavailable)?;
         Ok(ServerInfo {
-            version: text("gitVersion").to_owned(),
-            minor,
-            time: reply.date,
+            // Managed clusters write "37+".
+            minor: told.minor.trim_end_matches('+').parse().ok(),
+            version: told.git_version,
+            time: date.and_then(|text| Some(rfc2822::parse(text).ok()?.timestamp())),
         })
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::fake::{Answer, serve};
 
@@ -135,10 +135,11 @@ mod tests {
         assert!(!cluster.may(access).await.unwrap());
         assert!(matches!(
             cluster.may(access).await,
-            Err(ObjectError::Unavailable { .. })
+            Err(ApiError::Unavailable { .. })
         ));
+        let reviews = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
         let [method, path, _] = requests.recv().await.unwrap();
-        assert_eq!((method.as_str(), path.as_str()), ("POST", ACCESS_REVIEWS));
+        assert_eq!((method.as_str(), path.as_str()), ("POST", reviews));
         assert_eq!(cluster.own_name().await.unwrap(), "ops");
     }
 
@@ -158,6 +159,6 @@ mod tests {
         let there = info.time.unwrap();
         assert!(Timestamp::now().duration_since(there).abs().as_secs() < 60);
         let refused = cluster.server_info().await.unwrap_err().to_string();
-        assert_eq!(refused, "refused: Unauthorized");
+        assert_eq!(refused, "not allowed: Unauthorized");
     }
 }

@@ -1,141 +1,27 @@
-//! Carrying a change to a node out: one conditional patch, and what its answer means.
-
-use std::error::Error;
-use std::time::Duration;
+//! Carrying a change to a node out: one conditional patch, and what its answer means. Asking
+//! for one node.
 
 use domain::node::{NodeChange, NodeView};
 use http::Request;
 use http::header::CONTENT_TYPE;
-use kube::core::Status;
+use kube::core::params::GetParams;
+use kube::core::{self, Status};
 
 use crate::connect::Cluster;
+use crate::error::{ApiError, found};
 use crate::pace::Urgency;
 use crate::patch;
-use crate::request::Reply;
+use crate::request::ask;
 
-/// Longest text of an answer without a `Status` that an error keeps, in characters.
-const MESSAGE_CHARS: usize = 300;
+/// Where nodes are.
+pub(crate) const NODES: &str = "/api/v1/nodes";
 /// What the API server says of a JSON patch that does not apply, and of nothing else.
 const PATCH_DOES_NOT_APPLY: &str = "the server rejected our request due to an error in our request";
 
-/// Why a change was not made. Nothing of it was.
-#[derive(Debug, thiserror::Error)]
-pub enum ApplyError {
-    /// The node is not what the view shows any more. Look again and decide anew.
-    #[error("the node has changed since it was looked at")]
-    Conflict {
-        /// HTTP status: 422 or 409.
-        status: u16,
-    },
-    /// There is no such node.
-    #[error("the node does not exist")]
-    NotFound,
-    /// Credentials or permissions do not suffice.
-    #[error("not allowed: {message}")]
-    Forbidden {
-        /// HTTP status: 401 or 403.
-        status: u16,
-        /// What the API server says.
-        message: String,
-    },
-    /// The API server asks to slow down.
-    #[error("the API server asks to try later")]
-    Throttled {
-        /// When to try again, if it says so.
-        retry_after: Option<Duration>,
-    },
-    /// The API server, or an admission webhook, does not accept the change.
-    #[error("the API server refuses the change: {message}")]
-    Invalid {
-        /// HTTP status, a 4xx.
-        status: u16,
-        /// What it says.
-        message: String,
-    },
-    /// The API server cannot be reached, did not answer in time, or is in trouble itself.
-    /// Unlike with the other errors the change may have been made all the same: then a
-    /// second try ends as [`ApplyError::Conflict`].
-    #[error("the API server does not answer")]
-    Unavailable {
-        /// HTTP status if there was an answer, a 5xx.
-        status: Option<u16>,
-        /// What happened.
-        source: Box<dyn Error + Send + Sync>,
-    },
-}
-
-// === impl ApplyError ===
-
-impl ApplyError {
-    /// Whether the same intention may succeed later: after [`ApplyError::Conflict`] with a
-    /// fresh view, otherwise after waiting.
-    pub fn is_retryable(&self) -> bool {
-        match self {
-            Self::Conflict { .. } | Self::Throttled { .. } | Self::Unavailable { .. } => true,
-            Self::NotFound | Self::Forbidden { .. } | Self::Invalid { .. } => false,
-        }
-    }
-
-    /// HTTP status of the answer; `None` where there was none.
-    pub fn status(&self) -> Option<u16> {
-        match self {
-            Self::NotFound => Some(404),
-            Self::Throttled { .. } => Some(429),
-            Self::Conflict { status }
-            | Self::Forbidden { status, .. }
-            | Self::Invalid { status, .. } => Some(*status),
-            Self::Unavailable { status, .. } => *status,
-        }
-    }
-
-    pub(crate) fn unavailable(source: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
-        Self::Unavailable {
-            status: None,
-            source: source.into(),
-        }
-    }
-
-    /// What an answer other than success means for `change`.
-    fn from_answer(answer: &Reply, view: &NodeView, change: &NodeChange) -> Self {
-        Self::from_reply(answer, |told| lost_race_for_taint(told, view, change))
-    }
-
-    /// What an answer other than success means; `lost_race` knows the 422s that are conflicts.
-    pub(crate) fn from_reply(answer: &Reply, lost_race: impl Fn(&Status) -> bool) -> Self {
-        let status = answer.status.as_u16();
-        // Proxies, and the API server when it sheds load, answer with plain text.
-        let told: Option<Status> = serde_json::from_slice(&answer.body).ok();
-        let message = told.as_ref().map_or_else(
-            || {
-                let text = String::from_utf8_lossy(&answer.body);
-                text.trim().chars().take(MESSAGE_CHARS).collect()
-            },
-            |told| told.message.clone(),
-        );
-        match status {
-            401 | 403 => Self::Forbidden { status, message },
-            404 => Self::NotFound,
-            409 => Self::Conflict { status },
-            422 if message == PATCH_DOES_NOT_APPLY => Self::Conflict { status },
-            422 if told.as_ref().is_some_and(lost_race) => Self::Conflict { status },
-            429 => {
-                let in_body = told
-                    .and_then(|told| told.details)
-                    .map(|it| it.retry_after_seconds);
-                let in_body = in_body.filter(|&seconds| seconds > 0);
-                Self::Throttled {
-                    retry_after: answer
-                        .retry_after
-                        .or(in_body.map(|seconds| Duration::from_secs(seconds.into()))),
-                }
-            }
-            400..=499 => Self::Invalid { status, message },
-            _ => Self::Unavailable {
-                status: Some(status),
-                source: format!("HTTP status {status}: {message}").into(),
-            },
-        }
-    }
+/// Returns whether an answer means that the node is not what `view` shows any more.
+fn lost_race(answer: &Status, view: &NodeView, change: &NodeChange) -> bool {
+    answer.code == 422
+        && (answer.message == PATCH_DOES_NOT_APPLY || lost_race_for_taint(answer, view, change))
 }
 
 /// Whether the API server complains of nothing but a second taint of one key and effect,
@@ -185,44 +71,53 @@ impl Cluster {
     ///
     /// One request, which waits for its turn and then takes 10 s at most; it is not repeated
     /// here, and there is none where nothing changes.
-    pub async fn apply(
-        &self,
-        view: &NodeView,
-        change: &NodeChange,
-    ) -> Result<NodeView, ApplyError> {
+    pub async fn apply(&self, view: &NodeView, change: &NodeChange) -> Result<NodeView, ApiError> {
         let call = patch::describe(view, change);
         if call.patch.is_empty() {
             return Ok(view.clone());
         }
-        if !is_node_name(&view.name) {
-            let message = format!("{:?} is not the name of a node", view.name);
-            return Err(ApplyError::Invalid {
-                status: 400,
-                message,
-            });
-        }
-        let body = as_go_writes_it(&call.patch).map_err(ApplyError::unavailable)?;
+        check_node_name(&view.name)?;
+        let body = as_go_writes_it(&call.patch).map_err(ApiError::unavailable)?;
         let request = Request::builder()
             .method(call.verb)
             .uri(call.path)
             .header(CONTENT_TYPE, "application/json-patch+json")
             .body(body.into_bytes())
-            .map_err(ApplyError::unavailable)?;
-        let answer = self
-            .exchange(Urgency::Act, request)
-            .await
-            .map_err(ApplyError::unavailable)?;
-        if !answer.status.is_success() {
-            return Err(ApplyError::from_answer(&answer, view, change));
+            .map_err(core::request::Error::BuildRequest);
+        match ask(&self.client(Urgency::Act), request).await {
+            Err(kube::Error::Api(answer)) if lost_race(&answer, view, change) => {
+                Err(ApiError::Conflict {
+                    status: answer.code,
+                })
+            }
+            result => Ok(result?),
         }
-        let object = serde_json::from_slice(&answer.body).map_err(ApplyError::unavailable)?;
-        NodeView::from_object(object)
-            .ok_or_else(|| ApplyError::unavailable("the answer is not a node"))
+    }
+
+    /// Returns the node of this name as it is now; `None` where there is none. One request.
+    pub async fn node(&self, name: &str) -> Result<Option<NodeView>, ApiError> {
+        if !is_node_name(name) {
+            return Ok(None);
+        }
+        let request = core::Request::new(NODES).get(name, &GetParams::default());
+        found(ask(&self.client(Urgency::Act), request).await)
     }
 }
 
+/// Refuses what would be another path.
+pub(crate) fn check_node_name(name: &str) -> Result<(), ApiError> {
+    if is_node_name(name) {
+        return Ok(());
+    }
+    let message = format!("{name:?} is not the name of a node");
+    Err(ApiError::Invalid {
+        status: 400,
+        message,
+    })
+}
+
 /// Whether `name` can be a node's: a DNS subdomain. Anything else would be another path.
-pub(crate) fn is_node_name(name: &str) -> bool {
+fn is_node_name(name: &str) -> bool {
     let allowed = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-' || c == b'.';
     name.len() <= 253
         && name
@@ -235,9 +130,9 @@ pub(crate) fn is_node_name(name: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use std::pin::pin;
+    use std::time::Duration;
 
     use domain::node::Taint;
-    use http::StatusCode;
     use serde_json::{Value, json};
 
     use super::*;
@@ -278,94 +173,29 @@ mod tests {
         }
     }
 
-    fn error(status: u16, body: impl Into<Vec<u8>>) -> ApplyError {
-        let status = StatusCode::from_u16(status).unwrap();
-        let answer = Reply {
-            status,
-            retry_after: None,
-            date: None,
-            body: body.into(),
-        };
-        ApplyError::from_answer(&answer, &node(&json!([])), &adding("gpu"))
+    fn refused(message: &str, causes: &Value) -> Status {
+        let details = json!({ "causes": causes });
+        let status = json!({"code": 422, "message": message, "details": details});
+        serde_json::from_value(status).unwrap()
     }
 
-    fn status(code: u16, message: &str, details: &Value) -> String {
-        let status = "Failure";
-        json!({"kind": "Status", "status": status, "code": code, "message": message, "details": details})
-            .to_string()
-    }
-
-    #[test]
-    fn answers_are_told_apart() {
-        let invalid = "Node \"n\" is invalid: metadata.labels: Invalid value: \"a b\"";
-        let causes =
-            json!({"causes": [{"reason": "FieldValueInvalid", "field": "metadata.labels"}]});
-        let wait = json!({"retryAfterSeconds": 7});
-        let cases = [
-            (
-                401,
-                status(401, "Unauthorized", &json!({})),
-                "not allowed: Unauthorized",
-                false,
-            ),
-            (403, status(403, "no", &json!({})), "not allowed: no", false),
-            (
-                404,
-                status(404, "gone", &json!({})),
-                "the node does not exist",
-                false,
-            ),
-            (
-                409,
-                status(409, "x", &json!({})),
-                "the node has changed",
-                true,
-            ),
-            (
-                422,
-                status(422, PATCH_DOES_NOT_APPLY, &json!({})),
-                "the node has changed",
-                true,
-            ),
-            (
-                422,
-                status(422, invalid, &causes),
-                "metadata.labels: Invalid value",
-                false,
-            ),
-            (
-                422,
-                "admission webhook denied".into(),
-                "admission webhook denied",
-                false,
-            ),
-            (415, "what?".into(), "refuses the change: what?", false),
-            (429, "Too many requests".into(), "try later", true),
-            (429, status(429, "wait", &wait), "try later", true),
-            (
-                500,
-                status(500, "etcd", &json!({})),
-                "does not answer",
-                true,
-            ),
-            (503, String::new(), "does not answer", true),
-            (504, "<html>".into(), "does not answer", true),
-        ];
-        for (code, body, text, retryable) in cases {
-            let error = error(code, body.clone());
-            assert!(error.to_string().contains(text), "{code} {body}: {error}");
-            assert_eq!(error.is_retryable(), retryable, "{code} {body}");
-            assert_eq!(error.status(), Some(code), "{code} {body}");
+    #[tokio::test]
+    async fn a_patch_that_does_not_apply_is_a_conflict() {
+        let answers = [
+            PATCH_DOES_NOT_APPLY,
+            "metadata.labels: Invalid value: \"a b\"",
+        ]
+        .map(|message| Answer::Now(422, json!({"code": 422, "message": message}).to_string()));
+        let (cluster, _requests) = fake::serve(answers.into()).await;
+        let node = node(&json!([]));
+        for expected in [
+            "it has changed since",
+            "refuses it: metadata.labels: Invalid value",
+        ] {
+            let error = cluster.apply(&node, &adding("gpu")).await.unwrap_err();
+            assert!(error.to_string().contains(expected), "{error}");
+            assert_eq!(error.status(), Some(422));
         }
-        let ApplyError::Throttled { retry_after } = error(429, status(429, "", &wait)) else {
-            panic!("not throttled")
-        };
-        assert_eq!(retry_after, Some(Duration::from_secs(7)));
-        let ApplyError::Unavailable { source, .. } = error(500, status(500, "etcd", &json!({})))
-        else {
-            panic!("not unavailable")
-        };
-        assert_eq!(source.to_string(), "HTTP status 500: etcd");
     }
 
     #[test]
@@ -383,29 +213,10 @@ mod tests {
             ("no causes", json!([]), json!([]), false),
         ];
         for (what, taints, causes, conflict) in cases {
-            let body = status(422, "taints must be unique", &json!({"causes": causes}));
-            let status = StatusCode::UNPROCESSABLE_ENTITY;
-            let answer = Reply {
-                status,
-                retry_after: None,
-                date: None,
-                body: body.into_bytes(),
-            };
-            let error = ApplyError::from_answer(&answer, &node(&taints), &adding("gpu"));
-            assert_eq!(
-                matches!(error, ApplyError::Conflict { .. }),
-                conflict,
-                "{what}: {error}"
-            );
+            let answer = refused("taints must be unique", &causes);
+            let lost = lost_race(&answer, &node(&taints), &adding("gpu"));
+            assert_eq!(lost, conflict, "{what}");
         }
-    }
-
-    #[test]
-    fn long_answers_are_cut() {
-        let ApplyError::Invalid { message, .. } = error(400, "x".repeat(10_000)) else {
-            panic!("not invalid")
-        };
-        assert_eq!(message.len(), MESSAGE_CHARS);
     }
 
     #[tokio::test]
@@ -438,13 +249,13 @@ mod tests {
         let mut next = || results.next().unwrap();
         assert_eq!(next().unwrap().resource_version, "2");
         for expected in [Some(Duration::from_secs(3)), None] {
-            let Err(ApplyError::Throttled { retry_after }) = next() else {
+            let Err(ApiError::Throttled { retry_after }) = next() else {
                 panic!("not throttled")
             };
             assert_eq!(retry_after, expected);
         }
         for expected in [Some(503), None, None, None] {
-            let Err(ApplyError::Unavailable { status, .. }) = next() else {
+            let Err(ApiError::Unavailable { status, .. }) = next() else {
                 panic!("available")
             };
             assert_eq!(status, expected);
@@ -464,7 +275,7 @@ mod tests {
         let Err(error) = call.await else {
             panic!("an answer")
         };
-        let ApplyError::Unavailable {
+        let ApiError::Unavailable {
             status: None,
             source,
         } = error
@@ -492,10 +303,41 @@ mod tests {
             .apply(&NodeView::unknown("../pods"), &adding("gpu"))
             .await;
         assert!(
-            matches!(error, Err(ApplyError::Invalid { status: 400, .. })),
+            matches!(error, Err(ApiError::Invalid { status: 400, .. })),
             "{error:?}"
         );
         assert!(requests.try_recv().is_err());
+    }
+
+    #[tokio::test]
+    async fn a_node_is_there_or_not_or_cannot_be_asked_for() {
+        let refused = r#"{"kind":"Status","code":403,"message":"not yours"}"#;
+        let answers = vec![
+            Answer::Now(200, fake::node("n1", 7).to_string()),
+            Answer::Now(404, String::new()),
+            Answer::Now(403, refused.to_owned()),
+            Answer::Now(200, "[]".to_owned()),
+        ];
+        let (cluster, mut requests) = fake::serve(answers).await;
+        let node = cluster.node("n1").await.unwrap().unwrap();
+        assert_eq!(
+            (node.name.as_str(), node.resource_version.as_str()),
+            ("n1", "7")
+        );
+        let asked = requests.recv().await.unwrap();
+        assert_eq!(
+            asked[..2],
+            ["GET".to_owned(), "/api/v1/nodes/n1".to_owned()]
+        );
+        assert_eq!(cluster.node("n1").await.unwrap(), None);
+        for expected in ["not allowed: not yours", "the API server does not answer"] {
+            assert_eq!(cluster.node("n1").await.unwrap_err().to_string(), expected);
+        }
+        // Nothing that could be another path is asked for.
+        assert_eq!(cluster.node("../pods").await.unwrap(), None);
+        while let Ok([_, path, _]) = requests.try_recv() {
+            assert_eq!(path, "/api/v1/nodes/n1");
+        }
     }
 
     #[test]

@@ -1,20 +1,22 @@
 //! One `ConfigMap`: followed, and changed where nobody else has changed it meanwhile.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
-use serde_json::{Value, json};
+use k8s_openapi::api::core::v1::ConfigMap as Object;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Api;
+use kube::api::{Patch, PatchParams, PostParams};
+use serde_json::json;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use crate::connect::Cluster;
-use crate::object::ObjectError;
-use crate::watch::{Signal, Watch};
+use crate::error::{ApiError, found};
+use crate::pace::Urgency;
+use crate::watch::{Selection, Signal};
 
 /// Events that wait for the consumer. There is one object, and it rarely changes.
 const QUEUE: usize = 16;
-/// Longest time from a call to its whole answer.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What is said of a `ConfigMap`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -54,21 +56,14 @@ pub struct ConfigMapChange {
 
 // === impl ConfigMap ===
 
-impl ConfigMap {
-    pub(crate) fn from_object(object: &Value) -> Option<Self> {
-        let strings = |value: &Value| -> BTreeMap<String, String> {
-            let pairs = value.as_object().into_iter().flatten();
-            pairs
-                .filter_map(|(key, value)| Some((key.clone(), value.as_str()?.to_owned())))
-                .collect()
-        };
-        let metadata = &object["metadata"];
-        metadata["name"].as_str()?;
-        Some(Self {
-            resource_version: metadata["resourceVersion"].as_str()?.to_owned(),
-            annotations: strings(&metadata["annotations"]),
-            data: strings(&object["data"]),
-        })
+impl From<Object> for ConfigMap {
+    fn from(object: Object) -> Self {
+        let metadata = object.metadata;
+        Self {
+            resource_version: metadata.resource_version.unwrap_or_default(),
+            annotations: metadata.annotations.unwrap_or_default(),
+            data: object.data.unwrap_or_default(),
+        }
     }
 }
 
@@ -84,16 +79,9 @@ impl Cluster {
         name: &str,
         cancel: CancellationToken,
     ) -> mpsc::Receiver<ConfigMapEvent> {
-        let (signals, mut incoming) = mpsc::channel(QUEUE);
+        let selection = Selection::of::<Object>(&(), Some(namespace)).named(name);
+        let mut incoming = self.watch::<Object>(selection, cancel);
         let (events, receiver) = mpsc::channel(QUEUE);
-        let watch = Watch::new(
-            self.client.clone(),
-            path(namespace),
-            Some(format!("metadata.name={name}")),
-            Some,
-            signals,
-        );
-        tokio::spawn(async move { cancel.run_until_cancelled(watch.run()).await });
         tokio::spawn(async move {
             let mut listed = false;
             let mut last = None;
@@ -105,10 +93,7 @@ impl Cluster {
                     }
                     Signal::Applied(object) => {
                         listed = true;
-                        match ConfigMap::from_object(&object) {
-                            Some(map) => ConfigMapEvent::Seen(map),
-                            None => continue,
-                        }
+                        ConfigMapEvent::Seen(Object::clone(&object).into())
                     }
                     Signal::Listed if listed => continue,
                     Signal::Listed | Signal::Deleted(_) => ConfigMapEvent::Missing,
@@ -137,13 +122,9 @@ impl Cluster {
         &self,
         namespace: &str,
         name: &str,
-    ) -> Result<Option<ConfigMap>, ObjectError> {
-        let path = format!("{}/{name}", path(namespace));
-        match self.get_object(&path, REQUEST_TIMEOUT).await {
-            Ok(object) => read(&object).map(Some),
-            Err(ObjectError::NotFound { .. }) => Ok(None),
-            Err(error) => Err(error),
-        }
+    ) -> Result<Option<ConfigMap>, ApiError> {
+        let map = found(self.config_maps(namespace).get(name).await)?;
+        Ok(map.map(ConfigMap::from))
     }
 
     /// Makes a `ConfigMap`, or changes it where it still is as `seen`; returns it as it is
@@ -154,43 +135,50 @@ impl Cluster {
         name: &str,
         seen: Option<&ConfigMap>,
         change: &ConfigMapChange,
-    ) -> Result<ConfigMap, ObjectError> {
-        let mut object = json!({
-            "metadata": {"annotations": change.annotations},
-            "data": change.data,
-        });
-        let list = path(namespace);
-        let answer = if let Some(seen) = seen {
-            object["metadata"]["resourceVersion"] = json!(seen.resource_version);
-            let path = format!("{list}/{name}");
-            self.merge_object(&path, &object, REQUEST_TIMEOUT).await?
+    ) -> Result<ConfigMap, ApiError> {
+        let maps = self.config_maps(namespace);
+        let map = if let Some(seen) = seen {
+            let change = Patch::Merge(json!({
+                "metadata": {
+                    "resourceVersion": seen.resource_version,
+                    "annotations": change.annotations,
+                },
+                "data": change.data,
+            }));
+            maps.patch(name, &PatchParams::default(), &change).await?
         } else {
-            object["apiVersion"] = json!("v1");
-            object["kind"] = json!("ConfigMap");
-            object["metadata"]["name"] = json!(name);
-            for map in ["/metadata/annotations", "/data"] {
-                if let Some(map) = object.pointer_mut(map).and_then(Value::as_object_mut) {
-                    map.retain(|_, value| !value.is_null());
-                }
-            }
-            self.create_object(&list, &object, REQUEST_TIMEOUT).await?
+            let metadata = ObjectMeta {
+                name: Some(name.to_owned()),
+                annotations: Some(set(&change.annotations)),
+                ..ObjectMeta::default()
+            };
+            let object = Object {
+                metadata,
+                data: Some(set(&change.data)),
+                ..Object::default()
+            };
+            maps.create(&PostParams::default(), &object).await?
         };
-        read(&answer)
+        Ok(map.into())
+    }
+
+    fn config_maps(&self, namespace: &str) -> Api<Object> {
+        // What people have set goes before what only tells.
+        Api::namespaced(self.client(Urgency::Act), namespace)
     }
 }
 
-pub(crate) fn path(namespace: &str) -> String {
-    format!("/api/v1/namespaces/{namespace}/configmaps")
-}
-
-fn read(object: &Value) -> Result<ConfigMap, ObjectError> {
-    ConfigMap::from_object(object)
-        .ok_or_else(|| ObjectError::unavailable("the answer is not a ConfigMap"))
+/// Returns what a change sets.
+fn set(change: &BTreeMap<String, Option<String>>) -> BTreeMap<String, String> {
+    let pairs = change.iter();
+    pairs
+        .filter_map(|(key, value)| Some((key.clone(), value.clone()?)))
+        .collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::Value;
 
     use super::*;
     use crate::fake::{self, Answer};

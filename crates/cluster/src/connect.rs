@@ -12,8 +12,9 @@ use kube::{Client, Config};
 
 use crate::KnownNodes;
 use crate::counters::Counters;
-use crate::lease::Tenure;
-use crate::pace::Pace;
+use crate::lease::{Tenure, TenureLayer};
+use crate::pace::{Pace, PaceLayer, Urgency};
+use crate::request;
 
 mod transport;
 
@@ -128,16 +129,17 @@ pub enum ConnectError {
 /// of what is under way at once, which follows from the API server's answers (`pace.rs`).
 ///
 /// No number of requests a second is set: the API server's own fairness decides, and its
-/// answer 429 is passed on as [`crate::ApplyError::Throttled`].
+/// answer 429 is passed on as [`crate::ApiError::Throttled`].
 #[derive(Clone)]
 pub struct Cluster {
-    pub(crate) client: Client,
+    /// For watches, which last: they wait for no turn and are not counted.
+    pub(crate) watching: Client,
+    acting: Client,
+    telling: Client,
     /// `None`: its requests are few, and none waits for a turn.
     pub(crate) pace: Option<Arc<Pace>>,
     pub(crate) counters: Arc<Counters>,
     pub(crate) known: KnownNodes,
-    /// Who leads writes only while this lasts; `None`: there is no election.
-    pub(crate) tenure: Option<Tenure>,
     config: Arc<Config>,
     server: String,
 }
@@ -181,27 +183,60 @@ impl Cluster {
             return Err(ConnectError::EmptyCertificateAuthority { server });
         }
         let client = transport::client(&config, &server, transport::Pings::DEFAULT)?;
-        Ok(Self {
-            client,
+        let cluster = Self {
+            watching: client.clone(),
+            acting: client.clone(),
+            telling: client,
             pace: Some(Pace::new()),
             counters: Arc::default(),
             known: KnownNodes::default(),
-            tenure: None,
             config: Arc::new(config),
             server,
-        })
+        };
+        Ok(cluster.layered(None))
     }
 
     /// The same cluster over a connection that nobody else uses, and that is found dead
     /// soon; without turns. Whoever makes one request at a time needs no pace, and one would
     /// only ever fall: with each slow answer, but never back, for it is never reached.
     pub(crate) fn with_own_connection(&self) -> Result<Self, ConnectError> {
-        let client = transport::client(&self.config, &self.server, transport::Pings::SOON)?;
-        Ok(Self {
-            client,
+        let cluster = Self {
+            watching: transport::client(&self.config, &self.server, transport::Pings::SOON)?,
             pace: None,
             ..self.clone()
-        })
+        };
+        Ok(cluster.layered(None))
+    }
+
+    /// Returns the same cluster for somebody who leads: writes are made only while `tenure`
+    /// lasts, and end before another can lead. To be called within a tokio runtime.
+    #[must_use]
+    pub fn under(&self, tenure: &Tenure) -> Self {
+        self.clone().layered(Some(tenure))
+    }
+
+    /// Puts the layers of `request.rs` over the connections anew.
+    fn layered(mut self, tenure: Option<&Tenure>) -> Self {
+        let over = |urgency| {
+            let counters = || Arc::clone(&self.counters);
+            let pace = self.pace.clone().map(|pace| PaceLayer { pace, urgency });
+            let tenure = tenure.cloned().map(|tenure| TenureLayer {
+                tenure,
+                counters: counters(),
+            });
+            request::client(self.watching.clone(), counters(), pace, tenure)
+        };
+        (self.acting, self.telling) = (over(Urgency::Act), over(Urgency::Tell));
+        self
+    }
+
+    /// Returns the client for what is so urgent, whatever the request: as an `Api`, or as
+    /// what `kube::core::Request` builds. Its errors become [`crate::ApiError`]s.
+    pub fn client(&self, urgency: Urgency) -> Client {
+        match urgency {
+            Urgency::Act => self.acting.clone(),
+            Urgency::Tell => self.telling.clone(),
+        }
     }
 
     /// URL of the API server.

@@ -4,18 +4,19 @@
 //! telling it again finds it, after a restart too, and nobody has to list the namespace:
 //! a repeat is a patch of its count.
 
-use http::header::CONTENT_TYPE;
-use http::{Method, Request};
 use jiff::Timestamp;
-use serde_json::{Value, json};
+use k8s_openapi::api::core::v1::{Event as Object, EventSource, ObjectReference};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use kube::Api;
+use kube::api::{Patch, PatchParams, PostParams};
+use serde_json::json;
 
-use crate::apply::ApplyError;
 use crate::connect::Cluster;
+use crate::error::ApiError;
 use crate::pace::Urgency;
-use crate::status::seconds;
 
 /// Where Events about nodes are: nodes have no namespace.
-const EVENTS: &str = "/api/v1/namespaces/default/events";
+const NAMESPACE: &str = "default";
 
 /// An Event about a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,92 +41,69 @@ pub struct Event {
     pub last_seen: Timestamp,
 }
 
-/// What became of telling an Event.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EventOutcome {
-    /// It is there as asked.
-    Told,
-    /// [`Cluster::create_event`]: it was there before, and stays as it was.
-    Exists,
-    /// [`Cluster::repeat_event`]: it is gone; the API server keeps Events for an hour.
-    Gone,
-}
-
 // === impl Cluster ===
 
 impl Cluster {
-    /// Makes a new Event. One request, after all that acts.
-    pub async fn create_event(&self, event: &Event) -> Result<EventOutcome, ApplyError> {
-        let body = body(event);
-        match self
-            .send_event(Method::POST, EVENTS.to_owned(), &body)
-            .await
-        {
-            Err(ApplyError::Conflict { status: 409 }) => Ok(EventOutcome::Exists),
-            outcome => outcome,
+    /// Makes a new Event; one of this name that is there stays as it is. One request, after
+    /// all that acts.
+    pub async fn create_event(&self, event: &Event) -> Result<(), ApiError> {
+        let (events, params) = (self.events(), PostParams::default());
+        let created = events.create(&params, &object(event)).await;
+        match created.map_err(ApiError::from) {
+            Ok(_) | Err(ApiError::Conflict { .. }) => Ok(()),
+            Err(error) => Err(error),
         }
     }
 
     /// Raises the count of an Event that was made before. One request, after all that acts.
-    pub async fn repeat_event(&self, event: &Event) -> Result<EventOutcome, ApplyError> {
-        let change = json!({
+    /// The error is [`ApiError::NotFound`] where it is gone: the API server keeps Events for
+    /// an hour.
+    pub async fn repeat_event(&self, event: &Event) -> Result<(), ApiError> {
+        let change = Patch::Merge(json!({
             "count": count(event),
             "message": event.message,
-            "lastTimestamp": seconds(event.last_seen),
-        });
-        let path = format!("{EVENTS}/{}", event.name);
-        match self.send_event(Method::PATCH, path, &change).await {
-            Err(ApplyError::NotFound) => Ok(EventOutcome::Gone),
-            outcome => outcome,
-        }
+            "lastTimestamp": Time(event.last_seen),
+        }));
+        let events = self.events();
+        events
+            .patch(&event.name, &PatchParams::default(), &change)
+            .await?;
+        Ok(())
     }
 
-    async fn send_event(
-        &self,
-        method: Method,
-        path: String,
-        body: &Value,
-    ) -> Result<EventOutcome, ApplyError> {
-        let content = if method == Method::PATCH {
-            "application/merge-patch+json"
-        } else {
-            "application/json"
-        };
-        let request = Request::builder()
-            .method(method)
-            .uri(path)
-            .header(CONTENT_TYPE, content)
-            .body(body.to_string().into_bytes())
-            .map_err(ApplyError::unavailable)?;
-        let answer = self
-            .exchange(Urgency::Tell, request)
-            .await
-            .map_err(ApplyError::unavailable)?;
-        if answer.status.is_success() {
-            Ok(EventOutcome::Told)
-        } else {
-            Err(ApplyError::from_reply(&answer, |_| false))
-        }
+    fn events(&self) -> Api<Object> {
+        Api::namespaced(self.client(Urgency::Tell), NAMESPACE)
     }
 }
 
-fn body(event: &Event) -> Value {
-    json!({
-        "apiVersion": "v1",
-        "kind": "Event",
-        "metadata": {"name": event.name, "namespace": "default"},
+fn object(event: &Event) -> Object {
+    Object {
+        metadata: ObjectMeta {
+            name: Some(event.name.clone()),
+            namespace: Some(NAMESPACE.to_owned()),
+            ..ObjectMeta::default()
+        },
         // The kubelet gives the name as the uid too, and that is what describing a node asks for.
-        "involvedObject": {"kind": "Node", "name": event.node, "uid": event.node},
-        "type": event.kind,
-        "reason": event.reason,
-        "message": event.message,
-        "source": {"component": event.agent, "host": event.node},
-        "reportingComponent": event.agent,
-        "reportingInstance": event.node,
-        "firstTimestamp": seconds(event.first_seen),
-        "lastTimestamp": seconds(event.last_seen),
-        "count": count(event),
-    })
+        involved_object: ObjectReference {
+            kind: Some("Node".to_owned()),
+            name: Some(event.node.clone()),
+            uid: Some(event.node.clone()),
+            ..ObjectReference::default()
+        },
+        type_: Some(event.kind.clone()),
+        reason: Some(event.reason.clone()),
+        message: Some(event.message.clone()),
+        source: Some(EventSource {
+            component: Some(event.agent.clone()),
+            host: Some(event.node.clone()),
+        }),
+        reporting_component: Some(event.agent.clone()),
+        reporting_instance: Some(event.node.clone()),
+        first_timestamp: Some(Time(event.first_seen)),
+        last_timestamp: Some(Time(event.last_seen)),
+        count: Some(count(event)),
+        ..Object::default()
+    }
 }
 
 /// The field has 32 bits.

@@ -87,7 +87,8 @@ async fn answer(
         .map(|agent| agent.to_str().unwrap().to_owned());
     let line = [
         request.method().to_string(),
-        request.uri().to_string(),
+        // kube leaves the question mark of an empty query.
+        request.uri().to_string().trim_end_matches('?').to_owned(),
         agent.unwrap_or_default(),
     ];
     let _ = seen.send(line);

@@ -63,7 +63,10 @@ mod tests {
     fn what_the_watch_says_is_known() {
         let known = KnownNodes::default();
         let applied = |name: &str| NodeEvent::Applied(Arc::new(NodeView::unknown(name)));
-        let failing = NodeEvent::Failing { error: "e".into() };
+        let failing = NodeEvent::Failing {
+            error: "e".into(),
+            refused: false,
+        };
         let table = [
             (NodeEvent::Restarted, ""),
             (applied("a"), "a"),

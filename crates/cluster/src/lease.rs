@@ -30,4 +30,4 @@ pub use election::Deposed;
 pub use store_note::StoreNote;
 pub use tenure::Tenure;
 
-pub(crate) use tenure::NotLeading;
+pub(crate) use tenure::{NotLeading, TenureLayer};

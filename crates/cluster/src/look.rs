@@ -3,44 +3,46 @@
 
 use domain::brake::NodeLabel;
 use domain::node::NodeView;
-use serde_json::Value;
+use k8s_openapi::api::core::v1::{ConfigMap as Object, Namespace, Node};
+use kube::Api;
+use kube::api::ListParams;
+use kube::core::{ObjectList, PartialObjectMeta, Request};
+use serde::Deserialize;
 
-use crate::config_map::{ConfigMap, path};
+use crate::apply::NODES;
+use crate::config_map::ConfigMap;
 use crate::connect::Cluster;
-use crate::object::ObjectError;
-use crate::request::REQUEST_TIMEOUT;
+use crate::error::{ApiError, found};
+use crate::pace::Urgency;
+use crate::request::ask;
 
-const NODES: &str = "/api/v1/nodes";
+/// A list of nodes.
+#[derive(Deserialize)]
+struct Nodes {
+    items: Vec<NodeView>,
+}
 
 // === impl Cluster ===
 
 impl Cluster {
     /// The node of this name; `None` where there is none.
-    pub async fn find_node(&self, name: &str) -> Result<Option<NodeView>, ObjectError> {
-        let selector = format!("metadata.name={name}");
-        let found = self.first(NODES, "fieldSelector", &selector).await?;
-        let read = |object| {
-            NodeView::from_object(object)
-                .ok_or_else(|| ObjectError::unavailable("the answer is not a node"))
-        };
-        found.map(read).transpose()
+    pub async fn find_node(&self, name: &str) -> Result<Option<NodeView>, ApiError> {
+        let request = Request::new(NODES).list(&named(name));
+        let found: Nodes = ask(&self.client(Urgency::Act), request).await?;
+        Ok(found.items.into_iter().next())
     }
 
     /// Whether any node has this label.
-    pub async fn any_node_with(&self, label: &NodeLabel) -> Result<bool, ObjectError> {
-        let found = self
-            .first(NODES, "labelSelector", &label.to_string())
-            .await?;
-        Ok(found.is_some())
+    pub async fn any_node_with(&self, label: &NodeLabel) -> Result<bool, ApiError> {
+        let params = ListParams::default().labels(&label.to_string());
+        Ok(!self.some_nodes(params).await?.items.is_empty())
     }
 
     /// How many nodes there are.
-    pub async fn count_nodes(&self) -> Result<u64, ObjectError> {
-        let path = format!("{NODES}?limit=1");
-        let answer = self.get_object(&path, REQUEST_TIMEOUT).await?;
-        let first = answer["items"].as_array().map_or(0, Vec::len) as u64;
-        let rest = answer["metadata"]["remainingItemCount"].as_u64();
-        Ok(first + rest.unwrap_or(0))
+    pub async fn count_nodes(&self) -> Result<u64, ApiError> {
+        let first = self.some_nodes(ListParams::default()).await?;
+        let rest = first.metadata.remaining_item_count.unwrap_or(0);
+        Ok(first.items.len() as u64 + u64::try_from(rest).unwrap_or(0))
     }
 
     /// The `ConfigMap` of this name; `None` where there is none, or no such namespace.
@@ -48,54 +50,37 @@ impl Cluster {
         &self,
         namespace: &str,
         name: &str,
-    ) -> Result<Option<ConfigMap>, ObjectError> {
-        let selector = format!("metadata.name={name}");
-        let found = self
-            .first(&path(namespace), "fieldSelector", &selector)
-            .await?;
-        let read = |object: Value| {
-            ConfigMap::from_object(&object)
-                .ok_or_else(|| ObjectError::unavailable("the answer is not a ConfigMap"))
-        };
-        found.map(read).transpose()
+    ) -> Result<Option<ConfigMap>, ApiError> {
+        let maps: Api<Object> = Api::namespaced(self.client(Urgency::Act), namespace);
+        let found = maps.list(&named(name)).await?;
+        Ok(found.items.into_iter().next().map(ConfigMap::from))
     }
 
     /// Whether the namespace exists.
-    pub async fn has_namespace(&self, name: &str) -> Result<bool, ObjectError> {
-        let path = format!("/api/v1/namespaces/{}", encoded(name));
-        match self.get_object(&path, REQUEST_TIMEOUT).await {
-            Ok(_) => Ok(true),
-            Err(ObjectError::NotFound { .. }) => Ok(false),
-            Err(error) => Err(error),
-        }
+    pub async fn has_namespace(&self, name: &str) -> Result<bool, ApiError> {
+        let namespaces: Api<Namespace> = Api::all(self.client(Urgency::Act));
+        Ok(found(namespaces.get_metadata(name).await)?.is_some())
     }
 
-    async fn first(
+    /// One node at most, by its metadata, and how many more there are.
+    async fn some_nodes(
         &self,
-        list: &str,
-        kind: &str,
-        selector: &str,
-    ) -> Result<Option<Value>, ObjectError> {
-        let path = format!("{list}?limit=1&{kind}={}", encoded(selector));
-        let mut answer = self.get_object(&path, REQUEST_TIMEOUT).await?;
-        Ok(answer.pointer_mut("/items/0").map(Value::take))
+        params: ListParams,
+    ) -> Result<ObjectList<PartialObjectMeta<Node>>, ApiError> {
+        let nodes: Api<Node> = Api::all(self.client(Urgency::Act));
+        Ok(nodes.list_metadata(&params.limit(1)).await?)
     }
 }
 
-/// As a part of a URL (RFC 3986, section 2.3).
-fn encoded(text: &str) -> String {
-    let letter = |byte: u8| match byte {
-        b'A'..=b'Z' | b'a'..=b'z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' => {
-            char::from(byte).to_string()
-        }
-        _ => format!("%{byte:02X}"),
-    };
-    text.bytes().map(letter).collect()
+fn named(name: &str) -> ListParams {
+    ListParams::default()
+        .fields(&format!("metadata.name={name}"))
+        .limit(1)
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::fake::{Answer, node, serve};
@@ -131,7 +116,7 @@ mod tests {
         assert_eq!(cluster.find_config_map("ns", "m").await.unwrap(), None);
         assert!(matches!(
             cluster.find_config_map("ns", "m").await,
-            Err(ObjectError::Refused { status: 403, .. })
+            Err(ApiError::Forbidden { status: 403, .. })
         ));
         assert!(!cluster.has_namespace("ns").await.unwrap());
         for expected in [0, 1, 50] {
@@ -144,9 +129,9 @@ mod tests {
         assert_eq!(
             paths[..3],
             [
-                "/api/v1/nodes?limit=1&fieldSelector=metadata.name%3Dn%201",
-                "/api/v1/nodes?limit=1&fieldSelector=metadata.name%3Dn2",
-                "/api/v1/nodes?limit=1&labelSelector=a.b%2Fc%3Dtrue",
+                "/api/v1/nodes?&fieldSelector=metadata.name%3Dn+1&limit=1",
+                "/api/v1/nodes?&fieldSelector=metadata.name%3Dn2&limit=1",
+                "/api/v1/nodes?&labelSelector=a.b%2Fc%3Dtrue&limit=1",
             ]
         );
     }

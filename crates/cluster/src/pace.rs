@@ -12,8 +12,14 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use http::{Request, Response};
+use kube::client::Body;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
+use tower::{Layer, ServiceExt as _, service_fn};
+
+use crate::error::retry_after;
+use crate::request::{Http, NoAnswer};
 
 /// The limit at the start. Near it a small API server is busy, and requests of a larger one
 /// do not yet wait for each other.
@@ -51,6 +57,12 @@ pub enum Urgency {
 /// asks: no more than one for each purpose and node.
 pub(crate) struct Pace {
     state: Mutex<State>,
+}
+
+/// Lets each request wait for its turn, and learns from its answer.
+pub(crate) struct PaceLayer {
+    pub(crate) pace: Arc<Pace>,
+    pub(crate) urgency: Urgency,
 }
 
 /// Leave to make one request. Dropped without a word (the caller was cancelled), it says
@@ -217,6 +229,25 @@ impl State {
     }
 }
 
+// === impl PaceLayer ===
+
+impl Layer<Http> for PaceLayer {
+    type Service = Http;
+
+    fn layer(&self, below: Http) -> Http {
+        let (pace, urgency) = (Arc::clone(&self.pace), self.urgency);
+        Http::new(service_fn(move |request: Request<Body>| {
+            let (below, pace) = (below.clone(), Arc::clone(&pace));
+            async move {
+                let turn = pace.turn(urgency).await;
+                let result = below.oneshot(request).await;
+                turn.ended(&result);
+                result
+            }
+        }))
+    }
+}
+
 // === impl Turn ===
 
 impl Turn {
@@ -229,8 +260,21 @@ impl Turn {
         }
     }
 
+    /// Takes in what became of the request.
+    fn ended(self, result: &Result<Response<Body>, kube::Error>) {
+        match result {
+            Err(kube::Error::Api(status)) if matches!(status.code, 429 | 500..) => {
+                self.overloaded(retry_after(status));
+            }
+            Ok(_) | Err(kube::Error::Api(_)) => self.answered(),
+            Err(kube::Error::Service(error)) if error.is::<NoAnswer>() => self.overloaded(None),
+            // No connection: that says nothing about how much the server can take.
+            Err(_) => {}
+        }
+    }
+
     /// The request was answered, and not for want of capacity.
-    pub(crate) fn answered(self) {
+    fn answered(self) {
         if self.began.elapsed() > SLOW {
             return self.overloaded(None);
         }
@@ -243,7 +287,7 @@ impl Turn {
 
     /// The API server has too much to do, or did not answer in time. `retry_after` is its
     /// own wish.
-    pub(crate) fn overloaded(self, retry_after: Option<Duration>) {
+    fn overloaded(self, retry_after: Option<Duration>) {
         let mut state = self.pace.lock();
         if self.began < state.lowered_at {
             return; // Of the same overload as the last time.
@@ -283,7 +327,7 @@ mod tests {
     use jiff::Timestamp;
 
     use super::*;
-    use crate::{Cluster, Event, fake};
+    use crate::{Event, fake};
 
     async fn turns(pace: &Arc<Pace>, count: usize) -> Vec<Turn> {
         let mut turns = Vec::new();
@@ -297,13 +341,6 @@ mod tests {
     async fn open(pace: &Arc<Pace>, urgency: Urgency) -> bool {
         let now = tokio::time::timeout(Duration::ZERO, pace.turn(urgency));
         now.await.is_ok()
-    }
-
-    /// Begins a request; how many were sent then. One that has no turn has not been.
-    async fn sent<T>(cluster: &Cluster, request: impl Future<Output = T>) -> u64 {
-        let begun = tokio::time::timeout(Duration::ZERO, request);
-        assert!(begun.await.is_err());
-        cluster.requests().sent
     }
 
     #[tokio::test(start_paused = true)]
@@ -441,7 +478,7 @@ mod tests {
 
     #[tokio::test]
     async fn conditions_and_events_tell_and_a_token_and_the_patch_of_a_node_act() {
-        let (cluster, _requests) = fake::serve(Vec::new()).await;
+        let (cluster, mut requests) = fake::serve(Vec::new()).await;
         let pace = cluster.pace.as_ref().unwrap();
         let _act = pace.turn(Urgency::Act).await;
         let view = NodeView::from_object(fake::node("n1", 1)).unwrap();
@@ -457,17 +494,35 @@ mod tests {
             first_seen: now,
             last_seen: now,
         };
-        assert_eq!(
-            sent(&cluster, cluster.set_conditions(&view, &[], now)).await,
-            0
-        );
-        assert_eq!(sent(&cluster, cluster.create_event(&event)).await, 0);
-        assert_eq!(sent(&cluster, cluster.repeat_event(&event)).await, 0);
-        assert_eq!(sent(&cluster, cluster.review_token("t", "us")).await, 1);
         let change = NodeChange {
             unschedulable: Some(true),
             ..NodeChange::default()
         };
-        assert_eq!(sent(&cluster, cluster.apply(&view, &change)).await, 2);
+        // Those that tell are asked for first, and would be seen first.
+        let all = async {
+            tokio::join!(
+                async { drop(cluster.set_conditions(&view, &[], now).await) },
+                async { drop(cluster.create_event(&event).await) },
+                async { drop(cluster.repeat_event(&event).await) },
+                async { drop(cluster.review_token("t", "us").await) },
+                async { drop(cluster.apply(&view, &change).await) },
+            )
+        };
+        let seen = async {
+            let mut seen = [String::new(), String::new()];
+            for one in &mut seen {
+                *one = requests.recv().await.unwrap()[1].clone();
+            }
+            seen.sort();
+            seen
+        };
+        let seen = tokio::select! {
+            _ = all => panic!("answers"),
+            seen = seen => seen,
+        };
+        let review = "/apis/authentication.k8s.io/v1/tokenreviews";
+        assert_eq!(seen, ["/api/v1/nodes/n1", review]);
+        assert_eq!(cluster.requests().sent, 2);
+        assert_eq!(pace.lock().tells.len(), 3);
     }
 }

@@ -1,36 +1,89 @@
-//! One request to the API server: its turn, its timeout, its answer as it came.
+//! The way of a request to the API server: turn, tenure, timeout, and its whole answer.
+//!
+//! ```text
+//! kube::Client -- PaceLayer -- TenureLayer -- exchange --> connections (connect/transport.rs)
+//!                 pace.rs      lease/tenure.rs    |
+//!                                                 `-- watches go here without the three
+//! ```
+//!
+//! There are two clients over one stack, one for each [`Urgency`](crate::Urgency). What kube makes requests of
+//! can be asked for with either: an `Api`, or what `kube::core::Request` builds.
 
-use std::error::Error;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use http::header::{DATE, RETRY_AFTER};
-use http::{Method, Request, StatusCode, Uri};
+use http::header::RETRY_AFTER;
+use http::{Request, Response};
 use http_body_util::{BodyExt, Limited};
-use jiff::Timestamp;
-use jiff::fmt::rfc2822;
+use kube::Client;
 use kube::client::Body;
+use kube::core::Status;
+use kube::core::request::Error as BuildError;
+use kube::core::response::StatusDetails;
+use serde::de::DeserializeOwned;
+use tower::layer::Layer as _;
+use tower::service_fn;
+use tower::util::BoxCloneService;
 
 use crate::connect::Cluster;
-use crate::counters::Requests;
-use crate::lease::NotLeading;
-use crate::pace::Urgency;
+use crate::counters::{Counters, Requests};
+use crate::lease::TenureLayer;
+use crate::pace::PaceLayer;
 
 /// Longest time from the call to the whole answer, the wait for its turn not counted.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Largest answer that is read. The API server stores objects up to about 1.5 MiB.
 pub(crate) const ANSWER_BYTES: usize = 8 * 1024 * 1024;
+/// Longest text of an answer without a `Status` that an error keeps, in characters.
+pub(crate) const MESSAGE_CHARS: usize = 300;
 
-/// An answer as far as it is needed here.
-pub(crate) struct Reply {
-    pub(crate) status: StatusCode,
-    pub(crate) retry_after: Option<Duration>,
-    /// The server's clock.
-    pub(crate) date: Option<Timestamp>,
-    pub(crate) body: Vec<u8>,
+/// What the layers are made of. An answer other than success is [`kube::Error::Api`].
+pub(crate) type Http = BoxCloneService<Request<Body>, Response<Body>, kube::Error>;
+
+/// How long a request may take, where that is less than [`REQUEST_TIMEOUT`]: an extension.
+#[derive(Clone, Copy)]
+pub(crate) struct Limit(pub(crate) Duration);
+
+/// There was no answer for so long.
+#[derive(Debug, thiserror::Error)]
+#[error("no answer within {} s", .0.as_secs())]
+pub(crate) struct NoAnswer(pub(crate) Duration);
+
+/// Makes a client over the connections of `below`: layers first, then the requests as such.
+///
+/// Under a tenure a write is made only while it lasts, and has to end, here and in the API
+/// server, before somebody else can lead.
+pub(crate) fn client(
+    below: Client,
+    counters: Arc<Counters>,
+    pace: Option<PaceLayer>,
+    tenure: Option<TenureLayer>,
+) -> Client {
+    let namespace = below.default_namespace().to_owned();
+    let mut http = exchange(below, counters);
+    if let Some(tenure) = tenure {
+        http = tenure.layer(http);
+    }
+    // Outermost: the tenure is asked only when the turn has come, which may be late.
+    if let Some(pace) = pace {
+        http = pace.layer(http);
+    }
+    Client::new(http, namespace)
 }
 
-type Failure = Box<dyn Error + Send + Sync>;
+/// Makes a request that kube has built, and reads the answer.
+///
+/// Unlike `Client::request` it does not log an answer that it cannot read, which may be large,
+/// or secret.
+pub(crate) async fn ask<T: DeserializeOwned>(
+    client: &Client,
+    request: Result<Request<Vec<u8>>, BuildError>,
+) -> Result<T, kube::Error> {
+    let request = request.map_err(kube::Error::BuildRequest)?;
+    let text = client.request_text(request).await?;
+    serde_json::from_str(&text).map_err(kube::Error::SerdeError)
+}
 
 // === impl Cluster ===
 
@@ -44,119 +97,81 @@ impl Cluster {
             limit: self.pace.as_ref().map_or(1, |pace| pace.limit()),
         }
     }
-
-    /// Makes one request when its turn has come, and returns the answer, whatever it says.
-    ///
-    /// Under a [`Tenure`](crate::Tenure) a write is made only while it lasts, and has to end,
-    /// here and in the API server, before somebody else can lead.
-    pub(crate) async fn exchange(
-        &self,
-        urgency: Urgency,
-        request: Request<Vec<u8>>,
-    ) -> Result<Reply, Failure> {
-        let turn = match &self.pace {
-            Some(pace) => Some(pace.turn(urgency).await),
-            None => None,
-        };
-        let (mut head, body) = request.into_parts();
-        // Asked only now: the turn may have been long in coming.
-        let tenure = self.tenure.as_ref().filter(|_| head.method != Method::GET);
-        let limit = match tenure {
-            None => REQUEST_TIMEOUT,
-            Some(tenure) => {
-                let limit = tenure.leave()?.min(REQUEST_TIMEOUT);
-                head.uri = with_timeout(&head.uri, limit)?;
-                limit
-            }
-        };
-        self.counters.sent.fetch_add(1, Ordering::Relaxed);
-        let answer = self.answer(Request::from_parts(head, Body::from(body)));
-        let answer = async {
-            match tenure {
-                None => answer.await,
-                Some(tenure) => tokio::select! {
-                    () = tenure.over() => Err(NotLeading.into()),
-                    answer = answer => answer,
-                },
-            }
-        };
-        match tokio::time::timeout(limit, answer).await {
-            Ok(Ok(reply)) => {
-                let status = reply.status.as_u16();
-                match status {
-                    429 => drop(self.counters.throttled.fetch_add(1, Ordering::Relaxed)),
-                    500.. => drop(self.counters.failed.fetch_add(1, Ordering::Relaxed)),
-                    _ => {}
-                }
-                match turn {
-                    Some(turn) if matches!(status, 429 | 500..) => {
-                        turn.overloaded(reply.retry_after);
-                    }
-                    Some(turn) => turn.answered(),
-                    None => {}
-                }
-                Ok(reply)
-            }
-            Ok(Err(failure)) => {
-                // No connection: that says nothing about how much the server can take.
-                self.counters.failed.fetch_add(1, Ordering::Relaxed);
-                Err(failure)
-            }
-            Err(_) => {
-                self.counters.failed.fetch_add(1, Ordering::Relaxed);
-                if let Some(turn) = turn {
-                    turn.overloaded(None);
-                }
-                Err(format!("no answer within {} s", limit.as_secs()).into())
-            }
-        }
-    }
-
-    async fn answer(&self, request: Request<Body>) -> Result<Reply, Failure> {
-        let (head, body) = self.client.send(request).await?.into_parts();
-        let retry_after = head
-            .headers
-            .get(RETRY_AFTER)
-            .and_then(|value| value.to_str().ok());
-        let date = head.headers.get(DATE).and_then(|value| value.to_str().ok());
-        Ok(Reply {
-            status: head.status,
-            date: date.and_then(|text| Some(rfc2822::parse(text).ok()?.timestamp())),
-            // The API server gives seconds, never a date.
-            retry_after: retry_after
-                .and_then(|text| text.parse().ok())
-                .map(Duration::from_secs),
-            body: Limited::new(body, ANSWER_BYTES)
-                .collect()
-                .await?
-                .to_bytes()
-                .to_vec(),
-        })
-    }
 }
 
-/// Asks the API server to give up by then as well: it may be working on a request whose
-/// caller is gone.
-fn with_timeout(uri: &Uri, limit: Duration) -> Result<Uri, Failure> {
-    let separator = if uri.query().is_some() { '&' } else { '?' };
-    let seconds = limit.as_secs().max(1);
-    Ok(format!("{uri}{separator}timeout={seconds}s").parse()?)
+/// Sends requests, counts them, and returns each answer as a whole.
+fn exchange(client: Client, counters: Arc<Counters>) -> Http {
+    Http::new(service_fn(move |request: Request<Body>| {
+        let (client, counters) = (client.clone(), Arc::clone(&counters));
+        async move {
+            let limit = request.extensions().get();
+            let limit = limit.map_or(REQUEST_TIMEOUT, |Limit(limit)| *limit);
+            counters.sent.fetch_add(1, Ordering::Relaxed);
+            let result = tokio::time::timeout(limit, answer(&client, request))
+                .await
+                .unwrap_or_else(|_| Err(kube::Error::Service(NoAnswer(limit).into())));
+            let counter = match &result {
+                Err(kube::Error::Api(status)) if status.code == 429 => Some(&counters.throttled),
+                Err(kube::Error::Api(status)) if status.code < 500 => None,
+                Err(_) => Some(&counters.failed),
+                Ok(_) => None,
+            };
+            counter.map(|counter| counter.fetch_add(1, Ordering::Relaxed));
+            result
+        }
+    }))
+}
+
+async fn answer(client: &Client, request: Request<Body>) -> Result<Response<Body>, kube::Error> {
+    let (head, body) = client.send(request).await?.into_parts();
+    let body = Limited::new(body, ANSWER_BYTES).collect().await;
+    let body = body.map_err(kube::Error::Service)?.to_bytes();
+    if head.status.is_success() {
+        return Ok(Response::from_parts(head, Body::from(body)));
+    }
+    let status = status(&Response::from_parts(head, body));
+    Err(kube::Error::Api(status.boxed()))
+}
+
+/// Reads an answer other than success. What its head says goes before what its body says.
+fn status(answer: &Response<impl AsRef<[u8]>>) -> Status {
+    // Proxies, and the API server when it sheds load, answer with plain text.
+    let body = answer.body().as_ref();
+    let mut status: Status = serde_json::from_slice(body).unwrap_or_else(|_| {
+        let text = String::from_utf8_lossy(body);
+        let text: String = text.trim().chars().take(MESSAGE_CHARS).collect();
+        Status::failure(&text, "")
+    });
+    status.code = answer.status().as_u16();
+    if status.message.is_empty() {
+        status.message = answer.status().to_string();
+    }
+    // The API server gives seconds, never a date.
+    let wait = answer.headers().get(RETRY_AFTER);
+    let wait = wait.and_then(|value| value.to_str().ok()?.parse().ok());
+    if let Some(seconds) = wait {
+        let details = status.details.get_or_insert_with(|| StatusDetails {
+            name: String::new(),
+            group: String::new(),
+            kind: String::new(),
+            uid: String::new(),
+            causes: Vec::new(),
+            retry_after_seconds: 0,
+        });
+        details.retry_after_seconds = seconds;
+    }
+    status
 }
 
 #[cfg(test)]
 mod tests {
     use domain::node::{NodeChange, NodeView};
+    use kube::core::params::GetParams;
     use tokio::time::Instant;
 
     use super::*;
-    use crate::ApplyError;
     use crate::fake::{self, Answer};
-    use crate::lease::Tenure;
-
-    /// What is behind an error that has one cause.
-    fn cause(error: &ApplyError) -> String {
-        error.source().map(ToString::to_string).unwrap_or_default()
-    }
+    use crate::{ApiError, Tenure, Urgency};
 
     #[tokio::test]
     async fn writes_are_made_only_while_we_lead() {
@@ -167,7 +182,7 @@ mod tests {
         ];
         let (cluster, mut requests) = fake::serve(answers).await;
         let tenure = Tenure::begin(Instant::now());
-        let cluster = cluster.under(tenure.clone());
+        let cluster = cluster.under(&tenure);
         let view = NodeView::unknown("n");
         let change = NodeChange {
             unschedulable: Some(true),
@@ -189,11 +204,14 @@ mod tests {
             cluster.apply(&view, &change).await.unwrap_err(),
             cluster.create_event(&event()).await.unwrap_err(),
         ] {
-            assert_eq!(cause(&error), "this process does not lead any more");
+            assert!(matches!(error, ApiError::NotLeading), "{error}");
         }
         assert!(requests.try_recv().is_err());
         // Who does not lead may look.
-        assert_eq!(cluster.node("n").await.unwrap().resource_version, "3");
+        assert_eq!(
+            cluster.node("n").await.unwrap().unwrap().resource_version,
+            "3"
+        );
         assert_eq!(requests.recv().await.unwrap()[1], "/api/v1/nodes/n");
     }
 
@@ -204,11 +222,14 @@ mod tests {
         answers.push(Answer::Now(200, "{}".to_owned()));
         let (cluster, _requests) = fake::serve(answers).await;
         let own = cluster.with_own_connection().unwrap();
-        let limit = Duration::from_secs(5);
+        let look = async || {
+            let request = kube::core::Request::new("/api/v1/x").get("x", &GetParams::default());
+            ask::<serde_json::Value>(&own.client(Urgency::Act), request).await
+        };
         for _ in 0..8 {
-            own.get_object("/api/v1/x", limit).await.unwrap_err();
+            look().await.unwrap_err();
         }
-        own.get_object("/api/v1/x", limit).await.unwrap();
+        look().await.unwrap();
         assert_eq!((own.requests().sent, own.requests().throttled), (9, 8));
     }
 
@@ -223,18 +244,6 @@ mod tests {
             count: 1,
             first_seen: jiff::Timestamp::UNIX_EPOCH,
             last_seen: jiff::Timestamp::UNIX_EPOCH,
-        }
-    }
-
-    #[test]
-    fn the_api_servers_deadline_is_part_of_the_query() {
-        for (uri, millis, expected) in [
-            ("/a", 10_000, "/a?timeout=10s"),
-            ("/a", 4_900, "/a?timeout=4s"),
-            ("/a?b=c", 100, "/a?b=c&timeout=1s"),
-        ] {
-            let uri = with_timeout(&uri.parse().unwrap(), Duration::from_millis(millis));
-            assert_eq!(uri.unwrap().to_string(), expected);
         }
     }
 }

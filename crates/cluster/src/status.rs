@@ -8,14 +8,16 @@
 
 use domain::condition::{ConditionChange, status_name};
 use domain::node::NodeView;
-use http::Request;
-use http::header::CONTENT_TYPE;
 use jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
+use kube::core::Request;
 use serde_json::{Value, json};
 
-use crate::apply::{ApplyError, is_node_name};
+use crate::apply::{NODES, check_node_name};
 use crate::connect::Cluster;
+use crate::error::ApiError;
 use crate::pace::Urgency;
+use crate::request::ask;
 
 impl Cluster {
     /// Writes these conditions of the node that `view` shows, and returns the node after it.
@@ -27,28 +29,12 @@ impl Cluster {
         view: &NodeView,
         changes: &[ConditionChange],
         now: Timestamp,
-    ) -> Result<NodeView, ApplyError> {
-        if !is_node_name(&view.name) {
-            let message = format!("{:?} is not the name of a node", view.name);
-            return Err(ApplyError::Invalid {
-                status: 400,
-                message,
-            });
-        }
-        let request = Request::patch(format!("/api/v1/nodes/{}/status", view.name))
-            .header(CONTENT_TYPE, "application/strategic-merge-patch+json")
-            .body(body(view, changes, now).to_string().into_bytes())
-            .map_err(ApplyError::unavailable)?;
-        let answer = self
-            .exchange(Urgency::Tell, request)
-            .await
-            .map_err(ApplyError::unavailable)?;
-        if !answer.status.is_success() {
-            return Err(ApplyError::from_reply(&answer, |_| false));
-        }
-        let object = serde_json::from_slice(&answer.body).map_err(ApplyError::unavailable)?;
-        NodeView::from_object(object)
-            .ok_or_else(|| ApplyError::unavailable("the answer is not a node"))
+    ) -> Result<NodeView, ApiError> {
+        check_node_name(&view.name)?;
+        let patch = Patch::Strategic(body(view, changes, now));
+        let params = PatchParams::default();
+        let request = Request::new(NODES).patch_subresource("status", &view.name, &params, &patch);
+        Ok(ask(&self.client(Urgency::Tell), request).await?)
     }
 }
 
@@ -76,6 +62,6 @@ fn body(view: &NodeView, changes: &[ConditionChange], now: Timestamp) -> Value {
 }
 
 /// A time as Kubernetes has it: RFC 3339 in whole seconds.
-pub(crate) fn seconds(time: Timestamp) -> String {
+fn seconds(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }

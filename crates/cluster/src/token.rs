@@ -1,12 +1,13 @@
 //! Whose token it is: the API server's answer to a `TokenReview`.
 
-use http::Request;
-use http::header::CONTENT_TYPE;
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
-use kube::core::Status;
+use kube::api::PostParams;
+use kube::core::Request;
 
 use crate::connect::Cluster;
+use crate::error::ApiError;
 use crate::pace::Urgency;
+use crate::request::ask;
 
 /// Extra of a token that is bound to a pod: the pod's node (Kubernetes 1.30 and later; 1.32
 /// by default in all).
@@ -31,15 +32,9 @@ pub enum TokenError {
         /// What the API server says.
         why: String,
     },
-    /// We may not ask.
-    #[error("we may not create tokenreviews.authentication.k8s.io: {message}")]
-    Forbidden {
-        /// What the API server says.
-        message: String,
-    },
-    /// It does not answer, or not with what it should.
-    #[error("the API server does not answer")]
-    Unavailable(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// It does not answer the question, or not with what it should.
+    #[error(transparent)]
+    Api(#[from] ApiError),
 }
 
 // === impl Cluster ===
@@ -58,27 +53,11 @@ impl Cluster {
             },
             ..TokenReview::default()
         };
-        let body = serde_json::to_vec(&review).map_err(unavailable)?;
-        let request = Request::post(PATH)
-            .header(CONTENT_TYPE, "application/json")
-            .body(body)
-            .map_err(unavailable)?;
+        let body = serde_json::to_vec(&review).map_err(ApiError::unavailable)?;
+        let request = Request::new(PATH).create(&PostParams::default(), body);
         // What is known to be broken goes before who may tell of more.
-        let exchanged = self.exchange(Urgency::Act, request).await;
-        let reply = exchanged.map_err(TokenError::Unavailable)?;
-        match reply.status.as_u16() {
-            200..300 => {
-                let review: TokenReview =
-                    serde_json::from_slice(&reply.body).map_err(unavailable)?;
-                owner(review, audience)
-            }
-            status @ (401 | 403) => {
-                let told: Option<Status> = serde_json::from_slice(&reply.body).ok();
-                let message = told.map_or_else(|| format!("status {status}"), |told| told.message);
-                Err(TokenError::Forbidden { message })
-            }
-            status => Err(unavailable(format!("it answered with status {status}"))),
-        }
+        let answer = ask(&self.client(Urgency::Act), request).await;
+        owner(answer.map_err(ApiError::from)?, audience)
     }
 }
 
@@ -105,10 +84,6 @@ fn owner(review: TokenReview, audience: &str) -> Result<TokenOwner, TokenError> 
         username: user.username.unwrap_or_default(),
         node_name,
     })
-}
-
-fn unavailable(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> TokenError {
-    TokenError::Unavailable(error.into())
 }
 
 #[cfg(test)]

@@ -1,11 +1,11 @@
-//! Watching all nodes, or one object, for ever.
+//! Watching objects of any kind for ever: all, those of a namespace, or one.
 //!
 //! List, then watch from the listed version on; go on from the last version seen when the
 //! watch ends; list again when the API server does not know that version any more. This
 //! is what kube's `watcher` does. It is written out here because consumers must know at
 //! once when the watch works again (`watcher` says so with the next change of a node, which
-//! may take minutes), because objects stay plain JSON, so that none is malformed, and because
-//! kube drops a line that is cut off, and with it a change.
+//! may take minutes), because one object that cannot be read must not stop the others, and
+//! because kube drops a line that is cut off, and with it a change.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::io;
@@ -15,12 +15,15 @@ use std::time::Duration;
 
 use domain::node::NodeView;
 use futures::{AsyncBufRead, AsyncBufReadExt as _, AsyncReadExt as _};
+use k8s_openapi::api::core::v1::Node;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ListMeta;
-use kube::Client;
-use kube::api::{ListParams, WatchEvent, WatchParams};
+use kube::api::{ListParams, WatchParams};
 use kube::core::{Request, Status};
+use kube::{Client, Resource};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
+use serde_json::value::RawValue;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -30,11 +33,9 @@ use crate::causes::chain;
 use crate::connect::Cluster;
 use crate::request::REQUEST_TIMEOUT;
 
-/// Where nodes are.
-const NODES: &str = "/api/v1/nodes";
 /// Events that wait for the consumer; when it is slower, the API server waits.
 const QUEUE: usize = 1024;
-/// Nodes in one answer to a list.
+/// Objects in one answer to a list.
 const PAGE: u32 = 500;
 /// After at most this time, in seconds, the API server ends a watch, and it is started anew.
 /// With a connection that has died silently this end does not come, and so the silence is
@@ -56,24 +57,37 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(5);
 /// first one again.
 const WORKED: Duration = Duration::from_secs(1);
 
-/// What the watch says.
+/// What a watch says.
 #[derive(Clone, Debug, PartialEq)]
-pub enum NodeEvent {
-    /// A list begins: all nodes are delivered again, as `Applied`.
+pub enum Signal<T> {
+    /// A list begins: all objects are delivered again, as `Applied`.
     Restarted,
-    /// The list is complete: nodes that it did not deliver since `Restarted` are gone.
+    /// The list is complete: objects that it did not deliver since `Restarted` are gone.
     Listed,
-    /// A node is there, new or changed.
-    Applied(Arc<NodeView>),
-    /// The node of this name is gone.
+    /// An object is there, new or changed.
+    Applied(Arc<T>),
+    /// The object of this name is gone: `NAMESPACE/NAME` where it has a namespace.
     Deleted(String),
     /// The watch does not work. It is tried again for ever; each failed try is told.
     Failing {
         /// Why, for people.
         error: String,
+        /// The API server does not let us: waiting alone will not mend it.
+        refused: bool,
     },
     /// The watch works again. What was missed follows.
     Recovered,
+}
+
+/// What the watch of nodes says.
+pub type NodeEvent = Signal<NodeView>;
+
+/// Which objects a watch follows.
+#[derive(Clone, Debug)]
+pub struct Selection {
+    path: String,
+    /// Which objects below `path`; `None`: all.
+    fields: Option<String>,
 }
 
 /// Why a list or watch ended.
@@ -86,25 +100,15 @@ enum Stop {
     Failed(String, bool),
 }
 
-/// What a watch says of objects, before they are read as what they are.
-pub(crate) enum Signal {
-    Restarted,
-    Listed,
-    Applied(Value),
-    Deleted(String),
-    Failing { error: String, refused: bool },
-    Recovered,
-}
+/// What sees each signal before the consumer does.
+type Look<T> = Box<dyn Fn(&Signal<T>) + Send + Sync>;
 
-/// A watch whose consumer gets `E`s.
-pub(crate) struct Watch<E> {
+/// A watch whose consumer gets objects as `T`s.
+struct Watch<T> {
     client: Client,
-    path: String,
-    /// Which objects below `path`; `None`: all.
-    fields: Option<String>,
-    /// What the consumer is told; `None` where an object cannot be read.
-    tell: Box<dyn Fn(Signal) -> Option<E> + Send + Sync>,
-    events: mpsc::Sender<E>,
+    selection: Selection,
+    look: Look<T>,
+    signals: mpsc::Sender<Signal<T>>,
     /// From where to go on; `None`: list first.
     version: Option<String>,
     back_off: Duration,
@@ -116,12 +120,47 @@ pub(crate) struct Watch<E> {
     unreadable: Option<String>,
 }
 
-/// A list, as plain JSON.
+/// A list, its items as text.
 #[derive(Deserialize)]
-struct List {
+struct List<'a> {
     #[serde(default)]
     metadata: ListMeta,
-    items: Option<Vec<Value>>,
+    #[serde(borrow)]
+    items: Option<Vec<&'a RawValue>>,
+}
+
+/// A line of a watch, its object as text.
+#[derive(Deserialize)]
+struct Line<'a> {
+    #[serde(rename = "type")]
+    kind: LineKind,
+    #[serde(borrow)]
+    object: &'a RawValue,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+enum LineKind {
+    Added,
+    Modified,
+    Deleted,
+    Bookmark,
+    Error,
+}
+
+/// What the watch itself reads of an object, whatever else is wrong with it.
+#[derive(Default, Deserialize)]
+struct Object {
+    #[serde(default)]
+    metadata: Metadata,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Metadata {
+    namespace: Value,
+    name: Value,
+    resource_version: Value,
 }
 
 // === impl Cluster ===
@@ -135,19 +174,31 @@ impl Cluster {
     /// The first events are `Restarted`, one `Applied` for each node, `Listed`. Managed
     /// fields and the list of images are dropped from the nodes.
     pub fn watch_nodes(&self, cancel: CancellationToken) -> mpsc::Receiver<NodeEvent> {
-        let (events, receiver) = mpsc::channel(QUEUE);
         let known = self.known.clone();
-        let watch = Watch::new(
-            self.client.clone(),
-            NODES.to_owned(),
-            None,
-            move |signal| {
-                let event = NodeEvent::of(signal)?;
-                known.take_in(&event);
-                Some(event)
-            },
-            events,
-        );
+        let selection = Selection::of::<Node>(&(), None);
+        self.start(selection, move |event| known.take_in(event), cancel)
+    }
+
+    /// Watches the objects of `selection` until `cancel` is cancelled or the receiver is
+    /// dropped, and delivers them as `T`s: the type that the selection is of, or any that can
+    /// be read from its JSON. Takes the permissions `list` and `watch`. Must be called within
+    /// a tokio runtime.
+    pub fn watch<T: DeserializeOwned + Send + Sync + 'static>(
+        &self,
+        selection: Selection,
+        cancel: CancellationToken,
+    ) -> mpsc::Receiver<Signal<T>> {
+        self.start(selection, |_| {}, cancel)
+    }
+
+    fn start<T: DeserializeOwned + Send + Sync + 'static>(
+        &self,
+        selection: Selection,
+        look: impl Fn(&Signal<T>) + Send + Sync + 'static,
+        cancel: CancellationToken,
+    ) -> mpsc::Receiver<Signal<T>> {
+        let (signals, receiver) = mpsc::channel(QUEUE);
+        let watch = Watch::new(self.watching.clone(), selection, look, signals);
         tokio::spawn(async move { cancel.run_until_cancelled(watch.run()).await });
         receiver
     }
@@ -158,37 +209,59 @@ impl Cluster {
     }
 }
 
-// === impl NodeEvent ===
+// === impl Selection ===
 
-impl NodeEvent {
-    fn of(signal: Signal) -> Option<Self> {
-        Some(match signal {
-            Signal::Restarted => Self::Restarted,
-            Signal::Listed => Self::Listed,
-            Signal::Applied(object) => Self::Applied(Arc::new(NodeView::from_object(object)?)),
-            Signal::Deleted(name) => Self::Deleted(name),
-            Signal::Failing { error, .. } => Self::Failing { error },
-            Signal::Recovered => Self::Recovered,
+impl Selection {
+    /// Returns all objects of a kind, or those in one namespace. `kind` is `()` for types that
+    /// know their kind.
+    pub fn of<K: Resource>(kind: &K::DynamicType, namespace: Option<&str>) -> Self {
+        Self {
+            path: K::url_path(kind, namespace),
+            fields: None,
+        }
+    }
+
+    /// Returns of these the one of this name.
+    #[must_use]
+    pub fn named(self, name: &str) -> Self {
+        Self {
+            fields: Some(format!("metadata.name={name}")),
+            ..self
+        }
+    }
+}
+
+// === impl Object ===
+
+impl Object {
+    /// Reads what can be read.
+    fn of(text: &RawValue) -> Self {
+        serde_json::from_str(text.get()).unwrap_or_default()
+    }
+
+    fn name(&self) -> Option<String> {
+        let name = self.metadata.name.as_str()?;
+        Some(match self.metadata.namespace.as_str() {
+            Some(namespace) => format!("{namespace}/{name}"),
+            None => name.to_owned(),
         })
     }
 }
 
 // === impl Watch ===
 
-impl<E> Watch<E> {
-    pub(crate) fn new(
+impl<T: DeserializeOwned> Watch<T> {
+    fn new(
         client: Client,
-        path: String,
-        fields: Option<String>,
-        tell: impl Fn(Signal) -> Option<E> + Send + Sync + 'static,
-        events: mpsc::Sender<E>,
+        selection: Selection,
+        look: impl Fn(&Signal<T>) + Send + Sync + 'static,
+        signals: mpsc::Sender<Signal<T>>,
     ) -> Self {
         Self {
             client,
-            path,
-            fields,
-            tell: Box::new(tell),
-            events,
+            selection,
+            look: Box::new(look),
+            signals,
             version: None,
             back_off: BACK_OFF_MIN,
             random: RandomState::new(),
@@ -198,7 +271,7 @@ impl<E> Watch<E> {
         }
     }
 
-    pub(crate) async fn run(mut self) {
+    async fn run(mut self) {
         loop {
             let result = match self.version.clone() {
                 None => self.list().await,
@@ -209,7 +282,7 @@ impl<E> Watch<E> {
                 Err(Stop::Unheard) => return,
                 Err(Stop::Expired) => {
                     tracing::debug!(
-                        path = self.path,
+                        path = self.selection.path,
                         "the version to watch from is too old, listing again"
                     );
                     self.version = None;
@@ -223,10 +296,10 @@ impl<E> Watch<E> {
             };
             if let Some((error, refused)) = error {
                 if !self.failing {
-                    let of = self.fields.as_deref().unwrap_or("all");
+                    let of = self.selection.fields.as_deref().unwrap_or("all");
                     tracing::warn!(
                         "the watch of {} ({of}) fails, and is tried again: {error}",
-                        self.path
+                        self.selection.path
                     );
                 }
                 self.failing = true;
@@ -241,16 +314,21 @@ impl<E> Watch<E> {
         }
     }
 
-    /// Delivers all nodes, page by page.
+    /// Delivers all objects, page by page.
     async fn list(&mut self) -> Result<(), Stop> {
         let mut page = ListParams::default().limit(PAGE);
-        page.field_selector.clone_from(&self.fields);
+        page.field_selector.clone_from(&self.selection.fields);
         let mut first = true;
         loop {
-            let request = Request::new(&self.path).list(&page).map_err(Stop::failed)?;
-            let answer = self.client.request(request);
+            let request = Request::new(&self.selection.path)
+                .list(&page)
+                .map_err(Stop::failed)?;
+            let answer = self.client.request_text(request);
             let answer = tokio::time::timeout(PAGE_TIMEOUT, answer).await;
-            let list: List = answer.map_err(|_| Stop::late())?.map_err(Stop::failed)?;
+            let answer = answer.map_err(|_| Stop::late())?.map_err(Stop::failed)?;
+            let list: List<'_> = serde_json::from_str(&answer)
+                .map_err(kube::Error::SerdeError)
+                .map_err(Stop::failed)?;
             if first {
                 self.recovered().await?;
                 self.malformed = false;
@@ -272,7 +350,7 @@ impl<E> Watch<E> {
                 return Err(Stop::Failed("the list has no version".to_owned(), false));
             }
             self.version = version;
-            return self.send(Signal::Listed).await.map(drop);
+            return self.send(Signal::Listed).await;
         }
     }
 
@@ -282,8 +360,8 @@ impl<E> Watch<E> {
         let seconds = f64::from(WATCH_SECONDS) * (1.0 - self.chance() / 3.0);
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // From 20 to 30.
         let mut params = WatchParams::default().timeout(seconds.ceil() as u32);
-        params.field_selector.clone_from(&self.fields);
-        let request = Request::new(&self.path)
+        params.field_selector.clone_from(&self.selection.fields);
+        let request = Request::new(&self.selection.path)
             .watch(&params, version)
             .map_err(Stop::failed)?;
         let begin = Instant::now();
@@ -303,31 +381,27 @@ impl<E> Watch<E> {
                 Ok(Err(error)) => return Err(Stop::failed(kube::Error::ReadEvents(error))),
                 Err(_) => return Err(Stop::late()),
             };
-            let event = match serde_json::from_slice(&line) {
-                Ok(event) => event,
+            let Line { kind, object } = match serde_json::from_slice(&line) {
+                Ok(line) => line,
                 Err(error) => return Err(self.unreadable(&line, &error)),
             };
-            if let WatchEvent::Error(status) = event {
-                return Err(self.watch_failed(kube::Error::Api(status)));
+            if let LineKind::Error = kind {
+                return Err(match serde_json::from_str(object.get()) {
+                    Ok(status) => self.watch_failed(kube::Error::Api(status)),
+                    Err(error) => self.unreadable(&line, &error),
+                });
             }
             self.back_off = BACK_OFF_MIN;
             worked = true;
-            match event {
-                WatchEvent::Added(object) | WatchEvent::Modified(object) => {
-                    self.seen(&object);
-                    self.applied(object).await?;
-                }
-                WatchEvent::Deleted(object) => {
-                    self.seen(&object);
-                    match object["metadata"]["name"].as_str() {
-                        Some(name) => drop(self.send(Signal::Deleted(name.to_owned())).await?),
-                        None => self.malformed("it has no name"),
-                    }
-                }
-                WatchEvent::Bookmark(bookmark) => {
-                    self.version = Some(bookmark.metadata.resource_version);
-                }
-                WatchEvent::Error(_) => {}
+            let seen = Object::of(object);
+            if let Some(version) = seen.metadata.resource_version.as_str() {
+                self.version = Some(version.to_owned());
+            }
+            match (kind, seen.name()) {
+                (LineKind::Added | LineKind::Modified, _) => self.applied(object).await?,
+                (LineKind::Deleted, Some(name)) => self.send(Signal::Deleted(name)).await?,
+                (LineKind::Deleted, None) => self.malformed("it has no name"),
+                (LineKind::Bookmark | LineKind::Error, _) => {}
             }
         }
         if worked || begin.elapsed() >= WORKED {
@@ -381,18 +455,14 @@ impl<E> Watch<E> {
         )
     }
 
-    /// Takes over the version of an object.
-    fn seen(&mut self, object: &Value) {
-        if let Some(version) = object["metadata"]["resourceVersion"].as_str() {
-            self.version = Some(version.to_owned());
+    async fn applied(&mut self, object: &RawValue) -> Result<(), Stop> {
+        match serde_json::from_str(object.get()) {
+            Ok(object) => self.send(Signal::Applied(Arc::new(object))).await,
+            Err(error) => {
+                self.malformed(&error.to_string());
+                Ok(())
+            }
         }
-    }
-
-    async fn applied(&mut self, object: Value) -> Result<(), Stop> {
-        if !self.send(Signal::Applied(object)).await? {
-            self.malformed("it has no name");
-        }
-        Ok(())
     }
 
     /// Logs an object that is skipped; the first after a list only, since a second one
@@ -400,7 +470,7 @@ impl<E> Watch<E> {
     fn malformed(&mut self, error: &str) {
         if !self.malformed {
             tracing::warn!(
-                path = self.path,
+                path = self.selection.path,
                 error,
                 "skipping a malformed object of the API server"
             );
@@ -412,18 +482,14 @@ impl<E> Watch<E> {
         if !self.failing {
             return Ok(());
         }
-        tracing::info!(path = self.path, "a watch works again");
+        tracing::info!(path = self.selection.path, "a watch works again");
         self.failing = false;
-        self.send(Signal::Recovered).await.map(drop)
+        self.send(Signal::Recovered).await
     }
 
-    /// Tells the consumer; `false` where there is nothing to tell.
-    async fn send(&self, signal: Signal) -> Result<bool, Stop> {
-        let Some(event) = (self.tell)(signal) else {
-            return Ok(false);
-        };
-        let sent = self.events.send(event).await;
-        sent.map(|()| true).map_err(|_| Stop::Unheard)
+    async fn send(&self, signal: Signal<T>) -> Result<(), Stop> {
+        (self.look)(&signal);
+        self.signals.send(signal).await.map_err(|_| Stop::Unheard)
     }
 }
 

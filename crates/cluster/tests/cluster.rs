@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use contract::keys;
 use domain::node::{NodeChange, NodeView, Taint};
-use gpuwarden_cluster::{ApplyError, Cluster, ConnectOptions, NodeEvent};
+use gpuwarden_cluster::{ApiError, Cluster, ConnectOptions, NodeEvent};
 use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, DeleteParams, GetParams, Patch, PatchParams, PostParams};
 use kube::core::Request;
@@ -174,7 +174,7 @@ fn release(before: &NodeView) -> NodeChange {
 }
 
 /// The error of a change that must not go through.
-async fn refused(cluster: &Cluster, node: &NodeView, change: &NodeChange) -> Result<ApplyError> {
+async fn refused(cluster: &Cluster, node: &NodeView, change: &NodeChange) -> Result<ApiError> {
     let result = cluster.apply(node, change).await;
     result.err().context("the change was made")
 }
@@ -189,7 +189,7 @@ async fn settle(
 ) -> Result<(NodeView, usize)> {
     for conflicts in 0..10 {
         match cluster.apply(&node, &decide(&node)).await {
-            Err(ApplyError::Conflict { .. }) => node = view(client, &node.name).await?,
+            Err(ApiError::Conflict { .. }) => node = view(client, &node.name).await?,
             result => return Ok((result?, conflicts)),
         }
     }
@@ -411,7 +411,7 @@ async fn what_the_decision_read_must_still_hold(client: &Client, cluster: &Clust
             bail!("{what}: not a conflict")
         };
         ensure!(
-            matches!(error, ApplyError::Conflict { status: 422 }),
+            matches!(error, ApiError::Conflict { status: 422 }),
             "{what}: {error}"
         );
         let after = view(client, &name).await?;
@@ -426,13 +426,10 @@ async fn what_the_decision_read_must_still_hold(client: &Client, cluster: &Clust
     let nodes: Api<Node> = Api::all(client.clone());
     nodes.delete(&name, &DeleteParams::default()).await?;
     let gone = cluster.apply(&seen, &quarantine(&seen)).await;
-    assert!(matches!(gone, Err(ApplyError::NotFound)), "{gone:?}");
+    assert!(matches!(gone, Err(ApiError::NotFound { .. })), "{gone:?}");
     node(&name).label("zone", "a").create(client).await?;
     let other = cluster.apply(&seen, &quarantine(&seen)).await;
-    assert!(
-        matches!(other, Err(ApplyError::Conflict { .. })),
-        "{other:?}"
-    );
+    assert!(matches!(other, Err(ApiError::Conflict { .. })), "{other:?}");
     Ok(())
 }
 
@@ -450,7 +447,7 @@ async fn refusals_are_told_apart(
 
     let doubled = adding(taint("theirs", "2", "NoExecute"));
     let error = refused(cluster, &seen, &doubled).await?;
-    let ApplyError::Invalid {
+    let ApiError::Invalid {
         status: 422,
         message,
     } = &error
@@ -466,7 +463,7 @@ async fn refusals_are_told_apart(
     meddle(client, &name, json!({"spec": {"taints": taints}})).await?;
     let error = refused(cluster, &seen, &adding(ours())).await?;
     assert!(
-        matches!(error, ApplyError::Conflict { status: 422 }),
+        matches!(error, ApiError::Conflict { status: 422 }),
         "{error:?}"
     );
 
@@ -476,7 +473,7 @@ async fn refusals_are_told_apart(
         ..NodeChange::default()
     };
     let error = refused(cluster, &view(client, &name).await?, &change).await?;
-    let ApplyError::Invalid {
+    let ApiError::Invalid {
         status: 422,
         message,
     } = &error
@@ -486,7 +483,7 @@ async fn refusals_are_told_apart(
     assert!(message.contains("not a label value!"), "{message}");
 
     let error = refused(nobody, &seen, &adding(ours())).await?;
-    let ApplyError::Forbidden {
+    let ApiError::Forbidden {
         status: 403,
         message,
     } = &error
@@ -631,7 +628,7 @@ async fn trouble_of_the_api_server_is_survived() -> Result<()> {
         let calls = (0..64).map(|_| limited.apply(&seen, &change));
         let results = futures::future::join_all(calls).await;
         let error = results.into_iter().find_map(|result| match result {
-            Err(ApplyError::Throttled { retry_after }) => Some(retry_after),
+            Err(ApiError::Throttled { retry_after }) => Some(retry_after),
             _ => None,
         });
         error.ok_or("64 calls at once, and none is throttled")
@@ -659,7 +656,7 @@ async fn trouble_of_the_api_server_is_survived() -> Result<()> {
     assert!(matches!(failing, NodeEvent::Failing { .. }), "{failing:?}");
     let error = refused(&cluster, &seen, &label("b")).await?;
     assert!(
-        matches!(error, ApplyError::Unavailable { status: None, .. }),
+        matches!(error, ApiError::Unavailable { status: None, .. }),
         "{error:?}"
     );
     assert!(error.is_retryable());

@@ -24,7 +24,6 @@ mod pauses;
 mod suspects;
 
 use std::collections::VecDeque;
-use std::hash::RandomState;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -45,7 +44,7 @@ use tonic::{Code, Request, Status};
 use crate::outbox::{Outbox, Waiting};
 use crate::{MAX_REQUEST_BYTES, addressee, refusal};
 use metrics::DeliveryMetrics;
-use pauses::{Backoff, PAUSES, Pauses, pause};
+use pauses::{PAUSES, Pauses, pause};
 use suspects::Suspects;
 
 /// Most events in a request.
@@ -80,7 +79,6 @@ pub struct Delivery {
     header: Header,
     metrics: DeliveryMetrics,
     status: watch::Sender<DeliveryStatus>,
-    random: RandomState,
     suspects: Suspects,
     /// All up to here is done, but for suspects.
     done: u64,
@@ -188,7 +186,6 @@ impl Delivery {
             header,
             metrics: DeliveryMetrics::new(receiver, metrics),
             status: watch::Sender::new(status),
-            random: RandomState::new(),
             suspects: Suspects::default(),
             done: 0,
             store,
@@ -209,7 +206,7 @@ impl Delivery {
     pub async fn run(mut self, cancel: CancellationToken) {
         let mut newest = self.outbox.status();
         let mut after = 0;
-        let mut backoff = Backoff::new(&self.pauses);
+        let mut backoff = self.pauses.backoff();
         let mut round = Instant::now();
         loop {
             if let Some(store) = self.elsewhere.take() {
@@ -221,7 +218,7 @@ impl Delivery {
                 } else if cancel.is_cancelled() {
                     return;
                 } else {
-                    pause(backoff.next(&self.random), &cancel).await;
+                    pause(backoff.pause(), &cancel).await;
                 }
             }
             // Looked at before the read: if that finds nothing, nothing waits up to here.
@@ -237,12 +234,12 @@ impl Delivery {
                     Passage::Done => {}
                 }
                 after = last;
-                backoff = Backoff::new(&self.pauses);
+                backoff.reset();
             } else {
                 after = after.max(seen);
             }
             if self.suspects.any_tells() {
-                backoff = Backoff::new(&self.pauses);
+                backoff.reset();
             }
             if self.suspects.len() > 0 && Instant::now() >= round {
                 let pause = match self.try_suspects(&cancel).await {
@@ -250,7 +247,7 @@ impl Delivery {
                     Round::Taken => Duration::ZERO,
                     Round::Failed if self.suspects.any_tells() => self.pauses.round,
                     // Where nothing is taken, time tells no more than a try now and then.
-                    Round::Failed => backoff.next(&self.random).max(self.pauses.round),
+                    Round::Failed => backoff.pause().max(self.pauses.round),
                 };
                 round = Instant::now() + pause;
             }
@@ -333,7 +330,7 @@ impl Delivery {
     /// Delivers a batch, whatever it takes, but for suspects, which are left behind.
     async fn deliver(&mut self, batch: Vec<Waiting>, cancel: &CancellationToken) -> Passage {
         let mut parts = VecDeque::from([batch]);
-        let mut backoff = Backoff::new(&self.pauses);
+        let mut backoff = self.pauses.backoff();
         let mut strikes = 0;
         while let Some(mut part) = parts.pop_front() {
             let Some(last) = part.last().map(|one| one.position) else {
@@ -351,11 +348,11 @@ impl Delivery {
             };
             match failed {
                 None => {
-                    backoff = Backoff::new(&self.pauses);
+                    backoff.reset();
                     self.succeeded(part.len() as u64);
                 }
                 Some((Verdict::Refused(indices), status)) => {
-                    backoff = Backoff::new(&self.pauses);
+                    backoff.reset();
                     let refused = indices.into_iter().filter_map(|index| part.get(index));
                     let refused: Vec<_> = refused.cloned().collect();
                     self.succeeded((part.len() - refused.len()) as u64);
@@ -372,7 +369,7 @@ impl Delivery {
                     if cancel.is_cancelled() {
                         return Passage::Ended;
                     }
-                    let mut due = backoff.next(&self.random);
+                    let mut due = backoff.pause();
                     strikes += u32::from(verdict == Verdict::Failed);
                     let isolating = verdict == Verdict::Failed && strikes >= STRIKES;
                     if isolating {

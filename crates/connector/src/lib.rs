@@ -27,8 +27,8 @@ mod sink;
 use std::sync::Arc;
 
 use contract::{HealthEvent, HealthEvents};
+use diagnosis::fold::Seen;
 use domain::event::{self, MAX_EVENTS, Problem};
-use domain::fold::Seen;
 use domain::reporter::Authority;
 use jiff::Timestamp;
 use runtime::logging::Seldom;

@@ -8,7 +8,7 @@ mod clear;
 mod fold;
 
 use contract::{HealthEvent, effective_action_name, json, keys};
-use domain::catalog::{Catalog, Xid};
+use diagnosis::catalog::{Catalog, Xid};
 use domain::event::{Record, is_notice};
 use domain::fault::{Change, FaultBook, Ignored, Subject};
 use domain::journal::Entry;

@@ -290,5 +290,21 @@ impl OverridesForm {
     }
 }
 
+/// For `#[serde(with)]`: an event inside something else, in the public JSON form.
+pub mod public_form {
+    use super::{HealthEvent, from_value, to_value};
+    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer, de::Error as _};
+
+    /// Writes the public form.
+    pub fn serialize<S: Serializer>(event: &HealthEvent, to: S) -> Result<S::Ok, S::Error> {
+        to_value(event).serialize(to)
+    }
+
+    /// Reads the public form.
+    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<HealthEvent, D::Error> {
+        from_value(serde_json::Value::deserialize(from)?).map_err(D::Error::custom)
+    }
+}
+
 #[cfg(test)]
 mod tests;

@@ -5,6 +5,7 @@
 //! numbers are those of NVSentinel, so that its monitors, dashboards and scripts go
 //! on working; what is our own starts with `gpuwarden.dev/`.
 
+mod accepted;
 mod action;
 pub mod json;
 pub mod keys;
@@ -25,6 +26,7 @@ pub mod proto {
     include!("generated/datamodels.rs");
 }
 
+pub use accepted::{accepted, mark_accepted};
 pub use action::{action_name, effective_action_name, parse_action, parse_strategy, strategy_name};
 pub use proto::{
     BehaviourOverrides, Entity, HealthEvent, HealthEvents, ProcessingStrategy, RecommendedAction,
@@ -32,3 +34,5 @@ pub use proto::{
 
 /// Version of the event contract that our own monitors send (`HealthEvent.version`).
 pub const EVENT_VERSION: u32 = 1;
+/// Longest metadata key or value (bytes).
+pub const MAX_METADATA_BYTES: usize = 4 * 1024;

@@ -20,7 +20,7 @@ mod rate;
 
 use std::sync::Arc;
 
-use cluster::{ApplyError, Cluster, EventOutcome};
+use cluster::{ApiError, Cluster};
 use domain::condition::{ConditionChange, Options};
 use domain::fault::Fault;
 use domain::node::NodeView;
@@ -202,12 +202,12 @@ async fn carry_out(
         } else {
             cluster.create_event(event).await
         };
-        if matches!(result, Ok(EventOutcome::Gone)) {
+        if matches!(result, Err(ApiError::NotFound { .. })) && telling.repeat {
             result = cluster.create_event(event).await;
         }
         metrics.event(operation, result.is_ok(), began.elapsed());
         match result {
-            Ok(_) => outcome
+            Ok(()) => outcome
                 .told
                 .push((telling.key, telling.recovered, event.count)),
             Err(error) => {
@@ -234,7 +234,7 @@ fn say(node: &str, changes: &[ConditionChange]) {
 
 /// What a failure means for the next try. Only the first of several
 /// failures in a row is a warning; the metrics count all.
-fn failure(node: &str, what: &str, first: bool, error: &ApplyError) -> Failed {
+fn failure(node: &str, what: &str, first: bool, error: &ApiError) -> Failed {
     let err = chain(error);
     if first {
         tracing::warn!(
@@ -246,7 +246,7 @@ fn failure(node: &str, what: &str, first: bool, error: &ApplyError) -> Failed {
         tracing::debug!(node, err, "{what} could not be written");
     }
     let retry_after = match error {
-        ApplyError::Throttled { retry_after } => *retry_after,
+        ApiError::Throttled { retry_after } => *retry_after,
         _ => None,
     };
     Failed { retry_after }

@@ -16,4 +16,3 @@ pub mod leadership;
 pub mod policy;
 pub mod quarantine;
 pub mod retention;
-mod wakes;

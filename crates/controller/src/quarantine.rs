@@ -1,25 +1,22 @@
-//! Fault quarantine: one task that owns the fault book and all sessions.
+//! Fault quarantine: the task around the decisions about all nodes.
 //!
 //! ```text
-//! store feed  --(hint)--> take in events -> fault book --+
-//! node watch ----------------------------> node views ---+-> assess -> brake -> step -> patch
-//! answers, timers ---------------------------------------+
+//! store feed --(hint)--> events ---+
+//! node watch, switches, policy ----+--> domain::fleet --> effects: patches, questions to the
+//! answers, timers -----------------+                      store, journal, conditions
 //! ```
 //!
-//! Everything that arrives only marks nodes for another look; what is done follows from
-//! state. One patch per node is under way at a time; how many in all, the API server's
-//! answers decide (`cluster`'s pace).
+//! It turns I/O into inputs of [`Fleet`] and its effects into I/O, and decides nothing itself.
+//! One patch per node is under way at a time; how many in all, the API server's answers decide
+//! (`cluster`'s pace).
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::Cluster;
-use domain::brake::{DOUBT, NodeLabel};
-use domain::fault::{Fault, FaultBook};
-use domain::policy::Policy;
-use domain::session::Session;
-use domain::status::StatusLedger;
+use domain::brake::NodeLabel;
+use domain::fleet::{Fleet, Input, Settings};
 use domain::view::FleetView;
 use jiff::{SignedDuration, Timestamp};
 use runtime::metrics::Metrics;
@@ -31,13 +28,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 mod apply;
-mod brake;
-mod claim;
-mod departed;
-mod fleet;
+mod ask;
 mod intake;
 mod journal;
-mod look;
 mod metrics;
 mod missed;
 mod nodes;
@@ -45,21 +38,20 @@ mod publish;
 mod questions;
 mod statuses;
 mod switches;
+#[cfg(test)]
+mod tests;
 
+pub use domain::fleet::{Mode, Owns};
 pub use journal::JournalWriter;
 pub use questions::Questions;
 
 use crate::conditions::Board;
-use crate::wakes::{CLOCK_SLACK, Wakes};
 
 use apply::Applied;
-use brake::BrakeState;
-use fleet::NodeEntry;
 use intake::{FeedFailure, SaveState};
 use journal::{JOURNAL_QUEUE, Journal};
 use metrics::QuarantineMetrics;
 use missed::Missed;
-use nodes::Relisted;
 use publish::Publishing;
 use questions::{MAX_QUESTIONS, Question};
 use statuses::Written;
@@ -70,27 +62,6 @@ use crate::policy::CurrentPolicy;
 /// Node events, or answers, that are taken in before the nodes are looked at again: the brake
 /// goes through all nodes, and is asked once about what comes together.
 const ROUND: usize = 256;
-
-/// How far decisions are carried out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// Record and show; decide nothing.
-    Observe,
-    /// Decide and show; write nothing in the cluster.
-    DryRun,
-    /// Act.
-    Act,
-}
-
-/// For which nodes nobody else speaks: sessions on them that the store does not know are
-/// taken over, where another kind of gpuwarden did not make them (`quarantine/claim.rs`).
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Owns {
-    /// The node that this process runs on; a cluster that lacks it is told of.
-    Node(String),
-    /// Every node: a controller speaks for its cluster.
-    All,
-}
 
 /// What the task works with.
 pub struct Config {
@@ -123,28 +94,19 @@ pub struct Config {
 
 /// The task. See the module.
 pub struct Quarantine {
+    fleet: Fleet,
     store: Arc<dyn EventStore>,
     cluster: Option<Arc<Cluster>>,
     policies: CurrentPolicy,
-    /// The policy that holds; `None`: not known yet.
-    policy: Option<Arc<Policy>>,
-    mode: Mode,
-    owns: Owns,
     sources: Sources,
     board: Option<Board>,
-    retention: SignedDuration,
     clock: fn() -> Timestamp,
     metrics: QuarantineMetrics,
     namespace: String,
-    brake: BrakeState,
     /// What people have set in the cluster; `None`: there is none.
     switches: Option<Switches>,
-    /// When the pause that holds ends by itself.
-    pause_ends: Option<Timestamp>,
-
-    book: FaultBook,
-    /// What became of the events, and is to be written.
-    statuses: StatusLedger,
+    /// Events of a node that nothing was decided about yet: since when the first, and how many.
+    undecided: BTreeMap<String, (Instant, u32)>,
     writing: JoinSet<Written>,
     /// Panics over the batch that is to be written.
     writing_panics: u32,
@@ -152,22 +114,10 @@ pub struct Quarantine {
     missed: Missed,
     /// Why the feed could not be read, if it could not.
     feed_failure: Option<FeedFailure>,
-    nodes: BTreeMap<String, NodeEntry>,
-    /// Nodes to look at.
-    dirty: BTreeSet<String>,
-    /// When a session wants to be looked at later.
-    wakes: Wakes,
-    /// The clock at the last turn of the loop.
-    turned_at: Timestamp,
-    /// All events that were stored when we started are in the book.
-    caught_up: bool,
-    /// The cluster's nodes are known.
-    listed: bool,
-    /// A list that is not complete yet.
-    relisted: Option<Relisted>,
     cluster_error: Option<String>,
-
     applying: JoinSet<Applied>,
+    /// Questions to the store that are under way; each ends with its answer.
+    asking: JoinSet<Input>,
     journal: Journal,
     questions: mpsc::Receiver<Question>,
     publishing: Publishing,
@@ -197,38 +147,37 @@ impl Quarantine {
             journal: JournalWriter::new(queue, Arc::clone(&config.store)),
         };
         let policy = config.policy.borrow().clone();
-        let task = Self {
-            listed: config.cluster.is_none(),
-            store: config.store,
-            cluster: config.cluster,
-            policy,
-            policies: config.policy,
+        let identity = config.store.identity();
+        let settings = Settings {
             mode: config.mode,
             owns: config.owns,
+            cluster: config.cluster.is_some(),
+            store: identity.id,
+            since: identity.since,
+            brake: config.brake,
+            gpu_label: config.gpu_label,
+            retention: config.retention,
+        };
+        let task = Self {
+            fleet: Fleet::new(settings, policy, (config.clock)()),
+            store: config.store,
+            cluster: config.cluster,
+            policies: config.policy,
             sources: config.sources,
             board: config.board,
-            retention: config.retention,
             clock: config.clock,
             namespace: config.namespace,
-            brake: BrakeState::new(config.brake, config.gpu_label),
             switches: None,
-            pause_ends: None,
+            undecided: BTreeMap::new(),
             metrics: QuarantineMetrics::new(metrics),
-            book: FaultBook::default(),
-            statuses: StatusLedger::default(),
             writing: JoinSet::new(),
             writing_panics: 0,
             saving: SaveState::default(),
             missed: Missed::default(),
             feed_failure: None,
-            nodes: BTreeMap::new(),
-            dirty: BTreeSet::new(),
-            wakes: Wakes::default(),
-            turned_at: (config.clock)(),
-            caught_up: false,
-            relisted: None,
             cluster_error: None,
             applying: JoinSet::new(),
+            asking: JoinSet::new(),
             journal: Journal::new(journal),
             questions,
             publishing: Publishing::new(view),
@@ -247,13 +196,13 @@ impl Quarantine {
         let mut policies = self.policies.clone();
         self.switches = (self.cluster.clone())
             .map(|cluster| Switches::new(cluster, self.namespace.clone(), &cancel));
+        self.take_switches();
         self.load().await;
         self.take_in().await;
         loop {
-            self.watch_the_clock();
             self.take_in_if_due().await;
             self.read_missed().await;
-            self.look().await;
+            self.decide();
             self.write_statuses();
             self.save_if_due().await;
             let wake = self.next_wake();
@@ -278,17 +227,19 @@ impl Quarantine {
                     self.applied(done);
                     self.answers();
                 }
+                Some(done) = self.asking.join_next() => self.asked(done),
                 arrival = arrival(&mut self.switches) => match arrival {
                     Some(arrival) => self.switched(arrival),
                     None => break, // The same for the brake.
                 },
                 Some(question) = self.questions.recv() => self.answer(question),
                 Some(done) = self.writing.join_next() => self.statuses_written(done),
-                () = changed(&mut policies) => self.policy_changed(),
+                () = changed(&mut policies) => {
+                    let policy = self.policies.borrow().clone();
+                    self.take(Input::Policy(policy));
+                }
                 () = sleep_until(wake) => {
-                    let now = (self.clock)();
-                    self.dirty.extend(self.wakes.take_due(now));
-                    self.brake_timers();
+                    self.wake_switches();
                     if self.publishing.at.is_some_and(|at| at <= Instant::now()) {
                         self.publish();
                         self.count_backlog().await;
@@ -305,125 +256,63 @@ impl Quarantine {
         self.save().await;
     }
 
-    /// Takes in what people have set.
-    fn switched(&mut self, arrival: Arrival) {
-        let (write, now) = (self.writes(), (self.clock)());
-        let Some(switches) = &mut self.switches else {
-            return;
-        };
-        let dropped_at = switches.dropped_at();
-        if switches.take_in(arrival, write, now) {
-            self.switches_changed(dropped_at);
-        }
+    /// Takes an input in.
+    fn take(&mut self, input: Input) {
+        self.fleet.take(input, (self.clock)());
     }
 
-    /// Looks again after a change of what people have set.
-    fn switches_changed(&mut self, dropped_before: Option<Timestamp>) {
-        if self.dropped_at() != dropped_before {
-            // What counts of the faults has changed.
-            self.touch_all();
+    /// Has all nodes looked at that something has happened to, and does what follows.
+    fn decide(&mut self) {
+        let effects = self.fleet.decide((self.clock)());
+        for effect in effects {
+            self.carry_out(effect);
         }
-        self.brake.changed();
-        self.schedule_publish();
-    }
-
-    /// What the brake does by the clock: a pause ends, a write is tried again, a `ConfigMap`
-    /// stays away.
-    fn brake_timers(&mut self) {
-        let (write, now) = (self.writes(), (self.clock)());
-        let dropped_at = self.dropped_at();
-        if (self.switches.as_mut()).is_some_and(|switches| switches.wake(write, now)) {
-            self.switches_changed(dropped_at);
-        }
-        if self.brake.doubt_ends.is_some_and(|at| at <= now) {
-            let doubts = self.nodes.values().filter_map(|entry| entry.in_doubt);
-            self.brake.doubt_ends = doubts.filter(|until| *until > now).min();
-            self.brake.changed();
-        }
-        if self.pause_ends.is_some_and(|at| at <= now) {
-            self.brake.changed();
+        if self.fleet.take_news() {
             self.schedule_publish();
         }
     }
 
-    /// Ends all waits where the clock was put back since the last turn. What wakes the loop
-    /// is another clock, so the next turn comes.
-    fn watch_the_clock(&mut self) {
-        let now = (self.clock)();
-        let before = std::mem::replace(&mut self.turned_at, now);
-        if now >= before - CLOCK_SLACK {
-            return;
+    /// Takes in what people have set.
+    fn switched(&mut self, arrival: Arrival) {
+        let (write, now) = (self.fleet.writes(), (self.clock)());
+        let switches = self.switches.as_mut();
+        if switches.is_some_and(|switches| switches.take_in(arrival, write, now)) {
+            self.take_switches();
         }
-        let by = before.duration_since(now);
-        tracing::warn!("the clock was put back by {by:#}: what waits is tried now");
-        let mut doubt = None;
-        for entry in self.nodes.values_mut() {
-            entry.session.clock_put_back(now);
-            entry.in_doubt = entry.in_doubt.map(|_| now + DOUBT);
-            doubt = doubt.or(entry.in_doubt);
+    }
+
+    /// Does what the switches do by the clock: a write is tried again, a `ConfigMap` stays away.
+    fn wake_switches(&mut self) {
+        let (write, now) = (self.fleet.writes(), (self.clock)());
+        if (self.switches.as_mut()).is_some_and(|switches| switches.wake(write, now)) {
+            self.take_switches();
         }
-        self.brake.doubt_ends = doubt;
-        self.brake.changed();
-        let names: Vec<String> = self.nodes.keys().cloned().collect();
-        for name in names {
-            self.remember_wake(&name);
+    }
+
+    /// Trips the circuit breaker.
+    fn trip(&mut self) {
+        let (write, now) = (self.fleet.writes(), (self.clock)());
+        if let Some(switches) = &mut self.switches {
+            switches.trip(write, now);
+            self.take_switches();
         }
-        self.touch_all();
     }
 
-    /// When what the brake had held back was last dropped.
-    fn dropped_at(&self) -> Option<Timestamp> {
-        self.switches.as_ref().and_then(Switches::dropped_at)
+    /// Hands what the switches say on.
+    fn take_switches(&mut self) {
+        if let Some(switches) = &self.switches {
+            let switched = Box::new(switches.switched());
+            self.take(Input::Switched(switched));
+            self.schedule_publish();
+        }
     }
 
-    /// Whether we write what follows into the cluster.
-    fn writes(&self) -> bool {
-        self.mode == Mode::Act
-    }
-
-    fn entry(&mut self, name: &str) -> &mut NodeEntry {
+    fn next_wake(&self) -> Option<Instant> {
         let now = (self.clock)();
-        self.nodes
-            .entry(name.to_owned())
-            .or_insert_with(|| NodeEntry::new(Session::idle(now)))
-    }
-
-    /// Marks a node for another look.
-    fn touch(&mut self, name: &str) {
-        self.entry(name);
-        self.dirty.insert(name.to_owned());
-        self.publishing.unshown.insert(name.to_owned());
-        self.schedule_publish();
-    }
-
-    /// Marks all nodes for another look.
-    fn touch_all(&mut self) {
-        self.dirty.extend(self.nodes.keys().cloned());
-        self.publishing.unshown.extend(self.nodes.keys().cloned());
-    }
-
-    fn remember_wake(&mut self, name: &str) {
-        let now = (self.clock)();
-        let session = self.nodes.get(name).map(|entry| entry.session.wake_at());
-        // Then it is no longer shown.
-        let notices = self.book.faults(name).iter().map(Fault::notice_until);
-        let notice = notices.flatten().filter(|until| *until > now).min();
-        let at = session.flatten().into_iter().chain(notice).min();
-        self.wakes.set(name, at);
-    }
-
-    fn next_wake(&mut self) -> Option<Instant> {
-        let now = (self.clock)();
-        let switches = self.switches.as_ref();
-        self.pause_ends = switches.and_then(|one| one.pause_ends(now));
-        let retry = switches.and_then(Switches::wake_at);
-        let timed = [self.wakes.next(), self.pause_ends, self.brake.doubt_ends]
-            .into_iter()
-            .flatten()
-            .min();
-        let timed = timed.map(|at| {
+        let timed = self.fleet.wake_at().map(|at| {
             Instant::now() + Duration::try_from(at.duration_since(now)).unwrap_or_default()
         });
+        let retry = self.switches.as_ref().and_then(Switches::wake_at);
         let feed = self.feed_failure.as_ref().map(|failed| failed.retry_at);
         let missed = self.read_missed_at();
         [

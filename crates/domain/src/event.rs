@@ -8,6 +8,9 @@ use sha2::{Digest, Sha256};
 use crate::position::Position;
 use crate::reporter::Reporter;
 
+pub use contract::json::public_form;
+pub use contract::{MAX_METADATA_BYTES, accepted, mark_accepted};
+
 /// Most events in one request.
 pub const MAX_EVENTS: usize = 10_000;
 /// Longest name: agent, component class, check, node, code, entity type (bytes).
@@ -21,8 +24,6 @@ pub const MAX_MESSAGE_BYTES: usize = 16 * 1024;
 pub const MAX_ITEMS: usize = 256;
 /// Most metadata entries on one event.
 pub const MAX_METADATA: usize = 128;
-/// Longest metadata key or value (bytes).
-pub const MAX_METADATA_BYTES: usize = 4 * 1024;
 /// Furthest back that an event can be told to have been accepted. A machine that was off, or
 /// cut off, for a weekend is within it. What says more comes from a clock that was wrong, and
 /// must not hide a fault.
@@ -189,18 +190,6 @@ pub fn normalise(event: &mut HealthEvent, received_at: Timestamp) {
     }
 }
 
-/// Notes on an event when it was accepted, for the connector that it is sent on to.
-pub fn mark_accepted(event: &mut HealthEvent, at: Timestamp) {
-    event
-        .metadata
-        .insert(keys::META_ACCEPTED_AT.to_owned(), at.to_string());
-}
-
-/// What [`mark_accepted`] has noted.
-pub fn accepted(event: &HealthEvent) -> Option<Timestamp> {
-    event.metadata.get(keys::META_ACCEPTED_AT)?.parse().ok()
-}
-
 /// When an event counts as accepted of which somebody whom we trust says at `now` that it was
 /// at `told`: never later than now. Where that is more than [`MAX_ACCEPTANCE_AGE`] ago, a clock
 /// was wrong: a fault is new then, and a recovery no newer than it has to be.
@@ -276,6 +265,15 @@ pub fn content_fingerprint(event: &HealthEvent) -> String {
     hash(&plain)
 }
 
+/// Returns whether an event may open or close a fault. It may not where its strategy asks for
+/// storing only, or where it is older than the history that its monitor was told to look at.
+pub fn counts(event: &HealthEvent) -> bool {
+    let strategy = event.processing_strategy;
+    strategy != ProcessingStrategy::StoreOnly as i32
+        && strategy != ProcessingStrategy::StoreAndAnalyse as i32
+        && !event.metadata.contains_key(keys::META_EARLIER_IN_BOOT)
+}
+
 /// Returns whether an event is a notice: it is not fatal and asks for nothing, such as an XID
 /// that a job's own bug brought about. Nothing waits for its repair, so it is shown for a while
 /// and is no open fault, unless a policy wants more.
@@ -298,22 +296,6 @@ fn restore_future_time(event: &mut HealthEvent) {
 /// Whether the sender gave no timestamp of its own.
 pub fn lacks_own_time(event: &HealthEvent) -> bool {
     event.metadata.contains_key(keys::META_TIME_OF_RECEIPT)
-}
-
-/// For `#[serde(with)]`: an event inside something else, in the public JSON form.
-pub mod public_form {
-    use contract::{HealthEvent, json};
-    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer, de::Error as _};
-
-    /// Writes the public form.
-    pub fn serialize<S: Serializer>(event: &HealthEvent, to: S) -> Result<S::Ok, S::Error> {
-        json::to_value(event).serialize(to)
-    }
-
-    /// Reads the public form.
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<HealthEvent, D::Error> {
-        json::from_value(serde_json::Value::deserialize(from)?).map_err(D::Error::custom)
-    }
 }
 
 /// Returns an event as it was sent, without its id, and without the pid of its reporter: a check

@@ -10,7 +10,6 @@ mod heard;
 mod machine;
 mod room;
 mod share;
-mod subject;
 
 use contract::HealthEvent;
 use jiff::{SignedDuration, Timestamp};
@@ -19,6 +18,8 @@ use serde::{Deserialize, Serialize};
 use crate::event::{is_notice, public_form};
 use crate::position::Position;
 use crate::reporter::Authority;
+
+pub use diagnosis::subject::{Subject, heals, normalise_pci};
 
 pub use book::{
     Change, FaultBook, Ignored, MAX_FAULT_BYTES_PER_NODE, MAX_FAULTY_NODES,
@@ -29,7 +30,6 @@ pub use closed::{CLOSED_FOR, MAX_CLOSED_PER_NODE, REQUESTS_APART};
 pub use machine::{Machine, Origin};
 pub use room::Rereading;
 pub use share::NodeShare;
-pub use subject::{Subject, normalise_pci};
 
 /// For how long a notice is shown after its last report.
 pub const NOTICE_SHOWN: SignedDuration = SignedDuration::from_hours(24);

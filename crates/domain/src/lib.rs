@@ -12,12 +12,10 @@
 
 pub mod assess;
 pub mod brake;
-pub mod catalog;
 pub mod condition;
-pub mod decode;
 pub mod event;
 pub mod fault;
-pub mod fold;
+pub mod fleet;
 pub mod future;
 pub mod journal;
 pub mod nearest;
@@ -30,4 +28,5 @@ pub mod reporter;
 pub mod session;
 pub mod status;
 pub mod view;
+pub mod wakes;
 pub mod why_not;

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 mod rest;
+mod trimmed;
 
 use crate::fault::Machine;
 

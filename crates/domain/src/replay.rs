@@ -1,59 +1,66 @@
-//! What a policy would have done: the decisions of production (fault book, assessment,
-//! brake, session) on events of the past, with nodes that exist only here.
+//! What a policy would have done: the decisions of production ([`crate::fleet`]) on events of the
+//! past, with nodes that exist only here.
 //!
 //! Time is that of the events. A change that is decided is made on the simulated node at
 //! once, and seen there at once: no API server is in the way, and nobody lends a hand, so
 //! what a person did to a node in truth (an uncordon) is not in it, and a circuit breaker
-//! that has tripped stays so. The brake is asked in [`braking`], and only where it is wanted:
-//! without it a replay says what a policy asks for of each node alone.
+//! that has tripped stays so. The brake holds only where it is wanted: without it a replay says
+//! what a policy asks for of each node alone.
+//!
+//! Only a list of nodes says how large the cluster is and which labels its nodes carry.
+//! Without one, limits of the brake that need either are left out, and [`Replay::left_out`]
+//! names them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
+use contract::keys;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::assess::{Desired, Verdict, assess};
-use crate::brake::Out;
+use crate::assess::{Desired, Verdict};
+use crate::brake::{Amount, Brake, Candidate, Hold, NodeLabel};
 use crate::event::Record;
-use crate::fault::{Change, FaultBook};
-use crate::future::FutureTimes;
+use crate::fault::Change;
+use crate::fleet::{Answer, Effect, Fleet, Found, Input, Mode, Owns, Planned, Settings};
 use crate::node::{NodeView, Taint, scheduling};
 use crate::policy::Policy;
 use crate::position::Position;
-use crate::session::ownership::{Ownership, dismissal};
-use crate::session::{Intent, Session, step, without_ours};
-use braking::Braking;
+use crate::session::{Intent, Phase, without_ours};
 
-mod braking;
-
-/// Most looks at a node after one event: a change and its being seen are two.
-const MAX_LOOKS: usize = 4;
+/// Most rounds of decisions and answers after one event: a change and its being seen are two.
+const MAX_ROUNDS: usize = 8;
 
 /// A policy at work on events of the past.
 #[derive(Debug)]
 pub struct Replay {
     policy: Policy,
-    book: FaultBook,
-    /// With a list of nodes all of them; without, those of which there is anything to tell.
-    nodes: BTreeMap<String, Simulated>,
+    fleet: Fleet,
     /// Whether only listed nodes exist; else every node that an event names does.
     listed: bool,
-    /// `None`: nothing holds a node back.
-    braking: Option<Braking>,
+    /// Limits of the brake that cannot be applied.
+    left_out: Vec<String>,
+    /// Nodes that are out of service, since when.
+    out: BTreeMap<String, Timestamp>,
+    /// Nodes that the brake holds back.
+    waiting: BTreeMap<String, Waiting>,
+    /// Nodes that it held back at least once.
+    held: BTreeSet<String>,
+    /// When the circuit breaker tripped: nobody closes it here.
+    tripped_at: Option<Timestamp>,
     summary: Summary,
     taken_out: BTreeSet<String>,
     unlisted: BTreeSet<String>,
     now: Option<Timestamp>,
 }
 
-/// A node that exists only here.
+/// A node that the brake holds back.
 #[derive(Debug)]
-struct Simulated {
-    view: NodeView,
-    session: Session,
-    out_since: Option<Timestamp>,
-    /// Whether it is out of service, as the brake counts it.
-    out: Option<Out>,
+struct Waiting {
+    candidate: Option<Candidate>,
+    because: Vec<String>,
+    hold: Hold,
+    since: Timestamp,
 }
 
 /// What a decision is. Serialised names are part of the output of `replay`.
@@ -140,18 +147,44 @@ impl Replay {
     /// are there; without, every node that an event names does, and nothing else is known
     /// of it. Nothing is held back, see [`Replay::braked`].
     pub fn new(policy: Policy, nodes: Option<Vec<NodeView>>) -> Self {
-        let listed = nodes.is_some();
-        let bare = |node: NodeView| {
-            let view = without_ours(&node, &policy.marks());
-            (node.name, Simulated::new(view, Timestamp::UNIX_EPOCH))
+        let begins = Timestamp::UNIX_EPOCH;
+        let settings = Settings {
+            mode: Mode::Act,
+            owns: Owns::All,
+            cluster: true,
+            store: String::new(),
+            since: Position::START,
+            brake: true,
+            // The text is a constant; without a label all nodes are counted.
+            gpu_label: NodeLabel::parse(keys::GPU_NODE_LABEL).unwrap_or_else(|| NodeLabel {
+                key: String::new(),
+                value: String::new(),
+            }),
+            // No node is away for longer than a replay lasts.
+            retention: SignedDuration::MAX,
         };
-        let nodes = nodes.into_iter().flatten().map(bare).collect();
+        let nothing = Brake {
+            budgets: Vec::new(),
+            window: None,
+        };
+        let mut fleet = Fleet::new(settings, Some(limited(&policy, nothing)), begins);
+        fleet.take(Input::CaughtUp, begins);
+        fleet.take(Input::ListBegun, begins);
+        let listed = nodes.is_some();
+        for node in nodes.into_iter().flatten() {
+            let view = Arc::new(without_ours(&node, &policy.marks()));
+            fleet.take(Input::Seen(view), begins);
+        }
+        fleet.take(Input::Listed, begins);
         Self {
             policy,
-            book: FaultBook::default(),
-            nodes,
+            fleet,
             listed,
-            braking: None,
+            left_out: Vec::new(),
+            out: BTreeMap::new(),
+            waiting: BTreeMap::new(),
+            held: BTreeSet::new(),
+            tripped_at: None,
             summary: Summary::default(),
             taken_out: BTreeSet::new(),
             unlisted: BTreeSet::new(),
@@ -159,9 +192,38 @@ impl Replay {
         }
     }
 
+    /// The same replay with the policy's brake, for a cluster in which it is not switched off.
+    /// GPU nodes are those that carry [`keys::GPU_NODE_LABEL`]; where none does, all are.
+    #[must_use]
+    pub fn braked(mut self) -> Self {
+        let Brake { budgets, window } = self.policy.brake.clone();
+        let listed = self.listed;
+        let (budgets, left_out): (Vec<_>, Vec<_>) = budgets.into_iter().partition(|budget| {
+            listed || budget.per.is_none() && matches!(budget.max, Amount::Nodes(_))
+        });
+        let (window, no_window) = if listed {
+            (window, None)
+        } else {
+            (None, window)
+        };
+        let left_out = left_out.iter().map(ToString::to_string);
+        let no_window = no_window.iter().map(ToString::to_string);
+        self.left_out = left_out.chain(no_window).collect();
+        let policy = limited(&self.policy, Brake { budgets, window });
+        let now = self.now.unwrap_or(Timestamp::UNIX_EPOCH);
+        self.fleet.take(Input::Policy(Some(policy)), now);
+        self
+    }
+
     /// The policy.
     pub fn policy(&self) -> &Policy {
         &self.policy
+    }
+
+    /// Limits of the brake that are not applied, because it is not known how many nodes there
+    /// are, or which labels they carry.
+    pub fn left_out(&self) -> &[String] {
+        &self.left_out
     }
 
     /// Takes in an event, and says what would have been done. Its place in the feed is
@@ -178,77 +240,150 @@ impl Replay {
             created_at: now,
             ..record.clone()
         };
-        let changes = self.book.record(&record);
-        if self.listed && !self.nodes.contains_key(&name) {
-            self.unlisted.insert(name);
-            return Vec::new();
+        let changes = self.fleet.record(&record, now);
+        if self.fleet.view(&name).is_none() {
+            if self.listed {
+                self.unlisted.insert(name);
+                return Vec::new();
+            }
+            let view = Arc::new(NodeView::unknown(&name));
+            self.fleet.take(Input::Seen(view), now);
         }
         let because: Vec<String> = changes.iter().filter_map(change_text).collect();
+        if let Some(waiting) = self.waiting.get_mut(&name) {
+            let candidate = Candidate::of(&name, &self.fleet.desired(&name), None);
+            if waiting.candidate != candidate {
+                (waiting.candidate, waiting.because) = (candidate, because.clone());
+            }
+        }
+        self.settle(&name, &because, now)
+    }
+
+    /// Decides, and makes what is decided, until nothing is to be changed any more. `because`
+    /// is what an event has done to the faults of the node `name`.
+    fn settle(&mut self, name: &str, because: &[String], now: Timestamp) -> Vec<Decision> {
         let mut decisions = Vec::new();
-        self.look_at(&name, because, false, now, &mut decisions);
-        self.let_go(now, &mut decisions);
+        let mut touched = BTreeSet::from([name.to_owned()]);
+        for _ in 0..MAX_ROUNDS {
+            let mut answers = Vec::new();
+            for effect in self.fleet.decide(now) {
+                let of = |node: &str| if node == name { because } else { &[] };
+                match effect {
+                    Effect::Patch(planned) => {
+                        let because = of(&planned.node).to_vec();
+                        touched.insert(planned.node.clone());
+                        answers.push(self.make(*planned, because, now, &mut decisions));
+                    }
+                    // Here every event has been recorded.
+                    Effect::LookUp { node, ids } => {
+                        let found = ids.into_iter().map(|id| (id, Found::Current)).collect();
+                        let found = Some(found);
+                        answers.push(Input::Found { node, found });
+                    }
+                    Effect::Note(entry, _) => {
+                        let because = of(&entry.node).to_vec();
+                        decisions.extend(self.held_or_dropped(&entry.node, because, now));
+                    }
+                    Effect::Trip => drop(self.tripped_at.get_or_insert(now)),
+                    _ => {}
+                }
+            }
+            if answers.is_empty() {
+                break;
+            }
+            for answer in answers {
+                self.fleet.take(answer, now);
+            }
+        }
+        for node in touched {
+            // Time goes from event to event here: nothing would come to give it back later.
+            self.fleet.forget_returns(&node);
+            // A node of which nothing is left is made anew when it is named again.
+            let is_faulty = !self.fleet.book().faults(&node).is_empty();
+            if !self.listed && !is_faulty && !self.out.contains_key(&node) {
+                self.fleet.take(Input::Gone(node), now);
+                self.fleet.decide(now);
+            }
+        }
+        // Nobody reads them here.
+        self.fleet.take(Input::StatusesWritten(usize::MAX), now);
         decisions
     }
 
-    /// Looks at a node until nothing is to be changed any more. `free`: the brake has let it
-    /// go.
-    fn look_at(
+    /// Makes a change on its node. Returns the answer.
+    fn make(
+        &mut self,
+        planned: Planned,
+        because: Vec<String>,
+        now: Timestamp,
+        decisions: &mut Vec<Decision>,
+    ) -> Input {
+        let (node, intent, change) = (planned.node, planned.patch.intent, planned.patch.change);
+        let answer = Answer::Made(Arc::new(planned.view.after(&change)));
+        self.count(&node, intent, now);
+        let because = match self.waiting.remove(&node) {
+            Some(waiting) => {
+                let held = now.duration_since(waiting.since);
+                let let_go = format!("let go after {held:#}");
+                waiting.because.into_iter().chain([let_go]).collect()
+            }
+            None => because,
+        };
+        let visible = change.unschedulable.is_some()
+            || !change.add_taints.is_empty()
+            || !change.remove_taints.is_empty();
+        if visible || intent != Intent::Update {
+            decisions.push(Decision {
+                cordon: change.unschedulable,
+                add_taints: change.add_taints,
+                remove_taints: change.remove_taints,
+                rule_sets: self.fleet.desired(&node).rule_sets,
+                ..Decision::new(now, &node, intent.into(), because)
+            });
+        }
+        Input::Answered { node, answer }
+    }
+
+    /// Returns the decision that a node is held back, or that it is no more, where that is news.
+    fn held_or_dropped(
         &mut self,
         name: &str,
         because: Vec<String>,
-        free: bool,
         now: Timestamp,
-        decisions: &mut Vec<Decision>,
-    ) {
-        let mut node = self.nodes.remove(name).unwrap_or_else(|| {
-            let view = NodeView::unknown(name);
-            Simulated::new(view, now)
+    ) -> Option<Decision> {
+        let Some(hold) = self.fleet.hold(name).cloned() else {
+            let phase = self.fleet.session(name)?.phase;
+            if phase != Phase::Idle {
+                return None; // It is let go.
+            }
+            self.waiting.remove(name)?;
+            return Some(Decision {
+                rule_sets: self.fleet.desired(name).rule_sets,
+                ..Decision::new(now, name, Decided::Dropped, because)
+            });
+        };
+        let desired = self.fleet.desired(name);
+        let waiting = self.waiting.get_mut(name);
+        let told = (waiting.as_ref()).is_some_and(|waiting| waiting.hold.same_cause(&hold));
+        let because = waiting.map_or(because, |waiting| {
+            waiting.hold = hold.clone();
+            waiting.because.clone()
         });
-        for look in 0..MAX_LOOKS {
-            let dismissed = dismissal(&node.view, None, &node.session.times);
-            let desired = assess(self.book.faults(name), &self.policy, &node.view, dismissed);
-            if let Some(braking) = self.braking.as_mut().filter(|braking| braking.limits()) {
-                if desired.wanted() && node.out.is_none() && !(free && look == 0) {
-                    // To be taken out: the brake has a say.
-                    braking.wait(name, &desired, because, now);
-                    break;
-                }
-                if braking.forget(name) {
-                    decisions.push(Decision {
-                        rule_sets: desired.rule_sets.clone(),
-                        ..Decision::new(now, name, Decided::Dropped, because.clone())
-                    });
-                }
-            }
-            let marks = self.policy.marks();
-            let step = step(&node.session, &desired, Some(&node.view), &marks, None, now);
-            node.session = step.session;
-            // Time goes from event to event here: nothing would come to give it back later.
-            node.session.returns.clear();
-            let Some(patch) = step.patch else {
-                break;
-            };
-            let before = node.out;
-            node.see(node.view.after(&patch.change));
-            self.count(name, &mut node, before, patch.intent, now);
-            let change = patch.change;
-            let visible = change.unschedulable.is_some()
-                || !change.add_taints.is_empty()
-                || !change.remove_taints.is_empty();
-            if visible || patch.intent != Intent::Update {
-                decisions.push(Decision {
-                    cordon: change.unschedulable,
-                    add_taints: change.add_taints,
-                    remove_taints: change.remove_taints,
-                    rule_sets: desired.rule_sets,
-                    ..Decision::new(now, name, patch.intent.into(), because.clone())
-                });
-            }
+        if told {
+            return None;
         }
-        // A node of which nothing is left is made anew when it is named again.
-        if node.out_since.is_some() || !self.book.faults(name).is_empty() || self.listed {
-            self.nodes.insert(name.to_owned(), node);
-        }
+        self.held.insert(name.to_owned());
+        (self.waiting.entry(name.to_owned())).or_insert_with(|| Waiting {
+            candidate: Candidate::of(name, &desired, None),
+            because: because.clone(),
+            hold: hold.clone(),
+            since: now,
+        });
+        Some(Decision {
+            rule_sets: desired.rule_sets,
+            hold: Some(hold.to_string()),
+            ..Decision::new(now, name, Decided::Held, because)
+        })
     }
 
     /// What the rules say of the open faults of a node, gravest first.
@@ -258,89 +393,54 @@ impl Replay {
 
     /// What is wanted for a node now.
     pub fn desired(&self, node: &str) -> Desired {
-        let unknown = NodeView::unknown(node);
-        let view = self.nodes.get(node).map_or(&unknown, |node| &node.view);
-        assess(
-            self.book.faults(node),
-            &self.policy,
-            view,
-            dismissal(view, None, &FutureTimes::default()),
-        )
+        self.fleet.desired(node)
     }
 
     /// How much was done up to now.
     pub fn summary(&self) -> Summary {
-        let open = self.nodes.values().filter_map(|node| node.out_since);
         let until = self.now.unwrap_or(Timestamp::UNIX_EPOCH);
+        let open = self.out.values();
         let seconds: i64 = open
-            .map(|since| until.duration_since(since).as_secs())
+            .map(|since| until.duration_since(*since).as_secs())
             .sum();
         Summary {
             taken_out: self.taken_out.len(),
             unlisted: self.unlisted.len(),
-            held: self.braking.as_ref().map_or(0, Braking::held),
-            still_held: self.braking.as_ref().map_or(0, Braking::still_held),
-            tripped_at: self.braking.as_ref().and_then(Braking::tripped_at),
+            held: self.held.len(),
+            still_held: self.waiting.len(),
+            tripped_at: self.tripped_at,
             seconds_out: self.summary.seconds_out + seconds,
             ..self.summary.clone()
         }
     }
 
-    /// Counts a change; `before`: whether the node was out of service before it.
-    fn count(
-        &mut self,
-        name: &str,
-        node: &mut Simulated,
-        before: Option<Out>,
-        intent: Intent,
-        now: Timestamp,
-    ) {
+    /// Counts a change.
+    fn count(&mut self, name: &str, intent: Intent, now: Timestamp) {
         match intent {
             Intent::Quarantine => {
                 self.taken_out.insert(name.to_owned());
                 self.summary.quarantines += 1;
-                self.summary.still_out += 1;
-                self.summary.most_at_once = (self.summary.most_at_once).max(self.summary.still_out);
-                node.out_since = Some(now);
+                self.out.insert(name.to_owned(), now);
             }
             Intent::Release | Intent::StandDown => {
-                let since = node.out_since.take();
-                if let Some(braking) = &mut self.braking {
-                    let counted = before.filter(|out| !out.forced);
-                    braking.back(name, counted.and_then(|out| out.since));
-                }
-                let out = since.map_or(SignedDuration::ZERO, |since| now.duration_since(since));
                 self.summary.releases += 1;
-                self.summary.still_out -= usize::from(since.is_some());
-                self.summary.seconds_out += out.as_secs();
+                if let Some(since) = self.out.remove(name) {
+                    self.summary.seconds_out += now.duration_since(since).as_secs();
+                }
             }
             Intent::Update => {}
         }
+        self.summary.still_out = self.out.len();
+        self.summary.most_at_once = self.summary.most_at_once.max(self.out.len());
     }
 }
 
-// === impl Simulated ===
-
-impl Simulated {
-    fn new(view: NodeView, now: Timestamp) -> Self {
-        let mut node = Self {
-            view: NodeView::unknown(&view.name),
-            session: Session::idle(now),
-            out_since: None,
-            out: None,
-        };
-        node.see(view);
-        node
-    }
-
-    /// Takes in what the node is now.
-    fn see(&mut self, view: NodeView) {
-        self.out = Ownership::read(&view).map(|own| Out {
-            since: own.since,
-            forced: own.forced(),
-        });
-        self.view = view;
-    }
+/// Returns `policy` with other limits of the brake.
+fn limited(policy: &Policy, brake: Brake) -> Arc<Policy> {
+    Arc::new(Policy {
+        brake,
+        ..policy.clone()
+    })
 }
 
 // === impl Decided ===

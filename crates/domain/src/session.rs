@@ -394,7 +394,7 @@ impl Session {
         let attention = self
             .pending_since
             .filter(|_| !self.asked)
-            .map(|since| since + DEADLINE);
+            .map(|since| since.checked_add(DEADLINE).unwrap_or(Timestamp::MAX));
         let times = [self.not_before, attention, self.waits_until()];
         times.into_iter().flatten().min()
     }

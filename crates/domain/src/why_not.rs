@@ -11,6 +11,7 @@ use serde_json::Value;
 use crate::assess::{Dismissal, DismissedBy, Ruling, Verdict, assess, is_notice};
 use crate::brake::Hold;
 use crate::fault::Fault;
+use crate::fleet::Mode;
 use crate::node::NodeView;
 use crate::policy::{EventVariable, NodeVariable, Policy, Rule, RuleKind, event_variable};
 use crate::session::another;
@@ -29,7 +30,7 @@ pub struct Situation<'a> {
     /// What sees its faults, as far as that is known here; may be empty.
     pub sources: &'a [Source<'a>],
     /// How far decisions are carried out.
-    pub acting: Acting,
+    pub acting: Mode,
     /// The connection to the cluster; `None`: there is none.
     pub cluster: Option<Connection<'a>>,
     /// The node as decisions see it; `None`: the cluster does not have it, as far as it
@@ -64,17 +65,6 @@ pub struct Source<'a> {
     pub state: &'a str,
     /// What it reads, or what is wrong.
     pub detail: &'a str,
-}
-
-/// How far decisions are carried out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Acting {
-    /// Nothing is decided.
-    Observe,
-    /// Decided, and not written.
-    DryRun,
-    /// Carried out.
-    Act,
 }
 
 /// The connection to the cluster.
@@ -291,12 +281,12 @@ fn node_check(node: &str, in_cluster: Option<bool>) -> Check {
     }
 }
 
-fn mode_check(acting: Acting) -> Check {
+fn mode_check(acting: Mode) -> Check {
     match acting {
-        Acting::Act => passes("mode", "quarantine: decisions are carried out"),
-        Acting::DryRun => stops("mode", "a dry run: decided and shown, not written")
+        Mode::Act => passes("mode", "quarantine: decisions are carried out"),
+        Mode::DryRun => stops("mode", "a dry run: decided and shown, not written")
             .fix("gpuwarden run --quarantine without --dry-run"),
-        Acting::Observe => {
+        Mode::Observe => {
             stops("mode", "observing only: nothing is decided").fix("gpuwarden run --quarantine")
         }
     }

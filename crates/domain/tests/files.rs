@@ -6,8 +6,8 @@
 use std::collections::BTreeMap;
 
 use contract::ProcessingStrategy;
+use diagnosis::catalog::{Catalog, Overrides};
 use gpuwarden_domain::brake::switch::{State, Switch};
-use gpuwarden_domain::catalog::{Catalog, Overrides};
 use gpuwarden_domain::pipeline::load;
 use gpuwarden_domain::policy::Policy;
 use jiff::SignedDuration;

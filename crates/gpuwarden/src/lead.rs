@@ -108,7 +108,7 @@ impl Standby<'_> {
             return Ok(None);
         };
         // From here on it is renewed, whatever else takes its time.
-        let cluster = Arc::new(self.cluster.under(tenure.clone()));
+        let cluster = Arc::new(self.cluster.under(&tenure));
         let stop = CancellationToken::new();
         let until = stop.clone();
         let keeping = tokio::spawn(async move {

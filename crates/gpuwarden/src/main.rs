@@ -12,12 +12,6 @@ mod tasks;
 use std::process::ExitCode;
 
 use cli::Parsed;
-use mimalloc::MiMalloc;
-
-/// A third of the processor time of a burst went into the C library's allocator, which also
-/// keeps what a burst took. docs/benchmarks.md has both.
-#[global_allocator]
-static ALLOCATOR: MiMalloc = MiMalloc;
 
 fn main() -> ExitCode {
     match cli::parse() {

@@ -4,7 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use agent::kernel_log::{Config as KernelLogConfig, KernelLogMonitor, WINDOW};
+use agent::kernel_log::{Config as KernelLogConfig, KernelLogMonitor};
+use agent::monitor::{self, WINDOW};
 use anyhow::Context as _;
 use cli::{ActSettings, Endpoint, ModeSetting, NodeSettings, PolicySetting, ProcessSettings};
 use cluster::Cluster;
@@ -171,11 +172,13 @@ pub(crate) fn kernel_log(
 ) -> anyhow::Result<KernelLogMonitor> {
     let config = KernelLogConfig {
         spec: node.kernel_log.clone(),
-        node_name: node.node_name.clone(),
+        node: monitor::Config {
+            node_name: node.node_name.clone(),
+            state_dir: (node.kernel_log != Spec::Stdin).then(|| process.data_dir.clone()),
+            boot: Boot::current().ok(),
+            window: WINDOW,
+        },
         history: node.history,
-        state_dir: (node.kernel_log != Spec::Stdin).then(|| process.data_dir.clone()),
-        boot: Boot::current().ok(),
-        window: WINDOW,
         refuse_user_space: node.refuse_user_space,
         gpu_metadata: node.gpu_metadata.clone(),
         sysfs: host::nics::SYSFS.into(),

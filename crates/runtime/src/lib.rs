@@ -1,6 +1,7 @@
 //! Process plumbing: logging, metrics, freshness of sources, TLS, gRPC on Unix sockets and TCP,
 //! and how much of it one user may have.
 
+pub mod backoff;
 pub mod descriptors;
 pub mod file_stamp;
 pub mod logging;

@@ -17,6 +17,7 @@ use prometheus_client::registry::Registry;
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
     registry: Arc<Mutex<Registry>>,
+    turn: Arc<tokio::sync::Mutex<()>>,
 }
 
 /// A counter whose name is written without the suffix `_total`, as existing dashboards
@@ -40,6 +41,13 @@ impl Metrics {
     /// Registers metrics; each component does so once, at its start.
     pub fn register(&self, register: impl FnOnce(&mut Registry)) {
         register(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    /// Returns [`Metrics::encode`]'s text when those who asked before have theirs: hundreds
+    /// of readers at once do not keep the threads from what acts.
+    pub async fn encode_in_turn(&self) -> String {
+        let _turn = self.turn.lock().await;
+        self.encode()
     }
 
     /// All metrics as text (`application/openmetrics-text`).

@@ -49,12 +49,12 @@ pub struct SourceStatus {
     pub detail: String,
     /// Last sign of life of its reader.
     pub alive_at: Timestamp,
-    /// When the newest record was read; absent before the first.
+    /// When the newest record was written, or the newest look answered; absent before the first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_record_at: Option<Timestamp>,
-    /// Records read.
+    /// Records of a log that were read, or looks at what is polled that were answered.
     pub records: u64,
-    /// Faults found in them.
+    /// Faults found in them; one that is found again counts again.
     pub faults: u64,
     /// Records that were overwritten or missed before they could be read.
     pub lost: u64,
@@ -72,9 +72,9 @@ pub struct SourceStatus {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SourceState {
-    /// Reading what was there when it was opened.
+    /// Reading what was there when it was opened, or not looked yet.
     CatchingUp,
-    /// Following.
+    /// Seeing what comes.
     Following,
     /// All read; nothing more will come.
     Ended,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use contract::{EVENT_VERSION, HealthEvent, RecommendedAction, action_name, json, keys};
-use domain::decode::{Cancelled, Finding, KernelLogDecoder, Kind, Machine};
+use diagnosis::decode::{Cancelled, Finding, KernelLogDecoder, Kind, Machine};
 use domain::event::{MAX_METADATA_BYTES, floor_char_boundary};
 use host::kernel_log::Record;
 use jiff::Timestamp;

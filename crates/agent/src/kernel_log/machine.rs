@@ -9,7 +9,7 @@ use std::io::{self, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::PathBuf;
 
-use domain::decode::{MAX_MACHINE_BYTES, Machine, MachineError};
+use diagnosis::decode::{MAX_MACHINE_BYTES, Machine, MachineError};
 use runtime::file_stamp::FileStamp;
 use runtime::logging::chain;
 

@@ -1,9 +1,9 @@
-//! Metrics of the kernel-log monitor. Those that begin with `syslog_health_monitor` are
-//! NVSentinel's.
+//! Metrics of the kernel-log monitor beside those that each monitor has. Those that begin with
+//! `syslog_health_monitor` are NVSentinel's.
 
 use std::time::Duration;
 
-use domain::decode::{Finding, Kind};
+use diagnosis::decode::{Finding, Kind};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -58,17 +58,10 @@ pub(super) struct KernelLogMetrics {
     fallen: Family<NodeLabels, LegacyCounter>,
     errors: Family<ErrorLabels, LegacyCounter>,
     latency: Histogram,
-    /// Records read: the whole of which the others are shares.
-    pub(super) records: Counter,
-    /// Records about a fault that were counted into a later event.
-    pub(super) repeats: Counter,
     /// Records of programs that were left out.
     pub(super) user_space: Counter,
-    /// Records lost before they could be read.
-    pub(super) lost: Counter,
-    /// Records that could not be read.
-    pub(super) malformed: Counter,
-    refused: LegacyCounter,
+    /// Events that the connector refused for what they say.
+    pub(super) refused: LegacyCounter,
     garbled: LegacyCounter,
 }
 
@@ -107,11 +100,7 @@ impl KernelLogMetrics {
             fallen: Family::default(),
             errors,
             latency: Histogram::new([1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1]),
-            records: Counter::default(),
-            repeats: Counter::default(),
             user_space: Counter::default(),
-            lost: Counter::default(),
-            malformed: Counter::default(),
             refused,
             garbled,
         };
@@ -147,39 +136,12 @@ impl KernelLogMetrics {
                 own.latency.clone(),
             );
             registry.register(
-                "gpuwarden_kernel_log_records",
-                "Kernel log records read",
-                own.records.clone(),
-            );
-            registry.register(
-                "gpuwarden_kernel_log_repeats",
-                "Kernel log records about a fault that were counted into a later event",
-                own.repeats.clone(),
-            );
-            registry.register(
                 "gpuwarden_kernel_log_user_space_records",
                 "Kernel log records that were left out because a program wrote them",
                 own.user_space.clone(),
             );
-            registry.register(
-                "gpuwarden_kernel_log_lost_records",
-                "Kernel log records that were overwritten before they could be read",
-                own.lost.clone(),
-            );
-            registry.register(
-                "gpuwarden_kernel_log_malformed_records",
-                "Kernel log records that could not be read",
-                own.malformed.clone(),
-            );
         });
         own
-    }
-
-    /// Events that the connector refused for what they say.
-    pub(super) fn refused(&self, count: usize) {
-        for _ in 0..count {
-            self.refused.inc();
-        }
     }
 
     /// XID and `SXid` lines that could not be read.
@@ -187,7 +149,6 @@ impl KernelLogMetrics {
         for _ in 0..lines {
             self.garbled.inc();
         }
-        self.malformed.inc_by(lines);
     }
 
     pub(super) fn found(&self, finding: &Finding, took: Duration) {
@@ -230,7 +191,7 @@ impl KernelLogMetrics {
 
 #[cfg(test)]
 mod tests {
-    use domain::decode::KernelLogDecoder;
+    use diagnosis::decode::KernelLogDecoder;
     use jiff::Timestamp;
 
     use super::*;

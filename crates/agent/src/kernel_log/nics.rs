@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use domain::decode::MAX_NICS;
+use diagnosis::decode::MAX_NICS;
 use tokio::time::Instant;
 
 /// How often the names are read: they change with a replaced card or a new virtual function.

@@ -1,14 +1,14 @@
 use std::io::Write as _;
-use std::sync::Arc;
 
 use connector::{AcceptNodes, Caller};
-use contract::{EVENT_VERSION, HealthEvents, RecommendedAction, json, keys};
-use domain::fold::Seen;
+use contract::{EVENT_VERSION, HealthEvent, HealthEvents, RecommendedAction, json};
+use diagnosis::fold::Seen;
 use host::boot::BootId;
 use store::sqlite::SqliteStore;
 use store::{EventLog as _, EventQuery, EventStore, Upkeep as _};
 
 use super::*;
+use crate::monitor::{MAX_UNSENT, WINDOW};
 
 mod dump;
 mod fall;
@@ -30,6 +30,7 @@ struct Bench {
     metrics: Metrics,
     boot: Boot,
     window: Duration,
+    history: SignedDuration,
     refuse_user_space: bool,
     node_name: String,
 }
@@ -63,6 +64,8 @@ impl Bench {
             metrics: Metrics::default(),
             boot: boot(1),
             window: WINDOW,
+            // The lines of most tests are not new.
+            history: SignedDuration::from_hours(24 * 365 * 100),
             refuse_user_space: false,
             node_name: "n1".into(),
         }
@@ -94,12 +97,13 @@ impl Bench {
     fn monitor(&self, sources: &Sources, connector: Connector) -> KernelLogMonitor {
         let config = Config {
             spec: Spec::File(self.log()),
-            node_name: self.node_name.clone(),
-            // The lines of most tests are not new.
-            history: SignedDuration::from_hours(24 * 365 * 100),
-            state_dir: Some(self.dir.path().join("data")),
-            boot: Some(self.boot),
-            window: self.window,
+            node: monitor::Config {
+                node_name: self.node_name.clone(),
+                state_dir: Some(self.dir.path().join("data")),
+                boot: Some(self.boot),
+                window: self.window,
+            },
+            history: self.history,
             refuse_user_space: self.refuse_user_space,
             gpu_metadata: self.dir.path().join("gpu_metadata.json"),
             sysfs: self.dir.path().join("sys"),
@@ -115,6 +119,7 @@ impl Bench {
         let connector = self.connector();
         let monitor = self.monitor(&sources, connector.clone());
         Running {
+            has_gone: monitor.reporter.has_gone(),
             task: tokio::spawn(monitor.run(cancel.clone())),
             sources,
             cancel,
@@ -156,6 +161,7 @@ impl Bench {
 }
 
 struct Running {
+    has_gone: Box<dyn Fn() -> bool + Send>,
     task: tokio::task::JoinHandle<()>,
     sources: Sources,
     cancel: CancellationToken,
@@ -189,6 +195,9 @@ impl Running {
     async fn kill(self) {
         self.task.abort();
         drop(self.task.await);
+        while !(self.has_gone)() {
+            tokio::task::yield_now().await;
+        }
     }
 }
 
@@ -283,17 +292,27 @@ async fn the_same_text_in_a_file_that_was_written_anew_is_another_event() {
     running.end().await;
 }
 
+/// Its events are named by when it was written anew, so that has to be known by the next process.
+#[tokio::test]
+async fn a_kill_behind_a_file_that_was_written_anew_doubles_nothing() {
+    let mut bench = Bench::new();
+    bench.append(&format!("{} and more", xid(79, 1)));
+    let running = bench.start();
+    bench.stored_at_least(1).await;
+    std::fs::write(bench.log(), "").unwrap();
+    bench.append(&xid(79, 2));
+    bench.stored_at_least(2).await;
+    running.kill().await;
+    bench.append(&xid(79, 3));
+    assert_eq!(bench.run_until(3).await.len(), 3);
+}
+
 #[tokio::test]
 async fn lines_older_than_the_history_are_marked_on_a_first_start_only() {
     let mut bench = Bench::new();
     bench.append(&format!("2020-01-01T00:00:00,000000+00:00 {XID_79}"));
-    let (sources, cancel) = (Sources::default(), CancellationToken::new());
-    let mut monitor = bench.monitor(&sources, bench.connector());
-    monitor.config.history = SignedDuration::from_mins(15);
-    let task = tokio::spawn(monitor.run(cancel.clone()));
-    bench.stored_at_least(1).await;
-    cancel.cancel();
-    task.await.unwrap();
+    bench.history = SignedDuration::from_mins(15);
+    bench.run_until(1).await;
     let marked = |event: &HealthEvent| event.metadata.contains_key(keys::META_EARLIER_IN_BOOT);
     assert!(marked(&bench.stored().await[0]));
     bench.append(&format!("2020-01-01T00:00:01,000000+00:00 {XID_48}"));
@@ -397,13 +416,14 @@ async fn a_recovery_that_somebody_else_reports_ends_the_window() {
     let running = bench.start();
     bench.append(&xid(79, 1));
     bench.stored_at_least(1).await;
-    let recovery = HealthEvent {
-        is_healthy: true,
-        ..reboot::healthy_events(bench.boot, "n1").next().unwrap()
-    };
     let injected = HealthEvent {
-        metadata: std::collections::BTreeMap::new(),
-        ..recovery
+        version: EVENT_VERSION,
+        agent: keys::SYSLOG_AGENT.to_owned(),
+        component_class: keys::COMPONENT_GPU.to_owned(),
+        check_name: keys::CHECK_XID.to_owned(),
+        is_healthy: true,
+        node_name: "n1".to_owned(),
+        ..HealthEvent::default()
     };
     let batch = HealthEvents {
         version: EVENT_VERSION,

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use domain::decode::Garbled;
+use diagnosis::decode::Garbled;
 use tokio::time::Instant;
 
 /// They are said no more often than this: a broken console may write thousands.

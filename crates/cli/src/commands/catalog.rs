@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use contract::RecommendedAction;
-use domain::catalog::{Catalog, Nic, Nvlink5, Overrides, Sxid, SxidClass, Xid};
+use diagnosis::catalog::{Catalog, Nic, Nvlink5, Overrides, Sxid, SxidClass, Xid};
 use serde::Serialize;
 
 use crate::args::{CatalogArgs, CatalogCommand, CatalogDiffArgs, CatalogKind, Format};

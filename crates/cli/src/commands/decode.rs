@@ -5,8 +5,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use contract::{ProcessingStrategy, keys};
-use domain::catalog::Text;
-use domain::decode::{Finding, KernelLogDecoder};
+use diagnosis::catalog::Text;
+use diagnosis::decode::{Finding, KernelLogDecoder};
 use host::kernel_log::{Event, Record, Spec};
 use jiff::Timestamp;
 use serde::Serialize;

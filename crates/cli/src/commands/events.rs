@@ -2,8 +2,8 @@
 
 use console::api::EventView;
 use contract::{HealthEvent, json, keys};
+use diagnosis::fold::Seen;
 use domain::fault::Ignored;
-use domain::fold::Seen;
 use domain::position::Position;
 use jiff::{SignedDuration, Timestamp};
 

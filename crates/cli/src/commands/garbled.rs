@@ -1,7 +1,7 @@
 //! XID and `SXid` lines of a log that cannot be read. They tell of no fault, and must not
 //! vanish: `decode` and `replay` say at their end how many there were, on standard error.
 
-use domain::decode::KernelLogDecoder;
+use diagnosis::decode::KernelLogDecoder;
 
 use crate::output;
 

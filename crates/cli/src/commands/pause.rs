@@ -3,7 +3,7 @@
 //! They write the cluster, not a process: every gpuwarden of the cluster sees it at once.
 
 use anyhow::{Context as _, bail};
-use cluster::{Cluster, ConfigMap, ConfigMapChange, ObjectError};
+use cluster::{ApiError, Cluster, ConfigMap, ConfigMapChange};
 use contract::keys;
 use domain::brake::pause::Pause;
 use jiff::{SignedDuration, Timestamp};
@@ -94,8 +94,8 @@ async fn write(
             .await;
         match written {
             Ok(_) => return Ok(place),
-            Err(ObjectError::Conflict) => {}
-            Err(error @ ObjectError::NotFound { .. }) => {
+            Err(ApiError::Conflict { .. }) => {}
+            Err(error @ ApiError::NotFound { .. }) => {
                 return Err(anyhow::Error::new(error).context(no_namespace(&place, &namespace)));
             }
             Err(error) => {

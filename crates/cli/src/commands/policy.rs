@@ -6,7 +6,7 @@ mod test;
 use std::path::Path;
 
 use anyhow::bail;
-use domain::catalog::Catalog;
+use diagnosis::catalog::Catalog;
 use domain::policy::Policy;
 use domain::policy::compare::{Difference, SettingDifference, differences, settings, untried};
 use domain::policy::lint::{Warning, lint};

@@ -61,7 +61,7 @@ async fn ask(
 ) -> anyhow::Result<(NodeView, Ownership)> {
     let mut attempt = 1;
     loop {
-        let node = cluster.node(name).await?;
+        let node = look(cluster, name).await?;
         let Some(own) = Ownership::read(&node) else {
             let cordoned = if node.unschedulable {
                 "; it is cordoned by somebody else: kubectl uncordon gives it back"
@@ -85,6 +85,11 @@ async fn ask(
     }
 }
 
+async fn look(cluster: &Cluster, name: &str) -> anyhow::Result<NodeView> {
+    let node = cluster.node(name).await?;
+    node.with_context(|| format!("the cluster has no node {name:?}"))
+}
+
 /// Waits until the session is off the node; `None`: it is not after `limit`.
 async fn wait(
     cluster: &Cluster,
@@ -94,7 +99,7 @@ async fn wait(
 ) -> anyhow::Result<Option<NodeView>> {
     let until = Instant::now() + limit;
     loop {
-        let node = cluster.node(name).await?;
+        let node = look(cluster, name).await?;
         let asked = node.annotations.contains_key(keys::RELEASE);
         let session = Ownership::read(&node).map(|now| now.session_id);
         if !asked && session.as_ref() != Some(&own.session_id) {

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
-use serde_json::{Value, json};
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use kube::Api;
+use kube::api::{Patch, PatchParams, PostParams};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
@@ -14,7 +17,8 @@ use super::store_note::StoreNote;
 use super::tenure::Tenure;
 use crate::causes::chain;
 use crate::connect::{Cluster, ConnectError};
-use crate::object::ObjectError;
+use crate::error::{ApiError, found};
+use crate::pace::Urgency;
 
 /// Longest time for one request: two that hang, and a third still gets through within
 /// [`RENEW_DEADLINE`].
@@ -76,15 +80,6 @@ impl Cluster {
             store: StoreNote::new(),
             hurried: false,
         })
-    }
-
-    /// The same cluster for somebody who leads: writes are made only while `tenure` lasts,
-    /// and end before another can lead.
-    #[must_use]
-    pub fn under(&self, tenure: Tenure) -> Self {
-        let mut cluster = self.clone();
-        cluster.tenure = Some(tenure);
-        cluster
     }
 }
 
@@ -168,9 +163,14 @@ impl Candidate {
         let left = self.election.renewed_at().map_or(ATTEMPT, |renewed_at| {
             (renewed_at + RENEW_DEADLINE).saturating_duration_since(now)
         });
-        let result = self.ask(&ask, ATTEMPT.min(left)).await;
-        if let Ok(object) = &result {
-            self.store.see(object);
+        let limit = ATTEMPT.min(left);
+        let result = tokio::time::timeout(limit, self.ask(&ask)).await;
+        let result = result.unwrap_or_else(|_| {
+            let error = format!("no answer within {:.1} s", limit.as_secs_f64());
+            Err(ApiError::unavailable(error))
+        });
+        if let Ok(lease) = &result {
+            self.store.see(&lease.metadata);
         }
         let (answer, mut error) = understood(&ask, result);
         if answer == Answer::Found(None) {
@@ -185,75 +185,90 @@ impl Candidate {
         None
     }
 
-    async fn ask(&self, ask: &Ask, limit: Duration) -> Result<Value, ObjectError> {
-        let list = self.path();
-        let one = format!("{list}/{}", self.lease.name);
+    async fn ask(&self, ask: &Ask) -> Result<Lease, ApiError> {
         match ask {
-            Ask::Read => self.cluster.get_object(&one, limit).await,
+            Ask::Read => Ok(self.leases().get(&self.lease.name).await?),
             Ask::Create => {
-                let mut object = self.held(0, true);
-                object["apiVersion"] = json!("coordination.k8s.io/v1");
-                object["kind"] = json!("Lease");
-                object["metadata"] = json!({"name": self.lease.name});
-                self.cluster.create_object(&list, &object, limit).await
+                let metadata = ObjectMeta {
+                    name: Some(self.lease.name.clone()),
+                    ..ObjectMeta::default()
+                };
+                let lease = Lease {
+                    metadata,
+                    spec: Some(self.held(0, true)),
+                };
+                let leases = self.leases();
+                Ok(leases.create(&PostParams::default(), &lease).await?)
             }
             Ask::Take(record) => {
                 let changes_hands = record.holder != self.me;
                 let transitions = record.transitions.saturating_add(changes_hands.into());
-                let mut change = self.held(transitions, true);
-                change["metadata"] = json!({"resourceVersion": record.version});
-                self.store.put(&mut change);
-                self.cluster.merge_object(&one, &change, limit).await
+                self.hold(record, self.held(transitions, true)).await
             }
             Ask::Renew(record) => {
-                let mut change = self.held(record.transitions, false);
-                change["metadata"] = json!({"resourceVersion": record.version});
-                self.store.put(&mut change);
-                self.cluster.merge_object(&one, &change, limit).await
+                let spec = self.held(record.transitions, false);
+                self.hold(record, spec).await
             }
         }
     }
 
-    async fn give_back(&mut self) -> Result<(), ObjectError> {
-        let one = format!("{}/{}", self.path(), self.lease.name);
+    async fn hold(&self, seen: &Record, spec: LeaseSpec) -> Result<Lease, ApiError> {
+        let mut metadata = ObjectMeta::default();
+        self.store.put(&mut metadata);
+        self.change(seen, metadata, spec).await
+    }
+
+    /// Changes the Lease, if it still is as seen.
+    async fn change(
+        &self,
+        seen: &Record,
+        mut metadata: ObjectMeta,
+        spec: LeaseSpec,
+    ) -> Result<Lease, ApiError> {
+        metadata.resource_version = Some(seen.version.clone());
+        let change = Patch::Merge(Lease {
+            metadata,
+            spec: Some(spec),
+        });
+        let (leases, params) = (self.leases(), PatchParams::default());
+        Ok(leases.patch(&self.lease.name, &params, &change).await?)
+    }
+
+    async fn give_back(&mut self) -> Result<(), ApiError> {
         // Read first: a renewal may be unanswered.
-        let seen = match self.cluster.get_object(&one, RESIGN).await {
-            Ok(object) => read(&object),
-            Err(ObjectError::NotFound { .. }) => None,
-            Err(error) => return Err(error),
-        };
+        let lease = found(self.leases().get(&self.lease.name).await)?;
+        let seen = lease.as_ref().and_then(read);
         let Some(seen) = seen.filter(|seen| seen.holder == self.me) else {
             return Ok(());
         };
-        let change = json!({
-            "metadata": {"resourceVersion": seen.version},
+        let nobodys = LeaseSpec {
+            holder_identity: Some(String::new()),
             // The API server takes no duration of nothing.
-            "spec": {"holderIdentity": "", "leaseDurationSeconds": 1, "renewTime": micros()},
-        });
-        self.cluster.merge_object(&one, &change, RESIGN).await?;
+            lease_duration_seconds: Some(1),
+            renew_time: Some(MicroTime(Timestamp::now())),
+            ..LeaseSpec::default()
+        };
+        self.change(&seen, ObjectMeta::default(), nobodys).await?;
         tracing::info!(lease = %self.lease, "the Lease is given back");
         Ok(())
     }
 
     /// What the Lease says while we hold it.
-    fn held(&self, transitions: u32, acquired: bool) -> Value {
-        let now = micros();
-        let mut spec = json!({
-            "holderIdentity": self.me,
-            "leaseDurationSeconds": LEASE_DURATION.as_secs(),
-            "leaseTransitions": transitions,
-            // For people: nobody compares it with a clock.
-            "renewTime": now,
-        });
-        if acquired {
-            spec["acquireTime"] = json!(now);
+    fn held(&self, transitions: u32, acquired: bool) -> LeaseSpec {
+        // For people: nobody compares it with a clock.
+        let now = MicroTime(Timestamp::now());
+        LeaseSpec {
+            holder_identity: Some(self.me.clone()),
+            lease_duration_seconds: i32::try_from(LEASE_DURATION.as_secs()).ok(),
+            lease_transitions: i32::try_from(transitions).ok(),
+            acquire_time: acquired.then(|| now.clone()),
+            renew_time: Some(now),
+            ..LeaseSpec::default()
         }
-        json!({ "spec": spec })
     }
 
-    fn path(&self) -> String {
-        let namespace = &self.lease.namespace;
-        format!("/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases")
+    fn leases(&self) -> Api<Lease> {
+        Api::namespaced(self.cluster.client(Urgency::Act), &self.lease.namespace)
     }
 
     fn tell(&self, error: Option<String>) {
@@ -303,45 +318,39 @@ impl std::fmt::Display for LeaseName {
 }
 
 /// What an answer means, and what is wrong, for people.
-fn understood(ask: &Ask, result: Result<Value, ObjectError>) -> (Answer, Option<String>) {
+fn understood(ask: &Ask, result: Result<Lease, ApiError>) -> (Answer, Option<String>) {
     let error = match (ask, result) {
-        (_, Ok(object)) => match (ask, read(&object)) {
+        (_, Ok(lease)) => match (ask, read(&lease)) {
             (Ask::Read, Some(record)) => return (Answer::Found(Some(record)), None),
             (_, Some(record)) => return (Answer::Written(record), None),
             (_, None) => return (Answer::Unknown, Some("the answer is no Lease".to_owned())),
         },
-        (Ask::Read, Err(ObjectError::NotFound { .. })) => return (Answer::Found(None), None),
+        (Ask::Read, Err(ApiError::NotFound { .. })) => return (Answer::Found(None), None),
         // For a change of it that means: it is gone. To make one: its namespace is.
-        (Ask::Take(_) | Ask::Renew(_), Err(ObjectError::NotFound { .. }))
-        | (_, Err(ObjectError::Conflict)) => return (Answer::Changed, None),
+        (Ask::Take(_) | Ask::Renew(_), Err(ApiError::NotFound { .. }))
+        | (_, Err(ApiError::Conflict { .. })) => return (Answer::Changed, None),
         (_, Err(error)) => error,
     };
     (Answer::Unknown, Some(chain(&error)))
 }
 
 /// A Lease, as far as it counts.
-fn read(object: &Value) -> Option<Record> {
-    let spec = &object["spec"];
-    let seconds = spec["leaseDurationSeconds"].as_u64();
+fn read(lease: &Lease) -> Option<Record> {
+    let spec = lease.spec.clone().unwrap_or_default();
+    let seconds = spec.lease_duration_seconds.map(u64::try_from);
+    let transitions = spec.lease_transitions.map(u32::try_from);
     Some(Record {
-        version: object["metadata"]["resourceVersion"].as_str()?.to_owned(),
-        holder: spec["holderIdentity"].as_str().unwrap_or("").to_owned(),
-        duration: seconds.map(Duration::from_secs),
-        transitions: (spec["leaseTransitions"].as_u64())
-            .and_then(|count| u32::try_from(count).ok())
-            .unwrap_or(0),
+        version: lease.metadata.resource_version.clone()?,
+        holder: spec.holder_identity.unwrap_or_default(),
+        duration: seconds.and_then(Result::ok).map(Duration::from_secs),
+        transitions: transitions.and_then(Result::ok).unwrap_or(0),
     })
-}
-
-/// The wall clock as Kubernetes' `MicroTime`.
-fn micros() -> String {
-    Timestamp::now()
-        .strftime("%Y-%m-%dT%H:%M:%S%.6fZ")
-        .to_string()
 }
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+
     use super::*;
     use crate::fake::{self, Answer as Says};
 
@@ -460,10 +469,9 @@ mod tests {
             methods.push(requests.recv().await.unwrap()[0].clone());
         }
         assert_eq!(methods, ["GET", "PATCH", "PATCH"]);
-        let mut change = candidate.held(0, false);
+        let mut change = ObjectMeta::default();
         candidate.store.put(&mut change);
-        let annotations = &change["metadata"]["annotations"];
-        assert_eq!(annotations["gpuwarden.dev/store"], "ours");
+        assert_eq!(change.annotations.unwrap()["gpuwarden.dev/store"], "ours");
     }
 
     /// Said once, and not with every attempt.
@@ -497,11 +505,11 @@ mod tests {
 
     #[test]
     fn what_answers_mean() {
-        let refused = || ObjectError::Refused {
+        let refused = || ApiError::Forbidden {
             status: 403,
             message: "no".into(),
         };
-        let missing = || ObjectError::NotFound {
+        let missing = || ApiError::NotFound {
             message: "not there".into(),
         };
         let record = Record {
@@ -515,6 +523,7 @@ mod tests {
             "spec": {"holderIdentity": "x", "leaseDurationSeconds": 15, "leaseTransitions": 3},
         });
         let bare = json!({"metadata": {"resourceVersion": "7"}});
+        let lease = |object: &Value| -> Lease { serde_json::from_value(object.clone()).unwrap() };
         let (take, renew) = (Ask::Take(record.clone()), Ask::Renew(record.clone()));
         let nobodys = Record {
             holder: String::new(),
@@ -525,25 +534,45 @@ mod tests {
         let table = [
             (
                 &Ask::Read,
-                Ok(object.clone()),
+                Ok(lease(&object)),
                 Answer::Found(Some(record.clone())),
                 "",
             ),
-            (&Ask::Read, Ok(bare), Answer::Found(Some(nobodys)), ""),
-            (&Ask::Read, Ok(json!([])), Answer::Unknown, "no Lease"),
+            (
+                &Ask::Read,
+                Ok(lease(&bare)),
+                Answer::Found(Some(nobodys)),
+                "",
+            ),
+            (
+                &Ask::Read,
+                Ok(Lease::default()),
+                Answer::Unknown,
+                "no Lease",
+            ),
             (&Ask::Read, Err(missing()), Answer::Found(None), ""),
-            (&Ask::Read, Err(refused()), Answer::Unknown, "refused: no"),
+            (
+                &Ask::Read,
+                Err(refused()),
+                Answer::Unknown,
+                "not allowed: no",
+            ),
             (
                 &Ask::Create,
-                Err(ObjectError::Conflict),
+                Err(ApiError::Conflict { status: 409 }),
                 Answer::Changed,
                 "",
             ),
             (&Ask::Create, Err(missing()), Answer::Unknown, "not there"),
-            (&take, Ok(object), Answer::Written(record), ""),
+            (&take, Ok(lease(&object)), Answer::Written(record), ""),
             (&take, Err(missing()), Answer::Changed, ""),
-            (&renew, Err(ObjectError::Conflict), Answer::Changed, ""),
-            (&renew, Err(refused()), Answer::Unknown, "refused: no"),
+            (
+                &renew,
+                Err(ApiError::Conflict { status: 409 }),
+                Answer::Changed,
+                "",
+            ),
+            (&renew, Err(refused()), Answer::Unknown, "not allowed: no"),
         ];
         for (index, (ask, result, expected, error)) in table.into_iter().enumerate() {
             let (answer, told) = understood(ask, result);

@@ -5,7 +5,7 @@
 //! when the Lease is given back.
 
 use contract::keys;
-use serde_json::{Value, json};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use tokio::sync::watch;
 
 /// The annotation, for who leads. Cheap to clone.
@@ -43,15 +43,16 @@ impl StoreNote {
     }
 
     /// Takes in what the Lease says.
-    pub(super) fn see(&self, lease: &Value) {
-        let store = lease["metadata"]["annotations"][keys::LEASE_STORE].as_str();
-        self.seen.send_replace(store.map(str::to_owned));
+    pub(super) fn see(&self, lease: &ObjectMeta) {
+        let annotations = lease.annotations.as_ref();
+        let store = annotations.and_then(|annotations| annotations.get(keys::LEASE_STORE));
+        self.seen.send_replace(store.cloned());
     }
 
     /// Puts what is to stand there into a change of the Lease.
-    pub(super) fn put(&self, change: &mut Value) {
-        if let Some(store) = self.wanted.borrow().as_deref() {
-            change["metadata"]["annotations"] = json!({ keys::LEASE_STORE: store });
+    pub(super) fn put(&self, change: &mut ObjectMeta) {
+        if let Some(store) = self.wanted.borrow().clone() {
+            change.annotations = Some([(keys::LEASE_STORE.to_owned(), store)].into());
         }
     }
 

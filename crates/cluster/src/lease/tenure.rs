@@ -1,12 +1,18 @@
 //! Whether we lead: asked before every write, and cut off at once when we do not.
 
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use http::{Method, Request, Uri};
+use kube::client::Body;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tower::{Layer, ServiceExt as _, service_fn};
 
 use super::election::{RENEW_DEADLINE, WRITES_END};
+use crate::counters::Counters;
+use crate::request::{Http, Limit, REQUEST_TIMEOUT};
 
 /// The right to write in the cluster while we hold the Lease. Cheap to clone; all clones end
 /// together. Once over it never comes back.
@@ -21,6 +27,13 @@ pub struct Tenure {
 #[derive(Debug, thiserror::Error)]
 #[error("this process does not lead any more")]
 pub(crate) struct NotLeading;
+
+/// Lets writes through while a [`Tenure`] lasts, and cuts off those that are under way at its
+/// end. Who does not lead may look.
+pub(crate) struct TenureLayer {
+    pub(crate) tenure: Tenure,
+    pub(crate) counters: Arc<Counters>,
+}
 
 // === impl Tenure ===
 
@@ -65,6 +78,57 @@ impl Tenure {
     }
 }
 
+// === impl TenureLayer ===
+
+impl Layer<Http> for TenureLayer {
+    type Service = Http;
+
+    fn layer(&self, below: Http) -> Http {
+        let (tenure, counters) = (self.tenure.clone(), Arc::clone(&self.counters));
+        Http::new(service_fn(move |mut request: Request<Body>| {
+            let (below, tenure, counters) = (below.clone(), tenure.clone(), Arc::clone(&counters));
+            async move {
+                if request.method() == Method::GET {
+                    return below.oneshot(request).await;
+                }
+                let limit = tenure.leave().map_err(NotLeading::error)?;
+                let limit = limit.min(REQUEST_TIMEOUT);
+                *request.uri_mut() = with_timeout(request.uri(), limit)?;
+                request.extensions_mut().insert(Limit(limit));
+                tokio::select! {
+                    () = tenure.over() => {
+                        counters.failed.fetch_add(1, Ordering::Relaxed);
+                        Err(NotLeading.error())
+                    }
+                    answer = below.oneshot(request) => answer,
+                }
+            }
+        }))
+    }
+}
+
+// === impl NotLeading ===
+
+impl NotLeading {
+    fn error(self) -> kube::Error {
+        kube::Error::Service(self.into())
+    }
+}
+
+/// Asks the API server to give up by then as well: it may be working on a request whose
+/// caller is gone.
+fn with_timeout(uri: &Uri, limit: Duration) -> Result<Uri, kube::Error> {
+    let separator = match uri.query() {
+        None => "?",
+        Some("") => "",
+        Some(_) => "&",
+    };
+    let seconds = limit.as_secs().max(1);
+    let uri = format!("{uri}{separator}timeout={seconds}s");
+    uri.parse()
+        .map_err(|error: http::uri::InvalidUri| kube::Error::HttpError(error.into()))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -94,5 +158,18 @@ mod tests {
         tenure.renewed(Instant::now());
         assert!(tenure.leave().is_err(), "it does not come back");
         tenure.over().await;
+    }
+
+    #[test]
+    fn the_api_servers_deadline_is_part_of_the_query() {
+        for (uri, millis, expected) in [
+            ("/a", 10_000, "/a?timeout=10s"),
+            ("/a", 4_900, "/a?timeout=4s"),
+            ("/a?", 4_900, "/a?timeout=4s"),
+            ("/a?b=c", 100, "/a?b=c&timeout=1s"),
+        ] {
+            let uri = with_timeout(&uri.parse().unwrap(), Duration::from_millis(millis));
+            assert_eq!(uri.unwrap().to_string(), expected);
+        }
     }
 }

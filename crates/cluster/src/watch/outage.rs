@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use axum::body::{Body, Bytes};
 use axum::http::{Request as HttpRequest, Response};
 use futures::stream;
+use kube::api::{ApiResource, DynamicObject, GroupVersionKind};
 use proptest::prelude::*;
 use serde_json::json;
 use tokio::sync::Notify;
@@ -256,20 +257,18 @@ impl Followers {
     fn new(server: &Server) -> Self {
         let known = KnownNodes::default();
         let taken = known.clone();
-        let tell = move |signal| {
-            let event = NodeEvent::of(signal)?;
-            taken.take_in(&event);
-            Some(event)
-        };
+        let look = move |event: &NodeEvent| taken.take_in(event);
         let (events, mut receiver) = mpsc::channel(QUEUE);
-        let watch = Watch::new(server.client(), NODES.to_owned(), None, tell, events);
+        let nodes = Selection::of::<Node>(&(), None);
+        let watch = Watch::new(server.client(), nodes, look, events);
         tokio::spawn(watch.run());
         tokio::spawn(async move { while receiver.recv().await.is_some() {} });
 
         let plain = Arc::new(Mutex::new(BTreeMap::new()));
-        let (signals, mut receiver) = mpsc::channel(QUEUE);
-        let path = "/api/v1/things".to_owned();
-        let watch = Watch::new(server.client(), path, None, Some, signals);
+        let (signals, mut receiver) = mpsc::channel::<Signal<Value>>(QUEUE);
+        let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("example.com", "v1", "Thing"));
+        let things = Selection::of::<DynamicObject>(&kind, None);
+        let watch = Watch::new(server.client(), things, |_| {}, signals);
         tokio::spawn(watch.run());
         let kept = Arc::clone(&plain);
         tokio::spawn(async move {

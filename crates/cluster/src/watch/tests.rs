@@ -1,3 +1,4 @@
+use k8s_openapi::api::core::v1::Pod;
 use serde_json::json;
 
 use super::*;
@@ -304,6 +305,34 @@ async fn nodes_are_trimmed() {
     assert_eq!(object["status"].get("images"), None);
 }
 
+#[tokio::test]
+async fn objects_of_any_kind_are_followed_and_one_that_cannot_be_read_is_skipped() {
+    let pod = |name: &str, containers: Value| {
+        let metadata = json!({"namespace": "ns", "name": name, "resourceVersion": "11"});
+        json!({"metadata": metadata, "spec": {"containers": containers}})
+    };
+    let changes = vec![
+        line("ADDED", &pod("a", json!(7))),
+        line("ADDED", &pod("b", json!([]))),
+        line("DELETED", &pod("a", json!(7))),
+    ];
+    let answers = vec![list(&[], "10", ""), Answer::Open(changes)];
+    let (cluster, mut requests) = fake::serve(answers).await;
+    let pods = Selection::of::<Pod>(&(), Some("ns"));
+    let mut signals = cluster.watch::<Pod>(pods, CancellationToken::new());
+    for expected in [Signal::Restarted, Signal::Listed] {
+        assert_eq!(signals.recv().await, Some(expected));
+    }
+    let Some(Signal::Applied(pod)) = signals.recv().await else {
+        panic!("no pod")
+    };
+    assert_eq!(pod.metadata.name.as_deref(), Some("b"));
+    let deleted = Signal::Deleted("ns/a".to_owned());
+    assert_eq!(signals.recv().await, Some(deleted));
+    let [_, uri, _] = requests.recv().await.unwrap();
+    assert!(uri.starts_with("/api/v1/namespaces/ns/pods?"), "{uri}");
+}
+
 /// Nothing but silence tells that a connection is dead.
 #[tokio::test]
 async fn a_dead_connection_is_noticed() {
@@ -319,7 +348,7 @@ async fn a_dead_connection_is_noticed() {
     let first = events.recv();
     tokio::time::pause();
     let begin = Instant::now();
-    let Some(NodeEvent::Failing { error }) = first.await else {
+    let Some(NodeEvent::Failing { error, .. }) = first.await else {
         panic!("not noticed")
     };
     assert!(

@@ -1,8 +1,8 @@
 //! How long delivery waits, and for what.
 
-use std::hash::{BuildHasher, RandomState};
 use std::time::Duration;
 
+use runtime::backoff::Backoff;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -45,12 +45,6 @@ pub(super) struct Pauses {
     pub(super) changes: (Duration, Duration),
 }
 
-/// The pauses between failed attempts.
-pub(super) struct Backoff {
-    next: Duration,
-    longest: Duration,
-}
-
 pub(super) async fn pause(duration: Duration, cancel: &CancellationToken) {
     tokio::select! {
         () = cancel.cancelled() => {}
@@ -61,6 +55,11 @@ pub(super) async fn pause(duration: Duration, cancel: &CancellationToken) {
 // === impl Pauses ===
 
 impl Pauses {
+    /// Returns the pauses between failed attempts.
+    pub(super) fn backoff(&self) -> Backoff {
+        Backoff::new(self.first, self.longest)
+    }
+
     /// Returns how long a store that is turned to `now` is kept to; `turned` is when the one before
     /// was turned to, and how long it was to be kept to.
     pub(super) fn stay(&self, turned: Option<(Instant, Duration)>, now: Instant) -> Duration {
@@ -69,27 +68,6 @@ impl Pauses {
             Some((at, stay)) if now < at + 2 * stay => (2 * stay).min(longest),
             _ => first,
         }
-    }
-}
-
-// === impl Backoff ===
-
-impl Backoff {
-    pub(super) fn new(pauses: &Pauses) -> Self {
-        Self {
-            next: pauses.first,
-            longest: pauses.longest,
-        }
-    }
-
-    /// The next pause: between half of what is due and all of it, at random.
-    pub(super) fn next(&mut self, random: &RandomState) -> Duration {
-        let due = self.next;
-        self.next = (due * 2).min(self.longest);
-        let half = due / 2;
-        // The state of the hasher is random, and what is hashed never comes again.
-        let spread = random.hash_one(std::time::Instant::now()) % 1024;
-        half + half * u32::try_from(spread).unwrap_or(0) / 1024
     }
 }
 

@@ -626,17 +626,3 @@ fn what_an_answer_means() {
         assert_eq!(judge(&status, events), expected, "{status:?}");
     }
 }
-
-#[test]
-fn pauses_grow_to_their_limit_and_are_spread() {
-    let random = RandomState::new();
-    let mut backoff = Backoff::new(&PAUSES);
-    let pauses: Vec<Duration> = (0..40).map(|_| backoff.next(&random)).collect();
-    assert!(pauses[0] >= PAUSES.first / 2 && pauses[0] <= PAUSES.first);
-    let last = &pauses[20..];
-    assert!(
-        last.iter()
-            .all(|one| *one >= PAUSES.longest / 2 && *one <= PAUSES.longest)
-    );
-    assert!(last.iter().any(|one| *one != last[0]));
-}

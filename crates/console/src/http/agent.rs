@@ -125,7 +125,7 @@ async fn status(State(console): State<Arc<AgentConsole>>) -> Json<Status> {
 async fn metrics(State(console): State<Arc<AgentConsole>>) -> Response {
     (
         [(header::CONTENT_TYPE, health::OPENMETRICS)],
-        console.metrics.encode(),
+        console.metrics.encode_in_turn().await,
     )
         .into_response()
 }

@@ -66,7 +66,7 @@ pub(super) fn sources(sources: &Sources) -> Vec<String> {
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response {
     (
         [(header::CONTENT_TYPE, OPENMETRICS)],
-        app.console.metrics.encode(),
+        app.console.metrics.encode_in_turn().await,
     )
         .into_response()
 }

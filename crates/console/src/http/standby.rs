@@ -85,7 +85,7 @@ async fn status(State(console): State<Arc<StandbyConsole>>) -> Json<Status> {
 async fn metrics(State(console): State<Arc<StandbyConsole>>) -> Response {
     (
         [(header::CONTENT_TYPE, health::OPENMETRICS)],
-        console.metrics.encode(),
+        console.metrics.encode_in_turn().await,
     )
         .into_response()
 }

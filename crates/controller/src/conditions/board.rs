@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 
 use super::EventKind;
 use super::rate::Bucket;
-use crate::wakes::{CLOCK_SLACK, Wakes};
+use domain::wakes::{CLOCK_SLACK, Wakes};
 
 /// Events of one node at once, and after how long it gets leave for one more.
 const NODE_BURST: i64 = 20;

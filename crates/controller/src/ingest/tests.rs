@@ -3,7 +3,7 @@ use std::path::Path;
 use std::sync::Mutex;
 
 use async_trait::async_trait;
-use cluster::{TokenError, TokenOwner};
+use cluster::{ApiError, TokenError, TokenOwner};
 use connector::AcceptNodes;
 use contract::proto::platform_connector_client::PlatformConnectorClient;
 use contract::{HealthEvent, HealthEvents};
@@ -31,7 +31,7 @@ impl Reviewer for Known {
         assert_eq!(audience, "gpuwarden");
         self.asked.lock().unwrap().push(token.to_owned());
         if token == "later" {
-            return Err(TokenError::Unavailable("not now".into()));
+            return Err(ApiError::unavailable("not now").into());
         }
         if token.starts_with("e30.") {
             return Ok(TokenOwner {

@@ -1,22 +1,20 @@
-//! Carrying out what a session decided: one patch, and its answer.
+//! Carrying out what was decided: patches and their answers, and what is told.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::ApplyError;
+use cluster::ApiError;
 use contract::keys;
-use domain::assess::Desired;
-use domain::brake::DOUBT;
-use domain::journal::EntryKind;
+use domain::fleet::{Answer, Effect, Input, Level, Planned};
+use domain::journal::{Entry, EntryKind};
 use domain::node::{NodeChange, NodeView};
-use domain::session::{Failure, Intent, Patch, Phase};
+use domain::session::{Intent, Patch};
 use jiff::{SignedDuration, Timestamp};
 use runtime::logging::chain;
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::task::JoinError;
-use tokio::time::Instant;
 
-use super::{Mode, Quarantine, ROUND};
+use super::{Quarantine, ROUND};
 
 /// A patch that was answered.
 pub(super) struct Applied {
@@ -27,59 +25,77 @@ pub(super) struct Applied {
     took: Duration,
     /// When the oldest of the faults was first seen.
     first_seen: Option<Timestamp>,
-    result: Result<NodeView, ApplyError>,
+    result: Result<NodeView, ApiError>,
 }
 
 impl Quarantine {
-    /// Starts a patch; in a dry run only says so.
-    pub(super) fn carry_out(
-        &mut self,
-        name: &str,
-        view: &Arc<NodeView>,
-        patch: Patch,
-        desired: &Desired,
-    ) {
-        let Patch { intent, change } = patch;
-        let session = self.entry(name).session.id.clone();
-        let summary = format!("{}: {}", intent.name(), change.summary());
-        let detail = json!({
-            "intent": intent,
-            "change": change,
-            "ruleSets": desired.rule_sets,
-            "events": desired.events.iter().map(|one| &one.event.id).collect::<Vec<_>>(),
-        });
-        if self.mode == Mode::DryRun {
-            tracing::info!(node = name, "dry run: {summary}");
-            self.note(name, session.as_deref(), EntryKind::DryRun, summary, detail);
-            self.pretend(name, change);
-            return;
+    /// Does what was decided, or starts it.
+    pub(super) fn carry_out(&mut self, effect: Effect) {
+        match effect {
+            Effect::Patch(planned) => self.apply(*planned),
+            Effect::LookUp { node, ids } => self.look_up(node, ids),
+            Effect::Append {
+                node,
+                events,
+                purpose,
+            } => self.append(node, events, purpose),
+            Effect::Note(entry, level) => {
+                if let Some(level) = level {
+                    log_entry(&entry, level);
+                }
+                self.put(entry);
+            }
+            Effect::Log { level, node, text } => match level {
+                Level::Info => tracing::info!(node, "{text}"),
+                Level::Warn => tracing::warn!(node, "{text}"),
+            },
+            Effect::Evaluated(outcomes) => self.metrics.evaluated(&outcomes),
+            Effect::Decided(node) => {
+                if let Some((since, events)) = self.undecided.remove(&node) {
+                    self.metrics.handled(events, since.elapsed());
+                }
+            }
+            Effect::Tell(node) => self.tell(&node),
+            Effect::Restored(node) => {
+                if let Some(board) = &self.board {
+                    board.restored(&node);
+                }
+            }
+            Effect::Trip => self.trip(),
         }
-        let Some(cluster) = self.cluster.clone() else {
+    }
+
+    /// Says on the board what is known of a node.
+    fn tell(&self, name: &str) {
+        let Some(board) = &self.board else {
             return;
         };
-        tracing::info!(node = name, session, "{summary}");
-        self.note(
-            name,
-            session.as_deref(),
-            EntryKind::Decision,
-            summary,
-            detail,
-        );
-        let call = cluster::patch::describe(view, &change);
+        match self.fleet.view(name) {
+            Some(view) => {
+                let book = self.fleet.book();
+                let (faults, heard) = (book.faults(name), book.heard(name));
+                board.post(faults, heard, view, (self.clock)());
+            }
+            None => board.gone(name),
+        }
+    }
+
+    /// Starts a patch.
+    fn apply(&mut self, planned: Planned) {
+        let Some(cluster) = self.cluster.clone() else {
+            return; // Without one nothing is planned.
+        };
+        let Planned {
+            node,
+            view,
+            session,
+            patch: Patch { intent, change },
+            first_seen,
+        } = planned;
+        let call = cluster::patch::describe(&view, &change);
         let text = format!("{} {}", call.verb, call.path);
-        self.note(
-            name,
-            session.as_deref(),
-            EntryKind::Call,
-            text,
-            json!({"patch": call.patch}),
-        );
-        let entry = self.entry(name);
-        entry.in_flight = true;
-        // Whoever let it go has counted it.
-        entry.taking_out = intent == Intent::Quarantine;
-        let first_seen = desired.events.iter().map(|one| one.first_seen).min();
-        let (node, view) = (name.to_owned(), Arc::clone(view));
+        let detail = json!({"patch": call.patch});
+        self.note(&node, session.as_deref(), EntryKind::Call, text, detail);
         self.applying.spawn(async move {
             let began = std::time::Instant::now();
             let result = cluster.apply(&view, &change).await;
@@ -121,91 +137,78 @@ impl Quarantine {
                 // A bug. Which node it was is not known: all are looked at again.
                 tracing::error!(err = %error, "a patch ended without an answer");
                 self.metrics.error("patch_panicked");
-                let until = (self.clock)() + DOUBT;
-                for entry in self.nodes.values_mut() {
-                    if entry.taking_out {
-                        entry.in_doubt = Some(until);
-                    }
-                    (entry.in_flight, entry.taking_out) = (false, false);
-                }
-                self.brake.doubt(Some(until));
-                self.touch_all();
+                self.take(Input::AnswersLost);
                 return;
             }
         };
-        let now = (self.clock)();
         let took_ms = took.as_secs_f64() * 1_000.0;
-        let entry = self.entry(&node);
-        let counted = entry.counted(now);
-        entry.in_flight = false;
-        // It may have been made all the same; anything else is a clear answer.
-        let unknown = matches!(result, Err(ApplyError::Unavailable { .. }));
-        let in_doubt = (entry.taking_out && unknown).then(|| now + DOUBT);
-        entry.in_doubt = in_doubt;
-        self.brake.doubt(in_doubt);
-        let (text, detail) = match result {
+        let (answer, text, status) = match result {
             Ok(view) => {
                 self.metrics.applied(&node, intent, &change);
                 if let Some(first_seen) = first_seen.filter(|_| intent == Intent::Quarantine) {
+                    let now = (self.clock)();
                     self.metrics.taken_out(now.duration_since(first_seen));
                 }
-                self.entry(&node).patched_at = Some(Instant::now());
-                self.see(Arc::new(view));
-                (
-                    format!("200 OK in {took_ms:.1} ms"),
-                    json!({"status": 200, "tookMs": took_ms}),
-                )
+                let text = format!("200 OK in {took_ms:.1} ms");
+                (Answer::Made(Arc::new(view)), text, json!(200))
             }
             Err(error) => {
-                let failure = match &error {
-                    ApplyError::Conflict { .. } => Failure::Conflict,
-                    ApplyError::Throttled { retry_after } => Failure::Error {
-                        retry_after: retry_after
-                            .and_then(|wait| SignedDuration::try_from(wait).ok()),
-                    },
-                    _ => Failure::Error { retry_after: None },
-                };
-                if failure != Failure::Conflict {
-                    tracing::warn!(node, err = %chain(&error), "{} failed; it is tried again", intent.name());
+                let text = format!("failed in {took_ms:.1} ms: {}", chain(&error));
+                let status = json!(error.status());
+                let answer = answer(&error);
+                if !matches!(answer, Answer::Conflict) {
+                    let what = intent.name();
+                    tracing::warn!(node, err = %chain(&error), "{what} failed; it is tried again");
                     self.metrics.error(error_type(intent, &change));
                 }
-                let entry = self.entry(&node);
-                if matches!(error, ApplyError::NotFound) {
-                    entry.gone();
-                }
-                entry.session.failed(failure, now);
-                self.session_changed(&node);
-                (
-                    format!("failed in {took_ms:.1} ms: {}", chain(&error)),
-                    json!({"status": error.status(), "tookMs": took_ms}),
-                )
+                (answer, text, status)
             }
         };
-        let entry = self.entry(&node);
-        entry.taking_out = false;
-        if entry.counted(now) != counted {
-            self.brake.changed();
-        }
+        let detail = json!({"status": status, "tookMs": took_ms});
         self.note(&node, session.as_deref(), EntryKind::Answer, text, detail);
-        self.remember_wake(&node);
-        self.touch(&node);
+        self.take(Input::Answered { node, answer });
     }
 
-    /// In a dry run: goes on as if the change had been made.
-    fn pretend(&mut self, name: &str, change: NodeChange) {
-        let entry = self.entry(name);
-        entry.pretended = std::mem::take(&mut entry.pretended).then(change);
-        let back = entry.effective_view().is_some_and(|pretended| {
-            entry.view.as_deref().is_some_and(|real| {
-                pretended.annotations == real.annotations && pretended.labels == real.labels
-            })
+    /// Notes something for the story of a node. Does not wait for the disk.
+    fn note(
+        &mut self,
+        node: &str,
+        session: Option<&str>,
+        kind: EntryKind,
+        text: String,
+        detail: Value,
+    ) {
+        self.put(Entry {
+            at: (self.clock)(),
+            node: node.to_owned(),
+            session: session.map(str::to_owned),
+            kind,
+            text,
+            detail,
         });
-        if back || entry.session.phase == Phase::Idle {
-            entry.pretended = NodeChange::default();
-        }
-        entry.read_own();
-        self.brake.changed();
-        self.dirty.insert(name.to_owned());
+    }
+}
+
+/// Returns what a failure says of whether the patch was made.
+fn answer(error: &ApiError) -> Answer {
+    match error {
+        ApiError::Conflict { .. } => Answer::Conflict,
+        ApiError::NotFound { .. } => Answer::NotFound,
+        // It may have been made all the same; anything else is a clear answer.
+        error if error.is_in_doubt() => Answer::Unknown,
+        ApiError::Throttled { retry_after } => Answer::Refused {
+            retry_after: retry_after.and_then(|wait| SignedDuration::try_from(wait).ok()),
+        },
+        _ => Answer::Refused { retry_after: None },
+    }
+}
+
+/// Logs what is noted for the story of a node.
+fn log_entry(entry: &Entry, level: Level) {
+    let (node, session, kind) = (&entry.node, &entry.session, entry.kind.name());
+    match level {
+        Level::Info => tracing::info!(node, session, kind, "{}", entry.text),
+        Level::Warn => tracing::warn!(node, session, kind, "{}", entry.text),
     }
 }
 

@@ -7,8 +7,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use domain::event::Record;
-use domain::fault::{Change, Fault, FaultBook, NodeShare};
+use domain::fault::{FaultBook, NodeShare};
+use domain::fleet::{Input, Kept, Unsaved};
 use domain::session::Session;
 use domain::status::{NodeLedger, StatusLedger, Waiting};
 use jiff::Timestamp;
@@ -56,9 +56,6 @@ struct Saved {
     #[serde(default)]
     recently_out: BTreeMap<String, Timestamp>,
     begun: Timestamp,
-    /// From the parts of the nodes.
-    #[serde(skip)]
-    sessions: BTreeMap<String, Session>,
 }
 
 #[derive(Serialize)]
@@ -100,12 +97,8 @@ pub(super) struct SaveState {
     once: bool,
     /// Feed position that what is saved reflects.
     seq: Position,
-    /// Since when there is this store, see `Ownership::kept_by_another`.
-    pub(super) begun: Timestamp,
-    /// That is not saved yet.
+    /// Since when there is this store is not saved yet.
     begun_unsaved: bool,
-    /// Nodes whose part of it has changed since.
-    pub(super) unsaved: BTreeSet<String>,
     failure: Option<SaveFailure>,
 }
 
@@ -124,9 +117,7 @@ impl Default for SaveState {
             at: Instant::now(),
             once: false,
             seq: Position::START,
-            begun: Timestamp::UNIX_EPOCH,
             begun_unsaved: false,
-            unsaved: BTreeSet::new(),
             failure: None,
         }
     }
@@ -137,71 +128,47 @@ impl Default for SaveState {
 impl Quarantine {
     /// Loads the saved book. One that cannot be read is rebuilt from the feed.
     pub(super) async fn load(&mut self) {
-        // What is before is history; where it became that, nothing is saved any more.
-        self.book = FaultBook::since(self.store.identity().since);
         let saved = self.store.checkpoint(CONSUMER).await;
         match saved {
             Ok(Some(checkpoint)) => match understood(&checkpoint) {
-                Ok(saved) => {
-                    (self.book, self.statuses) = (saved.book, saved.statuses);
-                    self.saving.begun = saved.begun;
-                    self.brake.restore(saved.recently_out);
-                    self.restore_sessions(saved.sessions);
-                }
+                Ok(kept) => self.fleet.restore(kept, (self.clock)()),
                 Err(error) => {
                     tracing::warn!(err = %error, "the saved fault book is not understood; it is rebuilt");
-                    self.saving.unsaved = checkpoint.parts.into_keys().collect();
+                    self.fleet.still_unsaved(Unsaved {
+                        nodes: checkpoint.parts.into_keys().collect(),
+                        recently_out: false,
+                    });
                 }
             },
             Ok(None) => {
                 // When this task was made, just behind its store.
-                self.saving.begun = self.turned_at;
+                self.fleet.begin();
                 self.saving.begun_unsaved = true;
             }
             Err(error) => {
                 tracing::error!(err = %error, "the saved fault book cannot be read; it is rebuilt");
             }
         }
-        self.saving.seq = self.book.applied();
-        let names: Vec<String> = self.book.nodes().map(str::to_owned).collect();
-        for name in names {
-            self.touch(&name);
-        }
-    }
-
-    /// Goes on with the sessions where they stood. Who writes nothing has none of its own.
-    fn restore_sessions(&mut self, sessions: BTreeMap<String, Session>) {
-        if !self.writes() {
-            return;
-        }
-        let now = (self.clock)();
-        for (name, session) in sessions {
-            self.entry(&name).session = session.restored(now);
-            self.touch(&name);
-        }
-    }
-
-    /// Marks the session of a node to be saved.
-    pub(super) fn session_changed(&mut self, name: &str) {
-        if self.writes() {
-            self.saving.unsaved.insert(name.to_owned());
-        }
+        self.saving.seq = self.fleet.book().applied();
     }
 
     /// Takes in all events that the feed has now.
     pub(super) async fn take_in(&mut self) {
         let until = *self.store.latest().borrow();
-        while self.take_page().await && self.book.applied() < until {}
+        while self.take_page().await && self.fleet.book().applied() < until {}
         if self.feed_failure.is_none() {
-            self.caught_up = true;
-            self.schedule_publish();
+            self.take(Input::CaughtUp);
         }
     }
 
     /// Takes in a page of the feed. Returns whether there may be more: who sends without end
     /// must not keep us from deciding about what is there.
     pub(super) async fn take_page(&mut self) -> bool {
-        let page = match self.store.feed(self.book.applied(), FEED_PAGE).await {
+        let page = match self
+            .store
+            .feed(self.fleet.book().applied(), FEED_PAGE)
+            .await
+        {
             Ok(page) => page,
             Err(StoreError::Closed) => return false,
             Err(error) => {
@@ -216,16 +183,14 @@ impl Quarantine {
         for record in page {
             self.metrics.received.inc();
             let node = record.event.node_name.clone();
-            let changes = self.record(&record);
-            self.saving.unsaved.insert(node.clone());
+            let changes = self.fleet.record(&record, (self.clock)());
             tracing::debug!(event.id = record.id, node, ?changes, "event taken in");
             self.metrics.processed.inc();
-            let (_, events) =
-                (self.entry(&node).undecided).get_or_insert_with(|| (Instant::now(), 0));
+            let undecided = self.undecided.entry(node);
+            let (_, events) = undecided.or_insert_with(|| (Instant::now(), 0));
             *events = events.saturating_add(1);
-            self.touch(&node);
         }
-        let more = !none && self.book.applied() < *self.store.latest().borrow();
+        let more = !none && self.fleet.book().applied() < *self.store.latest().borrow();
         if !more {
             self.schedule_publish();
         }
@@ -235,7 +200,7 @@ impl Quarantine {
     /// Counts what is stored and not taken in yet. What the store cannot count stays as it was
     /// counted last.
     pub(super) async fn count_backlog(&self) {
-        let applied = self.book.applied();
+        let applied = self.fleet.book().applied();
         let is_behind = *self.store.latest().borrow() > applied;
         let backlog = if is_behind {
             self.store.behind(applied).await
@@ -298,40 +263,13 @@ impl Quarantine {
         feed.into_iter().chain(save).collect()
     }
 
-    /// Records an event; what it reports or closes decides later what became of it.
-    fn record(&mut self, record: &Record) -> Vec<Change> {
-        let (id, node) = (&record.id, &record.event.node_name);
-        let counts = |changes: &[Change]| {
-            let ignored = |change: &Change| matches!(change, Change::Ignored(_));
-            !changes.iter().all(ignored)
-        };
-        if !record.event.is_healthy {
-            let changes = self.book.record(record);
-            if self.has_statuses() && counts(&changes) {
-                let faults = self.book.touched_by(&record.event);
-                self.statuses.took_in(node, id, false, &faults);
-            }
-            return changes;
-        }
-        // Once recorded, what it closes is gone.
-        let before = self.book.touched_by(&record.event);
-        let closed: Vec<Fault> = before.into_iter().cloned().collect();
-        let changes = self.book.record(record);
-        if self.has_statuses() && counts(&changes) {
-            let closed: Vec<&Fault> = closed.iter().collect();
-            self.statuses.took_in(node, id, true, &closed);
-        }
-        changes
-    }
-
     /// When what has changed in the book is to be saved; `None`: it is.
     pub(super) fn save_at(&self) -> Option<Instant> {
         // One that is being rebuilt is behind what is saved.
-        let changed = self.book.applied() != self.saving.seq
-            || !self.saving.unsaved.is_empty()
-            || self.brake.unsaved
+        let changed = self.fleet.book().applied() != self.saving.seq
+            || self.fleet.is_unsaved()
             || self.saving.begun_unsaved;
-        (changed && self.caught_up).then_some(self.saving.at + SAVE_EVERY)
+        (changed && self.fleet.is_caught_up()).then_some(self.saving.at + SAVE_EVERY)
     }
 
     /// When the book is to be saved next, changed or not.
@@ -341,7 +279,7 @@ impl Quarantine {
         } else {
             SAVE_EVERY
         };
-        let unchanged = self.caught_up.then_some(self.saving.at + pause);
+        let unchanged = self.fleet.is_caught_up().then_some(self.saving.at + pause);
         self.save_at().or(unchanged)
     }
 
@@ -353,10 +291,9 @@ impl Quarantine {
 
     pub(super) async fn save(&mut self) {
         self.saving.at = Instant::now();
-        let unsaved = std::mem::take(&mut self.saving.unsaved);
-        let brake_unsaved = std::mem::take(&mut self.brake.unsaved);
+        let unsaved = self.fleet.take_unsaved();
         let begun_unsaved = std::mem::take(&mut self.saving.begun_unsaved);
-        let saved = match self.to_save(&unsaved) {
+        let saved = match self.to_save(&unsaved.nodes) {
             Ok(checkpoint) => self.store.save_checkpoint(CONSUMER, checkpoint).await,
             Err(error) => Err(StoreError::Invalid {
                 what: format!("the fault book cannot be written as JSON: {error}"),
@@ -364,7 +301,7 @@ impl Quarantine {
         };
         match saved {
             Ok(()) => {
-                self.saving.seq = self.book.applied();
+                self.saving.seq = self.fleet.book().applied();
                 self.saving.once = true;
                 self.metrics.unsaved(Duration::ZERO);
                 if self.saving.failure.take().is_some() {
@@ -373,8 +310,7 @@ impl Quarantine {
                 }
             }
             Err(error) => {
-                self.saving.unsaved.extend(unsaved);
-                self.brake.unsaved |= brake_unsaved;
+                self.fleet.still_unsaved(unsaved);
                 self.saving.begun_unsaved |= begun_unsaved;
                 if !matches!(error, StoreError::Closed) {
                     self.save_failed(chain(&error));
@@ -385,12 +321,13 @@ impl Quarantine {
 
     /// The checkpoint in which the parts of `nodes` are written anew.
     fn to_save(&self, nodes: &BTreeSet<String>) -> serde_json::Result<Checkpoint> {
+        let (fleet, book) = (&self.fleet, self.fleet.book());
         let part = |node: &String| {
-            let session = self.nodes.get(node).map(|entry| &entry.session);
+            let session = fleet.session(node);
             let part = SavingPart {
-                book: self.book.share(node),
-                statuses: self.statuses.share(node),
-                session: session.filter(|session| self.writes() && !session.is_blank()),
+                book: book.share(node),
+                statuses: fleet.statuses().share(node),
+                session: session.filter(|session| fleet.writes() && !session.is_blank()),
             };
             let nothing = part.statuses.is_none() && part.session.is_none();
             let state = if part.book.is_empty() && nothing {
@@ -401,13 +338,13 @@ impl Quarantine {
             Ok((node.clone(), state))
         };
         Ok(Checkpoint {
-            token: self.book.applied(),
+            token: book.applied(),
             state: serde_json::to_vec(&Saving {
-                applied: self.book.applied(),
-                overflow: self.book.overflow(),
-                statuses: self.statuses.waiting(),
-                recently_out: self.writes().then(|| self.brake.recent()),
-                begun: self.saving.begun,
+                applied: book.applied(),
+                overflow: book.overflow(),
+                statuses: fleet.statuses().waiting(),
+                recently_out: fleet.writes().then(|| fleet.recently_out()),
+                begun: fleet.begun(),
             })?,
             parts: nodes.iter().map(part).collect::<serde_json::Result<_>>()?,
         })
@@ -431,19 +368,27 @@ impl Quarantine {
 }
 
 /// Returns what a checkpoint says.
-fn understood(checkpoint: &Checkpoint) -> serde_json::Result<Saved> {
+fn understood(checkpoint: &Checkpoint) -> serde_json::Result<Kept> {
     let mut saved: Saved = serde_json::from_slice(&checkpoint.state)?;
+    let mut sessions = BTreeMap::new();
     for (node, part) in &checkpoint.parts {
         let part: SavedPart = serde_json::from_slice(part)?;
         saved.book.restore(node, part.book);
         if let Some(session) = part.session {
-            saved.sessions.insert(node.clone(), session);
+            sessions.insert(node.clone(), session);
         }
         if let Some(ledger) = part.statuses {
             saved.statuses.restore(node, ledger);
         }
     }
-    Ok(saved)
+    Ok(Kept {
+        book: saved.book,
+        statuses: saved.statuses,
+        recently_out: saved.recently_out,
+        begun: saved.begun,
+        sessions,
+        unsaved: BTreeSet::new(),
+    })
 }
 
 #[cfg(test)]

@@ -37,24 +37,9 @@ pub struct JournalWriter {
 // === impl Quarantine ===
 
 impl Quarantine {
-    /// Notes something for the story of a node. Does not wait for the disk.
-    pub(super) fn note(
-        &mut self,
-        node: &str,
-        session: Option<&str>,
-        kind: EntryKind,
-        text: String,
-        detail: Value,
-    ) {
-        let taken = self.journal.put(Entry {
-            at: (self.clock)(),
-            node: node.to_owned(),
-            session: session.map(str::to_owned),
-            kind,
-            text,
-            detail,
-        });
-        if !taken {
+    /// Puts an entry into the story of its node. Does not wait for the disk.
+    pub(super) fn put(&mut self, entry: Entry) {
+        if !self.journal.put(entry) {
             self.metrics.error("journal_full");
         }
     }

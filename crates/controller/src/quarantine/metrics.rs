@@ -7,9 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use contract::keys;
-use domain::assess::Desired;
+use domain::fleet::RuleSetOutcome;
 use domain::node::NodeChange;
-use domain::policy::RuleSet;
 use domain::session::Intent;
 use domain::view::{FleetView, NodeState};
 use jiff::SignedDuration;
@@ -256,12 +255,11 @@ impl QuarantineMetrics {
         new
     }
 
-    pub(super) fn evaluated(&self, rule_sets: &[RuleSet], desired: &Desired) {
-        for rule_set in rule_sets {
-            let passed = desired.rule_sets.contains(&rule_set.name);
+    pub(super) fn evaluated(&self, outcomes: &[RuleSetOutcome]) {
+        for outcome in outcomes {
             let labels = RuleSetLabels {
-                ruleset: rule_set.name.clone(),
-                status: if passed { "passed" } else { "failed" }.to_owned(),
+                ruleset: outcome.rule_set.clone(),
+                status: if outcome.passed { "passed" } else { "failed" }.to_owned(),
             };
             self.evaluations.get_or_create(&labels).inc();
         }
@@ -453,13 +451,10 @@ mod tests {
         own.applied("n", Intent::StandDown, &ended(UNCORDONED_MANUALLY));
         own.applied("n", Intent::StandDown, &ended(keys::UNTAINTED_MANUALLY));
         own.error("x");
-        let rule_sets = Policy::builtin().rule_sets;
-        let passed = Desired {
-            rule_sets: vec![rule_sets[0].name.clone()],
-            ..Desired::default()
-        };
-        own.evaluated(&rule_sets, &passed);
-        own.evaluated(&rule_sets, &Desired::default());
+        for passed in [true, false] {
+            let rule_set = Policy::builtin().rule_sets[0].name.clone();
+            own.evaluated(&[RuleSetOutcome { rule_set, passed }]);
+        }
         let view = FleetView {
             nodes: vec![NodeStatus {
                 name: "n".into(),

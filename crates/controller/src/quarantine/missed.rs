@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use domain::fault::Rereading;
+use domain::fleet::Input;
 use runtime::logging::chain;
 use tokio::time::Instant;
 
@@ -45,7 +46,7 @@ impl Quarantine {
         if self.missed.under_way.is_some() {
             return Some(Instant::now());
         }
-        let next = self.book.read_again(&self.missed.last);
+        let next = self.fleet.book().read_again(&self.missed.last);
         next.map(|_| self.missed.not_before)
     }
 
@@ -53,7 +54,12 @@ impl Quarantine {
     pub(super) async fn read_missed(&mut self) {
         let is_due = self.missed.not_before <= Instant::now();
         let under_way = self.missed.under_way.take();
-        let begin = || self.book.read_again(&self.missed.last).filter(|_| is_due);
+        let begin = || {
+            self.fleet
+                .book()
+                .read_again(&self.missed.last)
+                .filter(|_| is_due)
+        };
         let Some(mut reading) = under_way.or_else(begin) else {
             return;
         };
@@ -71,7 +77,7 @@ impl Quarantine {
                 return;
             }
         };
-        let applied = self.book.applied();
+        let applied = self.fleet.book().applied();
         let is_last = page.last().is_none_or(|record| record.seq >= applied);
         for record in page.iter().filter(|record| record.seq <= applied) {
             reading.record(record);
@@ -81,11 +87,8 @@ impl Quarantine {
             return;
         }
         self.missed.not_before = Instant::now() + PAUSE;
-        let node = reading.node().to_owned();
-        self.book.take_missed(reading);
-        self.missed.last.clone_from(&node);
-        self.saving.unsaved.insert(node.clone());
-        self.touch(&node);
+        reading.node().clone_into(&mut self.missed.last);
+        self.take(Input::Reread(Box::new(reading)));
     }
 }
 
@@ -93,14 +96,14 @@ impl Quarantine {
 mod tests {
     use domain::fault::MAX_OPEN_FAULTS_PER_NODE;
 
-    use super::super::look::tests::Bench;
+    use super::super::tests::Bench;
     use super::*;
 
     #[tokio::test(start_paused = true)]
     async fn what_found_no_room_is_taken_in_when_there_is_some() {
         let mut bench = Bench::new().await;
         let quarantine = &mut bench.quarantine;
-        let event = quarantine.book.faults("n1")[0].event.clone();
+        let event = quarantine.fleet.book().faults("n1")[0].event.clone();
         let new = |code: usize, healthy: bool| {
             let mut event = event.clone();
             event.error_code = vec![code.to_string()];
@@ -120,7 +123,7 @@ mod tests {
             .collect();
         quarantine.store.append(reports).await.unwrap();
         quarantine.take_in().await;
-        assert_eq!(quarantine.book.missed("n1"), 10);
+        assert_eq!(quarantine.fleet.book().missed("n1"), 10);
         assert!(quarantine.read_missed_at().is_none(), "there is no room");
         quarantine.publish();
         let notes = quarantine.publishing.view.borrow().nodes[0]
@@ -134,10 +137,10 @@ mod tests {
             tokio::time::sleep(PAUSE).await;
             quarantine.read_missed().await;
         }
-        assert_eq!(quarantine.book.missed("n1"), 0);
-        let open = quarantine.book.faults("n1").len();
+        assert_eq!(quarantine.fleet.book().missed("n1"), 0);
+        let open = quarantine.fleet.book().faults("n1").len();
         assert_eq!(open, 1 + most / 2 + 9);
-        assert!(quarantine.saving.unsaved.contains("n1"));
+        assert!(quarantine.fleet.take_unsaved().nodes.contains("n1"));
         quarantine.publish();
         let notes = quarantine.publishing.view.borrow().nodes[0]
             .notes

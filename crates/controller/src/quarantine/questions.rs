@@ -1,17 +1,13 @@
-//! Answering why a node is quarantined, or is not: asked by the console, worked out from
-//! what the task knows at that moment.
+//! Answering why a node is quarantined, or is not: asked by the console, answered by the
+//! fleet.
 
-use domain::nearest::nearest;
-use domain::session::Session;
-use domain::why_not::{Acting, Connection, Situation, Source, WhyNot, why_not};
+use domain::why_not::{Connection, Source, WhyNot};
 use tokio::sync::{mpsc, oneshot};
 
-use super::{Mode, Owns, Quarantine};
+use super::Quarantine;
 
 /// Questions that wait for the task; who asks more waits. Each is a person, or a script.
 pub(super) const MAX_QUESTIONS: usize = 16;
-/// Names offered where nothing is known of the one that was asked about.
-const NAMES_OFFERED: usize = 3;
 
 /// Asks the task. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -44,18 +40,7 @@ impl Quarantine {
     }
 
     fn why_not(&self, node: &str) -> WhyNot {
-        let entry = self.nodes.get(node);
-        let idle = Session::idle((self.clock)());
-        let view = entry.and_then(super::NodeEntry::effective_view);
-        let own = match &self.owns {
-            Owns::Node(own) => Some(own),
-            Owns::All => None,
-        };
-        // Those of another machine are not known here.
-        let statuses = match own {
-            Some(own) if own == node => self.sources.statuses(),
-            _ => Vec::new(),
-        };
+        let statuses = self.sources.statuses();
         let sources: Vec<Source<'_>> = statuses
             .iter()
             .map(|one| Source {
@@ -65,38 +50,12 @@ impl Quarantine {
                 detail: &one.detail,
             })
             .collect();
-        let mut why = why_not(&Situation {
-            node,
-            sources: &sources,
-            acting: match self.mode {
-                Mode::Observe => Acting::Observe,
-                Mode::DryRun => Acting::DryRun,
-                Mode::Act => Acting::Act,
-            },
-            cluster: self.cluster.as_ref().map(|cluster| Connection {
-                server: cluster.server(),
-                connected: self.listed && self.cluster_error.is_none(),
-                listed: self.listed,
-                error: self.cluster_error.as_deref(),
-            }),
-            view: view.as_deref(),
-            faults: self.book.faults(node),
-            missed: self.book.missed(node),
-            policy: self.policy.as_deref(),
-            session: entry.map_or(&idle, |entry| &entry.session),
-            anothers: entry.is_some_and(|entry| entry.anothers.is_some()),
-            on_our_node: entry.is_some_and(|entry| entry.on_our_node),
-            hold: entry.and_then(|entry| entry.hold.as_ref()),
-            dropped_at: self.dropped_at(),
+        let cluster = self.cluster.as_ref().map(|cluster| Connection {
+            server: cluster.server(),
+            connected: self.fleet.is_listed() && self.cluster_error.is_none(),
+            listed: self.fleet.is_listed(),
+            error: self.cluster_error.as_deref(),
         });
-        why.known |= own.is_some_and(|own| own == node);
-        if !why.known {
-            let names = self.nodes.keys().chain(own);
-            why.nearest = nearest(node, names.map(String::as_str), NAMES_OFFERED)
-                .into_iter()
-                .map(str::to_owned)
-                .collect();
-        }
-        why
+        self.fleet.why_not(node, cluster, &sources, (self.clock)())
     }
 }

@@ -8,14 +8,13 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::assess::Desired;
-use domain::node::NodeView;
+use domain::fleet::Input;
 use domain::status::{Due, NodeQuarantined};
 use futures::FutureExt as _;
 use store::{EventQuery, EventStore, StatusPatch, StoreError};
 use tokio::task::JoinError;
 
-use super::{Mode, Quarantine};
+use super::Quarantine;
 
 /// Statuses that are written at once.
 const BATCH: usize = 500;
@@ -39,35 +38,12 @@ pub(super) enum Failed {
 }
 
 impl Quarantine {
-    /// Whether what becomes of events is written: by a gpuwarden that acts. Elsewhere nothing
-    /// would ever take away what is noted for it.
-    pub(super) fn has_statuses(&self) -> bool {
-        self.mode == Mode::Act && self.cluster.is_some()
-    }
-
-    /// Takes in how a node is seen. Only a gpuwarden that acts makes quarantines.
-    pub(super) fn note_statuses(&mut self, view: &NodeView, desired: &Desired) {
-        if self.has_statuses() {
-            let now = (self.clock)();
-            if self.statuses.look(view, desired, now) {
-                self.saving.unsaved.insert(view.name.clone());
-            }
-        }
-    }
-
-    /// Forgets the events of a node that is gone, or another's: nothing becomes of them.
-    pub(super) fn forget_statuses(&mut self, node: &str) {
-        if self.statuses.forget(node) {
-            self.saving.unsaved.insert(node.to_owned());
-        }
-    }
-
     /// Starts writing what is due, unless a batch is under way.
     pub(super) fn write_statuses(&mut self) {
         if !self.writing.is_empty() {
             return;
         }
-        let batch = self.statuses.due(BATCH);
+        let batch = self.fleet.due_statuses(BATCH);
         if batch.is_empty() {
             return;
         }
@@ -89,14 +65,14 @@ impl Quarantine {
         match done {
             Ok((count, Ok(()))) => {
                 self.writing_panics = 0;
-                self.statuses.written(count);
+                self.take(Input::StatusesWritten(count));
             }
             Ok((_, Err(Failed::Store(StoreError::Closed)))) => {}
             Ok((count, Err(Failed::Store(error @ StoreError::Invalid { .. })))) => {
                 // It would not get better.
                 tracing::error!(err = %error, "the statuses of events are refused");
                 self.metrics.error("update_quarantine_status_error");
-                self.statuses.written(count);
+                self.take(Input::StatusesWritten(count));
             }
             Ok((_, Err(Failed::Store(error)))) => {
                 tracing::warn!(err = %error, "the statuses of events cannot be written; it is tried again");
@@ -108,7 +84,7 @@ impl Quarantine {
                 if self.writing_panics >= PANICS {
                     tracing::error!(count, "the statuses of these events are given up");
                     self.writing_panics = 0;
-                    self.statuses.written(count);
+                    self.take(Input::StatusesWritten(count));
                 }
             }
             Err(error) => {

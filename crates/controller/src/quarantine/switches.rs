@@ -13,11 +13,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cluster::{Cluster, ConfigMap, ConfigMapChange, ConfigMapEvent, ObjectError};
+use cluster::{ApiError, Cluster, ConfigMap, ConfigMapChange, ConfigMapEvent};
 use contract::keys;
 use domain::brake::Hold;
 use domain::brake::pause::Pause;
 use domain::brake::switch::{State, Switch, SwitchChange};
+use domain::fleet::{LIST_TAKES, Switched};
 use domain::future::FutureTimes;
 use jiff::Timestamp;
 use runtime::logging::chain;
@@ -26,7 +27,7 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::nodes::{LIST_TAKES, receive};
+use super::nodes::receive;
 
 /// Pause before a write that failed is tried again.
 const RETRY: Duration = Duration::from_secs(5);
@@ -58,7 +59,7 @@ pub(super) struct Switches {
     /// The window has tripped it, and the cluster has not shown that yet.
     tripping: bool,
     pause: Option<Pause>,
-    writing: JoinSet<Result<ConfigMap, ObjectError>>,
+    writing: JoinSet<Result<ConfigMap, ApiError>>,
     /// The version that the last write was made on; `None`: there was none.
     written_on: Option<String>,
     /// When a write was last answered with what it has become.
@@ -97,7 +98,7 @@ pub(super) enum Arrival {
     /// From the watch of our own.
     Own(ConfigMapEvent),
     /// The answer to a write.
-    Written(Result<ConfigMap, ObjectError>),
+    Written(Result<ConfigMap, ApiError>),
 }
 
 // === impl Switches ===
@@ -145,7 +146,7 @@ impl Switches {
             event = receive(&mut self.breaker.events) => event.map(Arrival::Breaker),
             event = receive(&mut self.own.events) => event.map(Arrival::Own),
             Some(done) = self.writing.join_next() => {
-                let lost = |error| Err(ObjectError::Unavailable { source: Box::new(error) });
+                let lost = |error| Err(ApiError::unavailable(error));
                 Some(Arrival::Written(done.unwrap_or_else(lost)))
             }
         }
@@ -191,13 +192,13 @@ impl Switches {
             }
             // The watch brings what has changed, and it is decided anew; where it has already,
             // what follows from it is still to be written.
-            Arrival::Written(Err(ObjectError::Conflict)) => {
+            Arrival::Written(Err(ApiError::Conflict { .. })) => {
                 if self.breaker.version() == self.written_on {
                     return true;
                 }
             }
             // Deleted meanwhile; the watch brings that as well.
-            Arrival::Written(Err(ObjectError::NotFound { .. })) if self.written_on.is_some() => {
+            Arrival::Written(Err(ApiError::NotFound { .. })) if self.written_on.is_some() => {
                 return true;
             }
             Arrival::Written(Err(error)) => {
@@ -273,7 +274,9 @@ impl Switches {
             // Of before our own write.
             ConfigMapEvent::Seen(map)
                 if self.breaker.knows_newer(map)
-                    && self.written_at.is_some_and(|at| at.elapsed() < LIST_TAKES) =>
+                    && self
+                        .written_at
+                        .is_some_and(|at| at.elapsed() < LIST_TAKES.unsigned_abs()) =>
             {
                 return false;
             }
@@ -363,19 +366,14 @@ impl Switches {
         news
     }
 
-    /// What holds all new quarantines back. `breaker`: whether the circuit breaker counts.
-    pub(super) fn stop(&self, breaker: bool, now: Timestamp) -> Option<Hold> {
-        if let Some(pause) = self.pause.as_ref().filter(|pause| pause.holds(now)) {
-            return Some(Hold::Paused(pause.clone()));
-        }
-        if let Known::NotYet(why) = &self.own.known {
-            return Some(Hold::Unread(why.clone()));
-        }
-        if !breaker {
-            return None;
-        }
-        match (&self.breaker.known, &self.switch.state) {
-            (Known::NotYet(why), _) => Some(Hold::Unread(why.clone())),
+    /// Returns what people have set, as far as it is known.
+    pub(super) fn switched(&self) -> Switched {
+        let unread = |known: &Known| match known {
+            Known::NotYet(why) => Some(why.clone()),
+            Known::Yes | Known::Refused(_) => None,
+        };
+        let breaker = match (unread(&self.breaker.known), &self.switch.state) {
+            (Some(why), _) => Some(Hold::Unread(why)),
             (_, State::Tripped) => Some(Hold::Tripped),
             (_, State::Odd(word)) => Some(Hold::Unread(format!(
                 "the status in the ConfigMap {} is {word:?}, which is neither {} nor {}",
@@ -384,23 +382,14 @@ impl Switches {
                 keys::BREAKER_TRIPPED
             ))),
             (_, State::Closed) => None,
+        };
+        Switched {
+            pause: self.pause.clone(),
+            unread: unread(&self.own.known),
+            breaker,
+            dropped_at: self.switch.dropped_at,
+            reset_at: self.switch.reset_at,
         }
-    }
-
-    /// When a pause ends by itself.
-    pub(super) fn pause_ends(&self, now: Timestamp) -> Option<Timestamp> {
-        let until = self.pause.as_ref()?.until?;
-        (until > now).then_some(until)
-    }
-
-    /// When what the brake had held back was last dropped.
-    pub(super) fn dropped_at(&self) -> Option<Timestamp> {
-        self.switch.dropped_at
-    }
-
-    /// When a person last closed the circuit breaker.
-    pub(super) fn reset_at(&self) -> Option<Timestamp> {
-        self.switch.reset_at
     }
 
     /// The state's word.

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use contract::{HealthEvent, ProcessingStrategy, RecommendedAction, json, keys};
+use contract::{HealthEvent, RecommendedAction, json, keys};
 use jiff::Timestamp;
 use prost::Message as _;
 use serde::{Deserialize, Serialize};
@@ -10,11 +10,11 @@ use serde::{Deserialize, Serialize};
 use super::closed::ClosedFaults;
 use super::heard::Heard;
 use super::room::{self, Missed};
-use super::{Fault, Origin, Subject};
-use crate::event::Record;
-use crate::fold::Seen;
+use super::{Fault, Origin, Subject, heals};
+use crate::event::{Record, counts};
 use crate::position::Position;
 use crate::reporter::Authority;
+use diagnosis::fold::Seen;
 
 /// Most faults of one authority that are kept open for one node. Beyond it a graver report takes
 /// the place of a lesser one, and one of a reporter that has few that of one that has many
@@ -92,14 +92,16 @@ pub enum Ignored {
 impl Ignored {
     /// Why an event counts for no book, whatever is open in it; `None`: it may.
     pub fn whatever_is_open(event: &HealthEvent) -> Option<Self> {
-        // Such a line is stored only as well; this is the reason for it.
-        if event.metadata.contains_key(keys::META_EARLIER_IN_BOOT) {
-            return Some(Self::EarlierInBoot);
+        if counts(event) {
+            return None;
         }
-        let strategy = event.processing_strategy;
-        let stored_only = strategy == ProcessingStrategy::StoreOnly as i32
-            || strategy == ProcessingStrategy::StoreAndAnalyse as i32;
-        stored_only.then_some(Self::Strategy)
+        // Such a line may be stored only as well; this is the reason for it.
+        let is_earlier = event.metadata.contains_key(keys::META_EARLIER_IN_BOOT);
+        Some(if is_earlier {
+            Self::EarlierInBoot
+        } else {
+            Self::Strategy
+        })
     }
 }
 
@@ -342,12 +344,7 @@ impl Fault {
 
     /// Returns whether a healthy event means it, whoever says so.
     fn healed_by(&self, event: &HealthEvent) -> bool {
-        // The component class is no part of it: monitors are known to report a recovery
-        // under another class than the fault.
-        self.check == event.check_name
-            && self.agent == event.agent
-            && (event.error_code.is_empty() || event.error_code.contains(&self.code))
-            && self.subject.healed_by(&event.entities_impacted)
+        heals(event, &self.agent, &self.check, &self.code, &self.subject)
             && (!event.metadata.contains_key(keys::META_REBOOT) || self.healed_by_reboot(event))
             && self.gone_with(event)
             && !self.outlives(event)

@@ -11,7 +11,7 @@ use contract::{HealthEvent, keys};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use super::{Fault, MAX_FAULTY_NODES, Subject};
+use super::{Fault, MAX_FAULTY_NODES, Subject, heals};
 use crate::event::Record;
 use crate::reporter::Authority;
 
@@ -93,11 +93,8 @@ impl ClosedFaults {
             return;
         }
         for one in self.nodes.get_mut(&event.node_name).into_iter().flatten() {
-            let healed = one.agent == event.agent
-                && one.check == event.check_name
-                && one.authority <= Authority::of(event)
-                && (event.error_code.is_empty() || event.error_code.contains(&one.code))
-                && one.subject.healed_by(&event.entities_impacted);
+            let healed = one.authority <= Authority::of(event)
+                && heals(event, &one.agent, &one.check, &one.code, &one.subject);
             if healed && one.at < by.created_at {
                 (one.at, one.boot_id) = (by.created_at, None);
             }

@@ -17,7 +17,7 @@ use contract::{BehaviourOverrides, Entity, HealthEvent, ProcessingStrategy, json
 use jiff::{SignedDuration, Timestamp};
 
 use super::annotate;
-use crate::event::{Record, content_fingerprint, lacks_own_time};
+use crate::event::{Record, content_fingerprint, counts, lacks_own_time};
 use crate::fault::{may_be_before, normalise_pci};
 use crate::position::Position;
 use crate::reporter::Authority;
@@ -186,18 +186,14 @@ impl Deduplicator {
     ) -> Verdict {
         let checks = &self.settings.checks;
         // What neither opens nor closes a fault must not hold back what does.
-        let strategy = event.processing_strategy;
-        if !(checks.is_empty() || checks.contains(&event.check_name))
-            || strategy == ProcessingStrategy::StoreOnly as i32
-            || strategy == ProcessingStrategy::StoreAndAnalyse as i32
-            || event.metadata.contains_key(keys::META_EARLIER_IN_BOOT)
-        {
+        if !(checks.is_empty() || checks.contains(&event.check_name)) || !counts(event) {
             return Verdict::Passes;
         }
         let scope = Scope::of(event);
         // A recovery, whether or not it will be stored. A strategy that we do not know is
         // its sender's, and stays.
-        if event.is_healthy || strategy != ProcessingStrategy::ExecuteRemediation as i32 {
+        let usual = ProcessingStrategy::ExecuteRemediation as i32;
+        if event.is_healthy || event.processing_strategy != usual {
             // It heals what its own authority has reported, and lower ones.
             for authority in [Authority::User, Authority::Trusted] {
                 if authority <= scope.authority {

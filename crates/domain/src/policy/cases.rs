@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{Policy, RuleKind, standard};
-use crate::catalog::Catalog;
 use crate::event::{Record, normalise, validate};
 use crate::node::NodeView;
 use crate::position::Position;
 use crate::replay::Replay;
+use diagnosis::catalog::Catalog;
 
 /// Most tests in a file, and events in a test.
 const MOST: usize = 10_000;

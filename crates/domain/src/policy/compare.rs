@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 use super::standard::{self, Standard};
 use super::{EventVariable, NodeVariable, Policy, Rule, RuleKind, RuleSet};
 use crate::assess::Desired;
-use crate::catalog::Catalog;
 use crate::event::Record;
 use crate::node::{NodeView, Taint};
 use crate::position::Position;
 use crate::replay::Replay;
+use diagnosis::catalog::Catalog;
 
 /// An event that two policies answer differently. Serialised names are part of the output
 /// of `policy diff`.

@@ -9,9 +9,9 @@ use super::rule::{Compared, How};
 use super::standard::{self, Standard};
 use super::{Answer, EventVariable, NodeVariable, Policy, Rule, RuleKind, RuleSet, event_variable};
 use crate::brake::Brake;
-use crate::catalog::Catalog;
 use crate::nearest::nearest;
 use crate::node::NodeView;
+use diagnosis::catalog::Catalog;
 
 /// Events that are named one by one in a warning.
 const NAMED: usize = 8;

@@ -8,7 +8,7 @@ use contract::{
     EVENT_VERSION, Entity, HealthEvent, ProcessingStrategy, RecommendedAction, action_name, keys,
 };
 
-use crate::catalog::{Catalog, Verdict};
+use diagnosis::catalog::{Catalog, Verdict};
 
 /// An event of a known kind.
 #[derive(Clone, Debug, PartialEq)]

@@ -41,7 +41,7 @@ fn node(metadata: Value) -> NodeView {
 
 struct World {
     source: Option<Source<'static>>,
-    acting: Acting,
+    acting: Mode,
     connected: Option<bool>,
     listed: bool,
     view: Option<NodeView>,
@@ -54,7 +54,7 @@ struct World {
 fn world() -> World {
     World {
         source: None,
-        acting: Acting::Act,
+        acting: Mode::Act,
         connected: Some(true),
         listed: true,
         view: Some(node(json!({}))),
@@ -114,8 +114,8 @@ fn the_first_thing_that_stands_in_the_way_is_the_answer() {
             "the cluster has no node of the name n1",
             1,
         ),
-        (|world| world.acting = Acting::Observe, "observing only", 1),
-        (|world| world.acting = Acting::DryRun, "a dry run", 1),
+        (|world| world.acting = Mode::Observe, "observing only", 1),
+        (|world| world.acting = Mode::DryRun, "a dry run", 1),
         (
             |world| world.anothers = true,
             "the session of another gpuwarden",
@@ -139,7 +139,7 @@ fn the_first_thing_that_stands_in_the_way_is_the_answer() {
         (failed, "has not taken the change: 1 attempt", 1),
         (
             |world| {
-                world.acting = Acting::Observe;
+                world.acting = Mode::Observe;
                 world.faults.clear();
             },
             "observing only: nothing is decided (and one more reason below)",

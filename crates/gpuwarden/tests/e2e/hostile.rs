@@ -42,7 +42,7 @@ const MOST_MEMORY: u64 = 256;
 /// What a cordon may take under attack, in the soak.
 const SECOND: Duration = Duration::from_secs(1);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Attack {
     /// Tells the ids of log records that are yet to come, so that they look like retries.
     ForgesRecords,
@@ -87,7 +87,8 @@ async fn real_faults_take_effect_whatever_an_unprivileged_process_does() -> anyh
     };
     let asked = std::env::var("GPUWARDEN_SOAK_SECONDS");
     let duration = Duration::from_secs(asked.map_or(Ok(0), |text| text.parse())?);
-    let (begin, mut turns, mut slowest) = (Instant::now(), 0, Duration::ZERO);
+    let (begin, mut turns) = (Instant::now(), 0);
+    let mut slowest = (Duration::ZERO, None);
     let mut failed = Vec::new();
     loop {
         for attack in ATTACKS {
@@ -95,7 +96,7 @@ async fn real_faults_take_effect_whatever_an_unprivileged_process_does() -> anyh
                 Ok(took) if !duration.is_zero() && took > SECOND => {
                     failed.push(format!("{attack:?}: the cordon took {took:?}"));
                 }
-                Ok(took) => slowest = slowest.max(took),
+                Ok(took) => slowest = slowest.max((took, Some(attack))),
                 Err(error) => failed.push(format!("{attack:?}: {error:#}")),
             }
             turns += 1;
@@ -104,7 +105,7 @@ async fn real_faults_take_effect_whatever_an_unprivileged_process_does() -> anyh
             break;
         }
     }
-    println!("{turns} attacks; the slowest cordon took {slowest:?}");
+    println!("{turns} attacks; the slowest cordon: {slowest:?}");
     ensure!(
         failed.is_empty(),
         "{} of {turns} attacks succeeded:\n\n{}",

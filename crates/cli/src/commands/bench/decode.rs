@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
-use domain::decode::KernelLogDecoder;
+use diagnosis::decode::KernelLogDecoder;
 use host::kernel_log::parse_kmsg;
 use jiff::Timestamp;
 use regex::bytes::RegexSet;

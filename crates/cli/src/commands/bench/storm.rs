@@ -142,7 +142,7 @@ fn lines() -> String {
 mod tests {
     use std::collections::BTreeSet;
 
-    use domain::decode::KernelLogDecoder;
+    use diagnosis::decode::KernelLogDecoder;
     use jiff::Timestamp;
 
     use super::*;

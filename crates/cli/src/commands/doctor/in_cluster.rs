@@ -1,7 +1,7 @@
 //! The cluster: whether it can be reached, its version and clock, this machine's node,
 //! permissions, what people have set there, and a policy that is kept there.
 
-use cluster::{Cluster, ObjectError, ServerInfo};
+use cluster::{ApiError, Cluster, ServerInfo};
 use contract::keys;
 use domain::brake::pause::Pause;
 use domain::brake::switch::{State, Switch};
@@ -420,7 +420,7 @@ async fn policy(cluster: &Cluster, namespace: &str, name: &str, key: &str) -> Fi
     parsed(&place, text, fix)
 }
 
-fn not_looked_at(check: &'static str, error: &ObjectError) -> Finding {
+fn not_looked_at(check: &'static str, error: &ApiError) -> Finding {
     Finding::warning(
         check,
         format!("cannot be looked at: {}", causes(error)),

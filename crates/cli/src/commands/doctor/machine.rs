@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use domain::catalog::Catalog;
+use diagnosis::catalog::Catalog;
 use domain::nearest::nearest;
 use domain::policy::Policy;
 use domain::policy::lint::lint;

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
-use domain::catalog::Catalog;
+use diagnosis::catalog::Catalog;
 use domain::policy::cases::{self, Cases, Outcome};
 use serde::Serialize;
 

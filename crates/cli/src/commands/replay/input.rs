@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, bail};
 use contract::{HealthEvent, json};
-use domain::catalog::Catalog;
+use diagnosis::catalog::Catalog;
 use domain::event::{normalise, validate};
 use jiff::Timestamp;
 use serde_json::Value;

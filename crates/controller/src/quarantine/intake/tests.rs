@@ -4,6 +4,7 @@ use std::sync::Arc;
 use contract::HealthEvent;
 use domain::brake::NodeLabel;
 use domain::event::normalise;
+use domain::fleet::Fleet;
 use domain::session::{Failure, Phase};
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
@@ -49,6 +50,18 @@ fn config(mode: Mode, store: &Arc<dyn EventStore>) -> Config {
     }
 }
 
+/// What the fleet would keep now.
+fn kept(fleet: &Fleet) -> Kept {
+    Kept {
+        book: fleet.book().clone(),
+        statuses: fleet.statuses().clone(),
+        recently_out: fleet.recently_out().clone(),
+        begun: fleet.begun(),
+        sessions: BTreeMap::new(),
+        unsaved: BTreeSet::new(),
+    }
+}
+
 fn fault(node: &str, code: u32) -> NewEvent {
     let mut event = HealthEvent {
         agent: "a".into(),
@@ -83,11 +96,11 @@ async fn an_event_that_cannot_be_read_does_not_stop_those_behind_it() {
     );
     let (mut quarantine, _handles) = quarantine(&store);
     quarantine.take_in().await;
-    let codes: Vec<_> = (quarantine.book.faults("n1").iter())
+    let codes: Vec<_> = (quarantine.fleet.book().faults("n1").iter())
         .map(|fault| fault.code.as_str())
         .collect();
     assert_eq!(codes, ["1", "3"]);
-    assert!(quarantine.caught_up && quarantine.troubles().is_empty());
+    assert!(quarantine.fleet.is_caught_up() && quarantine.troubles().is_empty());
     store.close().await;
 }
 
@@ -136,7 +149,7 @@ async fn a_feed_that_fails_holds_nothing_else_up_and_is_told_and_read_again() {
     tokio::time::advance(failed_for(&quarantine)).await;
     tokio::time::resume();
     quarantine.take_in_if_due().await;
-    assert_eq!(quarantine.book.faults("n1").len(), 1);
+    assert_eq!(quarantine.fleet.book().faults("n1").len(), 1);
     quarantine.publish();
     assert!(handles.view.borrow().troubles.is_empty());
     store.close().await;
@@ -202,12 +215,12 @@ async fn of_the_book_only_what_has_changed_is_saved() {
     second.load().await;
     assert_eq!(second.save_at(), None, "not before it has caught up");
     second.take_in().await;
-    assert_eq!(second.book, first.book);
+    assert_eq!(second.fleet.book(), first.fleet.book());
     second.save().await;
     let (mut third, _handles) = quarantine(&store);
     third.load().await;
-    assert_eq!(third.book, first.book);
-    assert!(third.saving.unsaved.is_empty());
+    assert_eq!(third.fleet.book(), first.fleet.book());
+    assert!(!third.fleet.is_unsaved());
     store.close().await;
 }
 
@@ -221,10 +234,11 @@ async fn what_is_saved_in_parts_comes_back_and_what_is_over_goes() {
     second.take_in().await;
     let report = serde_json::json!({"id": "r", "healthy": false, "faults": ["f"]});
     let ledger = serde_json::json!({"session": null, "counted": [], "reports": [report]});
-    second
-        .statuses
-        .restore("n3", serde_json::from_value(ledger).unwrap());
-    second.saving.unsaved.insert("n3".to_owned());
+    let mut with_report = kept(&second.fleet);
+    let ledger = serde_json::from_value(ledger).unwrap();
+    with_report.statuses.restore("n3", ledger);
+    with_report.unsaved.insert("n3".to_owned());
+    second.fleet.restore(with_report, now());
     second.save().await;
     let saved = store.checkpoint(CONSUMER).await.unwrap().unwrap();
     assert!(
@@ -235,14 +249,14 @@ async fn what_is_saved_in_parts_comes_back_and_what_is_over_goes() {
     let (mut third, _handles) = quarantine(&store);
     third.load().await;
     assert_eq!(
-        (&third.book, &third.statuses),
-        (&second.book, &second.statuses)
+        (third.fleet.book(), third.fleet.statuses()),
+        (second.fleet.book(), second.fleet.statuses())
     );
 
     // What is over leaves nothing behind but that its check was heard of.
     store.append(vec![recovery("n1")]).await.unwrap();
     third.take_in().await;
-    third.forget_statuses("n3");
+    third.publish(); // The cluster has no such node.
     third.save().await;
     assert!(part(directory.path(), "n3").is_none());
     let left = part(directory.path(), "n1").unwrap();
@@ -267,8 +281,8 @@ async fn a_book_of_any_size_is_saved() {
     assert!(first.saving.failure.is_none());
     let (mut second, _handles) = quarantine(&store);
     second.load().await;
-    assert_eq!(second.book, first.book);
-    assert_eq!(second.book.nodes().count(), 40);
+    assert_eq!(second.fleet.book(), first.fleet.book());
+    assert_eq!(second.fleet.book().nodes().count(), 40);
     store.close().await;
 }
 
@@ -318,7 +332,7 @@ async fn who_only_observes_keeps_no_events_for_their_status() {
     for mode in [Mode::Observe, Mode::DryRun] {
         let (mut quarantine, _handles) = quarantine_that(mode, &store);
         quarantine.take_in().await;
-        assert_eq!(quarantine.statuses.nodes().count(), 0, "{mode:?}");
+        assert_eq!(quarantine.fleet.statuses().nodes().count(), 0, "{mode:?}");
     }
     store.close().await;
 }
@@ -336,19 +350,34 @@ async fn the_brakes_window_is_remembered_over_a_restart() {
     let (mut first, _handles) = restarted(Mode::Act).await;
     first.save().await;
     assert_eq!(first.save_at(), None);
-    first.brake.back("n1", Some(now()));
+    let back = |quarantine: &mut Quarantine, node: &str| {
+        let recently_out = [(node.to_owned(), now())].into();
+        let kept = kept(&quarantine.fleet);
+        quarantine.fleet.restore(
+            Kept {
+                recently_out,
+                ..kept
+            },
+            now(),
+        );
+        quarantine.fleet.still_unsaved(Unsaved {
+            recently_out: true,
+            ..Unsaved::default()
+        });
+    };
+    back(&mut first, "n1");
     assert!(first.save_at().is_some(), "also without a new event");
     first.save().await;
     let (second, _handles) = restarted(Mode::Act).await;
-    assert_eq!(second.brake.recent(), first.brake.recent());
-    assert_eq!(second.brake.recent().len(), 1);
+    assert_eq!(second.fleet.recently_out(), first.fleet.recently_out());
+    assert_eq!(second.fleet.recently_out().len(), 1);
 
     // What a dry run pretends does not count for whoever acts next.
     let (mut dry, _handles) = restarted(Mode::DryRun).await;
-    dry.brake.back("n2", Some(now()));
+    back(&mut dry, "n2");
     dry.save().await;
     let (next, _handles) = restarted(Mode::Act).await;
-    assert!(!next.brake.recent().contains_key("n2"));
+    assert!(!next.fleet.recently_out().contains_key("n2"));
     store.close().await;
 }
 
@@ -363,33 +392,43 @@ async fn sessions_go_on_over_a_restart_where_they_are_acted_on() {
         (quarantine, handles)
     };
     let (mut first, _handles) = restarted(Mode::Act).await;
-    let session = &mut first.entry("n1").session;
+    let mut session = Session::idle(now());
     (session.phase, session.asked) = (Phase::Quarantining, true);
     session.pending_since = Some(now());
     session.failed(Failure::Error { retry_after: None }, now());
     session.returns.push(now());
+    let put = |quarantine: &mut Quarantine, node: &str, session: Session| {
+        let sessions = [(node.to_owned(), session)].into();
+        let unsaved = [node.to_owned()].into();
+        let kept = kept(&quarantine.fleet);
+        quarantine.fleet.restore(
+            Kept {
+                sessions,
+                unsaved,
+                ..kept
+            },
+            now(),
+        );
+    };
+    put(&mut first, "n1", session.clone());
     let kept = session.clone().restored(now());
     assert!(session.not_before.is_some() && kept.not_before.is_none());
-    first.session_changed("n1");
     first.save().await;
 
     for mode in [Mode::DryRun, Mode::Observe] {
         let (mut other, _handles) = restarted(mode).await;
-        assert!(!other.nodes.contains_key("n1"), "{mode:?}");
-        other.entry("n2").session.phase = Phase::Quarantining;
-        other.session_changed("n2");
-        other.saving.unsaved.insert("n2".to_owned());
+        assert!(!other.fleet.knows("n1"), "{mode:?}");
+        put(&mut other, "n2", session.clone());
         other.save().await;
     }
     let (mut second, _handles) = restarted(Mode::Act).await;
-    assert_eq!(second.nodes["n1"].session, kept);
-    assert!(second.dirty.contains("n1") && !second.nodes.contains_key("n2"));
+    assert_eq!(second.fleet.session("n1"), Some(&kept));
+    assert!(!second.fleet.knows("n2"));
     // What has nothing to tell is not kept.
-    second.entry("n1").session = Session::idle(now());
-    second.session_changed("n1");
+    put(&mut second, "n1", Session::idle(now()));
     second.save().await;
     let (third, _handles) = restarted(Mode::Act).await;
-    assert!(!third.nodes.contains_key("n1"));
+    assert!(!third.fleet.knows("n1"));
     store.close().await;
 }
 
@@ -399,10 +438,10 @@ async fn a_store_is_as_old_as_its_first_checkpoint() {
     let store = open(directory.path());
     for clock in [now, || now() + jiff::SignedDuration::from_secs(9)] {
         let (mut quarantine, _handles) = quarantine(&store);
-        quarantine.turned_at = clock();
+        quarantine.fleet.decide(clock());
         quarantine.load().await;
         quarantine.take_in().await;
-        assert_eq!(quarantine.saving.begun, now());
+        assert_eq!(quarantine.fleet.begun(), now());
         quarantine.save().await;
     }
     store.close().await;
@@ -416,10 +455,12 @@ async fn statuses_over_which_we_panic_are_given_up_after_a_while() {
     let store = open(directory.path());
     let (mut quarantine, _handles) = quarantine(&store);
     let due = serde_json::json!({"Cancel": {"node": "n1"}});
-    quarantine.statuses = serde_json::from_value(serde_json::json!({"due": [due]})).unwrap();
+    let statuses = serde_json::from_value(serde_json::json!({"due": [due]})).unwrap();
+    let kept = kept(&quarantine.fleet);
+    quarantine.fleet.restore(Kept { statuses, ..kept }, now());
     let tries = (1..100).find(|_| {
         quarantine.statuses_written(Ok((1, Err(Failed::Panicked))));
-        quarantine.statuses.due(1).is_empty()
+        quarantine.fleet.due_statuses(1).is_empty()
     });
     assert_eq!(tries, Some(5));
     store.close().await;
@@ -473,9 +514,9 @@ async fn a_place_that_is_lost_is_the_start_of_what_is_stored() {
 
     let (mut second, _handles) = quarantine(&store);
     second.load().await;
-    assert_eq!(second.book.applied(), Position::START);
+    assert_eq!(second.fleet.book().applied(), Position::START);
     second.take_in().await;
-    assert_eq!(second.book, first.book);
-    assert_eq!(second.book.faults("n1").len(), 1);
+    assert_eq!(second.fleet.book(), first.fleet.book());
+    assert_eq!(second.fleet.book().faults("n1").len(), 1);
     store.close().await;
 }

@@ -46,7 +46,7 @@ async fn what_was_never_read_is_not_said_to_be_missing() {
         assert_eq!(switches.said, None, "{refused}");
     }
     // Nobody can close what cannot be read: the window begins with the process.
-    assert_eq!(switches.reset_at(), Some(at(1)));
+    assert_eq!(switches.switched().reset_at, Some(at(1)));
     switches.trip(false, at(2));
     let said = switches.said.as_deref().unwrap();
     assert!(
@@ -58,7 +58,7 @@ async fn what_was_never_read_is_not_said_to_be_missing() {
     switches.take_in(breaker(ConfigMapEvent::Missing), false, at(3));
     let said = "circuit breaker CLOSED: the ConfigMap did not exist";
     assert_eq!(switches.said.as_deref(), Some(said));
-    assert_eq!(switches.reset_at(), Some(at(3)));
+    assert_eq!(switches.switched().reset_at, Some(at(3)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -66,7 +66,9 @@ async fn a_refusal_counts_only_where_it_lasts() {
     let mut switches = switches().await;
     let own = |event| Arrival::Own(event);
     switches.take_in(own(ConfigMapEvent::Missing), false, at(1));
-    let held = |switches: &Switches| matches!(switches.stop(true, at(1)), Some(Hold::Unread(_)));
+    let held = |switches: &Switches| {
+        matches!(switches.switched().stop(true, at(1)), Some(Hold::Unread(_)))
+    };
     for (refused, seconds, expected) in [
         (true, 0, true),
         (true, 59, true),
@@ -89,7 +91,7 @@ async fn a_refusal_counts_only_where_it_lasts() {
     );
     map.data.extend([tripped]);
     switches.take_in(breaker(ConfigMapEvent::Seen(map)), false, at(1));
-    assert_eq!(switches.stop(true, at(1)), Some(Hold::Tripped));
+    assert_eq!(switches.switched().stop(true, at(1)), Some(Hold::Tripped));
 }
 
 #[tokio::test]
@@ -99,11 +101,11 @@ async fn what_cannot_be_written_is_said_once_and_resets_the_window_once() {
     let said = switches.said.clone().unwrap();
     for second in 2..5 {
         let message = "namespaces \"ns\" not found".to_owned();
-        let error = Arrival::Written(Err(ObjectError::NotFound { message }));
+        let error = Arrival::Written(Err(ApiError::NotFound { message }));
         switches.take_in(error, false, at(second));
         switches.write(false);
         assert!(!switches.is_news(&said));
-        assert_eq!(switches.reset_at(), Some(at(1)));
+        assert_eq!(switches.switched().reset_at, Some(at(1)));
     }
     // It is written down with it once there is a place for it.
     let annotations = change(&Switch::default(), &switches.switch).annotations;
@@ -158,9 +160,13 @@ async fn one_that_is_deleted_holds_for_a_while_and_its_successor_is_an_edit() {
             assert!(!switches.absent && switches.wake_at().is_none());
         }
         assert_eq!(switches.state() == keys::BREAKER_CLOSED, closed);
-        assert_eq!(switches.reset_at(), closed.then_some(at(4)));
+        assert_eq!(switches.switched().reset_at, closed.then_some(at(4)));
         let dropped = (successor == Some("CREATE")).then_some(at(4));
-        assert_eq!(switches.dropped_at(), dropped, "{seconds} {successor:?}");
+        assert_eq!(
+            switches.switched().dropped_at,
+            dropped,
+            "{seconds} {successor:?}"
+        );
     }
 }
 
@@ -187,7 +193,7 @@ async fn a_trip_while_a_write_is_under_way_is_kept_and_written_behind_it() {
     // Then a person closes it.
     switches.take_in(seen(map(3, "CLOSED", "RESUME", Some(3))), true, at(5));
     assert_eq!(switches.state(), keys::BREAKER_CLOSED);
-    assert_eq!(switches.reset_at(), Some(at(5)));
+    assert_eq!(switches.switched().reset_at, Some(at(5)));
 }
 
 #[tokio::test]
@@ -195,9 +201,9 @@ async fn an_edit_while_a_write_is_under_way_is_taken_in_and_written_behind_it() 
     let mut switches = switches().await;
     switches.take_in(seen(map(1, "TRIPPED", "RESUME", None)), true, at(1));
     switches.take_in(seen(map(2, "CLOSED", "CREATE", Some(1))), true, at(2));
-    assert_eq!(switches.dropped_at(), Some(at(2)));
+    assert_eq!(switches.switched().dropped_at, Some(at(2)));
     switches.writing = JoinSet::new();
-    let conflict = || Arrival::Written(Err(ObjectError::Conflict));
+    let conflict = || Arrival::Written(Err(ApiError::Conflict { status: 409 }));
     switches.take_in(conflict(), true, at(3));
     assert_eq!(switches.writing.len(), 1, "on what was seen meanwhile");
     switches.writing = JoinSet::new();
@@ -206,7 +212,7 @@ async fn an_edit_while_a_write_is_under_way_is_taken_in_and_written_behind_it() 
         switches.writing.is_empty(),
         "the watch has to bring it first"
     );
-    assert_eq!(switches.dropped_at(), Some(at(2)));
+    assert_eq!(switches.switched().dropped_at, Some(at(2)));
 }
 
 #[tokio::test]
@@ -218,7 +224,7 @@ async fn a_drop_in_the_future_dismisses_what_was_before_it_was_seen() {
         map.annotations.extend([future]);
         // Where it cannot be written, it is read again and again.
         switches.take_in(seen(map), false, at(second));
-        assert_eq!(switches.dropped_at(), Some(at(5)));
+        assert_eq!(switches.switched().dropped_at, Some(at(5)));
         assert!(switches.notes()[0].contains(keys::DROPPED_AT));
         let change = change(&switches.in_cluster(), &switches.switch);
         assert_eq!(
@@ -247,9 +253,9 @@ async fn while_one_is_absent_nothing_is_written_and_what_was_dropped_stays_dropp
     tokio::time::advance(ABSENT_AFTER).await;
     assert!(switches.wake(true, at(5)));
     assert_eq!(switches.state(), keys::BREAKER_CLOSED);
-    assert_eq!(switches.reset_at(), Some(at(5)));
+    assert_eq!(switches.switched().reset_at, Some(at(5)));
     assert_eq!(
-        (switches.dropped_at(), switches.writing.len()),
+        (switches.switched().dropped_at, switches.writing.len()),
         (Some(at(1)), 1)
     );
 }

@@ -1,20 +1,19 @@
 //! A simulator: random faults, recoveries, people, crashes and lost answers on a whole
-//! cluster, against what the brake promises.
+//! cluster and the decisions of production ([`crate::fleet`]), against what the brake promises.
 
-use std::sync::LazyLock;
+use std::sync::{Arc, LazyLock};
 
 use contract::{BehaviourOverrides, HealthEvent};
 use proptest::prelude::*;
 
 use super::*;
-use crate::assess::{Desired, assess};
 use crate::event::{Record, normalise};
-use crate::fault::FaultBook;
-use crate::future::FutureTimes;
-use crate::node::NodeView;
+use crate::fleet::{Answer, Effect, Fleet, Found, Input, Mode, Owns, Planned, Settings, Switched};
+use crate::node::{NodeChange, NodeView};
 use crate::policy::Policy;
-use crate::session::ownership::{self, Ownership};
-use crate::session::{Failure, Intent, Phase, Session, step};
+use crate::position::Position;
+use crate::session::ownership::Ownership;
+use crate::session::{Intent, Phase};
 
 /// One cheap rule: what matters here is who goes when.
 static POLICY: LazyLock<Policy> = LazyLock::new(|| {
@@ -25,22 +24,19 @@ static POLICY: LazyLock<Policy> = LazyLock::new(|| {
 
 /// A whole cluster, and a controller that may crash at any time.
 struct World {
-    policy: Policy,
-    book: FaultBook,
+    policy: Arc<Policy>,
+    /// The controller. What it sees of the nodes may lag behind.
+    fleet: Fleet,
+    /// What the store has.
+    stored: Vec<Record>,
     /// The nodes as they are.
     nodes: BTreeMap<String, NodeView>,
-    /// The nodes as the controller has last seen them; may lag behind.
-    seen: BTreeMap<String, NodeView>,
-    sessions: BTreeMap<String, Session>,
     /// Patches whose answer was lost: they may have been made. Until when that counts.
     uncertain: BTreeMap<String, Timestamp>,
-    recent: BTreeMap<String, Timestamp>,
     /// Nodes whose session began by force.
     forced: BTreeSet<String>,
-    stop: Option<Hold>,
-    dropped_at: Option<Timestamp>,
+    switched: Switched,
     now: Timestamp,
-    seq: u64,
 }
 
 /// What may happen.
@@ -73,26 +69,64 @@ impl World {
             }
             (name, node)
         });
-        let nodes: BTreeMap<String, NodeView> = nodes.collect();
-        Self {
+        let policy = Arc::new(policy);
+        let now = at(1_800_000_000);
+        let mut world = Self {
+            fleet: controller(&policy, now),
             policy,
-            book: FaultBook::default(),
-            seen: nodes.clone(),
-            nodes,
-            sessions: BTreeMap::new(),
+            stored: Vec::new(),
+            nodes: nodes.collect(),
             uncertain: BTreeMap::new(),
-            recent: BTreeMap::new(),
             forced: BTreeSet::new(),
-            stop: None,
-            dropped_at: None,
-            now: at(1_800_000_000),
-            seq: 0,
+            switched: Switched::default(),
+            now,
+        };
+        world.begin();
+        world
+    }
+
+    /// Lets the controller begin: what is stored and what is on the nodes is all that it knows.
+    fn begin(&mut self) {
+        self.fleet = controller(&self.policy, self.now);
+        self.uncertain.clear();
+        for record in &self.stored {
+            self.fleet.record(record, self.now);
         }
+        self.take(Input::CaughtUp);
+        self.switch();
+        self.take(Input::ListBegun);
+        let nodes: Vec<NodeView> = self.nodes.values().cloned().collect();
+        for node in nodes {
+            self.take(Input::Seen(Arc::new(node)));
+        }
+        self.take(Input::Listed);
+    }
+
+    fn take(&mut self, input: Input) {
+        self.fleet.take(input, self.now);
+    }
+
+    /// Tells the controller what people have set.
+    fn switch(&mut self) {
+        let switched = Box::new(self.switched.clone());
+        self.take(Input::Switched(switched));
+    }
+
+    fn stop(&mut self, stop: bool) {
+        self.switched.breaker = stop.then_some(Hold::Tripped);
+        self.switch();
+    }
+
+    /// Makes a node what it is from now on.
+    fn put(&mut self, mut node: NodeView) {
+        let version: u64 = node.resource_version.parse().unwrap_or_default();
+        node.resource_version = (version + 1).to_string();
+        self.nodes.insert(node.name.clone(), node);
     }
 
     fn event(&mut self, node: usize, healthy: bool, force: bool) {
         self.now += SignedDuration::from_secs(1);
-        self.seq += 1;
+        let seq = self.stored.len() as u64 + 1;
         let mut event = HealthEvent {
             agent: "gpu-health-monitor".into(),
             component_class: "GPU".into(),
@@ -100,125 +134,90 @@ impl World {
             node_name: format!("n{node}"),
             is_fatal: !healthy,
             is_healthy: healthy,
-            message: format!("report {}", self.seq),
+            message: format!("report {seq}"),
             quarantine_overrides: force.then_some(BehaviourOverrides { force, skip: false }),
             ..HealthEvent::default()
         };
         normalise(&mut event, self.now);
         let record = Record {
-            seq: self.seq.into(),
+            seq: seq.into(),
             id: event.id.clone(),
             created_at: self.now,
             event,
         };
-        self.book.record(&record);
-    }
-
-    fn desired(&self, name: &str) -> Desired {
-        let node = &self.seen[name];
-        let dismissed = ownership::dismissal(node, self.dropped_at, &FutureTimes::default());
-        assess(self.book.faults(name), &self.policy, node, dismissed)
-    }
-
-    fn out(&self, name: &str) -> Option<Out> {
-        let own = Ownership::read(&self.seen[name]);
-        let in_doubt = (self.uncertain.get(name)).is_some_and(|until| self.now < *until);
-        own.map(|own| Out {
-            since: own.since,
-            forced: own.forced(),
-        })
-        .or(in_doubt.then_some(Out {
-            since: Some(self.now),
-            forced: false,
-        }))
+        self.fleet.record(&record, self.now);
+        self.stored.push(record);
     }
 
     /// What the watch brings: within [`DOUBT`] everything, and often sooner.
     fn watch(&mut self, luck: &mut impl FnMut() -> u8) {
-        for (name, node) in &self.nodes {
-            let late = (self.uncertain.get(name)).is_none_or(|until| self.now >= *until);
+        let nodes: Vec<NodeView> = self.nodes.values().cloned().collect();
+        for node in nodes {
+            let doubt = self.uncertain.get(&node.name);
+            let late = doubt.is_none_or(|until| self.now >= *until);
             if late || luck() > 4 {
-                self.seen.insert(name.clone(), node.clone());
+                self.take(Input::Seen(Arc::new(node)));
             }
         }
     }
 
-    /// One round of the controller: plan, then a step for each node. `luck` says of each
-    /// patch whether it is refused, or made or not made without an answer.
+    /// One round of the controller. `luck` says of each patch whether it is refused, or made or
+    /// not made without an answer.
     fn round(&mut self, luck: &mut impl FnMut() -> u8) {
         self.now += SignedDuration::from_secs(2);
         self.watch(luck);
-        let names: Vec<String> = self.nodes.keys().cloned().collect();
-        let candidates = names
-            .iter()
-            .filter(|name| self.out(name).is_none())
-            .filter_map(|name| {
-                let desired = self.desired(name);
-                Candidate::of(name, &desired, self.sessions.get(name))
-            })
-            .collect();
-        let plan = plan(Question {
-            brake: Some(&self.policy.brake),
-            gpu_label: &gpu_label(),
-            members: names
-                .iter()
-                .map(|name| Member {
-                    name,
-                    labels: &self.seen[name].labels,
-                    out: self.out(name),
-                })
-                .collect(),
-            recent: &self.recent,
-            reset_at: None,
-            stop: self.stop.clone(),
-            candidates,
-            now: self.now,
-        });
-        for name in &names {
-            let session = self
-                .sessions
-                .remove(name)
-                .unwrap_or_else(|| Session::idle(self.now));
-            let in_doubt = self.uncertain.contains_key(name);
-            // What is in doubt is counted, and tried again only where nothing stops it.
-            let hold = (plan.held.get(name)).or(self.stop.as_ref().filter(|_| in_doubt));
-            let desired = self.desired(name);
-            let seen = &self.seen[name];
-            let marks = self.policy.marks();
-            let step = step(&session, &desired, Some(seen), &marks, hold, self.now);
-            let mut session = step.session;
-            if let Some(patch) = step.patch {
-                let taking_out = patch.intent == Intent::Quarantine;
-                if taking_out && desired.forced_by.is_some() {
-                    self.forced.insert(name.clone());
-                }
-                // A patch holds only where the node is as it was seen.
-                let real = &self.nodes[name];
-                let fits = Ownership::read(real) == Ownership::read(seen)
-                    && real.unschedulable == seen.unschedulable;
-                let after = seen.after(&patch.change);
-                let luck = luck();
-                if !fits || luck == 0 {
-                    session.failed(Failure::Conflict, self.now);
-                    self.seen.insert(name.clone(), self.nodes[name].clone());
-                    self.uncertain.remove(name);
-                } else if luck <= 2 {
-                    // The answer is lost; with 1 it was made all the same.
-                    session.failed(Failure::Error { retry_after: None }, self.now);
-                    if luck == 1 {
-                        self.nodes.insert(name.clone(), after);
+        // What it has asked of the store it decides about in the same round.
+        for _ in 0..2 {
+            for effect in self.fleet.decide(self.now) {
+                match effect {
+                    Effect::Patch(planned) => self.patch(*planned, luck()),
+                    Effect::LookUp { node, ids } => {
+                        let found = ids.into_iter().map(|id| (id, Found::Current)).collect();
+                        let found = Some(found);
+                        self.take(Input::Found { node, found });
                     }
-                    if taking_out {
-                        self.uncertain.insert(name.clone(), self.now + DOUBT);
-                    }
-                } else {
-                    self.nodes.insert(name.clone(), after.clone());
-                    self.seen.insert(name.clone(), after);
-                    self.uncertain.remove(name);
+                    Effect::Append { node, .. } => panic!("{node} lists what nobody has stored"),
+                    _ => {}
                 }
             }
-            self.sessions.insert(name.clone(), session);
         }
+    }
+
+    fn patch(&mut self, planned: Planned, luck: u8) {
+        let node = planned.node;
+        let taking_out = planned.patch.intent == Intent::Quarantine;
+        if taking_out && self.fleet.desired(&node).forced_by.is_some() {
+            self.forced.insert(node.clone());
+        }
+        // A patch holds only where the node is as it was seen.
+        let (real, seen) = (self.nodes[&node].clone(), planned.view);
+        let fits = Ownership::read(&real) == Ownership::read(&seen)
+            && real.unschedulable == seen.unschedulable;
+        let after = real.after(&planned.patch.change);
+        let answer = if !fits || luck == 0 {
+            self.uncertain.remove(&node);
+            self.take(Input::Seen(Arc::new(real)));
+            Answer::Conflict
+        } else if luck <= 2 {
+            // The answer is lost; with 1 it was made all the same.
+            if luck == 1 {
+                self.put(after);
+            }
+            if taking_out {
+                self.uncertain.insert(node.clone(), self.now + DOUBT);
+            }
+            Answer::Unknown
+        } else {
+            self.put(after);
+            self.uncertain.remove(&node);
+            Answer::Made(Arc::new(self.nodes[&node].clone()))
+        };
+        self.take(Input::Answered { node, answer });
+    }
+
+    fn phase(&self, name: &str) -> Phase {
+        let session = self.fleet.session(name);
+        session.map_or(Phase::Idle, |session| session.phase)
     }
 
     /// Nodes out of service and allowed, and forced ones, for each group of each budget.
@@ -244,6 +243,21 @@ impl World {
         }
         counts
     }
+}
+
+/// A controller that knows nothing yet.
+fn controller(policy: &Arc<Policy>, now: Timestamp) -> Fleet {
+    let settings = Settings {
+        mode: Mode::Act,
+        owns: Owns::All,
+        cluster: true,
+        store: "store".to_owned(),
+        since: Position::START,
+        brake: true,
+        gpu_label: gpu_label(),
+        retention: SignedDuration::MAX,
+    };
+    Fleet::new(settings, Some(Arc::clone(policy)), now)
 }
 
 fn happening(nodes: usize) -> impl Strategy<Value = Happening> {
@@ -289,12 +303,12 @@ fn a_lost_answer_counts_until_it_is_known_even_if_the_fault_recovers_meanwhile()
     // Made, and neither the answer nor the watch tells of it.
     world.round(&mut || 1);
     assert_eq!((out(&world), world.uncertain.len()), (1, 1));
-    assert!(Ownership::read(&world.seen["n0"]).is_none());
+    assert!(Ownership::read(world.fleet.view("n0").unwrap()).is_none());
     world.event(0, true, false);
     world.event(1, false, false);
     world.round(&mut || 3);
     assert_eq!(out(&world), 1, "the room may be taken");
-    assert_eq!(world.sessions["n1"].phase, Phase::Held);
+    assert_eq!(world.phase("n1"), Phase::Held);
     // Once it is seen it is given back, and the next one goes.
     world.now += DOUBT;
     for _ in 0..3 {
@@ -325,19 +339,19 @@ proptest! {
                 Happening::Fault { node, force } => world.event(node % nodes, false, force),
                 Happening::Recovery { node } => world.event(node % nodes, true, false),
                 Happening::Uncordon { node } => {
-                    if let Some(node) = world.nodes.get_mut(&format!("n{}", node % nodes)) {
-                        node.unschedulable = false;
-                    }
+                    let uncordon = NodeChange {
+                        unschedulable: Some(false),
+                        ..NodeChange::default()
+                    };
+                    let node = world.nodes[&format!("n{}", node % nodes)].after(&uncordon);
+                    world.put(node);
                 }
-                Happening::Stop(stop) => world.stop = stop.then_some(Hold::Tripped),
-                Happening::Drop => world.dropped_at = Some(world.now),
-                Happening::Crash => {
-                    // What is on the nodes is all that stays.
-                    world.sessions.clear();
-                    world.uncertain.clear();
-                    world.seen = world.nodes.clone();
-                    world.recent.clear();
+                Happening::Stop(stop) => world.stop(stop),
+                Happening::Drop => {
+                    world.switched.dropped_at = Some(world.now);
+                    world.switch();
                 }
+                Happening::Crash => world.begin(),
                 Happening::Wait(seconds) => world.now += SignedDuration::from_secs(seconds),
             }
             let before = world.counts();
@@ -356,7 +370,7 @@ proptest! {
                 );
             }
         }
-        world.stop = stopped_at_the_end.then_some(Hold::Tripped);
+        world.stop(stopped_at_the_end);
         for node in 0..nodes {
             world.event(node, true, false);
         }
@@ -366,7 +380,7 @@ proptest! {
         }
         for (name, node) in &world.nodes {
             prop_assert!(Ownership::read(node).is_none() && !node.unschedulable, "{name} is kept");
-            prop_assert_eq!(world.sessions[name].phase, Phase::Idle);
+            prop_assert_eq!(world.phase(name), Phase::Idle);
         }
     }
 

@@ -7,10 +7,10 @@ use std::time::Duration;
 
 use agent::kernel_log::events_of_finding;
 use contract::HealthEvent;
-use domain::catalog::Catalog;
-use domain::decode::KernelLogDecoder;
+use diagnosis::catalog::Catalog;
+use diagnosis::decode::KernelLogDecoder;
+use diagnosis::fold::Fold;
 use domain::event::normalise;
-use domain::fold::Fold;
 use host::kernel_log::{LINE_MAX, LineParser, Record};
 use jiff::{SignedDuration, Timestamp, tz::TimeZone};
 

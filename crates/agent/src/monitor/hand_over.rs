@@ -1,0 +1,187 @@
+//! Hands events over to the connector while the monitor goes on: a store that takes nothing for a
+//! while must not make the kernel's ring overwrite what was not read yet.
+
+use std::time::Duration;
+
+use connector::{AcceptError, Caller, Connector};
+use contract::{EVENT_VERSION, HealthEvent, HealthEvents};
+use domain::event::MAX_EVENTS;
+use futures::future::BoxFuture;
+use runtime::logging::chain;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use tokio::time::Instant;
+
+use super::Reporter;
+
+/// Pauses between attempts to hand events over, doubling from the first to the last.
+const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
+/// Attempts with an event that the store alone refuses, before it is given up.
+const REFUSALS: u32 = 3;
+
+/// What is under way to the connector, or when it is tried again.
+pub(super) struct HandOver {
+    under_way: Option<BoxFuture<'static, Answer>>,
+    not_before: Option<Instant>,
+    pause: Duration,
+    refusals: u32,
+}
+
+/// How many events were handed over, and what became of them.
+pub(super) type Answer = (usize, Result<(), AcceptError>);
+
+// === impl HandOver ===
+
+impl HandOver {
+    /// Returns whether something may be handed over now.
+    fn is_free(&mut self) -> bool {
+        if self.not_before.is_some_and(|then| Instant::now() >= then) {
+            self.not_before = None;
+        }
+        self.under_way.is_none() && self.not_before.is_none()
+    }
+
+    /// Returns whether the connector is about to answer.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.under_way.is_some()
+    }
+
+    /// Ends the pause before the next attempt.
+    pub(super) fn try_now(&mut self) {
+        self.not_before = None;
+    }
+
+    /// Hands over what waits.
+    fn begin(&mut self, waiting: &[HealthEvent], connector: &Connector) {
+        // After a refusal one by one, to find the event that is refused.
+        let most = if self.refusals == 0 { MAX_EVENTS } else { 1 };
+        let events: Vec<HealthEvent> = waiting.iter().take(most).cloned().collect();
+        let connector = connector.clone();
+        self.under_way = Some(Box::pin(async move {
+            let count = events.len();
+            let version = EVENT_VERSION;
+            let batch = HealthEvents { version, events };
+            let answer = connector.accept(batch, &Caller::Monitor).await;
+            (count, answer.map(drop))
+        }));
+    }
+
+    /// Returns the next answer of the connector; `None`: the pause before the next attempt is over.
+    /// Waits for ever where there is neither. Cancel-safe.
+    pub(super) async fn next(&mut self) -> Option<Answer> {
+        if let Some(under_way) = &mut self.under_way {
+            let answer = under_way.await;
+            self.under_way = None;
+            return Some(answer);
+        }
+        match self.not_before {
+            Some(then) => tokio::time::sleep_until(then).await,
+            None => std::future::pending().await,
+        }
+        None
+    }
+
+    fn pauses(&mut self) {
+        self.not_before = Some(Instant::now() + self.pause);
+        self.pause = (self.pause * 2).min(PAUSES.1);
+    }
+}
+
+impl Default for HandOver {
+    fn default() -> Self {
+        Self {
+            under_way: None,
+            not_before: None,
+            pause: PAUSES.0,
+            refusals: 0,
+        }
+    }
+}
+
+// === impl Reporter ===
+
+impl<M> Reporter<M>
+where
+    M: Clone + Default + Serialize + DeserializeOwned + Send + Sync + 'static,
+{
+    /// Begins to hand over what waits, if there is something and nothing is under way. What does
+    /// not stand in the file, and would not be found again, is saved first.
+    pub(super) fn begin_hand_over(&mut self) {
+        if self.state.outbox.is_empty() || !self.hand_over.is_free() {
+            return;
+        }
+        let ready = self.state.outbox.get(..self.ready()).unwrap_or_default();
+        if ready.is_empty() {
+            self.save();
+        } else {
+            self.hand_over.begin(ready, &self.connector);
+        }
+    }
+
+    /// Takes in what [`HandOver::next`] brought.
+    pub(super) fn handed_over(&mut self, answer: Option<Answer>) {
+        let Some((count, answer)) = answer else {
+            return;
+        };
+        match answer {
+            Ok(()) => {
+                self.source.handed_over((self.clock)(), 0, Ok(()));
+                self.sent(count);
+                self.hand_over.pause = PAUSES.0;
+                self.hand_over.refusals = self.hand_over.refusals.min(1);
+            }
+            Err(AcceptError::Refused { refused, .. }) => {
+                // All others are stored; these would be refused again and again.
+                let newest = match refused.last() {
+                    Some(last) if last.index + 1 == count => Err(last.problem.to_string()),
+                    _ => Ok(()),
+                };
+                self.refused(refused.len(), newest);
+                self.sent(count);
+            }
+            Err(error) if error.blames_events() => {
+                self.hand_over.refusals += 1;
+                if count == 1 && self.hand_over.refusals > REFUSALS {
+                    let error = chain(&error);
+                    let monitor = self.monitor.name;
+                    tracing::error!(err = %error, monitor, "an event was refused");
+                    self.refused(1, Err(error));
+                    self.sent(1);
+                    self.hand_over.refusals = 1;
+                } else {
+                    self.hand_over.pauses();
+                }
+            }
+            Err(error) => {
+                let monitor = self.monitor.name;
+                tracing::warn!(err = %chain(&error), monitor, "events wait for the store");
+                self.hand_over.pauses();
+            }
+        }
+    }
+
+    /// Events that are given up; `newest`: what became of the newest that was handed over.
+    fn refused(&self, count: usize, newest: Result<(), String>) {
+        for _ in 0..count {
+            self.metrics.refused.inc();
+        }
+        self.source
+            .handed_over((self.clock)(), count as u64, newest);
+    }
+
+    fn sent(&mut self, count: usize) {
+        self.state.outbox.drain(..count);
+        self.ready = self.ready.saturating_sub(count);
+        if let Some(saving) = &mut self.saving {
+            saving.sent(count);
+        }
+        self.changed();
+        if self.state.outbox.is_empty() {
+            // What is refused is among what has gone: the next ones go together again.
+            self.hand_over = HandOver::default();
+            if let Some(saving) = &mut self.saving {
+                saving.soon = true;
+            }
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! What a monitor has to remember over a restart, in a small file that is replaced as a
+//! whole: its own memory, such as its place in a log, the repeats that are counted and not yet
+//! reported, and the events that are on their way to the connector.
+//!
+//! What the monitor would not find again by the same name is written before it is handed over:
+//! counts, and events that are not of a log record. All else may be handed over at once, for what
+//! is read and reported twice is stored once (`event_id` in `domain/src/event.rs`). So a process
+//! that is killed at any moment loses and doubles nothing. It is written, too, when all has been
+//! handed over: an agent whose outbox has delivered an event would deliver it once more. What has
+//! changed otherwise is written once a second at most.
+//!
+//! The file is not synchronised: that would cost a write to the disk a second. After a loss
+//! of power it may be old, or empty (XFS renames before it writes), and then a log is read
+//! as on a first start. What must not be lost with it is the boot: a node that was
+//! power-cycled for a fault would keep it for ever. So the boot stands in a file of its own
+//! beside it, synchronised, and written once a boot.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use contract::{HealthEvent, json};
+use diagnosis::fold::Fold;
+use runtime::logging::chain;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+/// Version of the file's form; another one is not read.
+const VERSION: u32 = 1;
+/// How often what has changed is written: so many seconds of it are found again after a kill.
+const SAVE_EVERY: Duration = Duration::from_secs(1);
+
+/// What is remembered.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct State<M> {
+    version: u32,
+    /// The monitor's own.
+    #[serde(flatten)]
+    pub(super) memory: M,
+    /// The boot in which this was written.
+    pub(super) boot_id: Option<String>,
+    /// Repeats that are counted.
+    pub(super) fold: Fold,
+    /// Events that the connector has not answered for.
+    #[serde(with = "public_forms")]
+    pub(super) outbox: Vec<HealthEvent>,
+}
+
+/// The file, if there is to be one, and that of the boot beside it.
+#[derive(Debug)]
+pub(super) struct StateFile {
+    path: PathBuf,
+    boot_path: PathBuf,
+    /// The boot that stands in its file, on disk.
+    boot_id: Option<String>,
+}
+
+/// Writes the state, one writing at a time, and not on the runtime's own threads.
+pub(super) struct Saving {
+    path: PathBuf,
+    file: Arc<Mutex<StateFile>>,
+    /// The writing, and how many events of the outbox, from its front, will stand in the file.
+    under_way: Option<(JoinHandle<io::Result<()>>, usize)>,
+    /// Whether the state differs from the file.
+    pub(super) changed: bool,
+    /// Whether it differs by what would not be found again: no further event may be handed over
+    /// before it is written.
+    pub(super) first: bool,
+    /// Whether it is to be written at once: what was handed over would be handed over again.
+    pub(super) soon: bool,
+    at: Instant,
+    /// Why it could not be written, as it was last said in the log.
+    pub(super) failed: Option<String>,
+}
+
+/// Why there is no state although there is a file.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LoadError {
+    #[error("cannot read it")]
+    Read(#[source] io::Error),
+    #[error("it is not what gpuwarden writes there")]
+    Form(#[source] serde_json::Error),
+    #[error("it has version {0}, this gpuwarden reads version {VERSION}")]
+    Version(u32),
+}
+
+impl StateFile {
+    /// Returns the files of the monitor of this name.
+    pub(super) fn in_dir(dir: &Path, monitor: &str) -> Self {
+        let boot_path = dir.join(format!("{monitor}-boot"));
+        // What cannot be read is not known, and written again.
+        let boot_id = fs::read_to_string(&boot_path)
+            .ok()
+            .filter(|id| !id.is_empty());
+        Self {
+            path: dir.join(format!("{monitor}.json")),
+            boot_path,
+            boot_id,
+        }
+    }
+
+    /// The last boot whose beginning was told, also where the state is lost.
+    pub(super) fn boot_id(&self) -> Option<&str> {
+        self.boot_id.as_deref()
+    }
+
+    /// Returns what was remembered; `None` on a first start, and where it cannot be read.
+    pub(super) fn remembered<M: DeserializeOwned>(&self) -> Option<State<M>> {
+        self.load().unwrap_or_else(|error| {
+            tracing::warn!(
+                path = %self.path.display(), err = %chain(&error),
+                "what the monitor has remembered is not known: it begins as on a first start"
+            );
+            None
+        })
+    }
+
+    fn load<M: DeserializeOwned>(&self) -> Result<Option<State<M>>, LoadError> {
+        let text = match fs::read(&self.path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(LoadError::Read(error)),
+        };
+        let state: State<M> = serde_json::from_slice(&text).map_err(LoadError::Form)?;
+        if state.version == VERSION {
+            Ok(Some(state))
+        } else {
+            Err(LoadError::Version(state.version))
+        }
+    }
+
+    fn save<M: Serialize>(&mut self, mut state: State<M>) -> io::Result<()> {
+        state.version = VERSION;
+        let text = serde_json::to_vec(&state)?;
+        replace(&self.path, &text, false)?;
+        // Not before the connector has what a new boot mends: until then the boot before
+        // has to be known, for what waits here may be lost.
+        if let Some(boot_id) = &state.boot_id
+            && state.outbox.is_empty()
+            && self.boot_id.as_ref() != Some(boot_id)
+        {
+            replace(&self.boot_path, boot_id.as_bytes(), true)?;
+            self.boot_id = Some(boot_id.clone());
+        }
+        Ok(())
+    }
+}
+
+// === impl Saving ===
+
+impl Saving {
+    /// Returns the writer of a state that was not written yet: the boot has to be, also where
+    /// nothing is ever found.
+    pub(super) fn new(file: StateFile) -> Self {
+        Self {
+            path: file.path.clone(),
+            file: Arc::new(Mutex::new(file)),
+            under_way: None,
+            changed: true,
+            first: true,
+            soon: false,
+            at: Instant::now(),
+            failed: None,
+        }
+    }
+
+    /// Returns the path of the file.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    #[cfg(test)]
+    pub(super) fn file(&self) -> std::sync::Weak<Mutex<StateFile>> {
+        Arc::downgrade(&self.file)
+    }
+
+    /// Returns when what has changed is to be written.
+    pub(super) fn due(&self) -> Option<Instant> {
+        let is_due = self.changed && self.under_way.is_none();
+        let pause = if self.soon {
+            Duration::ZERO
+        } else {
+            SAVE_EVERY
+        };
+        is_due.then(|| self.at + pause)
+    }
+
+    /// Returns whether it is to be written now.
+    pub(super) fn is_due(&self) -> bool {
+        self.due().is_some_and(|due| Instant::now() >= due)
+    }
+
+    /// Returns whether it is being written.
+    pub(super) fn is_under_way(&self) -> bool {
+        self.under_way.is_some()
+    }
+
+    /// Begins to write the state as it is now, unless another one is being written.
+    pub(super) fn begin<M>(&mut self, state: &State<M>)
+    where
+        M: Clone + Serialize + Send + 'static,
+    {
+        if self.under_way.is_some() {
+            return;
+        }
+        (self.changed, self.first, self.soon) = (false, false, false);
+        self.at = Instant::now();
+        let (file, state) = (Arc::clone(&self.file), state.clone());
+        let waiting = state.outbox.len();
+        let writing = tokio::task::spawn_blocking(move || {
+            let mut file = file.lock().unwrap_or_else(PoisonError::into_inner);
+            file.save(state)
+        });
+        self.under_way = Some((writing, waiting));
+    }
+
+    /// Waits until a writing has ended, and returns how; for ever where none is under way.
+    /// Cancel-safe; [`end`](Self::end) has to follow.
+    pub(super) async fn done(this: &mut Option<Self>) -> io::Result<()> {
+        let under_way = this.as_mut().and_then(|saving| saving.under_way.as_mut());
+        match under_way {
+            Some((writing, _)) => writing.await.map_err(io::Error::other)?,
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Ends a writing, and returns how many events of the outbox it has written.
+    pub(super) fn end(&mut self) -> usize {
+        self.under_way.take().map_or(0, |(_, waiting)| waiting)
+    }
+
+    /// Takes note that so many events have left the front of the outbox.
+    pub(super) fn sent(&mut self, count: usize) {
+        if let Some((_, waiting)) = &mut self.under_way {
+            *waiting = waiting.saturating_sub(count);
+        }
+    }
+}
+
+/// Puts `text` in the place of the file at `path`; `synced`: it, and never nothing, is there
+/// also after a loss of power.
+fn replace(path: &Path, text: &[u8], synced: bool) -> io::Result<()> {
+    let new = path.with_extension("new");
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&new)?;
+    file.write_all(text)?;
+    if synced {
+        file.sync_data()?;
+    }
+    fs::rename(&new, path)?;
+    match path.parent() {
+        Some(dir) if synced => File::open(dir)?.sync_all(),
+        _ => Ok(()),
+    }
+}
+
+mod public_forms {
+    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
+
+    use super::{HealthEvent, json};
+
+    pub(super) fn serialize<S: Serializer>(
+        events: &[HealthEvent],
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        to.collect_seq(events.iter().map(json::to_value))
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Vec<HealthEvent>, D::Error> {
+        Vec::<serde_json::Value>::deserialize(from)?
+            .into_iter()
+            .map(|value| json::from_value(value).map_err(D::Error::custom))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(dir: &Path) -> StateFile {
+        StateFile::in_dir(dir, "a")
+    }
+
+    /// NVSentinel writes its state in place: what is cut off there counts as a reboot.
+    #[test]
+    fn a_state_that_cannot_be_written_whole_leaves_the_one_before() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut file = file(dir.path());
+        let boot = |name: &str| State::<()> {
+            boot_id: Some(name.to_owned()),
+            ..State::default()
+        };
+        file.save(boot("first")).unwrap();
+        // The disk is full.
+        std::os::unix::fs::symlink("/dev/full", file.path.with_extension("new")).unwrap();
+        file.save(boot("second")).unwrap_err();
+        let left = file.load::<()>().unwrap().unwrap();
+        assert_eq!(left.boot_id.as_deref(), Some("first"));
+        std::fs::remove_file(file.path.with_extension("new")).unwrap();
+        file.save(boot("third")).unwrap();
+        let new = file.load::<()>().unwrap().unwrap();
+        assert_eq!(new.boot_id.as_deref(), Some("third"));
+    }
+
+    #[test]
+    fn a_new_boot_is_on_disk_once_what_it_mends_is_handed_over() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut state = State::<()> {
+            boot_id: Some("first".to_owned()),
+            ..State::default()
+        };
+        file(dir.path()).save(state.clone()).unwrap();
+        let known = || file(dir.path()).boot_id().map(str::to_owned);
+        assert_eq!(known().as_deref(), Some("first"));
+        state.boot_id = Some("second".to_owned());
+        state.outbox = vec![HealthEvent::default()];
+        file(dir.path()).save(state.clone()).unwrap();
+        assert_eq!(known().as_deref(), Some("first"));
+        state.outbox.clear();
+        file(dir.path()).save(state.clone()).unwrap();
+        assert_eq!(known().as_deref(), Some("second"));
+    }
+}

@@ -1,0 +1,337 @@
+//! The frame, through a small monitor: a file that says `GPU 3 hot` or `GPU 3 ok` is looked at
+//! again and again.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use connector::AcceptNodes;
+use contract::{Entity, RecommendedAction};
+use diagnosis::fold::Seen;
+use domain::fault::{Fault, FaultBook};
+use host::boot::BootId;
+use runtime::sources::SourceStatus;
+use serde::Deserialize;
+use store::sqlite::SqliteStore;
+use store::{EventQuery, EventStore};
+
+use super::*;
+
+const GPU_FILE: Monitor = Monitor {
+    name: "gpu-file",
+    records: "Looks at the file",
+    agent: "gpu-file-monitor",
+    checks: &[("GpuHot", keys::COMPONENT_GPU)],
+};
+const EVERY: Duration = Duration::from_millis(20);
+
+struct GpuFile {
+    path: PathBuf,
+    reporter: Reporter<Told>,
+}
+
+/// What a restart must not make it forget: for what a recovery is to be told.
+#[derive(Clone, Default, Serialize, Deserialize)]
+struct Told {
+    hot: BTreeSet<String>,
+}
+
+impl GpuFile {
+    async fn run(mut self, cancel: CancellationToken) {
+        loop {
+            match tokio::fs::read_to_string(&self.path).await {
+                Ok(text) => self.take_in(&text),
+                Err(error) => self.reporter.cannot_see(&chain(&error)),
+            }
+            if !self.reporter.pause(EVERY, &cancel).await {
+                break;
+            }
+        }
+        self.reporter.finish(&cancel).await;
+    }
+
+    fn take_in(&mut self, text: &str) {
+        self.reporter.has_looked(&self.path.display().to_string());
+        for line in text.lines() {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            let (gpu, is_hot) = match words.as_slice() {
+                ["GPU", gpu, "hot"] => (*gpu, true),
+                ["GPU", gpu, "ok"] => (*gpu, false),
+                _ => {
+                    self.reporter.cannot_read(1);
+                    continue;
+                }
+            };
+            // A fault is reported for as long as it is there, a recovery once.
+            if is_hot {
+                self.reporter.memory_mut().hot.insert(gpu.to_owned());
+            } else if !self.reporter.memory_mut().hot.remove(gpu) {
+                continue;
+            }
+            let mut event = self.reporter.event("GpuHot", keys::COMPONENT_GPU);
+            (event.is_healthy, event.is_fatal) = (!is_hot, is_hot);
+            event.message = line.to_owned();
+            event.entities_impacted = vec![Entity {
+                entity_type: keys::ENTITY_GPU.to_owned(),
+                entity_value: gpu.to_owned(),
+            }];
+            if is_hot {
+                event.recommended_action = RecommendedAction::RestartVm as i32;
+            }
+            self.reporter.report(event, Timestamp::now());
+        }
+    }
+}
+
+/// The file, and the store that the monitor reports to.
+struct Bench {
+    dir: tempfile::TempDir,
+    store: Arc<SqliteStore>,
+    boot: u8,
+}
+
+struct Running {
+    task: tokio::task::JoinHandle<()>,
+    sources: Sources,
+    metrics: Metrics,
+    cancel: CancellationToken,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(SqliteStore::open(&dir.path().join("data")).unwrap());
+        Self {
+            dir,
+            store,
+            boot: 1,
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.dir.path().join("gpus")
+    }
+
+    fn says(&self, text: &str) {
+        let new = self.dir.path().join("new");
+        std::fs::write(&new, text).unwrap();
+        std::fs::rename(new, self.path()).unwrap();
+    }
+
+    fn reporter(&self, sources: &Sources, metrics: &Metrics) -> Reporter<Told> {
+        let config = Config {
+            node_name: "n1".to_owned(),
+            state_dir: Some(self.dir.path().join("data")),
+            boot: Some(Boot {
+                id: BootId::from_bytes([self.boot; 16]),
+                at: Timestamp::now(),
+            }),
+            window: WINDOW,
+        };
+        let store: Arc<dyn EventStore> = Arc::clone(&self.store) as _;
+        let nodes = AcceptNodes::Own("n1".to_owned());
+        let connector = Connector::new(store, nodes, &Metrics::default(), Timestamp::now);
+        Reporter::new(
+            &GPU_FILE,
+            config,
+            connector,
+            sources,
+            metrics,
+            Timestamp::now,
+        )
+    }
+
+    fn start(&self) -> Running {
+        let (sources, metrics) = (Sources::default(), Metrics::default());
+        let cancel = CancellationToken::new();
+        let monitor = GpuFile {
+            path: self.path(),
+            reporter: self.reporter(&sources, &metrics),
+        };
+        Running {
+            task: tokio::spawn(monitor.run(cancel.clone())),
+            sources,
+            metrics,
+            cancel,
+        }
+    }
+
+    /// What is stored, oldest first, as `hot`, `ok`, or the number of reports that it counts.
+    async fn stored(&self) -> Vec<String> {
+        let records = self.records().await;
+        let text = |event: &HealthEvent| match Seen::of(event, Timestamp::now()).count {
+            _ if event.is_healthy && event.metadata.contains_key(keys::META_REBOOT) => {
+                "boot".into()
+            }
+            _ if event.is_healthy => "ok".into(),
+            _ if !event.metadata.contains_key(keys::META_COUNT) => "hot".into(),
+            count => count.to_string(),
+        };
+        records.iter().map(|record| text(&record.event)).collect()
+    }
+
+    async fn records(&self) -> Vec<domain::event::Record> {
+        let mut records = self.store.events(EventQuery::default()).await.unwrap();
+        records.reverse();
+        records
+    }
+
+    /// Titles of the faults that are open.
+    async fn open(&self) -> Vec<String> {
+        let mut book = FaultBook::default();
+        for record in self.records().await {
+            book.record(&record);
+        }
+        book.faults("n1").iter().map(Fault::title).collect()
+    }
+
+    async fn until_last_is(&self, last: &str) {
+        let reached = async {
+            while self.stored().await.last().is_none_or(|it| it != last) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        let waited = tokio::time::timeout(Duration::from_secs(20), reached).await;
+        let stored = self.stored().await;
+        waited.unwrap_or_else(|_| panic!("{last} is stored in time: {stored:?}"));
+    }
+}
+
+impl Running {
+    async fn status(&self, is: impl Fn(&SourceStatus) -> bool) {
+        let reached = async {
+            while !is(&self.sources.statuses()[0]) {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), reached)
+            .await
+            .unwrap_or_else(|_| panic!("in time: {:?}", self.sources.statuses()));
+    }
+
+    /// Looks a few times more, then ends.
+    async fn look_and_end(self) {
+        let looks = self.sources.statuses()[0].records + 3;
+        self.status(|status| status.records >= looks).await;
+        self.end().await;
+    }
+
+    async fn end(self) {
+        self.cancel.cancel();
+        self.task.await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_fault_that_lasts_is_told_once_and_its_end_also_after_a_restart() {
+    let bench = Bench::new();
+    bench.says("GPU 3 hot\nGPU 4 ok\n");
+    let running = bench.start();
+    bench.until_last_is("hot").await;
+    running.look_and_end().await;
+    assert_eq!(bench.stored().await, ["hot"], "the others are counted");
+    assert_eq!(bench.open().await, ["GpuHot on GPU 3"]);
+    bench.says("GPU 3 ok\n");
+    let running = bench.start();
+    bench.until_last_is("ok").await;
+    running.look_and_end().await;
+    let stored = bench.stored().await;
+    assert!(
+        stored.len() == 3 && stored[1].parse::<u64>().is_ok(),
+        "{stored:?}"
+    );
+    assert_eq!(bench.open().await, [""; 0]);
+}
+
+#[tokio::test]
+async fn a_reboot_closes_what_it_mends_and_what_is_still_there_is_told_anew() {
+    let mut bench = Bench::new();
+    bench.says("GPU 3 hot\nGPU 4 hot\n");
+    let running = bench.start();
+    bench.until_last_is("hot").await;
+    running.look_and_end().await;
+    bench.boot = 2;
+    bench.says("GPU 3 hot\n");
+    let running = bench.start();
+    bench.until_last_is("hot").await;
+    let reached = async {
+        while bench.open().await != ["GpuHot on GPU 3"] {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    let waited = tokio::time::timeout(Duration::from_secs(20), reached).await;
+    waited.unwrap_or_else(|_| panic!("one fault is open"));
+    running.end().await;
+    let stored = bench.stored().await;
+    assert_eq!(stored[stored.len() - 2..], ["boot", "hot"], "{stored:?}");
+}
+
+#[tokio::test]
+async fn what_cannot_be_seen_and_what_cannot_be_read_shows() {
+    let bench = Bench::new();
+    let running = bench.start();
+    running
+        .status(|status| status.state == SourceState::Failing && status.name == "gpu-file")
+        .await;
+    bench.says("GPU 3 hot\nnonsense\n");
+    running
+        .status(|status| {
+            status.state == SourceState::Following
+                && status.detail == bench.path().display().to_string()
+                && status.faults > 0
+                && status.malformed > 0
+        })
+        .await;
+    let text = running.metrics.encode();
+    for name in ["records", "repeats", "lost_records", "malformed_records"] {
+        let line = format!("\ngpuwarden_gpu_file_{name}_total ");
+        assert!(text.contains(&line), "{text}");
+    }
+    running.end().await;
+}
+
+/// A state is not written for each event, but none is handed over that a kill would double.
+#[tokio::test]
+async fn what_would_not_be_found_again_waits_until_it_is_saved() {
+    let bench = Bench::new();
+    let mut reporter = bench.reporter(&Sources::default(), &Metrics::default());
+    let now = Timestamp::now();
+    let report = |reporter: &mut Reporter<Told>, gpu: &str, place: bool| {
+        let mut event = reporter.event("GpuHot", keys::COMPONENT_GPU);
+        event.error_code = vec![gpu.to_owned()];
+        if place {
+            let place = (keys::META_LOG_PLACE.to_owned(), gpu.to_owned());
+            event.metadata.extend([place]);
+        }
+        reporter.report(event, now);
+    };
+    let file = bench.dir.path().join("data/gpu-file.json");
+    report(&mut reporter, "0", true);
+    assert_eq!(reporter.ready(), 0, "a first start names its places anew");
+    reporter.save();
+    reporter.saving_has_ended().await;
+    assert_eq!(reporter.ready(), 1);
+    let saved = std::fs::read(&file).unwrap();
+    report(&mut reporter, "1", true);
+    assert_eq!(reporter.ready(), 2, "the record is read again after a kill");
+    report(&mut reporter, "2", false);
+    report(&mut reporter, "3", true);
+    assert_eq!(reporter.ready(), 2, "none overtakes another");
+    // The two that are ready go, then the state is written, then the others go.
+    while reporter.state.outbox.len() > 2 {
+        reporter.work().await;
+    }
+    assert_eq!(std::fs::read(&file).unwrap(), saved);
+    while !reporter.state.outbox.is_empty() {
+        reporter.work().await;
+    }
+    assert_ne!(std::fs::read(&file).unwrap(), saved);
+    // A kill would hand them over once more, and an outbox that has delivered them deliver them.
+    reporter.saving_has_ended().await;
+    let told = std::fs::read_to_string(&file).unwrap();
+    assert!(told.contains("\"outbox\":[]"), "{told}");
+    assert_eq!(bench.stored().await.len(), 4);
+    // A count has the name of its first record, and may count more when it is made again.
+    report(&mut reporter, "1", true);
+    reporter.end_windows();
+    assert_eq!((reporter.state.outbox.len(), reporter.ready()), (1, 0));
+}

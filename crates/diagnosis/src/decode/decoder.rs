@@ -1,0 +1,478 @@
+//! What of the lines is worth an event: the decoder with the little memory that this needs.
+//!
+//! It knows which GPU sits at which PCI address, as [`Machine`] or else the kernel itself
+//! said, and which GPUs have just been told to have fallen: a driver that prints XID 79 also
+//! prints "GPU has fallen off the bus", and that is one fault, not two, in whichever order.
+//! What is not known is left out of a finding; no line is lost for it.
+
+mod dump;
+mod fall;
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::sync::Arc;
+
+use contract::{ProcessingStrategy, RecommendedAction, keys};
+use jiff::{SignedDuration, Timestamp};
+use memchr::{memchr, memchr_iter};
+
+use self::dump::Dumps;
+use self::fall::{Begun, Fall};
+use super::machine::cut_domain;
+use super::{
+    Cancelled, Fallen, Finding, Kind, Line, MAX_NICS, Machine, NicLine, Reset, SxidLine, XidLine,
+    decode,
+};
+use crate::catalog::{Catalog, Filter, Text, Verdict};
+use crate::subject::normalise_pci;
+
+/// How long after an XID that tells of a GPU's fall a "fallen off the bus" line of it adds
+/// nothing.
+const SAME_FALL: SignedDuration = SignedDuration::from_mins(5);
+/// The XID of a GPU that has fallen off the bus.
+const FALLEN_XID: u32 = 79;
+/// Most GPUs, and most recent XIDs of falls, that are remembered: far above any machine.
+const REMEMBERED: usize = 1024;
+/// Longest quotation of a garbled line (bytes): the beginning is what tells.
+const MAX_QUOTED_BYTES: usize = 200;
+
+/// XID and `SXid` lines that could not be read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Garbled {
+    /// How many.
+    pub lines: u64,
+    /// The beginning of the first, control characters escaped.
+    pub quoted: String,
+}
+
+/// Decodes the records of one kernel log in their order.
+#[derive(Debug)]
+pub struct KernelLogDecoder {
+    catalog: Arc<Catalog>,
+    nic_filter: Filter,
+    machine: Option<Machine>,
+    /// Name of a NIC's RDMA device by PCI address with function, or by network interface.
+    nics: BTreeMap<String, String>,
+    /// UUID by PCI address, as lines of the log said.
+    uuids: HashMap<String, String>,
+    /// The XIDs that told of a fall, as its own line does.
+    told_falls: VecDeque<ToldFall>,
+    /// Addresses of the GPUs whose fall was reported without an XID, until XID 79 comes.
+    reported_falls: VecDeque<String>,
+    /// Messages of three lines, until the third has come.
+    begun: Begun,
+    dumps: Dumps,
+    garbled: Option<Garbled>,
+}
+
+/// An XID that says of a GPU what "fallen off the bus" says, or more.
+#[derive(Debug)]
+struct ToldFall {
+    pci: String,
+    code: u32,
+    at: Timestamp,
+}
+
+// === impl KernelLogDecoder ===
+
+impl Default for KernelLogDecoder {
+    fn default() -> Self {
+        Self::new(Arc::new(Catalog::builtin().clone()))
+    }
+}
+
+impl KernelLogDecoder {
+    /// A decoder that judges by this catalogue.
+    pub fn new(catalog: Arc<Catalog>) -> Self {
+        Self {
+            nic_filter: catalog.nic_filter(),
+            catalog,
+            machine: None,
+            nics: BTreeMap::new(),
+            uuids: HashMap::new(),
+            told_falls: VecDeque::new(),
+            reported_falls: VecDeque::new(),
+            begun: Begun::default(),
+            dumps: Dumps::default(),
+            garbled: None,
+        }
+    }
+
+    /// The XID and `SXid` lines that could not be read since this was asked last.
+    pub fn take_garbled(&mut self) -> Option<Garbled> {
+        self.garbled.take()
+    }
+
+    /// What is known of the machine from now on; `None`: nothing but what the log says.
+    pub fn set_machine(&mut self, machine: Option<Machine>) {
+        self.machine = machine;
+    }
+
+    /// What is known of the machine.
+    pub fn machine(&self) -> Option<&Machine> {
+        self.machine.as_ref()
+    }
+
+    /// The NICs of the machine: the name of the RDMA device (`mlx5_0`) by PCI address with
+    /// function (`0000:9a:00.0`, lower case), and by network interface where that is known.
+    /// At most [`MAX_NICS`] are kept.
+    pub fn set_nics(&mut self, nics: BTreeMap<String, String>) {
+        self.nics = nics.into_iter().take(MAX_NICS).collect();
+    }
+
+    /// The faults in a record, which is one line or several. `at` is the record's own time,
+    /// or the newest one known where it has none.
+    pub fn record(&mut self, text: &[u8], at: Timestamp) -> Vec<Finding> {
+        if !super::may_say_something(text) {
+            return Vec::new();
+        }
+        if memchr(b'\n', text).is_none() {
+            // A log daemon may have put such a beginning before a line of the GPU driver.
+            let is_ordinary = super::is_of_a_nic(text)
+                && !self.nic_filter.passes(text)
+                && super::next_mark(text).is_none();
+            if is_ordinary {
+                return Vec::new();
+            }
+            let found: Vec<Finding> = self.line(text, at).into_iter().collect();
+            self.remember_falls(&found);
+            return found;
+        }
+        let mut found = Vec::new();
+        let mut from = 0;
+        for end in memchr_iter(b'\n', text).chain([text.len()]) {
+            let line = text.get(from..end).unwrap_or_default();
+            found.extend(self.line(line, at).map(|mut finding| {
+                finding
+                    .lines
+                    .get_or_insert_with(|| String::from_utf8_lossy(line).into_owned());
+                finding
+            }));
+            from = end + 1;
+        }
+        // An XID behind the words about the fall may tell the same.
+        let fell_with_xid: Vec<String> = found
+            .iter()
+            .filter(|finding| finding.tells_of_a_fall())
+            .filter_map(|finding| finding.pci.clone())
+            .collect();
+        found.retain(|finding| {
+            !matches!(finding.kind, Kind::FallenOffBus { .. })
+                || !fell_with_xid
+                    .iter()
+                    .any(|pci| finding.pci.as_ref() == Some(pci))
+        });
+        self.remember_falls(&found);
+        found
+    }
+
+    /// Remembers the falls that are reported without an XID: XID 79 will end them.
+    fn remember_falls(&mut self, found: &[Finding]) {
+        let falls = found
+            .iter()
+            .filter(|finding| matches!(finding.kind, Kind::FallenOffBus { .. }));
+        for pci in falls.filter_map(|finding| finding.pci.clone()) {
+            self.reported_falls.retain(|reported| *reported != pci);
+            if self.reported_falls.len() >= REMEMBERED {
+                self.reported_falls.pop_front();
+            }
+            self.reported_falls.push_back(pci);
+        }
+    }
+
+    fn line(&mut self, line: &[u8], at: Timestamp) -> Option<Finding> {
+        match decode(line)? {
+            Line::GpuName { pci, uuid } => {
+                self.learn(normalise_pci(pci), uuid);
+                None
+            }
+            Line::Xid(xid) => Some(self.xid(&xid, at)),
+            Line::Rpc(line) => {
+                self.dumps.take_in(line);
+                None
+            }
+            Line::Sxid(sxid) => Some(self.sxid(&sxid)),
+            Line::Fallen(part) => self.fallen(part, line, at),
+            Line::Reset(reset) => Some(self.reset(reset)),
+            Line::Nic(nic) => self.nic(&nic),
+            Line::Garbled => {
+                self.garbled(line);
+                None
+            }
+        }
+    }
+
+    fn garbled(&mut self, line: &[u8]) {
+        let garbled = self.garbled.get_or_insert_with(|| {
+            let begins = line.get(..MAX_QUOTED_BYTES).unwrap_or(line);
+            let mark = if begins.len() < line.len() { "..." } else { "" };
+            Garbled {
+                lines: 0,
+                quoted: format!("{}{mark}", begins.escape_ascii()),
+            }
+        });
+        garbled.lines = garbled.lines.saturating_add(1);
+    }
+
+    /// A GPU's name, which changes where the GPU is replaced.
+    fn learn(&mut self, pci: String, uuid: &str) {
+        if self.uuids.len() >= REMEMBERED && !self.uuids.contains_key(&pci) {
+            // No machine has so many. The driver names a GPU again before its next XID.
+            self.uuids.clear();
+        }
+        self.uuids.insert(pci, uuid.to_owned());
+    }
+
+    fn xid(&mut self, xid: &XidLine<'_>, at: Timestamp) -> Finding {
+        let pci = normalise_pci(xid.pci);
+        let report = xid.nvlink5();
+        let branch = self.machine.as_ref().and_then(Machine::driver_branch);
+        let verdict = match &report {
+            Some(report) => self.catalog.judge_nvlink5(xid.code, report, branch),
+            None if xid.is_nvlink5() => self
+                .catalog
+                .judge_unread_nvlink5(xid.code, xid.nvlink5_severity()),
+            None => self.catalog.judge_xid(xid.code, xid.message),
+        };
+        let kind = Kind::Xid {
+            code: xid.code,
+            unit: report.map(|report| report.unit.to_owned()),
+        };
+        let mut finding = self.finding(kind, verdict);
+        if finding.tells_of_a_fall() {
+            if self.told_falls.len() >= REMEMBERED {
+                self.told_falls.pop_front();
+            }
+            self.told_falls.push_back(ToldFall {
+                pci: pci.clone(),
+                code: xid.code,
+                at,
+            });
+        } else if finding.healthy {
+            // The driver takes it back: a fall from now on is news.
+            self.told_falls
+                .retain(|told| told.pci != pci || told.code != xid.code);
+        }
+        if xid.code == FALLEN_XID {
+            // It says again what was reported without it, and its recovery is that of both.
+            let reported = self.reported_falls.len();
+            self.reported_falls.retain(|reported| *reported != pci);
+            if self.reported_falls.len() < reported {
+                finding.cancels.push(Cancelled {
+                    check: keys::CHECK_GPU_FALLEN_OFF,
+                    code: keys::CODE_GPU_FALLEN_OFF.to_owned(),
+                });
+            }
+        }
+        finding.dump = self.dumps.take(xid, &pci, at);
+        finding.gpu_uuid = self.uuid_at(&pci);
+        finding.pci = Some(pci);
+        finding.mig = xid.mig;
+        finding.pid = xid.pid;
+        finding.process = xid.process.map(str::to_owned);
+        finding.parts = parts(xid);
+        if let Some(code) = finding.code() {
+            let cancelled = self.catalog.cancelled_by(&code).iter();
+            finding.cancels.extend(cancelled.map(|code| Cancelled {
+                check: keys::CHECK_XID,
+                code: code.clone(),
+            }));
+        }
+        finding
+    }
+
+    fn sxid(&self, sxid: &SxidLine<'_>) -> Finding {
+        let kind = Kind::Sxid {
+            code: sxid.code,
+            switch: sxid.switch,
+        };
+        let mut finding = self.finding(kind, self.catalog.judge_sxid(sxid.code, sxid.fatal));
+        let pci = normalise_pci(sxid.pci);
+        if let Some(link) = sxid.link {
+            finding.parts = vec![(keys::ENTITY_NVLINK, link.to_string())];
+            let machine = self.machine.as_ref();
+            if let Some(gpu) = machine.and_then(|machine| machine.gpu_linked_to(&pci, link)) {
+                finding.gpu_index = gpu.index;
+                finding.gpu_uuid.clone_from(&gpu.uuid);
+            }
+        }
+        // As the driver prints it. That a fault is of this switch does not hang on it.
+        finding.pci = Some(match sxid.pci.rsplit_once('.') {
+            Some((_, function)) => format!("{pci}.{}", function.to_ascii_lowercase()),
+            None => pci,
+        });
+        finding
+    }
+
+    fn fallen(&mut self, part: Fallen<'_>, line: &[u8], at: Timestamp) -> Option<Finding> {
+        let fall = self.begun.take_in(part, line, at)?;
+        let told = self
+            .told_falls
+            .iter()
+            .any(|told| told.pci == fall.pci && at.duration_since(told.at).abs() <= SAME_FALL);
+        if told {
+            return None;
+        }
+        let Fall {
+            pci, pci_id, lines, ..
+        } = fall;
+        let kind = Kind::FallenOffBus { pci_id };
+        let mut finding = self.finding(
+            kind,
+            fatal(
+                RecommendedAction::RestartBm,
+                "The GPU no longer answers on the PCIe bus",
+            ),
+        );
+        finding.gpu_uuid = self.uuid_at(&pci);
+        finding.pci = Some(pci);
+        finding.lines =
+            (!lines.is_empty()).then(|| format!("{lines}{}", String::from_utf8_lossy(line)));
+        Some(finding)
+    }
+
+    fn reset(&mut self, reset: Reset<'_>) -> Finding {
+        let verdict = if reset.succeeded {
+            Verdict {
+                healthy: true,
+                fatal: false,
+                action: RecommendedAction::None,
+                meaning: "The GPU was reset".into(),
+                basis: None,
+            }
+        } else {
+            fatal(
+                RecommendedAction::RestartVm,
+                "The reset of the GPU failed; the machine is restarted instead",
+            )
+        };
+        let mut finding = self.finding(Kind::Reset, verdict);
+        let gpu = self
+            .machine
+            .as_ref()
+            .and_then(|machine| machine.gpu_with_uuid(reset.uuid));
+        let of_log = || {
+            self.uuids
+                .iter()
+                .find(|(_, uuid)| uuid.eq_ignore_ascii_case(reset.uuid))
+                .map(|(pci, _)| pci.clone())
+        };
+        // As the machine writes the UUID, so that it is the one of the fault.
+        let uuid = gpu.and_then(|gpu| gpu.uuid.clone());
+        let of_machine = gpu.and_then(|gpu| gpu.pci.clone());
+        finding.pci = match (of_machine, of_log()) {
+            // The log has the whole domain.
+            (Some(cut), Some(whole)) if cut_domain(&whole).as_ref() == Some(&cut) => Some(whole),
+            (of_machine, of_log) => of_machine.or(of_log),
+        };
+        finding.gpu_uuid = Some(uuid.unwrap_or_else(|| reset.uuid.to_owned()));
+        if let (true, Some(pci)) = (finding.healthy, &finding.pci) {
+            // It ends the XIDs that told of a fall: one from now on is news.
+            self.told_falls.retain(|told| told.pci != *pci);
+        }
+        finding
+    }
+
+    fn nic(&self, line: &NicLine<'_>) -> Option<Finding> {
+        let row = self.catalog.nic_pattern(line.driver, line.message)?;
+        let pci = line.pci.map(str::to_ascii_lowercase);
+        let printed = pci.clone().or(line.device.map(str::to_owned));
+        let device = printed.map(|printed| self.nics.get(&printed).cloned().unwrap_or(printed));
+        let kind = Kind::Nic {
+            pattern: row.name.to_string(),
+            device,
+        };
+        let mut finding = self.finding(kind, row.verdict());
+        finding.pci = pci;
+        finding.strategy = row.strategy;
+        Some(finding)
+    }
+
+    fn finding(&self, kind: Kind, verdict: Verdict) -> Finding {
+        let chassis = self.machine.as_ref().and_then(Machine::chassis_serial);
+        Finding {
+            kind,
+            healthy: verdict.healthy,
+            pci: None,
+            gpu_uuid: None,
+            gpu_index: None,
+            mig: None,
+            parts: Vec::new(),
+            pid: None,
+            process: None,
+            fatal: verdict.fatal,
+            action: verdict.action,
+            meaning: verdict.meaning,
+            basis: verdict.basis,
+            strategy: ProcessingStrategy::ExecuteRemediation,
+            cancels: Vec::new(),
+            chassis_serial: chassis.map(str::to_owned),
+            dump: None,
+            lines: None,
+        }
+    }
+
+    /// UUID of the GPU at a normalised PCI address. The machine's word counts before the
+    /// log's: a line of the log may be from before a GPU was replaced.
+    fn uuid_at(&self, pci: &str) -> Option<String> {
+        let of_machine = self
+            .machine
+            .as_ref()
+            .and_then(|machine| machine.gpu_at(pci)?.uuid.clone());
+        of_machine.or_else(|| self.uuids.get(pci).cloned())
+    }
+}
+
+// === impl Finding ===
+
+impl Finding {
+    /// Whether this is an XID beside which a "fallen off the bus" line of the same GPU adds
+    /// nothing: 79, or one that takes the machine out of service at least as long.
+    fn tells_of_a_fall(&self) -> bool {
+        let Kind::Xid { code, .. } = self.kind else {
+            return false;
+        };
+        let as_grave = matches!(
+            self.action,
+            RecommendedAction::RestartBm | RecommendedAction::ReplaceVm
+        );
+        code == FALLEN_XID || self.fatal && as_grave
+    }
+}
+
+/// What describes an XID further: the compute unit of 13, link and registers of 74.
+fn parts(xid: &XidLine<'_>) -> Vec<(&'static str, String)> {
+    const REGISTERS: [&str; 7] = ["REG0", "REG1", "REG2", "REG3", "REG4", "REG5", "REG6"];
+    match xid.code {
+        13 => xid.unit().map_or_else(Vec::new, |unit| {
+            [("GPC", unit.gpc), ("TPC", unit.tpc), ("SM", unit.sm)]
+                .map(|(kind, number)| (kind, number.to_string()))
+                .into()
+        }),
+        74 => xid.link().map_or_else(Vec::new, |(link, registers)| {
+            let words = registers.into_iter().flatten();
+            [(keys::ENTITY_NVLINK, link.to_string())]
+                .into_iter()
+                .chain(
+                    REGISTERS
+                        .into_iter()
+                        .zip(words)
+                        .map(|(kind, word)| (kind, format!("{word:032b}"))),
+                )
+                .collect()
+        }),
+        _ => Vec::new(),
+    }
+}
+
+fn fatal(action: RecommendedAction, meaning: &'static str) -> Verdict {
+    Verdict {
+        healthy: false,
+        fatal: true,
+        action,
+        meaning: Text::Borrowed(meaning),
+        basis: None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

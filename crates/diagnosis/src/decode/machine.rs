@@ -1,0 +1,247 @@
+//! What is known of this machine's GPUs: their names, and what each `NVLink` joins.
+//!
+//! Read from the text of `gpu_metadata.json`, the file that NVSentinel's metadata
+//! collector writes on a node and its monitors share. Whoever reads the file hands its
+//! text over. It only adds to what a line says: without it, or where it lacks
+//! something, a finding names less and is the same otherwise.
+
+use std::collections::HashMap;
+
+use serde::Deserialize;
+
+use crate::subject::normalise_pci;
+
+/// Longest text that is read (bytes). A machine with eight GPUs has about 30 KiB.
+pub const MAX_MACHINE_BYTES: usize = 4 * 1024 * 1024;
+/// Most GPUs: far above any machine.
+pub const MAX_GPUS: usize = 1024;
+/// Most `NVLink`s of a GPU; today's have 18.
+pub const MAX_LINKS: usize = 256;
+/// Longest name: a UUID, an address, a serial number, a driver version (bytes). All of
+/// them become part of events, which have limits of their own.
+pub const MAX_MACHINE_NAME_BYTES: usize = 128;
+
+/// The GPUs of a machine and what joins them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Machine {
+    driver_version: Option<String>,
+    chassis_serial: Option<String>,
+    gpus: Vec<Gpu>,
+    /// Position in `gpus` by PCI address, [`normalise_pci`].
+    by_pci: HashMap<String, usize>,
+    /// Position in `gpus` by UUID in lower case.
+    by_uuid: HashMap<String, usize>,
+    /// Position in `gpus` by PCI address and link of the device at the other end.
+    by_remote_link: HashMap<(String, u32), usize>,
+}
+
+/// A GPU under the names that are known of it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gpu {
+    /// Index by which the driver's tools number it.
+    pub index: Option<u32>,
+    /// UUID, `GPU-...`.
+    pub uuid: Option<String>,
+    /// PCI address in the form of [`normalise_pci`].
+    pub pci: Option<String>,
+    /// Serial number of the board.
+    pub serial: Option<String>,
+}
+
+/// Why a text says nothing of a machine.
+#[derive(Debug, thiserror::Error)]
+pub enum MachineError {
+    /// The text is longer than is read.
+    #[error("it has {found} bytes, at most {MAX_MACHINE_BYTES} are read")]
+    TooLong {
+        /// Bytes that it has.
+        found: usize,
+    },
+    /// It is no JSON, or of another shape.
+    #[error("it is not of the form of gpu_metadata.json")]
+    Shape(#[source] serde_json::Error),
+    /// A list has more entries than are read.
+    #[error("{field} has {found} entries, at most {most} are read")]
+    TooMany {
+        /// Which list.
+        field: String,
+        /// Entries that it has.
+        found: usize,
+        /// Entries that are read.
+        most: usize,
+    },
+    /// A name is no name.
+    #[error(
+        "{field} is {value:?}: expected is printable ASCII of at most {MAX_MACHINE_NAME_BYTES} bytes"
+    )]
+    Name {
+        /// Which field.
+        field: String,
+        /// Its beginning.
+        value: String,
+    },
+}
+
+/// The file, as far as it is read. Everything may be missing or null; what else stands
+/// there (`nic_topology`, `nvswitches`, `numa_node`, ...) is of no use here.
+#[derive(Deserialize)]
+struct File {
+    driver_version: Option<String>,
+    chassis_serial: Option<String>,
+    gpus: Option<Vec<GpuEntry>>,
+}
+
+#[derive(Deserialize)]
+struct GpuEntry {
+    gpu_id: Option<u32>,
+    uuid: Option<String>,
+    pci_address: Option<String>,
+    serial_number: Option<String>,
+    nvlinks: Option<Vec<LinkEntry>>,
+}
+
+#[derive(Deserialize)]
+struct LinkEntry {
+    remote_pci_address: Option<String>,
+    remote_link_id: Option<u32>,
+}
+
+// === impl Machine ===
+
+impl Machine {
+    /// Reads the text of `gpu_metadata.json`. Unknown keys are ignored, and any key may be
+    /// missing; a key of the wrong type, or a value that could stand in no event, is an
+    /// error that names it.
+    pub fn parse(text: &str) -> Result<Self, MachineError> {
+        if text.len() > MAX_MACHINE_BYTES {
+            return Err(MachineError::TooLong { found: text.len() });
+        }
+        let file: File = serde_json::from_str(text).map_err(MachineError::Shape)?;
+        let entries = file.gpus.unwrap_or_default();
+        limit("gpus", entries.len(), MAX_GPUS)?;
+        let mut machine = Self {
+            driver_version: name("driver_version", file.driver_version)?,
+            chassis_serial: name("chassis_serial", file.chassis_serial)?,
+            ..Self::default()
+        };
+        for (index, entry) in entries.into_iter().enumerate() {
+            let field = |key: &str| format!("gpus[{index}].{key}");
+            let gpu = Gpu {
+                index: entry.gpu_id,
+                uuid: name(&field("uuid"), entry.uuid)?,
+                pci: name(&field("pci_address"), entry.pci_address)?.map(|pci| normalise_pci(&pci)),
+                serial: name(&field("serial_number"), entry.serial_number)?,
+            };
+            // Should a name stand twice, it is the first GPU's.
+            if let Some(pci) = &gpu.pci {
+                machine.by_pci.entry(pci.clone()).or_insert(index);
+            }
+            if let Some(uuid) = &gpu.uuid {
+                let uuid = uuid.to_ascii_lowercase();
+                machine.by_uuid.entry(uuid).or_insert(index);
+            }
+            let links = entry.nvlinks.unwrap_or_default();
+            limit(&field("nvlinks"), links.len(), MAX_LINKS)?;
+            for (number, link) in links.into_iter().enumerate() {
+                let field = field(&format!("nvlinks[{number}].remote_pci_address"));
+                let remote = name(&field, link.remote_pci_address)?;
+                if let (Some(remote), Some(link)) = (remote, link.remote_link_id) {
+                    machine
+                        .by_remote_link
+                        .entry((normalise_pci(&remote), link))
+                        .or_insert(index);
+                }
+            }
+            machine.gpus.push(gpu);
+        }
+        Ok(machine)
+    }
+
+    /// Version of the driver, `570.86.15`.
+    pub fn driver_version(&self) -> Option<&str> {
+        self.driver_version.as_deref()
+    }
+
+    /// Branch of the driver, 570 of `570.86.15`.
+    pub fn driver_branch(&self) -> Option<u32> {
+        self.driver_version()?.split('.').next()?.parse().ok()
+    }
+
+    /// Serial number of the chassis.
+    pub fn chassis_serial(&self) -> Option<&str> {
+        self.chassis_serial.as_deref()
+    }
+
+    /// The GPUs in the order of the file.
+    pub fn gpus(&self) -> &[Gpu] {
+        &self.gpus
+    }
+
+    /// The GPU at a PCI address in any of its forms.
+    ///
+    /// The file has but the last four digits of a domain. A GPU of a longer one, as behind a
+    /// volume management device (`10000:01:00`), is found where they name one GPU only.
+    pub fn gpu_at(&self, pci: &str) -> Option<&Gpu> {
+        let pci = normalise_pci(pci);
+        if let Some(index) = self.by_pci.get(&pci) {
+            return self.gpus.get(*index);
+        }
+        let cut = cut_domain(&pci)?;
+        let mut there = self
+            .gpus
+            .iter()
+            .filter(|gpu| gpu.pci.as_deref() == Some(&*cut));
+        there.next().filter(|_| there.next().is_none())
+    }
+
+    /// The GPU with a UUID.
+    pub fn gpu_with_uuid(&self, uuid: &str) -> Option<&Gpu> {
+        self.gpus
+            .get(*self.by_uuid.get(&uuid.to_ascii_lowercase())?)
+    }
+
+    /// The GPU whose `NVLink` ends in link `link` of the device at `pci`, a switch or another
+    /// GPU.
+    pub fn gpu_linked_to(&self, pci: &str, link: u32) -> Option<&Gpu> {
+        self.gpus
+            .get(*self.by_remote_link.get(&(normalise_pci(pci), link))?)
+    }
+}
+
+/// A normalised address with the last four digits of its domain, where that has more.
+pub(super) fn cut_domain(pci: &str) -> Option<String> {
+    let (domain, rest) = pci.split_once(':')?;
+    let cut = domain.len().checked_sub(4).filter(|cut| *cut > 0)?;
+    Some(format!("{}:{rest}", domain.get(cut..)?))
+}
+
+fn limit(field: &str, found: usize, most: usize) -> Result<(), MachineError> {
+    if found <= most {
+        return Ok(());
+    }
+    Err(MachineError::TooMany {
+        field: field.to_owned(),
+        found,
+        most,
+    })
+}
+
+/// A name without blanks around it; an empty one is none.
+fn name(field: &str, value: Option<String>) -> Result<Option<String>, MachineError> {
+    let Some(value) = value else {
+        return Ok(None);
+    };
+    let value = value.trim();
+    if value.len() > MAX_MACHINE_NAME_BYTES
+        || !value.bytes().all(|b| b == b' ' || b.is_ascii_graphic())
+    {
+        return Err(MachineError::Name {
+            field: field.to_owned(),
+            value: value.chars().take(40).collect(),
+        });
+    }
+    Ok((!value.is_empty()).then(|| value.to_owned()))
+}
+
+#[cfg(test)]
+mod tests;

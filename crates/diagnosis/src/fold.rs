@@ -1,0 +1,499 @@
+//! Storm control: the repeats of a fault within a window become one event with their count.
+//!
+//! A broken GPU may print the same line 800,000 times. The first line is reported at once.
+//! Those that follow within the window are counted, and reported as one event when it ends;
+//! that event opens the next window, so that a fault has at most one event per window, and
+//! the counts of its events add up to the number of its lines. What is different (another
+//! device, code, gravity or action) is not a repeat and passes at once.
+//!
+//! Recoveries have windows of their own. One that ends a reported fault passes at once, with
+//! what was counted of the fault before it; so does the next report of the fault, which is a
+//! new one, and ends the windows of the recoveries that would heal it. A fault that comes and
+//! goes, again and again, passes [`MAX_RETURNS`] times within its window; what comes then is
+//! counted, and reported when the window ends: as a fault if it is one by then, else as a
+//! record that opens none. Counted recoveries are records only, too: the fault that they
+//! healed is healed already.
+//!
+//! Whether a report falls into a window is decided by its own time, so that a log which is
+//! read late gives the events that it would have given in time. When a window ends is also
+//! decided by the time that has passed here, for there may be no further line, and the
+//! clocks of logs jump.
+//!
+//! What is counted is as old as the last of it: the event says when that came
+//! ([`mark_accepted`]), so that a count which is told later undoes no decision made meanwhile.
+//!
+//! The fault book (`domain/src/fault/book.rs`) takes the counts up again.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use contract::json::{self, public_form};
+use contract::{HealthEvent, ProcessingStrategy, accepted, keys, mark_accepted};
+use jiff::{SignedDuration, Timestamp};
+use serde::{Deserialize, Serialize};
+
+use crate::subject::{Subject, heals};
+
+/// Repeats of a fault within this time become one event.
+pub const WINDOW: Duration = Duration::from_secs(60);
+/// Most faults of which repeats are counted at once: as many as are kept open for a node.
+/// Beyond it the oldest window ends early, and its count is reported then.
+pub const MAX_WINDOWS: usize = 1024;
+
+/// How often a fault that was healed is reported at once again within its window.
+pub const MAX_RETURNS: u8 = 8;
+
+/// The open windows.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Fold {
+    window: Duration,
+    windows: BTreeMap<Key, Window>,
+}
+
+/// How often, and when, what an event reports was seen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Seen {
+    /// Number of reports that the event stands for.
+    pub count: u64,
+    /// When the first of them was made.
+    pub first: Timestamp,
+    /// When the last of them was made.
+    pub last: Timestamp,
+}
+
+/// What makes two reports repeats of each other.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Key {
+    healthy: bool,
+    names: [String; 4],
+    codes: Vec<String>,
+    subjects: Vec<String>,
+    action: (i32, String),
+    fatal: bool,
+    strategy: i32,
+    /// Reports that open no fault are no repeats of such that do.
+    earlier_in_boot: bool,
+}
+
+/// The time in which repeats of an event are counted.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Window {
+    /// The event that opened it: what the key and the subject are taken from.
+    #[serde(with = "public_form")]
+    opened_by: HealthEvent,
+    /// A report with this time or a later one is outside.
+    until: Timestamp,
+    /// When it ends here, counted from the start of the process.
+    #[serde(skip)]
+    due: Duration,
+    /// The repeats so far.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    repeats: Option<Repeats>,
+    /// The fault is healed. Of a recovery's window: never.
+    over: bool,
+    /// How often it was reported again in this window after it had been healed.
+    returns: u8,
+    /// The repeats are of a fault that has come back and was not reported since.
+    held: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Repeats {
+    /// The first of them, by whose record the event will be named.
+    #[serde(with = "public_form")]
+    event: HealthEvent,
+    count: u64,
+    first: Timestamp,
+    last: Timestamp,
+}
+
+// === impl Fold ===
+
+impl Fold {
+    /// Counts repeats within windows of this length from now on; without this call, [`WINDOW`].
+    pub fn set_window(&mut self, window: Duration) {
+        self.window = window;
+    }
+
+    /// Takes a report in, and appends to `out` what is to be sent now, in that order.
+    ///
+    /// `at` is when the report was made; `now` is the time since the start of the process.
+    pub fn take(
+        &mut self,
+        event: HealthEvent,
+        at: Timestamp,
+        now: Duration,
+        out: &mut Vec<HealthEvent>,
+    ) {
+        let key = Key::of(&event);
+        if event.is_healthy && self.heal(&event, out) {
+            // News, whatever was counted of it before.
+            if let Some(mut window) = self.windows.remove(&key) {
+                out.extend(window.counted());
+            }
+        }
+        let Some(window) = self.windows.get_mut(&key) else {
+            if self.windows.len() >= MAX_WINDOWS {
+                self.end_oldest(out);
+            }
+            self.end_recoveries_of(&event, out);
+            self.windows
+                .insert(key, Window::new(event.clone(), at, now, self.window));
+            out.push(event);
+            return;
+        };
+        if at < window.until {
+            if !window.over {
+                window.count(event, at);
+            } else if window.returns < MAX_RETURNS {
+                window.over = false;
+                window.returns += 1;
+                self.end_recoveries_of(&event, out);
+                out.push(event);
+            } else {
+                window.over = false;
+                window.held = true;
+                window.count(event, at);
+            }
+            return;
+        }
+        // The window has ended with what came before. If that was nothing, or is over, this
+        // report is a first one again, as a recovery is in each window.
+        let before = window.end(at, now, self.window);
+        let is_repeat = before.is_some() && !window.over && !event.is_healthy;
+        window.over = false;
+        if is_repeat {
+            window.count(event.clone(), at);
+        }
+        self.end_recoveries_of(&event, out);
+        out.extend(before);
+        if !is_repeat {
+            out.push(event);
+        }
+    }
+
+    /// Ends the windows whose time has passed here. `true`: something has changed.
+    pub fn tick(&mut self, now: Duration, out: &mut Vec<HealthEvent>) -> bool {
+        let due: Vec<Key> = self
+            .windows
+            .iter()
+            .filter(|(_, window)| window.due <= now)
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in &due {
+            let Some(window) = self.windows.get_mut(key) else {
+                continue;
+            };
+            let last = window.repeats.as_ref().map(|repeats| repeats.last);
+            let from = last.map_or(window.until, |last| last.max(window.until));
+            let event = window.end(from, now, self.window);
+            if window.over || event.is_none() || key.healthy {
+                self.windows.remove(key);
+            }
+            if let Some(event) = event {
+                self.end_recoveries_of(&event, out);
+                out.push(event);
+            }
+        }
+        !due.is_empty()
+    }
+
+    /// When [`tick`](Self::tick) will have something to do.
+    pub fn next_tick(&self) -> Option<Duration> {
+        self.windows.values().map(|window| window.due).min()
+    }
+
+    /// Ends the windows of what a healthy event heals that somebody else has reported, and
+    /// that was accepted at `accepted`. `true`: there were some.
+    ///
+    /// What was counted before is stored, and opens no fault again: it belongs to the one
+    /// that is closed.
+    pub fn recovered_elsewhere(
+        &mut self,
+        healthy: &HealthEvent,
+        accepted: Timestamp,
+        out: &mut Vec<HealthEvent>,
+    ) -> bool {
+        let mut ended = Vec::new();
+        self.windows.retain(|_, window| {
+            if window.over || !window.healed_by(healthy) {
+                return true;
+            }
+            window.over = window
+                .repeats
+                .as_ref()
+                .is_some_and(|repeats| repeats.last_came() <= accepted);
+            ended.push(window.counted());
+            false
+        });
+        for event in ended.iter().flatten() {
+            self.end_recoveries_of(event, out);
+            out.push(event.clone());
+        }
+        !ended.is_empty()
+    }
+
+    /// Marks what is healed. Returns whether a reported fault is, with what was counted of
+    /// those in `out`.
+    fn heal(&mut self, healthy: &HealthEvent, out: &mut Vec<HealthEvent>) -> bool {
+        let mut news = false;
+        for window in self.windows.values_mut() {
+            if window.over || !window.healed_by(healthy) {
+                continue;
+            }
+            if !window.held {
+                news = true;
+                out.extend(window.counted());
+            }
+            window.over = true;
+        }
+        news
+    }
+
+    /// Ends the windows of recoveries that would heal what is reported now: the next one is
+    /// news, and what was counted stands before the report.
+    fn end_recoveries_of(&mut self, event: &HealthEvent, out: &mut Vec<HealthEvent>) {
+        if event.is_healthy {
+            return;
+        }
+        self.windows.retain(|key, window| {
+            let ends = key.healthy && ends(&window.opened_by, event);
+            if ends {
+                out.extend(window.counted());
+            }
+            !ends
+        });
+    }
+
+    /// Ends all windows.
+    pub fn end(&mut self, out: &mut Vec<HealthEvent>) {
+        let windows = std::mem::take(&mut self.windows).into_values();
+        out.extend(windows.filter_map(|mut window| window.counted()));
+    }
+
+    fn end_oldest(&mut self, out: &mut Vec<HealthEvent>) {
+        let oldest = self
+            .windows
+            .iter()
+            .min_by_key(|(_, window)| window.due)
+            .map(|(key, _)| key.clone());
+        let window = oldest.and_then(|key| self.windows.remove(&key));
+        if let Some(event) = window.and_then(|mut window| window.counted()) {
+            self.end_recoveries_of(&event, out);
+            out.push(event);
+        }
+    }
+}
+
+impl Default for Fold {
+    fn default() -> Self {
+        Self {
+            window: WINDOW,
+            windows: BTreeMap::new(),
+        }
+    }
+}
+
+/// The windows without the time that they have here: after a restart they end with the first
+/// [`Fold::tick`], or with the next report of their fault.
+impl Serialize for Fold {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(self.windows.values())
+    }
+}
+
+impl<'de> Deserialize<'de> for Fold {
+    fn deserialize<D: serde::Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let windows = Vec::<Window>::deserialize(from)?;
+        Ok(Self {
+            window: WINDOW,
+            windows: windows
+                .into_iter()
+                .map(|window| (Key::of(&window.opened_by), window))
+                .collect(),
+        })
+    }
+}
+
+// === impl Key ===
+
+impl Key {
+    fn of(event: &HealthEvent) -> Self {
+        let mut codes = event.error_code.clone();
+        codes.sort();
+        let mut subjects: Vec<String> = Subject::of_entities(&event.entities_impacted)
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        subjects.sort();
+        Self {
+            healthy: event.is_healthy,
+            names: [
+                event.node_name.clone(),
+                event.agent.clone(),
+                event.component_class.clone(),
+                event.check_name.clone(),
+            ],
+            codes,
+            subjects,
+            action: (
+                event.recommended_action,
+                event.custom_recommended_action.clone(),
+            ),
+            fatal: event.is_fatal,
+            strategy: event.processing_strategy,
+            earlier_in_boot: event.metadata.contains_key(keys::META_EARLIER_IN_BOOT),
+        }
+    }
+}
+
+// === impl Window ===
+
+impl Window {
+    fn new(event: HealthEvent, at: Timestamp, now: Duration, length: Duration) -> Self {
+        let mut window = Self {
+            opened_by: event,
+            until: at,
+            due: now,
+            repeats: None,
+            over: false,
+            returns: 0,
+            held: false,
+        };
+        window.reopen(at, now, length);
+        window
+    }
+
+    /// Begins the next window; returns what the last one has counted.
+    fn end(&mut self, at: Timestamp, now: Duration, length: Duration) -> Option<HealthEvent> {
+        let counted = self.counted();
+        (self.returns, self.held) = (0, false);
+        self.reopen(at, now, length);
+        counted
+    }
+
+    /// What was counted so far, as an event. It changes what is open only where it reports a
+    /// fault that is.
+    fn counted(&mut self) -> Option<HealthEvent> {
+        let mut event = self.repeats.take()?.into_event();
+        if event.is_healthy || self.over {
+            event.processing_strategy = ProcessingStrategy::StoreOnly as i32;
+        }
+        Some(event)
+    }
+
+    fn count(&mut self, event: HealthEvent, at: Timestamp) {
+        match &mut self.repeats {
+            Some(repeats) => {
+                repeats.count = repeats.count.saturating_add(1);
+                repeats.first = repeats.first.min(at);
+                repeats.last = repeats.last.max(at);
+                if let Some(seen) = accepted(&event)
+                    && accepted(&repeats.event).is_none_or(|before| before < seen)
+                {
+                    mark_accepted(&mut repeats.event, seen);
+                }
+            }
+            None => {
+                self.repeats = Some(Repeats {
+                    event,
+                    count: 1,
+                    first: at,
+                    last: at,
+                });
+            }
+        }
+    }
+
+    fn reopen(&mut self, at: Timestamp, now: Duration, length: Duration) {
+        let signed = SignedDuration::try_from(length).unwrap_or(SignedDuration::MAX);
+        self.until = at.checked_add(signed).unwrap_or(Timestamp::MAX);
+        self.due = now.saturating_add(length);
+    }
+
+    fn healed_by(&self, healthy: &HealthEvent) -> bool {
+        !self.opened_by.is_healthy && ends(healthy, &self.opened_by)
+    }
+}
+
+/// Returns whether a recovery ends something that an event reports.
+fn ends(healthy: &HealthEvent, event: &HealthEvent) -> bool {
+    let subjects = Subject::of_entities(&event.entities_impacted);
+    let no_code = event.error_code.is_empty().then_some("");
+    let mut codes = event.error_code.iter().map(String::as_str).chain(no_code);
+    let (agent, check) = (&event.agent, &event.check_name);
+    event.node_name == healthy.node_name
+        && codes.any(|code| {
+            let mut subjects = subjects.iter();
+            subjects.any(|subject| heals(healthy, agent, check, code, subject))
+        })
+}
+
+// === impl Repeats ===
+
+impl Repeats {
+    /// When the last of them came, by the clock that recoveries are accepted by. That of the
+    /// log may be another one.
+    fn last_came(&self) -> Timestamp {
+        accepted(&self.event).unwrap_or(self.last)
+    }
+
+    fn into_event(self) -> HealthEvent {
+        let mut event = self.event;
+        event.generated_timestamp = Some(json::proto_timestamp(self.last));
+        for (key, value) in [
+            (keys::META_COUNT, self.count.to_string()),
+            (keys::META_FIRST_SEEN, self.first.to_string()),
+            (keys::META_LAST_SEEN, self.last.to_string()),
+        ] {
+            event.metadata.insert(key.to_owned(), value);
+        }
+        event
+    }
+}
+
+// === impl Seen ===
+
+impl Seen {
+    /// What an event that was accepted at `accepted` says of itself; once, at its own time,
+    /// where it does not give all three of count, first and last.
+    pub fn of(event: &HealthEvent, accepted: Timestamp) -> Self {
+        let told = || {
+            let get = |key| event.metadata.get(key);
+            Some(Self {
+                count: get(keys::META_COUNT)?
+                    .parse()
+                    .ok()
+                    .filter(|count| *count > 0)?,
+                first: get(keys::META_FIRST_SEEN)?.parse().ok()?,
+                last: get(keys::META_LAST_SEEN)?.parse().ok()?,
+            })
+        };
+        told().unwrap_or_else(|| {
+            let at = event
+                .generated_timestamp
+                .and_then(json::timestamp)
+                .unwrap_or(accepted);
+            Self {
+                count: 1,
+                first: at,
+                last: at,
+            }
+        })
+    }
+
+    /// The same; nothing of it was seen after `at`, whatever its sender says.
+    #[must_use]
+    pub fn by(self, at: Timestamp) -> Self {
+        Self {
+            first: self.first.min(at),
+            last: self.last.min(at),
+            ..self
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

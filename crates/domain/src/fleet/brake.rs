@@ -1,0 +1,280 @@
+//! The brake at work: which nodes wait to be taken out of service, and who may go.
+//!
+//! A node whose faults ask for it and that is in service waits here. Whenever something
+//! has changed that the brake looks at, it is asked anew about all that wait
+//! ([`crate::brake::plan`]); who may go is stepped on as everybody else, who may not is
+//! shown as held.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use jiff::Timestamp;
+use serde_json::json;
+
+use super::{Effect, Fleet, Level};
+use crate::assess::Desired;
+use crate::brake::pause::Pause;
+use crate::brake::{self, Candidate, Hold, Member, Plan, Question};
+use crate::journal::EntryKind;
+use crate::policy::Policy;
+
+/// What people have set in the cluster, as far as it is known.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Switched {
+    /// The pause.
+    pub pause: Option<Pause>,
+    /// Why it is not known whether there is one; `None`: it is.
+    pub unread: Option<String>,
+    /// What holds all back where the brake holds: the circuit breaker, or that it is not known.
+    pub breaker: Option<Hold>,
+    /// When what the brake had held back was last dropped.
+    pub dropped_at: Option<Timestamp>,
+    /// When a person last closed the circuit breaker.
+    pub reset_at: Option<Timestamp>,
+}
+
+/// What the brake keeps.
+#[derive(Debug)]
+pub(super) struct BrakeState {
+    /// Nodes that wait, with what is wanted for them.
+    waiting: BTreeMap<String, Desired>,
+    /// Those of them that were looked at since it was last asked.
+    looked_at: BTreeSet<String>,
+    /// When nodes were last taken out of service, of those that are back.
+    recent: BTreeMap<String, Timestamp>,
+    /// Something has changed since it was last asked.
+    pub(super) stale: bool,
+    /// When the next doubt about a patch ends.
+    pub(super) doubt_ends: Option<Timestamp>,
+    /// What it said last.
+    plan: Plan,
+}
+
+// === impl Switched ===
+
+impl Switched {
+    /// Returns what holds all new quarantines back. `brake`: whether the circuit breaker counts.
+    pub fn stop(&self, brake: bool, now: Timestamp) -> Option<Hold> {
+        if let Some(pause) = self.pause.as_ref().filter(|pause| pause.holds(now)) {
+            return Some(Hold::Paused(pause.clone()));
+        }
+        if let Some(why) = &self.unread {
+            return Some(Hold::Unread(why.clone()));
+        }
+        self.breaker.clone().filter(|_| brake)
+    }
+
+    /// Returns when a pause ends by itself.
+    pub(super) fn pause_ends(&self, now: Timestamp) -> Option<Timestamp> {
+        let until = self.pause.as_ref()?.until?;
+        (until > now).then_some(until)
+    }
+}
+
+// === impl BrakeState ===
+
+impl Default for BrakeState {
+    fn default() -> Self {
+        Self {
+            waiting: BTreeMap::new(),
+            looked_at: BTreeSet::new(),
+            recent: BTreeMap::new(),
+            stale: true,
+            doubt_ends: None,
+            plan: Plan::default(),
+        }
+    }
+}
+
+impl BrakeState {
+    /// Something has changed that it looks at.
+    pub(super) fn changed(&mut self) {
+        self.stale = true;
+    }
+
+    /// Nobody knows whether a patch was made; until when that counts.
+    pub(super) fn doubt(&mut self, until: Option<Timestamp>) {
+        self.doubt_ends = [self.doubt_ends, until].into_iter().flatten().min();
+    }
+
+    /// A node waits.
+    pub(super) fn wait(&mut self, name: &str, desired: Desired) {
+        self.waiting.insert(name.to_owned(), desired);
+        self.looked_at.insert(name.to_owned());
+        self.stale = true;
+    }
+
+    /// A node does not wait any more.
+    pub(super) fn forget(&mut self, name: &str) {
+        self.stale |= self.waiting.remove(name).is_some();
+    }
+
+    /// Whether any node waits.
+    pub(super) fn is_waited_for(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    /// What it said last.
+    pub(super) fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// Keeps what it said.
+    pub(super) fn keep_plan(&mut self, plan: Plan) {
+        self.plan = plan;
+    }
+
+    /// When nodes were last taken out of service, of those that are back.
+    pub(super) fn recent(&self) -> &BTreeMap<String, Timestamp> {
+        &self.recent
+    }
+
+    /// Takes back what was saved.
+    pub(super) fn restore(&mut self, recent: BTreeMap<String, Timestamp>) {
+        self.recent = recent;
+        self.stale = true;
+    }
+
+    /// A node is back in service, and was taken out then. Returns whether that is to be saved.
+    pub(super) fn back(&mut self, name: &str, since: Option<Timestamp>) -> bool {
+        self.stale = true;
+        let Some(since) = since else {
+            return false;
+        };
+        self.recent.insert(name.to_owned(), since);
+        true
+    }
+}
+
+// === impl Fleet ===
+
+impl Fleet {
+    /// Takes in what people have set.
+    pub(super) fn switch(&mut self, switched: Switched) {
+        let before = std::mem::replace(&mut self.switched, switched);
+        if before == self.switched {
+            return;
+        }
+        if self.switched.dropped_at != before.dropped_at {
+            // What counts of the faults has changed.
+            self.mark_all();
+        }
+        self.pause_ends = self.switched.pause_ends(self.now);
+        self.brake.changed();
+        self.news = true;
+    }
+
+    /// Returns what holds back all new quarantines now.
+    fn stop(&self) -> Option<Hold> {
+        self.switched.stop(self.settings.brake, self.now)
+    }
+
+    /// Asks the brake about all that wait, and steps the sessions of those that may go.
+    pub(super) fn let_go(&mut self, policy: &Policy) {
+        if !self.brake.stale || self.brake.waiting.is_empty() {
+            return;
+        }
+        let plan = self.ask_the_brake();
+        if plan.trip {
+            // It holds from now on, be it written down or not.
+            self.switched.breaker.get_or_insert(Hold::Tripped);
+            self.effects.push(Effect::Trip);
+        }
+        let stop = self.stop();
+        let looked_at = std::mem::take(&mut self.brake.looked_at);
+        let started: BTreeSet<&str> = plan.start.iter().map(String::as_str).collect();
+        let rest: Vec<String> = (self.brake.waiting.keys())
+            .filter(|name| !started.contains(name.as_str()))
+            .cloned()
+            .collect();
+        for name in plan.start.iter().chain(&rest) {
+            // What may be out already counts as out, and only a person stops it.
+            let free = started.contains(name.as_str())
+                || (self.brake.waiting.get(name)).is_some_and(|one| one.forced_by.is_some());
+            let in_doubt = || stop.as_ref().filter(|_| !free);
+            let hold = plan.held.get(name).or_else(in_doubt);
+            let looked_at = looked_at.contains(name);
+            self.step_waiting(policy, name, hold, looked_at);
+            if self.entry(name).in_flight {
+                // On its way, and looked at again when the answer is there.
+                self.brake.waiting.remove(name);
+            }
+        }
+        self.brake.plan = plan;
+        self.news = true;
+    }
+
+    fn step_waiting(&mut self, policy: &Policy, name: &str, hold: Option<&Hold>, looked_at: bool) {
+        self.unshown.insert(name.to_owned());
+        let entry = self.entry(name);
+        if entry.in_flight {
+            return; // Looked at again when the answer is there.
+        }
+        let before = std::mem::replace(&mut entry.hold, hold.cloned());
+        if let (Some(before), Some(hold)) = (&before, hold) {
+            if !before.same_cause(hold) {
+                let text = format!("still held back: {hold}");
+                let detail = json!({"by": hold.name()});
+                let session = entry.session.id.clone();
+                let (kind, level) = (EntryKind::Session, Some(Level::Info));
+                self.note(name, session.as_deref(), kind, text, detail, level);
+            }
+            if !looked_at {
+                return; // Nothing else has changed.
+            }
+        }
+        let Some(desired) = self.brake.waiting.get(name).cloned() else {
+            return;
+        };
+        let Some(view) = self.entry(name).effective_view() else {
+            return;
+        };
+        self.step_session(name, &view, policy, &desired, hold);
+    }
+
+    /// Asks the brake; what it says is up to date from then on.
+    pub(super) fn ask_the_brake(&mut self) -> Plan {
+        self.brake.stale = false;
+        let now = self.now;
+        let policy = self.policy.as_ref();
+        let window = policy.and_then(|policy| policy.brake.window.as_ref());
+        self.brake.recent.retain(|_, since| {
+            window.is_some_and(|window| now.duration_since(*since) < window.duration)
+        });
+        let members = self
+            .nodes
+            .iter()
+            .filter_map(|(name, entry)| {
+                let view = entry.view.as_ref()?;
+                Some(Member {
+                    name,
+                    labels: &view.labels,
+                    out: entry.out(now),
+                })
+            })
+            .collect();
+        let candidates = self
+            .brake
+            .waiting
+            .iter()
+            .filter_map(|(name, desired)| {
+                let entry = self.nodes.get(name)?;
+                if entry.out(now).is_some() {
+                    return None; // On its way, and counted.
+                }
+                Candidate::of(name, desired, Some(&entry.session))
+            })
+            .collect();
+        brake::plan(Question {
+            brake: policy
+                .map(|policy| &policy.brake)
+                .filter(|_| self.settings.brake),
+            gpu_label: &self.settings.gpu_label,
+            members,
+            recent: &self.brake.recent,
+            reset_at: self.switched.reset_at,
+            stop: self.stop(),
+            candidates,
+            now,
+        })
+    }
+}

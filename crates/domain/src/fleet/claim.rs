@@ -1,0 +1,323 @@
+//! Whose session is on a node: ours, lost and to be taken over, or another's.
+//!
+//! Every gpuwarden sees all nodes of its cluster, and several may run in one: one on each
+//! machine. A quarantined node is ours if our store knows an event that the node lists.
+//! What it knows from before another store was acted on counts again then (it is appended,
+//! and moves to the end of the feed).
+//! If it knows none, the node is another's and is left alone, unless nobody else speaks
+//! for it ([`Owns`]): for our own node, and for every node where we are the controller of
+//! the cluster. Then our store was lost or replaced, or the node was NVSentinel's until
+//! today; what it lists is put into the store first, so that its faults are open, and it
+//! is not given back because we have forgotten why.
+//!
+//! A session says what kind of gpuwarden made it, and each kind takes over its own only:
+//! a controller that took over what a node's own gpuwarden has found would never hear of
+//! the recovery, and quarantine the node again. A node's own gpuwarden also says with which
+//! store it keeps the session: of two that run for one node, each leaves alone what the other
+//! keeps ([`Ownership::kept_by_another`]), whatever events its own store knows.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use contract::{HealthEvent, json, keys};
+use jiff::Timestamp;
+use serde_json::Value;
+
+use super::entry::Awaits;
+use super::{Effect, Fleet, Found, Level, Purpose};
+use crate::event::{MAX_EVENTS, Record, content_fingerprint, normalise};
+use crate::journal::EntryKind;
+use crate::session::ownership::{Maker, Ownership};
+use crate::session::{Failure, another};
+
+/// For which nodes nobody else speaks: sessions on them that the store does not know are
+/// taken over, where another kind of gpuwarden did not make them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Owns {
+    /// The node that this process runs on; a cluster that lacks it is told of.
+    Node(String),
+    /// Every node: a controller speaks for its cluster.
+    All,
+}
+
+/// What to do about a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Claim {
+    /// It carries no session, or ours: go on.
+    Ours,
+    /// Another gpuwarden's: leave it alone.
+    Anothers,
+    /// Not known yet: looked at again when the store has answered, or the feed or the node
+    /// brings something.
+    Later,
+}
+
+// === impl Owns ===
+
+impl Owns {
+    /// What our sessions say of who made them.
+    pub(super) fn maker(&self) -> Maker {
+        match self {
+            Self::Node(_) => Maker::Node,
+            Self::All => Maker::Controller,
+        }
+    }
+
+    /// Whether a session on `node` that our store does not know is ours all the same: nobody
+    /// else speaks for the node, and nobody else says that they made it.
+    fn adopts(&self, node: &str, maker: Option<&Maker>) -> bool {
+        match (self, maker) {
+            (Self::Node(_), Some(Maker::Controller)) | (Self::All, Some(Maker::Node)) => false,
+            (Self::Node(own), _) => own == node,
+            (Self::All, _) => true,
+        }
+    }
+}
+
+// === impl Fleet ===
+
+impl Fleet {
+    /// Returns whose session a node carries, which says what is `own`. Asks the store, and
+    /// takes over what is ours and was lost.
+    pub(super) fn claim(&mut self, name: &str, own: Option<&Ownership>) -> Claim {
+        let Some(own) = own else {
+            return Claim::Ours;
+        };
+        let now = self.now;
+        if let Owns::Node(our_node) = &self.settings.owns
+            && own.kept_by_another(&self.settings.store, self.begun, our_node == name, now)
+        {
+            return Claim::Anothers;
+        }
+        let Some(entry) = self.nodes.get_mut(name) else {
+            return Claim::Later;
+        };
+        let found = std::mem::take(&mut entry.found);
+        // Only what the node still lists is worth remembering.
+        let known = &mut entry.known;
+        known.retain(|id| own.events.iter().any(|event| event.id == *id));
+        let (mut unknown, mut asked) = (Vec::new(), Vec::new());
+        let mut history = BTreeMap::new();
+        // What the book has came from the store.
+        let faults = self.book.faults(name);
+        for event in &own.events {
+            let id = &event.id;
+            if known.contains(id) {
+                continue;
+            }
+            if faults.iter().any(|fault| fault.event.id == *id) {
+                known.push(id.clone());
+                continue;
+            }
+            match found.get(id) {
+                None => asked.push(id.clone()),
+                Some(Found::Current) => known.push(id.clone()),
+                // Once, of however many parts of it are listed.
+                Some(Found::History(record)) => drop(history.insert(&record.id, record)),
+                Some(Found::Nothing) => unknown.push(event.clone()),
+            }
+        }
+        if !asked.is_empty() {
+            let (node, ids) = (name.to_owned(), asked);
+            entry.found = found;
+            entry.awaits = Some(Awaits::Found);
+            self.effects.push(Effect::LookUp { node, ids });
+            return Claim::Later;
+        }
+        // Also where the list cannot be read: then nothing says that it is ours.
+        if unknown.len() == own.events.len() && !self.settings.owns.adopts(name, own.maker.as_ref())
+        {
+            return Claim::Anothers;
+        }
+        if unknown.is_empty() && history.is_empty() {
+            return Claim::Ours;
+        }
+        let count = unknown.len() + history.len();
+        // The rest at the next look.
+        let received = |record: &Record| (taken_over(now, record.event.clone()), record.created_at);
+        let again = history.values().map(|record| received(record));
+        let mut events: Vec<_> = again.take(MAX_EVENTS).collect();
+        unknown.truncate(MAX_EVENTS - events.len());
+        let listed = unknown.iter().map(|event| event.id.clone()).collect();
+        events.extend(as_received(unknown, now));
+        entry.awaits = Some(Awaits::TakenOver { listed });
+        self.log(
+            Level::Info,
+            Some(name),
+            format!(
+                "taking over the faults that the node lists and the store does not know, or no \
+                 more: {count}"
+            ),
+        );
+        self.effects.push(Effect::Append {
+            node: name.to_owned(),
+            events,
+            purpose: Purpose::TakeOver,
+        });
+        Claim::Later
+    }
+
+    /// Takes in what the store has of events that a node lists.
+    pub(super) fn found(&mut self, name: &str, found: Option<BTreeMap<String, Found>>) {
+        let Some(entry) = self.nodes.get_mut(name) else {
+            return;
+        };
+        entry.awaits = None;
+        match found {
+            Some(found) => {
+                entry.found.extend(found);
+                self.dirty.insert(name.to_owned());
+            }
+            None => self.claim_later(name),
+        }
+    }
+
+    /// Keeps whether the node is left alone because its session is another's, and notes it
+    /// once for each such session.
+    pub(super) fn keep_claim(&mut self, name: &str, own: Option<Ownership>, claim: Claim) {
+        let own = match claim {
+            Claim::Ours => None,
+            Claim::Anothers => own,
+            Claim::Later => return,
+        };
+        let ours = matches!(&self.settings.owns, Owns::Node(our_node) if our_node == name);
+        let by_node = (own.as_ref()).is_some_and(|own| own.maker == Some(Maker::Node));
+        let session = own.map(|own| own.session_id);
+        let entry = self.entry(name);
+        entry.on_our_node = ours && by_node;
+        if entry.anothers == session {
+            return;
+        }
+        let mut text = match &session {
+            Some(_) => {
+                "the node carries the quarantine session of another gpuwarden: it is left alone"
+            }
+            None => "the session of another gpuwarden is no longer on the node",
+        }
+        .to_owned();
+        if entry.on_our_node {
+            text = format!("{text}; {}", another::ON_OUR_NODE);
+        }
+        let id = session.clone().or(entry.anothers.take());
+        entry.anothers = session;
+        let (kind, level) = (EntryKind::Session, Some(Level::Info));
+        self.note(name, id.as_deref(), kind, text, Value::Null, level);
+    }
+
+    /// Takes in that the store does not answer about a node: it is left as it is for a while.
+    pub(super) fn claim_later(&mut self, name: &str) {
+        let now = self.now;
+        let failure = Failure::Error { retry_after: None };
+        self.entry(name).session.failed(failure, now);
+        self.session_changed(name);
+        self.set_wake(name);
+    }
+}
+
+/// What a node lists, as if it had been received now. Anybody who may annotate the node may
+/// have written it: whatever it is, the store has to take it, or the node is never given back.
+fn as_received(events: Vec<HealthEvent>, received_at: Timestamp) -> Vec<(HealthEvent, Timestamp)> {
+    let mut ids = BTreeSet::new();
+    let received = events.into_iter().map(|mut event| {
+        let time = event.generated_timestamp;
+        if time.is_some_and(|time| json::timestamp(time).is_none()) {
+            event.generated_timestamp = None;
+        }
+        let (listed, own) = (std::mem::take(&mut event.id), content_fingerprint(&event));
+        normalise(&mut event, received_at);
+        // Parts of one event are listed under its id; stored, each needs its own.
+        let is_id = listed.len() == own.len() && listed.bytes().all(|c| c.is_ascii_hexdigit());
+        event.id = if is_id && ids.insert(listed.clone()) {
+            listed
+        } else {
+            own
+        };
+        (taken_over(received_at, event), received_at)
+    });
+    received.collect()
+}
+
+/// Marks an event as taken over.
+fn taken_over(now: Timestamp, mut event: HealthEvent) -> HealthEvent {
+    let mark = (keys::META_TAKEN_OVER.to_owned(), now.to_string());
+    event.metadata.extend([mark]);
+    event
+}
+
+#[cfg(test)]
+mod tests {
+    use contract::ProcessingStrategy;
+    use jiff::SignedDuration;
+
+    use super::*;
+
+    fn event(id: &str, check: &str) -> HealthEvent {
+        HealthEvent {
+            id: id.into(),
+            agent: "a".into(),
+            component_class: "GPU".into(),
+            check_name: check.into(),
+            node_name: "n1".into(),
+            is_fatal: true,
+            ..HealthEvent::default()
+        }
+    }
+
+    #[test]
+    fn whatever_a_node_lists_the_store_can_take() {
+        let at = Timestamp::UNIX_EPOCH;
+        let id = "0123456789abcdef01234567";
+        let mut listed = vec![
+            event(id, "A"),
+            event(id, "B"),
+            event(&"x".repeat(300), "C"),
+            event("", "D"),
+            HealthEvent {
+                generated_timestamp: Some(json::proto_timestamp(at)),
+                ..event("e", "E")
+            },
+        ];
+        if let Some(time) = &mut listed[4].generated_timestamp {
+            time.nanos = -1;
+        }
+        let stored = as_received(listed.clone(), at);
+        let checks: Vec<&str> = (stored.iter())
+            .map(|one| one.0.check_name.as_str())
+            .collect();
+        assert_eq!(checks, ["A", "B", "C", "D", "E"]);
+        let ids: BTreeSet<&str> = stored.iter().map(|one| one.0.id.as_str()).collect();
+        assert!(ids.len() == 5 && ids.contains(id), "{ids:?}");
+        for one in &stored {
+            assert_eq!(one.0.id.len(), id.len());
+            let time = one.0.generated_timestamp.unwrap();
+            assert!(json::timestamp(time).is_some());
+            let strategy = one.0.processing_strategy;
+            assert_eq!(strategy, ProcessingStrategy::ExecuteRemediation as i32);
+        }
+        // The same, whenever it is read.
+        let again = as_received(listed, at + SignedDuration::from_secs(99));
+        let again: BTreeSet<&str> = again.iter().map(|one| one.0.id.as_str()).collect();
+        assert_eq!(again, ids);
+    }
+
+    #[test]
+    fn each_kind_takes_over_its_own_sessions_and_those_that_nobody_signed() {
+        let (all, node) = (Owns::All, Owns::Node("n1".to_owned()));
+        let other = Maker::Other("fleet".to_owned());
+        let table = [
+            (None, true, true),
+            (Some(Maker::Controller), true, false),
+            (Some(Maker::Node), false, true),
+            (Some(other), true, true),
+        ];
+        for (maker, by_all, by_node) in table {
+            let maker = maker.as_ref();
+            assert_eq!(all.adopts("n1", maker), by_all, "{maker:?}");
+            assert_eq!(node.adopts("n1", maker), by_node, "{maker:?}");
+            assert!(!node.adopts("n2", maker), "{maker:?}");
+        }
+        // What each makes it takes over again after its store was lost.
+        for owns in [all, node] {
+            assert!(owns.adopts("n1", Some(&owns.maker())));
+        }
+    }
+}

@@ -1,0 +1,80 @@
+//! Faults whose machine is gone: another one stands behind the node's name, or the cluster
+//! has not had the node for long.
+//!
+//! They are closed by events of our own in the store, so that whoever reads the events later
+//! (a restart, `explain`, another reader) comes to the same book. What tells two machines
+//! apart is in `fault/machine.rs`.
+
+use jiff::{SignedDuration, Timestamp};
+
+use super::entry::Awaits;
+use super::{Effect, Fleet, Purpose};
+use crate::event::{MAX_EVENTS, normalise};
+use crate::fault::MAX_OPEN_FAULTS_PER_NODE;
+
+/// How long the cluster must have been without a node, as we have seen it ourselves, before
+/// its old faults are dropped: a node object that was deleted comes back with the next start
+/// of the kubelet.
+const ABSENT: SignedDuration = SignedDuration::from_hours(24);
+/// When it is tried again where the store did not take the events.
+const AGAIN: SignedDuration = SignedDuration::from_secs(10);
+
+impl Fleet {
+    /// Closes the faults of `name` that were of a machine which is gone. Returns whether the
+    /// node can be looked at: not while faults are open that should not be.
+    pub(super) fn close_faults_of_gone_machine(&mut self, name: &str) -> bool {
+        // Fewer are kept of a node than the store takes at once.
+        const { assert!(MAX_OPEN_FAULTS_PER_NODE <= MAX_EVENTS) };
+        if !self.settings.cluster {
+            return true;
+        }
+        let Some(newest) = self.book.newest_report(name) else {
+            return true;
+        };
+        let now = self.now;
+        let view = self.nodes.get(name).and_then(|entry| entry.view.clone());
+        let (closing, why) = if let Some(view) = view {
+            if self.book.learn_machine(name, &view.machine) {
+                self.unsaved.nodes.insert(name.to_owned());
+            }
+            let closing = self.book.of_replaced_machine(name, &view.machine, now);
+            (closing, "the node is another machine now".to_owned())
+        } else {
+            let absent_since = *self.entry(name).absent_since.get_or_insert(now);
+            let until = after(newest, self.settings.retention).max(after(absent_since, ABSENT));
+            if now < until {
+                self.wakes.set(name, Some(until));
+                return true;
+            }
+            let why = format!(
+                "the cluster has not had the node since {absent_since:.0}, and nothing was \
+                 reported of it since {newest:.0}"
+            );
+            (self.book.of_departed_node(name, &why, now), why)
+        };
+        if closing.is_empty() {
+            return true;
+        }
+        let text = format!("{why}: {} faults of before are closed", closing.len());
+        self.entry(name).awaits = Some(Awaits::Closed { text });
+        let events = closing.into_iter().map(|mut event| {
+            normalise(&mut event, now);
+            (event, now)
+        });
+        self.effects.push(Effect::Append {
+            node: name.to_owned(),
+            events: events.collect(),
+            purpose: Purpose::Close,
+        });
+        false
+    }
+
+    /// Takes in that the store did not take what closes the faults of a node.
+    pub(super) fn close_again_later(&mut self, name: &str) {
+        self.wakes.set(name, Some(after(self.now, AGAIN)));
+    }
+}
+
+fn after(at: Timestamp, pause: SignedDuration) -> Timestamp {
+    at.checked_add(pause).unwrap_or(Timestamp::MAX)
+}

@@ -1,0 +1,361 @@
+//! Looking at a node: what its faults ask for, what its session says, and what follows.
+
+use std::sync::Arc;
+
+use contract::keys;
+use serde_json::{Value, json};
+
+use super::claim::Claim;
+use super::entry::NodeEntry;
+use super::{Effect, Fleet, Level, Mode, Owns, Planned, RuleSetOutcome};
+use crate::assess::{Desired, Verdict, assess};
+use crate::brake::Hold;
+use crate::fault::Fault;
+use crate::journal::EntryKind;
+use crate::node::{NodeChange, NodeView};
+use crate::policy::Policy;
+use crate::session::ownership::Ownership;
+use crate::session::{Intent, Marks, Patch, Phase, ownership, step};
+
+/// Faults whose verdicts one journal entry tells.
+const MAX_VERDICTS: usize = 50;
+
+impl Fleet {
+    /// Looks at all nodes that anything has happened to.
+    pub(super) fn look(&mut self) {
+        // Before all is known, nothing follows from what is known.
+        if !self.caught_up || !self.listed {
+            return;
+        }
+        let Some(policy) = self.policy.clone() else {
+            return;
+        };
+        let mut looked_at = Vec::new();
+        while let Some(name) = self.dirty.pop_first() {
+            self.unshown.insert(name.clone());
+            let applied = self.book.applied();
+            let entry = self.nodes.get_mut(&name);
+            if entry.is_some_and(|entry| entry.waits_for_an_answer(applied)) {
+                continue; // Looked at again when the answer is there.
+            }
+            if !self.close_faults_of_gone_machine(&name) {
+                continue;
+            }
+            self.forget_notices(&name);
+            if self.settings.mode != Mode::Observe {
+                self.look_at(&name, &policy);
+                looked_at.push(name.clone());
+            }
+            let entry = self.nodes.get(&name);
+            // Of one that the cluster lacks it is remembered when its faults are dropped.
+            if !self.settings.cluster || entry.is_some_and(|entry| entry.view.is_some()) {
+                self.set_wake(&name);
+            }
+            self.forget_if_gone(&name);
+            self.effects.push(Effect::Decided(name));
+        }
+        self.let_go(&policy);
+        for name in looked_at {
+            // Not while a patch of it is under way: the API server works on both writes of one
+            // object in turn, and the cordon would wait for what only tells of it. It is looked
+            // at again when the answer is there.
+            if !self.nodes.get(&name).is_some_and(|entry| entry.in_flight) {
+                self.effects.push(Effect::Tell(name));
+            }
+        }
+    }
+
+    /// Drops the node's notices of more than a day ago, but for those for which it is out.
+    fn forget_notices(&mut self, name: &str) {
+        let now = self.now;
+        let is_old = |fault: &Fault| fault.notice_until().is_some_and(|until| until <= now);
+        if !self.book.faults(name).iter().any(is_old) {
+            return;
+        }
+        let view = self.nodes.get(name).and_then(NodeEntry::effective_view);
+        let listed = view.and_then(|view| Ownership::read(&view));
+        let listed = listed.map_or(Vec::new(), |own| own.events);
+        let holds = |id: &str| listed.iter().any(|event| event.id == id);
+        if self.book.forget_notices(name, now, holds) {
+            self.unsaved.nodes.insert(name.to_owned());
+        }
+    }
+
+    fn look_at(&mut self, name: &str, policy: &Policy) {
+        let Some(entry) = self.nodes.get(name) else {
+            return;
+        };
+        if entry.in_flight {
+            return; // Looked at again when the answer is there.
+        }
+        let Some(view) = entry.effective_view() else {
+            self.brake.forget(name);
+            self.forget_statuses(name);
+            if self.settings.cluster {
+                self.look_at_missing(name, policy);
+            }
+            return;
+        };
+        self.take_in_times(&view);
+        let own = Ownership::read(&view);
+        let claim = self.claim(name, own.as_ref());
+        self.keep_claim(name, own, claim);
+        if claim != Claim::Ours {
+            self.brake.forget(name);
+            if claim == Claim::Anothers {
+                self.forget_statuses(name);
+            }
+            self.news = true;
+            return;
+        }
+        self.note_choice(&view, policy);
+        let dropped_at = self.switched.dropped_at;
+        let dismissed = ownership::dismissal(&view, dropped_at, &self.entry(name).session.times);
+        let desired = assess(self.book.faults(name), policy, &view, dismissed);
+        // Only a gpuwarden that acts makes quarantines.
+        if self.keeps_statuses() && self.statuses.look(&view, &desired, self.now) {
+            self.unsaved.nodes.insert(name.to_owned());
+        }
+        if desired.wanted() && self.entry(name).in_service() {
+            // To be taken out: the brake has a say. It is asked about all at once.
+            self.brake.wait(name, desired);
+            return;
+        }
+        self.brake.forget(name);
+        // A patch of which nobody knows may still be made: that goes on counting.
+        self.entry(name).hold = None;
+        self.step_session(name, &view, policy, &desired, None);
+    }
+
+    /// Steps the session of a node, and does what follows.
+    pub(super) fn step_session(
+        &mut self,
+        name: &str,
+        view: &Arc<NodeView>,
+        policy: &Policy,
+        desired: &Desired,
+        hold: Option<&Hold>,
+    ) {
+        let now = self.now;
+        let marks = self.marks(policy);
+        let entry = self.entry(name);
+        let step = step(&entry.session, desired, Some(view), &marks, hold, now);
+        let changed = entry.session != step.session;
+        entry.session = step.session;
+        let session = entry.session.id.clone();
+        if changed {
+            self.session_changed(name);
+        }
+        let entry = self.entry(name);
+        if entry.verdicts != desired.verdicts {
+            entry.verdicts.clone_from(&desired.verdicts);
+            let rule_sets = policy.rule_sets_of(view).iter();
+            let outcomes = rule_sets.map(|rule_set| RuleSetOutcome {
+                rule_set: rule_set.name.clone(),
+                passed: desired.rule_sets.contains(&rule_set.name),
+            });
+            self.effects.push(Effect::Evaluated(outcomes.collect()));
+            let text = rules_text(&desired.verdicts);
+            let kind = EntryKind::Rules;
+            self.note(name, session.as_deref(), kind, text, Value::Null, None);
+        }
+        for note in step.notes {
+            let (session, level) = (session.as_deref(), Some(Level::Info));
+            self.note(name, session, note.kind, note.text, note.detail, level);
+        }
+        if let Some(patch) = step.patch {
+            self.plan(name, view, patch, desired);
+        }
+        self.set_wake(name);
+        self.news = true;
+    }
+
+    /// Plans a patch; in a dry run goes on as if it had been made.
+    fn plan(&mut self, name: &str, view: &Arc<NodeView>, patch: Patch, desired: &Desired) {
+        let session = self.entry(name).session.id.clone();
+        let Patch { intent, change } = &patch;
+        let summary = format!("{}: {}", intent.name(), change.summary());
+        let detail = json!({
+            "intent": intent,
+            "change": change,
+            "ruleSets": desired.rule_sets,
+            "events": desired.events.iter().map(|one| &one.event.id).collect::<Vec<_>>(),
+        });
+        if self.settings.mode == Mode::DryRun {
+            self.log(Level::Info, Some(name), format!("dry run: {summary}"));
+            let kind = EntryKind::DryRun;
+            self.note(name, session.as_deref(), kind, summary, detail, None);
+            self.pretend(name, patch.change);
+            return;
+        }
+        if !self.settings.cluster {
+            return;
+        }
+        let (kind, level) = (EntryKind::Decision, Some(Level::Info));
+        self.note(name, session.as_deref(), kind, summary, detail, level);
+        let entry = self.entry(name);
+        entry.in_flight = true;
+        // Whoever let it go has counted it.
+        entry.taking_out = *intent == Intent::Quarantine;
+        self.effects.push(Effect::Patch(Box::new(Planned {
+            node: name.to_owned(),
+            view: Arc::clone(view),
+            session,
+            patch,
+            first_seen: desired.events.iter().map(|one| one.first_seen).min(),
+        })));
+    }
+
+    /// In a dry run: goes on as if the change had been made.
+    fn pretend(&mut self, name: &str, change: NodeChange) {
+        let entry = self.entry(name);
+        entry.pretended = std::mem::take(&mut entry.pretended).then(change);
+        let back = entry.effective_view().is_some_and(|pretended| {
+            entry.view.as_deref().is_some_and(|real| {
+                pretended.annotations == real.annotations && pretended.labels == real.labels
+            })
+        });
+        if back || entry.session.phase == Phase::Idle {
+            entry.pretended = NodeChange::default();
+        }
+        entry.read_own();
+        self.brake.changed();
+        self.dirty.insert(name.to_owned());
+    }
+
+    /// Takes in the times that others have written on a node, and says once which of them lie
+    /// in the future.
+    fn take_in_times(&mut self, view: &NodeView) {
+        let now = self.now;
+        let entry = self.entry(&view.name);
+        let before = entry.session.times.clone();
+        entry.session.take_in_times(view, now);
+        if entry.session.times == before {
+            return;
+        }
+        entry.read_own();
+        let notes: Vec<String> = entry.session.times.notes().collect();
+        self.brake.changed();
+        self.session_changed(&view.name);
+        for text in notes {
+            self.call_attention(&view.name, text);
+        }
+    }
+
+    /// Returns how our sessions mark a node.
+    fn marks(&self, policy: &Policy) -> Marks {
+        Marks {
+            maker: Some(self.settings.owns.maker()),
+            store: match self.settings.owns {
+                Owns::Node(_) => Some(self.settings.store.clone()),
+                Owns::All => None,
+            },
+            ..policy.marks()
+        }
+    }
+
+    /// Takes another policy in: all nodes are looked at.
+    pub(super) fn policy_changed(&mut self, policy: Option<Arc<Policy>>) {
+        let before = std::mem::replace(&mut self.policy, policy.clone());
+        self.mark_all();
+        self.brake.changed();
+        self.news = true;
+        let (Some(policy), Some(_)) = (policy, before) else {
+            return; // The first one: it has changed nothing.
+        };
+        let names: Vec<&str> = policy
+            .rule_sets
+            .iter()
+            .map(|set| set.name.as_str())
+            .collect();
+        let text = format!(
+            "the policy {} has changed; its rule sets are: {}",
+            policy.source,
+            names.join(", ")
+        );
+        let concerned: Vec<String> = self
+            .nodes
+            .iter()
+            .filter(|(name, entry)| {
+                entry.session.phase != Phase::Idle || !self.book.faults(name).is_empty()
+            })
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in concerned {
+            let session = self.entry(&name).session.id.clone();
+            let (text, kind) = (text.clone(), EntryKind::Rules);
+            self.note(&name, session.as_deref(), kind, text, Value::Null, None);
+        }
+    }
+
+    /// Says once that a node names a policy that does not exist.
+    fn note_choice(&mut self, view: &NodeView, policy: &Policy) {
+        let unknown = policy.unknown_choice(view).map(str::to_owned);
+        let entry = self.entry(&view.name);
+        let news = entry.unknown_policy != unknown;
+        entry.unknown_policy.clone_from(&unknown);
+        if let Some(unknown) = unknown.filter(|_| news) {
+            self.call_attention(&view.name, unknown_policy(&unknown));
+        }
+    }
+
+    /// Asks people to look at a node.
+    fn call_attention(&mut self, name: &str, text: String) {
+        let (kind, level) = (EntryKind::Attention, Some(Level::Warn));
+        self.note(name, None, kind, text, Value::Null, level);
+    }
+
+    /// Looks at a node with faults that the cluster does not know.
+    fn look_at_missing(&mut self, name: &str, policy: &Policy) {
+        let now = self.now;
+        let unknown = NodeView::unknown(name);
+        let desired = assess(self.book.faults(name), policy, &unknown, None);
+        let marks = self.marks(policy);
+        let entry = self.entry(name);
+        let step = step(&entry.session, &desired, None, &marks, None, now);
+        let changed = entry.session != step.session;
+        entry.session = step.session;
+        let say = desired.wanted() && !entry.missing_said;
+        entry.missing_said = desired.wanted();
+        if changed {
+            self.session_changed(name);
+        }
+        if say {
+            let text = "a fault asks to quarantine a node that the cluster does not have; \
+                        waiting for it";
+            self.log(Level::Warn, Some(name), text.to_owned());
+            let text = "the cluster has no node of this name; it is quarantined as soon as it \
+                        appears";
+            let (kind, text) = (EntryKind::Attention, text.to_owned());
+            self.note(name, None, kind, text, Value::Null, None);
+        }
+        self.news = true;
+    }
+}
+
+/// What is said of a node that names a policy which does not exist.
+pub(super) fn unknown_policy(name: &str) -> String {
+    format!(
+        "the annotation {} names the policy {name:?}, which the cluster's policy does not have: \
+         the cluster's holds",
+        keys::POLICY
+    )
+}
+
+/// What the rules said, for people. The gravest faults come first; a node with more than
+/// a story can show is out of service anyway.
+fn rules_text(verdicts: &[Verdict]) -> String {
+    if verdicts.is_empty() {
+        return "no open fault".to_owned();
+    }
+    let shown = verdicts.iter().take(MAX_VERDICTS).map(Verdict::to_string);
+    let mut text = shown.collect::<Vec<_>>().join("; ");
+    if let Some(more) = verdicts
+        .len()
+        .checked_sub(MAX_VERDICTS)
+        .filter(|more| *more > 0)
+    {
+        text.push_str(&format!("; and {more} more faults"));
+    }
+    text
+}

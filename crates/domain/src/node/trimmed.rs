@@ -1,0 +1,108 @@
+//! Reading a node from text, without the parts that [`NodeView`] drops.
+//!
+//! Managed fields and the list of images are most of a node's text. They are passed over
+//! here, so that no JSON tree is built of them only to be thrown away.
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, Visitor};
+use serde_json::{Map, Value};
+
+use super::NodeView;
+
+/// A part of a node's object, and so which of its fields is passed over.
+#[derive(Clone, Copy)]
+enum Part {
+    Whole,
+    Metadata,
+    Status,
+}
+
+impl<'de> Deserialize<'de> for NodeView {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let object = Part::Whole.deserialize(deserializer)?;
+        Self::from_object(object).ok_or_else(|| D::Error::custom("a node without a name"))
+    }
+}
+
+// === impl Part ===
+
+impl<'de> DeserializeSeed<'de> for Part {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Part {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_unit<E>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut fields: A) -> Result<Value, A::Error> {
+        let mut object = Map::new();
+        while let Some(field) = fields.next_key::<String>()? {
+            let value = match (self, field.as_str()) {
+                (Self::Metadata, "managedFields") | (Self::Status, "images") => {
+                    fields.next_value::<IgnoredAny>()?;
+                    continue;
+                }
+                (Self::Whole, "metadata") => fields.next_value_seed(Self::Metadata)?,
+                (Self::Whole, "status") => fields.next_value_seed(Self::Status)?,
+                _ => fields.next_value()?,
+            };
+            object.insert(field, value);
+        }
+        Ok(Value::Object(object))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_node_of_text_is_the_node_of_its_object() {
+        let object = json!({
+            "metadata": {"name": "n", "labels": {"a": "b"}, "managedFields": [{"x": [1, {}]}]},
+            "spec": {"taints": [{"key": "k", "effect": "NoSchedule"}], "images": 1},
+            "status": {"images": [{"names": ["i"]}], "nodeInfo": {"bootID": "1"}},
+        });
+        let read: NodeView = serde_json::from_str(&object.to_string()).unwrap();
+        assert_eq!(Some(read), NodeView::from_object(object));
+    }
+
+    #[test]
+    fn managed_fields_and_images_are_never_built() {
+        let text = r#"{"metadata": {"name": "n", "managedFields": [{"a": 1}]},
+            "status": {"images": [1], "phase": "x"}}"#;
+        let mut deserializer = serde_json::Deserializer::from_str(text);
+        let object = Part::Whole.deserialize(&mut deserializer).unwrap();
+        let expected = json!({"metadata": {"name": "n"}, "status": {"phase": "x"}});
+        assert_eq!(object, expected);
+    }
+
+    #[test]
+    fn what_is_no_node_is_an_error() {
+        for text in [
+            "5",
+            "null",
+            "[]",
+            "\"n\"",
+            "{}",
+            r#"{"metadata": {"name": 7}}"#,
+        ] {
+            assert!(serde_json::from_str::<NodeView>(text).is_err(), "{text}");
+        }
+    }
+}
