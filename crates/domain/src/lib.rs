@@ -21,6 +21,7 @@ pub mod fleet;
 pub mod fold;
 pub mod future;
 pub mod journal;
+pub mod mode;
 pub mod nearest;
 pub mod node;
 pub mod pipeline;
