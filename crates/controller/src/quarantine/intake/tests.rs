@@ -207,7 +207,7 @@ async fn a_checkpoint_of_the_first_versions_is_read_and_becomes_parts() {
     store.append(events).await.unwrap();
     let (mut first, _handles) = quarantine(&store);
     first.take_in().await;
-    let mut state = serde_json::to_value(&first.fleet.book()).unwrap();
+    let mut state = serde_json::to_value(first.fleet.book()).unwrap();
     let report = serde_json::json!({"id": "r", "healthy": false, "faults": ["f"]});
     let ledger = serde_json::json!({"session": null, "counted": [], "reports": [report]});
     state["statuses"] = serde_json::json!({"nodes": {"n3": ledger}, "due": []});
