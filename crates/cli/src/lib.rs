@@ -23,7 +23,7 @@ pub use args::{Cli, Command};
 pub use commands::load_catalog;
 pub use settings::{
     ActSettings, AgentSettings, ClusterSettings, ControllerSettings, DeliverySettings, Endpoint,
-    EventTypeSetting, IngestSettings, ModeSetting, NodeSettings, PolicySetting, ProcessSettings,
+    EventTypeSetting, IngestSettings, Mode, NodeSettings, PolicySetting, ProcessSettings,
     ReportSettings, RunSettings, SettingsError, Transport,
 };
 

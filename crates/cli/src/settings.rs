@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 pub use parts::{
-    ActSettings, ClusterSettings, DeliverySettings, IngestSettings, ModeSetting, NodeSettings,
+    ActSettings, ClusterSettings, DeliverySettings, IngestSettings, Mode, NodeSettings,
     PolicySetting, ProcessSettings, Transport,
 };
 

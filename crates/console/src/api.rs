@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use domain::event::Record;
 use domain::journal::EntryKind;
+pub use domain::mode::Mode;
 use domain::position::Position;
 pub use domain::view::PolicyView;
 use domain::view::{FleetView, NodeStatus};
@@ -87,18 +88,6 @@ pub struct LeadershipView {
     /// Why it cannot be asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-}
-
-/// What gpuwarden may do to the cluster.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Mode {
-    /// Watches only.
-    Observe,
-    /// Takes nodes out of service and gives them back.
-    Quarantine,
-    /// Decides and shows what it would do, and writes nothing.
-    DryRun,
 }
 
 /// A row of the catalogue.
@@ -313,19 +302,6 @@ impl EventView {
                 nodequarantined: status.node_quarantined,
                 quarantinefinishtimestamp: status.quarantine_finished_at,
             },
-        }
-    }
-}
-
-// === impl Mode ===
-
-impl Mode {
-    /// The mode's name, as serialised.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Observe => "observe",
-            Self::Quarantine => "quarantine",
-            Self::DryRun => "dry-run",
         }
     }
 }

@@ -17,6 +17,7 @@ use std::time::Duration;
 use cluster::Cluster;
 use domain::brake::NodeLabel;
 use domain::fleet::{Fleet, Input, Settings};
+use domain::mode::Mode;
 use domain::view::FleetView;
 use jiff::{SignedDuration, Timestamp};
 use runtime::metrics::Metrics;
@@ -41,7 +42,7 @@ mod switches;
 #[cfg(test)]
 mod tests;
 
-pub use domain::fleet::{Mode, Owns};
+pub use domain::fleet::Owns;
 pub use journal::JournalWriter;
 pub use questions::Questions;
 
@@ -71,7 +72,7 @@ pub struct Config {
     pub cluster: Option<Arc<Cluster>>,
     /// For which faults a node is taken out, as it changes.
     pub policy: CurrentPolicy,
-    /// How far decisions are carried out.
+    /// What it may do.
     pub mode: Mode,
     /// For which nodes nobody else speaks.
     pub owns: Owns,

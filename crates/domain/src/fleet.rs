@@ -22,6 +22,7 @@ use crate::brake::{DOUBT, Hold, NodeLabel};
 use crate::event::Record;
 use crate::fault::{Change, Fault, FaultBook};
 use crate::journal::{Entry, EntryKind};
+use crate::mode::Mode;
 use crate::node::NodeView;
 use crate::policy::Policy;
 use crate::position::Position;
@@ -50,21 +51,10 @@ use entry::{Awaits, NodeEntry};
 use seen::Relisted;
 use show::Counts;
 
-/// How far decisions are carried out.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// Record and show; decide nothing.
-    Observe,
-    /// Decide and show; write nothing in the cluster.
-    DryRun,
-    /// Act.
-    Act,
-}
-
 /// What does not change while a process runs.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How far decisions are carried out.
+    /// What it may do.
     pub mode: Mode,
     /// For which nodes nobody else speaks.
     pub owns: Owns,
@@ -342,7 +332,7 @@ impl Fleet {
 
     /// Returns whether it decides what is then written in the cluster.
     pub fn writes(&self) -> bool {
-        self.settings.mode == Mode::Act
+        self.settings.mode.writes()
     }
 
     /// Returns what is wanted for a node, as it was last seen or as one of which nothing is

@@ -18,6 +18,7 @@ pub mod fault;
 pub mod fleet;
 pub mod future;
 pub mod journal;
+pub mod mode;
 pub mod nearest;
 pub mod node;
 pub mod pipeline;

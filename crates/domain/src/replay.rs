@@ -22,7 +22,8 @@ use crate::assess::{Desired, Verdict};
 use crate::brake::{Amount, Brake, Candidate, Hold, NodeLabel};
 use crate::event::Record;
 use crate::fault::Change;
-use crate::fleet::{Answer, Effect, Fleet, Found, Input, Mode, Owns, Planned, Settings};
+use crate::fleet::{Answer, Effect, Fleet, Found, Input, Owns, Planned, Settings};
+use crate::mode::Mode;
 use crate::node::{NodeView, Taint, scheduling};
 use crate::policy::Policy;
 use crate::position::Position;
@@ -149,7 +150,7 @@ impl Replay {
     pub fn new(policy: Policy, nodes: Option<Vec<NodeView>>) -> Self {
         let begins = Timestamp::UNIX_EPOCH;
         let settings = Settings {
-            mode: Mode::Act,
+            mode: Mode::Quarantine,
             owns: Owns::All,
             cluster: true,
             store: String::new(),

@@ -11,7 +11,7 @@ use serde_json::Value;
 use crate::assess::{Dismissal, DismissedBy, Ruling, Verdict, assess, is_notice};
 use crate::brake::Hold;
 use crate::fault::Fault;
-use crate::fleet::Mode;
+use crate::mode::Mode;
 use crate::node::NodeView;
 use crate::policy::{EventVariable, NodeVariable, Policy, Rule, RuleKind, event_variable};
 use crate::session::another;
@@ -283,7 +283,7 @@ fn node_check(node: &str, in_cluster: Option<bool>) -> Check {
 
 fn mode_check(acting: Mode) -> Check {
     match acting {
-        Mode::Act => passes("mode", "quarantine: decisions are carried out"),
+        Mode::Quarantine => passes("mode", "quarantine: decisions are carried out"),
         Mode::DryRun => stops("mode", "a dry run: decided and shown, not written")
             .fix("gpuwarden run --quarantine without --dry-run"),
         Mode::Observe => {

@@ -41,13 +41,13 @@ pub(crate) struct Acting<'a> {
 impl Acting<'_> {
     /// Starts all of it.
     pub(crate) fn start(self, front: Front, tasks: &mut Tasks) {
-        let (mode, shown_mode) = parts::mode(self.settings.mode);
+        let mode = self.settings.mode;
         let role = match self.owns {
             Owns::Node(_) => Role::Run,
             Owns::All => Role::Controller,
         };
         let socket = &front.endpoint.socket;
-        let info = parts::info(self.name, role, shown_mode, self.process, socket);
+        let info = parts::info(self.name, role, mode, self.process, socket);
         if let Some(cluster) = &self.cluster {
             api_requests::register(cluster, &self.metrics);
         }

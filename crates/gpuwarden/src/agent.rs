@@ -5,10 +5,10 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use cli::{AgentSettings, DeliverySettings};
+use cli::{AgentSettings, DeliverySettings, Mode};
 use connector::outbox::{Limits, Outbox};
 use connector::{Connector, Delivery};
-use console::api::{self, Role};
+use console::api::Role;
 use console::{AgentConsole, serve_agent};
 use runtime::sources::Sources;
 use runtime::tls::ClientTls;
@@ -43,7 +43,7 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
         info: parts::info(
             &node.node_name,
             Role::Agent,
-            api::Mode::Observe,
+            Mode::Observe,
             process,
             &endpoint.socket,
         ),

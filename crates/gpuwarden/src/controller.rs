@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use cli::{ControllerSettings, IngestSettings, ModeSetting, ProcessSettings, Transport};
+use cli::{ControllerSettings, IngestSettings, Mode, ProcessSettings, Transport};
 use cluster::Cluster;
 use connector::{AcceptNodes, Forwarding};
 use console::LeadershipSource;
@@ -62,7 +62,7 @@ pub(crate) async fn run(settings: ControllerSettings) -> anyhow::Result<ExitCode
         return ends.map(|()| ExitCode::SUCCESS);
     };
 
-    let (_, mode) = parts::mode(act.mode);
+    let mode = act.mode;
     let socket = process.data_dir.join(SOCKET);
     let standby = Standby {
         cluster,
@@ -247,9 +247,9 @@ fn stands_by(standby: &Standby<'_>) -> anyhow::Result<()> {
 fn greet(settings: &ControllerSettings, grpc: SocketAddr, server: &str) {
     let mode = match (&settings.act.cluster, settings.act.mode) {
         (None, _) => "recording only; --kubeconfig FILE gives it a cluster",
-        (Some(_), ModeSetting::Observe) => "observing only; --quarantine acts",
-        (Some(_), ModeSetting::DryRun) => "deciding, but writing nothing (dry run)",
-        (Some(_), ModeSetting::Quarantine) => "quarantining nodes with faults",
+        (Some(_), Mode::Observe) => "observing only; --quarantine acts",
+        (Some(_), Mode::DryRun) => "deciding, but writing nothing (dry run)",
+        (Some(_), Mode::Quarantine) => "quarantining nodes with faults",
     };
     let version = env!("CARGO_PKG_VERSION");
     logging::tell(format!(

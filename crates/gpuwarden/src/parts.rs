@@ -7,13 +7,12 @@ use std::sync::Arc;
 use agent::kernel_log::{Config as KernelLogConfig, KernelLogMonitor};
 use agent::monitor::{self, WINDOW};
 use anyhow::Context as _;
-use cli::{ActSettings, Endpoint, ModeSetting, NodeSettings, PolicySetting, ProcessSettings};
+use cli::{ActSettings, Endpoint, Mode, NodeSettings, PolicySetting, ProcessSettings};
 use cluster::Cluster;
 use connector::{AcceptNodes, Connector, Forwarding, NodeLookup, Pipeline};
 use console::Info;
-use console::api::{self, PolicyView, Role};
+use console::api::{PolicyView, Role};
 use controller::policy::{CurrentPolicy, PolicyFollower, PolicySource};
-use controller::quarantine::Mode;
 use domain::condition::Limits;
 use host::boot::Boot;
 use host::kernel_log::Spec;
@@ -197,20 +196,11 @@ pub(crate) fn watch_kernel_log(monitor: KernelLogMonitor, tasks: &mut Tasks) {
     });
 }
 
-/// What may be done, for who does it and for who shows it.
-pub(crate) fn mode(setting: ModeSetting) -> (Mode, api::Mode) {
-    match setting {
-        ModeSetting::Observe => (Mode::Observe, api::Mode::Observe),
-        ModeSetting::DryRun => (Mode::DryRun, api::Mode::DryRun),
-        ModeSetting::Quarantine => (Mode::Act, api::Mode::Quarantine),
-    }
-}
-
 /// What a page says of its process. `node_name` is the node that it runs on, or its host.
 pub(crate) fn info(
     node_name: &str,
     role: Role,
-    mode: api::Mode,
+    mode: Mode,
     process: &ProcessSettings,
     socket: &Path,
 ) -> Info {

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use cli::{ModeSetting, RunSettings};
+use cli::{Mode, RunSettings};
 use controller::quarantine::Owns;
 use runtime::logging;
 use runtime::sources::Sources;
@@ -62,9 +62,9 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
 fn greet(settings: &RunSettings, server: &str) {
     let mode = match (&settings.act.cluster, settings.act.mode) {
         (None, _) => "watching this machine; --kubeconfig FILE gives it a cluster",
-        (Some(_), ModeSetting::Observe) => "observing only; --quarantine acts",
-        (Some(_), ModeSetting::DryRun) => "deciding, but writing nothing (dry run)",
-        (Some(_), ModeSetting::Quarantine) => "quarantining nodes with faults",
+        (Some(_), Mode::Observe) => "observing only; --quarantine acts",
+        (Some(_), Mode::DryRun) => "deciding, but writing nothing (dry run)",
+        (Some(_), Mode::Quarantine) => "quarantining nodes with faults",
     };
     let place = if settings.process.data_dir_is_default {
         String::new()

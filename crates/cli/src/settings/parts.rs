@@ -8,6 +8,7 @@ use connector::{AcceptNodes, outbox};
 use contract::keys;
 use controller::ingest::{ServiceAccount, TokenRules};
 use domain::brake::NodeLabel;
+pub use domain::mode::Mode;
 use domain::policy::presets::Preset;
 use host::kernel_log::Spec;
 use jiff::SignedDuration;
@@ -94,8 +95,8 @@ pub struct ActSettings {
     pub store_size: u64,
     /// The cluster, if there is one.
     pub cluster: Option<ClusterSettings>,
-    /// Whether to act.
-    pub mode: ModeSetting,
+    /// What may be done in the cluster.
+    pub mode: Mode,
     /// What is told on the nodes.
     pub reports: ReportSettings,
     /// Where the policy is; `None`: the built-in one.
@@ -133,17 +134,6 @@ pub enum PolicySetting {
         /// Key.
         key: String,
     },
-}
-
-/// Whether to act.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ModeSetting {
-    /// Record and show.
-    Observe,
-    /// Decide and show.
-    DryRun,
-    /// Take nodes out and give them back.
-    Quarantine,
 }
 
 /// How events get from a node to its controller.
@@ -287,17 +277,17 @@ impl ActSettings {
                     "--observe and --quarantine exclude each other: remove one",
                 ));
             }
-            (true, false, true) => ModeSetting::DryRun,
-            (true, false, false) => ModeSetting::Quarantine,
+            (true, false, true) => Mode::DryRun,
+            (true, false, false) => Mode::Quarantine,
             (false, _, true) => {
                 return Err(SettingsError::Conflict(
                     "--dry-run stands beside an acting switch, such as --quarantine: add one, or \
                      remove it (without one nothing is decided at all)",
                 ));
             }
-            (false, _, false) => ModeSetting::Observe,
+            (false, _, false) => Mode::Observe,
         };
-        if mode != ModeSetting::Observe && cluster.is_none() {
+        if mode != Mode::Observe && cluster.is_none() {
             return Err(SettingsError::Conflict(
                 "--quarantine needs a cluster to act on: name one with --kubeconfig FILE or --context NAME",
             ));

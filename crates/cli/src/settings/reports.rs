@@ -1,6 +1,6 @@
 //! What is told on the nodes of the cluster, and which flags say so.
 
-use super::{ModeSetting, SettingsError};
+use super::{Mode, SettingsError};
 
 /// What is told on the nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +35,7 @@ pub(super) struct ReportFlags {
 
 impl ReportSettings {
     /// Who acts tells, unless told otherwise; who does not act writes nothing.
-    pub(super) fn resolve(flags: &ReportFlags, mode: ModeSetting) -> Result<Self, SettingsError> {
+    pub(super) fn resolve(flags: &ReportFlags, mode: Mode) -> Result<Self, SettingsError> {
         let event_type = match flags.event_type.as_deref() {
             None | Some("warning") => EventTypeSetting::Warning,
             Some("check") => EventTypeSetting::Check,
@@ -47,7 +47,7 @@ impl ReportSettings {
                 });
             }
         };
-        let acts = mode == ModeSetting::Quarantine;
+        let acts = mode == Mode::Quarantine;
         if !acts && (flags.conditions == Some(true) || flags.events == Some(true)) {
             return Err(SettingsError::Conflict(
                 "--node-conditions and --node-events write in the cluster: they need --quarantine, \
@@ -69,12 +69,12 @@ mod tests {
     #[test]
     fn who_acts_tells_and_nobody_else() {
         let resolve = |flags, mode| ReportSettings::resolve(&flags, mode);
-        let acting = resolve(ReportFlags::default(), ModeSetting::Quarantine).unwrap();
+        let acting = resolve(ReportFlags::default(), Mode::Quarantine).unwrap();
         assert_eq!(
             (acting.conditions, acting.summary, acting.events),
             (true, true, Some(EventTypeSetting::Warning))
         );
-        for mode in [ModeSetting::Observe, ModeSetting::DryRun] {
+        for mode in [Mode::Observe, Mode::DryRun] {
             let silent = resolve(ReportFlags::default(), mode).unwrap();
             assert_eq!((silent.conditions, silent.events), (false, None));
             for (conditions, events) in [(Some(true), None), (None, Some(true))] {
@@ -93,7 +93,7 @@ mod tests {
             events: None,
             event_type: Some("check".into()),
         };
-        let chosen = resolve(chosen, ModeSetting::Quarantine).unwrap();
+        let chosen = resolve(chosen, Mode::Quarantine).unwrap();
         assert_eq!(
             (chosen.conditions, chosen.summary, chosen.events),
             (false, false, Some(EventTypeSetting::Check))
@@ -102,7 +102,7 @@ mod tests {
             event_type: Some("loud".into()),
             ..ReportFlags::default()
         };
-        let error = resolve(wrong, ModeSetting::Quarantine).unwrap_err();
+        let error = resolve(wrong, Mode::Quarantine).unwrap_err();
         assert!(error.to_string().contains("--node-event-type \"loud\""));
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use super::file::ConfigFile;
 use super::{
-    ActSettings, AgentSettings, ControllerSettings, DeliverySettings, IngestSettings, ModeSetting,
+    ActSettings, AgentSettings, ControllerSettings, DeliverySettings, IngestSettings, Mode,
     NodeSettings, ProcessSettings, RunSettings, SettingsError,
 };
 use crate::args::{ActArgs, AgentArgs, ControllerArgs, RunArgs};
@@ -152,7 +152,7 @@ impl Role for ControllerArgs {
             }
             (Some(wanted), _) => wanted,
             // Who only looks must neither keep an acting one from the lead nor write anything.
-            (None, _) => act.mode == ModeSetting::Quarantine,
+            (None, _) => act.mode == Mode::Quarantine,
         };
         Ok(ControllerSettings {
             ingest,

@@ -37,7 +37,7 @@ fn a_flag_beats_the_file_and_the_file_the_default() {
     assert_eq!(plain.node.accept_nodes, AcceptNodes::Own("n1".to_owned()));
     assert_eq!(
         (plain.process.listen.port(), plain.act.mode),
-        (2112, ModeSetting::Observe)
+        (2112, Mode::Observe)
     );
     assert_eq!(
         (plain.node.kernel_log, plain.node.history.as_secs()),
@@ -60,7 +60,7 @@ fn a_flag_beats_the_file_and_the_file_the_default() {
         ),
         (9, 3600)
     );
-    assert_eq!(from_file.act.mode, ModeSetting::Quarantine);
+    assert_eq!(from_file.act.mode, Mode::Quarantine);
     let flags = run(file, |args| {
         args.process.listen = Some("127.0.0.1:7".parse().unwrap());
         args.act.observe = Some(true);
@@ -68,7 +68,7 @@ fn a_flag_beats_the_file_and_the_file_the_default() {
     .unwrap();
     assert_eq!(
         (flags.process.listen.port(), flags.act.mode),
-        (7, ModeSetting::Observe)
+        (7, Mode::Observe)
     );
 }
 
@@ -320,7 +320,7 @@ fn dry_run_stands_beside_quarantine() {
         args.act.dry_run = Some(true);
     })
     .unwrap();
-    assert_eq!(settings.act.mode, ModeSetting::DryRun);
+    assert_eq!(settings.act.mode, Mode::DryRun);
 }
 
 #[test]

@@ -7,6 +7,7 @@ use contract::HealthEvent;
 use domain::brake::NodeLabel;
 use domain::condition::Options;
 use domain::event::normalise;
+use domain::mode::Mode;
 use domain::node::NodeView;
 use domain::policy::Policy;
 use jiff::{SignedDuration, Timestamp};
@@ -20,7 +21,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-use super::{Config, Handles, Mode, Owns, Quarantine};
+use super::{Config, Handles, Owns, Quarantine};
 use crate::conditions;
 
 fn now() -> Timestamp {
@@ -91,7 +92,7 @@ impl Bench {
             store: store(directory.path()).await,
             cluster: Some(cluster),
             policy: watch::channel(Some(Arc::new(Policy::builtin()))).1,
-            mode: Mode::Act,
+            mode: Mode::Quarantine,
             owns: Owns::All,
             sources: Sources::default(),
             brake: false,

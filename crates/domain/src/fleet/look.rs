@@ -42,7 +42,7 @@ impl Fleet {
                 continue;
             }
             self.forget_notices(&name);
-            if self.settings.mode != Mode::Observe {
+            if self.settings.mode.decides() {
                 self.look_at(&name, &policy);
                 looked_at.push(name.clone());
             }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
 
-use super::{Effect, Fleet, Level, Mode, Owns};
+use super::{Effect, Fleet, Level, Owns};
 use crate::brake::MOST_ALONE;
 use crate::node::NodeView;
 
@@ -69,7 +69,7 @@ impl Fleet {
         let Owns::Node(own) = self.settings.owns.clone() else {
             return;
         };
-        if self.settings.mode != Mode::Act {
+        if !self.writes() {
             return;
         }
         if self.view(&own).is_none() {

@@ -453,17 +453,21 @@ mod tests {
         let table = [
             (
                 Some(released),
-                Mode::Act,
+                Mode::Quarantine,
                 "released by hand at 1970-01-01T00:01:40Z",
             ),
             (
                 Some(opted_out),
-                Mode::Act,
+                Mode::Quarantine,
                 "opted out by label k8saas.nvidia.com/ManagedByNVSentinel=false",
             ),
-            (Some(newer), Mode::Act, ""),
+            (Some(newer), Mode::Quarantine, ""),
             (Some(json!({"name": "n1"})), Mode::DryRun, "dry run"),
-            (None, Mode::Act, "the cluster has no node of this name"),
+            (
+                None,
+                Mode::Quarantine,
+                "the cluster has no node of this name",
+            ),
         ];
         for (metadata, mode, note) in table {
             let status = looked_at(metadata)
@@ -482,12 +486,13 @@ mod tests {
     fn a_node_that_the_cluster_lacks_waits_for_it_to_appear() {
         let shown = |metadata, sight| {
             let status =
-                looked_at(metadata).status("n1", &fault(), Mode::Act, sight, None, at(102));
+                looked_at(metadata).status("n1", &fault(), Mode::Quarantine, sight, None, at(102));
             let status = status.unwrap();
             let awaits = status.session.unwrap().awaits;
             (awaits, status.in_cluster, status.notes.concat())
         };
-        let missing = looked_at(None).status("n1", &fault(), Mode::Act, Sight::Read, None, at(102));
+        let missing =
+            looked_at(None).status("n1", &fault(), Mode::Quarantine, Sight::Read, None, at(102));
         assert_eq!(missing.unwrap().state, NodeState::Unhealthy);
         let (awaits, in_cluster, _) = shown(None, Sight::Read);
         assert_eq!(awaits, "the node to appear in the cluster");
@@ -516,7 +521,7 @@ mod tests {
         entry.anothers = Some("s".to_owned());
         // It counts against the limits: without a fault that is known here as well.
         for faults in [Vec::new(), fault()] {
-            let status = entry.status("n1", &faults, Mode::Act, Sight::Read, None, at(102));
+            let status = entry.status("n1", &faults, Mode::Quarantine, Sight::Read, None, at(102));
             let status = status.unwrap();
             assert_eq!(status.state, NodeState::Quarantined);
             let session = status.session.unwrap();
@@ -538,7 +543,7 @@ mod tests {
         entry.session.returns.push(at(100));
         entry.gone();
         assert_eq!(entry.session.returns, []);
-        let status = entry.status("n1", &fault(), Mode::Act, Sight::Read, None, at(102));
+        let status = entry.status("n1", &fault(), Mode::Quarantine, Sight::Read, None, at(102));
         let notes = status.unwrap().notes;
         assert_eq!(notes, ["the cluster has no node of this name"]);
     }
@@ -575,8 +580,9 @@ mod tests {
         let day = jiff::SignedDuration::from_hours(24);
         let mut entry = looked_at(Some(json!({"name": "n1"})));
         (entry.session, entry.verdicts) = (Session::idle(at(0)), Vec::new());
-        let status =
-            |entry: &NodeEntry, now| entry.status("n1", &faults, Mode::Act, Sight::Read, None, now);
+        let status = |entry: &NodeEntry, now| {
+            entry.status("n1", &faults, Mode::Quarantine, Sight::Read, None, now)
+        };
         let shown = status(&entry, at(100) + day - jiff::SignedDuration::from_secs(1)).unwrap();
         assert_eq!(shown.state, NodeState::Healthy);
         assert_eq!((shown.faults.len(), shown.notices.len()), (0, 1));

@@ -136,7 +136,7 @@ impl World {
 
 fn settings(owns: Owns) -> Settings {
     Settings {
-        mode: Mode::Act,
+        mode: Mode::Quarantine,
         owns,
         cluster: true,
         store: "ours".to_owned(),

@@ -54,7 +54,7 @@ struct World {
 fn world() -> World {
     World {
         source: None,
-        acting: Mode::Act,
+        acting: Mode::Quarantine,
         connected: Some(true),
         listed: true,
         view: Some(node(json!({}))),

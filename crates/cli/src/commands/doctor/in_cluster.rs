@@ -13,7 +13,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::machine::parsed;
 use super::needs::{self, Need};
 use super::{Finding, Installation, causes, shell_word};
-use crate::settings::{ActSettings, ModeSetting, PolicySetting};
+use crate::settings::{ActSettings, Mode, PolicySetting};
 
 /// More than this between two clocks makes stories hard to read.
 const ODD_SKEW: SignedDuration = SignedDuration::from_secs(2);
@@ -68,14 +68,14 @@ pub(super) async fn check(installation: &Installation) -> Vec<Finding> {
             .as_ref()
             .map(|node| node.node_name.as_str());
         findings.extend(nodes(&cluster, name, &act.gpu_node_label).await);
-        if name.is_some() && act.mode == ModeSetting::Quarantine {
+        if name.is_some() && act.mode == Mode::Quarantine {
             match cluster.count_nodes().await {
                 Ok(count) => findings.extend(alone(count)),
                 Err(error) => findings.push(not_looked_at("nodes", &error)),
             }
         }
     }
-    if act.mode != ModeSetting::Observe {
+    if act.mode != Mode::Observe {
         findings.extend(switches(&cluster, act).await);
     }
     if let Some(PolicySetting::ConfigMap {

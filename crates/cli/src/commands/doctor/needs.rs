@@ -4,7 +4,7 @@ use cluster::Access;
 use contract::keys;
 
 use super::{Installation, shell_word};
-use crate::settings::{ModeSetting, PolicySetting, Transport};
+use crate::settings::{Mode, PolicySetting, Transport};
 
 /// Where Kubernetes Events of nodes are made.
 const EVENTS_NAMESPACE: &str = "default";
@@ -28,7 +28,7 @@ pub(super) fn of(installation: &Installation) -> Vec<Need> {
     let Some(act) = &installation.act else {
         return Vec::new();
     };
-    let acts = act.mode == ModeSetting::Quarantine;
+    let acts = act.mode == Mode::Quarantine;
     let any = |verbs: &[&'static str]| verbs.iter().map(|verb| (*verb, Vec::new())).collect();
     let core = |name, resource, verbs, why| Need {
         name,
@@ -67,7 +67,7 @@ pub(super) fn of(installation: &Installation) -> Vec<Need> {
             )
         });
     }
-    if act.mode != ModeSetting::Observe {
+    if act.mode != Mode::Observe {
         let both = vec![
             keys::BREAKER_CONFIG_MAP.to_owned(),
             keys::CONFIG_MAP.to_owned(),

@@ -5,6 +5,7 @@ use contract::HealthEvent;
 use domain::brake::NodeLabel;
 use domain::event::normalise;
 use domain::fleet::Fleet;
+use domain::mode::Mode;
 use domain::session::{Failure, Phase};
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
@@ -13,7 +14,7 @@ use store::sqlite::SqliteStore;
 use store::{EventStore, NewEvent};
 use tokio::sync::watch;
 
-use super::super::{Config, Handles, Mode, Owns};
+use super::super::{Config, Handles, Owns};
 use super::*;
 
 fn now() -> Timestamp {
@@ -347,7 +348,7 @@ async fn the_brakes_window_is_remembered_over_a_restart() {
         quarantine.take_in().await;
         (quarantine, handles)
     };
-    let (mut first, _handles) = restarted(Mode::Act).await;
+    let (mut first, _handles) = restarted(Mode::Quarantine).await;
     first.save().await;
     assert_eq!(first.save_at(), None);
     let back = |quarantine: &mut Quarantine, node: &str| {
@@ -368,7 +369,7 @@ async fn the_brakes_window_is_remembered_over_a_restart() {
     back(&mut first, "n1");
     assert!(first.save_at().is_some(), "also without a new event");
     first.save().await;
-    let (second, _handles) = restarted(Mode::Act).await;
+    let (second, _handles) = restarted(Mode::Quarantine).await;
     assert_eq!(second.fleet.recently_out(), first.fleet.recently_out());
     assert_eq!(second.fleet.recently_out().len(), 1);
 
@@ -376,7 +377,7 @@ async fn the_brakes_window_is_remembered_over_a_restart() {
     let (mut dry, _handles) = restarted(Mode::DryRun).await;
     back(&mut dry, "n2");
     dry.save().await;
-    let (next, _handles) = restarted(Mode::Act).await;
+    let (next, _handles) = restarted(Mode::Quarantine).await;
     assert!(!next.fleet.recently_out().contains_key("n2"));
     store.close().await;
 }
@@ -391,7 +392,7 @@ async fn sessions_go_on_over_a_restart_where_they_are_acted_on() {
         quarantine.take_in().await;
         (quarantine, handles)
     };
-    let (mut first, _handles) = restarted(Mode::Act).await;
+    let (mut first, _handles) = restarted(Mode::Quarantine).await;
     let mut session = Session::idle(now());
     (session.phase, session.asked) = (Phase::Quarantining, true);
     session.pending_since = Some(now());
@@ -421,13 +422,13 @@ async fn sessions_go_on_over_a_restart_where_they_are_acted_on() {
         put(&mut other, "n2", session.clone());
         other.save().await;
     }
-    let (mut second, _handles) = restarted(Mode::Act).await;
+    let (mut second, _handles) = restarted(Mode::Quarantine).await;
     assert_eq!(second.fleet.session("n1"), Some(&kept));
     assert!(!second.fleet.knows("n2"));
     // What has nothing to tell is not kept.
     put(&mut second, "n1", Session::idle(now()));
     second.save().await;
-    let (third, _handles) = restarted(Mode::Act).await;
+    let (third, _handles) = restarted(Mode::Quarantine).await;
     assert!(!third.fleet.knows("n1"));
     store.close().await;
 }

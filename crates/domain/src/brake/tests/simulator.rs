@@ -8,7 +8,8 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::event::{Record, normalise};
-use crate::fleet::{Answer, Effect, Fleet, Found, Input, Mode, Owns, Planned, Settings, Switched};
+use crate::fleet::{Answer, Effect, Fleet, Found, Input, Owns, Planned, Settings, Switched};
+use crate::mode::Mode;
 use crate::node::{NodeChange, NodeView};
 use crate::policy::Policy;
 use crate::position::Position;
@@ -248,7 +249,7 @@ impl World {
 /// A controller that knows nothing yet.
 fn controller(policy: &Arc<Policy>, now: Timestamp) -> Fleet {
     let settings = Settings {
-        mode: Mode::Act,
+        mode: Mode::Quarantine,
         owns: Owns::All,
         cluster: true,
         store: "store".to_owned(),
