@@ -12,7 +12,7 @@ use host::boot::BootId;
 use runtime::sources::SourceStatus;
 use serde::Deserialize;
 use store::sqlite::SqliteStore;
-use store::{EventQuery, EventStore};
+use store::{EventLog as _, EventQuery, EventStore};
 
 use super::*;
 

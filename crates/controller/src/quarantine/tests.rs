@@ -15,7 +15,7 @@ use runtime::metrics::Metrics;
 use runtime::sources::Sources;
 use serde_json::{Value, json};
 use store::sqlite::SqliteStore;
-use store::{EventStore, NewEvent};
+use store::{EventLog as _, EventStore, NewEvent};
 use tempfile::TempDir;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
