@@ -173,15 +173,15 @@ impl Fleet {
 
     /// Keeps whether the node is left alone because its session is another's, and notes it
     /// once for each such session.
-    pub(super) fn keep_claim(&mut self, name: &str, own: Option<Ownership>, claim: Claim) {
+    pub(super) fn keep_claim(&mut self, name: &str, own: Option<&Ownership>, claim: Claim) {
         let own = match claim {
             Claim::Ours => None,
             Claim::Anothers => own,
             Claim::Later => return,
         };
         let ours = matches!(&self.settings.owns, Owns::Node(our_node) if our_node == name);
-        let by_node = (own.as_ref()).is_some_and(|own| own.maker == Some(Maker::Node));
-        let session = own.map(|own| own.session_id);
+        let by_node = own.is_some_and(|own| own.maker == Some(Maker::Node));
+        let session = own.map(|own| own.session_id.clone());
         let entry = self.entry(name);
         entry.on_our_node = ours && by_node;
         if entry.anothers == session {

@@ -44,6 +44,8 @@ pub(super) struct NodeEntry {
     pub(super) awaits: Option<Awaits>,
     /// What the store has answered about events on the node; for the next look.
     pub(super) found: BTreeMap<String, Found>,
+    /// What is ours, or another gpuwarden's, on the node as decisions see it.
+    pub(super) ownership: Option<Arc<Ownership>>,
     /// That it is out of service, as the node itself says (in a dry run: would say).
     own: Option<Out>,
     /// When a patch was last answered with the node as it is then.
@@ -95,6 +97,7 @@ impl NodeEntry {
             on_our_node: false,
             awaits: None,
             found: BTreeMap::new(),
+            ownership: None,
             own: None,
             patched_at: None,
             taking_out: false,
@@ -149,6 +152,7 @@ impl NodeEntry {
     /// Takes in that the cluster does not have it any more.
     pub(super) fn gone(&mut self) {
         self.view = None;
+        self.ownership = None;
         self.own = None;
         self.in_doubt = None;
         self.hold = None;
@@ -156,16 +160,17 @@ impl NodeEntry {
         self.session.returns.clear();
     }
 
-    /// Reads from the node, as decisions see it, whether it is out of service.
+    /// Reads from the node, as decisions see it, what is ours on it and whether it is out of
+    /// service.
     pub(super) fn read_own(&mut self) {
-        let own = self
-            .effective_view()
-            .and_then(|view| Ownership::read(&view));
+        let view = self.effective_view();
+        let own = view.and_then(|view| Ownership::read(&view));
         let times = &self.session.times;
-        self.own = own.map(|own| Out {
+        self.own = own.as_ref().map(|own| Out {
             since: times.counted(keys::SESSION, own.since),
             forced: own.forced(),
         });
+        self.ownership = own.map(Arc::new);
         if self.own.is_some() {
             self.in_doubt = None;
         }

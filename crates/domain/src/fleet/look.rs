@@ -6,7 +6,6 @@ use contract::keys;
 use serde_json::{Value, json};
 
 use super::claim::Claim;
-use super::entry::NodeEntry;
 use super::{Effect, Fleet, Level, Mode, Owns, Planned, RuleSetOutcome};
 use crate::assess::{Desired, Verdict, assess};
 use crate::brake::Hold;
@@ -14,7 +13,6 @@ use crate::fault::Fault;
 use crate::journal::EntryKind;
 use crate::node::{NodeChange, NodeView};
 use crate::policy::Policy;
-use crate::session::ownership::Ownership;
 use crate::session::{Intent, Marks, Patch, Phase, ownership, step};
 
 /// Faults whose verdicts one journal entry tells.
@@ -72,9 +70,11 @@ impl Fleet {
         if !self.book.faults(name).iter().any(is_old) {
             return;
         }
-        let view = self.nodes.get(name).and_then(NodeEntry::effective_view);
-        let listed = view.and_then(|view| Ownership::read(&view));
-        let listed = listed.map_or(Vec::new(), |own| own.events);
+        let own = self
+            .nodes
+            .get(name)
+            .and_then(|entry| entry.ownership.clone());
+        let listed = own.as_ref().map_or(&[][..], |own| &own.events);
         let holds = |id: &str| listed.iter().any(|event| event.id == id);
         if self.book.forget_notices(name, now, holds) {
             self.unsaved.nodes.insert(name.to_owned());
@@ -97,9 +97,9 @@ impl Fleet {
             return;
         };
         self.take_in_times(&view);
-        let own = Ownership::read(&view);
-        let claim = self.claim(name, own.as_ref());
-        self.keep_claim(name, own, claim);
+        let own = self.entry(name).ownership.clone();
+        let claim = self.claim(name, own.as_deref());
+        self.keep_claim(name, own.as_deref(), claim);
         if claim != Claim::Ours {
             self.brake.forget(name);
             if claim == Claim::Anothers {

@@ -229,14 +229,9 @@ impl NodeEntry {
         now: Timestamp,
     ) -> Option<NodeStatus> {
         // Who only observes still sees what an earlier run has left on the node.
-        let observed = self
-            .view
-            .as_ref()
-            .filter(|_| mode == Mode::Observe)
-            .and_then(|view| {
-                let own = Ownership::read(view)?;
-                Some((Phase::Quarantined, own.session_id))
-            });
+        let observed = (self.ownership.as_ref())
+            .filter(|_| !mode.decides())
+            .map(|own| (Phase::Quarantined, own.session_id.clone()));
         let anothers = self.anothers();
         let theirs =
             (anothers.as_ref()).map(|(own, _)| (Phase::Quarantined, own.session_id.clone()));
@@ -358,13 +353,12 @@ impl NodeEntry {
     }
 
     /// The session of another gpuwarden that it carries.
-    fn anothers(&self) -> Option<(Ownership, AnotherView)> {
+    fn anothers(&self) -> Option<(&Ownership, AnotherView)> {
         self.anothers.as_ref()?;
-        let view = self.effective_view()?;
-        let own = Ownership::read(&view)?;
+        let (view, own) = (self.effective_view()?, self.ownership.as_deref()?);
         let shown = AnotherView {
-            who: another::who(&own, &view.name),
-            end: another::end_by_hand(&own, &view),
+            who: another::who(own, &view.name),
+            end: another::end_by_hand(own, &view),
         };
         Some((own, shown))
     }
@@ -517,7 +511,7 @@ mod tests {
         let metadata = json!({"name": "n1", "annotations": annotations});
         let view = NodeView::from_object(json!({ "metadata": metadata }));
         let mut entry = NodeEntry::new(Session::idle(at(0)));
-        entry.view = view.map(Arc::new);
+        entry.see(Arc::new(view.unwrap()));
         entry.anothers = Some("s".to_owned());
         // It counts against the limits: without a fault that is known here as well.
         for faults in [Vec::new(), fault()] {

@@ -311,7 +311,7 @@ fn what_another_store_keeps_is_left_alone_whatever_is_known() {
         let own = Ownership::read(&view);
         let claim = world.fleet.claim("n1", own.as_ref());
         assert_eq!(claim, expected, "{owns} {store}");
-        world.fleet.keep_claim("n1", own, claim);
+        world.fleet.keep_claim("n1", own.as_ref(), claim);
         let entry = &world.fleet.nodes["n1"];
         assert_eq!(entry.anothers.is_some(), claim == Claim::Anothers);
         assert_eq!(entry.on_our_node, entry.anothers.is_some() && owns == "n1");
