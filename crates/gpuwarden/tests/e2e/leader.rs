@@ -348,6 +348,8 @@ async fn a_leader_that_comes_back_does_not_act_on_what_is_over() -> anyhow::Resu
     send_to(&agent, vec![recovery(&name, "0")]).await?;
     cluster.restored(&second, &name, &before).await?;
     cluster.cordoned(&second, &other).await?;
+    // Who has nothing to tell asks every ten seconds who leads.
+    cluster.brought(&others, 1).await?;
 
     // The first one comes back: to it the fault is open that is over.
     first.restart().await?;
