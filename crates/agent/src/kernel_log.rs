@@ -36,7 +36,7 @@ use unreadable::Unreadable;
 
 pub use event::{event_of_line, events_of_finding};
 
-/// What this monitor is.
+/// Describes the kernel-log monitor to its frame.
 const MONITOR: Monitor = Monitor {
     name: "kernel-log",
     records: "Kernel log records",

@@ -79,10 +79,10 @@ pub enum Signal<T> {
     Recovered,
 }
 
-/// What the watch of nodes says.
+/// A signal of the watch of nodes.
 pub type NodeEvent = Signal<NodeView>;
 
-/// Which objects a watch follows.
+/// Selects the objects that a watch follows.
 #[derive(Clone, Debug)]
 pub struct Selection {
     path: String,
