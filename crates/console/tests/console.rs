@@ -429,7 +429,7 @@ async fn explain_tells_the_story_of_a_node() {
         text: "cordon".into(),
         detail: Value::Null,
     };
-    server.store.journal(vec![entry]).await.unwrap();
+    server.store.journal(&[entry]).await.unwrap();
     let path = "/api/v1/nodes/%3Cb%3Eevil%3C%2Fb%3E%2F%22n%22/explain";
     let story: Explain = server.get(path).await.json();
     assert_eq!(story.node, node);

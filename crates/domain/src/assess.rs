@@ -202,9 +202,16 @@ pub fn assess(
 ) -> Desired {
     let mut faults: Vec<&Fault> = faults.iter().collect();
     faults.sort_by(|a, b| Fault::by_gravity(a, b));
-    // Most nodes have no faults, and a fault may ask no rule.
-    let variable = LazyCell::new(|| NodeVariable::new(&node.object()));
     let rule_sets = policy.rule_sets_of(node);
+    // Most nodes have no faults, and a fault may ask no rule.
+    let variable = LazyCell::new(|| {
+        let whole = rule_sets.iter().any(RuleSet::reads_whole_node);
+        NodeVariable::new(&if whole {
+            node.object()
+        } else {
+            node.labels_and_annotations()
+        })
+    });
     let mut desired = Desired::default();
     let mut matched: Vec<&RuleSet> = Vec::new();
     let mut counted: Vec<(Counted, Vec<&Fault>)> = Vec::new();

@@ -164,6 +164,14 @@ impl NodeView {
         object
     }
 
+    /// Returns of [`Self::object`] what most rules ask for, which costs a fraction of the whole.
+    pub fn labels_and_annotations(&self) -> Value {
+        if self.labels.is_empty() || self.annotations.is_empty() {
+            return self.object(); // Only there it is known whether there is such a map.
+        }
+        json!({"metadata": {"labels": self.labels, "annotations": self.annotations}})
+    }
+
     /// Keeps of `object` what the other fields do not say.
     fn keep(&mut self, object: &mut Value) {
         if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {

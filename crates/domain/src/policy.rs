@@ -166,6 +166,12 @@ impl RuleSet {
         self.cordon || self.taint.is_some()
     }
 
+    /// Returns whether a rule asks a node for more than its labels and annotations.
+    pub fn reads_whole_node(&self) -> bool {
+        let mut rules = self.any.iter().chain(&self.all);
+        rules.any(Rule::reads_whole_node)
+    }
+
     /// Whether the rule set matches an event on a node. With both `any` and `all`, both
     /// must hold, unless one of them is enough.
     pub fn answer(&self, event: &EventVariable, node: &NodeVariable) -> Answer {

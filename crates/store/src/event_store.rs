@@ -107,7 +107,7 @@ pub trait Checkpoints: Send + Sync + 'static {
 #[async_trait]
 pub trait Journal: Send + Sync + 'static {
     /// Writes journal entries, all or none.
-    async fn journal(&self, entries: Vec<Entry>) -> Result<(), StoreError>;
+    async fn journal(&self, entries: &[Entry]) -> Result<(), StoreError>;
 
     /// Returns the newest entries about a node in the order in which they were written: at most
     /// `limit`, and at most [`MAX_PAGE`](crate::MAX_PAGE); fewer where they are large.

@@ -365,14 +365,14 @@ impl Checkpoints for MemoryStore {
 
 #[async_trait]
 impl Journal for MemoryStore {
-    async fn journal(&self, entries: Vec<Entry>) -> Result<(), StoreError> {
-        limits::entries(&entries)?;
+    async fn journal(&self, entries: &[Entry]) -> Result<(), StoreError> {
+        limits::entries(entries)?;
         entries
             .iter()
             .try_for_each(|entry| limits::entry_size(entry_bytes(entry)))?;
-        let kept = entries.into_iter().map(|entry| Entry {
+        let kept = entries.iter().map(|entry| Entry {
             at: whole_micros(entry.at),
-            ..entry
+            ..entry.clone()
         });
         self.state()?.journal.extend(kept);
         Ok(())

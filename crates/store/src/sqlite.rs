@@ -386,10 +386,10 @@ impl Checkpoints for SqliteStore {
 
 #[async_trait]
 impl Journal for SqliteStore {
-    async fn journal(&self, entries: Vec<Entry>) -> Result<(), StoreError> {
-        limits::entries(&entries)?;
+    async fn journal(&self, entries: &[Entry]) -> Result<(), StoreError> {
+        limits::entries(entries)?;
         let rows = entries
-            .into_iter()
+            .iter()
             .map(journal::Row::of)
             .collect::<Result<Vec<_>, _>>()?;
         let count = rows.len();

@@ -92,7 +92,7 @@ async fn two_nodes(server: &Server) {
             json!(null),
         ),
     ];
-    server.store.journal(journal).await.unwrap();
+    server.store.journal(&journal).await.unwrap();
     server.kernel_log.update(now, |status| {
         status.records = 48_211;
         status.faults = 14;
@@ -259,7 +259,7 @@ async fn the_page_follows_what_happens_and_says_when_nobody_answers() {
         text: "a person is asked to look".into(),
         detail: json!(null),
     };
-    server.store.journal(vec![entry]).await.unwrap();
+    server.store.journal(&[entry]).await.unwrap();
     browser.wait_until(&has("a person is asked to look")).await;
 
     // A reader that is stuck is not "no fault".

@@ -122,21 +122,25 @@ impl JournalWriter {
         }
     }
 
-    /// Writes `entries`, for as long as it takes where the failure may pass: meanwhile others
-    /// wait in the queue.
+    /// Writes `entries`, and before them how many are missing.
     async fn write(&mut self, entries: &[Entry]) -> Result<(), StoreError> {
         let Some(first) = entries.first() else {
             return Ok(());
         };
-        let gap = gap(self.missing, first, "the store did not take them");
-        let entries: Vec<Entry> = gap.into_iter().chain(entries.iter().cloned()).collect();
+        if let Some(gap) = gap(self.missing, first, "the store did not take them") {
+            self.append(&[gap]).await?;
+            self.missing = 0;
+        }
+        self.append(entries).await
+    }
+
+    /// Appends `entries` to the journal, for as long as it takes where the failure may pass:
+    /// meanwhile others wait in the queue.
+    async fn append(&self, entries: &[Entry]) -> Result<(), StoreError> {
         let mut said = false;
         loop {
-            match self.store.journal(entries.clone()).await {
-                Ok(()) => {
-                    self.missing = 0;
-                    return Ok(());
-                }
+            match self.store.journal(entries).await {
+                Ok(()) => return Ok(()),
                 Err(error) if error.is_retryable() => {
                     if !std::mem::replace(&mut said, true) {
                         tracing::warn!(err = %error, "the journal waits for the store");

@@ -222,13 +222,14 @@ impl Fleet {
                 return; // Nothing else has changed.
             }
         }
-        let Some(desired) = self.brake.waiting.get(name).cloned() else {
-            return;
-        };
         let Some(view) = self.entry(name).effective_view() else {
             return;
         };
+        let Some(desired) = self.brake.waiting.remove(name) else {
+            return;
+        };
         self.step_session(name, &view, policy, &desired, hold);
+        self.brake.waiting.insert(name.to_owned(), desired);
     }
 
     /// Asks the brake; what it says is up to date from then on.

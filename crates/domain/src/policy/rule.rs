@@ -67,6 +67,8 @@ pub struct Rule {
     pub cost: u64,
     /// Whether it has a loop.
     loops: bool,
+    /// Whether it asks a node for more than labels and annotations.
+    reads_whole_node: bool,
     program: Arc<Program>,
 }
 
@@ -218,6 +220,8 @@ impl Rule {
             expression: expression.to_owned(),
             cost: cost::cost(&program, kind)?,
             loops: loops > 0,
+            reads_whole_node: kind == RuleKind::Node
+                && !check::reads_only_labels(program.expression()),
             program: Arc::new(program),
         };
         // Evaluated once, so that a result of another type, or a function that does not
@@ -249,6 +253,11 @@ impl Rule {
     /// `variable`, the event or the node that it is asked about.
     pub fn seen(&self, variable: &Value) -> Vec<String> {
         seen::seen(self.program.expression(), self.kind, variable)
+    }
+
+    /// Returns whether the rule asks a node for more than its labels and annotations.
+    pub fn reads_whole_node(&self) -> bool {
+        self.reads_whole_node
     }
 
     /// Whether the rule holds; the error says why it could not be evaluated.

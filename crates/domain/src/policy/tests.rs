@@ -8,6 +8,7 @@ use crate::brake::{Amount, Budget, Window};
 mod costs;
 mod functions;
 mod keys_unused;
+mod node_parts;
 
 fn rule_set(body: &str) -> String {
     format!(

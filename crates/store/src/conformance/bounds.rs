@@ -59,15 +59,15 @@ pub async fn refuses_what_is_over_a_limit(open: impl AsyncFn() -> Store) {
         detail: serde_json::Value::Null,
     };
     refused(
-        store.journal(vec![entry("n1", 1); MAX_JOURNAL + 1]).await,
+        store.journal(&vec![entry("n1", 1); MAX_JOURNAL + 1]).await,
         "at most 10000",
     );
     refused(
-        store.journal(vec![entry("n1", 1), entry("", 1)]).await,
+        store.journal(&[entry("n1", 1), entry("", 1)]).await,
         "journal entry 1: node",
     );
     let two = vec![entry("n1", 1), entry("n1", MAX_ENTRY_BYTES + 1)];
-    refused(store.journal(two).await, "shorten its detail");
+    refused(store.journal(&two).await, "shorten its detail");
 
     let save = async |consumer: &str, bytes| {
         store
@@ -111,7 +111,7 @@ pub async fn refuses_what_is_over_a_limit(open: impl AsyncFn() -> Store) {
         MAX_PAGE
     );
     store
-        .journal(vec![entry("n1", MAX_ENTRY_BYTES)])
+        .journal(&[entry("n1", MAX_ENTRY_BYTES)])
         .await
         .unwrap();
     store.close().await;
@@ -151,7 +151,7 @@ pub async fn keeps_all_when_reopened(open: impl AsyncFn() -> Store) {
                 .save_checkpoint("book", checkpoint.clone())
                 .await
                 .unwrap();
-            store.journal(vec![entry.clone()]).await.unwrap();
+            store.journal(std::slice::from_ref(&entry)).await.unwrap();
             store
                 .update_status(&answers[2].id, patch.clone())
                 .await
@@ -236,7 +236,10 @@ pub async fn deletes_what_is_old_and_finished(open: impl AsyncFn() -> Store) {
         text: n.to_string(),
         detail: serde_json::Value::Null,
     };
-    store.journal((0..10).map(entry).collect()).await.unwrap();
+    store
+        .journal(&(0..10).map(entry).collect::<Vec<_>>())
+        .await
+        .unwrap();
     let prune = Prune {
         before: time(8),
         max_bytes: u64::MAX,

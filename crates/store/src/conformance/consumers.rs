@@ -325,15 +325,15 @@ pub async fn keeps_the_journal_in_order(open: impl AsyncFn() -> Store) {
         entry.at = Timestamp::from_microsecond(entry.at.as_microsecond()).unwrap();
         entry
     };
-    store.journal(Vec::new()).await.unwrap();
+    store.journal(&[]).await.unwrap();
     assert_eq!(store.timeline("a", 10).await.unwrap(), []);
     store
-        .journal((0..20).map(|n| entry("a", n)).collect())
+        .journal(&(0..20).map(|n| entry("a", n)).collect::<Vec<_>>())
         .await
         .unwrap();
     for n in 20..30 {
         store
-            .journal(vec![entry("b", n), entry("a", n)])
+            .journal(&[entry("b", n), entry("a", n)])
             .await
             .unwrap();
     }

@@ -72,15 +72,15 @@ pub(super) fn timeline(
 // === impl Row ===
 
 impl Row {
-    pub(super) fn of(entry: Entry) -> Result<Self, StoreError> {
+    pub(super) fn of(entry: &Entry) -> Result<Self, StoreError> {
         let detail = (!entry.detail.is_null()).then(|| entry.detail.to_string());
         limits::entry_size(entry.text.len() + detail.as_ref().map_or(0, String::len))?;
         Ok(Self {
             at: entry.at.as_microsecond(),
-            node: entry.node,
-            session: entry.session,
+            node: entry.node.clone(),
+            session: entry.session.clone(),
             kind: entry.kind.name().to_owned(),
-            text: entry.text,
+            text: entry.text.clone(),
             detail,
         })
     }
@@ -134,7 +134,7 @@ mod tests {
         let large = 2 * PAGE_BYTES / MAX_ENTRY_BYTES;
         let texts = (0..large).map(|_| "x".repeat(MAX_ENTRY_BYTES));
         let texts = texts.chain(["last".to_owned()]);
-        let rows: Vec<Row> = texts.map(|text| Row::of(entry(text)).unwrap()).collect();
+        let rows: Vec<Row> = texts.map(|text| Row::of(&entry(text)).unwrap()).collect();
         write(&connection, &rows).unwrap();
         let found = timeline(&connection, "n1", 1_000).unwrap();
         assert_eq!(found.len(), 1 + large / 2);

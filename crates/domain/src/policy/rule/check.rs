@@ -50,6 +50,28 @@ pub(super) fn loops(at: &IdedExpr) -> usize {
     own + parts(at).into_iter().map(loops).max().unwrap_or(0)
 }
 
+/// Returns whether an expression takes nothing of a node but labels and annotations.
+pub(super) fn reads_only_labels(at: &IdedExpr) -> bool {
+    match path(at).as_deref() {
+        Some(["node", "metadata", "labels" | "annotations", ..]) => true,
+        Some(["node", ..]) => false,
+        _ => parts(at).into_iter().all(reads_only_labels),
+    }
+}
+
+/// Returns the names of `a.b.c`, outermost first; `None` for any other expression.
+pub(super) fn path(at: &IdedExpr) -> Option<Vec<&str>> {
+    match &at.expr {
+        Expr::Ident(name) => Some(vec![name]),
+        Expr::Select(select) if !select.test => {
+            let mut path = path(&select.operand)?;
+            path.push(&select.field);
+            Some(path)
+        }
+        _ => None,
+    }
+}
+
 /// The expressions that an expression consists of.
 pub(super) fn parts(at: &IdedExpr) -> Vec<&IdedExpr> {
     match &at.expr {

@@ -258,7 +258,7 @@ impl<'a> Sum<'a> {
 
     /// The size of what a path from the variable names, where it is known.
     fn of_field(&self, at: &IdedExpr) -> Option<Size> {
-        let path = path(at)?;
+        let path = check::path(at)?;
         let (root, fields) = path.split_first()?;
         let shadowed = self.bound.iter().any(|(known, _)| known == root);
         (!shadowed && *root == self.kind.variable())
@@ -484,19 +484,6 @@ fn of_literal(literal: &LiteralValue) -> Size {
         | LiteralValue::Int(_)
         | LiteralValue::UInt(_)
         | LiteralValue::Null => Size::text(0),
-    }
-}
-
-/// The names of `a.b.c`, outermost first.
-fn path(at: &IdedExpr) -> Option<Vec<&str>> {
-    match &at.expr {
-        Expr::Ident(name) => Some(vec![name]),
-        Expr::Select(select) if !select.test => {
-            let mut path = path(&select.operand)?;
-            path.push(&select.field);
-            Some(path)
-        }
-        _ => None,
     }
 }
 
