@@ -4,9 +4,9 @@ use std::path::Path;
 
 use anyhow::Context as _;
 use domain::nearest::nearest;
-use domain::policy::presets::{self, Preset};
 use domain::policy::{MAX_POLICY_BYTES, Policy};
 use runtime::text_file;
+use trial::presets::{self, Preset};
 
 /// What stands before the name of a preset.
 pub(crate) const PRESET: &str = "preset:";

@@ -26,7 +26,6 @@ use axum::middleware::from_fn_with_state;
 use axum::routing::get;
 use connector::Forwarding;
 use domain::view::FleetView;
-use domain::why_not::WhyNot;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
@@ -35,6 +34,7 @@ use store::EventStore;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
+use trial::why_not::WhyNot;
 
 pub use agent::{AgentConsole, serve_agent};
 pub use changes::MAX_SUBSCRIBERS;

@@ -16,7 +16,6 @@ use std::time::{Duration, Instant};
 use contract::HealthEvent;
 use domain::journal::{Entry, EntryKind};
 use domain::view::{ClusterView, FleetView};
-use domain::why_not::WhyNot;
 use gpuwarden_console::api::{ErrorBody, EventView, Explain, Status, TimelineKind};
 use gpuwarden_console::{MAX_FOLLOWERS, MAX_SUBSCRIBERS};
 use jiff::{SignedDuration, Timestamp};
@@ -27,6 +26,7 @@ use server::{ENOUGH, Server, xid};
 use store::{Journal as _, Upkeep as _};
 use tokio::io::AsyncWriteExt as _;
 use tokio::net::TcpStream;
+use trial::why_not::WhyNot;
 
 const HOSTILE: &str = "NVRM: Xid (PCI:0000:b3:00): 79, name=<script>alert(1)</script>, GPU lost";
 

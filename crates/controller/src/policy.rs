@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::{Cluster, ConfigMapEvent};
-use domain::policy::presets::Preset;
 use domain::policy::{DEFAULT_POLICY, MAX_POLICY_BYTES, Policy, PolicyError};
 use domain::view::PolicyView;
 use jiff::Timestamp;
@@ -24,6 +23,7 @@ use runtime::metrics::Metrics;
 use runtime::text_file;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
+use trial::presets::Preset;
 
 /// How often a file is looked at. A change counts once the file is the same in two looks
 /// that follow one another: who writes it in place empties it first, and an empty policy

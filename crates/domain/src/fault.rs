@@ -103,3 +103,11 @@ impl Fault {
             .then_with(|| a.event.id.cmp(&b.event.id))
     }
 }
+
+/// Returns what is said of a node about which reports found no room.
+pub fn not_fully_seen(missed: u64) -> String {
+    format!(
+        "{missed} reports found no room among its open faults, so it is not fully seen; they are \
+         read again when there is room"
+    )
+}

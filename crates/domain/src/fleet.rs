@@ -39,12 +39,13 @@ mod io;
 mod look;
 mod seen;
 mod show;
-mod why;
+mod situation;
 
 pub use brake::Switched;
 pub use claim::Owns;
 pub use io::{Answer, Effect, Found, Input, Level, Planned, Purpose, RuleSetOutcome};
 pub use seen::LIST_TAKES;
+pub use situation::Situation;
 
 use brake::BrakeState;
 use entry::{Awaits, NodeEntry};

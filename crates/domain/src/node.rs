@@ -318,7 +318,7 @@ impl NodeChange {
 }
 
 /// What schedulers see of a change, for people, one part each: `cordon`, `add taint ...`.
-pub(crate) fn scheduling(cordon: Option<bool>, add: &[Taint], remove: &[Taint]) -> Vec<String> {
+pub fn scheduling(cordon: Option<bool>, add: &[Taint], remove: &[Taint]) -> Vec<String> {
     let cordon = cordon.map(|cordon| if cordon { "cordon" } else { "uncordon" });
     let add = add.iter().map(|taint| format!("add taint {taint}"));
     let remove = remove.iter().map(|taint| format!("remove taint {taint}"));

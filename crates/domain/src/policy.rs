@@ -4,13 +4,8 @@
 //! (`fault-quarantine` TOML, CEL over `event` and `node`), checked much harder when it
 //! is loaded: a typo is an error with file and line, not a rule that never matches.
 
-pub mod cases;
-pub mod compare;
-pub mod lint;
 mod load;
-pub mod presets;
 mod rule;
-pub mod standard;
 mod unknown;
 
 use std::fmt;
@@ -22,8 +17,8 @@ pub use load::{MAX_POLICY_BYTES, MAX_POLICY_COST, MAX_RULE_SETS, MAX_RULES, Poli
 #[cfg(test)]
 pub(crate) use rule::counts;
 pub use rule::{
-    CompileError, EventVariable, MAX_COST, MAX_DEPTH, MAX_EXPRESSION_BYTES, MAX_LOOPS,
-    MAX_NODE_BYTES, MAX_NODE_ITEMS, NodeVariable, Rule, RuleKind,
+    Compared, CompileError, EventVariable, How, MAX_COST, MAX_DEPTH, MAX_EXPRESSION_BYTES,
+    MAX_LOOPS, MAX_NODE_BYTES, MAX_NODE_ITEMS, NodeVariable, Rule, RuleKind,
 };
 
 use crate::brake::Brake;

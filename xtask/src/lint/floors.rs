@@ -1,5 +1,5 @@
-//! A room imports only from lower floors, and `contract`, `diagnosis` and `domain` take in nothing
-//! that does I/O.
+//! A room imports only from lower floors, and `contract`, `diagnosis`, `domain` and `trial` take
+//! in nothing that does I/O.
 
 use std::path::{Path, PathBuf};
 
@@ -8,10 +8,11 @@ use serde::Deserialize;
 use super::{Finding, relative};
 
 /// Each room's package and floor.
-const FLOORS: [(&str, u8); 13] = [
+const FLOORS: [(&str, u8); 14] = [
     ("gpuwarden-contract", 0),
     ("gpuwarden-diagnosis", 1),
     ("gpuwarden-domain", 2),
+    ("gpuwarden-trial", 3),
     ("gpuwarden-runtime", 3),
     ("gpuwarden-store", 3),
     ("gpuwarden-host", 3),
@@ -41,8 +42,13 @@ const IMPURE: [&str; 10] = [
     "tokio-stream",
 ];
 
-/// The floors whose rooms are pure.
-const PURE: u8 = 2;
+/// The pure rooms.
+const PURE: [&str; 4] = [
+    "gpuwarden-contract",
+    "gpuwarden-diagnosis",
+    "gpuwarden-domain",
+    "gpuwarden-trial",
+];
 
 #[derive(Deserialize)]
 pub(super) struct Metadata {
@@ -107,9 +113,9 @@ pub(super) fn check(metadata: &Metadata, root: &Path) -> Vec<Finding> {
                      from lower floors"
                 ));
             }
-            if own <= PURE && !dev && IMPURE.contains(&other) {
+            if PURE.contains(&name) && !dev && IMPURE.contains(&other) {
                 find(format!(
-                    "{name} depends on {other}: contract, diagnosis and domain do no I/O"
+                    "{name} depends on {other}: contract, diagnosis, domain and trial do no I/O"
                 ));
             }
         }
@@ -175,6 +181,9 @@ mod tests {
             ),
             ("gpuwarden-agent", "gpuwarden-testkit", Some("dev"), ""),
             ("gpuwarden-agent", "gpuwarden-testkit", None, "for tests"),
+            ("gpuwarden-domain", "gpuwarden-trial", None, "lower floors"),
+            ("gpuwarden-trial", "gpuwarden-domain", None, ""),
+            ("gpuwarden-trial", "tokio", None, "no I/O"),
             ("gpuwarden-domain", "tokio", None, "no I/O"),
             ("gpuwarden-domain", "tokio", Some("dev"), ""),
             ("gpuwarden-store", "rusqlite", None, ""),

@@ -8,11 +8,11 @@ use std::path::Path;
 use anyhow::bail;
 use diagnosis::catalog::Catalog;
 use domain::policy::Policy;
-use domain::policy::compare::{Difference, SettingDifference, differences, settings, untried};
-use domain::policy::lint::{Warning, lint};
-use domain::policy::presets::{self, Preset};
-use domain::replay::Replay;
 use serde::Serialize;
+use trial::compare::{Difference, SettingDifference, differences, settings, untried};
+use trial::lint::{Warning, lint};
+use trial::presets::{self, Preset};
+use trial::replay::Replay;
 
 use super::replay;
 use crate::args::{Format, PolicyCommand};

@@ -12,10 +12,10 @@ use domain::event::Record;
 use domain::node::NodeView;
 use domain::policy::Policy;
 use domain::position::Position;
-use domain::replay::{Decided, Decision, Replay, Summary};
 use jiff::{SignedDuration, Timestamp};
 use serde::Serialize;
 use serde_json::Value;
+use trial::replay::{Decided, Decision, Replay, Summary};
 
 use crate::args::{Format, ReplayArgs};
 use crate::output::{self, Colour};

@@ -1,6 +1,6 @@
 //! `gpuwarden why-not`: what decides about a node right now.
 
-use domain::why_not::{CheckResult, WhyNot};
+use trial::why_not::{CheckResult, WhyNot};
 
 use super::events::query;
 use super::explain;

@@ -9,11 +9,11 @@ use contract::keys;
 use controller::ingest::{ServiceAccount, TokenRules};
 use domain::brake::NodeLabel;
 pub use domain::mode::Mode;
-use domain::policy::presets::Preset;
 use host::kernel_log::Spec;
 use jiff::SignedDuration;
 use runtime::logging::LogFormat;
 use runtime::tls::CertificateFiles;
+use trial::presets::Preset;
 
 use super::node_name::node_name;
 use super::reports::{ReportFlags, ReportSettings};

@@ -5,9 +5,9 @@ use std::time::Duration;
 use axum::Json;
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use domain::why_not::WhyNot;
 use runtime::logging::chain;
 use store::StoreError;
+use trial::why_not::WhyNot;
 
 use crate::api::ErrorBody;
 

@@ -9,9 +9,9 @@ use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 use domain::event::{MAX_NAME_BYTES, Record};
-use domain::why_not::WhyNot;
 use prost::Message as _;
 use store::EventQuery;
+use trial::why_not::WhyNot;
 
 use super::App;
 use super::error::{Refusal, STORE_TIMEOUT, ask};

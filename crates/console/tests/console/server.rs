@@ -12,7 +12,6 @@ use domain::event;
 use domain::fault::FaultBook;
 use domain::session::Phase;
 use domain::view::{FaultView, FleetView, NodeState, NodeStatus, SessionView};
-use domain::why_not::WhyNot;
 use gpuwarden_console::api::{Mode, PolicyView, Role};
 use gpuwarden_console::{Console, Info, LeadershipSource};
 use http_body_util::{BodyExt as _, Empty};
@@ -30,6 +29,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
+use trial::why_not::WhyNot;
 
 /// Far beyond what anything here takes.
 pub(crate) const ENOUGH: Duration = Duration::from_secs(30);

@@ -1,8 +1,8 @@
 //! Answering why a node is quarantined, or is not: asked by the console, answered by the
 //! fleet.
 
-use domain::why_not::{Connection, Source, WhyNot};
 use tokio::sync::{mpsc, oneshot};
+use trial::why_not::{Connection, Source, WhyNot, why_not};
 
 use super::Quarantine;
 
@@ -56,6 +56,6 @@ impl Quarantine {
             listed: self.fleet.is_listed(),
             error: self.cluster_error.as_deref(),
         });
-        self.fleet.why_not(node, cluster, &sources, (self.clock)())
+        why_not(&self.fleet, node, cluster, &sources, (self.clock)())
     }
 }

@@ -10,13 +10,12 @@ use super::look::unknown_policy;
 use super::{Fleet, Mode};
 use crate::assess::{DismissedBy, is_notice};
 use crate::brake::{Hold, Use};
-use crate::fault::Fault;
+use crate::fault::{Fault, not_fully_seen};
 use crate::session::ownership::{Ownership, dismissal};
 use crate::session::{Phase, another};
 use crate::view::{
     AnotherView, BrakeView, FaultView, LimitView, NodeState, NodeStatus, SessionView,
 };
-use crate::why_not::not_fully_seen;
 
 /// Most limits that are shown; those that count apart may be many.
 const LIMITS_SHOWN: usize = 50;

@@ -14,7 +14,7 @@ use cel::common::value::CowVal;
 use cel::{Context, Env, ExecutionError, Program, Value as CelValue, extensions};
 use serde_json::Value;
 
-pub(super) use compared::{Compared, How};
+pub use compared::{Compared, How};
 pub use cost::{MAX_COST, MAX_NODE_BYTES, MAX_NODE_ITEMS};
 
 /// What an expression looks at.
@@ -163,7 +163,9 @@ impl RuleKind {
         }
     }
 
-    pub(super) fn fields(self) -> &'static [&'static str] {
+    /// Returns the fields that its variable has; of a node only `metadata`, `spec` and `status`
+    /// are told apart.
+    pub fn fields(self) -> &'static [&'static str] {
         match self {
             Self::HealthEvent => &EVENT_FIELDS,
             Self::Node => &NODE_FIELDS,
@@ -245,7 +247,7 @@ impl Rule {
     }
 
     /// The fixed values that it compares fields of its variable with.
-    pub(super) fn compared(&self) -> Vec<Compared> {
+    pub fn compared(&self) -> Vec<Compared> {
         compared::compared(self.program.expression(), self.kind)
     }
 

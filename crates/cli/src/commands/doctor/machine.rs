@@ -9,11 +9,11 @@ use std::path::{Path, PathBuf};
 use diagnosis::catalog::Catalog;
 use domain::nearest::nearest;
 use domain::policy::Policy;
-use domain::policy::lint::lint;
 use host::kernel_log::{OpenError, Spec};
 use runtime::descriptors;
 use store::StoreError;
 use store::sqlite::inspect;
+use trial::lint::lint;
 
 use super::{Finding, Installation, asker, causes, shell_word};
 use crate::commands::load_catalog;

@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
 use diagnosis::catalog::Catalog;
-use domain::policy::cases::{self, Cases, Outcome};
 use serde::Serialize;
+use trial::cases::{self, Cases, Outcome};
 
 use crate::args::Format;
 use crate::output::{self, Colour};

@@ -8,20 +8,20 @@ use super::{RuleKind, check};
 
 /// A comparison of a field with a fixed value.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Compared {
+pub struct Compared {
     /// The field of the first level.
-    pub(crate) field: String,
+    pub field: String,
     /// Whether it is an element of the field that is compared.
-    pub(crate) element: bool,
+    pub element: bool,
     /// How.
-    pub(crate) how: How,
+    pub how: How,
     /// With what.
-    pub(crate) literal: Value,
+    pub literal: Value,
 }
 
 /// Ways to compare.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum How {
+pub enum How {
     /// `==`, `!=`, or an element of a list.
     Equality,
     /// `startsWith`.

@@ -1,10 +1,15 @@
+use std::borrow::Cow;
+use std::sync::Arc;
+
 use contract::{HealthEvent, keys};
+use domain::brake::Hold;
+use domain::event::{Record, normalise};
+use domain::fault::FaultBook;
+use domain::session::Failure;
 use jiff::Timestamp;
 use serde_json::json;
 
 use super::*;
-use crate::event::{Record, normalise};
-use crate::fault::FaultBook;
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
@@ -66,35 +71,34 @@ fn world() -> World {
 }
 
 fn ask(world: &World) -> WhyNot {
-    why_not(&Situation {
+    let cluster = world.connected.map(|connected| Connection {
+        server: "https://api",
+        connected,
+        listed: world.listed,
+        error: Some("refused"),
+    });
+    let situation = Situation {
         node: "n1",
-        sources: world.source.as_slice(),
+        is_own: false,
         acting: world.acting,
-        cluster: world.connected.map(|connected| Connection {
-            server: "https://api",
-            connected,
-            listed: world.listed,
-            error: Some("refused"),
-        }),
-        view: world.view.as_ref(),
+        view: world.view.clone().map(Arc::new),
         faults: &world.faults,
         missed: 0,
         policy: Some(&Policy::builtin()),
-        session: &world.session,
+        session: Cow::Borrowed(&world.session),
         anothers: world.anothers,
         on_our_node: world.anothers,
         hold: world.hold.as_ref(),
         dropped_at: None,
-    })
+    };
+    explain(&situation, cluster, world.source.as_slice())
 }
 
 #[test]
 fn the_first_thing_that_stands_in_the_way_is_the_answer() {
     type Edit = fn(&mut World);
     let failed = |world: &mut World| {
-        world
-            .session
-            .failed(crate::session::Failure::Conflict, at(1));
+        world.session.failed(Failure::Conflict, at(1));
     };
     let table: [(Edit, &str, usize); 13] = [
         (|_| (), "n1 is being quarantined", 0),

@@ -1,4 +1,4 @@
-//! What a policy would have done: the decisions of production ([`crate::fleet`]) on events of the
+//! What a policy would have done: the decisions of production ([`domain::fleet`]) on events of the
 //! past, with nodes that exist only here.
 //!
 //! Time is that of the events. A change that is decided is made on the simulated node at
@@ -15,19 +15,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use contract::keys;
+use domain::assess::{Desired, Verdict};
+use domain::brake::{Amount, Brake, Candidate, Hold, NodeLabel};
+use domain::event::Record;
+use domain::fault::Change;
+use domain::fleet::{Answer, Effect, Fleet, Found, Input, Owns, Planned, Settings};
+use domain::mode::Mode;
+use domain::node::{NodeView, Taint, scheduling};
+use domain::policy::Policy;
+use domain::position::Position;
+use domain::session::{Intent, Phase, without_ours};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
-
-use crate::assess::{Desired, Verdict};
-use crate::brake::{Amount, Brake, Candidate, Hold, NodeLabel};
-use crate::event::Record;
-use crate::fault::Change;
-use crate::fleet::{Answer, Effect, Fleet, Found, Input, Owns, Planned, Settings};
-use crate::mode::Mode;
-use crate::node::{NodeView, Taint, scheduling};
-use crate::policy::Policy;
-use crate::position::Position;
-use crate::session::{Intent, Phase, without_ours};
 
 /// Most rounds of decisions and answers after one event: a change and its being seen are two.
 const MAX_ROUNDS: usize = 8;

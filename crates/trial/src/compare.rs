@@ -1,16 +1,16 @@
 //! How two policies differ: on the events of known monitors, and in the settings beside
 //! their rules.
 
+use diagnosis::catalog::Catalog;
+use domain::assess::Desired;
+use domain::event::Record;
+use domain::node::{NodeView, Taint};
+use domain::policy::{EventVariable, NodeVariable, Policy, Rule, RuleKind, RuleSet};
+use domain::position::Position;
 use serde::{Deserialize, Serialize};
 
-use super::standard::{self, Standard};
-use super::{EventVariable, NodeVariable, Policy, Rule, RuleKind, RuleSet};
-use crate::assess::Desired;
-use crate::event::Record;
-use crate::node::{NodeView, Taint};
-use crate::position::Position;
 use crate::replay::Replay;
-use diagnosis::catalog::Catalog;
+use crate::standard::{self, Standard};
 
 /// An event that two policies answer differently. Serialised names are part of the output
 /// of `policy diff`.
@@ -231,7 +231,7 @@ impl std::fmt::Display for Asked {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::presets;
+    use crate::presets;
 
     fn preset(name: &str) -> Policy {
         Policy::parse(presets::find(name).unwrap().text, name).unwrap()
@@ -330,7 +330,7 @@ mod tests {
         assert_eq!(names.len(), events.len());
         assert!(events.len() > 150, "{}", events.len());
         for standard in &events {
-            crate::event::validate(&standard.event).unwrap();
+            domain::event::validate(&standard.event).unwrap();
         }
     }
 }

@@ -4,55 +4,25 @@
 //! Pure, and worked out only when somebody asks: the decisions themselves need none of it.
 
 use contract::keys;
+use domain::assess::{Dismissal, DismissedBy, Ruling, Verdict, assess, is_notice};
+use domain::fault::{Fault, not_fully_seen};
+use domain::fleet::{Fleet, Situation};
+use domain::mode::Mode;
+use domain::nearest::nearest;
+use domain::node::NodeView;
+use domain::policy::{EventVariable, NodeVariable, Policy, Rule, RuleKind, event_variable};
+use domain::session::another;
+use domain::session::ownership::{Ownership, dismissal};
+use domain::session::returns;
+use domain::session::{Phase, Session};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::assess::{Dismissal, DismissedBy, Ruling, Verdict, assess, is_notice};
-use crate::brake::Hold;
-use crate::fault::Fault;
-use crate::mode::Mode;
-use crate::node::NodeView;
-use crate::policy::{EventVariable, NodeVariable, Policy, Rule, RuleKind, event_variable};
-use crate::session::another;
-use crate::session::ownership::{Ownership, dismissal};
-use crate::session::returns;
-use crate::session::{Phase, Session};
-
 /// Faults whose rules are shown one by one; the gravest.
 const FAULTS_SHOWN: usize = 20;
-
-/// What decides about a node, as it is known right now.
-#[derive(Clone, Copy, Debug)]
-pub struct Situation<'a> {
-    /// Its name.
-    pub node: &'a str,
-    /// What sees its faults, as far as that is known here; may be empty.
-    pub sources: &'a [Source<'a>],
-    /// How far decisions are carried out.
-    pub acting: Mode,
-    /// The connection to the cluster; `None`: there is none.
-    pub cluster: Option<Connection<'a>>,
-    /// The node as decisions see it; `None`: the cluster does not have it, as far as it
-    /// was read.
-    pub view: Option<&'a NodeView>,
-    /// Its open faults.
-    pub faults: &'a [Fault],
-    /// How many reports about it found no room among them.
-    pub missed: u64,
-    /// The policy in force; `None`: none was read yet, and nothing is decided.
-    pub policy: Option<&'a Policy>,
-    /// Its session.
-    pub session: &'a Session,
-    /// It carries the session of another gpuwarden.
-    pub anothers: bool,
-    /// That one runs for the node that this process runs on.
-    pub on_our_node: bool,
-    /// Why the brake holds it back; `None`: it does not.
-    pub hold: Option<&'a Hold>,
-    /// When what the circuit breaker held back was last dropped.
-    pub dropped_at: Option<Timestamp>,
-}
+/// Names offered where nothing is known of the one that was asked about.
+const NAMES_OFFERED: usize = 3;
 
 /// One of those that see the faults of a node.
 #[derive(Clone, Copy, Debug)]
@@ -132,20 +102,37 @@ pub enum CheckResult {
     Unknown,
 }
 
+/// Returns whether `node` is quarantined or not, and why. `cluster` and `sources` are what the
+/// caller knows beside the fleet.
+pub fn why_not(
+    fleet: &Fleet,
+    node: &str,
+    cluster: Option<Connection<'_>>,
+    sources: &[Source<'_>],
+    now: Timestamp,
+) -> WhyNot {
+    let situation = fleet.situation(node, now);
+    // Those of another machine are not known here.
+    let sources = if situation.is_own { sources } else { &[] };
+    let mut why = explain(&situation, cluster, sources);
+    if !why.known {
+        let nearest = nearest(node, fleet.names(), NAMES_OFFERED);
+        why.nearest = nearest.into_iter().map(str::to_owned).collect();
+    }
+    why
+}
+
 /// Looks at everything that decides about a node.
-pub fn why_not(situation: &Situation<'_>) -> WhyNot {
-    let Situation {
-        node,
-        cluster,
-        view,
-        faults,
-        session,
-        ..
-    } = *situation;
+fn explain(
+    situation: &Situation<'_>,
+    cluster: Option<Connection<'_>>,
+    sources: &[Source<'_>],
+) -> WhyNot {
+    let (node, view) = (situation.node, situation.view.as_deref());
     let listed = cluster.filter(|cluster| cluster.listed || view.is_some());
     let in_cluster = listed.map(|_| view.is_some());
     let mut checks = Vec::new();
-    checks.extend(sources_check(situation.sources));
+    checks.extend(sources_check(sources));
     checks.push(cluster_check(cluster));
     if cluster.is_some() {
         checks.push(node_check(node, in_cluster));
@@ -153,23 +140,25 @@ pub fn why_not(situation: &Situation<'_>) -> WhyNot {
     checks.push(mode_check(situation.acting));
     checks.extend(anothers_check(situation));
     let (rules, notices) = rule_checks(situation);
-    checks.push(faults_check(situation, notices));
+    checks.push(faults_check(situation, sources, notices));
     checks.extend(rules);
     checks.extend(brake_check(situation));
-    checks.extend(change_check(session));
+    checks.extend(change_check(&situation.session));
     WhyNot {
         node: node.to_owned(),
-        answer: answer(situation, &checks),
+        answer: answer(situation, cluster, &checks),
         checks,
         in_cluster,
-        known: in_cluster.unwrap_or(cluster.is_some()) || !faults.is_empty(),
+        known: in_cluster.unwrap_or(cluster.is_some())
+            || !situation.faults.is_empty()
+            || situation.is_own,
         nearest: Vec::new(),
     }
 }
 
-fn answer(situation: &Situation<'_>, checks: &[Check]) -> String {
+fn answer(situation: &Situation<'_>, cluster: Option<Connection<'_>>, checks: &[Check]) -> String {
     let node = situation.node;
-    let own = situation.view.and_then(Ownership::read);
+    let own = situation.view.as_deref().and_then(Ownership::read);
     if let (Some(own), true) = (&own, situation.anothers) {
         let (who, since) = (another::who(own, node), another::since(own));
         return format!("{node} is quarantined by another gpuwarden{since}: {who}");
@@ -199,7 +188,7 @@ fn answer(situation: &Situation<'_>, checks: &[Check]) -> String {
             CheckResult::Unknown => !asked && check.name == SOURCES,
         })
         .collect();
-    let unread = (situation.cluster).is_some_and(|cluster| !cluster.listed);
+    let unread = cluster.is_some_and(|cluster| !cluster.listed);
     if unread && situation.view.is_none() {
         let cluster = checks.iter().find(|check| check.name == CLUSTER);
         let why = cluster.map_or("", |check| &check.text);
@@ -297,7 +286,8 @@ fn anothers_check(situation: &Situation<'_>) -> Option<Check> {
         return None;
     }
     let mut text = "the node carries the session of another gpuwarden".to_owned();
-    let Some((view, own)) = (situation.view).and_then(|view| Some((view, Ownership::read(view)?)))
+    let Some((view, own)) =
+        (situation.view.as_deref()).and_then(|view| Some((view, Ownership::read(view)?)))
     else {
         return Some(stops("session", text));
     };
@@ -327,10 +317,10 @@ fn brake_check(situation: &Situation<'_>) -> Option<Check> {
     Some(stops("brake", hold.to_string()).fix(&hold.awaits()))
 }
 
-fn faults_check(situation: &Situation<'_>, notices: usize) -> Check {
+fn faults_check(situation: &Situation<'_>, sources: &[Source<'_>], notices: usize) -> Check {
     let check = match situation.faults.len() - notices {
         0 => {
-            let text = if situation.sources.iter().all(|source| source.sees) {
+            let text = if sources.iter().all(|source| source.sees) {
                 "no fault of it is open"
             } else {
                 "no fault of it is known"
@@ -354,14 +344,6 @@ fn faults_check(situation: &Situation<'_>, notices: usize) -> Check {
     }
 }
 
-/// Returns what is said of a node about which reports found no room.
-pub fn not_fully_seen(missed: u64) -> String {
-    format!(
-        "{missed} reports found no room among its open faults, so it is not fully seen; they are \
-         read again when there is room"
-    )
-}
-
 /// Returns one check for each open fault, gravest first, and how many notices there are beside.
 fn rule_checks(situation: &Situation<'_>) -> (Vec<Check>, usize) {
     let Some(policy) = situation.policy else {
@@ -370,7 +352,7 @@ fn rule_checks(situation: &Situation<'_>) -> (Vec<Check>, usize) {
         return (vec![check], 0);
     };
     let unknown = NodeView::unknown(situation.node);
-    let node = situation.view.unwrap_or(&unknown);
+    let node = situation.view.as_deref().unwrap_or(&unknown);
     let mut faults: Vec<&Fault> = situation.faults.iter().collect();
     faults.sort_by(|a, b| Fault::by_gravity(a, b));
     let variable = NodeVariable::new(&node.object());

@@ -2,16 +2,18 @@
 //! out that are missing.
 
 use contract::{RecommendedAction, keys};
+use diagnosis::catalog::Catalog;
+use domain::brake::Brake;
+use domain::nearest::nearest;
+use domain::node::NodeView;
+use domain::policy::{
+    Answer, Compared, EventVariable, How, NodeVariable, Policy, Rule, RuleKind, RuleSet,
+    event_variable,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::rule::{Compared, How};
-use super::standard::{self, Standard};
-use super::{Answer, EventVariable, NodeVariable, Policy, Rule, RuleKind, RuleSet, event_variable};
-use crate::brake::Brake;
-use crate::nearest::nearest;
-use crate::node::NodeView;
-use diagnosis::catalog::Catalog;
+use crate::standard::{self, Standard};
 
 /// Events that are named one by one in a warning.
 const NAMED: usize = 8;
@@ -302,7 +304,7 @@ fn never_so(compared: &Compared) -> Option<(String, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::presets;
+    use crate::presets;
 
     const OPT_OUT: &str = "[[rule-sets.match.all]]\nkind = \"Node\"\nexpression = \
         \"!(has(node.metadata.labels) && 'k8saas.nvidia.com/ManagedByNVSentinel' in node.metadata.labels)\"\n";

@@ -1,8 +1,8 @@
 use contract::{HealthEvent, keys};
+use domain::event::normalise;
 use serde_json::json;
 
 use super::*;
-use crate::event::normalise;
 
 fn event(node: &str, second: i64, gpu: &str, healthy: bool) -> Record {
     let mut event = HealthEvent {

@@ -1,16 +1,18 @@
 //! Tests of a policy: events in, what is wanted for their node out.
 
 use contract::{HealthEvent, json as forms};
+use diagnosis::catalog::Catalog;
+use domain::event::{Record, normalise, validate};
+use domain::nearest::nearest;
+use domain::node::NodeView;
+use domain::policy::{Policy, RuleKind};
+use domain::position::Position;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::{Policy, RuleKind, standard};
-use crate::event::{Record, normalise, validate};
-use crate::node::NodeView;
-use crate::position::Position;
 use crate::replay::Replay;
-use diagnosis::catalog::Catalog;
+use crate::standard;
 
 /// Most tests in a file, and events in a test.
 const MOST: usize = 10_000;
@@ -194,7 +196,7 @@ fn event_of(
     }
     let known = RuleKind::HealthEvent.fields();
     if let Some(unknown) = given.keys().find(|key| !known.contains(&key.as_str())) {
-        let meant = crate::nearest::nearest(unknown, known.iter().copied(), 1);
+        let meant = nearest(unknown, known.iter().copied(), 1);
         let hint = meant
             .first()
             .map_or_else(String::new, |meant| format!("; did you mean {meant}?"));

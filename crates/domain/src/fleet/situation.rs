@@ -1,0 +1,80 @@
+//! What is known of one node, for those who explain what is decided about it.
+
+use std::borrow::Cow;
+use std::sync::Arc;
+
+use jiff::Timestamp;
+
+use super::entry::NodeEntry;
+use super::{Fleet, Mode, Owns};
+use crate::brake::Hold;
+use crate::fault::Fault;
+use crate::node::NodeView;
+use crate::policy::Policy;
+use crate::session::Session;
+
+/// What decides about a node, as it is known right now.
+#[derive(Clone, Debug)]
+pub struct Situation<'a> {
+    /// Its name.
+    pub node: &'a str,
+    /// Whether this process runs on it, and for no other node.
+    pub is_own: bool,
+    /// How far decisions are carried out.
+    pub acting: Mode,
+    /// The node as decisions see it; `None`: the cluster does not have it, as far as it
+    /// was read.
+    pub view: Option<Arc<NodeView>>,
+    /// Its open faults.
+    pub faults: &'a [Fault],
+    /// How many reports about it found no room among them.
+    pub missed: u64,
+    /// The policy in force; `None`: none was read yet, and nothing is decided.
+    pub policy: Option<&'a Policy>,
+    /// Its session.
+    pub session: Cow<'a, Session>,
+    /// It carries the session of another gpuwarden.
+    pub anothers: bool,
+    /// That one runs for the node that this process runs on.
+    pub on_our_node: bool,
+    /// Why the brake holds it back; `None`: it does not.
+    pub hold: Option<&'a Hold>,
+    /// When what the circuit breaker held back was last dropped.
+    pub dropped_at: Option<Timestamp>,
+}
+
+impl Fleet {
+    /// Returns what is known of `node`, which may be a name that nobody knows.
+    pub fn situation<'a>(&'a self, node: &'a str, now: Timestamp) -> Situation<'a> {
+        let entry = self.nodes.get(node);
+        Situation {
+            node,
+            is_own: self.own().is_some_and(|own| own == node),
+            acting: self.settings.mode,
+            view: entry.and_then(NodeEntry::effective_view),
+            faults: self.book.faults(node),
+            missed: self.book.missed(node),
+            policy: self.policy.as_deref(),
+            session: entry.map_or_else(
+                || Cow::Owned(Session::idle(now)),
+                |entry| Cow::Borrowed(&entry.session),
+            ),
+            anothers: entry.is_some_and(|entry| entry.anothers.is_some()),
+            on_our_node: entry.is_some_and(|entry| entry.on_our_node),
+            hold: entry.and_then(|entry| entry.hold.as_ref()),
+            dropped_at: self.switched.dropped_at,
+        }
+    }
+
+    /// Returns the names of all nodes that anything is known about, and of our own.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.nodes.keys().chain(self.own()).map(String::as_str)
+    }
+
+    fn own(&self) -> Option<&String> {
+        match &self.settings.owns {
+            Owns::Node(own) => Some(own),
+            Owns::All => None,
+        }
+    }
+}
