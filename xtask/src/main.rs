@@ -45,7 +45,7 @@ enum Command {
     Check,
     /// Check the rules of the house: floors, purity, file sizes, named tests, licences.
     Lint,
-    /// Write the generated files: protobuf types.
+    /// Write the generated files: protobuf types and `docs/cli.md`.
     Generate {
         /// Write nothing; fail when a generated file is stale.
         #[arg(long)]

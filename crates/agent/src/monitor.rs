@@ -74,7 +74,7 @@ pub struct Config {
 }
 
 /// Brings what a monitor finds to the connector. `M` is what the monitor itself has to remember
-/// over a restart.
+/// over a restart: a struct with named fields, which are written beside the reporter's own.
 pub struct Reporter<M> {
     monitor: &'static Monitor,
     config: Config,

@@ -18,7 +18,8 @@
 //! What this does not shut out is a process that is stopped between asking the [`Tenure`] and
 //! giving the bytes to the kernel, and goes on after another has taken over. That is why no
 //! decision rests on the Lease alone: a patch names what it has seen, and fails where another
-//! has acted since.
+//! has acted since. The same goes for a virtual machine that was paused, whose monotonic clock stood
+//! still, and for the 2 s in which a leader has not noticed that somebody deleted its Lease.
 
 mod candidate;
 mod election;

@@ -32,6 +32,7 @@ const SOCKET_MODE: &str = "666";
 /// Least room of the event store (bytes), for tens of thousands of events: where there is less,
 /// what has just happened is deleted by what comes next.
 const SMALLEST_STORE: u64 = 64 * 1024 * 1024;
+/// Shortest retention: `explain` has to reach back over the incident that is being looked at.
 const SHORTEST_RETENTION: SignedDuration = SignedDuration::from_hours(1);
 /// Hundreds of thousands of events.
 const STORE_SIZE: &str = "1GiB";

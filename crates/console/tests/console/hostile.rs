@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 
 use crate::server::{ENOUGH, Server, xid};
 
-/// Bytes of answers that are held at most, as ARCHITECTURE.md says.
+/// Bytes of answers that are held at most: `MAX_HELD_BYTES` of `console/src/http/room.rs`.
 const HELD: u64 = 32 * 1024 * 1024;
 
 /// Connections of others: more than are kept, and than there are in reserve.

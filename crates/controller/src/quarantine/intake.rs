@@ -28,9 +28,9 @@ const SAVE_EVERY: Duration = Duration::from_secs(5);
 /// How often it is saved where nothing has changed: whoever saves nothing for long is taken for
 /// gone (`retention.rs`), and no event is kept for it.
 const SAVE_UNCHANGED_EVERY: Duration = Duration::from_secs(3600);
-/// Pauses before the feed is read again after an error: the first, each next one twice as
-/// long, and the longest.
+/// First pause before the feed is read again after an error; each further one is twice as long.
 const FEED_RETRY: Duration = Duration::from_millis(500);
+/// Longest of these pauses.
 const LONGEST_FEED_RETRY: Duration = Duration::from_secs(30);
 
 /// The feed could not be read.

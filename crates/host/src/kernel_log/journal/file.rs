@@ -6,6 +6,10 @@
 //! so the entries of the kernel are found without reading the others, and a file that grows is
 //! followed by looking for one more number.
 //!
+//! The pure-Rust reader that there is (`sdjournal`) orders entries by the wall clock, so it never
+//! sees those that come after the clock was set back. It also opens all files for each look.
+//! libsystemd would have to be linked, and an old one does not read newer files.
+//!
 //! The file is read, not mapped: journald cuts files, and a mapping would then kill us. Every
 //! offset and size is checked; a file that lies gives an error, never a panic or a loop.
 
@@ -28,8 +32,9 @@ pub(super) const FIELD_MAX: usize = LINE_MAX;
 const FIELDS_MAX: u64 = 1024;
 /// Steps in a chain of objects with the same hash, of which a sound file has a handful.
 const CHAIN_MAX: u32 = 100_000;
-/// Bytes read at once, and how many such blocks are kept: what belongs together lies close.
+/// Bytes read at once: what belongs together lies close.
 const BLOCK: u64 = 16 << 10;
+/// Most blocks that are kept of a file.
 const BLOCKS: usize = 16;
 
 const HEADER: usize = 208;
