@@ -1,6 +1,6 @@
 //! The client commands, one file each.
 
-mod bench;
+pub(crate) mod bench;
 mod catalog;
 mod completions;
 mod decode;

@@ -27,6 +27,15 @@ pub use settings::{
     ReportSettings, RunSettings, SettingsError, Transport,
 };
 
+/// What the benchmarks outside of the product share with those of `gpuwarden bench`.
+pub mod bench {
+    pub use crate::args::OutputArgs;
+    pub use crate::commands::bench::{
+        Baseline, FAULT_PATTERNS, Row, Usage, cluster_client, median, mib, processor_time,
+        progress, show, watch,
+    };
+}
+
 /// All is well.
 pub const EXIT_OK: u8 = 0;
 /// The command worked, and what it looked at is unhealthy.

@@ -18,14 +18,15 @@ use contract::{EVENT_VERSION, HealthEvent, HealthEvents, RecommendedAction};
 use jiff::Timestamp;
 use tonic::transport::{Channel, Endpoint};
 
+use super::figures::{median, percentile};
 use super::product::{Product, Role};
-use super::statistics::{median, percentile};
 use super::{Row, progress};
 use crate::args::BenchArgs;
 use load::Load;
 use story::Parts;
 
-pub(super) use node::{TestNode, client};
+pub(super) use node::TestNode;
+pub use node::client;
 
 /// Rounds before those that count: connections are opened, statements prepared.
 const WARM_UP: u32 = 3;

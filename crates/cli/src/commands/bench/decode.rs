@@ -16,10 +16,10 @@ use jiff::Timestamp;
 use regex::bytes::RegexSet;
 
 use super::Row;
-use super::statistics::median;
+use super::figures::median;
 
 /// The faults that the decoder knows, as one would write them down first.
-pub(super) const PATTERNS: [&str; 6] = [
+pub const PATTERNS: [&str; 6] = [
     r"NVRM: Xid\s*\((?:PCI:)?[0-9a-fA-F:.]+\)\s*:\s*[0-9]+",
     r"NVRM: GPU [0-9a-fA-F:.]+: GPU has fallen off the bus",
     r"NVRM: The NVIDIA GPU [0-9a-fA-F:.]+\s[^\n]*fallen off the bus",

@@ -24,8 +24,8 @@ use store::{EventStore, NewEvent, Upkeep as _};
 use tokio::task::JoinSet;
 
 use super::Row;
+use super::figures::median;
 use super::file_system::FileSystem;
-use super::statistics::median;
 
 /// Appenders that work at once.
 const APPENDERS: usize = 64;
