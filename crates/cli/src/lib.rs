@@ -22,9 +22,8 @@ use runtime::logging;
 pub use args::{Cli, Command};
 pub use commands::load_catalog;
 pub use settings::{
-    ActSettings, AgentSettings, ClusterSettings, ControllerSettings, DeliverySettings, Endpoint,
-    EventTypeSetting, IngestSettings, Mode, NodeSettings, PolicySetting, ProcessSettings,
-    ReportSettings, RunSettings, SettingsError, Transport,
+    ActSettings, AgentSettings, ControllerSettings, DeliverySettings, Endpoint, IngestSettings,
+    Mode, NodeSettings, ProcessSettings, ReportSettings, RunSettings, SettingsError, Transport,
 };
 
 /// What the benchmarks outside of the product share with those of `gpuwarden bench`.
@@ -81,12 +80,6 @@ pub fn parse() -> Parsed {
             return Parsed::Done(ExitCode::from(code));
         }
     };
-    let config = match &cli.command {
-        Command::Run(args) => Some(("", args.config.clone())),
-        Command::Agent(args) => Some((" agent", args.config.clone())),
-        Command::Controller(args) => Some((" controller", args.config.clone())),
-        _ => None,
-    };
     let role = match cli.command {
         Command::Run(args) => RunSettings::resolve(*args).map(|it| Parsed::Run(Box::new(it))),
         Command::Agent(args) => AgentSettings::resolve(*args).map(|it| Parsed::Agent(Box::new(it))),
@@ -96,14 +89,7 @@ pub fn parse() -> Parsed {
         command => return Parsed::Client(Box::new(Client { command, given })),
     };
     role.unwrap_or_else(|error| {
-        let may_be_one_of_many = !matches!(error, SettingsError::Read { .. });
         output::error(&error.into());
-        if let (true, Some((role, Some(path)))) = (may_be_one_of_many, config) {
-            output::more(&format!(
-                "`gpuwarden doctor{role} --config {}` lists all",
-                path.display()
-            ));
-        }
         Parsed::Done(ExitCode::from(EXIT_FAILED))
     })
 }

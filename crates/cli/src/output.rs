@@ -86,12 +86,6 @@ fn causes(error: &anyhow::Error) -> Vec<String> {
     causes
 }
 
-/// Writes where there is more about an error, below it.
-pub(crate) fn more(text: &str) {
-    // It fails only where nobody reads.
-    drop(writeln!(io::stderr().lock(), "  {text}"));
-}
-
 /// Whether an error only says that the reader of our output has gone.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error

@@ -17,13 +17,12 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 pub use parts::{
-    ActSettings, ClusterSettings, DeliverySettings, IngestSettings, Mode, NodeSettings,
-    PolicySetting, ProcessSettings, Transport,
+    ActSettings, DeliverySettings, IngestSettings, Mode, NodeSettings, ProcessSettings, Transport,
 };
 
-pub(crate) use parts::namespace;
-pub use reports::{EventTypeSetting, ReportSettings};
-pub(crate) use role::{Role, examine};
+pub(crate) use parts::{connect_options, namespace};
+pub use reports::ReportSettings;
+pub(crate) use role::{Role, resolve};
 
 use crate::args::{
     ActArgs, AgentArgs, ControllerArgs, DeliveryArgs, ElectionArgs, IngestArgs, NodeArgs,

@@ -27,6 +27,7 @@ pub mod position;
 pub mod replay;
 pub mod reporter;
 pub mod session;
+pub mod shell;
 pub mod status;
 pub mod view;
 pub mod wakes;

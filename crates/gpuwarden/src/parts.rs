@@ -7,12 +7,12 @@ use std::sync::Arc;
 use agent::kernel_log::{Config as KernelLogConfig, KernelLogMonitor};
 use agent::monitor::{self, WINDOW};
 use anyhow::Context as _;
-use cli::{ActSettings, Endpoint, Mode, NodeSettings, PolicySetting, ProcessSettings};
+use cli::{ActSettings, Endpoint, Mode, NodeSettings, ProcessSettings};
 use cluster::Cluster;
 use connector::{AcceptNodes, Connector, Forwarding, NodeLookup, Pipeline};
 use console::Info;
 use console::api::{PolicyView, Role};
-use controller::policy::{CurrentPolicy, PolicyFollower, PolicySource};
+use controller::policy::{CurrentPolicy, PolicyFollower};
 use domain::condition::Limits;
 use host::boot::Boot;
 use host::kernel_log::Spec;
@@ -75,21 +75,7 @@ pub(crate) fn policy(
     metrics: &Metrics,
     tasks: &mut Tasks,
 ) -> anyhow::Result<Policy> {
-    let source = match settings.policy.clone() {
-        None => PolicySource::BuiltIn,
-        Some(PolicySetting::File(path)) => PolicySource::File(path),
-        Some(PolicySetting::Preset(preset)) => PolicySource::Preset(preset),
-        Some(PolicySetting::ConfigMap {
-            namespace,
-            name,
-            key,
-        }) => PolicySource::ConfigMap {
-            namespace,
-            name,
-            key,
-        },
-    };
-    let follower = PolicyFollower::load(source, cluster, CLOCK, metrics)?;
+    let follower = PolicyFollower::load(settings.policy.clone(), cluster, CLOCK, metrics)?;
     let policy = Policy {
         current: follower.policy(),
         view: follower.view(),
@@ -100,10 +86,9 @@ pub(crate) fn policy(
 
 /// The cluster, if one is named.
 pub(crate) async fn cluster(settings: &ActSettings) -> anyhow::Result<Option<Arc<Cluster>>> {
-    let Some(cluster) = &settings.cluster else {
+    let Some(options) = settings.cluster.clone() else {
         return Ok(None);
     };
-    let options = cluster.connect_options();
     Ok(Some(Arc::new(Cluster::connect(options).await?)))
 }
 

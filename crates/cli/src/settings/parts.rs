@@ -7,9 +7,9 @@ use cluster::ConnectOptions;
 use connector::{AcceptNodes, outbox};
 use contract::keys;
 use controller::ingest::{ServiceAccount, TokenRules};
+use controller::policy::PolicySource;
 use domain::brake::NodeLabel;
 pub use domain::mode::Mode;
-use domain::policy::presets::Preset;
 use host::kernel_log::Spec;
 use jiff::SignedDuration;
 use runtime::logging::LogFormat;
@@ -94,46 +94,19 @@ pub struct ActSettings {
     /// Room that the event store may take (bytes).
     pub store_size: u64,
     /// The cluster, if there is one.
-    pub cluster: Option<ClusterSettings>,
+    pub cluster: Option<ConnectOptions>,
     /// What may be done in the cluster.
     pub mode: Mode,
     /// What is told on the nodes.
     pub reports: ReportSettings,
-    /// Where the policy is; `None`: the built-in one.
-    pub policy: Option<PolicySetting>,
+    /// Where the policy is.
+    pub policy: PolicySource,
     /// Whether the brake holds.
     pub circuit_breaker: bool,
     /// Label of GPU nodes.
     pub gpu_node_label: NodeLabel,
     /// Namespace of the product's own objects.
     pub namespace: String,
-}
-
-/// How to reach the cluster.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClusterSettings {
-    /// Kubeconfig; `None`: the usual places, or the pod's own service account.
-    pub kubeconfig: Option<PathBuf>,
-    /// Context.
-    pub context: Option<String>,
-}
-
-/// Where the policy is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PolicySetting {
-    /// A file.
-    File(PathBuf),
-    /// A named policy that is built in.
-    Preset(&'static Preset),
-    /// A key of a `ConfigMap`.
-    ConfigMap {
-        /// Namespace.
-        namespace: String,
-        /// Name.
-        name: String,
-        /// Key.
-        key: String,
-    },
 }
 
 /// How events get from a node to its controller.
@@ -265,10 +238,7 @@ impl ActSettings {
         })?;
         let namespace = namespace(args.namespace)?;
         let named = args.kubeconfig.is_some() || args.context.is_some();
-        let cluster = (named || in_pod()).then_some(ClusterSettings {
-            kubeconfig: args.kubeconfig,
-            context: args.context,
-        });
+        let cluster = (named || in_pod()).then(|| connect_options(args.kubeconfig, args.context));
         let acts = args.quarantine.unwrap_or(false);
         let observes = args.observe.unwrap_or(false);
         let mode = match (acts, observes, args.dry_run.unwrap_or(false)) {
@@ -292,9 +262,11 @@ impl ActSettings {
                 "--quarantine needs a cluster to act on: name one with --kubeconfig FILE or --context NAME",
             ));
         }
-        let policy = args.policy.map(|text| PolicySetting::parse(&text));
-        let policy = policy.transpose()?;
-        if matches!(policy, Some(PolicySetting::ConfigMap { .. })) && cluster.is_none() {
+        let policy = match args.policy {
+            None => PolicySource::BuiltIn,
+            Some(text) => policy(&text)?,
+        };
+        if matches!(policy, PolicySource::ConfigMap { .. }) && cluster.is_none() {
             return Err(SettingsError::Conflict(
                 "--policy configmap:... needs a cluster to read it from: name one with \
                  --kubeconfig FILE or --context NAME",
@@ -324,62 +296,52 @@ impl ActSettings {
     }
 }
 
-// === impl ClusterSettings ===
-
-impl ClusterSettings {
-    /// How to connect. Without a file, and with a context or outside of a pod, it is
-    /// looked for where kubectl looks.
-    pub fn connect_options(&self) -> ConnectOptions {
-        let kubeconfig = self.kubeconfig.clone().or_else(|| {
-            if self.context.is_none() && in_pod() {
-                return None;
-            }
-            let home =
-                || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".kube/config"));
-            std::env::var_os("KUBECONFIG")
-                .map(PathBuf::from)
-                .or_else(home)
-        });
-        ConnectOptions {
-            in_cluster: kubeconfig.is_none(),
-            kubeconfig,
-            context: self.context.clone(),
+/// Returns how to connect to a cluster. Without a file, and with a context or outside of a pod, it
+/// is looked for where kubectl looks.
+pub(crate) fn connect_options(
+    kubeconfig: Option<PathBuf>,
+    context: Option<String>,
+) -> ConnectOptions {
+    let kubeconfig = kubeconfig.or_else(|| {
+        if context.is_none() && in_pod() {
+            return None;
         }
+        let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".kube/config"));
+        let named = std::env::var_os("KUBECONFIG").map(PathBuf::from);
+        named.or_else(home)
+    });
+    ConnectOptions {
+        in_cluster: kubeconfig.is_none() && in_pod(),
+        kubeconfig,
+        context,
     }
 }
 
-// === impl PolicySetting ===
-
-impl PolicySetting {
-    pub(super) fn parse(text: &str) -> Result<Self, SettingsError> {
-        if let Some(name) = text.strip_prefix(policy_source::PRESET) {
-            let preset = policy_source::preset(name).map_err(|what| SettingsError::Value {
-                name: "--policy",
-                value: text.to_owned(),
-                what,
-            })?;
-            return Ok(Self::Preset(preset));
+/// Reads where the policy is: a file, a preset, or a key of a `ConfigMap`.
+pub(super) fn policy(text: &str) -> Result<PolicySource, SettingsError> {
+    if let Some(name) = text.strip_prefix(policy_source::PRESET) {
+        let preset = policy_source::preset(name).map_err(|what| wrong("--policy", text, &what))?;
+        return Ok(PolicySource::Preset(preset));
+    }
+    let Some(place) = text.strip_prefix("configmap:") else {
+        return Ok(PolicySource::File(PathBuf::from(text)));
+    };
+    let parts: Vec<&str> = place.split('/').collect();
+    match parts.as_slice() {
+        [namespace, name, key @ ..]
+            if key.len() <= 1 && parts.iter().all(|part| is_object_name(part)) =>
+        {
+            Ok(PolicySource::ConfigMap {
+                namespace: (*namespace).to_owned(),
+                name: (*name).to_owned(),
+                key: key.first().map_or(POLICY_KEY, |key| *key).to_owned(),
+            })
         }
-        let Some(place) = text.strip_prefix("configmap:") else {
-            return Ok(Self::File(PathBuf::from(text)));
-        };
-        let parts: Vec<&str> = place.split('/').collect();
-        match parts.as_slice() {
-            [namespace, name, key @ ..]
-                if key.len() <= 1 && parts.iter().all(|part| is_object_name(part)) =>
-            {
-                Ok(Self::ConfigMap {
-                    namespace: (*namespace).to_owned(),
-                    name: (*name).to_owned(),
-                    key: key.first().map_or(POLICY_KEY, |key| *key).to_owned(),
-                })
-            }
-            _ => Err(wrong(
-                "--policy",
-                text,
-                "is no configmap:NAMESPACE/NAME[/KEY]",
-            )),
-        }
+        _ => Err(wrong(
+            "--policy",
+            text,
+            "is no configmap:NAMESPACE/NAME[/KEY]",
+        )),
     }
 }
 

@@ -2,9 +2,11 @@
 
 use cluster::Access;
 use contract::keys;
+use controller::policy::PolicySource;
+use domain::shell;
 
-use super::{Installation, shell_word};
-use crate::settings::{Mode, PolicySetting, Transport};
+use super::Installation;
+use crate::settings::{Mode, Transport};
 
 /// Where Kubernetes Events of nodes are made.
 const EVENTS_NAMESPACE: &str = "default";
@@ -87,9 +89,9 @@ pub(super) fn of(installation: &Installation) -> Vec<Need> {
             )
         });
     }
-    if let Some(PolicySetting::ConfigMap {
+    if let PolicySource::ConfigMap {
         namespace, name, ..
-    }) = &act.policy
+    } = &act.policy
     {
         let only = vec![name.clone()];
         needs.push(Need {
@@ -170,8 +172,8 @@ impl Need {
             .strip_prefix("system:serviceaccount:")
             .filter(|account| account.split(':').count() == 2);
         let subject = match account {
-            Some(account) => format!("--serviceaccount={}", shell_word(account)),
-            None => format!("--user={}", shell_word(who)),
+            Some(account) => format!("--serviceaccount={}", shell::word(account)),
+            None => format!("--user={}", shell::word(who)),
         };
         let verbs: Vec<&str> = self.verbs.iter().map(|(verb, _)| *verb).collect();
         let verbs = verbs.join(",");
@@ -181,7 +183,7 @@ impl Need {
             group => format!("{}.{group}", self.resource),
         };
         let (kubectl, kind) = match &self.namespace {
-            Some(namespace) => (format!("kubectl -n {}", shell_word(namespace)), "role"),
+            Some(namespace) => (format!("kubectl -n {}", shell::word(namespace)), "role"),
             None => ("kubectl".to_owned(), "clusterrole"),
         };
         format!(
