@@ -14,7 +14,8 @@ const OUTPUT: &str = "output";
 /// Our name, as a command begins.
 const PROGRAM: &str = "gpuwarden ";
 
-/// The flags that stood on the command line. The environment is that of a pasted command too.
+/// `Given` keeps the flags that stood on the command line. The environment is that of a pasted
+/// command too.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Given {
     flags: Vec<Flag>,

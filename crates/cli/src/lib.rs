@@ -45,7 +45,7 @@ pub const EXIT_FAILED: u8 = 2;
 /// A controller led and does not any more: it is to be started again, to stand by.
 pub const EXIT_DEPOSED: u8 = 3;
 
-/// What the arguments ask for.
+/// `Parsed` is what the arguments ask for.
 pub enum Parsed {
     /// Run the product.
     Run(Box<RunSettings>),
@@ -59,7 +59,7 @@ pub enum Parsed {
     Done(ExitCode),
 }
 
-/// A client command, with the flags that it was given.
+/// A `Client` is a client command, with the flags that it was given.
 pub struct Client {
     command: Command,
     given: Given,
@@ -94,7 +94,7 @@ pub fn parse() -> Parsed {
     })
 }
 
-/// The arguments of the process; its empty environment variables count as not set.
+/// Reads the arguments of the process; its empty environment variables count as not set.
 fn read_arguments() -> Result<(Cli, Given), clap::Error> {
     let mut command = args::without_empty(Cli::command(), args::is_empty);
     let mut matches = command.try_get_matches_from_mut(std::env::args_os())?;

@@ -19,7 +19,7 @@ use store::EventStore;
 use crate::parts::{self, CLOCK, Front, Intake, Policy};
 use crate::tasks::Tasks;
 
-/// What acts on the events of a store.
+/// `Acting` starts what acts on the events of a store.
 pub(crate) struct Acting<'a> {
     pub(crate) settings: &'a ActSettings,
     pub(crate) process: &'a ProcessSettings,
@@ -120,7 +120,7 @@ impl Acting<'_> {
     }
 }
 
-/// What tells on the nodes, where that is asked for.
+/// Makes what tells on the nodes, where that is asked for.
 fn reports(
     settings: ReportSettings,
     limits: Limits,

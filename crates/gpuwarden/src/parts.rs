@@ -32,7 +32,7 @@ use crate::tasks::Tasks;
 /// The clock of the product.
 pub(crate) const CLOCK: fn() -> Timestamp = Timestamp::now;
 
-/// Where others find the process: its page and its socket, and the note of both in the
+/// `Front` is where others find the process: its page and its socket, and the note of both in the
 /// data directory.
 pub(crate) struct Front {
     pub(crate) listener: TcpListener,
@@ -40,7 +40,7 @@ pub(crate) struct Front {
     pub(crate) endpoint: Endpoint,
 }
 
-/// What takes events in.
+/// `Intake` takes events in.
 pub(crate) struct Intake {
     pub(crate) connector: Connector,
     /// Of the messages of conditions.
@@ -62,7 +62,7 @@ pub(crate) fn start_process(settings: &ProcessSettings) -> anyhow::Result<Metric
     Ok(metrics)
 }
 
-/// The policy as it changes, for who decides by it and for who shows it.
+/// `Policy` is the policy as it changes, for who decides by it and for who shows it.
 pub(crate) struct Policy {
     pub(crate) current: CurrentPolicy,
     pub(crate) view: watch::Receiver<Arc<PolicyView>>,
@@ -84,7 +84,7 @@ pub(crate) fn policy(
     Ok(policy)
 }
 
-/// The cluster, if one is named.
+/// Connects to the cluster, if one is named.
 pub(crate) async fn cluster(settings: &ActSettings) -> anyhow::Result<Option<Arc<Cluster>>> {
     let Some(options) = settings.cluster.clone() else {
         return Ok(None);
@@ -92,7 +92,7 @@ pub(crate) async fn cluster(settings: &ActSettings) -> anyhow::Result<Option<Arc
     Ok(Some(Arc::new(Cluster::connect(options).await?)))
 }
 
-/// The connector in front of a store, with what is configured for it.
+/// Makes the connector in front of a store, with what is configured for it.
 pub(crate) async fn connector(
     settings: &ActSettings,
     process: &ProcessSettings,
@@ -146,7 +146,7 @@ pub(crate) async fn close(store: Arc<dyn EventStore>, forwarding: Option<Forward
     store.close().await;
 }
 
-/// The kernel-log monitor.
+/// Makes the kernel-log monitor.
 pub(crate) fn kernel_log(
     node: &NodeSettings,
     process: &ProcessSettings,
@@ -181,7 +181,7 @@ pub(crate) fn watch_kernel_log(monitor: KernelLogMonitor, tasks: &mut Tasks) {
     });
 }
 
-/// What a page says of its process. `node_name` is the node that it runs on, or its host.
+/// Returns what a page says of its process. `node_name` is the node that it runs on, or its host.
 pub(crate) fn info(
     node_name: &str,
     role: Role,
@@ -215,7 +215,7 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// A task that serves, and says why where it ends by itself.
+/// Serves, and says why where it ends by itself.
 pub(crate) async fn said<E: std::error::Error>(
     what: &'static str,
     serving: impl Future<Output = Result<(), E>>,
@@ -251,7 +251,7 @@ impl Front {
         Self::open_on(listener, settings, socket, socket_mode)
     }
 
-    /// The same where the page's address is bound already.
+    /// Does the same where the page's address is bound already.
     pub(crate) fn open_on(
         listener: TcpListener,
         settings: &ProcessSettings,

@@ -65,7 +65,7 @@ async fn run(benchmark: Benchmark, args: &BenchArgs) -> anyhow::Result<Vec<Row>>
     }
 }
 
-/// What a benchmark lacks here.
+/// Returns what a benchmark lacks here.
 fn missing(benchmark: Benchmark, args: &BenchArgs) -> Option<&'static str> {
     (benchmark == Benchmark::Cordon && args.kubeconfig.is_none())
         .then_some("needs a test cluster: name one with --kubeconfig FILE")

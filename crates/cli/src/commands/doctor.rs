@@ -21,7 +21,7 @@ use crate::settings::{
 };
 use crate::{EXIT_OK, EXIT_UNHEALTHY};
 
-/// One thing that was looked at.
+/// A `Finding` is one thing that was looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Finding {
     /// What: `kernel-log`, `data-dir`, `server` ...
@@ -48,7 +48,7 @@ enum Outcome {
     Problem,
 }
 
-/// What a role would use; what it does not have is `None`.
+/// An `Installation` is what a role would use; what it does not have is `None`.
 struct Installation {
     /// The command that starts it.
     command: &'static str,
@@ -155,12 +155,12 @@ fn show(findings: &[Finding], format: Format) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An error with its causes, on one line.
+/// Returns an error with its causes, on one line.
 fn causes(error: &dyn std::error::Error) -> String {
     chain(error).replace('\n', "; ")
 }
 
-/// Who asks: permissions of files are his, not those of a service that runs as another.
+/// Returns who asks: permissions of files are his, not those of a service that runs as another.
 fn asker() -> String {
     match host::identity::effective_uid() {
         0 => "root".to_owned(),

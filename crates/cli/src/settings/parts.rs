@@ -46,7 +46,7 @@ const AUDIENCE: &str = "gpuwarden";
 /// `ServiceAccount` of the agents.
 const AGENT: &str = "gpuwarden-agent";
 
-/// What every process has.
+/// `ProcessSettings` are what every process has.
 #[derive(Debug, Clone)]
 pub struct ProcessSettings {
     /// Where events and state are kept.
@@ -61,7 +61,7 @@ pub struct ProcessSettings {
     pub log_format: LogFormat,
 }
 
-/// What a node's side watches, and who may report to it.
+/// `NodeSettings` say what a node's side watches, and who may report to it.
 #[derive(Debug, Clone)]
 pub struct NodeSettings {
     /// Name of this node.
@@ -84,7 +84,7 @@ pub struct NodeSettings {
     pub catalog: Vec<PathBuf>,
 }
 
-/// What is kept, and what is done in the cluster.
+/// `ActSettings` say what is kept, and what is done in the cluster.
 #[derive(Debug, Clone)]
 pub struct ActSettings {
     /// What is done to events before they are stored: a config.json of `NVSentinel`'s connector.
@@ -109,7 +109,7 @@ pub struct ActSettings {
     pub namespace: String,
 }
 
-/// How events get from a node to its controller.
+/// `DeliverySettings` say how events get from a node to its controller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeliverySettings {
     /// Address of the controller.
@@ -124,7 +124,7 @@ pub struct DeliverySettings {
     pub outbox_size: u64,
 }
 
-/// How a controller takes events.
+/// `IngestSettings` say how a controller takes events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IngestSettings {
     /// The address.
@@ -135,7 +135,7 @@ pub struct IngestSettings {
     pub tokens: TokenRules,
 }
 
-/// How events come over the network.
+/// A `Transport` says how events come over the network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Transport {
     /// With TLS.
@@ -345,7 +345,7 @@ pub(super) fn policy(text: &str) -> Result<PolicySource, SettingsError> {
     }
 }
 
-/// Whether `text` can be the name of a `ConfigMap`, its namespace or a key of it.
+/// Returns whether `text` can be the name of a `ConfigMap`, its namespace or a key of it.
 fn is_object_name(text: &str) -> bool {
     !text.is_empty()
         && text.len() <= 253
@@ -401,7 +401,8 @@ impl DeliverySettings {
 // === impl IngestSettings ===
 
 impl IngestSettings {
-    /// `namespace` is that of the product, where the agents are if nothing else is said.
+    /// Checks the arguments and fills in the defaults. `namespace` is that of the product, where
+    /// the agents are if nothing else is said.
     pub(super) fn resolve(
         args: IngestArgs,
         in_cluster: bool,
@@ -500,7 +501,7 @@ fn wrong(name: &'static str, value: &str, what: &str) -> SettingsError {
     }
 }
 
-/// The namespace of the product's own objects: as given, else the pod's, else
+/// Returns the namespace of the product's own objects: as given, else the pod's, else
 /// [`keys::NAMESPACE`].
 pub(crate) fn namespace(given: Option<String>) -> Result<String, SettingsError> {
     let of_pod = || {

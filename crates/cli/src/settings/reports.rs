@@ -4,7 +4,7 @@ use controller::conditions::EventKind;
 
 use super::{Mode, SettingsError};
 
-/// What is told on the nodes.
+/// `ReportSettings` say what is told on the nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReportSettings {
     /// A condition for each check with a fatal fault.
@@ -15,7 +15,7 @@ pub struct ReportSettings {
     pub events: Option<EventKind>,
 }
 
-/// The flags as given, by the command line, the environment or the file.
+/// `ReportFlags` are the flags as given, by the command line, the environment or the file.
 #[derive(Debug, Default)]
 pub(super) struct ReportFlags {
     pub(super) conditions: Option<bool>,
@@ -27,7 +27,8 @@ pub(super) struct ReportFlags {
 // === impl ReportSettings ===
 
 impl ReportSettings {
-    /// Who acts tells, unless told otherwise; who does not act writes nothing.
+    /// Settles what is told: who acts tells, unless told otherwise; who does not act writes
+    /// nothing.
     pub(super) fn resolve(flags: &ReportFlags, mode: Mode) -> Result<Self, SettingsError> {
         let event_type = match flags.event_type.as_deref() {
             None | Some("warning") => EventKind::Kubernetes,

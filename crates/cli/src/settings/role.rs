@@ -10,16 +10,16 @@ use super::{
 };
 use crate::args::{ActArgs, AgentArgs, ControllerArgs, RunArgs};
 
-/// The arguments of a role.
+/// A `Role` is the arguments of one.
 pub(crate) trait Role: clap::Args {
     /// What they come to.
     type Settings;
 
-    /// The file that they name.
+    /// Returns the file that they name.
     fn config(&self) -> Option<&Path>;
-    /// What a file says.
+    /// Reads what a file says.
     fn from_file(file: &ConfigFile) -> Result<Self, SettingsError>;
-    /// What is set here, and the rest as in `lower`.
+    /// Returns what is set here, and the rest as in `lower`.
     fn over(self, lower: Self) -> Self;
     /// Checks them, and fills in the defaults.
     fn settle(self) -> Result<Self::Settings, SettingsError>;
@@ -31,7 +31,7 @@ pub(crate) fn resolve<R: Role>(args: R) -> Result<R::Settings, SettingsError> {
     args.over(R::from_file(&file)?).settle()
 }
 
-/// A flag for one of two switches beats the file's word for the other.
+/// Puts flags over the file; one for one of two switches beats the file's word for the other.
 fn act_over(args: ActArgs, mut file: ActArgs) -> ActArgs {
     if args.observe.is_some() {
         file.quarantine = None;

@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::args::OutputArgs;
 use crate::output;
 
-/// One figure.
+/// A `Row` is one figure.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Row {
     /// Benchmark and figure, with a dot in between.
@@ -24,7 +24,7 @@ pub struct Row {
     pub note: String,
 }
 
-/// What a figure is compared with, in the same unit.
+/// A `Baseline` is what a figure is compared with, in the same unit.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Baseline {
     /// What was measured beside it.
@@ -59,7 +59,7 @@ pub fn mib(bytes: u64) -> f64 {
     bytes as f64 / 1_048_576.0
 }
 
-/// The rows as a table for people; the notes follow it.
+/// Returns the rows as a table for people; the notes follow it.
 fn table(rows: &[Row]) -> Vec<Vec<String>> {
     let head = ["NAME", "VALUE", "UNIT", "BASELINE", "RATIO"];
     let mut table = vec![head.map(str::to_owned).to_vec()];
@@ -79,7 +79,7 @@ fn table(rows: &[Row]) -> Vec<Vec<String>> {
     table
 }
 
-/// A figure with about three digits that count.
+/// Writes a figure with about three digits that count.
 fn number(value: f64) -> String {
     let decimals = match value.abs() {
         100.0.. => 0,
@@ -90,7 +90,7 @@ fn number(value: f64) -> String {
     format!("{value:.decimals$}")
 }
 
-/// No more digits than anybody needs.
+/// Returns a figure with no more digits than anybody needs.
 fn rounded(value: f64) -> f64 {
     (value * 1_000.0).round() / 1_000.0
 }

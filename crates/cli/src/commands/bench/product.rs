@@ -33,7 +33,7 @@ const KERNEL_LOG: &str = "/dev/kmsg";
 /// What a process says, in its data directory.
 const LOG: &str = "log";
 
-/// Where faults are written for the product to read.
+/// A `FaultLog` is where faults are written for the product to read.
 pub(super) enum FaultLog {
     /// A file.
     File(File),
@@ -44,7 +44,7 @@ pub(super) enum FaultLog {
     },
 }
 
-/// What is started.
+/// A `Role` says what is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     /// `run` without a cluster.
@@ -55,7 +55,7 @@ pub(super) enum Role {
     Apart,
 }
 
-/// A running gpuwarden; killed on drop.
+/// A `Product` is a running gpuwarden, which is killed on drop.
 pub(super) struct Product {
     /// A client of the API of the process that decides.
     pub(super) client: Client,
@@ -69,7 +69,7 @@ pub(super) struct Product {
     home: TempDir,
 }
 
-/// A running process of ours.
+/// A `Process` is one that we have started.
 struct Process {
     child: Child,
     /// Where it has its data, and what it says.
@@ -166,7 +166,7 @@ impl Product {
         })
     }
 
-    /// The process ids: of the one that reads the log, and of its controller.
+    /// Returns the process ids: of the one that reads the log, and of its controller.
     pub(super) fn pids(&self) -> anyhow::Result<Vec<u32>> {
         let pid = |process: &Process| process.child.id().context("gpuwarden has ended");
         self.processes.iter().map(pid).collect()
@@ -188,7 +188,7 @@ impl Product {
     }
 }
 
-/// The flags with which a process acts in the cluster that `args` name.
+/// Returns the flags with which a process acts in the cluster that `args` name.
 fn acts(args: &BenchArgs) -> anyhow::Result<Vec<OsString>> {
     let kubeconfig = args.kubeconfig.as_ref().context("no cluster is named")?;
     let mut flags: Vec<OsString> = ["--quarantine", "--circuit-breaker", "false"]

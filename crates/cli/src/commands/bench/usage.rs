@@ -8,7 +8,7 @@ use anyhow::{Context as _, ensure};
 /// Ticks a second in which Linux tells processor time, on all its architectures (`USER_HZ`).
 pub(super) const TICKS: f64 = 100.0;
 
-/// What `/proc/PID/status` says (proc(5)). Memory in MiB.
+/// `Usage` is what `/proc/PID/status` says (proc(5)). Memory is in MiB.
 #[derive(Debug, PartialEq)]
 pub struct Usage {
     /// What is in memory now.
@@ -52,7 +52,7 @@ pub fn processor_time(pid: u32) -> anyhow::Result<Duration> {
     Ok(Duration::from_secs_f64(f64::from(ticks) / TICKS))
 }
 
-/// The same in ticks.
+/// Returns the same in ticks.
 pub(super) fn ticks(pid: u32) -> anyhow::Result<u64> {
     let path = format!("/proc/{pid}/stat");
     let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
@@ -61,7 +61,7 @@ pub(super) fn ticks(pid: u32) -> anyhow::Result<u64> {
     Ok(ticks.unwrap_or_default())
 }
 
-/// User and system time. The name in parentheses may hold anything, so fields are counted
+/// Returns user and system time. The name in parentheses may hold anything, so fields are counted
 /// behind it.
 fn parse_ticks(stat: &str) -> Option<u64> {
     let (_, fields) = stat.rsplit_once(')')?;

@@ -113,7 +113,8 @@ fn version(server: &str, info: &ServerInfo) -> Finding {
     Finding::warning("cluster", what, why).fix("try it with --dry-run first")
 }
 
-/// The API server says its time to the second, somewhen between question and answer.
+/// Compares two clocks. The API server says its time to the second, somewhen between question and
+/// answer.
 fn clock(there: Timestamp, asked: Timestamp, answered: Timestamp) -> Finding {
     const WHY: &str = "pauses, windows of the brake and certificates hold by time, and stories are \
                        put together by it";
@@ -175,7 +176,7 @@ async fn permissions(cluster: &Cluster, needs: &[Need]) -> Vec<Finding> {
     findings
 }
 
-/// Whether there are too many nodes for each to act for itself.
+/// Warns where there are too many nodes for each to act for itself.
 fn alone(nodes: u64) -> Option<Finding> {
     let many = usize::try_from(nodes).is_ok_and(|nodes| nodes > MOST_ALONE);
     let what = format!("each of {nodes} nodes acts for itself");
@@ -245,7 +246,7 @@ fn gpu_nodes(any: bool, label: &NodeLabel) -> Finding {
         .fix("--gpu-node-label names another one, or kubectl label node NAME, for each GPU node")
 }
 
-/// What people have set, and where it is kept.
+/// Looks at what people have set, and where it is kept.
 async fn switches(cluster: &Cluster, act: &ActSettings, given: &Given) -> Vec<Finding> {
     let mut findings = Vec::new();
     let namespace = &act.namespace;
@@ -303,7 +304,7 @@ fn breaker(act: &ActSettings, switch: &Switch) -> Finding {
     ))
 }
 
-/// Times of the future on the circuit breaker's `ConfigMap`. Who acts writes them anew.
+/// Finds times of the future on the circuit breaker's `ConfigMap`. Who acts writes them anew.
 fn future_times(act: &ActSettings, switch: &Switch, now: Timestamp) -> Vec<Finding> {
     let times = [
         (keys::TRIPPED_AT, switch.tripped_at),

@@ -109,7 +109,7 @@ fn data_dir(dir: &Path) -> Finding {
     }
 }
 
-/// The nearest directory that is there.
+/// Returns the nearest directory that is there.
 fn existing(dir: &Path) -> &Path {
     dir.ancestors()
         .find(|path| path.exists())
@@ -143,7 +143,7 @@ fn judged(dir: &Path, free: u64, used: u64, may_grow: u64) -> Finding {
     }
 }
 
-/// Whether as many descriptors can be had as the limits of connections need.
+/// Warns where fewer descriptors can be had than the limits of connections need.
 fn files(limit: u64, needed: u64) -> Option<Finding> {
     let what = format!(
         "{} may open {limit} files and connections, up to {needed} are used",
@@ -250,7 +250,7 @@ fn catalog(node: &NodeSettings) -> Option<Finding> {
     Some(file("catalog", &shown.join(", "), error))
 }
 
-/// Whether a second gpuwarden watches this machine.
+/// Looks whether a second gpuwarden watches this machine.
 fn others(data_dir: &Path) -> Finding {
     let own = Endpoint::read(data_dir).map(|endpoint| endpoint.pid);
     let mut found = watching(Path::new("/proc"));

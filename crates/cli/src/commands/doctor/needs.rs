@@ -11,7 +11,7 @@ use crate::settings::{Mode, Transport};
 /// Where Kubernetes Events of nodes are made.
 const EVENTS_NAMESPACE: &str = "default";
 
-/// Something in the cluster that is read or written.
+/// A `Need` is something in the cluster that is read or written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Need {
     /// A short name, for roles that are made for it.
@@ -25,7 +25,7 @@ pub(super) struct Need {
     pub(super) why: &'static str,
 }
 
-/// All that this installation reads and writes.
+/// Returns all that this installation reads and writes.
 pub(super) fn of(installation: &Installation) -> Vec<Need> {
     let Some(act) = &installation.act else {
         return Vec::new();
@@ -138,7 +138,7 @@ pub(super) fn of(installation: &Installation) -> Vec<Need> {
 // === impl Need ===
 
 impl Need {
-    /// Each thing to ask the API server about.
+    /// Returns each thing to ask the API server about.
     pub(super) fn accesses(&self) -> impl Iterator<Item = Access<'_>> {
         let access = |verb, name| Access {
             verb,
@@ -157,7 +157,7 @@ impl Need {
         })
     }
 
-    /// For people: `list, watch nodes`.
+    /// Returns it for people: `list, watch nodes`.
     pub(super) fn described(&self, verbs: &[&str]) -> String {
         let place = match &self.namespace {
             Some(namespace) => format!(" in {namespace}"),
@@ -166,7 +166,7 @@ impl Need {
         format!("{} {}{place}", verbs.join(", "), self.resource)
     }
 
-    /// The commands that allow all of it to `who`: a user, as the API server knows him.
+    /// Returns the commands that allow all of it to `who`: a user, as the API server knows him.
     pub(super) fn grant(&self, who: &str) -> String {
         let account = who
             .strip_prefix("system:serviceaccount:")

@@ -43,7 +43,7 @@ pub(super) async fn check(installation: &Installation, running: bool) -> Vec<Fin
     findings
 }
 
-/// Whether it could listen there.
+/// Tries whether it could listen there.
 async fn port(check: &'static str, address: SocketAddr) -> Finding {
     match TcpListener::bind(address).await {
         Ok(_) => Finding::ok(check, format!("{address} is free")),
@@ -79,8 +79,8 @@ fn credentials(delivery: &DeliverySettings) -> Vec<Finding> {
     findings
 }
 
-/// How the gRPC sink talks to its target. What is wrong with the file that names it is told
-/// elsewhere ([`super::machine`]).
+/// Looks at how the gRPC sink talks to its target. What is wrong with the file that names it is
+/// told elsewhere ([`super::machine`]).
 fn sink(config: &Path) -> Vec<Finding> {
     let read = connector::Config::read(config).ok();
     let Some(target) = read.and_then(|read| read.forward) else {
@@ -97,7 +97,7 @@ fn sink(config: &Path) -> Vec<Finding> {
     })
 }
 
-/// What is needed to connect to somebody: whom to trust, and what to show.
+/// Looks at what is needed to connect to somebody: whom to trust, and what to show.
 fn certificates(authority: Option<&Path>, own: Option<&CertificateFiles>) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Some(authority) = authority {
@@ -125,7 +125,7 @@ fn valid(certificate: &Path) -> Finding {
     }
 }
 
-/// Whether a certificate may be used at the time `now`, and for how long it will.
+/// Says whether a certificate may be used at the time `now`, and for how long it will.
 fn in_time(certificate: &Path, validity: Validity, now: Timestamp) -> Finding {
     let shown = certificate.display();
     let Validity { from, until } = validity;

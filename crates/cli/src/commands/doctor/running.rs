@@ -124,7 +124,7 @@ fn of_status(status: &Status, given: &Given) -> Vec<Finding> {
     findings
 }
 
-/// Whether another controller is known to lead.
+/// Returns whether another controller is known to lead.
 fn stands_by(status: &Status) -> bool {
     let seen = status.leadership.as_ref();
     seen.is_some_and(|it| !it.leads && !it.leader.is_empty() && it.error.is_none())
@@ -152,7 +152,7 @@ async fn of_socket(status: &Status, server: ServerArgs) -> Finding {
     }
 }
 
-/// Whether monitors of any user get to the socket.
+/// Says whether monitors of any user get to the socket.
 fn who_may_connect(socket: &Path, role: &str, given: &Given) -> Option<Finding> {
     const WHY: &str =
         "monitors and preflight checks that run as other users cannot report; that may be meant so";

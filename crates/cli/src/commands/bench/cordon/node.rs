@@ -24,7 +24,7 @@ const LIMIT: Duration = Duration::from_secs(15);
 /// The API server ends a watch after so many seconds; it is then started anew.
 const WATCH_SECONDS: u32 = 290;
 
-/// A node that exists for this benchmark only. Deleted by [`TestNode::delete`].
+/// A `TestNode` exists for this benchmark only. [`TestNode::delete`] deletes it.
 pub(in crate::commands::bench) struct TestNode {
     client: Client,
     name: String,
@@ -32,7 +32,7 @@ pub(in crate::commands::bench) struct TestNode {
     watching: JoinHandle<()>,
 }
 
-/// What the watch shows.
+/// `Seen` is what the watch shows.
 #[derive(Clone, Debug)]
 struct Seen {
     unschedulable: bool,
@@ -69,7 +69,7 @@ impl TestNode {
         &self.name
     }
 
-    /// Waits until the watch shows the node so; when it did.
+    /// Waits until the watch shows the node so; returns when it did.
     pub(super) async fn wait(&mut self, unschedulable: bool) -> anyhow::Result<Instant> {
         let shown = |seen: &Seen| seen.ended.is_some() || seen.unschedulable == unschedulable;
         let seen = tokio::time::timeout(LIMIT, self.seen.wait_for(shown)).await;
@@ -88,7 +88,7 @@ impl TestNode {
         }
     }
 
-    /// Cordons the node as `kubectl cordon` does, and takes it back; how long it took until
+    /// Cordons the node as `kubectl cordon` does, and takes it back; returns how long it took until
     /// the watch showed the first (ms).
     pub(super) async fn bare_round(&mut self) -> anyhow::Result<f64> {
         let began = Instant::now();
