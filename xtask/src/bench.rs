@@ -5,8 +5,16 @@ use std::{env, ffi::OsString, process::Command};
 use crate::shell::{cargo, run as run_command, target_dir};
 
 #[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  cargo xtask bench
+  cargo xtask bench burst --kubeconfig \"$(cargo xtask env up)\" -o json
+  cargo xtask bench -- --help
+
+The last lists all benchmarks and flags. All but storm and binary load the API server that
+--kubeconfig names.")]
 pub(crate) struct Args {
-    /// Which benchmark, and its flags: --help lists them.
+    /// Which benchmark, and its flags.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<OsString>,
 }

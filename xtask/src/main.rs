@@ -58,7 +58,6 @@ enum Command {
     /// and of each fuzz target.
     Soak(soak::Args),
     /// Measure the product under a load, in a test cluster or on its own.
-    #[command(disable_help_flag = true)]
     Bench(bench::Args),
     /// Keep a test control plane for hand use.
     Env {
