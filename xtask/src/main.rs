@@ -6,6 +6,7 @@
     reason = "a tool talks to its user"
 )]
 
+mod bench;
 mod check;
 mod environment;
 mod fuzz;
@@ -56,6 +57,8 @@ enum Command {
     /// Run what takes long: 1,000 kills in a stream of events, ten minutes beside a hostile process
     /// and of each fuzz target.
     Soak(soak::Args),
+    /// Measure the product under a load, in a test cluster or on its own.
+    Bench(bench::Args),
     /// Keep a test control plane for hand use.
     Env {
         #[command(subcommand)]
@@ -82,6 +85,7 @@ fn run(command: Command) -> anyhow::Result<()> {
         Command::Generate { check } => generate::run(check),
         Command::Fuzz(args) => fuzz::run(&args),
         Command::Soak(args) => soak::run(&args),
+        Command::Bench(args) => bench::run(&args),
         Command::Env { command } => environment::run(&command),
     }
 }

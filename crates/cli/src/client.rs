@@ -23,7 +23,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Largest answer that is read, in bytes.
 const MAX_ANSWER: usize = 256 * 1024 * 1024;
 
-/// A client of the HTTP API.
+/// `Client` asks the HTTP API of a running gpuwarden.
 pub(crate) struct Client {
     base: String,
     /// The data directory that was named: who answers has to be the one that uses it.
@@ -31,14 +31,14 @@ pub(crate) struct Client {
     http: HttpClient<HttpConnector, Empty<Bytes>>,
 }
 
-/// What of a status says who answers.
+/// `Answering` is what of a status says who answers.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Answering {
     data_dir: PathBuf,
 }
 
-/// A stream of lines.
+/// `Lines` is an answer that is read line by line.
 pub(crate) struct Lines {
     body: hyper::body::Incoming,
     rest: Vec<u8>,
@@ -47,7 +47,7 @@ pub(crate) struct Lines {
 // === impl Client ===
 
 impl Client {
-    /// A client of the gpuwarden that `args` name, or that is found.
+    /// Makes a client of the gpuwarden that `args` name, or that is found.
     pub(crate) fn new(args: &ServerArgs) -> anyhow::Result<Self> {
         let file = file(args)?;
         let (base, data_dir) = address(args, &file);
@@ -158,7 +158,7 @@ impl Client {
 // === impl Lines ===
 
 impl Lines {
-    /// The next line; `None` at the end.
+    /// Reads the next line; `None` at the end.
     pub(crate) async fn next(&mut self) -> anyhow::Result<Option<String>> {
         loop {
             if let Some(end) = self.rest.iter().position(|byte| *byte == b'\n') {
@@ -198,14 +198,13 @@ pub(crate) async fn send(target: &TargetArgs, events: HealthEvents) -> anyhow::R
     })
 }
 
-/// What the configuration file says to clients.
+/// Reads what the configuration file says to clients.
 pub(crate) fn file(args: &ServerArgs) -> anyhow::Result<ClientSettings> {
     Ok(ClientSettings::read(args.config.as_deref())?)
 }
 
-/// The address of the server: as `run` with the same flags and the same file would have it,
-/// or as the running one has written down. With it the data directory, where that is what
-/// names it.
+/// Returns the address of the server: as `run` with the same flags and the same file would have it,
+/// or as the running one has written down. With it the data directory, where that is what names it.
 fn address(args: &ServerArgs, file: &ClientSettings) -> (String, Option<PathBuf>) {
     let with_scheme = |server: &String| {
         if server.contains("://") {
@@ -238,12 +237,12 @@ fn address(args: &ServerArgs, file: &ClientSettings) -> (String, Option<PathBuf>
     (format!("http://{listen}"), named)
 }
 
-/// The data directory that is named: by a flag, the environment or the file.
+/// Returns the data directory that is named: by a flag, the environment or the file.
 fn data_dir(args: &ServerArgs, file: &ClientSettings) -> Option<PathBuf> {
     args.data_dir.clone().or_else(|| file.data_dir.clone())
 }
 
-/// What the running gpuwarden has written about itself, if it can be found: in the data
+/// Reads what the running gpuwarden has written about itself, if it can be found: in the data
 /// directory that is named, else in the usual one.
 fn endpoint(named: Option<&Path>) -> Option<Endpoint> {
     match named {
@@ -252,7 +251,7 @@ fn endpoint(named: Option<&Path>) -> Option<Endpoint> {
     }
 }
 
-/// Whether both are the same directory, by whatever links.
+/// Returns whether both are the same directory, by whatever links.
 fn same(a: &Path, b: &Path) -> bool {
     let real = |path: &Path| {
         let real = path.canonicalize().or_else(|_| std::path::absolute(path));
@@ -261,7 +260,7 @@ fn same(a: &Path, b: &Path) -> bool {
     real(a) == real(b)
 }
 
-/// The connector's socket: as given, else as the gpuwarden that is named or found says.
+/// Returns the connector's socket: as given, else as the gpuwarden that is named or found says.
 async fn socket(target: &TargetArgs) -> anyhow::Result<PathBuf> {
     let file = file(&target.server)?;
     let named = target.server.server.is_some() || target.server.data_dir.is_some();
@@ -367,7 +366,7 @@ mod tests {
         }
     }
 
-    /// An address at which one answers that uses `data_dir`, whatever is asked.
+    /// Returns an address at which one answers that uses `data_dir`, whatever is asked.
     async fn another(data_dir: &Path) -> String {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();

@@ -1,6 +1,6 @@
 //! The client commands, one file each.
 
-mod bench;
+pub(crate) mod bench;
 mod catalog;
 mod completions;
 mod decode;
@@ -54,7 +54,7 @@ pub(crate) async fn execute(command: Command, given: &Given) -> anyhow::Result<u
     }
 }
 
-/// Who asks, as far as this machine knows.
+/// Returns who asks, as far as this machine knows.
 fn person() -> String {
     person_of(|name| std::env::var(name).ok())
 }

@@ -22,10 +22,18 @@ use runtime::logging;
 pub use args::{Cli, Command};
 pub use commands::load_catalog;
 pub use settings::{
-    ActSettings, AgentSettings, ClusterSettings, ControllerSettings, DeliverySettings, Endpoint,
-    EventTypeSetting, IngestSettings, Mode, NodeSettings, PolicySetting, ProcessSettings,
-    ReportSettings, RunSettings, SettingsError, Transport,
+    ActSettings, AgentSettings, ControllerSettings, DeliverySettings, Endpoint, IngestSettings,
+    Mode, NodeSettings, ProcessSettings, ReportSettings, RunSettings, SettingsError, Transport,
 };
+
+/// What the benchmarks outside of the product share with those of `gpuwarden bench`.
+pub mod bench {
+    pub use crate::args::OutputArgs;
+    pub use crate::commands::bench::{
+        Baseline, FAULT_PATTERNS, Row, Usage, cluster_client, median, mib, processor_time,
+        progress, show, watch,
+    };
+}
 
 /// All is well.
 pub const EXIT_OK: u8 = 0;
@@ -37,7 +45,7 @@ pub const EXIT_FAILED: u8 = 2;
 /// A controller led and does not any more: it is to be started again, to stand by.
 pub const EXIT_DEPOSED: u8 = 3;
 
-/// What the arguments ask for.
+/// `Parsed` is what the arguments ask for.
 pub enum Parsed {
     /// Run the product.
     Run(Box<RunSettings>),
@@ -51,7 +59,7 @@ pub enum Parsed {
     Done(ExitCode),
 }
 
-/// A client command, with the flags that it was given.
+/// A `Client` is a client command, with the flags that it was given.
 pub struct Client {
     command: Command,
     given: Given,
@@ -72,12 +80,6 @@ pub fn parse() -> Parsed {
             return Parsed::Done(ExitCode::from(code));
         }
     };
-    let config = match &cli.command {
-        Command::Run(args) => Some(("", args.config.clone())),
-        Command::Agent(args) => Some((" agent", args.config.clone())),
-        Command::Controller(args) => Some((" controller", args.config.clone())),
-        _ => None,
-    };
     let role = match cli.command {
         Command::Run(args) => RunSettings::resolve(*args).map(|it| Parsed::Run(Box::new(it))),
         Command::Agent(args) => AgentSettings::resolve(*args).map(|it| Parsed::Agent(Box::new(it))),
@@ -87,19 +89,12 @@ pub fn parse() -> Parsed {
         command => return Parsed::Client(Box::new(Client { command, given })),
     };
     role.unwrap_or_else(|error| {
-        let may_be_one_of_many = !matches!(error, SettingsError::Read { .. });
         output::error(&error.into());
-        if let (true, Some((role, Some(path)))) = (may_be_one_of_many, config) {
-            output::more(&format!(
-                "`gpuwarden doctor{role} --config {}` lists all",
-                path.display()
-            ));
-        }
         Parsed::Done(ExitCode::from(EXIT_FAILED))
     })
 }
 
-/// The arguments of the process; its empty environment variables count as not set.
+/// Reads the arguments of the process; its empty environment variables count as not set.
 fn read_arguments() -> Result<(Cli, Given), clap::Error> {
     let mut command = args::without_empty(Cli::command(), args::is_empty);
     let mut matches = command.try_get_matches_from_mut(std::env::args_os())?;

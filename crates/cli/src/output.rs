@@ -67,7 +67,7 @@ pub(crate) fn error(error: &anyhow::Error) {
     drop(writeln!(io::stderr().lock(), "{}", error_text(error)));
 }
 
-/// An error with its causes, one a line.
+/// Returns an error with its causes, one a line.
 pub(crate) fn error_text(error: &anyhow::Error) -> String {
     let mut text = format!(
         "{}: {error}",
@@ -79,20 +79,14 @@ pub(crate) fn error_text(error: &anyhow::Error) -> String {
     text
 }
 
-/// The causes of an error. Those of others repeat their own in what they say themselves.
+/// Returns the causes of an error. Those of others repeat their own in what they say themselves.
 fn causes(error: &anyhow::Error) -> Vec<String> {
     let mut causes: Vec<String> = error.chain().skip(1).map(ToString::to_string).collect();
     causes.dedup_by(|later, earlier| earlier.contains(later.as_str()));
     causes
 }
 
-/// Writes where there is more about an error, below it.
-pub(crate) fn more(text: &str) {
-    // It fails only where nobody reads.
-    drop(writeln!(io::stderr().lock(), "  {text}"));
-}
-
-/// Whether an error only says that the reader of our output has gone.
+/// Returns whether an error only says that the reader of our output has gone.
 pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
     error
         .chain()
@@ -100,7 +94,7 @@ pub(crate) fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .any(|cause| cause.kind() == io::ErrorKind::BrokenPipe)
 }
 
-/// What a command found, where it could not be told: a reader that has gone, as `head` does,
+/// Keeps what a command found where it could not be told: a reader that has gone, as `head` does,
 /// changes nothing about it.
 pub(crate) fn even_if_unread<T>(told: anyhow::Result<T>, found: T) -> anyhow::Result<T> {
     match told {
@@ -109,8 +103,8 @@ pub(crate) fn even_if_unread<T>(told: anyhow::Result<T>, found: T) -> anyhow::Re
     }
 }
 
-/// Text that came from outside, for a terminal: control characters cannot move its cursor, and
-/// what sets the direction of text cannot show it in another order.
+/// Returns text that came from outside, for a terminal: control characters cannot move its cursor,
+/// and what sets the direction of text cannot show it in another order.
 pub(crate) fn plain(text: &str) -> String {
     let steers = |c: char| c.is_control() || sets_direction(c);
     text.chars()
@@ -118,7 +112,7 @@ pub(crate) fn plain(text: &str) -> String {
         .collect()
 }
 
-/// Whether a character is of Unicode's `Bidi_Control`.
+/// Returns whether a character is of Unicode's `Bidi_Control`.
 fn sets_direction(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
@@ -131,12 +125,12 @@ pub(crate) fn indented(text: &str, indent: usize) -> String {
     lines.join(&gap)
 }
 
-/// How long ago, in its largest unit: `42s`, `7m`, `3h`, `12d`.
+/// Writes how long ago something was, in its largest unit: `42s`, `7m`, `3h`, `12d`.
 pub(crate) fn ago(at: Timestamp, now: Timestamp) -> String {
     span(now.duration_since(at))
 }
 
-/// A duration in its largest unit.
+/// Writes a duration in its largest unit.
 pub(crate) fn span(duration: SignedDuration) -> String {
     let seconds = duration.as_secs().max(0);
     match seconds {
@@ -147,12 +141,12 @@ pub(crate) fn span(duration: SignedDuration) -> String {
     }
 }
 
-/// A time for people: UTC, to the millisecond.
+/// Returns a time for people: UTC, to the millisecond.
 pub(crate) fn time(at: Timestamp) -> String {
     at.strftime("%Y-%m-%d %H:%M:%S%.3f").to_string()
 }
 
-/// Colours of words.
+/// A `Colour` is that of a word.
 #[derive(Clone, Copy)]
 pub(crate) enum Colour {
     /// Bad.

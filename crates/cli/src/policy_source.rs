@@ -16,7 +16,8 @@ pub(crate) fn load(source: &str) -> anyhow::Result<Policy> {
     Ok(Policy::parse(&text(source)?, source)?)
 }
 
-/// What is odd in a policy, after its name; a text that begins with that, and a line, keeps it.
+/// Returns what is odd in a policy, after its name; a text that begins with that, and a line, keeps
+/// it.
 pub(crate) fn placed(source: &str, what: &str) -> String {
     let has_place = what
         .strip_prefix(source)
@@ -28,7 +29,7 @@ pub(crate) fn placed(source: &str, what: &str) -> String {
     }
 }
 
-/// The text of a policy.
+/// Reads the text of a policy.
 pub(crate) fn text(source: &str) -> anyhow::Result<String> {
     if let Some(name) = source.strip_prefix(PRESET) {
         let preset = preset(name).map_err(|what| anyhow::anyhow!("{source}: {what}"))?;
@@ -38,7 +39,7 @@ pub(crate) fn text(source: &str) -> anyhow::Result<String> {
         .with_context(|| format!("cannot read the policy {source}"))
 }
 
-/// The preset of this name; the error says what names there are.
+/// Finds the preset of this name; the error says what names there are.
 pub(crate) fn preset(name: &str) -> Result<&'static Preset, String> {
     presets::find(name).ok_or_else(|| {
         let names: Vec<&str> = presets::all().iter().map(|preset| preset.name).collect();

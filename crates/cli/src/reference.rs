@@ -5,7 +5,7 @@ use clap::CommandFactory as _;
 
 use crate::args::Cli;
 
-/// The reference of all commands.
+/// Returns the reference of all commands.
 pub(crate) fn markdown() -> String {
     let mut text = String::from(
         "# Command reference\n\nGenerated from the program by `cargo xtask generate`. Do not edit.\n\n\

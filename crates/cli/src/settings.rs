@@ -17,13 +17,12 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 pub use parts::{
-    ActSettings, ClusterSettings, DeliverySettings, IngestSettings, Mode, NodeSettings,
-    PolicySetting, ProcessSettings, Transport,
+    ActSettings, DeliverySettings, IngestSettings, Mode, NodeSettings, ProcessSettings, Transport,
 };
 
-pub(crate) use parts::namespace;
-pub use reports::{EventTypeSetting, ReportSettings};
-pub(crate) use role::{Role, examine};
+pub(crate) use parts::{connect_options, namespace};
+pub use reports::ReportSettings;
+pub(crate) use role::{Role, resolve};
 
 use crate::args::{
     ActArgs, AgentArgs, ControllerArgs, DeliveryArgs, ElectionArgs, IngestArgs, NodeArgs,
@@ -38,7 +37,7 @@ const SYSTEM_DATA_DIR: &str = "/var/lib/gpuwarden";
 /// File in the data directory that tells clients where to find the process.
 const ENDPOINT_FILE: &str = "endpoint.json";
 
-/// What `run` is to do; everything decided.
+/// `RunSettings` say what `run` is to do; everything is decided.
 #[derive(Debug, Clone)]
 pub struct RunSettings {
     /// The node.
@@ -49,7 +48,7 @@ pub struct RunSettings {
     pub act: ActSettings,
 }
 
-/// What `agent` is to do; everything decided.
+/// `AgentSettings` say what `agent` is to do; everything is decided.
 #[derive(Debug, Clone)]
 pub struct AgentSettings {
     /// The controller.
@@ -60,7 +59,7 @@ pub struct AgentSettings {
     pub process: ProcessSettings,
 }
 
-/// What `controller` is to do; everything decided.
+/// `ControllerSettings` say what `controller` is to do; everything is decided.
 #[derive(Debug, Clone)]
 pub struct ControllerSettings {
     /// The agents.
@@ -73,7 +72,7 @@ pub struct ControllerSettings {
     pub leader_elect: bool,
 }
 
-/// Where a running gpuwarden is, as it writes it into its data directory.
+/// An `Endpoint` is where a running gpuwarden is, as it writes it into its data directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Endpoint {
     /// Address of page and API.
@@ -84,7 +83,7 @@ pub struct Endpoint {
     pub pid: u32,
 }
 
-/// What a configuration file says to the clients of the server that it is for.
+/// `ClientSettings` are what a configuration file says to the clients of the server that it is for.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct ClientSettings {
@@ -104,7 +103,7 @@ pub(crate) struct ClientSettings {
     pub(crate) namespace: Option<String>,
 }
 
-/// The keys that the file of one role or another may have.
+/// `AnyRole` has the keys that the file of one role or another may have.
 #[derive(clap::Args)]
 struct AnyRole {
     #[command(flatten)]
@@ -121,7 +120,7 @@ struct AnyRole {
     _election: ElectionArgs,
 }
 
-/// Settings that cannot be used.
+/// A `SettingsError` says why settings cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
     /// The configuration file cannot be read.
@@ -221,7 +220,7 @@ impl Endpoint {
     }
 }
 
-/// The data directory where none is given.
+/// Returns the data directory where none is given.
 pub(crate) fn default_data_dir() -> Result<PathBuf, SettingsError> {
     if is_root() {
         return Ok(PathBuf::from(SYSTEM_DATA_DIR));

@@ -26,6 +26,7 @@ pub mod policy;
 pub mod position;
 pub mod reporter;
 pub mod session;
+pub mod shell;
 pub mod status;
 pub mod view;
 pub mod wakes;

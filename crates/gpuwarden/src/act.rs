@@ -3,12 +3,12 @@
 
 use std::sync::Arc;
 
-use cli::{ActSettings, EventTypeSetting, ProcessSettings, ReportSettings};
+use cli::{ActSettings, ProcessSettings, ReportSettings};
 use cluster::Cluster;
 use console::api::Role;
 use console::{Console, LeadershipSource};
 use controller::api_requests;
-use controller::conditions::{self, Board, EventKind, Reporter};
+use controller::conditions::{self, Board, Reporter};
 use controller::quarantine::{Config, Owns, Quarantine};
 use controller::retention::Retention;
 use domain::condition::{Limits, Options};
@@ -19,7 +19,7 @@ use store::EventStore;
 use crate::parts::{self, CLOCK, Front, Intake, Policy};
 use crate::tasks::Tasks;
 
-/// What acts on the events of a store.
+/// `Acting` starts what acts on the events of a store.
 pub(crate) struct Acting<'a> {
     pub(crate) settings: &'a ActSettings,
     pub(crate) process: &'a ProcessSettings,
@@ -120,7 +120,7 @@ impl Acting<'_> {
     }
 }
 
-/// What tells on the nodes, where that is asked for.
+/// Makes what tells on the nodes, where that is asked for.
 fn reports(
     settings: ReportSettings,
     limits: Limits,
@@ -131,10 +131,7 @@ fn reports(
     let config = conditions::Config {
         cluster: Arc::clone(cluster?),
         conditions: settings.conditions.then_some(Options { limits, summary }),
-        events: settings.events.map(|kind| match kind {
-            EventTypeSetting::Warning => EventKind::Kubernetes,
-            EventTypeSetting::Check => EventKind::Check,
-        }),
+        events: settings.events,
         clock: CLOCK,
     };
     let asked_for = config.conditions.is_some() || config.events.is_some();

@@ -81,7 +81,7 @@ fn channel(settings: &DeliverySettings) -> anyhow::Result<tonic::transport::Chan
     tcp_grpc::channel(&settings.controller, tls).context("--controller")
 }
 
-/// What a person sees first.
+/// Writes what a person sees first.
 fn greet(settings: &AgentSettings, server: &str) {
     let version = env!("CARGO_PKG_VERSION");
     let (node, controller) = (&settings.node.node_name, &settings.delivery.controller);

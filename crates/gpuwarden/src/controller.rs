@@ -102,7 +102,7 @@ pub(crate) async fn run(settings: ControllerSettings) -> anyhow::Result<ExitCode
     Ok(ExitCode::SUCCESS)
 }
 
-/// What a controller begins with.
+/// `Start` is what a controller begins with.
 struct Start<'a> {
     settings: &'a ControllerSettings,
     metrics: Metrics,
@@ -116,7 +116,7 @@ struct Start<'a> {
     tasks: Tasks,
 }
 
-/// A controller that acts.
+/// `Running` is a controller that acts.
 struct Running<'a> {
     process: &'a ProcessSettings,
     store: Arc<dyn EventStore>,
@@ -209,7 +209,7 @@ impl Running<'_> {
     }
 }
 
-/// How agents are listened to, and how they are told apart.
+/// Returns how agents are listened to, and how they are told apart.
 fn transport(
     settings: &IngestSettings,
     cluster: Option<Arc<Cluster>>,
@@ -233,7 +233,7 @@ fn transport(
     Ok((Some(Arc::new(tls)), Identify::new(tokens)))
 }
 
-/// What a person sees of who stands by.
+/// Writes what a person sees of who stands by.
 fn stands_by(standby: &Standby<'_>) -> anyhow::Result<()> {
     let address = standby.listener.local_addr()?;
     let version = env!("CARGO_PKG_VERSION");
@@ -243,7 +243,7 @@ fn stands_by(standby: &Standby<'_>) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What a person sees first.
+/// Writes what a person sees first.
 fn greet(settings: &ControllerSettings, grpc: SocketAddr, server: &str) {
     let mode = match (&settings.act.cluster, settings.act.mode) {
         (None, _) => "recording only; --kubeconfig FILE gives it a cluster",

@@ -23,7 +23,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::parts::CLOCK;
 
-/// What a controller that leads works with.
+/// `Leading` is what a controller that leads works with.
 pub(crate) struct Leading {
     /// The cluster, for writes while we lead.
     pub(crate) cluster: Arc<Cluster>,
@@ -35,7 +35,7 @@ pub(crate) struct Leading {
     pub(crate) term: Term,
 }
 
-/// The time in which we lead.
+/// A `Term` is the time in which we lead.
 pub(crate) struct Term {
     tenure: Tenure,
     note: StoreNote,
@@ -43,7 +43,7 @@ pub(crate) struct Term {
     keeping: JoinHandle<(Candidate, Option<Deposed>)>,
 }
 
-/// What a controller works with while it stands by.
+/// `Standby` is what a controller works with while it stands by.
 pub(crate) struct Standby<'a> {
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) namespace: &'a str,
@@ -203,7 +203,7 @@ impl Term {
     }
 }
 
-/// A name that no other process has or has had: a successor must not take our Lease for its
+/// Returns a name that no other process has or has had: a successor must not take our Lease for its
 /// own.
 fn identity(host: &str) -> anyhow::Result<String> {
     let id = host::identity::fresh_id().context("cannot make up a name for the election")?;

@@ -7,12 +7,12 @@ use std::sync::Arc;
 use agent::kernel_log::{Config as KernelLogConfig, KernelLogMonitor};
 use agent::monitor::{self, WINDOW};
 use anyhow::Context as _;
-use cli::{ActSettings, Endpoint, Mode, NodeSettings, PolicySetting, ProcessSettings};
+use cli::{ActSettings, Endpoint, Mode, NodeSettings, ProcessSettings};
 use cluster::Cluster;
 use connector::{AcceptNodes, Connector, Forwarding, NodeLookup, Pipeline};
 use console::Info;
 use console::api::{PolicyView, Role};
-use controller::policy::{CurrentPolicy, PolicyFollower, PolicySource};
+use controller::policy::{CurrentPolicy, PolicyFollower};
 use domain::condition::Limits;
 use host::boot::Boot;
 use host::kernel_log::Spec;
@@ -32,7 +32,7 @@ use crate::tasks::Tasks;
 /// The clock of the product.
 pub(crate) const CLOCK: fn() -> Timestamp = Timestamp::now;
 
-/// Where others find the process: its page and its socket, and the note of both in the
+/// `Front` is where others find the process: its page and its socket, and the note of both in the
 /// data directory.
 pub(crate) struct Front {
     pub(crate) listener: TcpListener,
@@ -40,7 +40,7 @@ pub(crate) struct Front {
     pub(crate) endpoint: Endpoint,
 }
 
-/// What takes events in.
+/// `Intake` takes events in.
 pub(crate) struct Intake {
     pub(crate) connector: Connector,
     /// Of the messages of conditions.
@@ -62,7 +62,7 @@ pub(crate) fn start_process(settings: &ProcessSettings) -> anyhow::Result<Metric
     Ok(metrics)
 }
 
-/// The policy as it changes, for who decides by it and for who shows it.
+/// `Policy` is the policy as it changes, for who decides by it and for who shows it.
 pub(crate) struct Policy {
     pub(crate) current: CurrentPolicy,
     pub(crate) view: watch::Receiver<Arc<PolicyView>>,
@@ -75,21 +75,7 @@ pub(crate) fn policy(
     metrics: &Metrics,
     tasks: &mut Tasks,
 ) -> anyhow::Result<Policy> {
-    let source = match settings.policy.clone() {
-        None => PolicySource::BuiltIn,
-        Some(PolicySetting::File(path)) => PolicySource::File(path),
-        Some(PolicySetting::Preset(preset)) => PolicySource::Preset(preset),
-        Some(PolicySetting::ConfigMap {
-            namespace,
-            name,
-            key,
-        }) => PolicySource::ConfigMap {
-            namespace,
-            name,
-            key,
-        },
-    };
-    let follower = PolicyFollower::load(source, cluster, CLOCK, metrics)?;
+    let follower = PolicyFollower::load(settings.policy.clone(), cluster, CLOCK, metrics)?;
     let policy = Policy {
         current: follower.policy(),
         view: follower.view(),
@@ -98,16 +84,15 @@ pub(crate) fn policy(
     Ok(policy)
 }
 
-/// The cluster, if one is named.
+/// Connects to the cluster, if one is named.
 pub(crate) async fn cluster(settings: &ActSettings) -> anyhow::Result<Option<Arc<Cluster>>> {
-    let Some(cluster) = &settings.cluster else {
+    let Some(options) = settings.cluster.clone() else {
         return Ok(None);
     };
-    let options = cluster.connect_options();
     Ok(Some(Arc::new(Cluster::connect(options).await?)))
 }
 
-/// The connector in front of a store, with what is configured for it.
+/// Makes the connector in front of a store, with what is configured for it.
 pub(crate) async fn connector(
     settings: &ActSettings,
     process: &ProcessSettings,
@@ -161,7 +146,7 @@ pub(crate) async fn close(store: Arc<dyn EventStore>, forwarding: Option<Forward
     store.close().await;
 }
 
-/// The kernel-log monitor.
+/// Makes the kernel-log monitor.
 pub(crate) fn kernel_log(
     node: &NodeSettings,
     process: &ProcessSettings,
@@ -196,7 +181,7 @@ pub(crate) fn watch_kernel_log(monitor: KernelLogMonitor, tasks: &mut Tasks) {
     });
 }
 
-/// What a page says of its process. `node_name` is the node that it runs on, or its host.
+/// Returns what a page says of its process. `node_name` is the node that it runs on, or its host.
 pub(crate) fn info(
     node_name: &str,
     role: Role,
@@ -230,7 +215,7 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// A task that serves, and says why where it ends by itself.
+/// Serves, and says why where it ends by itself.
 pub(crate) async fn said<E: std::error::Error>(
     what: &'static str,
     serving: impl Future<Output = Result<(), E>>,
@@ -266,7 +251,7 @@ impl Front {
         Self::open_on(listener, settings, socket, socket_mode)
     }
 
-    /// The same where the page's address is bound already.
+    /// Does the same where the page's address is bound already.
     pub(crate) fn open_on(
         listener: TcpListener,
         settings: &ProcessSettings,

@@ -23,7 +23,7 @@ use crate::parts::said;
 /// How often the places are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// The bound socket, and what it and the data directory were when they were opened.
+/// `Places` are the bound socket, and what it and the data directory were when they were opened.
 pub(crate) struct Places {
     listener: UnixListener,
     socket: Place,
@@ -32,7 +32,8 @@ pub(crate) struct Places {
     troubles: watch::Sender<Vec<String>>,
 }
 
-/// A path, and which file it shows. The number of a file that is open is not given out again.
+/// A `Place` is a path, and which file it shows. The number of a file that is open is not given out
+/// again.
 struct Place {
     path: PathBuf,
     shown: (u64, u64),
@@ -52,7 +53,7 @@ impl Places {
         })
     }
 
-    /// What is wrong, for people.
+    /// Returns what is wrong, for people.
     pub(crate) fn troubles(&self) -> watch::Receiver<Vec<String>> {
         self.troubles.subscribe()
     }

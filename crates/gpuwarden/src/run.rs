@@ -58,7 +58,7 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     ends.map(|()| ExitCode::SUCCESS)
 }
 
-/// What a person sees first.
+/// Writes what a person sees first.
 fn greet(settings: &RunSettings, server: &str) {
     let mode = match (&settings.act.cluster, settings.act.mode) {
         (None, _) => "watching this machine; --kubeconfig FILE gives it a cluster",

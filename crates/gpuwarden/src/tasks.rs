@@ -18,7 +18,7 @@ const GRACE: Duration = Duration::from_millis(800);
 /// made, or still is. A slow API server takes seconds, and a pod has 30 s to end.
 const WRITES_GRACE: Duration = Duration::from_secs(5);
 
-/// The tasks of a role.
+/// `Tasks` are those of a role.
 #[derive(Default)]
 pub(crate) struct Tasks {
     /// What lets something in. Ends first.
@@ -38,12 +38,12 @@ pub(crate) struct Tasks {
 // === impl Tasks ===
 
 impl Tasks {
-    /// Cancelled when nothing more is to come in.
+    /// Returns the token that is cancelled when nothing more is to come in.
     pub(crate) fn no_more(&self) -> CancellationToken {
         self.no_more.clone()
     }
 
-    /// Cancelled when what came in is to be worked off.
+    /// Returns the token that is cancelled when what came in is to be worked off.
     pub(crate) fn done(&self) -> CancellationToken {
         self.done.clone()
     }
@@ -66,7 +66,7 @@ impl Tasks {
         self.names.insert(self.workers.spawn(task).id(), name);
     }
 
-    /// The same for a task that writes into the cluster: it is waited for longer.
+    /// Does the same for a task that writes into the cluster: it is waited for longer.
     pub(crate) fn writer(
         &mut self,
         name: &'static str,

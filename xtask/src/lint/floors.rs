@@ -26,7 +26,7 @@ const FLOORS: [(&str, u8); 14] = [
 ];
 
 /// Packages that stand outside the house. Rooms use them in tests only.
-const OUTSIDE: [&str; 2] = ["gpuwarden-testkit", "xtask"];
+const OUTSIDE: [&str; 3] = ["gpuwarden-bench", "gpuwarden-testkit", "xtask"];
 
 /// What the pure rooms may not depend on, even indirectly by name.
 const IMPURE: [&str; 10] = [
@@ -189,6 +189,8 @@ mod tests {
             ("gpuwarden-store", "rusqlite", None, ""),
             ("gpuwarden-store", "gpuwarden-store", Some("dev"), ""),
             ("gpuwarden-attic", "serde", None, "no floor"),
+            ("gpuwarden-cli", "gpuwarden-bench", None, "for tests"),
+            ("gpuwarden-bench", "gpuwarden-cli", None, ""),
             ("xtask", "gpuwarden-testkit", None, ""),
         ];
         for (package, dependency, kind, expected) in cases {

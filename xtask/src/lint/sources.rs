@@ -17,7 +17,7 @@ use super::{
 const MAX_LINES: usize = 700;
 
 /// Where our Rust sources are.
-const TREES: [&str; 4] = ["crates", "testkit", "xtask", "fuzz"];
+const TREES: [&str; 5] = ["crates", "bench", "testkit", "xtask", "fuzz"];
 
 /// The rooms that do no I/O and read no clock.
 const PURE: [&str; 4] = [

@@ -29,15 +29,7 @@ pub struct BenchArgs {
     /// Rounds of `cordon`.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub rounds: u32,
-    /// How many nodes fail at once in `burst`, one burst after the other.
-    #[arg(long, default_value = "150,375,750", value_delimiter = ',', value_name = "NUMBER",
-          value_parser = clap::value_parser!(u16).range(1..=10_000))]
-    pub nodes: Vec<u16>,
-    /// How many nodes the cluster has in `fleet`, one cluster after the other.
-    #[arg(long, default_value = "1000,5000", value_delimiter = ',', value_name = "NUMBER",
-          value_parser = clap::value_parser!(u16).range(1..=20_000))]
-    pub fleet: Vec<u16>,
-    /// For how long `idle` and `fleet` watch each process (seconds).
+    /// For how long `idle` watches each process (seconds).
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=3_600))]
     pub seconds: u32,
     /// How to write it.
@@ -50,22 +42,12 @@ pub struct BenchArgs {
 pub enum Benchmark {
     /// Time to look at a line of kernel log.
     Decode,
-    /// Hundreds of thousands of lines of a few faults.
-    Storm,
     /// Durable events a second, into the store and into an agent's outbox.
     Store,
     /// From a line of kernel log to a cordoned node.
     Cordon,
-    /// Many nodes that fail at once: until all are cordoned, and until all are given back.
-    Burst,
     /// What a process that has nothing to do needs.
     Idle,
-    /// What a controller needs that has nothing to do in a cluster of many nodes.
-    Fleet,
-    /// What a process keeps of memory through bursts and kills in a cluster of 1,000 nodes.
-    Memory,
-    /// Size of the executable.
-    Binary,
 }
 
 /// The kernel log of a benchmark.

@@ -31,15 +31,6 @@ macro_rules! group {
                     $($name: self.$name.or(lower.$name),)*
                 }
             }
-
-            /// Takes out what is set for a flag such as `--data-dir`; `false` where it is none
-            /// of these, or not set.
-            pub(crate) fn clear(&mut self, flag: &str) -> bool {
-                match flag.trim_start_matches('-').replace('-', "_").as_str() {
-                    $(stringify!($name) => self.$name.take().is_some(),)*
-                    _ => false,
-                }
-            }
         }
     };
 }

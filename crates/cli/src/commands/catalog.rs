@@ -11,7 +11,7 @@ use crate::args::{CatalogArgs, CatalogCommand, CatalogDiffArgs, CatalogKind, For
 use crate::output;
 use crate::{EXIT_FAILED, EXIT_OK};
 
-/// A row of any kind; what a kind does not have is left out.
+/// A `Row` is of any kind; what a kind does not have is left out.
 #[derive(Default, Serialize)]
 struct Row<'a> {
     kind: &'static str,
@@ -77,7 +77,7 @@ pub(super) fn execute(args: &CatalogArgs) -> anyhow::Result<u8> {
     Ok(EXIT_OK)
 }
 
-/// The built-in catalogue with the changes of these files, the last having the last word.
+/// Reads the built-in catalogue with the changes of these files, the last having the last word.
 pub fn load(files: &[PathBuf]) -> anyhow::Result<Catalog> {
     let mut catalog = Catalog::builtin().clone();
     for file in files {

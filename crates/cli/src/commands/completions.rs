@@ -28,7 +28,7 @@ mod tests {
 
     use super::*;
 
-    /// What bash would offer behind `words`, of which the last is not finished.
+    /// Returns what bash would offer behind `words`, of which the last is not finished.
     fn offered(dir: &std::path::Path, words: &[&str]) -> Vec<String> {
         let script = format!(
             "source {}/gpuwarden.bash || exit 3\nCOMP_WORDS=({})\nCOMP_CWORD={}\n_gpuwarden gpuwarden \

@@ -8,21 +8,20 @@ mod needs;
 mod peers;
 mod running;
 
-use std::path::Path;
-
+use domain::shell;
 use runtime::logging::chain;
 use serde::Serialize;
 
 use crate::args::{DoctorArgs, DoctorRole, Format};
-use crate::given::{Given, shell_word};
+use crate::given::Given;
 use crate::output::{self, Colour};
 use crate::settings::{
     ActSettings, AgentSettings, ControllerSettings, DeliverySettings, IngestSettings, NodeSettings,
-    ProcessSettings, Role, RunSettings, SettingsError, examine,
+    ProcessSettings, Role, RunSettings, SettingsError, resolve,
 };
 use crate::{EXIT_OK, EXIT_UNHEALTHY};
 
-/// One thing that was looked at.
+/// A `Finding` is one thing that was looked at.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Finding {
     /// What: `kernel-log`, `data-dir`, `server` ...
@@ -49,7 +48,7 @@ enum Outcome {
     Problem,
 }
 
-/// What a role would use; what it does not have is `None`.
+/// An `Installation` is what a role would use; what it does not have is `None`.
 struct Installation {
     /// The command that starts it.
     command: &'static str,
@@ -63,90 +62,65 @@ struct Installation {
 }
 
 pub(super) async fn execute(args: DoctorArgs, given: &Given) -> anyhow::Result<u8> {
-    let (mut findings, format) = match args.role {
-        None => (
-            look_at(args.run, "gpuwarden doctor").await,
-            args.output.output,
-        ),
-        Some(DoctorRole::Agent(args)) => {
-            let found = look_at(args.agent, "gpuwarden doctor agent").await;
-            (found, args.output.output)
-        }
-        Some(DoctorRole::Controller(args)) => {
-            let found = look_at(args.controller, "gpuwarden doctor controller").await;
-            (found, args.output.output)
-        }
+    let (read, output) = match args.role {
+        None => (read(args.run), args.output),
+        Some(DoctorRole::Agent(args)) => (read(args.agent), args.output),
+        Some(DoctorRole::Controller(args)) => (read(args.controller), args.output),
     };
-    for fix in findings.iter_mut().filter_map(|it| it.fix.as_mut()) {
-        *fix = given.complete(fix);
-    }
-    show(&findings, format)?;
+    let findings = match read {
+        Ok((settings, installation)) => {
+            let mut findings = vec![settings];
+            findings.extend(look_at(&installation, given).await);
+            findings
+        }
+        Err(error) => vec![unusable(&error)],
+    };
+    show(&findings, output.output)?;
     let well = findings.iter().all(|it| it.result != Outcome::Problem);
     Ok(if well { EXIT_OK } else { EXIT_UNHEALTHY })
 }
 
-/// What there is to say of a role; `doctor` is the command that asks.
-async fn look_at<R: Role>(args: R, doctor: &str) -> Vec<Finding>
+/// Reads the settings of a role, as it does itself.
+fn read<R: Role>(args: R) -> Result<(Finding, Installation), SettingsError>
 where
     R::Settings: Into<Installation>,
 {
-    let config = args.config().map(Path::to_owned);
-    let (settings, wrong) = examine(args);
-    let mut findings = of_settings(config.as_deref(), &wrong);
-    let Some(settings) = settings else {
-        findings.push(Finding::warning(
-            "settings",
-            "nothing else is looked at until they go together",
-            "there is no telling what to look at",
-            format!("{doctor}, once the problem above is mended"),
-        ));
-        return findings;
-    };
-    let installation = settings.into();
-    let (of_running, running) = running::check(&installation, doctor).await;
-    findings.extend(of_running);
-    findings.extend(machine::check(&installation, running));
-    findings.extend(peers::check(&installation, running).await);
-    findings.extend(in_cluster::check(&installation).await);
-    findings
-}
-
-fn of_settings(config: Option<&Path>, wrong: &[SettingsError]) -> Vec<Finding> {
-    if wrong.is_empty() {
-        let what = match config {
-            Some(path) => format!(
-                "{} can be read, and all settings go together",
-                path.display()
-            ),
-            None => "no configuration file is named; flags, environment and defaults go together"
-                .to_owned(),
-        };
-        return vec![Finding::ok("settings", what)];
-    }
-    let finding = |error: &SettingsError| {
-        let fix = match error {
-            SettingsError::Read { .. } => {
-                "mend --config, or the permissions of the file".to_owned()
-            }
-            SettingsError::File { path, line, .. } => {
-                format!(
-                    "${{EDITOR:-vi}} +{line} {}",
-                    shell_word(&path.to_string_lossy())
-                )
-            }
-            SettingsError::Value { name, .. } => format!(
-                "mend {name}, its environment variable, or the key {} of the configuration file",
-                name.trim_start_matches('-')
-            ),
-            // It says so itself.
-            SettingsError::Conflict(_) => return Finding::unusable(error.to_string()),
-        };
-        Finding {
-            fix: Some(fix),
-            ..Finding::unusable(causes(error))
+    let what = match args.config() {
+        Some(path) => format!(
+            "{} can be read, and all settings go together",
+            path.display()
+        ),
+        None => {
+            "no configuration file is named; flags, environment and defaults go together".to_owned()
         }
     };
-    wrong.iter().map(finding).collect()
+    let installation = resolve(args)?.into();
+    Ok((Finding::ok("settings", what), installation))
+}
+
+/// Returns what is to be said of settings with which nothing starts.
+fn unusable(error: &SettingsError) -> Finding {
+    let finding = Finding::problem(
+        "settings",
+        causes(error),
+        "gpuwarden does not start with it; nothing else is looked at until it is mended",
+    );
+    match error {
+        SettingsError::File { path, line, .. } => finding.fix(format!(
+            "${{EDITOR:-vi}} +{line} {}",
+            shell::word(&path.to_string_lossy())
+        )),
+        _ => finding,
+    }
+}
+
+/// Returns what there is to say of a role.
+async fn look_at(installation: &Installation, given: &Given) -> Vec<Finding> {
+    let (mut findings, running) = running::check(installation, given).await;
+    findings.extend(machine::check(installation, running, given));
+    findings.extend(peers::check(installation, running).await);
+    findings.extend(in_cluster::check(installation, given).await);
+    findings
 }
 
 fn show(findings: &[Finding], format: Format) -> anyhow::Result<()> {
@@ -181,12 +155,12 @@ fn show(findings: &[Finding], format: Format) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// An error with its causes, on one line.
+/// Returns an error with its causes, on one line.
 fn causes(error: &dyn std::error::Error) -> String {
     chain(error).replace('\n', "; ")
 }
 
-/// Who asks: permissions of files are his, not those of a service that runs as another.
+/// Returns who asks: permissions of files are his, not those of a service that runs as another.
 fn asker() -> String {
     match host::identity::effective_uid() {
         0 => "root".to_owned(),
@@ -207,54 +181,59 @@ impl Finding {
         }
     }
 
-    fn problem(
-        check: &'static str,
-        what: impl Into<String>,
-        why: &'static str,
-        fix: impl Into<String>,
-    ) -> Self {
-        Self {
-            check,
-            result: Outcome::Problem,
-            what: what.into(),
-            why: Some(why),
-            fix: Some(fix.into()),
-        }
-    }
-
-    /// A setting with which nothing starts.
-    fn unusable(what: String) -> Self {
-        Self {
-            fix: None,
-            ..Self::problem("settings", what, "gpuwarden does not start with it", "")
-        }
-    }
-
-    fn warning(
-        check: &'static str,
-        what: impl Into<String>,
-        why: &'static str,
-        fix: impl Into<String>,
-    ) -> Self {
+    fn warning(check: &'static str, what: impl Into<String>, why: &'static str) -> Self {
         Self {
             result: Outcome::Warning,
-            ..Self::problem(check, what, why, fix)
+            why: Some(why),
+            ..Self::ok(check, what)
+        }
+    }
+
+    fn problem(check: &'static str, what: impl Into<String>, why: &'static str) -> Self {
+        Self {
+            result: Outcome::Problem,
+            ..Self::warning(check, what, why)
+        }
+    }
+
+    fn fix(self, fix: impl Into<String>) -> Self {
+        Self {
+            fix: Some(fix.into()),
+            ..self
         }
     }
 }
 
 // === impl Installation ===
 
-impl From<RunSettings> for Installation {
-    fn from(settings: RunSettings) -> Self {
+impl Installation {
+    fn new(command: &'static str, process: ProcessSettings) -> Self {
         Self {
-            command: "run",
-            process: settings.process,
-            node: Some(settings.node),
-            act: Some(settings.act),
+            command,
+            process,
+            node: None,
+            act: None,
             ingest: None,
             delivery: None,
             leader_elect: false,
+        }
+    }
+
+    /// Returns the command that looks at it.
+    fn doctor(&self) -> String {
+        match self.command {
+            "run" => "doctor".to_owned(),
+            other => format!("doctor {other}"),
+        }
+    }
+}
+
+impl From<RunSettings> for Installation {
+    fn from(settings: RunSettings) -> Self {
+        Self {
+            node: Some(settings.node),
+            act: Some(settings.act),
+            ..Self::new("run", settings.process)
         }
     }
 }
@@ -262,13 +241,9 @@ impl From<RunSettings> for Installation {
 impl From<AgentSettings> for Installation {
     fn from(settings: AgentSettings) -> Self {
         Self {
-            command: "agent",
-            process: settings.process,
             node: Some(settings.node),
-            act: None,
-            ingest: None,
             delivery: Some(settings.delivery),
-            leader_elect: false,
+            ..Self::new("agent", settings.process)
         }
     }
 }
@@ -276,13 +251,10 @@ impl From<AgentSettings> for Installation {
 impl From<ControllerSettings> for Installation {
     fn from(settings: ControllerSettings) -> Self {
         Self {
-            command: "controller",
-            process: settings.process,
-            node: None,
             act: Some(settings.act),
             ingest: Some(settings.ingest),
-            delivery: None,
             leader_elect: settings.leader_elect,
+            ..Self::new("controller", settings.process)
         }
     }
 }
@@ -292,31 +264,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_wrong_setting_is_a_problem_with_its_place() {
-        let wrong = [
-            SettingsError::File {
-                path: "/c.toml".into(),
-                line: 3,
-                what: "unknown field `x`".into(),
-            },
-            SettingsError::Value {
-                name: "--history",
-                value: "soon".into(),
-                what: "is no duration".into(),
-            },
-            SettingsError::Read {
-                path: "/none".into(),
-                source: std::io::Error::from(std::io::ErrorKind::NotFound),
-            },
-        ];
-        let found = of_settings(None, &wrong);
-        assert!(found.iter().all(|it| it.result == Outcome::Problem));
-        assert_eq!(found[0].fix.as_deref(), Some("${EDITOR:-vi} +3 /c.toml"));
-        assert!(found[1].fix.as_ref().unwrap().contains("the key history"));
-        assert!(
-            found[2].what.contains("/none: entity not found"),
-            "{found:?}"
-        );
-        assert_eq!(of_settings(None, &[])[0].result, Outcome::Ok);
+    fn a_wrong_setting_is_a_problem_with_its_place() {
+        let found = unusable(&SettingsError::File {
+            path: "/c d.toml".into(),
+            line: 3,
+            what: "unknown field `x`".into(),
+        });
+        assert_eq!(found.result, Outcome::Problem);
+        assert_eq!(found.what, "/c d.toml:3: unknown field `x`");
+        assert_eq!(found.fix.as_deref(), Some("${EDITOR:-vi} +3 '/c d.toml'"));
+        let found = unusable(&SettingsError::Read {
+            path: "/none".into(),
+            source: std::io::Error::from(std::io::ErrorKind::NotFound),
+        });
+        assert!(found.what.contains("/none: entity not found"), "{found:?}");
+        assert_eq!(found.fix, None);
     }
 }

@@ -110,7 +110,7 @@ async fn all(
     anyhow::bail!("gpuwarden has ended the stream before all events were there")
 }
 
-/// What is said where there is no event.
+/// Returns what is said where there is no event.
 fn nothing(node: Option<&str>) -> String {
     match node {
         Some(name) => format!("No event matches --node {}.", output::plain(name)),
@@ -118,7 +118,7 @@ fn nothing(node: Option<&str>) -> String {
     }
 }
 
-/// One event of an unending list: one document each.
+/// Writes one event of an unending list: one document each.
 fn write_followed(event: &EventView, format: Format) -> anyhow::Result<()> {
     match format {
         Format::Json => output::line(&serde_json::to_string(event)?)?,
@@ -184,8 +184,8 @@ fn what(event: &HealthEvent) -> String {
     text
 }
 
-/// What keeps an event from being taken for something that happens now: when it was observed,
-/// and that it does not count for the open faults. Empty where there is no such thing.
+/// Returns what keeps an event from being taken for something that happens now: when it was
+/// observed, and that it does not count for the open faults. Empty where there is no such thing.
 fn aside(event: &HealthEvent, accepted: Timestamp) -> String {
     let time_is_ours = event.metadata.contains_key(keys::META_TIME_OF_RECEIPT);
     let observed = (event.generated_timestamp)
@@ -208,7 +208,7 @@ fn aside(event: &HealthEvent, accepted: Timestamp) -> String {
     format!("  ({})", parts.join("; "))
 }
 
-/// A value for a query string.
+/// Returns a value for a query string.
 pub(super) fn query(text: &str) -> String {
     text.bytes()
         .map(|byte| match byte {

@@ -27,7 +27,7 @@ pub(super) async fn execute(args: &ExplainArgs) -> anyhow::Result<u8> {
     Ok(if faulty { EXIT_UNHEALTHY } else { EXIT_OK })
 }
 
-/// The node that is asked about: that of the running gpuwarden unless one is named.
+/// Returns the node that is asked about: that of the running gpuwarden unless one is named.
 pub(super) async fn node(client: &Client, args: &ExplainArgs) -> anyhow::Result<String> {
     match &args.node {
         Some(node) => Ok(node.clone()),

@@ -5,7 +5,7 @@ use diagnosis::decode::KernelLogDecoder;
 
 use crate::output;
 
-/// Such lines of one log.
+/// `GarbledLines` tells of such lines of one log.
 #[derive(Default)]
 pub(super) struct GarbledLines {
     count: u64,

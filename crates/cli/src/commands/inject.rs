@@ -140,7 +140,7 @@ fn faults_of(node: &str, status: Status) -> impl Iterator<Item = FaultView> {
         .flat_map(|known| known.faults)
 }
 
-/// The event that says that a fault is no more.
+/// Returns the event that says that a fault is no more.
 fn healthy(fault: &FaultView, node: &str) -> HealthEvent {
     HealthEvent {
         version: EVENT_VERSION,
@@ -169,7 +169,7 @@ fn healthy(fault: &FaultView, node: &str) -> HealthEvent {
     }
 }
 
-/// The node that is meant: as given, else that of the running gpuwarden.
+/// Returns the node that is meant: as given, else that of the running gpuwarden.
 async fn node_name(target: &TargetArgs) -> anyhow::Result<String> {
     if let Some(node) = &target.node_name {
         return Ok(node.clone());

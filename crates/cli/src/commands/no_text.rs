@@ -24,8 +24,8 @@ pub(super) fn refuse(path: &Path, command: &str) -> anyhow::Result<()> {
     }
 }
 
-/// What a file is that begins so, and what to do, where it is no text. `command` is the one that
-/// reads its text from standard input.
+/// Says what a file is that begins so, and what to do, where it is no text. `command` is the one
+/// that reads its text from standard input.
 pub(super) fn no_text(begin: &[u8], command: &str) -> Option<String> {
     const PACKED: [(&[u8], &str, &str); 5] = [
         (b"\x1f\x8b", "gzip", "zcat"),

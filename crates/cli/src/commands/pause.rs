@@ -11,7 +11,7 @@ use jiff::{SignedDuration, Timestamp};
 use super::person;
 use crate::args::{KubeArgs, PauseArgs};
 use crate::given::Given;
-use crate::settings::{ClientSettings, ClusterSettings, namespace};
+use crate::settings::{ClientSettings, connect_options, namespace};
 use crate::{EXIT_OK, output};
 
 /// Somebody else may be writing: so often it is looked at again.
@@ -40,7 +40,7 @@ pub(super) async fn pause(args: PauseArgs, given: &Given) -> anyhow::Result<u8> 
     output::line(&format!(
         "New quarantines are {pause} (ConfigMap {place}).\nWhat is out of service is given back \
          all the same. To end it: {}",
-        given.complete("gpuwarden resume")
+        given.command("resume")
     ))?;
     Ok(EXIT_OK)
 }
@@ -68,13 +68,13 @@ async fn write(
     mut decide: impl FnMut(Option<&ConfigMap>) -> Option<Option<String>>,
 ) -> anyhow::Result<String> {
     let file = ClientSettings::read(kube.config.as_deref())?;
-    let settings = ClusterSettings {
-        kubeconfig: kube.kubeconfig.clone().or(file.kubeconfig),
-        context: kube.context.clone().or(file.context),
-    };
+    let options = connect_options(
+        kube.kubeconfig.clone().or(file.kubeconfig),
+        kube.context.clone().or(file.context),
+    );
     let namespace = namespace(kube.namespace.clone().or(file.namespace))?;
     let place = format!("{namespace}/{}", keys::CONFIG_MAP);
-    let cluster = Cluster::connect(settings.connect_options())
+    let cluster = Cluster::connect(options)
         .await
         .context("which cluster? --kubeconfig FILE names one")?;
     for _ in 0..ATTEMPTS {

@@ -120,7 +120,7 @@ fn compare(
     Ok(code.max(exit_code(found_any)))
 }
 
-/// What a comparison without nodes says nothing of.
+/// Says what a comparison without nodes says nothing of.
 fn not_compared(policy: &Policy, other: &Policy) -> Option<String> {
     let names = untried(policy, other);
     let sets = match names.len() {
@@ -136,7 +136,7 @@ fn not_compared(policy: &Policy, other: &Policy) -> Option<String> {
     ))
 }
 
-/// A line of `policy diff`.
+/// A `Compared` is a line of `policy diff`.
 #[derive(Serialize)]
 #[serde(untagged)]
 enum Compared<'a> {

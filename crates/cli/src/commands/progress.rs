@@ -14,7 +14,7 @@ const EVERY: Duration = Duration::from_millis(300);
 const CHECK: u64 = 256 * 1024;
 const MIB: u64 = 1024 * 1024;
 
-/// The line, on standard error where that is a terminal.
+/// `Progress` is the line, on standard error where that is a terminal.
 pub(super) struct Progress {
     to: Option<Box<dyn Write>>,
     every: Duration,
@@ -25,11 +25,11 @@ pub(super) struct Progress {
     shown: bool,
 }
 
-/// Bytes that were read so far, of all inputs together.
+/// `BytesRead` counts what was read so far, of all inputs together.
 #[derive(Clone, Default)]
 pub(super) struct BytesRead(Rc<Cell<u64>>);
 
-/// A reader whose bytes are counted as they are used.
+/// A `Counted` reader counts its bytes as they are used.
 pub(super) struct Counted<R> {
     reader: R,
     read: BytesRead,
@@ -38,14 +38,15 @@ pub(super) struct Counted<R> {
 // === impl Progress ===
 
 impl Progress {
-    /// On standard error, where that is a terminal. `total`: all that is to be read, in bytes.
+    /// Returns a line on standard error, where that is a terminal. `total` is all that is to be
+    /// read, in bytes.
     pub(super) fn new(total: Option<u64>) -> Self {
         let on = io::stderr().is_terminal();
         let to: Option<Box<dyn Write>> = on.then(|| Box::new(io::stderr()) as _);
         Self::to(to, EVERY, total)
     }
 
-    /// To a writer; `None`: nowhere.
+    /// Returns one that goes to a writer; with `None`, nowhere.
     pub(super) fn to(to: Option<Box<dyn Write>>, every: Duration, total: Option<u64>) -> Self {
         Self {
             to,
@@ -57,7 +58,7 @@ impl Progress {
         }
     }
 
-    /// So many bytes and lines are read by now. Costs nothing but now and then.
+    /// Notes that so many bytes and lines are read by now. Costs nothing but now and then.
     pub(super) fn step(&mut self, bytes: u64, lines: impl FnOnce() -> u64) {
         if self.to.is_none() || bytes.saturating_sub(self.looked_at) < CHECK {
             return;
@@ -124,7 +125,7 @@ impl<R: BufRead> BufRead for Counted<R> {
     }
 }
 
-/// What was written, for tests.
+/// `Screen` keeps what was written, for tests.
 #[cfg(test)]
 #[derive(Clone, Default)]
 pub(super) struct Screen(Rc<std::cell::RefCell<Vec<u8>>>);

@@ -4,11 +4,10 @@
 //! rest. So it works from wherever `kubectl` does, and the journal says who and why.
 
 use std::collections::BTreeSet;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context as _, bail};
-use cluster::{Cluster, ConnectOptions};
+use cluster::Cluster;
 use contract::keys;
 use domain::node::{NodeChange, NodeView};
 use domain::session::another;
@@ -18,7 +17,7 @@ use tokio::time::Instant;
 
 use super::person;
 use crate::args::ReleaseArgs;
-use crate::settings::ClientSettings;
+use crate::settings::{ClientSettings, connect_options};
 use crate::{EXIT_OK, EXIT_UNHEALTHY, output};
 
 /// How often the node is looked at while waiting.
@@ -175,30 +174,14 @@ fn report(before: &NodeView, own: &Ownership, after: &NodeView) -> anyhow::Resul
 }
 
 async fn connect(args: &ReleaseArgs) -> anyhow::Result<Cluster> {
-    let in_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
     let file = ClientSettings::read(args.config.as_deref())?;
-    let context = args.context.clone().or(file.context);
-    let named = args.kubeconfig.clone().or(file.kubeconfig);
-    let kubeconfig = named.or_else(|| {
-        (!in_pod || context.is_some())
-            .then(usual_kubeconfig)
-            .flatten()
-    });
-    let options = ConnectOptions {
-        in_cluster: kubeconfig.is_none() && in_pod,
-        kubeconfig,
-        context,
-    };
+    let options = connect_options(
+        args.kubeconfig.clone().or(file.kubeconfig),
+        args.context.clone().or(file.context),
+    );
     Cluster::connect(options)
         .await
         .context("which cluster? --kubeconfig FILE names one")
-}
-
-/// Where `kubectl` looks.
-fn usual_kubeconfig() -> Option<PathBuf> {
-    let named = std::env::var_os("KUBECONFIG").map(PathBuf::from);
-    let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".kube/config"));
-    named.or_else(home).filter(|path| path.is_file())
 }
 
 #[cfg(test)]

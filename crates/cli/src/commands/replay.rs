@@ -28,7 +28,7 @@ const NAMES: [&str; 2] = ["A", "B"];
 /// Largest list of nodes that is read: 5,000 nodes of 50 KiB.
 const MAX_NODES_BYTES: u64 = 256 * 1024 * 1024;
 
-/// A decision, and which of the policies decide so.
+/// `Told` is a decision, and which of the policies decide so.
 #[derive(Serialize)]
 struct Told<'a> {
     /// `A`, `B`, or both.
@@ -37,10 +37,10 @@ struct Told<'a> {
     decision: &'a Decision,
 }
 
-/// What a row of the summary says of one policy.
+/// A `Cell` returns what a row of the summary says of one policy.
 type Cell = fn(&Summary) -> String;
 
-/// Writes decisions as they are made, in the format that was asked for.
+/// A `Writer` writes decisions as they are made, in the format that was asked for.
 struct Writer {
     format: Format,
     two: bool,
@@ -263,7 +263,7 @@ fn summary(
     Ok(())
 }
 
-/// What to say of limits of the brake that could not be applied.
+/// Returns what to say of limits of the brake that could not be applied.
 fn left_out(replays: &[Replay]) -> Option<String> {
     let limits: BTreeSet<&str> = replays
         .iter()
@@ -286,7 +286,7 @@ fn plural(count: u64, what: &str) -> String {
     format!("{count} {what}{s}")
 }
 
-/// A time for people. Logs that only count from their boot have times near the beginning of
+/// Returns a time for people. Logs that only count from their boot have times near the beginning of
 /// 1970.
 fn shown_time(at: Timestamp) -> String {
     const YEAR: i64 = 365 * 24 * 3_600;

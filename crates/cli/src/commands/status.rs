@@ -30,13 +30,13 @@ pub(super) async fn execute(args: &ViewArgs) -> anyhow::Result<u8> {
     })
 }
 
-/// Whether no node has a fatal fault or is out of service, and all that should see does.
+/// Returns whether no node has a fatal fault or is out of service, and all that should see does.
 fn healthy(status: &Status) -> bool {
     status.ready && status.fleet.nodes.iter().all(well)
 }
 
-/// What another gpuwarden has quarantined is that one's to tell: where each node speaks for
-/// itself, all of them would say so of one.
+/// Returns whether a node is well for us. What another gpuwarden has quarantined is that one's to
+/// tell: where each node speaks for itself, all of them would say so of one.
 fn well(node: &NodeStatus) -> bool {
     let session = node.session.as_ref();
     let anothers = session.is_some_and(|session| session.another.is_some());
@@ -164,7 +164,8 @@ fn source_text(source: &SourceStatus) -> String {
     )
 }
 
-/// The nodes by name; of more than are shown, the gravest first. `wide` shows all.
+/// Returns the lines of the nodes by name; of more than are shown, the gravest first. `wide` shows
+/// all.
 fn node_lines(nodes: &[NodeStatus], now: Timestamp, wide: bool) -> Vec<String> {
     let mut nodes: Vec<&NodeStatus> = nodes.iter().collect();
     let most = if wide { usize::MAX } else { NODES_SHOWN };
@@ -226,7 +227,7 @@ fn fault_text(fault: &FaultView, now: Timestamp) -> String {
     )
 }
 
-/// What was reported in the last day, and waits for no repair.
+/// Returns the line of what was reported in the last day, and waits for no repair.
 fn notice_text(notice: &FaultView, now: Timestamp) -> String {
     format!(
         "  {} {}, {}",
@@ -249,7 +250,7 @@ fn when_and_by_whom(fault: &FaultView, now: Timestamp) -> String {
     format!("{} ago{times}{reporter}", ago(fault.last_seen, now))
 }
 
-/// Which nodes come first where not all are shown: the lower, the sooner.
+/// Returns which nodes come first where not all are shown: the lower, the sooner.
 fn gravity(state: NodeState) -> u8 {
     match state {
         NodeState::Unhealthy => 0,
@@ -287,7 +288,7 @@ fn leadership_text(leadership: &LeadershipView) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How much is stored.
+/// Writes how much is stored.
 fn store_text(status: &Status) -> anyhow::Result<()> {
     output::line(&format!(
         "store       {} events in {}",
@@ -307,7 +308,7 @@ fn store_text(status: &Status) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// How events get to the controller.
+/// Writes how events get to the controller.
 fn delivery_text(delivery: &DeliveryView, status: &Status) -> anyhow::Result<()> {
     output::line(&format!(
         "controller  {}: {} events delivered, {} wait, {} refused",
@@ -338,7 +339,7 @@ fn delivery_text(delivery: &DeliveryView, status: &Status) -> anyhow::Result<()>
     Ok(())
 }
 
-/// How events are handed on.
+/// Writes how events are handed on.
 fn forward_text(forward: &ForwardView) -> anyhow::Result<()> {
     let mut text = format!(
         "gRPC sink   {}: {} events delivered, {} wait",
@@ -360,7 +361,7 @@ fn forward_text(forward: &ForwardView) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What limits new quarantines: in one line where all is well.
+/// Writes what limits new quarantines: in one line where all is well.
 fn brake_text(brake: &BrakeView, wide: bool) -> anyhow::Result<()> {
     if let Some(paused) = &brake.paused {
         let text = format!("new quarantines are {}", output::plain(paused));
@@ -413,7 +414,7 @@ fn brake_text(brake: &BrakeView, wide: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Who uses the room of the limits that are full.
+/// Returns who uses the room of the limits that are full.
 fn room_used(brake: &BrakeView, wide: bool) -> Vec<String> {
     let full = brake.limits.iter().take(if wide { usize::MAX } else { 3 });
     full.filter(|limit| limit.used >= limit.allowed && !limit.by.is_empty())

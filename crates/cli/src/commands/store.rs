@@ -86,7 +86,7 @@ fn text(found: &Inspection) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The events that are passed over.
+/// Writes the events that are passed over.
 fn unreadable(found: &Inspection) -> anyhow::Result<()> {
     if found.unreadable == 0 {
         return Ok(());
@@ -121,7 +121,7 @@ fn counts(of: &str, counts: &[Count]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// In the largest unit that leaves a number of at least one.
+/// Writes a size in the largest unit that leaves a number of at least one.
 fn size(bytes: u64) -> String {
     let units = [(1_u64 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")];
     match units.iter().find(|(unit, _)| bytes >= *unit) {

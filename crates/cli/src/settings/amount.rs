@@ -4,7 +4,7 @@ use jiff::{SignedDuration, Span, SpanRelativeTo};
 
 use super::SettingsError;
 
-/// `30d`, `12h`, `1h30m`. A day has 24 hours. Never negative.
+/// Reads a duration such as `30d`, `12h` or `1h30m`. A day has 24 hours. It is never negative.
 pub(super) fn duration(name: &'static str, text: &str) -> Result<SignedDuration, SettingsError> {
     text.parse::<Span>()
         .and_then(|span| span.to_duration(SpanRelativeTo::days_are_24_hours()))
@@ -17,7 +17,7 @@ pub(super) fn duration(name: &'static str, text: &str) -> Result<SignedDuration,
         })
 }
 
-/// `512MiB`, `1GiB`, `2GB`, or a number of bytes.
+/// Reads a size such as `512MiB`, `1GiB` or `2GB`, or a number of bytes.
 pub(super) fn bytes(name: &'static str, text: &str) -> Result<u64, SettingsError> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);

@@ -35,38 +35,6 @@ impl ConfigFile {
         Ok(file)
     }
 
-    /// Reads the file as far as it can be read, and says all that is wrong with it: also what
-    /// `check` finds wrong with a file that has one key only. What is wrong is left out.
-    pub(super) fn examine<A: clap::Args>(
-        path: Option<&Path>,
-        check: impl Fn(&Self) -> Result<(), SettingsError>,
-    ) -> (Self, Vec<SettingsError>) {
-        let nothing = |path: Option<&Path>| Self {
-            path: path.unwrap_or(Path::new("")).to_owned(),
-            text: String::new(),
-        };
-        let Some(named) = path else {
-            return (nothing(None), Vec::new());
-        };
-        let read = Self::open(named).and_then(|file| Ok((file.entries()?, file)));
-        let (entries, file) = match read {
-            Ok(read) => read,
-            Err(error) => return (nothing(path), vec![error]),
-        };
-        let known = known::<A>();
-        let mut wrong = Vec::new();
-        let mut good = Vec::new();
-        for entry in entries {
-            let alone = file.only(std::slice::from_ref(&entry));
-            let error = file.unknown(&entry, &known);
-            match error.or_else(|| check(&alone).err()) {
-                Some(error) => wrong.push(error),
-                None => good.push(entry),
-            }
-        }
-        (file.only(&good), wrong)
-    }
-
     fn open(path: &Path) -> Result<Self, SettingsError> {
         let text = std::fs::read_to_string(path).map_err(|source| SettingsError::Read {
             path: path.to_owned(),
@@ -101,20 +69,6 @@ impl ConfigFile {
             None => String::new(),
         };
         Some(self.at(place.start, format!("unknown field `{key}`{hint}")))
-    }
-
-    /// The file with these entries only, each where it stood.
-    fn only(&self, entries: &[(String, Range<usize>)]) -> Self {
-        let kept = |at: usize| entries.iter().any(|(_, place)| place.contains(&at));
-        let letters = self.text.char_indices().map(|(at, letter)| match letter {
-            '\n' => '\n',
-            letter if kept(at) => letter,
-            _ => ' ',
-        });
-        Self {
-            path: self.path.clone(),
-            text: letters.collect(),
-        }
     }
 
     /// The keys of a group; those of others are left out.

@@ -8,14 +8,14 @@ use super::SettingsError;
 /// Most bytes of a node's name (Kubernetes: an RFC 1123 subdomain).
 const MAX_BYTES: usize = 253;
 
-/// The name of this node, or what is wrong with it.
+/// Returns the name of this node, or what is wrong with it.
 pub(super) fn node_name(given: Option<String>) -> Result<String, SettingsError> {
     let from_pod = std::env::var("NODE_NAME").ok();
     choose(given, from_pod, host::identity::host_name)
 }
 
-/// `from_pod` counts where it is not empty. The host name is taken in lower case, as the
-/// kubelet takes it.
+/// Chooses the name: `from_pod` counts where it is not empty. The host name is taken in lower case,
+/// as the kubelet takes it.
 fn choose(
     given: Option<String>,
     from_pod: Option<String>,
@@ -58,7 +58,7 @@ fn checked(
     })
 }
 
-/// Whether `text` has the form of an RFC 1123 subdomain, as Kubernetes checks it.
+/// Returns whether `text` has the form of an RFC 1123 subdomain, as Kubernetes checks it.
 fn is_subdomain(text: &str) -> bool {
     let inner = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
     text.split('.').map(str::as_bytes).all(|label| {

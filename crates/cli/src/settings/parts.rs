@@ -7,13 +7,13 @@ use cluster::ConnectOptions;
 use connector::{AcceptNodes, outbox};
 use contract::keys;
 use controller::ingest::{ServiceAccount, TokenRules};
+use controller::policy::PolicySource;
 use domain::brake::NodeLabel;
 pub use domain::mode::Mode;
 use host::kernel_log::Spec;
 use jiff::SignedDuration;
 use runtime::logging::LogFormat;
 use runtime::tls::CertificateFiles;
-use trial::presets::Preset;
 
 use super::node_name::node_name;
 use super::reports::{ReportFlags, ReportSettings};
@@ -47,7 +47,7 @@ const AUDIENCE: &str = "gpuwarden";
 /// `ServiceAccount` of the agents.
 const AGENT: &str = "gpuwarden-agent";
 
-/// What every process has.
+/// `ProcessSettings` are what every process has.
 #[derive(Debug, Clone)]
 pub struct ProcessSettings {
     /// Where events and state are kept.
@@ -62,7 +62,7 @@ pub struct ProcessSettings {
     pub log_format: LogFormat,
 }
 
-/// What a node's side watches, and who may report to it.
+/// `NodeSettings` say what a node's side watches, and who may report to it.
 #[derive(Debug, Clone)]
 pub struct NodeSettings {
     /// Name of this node.
@@ -85,7 +85,7 @@ pub struct NodeSettings {
     pub catalog: Vec<PathBuf>,
 }
 
-/// What is kept, and what is done in the cluster.
+/// `ActSettings` say what is kept, and what is done in the cluster.
 #[derive(Debug, Clone)]
 pub struct ActSettings {
     /// What is done to events before they are stored: a config.json of `NVSentinel`'s connector.
@@ -95,13 +95,13 @@ pub struct ActSettings {
     /// Room that the event store may take (bytes).
     pub store_size: u64,
     /// The cluster, if there is one.
-    pub cluster: Option<ClusterSettings>,
+    pub cluster: Option<ConnectOptions>,
     /// What may be done in the cluster.
     pub mode: Mode,
     /// What is told on the nodes.
     pub reports: ReportSettings,
-    /// Where the policy is; `None`: the built-in one.
-    pub policy: Option<PolicySetting>,
+    /// Where the policy is.
+    pub policy: PolicySource,
     /// Whether the brake holds.
     pub circuit_breaker: bool,
     /// Label of GPU nodes.
@@ -110,34 +110,7 @@ pub struct ActSettings {
     pub namespace: String,
 }
 
-/// How to reach the cluster.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClusterSettings {
-    /// Kubeconfig; `None`: the usual places, or the pod's own service account.
-    pub kubeconfig: Option<PathBuf>,
-    /// Context.
-    pub context: Option<String>,
-}
-
-/// Where the policy is.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PolicySetting {
-    /// A file.
-    File(PathBuf),
-    /// A named policy that is built in.
-    Preset(&'static Preset),
-    /// A key of a `ConfigMap`.
-    ConfigMap {
-        /// Namespace.
-        namespace: String,
-        /// Name.
-        name: String,
-        /// Key.
-        key: String,
-    },
-}
-
-/// How events get from a node to its controller.
+/// `DeliverySettings` say how events get from a node to its controller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeliverySettings {
     /// Address of the controller.
@@ -152,7 +125,7 @@ pub struct DeliverySettings {
     pub outbox_size: u64,
 }
 
-/// How a controller takes events.
+/// `IngestSettings` say how a controller takes events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IngestSettings {
     /// The address.
@@ -163,7 +136,7 @@ pub struct IngestSettings {
     pub tokens: TokenRules,
 }
 
-/// How events come over the network.
+/// A `Transport` says how events come over the network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Transport {
     /// With TLS.
@@ -266,10 +239,7 @@ impl ActSettings {
         })?;
         let namespace = namespace(args.namespace)?;
         let named = args.kubeconfig.is_some() || args.context.is_some();
-        let cluster = (named || in_pod()).then_some(ClusterSettings {
-            kubeconfig: args.kubeconfig,
-            context: args.context,
-        });
+        let cluster = (named || in_pod()).then(|| connect_options(args.kubeconfig, args.context));
         let acts = args.quarantine.unwrap_or(false);
         let observes = args.observe.unwrap_or(false);
         let mode = match (acts, observes, args.dry_run.unwrap_or(false)) {
@@ -293,9 +263,11 @@ impl ActSettings {
                 "--quarantine needs a cluster to act on: name one with --kubeconfig FILE or --context NAME",
             ));
         }
-        let policy = args.policy.map(|text| PolicySetting::parse(&text));
-        let policy = policy.transpose()?;
-        if matches!(policy, Some(PolicySetting::ConfigMap { .. })) && cluster.is_none() {
+        let policy = match args.policy {
+            None => PolicySource::BuiltIn,
+            Some(text) => policy(&text)?,
+        };
+        if matches!(policy, PolicySource::ConfigMap { .. }) && cluster.is_none() {
             return Err(SettingsError::Conflict(
                 "--policy configmap:... needs a cluster to read it from: name one with \
                  --kubeconfig FILE or --context NAME",
@@ -325,66 +297,56 @@ impl ActSettings {
     }
 }
 
-// === impl ClusterSettings ===
-
-impl ClusterSettings {
-    /// How to connect. Without a file, and with a context or outside of a pod, it is
-    /// looked for where kubectl looks.
-    pub fn connect_options(&self) -> ConnectOptions {
-        let kubeconfig = self.kubeconfig.clone().or_else(|| {
-            if self.context.is_none() && in_pod() {
-                return None;
-            }
-            let home =
-                || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".kube/config"));
-            std::env::var_os("KUBECONFIG")
-                .map(PathBuf::from)
-                .or_else(home)
-        });
-        ConnectOptions {
-            in_cluster: kubeconfig.is_none(),
-            kubeconfig,
-            context: self.context.clone(),
+/// Returns how to connect to a cluster. Without a file, and with a context or outside of a pod, it
+/// is looked for where kubectl looks.
+pub(crate) fn connect_options(
+    kubeconfig: Option<PathBuf>,
+    context: Option<String>,
+) -> ConnectOptions {
+    let kubeconfig = kubeconfig.or_else(|| {
+        if context.is_none() && in_pod() {
+            return None;
         }
+        let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".kube/config"));
+        let named = std::env::var_os("KUBECONFIG").map(PathBuf::from);
+        named.or_else(home)
+    });
+    ConnectOptions {
+        in_cluster: kubeconfig.is_none() && in_pod(),
+        kubeconfig,
+        context,
     }
 }
 
-// === impl PolicySetting ===
-
-impl PolicySetting {
-    pub(super) fn parse(text: &str) -> Result<Self, SettingsError> {
-        if let Some(name) = text.strip_prefix(policy_source::PRESET) {
-            let preset = policy_source::preset(name).map_err(|what| SettingsError::Value {
-                name: "--policy",
-                value: text.to_owned(),
-                what,
-            })?;
-            return Ok(Self::Preset(preset));
+/// Reads where the policy is: a file, a preset, or a key of a `ConfigMap`.
+pub(super) fn policy(text: &str) -> Result<PolicySource, SettingsError> {
+    if let Some(name) = text.strip_prefix(policy_source::PRESET) {
+        let preset = policy_source::preset(name).map_err(|what| wrong("--policy", text, &what))?;
+        return Ok(PolicySource::Preset(preset));
+    }
+    let Some(place) = text.strip_prefix("configmap:") else {
+        return Ok(PolicySource::File(PathBuf::from(text)));
+    };
+    let parts: Vec<&str> = place.split('/').collect();
+    match parts.as_slice() {
+        [namespace, name, key @ ..]
+            if key.len() <= 1 && parts.iter().all(|part| is_object_name(part)) =>
+        {
+            Ok(PolicySource::ConfigMap {
+                namespace: (*namespace).to_owned(),
+                name: (*name).to_owned(),
+                key: key.first().map_or(POLICY_KEY, |key| *key).to_owned(),
+            })
         }
-        let Some(place) = text.strip_prefix("configmap:") else {
-            return Ok(Self::File(PathBuf::from(text)));
-        };
-        let parts: Vec<&str> = place.split('/').collect();
-        match parts.as_slice() {
-            [namespace, name, key @ ..]
-                if key.len() <= 1 && parts.iter().all(|part| is_object_name(part)) =>
-            {
-                Ok(Self::ConfigMap {
-                    namespace: (*namespace).to_owned(),
-                    name: (*name).to_owned(),
-                    key: key.first().map_or(POLICY_KEY, |key| *key).to_owned(),
-                })
-            }
-            _ => Err(wrong(
-                "--policy",
-                text,
-                "is no configmap:NAMESPACE/NAME[/KEY]",
-            )),
-        }
+        _ => Err(wrong(
+            "--policy",
+            text,
+            "is no configmap:NAMESPACE/NAME[/KEY]",
+        )),
     }
 }
 
-/// Whether `text` can be the name of a `ConfigMap`, its namespace or a key of it.
+/// Returns whether `text` can be the name of a `ConfigMap`, its namespace or a key of it.
 fn is_object_name(text: &str) -> bool {
     !text.is_empty()
         && text.len() <= 253
@@ -440,7 +402,8 @@ impl DeliverySettings {
 // === impl IngestSettings ===
 
 impl IngestSettings {
-    /// `namespace` is that of the product, where the agents are if nothing else is said.
+    /// Checks the arguments and fills in the defaults. `namespace` is that of the product, where
+    /// the agents are if nothing else is said.
     pub(super) fn resolve(
         args: IngestArgs,
         in_cluster: bool,
@@ -539,7 +502,7 @@ fn wrong(name: &'static str, value: &str, what: &str) -> SettingsError {
     }
 }
 
-/// The namespace of the product's own objects: as given, else the pod's, else
+/// Returns the namespace of the product's own objects: as given, else the pod's, else
 /// [`keys::NAMESPACE`].
 pub(crate) fn namespace(given: Option<String>) -> Result<String, SettingsError> {
     let of_pod = || {

@@ -1,8 +1,10 @@
 //! What is told on the nodes of the cluster, and which flags say so.
 
+use controller::conditions::EventKind;
+
 use super::{Mode, SettingsError};
 
-/// What is told on the nodes.
+/// `ReportSettings` say what is told on the nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReportSettings {
     /// A condition for each check with a fatal fault.
@@ -10,19 +12,10 @@ pub struct ReportSettings {
     /// With them, a condition that sums all up.
     pub summary: bool,
     /// Kubernetes Events of faults that are not fatal; `None`: none.
-    pub events: Option<EventTypeSetting>,
+    pub events: Option<EventKind>,
 }
 
-/// The `type` of Kubernetes Events.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EventTypeSetting {
-    /// `Warning`, and `Normal` for a recovery.
-    Warning,
-    /// The name of the check, as NVSentinel has it.
-    Check,
-}
-
-/// The flags as given, by the command line, the environment or the file.
+/// `ReportFlags` are the flags as given, by the command line, the environment or the file.
 #[derive(Debug, Default)]
 pub(super) struct ReportFlags {
     pub(super) conditions: Option<bool>,
@@ -34,11 +27,12 @@ pub(super) struct ReportFlags {
 // === impl ReportSettings ===
 
 impl ReportSettings {
-    /// Who acts tells, unless told otherwise; who does not act writes nothing.
+    /// Settles what is told: who acts tells, unless told otherwise; who does not act writes
+    /// nothing.
     pub(super) fn resolve(flags: &ReportFlags, mode: Mode) -> Result<Self, SettingsError> {
         let event_type = match flags.event_type.as_deref() {
-            None | Some("warning") => EventTypeSetting::Warning,
-            Some("check") => EventTypeSetting::Check,
+            None | Some("warning") => EventKind::Kubernetes,
+            Some("check") => EventKind::Check,
             Some(other) => {
                 return Err(SettingsError::Value {
                     name: "--node-event-type",
@@ -72,7 +66,7 @@ mod tests {
         let acting = resolve(ReportFlags::default(), Mode::Quarantine).unwrap();
         assert_eq!(
             (acting.conditions, acting.summary, acting.events),
-            (true, true, Some(EventTypeSetting::Warning))
+            (true, true, Some(EventKind::Kubernetes))
         );
         for mode in [Mode::Observe, Mode::DryRun] {
             let silent = resolve(ReportFlags::default(), mode).unwrap();
@@ -96,7 +90,7 @@ mod tests {
         let chosen = resolve(chosen, Mode::Quarantine).unwrap();
         assert_eq!(
             (chosen.conditions, chosen.summary, chosen.events),
-            (false, false, Some(EventTypeSetting::Check))
+            (false, false, Some(EventKind::Check))
         );
         let wrong = ReportFlags {
             event_type: Some("loud".into()),

@@ -1,6 +1,5 @@
 //! How the settings of a role are put together: flags and environment over the file over
-//! defaults. Once so that the first error ends it, for who wants to start, and once so that
-//! all are found, for who wants to know.
+//! defaults. The first error ends it.
 
 use std::path::Path;
 
@@ -11,59 +10,28 @@ use super::{
 };
 use crate::args::{ActArgs, AgentArgs, ControllerArgs, RunArgs};
 
-/// The arguments of a role.
-pub(crate) trait Role: clap::Args + Clone {
+/// A `Role` is the arguments of one.
+pub(crate) trait Role: clap::Args {
     /// What they come to.
     type Settings;
 
-    /// The file that they name.
+    /// Returns the file that they name.
     fn config(&self) -> Option<&Path>;
-    /// What a file says.
+    /// Reads what a file says.
     fn from_file(file: &ConfigFile) -> Result<Self, SettingsError>;
-    /// What is set here, and the rest as in `lower`.
+    /// Returns what is set here, and the rest as in `lower`.
     fn over(self, lower: Self) -> Self;
-    /// Takes out what is set for a flag; `false` where nothing is.
-    fn clear(&mut self, flag: &str) -> bool;
     /// Checks them, and fills in the defaults.
     fn settle(self) -> Result<Self::Settings, SettingsError>;
 }
 
-/// The settings, or the first thing that is wrong.
-pub(super) fn resolve<R: Role>(args: R) -> Result<R::Settings, SettingsError> {
+/// Returns the settings, or the first thing that is wrong.
+pub(crate) fn resolve<R: Role>(args: R) -> Result<R::Settings, SettingsError> {
     let file = ConfigFile::read::<R>(args.config())?;
     args.over(R::from_file(&file)?).settle()
 }
 
-/// Everything that is wrong, and the settings without it, as far as there are any then.
-pub(crate) fn examine<R: Role>(args: R) -> (Option<R::Settings>, Vec<SettingsError>) {
-    let check = |file: &ConfigFile| R::from_file(file).map(drop);
-    let (file, mut wrong) = ConfigFile::examine::<R>(args.config(), check);
-    let mut args = match R::from_file(&file) {
-        Ok(lower) => args.over(lower),
-        Err(error) => {
-            wrong.push(error);
-            args
-        }
-    };
-    // Each round takes one of finitely many settings out.
-    loop {
-        match args.clone().settle() {
-            Ok(settings) => return (Some(settings), wrong),
-            Err(error) => {
-                let flag = match &error {
-                    SettingsError::Value { name, .. } => Some(*name),
-                    _ => None,
-                };
-                wrong.push(error);
-                if !flag.is_some_and(|flag| args.clear(flag)) {
-                    return (None, wrong);
-                }
-            }
-        }
-    }
-}
-
-/// A flag for one of two switches beats the file's word for the other.
+/// Puts flags over the file; one for one of two switches beats the file's word for the other.
 fn act_over(args: ActArgs, mut file: ActArgs) -> ActArgs {
     if args.observe.is_some() {
         file.quarantine = None;
@@ -93,10 +61,6 @@ macro_rules! groups {
                 config: self.config,
                 $($group: $over(self.$group, lower.$group),)*
             }
-        }
-
-        fn clear(&mut self, flag: &str) -> bool {
-            $(self.$group.clear(flag))||*
         }
     };
 }

@@ -1,4 +1,5 @@
 use connector::AcceptNodes;
+use controller::policy::PolicySource;
 use host::kernel_log::Spec;
 
 use super::*;
@@ -93,12 +94,12 @@ fn catalogue_files_are_one_or_several() {
 
 #[test]
 fn a_policy_is_a_file_or_a_config_map() {
-    let config_map = |namespace: &str, name: &str, key: &str| PolicySetting::ConfigMap {
+    let config_map = |namespace: &str, name: &str, key: &str| PolicySource::ConfigMap {
         namespace: namespace.into(),
         name: name.into(),
         key: key.into(),
     };
-    let file = |path: &str| PolicySetting::File(path.into());
+    let file = |path: &str| PolicySource::File(path.into());
     for (text, expected) in [
         ("p.toml", Some(file("p.toml"))),
         ("./configmap:a", Some(file("./configmap:a"))),
@@ -112,7 +113,7 @@ fn a_policy_is_a_file_or_a_config_map() {
         ("configmap:/p", None),
         ("configmap:ns/p?x=y", None),
     ] {
-        assert_eq!(PolicySetting::parse(text).ok(), expected, "{text}");
+        assert_eq!(parts::policy(text).ok(), expected, "{text}");
     }
     let error = run("", |args| args.act.policy = Some("configmap:a/b".into()));
     assert!(error.unwrap_err().to_string().contains("--kubeconfig"));
@@ -219,74 +220,6 @@ fn clients_take_a_file_of_any_role_and_refuse_a_key_of_none() {
     );
     // A server takes the file that its clients are given.
     assert!(run("server = \"http://c:2112\"\n", |_| ()).is_ok());
-}
-
-#[test]
-fn all_that_is_wrong_is_found_and_the_rest_is_kept() {
-    let file = "lisen = \"x\"\n\
-                node-name = \"n7\" # kept\n\
-                listen = \"nowhere\"\n\
-                catalog = [\n  \"a.toml\",\n]\n\
-                history = \"soon\"\n\
-                accept-nodes = \"all\"\n\
-                [section]\n\
-                retention = \"1s\"\n";
-    let (settings, wrong) = with_file(file, |config| {
-        let mut args = RunArgs {
-            config,
-            process: process(),
-            ..RunArgs::default()
-        };
-        args.process.log_format = Some("xml".into());
-        examine(args)
-    });
-    let wrong: Vec<String> = wrong.iter().map(ToString::to_string).collect();
-    let expected = [
-        "c.toml:3: listen: invalid socket address",
-        "c.toml:1: unknown field `lisen`; did you mean `listen`?",
-        "c.toml:9: unknown field `section`",
-        "--log-format \"xml\"",
-        "--history \"soon\"",
-        "--accept-nodes \"all\"",
-    ];
-    for expected in expected {
-        assert!(wrong.iter().any(|it| it.contains(expected)), "{wrong:?}");
-    }
-    assert_eq!(wrong.len(), expected.len(), "{wrong:?}");
-    let settings = settings.unwrap();
-    assert_eq!(settings.node.node_name, "n7");
-    assert_eq!(settings.node.catalog, [PathBuf::from("a.toml")]);
-    assert_eq!(settings.process.listen.port(), 2112);
-
-    let conflict = RunArgs {
-        act: ActArgs {
-            dry_run: Some(true),
-            ..ActArgs::default()
-        },
-        ..RunArgs::default()
-    };
-    let (settings, wrong) = examine(conflict);
-    assert_eq!((settings.is_none(), wrong.len()), (true, 1));
-    for (file, expected) in [
-        ("x = [\n", "c.toml:"),
-        ("", "cannot read the configuration file"),
-    ] {
-        let (settings, wrong) = with_file(file, |mut config| {
-            if file.is_empty() {
-                config = Some("/does/not/exist".into());
-            }
-            examine(RunArgs {
-                config,
-                process: process(),
-                ..RunArgs::default()
-            })
-        });
-        assert!(settings.is_some());
-        assert!(
-            wrong.len() == 1 && wrong[0].to_string().contains(expected),
-            "{wrong:?}"
-        );
-    }
 }
 
 #[test]

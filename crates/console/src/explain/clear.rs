@@ -2,6 +2,7 @@
 
 use contract::keys;
 use domain::session::Phase;
+use domain::shell;
 use domain::view::{FaultView, NodeStatus};
 
 /// Most faults that are explained one by one.
@@ -141,17 +142,10 @@ fn command(recovery: &str, fault: &FaultView) -> Option<String> {
 /// `value` as one word of a shell. Names come from whoever may send an event, and what
 /// stands here is pasted into terminals: `None` for what no quoting makes safe there.
 fn shell_word(value: &str) -> Option<String> {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "._:/-".contains(c);
-    if value.is_empty()
+    let unsafe_quoted = value.is_empty()
         || value.starts_with('-')
-        || value.contains(|c: char| !c.is_ascii() || c.is_ascii_control())
-    {
-        return None;
-    }
-    if value.chars().all(plain) {
-        return Some(value.to_owned());
-    }
-    Some(format!("'{}'", value.replace('\'', r"'\''")))
+        || value.contains(|c: char| !c.is_ascii() || c.is_ascii_control());
+    (!unsafe_quoted).then(|| shell::word(value))
 }
 
 #[cfg(test)]

@@ -18,14 +18,15 @@ use contract::{EVENT_VERSION, HealthEvent, HealthEvents, RecommendedAction};
 use jiff::Timestamp;
 use tonic::transport::{Channel, Endpoint};
 
+use super::figures::{median, percentile};
 use super::product::{Product, Role};
-use super::statistics::{median, percentile};
 use super::{Row, progress};
 use crate::args::BenchArgs;
 use load::Load;
 use story::Parts;
 
-pub(super) use node::{TestNode, client};
+pub(super) use node::TestNode;
+pub use node::client;
 
 /// Rounds before those that count: connections are opened, statements prepared.
 const WARM_UP: u32 = 3;
@@ -39,7 +40,7 @@ const BASELINE: &str = "bare PATCH";
 const FAULT: &str =
     "NVRM: Xid (PCI:0000:fe:1f): 79, pid=48213, name=python3, GPU has fallen off the bus.";
 
-/// What a round took (ms).
+/// A `Round` has what a round took (ms).
 struct Round {
     /// From the line to the cordoned node.
     cordon: f64,
@@ -84,7 +85,7 @@ async fn measure(args: &BenchArgs, node: &mut TestNode) -> anyhow::Result<Vec<Ro
     Ok(rows)
 }
 
-/// The first cordon of a process.
+/// Measures the first cordon of a process.
 async fn first(args: &BenchArgs, node: &mut TestNode) -> anyhow::Result<Vec<Row>> {
     progress("cordon, the first after a start ...");
     let (mut firsts, mut bare) = (Vec::new(), Vec::new());
@@ -99,7 +100,7 @@ async fn first(args: &BenchArgs, node: &mut TestNode) -> anyhow::Result<Vec<Row>
     Ok(figures("cordon-first", &firsts, &bare))
 }
 
-/// Cordons of one process, and of an agent with its controller, both long started.
+/// Measures cordons of one process, and of an agent with its controller, both long started.
 async fn warm(args: &BenchArgs, node: &mut TestNode) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
     for (name, role) in [("cordon", Role::Run), ("cordon-apart", Role::Apart)] {
@@ -159,7 +160,7 @@ async fn round(
     })
 }
 
-/// What the rounds come to, under `name`.
+/// Returns what the rounds come to, under `name`.
 fn figures(name: &str, rounds: &[Round], bare: &[f64]) -> Vec<Row> {
     let unit = "ms";
     let of = |part: fn(&Round) -> f64| rounds.iter().map(part).collect::<Vec<f64>>();
@@ -211,7 +212,7 @@ async fn send(
     Ok(())
 }
 
-/// The event that closes the fault of [`FAULT`].
+/// Returns the event that closes the fault of [`FAULT`].
 fn recovery(node: &str) -> anyhow::Result<HealthEvent> {
     Ok(HealthEvent {
         is_healthy: true,

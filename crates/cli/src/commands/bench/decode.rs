@@ -16,10 +16,10 @@ use jiff::Timestamp;
 use regex::bytes::RegexSet;
 
 use super::Row;
-use super::statistics::median;
+use super::figures::median;
 
 /// The faults that the decoder knows, as one would write them down first.
-pub(super) const PATTERNS: [&str; 6] = [
+pub const PATTERNS: [&str; 6] = [
     r"NVRM: Xid\s*\((?:PCI:)?[0-9a-fA-F:.]+\)\s*:\s*[0-9]+",
     r"NVRM: GPU [0-9a-fA-F:.]+: GPU has fallen off the bus",
     r"NVRM: The NVIDIA GPU [0-9a-fA-F:.]+\s[^\n]*fallen off the bus",
@@ -81,7 +81,7 @@ pub(super) fn run() -> anyhow::Result<Vec<Row>> {
     ])
 }
 
-/// Both find the faults and nothing else: else there is nothing to compare.
+/// Checks that both find the faults and nothing else: else there is nothing to compare.
 fn agree(set: &RegexSet) -> anyhow::Result<()> {
     let mut decoder = KernelLogDecoder::default();
     let expected = [(lines::OTHER, false), (lines::FAULTS, true)];
@@ -109,7 +109,7 @@ fn agree(set: &RegexSet) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Nanoseconds a line of both, in the middle of all rounds.
+/// Returns the nanoseconds that a line takes both, in the middle of all rounds.
 fn in_turns(
     lines: &[&[u8]],
     mut ours: impl FnMut(&[u8]) -> bool,
@@ -135,7 +135,7 @@ fn in_turns(
     (median(&mine), median(&base))
 }
 
-/// Looks at all lines `passes` times; nanoseconds a line.
+/// Looks at all lines `passes` times; returns nanoseconds a line.
 fn pass(lines: &[&[u8]], passes: u32, look: &mut impl FnMut(&[u8]) -> bool) -> f64 {
     let began = Instant::now();
     for _ in 0..passes {
@@ -153,7 +153,7 @@ fn bytes(lines: &[&'static str]) -> Vec<&'static [u8]> {
     lines.iter().map(|line| line.as_bytes()).collect()
 }
 
-/// A line as a raw record of `/dev/kmsg`.
+/// Returns a line as a raw record of `/dev/kmsg`.
 fn record((number, line): (u64, &&str)) -> Vec<u8> {
     let at = 1_000_000 + number * 1_337;
     format!("6,{number},{at},-;{line}\n").into_bytes()

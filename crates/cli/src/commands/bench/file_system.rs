@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// A mounted file system.
+/// A `FileSystem` is one that is mounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct FileSystem {
     /// Its kind, for example `ext4`.
@@ -16,7 +16,7 @@ pub(super) struct FileSystem {
 // === impl FileSystem ===
 
 impl FileSystem {
-    /// The file system that `path`, an absolute path, lies on.
+    /// Returns the file system that `path`, an absolute path, lies on.
     pub(super) fn of(path: &Path) -> Option<Self> {
         Self::find(&std::fs::read_to_string("/proc/self/mountinfo").ok()?, path)
     }
@@ -40,7 +40,7 @@ impl FileSystem {
         })
     }
 
-    /// Whether it is only in memory, so that nothing on it outlives a reboot.
+    /// Returns whether it is only in memory, so that nothing on it outlives a reboot.
     pub(super) fn is_memory(&self) -> bool {
         matches!(self.kind.as_str(), "tmpfs" | "ramfs")
     }
@@ -57,7 +57,7 @@ impl fmt::Display for FileSystem {
     }
 }
 
-/// The kernel writes spaces and the like as `\040`.
+/// Undoes that the kernel writes spaces and the like as `\040`.
 fn unescaped(text: &str) -> String {
     [("\\040", " "), ("\\011", "\t"), ("\\134", "\\")]
         .iter()

@@ -2,13 +2,11 @@
 
 use std::time::Duration;
 
-use super::burst::Nodes;
 use super::cordon::TestNode;
 use super::product::{Product, Role};
 use super::usage::{TICKS, Usage, ticks};
 use super::{Row, progress};
 use crate::args::BenchArgs;
-use crate::output::warning;
 
 /// How long it is left alone first.
 const SETTLE: Duration = Duration::from_secs(5);
@@ -35,48 +33,25 @@ async fn with_a_cluster(args: &BenchArgs, node: &str) -> anyhow::Result<Vec<Row>
     Ok(rows)
 }
 
-/// A controller in clusters of many nodes.
-pub(super) async fn fleet(args: &BenchArgs) -> anyhow::Result<Vec<Row>> {
-    let mut rows = Vec::new();
-    for count in args.fleet.iter().copied() {
-        progress(&format!("fleet, making {count} nodes ..."));
-        let nodes = Nodes::create(args, usize::from(count)).await?;
-        progress(&format!("fleet of {count} ..."));
-        let observed = tokio::select! {
-            observed = controller(args, count) => observed,
-            _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
-        };
-        let deleted = nodes.delete().await;
-        rows.extend(observed?);
-        if let Err(error) = deleted {
-            // What was measured so far is not lost for it.
-            warning(&format!("no larger fleet is made: {error:#}"));
-            break;
-        }
-    }
+async fn observe(args: &BenchArgs, names: &[&str], product: Product) -> anyhow::Result<Vec<Row>> {
+    let rows = watch(names, &product.pids()?, args.seconds).await?;
+    product.stop().await?;
     Ok(rows)
 }
 
-async fn controller(args: &BenchArgs, count: u16) -> anyhow::Result<Vec<Row>> {
-    let product = Product::start(args, "", Role::Controller).await?;
-    observe(args, &[&format!("fleet-{count}")], product).await
-}
-
-/// Watches the processes for a while; one name for each.
-async fn observe(args: &BenchArgs, names: &[&str], product: Product) -> anyhow::Result<Vec<Row>> {
-    let pids = product.pids()?;
+/// Watches processes that are left alone; one name for each.
+pub async fn watch(names: &[&str], pids: &[u32], seconds: u32) -> anyhow::Result<Vec<Row>> {
     tokio::time::sleep(SETTLE).await;
     let mut before = Vec::new();
-    for pid in &pids {
+    for pid in pids {
         before.push(ticks(*pid)?);
     }
-    tokio::time::sleep(Duration::from_secs(u64::from(args.seconds))).await;
+    tokio::time::sleep(Duration::from_secs(u64::from(seconds))).await;
     let mut rows = Vec::new();
     for ((name, pid), before) in names.iter().zip(pids).zip(before) {
-        let used = ticks(pid)?.saturating_sub(before);
-        rows.extend(figures(name, args.seconds, used, &Usage::read(pid)?));
+        let used = ticks(*pid)?.saturating_sub(before);
+        rows.extend(figures(name, seconds, used, &Usage::read(*pid)?));
     }
-    product.stop().await?;
     Ok(rows)
 }
 

@@ -33,7 +33,7 @@ const KERNEL_LOG: &str = "/dev/kmsg";
 /// What a process says, in its data directory.
 const LOG: &str = "log";
 
-/// Where faults are written for the product to read.
+/// A `FaultLog` is where faults are written for the product to read.
 pub(super) enum FaultLog {
     /// A file.
     File(File),
@@ -44,7 +44,7 @@ pub(super) enum FaultLog {
     },
 }
 
-/// What is started.
+/// A `Role` says what is started.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Role {
     /// `run` without a cluster.
@@ -53,15 +53,13 @@ pub(super) enum Role {
     Run,
     /// An agent and its controller, which acts in the cluster.
     Apart,
-    /// A controller that acts in the cluster, and has no agent.
-    Controller,
 }
 
-/// A running gpuwarden; killed on drop.
+/// A `Product` is a running gpuwarden, which is killed on drop.
 pub(super) struct Product {
     /// A client of the API of the process that decides.
     pub(super) client: Client,
-    /// The socket on which monitors report; a controller alone has none.
+    /// The socket on which monitors report.
     pub(super) socket: PathBuf,
     /// Its kernel log.
     pub(super) log: FaultLog,
@@ -71,11 +69,9 @@ pub(super) struct Product {
     home: TempDir,
 }
 
-/// A running process of ours.
+/// A `Process` is one that we have started.
 struct Process {
     child: Child,
-    command: String,
-    flags: Vec<OsString>,
     /// Where it has its data, and what it says.
     data: PathBuf,
 }
@@ -130,16 +126,8 @@ impl Product {
                 BenchLog::File => file.clone().into_os_string(),
                 BenchLog::Kmsg => "kmsg".into(),
             };
-            // A burst is reported for many nodes. And what others have left in the kernel's
-            // log is not ours to act on.
-            let flags = [
-                "--node-name",
-                node,
-                "--accept-nodes",
-                "any",
-                "--history",
-                "0s",
-            ];
+            // What others have left in the kernel's log is not ours to act on.
+            let flags = ["--node-name", node, "--history", "0s"];
             let flags = flags.into_iter().map(OsString::from);
             flags.chain(["--kernel-log".into(), log]).collect()
         };
@@ -159,12 +147,9 @@ impl Product {
             ];
             let listens = listens.map(OsString::from).into_iter();
             let listens: Vec<OsString> = listens.chain([free.to_string().into()]).collect();
-            if role == Role::Apart {
-                let reports = ["--controller", &format!("http://{free}")].map(Into::into);
-                processes.push(spawn("agent", [reads, reports.to_vec()].concat())?);
-            }
-            let controller = spawn("controller", [acts(args)?, listens].concat())?;
-            processes.push(controller);
+            let reports = ["--controller", &format!("http://{free}")].map(Into::into);
+            processes.push(spawn("agent", [reads, reports.to_vec()].concat())?);
+            processes.push(spawn("controller", [acts(args)?, listens].concat())?);
         }
         let mut endpoints = Vec::new();
         for process in &mut processes {
@@ -181,19 +166,10 @@ impl Product {
         })
     }
 
-    /// The process ids: of the one that reads the log, and of its controller.
+    /// Returns the process ids: of the one that reads the log, and of its controller.
     pub(super) fn pids(&self) -> anyhow::Result<Vec<u32>> {
         let pid = |process: &Process| process.child.id().context("gpuwarden has ended");
         self.processes.iter().map(pid).collect()
-    }
-
-    /// Kills it, starts it again with the data that it has left, and waits until it is ready.
-    pub(super) async fn kill_and_start(&mut self) -> anyhow::Result<()> {
-        for process in &mut self.processes {
-            process.kill_and_start().await?;
-            self.client = client(&process.ready().await?)?;
-        }
-        Ok(())
     }
 
     /// Kills it, and waits until it is gone.
@@ -212,7 +188,7 @@ impl Product {
     }
 }
 
-/// The flags with which a process acts in the cluster that `args` name.
+/// Returns the flags with which a process acts in the cluster that `args` name.
 fn acts(args: &BenchArgs) -> anyhow::Result<Vec<OsString>> {
     let kubeconfig = args.kubeconfig.as_ref().context("no cluster is named")?;
     let mut flags: Vec<OsString> = ["--quarantine", "--circuit-breaker", "false"]
@@ -231,25 +207,8 @@ impl Process {
     fn spawn(home: &Path, command: &str, flags: Vec<OsString>) -> anyhow::Result<Self> {
         let data = home.join(command);
         fs::create_dir(&data)?;
-        let child = Self::child(&data, command, &flags)?;
-        Ok(Self {
-            child,
-            command: command.to_owned(),
-            flags,
-            data,
-        })
-    }
-
-    /// Kills it, and starts it again with the data that it has left.
-    async fn kill_and_start(&mut self) -> anyhow::Result<()> {
-        self.child.kill().await.context("end gpuwarden")?;
-        self.child = Self::child(&self.data, &self.command, &self.flags)?;
-        Ok(())
-    }
-
-    fn child(data: &Path, command: &str, flags: &[OsString]) -> anyhow::Result<Child> {
         let mut process = Command::new(std::env::current_exe()?);
-        process.arg(command).arg("--data-dir").arg(data);
+        process.arg(command).arg("--data-dir").arg(&data);
         process.args(["--listen", "127.0.0.1:0"]).args(flags);
         if command != "controller" {
             process.arg("--socket").arg(data.join("gpuwarden.sock"));
@@ -260,13 +219,14 @@ impl Process {
                 process.env_remove(name);
             }
         }
-        process
+        let child = process
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(data.join(LOG))?)
             .kill_on_drop(true)
             .spawn()
-            .with_context(|| format!("start gpuwarden {command}"))
+            .with_context(|| format!("start gpuwarden {command}"))?;
+        Ok(Self { child, data })
     }
 
     async fn ready(&mut self) -> anyhow::Result<Endpoint> {

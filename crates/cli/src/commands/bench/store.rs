@@ -24,8 +24,8 @@ use store::{EventStore, NewEvent, Upkeep as _};
 use tokio::task::JoinSet;
 
 use super::Row;
+use super::figures::median;
 use super::file_system::FileSystem;
-use super::statistics::median;
 
 /// Appenders that work at once.
 const APPENDERS: usize = 64;
@@ -43,7 +43,7 @@ const ROOM: Limits = Limits {
 /// Unit of all figures.
 const UNIT: &str = "events/s";
 
-/// Makes events that differ, in time as little as can be.
+/// `Events` makes events that differ, in as little time as can be.
 struct Events {
     template: HealthEvent,
     made: AtomicU64,
@@ -107,7 +107,7 @@ async fn measure(dir: &Path) -> anyhow::Result<Vec<Row>> {
     Ok(rows)
 }
 
-/// The rates of a sink, beside that of one appender that waits for each commit.
+/// Returns the rates of a sink, beside that of one appender that waits for each commit.
 fn ways(name: &str, many: f64, batches: f64, single: f64, durability: &str) -> Vec<Row> {
     vec![
         Row::new(format!("{name}.concurrent"), many, UNIT)
@@ -121,7 +121,7 @@ fn ways(name: &str, many: f64, batches: f64, single: f64, durability: &str) -> V
     ]
 }
 
-/// Events a second of `appenders` that append `batch` events at a time.
+/// Returns the events a second of `appenders` that append `batch` events at a time.
 async fn append(
     sink: &Arc<dyn Sink>,
     events: &Arc<Events>,
@@ -149,7 +149,7 @@ async fn append(
     Ok(per_second(appended, began.elapsed()))
 }
 
-/// Records a second that are appended to a file and synchronised one by one.
+/// Returns the records a second that are appended to a file and synchronised one by one.
 fn append_bare(file: &mut File, record: &[u8]) -> anyhow::Result<f64> {
     let began = Instant::now();
     let mut appended = 0;
@@ -166,7 +166,7 @@ fn per_second(count: usize, took: Duration) -> f64 {
     count as f64 / took.as_secs_f64()
 }
 
-/// Where the events are, and what that is worth. Whether a disk keeps its word cannot be
+/// Says where the events are, and what that is worth. Whether a disk keeps its word cannot be
 /// asked; that a synchronisation takes longer than memory does can be seen.
 fn durability(place: &Path, syncs_per_second: f64) -> String {
     let Some(file_system) = FileSystem::of(place) else {

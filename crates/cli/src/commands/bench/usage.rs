@@ -8,21 +8,24 @@ use anyhow::{Context as _, ensure};
 /// Ticks a second in which Linux tells processor time, on all its architectures (`USER_HZ`).
 pub(super) const TICKS: f64 = 100.0;
 
-/// What `/proc/PID/status` says (proc(5)). Memory in MiB.
+/// `Usage` is what `/proc/PID/status` says (proc(5)). Memory is in MiB.
 #[derive(Debug, PartialEq)]
-pub(super) struct Usage {
-    pub(super) rss: f64,
+pub struct Usage {
+    /// What is in memory now.
+    pub rss: f64,
     /// Of this, what is not shared with a file.
-    pub(super) own: f64,
+    pub own: f64,
     /// The most so far.
-    pub(super) peak: f64,
-    pub(super) threads: f64,
+    pub peak: f64,
+    /// How many threads it has.
+    pub threads: f64,
 }
 
 // === impl Usage ===
 
 impl Usage {
-    pub(super) fn read(pid: u32) -> anyhow::Result<Self> {
+    /// Reads it of a process.
+    pub fn read(pid: u32) -> anyhow::Result<Self> {
         let path = format!("/proc/{pid}/status");
         let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
         Self::parse(&text).with_context(|| format!("{path} lacks a field"))
@@ -43,13 +46,13 @@ impl Usage {
     }
 }
 
-/// Processor time of a process so far.
-pub(super) fn processor_time(pid: u32) -> anyhow::Result<Duration> {
+/// Returns the processor time of a process so far.
+pub fn processor_time(pid: u32) -> anyhow::Result<Duration> {
     let ticks = u32::try_from(ticks(pid)?).unwrap_or(u32::MAX);
     Ok(Duration::from_secs_f64(f64::from(ticks) / TICKS))
 }
 
-/// The same in ticks.
+/// Returns the same in ticks.
 pub(super) fn ticks(pid: u32) -> anyhow::Result<u64> {
     let path = format!("/proc/{pid}/stat");
     let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
@@ -58,7 +61,7 @@ pub(super) fn ticks(pid: u32) -> anyhow::Result<u64> {
     Ok(ticks.unwrap_or_default())
 }
 
-/// User and system time. The name in parentheses may hold anything, so fields are counted
+/// Returns user and system time. The name in parentheses may hold anything, so fields are counted
 /// behind it.
 fn parse_ticks(stat: &str) -> Option<u64> {
     let (_, fields) = stat.rsplit_once(')')?;

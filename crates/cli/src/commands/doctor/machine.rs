@@ -2,23 +2,24 @@
 //! is there. What the gpuwarden that runs holds open is not tried once more: whether it can
 //! use it is for it to say ([`super::running`]).
 
-use std::ffi::OsStr;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
+use controller::policy::PolicySource;
 use diagnosis::catalog::Catalog;
-use domain::nearest::nearest;
 use domain::policy::Policy;
+use domain::shell;
 use host::kernel_log::{OpenError, Spec};
 use runtime::descriptors;
 use store::StoreError;
 use store::sqlite::inspect;
 use trial::lint::lint;
 
-use super::{Finding, Installation, asker, causes, shell_word};
+use super::{Finding, Installation, asker, causes};
 use crate::commands::load_catalog;
+use crate::given::Given;
 use crate::policy_source;
-use crate::settings::{ActSettings, Endpoint, NodeSettings, PolicySetting, ProcessSettings};
+use crate::settings::{ActSettings, Endpoint, NodeSettings};
 
 /// Below this much room the store may stop taking events within a day.
 const LITTLE_ROOM: u64 = 256 * 1024 * 1024;
@@ -30,120 +31,85 @@ const ANOTHER_LOG: &str =
     "name another one with --kernel-log: kmsg, journal, a file, or - for standard input";
 /// File of the event store in the data directory.
 const EVENTS_FILE: &str = "events.db";
+const NO_ROOM: &str = "a store without room takes no events";
+const NO_START: &str = "gpuwarden does not start with it";
 
-pub(super) fn check(installation: &Installation, running: bool) -> Vec<Finding> {
+pub(super) fn check(installation: &Installation, running: bool, given: &Given) -> Vec<Finding> {
     let mut findings = Vec::new();
-    let process = &installation.process;
+    let data = &installation.process.data_dir;
     if !running {
-        if let Some(node) = &installation.node {
-            findings.push(kernel_log(&node.kernel_log, installation.command));
-        }
-        findings.extend(data_dir(process));
+        let node = installation.node.as_ref();
+        findings.extend(node.map(|node| kernel_log(&node.kernel_log, installation.command, given)));
+        findings.push(data_dir(data));
     }
     let may_grow = match (&installation.act, &installation.delivery) {
         (Some(act), _) => act.store_size,
         (None, Some(delivery)) => delivery.outbox_size,
         (None, None) => 0,
     };
-    findings.push(room(&process.data_dir, may_grow));
+    findings.push(room(data, may_grow));
     let needed = descriptors::needed(installation.ingest.is_some());
     findings.extend(files(descriptors::hard_limit(), needed));
     if let Some(act) = &installation.act {
         if !running {
-            findings.extend(store_file(&process.data_dir));
+            findings.extend(store_file(data, given));
         }
-        findings.extend(policy(act.policy.as_ref()));
+        findings.extend(policy(&act.policy, given));
         findings.extend(connector_config(act));
     }
     if let Some(node) = &installation.node {
         findings.extend(catalog(node));
-        findings.push(others(&process.data_dir));
+        findings.push(others(data));
     }
     findings
 }
 
-fn kernel_log(spec: &Spec, role: &str) -> Finding {
+fn kernel_log(spec: &Spec, command: &str, given: &Given) -> Finding {
     const WHY: &str = "without it no fault of this machine is seen";
+    let problem = |what: String| Finding::problem("kernel-log", what, WHY);
     match host::kernel_log::open(spec, None) {
-        Ok(source) => match source.missing() {
-            Some(path) => Finding::problem(
-                "kernel-log",
-                format!("{spec} does not exist; gpuwarden would wait for it"),
-                WHY,
-                another_log(path),
-            ),
-            None => Finding::ok("kernel-log", format!("{spec} can be read by {}", asker())),
-        },
+        Ok(source) if source.missing().is_some() => problem(format!(
+            "{spec} does not exist; gpuwarden would wait for it"
+        ))
+        .fix(ANOTHER_LOG),
+        Ok(_) => Finding::ok("kernel-log", format!("{spec} can be read by {}", asker())),
         Err(error) => {
             let fix = match &error {
-                OpenError::KmsgPermission(_) => &format!(
-                    "sudo setcap cap_syslog+ep \"$(command -v gpuwarden)\", or journalctl -kf | \
-                     gpuwarden {role} --kernel-log -"
+                OpenError::KmsgPermission(_) => format!(
+                    "sudo setcap cap_syslog+ep \"$(command -v gpuwarden)\", or journalctl -kf | {}",
+                    given.command_with(command, &[("kernel-log", "-")])
                 ),
-                OpenError::KmsgOff => "sudo sysctl kernel.printk_devkmsg=ratelimit",
-                OpenError::NoKmsg(_) => {
-                    "pass /dev/kmsg into the container, or name a file with --kernel-log"
-                }
-                _ => ANOTHER_LOG,
+                // What can be done is in the error.
+                _ => ANOTHER_LOG.to_owned(),
             };
-            let what = format!("{spec}: {} (asked by {})", causes(&error), asker());
-            Finding::problem("kernel-log", what, WHY, fix)
+            problem(format!("{spec}: {} (asked by {})", causes(&error), asker())).fix(fix)
         }
     }
 }
 
-/// What to do about a log file that is not there: its neighbour may have been meant.
-fn another_log(path: &Path) -> String {
-    let Some((dir, name)) = path.parent().zip(path.file_name().and_then(OsStr::to_str)) else {
-        return ANOTHER_LOG.to_owned();
-    };
-    let beside: Vec<String> = fs::read_dir(if dir == Path::new("") {
-        Path::new(".")
-    } else {
-        dir
-    })
-    .into_iter()
-    .flatten()
-    .flatten()
-    .filter_map(|entry| entry.file_name().into_string().ok())
-    .collect();
-    match nearest(name, beside.iter().map(String::as_str), 1).as_slice() {
-        [meant, ..] => format!(
-            "--kernel-log {}, where that was meant; else {ANOTHER_LOG}",
-            shell_word(&dir.join(meant).to_string_lossy())
-        ),
-        [] => ANOTHER_LOG.to_owned(),
-    }
-}
-
-fn data_dir(process: &ProcessSettings) -> Vec<Finding> {
-    let dir = &process.data_dir;
-    let shown = dir.display();
+fn data_dir(dir: &Path) -> Finding {
     // It is made at the start; what counts until then is the directory above it.
     let existing = existing(dir);
     let probe = tempfile::Builder::new()
         .prefix(".gpuwarden-doctor-")
         .tempfile_in(existing);
     let written = probe.and_then(|mut file| std::io::Write::write_all(&mut file, b"probe"));
-    vec![match written {
-        Ok(()) => Finding::ok("data-dir", format!("{} can write to {shown}", asker())),
+    let (who, place) = (asker(), existing.display());
+    match written {
+        Ok(()) => Finding::ok("data-dir", format!("{who} can write to {}", dir.display())),
         Err(error) => Finding::problem(
             "data-dir",
-            format!(
-                "{} cannot write to {}: {error}",
-                asker(),
-                existing.display()
-            ),
+            format!("{who} cannot write to {place}: {error}"),
             "an event is only acknowledged once it is stored: without it none is taken",
-            format!(
-                "sudo install -d -m 700 -o \"$USER\" {}, or name another with --data-dir",
-                shell_word(&dir.to_string_lossy())
-            ),
-        ),
-    }]
+        )
+        .fix(format!(
+            "sudo install -d -m 700 -o \"$USER\" {}, or name another with --data-dir",
+            shell::word(&dir.to_string_lossy())
+        )),
+    }
 }
 
-/// The nearest directory that is there.
+/// Returns the nearest directory that is there.
 fn existing(dir: &Path) -> &Path {
     dir.ancestors()
         .find(|path| path.exists())
@@ -156,75 +122,60 @@ fn room(dir: &Path, may_grow: u64) -> Finding {
             let used = fs::metadata(dir.join(EVENTS_FILE)).map_or(0, |file| file.len());
             judged(dir, free, used, may_grow)
         }
-        Err(error) => Finding::warning(
-            "disk",
-            format!("the room at {} is not known: {error}", dir.display()),
-            "a store without room takes no events",
-            format!("df {}", shell_word(&dir.to_string_lossy())),
-        ),
+        Err(error) => {
+            let what = format!("the room at {} is not known: {error}", dir.display());
+            Finding::warning("disk", what, NO_ROOM)
+        }
     }
 }
 
 fn judged(dir: &Path, free: u64, used: u64, may_grow: u64) -> Finding {
-    const WHY: &str = "a store without room takes no events";
     let what = format!("{} MiB are free where {} lies", free / MIB, dir.display());
-    let fix = format!(
-        "df -h {} shows what there is; --data-dir names another place",
-        shell_word(&existing(dir).to_string_lossy())
-    );
     if free < LITTLE_ROOM {
-        Finding::problem("disk", what, WHY, fix)
+        Finding::problem("disk", what, NO_ROOM).fix("--data-dir names another place")
     } else if free.saturating_add(used) < may_grow {
-        let what = format!(
-            "{what}, and what is kept there may grow to {} MiB",
-            may_grow / MIB
-        );
-        let fix = format!("{fix}, and --store-size or --outbox-size gives it less");
-        Finding::warning("disk", what, WHY, fix)
+        let grows = may_grow / MIB;
+        let what = format!("{what}, and what is kept there may grow to {grows} MiB");
+        Finding::warning("disk", what, NO_ROOM)
+            .fix("--data-dir names another place, --store-size or --outbox-size gives it less")
     } else {
         Finding::ok("disk", what)
     }
 }
 
-/// Whether as many descriptors can be had as the limits of connections need.
+/// Warns where fewer descriptors can be had than the limits of connections need.
 fn files(limit: u64, needed: u64) -> Option<Finding> {
-    (limit < needed).then(|| {
-        Finding::warning(
-            "descriptors",
-            format!(
-                "{} may open {limit} files and connections, up to {needed} are used",
-                asker()
-            ),
-            "without one it can open neither a connection of an agent nor one to the API server",
-            format!("LimitNOFILE={needed} in the systemd unit, or ulimit -Hn {needed} as root"),
-        )
-    })
+    let what = format!(
+        "{} may open {limit} files and connections, up to {needed} are used",
+        asker()
+    );
+    let why = "without one it can open neither a connection of an agent nor one to the API server";
+    let fix = format!("LimitNOFILE={needed} in the systemd unit, or ulimit -Hn {needed} as root");
+    (limit < needed).then(|| Finding::warning("descriptors", what, why).fix(fix))
 }
 
-/// The store that nobody has open; `None` where there is none yet.
-fn store_file(dir: &Path) -> Option<Finding> {
-    let file = dir.join(EVENTS_FILE);
-    if !file.exists() {
+/// Looks at the store that nobody has open; `None` where there is none yet.
+fn store_file(dir: &Path, given: &Given) -> Option<Finding> {
+    if !dir.join(EVENTS_FILE).exists() {
         return None;
     }
-    let shown = shell_word(&dir.to_string_lossy());
+    let shown = dir.to_string_lossy();
     let damaged = |what: String| {
-        Finding::warning(
-            "store",
-            what,
-            "gpuwarden moves a damaged store aside and begins anew, without its history; faults that \
-             nodes carry come back from the nodes",
-            format!("cp {shown}/{EVENTS_FILE}* elsewhere, where what can be read of it is wanted"),
-        )
+        let why = "gpuwarden moves a damaged store aside and begins anew, without its history; \
+                   faults that nodes carry come back from the nodes";
+        let fix = format!(
+            "cp {}/{EVENTS_FILE}* elsewhere, where what can be read of it is wanted",
+            shell::word(&shown)
+        );
+        Finding::warning("store", what, why).fix(fix)
     };
     Some(match inspect(dir) {
         Err(error @ StoreError::Corrupt { .. }) => damaged(causes(&error)),
-        Err(error) => Finding::problem(
-            "store",
-            causes(&error),
-            "gpuwarden does not start with a store that it cannot open",
-            format!("gpuwarden store inspect --data-dir {shown}"),
-        ),
+        Err(error) => {
+            let why = "gpuwarden does not start with a store that it cannot open";
+            Finding::problem("store", causes(&error), why)
+                .fix(given.command_with("store inspect", &[("data-dir", &shown)]))
+        }
         Ok(found) => match found.damage.first() {
             None => Finding::ok("store", format!("sound, {} events", found.events)),
             Some(damage) => damaged(format!("damaged: {damage}")),
@@ -232,174 +183,114 @@ fn store_file(dir: &Path) -> Option<Finding> {
     })
 }
 
-fn policy(setting: Option<&PolicySetting>) -> Option<Finding> {
-    let (source, text) = match setting {
-        None => return Some(Finding::ok("policy", "the built-in one holds")),
-        // Looked at in the cluster.
-        Some(PolicySetting::ConfigMap { .. }) => return None,
-        Some(PolicySetting::Preset(preset)) => {
-            (format!("preset:{}", preset.name), preset.text.to_owned())
-        }
-        Some(PolicySetting::File(path)) => {
-            let source = path.display().to_string();
-            match fs::read_to_string(path) {
-                Ok(text) => (source, text),
-                Err(error) => {
-                    return Some(Finding::problem(
-                        "policy",
-                        format!("{source}: {error}"),
-                        "gpuwarden does not start without the policy that it is told to use",
-                        "mend --policy, or its file",
-                    ));
-                }
-            }
-        }
+/// Looks at the policy, unless it is one that is looked at in the cluster.
+fn policy(source: &PolicySource, given: &Given) -> Option<Finding> {
+    let name = source.to_string();
+    let text = match source {
+        PolicySource::BuiltIn => return Some(Finding::ok("policy", "the built-in one holds")),
+        PolicySource::ConfigMap { .. } => return None,
+        PolicySource::Preset(_) | PolicySource::File(_) => policy_source::text(&name),
     };
-    let lint = format!("gpuwarden policy lint {}", shell_word(&source));
-    Some(parsed(&source, &text, lint))
+    Some(match text {
+        Ok(text) => {
+            let lint = given.command("policy lint");
+            parsed(&name, &text, format!("{lint} {}", shell::word(&name)))
+        }
+        Err(error) => Finding::problem("policy", causes(error.as_ref()), NO_START),
+    })
 }
 
-/// What is to be said of a policy's text.
+/// Returns what is to be said of a policy's text.
 pub(super) fn parsed(source: &str, text: &str, fix: String) -> Finding {
-    match Policy::parse(text, source) {
-        Err(error) => Finding::problem(
+    let policy = match Policy::parse(text, source) {
+        Ok(policy) => policy,
+        Err(error) => {
+            let why = "gpuwarden does not start with it, or goes on with the last good one";
+            return Finding::problem("policy", causes(&error), why).fix(fix);
+        }
+    };
+    match lint(&policy, Catalog::builtin()).as_slice() {
+        [] => Finding::ok(
             "policy",
-            causes(&error),
-            "gpuwarden does not start with it, or goes on with the last good one",
-            fix,
+            format!("{source} can be read, and nothing is odd in it"),
         ),
-        Ok(policy) => match lint(&policy, Catalog::builtin()).as_slice() {
-            [] => Finding::ok(
-                "policy",
-                format!("{source} can be read, and nothing is odd in it"),
-            ),
-            [first, rest @ ..] => {
-                let more = match rest.len() {
-                    0 => String::new(),
-                    more => format!(" (and {more} more)"),
-                };
-                let what = format!("{}{more}", policy_source::placed(source, &first.what));
-                Finding::warning("policy", what, "it may do other than it is meant to", fix)
-            }
-        },
+        [first, rest @ ..] => {
+            let more = match rest.len() {
+                0 => String::new(),
+                more => format!(" (and {more} more)"),
+            };
+            let what = format!("{}{more}", policy_source::placed(source, &first.what));
+            Finding::warning("policy", what, "it may do other than it is meant to").fix(fix)
+        }
+    }
+}
+
+/// Returns what is to be said of a file without which gpuwarden does not start.
+fn file(check: &'static str, shown: &str, error: Option<String>) -> Finding {
+    match error {
+        None => Finding::ok(check, format!("{shown} can be read")),
+        Some(error) => Finding::problem(check, error, NO_START),
     }
 }
 
 fn connector_config(act: &ActSettings) -> Option<Finding> {
     let path = act.connector_config.as_ref()?;
-    Some(match connector::Config::read(path) {
-        Ok(_) => Finding::ok(
-            "connector-config",
-            format!("{} can be read", path.display()),
-        ),
-        Err(error) => Finding::problem(
-            "connector-config",
-            causes(&error),
-            "gpuwarden does not start with it",
-            "mend the file, or take --connector-config away",
-        ),
-    })
+    let error = connector::Config::read(path).err();
+    let error = error.map(|error| causes(&error));
+    Some(file("connector-config", &path.to_string_lossy(), error))
 }
 
 fn catalog(node: &NodeSettings) -> Option<Finding> {
-    let shown: Vec<String> = node
-        .catalog
-        .iter()
-        .map(|it| it.display().to_string())
-        .collect();
+    let shown: Vec<_> = node.catalog.iter().map(|it| it.to_string_lossy()).collect();
     if shown.is_empty() {
         return None;
     }
-    Some(match load_catalog(&node.catalog) {
-        Ok(_) => Finding::ok("catalog", format!("{} can be read", shown.join(", "))),
-        Err(error) => Finding::problem(
-            "catalog",
-            causes(error.as_ref()),
-            "gpuwarden does not start with it",
-            format!("gpuwarden catalog diff {}", shown.join(" ")),
-        ),
-    })
+    let error = load_catalog(&node.catalog).err();
+    let error = error.map(|error| causes(error.as_ref()));
+    Some(file("catalog", &shown.join(", "), error))
 }
 
-/// Whether a second gpuwarden watches this machine.
+/// Looks whether a second gpuwarden watches this machine.
 fn others(data_dir: &Path) -> Finding {
     let own = Endpoint::read(data_dir).map(|endpoint| endpoint.pid);
     let mut found = watching(Path::new("/proc"));
-    found.retain(|(pid, _)| Some(*pid) != own && *pid != std::process::id());
-    of_others(own.is_some(), &found)
-}
-
-fn of_others(own: bool, found: &[(u32, String)]) -> Finding {
-    let shown: Vec<String> = found
+    found.retain(|(pid, _)| Some(*pid) != own);
+    let shown = found
         .iter()
-        .map(|(pid, line)| format!("process {pid} ({line})"))
-        .collect();
-    let shown = shown.join(", ");
-    match (own, found) {
-        (_, []) => Finding::ok("others", "no other gpuwarden watches this machine"),
-        (false, [_]) => Finding::warning(
-            "others",
-            format!("a gpuwarden runs with another data directory: {shown}"),
-            "what is looked at here is not what is in use",
-            "doctor with the --config and --data-dir of that one",
-        ),
-        _ => Finding::warning(
-            "others",
-            format!("other gpuwardens watch this machine: {shown}"),
-            "each reports every fault, and each decides for itself",
-            "end all but one: systemctl stop, or kill, whichever started it",
-        ),
+        .map(|(pid, line)| format!("process {pid} ({line})"));
+    let shown: Vec<String> = shown.collect();
+    if shown.is_empty() {
+        return Finding::ok("others", "no other gpuwarden watches this machine");
     }
+    Finding::warning(
+        "others",
+        format!("other gpuwardens watch this machine: {}", shown.join(", ")),
+        "each reports every fault and decides for itself, and this one may not be the one in use",
+    )
+    .fix("end all but one; doctor takes the --config and --data-dir of any")
 }
 
-/// Processes that watch this machine and how they were called, by `/proc/PID/cmdline`
-/// (proc(5)).
+/// Lists the processes that watch this machine with how they were called, by
+/// `/proc/PID/cmdline` (proc(5)). One with a log file of its own watches that file.
 fn watching(proc: &Path) -> Vec<(u32, String)> {
     let entries = fs::read_dir(proc).into_iter().flatten().flatten();
     let mut found: Vec<(u32, String)> = entries
         .filter_map(|entry| {
             let pid = entry.file_name().to_str()?.parse().ok()?;
             let line = fs::read(entry.path().join("cmdline")).ok()?;
-            if !watches(&line) {
-                return None;
-            }
             let line = String::from_utf8_lossy(&line).replace('\0', " ");
-            Some((pid, shortened(line.trim_end())))
+            let mut words = line.split([' ', '=']);
+            let ours = Path::new(words.next()?).file_name()? == "gpuwarden"
+                && matches!(words.next()?, "run" | "agent");
+            let log = words.skip_while(|word| *word != "--kernel-log").nth(1);
+            let machine =
+                log.is_none_or(|log| matches!(log, "auto" | "kmsg") || log.starts_with("journal"));
+            let shown = line.trim_end().chars().take(CALL_CHARS).collect();
+            (ours && machine).then_some((pid, shown))
         })
         .collect();
     found.sort_unstable();
     found
-}
-
-/// A call, cut where it is long.
-fn shortened(line: &str) -> String {
-    match line.char_indices().nth(CALL_CHARS) {
-        Some((end, _)) => format!("{}…", line.get(..end).unwrap_or_default()),
-        None => line.to_owned(),
-    }
-}
-
-/// Whether this is a gpuwarden that watches the machine: one with a log file of its own
-/// watches that file.
-fn watches(cmdline: &[u8]) -> bool {
-    let mut words = cmdline.split(|byte| *byte == 0);
-    let program = words
-        .next()
-        .map(|word| PathBuf::from(String::from_utf8_lossy(word).into_owned()));
-    let is_ours =
-        program.is_some_and(|path| path.file_name().is_some_and(|name| name == "gpuwarden"));
-    if !is_ours || !matches!(words.next(), Some(b"run" | b"agent")) {
-        return false;
-    }
-    let mut log = &b"auto"[..];
-    while let Some(word) = words.next() {
-        if word == b"--kernel-log" {
-            log = words.next().unwrap_or_default();
-        } else if let Some(value) = word.strip_prefix(b"--kernel-log=") {
-            log = value;
-        }
-    }
-    matches!(log, b"auto" | b"kmsg" | b"journal") || log.starts_with(b"journal:")
 }
 
 #[cfg(test)]
@@ -423,6 +314,10 @@ mod tests {
                 "20",
                 b"gpuwarden\0agent\0--kernel-log=journal:/var/log/journal\0",
             ),
+            (
+                "21",
+                b"/opt/gpuwarden\0run\0--kernel-log=kmsg\0--quarantine\0",
+            ),
             ("17", b""),
             ("self", b"gpuwarden\0run\0"),
         ] {
@@ -438,20 +333,13 @@ mod tests {
                 (
                     20,
                     "gpuwarden agent --kernel-log=journal:/var/log/journal".to_owned()
-                )
+                ),
+                (
+                    21,
+                    "/opt/gpuwarden run --kernel-log=kmsg --quarantine".to_owned()
+                ),
             ]
         );
-        let long = "é".repeat(CALL_CHARS);
-        assert_eq!(shortened(&long), long);
-        assert_eq!(shortened(&format!("{long}é")), format!("{long}…"));
-        for (own, others, expected) in [
-            (true, &[][..], Outcome::Ok),
-            (true, &found[..1], Outcome::Warning),
-            (false, &found[..1], Outcome::Warning),
-            (false, &found[..], Outcome::Warning),
-        ] {
-            assert_eq!(of_others(own, others).result, expected);
-        }
     }
 
     #[test]
@@ -484,75 +372,55 @@ mod tests {
 
     #[test]
     fn a_kernel_log_that_is_not_there_is_a_problem_with_a_way_out() {
-        let found = kernel_log(&Spec::FileOnce("/does/not/exist".into()), "run");
+        let look = |spec: Spec| kernel_log(&spec, "run", &Given::default());
+        let found = look(Spec::FileOnce("/does/not/exist".into()));
         assert_eq!(found.result, Outcome::Problem);
         assert!(found.what.contains("/does/not/exist"), "{found:?}");
         assert!(found.fix.unwrap().contains("--kernel-log"));
         let file = tempfile::NamedTempFile::new().unwrap();
-        let found = kernel_log(&Spec::FileOnce(file.path().to_owned()), "run");
+        let found = look(Spec::FileOnce(file.path().to_owned()));
         assert_eq!(found.result, Outcome::Ok, "{found:?}");
-    }
-
-    #[tokio::test]
-    async fn a_log_file_that_is_not_there_yet_is_a_problem_that_names_its_neighbour() {
-        let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join("kern.log"), "").unwrap();
-        let log = |name: &str| kernel_log(&Spec::File(dir.path().join(name)), "run");
-        let found = log("kern.lgo");
-        assert_eq!(found.result, Outcome::Problem);
-        assert!(
-            found
-                .what
-                .ends_with("kern.lgo does not exist; gpuwarden would wait for it")
-        );
-        let meant = format!("--kernel-log {}/kern.log, where", dir.path().display());
-        assert!(found.fix.unwrap().starts_with(&meant));
-        assert!(log("other").fix.unwrap().starts_with("name another one"));
-        assert_eq!(log("kern.log").result, Outcome::Ok);
     }
 
     #[test]
     fn a_data_directory_is_tried_and_left_as_it_was() {
         let home = tempfile::tempdir().unwrap();
-        let process = |data_dir: PathBuf| ProcessSettings {
-            data_dir,
-            data_dir_is_default: false,
-            listen: "127.0.0.1:1".parse().unwrap(),
-            log: String::new(),
-            log_format: runtime::logging::LogFormat::Text,
-        };
-        let found = data_dir(&process(home.path().join("a/b")));
-        assert_eq!(found[0].result, Outcome::Ok, "{found:?}");
+        let found = data_dir(&home.path().join("a/b"));
+        assert_eq!(found.result, Outcome::Ok, "{found:?}");
         assert_eq!(fs::read_dir(home.path()).unwrap().count(), 0);
         // A file where a directory should be: not even root can write into it.
         let file = tempfile::NamedTempFile::new().unwrap();
-        let found = data_dir(&process(file.path().to_owned()));
-        assert_eq!(found[0].result, Outcome::Problem, "{found:?}");
+        let found = data_dir(file.path());
+        assert_eq!(found.result, Outcome::Problem, "{found:?}");
     }
 
     #[test]
     fn a_store_is_sound_damaged_or_not_there_yet() {
         let home = tempfile::tempdir().unwrap();
-        assert_eq!(store_file(home.path()), None);
+        assert_eq!(store_file(home.path(), &Given::default()), None);
         fs::write(
             home.path().join(EVENTS_FILE),
             "this is no database".repeat(500),
         )
         .unwrap();
-        let found = store_file(home.path()).unwrap();
+        let found = store_file(home.path(), &Given::default()).unwrap();
         assert_eq!(found.result, Outcome::Warning, "it starts all the same");
         assert!(found.why.unwrap().contains("begins anew"), "{found:?}");
         fs::remove_file(home.path().join(EVENTS_FILE)).unwrap();
         fs::create_dir(home.path().join(EVENTS_FILE)).unwrap();
-        assert_eq!(store_file(home.path()).unwrap().result, Outcome::Problem);
+        assert_eq!(
+            store_file(home.path(), &Given::default()).unwrap().result,
+            Outcome::Problem
+        );
     }
 
     #[test]
     fn a_policy_is_well_odd_or_wrong() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("p.toml");
-        let setting = Some(PolicySetting::File(path.clone()));
-        let found = policy(setting.as_ref()).unwrap();
+        let policy = |source: &PolicySource| policy(source, &Given::default());
+        let setting = PolicySource::File(path.clone());
+        let found = policy(&setting).unwrap();
         assert!(found.result == Outcome::Problem && found.what.contains("p.toml"));
         let rules = |text: &str| format!("[[rule-sets]]\nname = \"r\"\n{text}");
         for (text, expected, part) in [
@@ -565,11 +433,11 @@ mod tests {
             (String::new(), Outcome::Problem, "p.toml:1: it is empty"),
         ] {
             fs::write(&path, text).unwrap();
-            let found = policy(setting.as_ref()).unwrap();
+            let found = policy(&setting).unwrap();
             assert_eq!(found.result, expected, "{found:?}");
             assert!(found.what.contains(part), "{found:?}");
             assert!(found.fix.unwrap().starts_with("gpuwarden policy lint /"));
         }
-        assert_eq!(policy(None).unwrap().result, Outcome::Ok);
+        assert_eq!(policy(&PolicySource::BuiltIn).unwrap().result, Outcome::Ok);
     }
 }

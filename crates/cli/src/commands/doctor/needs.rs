@@ -2,14 +2,16 @@
 
 use cluster::Access;
 use contract::keys;
+use controller::policy::PolicySource;
+use domain::shell;
 
-use super::{Installation, shell_word};
-use crate::settings::{Mode, PolicySetting, Transport};
+use super::Installation;
+use crate::settings::{Mode, Transport};
 
 /// Where Kubernetes Events of nodes are made.
 const EVENTS_NAMESPACE: &str = "default";
 
-/// Something in the cluster that is read or written.
+/// A `Need` is something in the cluster that is read or written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Need {
     /// A short name, for roles that are made for it.
@@ -23,7 +25,7 @@ pub(super) struct Need {
     pub(super) why: &'static str,
 }
 
-/// All that this installation reads and writes.
+/// Returns all that this installation reads and writes.
 pub(super) fn of(installation: &Installation) -> Vec<Need> {
     let Some(act) = &installation.act else {
         return Vec::new();
@@ -87,9 +89,9 @@ pub(super) fn of(installation: &Installation) -> Vec<Need> {
             )
         });
     }
-    if let Some(PolicySetting::ConfigMap {
+    if let PolicySource::ConfigMap {
         namespace, name, ..
-    }) = &act.policy
+    } = &act.policy
     {
         let only = vec![name.clone()];
         needs.push(Need {
@@ -136,7 +138,7 @@ pub(super) fn of(installation: &Installation) -> Vec<Need> {
 // === impl Need ===
 
 impl Need {
-    /// Each thing to ask the API server about.
+    /// Returns each thing to ask the API server about.
     pub(super) fn accesses(&self) -> impl Iterator<Item = Access<'_>> {
         let access = |verb, name| Access {
             verb,
@@ -155,7 +157,7 @@ impl Need {
         })
     }
 
-    /// For people: `list, watch nodes`.
+    /// Returns it for people: `list, watch nodes`.
     pub(super) fn described(&self, verbs: &[&str]) -> String {
         let place = match &self.namespace {
             Some(namespace) => format!(" in {namespace}"),
@@ -164,14 +166,14 @@ impl Need {
         format!("{} {}{place}", verbs.join(", "), self.resource)
     }
 
-    /// The commands that allow all of it to `who`: a user, as the API server knows him.
+    /// Returns the commands that allow all of it to `who`: a user, as the API server knows him.
     pub(super) fn grant(&self, who: &str) -> String {
         let account = who
             .strip_prefix("system:serviceaccount:")
             .filter(|account| account.split(':').count() == 2);
         let subject = match account {
-            Some(account) => format!("--serviceaccount={}", shell_word(account)),
-            None => format!("--user={}", shell_word(who)),
+            Some(account) => format!("--serviceaccount={}", shell::word(account)),
+            None => format!("--user={}", shell::word(who)),
         };
         let verbs: Vec<&str> = self.verbs.iter().map(|(verb, _)| *verb).collect();
         let verbs = verbs.join(",");
@@ -181,7 +183,7 @@ impl Need {
             group => format!("{}.{group}", self.resource),
         };
         let (kubectl, kind) = match &self.namespace {
-            Some(namespace) => (format!("kubectl -n {}", shell_word(namespace)), "role"),
+            Some(namespace) => (format!("kubectl -n {}", shell::word(namespace)), "role"),
             None => ("kubectl".to_owned(), "clusterrole"),
         };
         format!(

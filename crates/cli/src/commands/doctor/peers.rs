@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use domain::shell;
 use jiff::Timestamp;
 use runtime::tls::{
     CertificateFiles, ClientCertificates, ClientTls, ServerTls, TlsError, Validity,
@@ -42,7 +43,7 @@ pub(super) async fn check(installation: &Installation, running: bool) -> Vec<Fin
     findings
 }
 
-/// Whether it could listen there.
+/// Tries whether it could listen there.
 async fn port(check: &'static str, address: SocketAddr) -> Finding {
     match TcpListener::bind(address).await {
         Ok(_) => Finding::ok(check, format!("{address} is free")),
@@ -50,22 +51,20 @@ async fn port(check: &'static str, address: SocketAddr) -> Finding {
             check,
             format!("{address}: {error}"),
             "gpuwarden does not start where it cannot listen",
-            format!(
-                "ss -ltnp 'sport = :{}' shows who does; --{check} names another address",
-                address.port()
-            ),
-        ),
+        )
+        .fix(format!(
+            "ss -ltnp 'sport = :{}' shows who does",
+            address.port()
+        )),
     }
 }
 
 fn own_certificate(ingest: &IngestSettings) -> Vec<Finding> {
     let Transport::Tls { own, clients } = ingest.transport.clone() else {
-        return vec![Finding::warning(
-            "tls",
-            "events are taken without TLS, from anybody on this machine, for any node",
-            "whoever gets to the port can have any node taken out of service",
-            "--grpc-tls-cert and --grpc-tls-key in the place of --grpc-insecure",
-        )];
+        let what = "events are taken without TLS, from anybody on this machine, for any node";
+        let why = "whoever gets to the port can have any node taken out of service";
+        let fix = "--grpc-tls-cert and --grpc-tls-key in the place of --grpc-insecure";
+        return vec![Finding::warning("tls", what, why).fix(fix)];
     };
     let certificate = own.certificate.clone();
     let clients = clients.map_or(ClientCertificates::None, ClientCertificates::Optional);
@@ -76,45 +75,36 @@ fn own_certificate(ingest: &IngestSettings) -> Vec<Finding> {
 fn credentials(delivery: &DeliverySettings) -> Vec<Finding> {
     let own = delivery.certificate.as_ref();
     let mut findings = certificates(delivery.authority.as_deref(), own);
-    if let Some(path) = &delivery.token_file {
-        findings.push(token(path));
-    }
+    findings.extend(delivery.token_file.as_deref().map(token));
     findings
 }
 
-/// How the gRPC sink talks to its target. What is wrong with the file that names it is told
-/// elsewhere ([`super::machine`]).
+/// Looks at how the gRPC sink talks to its target. What is wrong with the file that names it is
+/// told elsewhere ([`super::machine`]).
 fn sink(config: &Path) -> Vec<Finding> {
     let read = connector::Config::read(config).ok();
     let Some(target) = read.and_then(|read| read.forward) else {
         return Vec::new();
     };
     if target.is_open_to_others() {
-        return vec![Finding::warning(
-            "grpc-sink",
-            format!("events, and a token if one is named, go to {target} without TLS"),
-            "whoever can listen on the way reads them, and can use the token",
-            format!(
-                "GRPCSinkTarget https://HOST:PORT and GRPCSinkCAPath in {}",
-                config.display()
-            ),
-        )];
+        let what = format!("events, and a token if one is named, go to {target} without TLS");
+        let why = "whoever can listen on the way reads them, and can use the token";
+        let fix = "GRPCSinkTarget https://HOST:PORT and GRPCSinkCAPath in --connector-config";
+        return vec![Finding::warning("grpc-sink", what, why).fix(fix)];
     }
     target.tls.map_or_else(Vec::new, |tls| {
         certificates(Some(&tls.authority), tls.own.as_ref())
     })
 }
 
-/// What is needed to connect to somebody: whom to trust, and what to show.
+/// Looks at what is needed to connect to somebody: whom to trust, and what to show.
 fn certificates(authority: Option<&Path>, own: Option<&CertificateFiles>) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Some(authority) = authority {
         let tls = ClientTls::load(authority.to_owned(), own.cloned());
         findings.push(loaded(authority, tls.err()));
     }
-    if let Some(own) = own {
-        findings.push(valid(&own.certificate));
-    }
+    findings.extend(own.map(|own| valid(&own.certificate)));
     findings
 }
 
@@ -135,7 +125,7 @@ fn valid(certificate: &Path) -> Finding {
     }
 }
 
-/// Whether a certificate may be used at the time `now`, and for how long it will.
+/// Says whether a certificate may be used at the time `now`, and for how long it will.
 fn in_time(certificate: &Path, validity: Validity, now: Timestamp) -> Finding {
     let shown = certificate.display();
     let Validity { from, until } = validity;
@@ -147,23 +137,18 @@ fn in_time(certificate: &Path, validity: Validity, now: Timestamp) -> Finding {
     }
     // Who renews certificates does it long before; how long they live varies from hours to years.
     if until.duration_since(now) < validity.whole() / LAST_PART {
-        return Finding::warning(
-            "tls",
-            format!("{shown} expires at {until:.0}, and should have been renewed by now"),
-            "no event travels with an expired certificate",
-            "look at what renews it; a changed file is taken up without a restart",
-        );
+        let what = format!("{shown} expires at {until:.0}, and should have been renewed by now");
+        let why = "no event travels with an expired certificate";
+        return Finding::warning("tls", what, why)
+            .fix("look at what renews it; a changed file is taken up without a restart");
     }
     Finding::ok("tls", format!("{shown} is valid until {until:.0}"))
 }
 
 fn unusable(what: String, file: &Path) -> Finding {
-    Finding::problem(
-        "tls",
-        what,
-        "no event travels without it",
-        format!("openssl x509 -noout -subject -dates -in {}", file.display()),
-    )
+    let file = shell::word(&file.to_string_lossy());
+    Finding::problem("tls", what, "no event travels without it")
+        .fix(format!("openssl x509 -noout -subject -dates -in {file}"))
 }
 
 fn token(path: &Path) -> Finding {
@@ -175,26 +160,21 @@ fn token(path: &Path) -> Finding {
         Ok(_) => format!("{shown} is empty"),
         Err(error) => format!("{shown}: {error}"),
     };
-    Finding::problem(
-        "token",
-        what,
-        "without it the controller does not know which node reports, and refuses",
-        "mount a projected ServiceAccount token with the audience gpuwarden there",
-    )
+    let why = "without it the controller does not know which node reports, and refuses";
+    Finding::problem("token", what, why)
+        .fix("mount a projected ServiceAccount token with the audience gpuwarden there")
 }
 
 async fn controller(url: &str) -> Finding {
+    const WHY: &str =
+        "events stay on this node until it is reached, and its faults are not acted on";
     let place = url
         .parse::<http::Uri>()
         .ok()
         .and_then(|uri| Some((uri.host()?.to_owned(), uri.port_u16()?)));
     let Some((host, port)) = place else {
-        return Finding::problem(
-            "controller",
-            format!("{url:?} is no address such as https://gpuwarden.example:50051"),
-            "events stay on this node until the controller is reached",
-            "mend --controller",
-        );
+        let what = format!("{url:?} is no address such as https://gpuwarden.example:50051");
+        return Finding::problem("controller", what, WHY);
     };
     let connecting = TcpStream::connect((host.trim_matches(['[', ']']), port));
     let failed = match tokio::time::timeout(CONNECT, connecting).await {
@@ -205,9 +185,11 @@ async fn controller(url: &str) -> Finding {
     Finding::problem(
         "controller",
         format!("{url} cannot be reached: {failed}"),
-        "events stay on this node until it can, and its faults are not acted on",
-        format!("curl -vk https://{host}:{port}/ shows how far it gets"),
+        WHY,
     )
+    .fix(format!(
+        "curl -vk https://{host}:{port}/ shows how far it gets"
+    ))
 }
 
 #[cfg(test)]

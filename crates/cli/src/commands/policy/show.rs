@@ -8,7 +8,7 @@ use crate::args::Format;
 use crate::output::{self, Colour};
 use crate::policy_source;
 
-/// A policy with everything that holds.
+/// `Shown` is a policy with everything that holds.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Shown {
@@ -20,7 +20,7 @@ struct Shown {
     warnings: Vec<String>,
 }
 
-/// One key of the file.
+/// A `Setting` is one key of the file.
 #[derive(Serialize)]
 struct Setting {
     key: &'static str,

@@ -17,7 +17,7 @@ const BESIDE_FIRST: &str = "test.yaml";
 /// All endings that are looked for.
 const BESIDE: [&str; 3] = [BESIDE_FIRST, "test.yml", "test.toml"];
 
-/// A test that was run, and where it stands.
+/// `Ran` is a test that was run, and where it stands.
 #[derive(Serialize)]
 struct Ran {
     file: String,
@@ -58,7 +58,7 @@ pub(super) fn execute(source: &str, tests: &[PathBuf], format: Format) -> anyhow
     Ok(if failed == 0 { EXIT_OK } else { EXIT_UNHEALTHY })
 }
 
-/// The tests beside a policy: `policy.test.yaml` for `policy.toml`.
+/// Returns the file of the tests beside a policy: `policy.test.yaml` for `policy.toml`.
 fn beside(source: &str) -> anyhow::Result<PathBuf> {
     let policy = Path::new(source);
     let candidates = BESIDE.map(|ending| policy.with_extension(ending));

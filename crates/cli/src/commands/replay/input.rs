@@ -33,7 +33,7 @@ const NAMED: u64 = 20;
 /// Size of the reads.
 const BUFFER: usize = 64 * 1024;
 
-/// All inputs, as one.
+/// `Inputs` reads all inputs as one.
 pub(crate) struct Inputs {
     files: Vec<Input>,
     /// The next item of each, the earliest on top.
@@ -46,7 +46,7 @@ pub(crate) struct Inputs {
     repeats: u64,
 }
 
-/// An event, and when it was accepted, or would have been.
+/// An `Item` is an event, and when it was accepted, or would have been.
 pub(crate) struct Item {
     pub(crate) at: Timestamp,
     pub(crate) event: HealthEvent,
@@ -66,7 +66,7 @@ enum Form {
     Events(Objects<Box<dyn BufRead>>),
 }
 
-/// Ids of the newest events.
+/// `Seen` remembers the ids of the newest events.
 #[derive(Default)]
 struct Seen {
     ids: HashSet<String>,
@@ -118,7 +118,7 @@ impl Inputs {
         Ok(opened)
     }
 
-    /// The next event, in order of time; of equal times, in the order of the files.
+    /// Reads the next event, in order of time; of equal times, in the order of the files.
     pub(crate) fn next(&mut self) -> anyhow::Result<Option<Item>> {
         while let Some(Reverse((_, index))) = self.next.pop() {
             let item = self
@@ -142,17 +142,17 @@ impl Inputs {
         self.progress.clear();
     }
 
-    /// Events given out.
+    /// Returns how many events were given out.
     pub(crate) fn events(&self) -> u64 {
         self.events
     }
 
-    /// Events that had been given out before.
+    /// Returns how many events had been given out before.
     pub(crate) fn repeats(&self) -> u64 {
         self.repeats
     }
 
-    /// Records that could not be read.
+    /// Returns how many records could not be read.
     pub(crate) fn problems(&self) -> u64 {
         self.problems.count
     }
@@ -165,7 +165,7 @@ impl Inputs {
         }));
     }
 
-    /// Events that were older than the one before in the same file.
+    /// Returns how many events were older than the one before in the same file.
     pub(crate) fn backwards(&self) -> u64 {
         self.files.iter().map(|input| input.backwards).sum()
     }
@@ -185,7 +185,7 @@ impl Inputs {
 // === impl Form ===
 
 impl Form {
-    /// The line that is being read.
+    /// Returns the number of the line that is being read.
     fn lines(&self) -> u64 {
         match self {
             Self::Log(log) => log.line,
@@ -261,7 +261,7 @@ impl Input {
     }
 }
 
-/// Node and path of an argument. A path may hold `=`; a node's name holds no slash.
+/// Splits an argument into node and path. A path may hold `=`; a node's name holds no slash.
 fn node_and_path(argument: &str) -> (Option<&str>, &str) {
     match argument.split_once('=') {
         Some((node, path)) if !node.is_empty() && !node.contains('/') => (Some(node), path),
@@ -276,8 +276,8 @@ fn size(argument: &str) -> Option<u64> {
     metadata.is_file().then_some(metadata.len())
 }
 
-/// Whether a file that begins so holds events, as JSON. A kernel log may begin with `[` too,
-/// and then with a number.
+/// Returns whether a file that begins so holds events, as JSON. A kernel log may begin with `[`
+/// too, and then with a number.
 fn holds_events(begin: &[u8]) -> bool {
     let mut bytes = begin.iter().filter(|byte| !byte.is_ascii_whitespace());
     match bytes.next() {
@@ -287,7 +287,7 @@ fn holds_events(begin: &[u8]) -> bool {
     }
 }
 
-/// The node of a log where none is named: the file's name up to its first dot; of standard
+/// Returns the node of a log where none is named: the file's name up to its first dot; of standard
 /// input, this machine.
 fn node_of(path: &str) -> String {
     let file = std::path::Path::new(path)
@@ -302,7 +302,7 @@ fn node_of(path: &str) -> String {
     }
 }
 
-/// The next event of an export. `None`: the end.
+/// Reads the next event of an export; `None` at the end.
 fn read_event(
     objects: &mut Objects<Box<dyn BufRead>>,
     name: &str,
@@ -325,7 +325,7 @@ fn read_event(
     }
 }
 
-/// An event as the API shows it (`seq`, `createdAt`, `event`), or its public form alone.
+/// Returns an event as the API shows it (`seq`, `createdAt`, `event`), or its public form alone.
 fn event_of(text: &[u8], newest: Option<Timestamp>) -> Result<Item, String> {
     let mut value: Value = serde_json::from_slice(text).map_err(|error| error.to_string())?;
     let created_at = value.get("createdAt").and_then(Value::as_str);
@@ -360,7 +360,7 @@ fn event_of(text: &[u8], newest: Option<Timestamp>) -> Result<Item, String> {
 // === impl Seen ===
 
 impl Seen {
-    /// `false`: it was there before.
+    /// Remembers an id; `false` where it was there before.
     fn insert(&mut self, id: &str) -> bool {
         if !self.ids.insert(id.to_owned()) {
             return false;

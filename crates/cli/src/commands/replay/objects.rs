@@ -6,7 +6,7 @@ use std::io::{self, BufRead};
 /// Longest object. An event that is accepted has less, see `domain/src/event.rs`.
 const LONGEST: usize = 4 * 1024 * 1024;
 
-/// Objects of a stream, in its order.
+/// `Objects` reads the objects of a stream, in its order.
 pub(super) struct Objects<R> {
     reader: R,
     line: u64,
@@ -14,7 +14,7 @@ pub(super) struct Objects<R> {
     list: Option<u64>,
 }
 
-/// One object, or what stands where one should be.
+/// An `Object` is one of them, or what stands where one should be.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Object {
     /// The line on which it begins, from 1.
@@ -23,7 +23,7 @@ pub(super) struct Object {
     pub(super) text: Result<Vec<u8>, &'static str>,
 }
 
-/// An object that has begun.
+/// `Begun` is an object that has begun.
 #[derive(Default)]
 struct Begun {
     text: Vec<u8>,
@@ -45,12 +45,12 @@ impl<R: BufRead> Objects<R> {
         }
     }
 
-    /// The line that is being read.
+    /// Returns the number of the line that is being read.
     pub(super) fn line(&self) -> u64 {
         self.line
     }
 
-    /// The next object; `None` at the end.
+    /// Reads the next object; `None` at the end.
     pub(super) fn next(&mut self) -> io::Result<Option<Object>> {
         let mut begun: Option<Begun> = None;
         let mut stray: Option<u64> = None;
@@ -179,7 +179,7 @@ mod tests {
 
     use super::*;
 
-    /// `line:text`, or `line!what`, of all objects, whatever the size of the reads.
+    /// Returns `line:text`, or `line!what`, of all objects, whatever the size of the reads.
     fn all(text: &str) -> Vec<String> {
         let read = |size| {
             let mut objects = Objects::new(BufReader::with_capacity(size, text.as_bytes()));

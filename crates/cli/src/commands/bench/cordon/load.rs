@@ -18,7 +18,7 @@ const UNANSWERED: usize = 64;
 /// GPUs that the events name in turns; each is one open fault, which takes no node out.
 const GPUS: u32 = 16;
 
-/// Events that are being sent.
+/// A `Load` sends events until it is stopped.
 pub(super) struct Load {
     began: Instant,
     cancel: CancellationToken,
@@ -42,7 +42,7 @@ impl Load {
         })
     }
 
-    /// Ends it; how many events a second were taken. An error where one was refused.
+    /// Ends it; returns how many events a second were taken. An error where one was refused.
     pub(super) async fn stop(self) -> anyhow::Result<f64> {
         self.cancel.cancel();
         let taken = self.sending.await??;
@@ -50,7 +50,7 @@ impl Load {
     }
 }
 
-/// Sends until `cancel`; how many events were taken.
+/// Sends until `cancel`; returns how many events were taken.
 async fn keep_sending(
     connector: PlatformConnectorClient<Channel>,
     events: Vec<HealthEvent>,
@@ -80,7 +80,7 @@ async fn keep_sending(
     Ok(taken)
 }
 
-/// Faults of applications, one for each GPU.
+/// Returns faults of applications, one for each GPU.
 fn events(node: &str) -> anyhow::Result<Vec<HealthEvent>> {
     let line = |gpu| {
         format!(

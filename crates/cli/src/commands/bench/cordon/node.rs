@@ -1,5 +1,6 @@
 //! A node object of the benchmark's own, and a watch on it.
 
+use std::path::Path;
 use std::pin::pin;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -23,7 +24,7 @@ const LIMIT: Duration = Duration::from_secs(15);
 /// The API server ends a watch after so many seconds; it is then started anew.
 const WATCH_SECONDS: u32 = 290;
 
-/// A node that exists for this benchmark only. Deleted by [`TestNode::delete`].
+/// A `TestNode` exists for this benchmark only. [`TestNode::delete`] deletes it.
 pub(in crate::commands::bench) struct TestNode {
     client: Client,
     name: String,
@@ -31,7 +32,7 @@ pub(in crate::commands::bench) struct TestNode {
     watching: JoinHandle<()>,
 }
 
-/// What the watch shows.
+/// `Seen` is what the watch shows.
 #[derive(Clone, Debug)]
 struct Seen {
     unschedulable: bool,
@@ -45,7 +46,7 @@ struct Seen {
 impl TestNode {
     /// Makes the node in the cluster that `args` name, and watches it.
     pub(in crate::commands::bench) async fn create(args: &BenchArgs) -> anyhow::Result<Self> {
-        let client = client(args).await?;
+        let client = client_of(args).await?;
         let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         let name = format!("gpuwarden-bench-{:x}", since.as_micros());
         let made = make(&client, &name).await?;
@@ -68,7 +69,7 @@ impl TestNode {
         &self.name
     }
 
-    /// Waits until the watch shows the node so; when it did.
+    /// Waits until the watch shows the node so; returns when it did.
     pub(super) async fn wait(&mut self, unschedulable: bool) -> anyhow::Result<Instant> {
         let shown = |seen: &Seen| seen.ended.is_some() || seen.unschedulable == unschedulable;
         let seen = tokio::time::timeout(LIMIT, self.seen.wait_for(shown)).await;
@@ -87,7 +88,7 @@ impl TestNode {
         }
     }
 
-    /// Cordons the node as `kubectl cordon` does, and takes it back; how long it took until
+    /// Cordons the node as `kubectl cordon` does, and takes it back; returns how long it took until
     /// the watch showed the first (ms).
     pub(super) async fn bare_round(&mut self) -> anyhow::Result<f64> {
         let began = Instant::now();
@@ -117,7 +118,7 @@ impl TestNode {
 
     /// Makes the next call on a new connection, as the product's first one is.
     pub(super) async fn connect_anew(&mut self, args: &BenchArgs) -> anyhow::Result<()> {
-        self.client = client(args).await?;
+        self.client = client_of(args).await?;
         Ok(())
     }
 
@@ -139,17 +140,21 @@ async fn make(client: &Client, name: &str) -> anyhow::Result<Value> {
     made.with_context(|| format!("make the node {name}"))
 }
 
-pub(in crate::commands::bench) async fn client(args: &BenchArgs) -> anyhow::Result<Client> {
-    let path = args.kubeconfig.as_ref().context("no kubeconfig is named")?;
-    let kubeconfig = Kubeconfig::read_from(path)?;
+/// Returns a client of the cluster that a kubeconfig names, by its current context or another.
+pub async fn client(kubeconfig: &Path, context: Option<&str>) -> anyhow::Result<Client> {
     let options = KubeConfigOptions {
-        context: args.context.clone(),
+        context: context.map(str::to_owned),
         ..KubeConfigOptions::default()
     };
-    let config = Config::from_custom_kubeconfig(kubeconfig, &options)
+    let config = Config::from_custom_kubeconfig(Kubeconfig::read_from(kubeconfig)?, &options)
         .await
-        .with_context(|| format!("use the kubeconfig {}", path.display()))?;
+        .with_context(|| format!("use the kubeconfig {}", kubeconfig.display()))?;
     Ok(Client::try_from(config)?)
+}
+
+async fn client_of(args: &BenchArgs) -> anyhow::Result<Client> {
+    let path = args.kubeconfig.as_ref().context("no kubeconfig is named")?;
+    client(path, args.context.as_deref()).await
 }
 
 /// Tells what the watch shows until nobody listens, or it fails.

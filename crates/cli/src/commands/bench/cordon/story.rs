@@ -14,7 +14,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// Pause before it is asked for again.
 const ASK_AGAIN: Duration = Duration::from_millis(10);
 
-/// The parts of a cordon, in their order (ms).
+/// `Parts` are what a cordon consists of, in their order (ms).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Parts {
     /// From the line's writing until its event was received.
@@ -40,7 +40,7 @@ pub(super) async fn read(client: &Client, node: &str, written: Timestamp) -> any
     }
 }
 
-/// The parts of the first decision after `written`; `None` before its answer is told.
+/// Returns the parts of the first decision after `written`; `None` before its answer is told.
 fn parts(entries: &[TimelineEntry], written: Timestamp) -> Option<Parts> {
     let first = |kind, from| {
         let mut of_kind = entries.iter().filter(|entry| entry.kind == kind);

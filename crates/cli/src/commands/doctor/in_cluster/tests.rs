@@ -5,7 +5,7 @@ use serde_json::json;
 use super::*;
 use crate::args::{ActArgs, RunArgs};
 use crate::commands::doctor::Outcome;
-use crate::settings::examine;
+use crate::settings::resolve;
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
@@ -21,7 +21,7 @@ fn act(circuit_breaker: bool) -> ActSettings {
         },
         ..RunArgs::default()
     };
-    examine(args).0.unwrap().act
+    resolve(args).unwrap().act
 }
 
 #[test]
@@ -150,12 +150,11 @@ fn a_pause_holds_until_it_ends() {
         (Some(text(200)), Outcome::Warning),
         (Some("what".to_owned()), Outcome::Warning),
     ] {
-        let found = pause(&act(true), text.as_deref(), at(100));
+        let found = pause(text.as_deref(), at(100), String::new());
         assert_eq!(found.result, expected, "{found:?}");
     }
-    assert_eq!(options(&act(true)), " --kubeconfig '/a b'");
-    let fix = pause(&act(true), Some(&text(200)), at(100)).fix.unwrap();
-    assert_eq!(fix, "gpuwarden resume --namespace gw");
+    let options = act(true).cluster.unwrap();
+    assert_eq!(kubectl(&options), "kubectl --kubeconfig '/a b'");
 }
 
 #[test]

@@ -1,6 +1,6 @@
 use super::*;
 use crate::args::{ActArgs, ControllerArgs, IngestArgs, RunArgs};
-use crate::settings::examine;
+use crate::settings::resolve;
 
 fn act(edit: impl FnOnce(&mut ActArgs)) -> ActArgs {
     let mut act = ActArgs {
@@ -17,7 +17,7 @@ fn run(edit: impl FnOnce(&mut ActArgs)) -> Installation {
         act: act(edit),
         ..RunArgs::default()
     };
-    examine(args).0.unwrap().into()
+    resolve(args).unwrap().into()
 }
 
 fn controller(act: ActArgs) -> Installation {
@@ -30,7 +30,7 @@ fn controller(act: ActArgs) -> Installation {
         },
         ..ControllerArgs::default()
     };
-    examine(args).0.unwrap().into()
+    resolve(args).unwrap().into()
 }
 
 fn names(installation: &Installation) -> Vec<String> {

@@ -17,7 +17,7 @@ use jiff::{SignedDuration, Timestamp, tz::TimeZone};
 use super::{Item, Problems};
 use crate::commands::garbled::GarbledLines;
 
-/// A kernel log, of one node.
+/// A `Log` is a kernel log of one node.
 pub(super) struct Log {
     reader: Box<dyn BufRead>,
     node: String,
@@ -32,7 +32,7 @@ pub(super) struct Log {
     ended: bool,
 }
 
-/// How a line was read.
+/// A `Line` says how a line was read.
 enum Line {
     Whole,
     Cut,
@@ -55,7 +55,7 @@ impl Log {
         }
     }
 
-    /// What the next line is worth; `None` at the end.
+    /// Reads what the next line is worth; `None` at the end.
     pub(super) fn read(
         &mut self,
         name: &str,

@@ -6,18 +6,13 @@
 //! expressions whether each is a fault, and does nothing about it.
 
 use std::fmt::Write as _;
-use std::io::Write as _;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
-use console::api::Status;
+use anyhow::bail;
+use cli::bench::{FAULT_PATTERNS, Row, Usage, mib};
 use regex::bytes::RegexSet;
 
-use super::decode::PATTERNS;
-use super::product::{FaultLog, Product, Role};
-use super::usage::Usage;
-use super::{Row, mib};
-use crate::args::{BenchArgs, BenchLog};
+use crate::product::{self, metric, status};
 
 /// Lines of the storm. NVSentinel took 800,000 lines of 29 faults as 800,000 events.
 const LINES: usize = 800_000;
@@ -27,66 +22,35 @@ const FAULTS: usize = 29;
 const CODES: [u16; 4] = [13, 31, 74, 94];
 /// How long it may take.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Pause before the product is asked again how far it is.
-const ASK_AGAIN: Duration = Duration::from_millis(10);
 /// Counter of the lines that were read.
-const READ: &str = "gpuwarden_kernel_log_records_total ";
+const READ: &str = "gpuwarden_kernel_log_records_total";
 
-pub(super) async fn run(args: &BenchArgs) -> anyhow::Result<Vec<Row>> {
-    // The running kernel's log does not hold so many.
-    let args = BenchArgs {
-        via: BenchLog::File,
-        ..args.clone()
-    };
+#[allow(clippy::cast_precision_loss)] // Hundreds of thousands.
+pub(crate) async fn run() -> anyhow::Result<Vec<Row>> {
     let lines = lines();
-    let mut product = Product::start(&args, "gpuwarden-bench-storm", Role::Alone).await?;
+    let product = product::start(product::alone("gpuwarden-bench-storm")?).await?;
     let began = Instant::now();
-    let FaultLog::File(file) = &mut product.log else {
-        bail!("the kernel log is no file");
-    };
-    file.write_all(lines.as_bytes())?;
+    product.append_kernel_log(&lines)?;
     let written = began.elapsed();
-    let took = match read(&product, began).await {
-        Ok(took) => took,
-        Err(error) => return Err(product.blame(&error)),
-    };
-    let pid = *product.pids()?.first().context("nothing was started")?;
-    let peak = Usage::read(pid)?.peak;
-    let status: Status = product.client.get("/api/v1/status").await?;
-    product.stop().await?;
-    let bare = bare(&lines)?;
-    Ok(figures(
-        &lines,
-        written,
-        took,
-        bare,
-        peak,
-        status.store.events,
-    ))
-}
-
-/// Waits until all lines are read; how long it took.
-async fn read(product: &Product, began: Instant) -> anyhow::Result<Duration> {
-    let mut last = None;
-    while began.elapsed() < LIMIT {
-        let metrics = product.client.get_bytes("/metrics").await?;
-        last = String::from_utf8_lossy(&metrics)
-            .lines()
-            .find_map(|line| line.strip_prefix(READ)?.trim().parse::<usize>().ok());
-        if last == Some(LINES) {
-            return Ok(began.elapsed());
-        }
-        tokio::time::sleep(ASK_AGAIN).await;
-    }
-    bail!(
-        "after {} s {last:?} of {LINES} lines are read",
-        LIMIT.as_secs()
-    )
+    product
+        .wait_for("all lines to be read", LIMIT, || async {
+            match metric(&product, READ).await {
+                Ok(read) if read >= LINES as f64 => Ok(()),
+                Ok(read) => Err(format!("{read} of {LINES}")),
+                Err(error) => Err(format!("{error:#}")),
+            }
+        })
+        .await?;
+    let took = began.elapsed();
+    let peak = Usage::read(product.pid())?.peak;
+    let events = status(&product).await?.store.events;
+    drop(product);
+    Ok(figures(&lines, written, took, bare(&lines)?, peak, events))
 }
 
 /// How long one thread takes to split the lines and to ask the patterns about each.
 fn bare(lines: &str) -> anyhow::Result<Duration> {
-    let set = RegexSet::new(PATTERNS)?;
+    let set = RegexSet::new(FAULT_PATTERNS)?;
     let began = Instant::now();
     let found = lines.lines().filter(|line| set.is_match(line.as_bytes()));
     let found = found.count();

@@ -4,12 +4,13 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
+use cli::bench::{Row, Usage, progress};
+use testkit::Product;
 
-use super::burst::{Nodes, report, settled};
-use super::product::{Product, Role};
-use super::usage::Usage;
-use super::{Row, progress};
-use crate::args::BenchArgs;
+use crate::Args;
+use crate::burst::{report, settled};
+use crate::nodes::{Nodes, with_nodes};
+use crate::product;
 
 /// Nodes of the cluster.
 const NODES: usize = 1_000;
@@ -22,20 +23,16 @@ const WIDTH: usize = 32;
 /// How long a process is left alone before it is measured.
 const SETTLE: Duration = Duration::from_secs(3);
 
-pub(super) async fn run(args: &BenchArgs) -> anyhow::Result<Vec<Row>> {
-    progress(&format!("memory, making {NODES} nodes ..."));
-    let mut nodes = Nodes::create(args, NODES).await?;
-    let rows = tokio::select! {
-        rows = measure(args, &mut nodes) => rows,
-        _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
-    };
-    let deleted = nodes.delete().await;
-    let rows = rows?;
-    deleted.map(|()| rows)
+pub(crate) async fn run(args: &Args, rows: &mut Vec<Row>) -> anyhow::Result<()> {
+    let figures = with_nodes(args, "memory", NODES, async |nodes| {
+        measure(args, nodes).await
+    });
+    rows.extend(figures.await?);
+    Ok(())
 }
 
-async fn measure(args: &BenchArgs, nodes: &mut Nodes) -> anyhow::Result<Vec<Row>> {
-    let mut product = Product::start(args, nodes.first(), Role::Run).await?;
+async fn measure(args: &Args, nodes: &mut Nodes) -> anyhow::Result<Vec<Row>> {
+    let mut product = product::start(product::run(args, nodes.first())?).await?;
     let names = nodes.names(FAIL);
     let idle = usage(&product).await?;
     report(&product, names.clone(), true).await?;
@@ -48,7 +45,8 @@ async fn measure(args: &BenchArgs, nodes: &mut Nodes) -> anyhow::Result<Vec<Row>
     for round in 1..=ROUNDS {
         progress(&format!("memory, kill {round} of {ROUNDS} ..."));
         report(&product, names.clone(), true).await?;
-        product.kill_and_start().await?;
+        product.restart().await?;
+        product::ready(&product).await?;
         nodes.wait(FAIL).await?;
         give_back(&product, nodes).await?;
         killed.push(usage(&product).await?);
@@ -61,7 +59,6 @@ async fn measure(args: &BenchArgs, nodes: &mut Nodes) -> anyhow::Result<Vec<Row>
         give_back(&product, nodes).await?;
     }
     let last = usage(&product).await?;
-    product.stop().await?;
     let of = |figure: &str, usage: &Usage| {
         let note = format!(
             "of this {:.1} MiB are its own; {:.1} MiB at most so far",
@@ -93,5 +90,5 @@ async fn give_back(product: &Product, nodes: &mut Nodes) -> anyhow::Result<()> {
 async fn usage(product: &Product) -> anyhow::Result<Usage> {
     settled(product).await?;
     tokio::time::sleep(SETTLE).await;
-    Usage::read(product.pids()?.first().copied().context("no process")?)
+    Usage::read(product.pid())
 }

@@ -7,22 +7,18 @@
 //! watch. The widest loop and gpuwarden take turns, for what an API server does in a second
 //! varies by more than what is compared.
 
-mod nodes;
-
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use cli::bench::{Row, median, processor_time, progress};
 use contract::proto::platform_connector_client::PlatformConnectorClient;
 use contract::{EVENT_VERSION, HealthEvent, HealthEvents};
+use testkit::Product;
 use tonic::transport::Endpoint;
 
-use super::product::{Product, Role};
-use super::statistics::median;
-use super::usage::processor_time;
-use super::{Row, progress};
-use crate::args::BenchArgs;
-
-pub(super) use nodes::Nodes;
+use crate::Args;
+use crate::nodes::{Nodes, with_nodes};
+use crate::product::{self, metric};
 
 /// Connections of the bare loops that only stand beside.
 const NARROW: [usize; 2] = [1, 8];
@@ -41,47 +37,30 @@ const SETTLE_LIMIT: Duration = Duration::from_secs(120);
 /// Counter of requests in the product's metrics.
 const REQUESTS: &str = "gpuwarden_api_server_requests_total";
 
-pub(super) async fn run(args: &BenchArgs) -> anyhow::Result<Vec<Row>> {
-    let most = args
-        .nodes
-        .iter()
-        .copied()
-        .map(usize::from)
-        .max()
-        .unwrap_or_default();
-    progress(&format!("burst, making {most} nodes ..."));
-    let mut nodes = Nodes::create(args, most).await?;
-    let rows = tokio::select! {
-        rows = measure(args, &mut nodes) => rows,
-        _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
-    };
-    let deleted = nodes.delete().await;
-    let rows = rows?;
-    deleted.map(|()| rows)
-}
-
-async fn measure(args: &BenchArgs, nodes: &mut Nodes) -> anyhow::Result<Vec<Row>> {
-    let mut rows = Vec::new();
-    for count in args.nodes.iter().copied().map(usize::from) {
-        let mut narrow = Vec::new();
-        for width in NARROW {
-            narrow.push((width, bare(nodes, count, width).await?.cordoned));
-        }
-        let (mut ours, mut wide) = (Vec::new(), Vec::new());
-        for turn in 1..=TURNS {
-            wide.push(bare(nodes, count, WIDE).await?);
-            progress(&format!("burst of {count}, turn {turn} of {TURNS} ..."));
-            let product = Product::start(args, nodes.first(), Role::Run).await?;
-            match burst(&product, nodes, count).await {
-                Ok(burst) => ours.push(burst),
-                Err(error) => return Err(product.blame(&error)),
+pub(crate) async fn run(args: &Args, rows: &mut Vec<Row>) -> anyhow::Result<()> {
+    let counts = args.nodes.iter().copied().map(usize::from);
+    let most = counts.clone().max().unwrap_or_default();
+    with_nodes(args, "burst", most, async |nodes| {
+        for count in counts {
+            let mut narrow = Vec::new();
+            for width in NARROW {
+                narrow.push((width, bare(nodes, count, width).await?.cordoned));
             }
-            product.stop().await?;
-            tokio::time::sleep(QUIET).await;
+            let (mut ours, mut wide) = (Vec::new(), Vec::new());
+            for turn in 1..=TURNS {
+                wide.push(bare(nodes, count, WIDE).await?);
+                progress(&format!("burst of {count}, turn {turn} of {TURNS} ..."));
+                let product = product::start(product::run(args, nodes.first())?).await?;
+                let burst = burst(&product, nodes, count).await;
+                ours.push(burst.map_err(|error| product.failure(&format!("{error:#}")))?);
+                drop(product);
+                tokio::time::sleep(QUIET).await;
+            }
+            rows.extend(figures(count, &ours, &wide, &narrow));
         }
-        rows.extend(figures(count, &ours, &wide, &narrow));
-    }
-    Ok(rows)
+        Ok(())
+    })
+    .await
 }
 
 /// How long it took until all were seen so.
@@ -111,12 +90,12 @@ async fn bare(nodes: &mut Nodes, count: usize, width: usize) -> anyhow::Result<L
 }
 
 async fn burst(product: &Product, nodes: &mut Nodes, count: usize) -> anyhow::Result<Burst> {
-    let pid = product.pids()?.first().copied().context("no process")?;
     let names = nodes.names(count);
-    let before = (requests(product).await?, processor_time(pid)?);
+    let before = metric(product, REQUESTS).await?;
+    let used = processor_time(product.pid())?;
     let cordoned = send(product, nodes, names.clone(), true).await?;
     let after = settled(product).await?;
-    let processor = processor_time(pid)?.saturating_sub(before.1);
+    let processor = processor_time(product.pid())?.saturating_sub(used);
     tokio::time::sleep(QUIET).await;
     let given_back = send(product, nodes, names, false).await?;
     settled(product).await?;
@@ -125,18 +104,18 @@ async fn burst(product: &Product, nodes: &mut Nodes, count: usize) -> anyhow::Re
             cordoned,
             given_back,
         },
-        requests: after - before.0,
+        requests: after - before,
         processor,
     })
 }
 
 /// Waits until the product makes no requests any more; how many it has made.
-pub(super) async fn settled(product: &Product) -> anyhow::Result<f64> {
+pub(crate) async fn settled(product: &Product) -> anyhow::Result<f64> {
     let began = Instant::now();
-    let mut made = requests(product).await?;
+    let mut made = metric(product, REQUESTS).await?;
     while began.elapsed() < SETTLE_LIMIT {
         tokio::time::sleep(SETTLED).await;
-        let now = requests(product).await?;
+        let now = metric(product, REQUESTS).await?;
         if now <= made {
             return Ok(now);
         }
@@ -163,12 +142,12 @@ async fn send(
 }
 
 /// Sends the faults, or their recoveries.
-pub(super) async fn report(
+pub(crate) async fn report(
     product: &Product,
     names: Vec<String>,
     broken: bool,
 ) -> anyhow::Result<()> {
-    let socket = product.socket.display();
+    let socket = product.socket().display();
     let channel = Endpoint::try_from(format!("unix://{socket}"))?
         .connect()
         .await
@@ -198,15 +177,6 @@ fn event(node: String, broken: bool) -> HealthEvent {
         node_name: node,
         ..HealthEvent::default()
     }
-}
-
-/// How many requests the product has made so far.
-async fn requests(product: &Product) -> anyhow::Result<f64> {
-    let metrics = product.client.get_bytes("/metrics").await?;
-    let value = String::from_utf8_lossy(&metrics)
-        .lines()
-        .find_map(|line| line.strip_prefix(REQUESTS)?.trim().parse().ok());
-    value.with_context(|| format!("the metrics lack {REQUESTS}"))
 }
 
 #[allow(clippy::cast_precision_loss)] // Thousands at most.

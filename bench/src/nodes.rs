@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::pin::pin;
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
+use cli::bench::{cluster_client, progress};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use kube::Client;
 use kube::api::{
@@ -15,8 +16,7 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-use crate::args::BenchArgs;
-use crate::commands::bench::cordon;
+use crate::Args;
 
 /// Where nodes are.
 const NODES: &str = "/api/v1/nodes";
@@ -34,8 +34,8 @@ const DELETE_TRIES: usize = 10;
 /// Text of about the size that a quarantine writes on a node (bytes).
 const TEXT: usize = 800;
 
-/// The nodes of a run. Deleted by [`Nodes::delete`].
-pub(in crate::commands::bench) struct Nodes {
+/// The nodes of a run.
+pub(crate) struct Nodes {
     client: Client,
     run: String,
     names: Vec<String>,
@@ -52,14 +52,30 @@ struct Seen {
     ended: Option<String>,
 }
 
+/// Makes nodes in the cluster, measures with them, and deletes them whatever came of it.
+pub(crate) async fn with_nodes<T>(
+    args: &Args,
+    name: &str,
+    count: usize,
+    measure: impl AsyncFnOnce(&mut Nodes) -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
+    progress(&format!("{name}, making {count} nodes ..."));
+    let mut nodes = Nodes::create(args, count).await?;
+    let measured = tokio::select! {
+        measured = measure(&mut nodes) => measured,
+        _ = tokio::signal::ctrl_c() => Err(anyhow!("interrupted")),
+    };
+    let deleted = nodes.delete().await;
+    let measured = measured?;
+    deleted.map(|()| measured)
+}
+
 // === impl Nodes ===
 
 impl Nodes {
-    pub(in crate::commands::bench) async fn create(
-        args: &BenchArgs,
-        count: usize,
-    ) -> anyhow::Result<Self> {
-        let client = cordon::client(args).await?;
+    async fn create(args: &Args, count: usize) -> anyhow::Result<Self> {
+        let path = args.kubeconfig.as_ref().context("no kubeconfig is named")?;
+        let client = cluster_client(path, args.context.as_deref()).await?;
         let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
         let run = format!("{:x}", since.as_micros());
         let names: Vec<String> = (0..count)
@@ -88,18 +104,18 @@ impl Nodes {
     }
 
     /// The name of the first node.
-    pub(in crate::commands::bench) fn first(&self) -> &str {
+    pub(crate) fn first(&self) -> &str {
         self.names.first().map_or("", String::as_str)
     }
 
     /// The names of the first `count` nodes.
-    pub(in crate::commands::bench) fn names(&self, count: usize) -> Vec<String> {
+    pub(crate) fn names(&self, count: usize) -> Vec<String> {
         self.names.iter().take(count).cloned().collect()
     }
 
     /// Cordons the first `count` nodes, or takes that back, with one patch each of about the
     /// size of a quarantine's, `width` at once, and waits until it is seen. How long it took.
-    pub(in crate::commands::bench) async fn bare(
+    pub(crate) async fn bare(
         &mut self,
         count: usize,
         width: usize,
@@ -132,10 +148,7 @@ impl Nodes {
     }
 
     /// Waits until the watch shows so many nodes cordoned; when it did.
-    pub(in crate::commands::bench) async fn wait(
-        &mut self,
-        cordoned: usize,
-    ) -> anyhow::Result<Instant> {
+    pub(crate) async fn wait(&mut self, cordoned: usize) -> anyhow::Result<Instant> {
         let shown = |seen: &Seen| seen.ended.is_some() || seen.cordoned.len() == cordoned;
         let Ok(seen) = tokio::time::timeout(LIMIT, self.seen.wait_for(shown)).await else {
             let now = self.seen.borrow().cordoned.len();
@@ -152,7 +165,7 @@ impl Nodes {
     }
 
     /// Ends the watch and deletes the nodes.
-    pub(in crate::commands::bench) async fn delete(self) -> anyhow::Result<()> {
+    async fn delete(self) -> anyhow::Result<()> {
         self.watching.abort();
         let mine = ListParams::default().labels(&format!("{LABEL}={}", self.run));
         let mut answer = Ok(());

@@ -1,0 +1,133 @@
+//! `cargo xtask bench`: what the product does under a load, in a test cluster or on its own.
+//!
+//! What needs no more than the product itself is `gpuwarden bench`, whose rows these are too.
+//! The product is the release build, started as the tests start it; nothing here passes or
+//! fails. `docs/benchmarks.md` has what we saw.
+
+mod burst;
+mod memory;
+mod nodes;
+mod product;
+mod storm;
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::{Parser, ValueEnum};
+use cli::bench::{OutputArgs, Row, mib, progress, show, watch};
+use nodes::with_nodes;
+
+/// Measure the product under a load, each figure beside a baseline of the same run.
+#[derive(Parser, Clone, Debug)]
+#[command(name = "cargo xtask bench", bin_name = "cargo xtask bench")]
+#[command(after_help = "Examples:\n  cargo xtask bench\n  \
+                  cargo xtask bench burst --kubeconfig \"$(cargo xtask env up)\" -o json")]
+struct Args {
+    /// Only this benchmark; without it, all that can run here.
+    #[arg(value_enum, value_name = "NAME")]
+    name: Option<Benchmark>,
+    /// Kubeconfig of a test cluster, for all but `storm` and `binary`: they make nodes of their
+    /// own, load the API server, and delete the nodes.
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// Context of the kubeconfig [default: its current one].
+    #[arg(long, value_name = "NAME")]
+    context: Option<String>,
+    /// How many nodes fail at once in `burst`, one burst after the other.
+    #[arg(long, default_value = "150,375,750", value_delimiter = ',', value_name = "NUMBER",
+          value_parser = clap::value_parser!(u16).range(1..=10_000))]
+    nodes: Vec<u16>,
+    /// How many nodes the cluster has in `fleet`, one cluster after the other.
+    #[arg(long, default_value = "1000,5000", value_delimiter = ',', value_name = "NUMBER",
+          value_parser = clap::value_parser!(u16).range(1..=20_000))]
+    fleet: Vec<u16>,
+    /// For how long `fleet` watches each process (seconds).
+    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=3_600))]
+    seconds: u32,
+    /// How to write it.
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// The benchmarks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Benchmark {
+    /// Hundreds of thousands of lines of a few faults.
+    Storm,
+    /// Many nodes that fail at once: until all are cordoned, and until all are given back.
+    Burst,
+    /// What a controller needs that has nothing to do in a cluster of many nodes.
+    Fleet,
+    /// What a process keeps of memory through bursts and kills in a cluster of 1,000 nodes.
+    Memory,
+    /// Size of the executable.
+    Binary,
+}
+
+#[tokio::main]
+async fn main() -> anyhow::Result<ExitCode> {
+    let args = Args::parse();
+    let mut rows = Vec::new();
+    let mut code = ExitCode::SUCCESS;
+    for benchmark in Benchmark::value_variants() {
+        if args.name.is_some_and(|only| only != *benchmark) {
+            continue;
+        }
+        let name = benchmark.to_possible_value().unwrap_or_default();
+        let name = name.get_name();
+        let needs_cluster = !matches!(benchmark, Benchmark::Storm | Benchmark::Binary);
+        if needs_cluster && args.kubeconfig.is_none() {
+            let missing = "not run: it needs a test cluster: name one with --kubeconfig FILE";
+            rows.push(Row::absent(name, missing.to_owned()));
+            if args.name.is_some() {
+                code = ExitCode::FAILURE;
+            }
+            continue;
+        }
+        progress(&format!("{name} ..."));
+        // What was measured before is not thrown away.
+        if let Err(error) = run(*benchmark, &args, &mut rows).await {
+            rows.push(Row::absent(name, format!("failed: {error:#}")));
+            code = ExitCode::FAILURE;
+        }
+    }
+    show(&rows, &args.output)?;
+    Ok(code)
+}
+
+/// Adds what one benchmark finds to the rows.
+async fn run(benchmark: Benchmark, args: &Args, rows: &mut Vec<Row>) -> anyhow::Result<()> {
+    match benchmark {
+        Benchmark::Storm => rows.extend(storm::run().await?),
+        Benchmark::Burst => burst::run(args, rows).await?,
+        Benchmark::Fleet => fleet(args, rows).await?,
+        Benchmark::Memory => memory::run(args, rows).await?,
+        Benchmark::Binary => rows.push(binary()?),
+    }
+    Ok(())
+}
+
+/// Measures a controller in clusters of many nodes.
+async fn fleet(args: &Args, rows: &mut Vec<Row>) -> anyhow::Result<()> {
+    for count in args.fleet.iter().copied() {
+        with_nodes(args, "fleet", usize::from(count), async |_| {
+            progress(&format!("fleet of {count} ..."));
+            let product = product::start(product::controller(args)?).await?;
+            let name = format!("fleet-{count}");
+            rows.extend(watch(&[&name], &[product.pid()], args.seconds).await?);
+            Ok(())
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+fn binary() -> anyhow::Result<Row> {
+    let path = testkit::binary()?;
+    let size = fs::metadata(&path)
+        .with_context(|| format!("look at {}", path.display()))?
+        .len();
+    Ok(Row::new("binary.size", mib(size), "MiB"))
+}

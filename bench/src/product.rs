@@ -1,0 +1,78 @@
+//! The product for a benchmark: the roles that the benchmarks start, and what is asked of them.
+
+use std::time::Duration;
+
+use anyhow::Context as _;
+use console::api::Status;
+use testkit::{Launch, Product};
+
+use crate::Args;
+
+/// How long a start may take.
+const START_LIMIT: Duration = Duration::from_secs(30);
+
+/// Returns the launch of a `run` without a cluster for this node. What others have left in the
+/// kernel's log is not its to act on.
+pub(crate) fn alone(node: &str) -> anyhow::Result<Launch> {
+    Ok(Launch::new()?.node_name(node).option("--history", "0s"))
+}
+
+/// Returns the launch of a `run` that acts in the cluster. A burst is reported for many nodes.
+pub(crate) fn run(args: &Args, node: &str) -> anyhow::Result<Launch> {
+    acting(alone(node)?.option("--accept-nodes", "any"), args)
+}
+
+/// Returns the launch of a controller that acts in the cluster, and has no agent. No other acts
+/// there, and the cluster may lack the namespace of the Lease.
+pub(crate) fn controller(args: &Args) -> anyhow::Result<Launch> {
+    let launch = Launch::controller()?
+        .arg("--grpc-insecure")
+        .option("--grpc-listen", "127.0.0.1:0")
+        .option("--leader-elect", "false");
+    acting(launch, args)
+}
+
+fn acting(launch: Launch, args: &Args) -> anyhow::Result<Launch> {
+    let kubeconfig = args.kubeconfig.as_ref().context("no cluster is named")?;
+    let launch = launch.quarantine().kubeconfig(kubeconfig);
+    Ok(match &args.context {
+        Some(context) => launch.option("--context", context),
+        None => launch,
+    })
+}
+
+/// Starts it and waits until it is ready.
+pub(crate) async fn start(launch: Launch) -> anyhow::Result<Product> {
+    let product = launch.start().await?;
+    ready(&product).await?;
+    Ok(product)
+}
+
+/// Waits until it is ready.
+pub(crate) async fn ready(product: &Product) -> anyhow::Result<()> {
+    product
+        .wait_for("readiness", START_LIMIT, || async {
+            match status(product).await {
+                Ok(status) if status.ready => Ok(()),
+                Ok(status) => Err(status.not_ready.join("; ")),
+                Err(error) => Err(format!("{error:#}")),
+            }
+        })
+        .await
+}
+
+/// Asks for its state.
+pub(crate) async fn status(product: &Product) -> anyhow::Result<Status> {
+    Ok(serde_json::from_str(&product.get("/api/v1/status").await?)?)
+}
+
+/// Asks for the value of a metric that has no labels.
+pub(crate) async fn metric(product: &Product, name: &str) -> anyhow::Result<f64> {
+    let metrics = product.get("/metrics").await?;
+    let mut values = metrics
+        .lines()
+        .filter_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
+    values
+        .next()
+        .with_context(|| format!("the metrics lack {name}"))
+}

@@ -1,0 +1,37 @@
+//! `cargo xtask bench`: the benchmarks of `bench/`, with the product as it is shipped.
+
+use std::{env, ffi::OsString, process::Command};
+
+use crate::shell::{cargo, run as run_command, target_dir};
+
+#[derive(clap::Args)]
+#[command(after_help = "\
+Examples:
+  cargo xtask bench
+  cargo xtask bench burst --kubeconfig \"$(cargo xtask env up)\" -o json
+  cargo xtask bench -- --help
+
+The last lists all benchmarks and flags. All but storm and binary load the API server that
+--kubeconfig names.")]
+pub(crate) struct Args {
+    /// Which benchmark, and its flags.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    args: Vec<OsString>,
+}
+
+/// Builds both for release, and runs the benchmarks. Of the environment nothing is for the
+/// product: a cluster is only loaded where it is named.
+pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    let packages = ["--package", "gpuwarden", "--package", "gpuwarden-bench"];
+    run_command(cargo().args(["build", "--release"]).args(packages))?;
+    let release = target_dir()?.join("release");
+    let mut bench = Command::new(release.join("gpuwarden-bench"));
+    for (name, _) in env::vars_os() {
+        let shown = name.to_string_lossy();
+        if shown.starts_with("GPUWARDEN_") || shown == "KUBERNETES_SERVICE_HOST" {
+            bench.env_remove(name);
+        }
+    }
+    bench.env("GPUWARDEN_BIN", release.join("gpuwarden"));
+    run_command(bench.args(&args.args))
+}
