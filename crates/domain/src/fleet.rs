@@ -341,12 +341,18 @@ impl Fleet {
         let Some(policy) = &self.policy else {
             return Desired::default();
         };
-        let entry = self.nodes.get(node);
-        let view = entry.and_then(NodeEntry::effective_view);
-        let view = view.unwrap_or_else(|| Arc::new(NodeView::unknown(node)));
-        let times = entry.map(|entry| entry.session.times.clone());
-        let dismissed = dismissal(&view, self.switched.dropped_at, &times.unwrap_or_default());
-        assess(self.book.faults(node), policy, &view, dismissed)
+        let faults = self.book.faults(node);
+        match self.nodes.get(node) {
+            Some(NodeEntry {
+                observed: Some(observed),
+                session,
+                ..
+            }) => {
+                let dismissed = dismissal(observed, self.switched.dropped_at, &session.times);
+                assess(faults, policy, &observed.view, dismissed)
+            }
+            _ => assess(faults, policy, &NodeView::unknown(node), None),
+        }
     }
 
     /// Returns what has changed and is to be saved, as saved.

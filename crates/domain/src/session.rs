@@ -31,6 +31,8 @@ mod change;
 pub mod ownership;
 pub mod returns;
 
+use std::sync::Arc;
+
 use contract::keys;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -155,6 +157,16 @@ pub enum Failure {
     },
 }
 
+/// A node as decisions see it, and what is ours, or another gpuwarden's, on it. That is read from
+/// its annotations once, when the node is seen.
+#[derive(Clone, Debug)]
+pub struct Observed {
+    /// The node.
+    pub view: Arc<NodeView>,
+    /// Whose session it carries; `None`: it is in service.
+    pub own: Option<Arc<Ownership>>,
+}
+
 /// How a session marks a node, beside what every session does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Marks {
@@ -176,12 +188,12 @@ pub struct Marks {
 pub fn step(
     session: &Session,
     desired: &Desired,
-    observed: Option<&NodeView>,
+    observed: Option<&Observed>,
     marks: &Marks,
     hold: Option<&Hold>,
     now: Timestamp,
 ) -> Step {
-    let Some(node) = observed else {
+    let Some(observed) = observed else {
         // Nothing to change. Once the node appears, this is called again.
         let phase = if desired.wanted() {
             Phase::Quarantining
@@ -193,10 +205,11 @@ pub fn step(
             .enter(phase, desired, now, "the cluster does not know the node");
     };
     let mut session = session.clone();
-    let released_at = session.take_in_times(node, now);
-    let own = Ownership::read(node).map(|own| Ownership {
+    let released_at = session.take_in_times(observed, now);
+    let node = observed.view.as_ref();
+    let own = observed.own.as_deref().map(|own| Ownership {
         since: session.times.counted(keys::SESSION, own.since),
-        ..own
+        ..own.clone()
     });
     if own.is_none() && session.back_at.take().is_some() {
         returns::forget_old(&mut session.returns, now);
@@ -307,6 +320,16 @@ pub fn without_ours(node: &NodeView, marks: &Marks) -> NodeView {
     node.after(&change)
 }
 
+// === impl Observed ===
+
+impl Observed {
+    /// Returns `view` with what is read from its annotations.
+    pub fn of(view: Arc<NodeView>) -> Self {
+        let own = Ownership::read(&view).map(Arc::new);
+        Self { view, own }
+    }
+}
+
 // === impl Marks ===
 
 impl Marks {
@@ -343,10 +366,10 @@ impl Session {
 
     /// Takes in the times that people or others have written on the node. Returns up to when
     /// faults are dismissed, where that is to be written anew: it said a time of the future.
-    pub fn take_in_times(&mut self, node: &NodeView, now: Timestamp) -> Option<Timestamp> {
-        let since = Ownership::read(node).and_then(|own| own.since);
+    pub fn take_in_times(&mut self, observed: &Observed, now: Timestamp) -> Option<Timestamp> {
+        let since = observed.own.as_ref().and_then(|own| own.since);
         self.times.take_in(keys::SESSION, since, now);
-        let says = ownership::released_at(node);
+        let says = ownership::released_at(&observed.view);
         let counts = self.times.take_in(keys::RELEASED_AT, says, now);
         counts.filter(|_| counts != says)
     }

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::assess::Desired;
 use crate::fault::Fault;
 use crate::node::NodeView;
+use crate::session::Observed;
 use crate::session::ownership::Ownership;
 
 /// Most events of a node whose status is open; the oldest goes without one then. As many
@@ -146,15 +147,15 @@ impl StatusLedger {
 
     /// Takes in how a node is seen, and what is wanted for it. Whether that has changed
     /// anything here.
-    pub fn look(&mut self, node: &NodeView, desired: &Desired, at: Timestamp) -> bool {
-        let own = Ownership::read(node);
+    pub fn look(&mut self, observed: &Observed, desired: &Desired, at: Timestamp) -> bool {
+        let Observed { view: node, own } = observed;
         let mut ledger = self.nodes.remove(&node.name).unwrap_or_default();
         let before = ledger.extent();
         let seen = own.as_ref().map(|own| &own.session_id);
         if ledger.session.is_some() && ledger.session.as_ref() != seen {
             self.ended(&mut ledger, node, at);
         }
-        if let Some(own) = &own {
+        if let Some(own) = own {
             self.goes_on(&mut ledger, own, desired, at);
         } else {
             self.without_session(&mut ledger, desired, at);

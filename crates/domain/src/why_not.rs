@@ -3,6 +3,8 @@
 //!
 //! Pure, and worked out only when somebody asks: the decisions themselves need none of it.
 
+use std::sync::Arc;
+
 use contract::keys;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -14,10 +16,8 @@ use crate::fault::Fault;
 use crate::mode::Mode;
 use crate::node::NodeView;
 use crate::policy::{EventVariable, NodeVariable, Policy, Rule, RuleKind, event_variable};
-use crate::session::another;
-use crate::session::ownership::{Ownership, dismissal};
-use crate::session::returns;
-use crate::session::{Phase, Session};
+use crate::session::ownership::dismissal;
+use crate::session::{Observed, Phase, Session, another, returns};
 
 /// Faults whose rules are shown one by one; the gravest.
 const FAULTS_SHOWN: usize = 20;
@@ -35,7 +35,7 @@ pub struct Situation<'a> {
     pub cluster: Option<Connection<'a>>,
     /// The node as decisions see it; `None`: the cluster does not have it, as far as it
     /// was read.
-    pub view: Option<&'a NodeView>,
+    pub observed: Option<&'a Observed>,
     /// Its open faults.
     pub faults: &'a [Fault],
     /// How many reports about it found no room among them.
@@ -137,13 +137,13 @@ pub fn why_not(situation: &Situation<'_>) -> WhyNot {
     let Situation {
         node,
         cluster,
-        view,
+        observed,
         faults,
         session,
         ..
     } = *situation;
-    let listed = cluster.filter(|cluster| cluster.listed || view.is_some());
-    let in_cluster = listed.map(|_| view.is_some());
+    let listed = cluster.filter(|cluster| cluster.listed || observed.is_some());
+    let in_cluster = listed.map(|_| observed.is_some());
     let mut checks = Vec::new();
     checks.extend(sources_check(situation.sources));
     checks.push(cluster_check(cluster));
@@ -169,8 +169,8 @@ pub fn why_not(situation: &Situation<'_>) -> WhyNot {
 
 fn answer(situation: &Situation<'_>, checks: &[Check]) -> String {
     let node = situation.node;
-    let own = situation.view.and_then(Ownership::read);
-    if let (Some(own), true) = (&own, situation.anothers) {
+    let own = situation.observed.and_then(|node| node.own.as_deref());
+    if let (Some(own), true) = (own, situation.anothers) {
         let (who, since) = (another::who(own, node), another::since(own));
         return format!("{node} is quarantined by another gpuwarden{since}: {who}");
     }
@@ -200,7 +200,7 @@ fn answer(situation: &Situation<'_>, checks: &[Check]) -> String {
         })
         .collect();
     let unread = (situation.cluster).is_some_and(|cluster| !cluster.listed);
-    if unread && situation.view.is_none() {
+    if unread && situation.observed.is_none() {
         let cluster = checks.iter().find(|check| check.name == CLUSTER);
         let why = cluster.map_or("", |check| &check.text);
         return format!("whether {node} is quarantined is not known: {why}");
@@ -208,7 +208,7 @@ fn answer(situation: &Situation<'_>, checks: &[Check]) -> String {
     match stops.as_slice() {
         [] => format!(
             "{node} is being quarantined: {}",
-            situation.session.awaits(situation.view.is_some())
+            situation.session.awaits(situation.observed.is_some())
         ),
         [first, rest @ ..] => {
             // One reason may hold for several faults.
@@ -297,14 +297,15 @@ fn anothers_check(situation: &Situation<'_>) -> Option<Check> {
         return None;
     }
     let mut text = "the node carries the session of another gpuwarden".to_owned();
-    let Some((view, own)) = (situation.view).and_then(|view| Some((view, Ownership::read(view)?)))
+    let Some((view, own)) =
+        (situation.observed).and_then(|node| Some((&node.view, node.own.as_deref()?)))
     else {
         return Some(stops("session", text));
     };
     text = format!(
         "{text}, {}{}: it is left alone, and counts as out of service",
-        another::who(&own, situation.node),
-        another::since(&own)
+        another::who(own, situation.node),
+        another::since(own)
     );
     let mut check = stops("session", text);
     if situation.on_our_node {
@@ -312,7 +313,7 @@ fn anothers_check(situation: &Situation<'_>) -> Option<Check> {
     }
     check = check.fix(&format!(
         "it ends when that gpuwarden gives the node back; where that is gone for good: {}",
-        another::end_by_hand(&own, view)
+        another::end_by_hand(own, view)
     ));
     if own.cordoned && !view.unschedulable {
         let seen = "somebody has uncordoned the node; only who made the session takes that in";
@@ -369,8 +370,9 @@ fn rule_checks(situation: &Situation<'_>) -> (Vec<Check>, usize) {
             .fix("gpuwarden status says why the policy cannot be read");
         return (vec![check], 0);
     };
-    let unknown = NodeView::unknown(situation.node);
-    let node = situation.view.unwrap_or(&unknown);
+    let unknown = Observed::of(Arc::new(NodeView::unknown(situation.node)));
+    let observed = situation.observed.unwrap_or(&unknown);
+    let node = observed.view.as_ref();
     let mut faults: Vec<&Fault> = situation.faults.iter().collect();
     faults.sort_by(|a, b| Fault::by_gravity(a, b));
     let variable = NodeVariable::new(&node.object());
@@ -380,7 +382,7 @@ fn rule_checks(situation: &Situation<'_>) -> (Vec<Check>, usize) {
             std::slice::from_ref(fault),
             policy,
             node,
-            dismissal(node, situation.dropped_at, &situation.session.times),
+            dismissal(observed, situation.dropped_at, &situation.session.times),
         );
         if is_notice(fault, &desired.verdicts) {
             notices += 1;

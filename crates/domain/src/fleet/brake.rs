@@ -225,10 +225,10 @@ impl Fleet {
         let Some(desired) = self.brake.waiting.get(name).cloned() else {
             return;
         };
-        let Some(view) = self.entry(name).effective_view() else {
+        let Some(observed) = self.entry(name).observed.clone() else {
             return;
         };
-        self.step_session(name, &view, policy, &desired, hold);
+        self.step_session(name, &observed, policy, &desired, hold);
     }
 
     /// Asks the brake; what it says is up to date from then on.

@@ -12,14 +12,16 @@ use crate::assess::Verdict;
 use crate::brake::{Hold, Out};
 use crate::node::{NodeChange, NodeView};
 use crate::position::Position;
-use crate::session::Session;
 use crate::session::ownership::Ownership;
+use crate::session::{Observed, Session};
 
 /// What is kept per node.
 #[derive(Debug)]
 pub(super) struct NodeEntry {
     /// The node as last seen; `None`: the cluster does not have it, or there is no cluster.
     pub(super) view: Option<Arc<NodeView>>,
+    /// The node as decisions see it: in a dry run with the changes that were not made.
+    pub(super) observed: Option<Observed>,
     /// Its session.
     pub(super) session: Session,
     /// A patch is under way.
@@ -44,8 +46,6 @@ pub(super) struct NodeEntry {
     pub(super) awaits: Option<Awaits>,
     /// What the store has answered about events on the node; for the next look.
     pub(super) found: BTreeMap<String, Found>,
-    /// What is ours, or another gpuwarden's, on the node as decisions see it.
-    pub(super) ownership: Option<Arc<Ownership>>,
     /// That it is out of service, as the node itself says (in a dry run: would say).
     own: Option<Out>,
     /// When a patch was last answered with the node as it is then.
@@ -85,6 +85,7 @@ impl NodeEntry {
     pub(super) fn new(session: Session) -> Self {
         Self {
             view: None,
+            observed: None,
             session,
             in_flight: false,
             pretended: NodeChange::default(),
@@ -97,7 +98,6 @@ impl NodeEntry {
             on_our_node: false,
             awaits: None,
             found: BTreeMap::new(),
-            ownership: None,
             own: None,
             patched_at: None,
             taking_out: false,
@@ -119,8 +119,10 @@ impl NodeEntry {
         };
         let changed = !known.same_but_for_heartbeat(&view);
         self.view = Some(view);
-        if changed {
+        if changed || !self.pretended.is_empty() {
             self.read_own();
+        } else if let (Some(observed), Some(view)) = (&mut self.observed, &self.view) {
+            observed.view = Arc::clone(view);
         }
         changed
     }
@@ -152,7 +154,7 @@ impl NodeEntry {
     /// Takes in that the cluster does not have it any more.
     pub(super) fn gone(&mut self) {
         self.view = None;
-        self.ownership = None;
+        self.observed = None;
         self.own = None;
         self.in_doubt = None;
         self.hold = None;
@@ -163,14 +165,18 @@ impl NodeEntry {
     /// Reads from the node, as decisions see it, what is ours on it and whether it is out of
     /// service.
     pub(super) fn read_own(&mut self) {
-        let view = self.effective_view();
-        let own = view.and_then(|view| Ownership::read(&view));
+        self.observed = self.view.as_ref().map(|view| {
+            Observed::of(if self.pretended.is_empty() {
+                Arc::clone(view)
+            } else {
+                Arc::new(view.after(&self.pretended))
+            })
+        });
         let times = &self.session.times;
-        self.own = own.as_ref().map(|own| Out {
+        self.own = self.ownership().map(|own| Out {
             since: times.counted(keys::SESSION, own.since),
             forced: own.forced(),
         });
-        self.ownership = own.map(Arc::new);
         if self.own.is_some() {
             self.in_doubt = None;
         }
@@ -203,12 +209,8 @@ impl NodeEntry {
         self.out(now).map(|out| out.forced)
     }
 
-    /// The node as decisions see it: in a dry run with the changes that were not made.
-    pub(super) fn effective_view(&self) -> Option<Arc<NodeView>> {
-        let view = self.view.as_ref()?;
-        if self.pretended.is_empty() {
-            return Some(Arc::clone(view));
-        }
-        Some(Arc::new(view.after(&self.pretended)))
+    /// Returns what is ours, or another gpuwarden's, on the node as decisions see it.
+    pub(super) fn ownership(&self) -> Option<&Ownership> {
+        self.observed.as_ref()?.own.as_deref()
     }
 }

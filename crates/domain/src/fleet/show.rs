@@ -229,7 +229,7 @@ impl NodeEntry {
         now: Timestamp,
     ) -> Option<NodeStatus> {
         // Who only observes still sees what an earlier run has left on the node.
-        let observed = (self.ownership.as_ref())
+        let observed = (self.ownership())
             .filter(|_| !mode.decides())
             .map(|own| (Phase::Quarantined, own.session_id.clone()));
         let anothers = self.anothers();
@@ -279,9 +279,8 @@ impl NodeEntry {
         if let Some(hold) = &self.hold {
             notes.push(format!("held back: {hold}"));
         }
-        let view = self.effective_view();
-        let dismissal =
-            (view.as_deref()).and_then(|view| dismissal(view, dropped_at, &self.session.times));
+        let dismissal = (self.observed.as_ref())
+            .and_then(|observed| dismissal(observed, dropped_at, &self.session.times));
         let dismissed = |fault: &Fault| dismissal.is_some_and(|one| fault.dismissed(one.up_to));
         if let Some(one) = dismissal.filter(|_| faults.iter().any(dismissed)) {
             let how = match one.by {
@@ -355,10 +354,10 @@ impl NodeEntry {
     /// The session of another gpuwarden that it carries.
     fn anothers(&self) -> Option<(&Ownership, AnotherView)> {
         self.anothers.as_ref()?;
-        let (view, own) = (self.effective_view()?, self.ownership.as_deref()?);
+        let (observed, own) = (self.observed.as_ref()?, self.ownership()?);
         let shown = AnotherView {
-            who: another::who(own, &view.name),
-            end: another::end_by_hand(own, &view),
+            who: another::who(own, &observed.view.name),
+            end: another::end_by_hand(own, &observed.view),
         };
         Some((own, shown))
     }
@@ -415,26 +414,27 @@ mod tests {
     /// The entry of a node after one look at it; `None`: the cluster does not have it.
     fn looked_at(metadata: Option<serde_json::Value>) -> NodeEntry {
         let mut entry = NodeEntry::new(Session::idle(at(0)));
-        let view =
-            metadata.and_then(|metadata| NodeView::from_object(json!({"metadata": metadata})));
-        let node = view.clone().unwrap_or_else(|| NodeView::unknown("n1"));
-        let desired = assess(
-            &fault(),
-            &Policy::builtin(),
-            &node,
-            dismissal(&node, None, &entry.session.times),
-        );
-        entry.session = step(
+        if let Some(metadata) = metadata {
+            let view = NodeView::from_object(json!({"metadata": metadata}));
+            entry.see(Arc::new(view.unwrap()));
+        }
+        let observed = entry.observed.clone();
+        let dismissed =
+            (observed.as_ref()).and_then(|node| dismissal(node, None, &entry.session.times));
+        let unknown = NodeView::unknown("n1");
+        let node = observed.as_ref().map_or(&unknown, |node| &node.view);
+        let desired = assess(&fault(), &Policy::builtin(), node, dismissed);
+        let marks = Marks::default();
+        let step = step(
             &entry.session,
             &desired,
-            view.as_ref(),
-            &Marks::default(),
+            observed.as_ref(),
+            &marks,
             None,
             at(101),
-        )
-        .session;
+        );
+        entry.session = step.session;
         entry.verdicts = desired.verdicts;
-        entry.view = view.map(Arc::new);
         entry
     }
 

@@ -2,7 +2,6 @@
 
 use jiff::Timestamp;
 
-use super::entry::NodeEntry;
 use super::{Fleet, Owns};
 use crate::nearest::nearest;
 use crate::session::Session;
@@ -23,7 +22,6 @@ impl Fleet {
     ) -> WhyNot {
         let entry = self.nodes.get(node);
         let idle = Session::idle(now);
-        let view = entry.and_then(NodeEntry::effective_view);
         let own = match &self.settings.owns {
             Owns::Node(own) => Some(own),
             Owns::All => None,
@@ -35,7 +33,7 @@ impl Fleet {
             sources: if ours { sources } else { &[] },
             acting: self.settings.mode,
             cluster,
-            view: view.as_deref(),
+            observed: entry.and_then(|entry| entry.observed.as_ref()),
             faults: self.book.faults(node),
             missed: self.book.missed(node),
             policy: self.policy.as_deref(),

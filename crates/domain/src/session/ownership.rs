@@ -10,6 +10,7 @@ use contract::{HealthEvent, json, keys};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use super::Observed;
 use crate::assess::{Counted, Desired, Dismissal, DismissedBy};
 use crate::event::{event_id, floor_char_boundary};
 use crate::future::{FutureTimes, is_future};
@@ -294,23 +295,23 @@ pub(super) fn released_at(node: &NodeView) -> Option<Timestamp> {
     node.annotations.get(keys::RELEASED_AT)?.trim().parse().ok()
 }
 
-/// Which faults of `node` do not count: those that a person has dismissed by giving the
+/// Returns which faults of a node do not count: those that a person has dismissed by giving the
 /// node back, or by dropping what the brake had held back at `dropped_at`. The latter are
 /// those of nodes that were in service then: a session that had begun keeps its faults.
-/// `times`: as what times of the future on the node count.
+/// `times` says as what times of the future on the node count.
 pub fn dismissal(
-    node: &NodeView,
+    observed: &Observed,
     dropped_at: Option<Timestamp>,
     times: &FutureTimes,
 ) -> Option<Dismissal> {
-    let released = times.counted(keys::RELEASED_AT, released_at(node));
+    let released = times.counted(keys::RELEASED_AT, released_at(&observed.view));
     let released = released.map(|up_to| Dismissal {
         up_to,
         by: DismissedBy::Released,
     });
     let dropped = dropped_at
         .filter(|at| {
-            Ownership::read(node).is_none_or(|own| {
+            observed.own.as_ref().is_none_or(|own| {
                 let since = times.counted(keys::SESSION, own.since);
                 since.is_some_and(|since| since > *at)
             })
@@ -334,6 +335,8 @@ fn cordon_timestamp(node: &NodeView) -> Option<Timestamp> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     fn at(second: i64) -> Timestamp {
@@ -361,12 +364,14 @@ mod tests {
     #[test]
     fn the_later_dismissal_counts_and_a_session_keeps_its_faults() {
         let mut node = NodeView::unknown("n1");
-        assert_eq!(dismissal(&node, None, &FutureTimes::default()), None);
+        let times = FutureTimes::default();
+        let up_to = |node: &NodeView, dropped| {
+            let observed = Observed::of(Arc::new(node.clone()));
+            dismissal(&observed, dropped, &times).map(|one| one.up_to)
+        };
+        assert_eq!(up_to(&node, None), None);
         node.annotations
             .insert(keys::RELEASED_AT.into(), at(50).to_string());
-        let times = FutureTimes::default();
-        let up_to =
-            |node: &NodeView, dropped| dismissal(node, dropped, &times).map(|one| one.up_to);
         assert_eq!(up_to(&node, None), Some(at(50)));
         assert_eq!(up_to(&node, Some(at(40))), Some(at(50)));
         assert_eq!(up_to(&node, Some(at(60))), Some(at(60)));

@@ -165,8 +165,12 @@ impl World {
     }
 
     fn desired(&self) -> Desired {
-        let released = ownership::dismissal(&self.node, None, &self.session.times);
+        let released = ownership::dismissal(&self.observed(), None, &self.session.times);
         assess(self.book.faults("n1"), &self.policy, &self.node, released)
+    }
+
+    fn observed(&self) -> Observed {
+        Observed::of(Arc::new(self.node.clone()))
     }
 
     fn step(&mut self) -> Step {
@@ -174,7 +178,7 @@ impl World {
         let step = step(
             &self.session,
             &self.desired(),
-            Some(&self.node),
+            Some(&self.observed()),
             &self.policy.marks(),
             None,
             self.now,

@@ -3,6 +3,9 @@
 use contract::{Entity, HealthEvent};
 
 use super::*;
+use crate::node::NodeView;
+use std::sync::Arc;
+
 use crate::assess::assess;
 use crate::event::{Record, normalise};
 use crate::fault::FaultBook;
@@ -78,14 +81,14 @@ impl World {
     /// One look; the patch that follows is made unless `lost`.
     fn look(&mut self, lost: bool) {
         self.now += jiff::SignedDuration::from_secs(1);
-        let released = dismissal(&self.node, None, &self.session.times);
+        let released = dismissal(&self.observed(), None, &self.session.times);
         let policy = Policy::builtin();
         let desired = assess(self.book.faults("n1"), &policy, &self.node, released);
-        self.ledger.look(&self.node, &desired, self.now);
+        self.ledger.look(&self.observed(), &desired, self.now);
         let step = step(
             &self.session,
             &desired,
-            Some(&self.node),
+            Some(&self.observed()),
             &policy.marks(),
             None,
             self.now,
@@ -94,6 +97,10 @@ impl World {
         if let Some(patch) = step.patch.filter(|_| !lost) {
             self.node = self.node.after(&patch.change);
         }
+    }
+
+    fn observed(&self) -> Observed {
+        Observed::of(Arc::new(self.node.clone()))
     }
 
     fn settle(&mut self) {
@@ -349,8 +356,8 @@ fn a_ledger_is_the_sum_of_its_shares_and_says_when_one_changes() {
         &world.node,
         None,
     );
-    assert!(world.ledger.look(&world.node, &desired, world.now));
-    assert!(!world.ledger.look(&world.node, &desired, world.now));
+    assert!(world.ledger.look(&world.observed(), &desired, world.now));
+    assert!(!world.ledger.look(&world.observed(), &desired, world.now));
     let waiting = serde_json::to_string(&world.ledger.waiting()).unwrap();
     let mut back: StatusLedger = serde_json::from_str(&waiting).unwrap();
     assert_ne!(back, world.ledger);

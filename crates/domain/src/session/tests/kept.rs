@@ -147,7 +147,8 @@ fn a_release_in_the_future_dismisses_what_was_before_it_was_seen() {
         .insert(keys::RELEASED_AT.into(), future);
     world.fault(0);
     let seen = world.now;
-    world.session.take_in_times(&world.node, seen);
+    let observed = world.observed();
+    world.session.take_in_times(&observed, seen);
     assert_eq!(world.settle(), []);
     world.session = restarted(&world.session, world.now);
     world.now += SignedDuration::from_hours(1);
@@ -214,7 +215,7 @@ fn a_session_that_is_taken_over_is_signed_anew_once() {
         let patch = step(
             &world.session,
             &desired,
-            Some(&node),
+            Some(&world.observed()),
             &marks,
             None,
             world.now,
