@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use crate::fault::Fault;
 use crate::node::{NodeView, Taint, label_value};
 use crate::policy::{Answer, EventVariable, NodeVariable, Policy, RuleSet, event_variable};
+use crate::session::Scope;
 use crate::session::ownership::Ownership;
 
 mod remaining;
@@ -25,6 +26,9 @@ pub struct Desired {
     pub taints: Vec<Taint>,
     /// Rule sets that ask for it, in the order of the policy.
     pub rule_sets: Vec<String>,
+    /// Taints that single devices of it should carry, by the name of the device. No rule asks for
+    /// one yet.
+    pub devices: BTreeMap<String, Vec<Taint>>,
     /// The faults for which it is wanted, gravest first: their events.
     pub events: Vec<Counted>,
     /// Who is named as having cordoned, where a sender's override forces it.
@@ -172,6 +176,17 @@ impl Desired {
     /// Whether the node is to be quarantined at all.
     pub fn wanted(&self) -> bool {
         self.cordon || !self.taints.is_empty()
+    }
+
+    /// Returns whether a session about this is wanted.
+    pub(crate) fn wanted_for(&self, scope: &Scope) -> bool {
+        match scope {
+            Scope::Node => self.wanted(),
+            Scope::Device(name) => self
+                .devices
+                .get(name)
+                .is_some_and(|taints| !taints.is_empty()),
+        }
     }
 }
 

@@ -27,7 +27,7 @@ use crate::node::NodeView;
 use crate::policy::Policy;
 use crate::position::Position;
 use crate::session::ownership::dismissal;
-use crate::session::{Failure, Session};
+use crate::session::{Failure, Scope, Session};
 use crate::status::{Due, StatusLedger};
 use crate::wakes::{CLOCK_SLACK, Wakes};
 
@@ -84,8 +84,8 @@ pub struct Kept {
     pub recently_out: BTreeMap<String, Timestamp>,
     /// Since when there is this store.
     pub begun: Timestamp,
-    /// Sessions by node.
-    pub sessions: BTreeMap<String, Session>,
+    /// Sessions by node, of each one for each scope.
+    pub sessions: BTreeMap<String, Vec<Session>>,
     /// Nodes of which not all is kept as it is kept now.
     pub unsaved: BTreeSet<String>,
 }
@@ -178,8 +178,15 @@ impl Fleet {
         self.unsaved.nodes.extend(kept.unsaved);
         self.brake.restore(kept.recently_out);
         if self.writes() {
-            for (name, session) in kept.sessions {
-                self.entry(&name).session = session.restored(now);
+            for (name, sessions) in kept.sessions {
+                let entry = self.entry(&name);
+                for session in sessions {
+                    let session = session.restored(now);
+                    match session.scope.clone() {
+                        Scope::Node => entry.session = session,
+                        Scope::Device(device) => drop(entry.devices.insert(device, session)),
+                    }
+                }
                 self.mark(&name);
             }
         }
@@ -294,9 +301,20 @@ impl Fleet {
         self.nodes.get(node)?.view.as_ref()
     }
 
-    /// Returns the session of a node.
+    /// Returns the session about a node as a whole.
     pub fn session(&self, node: &str) -> Option<&Session> {
         Some(&self.nodes.get(node)?.session)
+    }
+
+    /// Returns all sessions of a node that are worth keeping over a restart.
+    pub fn sessions_to_keep(&self, node: &str) -> Vec<&Session> {
+        let sessions = self
+            .nodes
+            .get(node)
+            .into_iter()
+            .flat_map(NodeEntry::sessions);
+        let acted_on = sessions.filter(|session| self.writes() && !session.is_blank());
+        acted_on.collect()
     }
 
     /// Returns why a node is held back.
@@ -398,7 +416,9 @@ impl Fleet {
         );
         let mut doubt = None;
         for entry in self.nodes.values_mut() {
-            entry.session.clock_put_back(now);
+            for session in entry.sessions_mut() {
+                session.clock_put_back(now);
+            }
             entry.in_doubt = entry.in_doubt.map(|_| now + DOUBT);
             entry.patched_at = entry.patched_at.map(|at| at.min(now));
             doubt = doubt.or(entry.in_doubt);
@@ -541,11 +561,16 @@ impl Fleet {
     /// Sets when a node is to be looked at even if nothing happens to it.
     fn set_wake(&mut self, name: &str) {
         let now = self.now;
-        let session = self.nodes.get(name).map(|entry| entry.session.wake_at());
+        let sessions = self
+            .nodes
+            .get(name)
+            .into_iter()
+            .flat_map(NodeEntry::sessions);
+        let session = sessions.filter_map(Session::wake_at).min();
         // Then it is no longer shown.
         let notices = self.book.faults(name).iter().map(Fault::notice_until);
         let notice = notices.flatten().filter(|until| *until > now).min();
-        let at = session.flatten().into_iter().chain(notice).min();
+        let at = session.into_iter().chain(notice).min();
         self.wakes.set(name, at);
     }
 
@@ -578,3 +603,5 @@ impl Fleet {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub(crate) mod world;

@@ -70,14 +70,14 @@ struct Saving<'a> {
 }
 
 /// What is saved of a node: its share of the book and of the statuses that are open, and its
-/// session: how long a change has failed, and how often the node has come back, the node
+/// sessions: how long a change has failed, and how often the node has come back, the node
 /// itself does not tell.
 #[derive(Deserialize)]
 struct SavedPart {
     book: NodeShare<'static>,
     statuses: Option<NodeLedger>,
     #[serde(default)]
-    session: Option<Session>,
+    sessions: Vec<Session>,
 }
 
 #[derive(Serialize)]
@@ -85,8 +85,8 @@ struct SavingPart<'a> {
     book: NodeShare<'a>,
     statuses: Option<&'a NodeLedger>,
     /// Not what a dry run pretends.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    session: Option<&'a Session>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    sessions: Vec<&'a Session>,
 }
 
 /// How far the book is saved.
@@ -323,13 +323,12 @@ impl Quarantine {
     fn to_save(&self, nodes: &BTreeSet<String>) -> serde_json::Result<Checkpoint> {
         let (fleet, book) = (&self.fleet, self.fleet.book());
         let part = |node: &String| {
-            let session = fleet.session(node);
             let part = SavingPart {
                 book: book.share(node),
                 statuses: fleet.statuses().share(node),
-                session: session.filter(|session| fleet.writes() && !session.is_blank()),
+                sessions: fleet.sessions_to_keep(node),
             };
-            let nothing = part.statuses.is_none() && part.session.is_none();
+            let nothing = part.statuses.is_none() && part.sessions.is_empty();
             let state = if part.book.is_empty() && nothing {
                 Vec::new()
             } else {
@@ -374,8 +373,8 @@ fn understood(checkpoint: &Checkpoint) -> serde_json::Result<Kept> {
     for (node, part) in &checkpoint.parts {
         let part: SavedPart = serde_json::from_slice(part)?;
         saved.book.restore(node, part.book);
-        if let Some(session) = part.session {
-            sessions.insert(node.clone(), session);
+        if !part.sessions.is_empty() {
+            sessions.insert(node.clone(), part.sessions);
         }
         if let Some(ledger) = part.statuses {
             saved.statuses.restore(node, ledger);

@@ -128,7 +128,8 @@ impl Fleet {
         {
             return Claim::Anothers;
         }
-        if unknown.is_empty() && history.is_empty() {
+        // What a node lists that waits to be given back is over.
+        if unknown.is_empty() && history.is_empty() || own.back_at.is_some() {
             return Claim::Ours;
         }
         let count = unknown.len() + history.len();

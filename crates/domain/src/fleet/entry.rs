@@ -22,8 +22,10 @@ pub(super) struct NodeEntry {
     pub(super) view: Option<Arc<NodeView>>,
     /// The node as decisions see it: in a dry run with the changes that were not made.
     pub(super) observed: Option<Observed>,
-    /// Its session.
+    /// The session about the node as a whole.
     pub(super) session: Session,
+    /// Those about single devices, by name. None is opened yet.
+    pub(super) devices: BTreeMap<String, Session>,
     /// A patch is under way.
     pub(super) in_flight: bool,
     /// In a dry run: what would have been changed since the node was last as it was.
@@ -87,6 +89,7 @@ impl NodeEntry {
             view: None,
             observed: None,
             session,
+            devices: BTreeMap::new(),
             in_flight: false,
             pretended: NodeChange::default(),
             verdicts: Vec::new(),
@@ -141,6 +144,16 @@ impl NodeEntry {
             (Ok(known), Ok(version)) => version < known,
             _ => false,
         }
+    }
+
+    /// Returns its sessions.
+    pub(super) fn sessions(&self) -> impl Iterator<Item = &Session> {
+        std::iter::once(&self.session).chain(self.devices.values())
+    }
+
+    /// Returns its sessions, to be changed.
+    pub(super) fn sessions_mut(&mut self) -> impl Iterator<Item = &mut Session> {
+        std::iter::once(&mut self.session).chain(self.devices.values_mut())
     }
 
     /// Returns whether nothing can be decided about it now: an answer is to come first.

@@ -15,7 +15,7 @@ use crate::journal::EntryKind;
 use crate::node::{NodeChange, NodeView};
 use crate::policy::Policy;
 use crate::session::ownership::dismissal;
-use crate::session::{Intent, Marks, Observed, Patch, Phase, step};
+use crate::session::{self, Intent, Marks, Note, Observed, Patch, Phase, step};
 
 /// Faults whose verdicts one journal entry tells.
 const MAX_VERDICTS: usize = 50;
@@ -158,12 +158,14 @@ impl Fleet {
             let kind = EntryKind::Rules;
             self.note(name, session.as_deref(), kind, text, Value::Null, None);
         }
-        for note in step.notes {
-            let (session, level) = (session.as_deref(), Some(Level::Info));
-            self.note(name, session, note.kind, note.text, note.detail, level);
-        }
-        if let Some(patch) = step.patch {
-            self.plan(name, &observed.view, patch, desired);
+        for effect in step.effects {
+            match effect {
+                session::Effect::Note(Note { kind, text, detail }) => {
+                    let (session, level) = (session.as_deref(), Some(Level::Info));
+                    self.note(name, session, kind, text, detail, level);
+                }
+                session::Effect::Patch(patch) => self.plan(name, &observed.view, patch, desired),
+            }
         }
         self.set_wake(name);
         self.news = true;

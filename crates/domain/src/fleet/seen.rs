@@ -26,7 +26,9 @@ impl Fleet {
     pub(super) fn list_begun(&mut self) {
         // What people did to the nodes meanwhile may be of any time.
         for entry in self.nodes.values_mut() {
-            entry.session.watched = false;
+            for session in entry.sessions_mut() {
+                session.watched = false;
+            }
         }
         self.relisted = Some(Relisted {
             seen: BTreeSet::new(),

@@ -34,6 +34,12 @@ pub struct Ownership {
     pub store: Option<String>,
     /// When that store took it over from another; `None`: it made it.
     pub taken_over: Option<Timestamp>,
+    /// Since when it is in its phase, where that is later than its begin.
+    pub phase_since: Option<Timestamp>,
+    /// Until when the node waits to be given back; `None`: it does not.
+    pub back_at: Option<Timestamp>,
+    /// When the node had come back to service before it began, of late.
+    pub returns: Vec<Timestamp>,
     /// The events for which the node is quarantined; their ids are filled in.
     pub events: Vec<HealthEvent>,
     /// Whether the session asked for a cordon.
@@ -108,6 +114,16 @@ pub(super) struct SessionAnnotation {
     pub(super) store: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "takenOver")]
     pub(super) taken_over: Option<Timestamp>,
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        rename = "phaseSince"
+    )]
+    pub(super) phase_since: Option<Timestamp>,
+    #[serde(default, skip_serializing_if = "Option::is_none", rename = "backAt")]
+    pub(super) back_at: Option<Timestamp>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) returns: Vec<Timestamp>,
     #[serde(default)]
     pub(super) labels: BTreeMap<String, Option<String>>,
 }
@@ -122,7 +138,7 @@ impl Ownership {
     pub fn read(node: &NodeView) -> Option<Self> {
         let annotation = |key: &str| node.annotations.get(key).map(|text| text.trim());
         let text = annotation(keys::QUARANTINE_HEALTH_EVENT).unwrap_or_default();
-        let session: Option<SessionAnnotation> =
+        let mut session: Option<SessionAnnotation> =
             annotation(keys::SESSION).and_then(|text| serde_json::from_str(text).ok());
         if (text.is_empty() || text == "[]") && session.is_none() {
             return None;
@@ -150,6 +166,11 @@ impl Ownership {
             maker: session.as_ref().and_then(|session| session.by.clone()),
             store: session.as_ref().and_then(|session| session.store.clone()),
             taken_over: session.as_ref().and_then(|session| session.taken_over),
+            phase_since: session.as_ref().and_then(|session| session.phase_since),
+            back_at: session.as_ref().and_then(|session| session.back_at),
+            returns: (session.as_mut())
+                .map(|session| std::mem::take(&mut session.returns))
+                .unwrap_or_default(),
             cordoned: is_true(keys::QUARANTINE_IS_CORDONED),
             cordon_pre_existing: is_true(keys::QUARANTINE_CORDON_PRE_EXISTING),
             taints: annotation(keys::QUARANTINE_APPLIED_TAINTS)
@@ -183,6 +204,18 @@ impl Ownership {
         }
         let signed = self.taken_over.or(self.since);
         !(our_node && signed.is_some_and(|signed| signed < begun || is_future(signed, now)))
+    }
+
+    /// Returns since when the session is in its phase.
+    pub(super) fn in_phase_since(&self, now: Timestamp) -> Option<Timestamp> {
+        self.phase_since.map(|at| at.min(now)).or(self.since)
+    }
+
+    /// Returns what is to be written of a session that is in its phase since then.
+    pub(super) fn in_phase(mut self, since: Timestamp, back_at: Option<Timestamp>) -> Self {
+        self.phase_since = (self.since != Some(since)).then_some(since);
+        self.back_at = back_at;
+        self
     }
 
     /// Whether the node is out only because a sender asked for it (`force`).
@@ -382,6 +415,9 @@ mod tests {
             by: None,
             store: None,
             taken_over: None,
+            phase_since: None,
+            back_at: None,
+            returns: Vec::new(),
             labels: BTreeMap::new(),
         };
         let text = serde_json::to_string(&session).unwrap();

@@ -94,8 +94,10 @@ impl World {
             self.now,
         );
         self.session = step.session;
-        if let Some(patch) = step.patch.filter(|_| !lost) {
-            self.node = self.node.after(&patch.change);
+        for effect in step.effects {
+            if let (crate::session::Effect::Patch(patch), false) = (effect, lost) {
+                self.node = self.node.after(&patch.change);
+            }
         }
     }
 

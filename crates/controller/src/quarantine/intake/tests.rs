@@ -399,7 +399,7 @@ async fn sessions_go_on_over_a_restart_where_they_are_acted_on() {
     session.failed(Failure::Error { retry_after: None }, now());
     session.returns.push(now());
     let put = |quarantine: &mut Quarantine, node: &str, session: Session| {
-        let sessions = [(node.to_owned(), session)].into();
+        let sessions = [(node.to_owned(), vec![session])].into();
         let unsaved = [node.to_owned()].into();
         let kept = kept(&quarantine.fleet);
         quarantine.fleet.restore(
