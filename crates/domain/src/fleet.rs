@@ -11,7 +11,7 @@
 //! controller turns I/O into inputs and effects into I/O; a replay and the simulators do the
 //! same with nodes that exist only there.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
@@ -27,8 +27,8 @@ use crate::node::NodeView;
 use crate::policy::Policy;
 use crate::position::Position;
 use crate::session::ownership::dismissal;
-use crate::session::{Failure, Scope, Session};
-use crate::status::{Due, StatusLedger};
+use crate::session::{Failure, Observed, Scope, Session};
+use crate::status::Report;
 use crate::wakes::{CLOCK_SLACK, Wakes};
 
 mod brake;
@@ -78,8 +78,8 @@ pub struct Settings {
 pub struct Kept {
     /// The open faults.
     pub book: FaultBook,
-    /// What became of the events, and is to be written.
-    pub statuses: StatusLedger,
+    /// Events that wait for their status, by node.
+    pub reports: BTreeMap<String, VecDeque<Report>>,
     /// When nodes were last taken out of service, of those that are back.
     pub recently_out: BTreeMap<String, Timestamp>,
     /// Since when there is this store.
@@ -106,8 +106,6 @@ pub struct Fleet {
     policy: Option<Arc<Policy>>,
     switched: Switched,
     book: FaultBook,
-    /// What became of the events, and is to be written.
-    statuses: StatusLedger,
     nodes: BTreeMap<String, NodeEntry>,
     brake: BrakeState,
     /// Since when there is this store, see `Ownership::kept_by_another`.
@@ -146,7 +144,6 @@ impl Fleet {
             settings,
             policy,
             switched: Switched::default(),
-            statuses: StatusLedger::default(),
             nodes: BTreeMap::new(),
             brake: BrakeState::default(),
             begun: Timestamp::UNIX_EPOCH,
@@ -173,7 +170,7 @@ impl Fleet {
     /// own.
     pub fn restore(&mut self, kept: Kept, now: Timestamp) {
         self.set_time(now);
-        (self.book, self.statuses) = (kept.book, kept.statuses);
+        self.book = kept.book;
         self.begun = kept.begun;
         self.unsaved.nodes.extend(kept.unsaved);
         self.brake.restore(kept.recently_out);
@@ -187,6 +184,14 @@ impl Fleet {
                         Scope::Device(device) => drop(entry.devices.insert(device, session)),
                     }
                 }
+                let on_the_node = entry.session.on_the_node().map(str::to_owned);
+                entry.reports.restore(VecDeque::new(), on_the_node);
+                self.mark(&name);
+            }
+            for (name, waiting) in kept.reports {
+                let entry = self.entry(&name);
+                let on_the_node = entry.session.on_the_node().map(str::to_owned);
+                entry.reports.restore(waiting, on_the_node);
                 self.mark(&name);
             }
         }
@@ -214,12 +219,15 @@ impl Fleet {
         };
         let changes = self.book.record(record);
         if self.keeps_statuses() && counts(&changes) {
+            self.entry(node);
             let faults = if healthy {
                 closed.iter().collect()
             } else {
                 self.book.touched_by(&record.event)
             };
-            self.statuses.took_in(node, id, healthy, &faults);
+            if let Some(entry) = self.nodes.get_mut(node) {
+                entry.reports.took_in(id, healthy, faults);
+            }
         }
         self.unsaved.nodes.insert(node.clone());
         self.mark(node);
@@ -247,7 +255,6 @@ impl Fleet {
             Input::AnswersLost => self.answers_lost(),
             Input::Found { node, found } => self.found(&node, found),
             Input::Appended { node, result } => self.appended(&node, result),
-            Input::StatusesWritten(count) => self.statuses.written(count),
         }
     }
 
@@ -286,14 +293,10 @@ impl Fleet {
         &self.book
     }
 
-    /// Returns what became of the events.
-    pub fn statuses(&self) -> &StatusLedger {
-        &self.statuses
-    }
-
-    /// Returns the first statuses that are to be written, at most `limit`.
-    pub fn due_statuses(&self, limit: usize) -> Vec<Due> {
-        self.statuses.due(limit)
+    /// Returns the events of a node that wait for their status, to be saved.
+    pub fn reports(&self, node: &str) -> Option<&VecDeque<Report>> {
+        let waiting = self.nodes.get(node)?.reports.waiting();
+        Some(waiting).filter(|waiting| !waiting.is_empty())
     }
 
     /// Returns the node as last seen; `None` where the cluster does not have it.
@@ -517,16 +520,36 @@ impl Fleet {
         self.dirty.insert(name.to_owned());
     }
 
-    /// Whether what becomes of events is written: by a gpuwarden that acts. Elsewhere nothing
-    /// would ever take away what is noted for it.
+    /// Returns whether what becomes of events is written: by a gpuwarden that acts. Elsewhere
+    /// nothing would ever take away what is noted for it.
     fn keeps_statuses(&self) -> bool {
         self.writes() && self.settings.cluster
     }
 
     /// Forgets the events of a node that is gone, or another's: nothing becomes of them.
-    fn forget_statuses(&mut self, node: &str) {
-        if self.statuses.forget(node) {
-            self.unsaved.nodes.insert(node.to_owned());
+    fn forget_reports(&mut self, name: &str) {
+        if self.reports(name).is_some() {
+            self.unsaved.nodes.insert(name.to_owned());
+        }
+        let ended = self.entry(name).reports.forget(name);
+        if self.keeps_statuses() {
+            self.effects.extend(ended.map(Effect::Status));
+        }
+    }
+
+    /// Has written what became of the events of a node.
+    fn look_at_reports(&mut self, observed: &Observed, desired: &Desired) {
+        // Only a gpuwarden that acts makes quarantines.
+        if !self.keeps_statuses() {
+            return;
+        }
+        let (name, now) = (&observed.view.name, self.now);
+        let waited = self.reports(name).map(VecDeque::len);
+        let statuses = self.entry(name).reports.look(observed, desired, now);
+        self.effects
+            .extend(statuses.into_iter().map(Effect::Status));
+        if self.reports(name).map(VecDeque::len) != waited {
+            self.unsaved.nodes.insert(name.clone());
         }
     }
 

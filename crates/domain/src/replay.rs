@@ -306,8 +306,6 @@ impl Replay {
                 self.fleet.decide(now);
             }
         }
-        // Nobody reads them here.
-        self.fleet.take(Input::StatusesWritten(usize::MAX), now);
         decisions
     }
 

@@ -317,8 +317,8 @@ fn ended_by_hand(
     Some((by_hand, newest.unwrap_or(now), why.to_owned()))
 }
 
-/// The node as it would be if gpuwarden had never done anything to it: what a replay
-/// begins with.
+/// Returns the node as it would be if gpuwarden had never done anything to it: what a replay begins
+/// with.
 #[must_use]
 pub fn without_ours(node: &NodeView, marks: &Marks) -> NodeView {
     let silent = Marks {
@@ -349,7 +349,7 @@ impl Observed {
 // === impl Marks ===
 
 impl Marks {
-    /// The whole name of a label of the session.
+    /// Returns the whole name of a label of the session.
     fn label(&self, name: &str) -> String {
         format!("{}{name}", self.label_prefix)
     }
@@ -383,6 +383,12 @@ impl Session {
             times: FutureTimes::default(),
             watched: false,
         }
+    }
+
+    /// Returns the id of the session that the node carries, as of the last step.
+    pub fn on_the_node(&self) -> Option<&str> {
+        let there = matches!(self.phase, Phase::Quarantined | Phase::Releasing);
+        self.id.as_deref().filter(|_| there)
     }
 
     /// Returns whether nothing of it is worth keeping over a restart.
@@ -431,7 +437,7 @@ impl Session {
         self
     }
 
-    /// Until when it waits to be given back; `None`: it does not.
+    /// Returns until when it waits to be given back; `None`: it does not.
     pub fn waits_until(&self) -> Option<Timestamp> {
         let waits = self.phase == Phase::Releasing && self.pending_since.is_none();
         self.back_at.filter(|_| waits)
@@ -461,7 +467,7 @@ impl Session {
         }
     }
 
-    /// When to call [`step`] again even if nothing happens; `None`: not at all.
+    /// Returns when to call [`step`] again even if nothing happens; `None`: not at all.
     pub fn wake_at(&self) -> Option<Timestamp> {
         let attention = self
             .pending_since
@@ -479,7 +485,7 @@ impl Session {
         self.asked = false;
     }
 
-    /// What is awaited, for people; `seen`: whether the cluster has the node.
+    /// Returns what is awaited, for people; `seen`: whether the cluster has the node.
     pub fn awaits(&self, seen: bool) -> String {
         if let Some(back_at) = self.waits_until().filter(|_| seen) {
             let text = returns::text(self.returns.len(), back_at);
@@ -600,7 +606,7 @@ impl Step {
 // === impl Phase ===
 
 impl Phase {
-    /// The phase's name, as serialised.
+    /// Returns the phase's name, as serialised.
     pub fn name(self) -> &'static str {
         match self {
             Self::Idle => "idle",
@@ -615,7 +621,7 @@ impl Phase {
 // === impl Intent ===
 
 impl Intent {
-    /// The intent's name, as serialised.
+    /// Returns the intent's name, as serialised.
     pub fn name(self) -> &'static str {
         match self {
             Self::Quarantine => "quarantine",

@@ -14,6 +14,7 @@ use crate::node::{NodeChange, NodeView};
 use crate::position::Position;
 use crate::session::ownership::Ownership;
 use crate::session::{Observed, Session};
+use crate::status::Reports;
 
 /// What is kept per node.
 #[derive(Debug)]
@@ -26,6 +27,8 @@ pub(super) struct NodeEntry {
     pub(super) session: Session,
     /// Those about single devices, by name. None is opened yet.
     pub(super) devices: BTreeMap<String, Session>,
+    /// Its events that wait for their status.
+    pub(super) reports: Reports,
     /// A patch is under way.
     pub(super) in_flight: bool,
     /// In a dry run: what would have been changed since the node was last as it was.
@@ -90,6 +93,7 @@ impl NodeEntry {
             observed: None,
             session,
             devices: BTreeMap::new(),
+            reports: Reports::default(),
             in_flight: false,
             pretended: NodeChange::default(),
             verdicts: Vec::new(),
@@ -130,9 +134,9 @@ impl NodeEntry {
         changed
     }
 
-    /// Whether `view` is older than what is known. Versions are comparable numbers in every
-    /// Kubernetes we know; where they are not, no view is, and a patch that rests on an old
-    /// one fails its tests.
+    /// Returns whether `view` is older than what is known. Versions are comparable numbers in every
+    /// Kubernetes we know; where they are not, no view is, and a patch that rests on an old one
+    /// fails its tests.
     pub(super) fn knows_newer(&self, view: &NodeView) -> bool {
         let Some(known) = self.view.as_ref().filter(|known| known.uid == view.uid) else {
             return false;
@@ -195,18 +199,18 @@ impl NodeEntry {
         }
     }
 
-    /// Whether nothing on the node says that it is out of service.
+    /// Returns whether nothing on the node says that it is out of service.
     pub(super) fn in_service(&self) -> bool {
         self.own.is_none()
     }
 
-    /// Since when the node says that it is out of service, where that counts in the
-    /// brake's window.
+    /// Returns since when the node says that it is out of service, where that counts in the brake's
+    /// window.
     pub(super) fn out_since(&self) -> Option<Timestamp> {
         self.own.filter(|out| !out.forced)?.since
     }
 
-    /// Whether it counts as out of service: it is, or may be before we look again.
+    /// Returns whether it counts as out of service: it is, or may be before we look again.
     pub(super) fn out(&self, now: Timestamp) -> Option<Out> {
         let on_the_way = Out {
             since: Some(now),
@@ -216,7 +220,7 @@ impl NodeEntry {
         (self.own).or((self.taking_out || in_doubt).then_some(on_the_way))
     }
 
-    /// How the brake counts it: as out of service or not, and forced or not. A node on its
+    /// Returns how the brake counts it: as out of service or not, and forced or not. A node on its
     /// way that then says itself that it is out counts as before.
     pub(super) fn counted(&self, now: Timestamp) -> Option<bool> {
         self.out(now).map(|out| out.forced)

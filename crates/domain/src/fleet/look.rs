@@ -89,7 +89,7 @@ impl Fleet {
         }
         let Some(observed) = entry.observed.clone() else {
             self.brake.forget(name);
-            self.forget_statuses(name);
+            self.forget_reports(name);
             if self.settings.cluster {
                 self.look_at_missing(name, policy);
             }
@@ -102,7 +102,7 @@ impl Fleet {
         if claim != Claim::Ours {
             self.brake.forget(name);
             if claim == Claim::Anothers {
-                self.forget_statuses(name);
+                self.forget_reports(name);
             }
             self.news = true;
             return;
@@ -111,10 +111,7 @@ impl Fleet {
         let dropped_at = self.switched.dropped_at;
         let dismissed = dismissal(&observed, dropped_at, &self.entry(name).session.times);
         let desired = assess(self.book.faults(name), policy, &observed.view, dismissed);
-        // Only a gpuwarden that acts makes quarantines.
-        if self.keeps_statuses() && self.statuses.look(&observed, &desired, self.now) {
-            self.unsaved.nodes.insert(name.to_owned());
-        }
+        self.look_at_reports(&observed, &desired);
         if desired.wanted() && self.entry(name).in_service() {
             // To be taken out: the brake has a say. It is asked about all at once.
             self.brake.wait(name, desired);
@@ -207,7 +204,7 @@ impl Fleet {
         })));
     }
 
-    /// In a dry run: goes on as if the change had been made.
+    /// Goes on, in a dry run, as if the change had been made.
     fn pretend(&mut self, name: &str, change: NodeChange) {
         let entry = self.entry(name);
         entry.pretended = std::mem::take(&mut entry.pretended).then(change);
@@ -336,7 +333,7 @@ impl Fleet {
     }
 }
 
-/// What is said of a node that names a policy which does not exist.
+/// Returns what is said of a node that names a policy which does not exist.
 pub(super) fn unknown_policy(name: &str) -> String {
     format!(
         "the annotation {} names the policy {name:?}, which the cluster's policy does not have: \
@@ -345,8 +342,8 @@ pub(super) fn unknown_policy(name: &str) -> String {
     )
 }
 
-/// What the rules said, for people. The gravest faults come first; a node with more than
-/// a story can show is out of service anyway.
+/// Returns what the rules said, for people. The gravest faults come first; a node with more than a
+/// story can show is out of service anyway.
 fn rules_text(verdicts: &[Verdict]) -> String {
     if verdicts.is_empty() {
         return "no open fault".to_owned();

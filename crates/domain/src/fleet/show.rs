@@ -77,17 +77,6 @@ impl Fleet {
                 None => drop(shown.remove(&name)),
             }
         }
-        // The cluster's nodes have to be known: until then all look gone.
-        if self.listed && self.caught_up {
-            let of_gone = self.statuses.nodes();
-            let gone: Vec<String> = of_gone
-                .filter(|name| !self.nodes.contains_key(*name))
-                .map(str::to_owned)
-                .collect();
-            for name in gone {
-                self.forget_statuses(&name);
-            }
-        }
         shown.into_values().collect()
     }
 
@@ -200,7 +189,7 @@ impl Fleet {
             .map_or(0.0, Use::utilization)
     }
 
-    /// Which nodes a limit counts, for people.
+    /// Returns which nodes a limit counts, for people.
     fn of_which(&self, limit: &Use) -> String {
         let nodes = match (self.brake.plan().unlabelled, limit.gpu) {
             (true, _) => "nodes",
@@ -218,7 +207,7 @@ impl Fleet {
 // === impl NodeEntry ===
 
 impl NodeEntry {
-    /// How the node is shown; `None`: there is nothing to tell.
+    /// Returns how the node is shown; `None`: there is nothing to tell.
     pub(super) fn status(
         &self,
         name: &str,
@@ -351,7 +340,7 @@ impl NodeEntry {
         })
     }
 
-    /// The session of another gpuwarden that it carries.
+    /// Returns the session of another gpuwarden that it carries.
     fn anothers(&self) -> Option<(&Ownership, AnotherView)> {
         self.anothers.as_ref()?;
         let (observed, own) = (self.observed.as_ref()?, self.ownership()?);
@@ -362,7 +351,7 @@ impl NodeEntry {
         Some((own, shown))
     }
 
-    /// Whether the operator's label is what keeps the node in service.
+    /// Returns whether the operator's label is what keeps the node in service.
     fn opted_out(&self) -> bool {
         (self.view.as_ref()).is_some_and(|view| {
             let mut verdicts = self.verdicts.iter();

@@ -18,6 +18,7 @@ use crate::node::{NodeTaint, NodeView, Taint};
 use crate::policy::Policy;
 use crate::position::Position;
 use crate::session::{Intent, Patch, Phase, Session};
+use crate::status::Status;
 
 /// What becomes of a patch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +44,7 @@ pub(crate) enum Restart {
 pub(crate) struct Looked {
     pub(crate) patch: Option<Patch>,
     pub(crate) notes: Vec<Entry>,
+    pub(crate) statuses: Vec<Status>,
 }
 
 pub(crate) struct World {
@@ -93,7 +95,10 @@ impl World {
                 let saved = serde_json::to_string(before.book()).unwrap();
                 let kept = Kept {
                     book: serde_json::from_str(&saved).unwrap(),
-                    statuses: before.statuses.clone(),
+                    reports: (before.reports("n1").cloned())
+                        .map(|waiting| ("n1".to_owned(), waiting))
+                        .into_iter()
+                        .collect(),
                     recently_out: BTreeMap::new(),
                     begun: before.begun(),
                     sessions: [("n1".to_owned(), sessions)].into(),
@@ -237,6 +242,7 @@ impl World {
                 match effect {
                     Effect::Patch(planned) => looked.patch = Some(planned.patch),
                     Effect::Note(entry, _) => looked.notes.push(entry),
+                    Effect::Status(status) => looked.statuses.push(status),
                     Effect::LookUp { node, ids } => {
                         let found = |id: &String| {
                             let mut stored = self.stored.iter();
