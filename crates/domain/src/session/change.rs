@@ -223,7 +223,7 @@ fn uncordon(
     restore_labels(change, node, own, marks, |label| label != keys::STATE_LABEL);
 }
 
-/// The labels that the reference leaves on a node that it gives back.
+/// Writes the labels that the reference leaves on a node that it gives back.
 fn uncordon_labels(change: &mut NodeChange, node: &NodeView, marks: &Marks, now: Timestamp) {
     const SUFFIX: &str = "-removed";
     let cordon_reason = node.labels.get(&marks.label(keys::CORDON_REASON));
@@ -242,7 +242,7 @@ fn uncordon_labels(change: &mut NodeChange, node: &NodeView, marks: &Marks, now:
     }
 }
 
-/// The annotations of the data-flow document.
+/// Writes the annotations of the data-flow document.
 fn document_annotations(
     change: &mut NodeChange,
     node: &NodeView,
@@ -267,7 +267,7 @@ fn document_annotations(
     }
 }
 
-/// A time as a label can hold it.
+/// Returns a time as a label can hold it.
 fn label_time(at: Timestamp) -> String {
     at.strftime(CORDON_TIME).to_string()
 }
@@ -403,7 +403,7 @@ fn set(change: &mut NodeChange, node: &NodeView, key: &str, value: Option<String
     }
 }
 
-/// The events annotation: gravest first, bounded.
+/// Returns the events annotation: gravest first, bounded.
 fn events_text(events: &[Counted]) -> String {
     let mut text = String::from("[");
     let open = events.iter().flat_map(|counted| &counted.open);
@@ -421,7 +421,7 @@ fn events_text(events: &[Counted]) -> String {
     text
 }
 
-/// An event as it is listed: without metadata, and with fewer entities, where it would not
+/// Returns an event as it is listed: without metadata, and with fewer entities, where it would not
 /// fit otherwise. The node is to be taken out also for such an event.
 fn event_value(event: &HealthEvent) -> Value {
     let mut short = event.clone();

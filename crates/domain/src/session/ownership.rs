@@ -131,7 +131,7 @@ pub(super) struct SessionAnnotation {
 // === impl Ownership ===
 
 impl Ownership {
-    /// What is ours on `node`; `None` where it is not quarantined.
+    /// Returns what is ours on `node`; `None` where it is not quarantined.
     ///
     /// Text that does not parse counts as present but empty: the node is ours, and what
     /// cannot be read is not guessed.
@@ -218,14 +218,14 @@ impl Ownership {
         self
     }
 
-    /// Whether the node is out only because a sender asked for it (`force`).
+    /// Returns whether the node is out only because a sender asked for it (`force`).
     pub fn forced(&self) -> bool {
         let force = |event: &HealthEvent| event.quarantine_overrides.is_some_and(|o| o.force);
         !self.events.is_empty() && self.events.iter().all(force)
     }
 
-    /// Whether somebody took back by hand what the session had done. Our own changes
-    /// remove the annotations in the same patch, so they never look like this.
+    /// Returns whether somebody took back by hand what the session had done. Our own changes remove
+    /// the annotations in the same patch, so they never look like this.
     pub(super) fn undone_by_hand(&self, node: &NodeView) -> Option<ByHand> {
         if self.cordoned && !node.unschedulable {
             return Some(ByHand::Uncordoned);
@@ -237,15 +237,15 @@ impl Ownership {
         gone.then_some(ByHand::Untainted)
     }
 
-    /// Whether the session has put `taint` on the node.
+    /// Returns whether the session has put `taint` on the node.
     pub(super) fn added(&self, taint: &Taint) -> bool {
         self.taints
             .iter()
             .any(|applied| applied.taint == *taint && !applied.pre_existing)
     }
 
-    /// When the newest report of the faults that the node lists was accepted. These are
-    /// the faults that a person who ends the session has seen and dismissed.
+    /// Returns when the newest report of the faults that the node lists was accepted. These are the
+    /// faults that a person who ends the session has seen and dismissed.
     pub(super) fn newest_listed(&self, desired: &Desired) -> Option<Timestamp> {
         desired
             .events
@@ -255,8 +255,8 @@ impl Ownership {
             .max()
     }
 
-    /// The last moment up to `now` before a fault was reported that the node does not list yet,
-    /// and that a person who ends the session cannot have seen.
+    /// Returns the last moment up to `now` before a fault was reported that the node does not list
+    /// yet, and that a person who ends the session cannot have seen.
     pub(super) fn before_unlisted(&self, desired: &Desired, now: Timestamp) -> Timestamp {
         let listed = |id: &str| self.events.iter().any(|event| event.id == id);
         let unlisted = desired.events.iter().filter(|one| !listed(&one.event.id));
@@ -293,7 +293,7 @@ impl From<Maker> for String {
 // === impl ReleaseRequest ===
 
 impl ReleaseRequest {
-    /// The request that stands on `node`. Text that is no JSON is somebody's reason: they
+    /// Returns the request that stands on `node`. Text that is no JSON is somebody's reason: they
     /// wrote it by hand.
     pub fn read(node: &NodeView) -> Option<Self> {
         let text = node.annotations.get(keys::RELEASE)?.trim();
@@ -311,7 +311,7 @@ impl ReleaseRequest {
         Some(request)
     }
 
-    /// Up to when the reports of faults are dismissed: as far as the person can have seen
+    /// Returns up to when the reports of faults are dismissed: as far as the person can have seen
     /// them. Where their clock is ahead of ours, later ones count.
     pub(super) fn dismisses_until(
         &self,
@@ -323,7 +323,7 @@ impl ReleaseRequest {
     }
 }
 
-/// When a person last ended a session of this node, from its annotation.
+/// Returns when a person last ended a session of this node, from its annotation.
 pub(super) fn released_at(node: &NodeView) -> Option<Timestamp> {
     node.annotations.get(keys::RELEASED_AT)?.trim().parse().ok()
 }
