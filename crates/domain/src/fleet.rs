@@ -11,7 +11,7 @@
 //! controller turns I/O into inputs and effects into I/O; a replay and the simulators do the
 //! same with nodes that exist only there.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
@@ -28,7 +28,7 @@ use crate::policy::Policy;
 use crate::position::Position;
 use crate::session::ownership::dismissal;
 use crate::session::{Failure, Observed, Scope, Session};
-use crate::status::Report;
+use crate::status::SavedReports;
 use crate::wakes::{CLOCK_SLACK, Wakes};
 
 mod brake;
@@ -78,8 +78,8 @@ pub struct Settings {
 pub struct Kept {
     /// The open faults.
     pub book: FaultBook,
-    /// Events that wait for their status, by node.
-    pub reports: BTreeMap<String, VecDeque<Report>>,
+    /// What becomes of the events of each node.
+    pub reports: BTreeMap<String, SavedReports>,
     /// When nodes were last taken out of service, of those that are back.
     pub recently_out: BTreeMap<String, Timestamp>,
     /// Since when there is this store.
@@ -185,13 +185,15 @@ impl Fleet {
                     }
                 }
                 let on_the_node = entry.session.on_the_node().map(str::to_owned);
-                entry.reports.restore(VecDeque::new(), on_the_node);
+                entry.reports.restore(SavedReports::default(), on_the_node);
                 self.mark(&name);
             }
-            for (name, waiting) in kept.reports {
+            for (name, reports) in kept.reports {
                 let entry = self.entry(&name);
                 let on_the_node = entry.session.on_the_node().map(str::to_owned);
-                entry.reports.restore(waiting, on_the_node);
+                let said = entry.reports.restore(reports, on_the_node);
+                self.effects.extend(said.into_iter().map(Effect::Status));
+                self.unsaved.nodes.insert(name.clone());
                 self.mark(&name);
             }
         }
@@ -293,10 +295,9 @@ impl Fleet {
         &self.book
     }
 
-    /// Returns the events of a node that wait for their status, to be saved.
-    pub fn reports(&self, node: &str) -> Option<&VecDeque<Report>> {
-        let waiting = self.nodes.get(node)?.reports.waiting();
-        Some(waiting).filter(|waiting| !waiting.is_empty())
+    /// Returns what is to be saved of what becomes of the events of a node.
+    pub fn reports(&self, node: &str) -> Option<SavedReports> {
+        self.nodes.get(node)?.reports.to_save()
     }
 
     /// Returns the node as last seen; `None` where the cluster does not have it.
@@ -379,6 +380,16 @@ impl Fleet {
     /// Returns what has changed and is to be saved, as saved.
     pub fn take_unsaved(&mut self) -> Unsaved {
         std::mem::take(&mut self.unsaved)
+    }
+
+    /// Takes in that these nodes are saved.
+    pub fn saved(&mut self, nodes: &BTreeSet<String>) {
+        for name in nodes {
+            let entry = self.nodes.get_mut(name);
+            if entry.is_some_and(|entry| entry.reports.saved()) {
+                self.unsaved.nodes.insert(name.clone());
+            }
+        }
     }
 
     /// Takes back what could not be saved.
@@ -544,11 +555,11 @@ impl Fleet {
             return;
         }
         let (name, now) = (&observed.view.name, self.now);
-        let waited = self.reports(name).map(VecDeque::len);
+        let before = self.reports(name);
         let statuses = self.entry(name).reports.look(observed, desired, now);
         self.effects
             .extend(statuses.into_iter().map(Effect::Status));
-        if self.reports(name).map(VecDeque::len) != waited {
+        if self.reports(name) != before {
             self.unsaved.nodes.insert(name.clone());
         }
     }

@@ -27,7 +27,7 @@ pub const MAX_REPORTS: usize = 1_000;
 pub const MAX_REPORT_FAULTS: usize = 16;
 
 /// A `nodequarantined`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NodeQuarantined {
     /// It took the node out of service.
     Quarantined,
@@ -40,7 +40,7 @@ pub enum NodeQuarantined {
 }
 
 /// What is to be written into the records of events.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Status {
     /// Into that of one event, unless it has a word.
     Event {
@@ -70,6 +70,17 @@ pub struct Reports {
     session: Option<String>,
     /// Events that it counts: they have their word.
     counted: BTreeSet<String>,
+    /// What was said of single events since it was last saved: said again after a crash.
+    said: Vec<Status>,
+}
+
+/// What is saved of the events of a node.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SavedReports {
+    /// Those that wait for their word.
+    waiting: VecDeque<Report>,
+    /// The words of the others, which may not be in their records yet.
+    said: Vec<Status>,
 }
 
 /// An event that waits for its word.
@@ -132,6 +143,16 @@ impl Reports {
 
     /// Takes in how a node is seen, and what is wanted for it. Returns what is to be written.
     pub fn look(&mut self, observed: &Observed, desired: &Desired, at: Timestamp) -> Vec<Status> {
+        let statuses = self.read_off(observed, desired, at);
+        let events = statuses
+            .iter()
+            .filter(|one| matches!(one, Status::Event { .. }));
+        self.said.extend(events.cloned());
+        self.said.truncate(MAX_REPORTS);
+        statuses
+    }
+
+    fn read_off(&mut self, observed: &Observed, desired: &Desired, at: Timestamp) -> Vec<Status> {
         let mut statuses = Vec::new();
         let own = observed.own.as_deref();
         let session = own.map(|own| own.session_id.clone());
@@ -175,14 +196,26 @@ impl Reports {
         before.session.map(|_| Status::Cancel { node })
     }
 
-    /// Returns the events that wait, to be saved.
-    pub fn waiting(&self) -> &VecDeque<Report> {
-        &self.waiting
+    /// Returns what is to be saved; `None` where there is nothing.
+    pub fn to_save(&self) -> Option<SavedReports> {
+        let is_empty = self.waiting.is_empty() && self.said.is_empty();
+        (!is_empty).then(|| SavedReports {
+            waiting: self.waiting.clone(),
+            said: self.said.clone(),
+        })
     }
 
-    /// Goes on from what was saved of the events that wait, and of the session on the node.
-    pub fn restore(&mut self, waiting: VecDeque<Report>, session: Option<String>) {
-        (self.waiting, self.session) = (waiting, session);
+    /// Takes in that it is saved. Returns whether it is to be saved once more: what was said was
+    /// written before, and by then it is in the records.
+    pub fn saved(&mut self) -> bool {
+        !std::mem::take(&mut self.said).is_empty()
+    }
+
+    /// Goes on from what was saved, and from the session on the node. Returns what is to be written.
+    pub fn restore(&mut self, saved: SavedReports, session: Option<String>) -> Vec<Status> {
+        (self.waiting, self.said) = (saved.waiting, saved.said);
+        self.session = session;
+        self.said.clone()
     }
 
     /// Takes in that the session that was on the node is gone.

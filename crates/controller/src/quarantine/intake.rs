@@ -4,13 +4,13 @@
 //! feed position that it reflects; events behind the saved one are read again, which changes
 //! nothing.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use domain::fault::{FaultBook, NodeShare};
 use domain::fleet::{Input, Kept, Unsaved};
 use domain::session::Session;
-use domain::status::Report;
+use domain::status::SavedReports;
 use jiff::Timestamp;
 use runtime::logging::chain;
 use serde::{Deserialize, Serialize};
@@ -67,14 +67,14 @@ struct Saving<'a> {
     begun: Timestamp,
 }
 
-/// What is saved of a node: its share of the book, its events that wait for their status, and its
+/// What is saved of a node: its share of the book, what becomes of its events, and its
 /// sessions: how long a change has failed, and how often the node has come back, the node
 /// itself does not tell.
 #[derive(Deserialize)]
 struct SavedPart {
     book: NodeShare<'static>,
     #[serde(default)]
-    reports: VecDeque<Report>,
+    reports: Option<SavedReports>,
     #[serde(default)]
     sessions: Vec<Session>,
 }
@@ -83,7 +83,7 @@ struct SavedPart {
 struct SavingPart<'a> {
     book: NodeShare<'a>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    reports: Option<&'a VecDeque<Report>>,
+    reports: Option<SavedReports>,
     /// Not what a dry run pretends.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     sessions: Vec<&'a Session>,
@@ -301,6 +301,7 @@ impl Quarantine {
         };
         match saved {
             Ok(()) => {
+                self.fleet.saved(&unsaved.nodes);
                 self.saving.seq = self.fleet.book().applied();
                 self.saving.once = true;
                 self.metrics.unsaved(Duration::ZERO);
@@ -375,9 +376,7 @@ fn understood(checkpoint: &Checkpoint) -> serde_json::Result<Kept> {
         if !part.sessions.is_empty() {
             sessions.insert(node.clone(), part.sessions);
         }
-        if !part.reports.is_empty() {
-            reports.insert(node.clone(), part.reports);
-        }
+        reports.extend(part.reports.map(|reports| (node.clone(), reports)));
     }
     Ok(Kept {
         book: saved.book,

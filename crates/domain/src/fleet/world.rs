@@ -95,7 +95,7 @@ impl World {
                 let saved = serde_json::to_string(before.book()).unwrap();
                 let kept = Kept {
                     book: serde_json::from_str(&saved).unwrap(),
-                    reports: (before.reports("n1").cloned())
+                    reports: (before.reports("n1"))
                         .map(|waiting| ("n1".to_owned(), waiting))
                         .into_iter()
                         .collect(),

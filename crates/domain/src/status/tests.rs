@@ -195,7 +195,7 @@ fn a_restart_makes_up_for_what_was_not_written() {
         let written = story.words.clone();
         story.settle();
         story.words = written;
-        story.world.restart(Restart::WithEvents);
+        story.world.restart(with);
         story.settle();
         assert_eq!(story.words(), ["Quarantined", "UnQuarantined"]);
         // Said twice, nothing changes.
@@ -219,7 +219,8 @@ fn a_node_that_is_gone_for_good_ends_its_quarantine() {
             story.world.look_unseen(Fate::Made).statuses
         };
         let node = "n1".to_owned();
-        assert_eq!(gone(), [Status::Cancel { node }], "{restart:?}");
+        // Behind what is said once more after the restart.
+        assert_eq!(gone().last(), Some(&Status::Cancel { node }), "{restart:?}");
         assert_eq!(gone(), []);
     }
 }
@@ -246,7 +247,7 @@ fn what_waits_is_bounded() {
     for seq in 0..2 * MAX_REPORTS {
         reports.took_in(&seq.to_string(), true, book.faults("n1").iter().collect());
     }
-    assert_eq!(reports.waiting().len(), MAX_REPORTS);
+    assert_eq!(reports.waiting.len(), MAX_REPORTS);
 }
 
 #[test]
@@ -262,7 +263,7 @@ fn of_a_recovery_of_many_faults_the_gravest_are_remembered() {
     let faults = book.faults("n1");
     let mut reports = Reports::default();
     reports.took_in("recovery", true, faults.iter().collect());
-    let report = &reports.waiting()[0];
+    let report = &reports.waiting[0];
     assert_eq!(report.faults.len(), MAX_REPORT_FAULTS);
     let fatal = faults.iter().find(|fault| fault.event.is_fatal).unwrap();
     assert!(report.faults.contains(&fatal.event.id));

@@ -386,11 +386,12 @@ async fn sessions_go_on_over_a_restart_where_they_are_acted_on() {
     session.pending_since = Some(now());
     session.failed(Failure::Error { retry_after: None }, now());
     session.returns.push(now());
-    let report = serde_json::json!([{"id": "r", "healthy": false, "faults": ["f"]}]);
-    let report: VecDeque<Report> = serde_json::from_value(report).unwrap();
+    let report = serde_json::json!({"id": "r", "healthy": false, "faults": ["f"]});
+    let reports = serde_json::json!({"waiting": [report], "said": [{"Cancel": {"node": "n3"}}]});
+    let reports: SavedReports = serde_json::from_value(reports).unwrap();
     let put = |quarantine: &mut Quarantine, node: &str, session: Session| {
         let sessions = [(node.to_owned(), vec![session])].into();
-        let reports = [("n3".to_owned(), report.clone())].into();
+        let reports = [("n3".to_owned(), reports.clone())].into();
         let unsaved = [node.to_owned()].into();
         let kept = kept(&quarantine.fleet);
         quarantine.fleet.restore(
@@ -420,7 +421,7 @@ async fn sessions_go_on_over_a_restart_where_they_are_acted_on() {
     }
     let (mut second, _handles) = restarted(Mode::Quarantine).await;
     assert_eq!(second.fleet.session("n1"), Some(&kept));
-    assert_eq!(second.fleet.reports("n3"), Some(&report));
+    assert_eq!(second.fleet.reports("n3"), Some(reports.clone()));
     assert!(!second.fleet.knows("n2"));
     // What has nothing to tell is not kept.
     put(&mut second, "n1", Session::idle(now()));
