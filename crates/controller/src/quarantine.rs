@@ -168,6 +168,7 @@ impl Quarantine {
             brake: config.brake,
             gpu_label: config.gpu_label,
             retention: config.retention,
+            returns_wait: true,
         };
         let task = Self {
             fleet: Fleet::new(settings, policy, (config.clock)()),

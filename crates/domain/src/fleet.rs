@@ -71,6 +71,9 @@ pub struct Settings {
     /// How old the newest report of a node has to be, for its faults to be dropped where the
     /// cluster has no such node any more.
     pub retention: SignedDuration,
+    /// Whether a node that flaps waits for its return. Not where time goes from event to event:
+    /// nothing would come to end a wait.
+    pub returns_wait: bool,
 }
 
 /// What a process before has kept.
@@ -406,14 +409,6 @@ impl Fleet {
     /// Returns whether what is shown may have changed since this was last asked.
     pub fn take_news(&mut self) -> bool {
         std::mem::take(&mut self.news)
-    }
-
-    /// Forgets how often a node has come back: for a replay, in which time goes from event to
-    /// event, and nothing would come to end a wait.
-    pub fn forget_returns(&mut self, node: &str) {
-        if let Some(entry) = self.nodes.get_mut(node) {
-            entry.session.returns.clear();
-        }
     }
 
     /// Takes the time. Where the clock was put back, all waits end.

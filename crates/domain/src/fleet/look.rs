@@ -134,10 +134,14 @@ impl Fleet {
     ) {
         let now = self.now;
         let marks = self.marks(policy);
+        let returns_wait = self.settings.returns_wait;
         let entry = self.entry(name);
         let step = step(&entry.session, desired, Some(observed), &marks, hold, now);
         let changed = entry.session != step.session;
         entry.session = step.session;
+        if !returns_wait {
+            entry.session.returns.clear();
+        }
         let session = entry.session.id.clone();
         if changed {
             self.session_changed(name);

@@ -144,6 +144,7 @@ fn settings(owns: Owns) -> Settings {
         brake: false,
         gpu_label: NodeLabel::parse("gpu=true").unwrap(),
         retention: DAY * 30,
+        returns_wait: true,
     }
 }
 

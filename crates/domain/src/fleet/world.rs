@@ -68,6 +68,7 @@ impl World {
             brake: false,
             gpu_label: NodeLabel::parse("gpu=true").unwrap(),
             retention: SignedDuration::MAX,
+            returns_wait: true,
         };
         let now = Timestamp::from_second(1_800_000_000).unwrap();
         let policy = Arc::new(policy.clone());
