@@ -69,7 +69,7 @@ pub struct Reporter {
     metrics: ConditionMetrics,
 }
 
-/// A board, and the task that works it off.
+/// Returns a board, and the task that works it off.
 pub fn new(config: Config, metrics: &Metrics) -> (Board, Reporter) {
     let shared = Arc::new(Shared::new(
         config.conditions,
@@ -105,12 +105,12 @@ impl Board {
         self.shared.post(faults, heard, view, now);
     }
 
-    /// The API server went back to an older state of the node.
+    /// Takes in that the API server went back to an older state of the node.
     pub(crate) fn restored(&self, node: &str) {
         self.shared.restored(node);
     }
 
-    /// The cluster does not have the node (any more).
+    /// Takes in that the cluster does not have the node (any more).
     pub(crate) fn gone(&self, node: &str) {
         self.shared.gone(node);
     }
@@ -232,8 +232,8 @@ fn say(node: &str, changes: &[ConditionChange]) {
     }
 }
 
-/// What a failure means for the next try. Only the first of several
-/// failures in a row is a warning; the metrics count all.
+/// Returns what a failure means for the next try. Only the first of several failures in a row is a
+/// warning; the metrics count all.
 fn failure(node: &str, what: &str, first: bool, error: &ApiError) -> Failed {
     let err = chain(error);
     if first {

@@ -157,12 +157,12 @@ impl PolicyFollower {
         Ok(follower)
     }
 
-    /// The policy that holds, as it changes.
+    /// Returns the policy that holds, as it changes.
     pub fn policy(&self) -> CurrentPolicy {
         self.policy.subscribe()
     }
 
-    /// What is shown of it, as it changes.
+    /// Returns what is shown of it, as it changes.
     pub fn view(&self) -> watch::Receiver<Arc<PolicyView>> {
         self.view.subscribe()
     }

@@ -18,6 +18,7 @@ use cluster::Cluster;
 use domain::brake::NodeLabel;
 use domain::fleet::{Fleet, Input, Settings};
 use domain::mode::Mode;
+use domain::status::Status;
 use domain::view::FleetView;
 use jiff::{SignedDuration, Timestamp};
 use runtime::metrics::Metrics;
@@ -45,6 +46,7 @@ mod tests;
 pub use domain::fleet::Owns;
 pub use journal::JournalWriter;
 pub use questions::Questions;
+pub use statuses::StatusWriter;
 
 use crate::conditions::Board;
 
@@ -55,7 +57,7 @@ use metrics::QuarantineMetrics;
 use missed::Missed;
 use publish::Publishing;
 use questions::{MAX_QUESTIONS, Question};
-use statuses::Written;
+use statuses::STATUS_QUEUE;
 use switches::{Arrival, Switches};
 
 use crate::policy::CurrentPolicy;
@@ -108,9 +110,6 @@ pub struct Quarantine {
     switches: Option<Switches>,
     /// Events of a node that nothing was decided about yet: since when the first, and how many.
     undecided: BTreeMap<String, (Instant, u32)>,
-    writing: JoinSet<Written>,
-    /// Panics over the batch that is to be written.
-    writing_panics: u32,
     saving: SaveState,
     missed: Missed,
     /// Why the feed could not be read, if it could not.
@@ -120,6 +119,8 @@ pub struct Quarantine {
     /// Questions to the store that are under way; each ends with its answer.
     asking: JoinSet<Input>,
     journal: Journal,
+    /// The way of statuses to the [`StatusWriter`].
+    statuses: mpsc::Sender<Status>,
     questions: mpsc::Receiver<Question>,
     publishing: Publishing,
 }
@@ -132,20 +133,29 @@ pub struct Handles {
     pub questions: Questions,
     /// Writes the journal; runs until the task is gone and all is written.
     pub journal: JournalWriter,
+    /// Writes what became of the events; runs as long.
+    pub statuses: StatusWriter,
 }
 
 // === impl Quarantine ===
 
 impl Quarantine {
-    /// A task that has not begun.
+    /// Returns a task that has not begun.
     pub fn new(config: Config, metrics: &Metrics) -> (Self, Handles) {
         let (view, view_receiver) = watch::channel(Arc::new(FleetView::default()));
         let (journal, queue) = mpsc::channel(JOURNAL_QUEUE);
+        let (statuses, status_queue) = mpsc::channel(STATUS_QUEUE);
+        let metrics = QuarantineMetrics::new(metrics);
         let (ask, questions) = mpsc::channel(MAX_QUESTIONS);
         let handles = Handles {
             view: view_receiver,
             questions: Questions(ask),
             journal: JournalWriter::new(queue, Arc::clone(&config.store)),
+            statuses: StatusWriter {
+                queue: status_queue,
+                store: Arc::clone(&config.store),
+                metrics: metrics.clone(),
+            },
         };
         let policy = config.policy.borrow().clone();
         let identity = config.store.identity();
@@ -158,6 +168,7 @@ impl Quarantine {
             brake: config.brake,
             gpu_label: config.gpu_label,
             retention: config.retention,
+            returns_wait: true,
         };
         let task = Self {
             fleet: Fleet::new(settings, policy, (config.clock)()),
@@ -170,9 +181,7 @@ impl Quarantine {
             namespace: config.namespace,
             switches: None,
             undecided: BTreeMap::new(),
-            metrics: QuarantineMetrics::new(metrics),
-            writing: JoinSet::new(),
-            writing_panics: 0,
+            metrics,
             saving: SaveState::default(),
             missed: Missed::default(),
             feed_failure: None,
@@ -180,6 +189,7 @@ impl Quarantine {
             applying: JoinSet::new(),
             asking: JoinSet::new(),
             journal: Journal::new(journal),
+            statuses,
             questions,
             publishing: Publishing::new(view),
         };
@@ -204,7 +214,6 @@ impl Quarantine {
             self.take_in_if_due().await;
             self.read_missed().await;
             self.decide();
-            self.write_statuses();
             self.save_if_due().await;
             let wake = self.next_wake();
             tokio::select! {
@@ -234,7 +243,6 @@ impl Quarantine {
                     None => break, // The same for the brake.
                 },
                 Some(question) = self.questions.recv() => self.answer(question),
-                Some(done) = self.writing.join_next() => self.statuses_written(done),
                 () = changed(&mut policies) => {
                     let policy = self.policies.borrow().clone();
                     self.take(Input::Policy(policy));
@@ -250,9 +258,6 @@ impl Quarantine {
         }
         while let Some(done) = self.applying.join_next().await {
             self.applied(done);
-        }
-        while let Some(done) = self.writing.join_next().await {
-            self.statuses_written(done);
         }
         self.save().await;
     }
@@ -337,7 +342,7 @@ async fn changed(policies: &mut CurrentPolicy) {
     }
 }
 
-/// What the switches have to tell; waits for ever where there are none.
+/// Returns what the switches have to tell; waits for ever where there are none.
 async fn arrival(switches: &mut Option<Switches>) -> Option<Arrival> {
     match switches {
         Some(switches) => switches.next().await,

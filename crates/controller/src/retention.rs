@@ -118,7 +118,7 @@ impl Retention {
         }
     }
 
-    /// `None` until the open faults are known.
+    /// Returns what may be deleted; `None` until the open faults are known.
     fn what_may_go(&self) -> Option<Prune> {
         let fleet = Arc::clone(&self.fleet.borrow());
         if !fleet.ready {

@@ -12,6 +12,7 @@ use jiff::Timestamp;
 use crate::fault::Fault;
 use crate::node::{NodeView, Taint, label_value};
 use crate::policy::{Answer, EventVariable, NodeVariable, Policy, RuleSet, event_variable};
+use crate::session::Scope;
 use crate::session::ownership::Ownership;
 
 mod remaining;
@@ -25,6 +26,9 @@ pub struct Desired {
     pub taints: Vec<Taint>,
     /// Rule sets that ask for it, in the order of the policy.
     pub rule_sets: Vec<String>,
+    /// Taints that single devices of it should carry, by the name of the device. No rule asks for
+    /// one yet.
+    pub devices: BTreeMap<String, Vec<Taint>>,
     /// The faults for which it is wanted, gravest first: their events.
     pub events: Vec<Counted>,
     /// Who is named as having cordoned, where a sender's override forces it.
@@ -84,8 +88,8 @@ impl Ruling {
         matches!(self, Self::Forced | Self::Judged { wanted: true, .. })
     }
 
-    /// Whether the operator's label on the node ([`keys::MANAGED_LABEL`]) is what keeps it in
-    /// service.
+    /// Returns whether the operator's label on the node ([`keys::MANAGED_LABEL`]) is what keeps it
+    /// in service.
     pub fn opted_out(&self, node: &NodeView) -> bool {
         let Self::Judged {
             wanted: false,
@@ -169,9 +173,20 @@ impl std::fmt::Display for Verdict {
 // === impl Desired ===
 
 impl Desired {
-    /// Whether the node is to be quarantined at all.
+    /// Returns whether the node is to be quarantined at all.
     pub fn wanted(&self) -> bool {
         self.cordon || !self.taints.is_empty()
+    }
+
+    /// Returns whether a session about this is wanted.
+    pub(crate) fn wanted_for(&self, scope: &Scope) -> bool {
+        match scope {
+            Scope::Node => self.wanted(),
+            Scope::Device(name) => self
+                .devices
+                .get(name)
+                .is_some_and(|taints| !taints.is_empty()),
+        }
     }
 }
 
@@ -193,7 +208,7 @@ pub enum DismissedBy {
     Dropped,
 }
 
-/// What `policy` asks for, given the open faults of a node, without those dismissed.
+/// Returns what `policy` asks for, given the open faults of a node, without those dismissed.
 pub fn assess(
     faults: &[Fault],
     policy: &Policy,
@@ -294,15 +309,15 @@ pub fn assess(
     desired
 }
 
-/// A node that an operator has handed to an external system for its repair, and that we
-/// have not taken out before: it has its own taint, and is not ours to touch.
+/// Returns whether an operator has handed the node to an external system for its repair, and we
+/// have not taken it out before: it has its own taint, and is not ours to touch.
 fn is_handed_over(node: &NodeView) -> bool {
     let label = node.labels.get(keys::HANDED_OVER_LABEL);
     label.is_some_and(|value| value == "false") && Ownership::read(node).is_none()
 }
 
-/// A node cannot have two taints of one key and effect: of several values the one of the
-/// higher priority, then the lesser one, stays.
+/// Returns one taint for each key and effect, as many as a node can have: of several values the one
+/// of the higher priority, then the lesser one, stays.
 fn one_for_each_effect(mut taints: Vec<(i64, &Taint)>) -> Vec<Taint> {
     taints.sort_by(|a, b| b.0.cmp(&a.0).then_with(|| a.1.cmp(b.1)));
     let mut kept: BTreeMap<(&str, &str), &Taint> = BTreeMap::new();
@@ -312,7 +327,7 @@ fn one_for_each_effect(mut taints: Vec<(i64, &Taint)>) -> Vec<Taint> {
     kept.into_values().cloned().collect()
 }
 
-/// The taint of the data-flow document, with the gravest fault's check as value.
+/// Adds the taint of the data-flow document, with the gravest fault's check as value.
 fn add_unhealthy(desired: &mut Desired) {
     let effect = "NoSchedule";
     let check = desired
@@ -355,7 +370,7 @@ fn take<'a>(counted: &mut Vec<(Counted, Vec<&'a Fault>)>, fault: &'a Fault) {
     }
 }
 
-/// `<agent>-<creator>`, as the reference names who forced a quarantine.
+/// Returns `<agent>-<creator>`, as the reference names who forced a quarantine.
 fn forced_by(event: &HealthEvent) -> String {
     match event.metadata.get("creator_id") {
         Some(creator) => format!("{}-{creator}", event.agent),

@@ -228,7 +228,7 @@ struct Room<'a> {
     by: Vec<&'a str>,
 }
 
-/// Some of several names, and how many more there are: `a, b and 3 more`.
+/// Returns some of several names, and how many more there are: `a, b and 3 more`.
 pub fn some_of(names: &[String], count: usize) -> String {
     let shown = names.join(", ");
     match count.saturating_sub(names.len()) {
@@ -349,7 +349,7 @@ pub fn plan(question: Question<'_>) -> Plan {
 // === impl Brake ===
 
 impl Default for Brake {
-    /// What holds where the policy says nothing: [`DEFAULT_PERCENT`] of the GPU nodes.
+    /// Returns what holds where the policy says nothing: [`DEFAULT_PERCENT`] of the GPU nodes.
     fn default() -> Self {
         Self {
             budgets: vec![Budget {
@@ -364,7 +364,7 @@ impl Default for Brake {
 // === impl Candidate ===
 
 impl Candidate {
-    /// The node `name`, which is in service, as one that waits; `None` where nothing asks
+    /// Returns the node `name`, which is in service, as one that waits; `None` where nothing asks
     /// to take it out.
     pub fn of(name: &str, desired: &Desired, session: Option<&Session>) -> Option<Self> {
         if !desired.wanted() {
@@ -465,7 +465,7 @@ impl<'a> Room<'a> {
 // === impl Amount ===
 
 impl Amount {
-    /// How many that is of `all`.
+    /// Returns how many that is of `all`.
     pub fn of(self, all: usize) -> usize {
         match self {
             Self::Nodes(nodes) => usize::try_from(nodes).unwrap_or(usize::MAX),
@@ -528,7 +528,7 @@ impl fmt::Display for NodeLabel {
 // === impl Use ===
 
 impl Use {
-    /// How far it is used up: 1 is full, and more where nodes were taken out by others or
+    /// Returns how far it is used up: 1 is full, and more where nodes were taken out by others or
     /// by force.
     pub fn utilization(&self) -> f64 {
         if self.allowed == 0 {
@@ -544,7 +544,7 @@ impl Use {
 // === impl Hold ===
 
 impl Hold {
-    /// Whether it is the same hindrance, whatever the numbers are by now.
+    /// Returns whether it is the same hindrance, whatever the numbers are by now.
     pub fn same_cause(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Unread(_), Self::Unread(_)) | (Self::Tripped, Self::Tripped) => true,
@@ -561,7 +561,7 @@ impl Hold {
         }
     }
 
-    /// What it waits for, for people, and how a person makes that come.
+    /// Returns what it waits for, for people, and how a person makes that come.
     pub fn awaits(&self) -> String {
         match self {
             Self::Unread(_) => "to know whether new quarantines are paused or stopped".to_owned(),
@@ -586,7 +586,7 @@ impl Hold {
         }
     }
 
-    /// Its name, for programs.
+    /// Returns its name, for programs.
     pub fn name(&self) -> &'static str {
         match self {
             Self::Unread(_) => "unread",

@@ -72,7 +72,7 @@ pub struct Fault {
 // === impl Fault ===
 
 impl Fault {
-    /// Short name for people: `SysLogsXIDError 79 on PCI 0000:b3:00`.
+    /// Returns a short name for people: `SysLogsXIDError 79 on PCI 0000:b3:00`.
     pub fn title(&self) -> String {
         let code = if self.code.is_empty() {
             String::new()
@@ -82,7 +82,7 @@ impl Fault {
         format!("{}{code} on {}", self.check, self.subject)
     }
 
-    /// Whether a person who released the node at `released_at` has dismissed it: no newer
+    /// Returns whether a person who released the node at `released_at` has dismissed it: no newer
     /// report has come since.
     pub fn dismissed(&self, released_at: Timestamp) -> bool {
         self.accepted_at <= released_at

@@ -27,8 +27,8 @@ use crate::node::NodeView;
 use crate::policy::Policy;
 use crate::position::Position;
 use crate::session::ownership::dismissal;
-use crate::session::{Failure, Session};
-use crate::status::{Due, StatusLedger};
+use crate::session::{Failure, Observed, Scope, Session};
+use crate::status::SavedReports;
 use crate::wakes::{CLOCK_SLACK, Wakes};
 
 mod brake;
@@ -72,6 +72,9 @@ pub struct Settings {
     /// How old the newest report of a node has to be, for its faults to be dropped where the
     /// cluster has no such node any more.
     pub retention: SignedDuration,
+    /// Whether a node that flaps waits for its return. Not where time goes from event to event:
+    /// nothing would come to end a wait.
+    pub returns_wait: bool,
 }
 
 /// What a process before has kept.
@@ -79,14 +82,14 @@ pub struct Settings {
 pub struct Kept {
     /// The open faults.
     pub book: FaultBook,
-    /// What became of the events, and is to be written.
-    pub statuses: StatusLedger,
+    /// What becomes of the events of each node.
+    pub reports: BTreeMap<String, SavedReports>,
     /// When nodes were last taken out of service, of those that are back.
     pub recently_out: BTreeMap<String, Timestamp>,
     /// Since when there is this store.
     pub begun: Timestamp,
-    /// Sessions by node.
-    pub sessions: BTreeMap<String, Session>,
+    /// Sessions by node, of each one for each scope.
+    pub sessions: BTreeMap<String, Vec<Session>>,
     /// Nodes of which not all is kept as it is kept now.
     pub unsaved: BTreeSet<String>,
 }
@@ -107,8 +110,6 @@ pub struct Fleet {
     policy: Option<Arc<Policy>>,
     switched: Switched,
     book: FaultBook,
-    /// What became of the events, and is to be written.
-    statuses: StatusLedger,
     nodes: BTreeMap<String, NodeEntry>,
     brake: BrakeState,
     /// Since when there is this store, see `Ownership::kept_by_another`.
@@ -147,7 +148,6 @@ impl Fleet {
             settings,
             policy,
             switched: Switched::default(),
-            statuses: StatusLedger::default(),
             nodes: BTreeMap::new(),
             brake: BrakeState::default(),
             begun: Timestamp::UNIX_EPOCH,
@@ -174,13 +174,30 @@ impl Fleet {
     /// own.
     pub fn restore(&mut self, kept: Kept, now: Timestamp) {
         self.set_time(now);
-        (self.book, self.statuses) = (kept.book, kept.statuses);
+        self.book = kept.book;
         self.begun = kept.begun;
         self.unsaved.nodes.extend(kept.unsaved);
         self.brake.restore(kept.recently_out);
         if self.writes() {
-            for (name, session) in kept.sessions {
-                self.entry(&name).session = session.restored(now);
+            for (name, sessions) in kept.sessions {
+                let entry = self.entry(&name);
+                for session in sessions {
+                    let session = session.restored(now);
+                    match session.scope.clone() {
+                        Scope::Node => entry.session = session,
+                        Scope::Device(device) => drop(entry.devices.insert(device, session)),
+                    }
+                }
+                let on_the_node = entry.session.on_the_node().map(str::to_owned);
+                entry.reports.restore(SavedReports::default(), on_the_node);
+                self.mark(&name);
+            }
+            for (name, reports) in kept.reports {
+                let entry = self.entry(&name);
+                let on_the_node = entry.session.on_the_node().map(str::to_owned);
+                let said = entry.reports.restore(reports, on_the_node);
+                self.effects.extend(said.into_iter().map(Effect::Status));
+                self.unsaved.nodes.insert(name.clone());
                 self.mark(&name);
             }
         }
@@ -208,12 +225,15 @@ impl Fleet {
         };
         let changes = self.book.record(record);
         if self.keeps_statuses() && counts(&changes) {
+            self.entry(node);
             let faults = if healthy {
                 closed.iter().collect()
             } else {
                 self.book.touched_by(&record.event)
             };
-            self.statuses.took_in(node, id, healthy, &faults);
+            if let Some(entry) = self.nodes.get_mut(node) {
+                entry.reports.took_in(id, healthy, faults);
+            }
         }
         self.unsaved.nodes.insert(node.clone());
         self.mark(node);
@@ -241,7 +261,6 @@ impl Fleet {
             Input::AnswersLost => self.answers_lost(),
             Input::Found { node, found } => self.found(&node, found),
             Input::Appended { node, result } => self.appended(&node, result),
-            Input::StatusesWritten(count) => self.statuses.written(count),
         }
     }
 
@@ -280,14 +299,9 @@ impl Fleet {
         &self.book
     }
 
-    /// Returns what became of the events.
-    pub fn statuses(&self) -> &StatusLedger {
-        &self.statuses
-    }
-
-    /// Returns the first statuses that are to be written, at most `limit`.
-    pub fn due_statuses(&self, limit: usize) -> Vec<Due> {
-        self.statuses.due(limit)
+    /// Returns what is to be saved of what becomes of the events of a node.
+    pub fn reports(&self, node: &str) -> Option<SavedReports> {
+        self.nodes.get(node)?.reports.to_save()
     }
 
     /// Returns the node as last seen; `None` where the cluster does not have it.
@@ -295,9 +309,20 @@ impl Fleet {
         self.nodes.get(node)?.view.as_ref()
     }
 
-    /// Returns the session of a node.
+    /// Returns the session about a node as a whole.
     pub fn session(&self, node: &str) -> Option<&Session> {
         Some(&self.nodes.get(node)?.session)
+    }
+
+    /// Returns all sessions of a node that are worth keeping over a restart.
+    pub fn sessions_to_keep(&self, node: &str) -> Vec<&Session> {
+        let sessions = self
+            .nodes
+            .get(node)
+            .into_iter()
+            .flat_map(NodeEntry::sessions);
+        let acted_on = sessions.filter(|session| self.writes() && !session.is_blank());
+        acted_on.collect()
     }
 
     /// Returns why a node is held back.
@@ -342,17 +367,33 @@ impl Fleet {
         let Some(policy) = &self.policy else {
             return Desired::default();
         };
-        let entry = self.nodes.get(node);
-        let view = entry.and_then(NodeEntry::effective_view);
-        let view = view.unwrap_or_else(|| Arc::new(NodeView::unknown(node)));
-        let times = entry.map(|entry| entry.session.times.clone());
-        let dismissed = dismissal(&view, self.switched.dropped_at, &times.unwrap_or_default());
-        assess(self.book.faults(node), policy, &view, dismissed)
+        let faults = self.book.faults(node);
+        match self.nodes.get(node) {
+            Some(NodeEntry {
+                observed: Some(observed),
+                session,
+                ..
+            }) => {
+                let dismissed = dismissal(observed, self.switched.dropped_at, &session.times);
+                assess(faults, policy, &observed.view, dismissed)
+            }
+            _ => assess(faults, policy, &NodeView::unknown(node), None),
+        }
     }
 
     /// Returns what has changed and is to be saved, as saved.
     pub fn take_unsaved(&mut self) -> Unsaved {
         std::mem::take(&mut self.unsaved)
+    }
+
+    /// Takes in that these nodes are saved.
+    pub fn saved(&mut self, nodes: &BTreeSet<String>) {
+        for name in nodes {
+            let entry = self.nodes.get_mut(name);
+            if entry.is_some_and(|entry| entry.reports.saved()) {
+                self.unsaved.nodes.insert(name.clone());
+            }
+        }
     }
 
     /// Takes back what could not be saved.
@@ -371,14 +412,6 @@ impl Fleet {
         std::mem::take(&mut self.news)
     }
 
-    /// Forgets how often a node has come back: for a replay, in which time goes from event to
-    /// event, and nothing would come to end a wait.
-    pub fn forget_returns(&mut self, node: &str) {
-        if let Some(entry) = self.nodes.get_mut(node) {
-            entry.session.returns.clear();
-        }
-    }
-
     /// Takes the time. Where the clock was put back, all waits end.
     fn set_time(&mut self, now: Timestamp) {
         let before = std::mem::replace(&mut self.now, now);
@@ -393,7 +426,9 @@ impl Fleet {
         );
         let mut doubt = None;
         for entry in self.nodes.values_mut() {
-            entry.session.clock_put_back(now);
+            for session in entry.sessions_mut() {
+                session.clock_put_back(now);
+            }
             entry.in_doubt = entry.in_doubt.map(|_| now + DOUBT);
             entry.patched_at = entry.patched_at.map(|at| at.min(now));
             doubt = doubt.or(entry.in_doubt);
@@ -492,16 +527,36 @@ impl Fleet {
         self.dirty.insert(name.to_owned());
     }
 
-    /// Whether what becomes of events is written: by a gpuwarden that acts. Elsewhere nothing
-    /// would ever take away what is noted for it.
+    /// Returns whether what becomes of events is written: by a gpuwarden that acts. Elsewhere
+    /// nothing would ever take away what is noted for it.
     fn keeps_statuses(&self) -> bool {
         self.writes() && self.settings.cluster
     }
 
     /// Forgets the events of a node that is gone, or another's: nothing becomes of them.
-    fn forget_statuses(&mut self, node: &str) {
-        if self.statuses.forget(node) {
-            self.unsaved.nodes.insert(node.to_owned());
+    fn forget_reports(&mut self, name: &str) {
+        if self.reports(name).is_some() {
+            self.unsaved.nodes.insert(name.to_owned());
+        }
+        let ended = self.entry(name).reports.forget(name);
+        if self.keeps_statuses() {
+            self.effects.extend(ended.map(Effect::Status));
+        }
+    }
+
+    /// Has written what became of the events of a node.
+    fn look_at_reports(&mut self, observed: &Observed, desired: &Desired) {
+        // Only a gpuwarden that acts makes quarantines.
+        if !self.keeps_statuses() {
+            return;
+        }
+        let (name, now) = (&observed.view.name, self.now);
+        let before = self.reports(name);
+        let statuses = self.entry(name).reports.look(observed, desired, now);
+        self.effects
+            .extend(statuses.into_iter().map(Effect::Status));
+        if self.reports(name) != before {
+            self.unsaved.nodes.insert(name.clone());
         }
     }
 
@@ -536,11 +591,16 @@ impl Fleet {
     /// Sets when a node is to be looked at even if nothing happens to it.
     fn set_wake(&mut self, name: &str) {
         let now = self.now;
-        let session = self.nodes.get(name).map(|entry| entry.session.wake_at());
+        let sessions = self
+            .nodes
+            .get(name)
+            .into_iter()
+            .flat_map(NodeEntry::sessions);
+        let session = sessions.filter_map(Session::wake_at).min();
         // Then it is no longer shown.
         let notices = self.book.faults(name).iter().map(Fault::notice_until);
         let notice = notices.flatten().filter(|until| *until > now).min();
-        let at = session.flatten().into_iter().chain(notice).min();
+        let at = session.into_iter().chain(notice).min();
         self.wakes.set(name, at);
     }
 
@@ -573,3 +633,5 @@ impl Fleet {
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+pub(crate) mod world;

@@ -85,7 +85,7 @@ pub struct NodeChange {
 // === impl NodeView ===
 
 impl NodeView {
-    /// A node of which nothing is known but its name: what rules see where there is no
+    /// Returns a node of which nothing is known but its name: what rules see where there is no
     /// cluster to ask.
     pub fn unknown(name: &str) -> Self {
         let mut object = json!({
@@ -144,9 +144,9 @@ impl NodeView {
         view
     }
 
-    /// The object that a policy's `node` variable shows: metadata, spec and status, without
-    /// managed fields and the image list. It is put together for each call: few of the nodes
-    /// of a cluster are ever asked for it, and it takes several times the room of its text.
+    /// Returns the object that a policy's `node` variable shows: metadata, spec and status, without
+    /// managed fields and the image list. It is put together for each call: few of the nodes of a
+    /// cluster are ever asked for it, and it takes several times the room of its text.
     pub fn object(&self) -> Value {
         let mut object = self.rest.object();
         let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) else {
@@ -193,7 +193,7 @@ impl NodeView {
         self.rest = Rest::of(object);
     }
 
-    /// Whether rules see in `other` what they see here, but for what each heartbeat of the
+    /// Returns whether rules see in `other` what they see here, but for what each heartbeat of the
     /// kubelet changes: the object's version, and when each condition was last written.
     pub fn same_but_for_heartbeat(&self, other: &Self) -> bool {
         self.labels == other.labels
@@ -201,12 +201,12 @@ impl NodeView {
             && self.rest.same_but_for_heartbeat(&other.rest)
     }
 
-    /// Whether the node has this taint, value included.
+    /// Returns whether the node has this taint, value included.
     pub fn has_taint(&self, taint: &Taint) -> bool {
         self.taints.iter().any(|on_node| on_node.taint == *taint)
     }
 
-    /// The node after `change`, without asking the server: for dry runs and tests.
+    /// Returns the node after `change`, without asking the server: for dry runs and tests.
     #[must_use]
     pub fn after(&self, change: &NodeChange) -> Self {
         let (mut node, mut object) = (self.clone(), self.object());
@@ -275,12 +275,12 @@ fn set(object: &mut Value, part: &str, field: &str, value: Option<Value>) {
 // === impl NodeChange ===
 
 impl NodeChange {
-    /// Whether it changes nothing.
+    /// Returns whether it changes nothing.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
 
-    /// This change and then `later`, as one: it brings a node to where the two would.
+    /// Returns this change and then `later` as one: it brings a node to where the two would.
     #[must_use]
     pub fn then(mut self, later: Self) -> Self {
         self.unschedulable = later.unschedulable.or(self.unschedulable);
@@ -301,7 +301,7 @@ impl NodeChange {
         self
     }
 
-    /// What it does, for people: `cordon, add taint gpu=bad:NoSchedule, set 3 annotations`.
+    /// Returns what it does, for people: `cordon, add taint gpu=bad:NoSchedule, set 3 annotations`.
     pub fn summary(&self) -> String {
         let mut parts = scheduling(self.unschedulable, &self.add_taints, &self.remove_taints);
         for (what, entries) in [("label", &self.labels), ("annotation", &self.annotations)] {
@@ -317,7 +317,7 @@ impl NodeChange {
     }
 }
 
-/// What schedulers see of a change, for people, one part each: `cordon`, `add taint ...`.
+/// Returns what schedulers see of a change, for people, one part each: `cordon`, `add taint ...`.
 pub fn scheduling(cordon: Option<bool>, add: &[Taint], remove: &[Taint]) -> Vec<String> {
     let cordon = cordon.map(|cordon| if cordon { "cordon" } else { "uncordon" });
     let add = add.iter().map(|taint| format!("add taint {taint}"));
@@ -330,8 +330,8 @@ pub fn scheduling(cordon: Option<bool>, add: &[Taint], remove: &[Taint]) -> Vec<
         .collect()
 }
 
-/// A valid value of a label or taint: letters, digits, `-_.`, at most 63, beginning and ending with a
-/// letter or digit.
+/// Returns a valid value of a label or taint: letters, digits, `-_.`, at most 63, beginning and
+/// ending with a letter or digit.
 pub(crate) fn label_value(text: &str) -> String {
     let clean: String = text
         .chars()

@@ -1,20 +1,19 @@
-//! The quarantine session of a node: a state machine without I/O.
+//! The quarantine session of a node, or later of one of its devices: a state machine without I/O.
 //!
 //! What gpuwarden has done to a node is written on the node ([`ownership`]), in the same
-//! patch that does it; so a restart forgets nothing, and a recovery takes back exactly
-//! that. [`step`] compares what is wanted with what is observed and says what to change.
-//! It may be called at any time, any number of times: it drives towards a state, and
-//! does not count messages.
+//! patch that does it; so a restart forgets nothing, with its store or without, and a recovery
+//! takes back exactly that. [`step`] compares what is wanted with what is observed and returns
+//! the effects that lead from one to the other. It may be called at any time, any number of
+//! times: it drives towards a state, and does not count messages.
 //!
-//! ```text
-//!            wanted                    seen on the node
-//!   Idle ------------> Quarantining ------------------> Quarantined
-//!    ^  \                ^                               |       |
-//!    |   +---> Held -----+ there is room                 |       |
-//!    | taken back                         not wanted any more    | by hand
-//!    +---------------- Releasing <-----------------------+       |
-//!    +-----------------------------------------------------------+
-//! ```
+//! | wanted | ours is on the node | phase | effect |
+//! |---|---|---|---|
+//! | no | no | Idle | |
+//! | yes, but held back | no | Held | |
+//! | yes | no | Quarantining | a patch that takes the node out |
+//! | yes | yes | Quarantined | a patch, where it is not what is wanted now |
+//! | no | yes | Releasing | after the wait, a patch that gives the node back |
+//! | | yes, and a person ends it | Releasing | a patch that cleans up |
 //!
 //! A node that has come back within the last hour waits in Releasing before it is given back
 //! again ([`returns`]); a new fault takes it back to Quarantined. A person waits for nothing.
@@ -30,6 +29,8 @@ pub mod another;
 mod change;
 pub mod ownership;
 pub mod returns;
+
+use std::sync::Arc;
 
 use contract::keys;
 use jiff::{SignedDuration, Timestamp};
@@ -48,9 +49,23 @@ pub const DEADLINE: SignedDuration = SignedDuration::from_secs(60);
 /// Longest wait between two attempts.
 pub const LONGEST_RETRY: SignedDuration = SignedDuration::from_secs(30);
 
-/// Where the session of a node stands.
+/// What of a node a session is about. Each has a session of its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Scope {
+    /// The node as a whole.
+    #[default]
+    Node,
+    /// One of its devices, by name. No session of one is opened yet.
+    Device(String),
+}
+
+/// Where a session stands.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Session {
+    /// What it is about.
+    #[serde(default, skip_serializing_if = "Scope::is_node")]
+    pub scope: Scope,
     /// Where it stands.
     pub phase: Phase,
     /// Identity: the id of the event that opened it; `None` while idle.
@@ -97,16 +112,23 @@ pub enum Phase {
     Releasing,
 }
 
-/// What a step decided.
+/// A session after a step, and what is to be done.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
     /// The session from here on.
     pub session: Session,
-    /// A change to make on the node now. Making it twice, or late, does no harm: it is
-    /// conditional on what this step has seen.
-    pub patch: Option<Patch>,
-    /// What to keep for `explain`.
-    pub notes: Vec<Note>,
+    /// What is to be done, in order.
+    pub effects: Vec<Effect>,
+}
+
+/// Something that a step asks for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Effect {
+    /// Change the node now. Doing it twice, or late, does no harm: it is conditional on what the
+    /// step has seen.
+    Patch(Patch),
+    /// Keep something for `explain`.
+    Note(Note),
 }
 
 /// A change to make on a node, and what for.
@@ -155,6 +177,16 @@ pub enum Failure {
     },
 }
 
+/// A node as decisions see it, and what is ours, or another gpuwarden's, on it. That is read from
+/// its annotations once, when the node is seen.
+#[derive(Clone, Debug)]
+pub struct Observed {
+    /// The node.
+    pub view: Arc<NodeView>,
+    /// Whose session it carries; `None`: it is in service.
+    pub own: Option<Arc<Ownership>>,
+}
+
 /// How a session marks a node, beside what every session does.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Marks {
@@ -169,88 +201,85 @@ pub struct Marks {
     pub store: Option<String>,
 }
 
-/// Decides what to do next about a node.
+/// Decides what to do next about what the session is about.
 ///
 /// `observed` is the node as last seen, or `None` where the cluster does not know it.
 /// `hold` is why the node must not be taken out now; it has no say in anything else.
 pub fn step(
     session: &Session,
     desired: &Desired,
-    observed: Option<&NodeView>,
+    observed: Option<&Observed>,
     marks: &Marks,
     hold: Option<&Hold>,
     now: Timestamp,
 ) -> Step {
-    let Some(node) = observed else {
+    let wanted = desired.wanted_for(&session.scope);
+    let mut step = Step {
+        session: session.clone(),
+        effects: Vec::new(),
+    };
+    let Some(observed) = observed else {
         // Nothing to change. Once the node appears, this is called again.
-        let phase = if desired.wanted() {
+        let phase = if wanted {
             Phase::Quarantining
         } else {
             Phase::Idle
         };
-        return session
-            .clone()
-            .enter(phase, desired, now, "the cluster does not know the node");
+        step.enter(phase, desired, now, "the cluster does not know the node");
+        return step;
     };
-    let mut session = session.clone();
-    let released_at = session.take_in_times(node, now);
-    let own = Ownership::read(node).map(|own| Ownership {
-        since: session.times.counted(keys::SESSION, own.since),
-        ..own
-    });
-    if own.is_none() && session.back_at.take().is_some() {
-        returns::forget_old(&mut session.returns, now);
-        session.returns.push(now);
-    }
-    if let Some(own) = &own
-        && let Some((by_hand, released_at, why)) = ended_by_hand(&session, node, own, desired, now)
-    {
-        let change = change::stand_down(node, own, by_hand, released_at, marks);
-        session.times.trust(keys::RELEASED_AT, released_at, now);
-        session.back_at = None;
-        return session
-            .adopt(own)
-            .enter(Phase::Releasing, desired, now, &why)
-            .drive(Intent::StandDown, change, now);
-    }
-    match (desired.wanted(), own) {
-        (true, None) if let Some(hold) = hold => {
-            let why = format!("held back: {hold}");
-            session.enter(Phase::Held, desired, now, &why)
+    let node = observed.view.as_ref();
+    let released_at = step.session.take_in_times(observed, now);
+    let own = step.session.take_in_own(observed, now);
+    let by_hand = (own.as_ref()).and_then(|own| ended_by_hand(session, node, own, desired, now));
+    match (own, by_hand) {
+        (None, _) if !wanted => {
+            step.enter(Phase::Idle, desired, now, "nothing of ours is on the node");
         }
-        (true, None) => {
-            let change = change::quarantine(node, desired, marks, released_at, now);
-            session
-                .enter(Phase::Quarantining, desired, now, "a fault asks for it")
-                .drive(Intent::Quarantine, change, now)
+        (None, _) => match hold {
+            Some(hold) => {
+                let why = format!("held back: {hold}");
+                step.enter(Phase::Held, desired, now, &why);
+            }
+            None => {
+                step.enter(Phase::Quarantining, desired, now, "a fault asks for it");
+                let returns = &step.session.returns;
+                let change = change::quarantine(node, desired, marks, released_at, returns, now);
+                step.drive(Intent::Quarantine, change, now);
+            }
+        },
+        (Some(own), Some((by_hand, released_at, why))) => {
+            step.session
+                .times
+                .trust(keys::RELEASED_AT, released_at, now);
+            step.session.back_at = None;
+            step.enter(Phase::Releasing, desired, now, &why);
+            let change = change::stand_down(node, &own, by_hand, released_at, marks);
+            step.drive(Intent::StandDown, change, now);
         }
-        (true, Some(own)) => {
+        (Some(own), None) if wanted => {
+            let waited = step.session.back_at.take().is_some();
+            let since = (own.in_phase_since(now))
+                .filter(|_| !waited && step.session.phase != Phase::Releasing)
+                .unwrap_or(now);
+            step.enter(Phase::Quarantined, desired, since, "seen on the node");
+            let own = own.in_phase(step.session.since, None);
             let change = change::update(node, &own, desired, marks, released_at, now);
-            session.back_at = None;
-            session
-                .adopt(&own)
-                .enter(Phase::Quarantined, desired, now, "seen on the node")
-                .drive(Intent::Update, change, now)
+            step.drive(Intent::Update, change, now);
         }
-        (false, Some(own)) => {
-            let change = change::release(node, &own, marks, now);
-            let by_hand = own.undone_by_hand(node).is_some();
-            session
-                .adopt(&own)
-                .enter(
-                    Phase::Releasing,
-                    desired,
-                    now,
-                    "no open fault asks for it any more",
-                )
-                .give_back(change, by_hand, now)
+        (Some(own), None) => {
+            let waits_since = (own.in_phase_since(now)).filter(|_| step.session.back_at.is_some());
+            let since = waits_since.unwrap_or(now);
+            let why = "no open fault asks for it any more";
+            step.enter(Phase::Releasing, desired, since, why);
+            step.give_back(node, own, marks, now);
         }
-        (false, None) => session.enter(Phase::Idle, desired, now, "nothing of ours is on the node"),
     }
+    step
 }
 
-/// Whether a person ends the session: how, up to when reports are dismissed, and what to
-/// say of it.
+/// Returns how a person ends the session, up to when reports are dismissed, and what is said of
+/// it; `None` where nobody does.
 ///
 /// Where no fault asks for the quarantine any more, an undone cordon or taint does not
 /// count: the node is given back as after any recovery, the cordon included.
@@ -288,8 +317,8 @@ fn ended_by_hand(
     Some((by_hand, newest.unwrap_or(now), why.to_owned()))
 }
 
-/// The node as it would be if gpuwarden had never done anything to it: what a replay
-/// begins with.
+/// Returns the node as it would be if gpuwarden had never done anything to it: what a replay begins
+/// with.
 #[must_use]
 pub fn without_ours(node: &NodeView, marks: &Marks) -> NodeView {
     let silent = Marks {
@@ -307,21 +336,41 @@ pub fn without_ours(node: &NodeView, marks: &Marks) -> NodeView {
     node.after(&change)
 }
 
+// === impl Observed ===
+
+impl Observed {
+    /// Returns `view` with what is read from its annotations.
+    pub fn of(view: Arc<NodeView>) -> Self {
+        let own = Ownership::read(&view).map(Arc::new);
+        Self { view, own }
+    }
+}
+
 // === impl Marks ===
 
 impl Marks {
-    /// The whole name of a label of the session.
+    /// Returns the whole name of a label of the session.
     fn label(&self, name: &str) -> String {
         format!("{}{name}", self.label_prefix)
+    }
+}
+
+// === impl Scope ===
+
+impl Scope {
+    /// Returns whether it is the node as a whole.
+    pub fn is_node(&self) -> bool {
+        *self == Self::Node
     }
 }
 
 // === impl Session ===
 
 impl Session {
-    /// A session that has not begun.
+    /// Returns a session of a node that has not begun.
     pub fn idle(now: Timestamp) -> Self {
         Self {
+            scope: Scope::Node,
             phase: Phase::Idle,
             id: None,
             since: now,
@@ -336,6 +385,12 @@ impl Session {
         }
     }
 
+    /// Returns the id of the session that the node carries, as of the last step.
+    pub fn on_the_node(&self) -> Option<&str> {
+        let there = matches!(self.phase, Phase::Quarantined | Phase::Releasing);
+        self.id.as_deref().filter(|_| there)
+    }
+
     /// Returns whether nothing of it is worth keeping over a restart.
     pub fn is_blank(&self) -> bool {
         self.phase == Phase::Idle && self.returns.is_empty() && self.times.is_empty()
@@ -343,23 +398,46 @@ impl Session {
 
     /// Takes in the times that people or others have written on the node. Returns up to when
     /// faults are dismissed, where that is to be written anew: it said a time of the future.
-    pub fn take_in_times(&mut self, node: &NodeView, now: Timestamp) -> Option<Timestamp> {
-        let since = Ownership::read(node).and_then(|own| own.since);
+    pub fn take_in_times(&mut self, observed: &Observed, now: Timestamp) -> Option<Timestamp> {
+        let since = observed.own.as_ref().and_then(|own| own.since);
         self.times.take_in(keys::SESSION, since, now);
-        let says = ownership::released_at(node);
+        let says = ownership::released_at(&observed.view);
         let counts = self.times.take_in(keys::RELEASED_AT, says, now);
         counts.filter(|_| counts != says)
+    }
+
+    /// Takes in what the node says of the session: all of it, where a process before has lost what
+    /// it knew. Returns it, with the times as which those of the future count.
+    fn take_in_own(&mut self, observed: &Observed, now: Timestamp) -> Option<Ownership> {
+        let Some(own) = observed.own.as_deref() else {
+            if self.back_at.take().is_some() {
+                returns::keep(&mut self.returns, [now], now);
+            }
+            return None;
+        };
+        let own = Ownership {
+            since: self.times.counted(keys::SESSION, own.since),
+            ..own.clone()
+        };
+        self.id = Some(own.session_id.clone());
+        if matches!(self.phase, Phase::Idle | Phase::Held) {
+            let returns = own.returns.iter().copied();
+            returns::keep(&mut self.returns, returns, now);
+            let latest = now + returns::LONGEST_WAIT;
+            self.back_at = own.back_at.map(|at| at.min(latest));
+        }
+        Some(own)
     }
 
     /// Takes in what was kept over a restart: what waited is tried at once.
     #[must_use]
     pub fn restored(mut self, now: Timestamp) -> Self {
         self.clock_put_back(now);
-        returns::forget_old(&mut self.returns, now);
+        returns::keep(&mut self.returns, [], now);
         self
     }
 
-    /// Until when it waits to be given back; `None`: it does not.
+    /// Returns until when it waits to be given back; `None`: it does not.
     pub fn waits_until(&self) -> Option<Timestamp> {
         let waits = self.phase == Phase::Releasing && self.pending_since.is_none();
         self.back_at.filter(|_| waits)
@@ -389,7 +467,7 @@ impl Session {
         }
     }
 
-    /// When to call [`step`] again even if nothing happens; `None`: not at all.
+    /// Returns when to call [`step`] again even if nothing happens; `None`: not at all.
     pub fn wake_at(&self) -> Option<Timestamp> {
         let attention = self
             .pending_since
@@ -399,7 +477,15 @@ impl Session {
         times.into_iter().flatten().min()
     }
 
-    /// What is awaited, for people; `seen`: whether the cluster has the node.
+    /// Takes in that the node is as it should be now.
+    fn settled(&mut self) {
+        self.failures = 0;
+        self.not_before = None;
+        self.pending_since = None;
+        self.asked = false;
+    }
+
+    /// Returns what is awaited, for people; `seen`: whether the cluster has the node.
     pub fn awaits(&self, seen: bool) -> String {
         if let Some(back_at) = self.waits_until().filter(|_| seen) {
             let text = returns::text(self.returns.len(), back_at);
@@ -419,97 +505,83 @@ impl Session {
         };
         awaits.to_owned()
     }
-
-    fn adopt(mut self, own: &Ownership) -> Self {
-        self.id = Some(own.session_id.clone());
-        self
-    }
-
-    fn enter(mut self, phase: Phase, desired: &Desired, now: Timestamp, why: &str) -> Step {
-        let mut notes = Vec::new();
-        let from = self.phase;
-        self.watched = matches!(
-            phase,
-            Phase::Quarantining | Phase::Quarantined | Phase::Releasing
-        );
-        if phase != from {
-            self.phase = phase;
-            self.since = now;
-            self.failures = 0;
-            self.not_before = None;
-            self.pending_since = None;
-            self.asked = false;
-        }
-        let id = self.id.clone();
-        match phase {
-            Phase::Idle => {
-                self.id = None;
-                self.pending_since = None;
-                self.not_before = None;
-            }
-            Phase::Held | Phase::Quarantining if self.id.is_none() => {
-                self.id = desired
-                    .events
-                    .first()
-                    .map(|counted| counted.event.id.clone());
-            }
-            _ => {}
-        }
-        if phase != from {
-            notes.push(Note {
-                kind: EntryKind::Session,
-                text: format!("{} -> {}: {why}", from.name(), phase.name()),
-                detail: json!({"from": from, "to": phase, "id": self.id.clone().or(id)}),
-            });
-        }
-        Step {
-            session: self,
-            patch: None,
-            notes,
-        }
-    }
 }
 
 // === impl Step ===
 
 impl Step {
+    /// Has the session be in `phase`, since then where it was not.
+    fn enter(&mut self, phase: Phase, desired: &Desired, since: Timestamp, why: &str) {
+        let session = &mut self.session;
+        let from = session.phase;
+        session.watched = matches!(
+            phase,
+            Phase::Quarantining | Phase::Quarantined | Phase::Releasing
+        );
+        let id = session.id.clone();
+        match phase {
+            Phase::Idle => {
+                session.id = None;
+                session.settled();
+            }
+            Phase::Held | Phase::Quarantining if session.id.is_none() => {
+                let first = desired.events.first();
+                session.id = first.map(|counted| counted.event.id.clone());
+            }
+            _ => {}
+        }
+        if phase == from {
+            return;
+        }
+        (session.phase, session.since) = (phase, since);
+        session.settled();
+        let id = session.id.clone().or(id);
+        self.effects.push(Effect::Note(Note {
+            kind: EntryKind::Session,
+            text: format!("{} -> {}: {why}", from.name(), phase.name()),
+            detail: json!({"from": from, "to": phase, "id": id}),
+        }));
+    }
+
     /// Gives the node back, once it has waited; what a person did by hand waits for nothing.
-    fn give_back(mut self, change: NodeChange, by_hand: bool, now: Timestamp) -> Self {
+    fn give_back(&mut self, node: &NodeView, own: Ownership, marks: &Marks, now: Timestamp) {
         let session = &mut self.session;
         let begins = session.back_at.is_none();
         if begins {
-            returns::forget_old(&mut session.returns, now);
+            returns::keep(&mut session.returns, [], now);
         }
         session.not_before = session.not_before.filter(|at| *at > now);
         let wait = returns::wait(session.returns.len());
         let back_at = *session.back_at.get_or_insert(now + wait);
-        if by_hand || now >= back_at {
-            return self.drive(Intent::Release, change, now);
+        if own.undone_by_hand(node).is_some() || now >= back_at {
+            let change = change::release(node, &own, marks, now);
+            self.drive(Intent::Release, change, now);
+            return;
         }
         if begins {
-            let text = returns::text(session.returns.len(), back_at);
-            self.notes.push(Note {
+            self.effects.push(Effect::Note(Note {
                 kind: EntryKind::Session,
-                text,
+                text: returns::text(session.returns.len(), back_at),
                 detail: json!({"backAt": back_at, "returns": session.returns.len()}),
-            });
+            }));
         }
-        self
+        let own = own.in_phase(session.since, Some(back_at));
+        let change = change::note_wait(node, &own, marks, now);
+        self.drive(Intent::Update, change, now);
     }
 
-    fn drive(mut self, intent: Intent, change: NodeChange, now: Timestamp) -> Self {
+    /// Makes a change, where it is one and it is time; asks a person where it does not get
+    /// through.
+    fn drive(&mut self, intent: Intent, change: NodeChange, now: Timestamp) {
         let session = &mut self.session;
         if change.is_empty() {
-            session.failures = 0;
-            session.not_before = None;
-            session.pending_since = None;
-            session.asked = false;
-            return self;
+            session.settled();
+            return;
         }
         let since = *session.pending_since.get_or_insert(now);
         if !session.asked && now.duration_since(since) >= DEADLINE {
             session.asked = true;
-            self.notes.push(Note {
+            self.effects.push(Effect::Note(Note {
                 kind: EntryKind::Attention,
                 text: format!(
                     "{}: not taken by the API server for {} s, {} attempts failed; look at the \
@@ -519,23 +591,22 @@ impl Step {
                     session.failures
                 ),
                 detail: Value::Null,
-            });
+            }));
         }
         if session
             .not_before
             .is_none_or(|not_before| now >= not_before)
         {
             session.not_before = None;
-            self.patch = Some(Patch { intent, change });
+            self.effects.push(Effect::Patch(Patch { intent, change }));
         }
-        self
     }
 }
 
 // === impl Phase ===
 
 impl Phase {
-    /// The phase's name, as serialised.
+    /// Returns the phase's name, as serialised.
     pub fn name(self) -> &'static str {
         match self {
             Self::Idle => "idle",
@@ -550,7 +621,7 @@ impl Phase {
 // === impl Intent ===
 
 impl Intent {
-    /// The intent's name, as serialised.
+    /// Returns the intent's name, as serialised.
     pub fn name(self) -> &'static str {
         match self {
             Self::Quarantine => "quarantine",

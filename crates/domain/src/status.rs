@@ -5,11 +5,11 @@
 //! `UnQuarantined` for the recovery that gave the node back, `Cancelled` for all of a
 //! session that ended without one. An event that the quarantine has no part in has none.
 //!
-//! Nothing here is decided: [`StatusLedger::look`] reads off the node and the open faults
-//! what has happened. It is saved with the fault book, and the rest is read from the node
-//! again, so a write that a crash has prevented is made up for; made twice, it does no harm.
+//! Nothing here is decided: [`Reports::look`] reads off the node and the open faults what has
+//! happened. Who starts anew reads it off the node again, and a record that has a word keeps it; so
+//! what a crash has prevented is made up for, and said twice it does no harm.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeSet, VecDeque};
 
 use contract::keys;
 use jiff::Timestamp;
@@ -17,20 +17,14 @@ use serde::{Deserialize, Serialize};
 
 use crate::assess::Desired;
 use crate::fault::Fault;
-use crate::node::NodeView;
-use crate::session::ownership::Ownership;
+use crate::session::Observed;
 
-/// Most events of a node whose status is open; the oldest goes without one then. As many
+/// Most events of a node that wait for their word; the oldest goes without one then. As many
 /// come in one page of the feed.
 pub const MAX_REPORTS: usize = 1_000;
 /// Most faults that one of these events is remembered to report or close, the gravest of them:
 /// what asks for a quarantine is among them.
 pub const MAX_REPORT_FAULTS: usize = 16;
-/// Most events that are known to be counted by the session of a node; beyond it those go that
-/// nothing on the node names any more.
-pub const MAX_COUNTED: usize = 2_048;
-/// Most statuses that wait for the store; more are not noted.
-pub const MAX_DUE: usize = 20_000;
 
 /// A `nodequarantined`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,55 +39,53 @@ pub enum NodeQuarantined {
     Cancelled,
 }
 
-/// A status to be written.
+/// What is to be written into the records of events.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Due {
-    /// Of one event, unless it has one.
+pub enum Status {
+    /// Into that of one event, unless it has a word.
     Event {
         /// Its id.
         id: String,
-        /// The status.
-        status: NodeQuarantined,
+        /// The word.
+        word: NodeQuarantined,
         /// When it was seen.
         at: Timestamp,
         /// Only where one of these events is counted by the store (`Quarantined` or
         /// `AlreadyQuarantined`); empty: in any case.
         if_counted: Vec<String>,
     },
-    /// Of all events that the newest quarantine of this node has counted: `Cancelled`.
+    /// Into those of all events that the newest quarantine of this node has counted: `Cancelled`.
     Cancel {
         /// The node.
         node: String,
     },
 }
 
-/// What is to be written, and what it takes to know it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct StatusLedger {
-    #[serde(default)]
-    nodes: BTreeMap<String, NodeLedger>,
-    due: VecDeque<Due>,
-}
-
-/// What of the ledger belongs to no node.
-#[derive(Debug, Serialize)]
-pub struct Waiting<'a> {
-    due: &'a VecDeque<Due>,
-}
-
-/// What the ledger has of one node.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct NodeLedger {
-    /// The session that was last seen on the node.
+/// The events of a node that wait for their word, and what it takes to know it.
+#[derive(Clone, Debug, Default)]
+pub struct Reports {
+    /// In the order in which they came.
+    waiting: VecDeque<Report>,
+    /// The session that was on the node at the last look.
     session: Option<String>,
-    /// Events that it counts.
+    /// Events that it counts: they have their word.
     counted: BTreeSet<String>,
-    /// Events that were taken in and have no status yet.
-    reports: VecDeque<Report>,
+    /// What was said of single events since it was last saved: said again after a crash.
+    said: Vec<Status>,
 }
 
+/// What is saved of the events of a node.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct SavedReports {
+    /// Those that wait for their word.
+    waiting: VecDeque<Report>,
+    /// The words of the others, which may not be in their records yet.
+    said: Vec<Status>,
+}
+
+/// An event that waits for its word.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-struct Report {
+pub struct Report {
     id: String,
     healthy: bool,
     /// The events that stand for the faults which it reports or closes.
@@ -103,7 +95,7 @@ struct Report {
 // === impl NodeQuarantined ===
 
 impl NodeQuarantined {
-    /// The word in the record.
+    /// Returns the word in the record.
     pub fn name(self) -> &'static str {
         match self {
             Self::Quarantined => "Quarantined",
@@ -113,222 +105,177 @@ impl NodeQuarantined {
         }
     }
 
-    /// Whether a record with this word belongs to a quarantine that has not ended.
+    /// Returns the word of a report or recovery that came in a session.
+    fn of_report(gave_back: bool) -> Self {
+        if gave_back {
+            Self::UnQuarantined
+        } else {
+            Self::AlreadyQuarantined
+        }
+    }
+
+    /// Returns whether a record with this word belongs to a quarantine that has not ended.
     pub fn is_counted(word: &str) -> bool {
         word == Self::Quarantined.name() || word == Self::AlreadyQuarantined.name()
     }
 }
 
-// === impl StatusLedger ===
+// === impl Reports ===
 
-impl StatusLedger {
+impl Reports {
     /// Takes in that an event reports, or where it is healthy closes, `faults`.
-    pub fn took_in(&mut self, node: &str, id: &str, healthy: bool, faults: &[&Fault]) {
+    pub fn took_in(&mut self, id: &str, healthy: bool, mut faults: Vec<&Fault>) {
         if faults.is_empty() {
             return;
         }
-        let ledger = self.nodes.entry(node.to_owned()).or_default();
-        if ledger.reports.len() >= MAX_REPORTS {
-            ledger.reports.pop_front();
+        if self.waiting.len() >= MAX_REPORTS {
+            self.waiting.pop_front();
         }
-        let mut faults = faults.to_vec();
         faults.sort_by(|a, b| Fault::by_gravity(a, b));
-        let ids: BTreeSet<&String> = (faults.iter())
-            .map(|fault| &fault.event.id)
-            .take(MAX_REPORT_FAULTS)
-            .collect();
-        ledger.reports.push_back(Report {
+        let ids = faults.into_iter().map(|fault| &fault.event.id);
+        let ids: BTreeSet<&String> = ids.take(MAX_REPORT_FAULTS).collect();
+        self.waiting.push_back(Report {
             id: id.to_owned(),
             healthy,
             faults: ids.into_iter().cloned().collect(),
         });
     }
 
-    /// Takes in how a node is seen, and what is wanted for it. Whether that has changed
-    /// anything here.
-    pub fn look(&mut self, node: &NodeView, desired: &Desired, at: Timestamp) -> bool {
-        let own = Ownership::read(node);
-        let mut ledger = self.nodes.remove(&node.name).unwrap_or_default();
-        let before = ledger.extent();
-        let seen = own.as_ref().map(|own| &own.session_id);
-        if ledger.session.is_some() && ledger.session.as_ref() != seen {
-            self.ended(&mut ledger, node, at);
+    /// Takes in how a node is seen, and what is wanted for it. Returns what is to be written.
+    pub fn look(&mut self, observed: &Observed, desired: &Desired, at: Timestamp) -> Vec<Status> {
+        let statuses = self.read_off(observed, desired, at);
+        let events = statuses
+            .iter()
+            .filter(|one| matches!(one, Status::Event { .. }));
+        self.said.extend(events.cloned());
+        self.said.truncate(MAX_REPORTS);
+        statuses
+    }
+
+    fn read_off(&mut self, observed: &Observed, desired: &Desired, at: Timestamp) -> Vec<Status> {
+        let mut statuses = Vec::new();
+        let own = observed.own.as_deref();
+        let session = own.map(|own| own.session_id.clone());
+        let before = std::mem::replace(&mut self.session, session);
+        if before.is_some() && before != self.session {
+            self.end(observed, at, &mut statuses);
         }
-        if let Some(own) = &own {
-            self.goes_on(&mut ledger, own, desired, at);
-        } else {
-            self.without_session(&mut ledger, desired, at);
-        }
-        let changed = ledger.extent() != before;
-        if ledger != NodeLedger::default() {
-            self.nodes.insert(node.name.clone(), ledger);
-        }
-        changed
-    }
-
-    /// Forgets a node that is gone, or another's; a session of ours on it has ended. Whether
-    /// anything was known of it.
-    pub fn forget(&mut self, node: &str) -> bool {
-        let ledger = self.nodes.remove(node);
-        if (ledger.as_ref()).is_some_and(|ledger| ledger.session.is_some()) {
-            let node = node.to_owned();
-            self.owe(Due::Cancel { node });
-        }
-        ledger.is_some()
-    }
-
-    /// The nodes of which anything is known.
-    pub fn nodes(&self) -> impl Iterator<Item = &str> {
-        self.nodes.keys().map(String::as_str)
-    }
-
-    /// What is known of one node, to be saved.
-    pub fn share(&self, node: &str) -> Option<&NodeLedger> {
-        self.nodes.get(node)
-    }
-
-    /// Takes back what was saved of a node.
-    pub fn restore(&mut self, node: &str, ledger: NodeLedger) {
-        self.nodes.insert(node.to_owned(), ledger);
-    }
-
-    /// What belongs to no node, to be saved. Read back, it is a ledger without nodes.
-    pub fn waiting(&self) -> Waiting<'_> {
-        Waiting { due: &self.due }
-    }
-
-    /// What is to be written, oldest first, at most `limit`.
-    pub fn due(&self, limit: usize) -> Vec<Due> {
-        self.due.iter().take(limit).cloned().collect()
-    }
-
-    /// The oldest `count` are written.
-    pub fn written(&mut self, count: usize) {
-        self.due.drain(..count.min(self.due.len()));
-    }
-
-    fn owe(&mut self, due: Due) {
-        if self.due.len() < MAX_DUE {
-            self.due.push_back(due);
-        }
-    }
-
-    fn owe_event(&mut self, id: String, status: NodeQuarantined, at: Timestamp) {
-        self.owe(Due::Event {
-            id,
-            status,
-            at,
-            if_counted: Vec::new(),
-        });
-    }
-
-    /// The session is on the node.
-    fn goes_on(
-        &mut self,
-        ledger: &mut NodeLedger,
-        own: &Ownership,
-        desired: &Desired,
-        at: Timestamp,
-    ) {
-        ledger.session = Some(own.session_id.clone());
+        let Some(own) = own else {
+            self.without_session(desired, at, &mut statuses);
+            return statuses;
+        };
         let listed = own.events.iter().map(|event| &event.id);
         let wanted = desired.events.iter().map(|counted| &counted.event.id);
-        for id in listed.chain(wanted) {
-            if ledger.counted.insert(id.clone()) {
-                let status = if *id == own.session_id {
-                    NodeQuarantined::Quarantined
-                } else {
-                    NodeQuarantined::AlreadyQuarantined
-                };
-                self.owe_event(id.clone(), status, at);
-            }
-        }
-        if ledger.counted.len() > MAX_COUNTED {
-            let named = |id: &String| {
-                own.events.iter().any(|event| event.id == *id)
-                    || (desired.events.iter()).any(|counted| counted.event.id == *id)
-            };
-            ledger.counted.retain(named);
-        }
-        if !desired.wanted() {
-            return; // The release is on its way: it tells what the recoveries were.
-        }
-        for report in std::mem::take(&mut ledger.reports) {
-            if ledger.counts(&report) && !ledger.counted.contains(&report.id) {
-                self.owe_event(report.id, NodeQuarantined::AlreadyQuarantined, at);
-            }
-        }
-    }
-
-    /// The session that was on the node is gone.
-    fn ended(&mut self, ledger: &mut NodeLedger, node: &NodeView, at: Timestamp) {
-        let marks = [keys::UNCORDONED_MANUALLY, keys::UNTAINTED_MANUALLY];
-        let by_hand = marks
-            .iter()
-            .any(|mark| node.annotations.contains_key(*mark));
-        let (ours, others): (Vec<Report>, Vec<Report>) = std::mem::take(&mut ledger.reports)
-            .into_iter()
-            .partition(|report| ledger.counts(report));
-        let last = ours.iter().rposition(|report| report.healthy);
-        for (index, report) in ours.into_iter().enumerate() {
-            let status = if Some(index) == last && !by_hand {
-                NodeQuarantined::UnQuarantined
+        let counted: BTreeSet<String> = listed.chain(wanted).cloned().collect();
+        for id in counted.difference(&self.counted) {
+            let word = if *id == own.session_id {
+                NodeQuarantined::Quarantined
             } else {
                 NodeQuarantined::AlreadyQuarantined
             };
+            statuses.push(Status::of(id.clone(), word, at));
+        }
+        self.counted = counted;
+        // Otherwise the release is on its way: it tells what the recoveries were.
+        if desired.wanted() {
+            for report in std::mem::take(&mut self.waiting) {
+                if self.counts(&report) && !self.counted.contains(&report.id) {
+                    let word = NodeQuarantined::AlreadyQuarantined;
+                    statuses.push(Status::of(report.id, word, at));
+                }
+            }
+        }
+        statuses
+    }
+
+    /// Forgets all of a node that is gone, or another's. Returns what is to be written: a session
+    /// of ours on it has ended.
+    pub fn forget(&mut self, node: &str) -> Option<Status> {
+        let node = node.to_owned();
+        let before = std::mem::take(self);
+        before.session.map(|_| Status::Cancel { node })
+    }
+
+    /// Returns what is to be saved; `None` where there is nothing.
+    pub fn to_save(&self) -> Option<SavedReports> {
+        let is_empty = self.waiting.is_empty() && self.said.is_empty();
+        (!is_empty).then(|| SavedReports {
+            waiting: self.waiting.clone(),
+            said: self.said.clone(),
+        })
+    }
+
+    /// Takes in that it is saved. Returns whether it is to be saved once more: what was said was
+    /// written before, and by then it is in the records.
+    pub fn saved(&mut self) -> bool {
+        !std::mem::take(&mut self.said).is_empty()
+    }
+
+    /// Goes on from what was saved, and from the session on the node. Returns what is to be written.
+    pub fn restore(&mut self, saved: SavedReports, session: Option<String>) -> Vec<Status> {
+        (self.waiting, self.said) = (saved.waiting, saved.said);
+        self.session = session;
+        self.said.clone()
+    }
+
+    /// Takes in that the session that was on the node is gone.
+    fn end(&mut self, observed: &Observed, at: Timestamp, statuses: &mut Vec<Status>) {
+        let node = &observed.view;
+        let marks = [keys::UNCORDONED_MANUALLY, keys::UNTAINTED_MANUALLY];
+        let by_hand = (marks.iter()).any(|mark| node.annotations.contains_key(*mark));
+        let (ours, others): (Vec<Report>, Vec<Report>) = std::mem::take(&mut self.waiting)
+            .into_iter()
+            .partition(|report| self.counts(report));
+        let last = ours.iter().rposition(|report| report.healthy);
+        for (index, report) in ours.into_iter().enumerate() {
             // A recovery that a person was faster than has given nothing back.
-            if !(ledger.counted.contains(&report.id) || by_hand && report.healthy) {
-                self.owe_event(report.id, status, at);
+            if !(self.counted.contains(&report.id) || by_hand && report.healthy) {
+                let word = NodeQuarantined::of_report(Some(index) == last && !by_hand);
+                statuses.push(Status::of(report.id, word, at));
             }
         }
         if by_hand || last.is_none() {
-            self.owe(Due::Cancel {
+            statuses.push(Status::Cancel {
                 node: node.name.clone(),
             });
         }
-        *ledger = NodeLedger {
-            reports: others.into(),
-            ..NodeLedger::default()
-        };
+        self.waiting = others.into();
+        self.counted.clear();
     }
 
-    /// Nothing of ours is on the node. A recovery may belong to a session that ended while
-    /// nobody looked: then the store still counts the event of its fault.
-    fn without_session(&mut self, ledger: &mut NodeLedger, desired: &Desired, at: Timestamp) {
-        let last = ledger.reports.iter().rposition(|report| report.healthy);
-        let mut left = VecDeque::new();
-        for (index, report) in std::mem::take(&mut ledger.reports).into_iter().enumerate() {
+    /// Takes in that nothing of ours is on the node. A recovery may belong to a session that
+    /// ended while nobody looked: then the store still counts the event of its fault.
+    fn without_session(&mut self, desired: &Desired, at: Timestamp, statuses: &mut Vec<Status>) {
+        let last = self.waiting.iter().rposition(|report| report.healthy);
+        for (index, report) in std::mem::take(&mut self.waiting).into_iter().enumerate() {
             if report.healthy {
-                let status = if Some(index) == last {
-                    NodeQuarantined::UnQuarantined
-                } else {
-                    NodeQuarantined::AlreadyQuarantined
-                };
-                self.owe(Due::Event {
+                statuses.push(Status::Event {
                     id: report.id,
-                    status,
+                    word: NodeQuarantined::of_report(Some(index) == last),
                     at,
                     if_counted: report.faults,
                 });
             } else if desired.wanted() {
-                left.push_back(report); // The quarantine is on its way.
+                self.waiting.push_back(report); // The quarantine is on its way.
             }
         }
-        ledger.reports = left;
-    }
-}
-
-// === impl NodeLedger ===
-
-impl NodeLedger {
-    /// What tells one state from the next: ids are only added to a session's, and reports only
-    /// taken away.
-    fn extent(&self) -> (Option<String>, usize, usize) {
-        (self.session.clone(), self.counted.len(), self.reports.len())
     }
 
     fn counts(&self, report: &Report) -> bool {
         report.faults.iter().any(|id| self.counted.contains(id))
+    }
+}
+
+// === impl Status ===
+
+impl Status {
+    fn of(id: String, word: NodeQuarantined, at: Timestamp) -> Self {
+        Self::Event {
+            id,
+            word,
+            at,
+            if_counted: Vec::new(),
+        }
     }
 }
 

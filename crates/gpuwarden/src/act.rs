@@ -106,6 +106,7 @@ impl Acting<'_> {
         tasks.worker("the page", page);
         tasks.writer("the quarantine", quarantine.run(done.clone()));
         tasks.worker("the journal", handles.journal.run());
+        tasks.worker("the statuses of events", handles.statuses.run());
         if let Some(reporter) = reporter {
             tasks.writer("the reporter of conditions", reporter.run(done.clone()));
         }

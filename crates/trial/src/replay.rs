@@ -162,6 +162,7 @@ impl Replay {
             }),
             // No node is away for longer than a replay lasts.
             retention: SignedDuration::MAX,
+            returns_wait: false,
         };
         let nothing = Brake {
             budgets: Vec::new(),
@@ -296,8 +297,6 @@ impl Replay {
             }
         }
         for node in touched {
-            // Time goes from event to event here: nothing would come to give it back later.
-            self.fleet.forget_returns(&node);
             // A node of which nothing is left is made anew when it is named again.
             let is_faulty = !self.fleet.book().faults(&node).is_empty();
             if !self.listed && !is_faulty && !self.out.contains_key(&node) {
@@ -305,8 +304,6 @@ impl Replay {
                 self.fleet.decide(now);
             }
         }
-        // Nobody reads them here.
-        self.fleet.take(Input::StatusesWritten(usize::MAX), now);
         decisions
     }
 

@@ -3,6 +3,8 @@
 //!
 //! Pure, and worked out only when somebody asks: the decisions themselves need none of it.
 
+use std::sync::Arc;
+
 use contract::keys;
 use domain::assess::{Dismissal, DismissedBy, Ruling, Verdict, assess, is_notice};
 use domain::fault::{Fault, not_fully_seen};
@@ -11,10 +13,8 @@ use domain::mode::Mode;
 use domain::nearest::nearest;
 use domain::node::NodeView;
 use domain::policy::{EventVariable, NodeVariable, Policy, Rule, RuleKind, event_variable};
-use domain::session::another;
-use domain::session::ownership::{Ownership, dismissal};
-use domain::session::returns;
-use domain::session::{Phase, Session};
+use domain::session::ownership::dismissal;
+use domain::session::{Observed, Phase, Session, another, returns};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -128,9 +128,9 @@ fn explain(
     cluster: Option<Connection<'_>>,
     sources: &[Source<'_>],
 ) -> WhyNot {
-    let (node, view) = (situation.node, situation.view.as_deref());
-    let listed = cluster.filter(|cluster| cluster.listed || view.is_some());
-    let in_cluster = listed.map(|_| view.is_some());
+    let (node, observed) = (situation.node, situation.observed);
+    let listed = cluster.filter(|cluster| cluster.listed || observed.is_some());
+    let in_cluster = listed.map(|_| observed.is_some());
     let mut checks = Vec::new();
     checks.extend(sources_check(sources));
     checks.push(cluster_check(cluster));
@@ -158,8 +158,8 @@ fn explain(
 
 fn answer(situation: &Situation<'_>, cluster: Option<Connection<'_>>, checks: &[Check]) -> String {
     let node = situation.node;
-    let own = situation.view.as_deref().and_then(Ownership::read);
-    if let (Some(own), true) = (&own, situation.anothers) {
+    let own = situation.observed.and_then(|node| node.own.as_deref());
+    if let (Some(own), true) = (own, situation.anothers) {
         let (who, since) = (another::who(own, node), another::since(own));
         return format!("{node} is quarantined by another gpuwarden{since}: {who}");
     }
@@ -189,7 +189,7 @@ fn answer(situation: &Situation<'_>, cluster: Option<Connection<'_>>, checks: &[
         })
         .collect();
     let unread = cluster.is_some_and(|cluster| !cluster.listed);
-    if unread && situation.view.is_none() {
+    if unread && situation.observed.is_none() {
         let cluster = checks.iter().find(|check| check.name == CLUSTER);
         let why = cluster.map_or("", |check| &check.text);
         return format!("whether {node} is quarantined is not known: {why}");
@@ -197,7 +197,7 @@ fn answer(situation: &Situation<'_>, cluster: Option<Connection<'_>>, checks: &[
     match stops.as_slice() {
         [] => format!(
             "{node} is being quarantined: {}",
-            situation.session.awaits(situation.view.is_some())
+            situation.session.awaits(situation.observed.is_some())
         ),
         [first, rest @ ..] => {
             // One reason may hold for several faults.
@@ -287,14 +287,14 @@ fn anothers_check(situation: &Situation<'_>) -> Option<Check> {
     }
     let mut text = "the node carries the session of another gpuwarden".to_owned();
     let Some((view, own)) =
-        (situation.view.as_deref()).and_then(|view| Some((view, Ownership::read(view)?)))
+        (situation.observed).and_then(|node| Some((&node.view, node.own.as_deref()?)))
     else {
         return Some(stops("session", text));
     };
     text = format!(
         "{text}, {}{}: it is left alone, and counts as out of service",
-        another::who(&own, situation.node),
-        another::since(&own)
+        another::who(own, situation.node),
+        another::since(own)
     );
     let mut check = stops("session", text);
     if situation.on_our_node {
@@ -302,7 +302,7 @@ fn anothers_check(situation: &Situation<'_>) -> Option<Check> {
     }
     check = check.fix(&format!(
         "it ends when that gpuwarden gives the node back; where that is gone for good: {}",
-        another::end_by_hand(&own, view)
+        another::end_by_hand(own, view)
     ));
     if own.cordoned && !view.unschedulable {
         let seen = "somebody has uncordoned the node; only who made the session takes that in";
@@ -351,8 +351,9 @@ fn rule_checks(situation: &Situation<'_>) -> (Vec<Check>, usize) {
             .fix("gpuwarden status says why the policy cannot be read");
         return (vec![check], 0);
     };
-    let unknown = NodeView::unknown(situation.node);
-    let node = situation.view.as_deref().unwrap_or(&unknown);
+    let unknown = Observed::of(Arc::new(NodeView::unknown(situation.node)));
+    let observed = situation.observed.unwrap_or(&unknown);
+    let node = observed.view.as_ref();
     let mut faults: Vec<&Fault> = situation.faults.iter().collect();
     faults.sort_by(|a, b| Fault::by_gravity(a, b));
     let variable = NodeVariable::new(&node.object());
@@ -362,7 +363,7 @@ fn rule_checks(situation: &Situation<'_>) -> (Vec<Check>, usize) {
             std::slice::from_ref(fault),
             policy,
             node,
-            dismissal(node, situation.dropped_at, &situation.session.times),
+            dismissal(observed, situation.dropped_at, &situation.session.times),
         );
         if is_notice(fault, &desired.verdicts) {
             notices += 1;

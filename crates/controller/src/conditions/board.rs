@@ -187,8 +187,8 @@ impl Shared {
         }
     }
 
-    /// What we have written on the node may not be there any more, and its versions begin
-    /// lower.
+    /// Takes in that what we have written on the node may not be there any more, and that its
+    /// versions begin lower.
     pub(super) fn restored(&self, node: &str) {
         if let Some(node) = self.lock().nodes.get_mut(node) {
             node.written = 0;
@@ -202,7 +202,7 @@ impl Shared {
         state.later.set(node, None);
     }
 
-    /// What is to be done now.
+    /// Returns what is to be done now.
     pub(super) fn take(&self, now: Timestamp) -> Vec<Job> {
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -239,7 +239,7 @@ impl Shared {
         jobs
     }
 
-    /// When to take again, if nothing is posted.
+    /// Returns when to take again, if nothing is posted.
     pub(super) fn next(&self) -> Option<Timestamp> {
         self.lock().later.next()
     }
@@ -278,7 +278,7 @@ impl Shared {
         state.due.insert(outcome.node);
     }
 
-    /// After a bug: whoever is left waiting is looked at again.
+    /// Has whoever is left waiting looked at again, after a bug.
     pub(super) fn none_under_way(&self) {
         let mut guard = self.lock();
         let state = &mut *guard;
@@ -380,7 +380,7 @@ impl Node {
         }
     }
 
-    /// These are written; what was asked for meanwhile stays.
+    /// Takes in that these are written; what was asked for meanwhile stays.
     fn wrote(&mut self, written: &[ConditionChange]) {
         self.changes.retain(|change| !written.contains(change));
         for change in &mut self.changes {
@@ -392,7 +392,7 @@ impl Node {
         }
     }
 
-    /// Nothing is to be told or to be remembered.
+    /// Returns whether nothing is to be told or to be remembered.
     fn is_done(&self) -> bool {
         let seen = version(&self.view) >= self.written;
         let nothing =
@@ -400,7 +400,7 @@ impl Node {
         nothing && seen && !self.under_way
     }
 
-    /// The Events to tell now, and when to look again for more.
+    /// Returns the Events to tell now, and when to look again for more.
     fn events(
         &mut self,
         kind: Option<EventKind>,
@@ -472,8 +472,8 @@ impl Node {
     }
 }
 
-/// Versions are comparable numbers in every Kubernetes we know; where they are not, each view
-/// counts as new.
+/// Returns the version of a view. Versions are comparable numbers in every Kubernetes we know;
+/// where they are not, each view counts as new.
 fn version(view: &NodeView) -> u64 {
     view.resource_version.parse().unwrap_or(u64::MAX)
 }

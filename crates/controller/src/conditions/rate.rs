@@ -14,7 +14,7 @@ pub(super) struct Bucket {
 // === impl Bucket ===
 
 impl Bucket {
-    /// A full one.
+    /// Returns a full one.
     pub(super) fn new(capacity: i64, refill: SignedDuration, now: Timestamp) -> Self {
         Self {
             capacity,

@@ -83,7 +83,7 @@ pub struct ServiceAccountError(String);
 /// Says whose a token is.
 #[async_trait]
 pub trait Reviewer: Send + Sync + 'static {
-    /// Whose `token` is, if it is made for `audience`.
+    /// Returns whose `token` is, if it is made for `audience`.
     async fn review(&self, token: &str, audience: &str) -> Result<TokenOwner, TokenError>;
 }
 
@@ -104,8 +104,9 @@ struct Kept {
 // === impl Identify ===
 
 impl Identify {
-    /// Callers with a certificate are the node that it names; those with a token are who
-    /// the API server says, by `rules`. Without `tokens` only certificates count.
+    /// Returns the rule by which callers with a certificate are the node that it names, and those
+    /// with a token are who the API server says, by `rules`. Without `tokens` only certificates
+    /// count.
     pub fn new(tokens: Option<(TokenRules, Arc<dyn Reviewer>)>) -> Self {
         let tokens = tokens.map(|(rules, reviewer)| {
             Arc::new(Tokens {
@@ -122,7 +123,8 @@ impl Identify {
         }
     }
 
-    /// Whoever reaches the port speaks for any node: for tests, and on this machine only.
+    /// Returns the rule by which whoever reaches the port speaks for any node: for tests, and on
+    /// this machine only.
     pub fn anybody() -> Self {
         Self {
             anybody: true,
@@ -130,7 +132,7 @@ impl Identify {
         }
     }
 
-    /// Who calls; the answer to give where nobody is known.
+    /// Returns who calls; the error is the answer to give where nobody is known.
     pub(super) async fn caller(
         &self,
         peer: Option<&TcpPeer>,
@@ -249,7 +251,7 @@ impl Tokens {
     }
 }
 
-/// How long a token counts of which the API server has said that it is good.
+/// Returns how long a token counts of which the API server has said that it is good.
 fn good_for(token: &str, key: &[u8; 32], now: Timestamp) -> Duration {
     let Some(end) = end_of(token) else {
         return KEEP_UNTOLD;
@@ -262,8 +264,8 @@ fn good_for(token: &str, key: &[u8; 32], now: Timestamp) -> Duration {
     keep.min(Duration::try_from(left).unwrap_or_default())
 }
 
-/// When a token says that it ends. Only of one that the API server has called good: nobody has
-/// looked at its signature here.
+/// Returns when a token says that it ends. Only of one that the API server has called good: nobody
+/// has looked at its signature here.
 fn end_of(token: &str) -> Option<Timestamp> {
     #[derive(Deserialize)]
     struct Claims {
@@ -274,7 +276,7 @@ fn end_of(token: &str) -> Option<Timestamp> {
     Timestamp::from_second(exp).ok()
 }
 
-/// The bytes that a text in the alphabet of URLs, without padding, stands for.
+/// Returns the bytes that a text in the alphabet of URLs, without padding, stands for.
 fn base64_url(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len());
     let (mut bits, mut held) = (0_u32, 0);
@@ -300,7 +302,7 @@ fn base64_url(text: &str) -> Option<Vec<u8>> {
 // === impl TokenRules ===
 
 impl TokenRules {
-    /// Who the owner of a valid token is to us; the error says why nobody.
+    /// Returns who the owner of a valid token is to us; the error says why nobody.
     fn judge(&self, owner: TokenOwner) -> Result<Caller, String> {
         let TokenOwner {
             username,

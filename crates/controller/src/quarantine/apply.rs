@@ -45,6 +45,7 @@ impl Quarantine {
                 }
                 self.put(entry);
             }
+            Effect::Status(status) => self.write_status(status),
             Effect::Log { level, node, text } => match level {
                 Level::Info => tracing::info!(node, "{text}"),
                 Level::Warn => tracing::warn!(node, "{text}"),
@@ -212,7 +213,7 @@ fn log_entry(entry: &Entry, level: Level) {
     }
 }
 
-/// What NVSentinel calls a failure of this.
+/// Returns what NVSentinel calls a failure of this.
 fn error_type(intent: Intent, change: &NodeChange) -> &'static str {
     match intent {
         Intent::Quarantine | Intent::Update => "taint_and_cordon_error",

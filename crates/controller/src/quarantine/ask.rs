@@ -86,7 +86,7 @@ impl Quarantine {
     }
 }
 
-/// What the store has of each id.
+/// Returns what the store has of each id.
 async fn found(
     store: &dyn EventStore,
     ids: Vec<String>,

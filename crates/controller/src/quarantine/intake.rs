@@ -10,7 +10,7 @@ use std::time::Duration;
 use domain::fault::{FaultBook, NodeShare};
 use domain::fleet::{Input, Kept, Unsaved};
 use domain::session::Session;
-use domain::status::{NodeLedger, StatusLedger, Waiting};
+use domain::status::SavedReports;
 use jiff::Timestamp;
 use runtime::logging::chain;
 use serde::{Deserialize, Serialize};
@@ -51,7 +51,6 @@ const SAVE_TROUBLE: Duration = Duration::from_secs(60);
 struct Saved {
     #[serde(flatten)]
     book: FaultBook,
-    statuses: StatusLedger,
     /// Absent in a dry run.
     #[serde(default)]
     recently_out: BTreeMap<String, Timestamp>,
@@ -62,31 +61,32 @@ struct Saved {
 struct Saving<'a> {
     applied: Position,
     overflow: u64,
-    statuses: Waiting<'a>,
     /// Not what a dry run pretends.
     #[serde(skip_serializing_if = "Option::is_none")]
     recently_out: Option<&'a BTreeMap<String, Timestamp>>,
     begun: Timestamp,
 }
 
-/// What is saved of a node: its share of the book and of the statuses that are open, and its
-/// session: how long a change has failed, and how often the node has come back, the node
+/// What is saved of a node: its share of the book, what becomes of its events, and its
+/// sessions: how long a change has failed, and how often the node has come back, the node
 /// itself does not tell.
 #[derive(Deserialize)]
 struct SavedPart {
     book: NodeShare<'static>,
-    statuses: Option<NodeLedger>,
     #[serde(default)]
-    session: Option<Session>,
+    reports: Option<SavedReports>,
+    #[serde(default)]
+    sessions: Vec<Session>,
 }
 
 #[derive(Serialize)]
 struct SavingPart<'a> {
     book: NodeShare<'a>,
-    statuses: Option<&'a NodeLedger>,
-    /// Not what a dry run pretends.
     #[serde(skip_serializing_if = "Option::is_none")]
-    session: Option<&'a Session>,
+    reports: Option<SavedReports>,
+    /// Not what a dry run pretends.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    sessions: Vec<&'a Session>,
 }
 
 /// How far the book is saved.
@@ -242,7 +242,7 @@ impl Quarantine {
         }
     }
 
-    /// What keeps the book from being what it should be, for people.
+    /// Returns what keeps the book from being what it should be, for people.
     pub(super) fn troubles(&self) -> Vec<String> {
         let feed = self.feed_failure.as_ref().map(|failed| {
             format!(
@@ -263,7 +263,7 @@ impl Quarantine {
         feed.into_iter().chain(save).collect()
     }
 
-    /// When what has changed in the book is to be saved; `None`: it is.
+    /// Returns when what has changed in the book is to be saved; `None`: it is.
     pub(super) fn save_at(&self) -> Option<Instant> {
         // One that is being rebuilt is behind what is saved.
         let changed = self.fleet.book().applied() != self.saving.seq
@@ -272,7 +272,7 @@ impl Quarantine {
         (changed && self.fleet.is_caught_up()).then_some(self.saving.at + SAVE_EVERY)
     }
 
-    /// When the book is to be saved next, changed or not.
+    /// Returns when the book is to be saved next, changed or not.
     pub(super) fn save_next(&self) -> Option<Instant> {
         let pause = if self.saving.once {
             SAVE_UNCHANGED_EVERY
@@ -301,6 +301,7 @@ impl Quarantine {
         };
         match saved {
             Ok(()) => {
+                self.fleet.saved(&unsaved.nodes);
                 self.saving.seq = self.fleet.book().applied();
                 self.saving.once = true;
                 self.metrics.unsaved(Duration::ZERO);
@@ -319,17 +320,16 @@ impl Quarantine {
         }
     }
 
-    /// The checkpoint in which the parts of `nodes` are written anew.
+    /// Returns the checkpoint in which the parts of `nodes` are written anew.
     fn to_save(&self, nodes: &BTreeSet<String>) -> serde_json::Result<Checkpoint> {
         let (fleet, book) = (&self.fleet, self.fleet.book());
         let part = |node: &String| {
-            let session = fleet.session(node);
             let part = SavingPart {
                 book: book.share(node),
-                statuses: fleet.statuses().share(node),
-                session: session.filter(|session| fleet.writes() && !session.is_blank()),
+                reports: fleet.reports(node),
+                sessions: fleet.sessions_to_keep(node),
             };
-            let nothing = part.statuses.is_none() && part.session.is_none();
+            let nothing = part.reports.is_none() && part.sessions.is_empty();
             let state = if part.book.is_empty() && nothing {
                 Vec::new()
             } else {
@@ -342,7 +342,6 @@ impl Quarantine {
             state: serde_json::to_vec(&Saving {
                 applied: book.applied(),
                 overflow: book.overflow(),
-                statuses: fleet.statuses().waiting(),
                 recently_out: fleet.writes().then(|| fleet.recently_out()),
                 begun: fleet.begun(),
             })?,
@@ -370,20 +369,18 @@ impl Quarantine {
 /// Returns what a checkpoint says.
 fn understood(checkpoint: &Checkpoint) -> serde_json::Result<Kept> {
     let mut saved: Saved = serde_json::from_slice(&checkpoint.state)?;
-    let mut sessions = BTreeMap::new();
+    let (mut sessions, mut reports) = (BTreeMap::new(), BTreeMap::new());
     for (node, part) in &checkpoint.parts {
         let part: SavedPart = serde_json::from_slice(part)?;
         saved.book.restore(node, part.book);
-        if let Some(session) = part.session {
-            sessions.insert(node.clone(), session);
+        if !part.sessions.is_empty() {
+            sessions.insert(node.clone(), part.sessions);
         }
-        if let Some(ledger) = part.statuses {
-            saved.statuses.restore(node, ledger);
-        }
+        reports.extend(part.reports.map(|reports| (node.clone(), reports)));
     }
     Ok(Kept {
         book: saved.book,
-        statuses: saved.statuses,
+        reports,
         recently_out: saved.recently_out,
         begun: saved.begun,
         sessions,

@@ -73,7 +73,7 @@ impl Journal {
     }
 }
 
-/// An entry before `next` that says how many are missing.
+/// Returns an entry before `next` that says how many are missing.
 fn gap(missing: u64, next: &Entry, why: &str) -> Option<Entry> {
     (missing > 0).then(|| Entry {
         kind: EntryKind::Attention,

@@ -225,20 +225,20 @@ impl QuarantineMetrics {
             .inc();
     }
 
-    /// An event was decided about, so long after it was taken from the feed.
+    /// Counts that events were decided about, so long after they were taken from the feed.
     pub(super) fn handled(&self, events: u32, took: Duration) {
         for _ in 0..events {
             self.handling.observe(took.as_secs_f64());
         }
     }
 
-    /// A node is out of service, so long after its fault.
+    /// Counts that a node is out of service, so long after its fault.
     pub(super) fn taken_out(&self, took: SignedDuration) {
         // A fault of the future is a clock that runs ahead.
         self.quarantine.observe(took.as_secs_f64().max(0.0));
     }
 
-    /// The book could not be saved for so long.
+    /// Shows that the book could not be saved for so long.
     pub(super) fn unsaved(&self, duration: Duration) {
         let seconds = duration.as_secs();
         self.unsaved.set(i64::try_from(seconds).unwrap_or(i64::MAX));
@@ -248,7 +248,7 @@ impl QuarantineMetrics {
         self.backlog.set(i64::try_from(events).unwrap_or(i64::MAX));
     }
 
-    /// So many faults have found no room by now. Returns how many of them are new.
+    /// Counts that so many faults have found no room by now. Returns how many of them are new.
     pub(super) fn overflow(&self, total: u64) -> u64 {
         let new = total.saturating_sub(self.overflow.get());
         self.overflow.inc_by(new);

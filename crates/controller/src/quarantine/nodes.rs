@@ -48,7 +48,7 @@ impl Quarantine {
     }
 }
 
-/// The next event; `None` where the watch has ended, which it does not by itself. Waits for
+/// Returns the next event; `None` where the watch has ended, which it does not by itself. Waits for
 /// ever where there is no cluster.
 pub(super) async fn receive<T>(events: &mut Option<mpsc::Receiver<T>>) -> Option<T> {
     match events {

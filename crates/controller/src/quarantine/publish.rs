@@ -50,7 +50,7 @@ impl Publishing {
 // === impl Quarantine ===
 
 impl Quarantine {
-    /// The view is published at once, unless that was done just now.
+    /// Has the view published at once, unless that was done just now.
     pub(super) fn schedule_publish(&mut self) {
         let earliest = self.publishing.last + self.publishing.pause;
         self.publishing

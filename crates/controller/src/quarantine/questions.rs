@@ -23,7 +23,7 @@ pub(super) struct Question {
 // === impl Questions ===
 
 impl Questions {
-    /// Why `node` is quarantined, or is not; `None` where the task has ended.
+    /// Returns why `node` is quarantined, or is not; `None` where the task has ended.
     pub async fn why_not(&self, node: String) -> Option<WhyNot> {
         let (answer, answered) = oneshot::channel();
         self.0.send(Question { node, answer }).await.ok()?;

@@ -1,21 +1,21 @@
-//! Writing what became of the events into their records.
+//! Writing what became of the events into their records, as `domain::status` says it.
 //!
-//! The ledger of `domain` says what is due. It is written beside everything else, in
-//! batches; a patch never waits for it. What is not confirmed stays due, over a restart too.
+//! It goes beside the journal, in batches; a patch never waits for it.
 
 use std::collections::BTreeMap;
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::fleet::Input;
-use domain::status::{Due, NodeQuarantined};
-use futures::FutureExt as _;
+use domain::status::{NodeQuarantined, Status};
 use store::{EventQuery, EventStore, StatusPatch, StoreError};
-use tokio::task::JoinError;
+use tokio::sync::mpsc;
 
 use super::Quarantine;
+use super::metrics::QuarantineMetrics;
 
+/// Most statuses that wait for the store: those of a thousand nodes with as many faults each as are
+/// listed there. More are left out, and made up for after a restart as far as nodes list them.
+pub(super) const STATUS_QUEUE: usize = 20_000;
 /// Statuses that are written at once.
 const BATCH: usize = 500;
 /// Events that are read at once to find the ones of a quarantine.
@@ -23,82 +23,53 @@ const PAGE: usize = 500;
 /// Pause after the store has refused a batch.
 const RETRY: Duration = Duration::from_millis(500);
 
-/// Panics over the same batch after which it is given up.
-const PANICS: u32 = 5;
-
-/// A batch that was tried: how many, and whether they are written.
-pub(super) type Written = (usize, Result<(), Failed>);
-
-/// Why a batch is not written.
-#[derive(Debug)]
-pub(super) enum Failed {
-    Store(StoreError),
-    /// A fault of ours.
-    Panicked,
+/// Brings statuses to the store.
+pub struct StatusWriter {
+    pub(super) queue: mpsc::Receiver<Status>,
+    pub(super) store: Arc<dyn EventStore>,
+    pub(super) metrics: QuarantineMetrics,
 }
 
 impl Quarantine {
-    /// Starts writing what is due, unless a batch is under way.
-    pub(super) fn write_statuses(&mut self) {
-        if !self.writing.is_empty() {
-            return;
+    /// Has a status written. Does not wait for the disk.
+    pub(super) fn write_status(&mut self, status: Status) {
+        if self.statuses.try_send(status).is_err() {
+            tracing::error!("the store is too slow for the statuses of events: some are left out");
+            self.metrics.error("update_quarantine_status_error");
         }
-        let batch = self.fleet.due_statuses(BATCH);
-        if batch.is_empty() {
-            return;
-        }
-        let store = Arc::clone(&self.store);
-        self.writing.spawn(async move {
-            let written = AssertUnwindSafe(write(store.as_ref(), &batch)).catch_unwind();
-            let result = match written.await {
-                Ok(written) => written.map_err(Failed::Store),
-                Err(_) => Err(Failed::Panicked),
-            };
-            if result.is_err() {
+    }
+}
+
+// === impl StatusWriter ===
+
+impl StatusWriter {
+    /// Writes until the task has ended and the queue is empty. What the store cannot take now is
+    /// tried again for as long as it takes.
+    pub async fn run(mut self) {
+        let mut batch = Vec::new();
+        while self.queue.recv_many(&mut batch, BATCH).await > 0 {
+            while let Err(error) = write(self.store.as_ref(), &batch).await {
+                if matches!(error, StoreError::Closed) {
+                    break;
+                }
+                self.metrics.error("update_quarantine_status_error");
+                if !error.is_retryable() {
+                    tracing::error!(err = %error, "the statuses of events are refused");
+                    break;
+                }
+                tracing::warn!(err = %error, "the statuses of events cannot be written; it is tried again");
                 tokio::time::sleep(RETRY).await;
             }
-            (batch.len(), result)
-        });
-    }
-
-    pub(super) fn statuses_written(&mut self, done: Result<Written, JoinError>) {
-        match done {
-            Ok((count, Ok(()))) => {
-                self.writing_panics = 0;
-                self.take(Input::StatusesWritten(count));
-            }
-            Ok((_, Err(Failed::Store(StoreError::Closed)))) => {}
-            Ok((count, Err(Failed::Store(error @ StoreError::Invalid { .. })))) => {
-                // It would not get better.
-                tracing::error!(err = %error, "the statuses of events are refused");
-                self.metrics.error("update_quarantine_status_error");
-                self.take(Input::StatusesWritten(count));
-            }
-            Ok((_, Err(Failed::Store(error)))) => {
-                tracing::warn!(err = %error, "the statuses of events cannot be written; it is tried again");
-                self.metrics.error("update_quarantine_status_error");
-            }
-            Ok((count, Err(Failed::Panicked))) => {
-                self.metrics.error("update_quarantine_status_error");
-                self.writing_panics += 1;
-                if self.writing_panics >= PANICS {
-                    tracing::error!(count, "the statuses of these events are given up");
-                    self.writing_panics = 0;
-                    self.take(Input::StatusesWritten(count));
-                }
-            }
-            Err(error) => {
-                tracing::error!(err = %error, "writing the statuses of events ended without an answer");
-            }
+            batch.clear();
         }
     }
 }
 
 /// Writes `batch`. Writing it again changes nothing.
-async fn write(store: &dyn EventStore, batch: &[Due]) -> Result<(), StoreError> {
+async fn write(store: &dyn EventStore, batch: &[Status]) -> Result<(), StoreError> {
     let mut ids: Vec<String> = Vec::new();
-    for due in batch {
-        if let Due::Event { id, if_counted, .. } = due {
+    for status in batch {
+        if let Status::Event { id, if_counted, .. } = status {
             ids.push(id.clone());
             ids.extend(if_counted.iter().cloned());
         }
@@ -111,11 +82,11 @@ async fn write(store: &dyn EventStore, batch: &[Due]) -> Result<(), StoreError> 
         .map(|status| status.and_then(|status| status.node_quarantined));
     let mut known: BTreeMap<String, Option<String>> = ids.into_iter().zip(words).collect();
     let mut patches = Vec::new();
-    for due in batch {
-        match due {
-            Due::Event {
+    for status in batch {
+        match status {
+            Status::Event {
                 id,
-                status,
+                word: status,
                 at,
                 if_counted,
             } => {
@@ -136,7 +107,7 @@ async fn write(store: &dyn EventStore, batch: &[Due]) -> Result<(), StoreError> 
                     },
                 ));
             }
-            Due::Cancel { node } => {
+            Status::Cancel { node } => {
                 store.update_statuses(std::mem::take(&mut patches)).await?;
                 cancel(store, node).await?;
             }

@@ -221,7 +221,7 @@ impl Switches {
         true
     }
 
-    /// The window is full: trips the circuit breaker.
+    /// Trips the circuit breaker, for the window is full.
     pub(super) fn trip(&mut self, write: bool, now: Timestamp) {
         self.settle(true, write, now);
     }
@@ -248,7 +248,7 @@ impl Switches {
         true
     }
 
-    /// When to call [`Self::wake`].
+    /// Returns when to call [`Self::wake`].
     pub(super) fn wake_at(&self) -> Option<Instant> {
         let times = [self.retry_at, self.absence_counts_at];
         times.into_iter().flatten().min()
@@ -293,7 +293,7 @@ impl Switches {
         self.breaker.take_in(event)
     }
 
-    /// The circuit breaker as it stands in the cluster.
+    /// Returns the circuit breaker as it stands in the cluster.
     fn in_cluster(&self) -> Switch {
         let seen = self.breaker.seen.as_ref();
         seen.map_or_else(Switch::default, |map| {
@@ -359,7 +359,7 @@ impl Switches {
         });
     }
 
-    /// Whether this was not said yet: each try to write finds it anew.
+    /// Returns whether this was not said yet: each try to write finds it anew.
     fn is_news(&mut self, text: &str) -> bool {
         let news = self.said.as_deref() != Some(text);
         self.said = Some(text.to_owned());
@@ -392,12 +392,12 @@ impl Switches {
         }
     }
 
-    /// The state's word.
+    /// Returns the state's word.
     pub(super) fn state(&self) -> &str {
         self.switch.state.name()
     }
 
-    /// What a person should know or do.
+    /// Returns what a person should know or do.
     pub(super) fn notes(&self) -> Vec<String> {
         let (namespace, name) = (&self.namespace, keys::BREAKER_CONFIG_MAP);
         let mut notes = Vec::new();
@@ -439,12 +439,12 @@ impl Switches {
 // === impl Watched ===
 
 impl Watched {
-    /// The version that was last seen; `None`: there is none.
+    /// Returns the version that was last seen; `None`: there is none.
     fn version(&self) -> Option<String> {
         Some(self.seen.as_ref()?.resource_version.clone())
     }
 
-    /// Whether `map` is older than what is known.
+    /// Returns whether `map` is older than what is known.
     fn knows_newer(&self, map: &ConfigMap) -> bool {
         let version = |map: &ConfigMap| map.resource_version.parse::<u64>().ok();
         let known = self.seen.as_ref().and_then(version);
@@ -485,7 +485,7 @@ impl Watched {
     }
 }
 
-/// What to write so that the `ConfigMap` says `wanted`.
+/// Returns what to write so that the `ConfigMap` says `wanted`.
 fn change(seen: &Switch, wanted: &Switch) -> ConfigMapChange {
     let mut change = ConfigMapChange::default();
     if !seen.exists || wanted.state != seen.state {

@@ -9,8 +9,8 @@ use contract::{Entity, HealthEvent};
 
 use crate::fault::{Fault, Subject};
 
-/// The parts of `event` that `open`, the open faults for which it stands, still cover:
-/// the event itself where that is all of it.
+/// Returns the parts of `event` that `open`, the open faults for which it stands, still cover: the
+/// event itself where that is all of it.
 pub(super) fn remaining(event: &HealthEvent, open: &[&Fault]) -> Vec<HealthEvent> {
     let subjects = Subject::of_entities(&event.entities_impacted);
     let codes: &[String] = if event.error_code.is_empty() {
@@ -58,7 +58,7 @@ pub(super) fn remaining(event: &HealthEvent, open: &[&Fault]) -> Vec<HealthEvent
         .collect()
 }
 
-/// Whether an entity names one of `members`, or only describes what the event is about.
+/// Returns whether an entity names one of `members`, or only describes what the event is about.
 fn belongs(entity: &Entity, members: &[&Subject], all: &[Subject]) -> bool {
     members.iter().any(|subject| subject.is_named_by(entity))
         || !all.iter().any(|subject| subject.is_named_by(entity))

@@ -43,7 +43,7 @@ impl Pause {
         Some(pause)
     }
 
-    /// Whether it holds.
+    /// Returns whether it holds.
     pub fn holds(&self, now: Timestamp) -> bool {
         self.until.is_none_or(|until| now < until)
     }

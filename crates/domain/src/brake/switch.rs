@@ -118,7 +118,7 @@ impl Switch {
         self
     }
 
-    /// What follows from what people have set, and from `trip`, that the window is full.
+    /// Returns what follows from what people have set, and from `trip`, that the window is full.
     /// `None`: nothing. Calling it again on what is wanted changes nothing.
     pub fn settle(&self, trip: bool, now: Timestamp) -> Option<SwitchChange> {
         let mut wanted = Self {
@@ -164,7 +164,7 @@ impl Switch {
 // === impl State ===
 
 impl State {
-    /// The word as it stands in the `ConfigMap`.
+    /// Returns the word as it stands in the `ConfigMap`.
     pub fn name(&self) -> &str {
         match self {
             Self::Closed => keys::BREAKER_CLOSED,

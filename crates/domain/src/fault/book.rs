@@ -90,7 +90,7 @@ pub enum Ignored {
 // === impl Ignored ===
 
 impl Ignored {
-    /// Why an event counts for no book, whatever is open in it; `None`: it may.
+    /// Returns why an event counts for no book, whatever is open in it; `None`: it may.
     pub fn whatever_is_open(event: &HealthEvent) -> Option<Self> {
         if counts(event) {
             return None;
@@ -108,7 +108,7 @@ impl Ignored {
 // === impl FaultBook ===
 
 impl FaultBook {
-    /// A book of the events behind `seq`.
+    /// Returns a book of the events behind `seq`.
     pub fn since(seq: Position) -> Self {
         Self {
             applied: seq,
@@ -163,27 +163,27 @@ impl FaultBook {
         forgot
     }
 
-    /// Feed position up to which events are recorded.
+    /// Returns the feed position up to which events are recorded.
     pub fn applied(&self) -> Position {
         self.applied
     }
 
-    /// Reports that found no room, since the book was started.
+    /// Returns how many reports found no room, since the book was started.
     pub fn overflow(&self) -> u64 {
         self.overflow
     }
 
-    /// Open faults of a node, in the order in which they opened.
+    /// Returns the open faults of a node, in the order in which they opened.
     pub fn faults(&self, node: &str) -> &[Fault] {
         self.nodes.get(node).map_or(&[], Vec::as_slice)
     }
 
-    /// Names of the nodes that have open faults.
+    /// Returns the names of the nodes that have open faults.
     pub fn nodes(&self) -> impl Iterator<Item = &str> {
         self.nodes.keys().map(String::as_str)
     }
 
-    /// The open faults that `event` reports, or where it is healthy would close.
+    /// Returns the open faults that `event` reports, or where it is healthy would close.
     pub fn touched_by(&self, event: &HealthEvent) -> Vec<&Fault> {
         let faults = self.faults(&event.node_name).iter();
         if event.is_healthy {
@@ -195,8 +195,8 @@ impl FaultBook {
             .collect()
     }
 
-    /// The checks that have spoken of a node: of one that has no open fault it is known that
-    /// it is well, of another one nothing is known.
+    /// Returns the checks that have spoken of a node: of one that has no open fault it is known
+    /// that it is well, of another one nothing is known.
     pub fn heard(&self, node: &str) -> impl Iterator<Item = &str> {
         self.heard.of(node)
     }
@@ -350,10 +350,10 @@ impl Fault {
             && !self.outlives(event)
     }
 
-    /// Whether the fault was taken over from its node and is younger than a recovery that
-    /// its agent sends again: what stands on the node is known at once, what was before it
-    /// comes behind. Both times are the node's own; what was taken over was there by then,
-    /// whatever it says, so that no time in the future keeps a fault open.
+    /// Returns whether the fault was taken over from its node and is younger than a recovery that
+    /// its agent sends again: what stands on the node is known at once, what was before it comes
+    /// behind. Both times are the node's own; what was taken over was there by then, whatever it
+    /// says, so that no time in the future keeps a fault open.
     fn outlives(&self, event: &HealthEvent) -> bool {
         let time = |event: &HealthEvent| event.generated_timestamp.and_then(json::timestamp);
         let mark = self.event.metadata.get(keys::META_TAKEN_OVER);
@@ -382,7 +382,7 @@ impl Fault {
         }
     }
 
-    /// Whether a reboot mends the fault; `reboot` is the event that tells of it.
+    /// Returns whether a reboot mends the fault; `reboot` is the event that tells of it.
     ///
     /// What asks for a reset or a restart has had it, and what asks for nothing goes with
     /// the state of the driver. What asks for a person, a diagnosis or another machine is
@@ -429,14 +429,14 @@ impl Fault {
         record.event.is_fatal && !self.event.is_fatal
     }
 
-    /// Whether the event of the report is to stand for the fault.
+    /// Returns whether the event of the report is to stand for the fault.
     fn replaced_by(&self, record: &Record) -> bool {
         let as_grave = record.event.is_fatal == self.event.is_fatal;
         self.escalated_by(record)
             || (as_grave && self.changed(record) && !self.outlives(&record.event))
     }
 
-    /// Whether the report asks for something else than the one that stands for the fault.
+    /// Returns whether the report asks for something else than the one that stands for the fault.
     fn changed(&self, record: &Record) -> bool {
         let (old, new) = (&self.event, &record.event);
         old.recommended_action != new.recommended_action

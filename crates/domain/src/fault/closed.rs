@@ -101,8 +101,8 @@ impl ClosedFaults {
         }
     }
 
-    /// Whether what `report` says of a code and a subject is from before the recovery that has
-    /// closed the fault.
+    /// Returns whether what `report` says of a code and a subject is from before the recovery that
+    /// has closed the fault.
     pub(super) fn after(&self, report: &Record, code: &str, subject: &Subject) -> bool {
         let event = &report.event;
         let closed = self.nodes.get(&event.node_name).into_iter().flatten();
@@ -111,7 +111,7 @@ impl ClosedFaults {
             .any(|one| one.after(report))
     }
 
-    /// What is remembered of a node.
+    /// Returns what is remembered of a node.
     pub(super) fn of(&self, node: &str) -> &[Closed] {
         self.nodes.get(node).map_or(&[], Vec::as_slice)
     }
@@ -147,7 +147,8 @@ impl Closed {
     }
 }
 
-/// Whether a report that was accepted so much earlier than a recovery may be from before it.
+/// Returns whether a report that was accepted so much earlier than a recovery may be from before
+/// it.
 pub(crate) fn may_be_before(report: &HealthEvent, older: SignedDuration) -> bool {
     let least = if report.metadata.contains_key(keys::META_COUNT) {
         SignedDuration::ZERO

@@ -58,7 +58,7 @@ impl Heard {
         }
     }
 
-    /// The checks that have spoken of `node`.
+    /// Returns the checks that have spoken of `node`.
     pub(super) fn of(&self, node: &str) -> impl Iterator<Item = &str> {
         let indexes = self.nodes.get(node).into_iter().flatten();
         indexes.filter_map(|index| self.checks.get(usize::from(*index)).map(String::as_str))

@@ -61,7 +61,7 @@ impl Origin {
 // === impl Fault ===
 
 impl Fault {
-    /// Whether the node is another machine `now` than the fault was found on.
+    /// Returns whether the node is another machine `now` than the fault was found on.
     fn of_another(&self, now: &Machine) -> bool {
         let other = |uuid: &String| !now.system_uuid.is_empty() && *uuid != now.system_uuid;
         let before = match &self.origin.boot_id {
@@ -72,7 +72,7 @@ impl Fault {
         self.origin.system_uuid.as_ref().is_some_and(other) && before
     }
 
-    /// Whether a healthy event, if it tells that a machine is gone, means this fault too.
+    /// Returns whether a healthy event, if it tells that a machine is gone, means this fault too.
     pub(super) fn gone_with(&self, event: &HealthEvent) -> bool {
         let Some(after) = event.metadata.get(keys::META_GONE_AFTER) else {
             return true;
@@ -80,7 +80,7 @@ impl Fault {
         after.parse().is_ok_and(|after| self.accepted_at <= after)
     }
 
-    /// The event that closes this fault, and no newer one, because its machine is gone.
+    /// Returns the event that closes this fault, and no newer one, because its machine is gone.
     fn gone(&self, why: &str, now: Timestamp) -> HealthEvent {
         let mut event = HealthEvent {
             version: EVENT_VERSION,
@@ -122,7 +122,7 @@ impl FaultBook {
         news
     }
 
-    /// The events that close what was found on another machine than `node` is by now.
+    /// Returns the events that close what was found on another machine than `node` is by now.
     pub fn of_replaced_machine(
         &self,
         node: &str,
@@ -142,14 +142,15 @@ impl FaultBook {
         close.collect()
     }
 
-    /// When the newest report of the open faults of `node` was accepted; `None`: it has none.
+    /// Returns when the newest report of the open faults of `node` was accepted; `None`: it has
+    /// none.
     pub fn newest_report(&self, node: &str) -> Option<Timestamp> {
         (self.faults(node).iter())
             .map(|fault| fault.accepted_at)
             .max()
     }
 
-    /// The events that close all that is open of `node`, which is no more.
+    /// Returns the events that close all that is open of `node`, which is no more.
     pub fn of_departed_node(&self, node: &str, why: &str, now: Timestamp) -> Vec<HealthEvent> {
         let faults = self.faults(node).iter();
         faults.map(|fault| fault.gone(why, now)).collect()

@@ -28,7 +28,7 @@ pub struct NodeShare<'a> {
 // === impl NodeShare ===
 
 impl NodeShare<'_> {
-    /// Whether there is nothing to save.
+    /// Returns whether there is nothing to save.
     pub fn is_empty(&self) -> bool {
         self.faults.is_empty()
             && self.heard.is_empty()
@@ -40,7 +40,7 @@ impl NodeShare<'_> {
 // === impl FaultBook ===
 
 impl FaultBook {
-    /// The share of `node`.
+    /// Returns the share of `node`.
     pub fn share(&self, node: &str) -> NodeShare<'_> {
         NodeShare {
             faults: Cow::Borrowed(self.faults(node)),

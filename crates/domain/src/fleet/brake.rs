@@ -86,34 +86,34 @@ impl Default for BrakeState {
 }
 
 impl BrakeState {
-    /// Something has changed that it looks at.
+    /// Takes in that something has changed that it looks at.
     pub(super) fn changed(&mut self) {
         self.stale = true;
     }
 
-    /// Nobody knows whether a patch was made; until when that counts.
+    /// Takes in until when a patch counts of which nobody knows whether it was made.
     pub(super) fn doubt(&mut self, until: Option<Timestamp>) {
         self.doubt_ends = [self.doubt_ends, until].into_iter().flatten().min();
     }
 
-    /// A node waits.
+    /// Takes in that a node waits.
     pub(super) fn wait(&mut self, name: &str, desired: Desired) {
         self.waiting.insert(name.to_owned(), desired);
         self.looked_at.insert(name.to_owned());
         self.stale = true;
     }
 
-    /// A node does not wait any more.
+    /// Takes in that a node does not wait any more.
     pub(super) fn forget(&mut self, name: &str) {
         self.stale |= self.waiting.remove(name).is_some();
     }
 
-    /// Whether any node waits.
+    /// Returns whether any node waits.
     pub(super) fn is_waited_for(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// What it said last.
+    /// Returns what it said last.
     pub(super) fn plan(&self) -> &Plan {
         &self.plan
     }
@@ -123,7 +123,7 @@ impl BrakeState {
         self.plan = plan;
     }
 
-    /// When nodes were last taken out of service, of those that are back.
+    /// Returns when nodes were last taken out of service, of those that are back.
     pub(super) fn recent(&self) -> &BTreeMap<String, Timestamp> {
         &self.recent
     }
@@ -134,7 +134,8 @@ impl BrakeState {
         self.stale = true;
     }
 
-    /// A node is back in service, and was taken out then. Returns whether that is to be saved.
+    /// Takes in that a node is back in service, and was taken out then. Returns whether that is to
+    /// be saved.
     pub(super) fn back(&mut self, name: &str, since: Option<Timestamp>) -> bool {
         self.stale = true;
         let Some(since) = since else {
@@ -222,13 +223,13 @@ impl Fleet {
                 return; // Nothing else has changed.
             }
         }
-        let Some(view) = self.entry(name).effective_view() else {
+        let Some(observed) = self.entry(name).observed.clone() else {
             return;
         };
         let Some(desired) = self.brake.waiting.remove(name) else {
             return;
         };
-        self.step_session(name, &view, policy, &desired, hold);
+        self.step_session(name, &observed, policy, &desired, hold);
         self.brake.waiting.insert(name.to_owned(), desired);
     }
 

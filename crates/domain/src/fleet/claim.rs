@@ -54,7 +54,7 @@ pub(super) enum Claim {
 // === impl Owns ===
 
 impl Owns {
-    /// What our sessions say of who made them.
+    /// Returns what our sessions say of who made them.
     pub(super) fn maker(&self) -> Maker {
         match self {
             Self::Node(_) => Maker::Node,
@@ -62,8 +62,8 @@ impl Owns {
         }
     }
 
-    /// Whether a session on `node` that our store does not know is ours all the same: nobody
-    /// else speaks for the node, and nobody else says that they made it.
+    /// Returns whether a session on `node` that our store does not know is ours all the same:
+    /// nobody else speaks for the node, and nobody else says that they made it.
     fn adopts(&self, node: &str, maker: Option<&Maker>) -> bool {
         match (self, maker) {
             (Self::Node(_), Some(Maker::Controller)) | (Self::All, Some(Maker::Node)) => false,
@@ -128,7 +128,8 @@ impl Fleet {
         {
             return Claim::Anothers;
         }
-        if unknown.is_empty() && history.is_empty() {
+        // What a node lists that waits to be given back is over.
+        if unknown.is_empty() && history.is_empty() || own.back_at.is_some() {
             return Claim::Ours;
         }
         let count = unknown.len() + history.len();
@@ -213,7 +214,7 @@ impl Fleet {
     }
 }
 
-/// What a node lists, as if it had been received now. Anybody who may annotate the node may
+/// Returns what a node lists, as if it had been received now. Anybody who may annotate the node may
 /// have written it: whatever it is, the store has to take it, or the node is never given back.
 fn as_received(events: Vec<HealthEvent>, received_at: Timestamp) -> Vec<(HealthEvent, Timestamp)> {
     let mut ids = BTreeSet::new();

@@ -12,16 +12,23 @@ use crate::assess::Verdict;
 use crate::brake::{Hold, Out};
 use crate::node::{NodeChange, NodeView};
 use crate::position::Position;
-use crate::session::Session;
 use crate::session::ownership::Ownership;
+use crate::session::{Observed, Session};
+use crate::status::Reports;
 
 /// What is kept per node.
 #[derive(Debug)]
 pub(super) struct NodeEntry {
     /// The node as last seen; `None`: the cluster does not have it, or there is no cluster.
     pub(super) view: Option<Arc<NodeView>>,
-    /// Its session.
+    /// The node as decisions see it: in a dry run with the changes that were not made.
+    pub(super) observed: Option<Observed>,
+    /// The session about the node as a whole.
     pub(super) session: Session,
+    /// Those about single devices, by name. None is opened yet.
+    pub(super) devices: BTreeMap<String, Session>,
+    /// Its events that wait for their status.
+    pub(super) reports: Reports,
     /// A patch is under way.
     pub(super) in_flight: bool,
     /// In a dry run: what would have been changed since the node was last as it was.
@@ -44,8 +51,6 @@ pub(super) struct NodeEntry {
     pub(super) awaits: Option<Awaits>,
     /// What the store has answered about events on the node; for the next look.
     pub(super) found: BTreeMap<String, Found>,
-    /// What is ours, or another gpuwarden's, on the node as decisions see it.
-    pub(super) ownership: Option<Arc<Ownership>>,
     /// That it is out of service, as the node itself says (in a dry run: would say).
     own: Option<Out>,
     /// When a patch was last answered with the node as it is then.
@@ -85,7 +90,10 @@ impl NodeEntry {
     pub(super) fn new(session: Session) -> Self {
         Self {
             view: None,
+            observed: None,
             session,
+            devices: BTreeMap::new(),
+            reports: Reports::default(),
             in_flight: false,
             pretended: NodeChange::default(),
             verdicts: Vec::new(),
@@ -97,7 +105,6 @@ impl NodeEntry {
             on_our_node: false,
             awaits: None,
             found: BTreeMap::new(),
-            ownership: None,
             own: None,
             patched_at: None,
             taking_out: false,
@@ -119,15 +126,17 @@ impl NodeEntry {
         };
         let changed = !known.same_but_for_heartbeat(&view);
         self.view = Some(view);
-        if changed {
+        if changed || !self.pretended.is_empty() {
             self.read_own();
+        } else if let (Some(observed), Some(view)) = (&mut self.observed, &self.view) {
+            observed.view = Arc::clone(view);
         }
         changed
     }
 
-    /// Whether `view` is older than what is known. Versions are comparable numbers in every
-    /// Kubernetes we know; where they are not, no view is, and a patch that rests on an old
-    /// one fails its tests.
+    /// Returns whether `view` is older than what is known. Versions are comparable numbers in every
+    /// Kubernetes we know; where they are not, no view is, and a patch that rests on an old one
+    /// fails its tests.
     pub(super) fn knows_newer(&self, view: &NodeView) -> bool {
         let Some(known) = self.view.as_ref().filter(|known| known.uid == view.uid) else {
             return false;
@@ -141,6 +150,16 @@ impl NodeEntry {
         }
     }
 
+    /// Returns its sessions.
+    pub(super) fn sessions(&self) -> impl Iterator<Item = &Session> {
+        std::iter::once(&self.session).chain(self.devices.values())
+    }
+
+    /// Returns its sessions, to be changed.
+    pub(super) fn sessions_mut(&mut self) -> impl Iterator<Item = &mut Session> {
+        std::iter::once(&mut self.session).chain(self.devices.values_mut())
+    }
+
     /// Returns whether nothing can be decided about it now: an answer is to come first.
     pub(super) fn waits_for_an_answer(&mut self, applied: Position) -> bool {
         if matches!(self.awaits, Some(Awaits::Feed(up_to)) if up_to <= applied) {
@@ -152,7 +171,7 @@ impl NodeEntry {
     /// Takes in that the cluster does not have it any more.
     pub(super) fn gone(&mut self) {
         self.view = None;
-        self.ownership = None;
+        self.observed = None;
         self.own = None;
         self.in_doubt = None;
         self.hold = None;
@@ -163,31 +182,35 @@ impl NodeEntry {
     /// Reads from the node, as decisions see it, what is ours on it and whether it is out of
     /// service.
     pub(super) fn read_own(&mut self) {
-        let view = self.effective_view();
-        let own = view.and_then(|view| Ownership::read(&view));
+        self.observed = self.view.as_ref().map(|view| {
+            Observed::of(if self.pretended.is_empty() {
+                Arc::clone(view)
+            } else {
+                Arc::new(view.after(&self.pretended))
+            })
+        });
         let times = &self.session.times;
-        self.own = own.as_ref().map(|own| Out {
+        self.own = self.ownership().map(|own| Out {
             since: times.counted(keys::SESSION, own.since),
             forced: own.forced(),
         });
-        self.ownership = own.map(Arc::new);
         if self.own.is_some() {
             self.in_doubt = None;
         }
     }
 
-    /// Whether nothing on the node says that it is out of service.
+    /// Returns whether nothing on the node says that it is out of service.
     pub(super) fn in_service(&self) -> bool {
         self.own.is_none()
     }
 
-    /// Since when the node says that it is out of service, where that counts in the
-    /// brake's window.
+    /// Returns since when the node says that it is out of service, where that counts in the brake's
+    /// window.
     pub(super) fn out_since(&self) -> Option<Timestamp> {
         self.own.filter(|out| !out.forced)?.since
     }
 
-    /// Whether it counts as out of service: it is, or may be before we look again.
+    /// Returns whether it counts as out of service: it is, or may be before we look again.
     pub(super) fn out(&self, now: Timestamp) -> Option<Out> {
         let on_the_way = Out {
             since: Some(now),
@@ -197,18 +220,14 @@ impl NodeEntry {
         (self.own).or((self.taking_out || in_doubt).then_some(on_the_way))
     }
 
-    /// How the brake counts it: as out of service or not, and forced or not. A node on its
+    /// Returns how the brake counts it: as out of service or not, and forced or not. A node on its
     /// way that then says itself that it is out counts as before.
     pub(super) fn counted(&self, now: Timestamp) -> Option<bool> {
         self.out(now).map(|out| out.forced)
     }
 
-    /// The node as decisions see it: in a dry run with the changes that were not made.
-    pub(super) fn effective_view(&self) -> Option<Arc<NodeView>> {
-        let view = self.view.as_ref()?;
-        if self.pretended.is_empty() {
-            return Some(Arc::clone(view));
-        }
-        Some(Arc::new(view.after(&self.pretended)))
+    /// Returns what is ours, or another gpuwarden's, on the node as decisions see it.
+    pub(super) fn ownership(&self) -> Option<&Ownership> {
+        self.observed.as_ref()?.own.as_deref()
     }
 }

@@ -14,6 +14,7 @@ use crate::node::NodeView;
 use crate::policy::Policy;
 use crate::position::Position;
 use crate::session::Patch;
+use crate::status::Status;
 
 /// Something that has come in.
 #[derive(Debug)]
@@ -57,8 +58,6 @@ pub enum Input {
         /// Whether the store has them, and then the position of the last that it had not.
         result: Result<Option<Position>, ()>,
     },
-    /// So many of the statuses that are due are written.
-    StatusesWritten(usize),
 }
 
 /// What became of a patch.
@@ -122,6 +121,8 @@ pub enum Effect {
     },
     /// Write an entry into the journal; with a level, log it too.
     Note(Entry, Option<Level>),
+    /// Write what became of an event, or of those of a quarantine, into their records.
+    Status(Status),
     /// Log a line for people.
     Log {
         /// How grave it is.

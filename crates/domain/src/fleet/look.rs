@@ -6,6 +6,7 @@ use contract::keys;
 use serde_json::{Value, json};
 
 use super::claim::Claim;
+use super::entry::NodeEntry;
 use super::{Effect, Fleet, Level, Mode, Owns, Planned, RuleSetOutcome};
 use crate::assess::{Desired, Verdict, assess};
 use crate::brake::Hold;
@@ -13,7 +14,8 @@ use crate::fault::Fault;
 use crate::journal::EntryKind;
 use crate::node::{NodeChange, NodeView};
 use crate::policy::Policy;
-use crate::session::{Intent, Marks, Patch, Phase, ownership, step};
+use crate::session::ownership::dismissal;
+use crate::session::{self, Intent, Marks, Note, Observed, Patch, Phase, step};
 
 /// Faults whose verdicts one journal entry tells.
 const MAX_VERDICTS: usize = 50;
@@ -70,11 +72,8 @@ impl Fleet {
         if !self.book.faults(name).iter().any(is_old) {
             return;
         }
-        let own = self
-            .nodes
-            .get(name)
-            .and_then(|entry| entry.ownership.clone());
-        let listed = own.as_ref().map_or(&[][..], |own| &own.events);
+        let own = self.nodes.get(name).and_then(NodeEntry::ownership);
+        let listed = own.map_or(&[][..], |own| &own.events);
         let holds = |id: &str| listed.iter().any(|event| event.id == id);
         if self.book.forget_notices(name, now, holds) {
             self.unsaved.nodes.insert(name.to_owned());
@@ -88,34 +87,31 @@ impl Fleet {
         if entry.in_flight {
             return; // Looked at again when the answer is there.
         }
-        let Some(view) = entry.effective_view() else {
+        let Some(observed) = entry.observed.clone() else {
             self.brake.forget(name);
-            self.forget_statuses(name);
+            self.forget_reports(name);
             if self.settings.cluster {
                 self.look_at_missing(name, policy);
             }
             return;
         };
-        self.take_in_times(&view);
-        let own = self.entry(name).ownership.clone();
-        let claim = self.claim(name, own.as_deref());
-        self.keep_claim(name, own.as_deref(), claim);
+        self.take_in_times(&observed);
+        let own = observed.own.as_deref();
+        let claim = self.claim(name, own);
+        self.keep_claim(name, own, claim);
         if claim != Claim::Ours {
             self.brake.forget(name);
             if claim == Claim::Anothers {
-                self.forget_statuses(name);
+                self.forget_reports(name);
             }
             self.news = true;
             return;
         }
-        self.note_choice(&view, policy);
+        self.note_choice(&observed.view, policy);
         let dropped_at = self.switched.dropped_at;
-        let dismissed = ownership::dismissal(&view, dropped_at, &self.entry(name).session.times);
-        let desired = assess(self.book.faults(name), policy, &view, dismissed);
-        // Only a gpuwarden that acts makes quarantines.
-        if self.keeps_statuses() && self.statuses.look(&view, &desired, self.now) {
-            self.unsaved.nodes.insert(name.to_owned());
-        }
+        let dismissed = dismissal(&observed, dropped_at, &self.entry(name).session.times);
+        let desired = assess(self.book.faults(name), policy, &observed.view, dismissed);
+        self.look_at_reports(&observed, &desired);
         if desired.wanted() && self.entry(name).in_service() {
             // To be taken out: the brake has a say. It is asked about all at once.
             self.brake.wait(name, desired);
@@ -124,24 +120,28 @@ impl Fleet {
         self.brake.forget(name);
         // A patch of which nobody knows may still be made: that goes on counting.
         self.entry(name).hold = None;
-        self.step_session(name, &view, policy, &desired, None);
+        self.step_session(name, &observed, policy, &desired, None);
     }
 
     /// Steps the session of a node, and does what follows.
     pub(super) fn step_session(
         &mut self,
         name: &str,
-        view: &Arc<NodeView>,
+        observed: &Observed,
         policy: &Policy,
         desired: &Desired,
         hold: Option<&Hold>,
     ) {
         let now = self.now;
         let marks = self.marks(policy);
+        let returns_wait = self.settings.returns_wait;
         let entry = self.entry(name);
-        let step = step(&entry.session, desired, Some(view), &marks, hold, now);
+        let step = step(&entry.session, desired, Some(observed), &marks, hold, now);
         let changed = entry.session != step.session;
         entry.session = step.session;
+        if !returns_wait {
+            entry.session.returns.clear();
+        }
         let session = entry.session.id.clone();
         if changed {
             self.session_changed(name);
@@ -149,7 +149,7 @@ impl Fleet {
         let entry = self.entry(name);
         if entry.verdicts != desired.verdicts {
             entry.verdicts.clone_from(&desired.verdicts);
-            let rule_sets = policy.rule_sets_of(view).iter();
+            let rule_sets = policy.rule_sets_of(&observed.view).iter();
             let outcomes = rule_sets.map(|rule_set| RuleSetOutcome {
                 rule_set: rule_set.name.clone(),
                 passed: desired.rule_sets.contains(&rule_set.name),
@@ -159,12 +159,14 @@ impl Fleet {
             let kind = EntryKind::Rules;
             self.note(name, session.as_deref(), kind, text, Value::Null, None);
         }
-        for note in step.notes {
-            let (session, level) = (session.as_deref(), Some(Level::Info));
-            self.note(name, session, note.kind, note.text, note.detail, level);
-        }
-        if let Some(patch) = step.patch {
-            self.plan(name, view, patch, desired);
+        for effect in step.effects {
+            match effect {
+                session::Effect::Note(Note { kind, text, detail }) => {
+                    let (session, level) = (session.as_deref(), Some(Level::Info));
+                    self.note(name, session, kind, text, detail, level);
+                }
+                session::Effect::Patch(patch) => self.plan(name, &observed.view, patch, desired),
+            }
         }
         self.set_wake(name);
         self.news = true;
@@ -206,39 +208,41 @@ impl Fleet {
         })));
     }
 
-    /// In a dry run: goes on as if the change had been made.
+    /// Goes on, in a dry run, as if the change had been made.
     fn pretend(&mut self, name: &str, change: NodeChange) {
         let entry = self.entry(name);
         entry.pretended = std::mem::take(&mut entry.pretended).then(change);
-        let back = entry.effective_view().is_some_and(|pretended| {
-            entry.view.as_deref().is_some_and(|real| {
-                pretended.annotations == real.annotations && pretended.labels == real.labels
-            })
-        });
+        entry.read_own();
+        let back = match (&entry.observed, &entry.view) {
+            (Some(Observed { view, .. }), Some(real)) => {
+                view.annotations == real.annotations && view.labels == real.labels
+            }
+            _ => false,
+        };
         if back || entry.session.phase == Phase::Idle {
             entry.pretended = NodeChange::default();
+            entry.read_own();
         }
-        entry.read_own();
         self.brake.changed();
         self.dirty.insert(name.to_owned());
     }
 
     /// Takes in the times that others have written on a node, and says once which of them lie
     /// in the future.
-    fn take_in_times(&mut self, view: &NodeView) {
-        let now = self.now;
-        let entry = self.entry(&view.name);
+    fn take_in_times(&mut self, observed: &Observed) {
+        let (now, name) = (self.now, observed.view.name.as_str());
+        let entry = self.entry(name);
         let before = entry.session.times.clone();
-        entry.session.take_in_times(view, now);
+        entry.session.take_in_times(observed, now);
         if entry.session.times == before {
             return;
         }
         entry.read_own();
         let notes: Vec<String> = entry.session.times.notes().collect();
         self.brake.changed();
-        self.session_changed(&view.name);
+        self.session_changed(name);
         for text in notes {
-            self.call_attention(&view.name, text);
+            self.call_attention(name, text);
         }
     }
 
@@ -333,7 +337,7 @@ impl Fleet {
     }
 }
 
-/// What is said of a node that names a policy which does not exist.
+/// Returns what is said of a node that names a policy which does not exist.
 pub(super) fn unknown_policy(name: &str) -> String {
     format!(
         "the annotation {} names the policy {name:?}, which the cluster's policy does not have: \
@@ -342,8 +346,8 @@ pub(super) fn unknown_policy(name: &str) -> String {
     )
 }
 
-/// What the rules said, for people. The gravest faults come first; a node with more than
-/// a story can show is out of service anyway.
+/// Returns what the rules said, for people. The gravest faults come first; a node with more than a
+/// story can show is out of service anyway.
 fn rules_text(verdicts: &[Verdict]) -> String {
     if verdicts.is_empty() {
         return "no open fault".to_owned();

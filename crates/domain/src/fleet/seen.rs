@@ -26,7 +26,9 @@ impl Fleet {
     pub(super) fn list_begun(&mut self) {
         // What people did to the nodes meanwhile may be of any time.
         for entry in self.nodes.values_mut() {
-            entry.session.watched = false;
+            for session in entry.sessions_mut() {
+                session.watched = false;
+            }
         }
         self.relisted = Some(Relisted {
             seen: BTreeSet::new(),
@@ -119,7 +121,7 @@ impl Fleet {
         changed
     }
 
-    /// Whether an older view of a node is a state to which the API server went back.
+    /// Returns whether an older view of a node is a state to which the API server went back.
     fn restored(&self, name: &str) -> bool {
         let patched_at = self.nodes.get(name).and_then(|entry| entry.patched_at);
         let patched_before =
@@ -127,7 +129,7 @@ impl Fleet {
         self.relisted.as_ref().is_some_and(patched_before)
     }
 
-    /// Whether a node is new to the brake, or counts among others than before.
+    /// Returns whether a node is new to the brake, or counts among others than before.
     fn moved(&self, view: &NodeView) -> bool {
         let Some(before) = self.view(&view.name) else {
             return true;

@@ -76,17 +76,6 @@ impl Fleet {
                 None => drop(shown.remove(&name)),
             }
         }
-        // The cluster's nodes have to be known: until then all look gone.
-        if self.listed && self.caught_up {
-            let of_gone = self.statuses.nodes();
-            let gone: Vec<String> = of_gone
-                .filter(|name| !self.nodes.contains_key(*name))
-                .map(str::to_owned)
-                .collect();
-            for name in gone {
-                self.forget_statuses(&name);
-            }
-        }
         shown.into_values().collect()
     }
 
@@ -199,7 +188,7 @@ impl Fleet {
             .map_or(0.0, Use::utilization)
     }
 
-    /// Which nodes a limit counts, for people.
+    /// Returns which nodes a limit counts, for people.
     fn of_which(&self, limit: &Use) -> String {
         let nodes = match (self.brake.plan().unlabelled, limit.gpu) {
             (true, _) => "nodes",
@@ -217,7 +206,7 @@ impl Fleet {
 // === impl NodeEntry ===
 
 impl NodeEntry {
-    /// How the node is shown; `None`: there is nothing to tell.
+    /// Returns how the node is shown; `None`: there is nothing to tell.
     pub(super) fn status(
         &self,
         name: &str,
@@ -228,7 +217,7 @@ impl NodeEntry {
         now: Timestamp,
     ) -> Option<NodeStatus> {
         // Who only observes still sees what an earlier run has left on the node.
-        let observed = (self.ownership.as_ref())
+        let observed = (self.ownership())
             .filter(|_| !mode.decides())
             .map(|own| (Phase::Quarantined, own.session_id.clone()));
         let anothers = self.anothers();
@@ -278,9 +267,8 @@ impl NodeEntry {
         if let Some(hold) = &self.hold {
             notes.push(format!("held back: {hold}"));
         }
-        let view = self.effective_view();
-        let dismissal =
-            (view.as_deref()).and_then(|view| dismissal(view, dropped_at, &self.session.times));
+        let dismissal = (self.observed.as_ref())
+            .and_then(|observed| dismissal(observed, dropped_at, &self.session.times));
         let dismissed = |fault: &Fault| dismissal.is_some_and(|one| fault.dismissed(one.up_to));
         if let Some(one) = dismissal.filter(|_| faults.iter().any(dismissed)) {
             let how = match one.by {
@@ -351,18 +339,18 @@ impl NodeEntry {
         })
     }
 
-    /// The session of another gpuwarden that it carries.
+    /// Returns the session of another gpuwarden that it carries.
     fn anothers(&self) -> Option<(&Ownership, AnotherView)> {
         self.anothers.as_ref()?;
-        let (view, own) = (self.effective_view()?, self.ownership.as_deref()?);
+        let (observed, own) = (self.observed.as_ref()?, self.ownership()?);
         let shown = AnotherView {
-            who: another::who(own, &view.name),
-            end: another::end_by_hand(own, &view),
+            who: another::who(own, &observed.view.name),
+            end: another::end_by_hand(own, &observed.view),
         };
         Some((own, shown))
     }
 
-    /// Whether the operator's label is what keeps the node in service.
+    /// Returns whether the operator's label is what keeps the node in service.
     fn opted_out(&self) -> bool {
         (self.view.as_ref()).is_some_and(|view| {
             let mut verdicts = self.verdicts.iter();
@@ -414,26 +402,27 @@ mod tests {
     /// The entry of a node after one look at it; `None`: the cluster does not have it.
     fn looked_at(metadata: Option<serde_json::Value>) -> NodeEntry {
         let mut entry = NodeEntry::new(Session::idle(at(0)));
-        let view =
-            metadata.and_then(|metadata| NodeView::from_object(json!({"metadata": metadata})));
-        let node = view.clone().unwrap_or_else(|| NodeView::unknown("n1"));
-        let desired = assess(
-            &fault(),
-            &Policy::builtin(),
-            &node,
-            dismissal(&node, None, &entry.session.times),
-        );
-        entry.session = step(
+        if let Some(metadata) = metadata {
+            let view = NodeView::from_object(json!({"metadata": metadata}));
+            entry.see(Arc::new(view.unwrap()));
+        }
+        let observed = entry.observed.clone();
+        let dismissed =
+            (observed.as_ref()).and_then(|node| dismissal(node, None, &entry.session.times));
+        let unknown = NodeView::unknown("n1");
+        let node = observed.as_ref().map_or(&unknown, |node| &node.view);
+        let desired = assess(&fault(), &Policy::builtin(), node, dismissed);
+        let marks = Marks::default();
+        let step = step(
             &entry.session,
             &desired,
-            view.as_ref(),
-            &Marks::default(),
+            observed.as_ref(),
+            &marks,
             None,
             at(101),
-        )
-        .session;
+        );
+        entry.session = step.session;
         entry.verdicts = desired.verdicts;
-        entry.view = view.map(Arc::new);
         entry
     }
 

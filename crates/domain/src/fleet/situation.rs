@@ -1,17 +1,14 @@
 //! What is known of one node, for those who explain what is decided about it.
 
 use std::borrow::Cow;
-use std::sync::Arc;
 
 use jiff::Timestamp;
 
-use super::entry::NodeEntry;
 use super::{Fleet, Mode, Owns};
 use crate::brake::Hold;
 use crate::fault::Fault;
-use crate::node::NodeView;
 use crate::policy::Policy;
-use crate::session::Session;
+use crate::session::{Observed, Session};
 
 /// What decides about a node, as it is known right now.
 #[derive(Clone, Debug)]
@@ -24,7 +21,7 @@ pub struct Situation<'a> {
     pub acting: Mode,
     /// The node as decisions see it; `None`: the cluster does not have it, as far as it
     /// was read.
-    pub view: Option<Arc<NodeView>>,
+    pub observed: Option<&'a Observed>,
     /// Its open faults.
     pub faults: &'a [Fault],
     /// How many reports about it found no room among them.
@@ -51,7 +48,7 @@ impl Fleet {
             node,
             is_own: self.own().is_some_and(|own| own == node),
             acting: self.settings.mode,
-            view: entry.and_then(NodeEntry::effective_view),
+            observed: entry.and_then(|entry| entry.observed.as_ref()),
             faults: self.book.faults(node),
             missed: self.book.missed(node),
             policy: self.policy.as_deref(),

@@ -144,6 +144,7 @@ fn settings(owns: Owns) -> Settings {
         brake: false,
         gpu_label: NodeLabel::parse("gpu=true").unwrap(),
         retention: DAY * 30,
+        returns_wait: true,
     }
 }
 
@@ -321,10 +322,10 @@ fn what_another_store_keeps_is_left_alone_whatever_is_known() {
 #[test]
 fn of_a_node_that_the_cluster_lacks_no_events_are_kept_for_their_status() {
     let mut world = World::new();
-    assert!(world.fleet.statuses().share("n1").is_some());
+    assert!(world.fleet.reports("n1").is_some());
     world.take(Input::Gone("n1".to_owned()));
     world.settle();
-    assert!(world.fleet.statuses().share("n1").is_none());
+    assert!(world.fleet.reports("n1").is_none());
     assert_eq!(world.faults(), 1);
 }
 

@@ -29,7 +29,7 @@ impl Rest {
         }
     }
 
-    /// What was kept, as it was.
+    /// Returns what was kept, as it was.
     pub(super) fn object(&self) -> Value {
         // It was written from a value, and so it can be read.
         let mut object: Value = serde_json::from_str(&self.text).unwrap_or_default();
@@ -41,7 +41,7 @@ impl Rest {
         object
     }
 
-    /// Whether they differ at most in when each condition was last written.
+    /// Returns whether they differ at most in when each condition was last written.
     pub(super) fn same_but_for_heartbeat(&self, other: &Self) -> bool {
         let has =
             |one: &Self| -> Vec<bool> { one.heartbeats.iter().map(Option::is_some).collect() };

@@ -18,7 +18,7 @@ pub const ON_OUR_NODE: &str =
 /// annotate the node.
 const STORE_CHARS: usize = 64;
 
-/// Who has made the session on the node `name`.
+/// Returns who has made the session on the node `name`.
 pub fn who(own: &Ownership, name: &str) -> String {
     match &own.maker {
         Some(Maker::Node) => match &own.store {
@@ -34,20 +34,20 @@ pub fn who(own: &Ownership, name: &str) -> String {
     }
 }
 
-/// Since when it is there: ` since 2027-01-15T08:00:00Z`; empty where nothing tells.
+/// Returns since when it is there: ` since 2027-01-15T08:00:00Z`; empty where nothing tells.
 pub fn since(own: &Ownership) -> String {
     (own.since).map_or_else(String::new, |at| format!(" since {at:.0}"))
 }
 
-/// The command that takes off the node what the session has done to it.
+/// Returns the command that takes off the node what the session has done to it.
 pub fn end_by_hand(own: &Ownership, node: &NodeView) -> String {
     let change = release(node, own, &Marks::default(), Timestamp::UNIX_EPOCH);
     kubectl(&change, &node.name).join(" && ")
 }
 
-/// The commands that make a change on a node. What was before is read from an annotation, which
-/// anybody may have written who may annotate the node, and a person pastes these into a shell:
-/// what no API server would take is left out.
+/// Returns the commands that make a change on a node. What was before is read from an annotation,
+/// which anybody may have written who may annotate the node, and a person pastes these into a
+/// shell: what no API server would take is left out.
 fn kubectl(change: &NodeChange, node: &str) -> Vec<String> {
     let edit = |(key, value): (&String, &Option<String>)| match value {
         Some(value) => format!("{key}={value}"),
@@ -82,8 +82,8 @@ fn kubectl(change: &NodeChange, node: &str) -> Vec<String> {
     commands
 }
 
-/// Whether a text can be the key or the value of a label, or a time: such a one needs no quotes in
-/// a shell, and is no flag.
+/// Returns whether a text can be the key or the value of a label, or a time: such a one needs no
+/// quotes in a shell, and is no flag.
 fn is_plain(text: &str) -> bool {
     let mut bytes = text.bytes();
     bytes

@@ -24,6 +24,7 @@ pub(super) fn quarantine(
     desired: &Desired,
     marks: &Marks,
     released_at: Option<Timestamp>,
+    returns: &[Timestamp],
     now: Timestamp,
 ) -> NodeChange {
     let id = desired
@@ -37,6 +38,9 @@ pub(super) fn quarantine(
         maker: marks.maker.clone(),
         store: marks.store.clone(),
         taken_over: None,
+        phase_since: None,
+        back_at: None,
+        returns: returns.to_vec(),
         events: Vec::new(),
         cordoned: false,
         cordon_pre_existing: false,
@@ -136,7 +140,20 @@ pub(super) fn update(
     if own.replaced_labels.is_some() {
         document_annotations(&mut change, node, own, desired, now);
     }
-    write_labels(&mut change, node, own, labels, marks, now);
+    write_session(&mut change, node, own, labels, marks, now);
+    change
+}
+
+/// Notes on the node until when it waits to be given back: it is not given back earlier by who
+/// has lost what it knew.
+pub(super) fn note_wait(
+    node: &NodeView,
+    own: &Ownership,
+    marks: &Marks,
+    now: Timestamp,
+) -> NodeChange {
+    let mut change = NodeChange::default();
+    write_session(&mut change, node, own, BTreeMap::new(), marks, now);
     change
 }
 
@@ -206,7 +223,7 @@ fn uncordon(
     restore_labels(change, node, own, marks, |label| label != keys::STATE_LABEL);
 }
 
-/// The labels that the reference leaves on a node that it gives back.
+/// Writes the labels that the reference leaves on a node that it gives back.
 fn uncordon_labels(change: &mut NodeChange, node: &NodeView, marks: &Marks, now: Timestamp) {
     const SUFFIX: &str = "-removed";
     let cordon_reason = node.labels.get(&marks.label(keys::CORDON_REASON));
@@ -225,7 +242,7 @@ fn uncordon_labels(change: &mut NodeChange, node: &NodeView, marks: &Marks, now:
     }
 }
 
-/// The annotations of the data-flow document.
+/// Writes the annotations of the data-flow document.
 fn document_annotations(
     change: &mut NodeChange,
     node: &NodeView,
@@ -250,7 +267,7 @@ fn document_annotations(
     }
 }
 
-/// A time as a label can hold it.
+/// Returns a time as a label can hold it.
 fn label_time(at: Timestamp) -> String {
     at.strftime(CORDON_TIME).to_string()
 }
@@ -305,8 +322,8 @@ fn forget(change: &mut NodeChange, node: &NodeView) {
     }
 }
 
-/// Sets labels, and keeps in the session annotation what they replace.
-fn write_labels(
+/// Sets labels, and writes the session annotation, which keeps what they replace.
+fn write_session(
     change: &mut NodeChange,
     node: &NodeView,
     own: &Ownership,
@@ -342,6 +359,9 @@ fn write_labels(
         by: own.maker.clone(),
         store,
         taken_over,
+        phase_since: own.phase_since,
+        back_at: own.back_at,
+        returns: own.returns.clone(),
         labels: replaced,
     };
     if let Ok(text) = serde_json::to_string(&annotation) {
@@ -383,7 +403,7 @@ fn set(change: &mut NodeChange, node: &NodeView, key: &str, value: Option<String
     }
 }
 
-/// The events annotation: gravest first, bounded.
+/// Returns the events annotation: gravest first, bounded.
 fn events_text(events: &[Counted]) -> String {
     let mut text = String::from("[");
     let open = events.iter().flat_map(|counted| &counted.open);
@@ -401,7 +421,7 @@ fn events_text(events: &[Counted]) -> String {
     text
 }
 
-/// An event as it is listed: without metadata, and with fewer entities, where it would not
+/// Returns an event as it is listed: without metadata, and with fewer entities, where it would not
 /// fit otherwise. The node is to be taken out also for such an event.
 fn event_value(event: &HealthEvent) -> Value {
     let mut short = event.clone();

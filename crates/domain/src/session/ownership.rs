@@ -10,6 +10,7 @@ use contract::{HealthEvent, json, keys};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
+use super::Observed;
 use crate::assess::{Counted, Desired, Dismissal, DismissedBy};
 use crate::event::{event_id, floor_char_boundary};
 use crate::future::{FutureTimes, is_future};
@@ -33,6 +34,12 @@ pub struct Ownership {
     pub store: Option<String>,
     /// When that store took it over from another; `None`: it made it.
     pub taken_over: Option<Timestamp>,
+    /// Since when it is in its phase, where that is later than its begin.
+    pub phase_since: Option<Timestamp>,
+    /// Until when the node waits to be given back; `None`: it does not.
+    pub back_at: Option<Timestamp>,
+    /// When the node had come back to service before it began, of late.
+    pub returns: Vec<Timestamp>,
     /// The events for which the node is quarantined; their ids are filled in.
     pub events: Vec<HealthEvent>,
     /// Whether the session asked for a cordon.
@@ -107,6 +114,16 @@ pub(super) struct SessionAnnotation {
     pub(super) store: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "takenOver")]
     pub(super) taken_over: Option<Timestamp>,
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        rename = "phaseSince"
+    )]
+    pub(super) phase_since: Option<Timestamp>,
+    #[serde(default, skip_serializing_if = "Option::is_none", rename = "backAt")]
+    pub(super) back_at: Option<Timestamp>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) returns: Vec<Timestamp>,
     #[serde(default)]
     pub(super) labels: BTreeMap<String, Option<String>>,
 }
@@ -114,14 +131,14 @@ pub(super) struct SessionAnnotation {
 // === impl Ownership ===
 
 impl Ownership {
-    /// What is ours on `node`; `None` where it is not quarantined.
+    /// Returns what is ours on `node`; `None` where it is not quarantined.
     ///
     /// Text that does not parse counts as present but empty: the node is ours, and what
     /// cannot be read is not guessed.
     pub fn read(node: &NodeView) -> Option<Self> {
         let annotation = |key: &str| node.annotations.get(key).map(|text| text.trim());
         let text = annotation(keys::QUARANTINE_HEALTH_EVENT).unwrap_or_default();
-        let session: Option<SessionAnnotation> =
+        let mut session: Option<SessionAnnotation> =
             annotation(keys::SESSION).and_then(|text| serde_json::from_str(text).ok());
         if (text.is_empty() || text == "[]") && session.is_none() {
             return None;
@@ -149,6 +166,11 @@ impl Ownership {
             maker: session.as_ref().and_then(|session| session.by.clone()),
             store: session.as_ref().and_then(|session| session.store.clone()),
             taken_over: session.as_ref().and_then(|session| session.taken_over),
+            phase_since: session.as_ref().and_then(|session| session.phase_since),
+            back_at: session.as_ref().and_then(|session| session.back_at),
+            returns: (session.as_mut())
+                .map(|session| std::mem::take(&mut session.returns))
+                .unwrap_or_default(),
             cordoned: is_true(keys::QUARANTINE_IS_CORDONED),
             cordon_pre_existing: is_true(keys::QUARANTINE_CORDON_PRE_EXISTING),
             taints: annotation(keys::QUARANTINE_APPLIED_TAINTS)
@@ -184,14 +206,26 @@ impl Ownership {
         !(our_node && signed.is_some_and(|signed| signed < begun || is_future(signed, now)))
     }
 
-    /// Whether the node is out only because a sender asked for it (`force`).
+    /// Returns since when the session is in its phase.
+    pub(super) fn in_phase_since(&self, now: Timestamp) -> Option<Timestamp> {
+        self.phase_since.map(|at| at.min(now)).or(self.since)
+    }
+
+    /// Returns what is to be written of a session that is in its phase since then.
+    pub(super) fn in_phase(mut self, since: Timestamp, back_at: Option<Timestamp>) -> Self {
+        self.phase_since = (self.since != Some(since)).then_some(since);
+        self.back_at = back_at;
+        self
+    }
+
+    /// Returns whether the node is out only because a sender asked for it (`force`).
     pub fn forced(&self) -> bool {
         let force = |event: &HealthEvent| event.quarantine_overrides.is_some_and(|o| o.force);
         !self.events.is_empty() && self.events.iter().all(force)
     }
 
-    /// Whether somebody took back by hand what the session had done. Our own changes
-    /// remove the annotations in the same patch, so they never look like this.
+    /// Returns whether somebody took back by hand what the session had done. Our own changes remove
+    /// the annotations in the same patch, so they never look like this.
     pub(super) fn undone_by_hand(&self, node: &NodeView) -> Option<ByHand> {
         if self.cordoned && !node.unschedulable {
             return Some(ByHand::Uncordoned);
@@ -203,15 +237,15 @@ impl Ownership {
         gone.then_some(ByHand::Untainted)
     }
 
-    /// Whether the session has put `taint` on the node.
+    /// Returns whether the session has put `taint` on the node.
     pub(super) fn added(&self, taint: &Taint) -> bool {
         self.taints
             .iter()
             .any(|applied| applied.taint == *taint && !applied.pre_existing)
     }
 
-    /// When the newest report of the faults that the node lists was accepted. These are
-    /// the faults that a person who ends the session has seen and dismissed.
+    /// Returns when the newest report of the faults that the node lists was accepted. These are the
+    /// faults that a person who ends the session has seen and dismissed.
     pub(super) fn newest_listed(&self, desired: &Desired) -> Option<Timestamp> {
         desired
             .events
@@ -221,8 +255,8 @@ impl Ownership {
             .max()
     }
 
-    /// The last moment up to `now` before a fault was reported that the node does not list yet,
-    /// and that a person who ends the session cannot have seen.
+    /// Returns the last moment up to `now` before a fault was reported that the node does not list
+    /// yet, and that a person who ends the session cannot have seen.
     pub(super) fn before_unlisted(&self, desired: &Desired, now: Timestamp) -> Timestamp {
         let listed = |id: &str| self.events.iter().any(|event| event.id == id);
         let unlisted = desired.events.iter().filter(|one| !listed(&one.event.id));
@@ -259,7 +293,7 @@ impl From<Maker> for String {
 // === impl ReleaseRequest ===
 
 impl ReleaseRequest {
-    /// The request that stands on `node`. Text that is no JSON is somebody's reason: they
+    /// Returns the request that stands on `node`. Text that is no JSON is somebody's reason: they
     /// wrote it by hand.
     pub fn read(node: &NodeView) -> Option<Self> {
         let text = node.annotations.get(keys::RELEASE)?.trim();
@@ -277,7 +311,7 @@ impl ReleaseRequest {
         Some(request)
     }
 
-    /// Up to when the reports of faults are dismissed: as far as the person can have seen
+    /// Returns up to when the reports of faults are dismissed: as far as the person can have seen
     /// them. Where their clock is ahead of ours, later ones count.
     pub(super) fn dismisses_until(
         &self,
@@ -289,28 +323,28 @@ impl ReleaseRequest {
     }
 }
 
-/// When a person last ended a session of this node, from its annotation.
+/// Returns when a person last ended a session of this node, from its annotation.
 pub(super) fn released_at(node: &NodeView) -> Option<Timestamp> {
     node.annotations.get(keys::RELEASED_AT)?.trim().parse().ok()
 }
 
-/// Which faults of `node` do not count: those that a person has dismissed by giving the
+/// Returns which faults of a node do not count: those that a person has dismissed by giving the
 /// node back, or by dropping what the brake had held back at `dropped_at`. The latter are
 /// those of nodes that were in service then: a session that had begun keeps its faults.
-/// `times`: as what times of the future on the node count.
+/// `times` says as what times of the future on the node count.
 pub fn dismissal(
-    node: &NodeView,
+    observed: &Observed,
     dropped_at: Option<Timestamp>,
     times: &FutureTimes,
 ) -> Option<Dismissal> {
-    let released = times.counted(keys::RELEASED_AT, released_at(node));
+    let released = times.counted(keys::RELEASED_AT, released_at(&observed.view));
     let released = released.map(|up_to| Dismissal {
         up_to,
         by: DismissedBy::Released,
     });
     let dropped = dropped_at
         .filter(|at| {
-            Ownership::read(node).is_none_or(|own| {
+            observed.own.as_ref().is_none_or(|own| {
                 let since = times.counted(keys::SESSION, own.since);
                 since.is_some_and(|since| since > *at)
             })
@@ -334,6 +368,8 @@ fn cordon_timestamp(node: &NodeView) -> Option<Timestamp> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     fn at(second: i64) -> Timestamp {
@@ -361,12 +397,14 @@ mod tests {
     #[test]
     fn the_later_dismissal_counts_and_a_session_keeps_its_faults() {
         let mut node = NodeView::unknown("n1");
-        assert_eq!(dismissal(&node, None, &FutureTimes::default()), None);
+        let times = FutureTimes::default();
+        let up_to = |node: &NodeView, dropped| {
+            let observed = Observed::of(Arc::new(node.clone()));
+            dismissal(&observed, dropped, &times).map(|one| one.up_to)
+        };
+        assert_eq!(up_to(&node, None), None);
         node.annotations
             .insert(keys::RELEASED_AT.into(), at(50).to_string());
-        let times = FutureTimes::default();
-        let up_to =
-            |node: &NodeView, dropped| dismissal(node, dropped, &times).map(|one| one.up_to);
         assert_eq!(up_to(&node, None), Some(at(50)));
         assert_eq!(up_to(&node, Some(at(40))), Some(at(50)));
         assert_eq!(up_to(&node, Some(at(60))), Some(at(60)));
@@ -377,6 +415,9 @@ mod tests {
             by: None,
             store: None,
             taken_over: None,
+            phase_since: None,
+            back_at: None,
+            returns: Vec::new(),
             labels: BTreeMap::new(),
         };
         let text = serde_json::to_string(&session).unwrap();

@@ -14,6 +14,10 @@ pub const FIRST_WAIT: SignedDuration = SignedDuration::from_secs(30);
 /// Longest wait: a node that is well comes back, and with it an hour has few returns.
 pub const LONGEST_WAIT: SignedDuration = SignedDuration::from_mins(10);
 
+/// Most returns that are remembered, the newest: a node that waits comes back less often within an
+/// hour, and further ones wait no longer.
+pub const MAX_RETURNS: usize = 16;
+
 /// Returns how long a node waits that has come back `returns` times within the hour.
 pub fn wait(returns: usize) -> SignedDuration {
     let Some(doublings) = returns.checked_sub(1) else {
@@ -24,9 +28,18 @@ pub fn wait(returns: usize) -> SignedDuration {
     (FIRST_WAIT * 2_i32.pow(doublings)).min(LONGEST_WAIT)
 }
 
-/// Forgets the returns that do not count any more at `now`.
-pub fn forget_old(returns: &mut Vec<Timestamp>, now: Timestamp) {
-    returns.retain(|at| now.duration_since(*at) < WITHIN);
+/// Adds further returns to those that are known, and forgets those that do not count any more at
+/// `now`. Anybody may have written them who may annotate the node.
+pub fn keep(
+    known: &mut Vec<Timestamp>,
+    further: impl IntoIterator<Item = Timestamp>,
+    now: Timestamp,
+) {
+    known.extend(further.into_iter().map(|at| at.min(now)));
+    known.retain(|at| now.duration_since(*at) < WITHIN);
+    known.sort_unstable();
+    known.dedup();
+    known.drain(..known.len().saturating_sub(MAX_RETURNS));
 }
 
 /// Returns what is said of a wait.

@@ -49,7 +49,7 @@ struct World {
     acting: Mode,
     connected: Option<bool>,
     listed: bool,
-    view: Option<NodeView>,
+    node: Option<NodeView>,
     faults: Vec<Fault>,
     session: Session,
     anothers: bool,
@@ -62,7 +62,7 @@ fn world() -> World {
         acting: Mode::Quarantine,
         connected: Some(true),
         listed: true,
-        view: Some(node(json!({}))),
+        node: Some(node(json!({}))),
         faults: faults(true),
         session: Session::idle(at(0)),
         anothers: false,
@@ -77,11 +77,12 @@ fn ask(world: &World) -> WhyNot {
         listed: world.listed,
         error: Some("refused"),
     });
+    let observed = world.node.clone().map(Arc::new).map(Observed::of);
     let situation = Situation {
         node: "n1",
         is_own: false,
         acting: world.acting,
-        view: world.view.clone().map(Arc::new),
+        observed: observed.as_ref(),
         faults: &world.faults,
         missed: 0,
         policy: Some(&Policy::builtin()),
@@ -114,7 +115,7 @@ fn the_first_thing_that_stands_in_the_way_is_the_answer() {
             1,
         ),
         (
-            |world| world.view = None,
+            |world| world.node = None,
             "the cluster has no node of the name n1",
             1,
         ),
@@ -133,7 +134,7 @@ fn the_first_thing_that_stands_in_the_way_is_the_answer() {
         ),
         (
             |world| {
-                world.view = Some(node(
+                world.node = Some(node(
                     json!({"annotations": {keys::RELEASED_AT: "1970-01-01T00:01:40Z"}}),
                 ));
             },
@@ -171,7 +172,7 @@ fn whose_session_a_node_carries_is_told_with_what_ends_it() {
         keys::SESSION: session.to_string(),
         keys::QUARANTINE_IS_CORDONED: "True",
     });
-    world.view = Some(node(json!({ "annotations": annotations })));
+    world.node = Some(node(json!({ "annotations": annotations })));
     world.anothers = true;
     let why = ask(&world);
     assert_eq!(
@@ -190,7 +191,7 @@ fn whose_session_a_node_carries_is_told_with_what_ends_it() {
 #[test]
 fn what_was_never_read_is_not_told_as_a_fact() {
     let mut world = world();
-    (world.connected, world.listed, world.view) = (Some(false), false, None);
+    (world.connected, world.listed, world.node) = (Some(false), false, None);
     let why = ask(&world);
     assert_eq!(
         why.answer,
@@ -245,7 +246,7 @@ fn who_does_not_see_is_named_first() {
 #[test]
 fn a_rule_shows_what_it_has_looked_at() {
     let mut world = world();
-    world.view = Some(node(
+    world.node = Some(node(
         json!({"labels": {keys::MANAGED_LABEL: "false", "zone": "a"}}),
     ));
     // Of two faults, and one reason: it is the headline, in plain words.

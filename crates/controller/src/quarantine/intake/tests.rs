@@ -55,7 +55,7 @@ fn config(mode: Mode, store: &Arc<dyn EventStore>) -> Config {
 fn kept(fleet: &Fleet) -> Kept {
     Kept {
         book: fleet.book().clone(),
-        statuses: fleet.statuses().clone(),
+        reports: BTreeMap::new(),
         recently_out: fleet.recently_out().clone(),
         begun: fleet.begun(),
         sessions: BTreeMap::new(),
@@ -233,33 +233,21 @@ async fn what_is_saved_in_parts_comes_back_and_what_is_over_goes() {
     store.append(events).await.unwrap();
     let (mut second, _handles) = quarantine(&store);
     second.take_in().await;
-    let report = serde_json::json!({"id": "r", "healthy": false, "faults": ["f"]});
-    let ledger = serde_json::json!({"session": null, "counted": [], "reports": [report]});
-    let mut with_report = kept(&second.fleet);
-    let ledger = serde_json::from_value(ledger).unwrap();
-    with_report.statuses.restore("n3", ledger);
-    with_report.unsaved.insert("n3".to_owned());
-    second.fleet.restore(with_report, now());
     second.save().await;
     let saved = store.checkpoint(CONSUMER).await.unwrap().unwrap();
     assert!(
-        saved.parts.keys().eq(["n1", "n2", "n3"]),
+        saved.parts.keys().eq(["n1", "n2"]),
         "{:?}",
         saved.parts.keys()
     );
     let (mut third, _handles) = quarantine(&store);
     third.load().await;
-    assert_eq!(
-        (third.fleet.book(), third.fleet.statuses()),
-        (second.fleet.book(), second.fleet.statuses())
-    );
+    assert_eq!(third.fleet.book(), second.fleet.book());
 
     // What is over leaves nothing behind but that its check was heard of.
     store.append(vec![recovery("n1")]).await.unwrap();
     third.take_in().await;
-    third.publish(); // The cluster has no such node.
     third.save().await;
-    assert!(part(directory.path(), "n3").is_none());
     let left = part(directory.path(), "n1").unwrap();
     assert!(String::from_utf8(left).unwrap().contains("\"faults\":[]"));
     store.close().await;
@@ -333,7 +321,7 @@ async fn who_only_observes_keeps_no_events_for_their_status() {
     for mode in [Mode::Observe, Mode::DryRun] {
         let (mut quarantine, _handles) = quarantine_that(mode, &store);
         quarantine.take_in().await;
-        assert_eq!(quarantine.fleet.statuses().nodes().count(), 0, "{mode:?}");
+        assert_eq!(quarantine.fleet.reports("n1"), None, "{mode:?}");
     }
     store.close().await;
 }
@@ -398,13 +386,18 @@ async fn sessions_go_on_over_a_restart_where_they_are_acted_on() {
     session.pending_since = Some(now());
     session.failed(Failure::Error { retry_after: None }, now());
     session.returns.push(now());
+    let report = serde_json::json!({"id": "r", "healthy": false, "faults": ["f"]});
+    let reports = serde_json::json!({"waiting": [report], "said": [{"Cancel": {"node": "n3"}}]});
+    let reports: SavedReports = serde_json::from_value(reports).unwrap();
     let put = |quarantine: &mut Quarantine, node: &str, session: Session| {
-        let sessions = [(node.to_owned(), session)].into();
+        let sessions = [(node.to_owned(), vec![session])].into();
+        let reports = [("n3".to_owned(), reports.clone())].into();
         let unsaved = [node.to_owned()].into();
         let kept = kept(&quarantine.fleet);
         quarantine.fleet.restore(
             Kept {
                 sessions,
+                reports,
                 unsaved,
                 ..kept
             },
@@ -412,6 +405,10 @@ async fn sessions_go_on_over_a_restart_where_they_are_acted_on() {
         );
     };
     put(&mut first, "n1", session.clone());
+    first.fleet.still_unsaved(Unsaved {
+        nodes: ["n3".to_owned()].into(),
+        recently_out: false,
+    });
     let kept = session.clone().restored(now());
     assert!(session.not_before.is_some() && kept.not_before.is_none());
     first.save().await;
@@ -424,6 +421,7 @@ async fn sessions_go_on_over_a_restart_where_they_are_acted_on() {
     }
     let (mut second, _handles) = restarted(Mode::Quarantine).await;
     assert_eq!(second.fleet.session("n1"), Some(&kept));
+    assert_eq!(second.fleet.reports("n3"), Some(reports.clone()));
     assert!(!second.fleet.knows("n2"));
     // What has nothing to tell is not kept.
     put(&mut second, "n1", Session::idle(now()));
@@ -445,25 +443,6 @@ async fn a_store_is_as_old_as_its_first_checkpoint() {
         assert_eq!(quarantine.fleet.begun(), now());
         quarantine.save().await;
     }
-    store.close().await;
-}
-
-#[tokio::test]
-async fn statuses_over_which_we_panic_are_given_up_after_a_while() {
-    use super::super::statuses::Failed;
-
-    let directory = tempfile::tempdir().unwrap();
-    let store = open(directory.path());
-    let (mut quarantine, _handles) = quarantine(&store);
-    let due = serde_json::json!({"Cancel": {"node": "n1"}});
-    let statuses = serde_json::from_value(serde_json::json!({"due": [due]})).unwrap();
-    let kept = kept(&quarantine.fleet);
-    quarantine.fleet.restore(Kept { statuses, ..kept }, now());
-    let tries = (1..100).find(|_| {
-        quarantine.statuses_written(Ok((1, Err(Failed::Panicked))));
-        quarantine.fleet.due_statuses(1).is_empty()
-    });
-    assert_eq!(tries, Some(5));
     store.close().await;
 }
 

@@ -257,6 +257,7 @@ fn controller(policy: &Arc<Policy>, now: Timestamp) -> Fleet {
         brake: true,
         gpu_label: gpu_label(),
         retention: SignedDuration::MAX,
+        returns_wait: true,
     };
     Fleet::new(settings, Some(Arc::clone(policy)), now)
 }

@@ -1,14 +1,15 @@
 //! How a session ends: by recovery, by hand, by request, and half of one with the other.
 
 use super::*;
+use crate::journal::Entry;
 
 #[test]
 fn what_was_undone_while_nobody_looked_is_seen_at_the_start() {
     for uncordoned in [true, false] {
-        let mut world = World::new();
+        let mut world = World::new(&PARSED);
         world.fault(0);
         world.settle();
-        world.session = Session::idle(world.now);
+        world.restart(Restart::WithEvents);
         if uncordoned {
             world.node.unschedulable = false;
         } else {
@@ -24,7 +25,7 @@ fn what_was_undone_while_nobody_looked_is_seen_at_the_start() {
 #[test]
 fn a_taint_that_is_gone_when_the_fault_recovers_does_not_leave_the_cordon() {
     // The reference stops half-way there: the node stays cordoned.
-    let mut world = World::new();
+    let mut world = World::new(&PARSED);
     world.fault(0);
     world.settle();
     let by_hand = NodeChange {
@@ -45,7 +46,7 @@ fn a_taint_that_is_gone_when_the_fault_recovers_does_not_leave_the_cordon() {
 #[test]
 fn a_release_that_is_asked_for_takes_back_what_is_ours_and_dismisses_what_was_seen() {
     for pre_existing in [false, true] {
-        let mut world = World::new();
+        let mut world = World::new(&PARSED);
         world.node.unschedulable = pre_existing;
         world.foreign_taint("dedicated");
         let before = world.node.clone();
@@ -59,16 +60,15 @@ fn a_release_that_is_asked_for_takes_back_what_is_ours_and_dismisses_what_was_se
         };
         let text = serde_json::to_string(&request).unwrap();
         world.node.annotations.insert(keys::RELEASE.into(), text);
-        let step = world.clone().step();
-        assert!(
-            step.notes[0]
-                .text
-                .contains("released by alice: GPU 0 was swapped"),
-            "{:?}",
-            step.notes
+        let looked = world.look(Fate::Made);
+        let is_told = |note: &Entry| note.text.contains("released by alice: GPU 0 was swapped");
+        assert!(looked.notes.iter().any(is_told), "{:?}", looked.notes);
+        assert_eq!(
+            looked.patch.map(|patch| patch.intent),
+            Some(Intent::StandDown)
         );
-        assert_eq!(world.settle(), [Intent::StandDown]);
-        assert_eq!(world.session.phase, Phase::Idle);
+        assert_eq!(world.settle(), []);
+        assert_eq!(world.phase(), Phase::Idle);
         assert_eq!(world.node.unschedulable, pre_existing);
         assert_eq!(world.node.taints, before.taints);
         assert_eq!(world.node.labels, before.labels);
@@ -84,7 +84,7 @@ fn a_release_that_is_asked_for_takes_back_what_is_ours_and_dismisses_what_was_se
 
 #[test]
 fn a_release_holds_for_the_session_that_it_was_asked_for() {
-    let mut world = World::new();
+    let mut world = World::new(&PARSED);
     world
         .node
         .annotations
@@ -97,7 +97,7 @@ fn a_release_holds_for_the_session_that_it_was_asked_for() {
 #[test]
 fn the_clock_of_who_asks_for_a_release_dismisses_nothing_of_the_future() {
     for (ahead, counts) in [(3_600, true), (0, true), (-3_600, true)] {
-        let mut world = World::new();
+        let mut world = World::new(&PARSED);
         world.fault(0);
         world.settle();
         let at = world.now + SignedDuration::from_secs(ahead);
@@ -112,22 +112,20 @@ fn the_clock_of_who_asks_for_a_release_dismisses_nothing_of_the_future() {
 
 #[test]
 fn unhealthy_again_while_it_is_given_back_stays_out() {
-    let mut world = World::new();
+    let mut world = World::new(&PARSED);
     world.fault(0);
     world.settle();
     world.recovery(0);
-    let release = world.step().patch.unwrap();
-    assert_eq!(release.intent, Intent::Release);
     // The release is lost, and the fault is back.
-    world.session.failed(Failure::Conflict, world.now);
+    let release = world.look(Fate::Conflict).patch.unwrap();
+    assert_eq!(release.intent, Intent::Release);
     world.fault(0);
     assert_eq!(world.settle(), [Intent::Update]);
-    assert_eq!(world.session.phase, Phase::Quarantined);
+    assert_eq!(world.phase(), Phase::Quarantined);
     assert!(world.node.unschedulable);
     // The release got through, and the fault is back: a session of its own.
     world.recovery(0);
-    let release = world.step().patch.unwrap();
-    world.node = world.node.after(&release.change);
+    assert!(world.look(Fate::Made).patch.is_some());
     world.fault(0);
     assert_eq!(world.settle(), [Intent::Quarantine]);
     assert_eq!(
@@ -146,19 +144,16 @@ fn unhealthy_again_while_it_is_given_back_stays_out() {
 #[test]
 fn a_recovery_that_does_not_get_through_is_not_half_done() {
     // The reference shrinks the list in one request and uncordons in a second one.
-    let mut world = World::new();
+    let mut world = World::new(&PARSED);
     world.fault(0);
     world.settle();
     world.recovery(0);
     for _ in 0..3 {
-        let step = world.step();
-        assert_eq!(step.patch.map(|patch| patch.intent), Some(Intent::Release));
-        world
-            .session
-            .failed(Failure::Error { retry_after: None }, world.now);
+        let patch = world.look(Fate::Refused).patch;
+        assert_eq!(patch.map(|patch| patch.intent), Some(Intent::Release));
         world.now += LONGEST_RETRY;
         // Also for who starts now.
-        world.session = Session::idle(world.now);
+        world.restart(Restart::WithEvents);
     }
     assert!(world.node.unschedulable);
     assert_eq!(world.settle(), [Intent::Release]);
@@ -168,7 +163,7 @@ fn a_recovery_that_does_not_get_through_is_not_half_done() {
 #[test]
 fn of_a_fault_in_two_devices_the_mended_one_is_not_listed_again() {
     // The reference lists whole events, so that the next reading opens both again.
-    let mut world = World::new();
+    let mut world = World::new(&PARSED);
     world.report("GpuMemWatch", &[("GPU", "0"), ("GPU", "1")], true, false);
     world.settle();
     world.recovery(0);
@@ -178,7 +173,7 @@ fn of_a_fault_in_two_devices_the_mended_one_is_not_listed_again() {
     assert_eq!(listed[0].entities_impacted.len(), 1);
     assert_eq!(listed[0].entities_impacted[0].entity_value, "1");
     // Who reads the list alone needs the recovery of the second only.
-    world.session = Session::idle(world.now);
+    world.restart(Restart::WithEvents);
     world.recovery(1);
     assert_eq!(world.settle(), [Intent::Release]);
     assert_eq!(world.node, NodeView::unknown("n1"));
@@ -187,23 +182,16 @@ fn of_a_fault_in_two_devices_the_mended_one_is_not_listed_again() {
 #[test]
 fn a_recovery_that_comes_before_the_quarantine_is_seen_is_not_lost() {
     // The reference drops it: as far as it can see, there is nothing to recover from.
-    for answered in [true, false] {
-        let mut world = World::new();
-        world.fault(0);
-        let quarantine = world.step().patch.unwrap();
-        let before = world.node.clone();
-        world.recovery(0);
-        if !answered {
-            world
-                .session
-                .failed(Failure::Error { retry_after: None }, world.now);
-        }
-        // Looked at again, and the node is still as it was before our patch.
-        drop(world.step());
-        // Now it is seen.
-        world.node = before.after(&quarantine.change);
-        assert!(world.node.unschedulable);
-        assert_eq!(world.settle(), [Intent::Release], "answered: {answered}");
-        assert_eq!(world.node, NodeView::unknown("n1"));
-    }
+    let mut world = World::new(&PARSED);
+    world.fault(0);
+    let before = world.node.clone();
+    // Made, and no answer comes.
+    let quarantine = world.look(Fate::Refused).patch.unwrap();
+    world.recovery(0);
+    // Looked at again, and the node is still as it was before our patch.
+    assert_eq!(world.look(Fate::Made).patch, None);
+    world.node = before.after(&quarantine.change);
+    assert!(world.node.unschedulable);
+    assert_eq!(world.settle(), [Intent::Release]);
+    assert_eq!(world.node, NodeView::unknown("n1"));
 }

@@ -3,7 +3,6 @@
 
 use proptest::prelude::*;
 
-use super::kept::restarted;
 use super::*;
 
 /// What can happen to a node, its faults and its controller.
@@ -14,11 +13,8 @@ enum Happening {
     Recovery(u8),
     /// What was accepted so many seconds ago comes now.
     Late(u8, u8),
-    Step,
-    StepButPatchLost,
-    StepButConflict,
-    /// With the store, or without.
-    Restart(bool),
+    Look(Fate),
+    Restart(Restart),
     Cordon,
     /// By hand, whoever cordoned it.
     Uncordon,
@@ -40,10 +36,10 @@ fn happening() -> impl Strategy<Value = Happening> {
         2 => (0_u8..3, any::<bool>()).prop_map(|(gpu, fatal)| Happening::OtherFault(gpu, fatal)),
         3 => (0_u8..3).prop_map(Happening::Recovery),
         3 => (0_u8..3, 1_u8..100).prop_map(|(gpu, seconds)| Happening::Late(gpu, seconds)),
-        6 => Just(Happening::Step),
-        1 => Just(Happening::StepButPatchLost),
-        1 => Just(Happening::StepButConflict),
-        1 => any::<bool>().prop_map(Happening::Restart),
+        6 => Just(Happening::Look(Fate::Made)),
+        1 => Just(Happening::Look(Fate::Conflict)),
+        1 => Just(Happening::Look(Fate::Refused)),
+        1 => restart().prop_map(Happening::Restart),
         1 => Just(Happening::Cordon),
         1 => Just(Happening::Uncordon),
         1 => Just(Happening::Untaint),
@@ -53,6 +49,14 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => (0_u8..3).prop_map(Happening::ForeignTaintGone),
         1 => (0_u8..3).prop_map(Happening::ForeignLabel),
         1 => (0_u16..100).prop_map(Happening::Later),
+    ]
+}
+
+fn restart() -> impl Strategy<Value = Restart> {
+    prop_oneof![
+        Just(Restart::WithAll),
+        Just(Restart::WithEvents),
+        Just(Restart::WithNothing)
     ]
 }
 
@@ -81,19 +85,34 @@ impl Foreign {
         }
     }
 
+    /// Looks once, and checks what has followed.
+    fn look(&mut self, world: &mut World, fate: Fate) -> Option<Intent> {
+        let patch = world.look(fate).patch;
+        if let (Some(patch), Fate::Made) = (&patch, fate) {
+            self.see(patch, &world.node);
+        }
+        // A recovery waits ten minutes at most, and what a person did not at all.
+        if let Some(at) = world.session().waits_until() {
+            assert!(at <= world.now + returns::LONGEST_WAIT);
+            assert!(!world.session().returns.is_empty());
+            let own = Ownership::read(&world.node).unwrap();
+            assert!(world.node.unschedulable || !own.cordoned);
+            assert!(!world.node.annotations.contains_key(keys::RELEASE));
+        }
+        patch.map(|patch| patch.intent)
+    }
+
     fn settle(&mut self, world: &mut World) {
-        for _ in 0..10 {
-            let Some(patch) = world.step().patch else {
-                match world.session.not_before.or(world.session.waits_until()) {
+        for _ in 0..20 {
+            if self.look(world, Fate::Made).is_none() {
+                let session = world.session();
+                match session.not_before.or(session.waits_until()) {
                     Some(at) => world.now = world.now.max(at),
                     None => return,
                 }
-                continue;
-            };
-            world.node = world.node.after(&patch.change);
-            self.see(&patch, &world.node);
+            }
         }
-        panic!("does not settle: {:?}", world.session);
+        panic!("does not settle: {:?}", world.session());
     }
 }
 
@@ -123,7 +142,7 @@ impl Decisions {
     fn seen_by_all(world: &World) -> bool {
         let listed = Ownership::read(&world.node).map_or(Vec::new(), |own| own.events);
         let known = |id: &str| listed.iter().any(|event| event.id == id);
-        world.session.watched && (world.desired().events.iter()).all(|one| known(&one.event.id))
+        world.session().watched && (world.desired().events.iter()).all(|one| known(&one.event.id))
     }
 }
 
@@ -133,17 +152,19 @@ proptest! {
     fn whatever_happens_we_take_back_exactly_what_is_ours(
         happenings in proptest::collection::vec(happening(), 0..60),
     ) {
-        let mut world = World::new();
+        let mut world = World::new(&PARSED);
         let mut foreign = Foreign::default();
         let mut decisions = Decisions::default();
         for happening in &happenings {
             match happening {
                 Happening::Fault(gpu) => world.fault(*gpu),
-                Happening::OtherFault(gpu, fatal) => world.event("XidCheck", *gpu, *fatal, false),
+                Happening::OtherFault(gpu, fatal) => {
+                    world.event("XidCheck", *gpu, *fatal, false);
+                }
                 Happening::Recovery(gpu) => {
-                    let open = world.book.faults("n1").len();
+                    let open = world.faults();
                     world.recovery(*gpu);
-                    if world.book.faults("n1").len() < open {
+                    if world.faults() < open {
                         decisions.closed.insert(*gpu, world.now);
                     }
                     world.event("XidCheck", *gpu, false, true);
@@ -155,34 +176,20 @@ proptest! {
                     let acts = !before && Decisions::wanted(&world, *gpu);
                     prop_assert!(!acts || !decisions.since(*gpu, seen), "{happening:?}");
                 }
-                Happening::Step => {
+                Happening::Look(fate) => {
                     let seen_by_all = Decisions::seen_by_all(&world);
-                    if let Some(patch) = world.step().patch {
-                        if patch.intent == Intent::StandDown && seen_by_all {
-                            decisions.released = Some(world.now);
-                        }
-                        world.node = world.node.after(&patch.change);
-                        foreign.see(&patch, &world.node);
+                    let intent = foreign.look(&mut world, *fate);
+                    let released = intent == Some(Intent::StandDown) && *fate == Fate::Made;
+                    if released && seen_by_all {
+                        decisions.released = Some(world.now);
                     }
                 }
-                Happening::StepButPatchLost => {
-                    if world.step().patch.is_some() {
-                        world.session.failed(Failure::Error { retry_after: None }, world.now);
+                Happening::Restart(with) => {
+                    world.restart(*with);
+                    if *with == Restart::WithNothing {
+                        // What was closed before is known to nobody any more.
+                        decisions.closed.clear();
                     }
-                }
-                Happening::StepButConflict => {
-                    if world.step().patch.is_some() {
-                        world.session.failed(Failure::Conflict, world.now);
-                    }
-                }
-                Happening::Restart(with_store) => {
-                    world.session = if *with_store {
-                        restarted(&world.session, world.now)
-                    } else {
-                        Session::idle(world.now)
-                    };
-                    let saved = serde_json::to_string(&world.book).unwrap();
-                    world.book = serde_json::from_str(&saved).unwrap();
                 }
                 Happening::Cordon => {
                     // Cordoning a node that we cordoned changes nothing: it is ours, also
@@ -202,11 +209,11 @@ proptest! {
                 Happening::AskRelease => {
                     let at = world.now.to_string();
                     let text = json!({"by": "alice", "reason": "why not", "at": at}).to_string();
-                    world.node.annotations.insert(keys::RELEASE.into(), text);
+                    world.annotate(keys::RELEASE, text);
                 }
                 Happening::Reload => {
-                    let other = world.policy.unhealthy_taint;
-                    world.policy = if other { PARSED.clone() } else { OTHER.clone() };
+                    let other = world.policy().unhealthy_taint;
+                    world.set_policy(if other { &PARSED } else { &OTHER });
                 }
                 Happening::ForeignTaint(n) => {
                     world.foreign_taint(&format!("foreign-{n}"));
@@ -226,16 +233,6 @@ proptest! {
                 Happening::Later(seconds) => {
                     world.now += SignedDuration::from_secs(i64::from(*seconds));
                 }
-            }
-            // A recovery waits ten minutes at most, and what a person did not at all.
-            let mut looked = world.clone();
-            let step = looked.step();
-            if let Some(at) = step.session.waits_until() {
-                prop_assert!(at <= looked.now + returns::LONGEST_WAIT);
-                prop_assert!(step.patch.is_none() && !step.session.returns.is_empty());
-                let own = Ownership::read(&world.node).unwrap();
-                prop_assert!(world.node.unschedulable || !own.cordoned);
-                prop_assert!(!world.node.annotations.contains_key(keys::RELEASE));
             }
             let ours: Vec<_> = taint_keys(&world.node)
                 .into_iter()
@@ -260,7 +257,7 @@ proptest! {
             world.event("XidCheck", gpu, false, true);
         }
         foreign.settle(&mut world);
-        prop_assert_eq!(world.session.phase, Phase::Idle);
+        prop_assert_eq!(world.phase(), Phase::Idle);
         prop_assert_eq!(world.node.unschedulable, foreign.cordon);
         prop_assert_eq!(&world.node.labels, &foreign.labels);
         world.node.annotations.retain(|key, _| !AFTER_A_PERSON.contains(&key.as_str()));
@@ -274,15 +271,65 @@ proptest! {
     fn settled_is_settled(
         happenings in proptest::collection::vec((0_u8..3, any::<bool>(), any::<bool>()), 1..20),
     ) {
-        let mut world = World::new();
+        let mut world = World::new(&PARSED);
         for (gpu, fatal, healthy) in happenings {
             world.event("GpuMemWatch", gpu, fatal, healthy);
         }
         world.settle();
         let node = world.node.clone();
         // A restart, and any number of further looks, change nothing.
-        world.session = Session::idle(world.now);
+        world.restart(Restart::WithEvents);
         prop_assert_eq!(world.settle(), []);
         prop_assert_eq!(node, world.node);
+    }
+
+    /// With its store or without, a controller that starts anew in the midst of a session goes
+    /// on as the one before would have.
+    #[test]
+    fn a_restart_forgets_nothing_of_a_session(
+        happenings in proptest::collection::vec(
+            prop_oneof![
+                3 => (0_u8..3).prop_map(Happening::Fault),
+                4 => (0_u8..3).prop_map(Happening::Recovery),
+                6 => Just(Happening::Look(Fate::Made)),
+                1 => Just(Happening::Look(Fate::Conflict)),
+                2 => (0_u16..1_000).prop_map(Happening::Later),
+            ],
+            1..40,
+        ),
+        with in restart(),
+    ) {
+        let mut world = World::new(&PARSED);
+        for happening in happenings {
+            match happening {
+                Happening::Fault(gpu) => world.fault(gpu),
+                Happening::Recovery(gpu) => world.recovery(gpu),
+                Happening::Look(fate) => drop(world.look(fate)),
+                Happening::Later(seconds) => {
+                    world.now += SignedDuration::from_secs(seconds.into());
+                }
+                _ => {}
+            }
+        }
+        world.settle_now();
+        let essentials = |world: &World| {
+            let session = world.session();
+            let mut returns = session.returns.clone();
+            returns::keep(&mut returns, [], world.now);
+            let waits = (session.waits_until(), session.wake_at());
+            (session.phase, session.id.clone(), session.since, returns, waits)
+        };
+        prop_assume!(world.phase() != Phase::Idle);
+        let (before, node) = (essentials(&world), world.node.clone());
+        world.restart(with);
+        let done = world.settle_now();
+        prop_assert_eq!(essentials(&world), before);
+        // What was listed only is marked as taken over.
+        let listed = node.annotations[keys::QUARANTINE_HEALTH_EVENT].clone();
+        let again = world.node.annotations[keys::QUARANTINE_HEALTH_EVENT].clone();
+        prop_assert!(done.is_empty() || with == Restart::WithNothing && again != listed);
+        world.annotate(keys::QUARANTINE_HEALTH_EVENT, listed);
+        prop_assert_eq!((&world.node.annotations, &world.node.labels), (&node.annotations, &node.labels));
+        prop_assert_eq!((&world.node.taints, world.node.unschedulable), (&node.taints, node.unschedulable));
     }
 }

@@ -1,0 +1,351 @@
+//! One node, its faults, and the world around them, for tests: a controller that decides as in
+//! production, what its store has, and an API server that takes patches or does not.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use contract::{Entity, HealthEvent, keys};
+use jiff::{SignedDuration, Timestamp};
+use serde_json::json;
+
+use super::{Answer, Effect, Fleet, Found, Input, Kept, Owns, Settings};
+use crate::assess::Desired;
+use crate::brake::NodeLabel;
+use crate::event::{Record, normalise};
+use crate::journal::Entry;
+use crate::mode::Mode;
+use crate::node::{NodeTaint, NodeView, Taint};
+use crate::policy::Policy;
+use crate::position::Position;
+use crate::session::{Intent, Patch, Phase, Session};
+use crate::status::Status;
+
+/// What becomes of a patch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Fate {
+    Made,
+    Conflict,
+    Refused,
+}
+
+/// What a controller that starts anew goes on from, beside the node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Restart {
+    /// All that it has kept.
+    WithAll,
+    /// The stored events.
+    WithEvents,
+    /// Nothing.
+    WithNothing,
+}
+
+/// What a look at the node has led to.
+#[derive(Debug, Default)]
+pub(crate) struct Looked {
+    pub(crate) patch: Option<Patch>,
+    pub(crate) notes: Vec<Entry>,
+    pub(crate) statuses: Vec<Status>,
+}
+
+pub(crate) struct World {
+    pub(crate) fleet: Fleet,
+    pub(crate) settings: Settings,
+    policy: Arc<Policy>,
+    stored: Vec<Record>,
+    /// The node as it is.
+    pub(crate) node: NodeView,
+    pub(crate) now: Timestamp,
+}
+
+impl World {
+    pub(crate) fn new(policy: &Policy) -> Self {
+        let settings = Settings {
+            mode: Mode::Quarantine,
+            owns: Owns::All,
+            cluster: true,
+            store: "store".to_owned(),
+            since: Position::START,
+            brake: false,
+            gpu_label: NodeLabel::parse("gpu=true").unwrap(),
+            retention: SignedDuration::MAX,
+            returns_wait: true,
+        };
+        let now = Timestamp::from_second(1_800_000_000).unwrap();
+        let policy = Arc::new(policy.clone());
+        let mut world = Self {
+            fleet: Fleet::new(settings.clone(), Some(Arc::clone(&policy)), now),
+            settings,
+            policy,
+            stored: Vec::new(),
+            node: NodeView::unknown("n1"),
+            now,
+        };
+        world.restart(Restart::WithNothing);
+        world
+    }
+
+    /// Starts the controller anew.
+    pub(crate) fn restart(&mut self, with: Restart) {
+        let settings = self.settings.clone();
+        let policy = Some(Arc::clone(&self.policy));
+        let before = std::mem::replace(&mut self.fleet, Fleet::new(settings, policy, self.now));
+        match with {
+            Restart::WithAll => {
+                let saved = serde_json::to_string(&before.sessions_to_keep("n1")).unwrap();
+                let sessions: Vec<Session> = serde_json::from_str(&saved).unwrap();
+                let saved = serde_json::to_string(before.book()).unwrap();
+                let kept = Kept {
+                    book: serde_json::from_str(&saved).unwrap(),
+                    reports: (before.reports("n1"))
+                        .map(|waiting| ("n1".to_owned(), waiting))
+                        .into_iter()
+                        .collect(),
+                    recently_out: BTreeMap::new(),
+                    begun: before.begun(),
+                    sessions: [("n1".to_owned(), sessions)].into(),
+                    unsaved: [].into(),
+                };
+                self.fleet.restore(kept, self.now);
+            }
+            Restart::WithEvents => {
+                self.fleet.begin();
+                for record in &self.stored {
+                    self.fleet.record(record, self.now);
+                }
+            }
+            Restart::WithNothing => {
+                self.fleet.begin();
+                self.stored.clear();
+            }
+        }
+        self.take(Input::CaughtUp);
+        self.take(Input::ListBegun);
+        self.see();
+        self.take(Input::Listed);
+    }
+
+    pub(crate) fn take(&mut self, input: Input) {
+        self.fleet.take(input, self.now);
+    }
+
+    /// Has the controller see the node as it is.
+    fn see(&mut self) {
+        let view = self.view();
+        self.take(Input::Seen(view));
+    }
+
+    /// The node as the API server has it: hands in the tests change fields of it only.
+    fn view(&self) -> Arc<NodeView> {
+        let mut object = self.node.object();
+        object["metadata"]["labels"] = json!(self.node.labels);
+        object["metadata"]["annotations"] = json!(self.node.annotations);
+        object["spec"]["unschedulable"] = json!(self.node.unschedulable);
+        object["spec"]["taints"] = (self.node.taints.iter()).map(|on| on.raw.clone()).collect();
+        Arc::new(NodeView::from_object(object).unwrap())
+    }
+
+    pub(crate) fn tick(&mut self) {
+        self.now += SignedDuration::from_secs(1);
+    }
+
+    pub(crate) fn policy(&self) -> &Policy {
+        &self.policy
+    }
+
+    pub(crate) fn set_policy(&mut self, policy: &Policy) {
+        self.policy = Arc::new(policy.clone());
+        self.take(Input::Policy(Some(Arc::clone(&self.policy))));
+    }
+
+    pub(crate) fn session(&self) -> &Session {
+        self.fleet.session("n1").unwrap()
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        self.session().phase
+    }
+
+    pub(crate) fn desired(&self) -> Desired {
+        self.fleet.desired("n1")
+    }
+
+    pub(crate) fn faults(&self) -> usize {
+        self.fleet.book().faults("n1").len()
+    }
+
+    pub(crate) fn fault(&mut self, gpu: u8) {
+        self.event("GpuMemWatch", gpu, true, false);
+    }
+
+    pub(crate) fn recovery(&mut self, gpu: u8) {
+        self.event("GpuMemWatch", gpu, false, true);
+    }
+
+    pub(crate) fn event(&mut self, check: &str, gpu: u8, fatal: bool, healthy: bool) -> String {
+        self.report(check, &[("GPU", &gpu.to_string())], fatal, healthy)
+    }
+
+    pub(crate) fn report(
+        &mut self,
+        check: &str,
+        entities: &[(&str, &str)],
+        fatal: bool,
+        healthy: bool,
+    ) -> String {
+        self.tick();
+        let event = event(check, entities, fatal, healthy);
+        self.store(event, self.now)
+    }
+
+    /// A report that was accepted some seconds ago comes now.
+    pub(crate) fn late(&mut self, gpu: u8, seconds: u8) {
+        self.tick();
+        let accepted = self.now - SignedDuration::from_secs(i64::from(seconds));
+        let mut event = event("GpuMemWatch", &[("GPU", &gpu.to_string())], true, false);
+        event.metadata = [(keys::META_COUNT.to_owned(), "2".to_owned())].into();
+        self.store(event, accepted);
+    }
+
+    /// Stores an event, which is recorded. Returns its id.
+    pub(crate) fn store(&mut self, mut event: HealthEvent, created_at: Timestamp) -> String {
+        let seq = self.stored.len() as u64 + 1;
+        if event.message.is_empty() {
+            event.message = format!("report {seq}");
+        }
+        if event.id.is_empty() {
+            normalise(&mut event, created_at);
+        }
+        let record = Record {
+            seq: seq.into(),
+            id: event.id.clone(),
+            created_at,
+            event,
+        };
+        self.fleet.record(&record, self.now);
+        let id = record.id.clone();
+        self.stored.push(record);
+        id
+    }
+
+    /// Looks at the node a second later.
+    pub(crate) fn look(&mut self, fate: Fate) -> Looked {
+        self.tick();
+        self.see();
+        self.look_unseen(fate)
+    }
+
+    /// Decides about the node as it was last seen.
+    pub(crate) fn look_unseen(&mut self, fate: Fate) -> Looked {
+        let mut looked = Looked::default();
+        // What it asks of the store it decides about in the same look.
+        for _ in 0..3 {
+            for effect in self.fleet.decide(self.now) {
+                match effect {
+                    Effect::Patch(planned) => looked.patch = Some(planned.patch),
+                    Effect::Note(entry, _) => looked.notes.push(entry),
+                    Effect::Status(status) => looked.statuses.push(status),
+                    Effect::LookUp { node, ids } => {
+                        let found = |id: &String| {
+                            let mut stored = self.stored.iter();
+                            if stored.any(|record| record.id == *id) {
+                                Found::Current
+                            } else {
+                                Found::Nothing
+                            }
+                        };
+                        let found = ids.into_iter().map(|id| (id.clone(), found(&id))).collect();
+                        let found = Some(found);
+                        self.take(Input::Found { node, found });
+                    }
+                    Effect::Append { node, events, .. } => {
+                        for (event, created_at) in events {
+                            self.store(event, created_at);
+                        }
+                        let result = Ok(Some(Position::from(self.stored.len() as u64)));
+                        self.take(Input::Appended { node, result });
+                    }
+                    _ => {}
+                }
+            }
+        }
+        if let Some(patch) = &looked.patch {
+            let answer = match fate {
+                Fate::Made => {
+                    self.node = self.node.after(&patch.change);
+                    Answer::Made(self.view())
+                }
+                Fate::Conflict => Answer::Conflict,
+                Fate::Refused => Answer::Refused { retry_after: None },
+            };
+            let node = "n1".to_owned();
+            self.take(Input::Answered { node, answer });
+        }
+        looked
+    }
+
+    /// Looks until nothing is to be done now. Returns what was done.
+    pub(crate) fn settle_now(&mut self) -> Vec<Intent> {
+        let mut intents = Vec::new();
+        for _ in 0..10 {
+            match self.look(Fate::Made).patch {
+                Some(patch) => intents.push(patch.intent),
+                None if self.session().not_before.is_none() => return intents,
+                None => self.now = self.now.max(self.session().not_before.unwrap()),
+            }
+        }
+        panic!("does not settle: {intents:?} {:?}", self.session());
+    }
+
+    /// Looks until nothing is left to do, however long it has to wait. Returns what was done.
+    pub(crate) fn settle(&mut self) -> Vec<Intent> {
+        let mut intents = self.settle_now();
+        while let Some(at) = self.session().waits_until() {
+            self.now = self.now.max(at);
+            intents.extend(self.settle_now());
+        }
+        intents
+    }
+
+    pub(crate) fn foreign_taint(&mut self, key: &str) {
+        self.taint(key, "");
+    }
+
+    /// Puts a taint on the node by hand, where it is not there.
+    pub(crate) fn taint(&mut self, key: &str, value: &str) {
+        let taint = Taint {
+            key: key.into(),
+            value: value.into(),
+            effect: "NoSchedule".into(),
+        };
+        if !self.node.has_taint(&taint) {
+            let raw = json!(taint);
+            self.node.taints.push(NodeTaint { raw, taint });
+        }
+    }
+
+    pub(crate) fn annotate(&mut self, key: &str, text: impl Into<String>) {
+        self.node.annotations.insert(key.to_owned(), text.into());
+    }
+}
+
+pub(crate) fn event(
+    check: &str,
+    entities: &[(&str, &str)],
+    fatal: bool,
+    healthy: bool,
+) -> HealthEvent {
+    let entities = entities.iter().map(|(kind, value)| Entity {
+        entity_type: (*kind).into(),
+        entity_value: (*value).into(),
+    });
+    HealthEvent {
+        agent: "gpu-health-monitor".into(),
+        component_class: "GPU".into(),
+        check_name: check.into(),
+        node_name: "n1".into(),
+        is_fatal: fatal && !healthy,
+        is_healthy: healthy,
+        entities_impacted: entities.collect(),
+        ..HealthEvent::default()
+    }
+}
