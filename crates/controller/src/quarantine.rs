@@ -234,8 +234,8 @@ impl Quarantine {
                     None => break, // Nothing more would be seen.
                 },
                 Some(done) = self.applying.join_next() => {
-                    self.applied(done);
-                    self.answers();
+                    self.take_answer(done);
+                    self.take_answers();
                 }
                 Some(done) = self.asking.join_next() => self.asked(done),
                 arrival = arrival(&mut self.switches) => match arrival {
@@ -257,7 +257,7 @@ impl Quarantine {
             }
         }
         while let Some(done) = self.applying.join_next().await {
-            self.applied(done);
+            self.take_answer(done);
         }
         self.save().await;
     }

@@ -50,7 +50,7 @@ pub use situation::Situation;
 use brake::BrakeState;
 use entry::{Awaits, NodeEntry};
 use seen::Relisted;
-use show::Counts;
+use show::Showing;
 
 /// What does not change while a process runs.
 #[derive(Clone, Debug)]
@@ -108,7 +108,6 @@ pub struct Unsaved {
 pub struct Fleet {
     settings: Settings,
     policy: Option<Arc<Policy>>,
-    switched: Switched,
     book: FaultBook,
     nodes: BTreeMap<String, NodeEntry>,
     brake: BrakeState,
@@ -118,8 +117,6 @@ pub struct Fleet {
     dirty: BTreeSet<String>,
     /// When a session wants to be looked at later.
     wakes: Wakes,
-    /// When the pause that holds ends by itself.
-    pause_ends: Option<Timestamp>,
     now: Timestamp,
     /// All events that were stored at the start are in the book.
     caught_up: bool,
@@ -128,12 +125,7 @@ pub struct Fleet {
     /// A list that is not complete yet.
     relisted: Option<Relisted>,
     unsaved: Unsaved,
-    /// Nodes that may not be any more as they were last shown: whatever changes one marks it,
-    /// or has it looked at, which does.
-    unshown: BTreeSet<String>,
-    counts: Counts,
-    /// What is shown may have changed.
-    news: bool,
+    showing: Showing,
     effects: Vec<Effect>,
 }
 
@@ -147,20 +139,16 @@ impl Fleet {
             book: FaultBook::since(settings.since),
             settings,
             policy,
-            switched: Switched::default(),
             nodes: BTreeMap::new(),
             brake: BrakeState::default(),
             begun: Timestamp::UNIX_EPOCH,
             dirty: BTreeSet::new(),
             wakes: Wakes::default(),
-            pause_ends: None,
             now,
             caught_up: false,
             relisted: None,
             unsaved: Unsaved::default(),
-            unshown: BTreeSet::new(),
-            counts: Counts::default(),
-            news: false,
+            showing: Showing::default(),
             effects: Vec::new(),
         }
     }
@@ -190,7 +178,7 @@ impl Fleet {
                 }
                 let on_the_node = entry.session.on_the_node().map(str::to_owned);
                 entry.reports.restore(SavedReports::default(), on_the_node);
-                self.mark(&name);
+                self.look_again_at(&name);
             }
             for (name, reports) in kept.reports {
                 let entry = self.entry(&name);
@@ -198,12 +186,12 @@ impl Fleet {
                 let said = entry.reports.restore(reports, on_the_node);
                 self.effects.extend(said.into_iter().map(Effect::Status));
                 self.unsaved.nodes.insert(name.clone());
-                self.mark(&name);
+                self.look_again_at(&name);
             }
         }
         let names: Vec<String> = self.book.nodes().map(str::to_owned).collect();
         for name in names {
-            self.mark(&name);
+            self.look_again_at(&name);
         }
     }
 
@@ -236,7 +224,7 @@ impl Fleet {
             }
         }
         self.unsaved.nodes.insert(node.clone());
-        self.mark(node);
+        self.look_again_at(node);
         changes
     }
 
@@ -244,12 +232,12 @@ impl Fleet {
     pub fn take(&mut self, input: Input, now: Timestamp) {
         self.set_time(now);
         match input {
-            Input::CaughtUp => (self.caught_up, self.news) = (true, true),
+            Input::CaughtUp => (self.caught_up, self.showing.news) = (true, true),
             Input::Reread(reading) => {
                 let node = reading.node().to_owned();
                 self.book.take_missed(*reading);
                 self.unsaved.nodes.insert(node.clone());
-                self.mark(&node);
+                self.look_again_at(&node);
             }
             Input::Policy(policy) => self.policy_changed(policy),
             Input::Switched(switched) => self.switch(*switched),
@@ -270,14 +258,14 @@ impl Fleet {
         self.set_time(now);
         self.dirty.extend(self.wakes.take_due(now));
         if self.brake.doubt_ends.is_some_and(|at| at <= now) {
-            let doubts = self.nodes.values().filter_map(|entry| entry.in_doubt);
+            let doubts = self.nodes.values().filter_map(|entry| entry.patch.in_doubt);
             self.brake.doubt_ends = doubts.filter(|until| *until > now).min();
-            self.brake.changed();
+            self.brake.mark_stale();
         }
-        if self.pause_ends.is_some_and(|at| at <= now) {
-            self.pause_ends = None;
-            self.brake.changed();
-            self.news = true;
+        if self.brake.pause_ends.is_some_and(|at| at <= now) {
+            self.brake.pause_ends = None;
+            self.brake.mark_stale();
+            self.showing.news = true;
         }
         self.look();
         std::mem::take(&mut self.effects)
@@ -285,7 +273,11 @@ impl Fleet {
 
     /// Returns when to decide again even if nothing comes in.
     pub fn wake_at(&self) -> Option<Timestamp> {
-        let times = [self.wakes.next(), self.pause_ends, self.brake.doubt_ends];
+        let times = [
+            self.wakes.next(),
+            self.brake.pause_ends,
+            self.brake.doubt_ends,
+        ];
         times.into_iter().flatten().min()
     }
 
@@ -374,7 +366,7 @@ impl Fleet {
                 session,
                 ..
             }) => {
-                let dismissed = dismissal(observed, self.switched.dropped_at, &session.times);
+                let dismissed = dismissal(observed, self.brake.switched.dropped_at, &session.times);
                 assess(faults, policy, &observed.view, dismissed)
             }
             _ => assess(faults, policy, &NodeView::unknown(node), None),
@@ -409,7 +401,7 @@ impl Fleet {
 
     /// Returns whether what is shown may have changed since this was last asked.
     pub fn take_news(&mut self) -> bool {
-        std::mem::take(&mut self.news)
+        std::mem::take(&mut self.showing.news)
     }
 
     /// Takes the time. Where the clock was put back, all waits end.
@@ -429,18 +421,18 @@ impl Fleet {
             for session in entry.sessions_mut() {
                 session.clock_put_back(now);
             }
-            entry.in_doubt = entry.in_doubt.map(|_| now + DOUBT);
-            entry.patched_at = entry.patched_at.map(|at| at.min(now));
-            doubt = doubt.or(entry.in_doubt);
+            entry.patch.in_doubt = entry.patch.in_doubt.map(|_| now + DOUBT);
+            entry.patch.answered_at = entry.patch.answered_at.map(|at| at.min(now));
+            doubt = doubt.or(entry.patch.in_doubt);
         }
         self.brake.doubt_ends = doubt;
-        self.pause_ends = self.switched.pause_ends(now);
-        self.brake.changed();
+        self.brake.pause_ends = self.brake.switched.pause_ends(now);
+        self.brake.mark_stale();
         let names: Vec<String> = self.nodes.keys().cloned().collect();
         for name in names {
             self.set_wake(&name);
         }
-        self.mark_all();
+        self.look_again_at_all();
     }
 
     /// Takes the answer to a patch in.
@@ -448,16 +440,16 @@ impl Fleet {
         let now = self.now;
         let entry = self.entry(name);
         let counted = entry.counted(now);
-        entry.in_flight = false;
+        entry.patch.in_flight = false;
         // It may have been made all the same; anything else is a clear answer.
         let unknown = matches!(answer, Answer::Unknown);
-        let in_doubt = (entry.taking_out && unknown).then(|| now + DOUBT);
-        entry.in_doubt = in_doubt;
+        let in_doubt = (entry.patch.taking_out && unknown).then(|| now + DOUBT);
+        entry.patch.in_doubt = in_doubt;
         self.brake.doubt(in_doubt);
         let failure = match answer {
             Answer::Made(view) => {
-                self.entry(name).patched_at = Some(now);
-                self.see(view);
+                self.entry(name).patch.answered_at = Some(now);
+                self.take_view(view);
                 None
             }
             Answer::Conflict => Some(Failure::Conflict),
@@ -473,27 +465,27 @@ impl Fleet {
             self.session_changed(name);
         }
         let entry = self.entry(name);
-        entry.taking_out = false;
+        entry.patch.taking_out = false;
         if entry.counted(now) != counted {
-            self.brake.changed();
+            self.brake.mark_stale();
         }
         self.set_wake(name);
-        self.mark(name);
+        self.look_again_at(name);
     }
 
     fn answers_lost(&mut self) {
         let until = self.now + DOUBT;
         for entry in self.nodes.values_mut() {
-            if entry.taking_out {
-                entry.in_doubt = Some(until);
+            if entry.patch.taking_out {
+                entry.patch.in_doubt = Some(until);
             }
-            (entry.in_flight, entry.taking_out) = (false, false);
-            if !matches!(entry.awaits, Some(Awaits::Feed(_))) {
-                entry.awaits = None;
+            (entry.patch.in_flight, entry.patch.taking_out) = (false, false);
+            if !matches!(entry.claim.awaits, Some(Awaits::Feed(_))) {
+                entry.claim.awaits = None;
             }
         }
         self.brake.doubt(Some(until));
-        self.mark_all();
+        self.look_again_at_all();
     }
 
     /// Takes in what the store has done about events of a node.
@@ -501,16 +493,16 @@ impl Fleet {
         let Some(entry) = self.nodes.get_mut(name) else {
             return;
         };
-        let awaited = entry.awaits.take();
+        let awaited = entry.claim.awaits.take();
         match (awaited, result) {
             (Some(Awaits::TakenOver { listed }), Ok(up_to)) => {
                 // Stored now, or before, if under another id.
-                entry.known.extend(listed);
-                entry.awaits = up_to.map(Awaits::Feed);
+                entry.claim.known.extend(listed);
+                entry.claim.awaits = up_to.map(Awaits::Feed);
             }
             (Some(Awaits::Closed { text }), Ok(up_to)) => {
                 // What follows is decided by what is open then.
-                entry.awaits = up_to.map(Awaits::Feed);
+                entry.claim.awaits = up_to.map(Awaits::Feed);
                 let level = Some(Level::Info);
                 self.note(name, None, EntryKind::Attention, text, Value::Null, level);
             }
@@ -522,7 +514,7 @@ impl Fleet {
                 self.claim_later(name);
                 return;
             }
-            (other, _) => entry.awaits = other,
+            (other, _) => entry.claim.awaits = other,
         }
         self.dirty.insert(name.to_owned());
     }
@@ -568,17 +560,17 @@ impl Fleet {
     }
 
     /// Marks a node for another look.
-    fn mark(&mut self, name: &str) {
+    fn look_again_at(&mut self, name: &str) {
         self.entry(name);
         self.dirty.insert(name.to_owned());
-        self.unshown.insert(name.to_owned());
-        self.news = true;
+        self.showing.unshown.insert(name.to_owned());
+        self.showing.news = true;
     }
 
     /// Marks all nodes for another look.
-    fn mark_all(&mut self) {
+    fn look_again_at_all(&mut self) {
         self.dirty.extend(self.nodes.keys().cloned());
-        self.unshown.extend(self.nodes.keys().cloned());
+        self.showing.unshown.extend(self.nodes.keys().cloned());
     }
 
     /// Marks the session of a node to be saved.

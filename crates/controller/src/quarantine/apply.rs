@@ -43,7 +43,7 @@ impl Quarantine {
                 if let Some(level) = level {
                     log_entry(&entry, level);
                 }
-                self.put(entry);
+                self.put_entry(entry);
             }
             Effect::Status(status) => self.write_status(status),
             Effect::Log { level, node, text } => match level {
@@ -56,7 +56,7 @@ impl Quarantine {
                     self.metrics.handled(events, since.elapsed());
                 }
             }
-            Effect::Tell(node) => self.tell(&node),
+            Effect::Tell(node) => self.post_on_board(&node),
             Effect::Restored(node) => {
                 if let Some(board) = &self.board {
                     board.restored(&node);
@@ -67,7 +67,7 @@ impl Quarantine {
     }
 
     /// Says on the board what is known of a node.
-    fn tell(&self, name: &str) {
+    fn post_on_board(&self, name: &str) {
         let Some(board) = &self.board else {
             return;
         };
@@ -113,17 +113,17 @@ impl Quarantine {
     }
 
     /// Takes in what else was answered by now.
-    pub(super) fn answers(&mut self) {
+    pub(super) fn take_answers(&mut self) {
         for _ in 1..ROUND {
             let Some(done) = self.applying.try_join_next() else {
                 return;
             };
-            self.applied(done);
+            self.take_answer(done);
         }
     }
 
     /// Takes the answer to a patch in.
-    pub(super) fn applied(&mut self, done: Result<Applied, JoinError>) {
+    pub(super) fn take_answer(&mut self, done: Result<Applied, JoinError>) {
         let Applied {
             node,
             session,
@@ -179,7 +179,7 @@ impl Quarantine {
         text: String,
         detail: Value,
     ) {
-        self.put(Entry {
+        self.put_entry(Entry {
             at: (self.clock)(),
             node: node.to_owned(),
             session: session.map(str::to_owned),

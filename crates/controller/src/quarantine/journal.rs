@@ -38,7 +38,7 @@ pub struct JournalWriter {
 
 impl Quarantine {
     /// Puts an entry into the story of its node. Does not wait for the disk.
-    pub(super) fn put(&mut self, entry: Entry) {
+    pub(super) fn put_entry(&mut self, entry: Entry) {
         if !self.journal.put(entry) {
             self.metrics.error("journal_full");
         }

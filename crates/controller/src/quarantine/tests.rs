@@ -138,7 +138,7 @@ impl Bench {
         let answer = format!("HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}");
         connection.write_all(answer.as_bytes()).await.unwrap();
         let done = self.quarantine.applying.join_next().await.unwrap();
-        self.quarantine.applied(done);
+        self.quarantine.take_answer(done);
     }
 
     /// On how many nodes there was something to tell.

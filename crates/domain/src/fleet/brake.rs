@@ -35,6 +35,10 @@ pub struct Switched {
 /// What the brake keeps.
 #[derive(Debug)]
 pub(super) struct BrakeState {
+    /// What people have set.
+    pub(super) switched: Switched,
+    /// When the pause that holds ends by itself.
+    pub(super) pause_ends: Option<Timestamp>,
     /// Nodes that wait, with what is wanted for them.
     waiting: BTreeMap<String, Desired>,
     /// Those of them that were looked at since it was last asked.
@@ -75,6 +79,8 @@ impl Switched {
 impl Default for BrakeState {
     fn default() -> Self {
         Self {
+            switched: Switched::default(),
+            pause_ends: None,
             waiting: BTreeMap::new(),
             looked_at: BTreeSet::new(),
             recent: BTreeMap::new(),
@@ -87,7 +93,7 @@ impl Default for BrakeState {
 
 impl BrakeState {
     /// Takes in that something has changed that it looks at.
-    pub(super) fn changed(&mut self) {
+    pub(super) fn mark_stale(&mut self) {
         self.stale = true;
     }
 
@@ -151,33 +157,33 @@ impl BrakeState {
 impl Fleet {
     /// Takes in what people have set.
     pub(super) fn switch(&mut self, switched: Switched) {
-        let before = std::mem::replace(&mut self.switched, switched);
-        if before == self.switched {
+        let before = std::mem::replace(&mut self.brake.switched, switched);
+        if before == self.brake.switched {
             return;
         }
-        if self.switched.dropped_at != before.dropped_at {
+        if self.brake.switched.dropped_at != before.dropped_at {
             // What counts of the faults has changed.
-            self.mark_all();
+            self.look_again_at_all();
         }
-        self.pause_ends = self.switched.pause_ends(self.now);
-        self.brake.changed();
-        self.news = true;
+        self.brake.pause_ends = self.brake.switched.pause_ends(self.now);
+        self.brake.mark_stale();
+        self.showing.news = true;
     }
 
     /// Returns what holds back all new quarantines now.
     fn stop(&self) -> Option<Hold> {
-        self.switched.stop(self.settings.brake, self.now)
+        self.brake.switched.stop(self.settings.brake, self.now)
     }
 
     /// Asks the brake about all that wait, and steps the sessions of those that may go.
-    pub(super) fn let_go(&mut self, policy: &Policy) {
+    pub(super) fn step_waiting_nodes(&mut self, policy: &Policy) {
         if !self.brake.stale || self.brake.waiting.is_empty() {
             return;
         }
         let plan = self.ask_the_brake();
         if plan.trip {
             // It holds from now on, be it written down or not.
-            self.switched.breaker.get_or_insert(Hold::Tripped);
+            self.brake.switched.breaker.get_or_insert(Hold::Tripped);
             self.effects.push(Effect::Trip);
         }
         let stop = self.stop();
@@ -194,20 +200,26 @@ impl Fleet {
             let in_doubt = || stop.as_ref().filter(|_| !free);
             let hold = plan.held.get(name).or_else(in_doubt);
             let looked_at = looked_at.contains(name);
-            self.step_waiting(policy, name, hold, looked_at);
-            if self.entry(name).in_flight {
+            self.step_waiting_node(policy, name, hold, looked_at);
+            if self.entry(name).patch.in_flight {
                 // On its way, and looked at again when the answer is there.
                 self.brake.waiting.remove(name);
             }
         }
         self.brake.plan = plan;
-        self.news = true;
+        self.showing.news = true;
     }
 
-    fn step_waiting(&mut self, policy: &Policy, name: &str, hold: Option<&Hold>, looked_at: bool) {
-        self.unshown.insert(name.to_owned());
+    fn step_waiting_node(
+        &mut self,
+        policy: &Policy,
+        name: &str,
+        hold: Option<&Hold>,
+        looked_at: bool,
+    ) {
+        self.showing.unshown.insert(name.to_owned());
         let entry = self.entry(name);
-        if entry.in_flight {
+        if entry.patch.in_flight {
             return; // Looked at again when the answer is there.
         }
         let before = std::mem::replace(&mut entry.hold, hold.cloned());
@@ -273,7 +285,7 @@ impl Fleet {
             gpu_label: &self.settings.gpu_label,
             members,
             recent: &self.brake.recent,
-            reset_at: self.switched.reset_at,
+            reset_at: self.brake.switched.reset_at,
             stop: self.stop(),
             candidates,
             now,

@@ -91,9 +91,9 @@ impl Fleet {
         let Some(entry) = self.nodes.get_mut(name) else {
             return Claim::Later;
         };
-        let found = std::mem::take(&mut entry.found);
+        let found = std::mem::take(&mut entry.claim.found);
         // Only what the node still lists is worth remembering.
-        let known = &mut entry.known;
+        let known = &mut entry.claim.known;
         known.retain(|id| own.events.iter().any(|event| event.id == *id));
         let (mut unknown, mut asked) = (Vec::new(), Vec::new());
         let mut history = BTreeMap::new();
@@ -118,8 +118,8 @@ impl Fleet {
         }
         if !asked.is_empty() {
             let (node, ids) = (name.to_owned(), asked);
-            entry.found = found;
-            entry.awaits = Some(Awaits::Found);
+            entry.claim.found = found;
+            entry.claim.awaits = Some(Awaits::Found);
             self.effects.push(Effect::LookUp { node, ids });
             return Claim::Later;
         }
@@ -140,7 +140,7 @@ impl Fleet {
         unknown.truncate(MAX_EVENTS - events.len());
         let listed = unknown.iter().map(|event| event.id.clone()).collect();
         events.extend(as_received(unknown, now));
-        entry.awaits = Some(Awaits::TakenOver { listed });
+        entry.claim.awaits = Some(Awaits::TakenOver { listed });
         self.log(
             Level::Info,
             Some(name),
@@ -162,10 +162,10 @@ impl Fleet {
         let Some(entry) = self.nodes.get_mut(name) else {
             return;
         };
-        entry.awaits = None;
+        entry.claim.awaits = None;
         match found {
             Some(found) => {
-                entry.found.extend(found);
+                entry.claim.found.extend(found);
                 self.dirty.insert(name.to_owned());
             }
             None => self.claim_later(name),
@@ -184,8 +184,8 @@ impl Fleet {
         let by_node = own.is_some_and(|own| own.maker == Some(Maker::Node));
         let session = own.map(|own| own.session_id.clone());
         let entry = self.entry(name);
-        entry.on_our_node = ours && by_node;
-        if entry.anothers == session {
+        entry.claim.on_our_node = ours && by_node;
+        if entry.claim.anothers == session {
             return;
         }
         let mut text = match &session {
@@ -195,11 +195,11 @@ impl Fleet {
             None => "the session of another gpuwarden is no longer on the node",
         }
         .to_owned();
-        if entry.on_our_node {
+        if entry.claim.on_our_node {
             text = format!("{text}; {}", another::ON_OUR_NODE);
         }
-        let id = session.clone().or(entry.anothers.take());
-        entry.anothers = session;
+        let id = session.clone().or(entry.claim.anothers.take());
+        entry.claim.anothers = session;
         let (kind, level) = (EntryKind::Session, Some(Level::Info));
         self.note(name, id.as_deref(), kind, text, Value::Null, level);
     }

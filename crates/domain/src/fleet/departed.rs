@@ -56,7 +56,7 @@ impl Fleet {
             return true;
         }
         let text = format!("{why}: {} faults of before are closed", closing.len());
-        self.entry(name).awaits = Some(Awaits::Closed { text });
+        self.entry(name).claim.awaits = Some(Awaits::Closed { text });
         let events = closing.into_iter().map(|mut event| {
             normalise(&mut event, now);
             (event, now)

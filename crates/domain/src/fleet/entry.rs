@@ -23,46 +23,67 @@ pub(super) struct NodeEntry {
     pub(super) view: Option<Arc<NodeView>>,
     /// The node as decisions see it: in a dry run with the changes that were not made.
     pub(super) observed: Option<Observed>,
+    /// In a dry run: what would have been changed since the node was last as it was.
+    pub(super) pretended: NodeChange,
+    /// Since when the cluster does not have it, as far as we have seen.
+    pub(super) absent_since: Option<Timestamp>,
     /// The session about the node as a whole.
     pub(super) session: Session,
     /// Those about single devices, by name. None is opened yet.
     pub(super) devices: BTreeMap<String, Session>,
     /// Its events that wait for their status.
     pub(super) reports: Reports,
-    /// A patch is under way.
-    pub(super) in_flight: bool,
-    /// In a dry run: what would have been changed since the node was last as it was.
-    pub(super) pretended: NodeChange,
-    /// Why its faults count or do not, as last noted.
-    pub(super) verdicts: Vec<Verdict>,
-    /// A policy that it names and that does not exist.
-    pub(super) unknown_policy: Option<String>,
-    /// Since when the cluster does not have it, as far as we have seen.
-    pub(super) absent_since: Option<Timestamp>,
-    /// It was said that the cluster does not have it.
-    pub(super) missing_said: bool,
-    /// Events on the node that are known to be in the store.
-    pub(super) known: Vec<String>,
-    /// It carries this session of another gpuwarden; empty where its id cannot be read.
-    pub(super) anothers: Option<String>,
-    /// That one runs for the node that this process runs on.
-    pub(super) on_our_node: bool,
-    /// What was asked of the store about it, and is not answered: nothing is decided about it.
-    pub(super) awaits: Option<Awaits>,
-    /// What the store has answered about events on the node; for the next look.
-    pub(super) found: BTreeMap<String, Found>,
+    /// Its patch.
+    pub(super) patch: PatchState,
+    /// Whose session it carries, as far as that is known.
+    pub(super) claim: ClaimState,
+    /// What its story says already.
+    pub(super) noted: Noted,
     /// That it is out of service, as the node itself says (in a dry run: would say).
     own: Option<Out>,
-    /// When a patch was last answered with the node as it is then.
-    pub(super) patched_at: Option<Timestamp>,
-    /// A patch is under way that takes it out of service.
-    pub(super) taking_out: bool,
-    /// Such a patch was sent, and nobody knows whether it was made: until when that counts.
-    pub(super) in_doubt: Option<Timestamp>,
     /// Why it is held back.
     pub(super) hold: Option<Hold>,
     /// As what it is counted in what was last published.
     pub(super) shown: Counted,
+}
+
+/// What is known of the patch of a node: one is under way at a time.
+#[derive(Debug, Default)]
+pub(super) struct PatchState {
+    /// One is under way.
+    pub(super) in_flight: bool,
+    /// One is under way that takes the node out of service.
+    pub(super) taking_out: bool,
+    /// Such a one was sent, and nobody knows whether it was made: until when that counts.
+    pub(super) in_doubt: Option<Timestamp>,
+    /// When one was last answered with the node as it is then.
+    pub(super) answered_at: Option<Timestamp>,
+}
+
+/// What is known of whose session a node carries.
+#[derive(Debug, Default)]
+pub(super) struct ClaimState {
+    /// Events on the node that are known to be in the store.
+    pub(super) known: Vec<String>,
+    /// What was asked of the store about it, and is not answered: nothing is decided about it.
+    pub(super) awaits: Option<Awaits>,
+    /// What the store has answered about events on the node; for the next look.
+    pub(super) found: BTreeMap<String, Found>,
+    /// It carries this session of another gpuwarden; empty where its id cannot be read.
+    pub(super) anothers: Option<String>,
+    /// That one runs for the node that this process runs on.
+    pub(super) on_our_node: bool,
+}
+
+/// What was noted for the story of a node, and is not noted again.
+#[derive(Debug, Default)]
+pub(super) struct Noted {
+    /// Why its faults count or do not.
+    pub(super) verdicts: Vec<Verdict>,
+    /// A policy that it names and that does not exist.
+    pub(super) unknown_policy: Option<String>,
+    /// That the cluster does not have it.
+    pub(super) missing: bool,
 }
 
 /// What was asked of the store about a node.
@@ -91,24 +112,15 @@ impl NodeEntry {
         Self {
             view: None,
             observed: None,
+            pretended: NodeChange::default(),
+            absent_since: None,
             session,
             devices: BTreeMap::new(),
             reports: Reports::default(),
-            in_flight: false,
-            pretended: NodeChange::default(),
-            verdicts: Vec::new(),
-            unknown_policy: None,
-            absent_since: None,
-            missing_said: false,
-            known: Vec::new(),
-            anothers: None,
-            on_our_node: false,
-            awaits: None,
-            found: BTreeMap::new(),
+            patch: PatchState::default(),
+            claim: ClaimState::default(),
+            noted: Noted::default(),
             own: None,
-            patched_at: None,
-            taking_out: false,
-            in_doubt: None,
             hold: None,
             shown: Counted::default(),
         }
@@ -116,18 +128,18 @@ impl NodeEntry {
 
     /// Takes a view in. Returns whether anything that decisions look at has changed: a
     /// heartbeat changes nothing.
-    pub(super) fn see(&mut self, view: Arc<NodeView>) -> bool {
+    pub(super) fn take_view(&mut self, view: Arc<NodeView>) -> bool {
         let Some(known) = &self.view else {
             self.view = Some(view);
-            self.missing_said = false;
+            self.noted.missing = false;
             self.absent_since = None;
-            self.read_own();
+            self.observe();
             return true;
         };
         let changed = !known.same_but_for_heartbeat(&view);
         self.view = Some(view);
         if changed || !self.pretended.is_empty() {
-            self.read_own();
+            self.observe();
         } else if let (Some(observed), Some(view)) = (&mut self.observed, &self.view) {
             observed.view = Arc::clone(view);
         }
@@ -162,10 +174,10 @@ impl NodeEntry {
 
     /// Returns whether nothing can be decided about it now: an answer is to come first.
     pub(super) fn waits_for_an_answer(&mut self, applied: Position) -> bool {
-        if matches!(self.awaits, Some(Awaits::Feed(up_to)) if up_to <= applied) {
-            self.awaits = None;
+        if matches!(self.claim.awaits, Some(Awaits::Feed(up_to)) if up_to <= applied) {
+            self.claim.awaits = None;
         }
-        self.awaits.is_some()
+        self.claim.awaits.is_some()
     }
 
     /// Takes in that the cluster does not have it any more.
@@ -173,7 +185,7 @@ impl NodeEntry {
         self.view = None;
         self.observed = None;
         self.own = None;
-        self.in_doubt = None;
+        self.patch.in_doubt = None;
         self.hold = None;
         // One that comes by this name later is another, and has never come back.
         self.session.returns.clear();
@@ -181,7 +193,7 @@ impl NodeEntry {
 
     /// Reads from the node, as decisions see it, what is ours on it and whether it is out of
     /// service.
-    pub(super) fn read_own(&mut self) {
+    pub(super) fn observe(&mut self) {
         self.observed = self.view.as_ref().map(|view| {
             Observed::of(if self.pretended.is_empty() {
                 Arc::clone(view)
@@ -195,7 +207,7 @@ impl NodeEntry {
             forced: own.forced(),
         });
         if self.own.is_some() {
-            self.in_doubt = None;
+            self.patch.in_doubt = None;
         }
     }
 
@@ -216,8 +228,8 @@ impl NodeEntry {
             since: Some(now),
             forced: false,
         };
-        let in_doubt = self.in_doubt.is_some_and(|until| now < until);
-        (self.own).or((self.taking_out || in_doubt).then_some(on_the_way))
+        let in_doubt = self.patch.in_doubt.is_some_and(|until| now < until);
+        (self.own).or((self.patch.taking_out || in_doubt).then_some(on_the_way))
     }
 
     /// Returns how the brake counts it: as out of service or not, and forced or not. A node on its

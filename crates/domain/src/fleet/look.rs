@@ -32,7 +32,7 @@ impl Fleet {
         };
         let mut looked_at = Vec::new();
         while let Some(name) = self.dirty.pop_first() {
-            self.unshown.insert(name.clone());
+            self.showing.unshown.insert(name.clone());
             let applied = self.book.applied();
             let entry = self.nodes.get_mut(&name);
             if entry.is_some_and(|entry| entry.waits_for_an_answer(applied)) {
@@ -54,12 +54,16 @@ impl Fleet {
             self.forget_if_gone(&name);
             self.effects.push(Effect::Decided(name));
         }
-        self.let_go(&policy);
+        self.step_waiting_nodes(&policy);
         for name in looked_at {
             // Not while a patch of it is under way: the API server works on both writes of one
             // object in turn, and the cordon would wait for what only tells of it. It is looked
             // at again when the answer is there.
-            if !self.nodes.get(&name).is_some_and(|entry| entry.in_flight) {
+            if !self
+                .nodes
+                .get(&name)
+                .is_some_and(|entry| entry.patch.in_flight)
+            {
                 self.effects.push(Effect::Tell(name));
             }
         }
@@ -84,7 +88,7 @@ impl Fleet {
         let Some(entry) = self.nodes.get(name) else {
             return;
         };
-        if entry.in_flight {
+        if entry.patch.in_flight {
             return; // Looked at again when the answer is there.
         }
         let Some(observed) = entry.observed.clone() else {
@@ -104,11 +108,11 @@ impl Fleet {
             if claim == Claim::Anothers {
                 self.forget_reports(name);
             }
-            self.news = true;
+            self.showing.news = true;
             return;
         }
         self.note_choice(&observed.view, policy);
-        let dropped_at = self.switched.dropped_at;
+        let dropped_at = self.brake.switched.dropped_at;
         let dismissed = dismissal(&observed, dropped_at, &self.entry(name).session.times);
         let desired = assess(self.book.faults(name), policy, &observed.view, dismissed);
         self.look_at_reports(&observed, &desired);
@@ -147,8 +151,8 @@ impl Fleet {
             self.session_changed(name);
         }
         let entry = self.entry(name);
-        if entry.verdicts != desired.verdicts {
-            entry.verdicts.clone_from(&desired.verdicts);
+        if entry.noted.verdicts != desired.verdicts {
+            entry.noted.verdicts.clone_from(&desired.verdicts);
             let rule_sets = policy.rule_sets_of(&observed.view).iter();
             let outcomes = rule_sets.map(|rule_set| RuleSetOutcome {
                 rule_set: rule_set.name.clone(),
@@ -165,15 +169,17 @@ impl Fleet {
                     let (session, level) = (session.as_deref(), Some(Level::Info));
                     self.note(name, session, kind, text, detail, level);
                 }
-                session::Effect::Patch(patch) => self.plan(name, &observed.view, patch, desired),
+                session::Effect::Patch(patch) => {
+                    self.plan_patch(name, &observed.view, patch, desired)
+                }
             }
         }
         self.set_wake(name);
-        self.news = true;
+        self.showing.news = true;
     }
 
     /// Plans a patch; in a dry run goes on as if it had been made.
-    fn plan(&mut self, name: &str, view: &Arc<NodeView>, patch: Patch, desired: &Desired) {
+    fn plan_patch(&mut self, name: &str, view: &Arc<NodeView>, patch: Patch, desired: &Desired) {
         let session = self.entry(name).session.id.clone();
         let Patch { intent, change } = &patch;
         let summary = format!("{}: {}", intent.name(), change.summary());
@@ -196,9 +202,9 @@ impl Fleet {
         let (kind, level) = (EntryKind::Decision, Some(Level::Info));
         self.note(name, session.as_deref(), kind, summary, detail, level);
         let entry = self.entry(name);
-        entry.in_flight = true;
+        entry.patch.in_flight = true;
         // Whoever let it go has counted it.
-        entry.taking_out = *intent == Intent::Quarantine;
+        entry.patch.taking_out = *intent == Intent::Quarantine;
         self.effects.push(Effect::Patch(Box::new(Planned {
             node: name.to_owned(),
             view: Arc::clone(view),
@@ -212,7 +218,7 @@ impl Fleet {
     fn pretend(&mut self, name: &str, change: NodeChange) {
         let entry = self.entry(name);
         entry.pretended = std::mem::take(&mut entry.pretended).then(change);
-        entry.read_own();
+        entry.observe();
         let back = match (&entry.observed, &entry.view) {
             (Some(Observed { view, .. }), Some(real)) => {
                 view.annotations == real.annotations && view.labels == real.labels
@@ -221,9 +227,9 @@ impl Fleet {
         };
         if back || entry.session.phase == Phase::Idle {
             entry.pretended = NodeChange::default();
-            entry.read_own();
+            entry.observe();
         }
-        self.brake.changed();
+        self.brake.mark_stale();
         self.dirty.insert(name.to_owned());
     }
 
@@ -237,9 +243,9 @@ impl Fleet {
         if entry.session.times == before {
             return;
         }
-        entry.read_own();
+        entry.observe();
         let notes: Vec<String> = entry.session.times.notes().collect();
-        self.brake.changed();
+        self.brake.mark_stale();
         self.session_changed(name);
         for text in notes {
             self.call_attention(name, text);
@@ -261,9 +267,9 @@ impl Fleet {
     /// Takes another policy in: all nodes are looked at.
     pub(super) fn policy_changed(&mut self, policy: Option<Arc<Policy>>) {
         let before = std::mem::replace(&mut self.policy, policy.clone());
-        self.mark_all();
-        self.brake.changed();
-        self.news = true;
+        self.look_again_at_all();
+        self.brake.mark_stale();
+        self.showing.news = true;
         let (Some(policy), Some(_)) = (policy, before) else {
             return; // The first one: it has changed nothing.
         };
@@ -296,8 +302,8 @@ impl Fleet {
     fn note_choice(&mut self, view: &NodeView, policy: &Policy) {
         let unknown = policy.unknown_choice(view).map(str::to_owned);
         let entry = self.entry(&view.name);
-        let news = entry.unknown_policy != unknown;
-        entry.unknown_policy.clone_from(&unknown);
+        let news = entry.noted.unknown_policy != unknown;
+        entry.noted.unknown_policy.clone_from(&unknown);
         if let Some(unknown) = unknown.filter(|_| news) {
             self.call_attention(&view.name, unknown_policy(&unknown));
         }
@@ -319,8 +325,8 @@ impl Fleet {
         let step = step(&entry.session, &desired, None, &marks, None, now);
         let changed = entry.session != step.session;
         entry.session = step.session;
-        let say = desired.wanted() && !entry.missing_said;
-        entry.missing_said = desired.wanted();
+        let say = desired.wanted() && !entry.noted.missing;
+        entry.noted.missing = desired.wanted();
         if changed {
             self.session_changed(name);
         }
@@ -333,7 +339,7 @@ impl Fleet {
             let (kind, text) = (EntryKind::Attention, text.to_owned());
             self.note(name, None, kind, text, Value::Null, None);
         }
-        self.news = true;
+        self.showing.news = true;
     }
 }
 

@@ -42,8 +42,8 @@ impl Fleet {
             list.seen.insert(view.name.clone());
         }
         let name = view.name.clone();
-        if self.see(view) {
-            self.mark(&name);
+        if self.take_view(view) {
+            self.look_again_at(&name);
         }
     }
 
@@ -62,8 +62,8 @@ impl Fleet {
         }
         self.listed = true;
         self.warn_of_nodes();
-        self.mark_all();
-        self.news = true;
+        self.look_again_at_all();
+        self.showing.news = true;
     }
 
     /// Says, after a list, where our own node is missing, or too many act for themselves.
@@ -97,7 +97,7 @@ impl Fleet {
     ///
     /// What a list has is taken all the same where no patch can be newer: after etcd was
     /// restored from a backup, nodes have lower versions than before.
-    pub(super) fn see(&mut self, view: Arc<NodeView>) -> bool {
+    pub(super) fn take_view(&mut self, view: Arc<NodeView>) -> bool {
         let (name, now) = (view.name.clone(), self.now);
         if self.entry(&name).knows_newer(&view) {
             if !self.restored(&name) {
@@ -111,19 +111,22 @@ impl Fleet {
         let entry = self.entry(&name);
         let (was_out, since) = (!entry.in_service(), entry.out_since());
         let counted = entry.counted(now);
-        let changed = entry.see(view);
+        let changed = entry.take_view(view);
         let (in_service, counts) = (entry.in_service(), entry.counted(now));
         if was_out && in_service {
             self.unsaved.recently_out |= self.brake.back(&name, since);
         } else if changed && moved || counts != counted {
-            self.brake.changed();
+            self.brake.mark_stale();
         }
         changed
     }
 
     /// Returns whether an older view of a node is a state to which the API server went back.
     fn restored(&self, name: &str) -> bool {
-        let patched_at = self.nodes.get(name).and_then(|entry| entry.patched_at);
+        let patched_at = self
+            .nodes
+            .get(name)
+            .and_then(|entry| entry.patch.answered_at);
         let patched_before =
             |list: &Relisted| patched_at.is_none_or(|at| at + LIST_TAKES < list.began);
         self.relisted.as_ref().is_some_and(patched_before)
@@ -146,7 +149,7 @@ impl Fleet {
         if let Some(entry) = self.nodes.get_mut(name) {
             entry.gone();
         }
-        self.brake.changed();
-        self.mark(name);
+        self.brake.mark_stale();
+        self.look_again_at(name);
     }
 }

@@ -1,6 +1,6 @@
 //! How the nodes and the brake are shown.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use contract::keys;
 use jiff::Timestamp;
@@ -40,9 +40,20 @@ pub(super) struct Counted {
     held: bool,
 }
 
+/// What is to be shown anew.
+#[derive(Debug, Default)]
+pub(super) struct Showing {
+    /// Nodes that may not be any more as they were last shown: whatever changes one marks it,
+    /// or has it looked at, which does.
+    pub(super) unshown: BTreeSet<String>,
+    counts: Counts,
+    /// What is shown may have changed.
+    pub(super) news: bool,
+}
+
 /// How many nodes were last counted as what.
 #[derive(Debug, Default)]
-pub(super) struct Counts {
+struct Counts {
     in_cluster: usize,
     held: usize,
 }
@@ -70,7 +81,7 @@ impl Fleet {
         let before = before.iter().cloned();
         let mut shown: BTreeMap<String, NodeStatus> =
             before.map(|status| (status.name.clone(), status)).collect();
-        for name in std::mem::take(&mut self.unshown) {
+        for name in std::mem::take(&mut self.showing.unshown) {
             match self.status(&name) {
                 Some(status) => drop(shown.insert(name, status)),
                 None => drop(shown.remove(&name)),
@@ -81,20 +92,20 @@ impl Fleet {
 
     /// Returns how many nodes the cluster has, as last shown.
     pub fn nodes_in_cluster(&self) -> usize {
-        self.counts.in_cluster
+        self.showing.counts.in_cluster
     }
 
     /// Returns how a node is shown; `None` where there is nothing to tell.
     pub(super) fn status(&mut self, name: &str) -> Option<NodeStatus> {
         let (mode, sight) = (self.settings.mode, self.sight());
-        let dropped_at = self.switched.dropped_at;
+        let dropped_at = self.brake.switched.dropped_at;
         let entry = self.nodes.get_mut(name)?; // Or forgotten before.
         let faults = self.book.faults(name);
         let counts = Counted {
             in_cluster: entry.view.is_some(),
             held: entry.hold.is_some(),
         };
-        self.counts.replace(entry.shown, counts);
+        self.showing.counts.replace(entry.shown, counts);
         entry.shown = counts;
         let missed = self.book.missed(name);
         let mut status = entry.status(name, faults, mode, sight, dropped_at, self.now)?;
@@ -107,14 +118,14 @@ impl Fleet {
     /// Forgets a node that is neither in the cluster nor faulty, and of which nothing is awaited.
     pub(super) fn forget_if_gone(&mut self, name: &str) {
         let is_over = |entry: &&NodeEntry| {
-            let awaited = entry.in_flight || entry.awaits.is_some();
+            let awaited = entry.patch.in_flight || entry.claim.awaits.is_some();
             entry.view.is_none() && !awaited && entry.session.phase == Phase::Idle
         };
         let Some(entry) = self.nodes.get(name).filter(is_over) else {
             return;
         };
         if self.book.faults(name).is_empty() {
-            self.counts.replace(entry.shown, Counted::default());
+            self.showing.counts.replace(entry.shown, Counted::default());
             self.nodes.remove(name);
         }
     }
@@ -147,7 +158,7 @@ impl Fleet {
                 self.settings.gpu_label
             ));
         }
-        let paused = match self.switched.stop(false, now) {
+        let paused = match self.brake.switched.stop(false, now) {
             Some(Hold::Paused(pause)) => Some(pause.to_string()),
             _ => None,
         };
@@ -173,7 +184,7 @@ impl Fleet {
                 })
                 .collect(),
             unknown,
-            held: self.counts.held,
+            held: self.showing.counts.held,
             paused,
             notes,
         })
@@ -232,7 +243,7 @@ impl NodeEntry {
         };
         let (mut notices, mut open): (Vec<&Fault>, Vec<&Fault>) = faults
             .iter()
-            .partition(|fault| is_notice(fault, &self.verdicts));
+            .partition(|fault| is_notice(fault, &self.noted.verdicts));
         notices.retain(|fault| fault.notice_until().is_some_and(|until| until > now));
         if open.is_empty() && notices.is_empty() && phase.is_none() {
             return None;
@@ -260,7 +271,7 @@ impl NodeEntry {
                 another::since(own),
                 another.who
             ));
-            if self.on_our_node {
+            if self.claim.on_our_node {
                 notes.push(another::ON_OUR_NODE.to_owned());
             }
         }
@@ -287,7 +298,7 @@ impl NodeEntry {
                 keys::MANAGED_LABEL
             ));
         }
-        notes.extend(self.unknown_policy.as_deref().map(unknown_policy));
+        notes.extend(self.noted.unknown_policy.as_deref().map(unknown_policy));
         let fatal = faults.iter().any(|fault| fault.event.is_fatal);
         if mode == Mode::Observe && fatal {
             notes.push("observing only: nothing is done about it; --quarantine acts".to_owned());
@@ -341,7 +352,7 @@ impl NodeEntry {
 
     /// Returns the session of another gpuwarden that it carries.
     fn anothers(&self) -> Option<(&Ownership, AnotherView)> {
-        self.anothers.as_ref()?;
+        self.claim.anothers.as_ref()?;
         let (observed, own) = (self.observed.as_ref()?, self.ownership()?);
         let shown = AnotherView {
             who: another::who(own, &observed.view.name),
@@ -353,7 +364,7 @@ impl NodeEntry {
     /// Returns whether the operator's label is what keeps the node in service.
     fn opted_out(&self) -> bool {
         (self.view.as_ref()).is_some_and(|view| {
-            let mut verdicts = self.verdicts.iter();
+            let mut verdicts = self.noted.verdicts.iter();
             verdicts.any(|verdict| verdict.ruling.opted_out(view))
         })
     }
@@ -404,7 +415,7 @@ mod tests {
         let mut entry = NodeEntry::new(Session::idle(at(0)));
         if let Some(metadata) = metadata {
             let view = NodeView::from_object(json!({"metadata": metadata}));
-            entry.see(Arc::new(view.unwrap()));
+            entry.take_view(Arc::new(view.unwrap()));
         }
         let observed = entry.observed.clone();
         let dismissed =
@@ -422,7 +433,7 @@ mod tests {
             at(101),
         );
         entry.session = step.session;
-        entry.verdicts = desired.verdicts;
+        entry.noted.verdicts = desired.verdicts;
         entry
     }
 
@@ -499,8 +510,8 @@ mod tests {
         let metadata = json!({"name": "n1", "annotations": annotations});
         let view = NodeView::from_object(json!({ "metadata": metadata }));
         let mut entry = NodeEntry::new(Session::idle(at(0)));
-        entry.see(Arc::new(view.unwrap()));
-        entry.anothers = Some("s".to_owned());
+        entry.take_view(Arc::new(view.unwrap()));
+        entry.claim.anothers = Some("s".to_owned());
         // It counts against the limits: without a fault that is known here as well.
         for faults in [Vec::new(), fault()] {
             let status = entry.status("n1", &faults, Mode::Quarantine, Sight::Read, None, at(102));
@@ -534,7 +545,7 @@ mod tests {
     fn what_may_be_out_of_service_counts_until_it_is_known() {
         let mut entry = looked_at(Some(json!({"name": "n1"})));
         assert_eq!(entry.out(at(10)), None);
-        entry.in_doubt = Some(at(100));
+        entry.patch.in_doubt = Some(at(100));
         let on_the_way = entry.out(at(10)).unwrap();
         assert_eq!((on_the_way.since, on_the_way.forced), (Some(at(10)), false));
         assert_eq!(entry.out(at(100)), None, "it was not made");
@@ -546,12 +557,12 @@ mod tests {
             });
             Arc::new(NodeView::from_object(json!({ "metadata": metadata })).unwrap())
         };
-        entry.in_doubt = Some(at(100));
-        entry.see(with("[{}]", 1));
+        entry.patch.in_doubt = Some(at(100));
+        entry.take_view(with("[{}]", 1));
         assert!(entry.out(at(10)).is_some() && !entry.in_service());
-        entry.see(with("", 2));
+        entry.take_view(with("", 2));
         assert_eq!(entry.out(at(10)), None);
-        entry.taking_out = true;
+        entry.patch.taking_out = true;
         assert!(entry.out(at(10)).is_some(), "a patch that is under way");
     }
 
@@ -561,7 +572,7 @@ mod tests {
         faults[0].event.is_fatal = false;
         let day = jiff::SignedDuration::from_hours(24);
         let mut entry = looked_at(Some(json!({"name": "n1"})));
-        (entry.session, entry.verdicts) = (Session::idle(at(0)), Vec::new());
+        (entry.session, entry.noted.verdicts) = (Session::idle(at(0)), Vec::new());
         let status = |entry: &NodeEntry, now| {
             entry.status("n1", &faults, Mode::Quarantine, Sight::Read, None, now)
         };
@@ -573,7 +584,7 @@ mod tests {
         let policy = "[[rule-sets]]\nname = \"a\"\ncordon.shouldCordon = true\n\
                       [[rule-sets.match.all]]\nkind = \"HealthEvent\"\nexpression = \"true\"\n";
         let policy = Policy::parse(policy, "p").unwrap();
-        entry.verdicts = assess(&faults, &policy, &NodeView::unknown("n1"), None).verdicts;
+        entry.noted.verdicts = assess(&faults, &policy, &NodeView::unknown("n1"), None).verdicts;
         let shown = status(&entry, at(100) + day + day).unwrap();
         assert_eq!((shown.faults.len(), shown.notices.len()), (1, 0));
         assert_eq!(shown.state, NodeState::Degraded);

@@ -56,10 +56,10 @@ impl Fleet {
                 || Cow::Owned(Session::idle(now)),
                 |entry| Cow::Borrowed(&entry.session),
             ),
-            anothers: entry.is_some_and(|entry| entry.anothers.is_some()),
-            on_our_node: entry.is_some_and(|entry| entry.on_our_node),
+            anothers: entry.is_some_and(|entry| entry.claim.anothers.is_some()),
+            on_our_node: entry.is_some_and(|entry| entry.claim.on_our_node),
             hold: entry.and_then(|entry| entry.hold.as_ref()),
-            dropped_at: self.switched.dropped_at,
+            dropped_at: self.brake.switched.dropped_at,
         }
     }
 

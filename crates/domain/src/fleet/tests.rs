@@ -314,8 +314,11 @@ fn what_another_store_keeps_is_left_alone_whatever_is_known() {
         assert_eq!(claim, expected, "{owns} {store}");
         world.fleet.keep_claim("n1", own.as_ref(), claim);
         let entry = &world.fleet.nodes["n1"];
-        assert_eq!(entry.anothers.is_some(), claim == Claim::Anothers);
-        assert_eq!(entry.on_our_node, entry.anothers.is_some() && owns == "n1");
+        assert_eq!(entry.claim.anothers.is_some(), claim == Claim::Anothers);
+        assert_eq!(
+            entry.claim.on_our_node,
+            entry.claim.anothers.is_some() && owns == "n1"
+        );
     }
 }
 
@@ -352,7 +355,7 @@ fn a_list_may_go_back_but_not_behind_our_own_patch() {
     world.take(applied(1_000));
     world.take(applied(5));
     assert_eq!(known(&world), "1000", "late, and not from a list");
-    world.fleet.entry("n1").patched_at = Some(world.now);
+    world.fleet.entry("n1").patch.answered_at = Some(world.now);
     for (inputs, expected) in [
         ([Input::ListBegun, applied(6), Input::Listed], "1000"),
         ([Input::ListBegun, applied(7), Input::Listed], "7"),
@@ -380,7 +383,7 @@ fn a_clock_that_is_put_back_ends_all_waits() {
     world.now = start() - hour;
     assert_eq!(world.settle().len(), 1);
     let ends = Some(start() - hour + DOUBT);
-    assert_eq!(world.fleet.nodes["n1"].in_doubt, ends);
+    assert_eq!(world.fleet.nodes["n1"].patch.in_doubt, ends);
     assert_eq!(world.fleet.brake.doubt_ends, ends);
 }
 

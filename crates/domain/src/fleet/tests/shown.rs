@@ -145,9 +145,9 @@ fn only_nodes_that_something_happened_to_are_shown_anew() {
     world.report("n2");
     let before = turn(&mut world, &[]);
     assert_eq!(before.len(), 2);
-    assert!(world.fleet.unshown.is_empty());
+    assert!(world.fleet.showing.unshown.is_empty());
     world.take(node("n3", 2));
-    assert!(world.fleet.unshown.is_empty(), "a heartbeat");
+    assert!(world.fleet.showing.unshown.is_empty(), "a heartbeat");
 
     // Behind everybody's back: it would show if they were gone over.
     for name in ["n1", "n2"] {
@@ -161,7 +161,7 @@ fn only_nodes_that_something_happened_to_are_shown_anew() {
     assert!(world.fleet.knows("n3"));
 
     for name in ["n2", "n3"] {
-        world.fleet.mark(name);
+        world.fleet.look_again_at(name);
     }
     world.fleet.dirty.remove("n2");
     let shown = turn(&mut world, &shown);
