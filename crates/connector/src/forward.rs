@@ -145,17 +145,13 @@ impl Forwarding {
             outbox,
             delivery: delivery.status(),
             missed: Arc::default(),
-            missed_metric: Counter::default(),
+            missed_metric: metrics.counter(
+                "gpuwarden_forward_missed_events",
+                "Health events that were stored and not handed on, for want of room on the disk",
+            ),
             behind: Arc::new(Semaphore::new(MAX_BEHIND)),
             seldom: Arc::default(),
         };
-        metrics.register(|registry| {
-            registry.register(
-                "gpuwarden_forward_missed_events",
-                "Health events that were stored and not handed on, for want of room on the disk",
-                forwarding.missed_metric.clone(),
-            );
-        });
         Ok((forwarding, delivery))
     }
 

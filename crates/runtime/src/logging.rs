@@ -68,13 +68,11 @@ pub fn start(filter: &str, format: LogFormat, colour: bool) -> Result<(), Filter
 /// Registers what there is to count of the log of this process.
 pub fn register(metrics: &Metrics) {
     if let Some(queue) = STANDARD_ERROR.get() {
-        metrics.register(|registry| {
-            registry.register(
-                "gpuwarden_log_lines_lost",
-                "Log lines that could not be written, or not as fast as they came",
-                queue.lost(),
-            );
-        });
+        metrics.register(
+            "gpuwarden_log_lines_lost",
+            "Log lines that could not be written, or not as fast as they came",
+            queue.lost(),
+        );
     }
 }
 

@@ -50,18 +50,13 @@ struct Held {
 
 impl Room {
     pub(super) fn new(metrics: &Metrics) -> Self {
-        let bytes = Gauge::default();
-        metrics.register(|registry| {
-            registry.register(
-                "gpuwarden_http_held_bytes",
-                "Bytes of answers that are held until their readers take them",
-                bytes.clone(),
-            );
-        });
         Self {
             held: Arc::new(Semaphore::new(MAX_HELD_BYTES as usize)),
             made: Arc::new(Semaphore::new(MAX_MADE)),
-            bytes,
+            bytes: metrics.gauge(
+                "gpuwarden_http_held_bytes",
+                "Bytes of answers that are held until their readers take them",
+            ),
         }
     }
 
