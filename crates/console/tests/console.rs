@@ -7,6 +7,8 @@ mod browser;
 mod hostile;
 #[path = "console/page.rs"]
 mod page;
+#[path = "console/roles.rs"]
+mod roles;
 #[path = "console/server.rs"]
 mod server;
 

@@ -141,6 +141,26 @@ impl Sources {
         })
     }
 
+    /// Returns why not everything is seen, a line for each source that does not see it.
+    pub fn not_seen(&self) -> Vec<String> {
+        let mut reasons = Vec::new();
+        for source in self.statuses() {
+            let (name, detail) = (source.name, source.detail);
+            reasons.extend(match source.state {
+                SourceState::Following | SourceState::Ended => None,
+                SourceState::CatchingUp => Some(format!(
+                    "source {name} still reads what was there before: {detail}"
+                )),
+                SourceState::Failing => Some(format!("source {name} fails: {detail}")),
+                SourceState::Stuck => Some(format!(
+                    "source {name} is stuck: no sign of life since {}: {detail}",
+                    source.alive_at
+                )),
+            });
+        }
+        reasons
+    }
+
     fn with<T>(&self, use_it: impl FnOnce(&mut BTreeMap<String, Entry>) -> T) -> T {
         // The map stays usable whatever happened to a task that held the lock.
         use_it(&mut self.entries.lock().unwrap_or_else(PoisonError::into_inner))

@@ -38,6 +38,8 @@ const READ_AT_ONCE: usize = 8;
 const PARAMETERS: &[&str] = &["node", "limit", "before", "after", "follow"];
 
 pub(super) async fn events(State(app): State<Arc<App>>, uri: Uri) -> Result<Response, Refusal> {
+    // Who has no events says so, whatever else may be wrong with the request.
+    app.store()?;
     let parameters = Parameters::read(&uri, PARAMETERS)?;
     let node = parameters.name("node", MAX_NAME_BYTES)?.map(str::to_owned);
     let limit = parameters.number("limit", 1, MAX_LIMIT)?;
@@ -115,7 +117,7 @@ async fn follow(
                 "End one of them, or ask again without follow=true.",
             )
         })?;
-    let latest = app.console.store.latest();
+    let latest = app.store()?.latest();
     let start = match (limit, after) {
         (None, Some(after)) => after,
         (limit, after) => {
@@ -222,7 +224,7 @@ impl List {
             after: self.after,
             limit,
         };
-        let records = ask(app.console.store.events(query)).await?;
+        let records = ask(app.store()?.events(query)).await?;
         if records.len() < limit {
             self.left = records.len();
         }
@@ -274,7 +276,7 @@ impl Follower {
         let mut lines = Vec::new();
         let mut looked_at = 0;
         while looked_at < PAGE && lines.len() < PAGE_BYTES {
-            let mut records = ask(self.app.console.store.feed(self.after, self.at_once)).await?;
+            let mut records = ask(self.app.store()?.feed(self.after, self.at_once)).await?;
             let Some(last) = records.last().map(|record| record.seq) else {
                 break;
             };
@@ -308,7 +310,7 @@ impl Follower {
 /// The events with what became of them.
 async fn views(app: &App, records: &[Record]) -> Result<Vec<EventView>, Refusal> {
     let ids = records.iter().map(|record| record.id.clone()).collect();
-    let statuses = ask(app.console.store.statuses(ids)).await?;
+    let statuses = ask(app.store()?.statuses(ids)).await?;
     let pairs = records.iter().zip(statuses);
     Ok(pairs
         .map(|(record, status)| EventView::of(record, status))

@@ -49,15 +49,13 @@ struct Held {
 // === impl Room ===
 
 impl Room {
-    pub(super) fn new(metrics: &Metrics) -> Self {
-        Self {
-            held: Arc::new(Semaphore::new(MAX_HELD_BYTES as usize)),
-            made: Arc::new(Semaphore::new(MAX_MADE)),
-            bytes: metrics.gauge(
-                "gpuwarden_http_held_bytes",
-                "Bytes of answers that are held until their readers take them",
-            ),
-        }
+    /// Shows in `metrics` how much of it is taken.
+    pub(super) fn register(&self, metrics: &Metrics) {
+        metrics.register(
+            "gpuwarden_http_held_bytes",
+            "Bytes of answers that are held until their readers take them",
+            self.bytes.clone(),
+        );
     }
 
     /// Waits for a turn.
@@ -67,6 +65,16 @@ impl Room {
             room: self.clone(),
             _turn: turn,
         })
+    }
+}
+
+impl Default for Room {
+    fn default() -> Self {
+        Self {
+            held: Arc::new(Semaphore::new(MAX_HELD_BYTES as usize)),
+            made: Arc::new(Semaphore::new(MAX_MADE)),
+            bytes: Gauge::default(),
+        }
     }
 }
 
@@ -135,7 +143,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_held_has_a_bound_and_who_finds_no_room_is_told() {
-        let room = Room::new(&Metrics::default());
+        let room = Room::default();
         let text = |megabytes: usize| vec![b'x'; megabytes * 1024 * 1024];
         let hold = async |megabytes| room.turn().await?.hold(text(megabytes)).await;
         let large = hold(31).await.unwrap();
