@@ -39,7 +39,8 @@ impl Suspects {
         self.taken += 1;
     }
 
-    /// Notes that the event at `position` has failed alone. `true`: it is at fault.
+    /// Notes that the event at `position` has failed alone, or could not be put aside. Returns
+    /// whether it is at fault.
     pub(super) fn accuse(&mut self, position: u64) -> bool {
         let since = self.taken;
         let suspect = self
@@ -50,39 +51,30 @@ impl Suspects {
         suspect.failures >= FAILURES && self.taken > suspect.since
     }
 
-    /// Holds on to an event that cannot be let go of now, although it is known to fail.
-    pub(super) fn hold(&mut self, position: u64) {
-        self.accuse(position);
-    }
-
-    /// Lets go of a suspect.
+    /// Forgets a suspect: it was taken, or put aside.
     pub(super) fn clear(&mut self, position: u64) {
         self.known.remove(&position);
     }
 
-    /// The oldest of them.
+    /// Returns the position of the oldest suspect.
     pub(super) fn first(&self) -> Option<u64> {
         self.known.keys().next().copied()
     }
 
-    /// How many there are.
+    /// Returns how many suspects there are.
     pub(super) fn len(&self) -> usize {
         self.known.len()
     }
 
-    /// Whether another event was taken since the first failure of one of them: then
-    /// further failures tell something.
-    pub(super) fn any_tells(&self) -> bool {
-        self.known.values().any(|one| self.taken > one.since)
-    }
-
-    /// Whether that holds for the one at `position`.
+    /// Returns whether another event was taken since the first failure of the one at `position`:
+    /// then further failures tell something.
     pub(super) fn tells(&self, position: u64) -> bool {
         let suspect = self.known.get(&position);
         suspect.is_some_and(|one| self.taken > one.since)
     }
 
-    /// Whose turn it is to be tried again: each in its order, then the first once more.
+    /// Returns the position of the suspect that is tried next: each in its order, then the first
+    /// once more.
     pub(super) fn turn(&mut self) -> Option<u64> {
         let behind = (Bound::Excluded(self.tried), Bound::Unbounded);
         let next = self.known.range(behind).next().map(|(at, _)| *at);
@@ -106,7 +98,7 @@ mod tests {
         assert!(!suspects.tells(7));
         // The next failure is younger than what was taken.
         suspects.taken();
-        assert!(suspects.tells(7) && suspects.any_tells());
+        assert!(suspects.tells(7));
         assert!(suspects.accuse(7));
         // What was taken before says nothing of a receiver that broke then.
         for _ in 0..100 {
