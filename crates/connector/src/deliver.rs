@@ -184,7 +184,7 @@ impl Delivery {
         }
     }
 
-    /// How it does, as it changes.
+    /// Returns how delivery does, as it changes.
     pub fn status(&self) -> watch::Receiver<DeliveryStatus> {
         self.status.subscribe()
     }
@@ -255,7 +255,7 @@ impl Delivery {
         }
     }
 
-    /// Whether it is long enough since the last change of the store.
+    /// Returns whether it is long enough since the last change of the store.
     fn may_turn(&self) -> bool {
         self.turned
             .is_none_or(|(at, stay)| Instant::now() >= at + stay)
@@ -274,7 +274,7 @@ impl Delivery {
             "events are brought to another store: what is kept of those before is sent again"
         );
         if before.is_some() || again > 0 {
-            self.metrics.turned(again);
+            self.metrics.store_changed(again);
             let now = Instant::now();
             self.turned = Some((now, self.pauses.stay(self.turned, now)));
         }
@@ -287,7 +287,7 @@ impl Delivery {
         true
     }
 
-    /// What waits behind `after`. `None`: it is cancelled, and cannot be read.
+    /// Returns what waits behind `after`. `None`: it is cancelled, and cannot be read.
     async fn read(
         &self,
         after: u64,
@@ -358,7 +358,7 @@ impl Delivery {
                 backoff.reset();
                 self.succeeded(part.len() as u64);
             }
-            if !self.note(last).await {
+            if !self.forget_done(last).await {
                 return Passage::Ended;
             }
         }
@@ -372,7 +372,7 @@ impl Delivery {
         backoff: &mut Backoff,
         cancel: &CancellationToken,
     ) -> Option<Duration> {
-        let position = self.suspects.turn()?;
+        let position = self.suspects.next()?;
         let mut one = self.read(position.saturating_sub(1), 1, cancel).await?;
         one.retain(|one| one.position == position);
         let decided = if one.is_empty() {
@@ -397,13 +397,13 @@ impl Delivery {
             self.succeeded(1);
             true
         };
-        if !self.note(0).await || (cancel.is_cancelled() && !decided) {
+        if !self.forget_done(0).await || (cancel.is_cancelled() && !decided) {
             return None;
         }
         Some(if decided {
             backoff.reset();
             Duration::ZERO
-        } else if self.suspects.tells(position) {
+        } else if self.suspects.others_taken_since(position) {
             self.pauses.alone
         } else {
             // Where nothing else is taken, time tells no more than a try now and then.
@@ -459,7 +459,7 @@ impl Delivery {
 
     /// Lets the outbox forget what is done: everything up to the first suspect, or else
     /// up to `last`. `false`: it is closed; then it is sent again after the start.
-    async fn note(&mut self, last: u64) -> bool {
+    async fn forget_done(&mut self, last: u64) -> bool {
         self.done = self.done.max(last);
         let suspects = self.suspects.len();
         self.metrics.suspects(suspects);
@@ -590,7 +590,7 @@ fn judge(status: &Status, events: usize) -> Verdict {
     }
 }
 
-/// The header with the token that `file` holds; without one none is sent. The token is read
+/// Returns the header with the token that `file` holds; without one none is sent. The token is read
 /// for every request: the kubelet replaces it long before it ends.
 pub fn token_header(file: Option<PathBuf>) -> Header {
     Arc::new(move || {
@@ -607,7 +607,7 @@ pub fn token_header(file: Option<PathBuf>) -> Header {
     })
 }
 
-/// A status with the causes that tonic hides.
+/// Returns a status with the causes that tonic hides.
 fn describe(status: &Status) -> String {
     let mut text = format!("{}: {}", status.code(), status.message());
     let mut source = std::error::Error::source(status);

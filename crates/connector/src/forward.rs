@@ -155,7 +155,7 @@ impl Forwarding {
         Ok((forwarding, delivery))
     }
 
-    /// How it does.
+    /// Returns how handing on does.
     pub fn status(&self) -> ForwardStatus {
         let outbox = *self.outbox.status().borrow();
         ForwardStatus {
@@ -229,7 +229,7 @@ impl Sink for ForwardingSink {
 // === impl ForwardTarget ===
 
 impl ForwardTarget {
-    /// Whether others can read on the way what is sent, so that an operator is to be told.
+    /// Returns whether others can read on the way what is sent, so that an operator is to be told.
     pub fn is_open_to_others(&self) -> bool {
         self.tls.is_none() && !load::is_this_machine(&self.host)
     }

@@ -93,7 +93,7 @@ pub struct Info {
 // === impl Info ===
 
 impl Info {
-    /// The status document of a process that sees and does nothing yet: each role adds what
+    /// Returns the status document of a process that sees and does nothing yet: each role adds what
     /// it has.
     fn status(&self, now: Timestamp) -> Status {
         Status {

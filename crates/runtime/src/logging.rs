@@ -127,12 +127,12 @@ impl Seldom {
     /// Lines are let through this far apart.
     pub const EVERY: Duration = Duration::from_secs(10);
 
-    /// Whether the line may be logged now: `Some` says how many were not since the last.
+    /// Returns whether the line may be logged now: `Some` says how many were not since the last.
     pub fn now(&self) -> Option<u64> {
         self.counting(1)
     }
 
-    /// The same of a line that stands for `count` of what is counted.
+    /// Returns the same of a line that stands for `count` of what is counted.
     pub fn counting(&self, count: u64) -> Option<u64> {
         let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -145,7 +145,7 @@ impl Seldom {
     }
 }
 
-/// An error with its causes, in one line, for a log or a person.
+/// Returns an error with its causes, in one line, for a log or a person.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -87,7 +87,7 @@ pub enum SourceState {
 // === impl Sources ===
 
 impl Sources {
-    /// Sources whose silence is measured by `elapsed`, the time since some moment.
+    /// Returns sources whose silence is measured by `elapsed`, the time since some moment.
     pub fn with_elapsed(elapsed: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
         Self {
             entries: Arc::default(),
@@ -118,7 +118,7 @@ impl Sources {
         }
     }
 
-    /// How all sources do now, by name.
+    /// Returns how all sources do now, by name.
     pub fn statuses(&self) -> Vec<SourceStatus> {
         let now = (self.elapsed)();
         self.with(|entries| {
@@ -214,12 +214,12 @@ impl SourceHandle {
 // === impl SourceState ===
 
 impl SourceState {
-    /// Whether the source can see what it is there to see.
+    /// Returns whether the source can see what it is there to see.
     pub fn sees(self) -> bool {
         matches!(self, Self::CatchingUp | Self::Following | Self::Ended)
     }
 
-    /// The state's name, as serialised.
+    /// Returns the state's name, as serialised.
     pub fn name(self) -> &'static str {
         match self {
             Self::CatchingUp => "catching-up",

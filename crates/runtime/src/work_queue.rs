@@ -105,7 +105,7 @@ impl WorkQueue {
         Self(Arc::new(inner))
     }
 
-    /// There is work to do.
+    /// Adds a piece of work, which waits.
     #[must_use = "it ends when it is dropped"]
     pub fn add(&self) -> Work {
         self.0.adds.inc();
@@ -117,7 +117,7 @@ impl WorkQueue {
         }
     }
 
-    /// Work has failed, and is tried again, here or by who asked for it.
+    /// Counts work that has failed and is tried again, here or by who asked for it.
     pub fn retry(&self) {
         self.0.retries.inc();
     }
@@ -126,7 +126,7 @@ impl WorkQueue {
 // === impl Work ===
 
 impl Work {
-    /// Work on it begins. Saying so again changes nothing.
+    /// Begins work on it. Beginning again changes nothing.
     pub fn begin(&mut self) {
         if self.begun.is_some() {
             return;

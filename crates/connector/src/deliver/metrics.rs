@@ -90,13 +90,13 @@ impl DeliveryMetrics {
         self.suspects.set(i64::try_from(events).unwrap_or(i64::MAX));
     }
 
-    /// The receiver has another store; so many events are sent again.
-    pub(super) fn turned(&self, again: usize) {
+    /// Counts that the receiver has another store, for which so many events are sent again.
+    pub(super) fn store_changed(&self, again: usize) {
         self.stores.inc();
         self.again.inc_by(again as u64);
     }
 
-    /// An attempt has ended after `took`.
+    /// Counts an attempt that has ended after `took`.
     pub(super) fn sent(&self, taken: bool, took: Duration) {
         if let Some(sink) = &self.sink {
             let status = if taken { "success" } else { "failed" };

@@ -68,14 +68,14 @@ impl Suspects {
 
     /// Returns whether another event was taken since the first failure of the one at `position`:
     /// then further failures tell something.
-    pub(super) fn tells(&self, position: u64) -> bool {
+    pub(super) fn others_taken_since(&self, position: u64) -> bool {
         let suspect = self.known.get(&position);
         suspect.is_some_and(|one| self.taken > one.since)
     }
 
     /// Returns the position of the suspect that is tried next: each in its order, then the first
     /// once more.
-    pub(super) fn turn(&mut self) -> Option<u64> {
+    pub(super) fn next(&mut self) -> Option<u64> {
         let behind = (Bound::Excluded(self.tried), Bound::Unbounded);
         let next = self.known.range(behind).next().map(|(at, _)| *at);
         let next = next.or_else(|| self.first())?;
@@ -95,10 +95,10 @@ mod tests {
         for _ in 0..100 {
             assert!(!suspects.accuse(7));
         }
-        assert!(!suspects.tells(7));
+        assert!(!suspects.others_taken_since(7));
         // The next failure is younger than what was taken.
         suspects.taken();
-        assert!(suspects.tells(7));
+        assert!(suspects.others_taken_since(7));
         assert!(suspects.accuse(7));
         // What was taken before says nothing of a receiver that broke then.
         for _ in 0..100 {
@@ -115,14 +115,14 @@ mod tests {
     #[test]
     fn all_get_their_turn() {
         let mut suspects = Suspects::default();
-        assert_eq!(suspects.turn(), None);
+        assert_eq!(suspects.next(), None);
         for position in [5, 3, 9] {
             suspects.accuse(position);
         }
-        let turns: Vec<_> = (0..4).map(|_| suspects.turn().unwrap()).collect();
+        let turns: Vec<_> = (0..4).map(|_| suspects.next().unwrap()).collect();
         assert_eq!(turns, [3, 5, 9, 3]);
         suspects.clear(5);
-        assert_eq!((suspects.turn(), suspects.first()), (Some(9), Some(3)));
+        assert_eq!((suspects.next(), suspects.first()), (Some(9), Some(3)));
         assert_eq!(suspects.len(), 2);
     }
 }

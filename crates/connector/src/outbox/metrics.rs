@@ -20,7 +20,7 @@ pub(super) struct OutboxMetrics {
 // === impl OutboxMetrics ===
 
 impl OutboxMetrics {
-    /// Their names begin with `name`.
+    /// Registers the metrics of an outbox; their names begin with `name`.
     pub(super) fn new(name: &str, metrics: &Metrics) -> Self {
         let metrics = metrics.with_prefix(name);
         Self {

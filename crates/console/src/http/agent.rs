@@ -31,7 +31,7 @@ impl AgentPart {
     pub(super) async fn is_alive(&self) -> bool {
         let asked = self.outbox.waiting(u64::MAX, 1, 1);
         let answered = tokio::time::timeout(OUTBOX_TIMEOUT, asked).await;
-        answered.is_ok_and(|answer| is_alive(answer.err().as_ref()))
+        answered.is_ok_and(|answer| is_thread_alive(answer.err().as_ref()))
     }
 
     /// Returns why events do not get to the controller, where they do not.
@@ -74,7 +74,7 @@ impl AgentPart {
 }
 
 /// Returns whether the outbox's thread lives, by how it failed.
-fn is_alive(failed: Option<&OutboxError>) -> bool {
+fn is_thread_alive(failed: Option<&OutboxError>) -> bool {
     !matches!(failed, Some(OutboxError::Closed))
 }
 
@@ -90,7 +90,11 @@ mod tests {
             source: failed(),
         };
         let full = OutboxError::Full { what: "it".into() };
-        assert!([None, Some(&disk), Some(&full)].into_iter().all(is_alive));
-        assert!(!is_alive(Some(&OutboxError::Closed)));
+        assert!(
+            [None, Some(&disk), Some(&full)]
+                .into_iter()
+                .all(is_thread_alive)
+        );
+        assert!(!is_thread_alive(Some(&OutboxError::Closed)));
     }
 }

@@ -127,7 +127,7 @@ impl Changes {
     }
 }
 
-/// The sources without their heartbeat, which is no change.
+/// Returns the sources without their heartbeat, which is no change.
 fn look_at_sources(app: &App) -> Vec<SourceStatus> {
     let mut statuses = app.console.sources.statuses();
     for status in &mut statuses {

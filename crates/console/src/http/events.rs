@@ -80,7 +80,7 @@ struct List {
     at_once: usize,
 }
 
-/// A JSON array, newest first.
+/// Answers with a JSON array, newest first.
 async fn list(app: Arc<App>, mut list: List) -> Result<Response, Refusal> {
     // The first page is read before the answer starts: most errors get a proper one.
     let first = list.page(&app).await?;
@@ -100,7 +100,7 @@ async fn list(app: Arc<App>, mut list: List) -> Result<Response, Refusal> {
         .into_response())
 }
 
-/// Events as they come, one a line, oldest first. Of what is stored already, those
+/// Answers with events as they come, one a line, oldest first. Of what is stored already, those
 /// `after`, and of these the newest `limit`; without either the newest 100.
 async fn follow(
     app: Arc<App>,
@@ -175,7 +175,7 @@ struct Follower {
 // === impl List ===
 
 impl List {
-    /// The next page, with the array's opening before the first and its end after the last.
+    /// Returns the next page, with the array's opening before the first and its end after the last.
     async fn page(&mut self, app: &App) -> Result<Bytes, Refusal> {
         let turn = app.room.turn().await?;
         let mut text = Vec::new();
@@ -214,7 +214,7 @@ impl List {
         Ok(())
     }
 
-    /// The next events. Where there are fewer than could be, they are the last.
+    /// Returns the next events. Where there are fewer than could be, they are the last.
     async fn read(&mut self, app: &App) -> Result<Vec<Record>, Refusal> {
         let limit = self.left.min(self.at_once);
         let query = EventQuery {
@@ -240,7 +240,7 @@ impl List {
 // === impl Follower ===
 
 impl Follower {
-    /// The next lines; `None` at the end of the process.
+    /// Returns the next lines; `None` at the end of the process.
     async fn next(&mut self) -> Option<Bytes> {
         if self.ended {
             return None;
@@ -270,7 +270,7 @@ impl Follower {
         }
     }
 
-    /// The next lines of what is stored; `None` where none of what was looked at is wanted.
+    /// Returns the next lines of what is stored; `None` where none of what was looked at is wanted.
     async fn page(&mut self) -> Result<Option<Bytes>, Refusal> {
         let turn = self.app.room.turn().await?;
         let mut lines = Vec::new();
@@ -307,7 +307,7 @@ impl Follower {
     }
 }
 
-/// The events with what became of them.
+/// Returns the events with what became of them.
 async fn views(app: &App, records: &[Record]) -> Result<Vec<EventView>, Refusal> {
     let ids = records.iter().map(|record| record.id.clone()).collect();
     let statuses = ask(app.store()?.statuses(ids)).await?;

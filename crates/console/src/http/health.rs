@@ -9,7 +9,7 @@ use runtime::http_server;
 use super::App;
 use crate::api::LeadershipView;
 
-/// 200 as long as the process lives and its disk's thread answers, be it with an error: a
+/// Answers 200 as long as the process lives and its disk's thread answers, be it with an error: a
 /// restart frees a hung thread, but not a full disk.
 pub(super) async fn healthz(State(app): State<Arc<App>>) -> Response {
     let (controller, agent) = (&app.console.controller, &app.console.agent);
@@ -27,7 +27,7 @@ pub(super) async fn healthz(State(app): State<Arc<App>>) -> Response {
     http_server::liveness(silent)
 }
 
-/// 200, or 503 with the reasons, one a line.
+/// Answers 200, or 503 with the reasons, one a line.
 pub(super) async fn readyz(State(app): State<Arc<App>>) -> Response {
     http_server::readiness(&app.not_ready().await)
 }

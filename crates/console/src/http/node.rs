@@ -62,7 +62,7 @@ pub(super) async fn explain(
     turn.json(&story).await
 }
 
-/// The newest events of a node, and whether they are all that there are.
+/// Returns the newest events of a node, and whether they are all that there are.
 async fn newest(store: &dyn EventStore, node: &str) -> Result<(Vec<Record>, bool), Refusal> {
     let mut records: Vec<Record> = Vec::new();
     let mut bytes = 0;
@@ -121,7 +121,7 @@ fn checked(name: Result<Path<String>, PathRejection>) -> Result<String, Refusal>
     Ok(node)
 }
 
-/// What decides about a node, from who decides.
+/// Returns what decides about a node, from who decides.
 async fn decided(app: &App, node: &str) -> Result<WhyNot, Refusal> {
     let answer = (app.controller()?.why_not)(node.to_owned());
     match tokio::time::timeout(STORE_TIMEOUT, answer).await {

@@ -50,7 +50,7 @@ pub(super) const FILES: [File; 6] = [
     },
 ];
 
-/// What an agent, and who stands by, shows in the place of the page.
+/// Returns what an agent, and who stands by, shows in the place of the page.
 pub(super) async fn text(State(app): State<Arc<App>>) -> String {
     let node = &app.console.info.node_name;
     let head = match (&app.console.agent, app.stands_by()) {

@@ -96,7 +96,7 @@ impl Turn {
         }))
     }
 
-    /// An answer of one JSON document.
+    /// Returns an answer of one JSON document.
     pub(super) async fn json(self, document: &impl Serialize) -> Result<Response, Refusal> {
         let text = serde_json::to_vec(document).map_err(|error| {
             Refusal::new(
