@@ -47,7 +47,7 @@ pub(crate) fn check(metadata: &MetadataMap, ours: Option<&Identity>) -> Result<(
     Err(status)
 }
 
-/// The answer of a store that has taken a request.
+/// Returns the answer of a store that has taken a request.
 pub(crate) fn taken(ours: Option<&Identity>) -> Response<()> {
     let mut response = Response::new(());
     if let Some(ours) = ours {
@@ -56,7 +56,7 @@ pub(crate) fn taken(ours: Option<&Identity>) -> Response<()> {
     response
 }
 
-/// Which store an answer is from.
+/// Returns which store an answer is from.
 pub(crate) fn from_answer(metadata: &MetadataMap) -> Option<String> {
     let store = metadata.get(ANSWERS)?.to_str().ok()?;
     (1..=MAX_STORE_BYTES)
@@ -64,7 +64,7 @@ pub(crate) fn from_answer(metadata: &MetadataMap) -> Option<String> {
         .then(|| store.to_owned())
 }
 
-/// Which store refuses a request, because it is for another one.
+/// Returns which store refuses a request, because it is for another one.
 pub(crate) fn from_refusal(status: &Status) -> Option<String> {
     (status.code() == Code::FailedPrecondition)
         .then(|| from_answer(status.metadata()))

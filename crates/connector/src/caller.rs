@@ -35,7 +35,7 @@ pub enum AcceptNodes {
 // === impl AcceptNodes ===
 
 impl AcceptNodes {
-    /// Whether `caller` may speak for `node`; the error says why not, and what to do.
+    /// Returns whether `caller` may speak for `node`; the error says why not, and what to do.
     pub(super) fn check(&self, caller: &Caller, node: &str) -> Result<(), String> {
         match (caller, self) {
             (Caller::Monitor | Caller::Central(_), _) | (Caller::Local(_), Self::Any) => Ok(()),

@@ -115,7 +115,7 @@ impl Config {
         })
     }
 
-    /// The labels; none where there is no file, as in NVSentinel.
+    /// Returns the labels; none where there is no file, as in NVSentinel.
     fn labels(&mut self, file: Option<&Path>) -> Result<augment::Labels, ConfigError> {
         let mut without = "MetadataAugmentor writes no labels, for it ".to_owned();
         let Some(file) = file else {

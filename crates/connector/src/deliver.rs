@@ -7,9 +7,9 @@
 //! aside (`outbox/refused.rs`), counted and logged, and hold up nothing behind them.
 //!
 //! So does an event on which the controller fails (INTERNAL and the like, which a store
-//! that is full or away does not answer): a batch that fails again and again is halved
-//! until the one event is alone, those beside it go on in their order, and it is put aside
-//! where it goes on failing while others are taken (`suspects.rs`).
+//! that is full or away does not answer): the events of a batch that fails again and again
+//! are sent one by one, in their order, and one that goes on failing while others are taken is
+//! put aside (`suspects.rs`).
 //!
 //! Who answers may be another controller, with a store that lacks what the one before had
 //! taken: it refuses the request (`addressee.rs`), and all that the outbox has kept is sent
@@ -32,6 +32,7 @@ use contract::proto::platform_connector_client::PlatformConnectorClient;
 use contract::{EVENT_VERSION, HealthEvents, keys};
 use domain::event;
 use jiff::Timestamp;
+use runtime::backoff::Backoff;
 use runtime::metrics::Metrics;
 use runtime::tcp_grpc;
 use tokio::sync::watch;
@@ -53,11 +54,9 @@ const BATCH: usize = 500;
 const BATCH_BYTES: u64 = 1024 * 1024;
 /// A request that is not answered by then is sent again.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// How often a batch on which the receiver fails is sent whole before it is halved: with
-/// the pauses between, some three seconds.
+/// How often a batch on which the receiver fails is sent whole before its events are sent one
+/// by one: with the pauses between, some three seconds.
 const STRIKES: u32 = 5;
-/// Most suspects that are tried in a round: new events are not held up by more.
-const ROUND: usize = 32;
 /// What gives each request its `authorization` header; `None`: none is sent. An error
 /// says why it cannot be made now.
 pub type Header = Arc<dyn Fn() -> Result<Option<MetadataValue<Ascii>>, String> + Send + Sync>;
@@ -147,17 +146,6 @@ enum Passage {
     Ended,
 }
 
-/// How a round of suspects went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Round {
-    /// Nothing failed.
-    Taken,
-    /// Something did.
-    Failed,
-    /// It was cancelled, or the outbox is closed.
-    Ended,
-}
-
 // === impl Delivery ===
 
 impl Delivery {
@@ -196,7 +184,7 @@ impl Delivery {
         }
     }
 
-    /// How it does, as it changes.
+    /// Returns how delivery does, as it changes.
     pub fn status(&self) -> watch::Receiver<DeliveryStatus> {
         self.status.subscribe()
     }
@@ -207,7 +195,7 @@ impl Delivery {
         let mut newest = self.outbox.status();
         let mut after = 0;
         let mut backoff = self.pauses.backoff();
-        let mut round = Instant::now();
+        let mut next_try = Instant::now();
         loop {
             if let Some(store) = self.elsewhere.take() {
                 if self.may_turn() {
@@ -238,18 +226,11 @@ impl Delivery {
             } else {
                 after = after.max(seen);
             }
-            if self.suspects.any_tells() {
-                backoff.reset();
-            }
-            if self.suspects.len() > 0 && Instant::now() >= round {
-                let pause = match self.try_suspects(&cancel).await {
-                    Round::Ended => return,
-                    Round::Taken => Duration::ZERO,
-                    Round::Failed if self.suspects.any_tells() => self.pauses.round,
-                    // Where nothing is taken, time tells no more than a try now and then.
-                    Round::Failed => backoff.pause().max(self.pauses.round),
+            if self.suspects.len() > 0 && Instant::now() >= next_try {
+                let Some(pause) = self.try_suspect(&mut backoff, &cancel).await else {
+                    return;
                 };
-                round = Instant::now() + pause;
+                next_try = Instant::now() + pause;
             }
             if last.is_some() || self.elsewhere.is_some() {
                 continue;
@@ -258,7 +239,7 @@ impl Delivery {
             let suspected = self.suspects.len() > 0;
             let ask = tokio::select! {
                 () = cancel.cancelled() => return,
-                () = tokio::time::sleep_until(round), if suspected => false,
+                () = tokio::time::sleep_until(next_try), if suspected => false,
                 () = tokio::time::sleep_until(self.asked_at + self.pauses.ask), if asks => true,
                 changed = newest.wait_for(|status| status.newest > after) => {
                     if changed.is_err() {
@@ -274,7 +255,7 @@ impl Delivery {
         }
     }
 
-    /// Whether it is long enough since the last change of the store.
+    /// Returns whether it is long enough since the last change of the store.
     fn may_turn(&self) -> bool {
         self.turned
             .is_none_or(|(at, stay)| Instant::now() >= at + stay)
@@ -293,7 +274,7 @@ impl Delivery {
             "events are brought to another store: what is kept of those before is sent again"
         );
         if before.is_some() || again > 0 {
-            self.metrics.turned(again);
+            self.metrics.store_changed(again);
             let now = Instant::now();
             self.turned = Some((now, self.pauses.stay(self.turned, now)));
         }
@@ -306,7 +287,7 @@ impl Delivery {
         true
     }
 
-    /// What waits behind `after`. `None`: it is cancelled, and cannot be read.
+    /// Returns what waits behind `after`. `None`: it is cancelled, and cannot be read.
     async fn read(
         &self,
         after: u64,
@@ -332,120 +313,102 @@ impl Delivery {
         let mut parts = VecDeque::from([batch]);
         let mut backoff = self.pauses.backoff();
         let mut strikes = 0;
-        while let Some(mut part) = parts.pop_front() {
+        while let Some(part) = parts.pop_front() {
             let Some(last) = part.last().map(|one| one.position) else {
                 continue;
             };
-            let failed = match self.send(&part).await {
-                Ok(()) => None,
-                Err(status) if self.elsewhere.is_some() => {
+            if let Err(status) = self.send(&part).await {
+                if self.elsewhere.is_some() {
                     if !self.may_turn() {
                         self.failed(&status);
                     }
                     return Passage::Elsewhere;
                 }
-                Err(status) => Some((judge(&status, part.len()), status)),
-            };
-            match failed {
-                None => {
-                    backoff.reset();
-                    self.succeeded(part.len() as u64);
-                }
-                Some((Verdict::Refused(indices), status)) => {
-                    backoff.reset();
-                    let refused = indices.into_iter().filter_map(|index| part.get(index));
-                    let refused: Vec<_> = refused.cloned().collect();
-                    self.succeeded((part.len() - refused.len()) as u64);
-                    self.put_aside(&refused, &status, Why::Refused).await;
-                }
-                Some((Verdict::Split, _)) => {
-                    let right = part.split_off(part.len() / 2);
-                    parts.push_front(right);
-                    parts.push_front(part);
-                    continue;
-                }
-                Some((verdict, status)) => {
-                    self.failed(&status);
-                    if cancel.is_cancelled() {
-                        return Passage::Ended;
+                match judge(&status, part.len()) {
+                    Verdict::Refused(indices) => {
+                        backoff.reset();
+                        let refused = indices.into_iter().filter_map(|index| part.get(index));
+                        let refused: Vec<_> = refused.cloned().collect();
+                        self.succeeded((part.len() - refused.len()) as u64);
+                        self.put_aside(&refused, &status, Why::Refused).await;
                     }
-                    let mut due = backoff.pause();
-                    strikes += u32::from(verdict == Verdict::Failed);
-                    let isolating = verdict == Verdict::Failed && strikes >= STRIKES;
-                    if isolating {
-                        due = due.min(self.pauses.part);
-                    }
-                    pause(due, cancel).await;
-                    if !isolating {
-                        parts.push_front(part);
+                    Verdict::Split => {
+                        put_back(&mut parts, &part, part.len().div_ceil(2));
                         continue;
                     }
-                    if part.len() > 1 {
-                        let right = part.split_off(part.len() / 2);
-                        parts.push_front(right);
-                        parts.push_front(part);
-                        continue;
+                    verdict => {
+                        self.failed(&status);
+                        if cancel.is_cancelled() {
+                            return Passage::Ended;
+                        }
+                        let failed = verdict == Verdict::Failed;
+                        strikes += u32::from(failed);
+                        let alone = failed && strikes >= STRIKES;
+                        let due = backoff.pause();
+                        let longest = if alone { self.pauses.alone } else { due };
+                        pause(due.min(longest), cancel).await;
+                        if !alone || part.len() > 1 {
+                            put_back(&mut parts, &part, if alone { 1 } else { part.len() });
+                            continue;
+                        }
+                        self.suspect(&part, &status);
                     }
-                    self.suspect(&part, &status);
                 }
+            } else {
+                backoff.reset();
+                self.succeeded(part.len() as u64);
             }
-            if !self.note(last).await {
+            if !self.forget_done(last).await {
                 return Passage::Ended;
             }
         }
         Passage::Done
     }
 
-    /// Tries suspects again, each alone.
-    async fn try_suspects(&mut self, cancel: &CancellationToken) -> Round {
-        let mut round = Round::Taken;
-        for _ in 0..ROUND.min(self.suspects.len()) {
-            let Some(position) = self.suspects.turn() else {
-                break;
-            };
-            let Some(mut one) = self.read(position.saturating_sub(1), 1, cancel).await else {
-                return Round::Ended;
-            };
-            one.retain(|one| one.position == position);
-            if one.is_empty() {
-                // Damaged since.
-                self.suspects.clear(position);
-                continue;
-            }
-            let Err(status) = self.send(&one).await else {
-                self.suspects.clear(position);
-                self.succeeded(1);
-                continue;
-            };
-            let verdict = judge(&status, 1);
-            let tells = self.suspects.tells(position);
-            match verdict {
-                Verdict::Refused(_) => {
-                    if self.put_aside(&one, &status, Why::Refused).await {
-                        continue;
-                    }
-                }
+    /// Sends the next suspect again, alone, and returns how long to wait before the one after it;
+    /// `None`: it was cancelled, or the outbox is closed.
+    async fn try_suspect(
+        &mut self,
+        backoff: &mut Backoff,
+        cancel: &CancellationToken,
+    ) -> Option<Duration> {
+        let position = self.suspects.next()?;
+        let mut one = self.read(position.saturating_sub(1), 1, cancel).await?;
+        one.retain(|one| one.position == position);
+        let decided = if one.is_empty() {
+            // Damaged since.
+            self.suspects.clear(position);
+            true
+        } else if let Err(status) = self.send(&one).await {
+            match judge(&status, 1) {
+                Verdict::Refused(_) => self.put_aside(&one, &status, Why::Refused).await,
                 Verdict::Failed => {
                     self.metrics.failed(status.code());
-                    if self.suspects.accuse(position) {
-                        self.put_aside(&one, &status, Why::Failed).await;
-                    }
+                    let at_fault = self.suspects.accuse(position);
+                    at_fault && self.put_aside(&one, &status, Why::Failed).await
                 }
-                Verdict::Again | Verdict::Split => self.failed(&status),
+                Verdict::Again | Verdict::Split => {
+                    self.failed(&status);
+                    false
+                }
             }
-            if cancel.is_cancelled() {
-                return Round::Ended;
-            }
-            round = Round::Failed;
-            if !tells || verdict != Verdict::Failed {
-                break;
-            }
-        }
-        if self.note(0).await {
-            round
         } else {
-            Round::Ended
+            self.suspects.clear(position);
+            self.succeeded(1);
+            true
+        };
+        if !self.forget_done(0).await || (cancel.is_cancelled() && !decided) {
+            return None;
         }
+        Some(if decided {
+            backoff.reset();
+            Duration::ZERO
+        } else if self.suspects.others_taken_since(position) {
+            self.pauses.alone
+        } else {
+            // Where nothing else is taken, time tells no more than a try now and then.
+            backoff.pause()
+        })
     }
 
     /// Leaves an event behind that failed alone.
@@ -477,7 +440,9 @@ impl Delivery {
         for one in events {
             match kept {
                 Ok(()) => self.suspects.clear(one.position),
-                Err(_) => self.suspects.hold(one.position),
+                Err(_) => {
+                    self.suspects.accuse(one.position);
+                }
             }
         }
         if kept.is_err() {
@@ -494,7 +459,7 @@ impl Delivery {
 
     /// Lets the outbox forget what is done: everything up to the first suspect, or else
     /// up to `last`. `false`: it is closed; then it is sent again after the start.
-    async fn note(&mut self, last: u64) -> bool {
+    async fn forget_done(&mut self, last: u64) -> bool {
         self.done = self.done.max(last);
         let suspects = self.suspects.len();
         self.metrics.suspects(suspects);
@@ -591,7 +556,14 @@ impl Delivery {
     }
 }
 
-/// What an answer means for a batch of `events`.
+/// Puts a part of a batch before the others, cut into parts of `size` events.
+fn put_back(parts: &mut VecDeque<Vec<Waiting>>, part: &[Waiting], size: usize) {
+    for part in part.chunks(size).rev() {
+        parts.push_front(part.to_vec());
+    }
+}
+
+/// Returns what an answer means for a batch of `events`.
 ///
 /// Refusals of single events are those that name them, and those that say the same of a
 /// batch of one. Whatever else the controller or something before it says may pass: a
@@ -618,7 +590,7 @@ fn judge(status: &Status, events: usize) -> Verdict {
     }
 }
 
-/// The header with the token that `file` holds; without one none is sent. The token is read
+/// Returns the header with the token that `file` holds; without one none is sent. The token is read
 /// for every request: the kubelet replaces it long before it ends.
 pub fn token_header(file: Option<PathBuf>) -> Header {
     Arc::new(move || {
@@ -635,7 +607,7 @@ pub fn token_header(file: Option<PathBuf>) -> Header {
     })
 }
 
-/// A status with the causes that tonic hides.
+/// Returns a status with the causes that tonic hides.
 fn describe(status: &Status) -> String {
     let mut text = format!("{}: {}", status.code(), status.message());
     let mut source = std::error::Error::source(status);

@@ -145,21 +145,17 @@ impl Forwarding {
             outbox,
             delivery: delivery.status(),
             missed: Arc::default(),
-            missed_metric: Counter::default(),
+            missed_metric: metrics.counter(
+                "gpuwarden_forward_missed_events",
+                "Health events that were stored and not handed on, for want of room on the disk",
+            ),
             behind: Arc::new(Semaphore::new(MAX_BEHIND)),
             seldom: Arc::default(),
         };
-        metrics.register(|registry| {
-            registry.register(
-                "gpuwarden_forward_missed_events",
-                "Health events that were stored and not handed on, for want of room on the disk",
-                forwarding.missed_metric.clone(),
-            );
-        });
         Ok((forwarding, delivery))
     }
 
-    /// How it does.
+    /// Returns how handing on does.
     pub fn status(&self) -> ForwardStatus {
         let outbox = *self.outbox.status().borrow();
         ForwardStatus {
@@ -233,7 +229,7 @@ impl Sink for ForwardingSink {
 // === impl ForwardTarget ===
 
 impl ForwardTarget {
-    /// Whether others can read on the way what is sent, so that an operator is to be told.
+    /// Returns whether others can read on the way what is sent, so that an operator is to be told.
     pub fn is_open_to_others(&self) -> bool {
         self.tls.is_none() && !load::is_this_machine(&self.host)
     }

@@ -110,7 +110,7 @@ const RECOVERIES: usize = 256;
 // === impl Connector ===
 
 impl Connector {
-    /// A connector in front of `sink`. `nodes` says for whom processes on this machine may
+    /// Returns a connector in front of `sink`. `nodes` says for whom processes on this machine may
     /// speak.
     pub fn new(
         sink: impl Sink,
@@ -130,13 +130,13 @@ impl Connector {
         }
     }
 
-    /// The store behind the sink; `None`: there is none, what comes is brought to one.
+    /// Returns the store behind the sink; `None`: there is none, what comes is brought to one.
     pub(crate) fn store(&self) -> Option<Identity> {
         self.sink.store()
     }
 
-    /// The healthy events that are accepted from now on from whoever may close what a monitor
-    /// of ours has opened; each once.
+    /// Returns the healthy events that are accepted from now on from whoever may close what a
+    /// monitor of ours has opened; each once.
     pub fn recoveries(&self) -> broadcast::Receiver<Recovery> {
         self.recoveries.subscribe()
     }
@@ -246,8 +246,8 @@ impl Connector {
         Err(AcceptError::Refused { refused, stored })
     }
 
-    /// The events have their ids by now: what is done to them here does not make another
-    /// event of a retry.
+    /// Transforms events and gives them to the sink. They have their ids by now: what is done to
+    /// them here does not make another event of a retry.
     async fn transform_and_append(
         &self,
         mut events: Vec<NewEvent>,
@@ -288,9 +288,9 @@ impl Connector {
     }
 }
 
-/// When an event came in: at the first connector on its way, where that is trusted, so that
-/// what waited in an outbox is not newer for it. What a monitor of ours reports came when the
-/// last of it was seen, which the monitor says or the event tells.
+/// Returns when an event came in: at the first connector on its way, where that is trusted, so that
+/// what waited in an outbox is not newer for it. What a monitor of ours reports came when the last
+/// of it was seen, which the monitor says or the event tells.
 fn received_at(event: &mut HealthEvent, caller: &Caller, now: Timestamp) -> Timestamp {
     let told = event::take_accepted(event);
     let told = match caller {
@@ -305,7 +305,7 @@ fn received_at(event: &mut HealthEvent, caller: &Caller, now: Timestamp) -> Time
 // === impl AcceptError ===
 
 impl AcceptError {
-    /// Whether the events themselves are what is not taken, and not the state of the store:
+    /// Returns whether the events themselves are what is not taken, and not the state of the store:
     /// sending them again is of no use, and events beside them may have been stored.
     pub fn blames_events(&self) -> bool {
         match self {
@@ -315,7 +315,7 @@ impl AcceptError {
         }
     }
 
-    /// Whether the same batch may be accepted when it is sent again.
+    /// Returns whether the same batch may be accepted when it is sent again.
     pub fn is_retryable(&self) -> bool {
         match self {
             Self::TooFast { .. } => true,

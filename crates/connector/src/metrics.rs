@@ -1,10 +1,9 @@
 //! Metrics of the connector, under NVSentinel's names where it has them.
 
 use contract::HealthEvent;
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
-use runtime::metrics::{BoundedFamily, Metrics};
+use runtime::metrics::{BoundedFamily, Labels, Metrics};
 use runtime::work_queue::WorkQueue;
 use store::Appended;
 
@@ -20,31 +19,13 @@ const OTHER: &str = "other";
 /// NVSentinel's queue before its store. Here a call waits until its events are stored.
 const QUEUE: &str = "databaseStore";
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ReasonLabels {
-    reason: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RuleLabels {
-    rule_name: String,
-    field: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RepeatLabels {
-    check: String,
-    node: String,
-    err_code: String,
-}
-
 #[derive(Clone)]
 pub(super) struct ConnectorMetrics {
     /// Events received, good or bad.
     pub(super) received: Counter,
     accepted: Counter,
     repeated: Counter,
-    refused: Family<ReasonLabels, Counter>,
+    refused: Family<Labels<1>, Counter>,
     /// Metadata entries that only we may write, taken off events of others.
     pub(super) metadata_taken_off: Counter,
     /// Events that the sink did not take.
@@ -60,9 +41,9 @@ pub(super) struct PipelineMetrics {
     pub(super) left_out: Counter,
     /// Faults that the deduplicator had no room for.
     pub(super) not_remembered: Counter,
-    applied: Family<RuleLabels, Counter>,
-    repeats: BoundedFamily<RepeatLabels, Counter>,
-    unaugmented: Family<ReasonLabels, Counter>,
+    applied: Family<Labels<2, String>, Counter>,
+    repeats: BoundedFamily<Labels<3, String>, Counter>,
+    unaugmented: Family<Labels<1>, Counter>,
 }
 
 // === impl ConnectorMetrics ===
@@ -70,52 +51,35 @@ pub(super) struct PipelineMetrics {
 impl ConnectorMetrics {
     pub(super) fn new(metrics: &Metrics) -> Self {
         let own = Self {
-            received: Counter::default(),
-            accepted: Counter::default(),
-            repeated: Counter::default(),
-            refused: Family::default(),
-            metadata_taken_off: Counter::default(),
-            not_stored: Counter::default(),
+            received: metrics.counter(
+                "platform_connector_health_events_received",
+                "Health events received, valid or not",
+            ),
+            accepted: metrics.counter("gpuwarden_events_accepted", "Health events stored"),
+            repeated: metrics.counter(
+                "gpuwarden_events_repeated",
+                "Health events that were stored before, such as a sender's retry",
+            ),
+            refused: metrics.family(
+                "gpuwarden_events_refused",
+                "Health events refused: invalid, of a node that the sender may not speak for, too \
+                 many in one request, or faster than users may report",
+            ),
+            metadata_taken_off: metrics.counter(
+                "gpuwarden_event_metadata_taken_off",
+                "Metadata entries under gpuwarden.dev/ that senders of health events had chosen, \
+                 and that were taken off",
+            ),
+            not_stored: metrics.counter(
+                "gpuwarden_events_not_stored",
+                "Health events that the store did not take; their senders were told so",
+            ),
             queue: WorkQueue::new(metrics, QUEUE, "batches of events for the store"),
         };
         // From the start, so that an alert on the first refusal sees it grow from nought.
         for reason in ["invalid", "foreign_node", "too_many", "too_fast"] {
-            drop(own.refused.get_or_create(&ReasonLabels { reason }));
+            own.not_taken(0, reason);
         }
-        metrics.register(|registry| {
-            registry.register(
-                "platform_connector_health_events_received",
-                "Health events received, valid or not",
-                own.received.clone(),
-            );
-            registry.register(
-                "gpuwarden_events_accepted",
-                "Health events stored",
-                own.accepted.clone(),
-            );
-            registry.register(
-                "gpuwarden_events_repeated",
-                "Health events that were stored before, such as a sender's retry",
-                own.repeated.clone(),
-            );
-            registry.register(
-                "gpuwarden_events_refused",
-                "Health events refused: invalid, of a node that the sender may not speak for, too \
-                 many in one request, or faster than users may report",
-                own.refused.clone(),
-            );
-            registry.register(
-                "gpuwarden_event_metadata_taken_off",
-                "Metadata entries under gpuwarden.dev/ that senders of health events had chosen, \
-                 and that were taken off",
-                own.metadata_taken_off.clone(),
-            );
-            registry.register(
-                "gpuwarden_events_not_stored",
-                "Health events that the store did not take; their senders were told so",
-                own.not_stored.clone(),
-            );
-        });
         own
     }
 
@@ -133,13 +97,13 @@ impl ConnectorMetrics {
                 Reason::Invalid => "invalid",
                 Reason::ForeignNode => "foreign_node",
             };
-            self.refused.get_or_create(&ReasonLabels { reason }).inc();
+            self.not_taken(1, reason);
         }
     }
 
     /// Counts events of a batch that was refused as a whole.
     pub(super) fn not_taken(&self, found: usize, reason: &'static str) {
-        let counter = self.refused.get_or_create(&ReasonLabels { reason });
+        let counter = self.refused.get_or_create(&[("reason", reason)]);
         counter.inc_by(found as u64);
     }
 }
@@ -149,65 +113,46 @@ impl ConnectorMetrics {
 impl PipelineMetrics {
     pub(super) fn new(metrics: &Metrics) -> Self {
         let own = Self {
-            evaluation_errors: Counter::default(),
-            left_out: Counter::default(),
-            not_remembered: Counter::default(),
-            applied: Family::default(),
-            repeats: BoundedFamily::new(
-                MAX_REPEAT_SERIES,
-                RepeatLabels {
-                    check: OTHER.to_owned(),
-                    node: OTHER.to_owned(),
-                    err_code: OTHER.to_owned(),
-                },
-            ),
-            unaugmented: Family::default(),
-        };
-        for reason in ["unknown_node", "no_room"] {
-            drop(own.unaugmented.get_or_create(&ReasonLabels { reason }));
-        }
-        metrics.register(|registry| {
-            registry.register(
-                "nvsentinel_overrides_applied",
-                "Fields of events that overrides have changed",
-                own.applied.clone(),
-            );
-            registry.register(
+            evaluation_errors: metrics.counter(
                 "nvsentinel_override_evaluation_errors",
                 "Expressions of overrides that could not be evaluated for an event",
-                own.evaluation_errors.clone(),
-            );
-            registry.register(
-                "nvsentinel_platform_connector_dedup_store_and_analyse",
-                "Repeats that were stored to be analysed only (STORE_AND_ANALYSE), and open no fault",
-                own.repeats.family(),
-            );
-            registry.register(
-                "gpuwarden_dedup_not_remembered",
-                "Faults that were let through unseen, for want of room",
-                own.not_remembered.clone(),
-            );
-            registry.register(
+            ),
+            left_out: metrics.counter(
                 "gpuwarden_events_left_out",
                 "Repeats of stored events that were not stored, because the sink was full",
-                own.left_out.clone(),
-            );
-            registry.register(
+            ),
+            not_remembered: metrics.counter(
+                "gpuwarden_dedup_not_remembered",
+                "Faults that were let through unseen, for want of room",
+            ),
+            applied: metrics.family(
+                "nvsentinel_overrides_applied",
+                "Fields of events that overrides have changed",
+            ),
+            repeats: metrics.bounded_family(
+                "nvsentinel_platform_connector_dedup_store_and_analyse",
+                "Repeats that were stored to be analysed only (STORE_AND_ANALYSE), and open no fault",
+                MAX_REPEAT_SERIES,
+                ["check", "node", "err_code"].map(|label| (label, OTHER.to_owned())),
+            ),
+            unaugmented: metrics.family(
                 "gpuwarden_events_unaugmented",
                 "Events that lack what the cluster knows of their node",
-                own.unaugmented.clone(),
-            );
-        });
+            ),
+        };
+        for reason in ["unknown_node", "no_room"] {
+            drop(own.unaugmented.get_or_create(&[("reason", reason)]));
+        }
         own
     }
 
     /// Counts the fields that a rule has changed.
     pub(super) fn applied(&self, rule: &str, fields: &[&'static str]) {
         for field in fields {
-            let labels = RuleLabels {
-                rule_name: rule.to_owned(),
-                field,
-            };
+            let labels = [
+                ("rule_name", rule.to_owned()),
+                ("field", (*field).to_owned()),
+            ];
             self.applied.get_or_create(&labels).inc();
         }
     }
@@ -221,14 +166,16 @@ impl PipelineMetrics {
         } else {
             codes.join(",")
         };
-        let labels = [&event.check_name, &event.node_name, &err_code];
-        let short = labels.iter().all(|label| label.len() <= MAX_LABEL_BYTES);
+        let labels = [
+            ("check", event.check_name.clone()),
+            ("node", event.node_name.clone()),
+            ("err_code", err_code),
+        ];
+        let short = labels
+            .iter()
+            .all(|(_, value)| value.len() <= MAX_LABEL_BYTES);
         let counter = if short {
-            self.repeats.get(&RepeatLabels {
-                check: event.check_name.clone(),
-                node: event.node_name.clone(),
-                err_code,
-            })
+            self.repeats.get(&labels)
         } else {
             self.repeats.others()
         };
@@ -237,8 +184,7 @@ impl PipelineMetrics {
 
     /// Counts an event that lacks what the cluster knows of its node.
     pub(super) fn unaugmented(&self, reason: &'static str) {
-        let labels = ReasonLabels { reason };
-        self.unaugmented.get_or_create(&labels).inc();
+        self.unaugmented.get_or_create(&[("reason", reason)]).inc();
     }
 }
 

@@ -164,7 +164,7 @@ impl Outbox {
         Self::open_as("gpuwarden_outbox", data_dir, limits, Some(KEEP), metrics)
     }
 
-    /// The same, with metrics whose names begin with `name`, and with how long what is
+    /// Opens an outbox with metrics whose names begin with `name`, and with how long what is
     /// delivered is kept.
     pub(crate) fn open_as(
         name: &str,
@@ -194,7 +194,7 @@ impl Outbox {
         self.thread.append(events).await
     }
 
-    /// The oldest events behind position `after`: at least one where one waits, at most
+    /// Returns the oldest events behind position `after`: at least one where one waits, at most
     /// `events`, and about `bytes`.
     pub async fn waiting(
         &self,
@@ -210,7 +210,7 @@ impl Outbox {
         self.thread.delivered(position).await
     }
 
-    /// The store to which events had been delivered when the outbox was opened.
+    /// Returns the store to which events had been delivered when the outbox was opened.
     pub(crate) fn opened_for(&self) -> Option<String> {
         self.store.clone()
     }
@@ -228,7 +228,7 @@ impl Outbox {
         self.thread.put_aside(events).await
     }
 
-    /// How much waits, as it changes.
+    /// Returns how much waits, as it changes.
     pub fn status(&self) -> watch::Receiver<Status> {
         self.thread.status()
     }
@@ -257,7 +257,7 @@ impl Sink for Outbox {
 // === impl Limits ===
 
 impl Limits {
-    /// A segment that has as many bytes takes no more: room comes back in such pieces.
+    /// Returns how many bytes a segment has that takes no more: room comes back in such pieces.
     fn segment_bytes(&self) -> u64 {
         self.bytes / 16
     }

@@ -29,7 +29,7 @@ const PAGE: usize = 1_000;
 
 /// Looks a node up. It is asked for each event, so it answers from memory, at once.
 pub trait NodeLookup: Send + Sync + 'static {
-    /// The node of this name, if it is known.
+    /// Returns the node of this name, if it is known.
     fn node(&self, name: &str) -> Option<Arc<NodeView>>;
 }
 
@@ -75,7 +75,7 @@ where
 // === impl Pipeline ===
 
 impl Pipeline {
-    /// A pipeline of these transformers. `nodes` is where `MetadataAugmentor` looks.
+    /// Returns a pipeline of these transformers. `nodes` is where `MetadataAugmentor` looks.
     pub fn new(
         transformers: Vec<Transformer>,
         nodes: &Arc<dyn NodeLookup>,
@@ -154,7 +154,7 @@ impl Pipeline {
         passage
     }
 
-    /// What became of a batch: the answers of the sink, or `None` where it failed.
+    /// Takes in what became of a batch: the answers of the sink, or `None` where it failed.
     pub(super) fn done(&self, passage: Passage, appended: Option<&[Appended]>) {
         for (dedup, batch) in self.deduplicators().zip(passage.batches) {
             let mut dedup = lock(dedup);
@@ -260,12 +260,12 @@ impl Stage {
 // === impl Passage ===
 
 impl Passage {
-    /// How many events repeat others.
+    /// Returns how many events repeat others.
     pub(super) fn repeats(&self) -> usize {
         self.repeats.iter().flatten().count()
     }
 
-    /// The events that repeat no other.
+    /// Returns the events that repeat no other.
     pub(super) fn firsts(&self, events: &[NewEvent]) -> Vec<NewEvent> {
         let firsts = events.iter().zip(&self.repeats);
         firsts
@@ -274,8 +274,8 @@ impl Passage {
             .collect()
     }
 
-    /// The answers for all events, from those for the [`firsts`](Self::firsts) and their ids:
-    /// a repeat is answered with what it repeats.
+    /// Returns the answers for all events, from those for the [`firsts`](Self::firsts) and their
+    /// ids: a repeat is answered with what it repeats.
     pub(super) fn answers(&self, ids: Vec<String>, firsts: Vec<Appended>) -> Vec<Appended> {
         let by_id: HashMap<String, Position> = ids
             .into_iter()

@@ -50,7 +50,7 @@ pub(super) fn log(seldom: &Seldom, caller: &Caller, refused: &[Refused]) {
     }
 }
 
-/// The header that names what was refused; none where it would be too long.
+/// Returns the header that names what was refused; none where it would be too long.
 pub(super) fn header(refused: &[Refused]) -> MetadataMap {
     let mut map = MetadataMap::new();
     let indices: Vec<String> = refused.iter().map(|one| one.index.to_string()).collect();
@@ -63,7 +63,7 @@ pub(super) fn header(refused: &[Refused]) -> MetadataMap {
     map
 }
 
-/// What [`header`] named, of a batch of `events`. `None`: nothing, or nothing that makes
+/// Returns what [`header`] named, of a batch of `events`. `None`: nothing, or nothing that makes
 /// sense.
 pub(super) fn read_header(map: &MetadataMap, events: usize) -> Option<Vec<usize>> {
     let text = map.get(HEADER)?.to_str().ok()?;

@@ -53,7 +53,7 @@ pub struct Service {
     connector: Connector,
 }
 
-/// The service, for a server of any kind. Its requests are refused as `UNAUTHENTICATED`
+/// Returns the service, for a server of any kind. Its requests are refused as `UNAUTHENTICATED`
 /// where `identify` does not know the sender.
 pub fn service(
     connector: Connector,

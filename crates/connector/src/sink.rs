@@ -17,7 +17,7 @@ pub trait Sink: Send + Sync + 'static {
     /// answer says so.
     async fn append(&self, events: Vec<NewEvent>) -> Result<Vec<Appended>, SinkError>;
 
-    /// The store that events are in once they are taken; `None`: they are on their way.
+    /// Returns the store that events are in once they are taken; `None`: they are on their way.
     fn store(&self) -> Option<Identity> {
         None
     }
@@ -43,7 +43,7 @@ pub enum SinkError {
 // === impl SinkError ===
 
 impl SinkError {
-    /// Whether the same events may be taken later.
+    /// Returns whether the same events may be taken later.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Full { .. } | Self::Unavailable(_))
     }

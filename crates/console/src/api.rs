@@ -291,7 +291,7 @@ pub struct ErrorBody {
 // === impl EventView ===
 
 impl EventView {
-    /// An event, and what the store says became of it.
+    /// Returns an event, and what the store says became of it.
     pub fn of(record: &Record, status: Option<store::Status>) -> Self {
         let status = status.unwrap_or_default();
         Self {
@@ -309,7 +309,7 @@ impl EventView {
 // === impl TimelineKind ===
 
 impl TimelineKind {
-    /// The kind's name, as serialised.
+    /// Returns the kind's name, as serialised.
     pub fn name(self) -> &'static str {
         match self {
             Self::Line => "line",

@@ -87,7 +87,7 @@ pub fn explain(material: &Material<'_>) -> Explain {
     }
 }
 
-/// What the catalogue says of an event's code; `None` where it is not an XID with a row.
+/// Returns what the catalogue says of an event's code; `None` where it is not an XID with a row.
 pub(crate) fn catalogue_row(check: &str, code: &str) -> Option<&'static Xid> {
     if check != keys::CHECK_XID {
         return None;
@@ -192,7 +192,8 @@ fn line_detail(event: &HealthEvent, generated: Option<Timestamp>) -> Value {
     detail
 }
 
-/// `SysLogsXIDError 79 on PCI 0000:b3:00`: check, codes and subjects.
+/// Returns the title of an event, such as `SysLogsXIDError 79 on PCI 0000:b3:00`: check, codes and
+/// subjects.
 fn title(event: &HealthEvent) -> String {
     let subjects: Vec<String> = Subject::of_entities(&event.entities_impacted)
         .iter()

@@ -1,10 +1,12 @@
 //! The HTTP side: routes, and what they have in common.
 //!
-//! Only `GET`, no state of its own, every stream and connection counted. `guard` turns
-//! away what a web page of somebody else might send; `server` accepts connections.
+//! Only `GET`, no state of its own, every stream counted. Each role shows the parts that it has,
+//! by the same routes. `guard` turns away what a web page of somebody else might send;
+//! `runtime::http_server` accepts connections.
 
 mod agent;
 mod changes;
+mod controller;
 mod error;
 mod events;
 mod guard;
@@ -13,8 +15,6 @@ mod node;
 mod page;
 mod query;
 mod room;
-mod server;
-mod standby;
 mod status;
 
 use std::collections::BTreeMap;
@@ -24,32 +24,25 @@ use axum::Router;
 use axum::http::header;
 use axum::middleware::from_fn_with_state;
 use axum::routing::get;
-use connector::Forwarding;
 use domain::view::FleetView;
-use futures::future::BoxFuture;
 use jiff::Timestamp;
+use runtime::http_server;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
 use store::EventStore;
 use tokio::net::TcpListener;
 use tokio::sync::{Semaphore, watch};
 use tokio_util::sync::CancellationToken;
-use trial::why_not::WhyNot;
 
-pub use agent::{AgentConsole, serve_agent};
+pub use agent::AgentPart;
 pub use changes::MAX_SUBSCRIBERS;
+pub use controller::{ControllerPart, WhyNotSource};
 pub use events::MAX_FOLLOWERS;
-pub use server::MAX_CONNECTIONS;
-pub use standby::{StandbyConsole, serve_standby};
 
 use crate::api::{LeadershipView, Mode, PolicyView, Role, Status, StoreView};
 use error::Refusal;
 use guard::CheckHost;
 use room::Room;
-
-/// Answers why the node of a name is, or is not, quarantined; `None` where who knows it has
-/// ended.
-pub type WhyNotSource = Arc<dyn Fn(String) -> BoxFuture<'static, Option<WhyNot>> + Send + Sync>;
 
 /// Says who leads.
 pub type LeadershipSource = Arc<dyn Fn() -> LeadershipView + Send + Sync>;
@@ -59,22 +52,17 @@ pub type LeadershipSource = Arc<dyn Fn() -> LeadershipView + Send + Sync>;
 pub struct Console {
     /// What does not change while the process lives.
     pub info: Info,
-    /// State of the fleet.
-    pub fleet: watch::Receiver<Arc<FleetView>>,
-    /// What decides about quarantine.
-    pub policy: watch::Receiver<Arc<PolicyView>>,
     /// What can be seen, and how fresh that is.
     pub sources: Sources,
-    /// Who knows why a node is, or is not, quarantined.
-    pub why_not: WhyNotSource,
-    /// Who leads; `None`: there is no election.
-    pub leadership: Option<LeadershipSource>,
-    /// Events and journal.
-    pub store: Arc<dyn EventStore>,
-    /// What hands events on to another service, where that is asked for.
-    pub forwarding: Option<Forwarding>,
     /// What is wrong with the places of the process in the file system.
     pub places: watch::Receiver<Vec<String>>,
+    /// Who leads; `None`: there is no election.
+    pub leadership: Option<LeadershipSource>,
+    /// What a process shows that has events and decides. Who has neither this part nor that of
+    /// an agent stands by.
+    pub controller: Option<ControllerPart>,
+    /// What a process shows that brings its events to a controller.
+    pub agent: Option<AgentPart>,
     /// What `/metrics` shows.
     pub metrics: Metrics,
     /// The clock.
@@ -105,7 +93,7 @@ pub struct Info {
 // === impl Info ===
 
 impl Info {
-    /// The status document of a process that sees and does nothing yet: each role adds what
+    /// Returns the status document of a process that sees and does nothing yet: each role adds what
     /// it has.
     fn status(&self, now: Timestamp) -> Status {
         Status {
@@ -144,21 +132,21 @@ struct App {
     cancel: CancellationToken,
 }
 
-/// The routes, as for a listener on loopback: a `Host` that is neither an IP address
-/// nor known is refused.
-pub fn router(console: Console) -> Router {
-    routes(App::new(console, CancellationToken::new()), CheckHost(true))
-}
-
-/// Serves until `cancel`, and ends within a second of it: streams are closed, requests
-/// under way may finish. At most [`MAX_CONNECTIONS`] connections are kept at a time;
-/// further ones get one answer each.
-pub async fn serve(listener: TcpListener, console: Console, cancel: CancellationToken) {
+/// Serves until `cancel`, and ends within a second of it: streams are closed, requests under
+/// way may finish. Returns the listener. Connections are bounded as by [`http_server::serve`].
+pub async fn serve(
+    listener: TcpListener,
+    console: Console,
+    cancel: CancellationToken,
+) -> TcpListener {
     let check_host = CheckHost::of(&listener);
     let routes = routes(App::new(console, cancel.clone()), check_host);
-    drop(server::serve(listener, routes, cancel, server::Limits::default()).await);
+    http_server::serve(listener, None, routes, cancel).await
 }
 
+/// The paths of a process that has no events and decides nothing: an agent, or a controller
+/// that stands by.
+const SERVED_BY_ALL: &[&str] = &["/", "/api/v1/status", "/metrics", "/healthz", "/readyz"];
 /// The paths of a whole gpuwarden and of a controller that leads.
 const SERVED: &[&str] = &[
     "/",
@@ -171,18 +159,9 @@ const SERVED: &[&str] = &[
     "/healthz",
     "/readyz",
 ];
-/// The paths of a process that has no events and decides nothing: an agent, or a controller
-/// that stands by.
-const SERVED_BY_ALL: &[&str] = &["/", "/api/v1/status", "/metrics", "/healthz", "/readyz"];
-
-/// Whether `path` is one that only a process with events serves.
-fn needs_events(path: &str) -> bool {
-    let of_events = ["/api/v1/events", "/api/v1/stream"];
-    of_events.contains(&path) || path.starts_with("/api/v1/nodes/")
-}
 
 fn routes(app: App, check_host: CheckHost) -> Router {
-    let app = Arc::new(app);
+    let has_page = app.console.controller.is_some();
     let mut router = Router::new()
         .route("/api/v1/status", get(status::status))
         .route("/api/v1/events", get(events::events))
@@ -192,27 +171,64 @@ fn routes(app: App, check_host: CheckHost) -> Router {
         .route("/metrics", get(health::metrics))
         .route("/healthz", get(health::healthz))
         .route("/readyz", get(health::readyz));
-    for file in page::FILES {
-        let answer = ([(header::CONTENT_TYPE, file.content_type)], file.content);
-        router = router.route(file.path, get(async move || answer));
+    if has_page {
+        for file in page::FILES {
+            let answer = ([(header::CONTENT_TYPE, file.content_type)], file.content);
+            router = router.route(file.path, get(async move || answer));
+        }
+    } else {
+        router = router.route("/", get(page::text));
     }
+    let served = if has_page { SERVED } else { SERVED_BY_ALL };
     router
-        .fallback(async || Refusal::unknown_route(SERVED))
+        .fallback(async move || Refusal::unknown_route(served))
         .layer(from_fn_with_state(check_host, guard::guard))
-        .with_state(app)
+        .with_state(Arc::new(app))
 }
 
 // === impl App ===
 
 impl App {
     fn new(console: Console, cancel: CancellationToken) -> Self {
+        let room = Room::default();
+        if console.controller.is_some() {
+            room.register(&console.metrics);
+        }
         Self {
-            room: Room::new(&console.metrics),
+            room,
             console,
             subscribers: Arc::new(Semaphore::new(MAX_SUBSCRIBERS)),
             followers: Arc::new(Semaphore::new(MAX_FOLLOWERS)),
             cancel,
         }
+    }
+
+    /// Returns the part with the events, or where it is to be found.
+    fn controller(&self) -> Result<&ControllerPart, Refusal> {
+        self.console.controller.as_ref().ok_or_else(|| {
+            if let Some(agent) = &self.console.agent {
+                return Refusal::elsewhere(
+                    "this is an agent: events, faults and decisions are at its controller"
+                        .to_owned(),
+                    format!(
+                        "Ask the controller to which it delivers, {}: run the command there, or \
+                         name its API with --server.",
+                        agent.controller
+                    ),
+                );
+            }
+            let standby = self.stands_by().unwrap_or_default();
+            Refusal::elsewhere(
+                format!("this controller does not act, {standby}"),
+                "Ask the controller that leads: run the command there, or name its API with \
+                 --server."
+                    .to_owned(),
+            )
+        })
+    }
+
+    fn store(&self) -> Result<&dyn EventStore, Refusal> {
+        Ok(self.controller()?.store.as_ref())
     }
 
     fn now(&self) -> Timestamp {

@@ -14,6 +14,6 @@ pub mod explain;
 mod http;
 
 pub use http::{
-    AgentConsole, Console, Info, LeadershipSource, MAX_CONNECTIONS, MAX_FOLLOWERS, MAX_SUBSCRIBERS,
-    StandbyConsole, WhyNotSource, router, serve, serve_agent, serve_standby,
+    AgentPart, Console, ControllerPart, Info, LeadershipSource, MAX_FOLLOWERS, MAX_SUBSCRIBERS,
+    WhyNotSource, serve,
 };

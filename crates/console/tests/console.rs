@@ -7,6 +7,8 @@ mod browser;
 mod hostile;
 #[path = "console/page.rs"]
 mod page;
+#[path = "console/roles.rs"]
+mod roles;
 #[path = "console/server.rs"]
 mod server;
 
@@ -19,7 +21,6 @@ use domain::view::{ClusterView, FleetView};
 use gpuwarden_console::api::{ErrorBody, EventView, Explain, Status, TimelineKind};
 use gpuwarden_console::{MAX_FOLLOWERS, MAX_SUBSCRIBERS};
 use jiff::{SignedDuration, Timestamp};
-use prometheus_client::metrics::counter::Counter;
 use runtime::sources::{STUCK_AFTER, SourceState};
 use serde_json::Value;
 use server::{ENOUGH, Server, xid};
@@ -621,11 +622,7 @@ async fn a_writer_that_hangs_is_not_alive() {
 #[tokio::test]
 async fn metrics_are_those_that_are_registered() {
     let server = Server::start().await;
-    let counter = Counter::<u64>::default();
-    server
-        .metrics
-        .register(|registry| registry.register("events", "Events", counter.clone()));
-    counter.inc();
+    server.metrics.counter("events", "Events").inc();
     let text = server.get("/metrics").await.text;
     assert!(
         text.contains("\nevents_total 1\n") && text.ends_with("# EOF\n"),

@@ -16,8 +16,7 @@ struct ApiRequests(Arc<Cluster>);
 
 /// Shows the requests of `cluster` in `metrics`.
 pub fn register(cluster: &Arc<Cluster>, metrics: &Metrics) {
-    let collector = Box::new(ApiRequests(Arc::clone(cluster)));
-    metrics.register(|registry| registry.register_collector(collector));
+    metrics.collect_from(ApiRequests(Arc::clone(cluster)));
 }
 
 impl Collector for ApiRequests {

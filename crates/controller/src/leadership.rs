@@ -20,8 +20,7 @@ struct MasterStatus {
 /// Shows in `metrics` whether `candidate` holds the Lease of this name.
 pub fn register(candidate: &Candidate, lease: &'static str, metrics: &Metrics) {
     let standing = candidate.standing();
-    let collector = Box::new(MasterStatus { standing, lease });
-    metrics.register(|registry| registry.register_collector(collector));
+    metrics.collect_from(MasterStatus { standing, lease });
 }
 
 impl Collector for MasterStatus {

@@ -15,11 +15,10 @@ use cluster::{Cluster, ConfigMapEvent};
 use domain::policy::{DEFAULT_POLICY, MAX_POLICY_BYTES, Policy, PolicyError};
 use domain::view::PolicyView;
 use jiff::Timestamp;
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use runtime::file_stamp::FileStamp;
-use runtime::metrics::Metrics;
+use runtime::metrics::{Labels, Metrics};
 use runtime::text_file;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -82,12 +81,7 @@ pub struct PolicyFollower {
     text: String,
     policy: watch::Sender<Option<Arc<Policy>>>,
     view: watch::Sender<Arc<PolicyView>>,
-    results: Family<ResultLabels, Counter>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ResultLabels {
-    result: &'static str,
+    results: Family<Labels<1>, Counter>,
 }
 
 // === impl PolicySource ===
@@ -118,14 +112,6 @@ impl PolicyFollower {
         clock: fn() -> Timestamp,
         metrics: &Metrics,
     ) -> Result<Self, PolicyLoadError> {
-        let results = Family::<ResultLabels, Counter>::default();
-        metrics.register(|registry| {
-            registry.register(
-                "gpuwarden_policy_reload",
-                "Policies read after the start, by result: loaded, rejected or missing",
-                results.clone(),
-            );
-        });
         let mut follower = Self {
             clock,
             text: String::new(),
@@ -134,7 +120,10 @@ impl PolicyFollower {
                 source: source.to_string(),
                 ..PolicyView::default()
             })),
-            results,
+            results: metrics.family(
+                "gpuwarden_policy_reload",
+                "Policies read after the start, by result: loaded, rejected or missing",
+            ),
             cluster,
             source,
         };
@@ -327,7 +316,7 @@ impl PolicyFollower {
     }
 
     fn count(&self, result: &'static str) {
-        self.results.get_or_create(&ResultLabels { result }).inc();
+        self.results.get_or_create(&[("result", result)]).inc();
     }
 }
 

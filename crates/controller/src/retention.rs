@@ -8,8 +8,6 @@ use std::time::Duration;
 
 use domain::view::FleetView;
 use jiff::{SignedDuration, Timestamp};
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::gauge::Gauge;
 use runtime::logging::chain;
 use runtime::metrics::Metrics;
 use store::{EventStore, Prune};
@@ -46,27 +44,18 @@ pub struct Retention {
 impl Retention {
     /// Runs until `cancel`.
     pub async fn run(self, metrics: &Metrics, cancel: CancellationToken) {
-        let (events, entries): (Counter, Counter) = (Counter::default(), Counter::default());
-        metrics.register(|registry| {
-            registry.register(
-                "gpuwarden_store_events_deleted",
-                "Events deleted by retention",
-                events.clone(),
-            );
-            registry.register(
-                "gpuwarden_store_journal_entries_deleted",
-                "Journal entries deleted by retention",
-                entries.clone(),
-            );
-        });
-        let unreadable_events: Gauge = Gauge::default();
-        metrics.register(|registry| {
-            registry.register(
-                "gpuwarden_store_unreadable_events",
-                "Stored events met since the start that cannot be read and are passed over",
-                unreadable_events.clone(),
-            );
-        });
+        let events = metrics.counter(
+            "gpuwarden_store_events_deleted",
+            "Events deleted by retention",
+        );
+        let entries = metrics.counter(
+            "gpuwarden_store_journal_entries_deleted",
+            "Journal entries deleted by retention",
+        );
+        let unreadable_events = metrics.gauge(
+            "gpuwarden_store_unreadable_events",
+            "Stored events met since the start that cannot be read and are passed over",
+        );
         let mut unreadable = self.store.unreadable();
         let mut trouble = self.store.trouble();
         let (mut said_over, mut said_gone) = (false, Vec::new());

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cli::{ActSettings, ProcessSettings, ReportSettings};
 use cluster::Cluster;
 use console::api::Role;
-use console::{Console, LeadershipSource};
+use console::{Console, ControllerPart, LeadershipSource};
 use controller::api_requests;
 use controller::conditions::{self, Board, Reporter};
 use controller::quarantine::{Config, Owns, Quarantine};
@@ -85,17 +85,20 @@ impl Acting<'_> {
         let questions = handles.questions;
         let console = Console {
             info,
-            fleet: handles.view,
-            policy: self.policy.view,
-            why_not: Arc::new(move |node| {
-                let questions = questions.clone();
-                Box::pin(async move { questions.why_not(node).await })
-            }),
-            leadership: self.leadership,
             sources: self.sources,
-            store: self.store,
-            forwarding: self.intake.forwarding,
             places: front.places.troubles(),
+            leadership: self.leadership,
+            controller: Some(ControllerPart {
+                fleet: handles.view,
+                policy: self.policy.view,
+                why_not: Arc::new(move |node| {
+                    let questions = questions.clone();
+                    Box::pin(async move { questions.why_not(node).await })
+                }),
+                store: self.store,
+                forwarding: self.intake.forwarding,
+            }),
+            agent: None,
             metrics: self.metrics,
             clock: CLOCK,
         };
@@ -103,7 +106,7 @@ impl Acting<'_> {
         tasks.input("the connector's socket", serving);
         let done = tasks.done();
         let page = console::serve(front.listener, console, done.clone());
-        tasks.worker("the page", page);
+        tasks.worker("the page", async move { drop(page.await) });
         tasks.writer("the quarantine", quarantine.run(done.clone()));
         tasks.worker("the journal", handles.journal.run());
         tasks.worker("the statuses of events", handles.statuses.run());

@@ -9,7 +9,7 @@ use cli::{AgentSettings, DeliverySettings, Mode};
 use connector::outbox::{Limits, Outbox};
 use connector::{Connector, Delivery};
 use console::api::Role;
-use console::{AgentConsole, serve_agent};
+use console::{AgentPart, Console};
 use runtime::sources::Sources;
 use runtime::tls::ClientTls;
 use runtime::{logging, tcp_grpc};
@@ -39,7 +39,7 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
     let monitor = parts::kernel_log(node, process, connector.clone(), &sources, &metrics)?;
     let header = connector::token_header(delivery.token_file.clone());
     let delivering = Delivery::new(outbox.clone(), channel, header, &metrics);
-    let console = AgentConsole {
+    let console = Console {
         info: parts::info(
             &node.node_name,
             Role::Agent,
@@ -47,11 +47,15 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
             process,
             &endpoint.socket,
         ),
-        controller: delivery.controller.clone(),
         sources,
-        outbox: outbox.clone(),
-        delivery: delivering.status(),
         places: front.places.troubles(),
+        leadership: None,
+        controller: None,
+        agent: Some(AgentPart {
+            controller: delivery.controller.clone(),
+            outbox: outbox.clone(),
+            delivery: delivering.status(),
+        }),
         metrics,
         clock: CLOCK,
     };
@@ -62,7 +66,8 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
     tasks.input("the connector's socket", serving);
     let done = tasks.done();
     tasks.worker("the delivery", delivering.run(done.clone()));
-    tasks.worker("the page", serve_agent(front.listener, console, done));
+    let page = console::serve(front.listener, console, done);
+    tasks.worker("the page", async move { drop(page.await) });
     greet(&settings, &endpoint.server);
 
     let ends = tasks.until_told_or_failed(parts::until_told()).await;

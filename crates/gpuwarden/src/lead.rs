@@ -11,13 +11,15 @@ use anyhow::Context as _;
 use cli::{Endpoint, ProcessSettings};
 use cluster::{Candidate, Cluster, Deposed, LeaseName, StoreNote, Tenure};
 use console::api::LeadershipView;
-use console::{Info, LeadershipSource, StandbyConsole};
+use console::{Console, Info, LeadershipSource};
 use contract::keys::LEASE;
 use controller::leadership;
 use runtime::metrics::Metrics;
+use runtime::sources::Sources;
 use store::EventStore;
 use store::sqlite::{DirectoryLock, OpenError};
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 
@@ -82,14 +84,18 @@ impl Standby<'_> {
         });
 
         let noted = self.note()?;
-        let console = StandbyConsole {
+        let console = Console {
             info: self.info,
-            leadership: Arc::clone(&shown),
+            sources: Sources::default(),
+            places: watch::Sender::default().subscribe(),
+            leadership: Some(Arc::clone(&shown)),
+            controller: None,
+            agent: None,
             metrics: self.metrics,
             clock: CLOCK,
         };
         let over = CancellationToken::new();
-        let page = tokio::spawn(console::serve_standby(self.listener, console, over.clone()));
+        let page = tokio::spawn(console::serve(self.listener, console, over.clone()));
         let elected = tokio::select! {
             biased;
             told = told => {

@@ -12,8 +12,8 @@ use crate::{tcp_grpc, unix_grpc};
 /// a journal, the API server, certificates.
 const BESIDE: u64 = 1024;
 
-/// How many a process needs whose connections are at their limits; `network`: agents report
-/// to it.
+/// Returns how many descriptors a process needs whose connections are at their limits; `network`:
+/// agents report to it.
 pub const fn needed(network: bool) -> u64 {
     let local = BESIDE + unix_grpc::MAX_CONNECTIONS as u64;
     if network {
@@ -23,7 +23,7 @@ pub const fn needed(network: bool) -> u64 {
     }
 }
 
-/// How many the process may raise its limit to.
+/// Returns how many descriptors the process may raise its limit to.
 pub fn hard_limit() -> u64 {
     getrlimit(Resource::Nofile).maximum.unwrap_or(u64::MAX)
 }

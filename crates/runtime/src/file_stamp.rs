@@ -17,8 +17,8 @@ pub struct FileStamp {
 // === impl FileStamp ===
 
 impl FileStamp {
-    /// Of a file that was looked at. Where it is found by name, links are to be followed: what
-    /// Kubernetes mounts is changed by changing where one points.
+    /// Returns the stamp of a file that was looked at. Where it is found by name, links are to be
+    /// followed: what Kubernetes mounts is changed by changing where one points.
     pub fn of(metadata: &Metadata) -> Self {
         Self {
             device: metadata.dev(),

@@ -1,9 +1,10 @@
-//! Process plumbing: logging, metrics, freshness of sources, TLS, gRPC on Unix sockets and TCP,
+//! Process plumbing: logging, metrics, freshness of sources, TLS, HTTP, gRPC on Unix sockets and TCP,
 //! and how much of it one user may have.
 
 pub mod backoff;
 pub mod descriptors;
 pub mod file_stamp;
+pub mod http_server;
 pub mod logging;
 pub mod metrics;
 pub mod shares;

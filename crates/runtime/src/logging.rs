@@ -68,13 +68,11 @@ pub fn start(filter: &str, format: LogFormat, colour: bool) -> Result<(), Filter
 /// Registers what there is to count of the log of this process.
 pub fn register(metrics: &Metrics) {
     if let Some(queue) = STANDARD_ERROR.get() {
-        metrics.register(|registry| {
-            registry.register(
-                "gpuwarden_log_lines_lost",
-                "Log lines that could not be written, or not as fast as they came",
-                queue.lost(),
-            );
-        });
+        metrics.register(
+            "gpuwarden_log_lines_lost",
+            "Log lines that could not be written, or not as fast as they came",
+            queue.lost(),
+        );
     }
 }
 
@@ -129,12 +127,12 @@ impl Seldom {
     /// Lines are let through this far apart.
     pub const EVERY: Duration = Duration::from_secs(10);
 
-    /// Whether the line may be logged now: `Some` says how many were not since the last.
+    /// Returns whether the line may be logged now: `Some` says how many were not since the last.
     pub fn now(&self) -> Option<u64> {
         self.counting(1)
     }
 
-    /// The same of a line that stands for `count` of what is counted.
+    /// Returns the same of a line that stands for `count` of what is counted.
     pub fn counting(&self, count: u64) -> Option<u64> {
         let mut said = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -147,7 +145,7 @@ impl Seldom {
     }
 }
 
-/// An error with its causes, in one line, for a log or a person.
+/// Returns an error with its causes, in one line, for a log or a person.
 pub fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

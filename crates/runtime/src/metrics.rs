@@ -1,23 +1,34 @@
 //! Metrics in the Prometheus text format.
 //!
-//! Names that NVSentinel has are kept, including those that do not end in `_total`:
+//! A component asks [`Metrics`] for each of its metrics by name and help, and keeps what it is
+//! given. Names that NVSentinel has are kept, including those that do not end in `_total`:
 //! [`LegacyCounter`] writes them as they are.
 
 use std::collections::HashSet;
+use std::fmt::Debug;
 use std::hash::Hash;
+use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use prometheus_client::encoding::{EncodeMetric, MetricEncoder, text};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{EncodeLabelSet, EncodeMetric, MetricEncoder, text};
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::metrics::{MetricType, TypedMetric};
-use prometheus_client::registry::Registry;
+use prometheus_client::registry::{Metric, Registry};
+
+/// The labels of one metric of a family, each with its value.
+pub type Labels<const N: usize, V = &'static str> = [(&'static str, V); N];
 
 /// All metrics of a process. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub struct Metrics {
     registry: Arc<Mutex<Registry>>,
     turn: Arc<tokio::sync::Mutex<()>>,
+    /// Where the name of each metric begins that is asked for here.
+    prefix: String,
 }
 
 /// A counter whose name is written without the suffix `_total`, as existing dashboards
@@ -38,9 +49,88 @@ pub struct BoundedFamily<L, M> {
 // === impl Metrics ===
 
 impl Metrics {
-    /// Registers metrics; each component does so once, at its start.
-    pub fn register(&self, register: impl FnOnce(&mut Registry)) {
-        register(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner));
+    /// Returns the same metrics for a component whose names all begin with `prefix` and `_`.
+    #[must_use]
+    pub fn with_prefix(&self, prefix: &str) -> Self {
+        Self {
+            prefix: format!("{}{prefix}_", self.prefix),
+            ..self.clone()
+        }
+    }
+
+    /// Returns a new counter; where it is written, its name ends in `_total`.
+    pub fn counter(&self, name: &str, help: impl Into<String>) -> Counter {
+        self.register(name, help, Counter::default())
+    }
+
+    /// Returns a new counter whose name is written as it is.
+    pub fn legacy_counter(&self, name: &str, help: impl Into<String>) -> LegacyCounter {
+        self.register(name, help, LegacyCounter::default())
+    }
+
+    /// Returns a new gauge of whole numbers.
+    pub fn gauge(&self, name: &str, help: impl Into<String>) -> Gauge {
+        self.register(name, help, Gauge::default())
+    }
+
+    /// Returns a new gauge of numbers with a fraction.
+    pub fn float_gauge(&self, name: &str, help: impl Into<String>) -> Gauge<f64, AtomicU64> {
+        self.register(name, help, Gauge::default())
+    }
+
+    /// Returns a new histogram with these upper bounds of its buckets.
+    pub fn histogram(
+        &self,
+        name: &str,
+        help: impl Into<String>,
+        buckets: impl IntoIterator<Item = f64>,
+    ) -> Histogram {
+        self.register(name, help, Histogram::new(buckets))
+    }
+
+    /// Returns a new family of metrics by labels that we choose.
+    pub fn family<L, M>(&self, name: &str, help: impl Into<String>) -> Family<L, M>
+    where
+        L: Clone + Eq + Hash + EncodeLabelSet + Debug + Send + Sync + 'static,
+        M: Default + Metric + TypedMetric,
+    {
+        self.register(name, help, Family::default())
+    }
+
+    /// Returns a new family of metrics by labels that somebody else chooses, with room for so
+    /// many, and `others` for what comes beyond.
+    pub fn bounded_family<L, M>(
+        &self,
+        name: &str,
+        help: impl Into<String>,
+        room: usize,
+        others: L,
+    ) -> BoundedFamily<L, M>
+    where
+        L: Clone + Eq + Hash + EncodeLabelSet + Debug + Send + Sync + 'static,
+        M: Default + Metric + TypedMetric,
+    {
+        BoundedFamily {
+            family: self.family(name, help),
+            known: Arc::default(),
+            room,
+            others,
+        }
+    }
+
+    /// Adds a metric that has been counting already.
+    pub fn register<M: Clone + Metric>(&self, name: &str, help: impl Into<String>, metric: M) -> M {
+        let name = format!("{}{name}", self.prefix);
+        self.with_registry(|registry| add(registry, name, help, metric))
+    }
+
+    /// Adds metrics whose values are read whenever somebody asks for them.
+    pub fn collect_from(&self, collector: impl Collector) {
+        self.with_registry(|registry| registry.register_collector(Box::new(collector)));
+    }
+
+    pub(crate) fn with_registry<T>(&self, register: impl FnOnce(&mut Registry) -> T) -> T {
+        register(&mut self.registry.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Returns [`Metrics::encode`]'s text when those who asked before have theirs: hundreds
@@ -50,7 +140,7 @@ impl Metrics {
         self.encode()
     }
 
-    /// All metrics as text (`application/openmetrics-text`).
+    /// Returns all metrics as text (`application/openmetrics-text`).
     pub fn encode(&self) -> String {
         let mut out = String::new();
         let registry = self.registry.lock().unwrap_or_else(PoisonError::into_inner);
@@ -70,7 +160,7 @@ impl LegacyCounter {
         self.0.inc();
     }
 
-    /// The count.
+    /// Returns the count.
     pub fn get(&self) -> u64 {
         self.0.get()
     }
@@ -97,22 +187,7 @@ where
     L: Clone + Eq + Hash,
     M: Clone + Default,
 {
-    /// A family with room for so many labels, and `others` for what comes beyond.
-    pub fn new(room: usize, others: L) -> Self {
-        Self {
-            family: Family::default(),
-            known: Arc::default(),
-            room,
-            others,
-        }
-    }
-
-    /// What is to be registered.
-    pub fn family(&self) -> Family<L, M> {
-        self.family.clone()
-    }
-
-    /// The metric with these labels, or that of the others.
+    /// Returns the metric with these labels, or that of the others.
     pub fn get(&self, labels: &L) -> M {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
         let has_room =
@@ -125,10 +200,21 @@ where
         }
     }
 
-    /// The metric of all that have none of their own.
+    /// Returns the metric of all that have none of their own.
     pub fn others(&self) -> M {
         self.family.get_or_create_owned(&self.others)
     }
+}
+
+/// Registers a metric and returns it.
+pub(crate) fn add<M: Clone + Metric>(
+    registry: &mut Registry,
+    name: String,
+    help: impl Into<String>,
+    metric: M,
+) -> M {
+    registry.register(name, help, metric.clone());
+    metric
 }
 
 #[cfg(test)]
@@ -138,13 +224,8 @@ mod tests {
     #[test]
     fn legacy_counters_keep_their_name() {
         let metrics = Metrics::default();
-        let (legacy, plain) = (LegacyCounter::default(), Counter::<u64>::default());
-        metrics.register(|registry| {
-            registry.register("xid_errors", "XIDs", legacy.clone());
-            registry.register("events", "Events", plain.clone());
-        });
-        legacy.inc();
-        plain.inc();
+        metrics.legacy_counter("xid_errors", "XIDs").inc();
+        metrics.counter("events", "Events").inc();
         let text = metrics.encode();
         assert!(text.contains("\nxid_errors 1\n"), "{text}");
         assert!(text.contains("\nevents_total 1\n"), "{text}");
@@ -154,8 +235,8 @@ mod tests {
     fn who_chooses_labels_cannot_make_series_without_end() {
         let metrics = Metrics::default();
         let labels = |node: &str| [("node", node.to_owned())];
-        let bounded = BoundedFamily::<_, Counter>::new(3, labels("other"));
-        metrics.register(|registry| registry.register("repeats", "Repeats", bounded.family()));
+        let bounded: BoundedFamily<_, Counter> =
+            metrics.bounded_family("repeats", "Repeats", 3, labels("other"));
         for node in 0..10 {
             bounded.get(&labels(&node.to_string())).inc();
             // What was known stays known.

@@ -40,7 +40,7 @@ pub struct Share {
 // === impl Shares ===
 
 impl Shares {
-    /// So much in all.
+    /// Returns shares of so much in all.
     pub fn new(total: usize) -> Arc<Self> {
         Arc::new(Self {
             total,

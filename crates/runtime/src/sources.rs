@@ -87,7 +87,7 @@ pub enum SourceState {
 // === impl Sources ===
 
 impl Sources {
-    /// Sources whose silence is measured by `elapsed`, the time since some moment.
+    /// Returns sources whose silence is measured by `elapsed`, the time since some moment.
     pub fn with_elapsed(elapsed: impl Fn() -> Duration + Send + Sync + 'static) -> Self {
         Self {
             entries: Arc::default(),
@@ -118,7 +118,7 @@ impl Sources {
         }
     }
 
-    /// How all sources do now, by name.
+    /// Returns how all sources do now, by name.
     pub fn statuses(&self) -> Vec<SourceStatus> {
         let now = (self.elapsed)();
         self.with(|entries| {
@@ -139,6 +139,26 @@ impl Sources {
                 })
                 .collect()
         })
+    }
+
+    /// Returns why not everything is seen, a line for each source that does not see it.
+    pub fn not_seen(&self) -> Vec<String> {
+        let mut reasons = Vec::new();
+        for source in self.statuses() {
+            let (name, detail) = (source.name, source.detail);
+            reasons.extend(match source.state {
+                SourceState::Following | SourceState::Ended => None,
+                SourceState::CatchingUp => Some(format!(
+                    "source {name} still reads what was there before: {detail}"
+                )),
+                SourceState::Failing => Some(format!("source {name} fails: {detail}")),
+                SourceState::Stuck => Some(format!(
+                    "source {name} is stuck: no sign of life since {}: {detail}",
+                    source.alive_at
+                )),
+            });
+        }
+        reasons
     }
 
     fn with<T>(&self, use_it: impl FnOnce(&mut BTreeMap<String, Entry>) -> T) -> T {
@@ -194,12 +214,12 @@ impl SourceHandle {
 // === impl SourceState ===
 
 impl SourceState {
-    /// Whether the source can see what it is there to see.
+    /// Returns whether the source can see what it is there to see.
     pub fn sees(self) -> bool {
         matches!(self, Self::CatchingUp | Self::Following | Self::Ended)
     }
 
-    /// The state's name, as serialised.
+    /// Returns the state's name, as serialised.
     pub fn name(self) -> &'static str {
         match self {
             Self::CatchingUp => "catching-up",

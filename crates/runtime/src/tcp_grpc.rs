@@ -94,7 +94,7 @@ pub enum AddressError {
     },
 }
 
-/// The connections of a listener, for tonic's `serve_with_incoming`. `tls` is `None` for
+/// Returns the connections of a listener, for tonic's `serve_with_incoming`. `tls` is `None` for
 /// connections in the open.
 ///
 /// Handshakes run beside each other: one that hangs holds up no other. A failed one is
@@ -191,7 +191,7 @@ fn say_failed(seldom: &Seldom, address: SocketAddr, why: &str) {
     }
 }
 
-/// A channel to `url` that connects when it is used, and again when it has to.
+/// Returns a channel to `url` that connects when it is used, and again when it has to.
 pub fn channel(url: &str, tls: Option<Arc<ClientTls>>) -> Result<Channel, AddressError> {
     let malformed = || AddressError::Malformed {
         url: url.to_owned(),
@@ -231,8 +231,8 @@ pub fn channel(url: &str, tls: Option<Arc<ClientTls>>) -> Result<Channel, Addres
     Ok(lazy(uri, Connect { address, port, tls }))
 }
 
-/// A channel without TLS to any machine: for a receiver that has none, where an operator has
-/// said so. `host` is a name, or an IP address without brackets.
+/// Returns a channel without TLS to any machine: for a receiver that has none, where an operator
+/// has said so. `host` is a name, or an IP address without brackets.
 pub fn open_channel(host: &str, port: u16) -> Result<Channel, AddressError> {
     let shown = if host.contains(':') {
         format!("http://[{host}]:{port}")
@@ -250,7 +250,7 @@ pub fn open_channel(host: &str, port: u16) -> Result<Channel, AddressError> {
     Ok(lazy(uri, connect))
 }
 
-/// Whether a request failed because the other end did not take the connection (it does not
+/// Returns whether a request failed because the other end did not take the connection (it does not
 /// trust our certificate, or has nobody to answer), so that what was sent was never looked at.
 pub fn is_refused(error: &(dyn std::error::Error + 'static)) -> bool {
     let mut next = Some(error);

@@ -150,7 +150,7 @@ impl ServerTls {
         Ok(Self { config })
     }
 
-    /// What a new connection is accepted with.
+    /// Returns what a new connection is accepted with.
     pub fn config(&self) -> Arc<ServerConfig> {
         self.config.current()
     }
@@ -171,7 +171,7 @@ impl ClientTls {
         Ok(Self { config })
     }
 
-    /// What a new connection is made with.
+    /// Returns what a new connection is made with.
     pub fn config(&self) -> Arc<ClientConfig> {
         self.config.current()
     }
@@ -289,7 +289,7 @@ fn client_config(
     Ok(config)
 }
 
-/// Named here and nowhere else.
+/// Returns the cryptography that TLS uses; it is named here and nowhere else.
 fn provider() -> Arc<CryptoProvider> {
     Arc::new(rustls::crypto::ring::default_provider())
 }

@@ -14,7 +14,7 @@ use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
 use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 
-use crate::metrics::{LegacyCounter, Metrics};
+use crate::metrics::{LegacyCounter, Metrics, add};
 
 /// The metrics of one queue. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -58,53 +58,54 @@ impl WorkQueue {
     /// Registers the metrics of `queue`; `what` says in their help what a piece of work is.
     pub fn new(metrics: &Metrics, queue: &'static str, what: &str) -> Self {
         // 10 ms to 20 s, as there.
-        let buckets = || exponential_buckets(0.01, 2.0, 12);
-        let inner = Inner {
-            depth: Gauge::default(),
-            adds: LegacyCounter::default(),
-            latency: Histogram::new(buckets()),
-            duration: Histogram::new(buckets()),
-            retries: LegacyCounter::default(),
-            under_way: Arc::default(),
-        };
-        metrics.register(|registry| {
-            let labels = [("workqueue".into(), queue.into())];
+        let histogram = || Histogram::new(exponential_buckets(0.01, 2.0, 12));
+        let name = |metric: &str| name(metric, queue);
+        let labels = [("workqueue".into(), queue.into())];
+        let inner = metrics.with_registry(|registry| {
             let registry = registry.sub_registry_with_labels(labels.into_iter());
-            let name = |metric: &str| name(metric, queue);
-            registry.register(
-                name("depth"),
-                format!("Waiting or under way: {what}"),
-                inner.depth.clone(),
-            );
-            registry.register(
-                name("adds_total"),
-                format!("How many there were: {what}"),
-                inner.adds.clone(),
-            );
-            registry.register(
-                name("latency_seconds"),
-                format!("Time until work on it began: {what}"),
-                inner.latency.clone(),
-            );
-            registry.register(
-                name("work_duration_seconds"),
-                format!("Time from the begin of work on it to its end: {what}"),
-                inner.duration.clone(),
-            );
-            registry.register(
-                name("retries_total"),
-                format!("How many failed in a way that may pass: {what}"),
-                inner.retries.clone(),
-            );
+            let under_way = Arc::<Mutex<UnderWay>>::default();
             registry.register_collector(Box::new(Ages {
                 queue,
-                under_way: Arc::clone(&inner.under_way),
+                under_way: Arc::clone(&under_way),
             }));
+            Inner {
+                depth: add(
+                    registry,
+                    name("depth"),
+                    format!("Waiting or under way: {what}"),
+                    Gauge::default(),
+                ),
+                adds: add(
+                    registry,
+                    name("adds_total"),
+                    format!("How many there were: {what}"),
+                    LegacyCounter::default(),
+                ),
+                latency: add(
+                    registry,
+                    name("latency_seconds"),
+                    format!("Time until work on it began: {what}"),
+                    histogram(),
+                ),
+                duration: add(
+                    registry,
+                    name("work_duration_seconds"),
+                    format!("Time from the begin of work on it to its end: {what}"),
+                    histogram(),
+                ),
+                retries: add(
+                    registry,
+                    name("retries_total"),
+                    format!("How many failed in a way that may pass: {what}"),
+                    LegacyCounter::default(),
+                ),
+                under_way,
+            }
         });
         Self(Arc::new(inner))
     }
 
-    /// There is work to do.
+    /// Adds a piece of work, which waits.
     #[must_use = "it ends when it is dropped"]
     pub fn add(&self) -> Work {
         self.0.adds.inc();
@@ -116,7 +117,7 @@ impl WorkQueue {
         }
     }
 
-    /// Work has failed, and is tried again, here or by who asked for it.
+    /// Counts work that has failed and is tried again, here or by who asked for it.
     pub fn retry(&self) {
         self.0.retries.inc();
     }
@@ -125,7 +126,7 @@ impl WorkQueue {
 // === impl Work ===
 
 impl Work {
-    /// Work on it begins. Saying so again changes nothing.
+    /// Begins work on it. Beginning again changes nothing.
     pub fn begin(&mut self) {
         if self.begun.is_some() {
             return;

@@ -8,6 +8,17 @@ use anyhow::Context as _;
 use super::{Finding, relative};
 
 const PAGE: &str = "docs/metrics.md";
+/// What a component calls for a metric; the name comes first.
+const REGISTERS: [&str; 8] = [
+    ".register(",
+    ".counter(",
+    ".legacy_counter(",
+    ".gauge(",
+    ".float_gauge(",
+    ".histogram(",
+    ".family(",
+    ".bounded_family(",
+];
 
 pub(super) fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {
     let page = fs::read_to_string(root.join(PAGE)).with_context(|| format!("read {PAGE}"))?;
@@ -52,7 +63,8 @@ fn missing(source: &str, page: &str) -> Vec<(usize, String)> {
     let mut registers = false;
     for (line, text) in own.lines().enumerate() {
         let text = text.trim();
-        let begins = text.split_once(".register(").map(|(_, rest)| rest);
+        let mut calls = REGISTERS.iter();
+        let begins = calls.find_map(|call| text.split_once(call).map(|(_, rest)| rest));
         let name = begins.or_else(|| registers.then_some(text));
         registers = begins == Some("");
         let name = name
@@ -75,10 +87,10 @@ mod tests {
 
     #[test]
     fn what_is_registered_has_to_be_on_the_page() {
-        let source = "r.register(\n    \"a_b\",\n    \"help\",\n    x);\nr.register(\"c\", \"d\", x);\n\
-                      #[cfg(test)]\nr.register(\"t\", \"d\", x);\n";
+        let source = "m.counter(\n    \"a_b\",\n    \"help\");\nm.family(\"c\", \"d\");\n\
+                      #[cfg(test)]\nm.gauge(\"t\", \"d\");\n";
         assert_eq!(missing(source, "| `x_a_b` | `c_total`"), []);
-        let all = [(2, "a_b".to_owned()), (5, "c".to_owned())];
+        let all = [(2, "a_b".to_owned()), (4, "c".to_owned())];
         assert_eq!(missing(source, "a_b c"), all);
     }
 }

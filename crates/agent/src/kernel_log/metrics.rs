@@ -4,11 +4,10 @@
 use std::time::Duration;
 
 use diagnosis::decode::{Finding, Kind};
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::Histogram;
-use runtime::metrics::{BoundedFamily, LegacyCounter, Metrics};
+use runtime::metrics::{BoundedFamily, Labels, LegacyCounter, Metrics};
 
 /// Most codes that XIDs, and most combinations of code, switch and link that `SXid`s are
 /// counted by. The catalogue has 172 codes, and a machine with six switches and 64 links
@@ -18,45 +17,12 @@ const MAX_SERIES: usize = 1_000;
 /// Beyond [`MAX_SERIES`].
 const OTHER: &str = "other";
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct XidLabels {
-    node: String,
-    err_code: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct SxidLabels {
-    node: String,
-    err_code: String,
-    link: String,
-    nvswitch: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct NicLabels {
-    node: String,
-    event: String,
-    severity: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct NodeLabels {
-    node: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ErrorLabels {
-    node: String,
-    error_type: String,
-}
-
 pub(super) struct KernelLogMetrics {
     node: String,
-    xids: BoundedFamily<XidLabels, LegacyCounter>,
-    sxids: BoundedFamily<SxidLabels, LegacyCounter>,
-    nics: Family<NicLabels, LegacyCounter>,
-    fallen: Family<NodeLabels, LegacyCounter>,
-    errors: Family<ErrorLabels, LegacyCounter>,
+    xids: BoundedFamily<Labels<2, String>, LegacyCounter>,
+    sxids: BoundedFamily<Labels<4, String>, LegacyCounter>,
+    nics: Family<Labels<3, String>, LegacyCounter>,
+    fallen: Family<Labels<1, String>, LegacyCounter>,
     latency: Histogram,
     /// Records of programs that were left out.
     pub(super) user_space: Counter,
@@ -67,81 +33,55 @@ pub(super) struct KernelLogMetrics {
 
 impl KernelLogMetrics {
     pub(super) fn new(metrics: &Metrics, node: &str) -> Self {
-        let errors = Family::<ErrorLabels, LegacyCounter>::default();
+        let node_label = || ("node", node.to_owned());
+        let other = |label: &'static str| (label, OTHER.to_owned());
+        let errors: Family<Labels<2, String>, LegacyCounter> = metrics.family(
+            "syslog_health_monitor_xid_processing_errors",
+            "Events of the kernel log that were not taken",
+        );
         // There from the start, so that a first one is seen as a rise from 0.
         let error = |error_type: &str| {
-            errors
-                .get_or_create(&ErrorLabels {
-                    node: node.to_owned(),
-                    error_type: error_type.to_owned(),
-                })
-                .clone()
+            errors.get_or_create_owned(&[node_label(), ("error_type", error_type.to_owned())])
         };
-        let (refused, garbled) = (error("event_refused"), error("line_garbled"));
-        let own = Self {
+        Self {
             node: node.to_owned(),
-            xids: BoundedFamily::new(
-                MAX_SERIES,
-                XidLabels {
-                    node: node.to_owned(),
-                    err_code: OTHER.to_owned(),
-                },
-            ),
-            sxids: BoundedFamily::new(
-                MAX_SERIES,
-                SxidLabels {
-                    node: node.to_owned(),
-                    err_code: OTHER.to_owned(),
-                    link: OTHER.to_owned(),
-                    nvswitch: OTHER.to_owned(),
-                },
-            ),
-            nics: Family::default(),
-            fallen: Family::default(),
-            errors,
-            latency: Histogram::new([1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1]),
-            user_space: Counter::default(),
-            refused,
-            garbled,
-        };
-        metrics.register(|registry| {
-            registry.register(
+            xids: metrics.bounded_family(
                 "syslog_health_monitor_xid_errors",
                 "XID lines by code",
-                own.xids.family(),
-            );
-            registry.register(
+                MAX_SERIES,
+                [node_label(), other("err_code")],
+            ),
+            sxids: metrics.bounded_family(
                 "syslog_health_monitor_sxid_errors",
                 "SXid lines by code, switch and link",
-                own.sxids.family(),
-            );
-            registry.register(
+                MAX_SERIES,
+                [
+                    node_label(),
+                    other("err_code"),
+                    other("link"),
+                    other("nvswitch"),
+                ],
+            ),
+            nics: metrics.family(
                 "syslog_health_monitor_nic_driver_errors",
                 "Lines of NIC drivers by pattern",
-                own.nics.clone(),
-            );
-            registry.register(
+            ),
+            fallen: metrics.family(
                 "syslog_health_monitor_gpu_fallen_errors",
                 "Lines about a GPU that has fallen off the bus, without XID",
-                own.fallen.clone(),
-            );
-            registry.register(
-                "syslog_health_monitor_xid_processing_errors",
-                "Events of the kernel log that were not taken",
-                own.errors.clone(),
-            );
-            registry.register(
+            ),
+            latency: metrics.histogram(
                 "syslog_health_monitor_xid_processing_latency_seconds",
                 "Time to decode a line that is a fault",
-                own.latency.clone(),
-            );
-            registry.register(
+                [1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1],
+            ),
+            user_space: metrics.counter(
                 "gpuwarden_kernel_log_user_space_records",
                 "Kernel log records that were left out because a program wrote them",
-                own.user_space.clone(),
-            );
-        });
-        own
+            ),
+            refused: error("event_refused"),
+            garbled: error("line_garbled"),
+        }
     }
 
     /// XID and `SXid` lines that could not be read.
@@ -153,37 +93,35 @@ impl KernelLogMetrics {
 
     pub(super) fn found(&self, finding: &Finding, took: Duration) {
         self.latency.observe(took.as_secs_f64());
-        let node = self.node.clone();
+        let node = ("node", self.node.clone());
         match &finding.kind {
             Kind::Xid { code, .. } => {
-                let err_code = code.to_string();
-                self.xids.get(&XidLabels { node, err_code }).inc();
+                self.xids.get(&[node, ("err_code", code.to_string())]).inc();
             }
             Kind::Sxid { code, switch } => {
                 let link = finding.parts.first().map(|(_, link)| link.clone());
                 let switch = switch.map(|switch| switch.to_string());
-                let labels = SxidLabels {
+                let labels = [
                     node,
-                    err_code: code.to_string(),
-                    link: link.unwrap_or_default(),
-                    nvswitch: switch.unwrap_or_default(),
-                };
+                    ("err_code", code.to_string()),
+                    ("link", link.unwrap_or_default()),
+                    ("nvswitch", switch.unwrap_or_default()),
+                ];
                 self.sxids.get(&labels).inc();
             }
             Kind::Nic { pattern, .. } => {
                 let severity = if finding.fatal { "fatal" } else { "non_fatal" };
-                self.nics
-                    .get_or_create(&NicLabels {
-                        node,
-                        event: pattern.clone(),
-                        severity: severity.to_owned(),
-                    })
-                    .inc();
+                let labels = [
+                    node,
+                    ("event", pattern.clone()),
+                    ("severity", severity.to_owned()),
+                ];
+                self.nics.get_or_create(&labels).inc();
             }
             // NVSentinel counts no resets.
             Kind::Reset => {}
             Kind::FallenOffBus { .. } => {
-                self.fallen.get_or_create(&NodeLabels { node }).inc();
+                self.fallen.get_or_create(&[node]).inc();
             }
         }
     }

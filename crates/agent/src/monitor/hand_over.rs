@@ -7,6 +7,7 @@ use connector::{AcceptError, Caller, Connector};
 use contract::{EVENT_VERSION, HealthEvent, HealthEvents};
 use domain::event::MAX_EVENTS;
 use futures::future::BoxFuture;
+use runtime::backoff::Backoff;
 use runtime::logging::chain;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -23,7 +24,7 @@ const REFUSALS: u32 = 3;
 pub(super) struct HandOver {
     under_way: Option<BoxFuture<'static, Answer>>,
     not_before: Option<Instant>,
-    pause: Duration,
+    backoff: Backoff,
     refusals: u32,
 }
 
@@ -81,9 +82,9 @@ impl HandOver {
         None
     }
 
-    fn pauses(&mut self) {
-        self.not_before = Some(Instant::now() + self.pause);
-        self.pause = (self.pause * 2).min(PAUSES.1);
+    /// Begins the pause before the next attempt.
+    fn begin_pause(&mut self) {
+        self.not_before = Some(Instant::now() + self.backoff.pause());
     }
 }
 
@@ -92,7 +93,7 @@ impl Default for HandOver {
         Self {
             under_way: None,
             not_before: None,
-            pause: PAUSES.0,
+            backoff: Backoff::new(PAUSES.0, PAUSES.1),
             refusals: 0,
         }
     }
@@ -127,7 +128,7 @@ where
             Ok(()) => {
                 self.source.handed_over((self.clock)(), 0, Ok(()));
                 self.sent(count);
-                self.hand_over.pause = PAUSES.0;
+                self.hand_over.backoff.reset();
                 self.hand_over.refusals = self.hand_over.refusals.min(1);
             }
             Err(AcceptError::Refused { refused, .. }) => {
@@ -149,13 +150,13 @@ where
                     self.sent(1);
                     self.hand_over.refusals = 1;
                 } else {
-                    self.hand_over.pauses();
+                    self.hand_over.begin_pause();
                 }
             }
             Err(error) => {
                 let monitor = self.monitor.name;
                 tracing::warn!(err = %chain(&error), monitor, "events wait for the store");
-                self.hand_over.pauses();
+                self.hand_over.begin_pause();
             }
         }
     }

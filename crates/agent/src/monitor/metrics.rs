@@ -20,37 +20,20 @@ pub(super) struct MonitorMetrics {
 
 impl MonitorMetrics {
     pub(super) fn new(metrics: &Metrics, monitor: &Monitor) -> Self {
-        let own = Self {
-            records: Counter::default(),
-            repeats: Counter::default(),
-            lost: Counter::default(),
-            malformed: Counter::default(),
+        let metrics = metrics.with_prefix(&format!("gpuwarden_{}", monitor.name.replace('-', "_")));
+        let help = |end: &str| format!("{} {end}", monitor.records);
+        Self {
+            records: metrics.counter("records", help("read")),
+            repeats: metrics.counter(
+                "repeats",
+                help("about a fault that were counted into a later event"),
+            ),
+            lost: metrics.counter(
+                "lost_records",
+                help("that were overwritten before they could be read"),
+            ),
+            malformed: metrics.counter("malformed_records", help("that could not be read")),
             refused: LegacyCounter::default(),
-        };
-        let begin = format!("gpuwarden_{}", monitor.name.replace('-', "_"));
-        metrics.register(|registry| {
-            for (name, help, counter) in [
-                ("records", "read", &own.records),
-                (
-                    "repeats",
-                    "about a fault that were counted into a later event",
-                    &own.repeats,
-                ),
-                (
-                    "lost_records",
-                    "that were overwritten before they could be read",
-                    &own.lost,
-                ),
-                (
-                    "malformed_records",
-                    "that could not be read",
-                    &own.malformed,
-                ),
-            ] {
-                let help = format!("{} {help}", monitor.records);
-                registry.register(format!("{begin}_{name}"), help, counter.clone());
-            }
-        });
-        own
+        }
     }
 }

@@ -2,22 +2,16 @@
 
 use std::time::Duration;
 
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
-use runtime::metrics::Metrics;
+use runtime::metrics::{Labels, Metrics};
 use tonic::Code;
 
 use super::{Receiver, Why};
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct CodeLabels {
-    code: String,
-}
-
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct DeliveryMetrics {
     delivered: Counter,
     refused: Counter,
@@ -25,21 +19,16 @@ pub(super) struct DeliveryMetrics {
     suspects: Gauge,
     stores: Counter,
     again: Counter,
-    failed: Family<CodeLabels, Counter>,
+    failed: Family<Labels<1, String>, Counter>,
     sink: Option<SinkMetrics>,
 }
 
 /// What NVSentinel measures of its gRPC sink, under its names.
 #[derive(Clone, Debug)]
 struct SinkMetrics {
-    sent: Family<StatusLabels, Counter>,
+    sent: Family<Labels<1>, Counter>,
     retried: Counter,
     duration: Histogram,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct StatusLabels {
-    status: &'static str,
 }
 
 // === impl DeliveryMetrics ===
@@ -47,53 +36,42 @@ struct StatusLabels {
 impl DeliveryMetrics {
     pub(super) fn new(receiver: Receiver, metrics: &Metrics) -> Self {
         let sink = (receiver == Receiver::SinkTarget).then(|| SinkMetrics::new(metrics));
-        let own = Self {
-            sink,
-            ..Self::default()
-        };
-        metrics.register(|registry| {
-            let registry = registry.sub_registry_with_prefix(match receiver {
-                Receiver::Controller => "gpuwarden_delivery",
-                Receiver::SinkTarget => "gpuwarden_forward",
-            });
-            registry.register(
+        let metrics = metrics.with_prefix(match receiver {
+            Receiver::Controller => "gpuwarden_delivery",
+            Receiver::SinkTarget => "gpuwarden_forward",
+        });
+        Self {
+            delivered: metrics.counter(
                 "events",
                 "Health events that were delivered and acknowledged",
-                own.delivered.clone(),
-            );
-            registry.register(
+            ),
+            refused: metrics.counter(
                 "refused_events",
                 "Health events that the receiver refused, and that were put aside",
-                own.refused.clone(),
-            );
-            registry.register(
+            ),
+            not_taken: metrics.counter(
                 "not_taken_events",
                 "Health events on which the receiver failed while it took others, and that were \
                  put aside",
-                own.not_taken.clone(),
-            );
-            registry.register(
+            ),
+            suspects: metrics.gauge(
                 "suspect_events",
                 "Health events on which the receiver fails, and that are tried again",
-                own.suspects.clone(),
-            );
-            registry.register(
+            ),
+            stores: metrics.counter(
                 "store_changes",
                 "Times that the receiver had another store, or another beginning of it, than before",
-                own.stores.clone(),
-            );
-            registry.register(
+            ),
+            again: metrics.counter(
                 "resent_events",
                 "Health events that were delivered and wait again, for another store",
-                own.again.clone(),
-            );
-            registry.register(
+            ),
+            failed: metrics.family(
                 "failures",
                 "Failed attempts to deliver a batch, by gRPC code; each is tried again",
-                own.failed.clone(),
-            );
-        });
-        own
+            ),
+            sink,
+        }
     }
 
     pub(super) fn delivered(&self, events: u64) {
@@ -112,17 +90,17 @@ impl DeliveryMetrics {
         self.suspects.set(i64::try_from(events).unwrap_or(i64::MAX));
     }
 
-    /// The receiver has another store; so many events are sent again.
-    pub(super) fn turned(&self, again: usize) {
+    /// Counts that the receiver has another store, for which so many events are sent again.
+    pub(super) fn store_changed(&self, again: usize) {
         self.stores.inc();
         self.again.inc_by(again as u64);
     }
 
-    /// An attempt has ended after `took`.
+    /// Counts an attempt that has ended after `took`.
     pub(super) fn sent(&self, taken: bool, took: Duration) {
         if let Some(sink) = &self.sink {
             let status = if taken { "success" } else { "failed" };
-            sink.sent.get_or_create(&StatusLabels { status }).inc();
+            sink.sent.get_or_create(&[("status", status)]).inc();
             sink.duration.observe(took.as_secs_f64() * 1_000.0);
         }
     }
@@ -132,7 +110,7 @@ impl DeliveryMetrics {
             sink.retried.inc();
         }
         let code = format!("{code:?}");
-        self.failed.get_or_create(&CodeLabels { code }).inc();
+        self.failed.get_or_create(&[("code", code)]).inc();
     }
 }
 
@@ -141,30 +119,23 @@ impl DeliveryMetrics {
 impl SinkMetrics {
     fn new(metrics: &Metrics) -> Self {
         let own = Self {
-            sent: Family::default(),
-            retried: Counter::default(),
-            duration: Histogram::new(exponential_buckets(10.0, 2.0, 12)),
-        };
-        for status in ["success", "failed"] {
-            drop(own.sent.get_or_create(&StatusLabels { status }));
-        }
-        metrics.register(|registry| {
-            registry.register(
+            sent: metrics.family(
                 "grpc_sink_platform_connector_send",
                 "Requests to the gRPC sink's target",
-                own.sent.clone(),
-            );
-            registry.register(
+            ),
+            retried: metrics.counter(
                 "grpc_sink_platform_connector_retry",
                 "Requests to the gRPC sink's target that failed and are made again",
-                own.retried.clone(),
-            );
-            registry.register(
+            ),
+            duration: metrics.histogram(
                 "grpc_sink_platform_connector_send_duration_milliseconds",
                 "Time until the gRPC sink's target has answered",
-                own.duration.clone(),
-            );
-        });
+                exponential_buckets(10.0, 2.0, 12),
+            ),
+        };
+        for status in ["success", "failed"] {
+            drop(own.sent.get_or_create(&[("status", status)]));
+        }
         own
     }
 }

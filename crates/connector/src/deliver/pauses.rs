@@ -17,8 +17,7 @@ const CHANGES: (Duration, Duration) = (Duration::from_secs(15), Duration::from_s
 pub(super) const PAUSES: Pauses = Pauses {
     first: Duration::from_millis(100),
     longest: Duration::from_secs(10),
-    part: Duration::from_secs(1),
-    round: Duration::from_secs(1),
+    alone: Duration::from_secs(1),
     outbox: Duration::from_secs(1),
     ask: ASK_EVERY,
     changes: CHANGES,
@@ -32,11 +31,9 @@ pub(super) struct Pauses {
     /// The longest of them. It also spreads the agents of a cluster when its controller
     /// comes back.
     pub(super) longest: Duration,
-    /// The longest between the parts of a halved batch. A good part is near, or the
-    /// receiver fails for all, which costs it one small request in this time.
-    pub(super) part: Duration,
-    /// Between two rounds of suspects.
-    pub(super) round: Duration,
+    /// The longest between events that are sent one by one: a good one is near, or the receiver
+    /// fails for all, which costs it one small request in this time. And between two suspects.
+    pub(super) alone: Duration,
     /// After the outbox could not be read.
     pub(super) outbox: Duration,
     /// Until it is asked who is there.

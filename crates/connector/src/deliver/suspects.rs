@@ -39,7 +39,8 @@ impl Suspects {
         self.taken += 1;
     }
 
-    /// Notes that the event at `position` has failed alone. `true`: it is at fault.
+    /// Notes that the event at `position` has failed alone, or could not be put aside. Returns
+    /// whether it is at fault.
     pub(super) fn accuse(&mut self, position: u64) -> bool {
         let since = self.taken;
         let suspect = self
@@ -50,40 +51,31 @@ impl Suspects {
         suspect.failures >= FAILURES && self.taken > suspect.since
     }
 
-    /// Holds on to an event that cannot be let go of now, although it is known to fail.
-    pub(super) fn hold(&mut self, position: u64) {
-        self.accuse(position);
-    }
-
-    /// Lets go of a suspect.
+    /// Forgets a suspect: it was taken, or put aside.
     pub(super) fn clear(&mut self, position: u64) {
         self.known.remove(&position);
     }
 
-    /// The oldest of them.
+    /// Returns the position of the oldest suspect.
     pub(super) fn first(&self) -> Option<u64> {
         self.known.keys().next().copied()
     }
 
-    /// How many there are.
+    /// Returns how many suspects there are.
     pub(super) fn len(&self) -> usize {
         self.known.len()
     }
 
-    /// Whether another event was taken since the first failure of one of them: then
-    /// further failures tell something.
-    pub(super) fn any_tells(&self) -> bool {
-        self.known.values().any(|one| self.taken > one.since)
-    }
-
-    /// Whether that holds for the one at `position`.
-    pub(super) fn tells(&self, position: u64) -> bool {
+    /// Returns whether another event was taken since the first failure of the one at `position`:
+    /// then further failures tell something.
+    pub(super) fn others_taken_since(&self, position: u64) -> bool {
         let suspect = self.known.get(&position);
         suspect.is_some_and(|one| self.taken > one.since)
     }
 
-    /// Whose turn it is to be tried again: each in its order, then the first once more.
-    pub(super) fn turn(&mut self) -> Option<u64> {
+    /// Returns the position of the suspect that is tried next: each in its order, then the first
+    /// once more.
+    pub(super) fn next(&mut self) -> Option<u64> {
         let behind = (Bound::Excluded(self.tried), Bound::Unbounded);
         let next = self.known.range(behind).next().map(|(at, _)| *at);
         let next = next.or_else(|| self.first())?;
@@ -103,10 +95,10 @@ mod tests {
         for _ in 0..100 {
             assert!(!suspects.accuse(7));
         }
-        assert!(!suspects.tells(7));
+        assert!(!suspects.others_taken_since(7));
         // The next failure is younger than what was taken.
         suspects.taken();
-        assert!(suspects.tells(7) && suspects.any_tells());
+        assert!(suspects.others_taken_since(7));
         assert!(suspects.accuse(7));
         // What was taken before says nothing of a receiver that broke then.
         for _ in 0..100 {
@@ -123,14 +115,14 @@ mod tests {
     #[test]
     fn all_get_their_turn() {
         let mut suspects = Suspects::default();
-        assert_eq!(suspects.turn(), None);
+        assert_eq!(suspects.next(), None);
         for position in [5, 3, 9] {
             suspects.accuse(position);
         }
-        let turns: Vec<_> = (0..4).map(|_| suspects.turn().unwrap()).collect();
+        let turns: Vec<_> = (0..4).map(|_| suspects.next().unwrap()).collect();
         assert_eq!(turns, [3, 5, 9, 3]);
         suspects.clear(5);
-        assert_eq!((suspects.turn(), suspects.first()), (Some(9), Some(3)));
+        assert_eq!((suspects.next(), suspects.first()), (Some(9), Some(3)));
         assert_eq!(suspects.len(), 2);
     }
 }

@@ -383,8 +383,7 @@ async fn an_end_with_work_queued_is_orderly_and_keeps_what_it_could_not_deliver(
 const SHORT: Pauses = Pauses {
     first: Duration::from_micros(100),
     longest: Duration::from_millis(4),
-    part: Duration::from_micros(200),
-    round: Duration::from_millis(1),
+    alone: Duration::from_micros(500),
     outbox: Duration::from_millis(1),
     ask: Duration::from_millis(20),
     changes: (Duration::from_millis(1), Duration::from_millis(8)),

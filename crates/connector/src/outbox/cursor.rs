@@ -91,12 +91,12 @@ impl Cursor {
         self.position
     }
 
-    /// Position up to which everything was delivered to some store.
+    /// Returns the position up to which everything was delivered to some store.
     pub(super) fn sent(&self) -> u64 {
         self.note.sent.max(self.position)
     }
 
-    /// The store to which everything up to the position is delivered.
+    /// Returns the store to which everything up to the position is delivered.
     pub(super) fn store(&self) -> Option<&str> {
         self.note.store.as_deref()
     }

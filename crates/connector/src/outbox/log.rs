@@ -236,7 +236,7 @@ impl Log {
         position
     }
 
-    /// The first position of the group; all before it are on disk already.
+    /// Returns the first position of the group; all before it are on disk already.
     pub(super) fn staged_from(&self) -> u64 {
         let first = self.staged.entries.first();
         first.map_or(self.next, |entry| entry.position)
@@ -304,8 +304,8 @@ impl Log {
         Ok((file, start))
     }
 
-    /// The file to append to; it belongs to the last segment. `next` is the position of
-    /// the first record to come.
+    /// Returns the file to append to; it belongs to the last segment. `next` is the position of the
+    /// first record to come.
     fn writable(&mut self, next: u64) -> io::Result<File> {
         let file = self.file.take();
         if let Some(last) = self.segments.back_mut()
@@ -321,8 +321,8 @@ impl Log {
         Ok(file)
     }
 
-    /// The oldest records behind position `after`: at least one where there is one, at
-    /// most `events`, and no further one once they have `bytes`.
+    /// Returns the oldest records behind position `after`: at least one where there is one, at most
+    /// `events`, and no further one once they have `bytes`.
     pub(super) fn read(
         &mut self,
         after: u64,
@@ -424,13 +424,13 @@ impl Log {
         Ok(())
     }
 
-    /// From when on what is delivered is kept, for another store that may want it.
+    /// Keeps what is delivered from `since` on, for another store that may want it.
     pub(super) fn keep_since(&mut self, since: Timestamp) {
         self.keep_since = Some(since);
         self.remove_delivered();
     }
 
-    /// The store to which all before what waits is delivered.
+    /// Returns the store to which all before what waits is delivered.
     pub(super) fn store(&self) -> Option<&str> {
         self.cursor.store()
     }
@@ -461,7 +461,7 @@ impl Log {
         count
     }
 
-    /// What was delivered and is kept, oldest first.
+    /// Returns what was delivered and is kept, oldest first.
     fn kept(&mut self) -> Vec<Entry> {
         let aside = refused::ids(&self.directory);
         let mut kept = Vec::new();
@@ -508,13 +508,13 @@ impl Log {
         }
     }
 
-    /// Position of the newest record.
+    /// Returns the position of the newest record.
     pub(super) fn newest(&self) -> u64 {
         let waiting = self.waiting.back().map(|entry| entry.position);
         waiting.unwrap_or_else(|| self.cursor.sent())
     }
 
-    /// How much waits.
+    /// Returns how much waits.
     pub(super) fn status(&self) -> Status {
         Status {
             newest: self.newest(),

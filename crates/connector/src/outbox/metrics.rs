@@ -7,7 +7,7 @@ use runtime::metrics::Metrics;
 
 use super::Status;
 
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(super) struct OutboxMetrics {
     events: Gauge,
     bytes: Gauge,
@@ -20,43 +20,30 @@ pub(super) struct OutboxMetrics {
 // === impl OutboxMetrics ===
 
 impl OutboxMetrics {
-    /// Their names begin with `name`.
+    /// Registers the metrics of an outbox; their names begin with `name`.
     pub(super) fn new(name: &str, metrics: &Metrics) -> Self {
-        let own = Self::default();
-        metrics.register(|registry| {
-            let registry = registry.sub_registry_with_prefix(name);
-            registry.register(
-                "waiting_events",
-                "Health events that wait to be delivered",
-                own.events.clone(),
-            );
-            registry.register(
-                "bytes",
-                "Room that the outbox takes on disk",
-                own.bytes.clone(),
-            );
-            registry.register(
+        let metrics = metrics.with_prefix(name);
+        Self {
+            events: metrics.gauge("waiting_events", "Health events that wait to be delivered"),
+            bytes: metrics.gauge("bytes", "Room that the outbox takes on disk"),
+            oldest: metrics.float_gauge(
                 "oldest_timestamp_seconds",
                 "When the oldest waiting event was accepted, 0 where none waits",
-                own.oldest.clone(),
-            );
-            registry.register(
+            ),
+            damaged: metrics.gauge(
                 "damaged_bytes",
                 "Bytes of the outbox that were no whole event, since the start",
-                own.damaged.clone(),
-            );
-            registry.register(
+            ),
+            aside: metrics.gauge(
                 "aside_events",
                 "Health events that were not taken, and that are kept on disk for a person",
-                own.aside.clone(),
-            );
-            registry.register(
+            ),
+            kept: metrics.gauge(
                 "kept_events",
-                "Health events that were delivered and are kept, for another store that may lack them",
-                own.kept.clone(),
-            );
-        });
-        own
+                "Health events that were delivered and are kept, for another store that may lack \
+                 them",
+            ),
+        }
     }
 
     pub(super) fn set(&self, status: &Status) {

@@ -37,7 +37,7 @@ pub(super) struct Place {
 // === impl Place ===
 
 impl Place {
-    /// The record among the bytes of its segment.
+    /// Returns the record among the bytes of its segment.
     pub(super) fn of(self, bytes: &[u8]) -> Option<&[u8]> {
         let start = usize::try_from(self.offset).ok()?;
         bytes.get(start..start.checked_add(self.length as usize)?)
@@ -61,7 +61,7 @@ pub(super) fn encode(buffer: &mut Vec<u8>, position: u64, event: &NewEvent) -> u
     length
 }
 
-/// The record at the start of `bytes`, if it is whole and stands behind position `after`.
+/// Returns the record at the start of `bytes`, if it is whole and stands behind position `after`.
 /// Says its position and length.
 pub(super) fn whole(bytes: &[u8], after: u64) -> Option<(u64, u32)> {
     let length = u32::from_le_bytes(array(bytes, 0)?);
@@ -77,7 +77,7 @@ pub(super) fn whole(bytes: &[u8], after: u64) -> Option<(u64, u32)> {
     (checksum(length, bytes.get(8..size)?) == expected).then_some((position, length))
 }
 
-/// The event of a whole record.
+/// Returns the event of a whole record.
 pub(super) fn decode(record: &[u8]) -> Option<NewEvent> {
     Some(NewEvent {
         event: HealthEvent::decode(record.get(HEAD..)?).ok()?,
@@ -85,7 +85,7 @@ pub(super) fn decode(record: &[u8]) -> Option<NewEvent> {
     })
 }
 
-/// When the event of a whole record was accepted.
+/// Returns when the event of a whole record was accepted.
 pub(super) fn accepted_at(record: &[u8]) -> Option<Timestamp> {
     let accepted = i64::from_le_bytes(array(record, 16)?);
     Timestamp::from_microsecond(accepted).ok()

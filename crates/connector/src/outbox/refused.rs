@@ -63,8 +63,8 @@ pub(super) fn append(directory: &Path, events: &[(NewEvent, String)]) -> io::Res
     })
 }
 
-/// Ids of the events in the files in `directory`, as far as they can be read: they are not
-/// sent again.
+/// Returns the ids of the events in the files in `directory`, as far as they can be read: they are
+/// not sent again.
 pub(super) fn ids(directory: &Path) -> HashSet<String> {
     let mut ids = HashSet::new();
     for name in [OLD_FILE, FILE] {
@@ -79,7 +79,7 @@ pub(super) fn ids(directory: &Path) -> HashSet<String> {
     ids
 }
 
-/// How many events the files in `directory` have, as far as they can be read.
+/// Returns how many events the files in `directory` have, as far as they can be read.
 pub(super) fn count(directory: &Path) -> u64 {
     let lines = |name| {
         let bytes = read(directory, name)?;

@@ -93,7 +93,7 @@ impl Segment {
         }
     }
 
-    /// The segments of a directory, oldest first, as their names say.
+    /// Returns the segments of a directory, oldest first, as their names say.
     pub(super) fn list(directory: &Path) -> io::Result<Vec<Self>> {
         let mut segments = Vec::new();
         for entry in fs::read_dir(directory)? {

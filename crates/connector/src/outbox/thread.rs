@@ -125,7 +125,7 @@ impl Thread {
         self.call(0, |reply| Request::TurnTo { store, reply }).await
     }
 
-    /// `events` is how many the request brings.
+    /// Asks the thread and waits for its answer. `events` is how many the request brings.
     async fn call<T>(
         &self,
         events: usize,

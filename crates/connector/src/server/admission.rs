@@ -63,7 +63,7 @@ impl<S> Admission<S> {
         }
     }
 
-    /// The request as it may go on, and what it takes up until it is answered.
+    /// Returns the request as it may go on, and what it takes up until it is answered.
     fn admit(
         &self,
         mut request: http::Request<Body>,
@@ -157,8 +157,8 @@ where
     }
 }
 
-/// What gRPC itself says of a request that cannot be read, with the code that says who is to
-/// blame: by its own, INTERNAL, the receiver has failed, and the same may be sent again.
+/// Returns what gRPC itself says of a request that cannot be read, with the code that says who is
+/// to blame: by its own, INTERNAL, the receiver has failed, and the same may be sent again.
 fn blamed_on_the_sender(status: Status) -> Status {
     match status.code() {
         Code::Internal => Status::invalid_argument(status.message()),
@@ -166,7 +166,7 @@ fn blamed_on_the_sender(status: Status) -> Status {
     }
 }
 
-/// What gRPC itself answers, such as to a message that cannot be decoded, stands in no log
+/// Logs what gRPC itself answers, such as to a message that cannot be decoded: it stands in no log
 /// otherwise.
 fn say_turned_away(seldom: &Seldom, sender: &Caller, status: &Status) {
     if let Some(not_logged_before) = seldom.now() {

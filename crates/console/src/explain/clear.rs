@@ -8,7 +8,7 @@ use domain::view::{FaultView, NodeStatus};
 /// Most faults that are explained one by one.
 const FAULTS_SHOWN: usize = 20;
 
-/// What is awaited, for people.
+/// Returns what is awaited, for people.
 pub(super) fn awaits(node: &str, status: Option<&NodeStatus>) -> String {
     let session = status
         .and_then(|status| status.session.as_ref())
@@ -33,7 +33,7 @@ pub(super) fn awaits(node: &str, status: Option<&NodeStatus>) -> String {
     }
 }
 
-/// How to clear what is open, one way a line; empty where nothing is. `data_dir` is where
+/// Returns how to clear what is open, one way a line; empty where nothing is. `data_dir` is where
 /// commands find the server; `None`: they do by themselves.
 pub(super) fn how_to_clear(status: &NodeStatus, data_dir: Option<&str>) -> Vec<String> {
     let node = shell_word(&status.name);
@@ -120,8 +120,8 @@ fn fault_line(recovery: Option<&str>, fault: &FaultView) -> String {
     }
 }
 
-/// The command that closes this fault, made from that which closes all of its node, or `None`
-/// where it cannot be written down safely.
+/// Returns the command that closes this fault, made from that which closes all of its node, or
+/// `None` where it cannot be written down safely.
 fn command(recovery: &str, fault: &FaultView) -> Option<String> {
     let mut command = recovery.to_owned();
     let pci = fault
@@ -139,7 +139,7 @@ fn command(recovery: &str, fault: &FaultView) -> Option<String> {
     Some(command)
 }
 
-/// `value` as one word of a shell. Names come from whoever may send an event, and what
+/// Returns `value` as one word of a shell. Names come from whoever may send an event, and what
 /// stands here is pasted into terminals: `None` for what no quoting makes safe there.
 fn shell_word(value: &str) -> Option<String> {
     let unsafe_quoted = value.is_empty()

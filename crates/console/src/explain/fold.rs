@@ -105,7 +105,7 @@ impl<'a> Folds<'a> {
         }
     }
 
-    /// The entries for all repeats, each with the position in the feed of its first.
+    /// Returns the entries for all repeats, each with the position in the feed of its first.
     pub(super) fn entries(self) -> impl Iterator<Item = (Position, TimelineEntry)> {
         let runs = self
             .ended
@@ -173,7 +173,7 @@ impl<'a> Key<'a> {
     }
 }
 
-/// Why an event that had these effects does not count for the open faults; `None`: it does.
+/// Returns why an event that had these effects does not count for the open faults; `None`: it does.
 fn ignored(changes: &[Change]) -> Option<Ignored> {
     let mut why = None;
     for change in changes {

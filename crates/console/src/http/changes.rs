@@ -18,8 +18,8 @@ use runtime::sources::SourceStatus;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 use tokio::time::{Instant, Interval, MissedTickBehavior};
 
-use super::App;
 use super::error::Refusal;
+use super::{App, ControllerPart};
 
 /// Most readers of the stream at a time.
 pub const MAX_SUBSCRIBERS: usize = 64;
@@ -31,6 +31,7 @@ const SOURCES_EVERY: Duration = Duration::from_secs(2);
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 pub(super) async fn stream(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
+    let ControllerPart { fleet, policy, .. } = app.controller()?.clone();
     let permit = Arc::clone(&app.subscribers)
         .try_acquire_owned()
         .map_err(|_| {
@@ -42,11 +43,14 @@ pub(super) async fn stream(State(app): State<Arc<App>>) -> Result<Response, Refu
                 "Close a page that shows gpuwarden, or ask for /api/v1/status every few seconds.",
             )
         })?;
-    let events = stream::unfold(Changes::new(app, permit), async |mut changes| {
-        let applied = changes.next().await?;
-        let event = Event::default().event("changed").data(applied.to_string());
-        Some((Ok::<_, Infallible>(event), changes))
-    });
+    let events = stream::unfold(
+        Changes::new(app, fleet, policy, permit),
+        async |mut changes| {
+            let applied = changes.next().await?;
+            let event = Event::default().event("changed").data(applied.to_string());
+            Some((Ok::<_, Infallible>(event), changes))
+        },
+    );
     Ok(Sse::new(events)
         .keep_alive(KeepAlive::new().interval(KEEP_ALIVE))
         .into_response())
@@ -67,12 +71,17 @@ struct Changes {
 // === impl Changes ===
 
 impl Changes {
-    fn new(app: Arc<App>, permit: OwnedSemaphorePermit) -> Self {
+    fn new(
+        app: Arc<App>,
+        fleet: watch::Receiver<Arc<FleetView>>,
+        policy: watch::Receiver<Arc<PolicyView>>,
+        permit: OwnedSemaphorePermit,
+    ) -> Self {
         let mut look = tokio::time::interval_at(Instant::now() + SOURCES_EVERY, SOURCES_EVERY);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self {
-            fleet: app.console.fleet.clone(),
-            policy: app.console.policy.clone(),
+            fleet,
+            policy,
             sources: look_at_sources(&app),
             app,
             look,
@@ -118,7 +127,7 @@ impl Changes {
     }
 }
 
-/// The sources without their heartbeat, which is no change.
+/// Returns the sources without their heartbeat, which is no change.
 fn look_at_sources(app: &App) -> Vec<SourceStatus> {
     let mut statuses = app.console.sources.statuses();
     for status in &mut statuses {

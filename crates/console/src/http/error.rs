@@ -71,7 +71,7 @@ impl Refusal {
         Self::new(StatusCode::BAD_REQUEST, error, hint)
     }
 
-    /// Neither the cluster nor any event knows the node.
+    /// Refuses a node: neither the cluster nor any event knows the node.
     pub(super) fn unknown_node(why: &WhyNot) -> Self {
         let hint = match why.nearest.as_slice() {
             [] => "`gpuwarden status` and `kubectl get nodes` list what there is.".to_owned(),
@@ -84,7 +84,7 @@ impl Refusal {
         Self::new(StatusCode::NOT_FOUND, error, hint)
     }
 
-    /// A path that is served nowhere; `served` are those that are.
+    /// Refuses a path that is served nowhere; `served` are those that are.
     pub(super) fn unknown_route(served: &[&str]) -> Self {
         let hint = match served {
             [others @ .., last] => format!("There are {} and {last}.", others.join(", ")),
@@ -93,7 +93,7 @@ impl Refusal {
         Self::new(StatusCode::NOT_FOUND, "there is nothing at this path", hint)
     }
 
-    /// A path that others of us serve, and who is asked does not.
+    /// Refuses a path that others of us serve, and who is asked does not.
     pub(super) fn elsewhere(error: String, hint: String) -> Self {
         Self::new(StatusCode::NOT_FOUND, error, hint)
     }

@@ -38,6 +38,8 @@ const READ_AT_ONCE: usize = 8;
 const PARAMETERS: &[&str] = &["node", "limit", "before", "after", "follow"];
 
 pub(super) async fn events(State(app): State<Arc<App>>, uri: Uri) -> Result<Response, Refusal> {
+    // Who has no events says so, whatever else may be wrong with the request.
+    app.store()?;
     let parameters = Parameters::read(&uri, PARAMETERS)?;
     let node = parameters.name("node", MAX_NAME_BYTES)?.map(str::to_owned);
     let limit = parameters.number("limit", 1, MAX_LIMIT)?;
@@ -78,7 +80,7 @@ struct List {
     at_once: usize,
 }
 
-/// A JSON array, newest first.
+/// Answers with a JSON array, newest first.
 async fn list(app: Arc<App>, mut list: List) -> Result<Response, Refusal> {
     // The first page is read before the answer starts: most errors get a proper one.
     let first = list.page(&app).await?;
@@ -98,7 +100,7 @@ async fn list(app: Arc<App>, mut list: List) -> Result<Response, Refusal> {
         .into_response())
 }
 
-/// Events as they come, one a line, oldest first. Of what is stored already, those
+/// Answers with events as they come, one a line, oldest first. Of what is stored already, those
 /// `after`, and of these the newest `limit`; without either the newest 100.
 async fn follow(
     app: Arc<App>,
@@ -115,7 +117,7 @@ async fn follow(
                 "End one of them, or ask again without follow=true.",
             )
         })?;
-    let latest = app.console.store.latest();
+    let latest = app.store()?.latest();
     let start = match (limit, after) {
         (None, Some(after)) => after,
         (limit, after) => {
@@ -173,7 +175,7 @@ struct Follower {
 // === impl List ===
 
 impl List {
-    /// The next page, with the array's opening before the first and its end after the last.
+    /// Returns the next page, with the array's opening before the first and its end after the last.
     async fn page(&mut self, app: &App) -> Result<Bytes, Refusal> {
         let turn = app.room.turn().await?;
         let mut text = Vec::new();
@@ -212,7 +214,7 @@ impl List {
         Ok(())
     }
 
-    /// The next events. Where there are fewer than could be, they are the last.
+    /// Returns the next events. Where there are fewer than could be, they are the last.
     async fn read(&mut self, app: &App) -> Result<Vec<Record>, Refusal> {
         let limit = self.left.min(self.at_once);
         let query = EventQuery {
@@ -222,7 +224,7 @@ impl List {
             after: self.after,
             limit,
         };
-        let records = ask(app.console.store.events(query)).await?;
+        let records = ask(app.store()?.events(query)).await?;
         if records.len() < limit {
             self.left = records.len();
         }
@@ -238,7 +240,7 @@ impl List {
 // === impl Follower ===
 
 impl Follower {
-    /// The next lines; `None` at the end of the process.
+    /// Returns the next lines; `None` at the end of the process.
     async fn next(&mut self) -> Option<Bytes> {
         if self.ended {
             return None;
@@ -268,13 +270,13 @@ impl Follower {
         }
     }
 
-    /// The next lines of what is stored; `None` where none of what was looked at is wanted.
+    /// Returns the next lines of what is stored; `None` where none of what was looked at is wanted.
     async fn page(&mut self) -> Result<Option<Bytes>, Refusal> {
         let turn = self.app.room.turn().await?;
         let mut lines = Vec::new();
         let mut looked_at = 0;
         while looked_at < PAGE && lines.len() < PAGE_BYTES {
-            let mut records = ask(self.app.console.store.feed(self.after, self.at_once)).await?;
+            let mut records = ask(self.app.store()?.feed(self.after, self.at_once)).await?;
             let Some(last) = records.last().map(|record| record.seq) else {
                 break;
             };
@@ -305,10 +307,10 @@ impl Follower {
     }
 }
 
-/// The events with what became of them.
+/// Returns the events with what became of them.
 async fn views(app: &App, records: &[Record]) -> Result<Vec<EventView>, Refusal> {
     let ids = records.iter().map(|record| record.id.clone()).collect();
-    let statuses = ask(app.console.store.statuses(ids)).await?;
+    let statuses = ask(app.store()?.statuses(ids)).await?;
     let pairs = records.iter().zip(statuses);
     Ok(pairs
         .map(|(record, status)| EventView::of(record, status))

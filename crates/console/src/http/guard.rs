@@ -81,7 +81,7 @@ fn check_host(headers: &HeaderMap) -> Result<(), Refusal> {
     ))
 }
 
-/// The host in `host`, `host:port`, `[v6]` or `[v6]:port`.
+/// Returns the host in `host`, `host:port`, `[v6]` or `[v6]:port`.
 fn without_port(host: &str) -> &str {
     if let Some((v6, rest)) = host.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         let port = rest.strip_prefix(':').unwrap_or(rest);
@@ -100,8 +100,9 @@ fn without_port(host: &str) -> &str {
 // === impl CheckHost ===
 
 impl CheckHost {
-    /// A name that somebody else's DNS points to 127.0.0.1 makes their page "same origin"
-    /// with ours. Off loopback such a page could as well be served from the same network.
+    /// Returns whether names are checked on `listener`. A name that somebody else's DNS points to
+    /// 127.0.0.1 makes their page "same origin" with ours. Off loopback such a page could as well
+    /// be served from the same network.
     pub(super) fn of(listener: &TcpListener) -> Self {
         let address = listener.local_addr();
         Self(address.is_ok_and(|address| address.ip().is_loopback()))

@@ -1,138 +1,113 @@
 //! Whether the process is well: for probes, and for the status page.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::extract::State;
-use axum::http::{StatusCode, header};
-use axum::response::{IntoResponse, Response};
-use runtime::logging::chain;
-use runtime::sources::{SourceState, Sources};
-use store::{StatusPatch, StoreError};
+use axum::response::Response;
+use runtime::http_server;
 
 use super::App;
-use crate::api::Mode;
+use crate::api::LeadershipView;
 
-/// Content type of metrics.
-pub(super) const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-/// How long a probe waits for the store's writer.
-const WRITER_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// 200 as long as the process lives and the store's writer answers, be it with an error:
-/// a restart frees a hung writer, but not a full disk.
+/// Answers 200 as long as the process lives and its disk's thread answers, be it with an error: a
+/// restart frees a hung thread, but not a full disk.
 pub(super) async fn healthz(State(app): State<Arc<App>>) -> Response {
-    match app.ask_writer().await {
-        Err(Writer::Hangs | Writer::Failed(StoreError::Closed)) => {
-            let text = "the event store's writer does not answer\n";
-            (StatusCode::SERVICE_UNAVAILABLE, text).into_response()
-        }
-        Ok(()) | Err(Writer::Failed(_)) => "ok\n".into_response(),
+    let (controller, agent) = (&app.console.controller, &app.console.agent);
+    let mut silent = None;
+    if let Some(controller) = controller
+        && !controller.is_alive().await
+    {
+        silent = Some("the event store's writer");
     }
+    if let Some(agent) = agent
+        && !agent.is_alive().await
+    {
+        silent = Some("the outbox");
+    }
+    http_server::liveness(silent)
 }
 
-/// 200, or 503 with the reasons, one a line.
+/// Answers 200, or 503 with the reasons, one a line.
 pub(super) async fn readyz(State(app): State<Arc<App>>) -> Response {
-    readiness(&app.not_ready().await)
-}
-
-/// The answer of a readiness probe.
-pub(super) fn readiness(reasons: &[String]) -> Response {
-    if reasons.is_empty() {
-        return "ready\n".into_response();
-    }
-    (StatusCode::SERVICE_UNAVAILABLE, reasons.join("\n") + "\n").into_response()
-}
-
-/// Why not everything is seen.
-pub(super) fn sources(sources: &Sources) -> Vec<String> {
-    let mut reasons = Vec::new();
-    for source in sources.statuses() {
-        let (name, detail) = (source.name, source.detail);
-        reasons.extend(match source.state {
-            SourceState::Following | SourceState::Ended => None,
-            SourceState::CatchingUp => Some(format!(
-                "source {name} still reads what was there before: {detail}"
-            )),
-            SourceState::Failing => Some(format!("source {name} fails: {detail}")),
-            SourceState::Stuck => Some(format!(
-                "source {name} is stuck: no sign of life since {}: {detail}",
-                source.alive_at
-            )),
-        });
-    }
-    reasons
+    http_server::readiness(&app.not_ready().await)
 }
 
 pub(super) async fn metrics(State(app): State<Arc<App>>) -> Response {
-    (
-        [(header::CONTENT_TYPE, OPENMETRICS)],
-        app.console.metrics.encode_in_turn().await,
-    )
-        .into_response()
-}
-
-/// Why the store's writer is of no use.
-enum Writer {
-    Hangs,
-    Failed(StoreError),
+    http_server::metrics(&app.console.metrics).await
 }
 
 // === impl App ===
 
 impl App {
-    /// Why the process does not see and do all that it is there for; empty where it does.
+    /// Returns why the process does not see and do all that it is there for; empty where it
+    /// does.
     pub(super) async fn not_ready(&self) -> Vec<String> {
-        let mut reasons = sources(&self.console.sources);
-        reasons.extend(self.console.places.borrow().iter().cloned());
-        if self.console.fleet.has_changed().is_err() {
-            reasons.push("the keeper of the fleet's state has ended".to_owned());
+        let console = &self.console;
+        let mut reasons = console.sources.not_seen();
+        reasons.extend(console.places.borrow().iter().cloned());
+        if let Some(controller) = &console.controller {
+            reasons.extend(controller.not_ready(console.info.mode).await);
         }
-        let fleet = Arc::clone(&self.console.fleet.borrow());
-        if !fleet.ready {
-            reasons.push("the events stored before the start are not all taken in".to_owned());
+        if let Some(agent) = &console.agent {
+            reasons.extend(agent.not_ready());
         }
-        reasons.extend(fleet.troubles.iter().cloned());
-        if let Some(cluster) = fleet.cluster.as_ref().filter(|cluster| !cluster.connected) {
-            let error = cluster
-                .error
-                .as_deref()
-                .unwrap_or("the connection is being made");
-            reasons.push(format!(
-                "no connection to the cluster at {}: {error}",
-                cluster.server
-            ));
-        }
-        let policy = Arc::clone(&self.console.policy.borrow());
-        if policy.loaded_at.is_none() && self.console.info.mode != Mode::Observe {
-            let error = policy.error.as_deref().unwrap_or("it is not read yet");
-            reasons.push(format!("no policy from {}: {error}", policy.source));
-        }
-        if let Some(trouble) = &*self.console.store.trouble().borrow() {
-            reasons.push(format!(
-                "the event store cannot write: {trouble}; events are refused and come again"
-            ));
-        }
-        match self.ask_writer().await {
-            Ok(()) => {}
-            Err(Writer::Hangs) => reasons.push(format!(
-                "the event store's writer has not answered for {} s",
-                WRITER_TIMEOUT.as_secs()
-            )),
-            Err(Writer::Failed(error)) => reasons.push(chain(&error)),
-        }
+        reasons.extend(self.stands_by());
         reasons
     }
 
-    /// Asks the writer for a change of nothing: no event has this id.
-    async fn ask_writer(&self) -> Result<(), Writer> {
-        let asked = self
-            .console
-            .store
-            .update_status("probe", StatusPatch::default());
-        match tokio::time::timeout(WRITER_TIMEOUT, asked).await {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) => Err(Writer::Failed(error)),
-            Err(_) => Err(Writer::Hangs),
+    /// Returns for whom the process stands by, or why nobody leads, where it does. It is not
+    /// ready then, so that a Service sends agents to who leads.
+    pub(super) fn stands_by(&self) -> Option<String> {
+        let console = &self.console;
+        if console.controller.is_some() || console.agent.is_some() {
+            return None;
+        }
+        let leadership = console.leadership.as_ref()?;
+        Some(standby(&leadership()))
+    }
+}
+
+fn standby(leadership: &LeadershipView) -> String {
+    let LeadershipView {
+        lease,
+        leader,
+        error,
+        ..
+    } = leadership;
+    match (error, leader.as_str()) {
+        (Some(error), _) => format!(
+            "standby: the Lease {lease} cannot be asked for: {error} (the namespace has to exist, \
+             and we need to get, create and patch leases.coordination.k8s.io in it)"
+        ),
+        (None, "") => "standby: nobody leads yet".to_owned(),
+        (None, leader) => format!("standby: {leader} leads"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_stands_by_says_for_whom_or_why() {
+        let view = |leader: &str, error: Option<&str>| LeadershipView {
+            lease: "g/c".into(),
+            identity: "me".into(),
+            leader: leader.into(),
+            leads: false,
+            error: error.map(str::to_owned),
+        };
+        let table = [
+            (view("other", None), "standby: other leads"),
+            (view("", None), "standby: nobody leads yet"),
+            (
+                view("other", Some("refused: no")),
+                "standby: the Lease g/c cannot be asked for: refused: no (",
+            ),
+        ];
+        for (view, expected) in table {
+            let text = standby(&view);
+            assert!(text.starts_with(expected), "{text}");
         }
     }
 }

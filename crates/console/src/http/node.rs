@@ -10,11 +10,11 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use domain::event::{MAX_NAME_BYTES, Record};
 use prost::Message as _;
-use store::EventQuery;
+use store::{EventQuery, EventStore};
 use trial::why_not::WhyNot;
 
-use super::App;
 use super::error::{Refusal, STORE_TIMEOUT, ask};
+use super::{App, ControllerPart};
 use crate::explain::{Material, explain as tell};
 
 /// Most events, and most journal entries, that a story is made of: the newest.
@@ -30,12 +30,12 @@ pub(super) async fn explain(
     State(app): State<Arc<App>>,
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Response, Refusal> {
+    let ControllerPart { store, fleet, .. } = app.controller()?;
     let node = checked(name)?;
     let turn = app.room.turn().await?;
-    let store = &app.console.store;
-    let (mut records, complete) = newest(&app, &node).await?;
+    let (mut records, complete) = newest(store.as_ref(), &node).await?;
     let journal = ask(store.timeline(&node, NEWEST)).await?;
-    let fleet = Arc::clone(&app.console.fleet.borrow());
+    let fleet = Arc::clone(&fleet.borrow());
     let status = fleet.nodes.iter().find(|status| status.name == node);
     let faults = status.map_or(&[][..], |status| &status.faults);
     for fault in faults.iter().take(OLDER_FAULTS) {
@@ -62,8 +62,8 @@ pub(super) async fn explain(
     turn.json(&story).await
 }
 
-/// The newest events of a node, and whether they are all that there are.
-async fn newest(app: &App, node: &str) -> Result<(Vec<Record>, bool), Refusal> {
+/// Returns the newest events of a node, and whether they are all that there are.
+async fn newest(store: &dyn EventStore, node: &str) -> Result<(Vec<Record>, bool), Refusal> {
     let mut records: Vec<Record> = Vec::new();
     let mut bytes = 0;
     while records.len() < NEWEST && bytes < STORY_BYTES {
@@ -73,7 +73,7 @@ async fn newest(app: &App, node: &str) -> Result<(Vec<Record>, bool), Refusal> {
             limit: READ_AT_ONCE,
             ..EventQuery::default()
         };
-        let older = ask(app.console.store.events(query)).await?;
+        let older = ask(store.events(query)).await?;
         let last = older.len() < READ_AT_ONCE;
         let sizes = older.iter().map(|record| record.event.encoded_len());
         bytes += sizes.sum::<usize>();
@@ -89,6 +89,7 @@ pub(super) async fn why_not(
     State(app): State<Arc<App>>,
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Json<WhyNot>, Refusal> {
+    let store = app.store()?;
     let node = checked(name)?;
     let why = decided(&app, &node).await?;
     if !why.known {
@@ -97,7 +98,7 @@ pub(super) async fn why_not(
             limit: 1,
             ..EventQuery::default()
         };
-        if ask(app.console.store.events(query)).await?.is_empty() {
+        if ask(store.events(query)).await?.is_empty() {
             return Err(Refusal::unknown_node(&why));
         }
     }
@@ -120,9 +121,9 @@ fn checked(name: Result<Path<String>, PathRejection>) -> Result<String, Refusal>
     Ok(node)
 }
 
-/// What decides about a node, from who decides.
+/// Returns what decides about a node, from who decides.
 async fn decided(app: &App, node: &str) -> Result<WhyNot, Refusal> {
-    let answer = (app.console.why_not)(node.to_owned());
+    let answer = (app.controller()?.why_not)(node.to_owned());
     match tokio::time::timeout(STORE_TIMEOUT, answer).await {
         Ok(Some(why)) => Ok(why),
         Ok(None) | Err(_) => Err(Refusal::new(

@@ -1,4 +1,11 @@
-//! The page: static files that use the JSON API and nothing else.
+//! The page: static files that use the JSON API and nothing else. Who has no events says in a
+//! few lines what it is.
+
+use std::sync::Arc;
+
+use axum::extract::State;
+
+use super::App;
 
 /// A file of the page.
 #[derive(Clone, Copy)]
@@ -42,3 +49,19 @@ pub(super) const FILES: [File; 6] = [
         content: include_str!("../page/icon.svg"),
     },
 ];
+
+/// Returns what an agent, and who stands by, shows in the place of the page.
+pub(super) async fn text(State(app): State<Arc<App>>) -> String {
+    let node = &app.console.info.node_name;
+    let head = match (&app.console.agent, app.stands_by()) {
+        (Some(agent), _) => format!(
+            "gpuwarden agent on {node}, for the controller at {}",
+            agent.controller
+        ),
+        (None, standby) => format!(
+            "gpuwarden controller on {node}\n{}",
+            standby.unwrap_or_default()
+        ),
+    };
+    format!("{head}\n\n/api/v1/status\n/metrics\n/healthz\n/readyz\n")
+}

@@ -51,7 +51,7 @@ impl Parameters {
             .map(|(_, value)| value.as_str())
     }
 
-    /// A name: not empty, and no longer than names may be.
+    /// Returns a name: not empty, and no longer than names may be.
     pub(super) fn name(&self, name: &str, max: usize) -> Result<Option<&str>, Refusal> {
         match self.text(name) {
             Some(value) if value.is_empty() || value.len() > max => Err(Refusal::bad_request(
@@ -62,7 +62,7 @@ impl Parameters {
         }
     }
 
-    /// A whole number from `min` to `max`.
+    /// Returns a whole number from `min` to `max`.
     pub(super) fn number(&self, name: &str, min: u64, max: u64) -> Result<Option<u64>, Refusal> {
         let Some(value) = self.text(name) else {
             return Ok(None);
@@ -76,12 +76,12 @@ impl Parameters {
         }
     }
 
-    /// A position in the feed.
+    /// Returns a position in the feed.
     pub(super) fn position(&self, name: &str) -> Result<Option<Position>, Refusal> {
         Ok(self.number(name, 0, MAX_POSITION)?.map(Position::from))
     }
 
-    /// `true` or `false`; without a value given, `false`.
+    /// Returns `true` or `false`; without a value given, `false`.
     pub(super) fn flag(&self, name: &str) -> Result<bool, Refusal> {
         match self.text(name) {
             None | Some("false") => Ok(false),

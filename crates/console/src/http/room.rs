@@ -49,20 +49,13 @@ struct Held {
 // === impl Room ===
 
 impl Room {
-    pub(super) fn new(metrics: &Metrics) -> Self {
-        let bytes = Gauge::default();
-        metrics.register(|registry| {
-            registry.register(
-                "gpuwarden_http_held_bytes",
-                "Bytes of answers that are held until their readers take them",
-                bytes.clone(),
-            );
-        });
-        Self {
-            held: Arc::new(Semaphore::new(MAX_HELD_BYTES as usize)),
-            made: Arc::new(Semaphore::new(MAX_MADE)),
-            bytes,
-        }
+    /// Shows in `metrics` how much of it is taken.
+    pub(super) fn register(&self, metrics: &Metrics) {
+        metrics.register(
+            "gpuwarden_http_held_bytes",
+            "Bytes of answers that are held until their readers take them",
+            self.bytes.clone(),
+        );
     }
 
     /// Waits for a turn.
@@ -72,6 +65,16 @@ impl Room {
             room: self.clone(),
             _turn: turn,
         })
+    }
+}
+
+impl Default for Room {
+    fn default() -> Self {
+        Self {
+            held: Arc::new(Semaphore::new(MAX_HELD_BYTES as usize)),
+            made: Arc::new(Semaphore::new(MAX_MADE)),
+            bytes: Gauge::default(),
+        }
     }
 }
 
@@ -93,7 +96,7 @@ impl Turn {
         }))
     }
 
-    /// An answer of one JSON document.
+    /// Returns an answer of one JSON document.
     pub(super) async fn json(self, document: &impl Serialize) -> Result<Response, Refusal> {
         let text = serde_json::to_vec(document).map_err(|error| {
             Refusal::new(
@@ -140,7 +143,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_held_has_a_bound_and_who_finds_no_room_is_told() {
-        let room = Room::new(&Metrics::default());
+        let room = Room::default();
         let text = |megabytes: usize| vec![b'x'; megabytes * 1024 * 1024];
         let hold = async |megabytes| room.turn().await?.hold(text(megabytes)).await;
         let large = hold(31).await.unwrap();

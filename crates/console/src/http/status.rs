@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::extract::State;
 use axum::response::Response;
@@ -10,33 +9,44 @@ use connector::Forwarding;
 use domain::view::FleetView;
 
 use super::App;
-use super::error::{Refusal, ask};
+use super::error::Refusal;
 use crate::api::{ForwardView, PolicyView, Status, StoreView, XidView};
 use crate::explain::catalogue_row;
 
-/// How long an answer waits for the fleet's state to reflect the newest event: a little longer
-/// than the controller takes to publish it.
-const CATCH_UP: Duration = Duration::from_millis(700);
-
 pub(super) async fn status(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
-    app.caught_up().await;
-    let (store, not_ready) = futures::join!(app.store_view(), app.not_ready());
+    let console = &app.console;
+    let store = async {
+        match (&console.controller, &console.agent) {
+            (Some(controller), _) => controller.store_view().await,
+            (None, Some(agent)) => agent.store_view(),
+            (None, None) => StoreView::default(),
+        }
+    };
+    if let Some(controller) = &console.controller {
+        controller.caught_up().await;
+    }
+    let (store, not_ready) = futures::join!(store, app.not_ready());
     // Of a large cluster it is large.
     let turn = app.room.turn().await?;
-    let fleet = Arc::clone(&app.console.fleet.borrow());
-    let now = app.now();
-    let status = Status {
-        policy: PolicyView::clone(&app.console.policy.borrow()),
-        xids: open_xids(&fleet),
-        fleet: FleetView::clone(&fleet),
-        sources: app.console.sources.statuses(),
+    let mut status = Status {
+        sources: console.sources.statuses(),
         store,
-        leadership: app.console.leadership.as_ref().map(|source| source()),
-        forward: app.console.forwarding.as_ref().map(forward_view),
+        leadership: console.leadership.as_ref().map(|source| source()),
         ready: not_ready.is_empty(),
         not_ready,
-        ..app.console.info.status(now)
+        ..console.info.status(app.now())
     };
+    if let Some(controller) = &console.controller {
+        status.policy = PolicyView::clone(&controller.policy.borrow());
+        status.fleet = FleetView::clone(&controller.fleet.borrow());
+        status.xids = open_xids(&status.fleet);
+        status.forward = controller.forwarding.as_ref().map(forward_view);
+    }
+    if let Some(agent) = &console.agent {
+        // It decides nothing, so there is nothing that it would have to take in first.
+        status.fleet.ready = true;
+        status.delivery = Some(agent.delivery_view());
+    }
     turn.json(&status).await
 }
 
@@ -66,43 +76,4 @@ fn open_xids(fleet: &FleetView) -> BTreeMap<String, XidView> {
         }
     }
     xids
-}
-
-// === impl App ===
-
-impl App {
-    /// Waits, for a while, until what was stored before the question shows in the fleet's
-    /// state: who has just seen a node cordoned asks for its fault, and is to find it.
-    async fn caught_up(&self) {
-        let newest = *self.console.store.latest().borrow();
-        let mut fleet = self.console.fleet.clone();
-        let caught_up = fleet.wait_for(|fleet| fleet.applied >= newest);
-        // Behind or not: what is known is told.
-        drop(tokio::time::timeout(CATCH_UP, caught_up).await);
-    }
-
-    async fn store_view(&self) -> StoreView {
-        let latest = *self.console.store.latest().borrow();
-        let unreadable = *self.console.store.unreadable().borrow();
-        let notes = self.console.store.notes();
-        match ask(self.console.store.stats()).await {
-            Ok(stats) => StoreView {
-                events: stats.events,
-                bytes: stats.bytes,
-                latest,
-                unreadable,
-                notes,
-                oldest: stats.oldest,
-                newest: stats.newest,
-                error: None,
-            },
-            Err(refusal) => StoreView {
-                latest,
-                unreadable,
-                notes,
-                error: Some(refusal.error),
-                ..StoreView::default()
-            },
-        }
-    }
 }

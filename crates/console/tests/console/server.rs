@@ -13,7 +13,7 @@ use domain::fault::FaultBook;
 use domain::session::Phase;
 use domain::view::{FaultView, FleetView, NodeState, NodeStatus, SessionView};
 use gpuwarden_console::api::{Mode, PolicyView, Role};
-use gpuwarden_console::{Console, Info, LeadershipSource};
+use gpuwarden_console::{Console, ControllerPart, Info, LeadershipSource};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
@@ -42,7 +42,7 @@ pub(crate) struct Server {
     pub(crate) store: Arc<SqliteStore>,
     pub(crate) metrics: Metrics,
     pub(crate) cancel: CancellationToken,
-    pub(crate) task: JoinHandle<()>,
+    pub(crate) task: JoinHandle<TcpListener>,
     /// Seconds, for the sources.
     passed: Arc<AtomicU64>,
     dir: tempfile::TempDir,
@@ -85,6 +85,20 @@ pub(crate) fn xid(node: &str, code: &str, message: &str, at: Timestamp) -> Healt
     }
 }
 
+/// What does not change of a process.
+pub(crate) fn info(role: Role, started_at: Timestamp) -> Info {
+    Info {
+        version: "0.1.0".into(),
+        node_name: "gpu-a-01".into(),
+        role,
+        mode: Mode::Observe,
+        started_at,
+        data_dir: "/var/lib/gpuwarden".into(),
+        data_dir_is_default: true,
+        socket: "/var/run/nvsentinel.sock".into(),
+    }
+}
+
 // === impl Server ===
 
 impl Server {
@@ -116,27 +130,21 @@ impl Server {
         kernel_log.update(now, |status| status.state = SourceState::Following);
         let metrics = Metrics::default();
         let console = Console {
-            info: Info {
-                version: "0.1.0".into(),
-                node_name: "gpu-a-01".into(),
-                role,
-                mode: Mode::Observe,
-                started_at: now,
-                data_dir: "/var/lib/gpuwarden".into(),
-                data_dir_is_default: true,
-                socket: "/var/run/nvsentinel.sock".into(),
-            },
-            fleet: receiver.clone(),
-            policy: policy.subscribe(),
-            why_not: Arc::new(move |node| {
-                let why = known_or_not(&node, &receiver.borrow());
-                Box::pin(async move { Some(why) })
-            }),
-            leadership,
+            info: info(role, now),
             sources: sources.clone(),
-            store: Arc::clone(&store) as Arc<dyn EventStore>,
-            forwarding: None,
             places: watch::Sender::default().subscribe(),
+            leadership,
+            controller: Some(ControllerPart {
+                fleet: receiver.clone(),
+                policy: policy.subscribe(),
+                why_not: Arc::new(move |node| {
+                    let why = known_or_not(&node, &receiver.borrow());
+                    Box::pin(async move { Some(why) })
+                }),
+                store: Arc::clone(&store) as Arc<dyn EventStore>,
+                forwarding: None,
+            }),
+            agent: None,
             metrics: metrics.clone(),
             clock: Timestamp::now,
         };

@@ -12,6 +12,7 @@ use domain::fleet::{Input, Kept, Unsaved};
 use domain::session::Session;
 use domain::status::SavedReports;
 use jiff::Timestamp;
+use runtime::backoff::Backoff;
 use runtime::logging::chain;
 use serde::{Deserialize, Serialize};
 use store::{Checkpoint, Position, StoreError};
@@ -37,7 +38,7 @@ const LONGEST_FEED_RETRY: Duration = Duration::from_secs(30);
 pub(super) struct FeedFailure {
     /// What the store said.
     error: String,
-    pause: Duration,
+    backoff: Backoff,
     /// When it is tried again.
     pub(super) retry_at: Instant,
 }
@@ -217,19 +218,20 @@ impl Quarantine {
     fn feed_failed(&mut self, error: String) {
         self.metrics.error("feed_error");
         let before = self.feed_failure.take();
-        let pause = before.as_ref().map_or(FEED_RETRY, |before| {
-            (before.pause * 2).min(LONGEST_FEED_RETRY)
-        });
-        if before.is_none_or(|before| before.error != error) {
+        if before.as_ref().is_none_or(|before| before.error != error) {
             tracing::error!(
                 err = error,
                 "the event feed cannot be read; it is tried again"
             );
         }
+        let mut backoff = before.map_or_else(
+            || Backoff::new(FEED_RETRY, LONGEST_FEED_RETRY),
+            |before| before.backoff,
+        );
         self.feed_failure = Some(FeedFailure {
             error,
-            pause,
-            retry_at: Instant::now() + pause,
+            retry_at: Instant::now() + backoff.pause(),
+            backoff,
         });
         self.schedule_publish();
     }

@@ -91,130 +91,68 @@ pub(super) struct QuarantineMetrics {
 
 impl QuarantineMetrics {
     pub(super) fn new(metrics: &Metrics) -> Self {
-        let own = Self {
-            received: Counter::default(),
-            processed: Counter::default(),
-            errors: Family::default(),
-            quarantined: Family::default(),
-            unquarantined: Family::default(),
-            manually_uncordoned: Family::default(),
-            manually_untainted: Family::default(),
-            counted: Arc::default(),
-            current: Family::default(),
-            shown: Arc::default(),
-            taints_applied: Family::default(),
-            taints_removed: Family::default(),
-            cordons_applied: Counter::default(),
-            cordons_removed: Counter::default(),
-            evaluations: Family::default(),
-            handling: Histogram::new(BUCKETS),
-            quarantine: Histogram::new(BUCKETS),
-            backlog: Gauge::default(),
-            breaker_state: Family::default(),
-            breaker_utilization: Gauge::default(),
-            held: Gauge::default(),
-            unsaved: Gauge::default(),
-            overflow: Counter::default(),
-        };
-        metrics.register(|registry| {
-            let registry = registry.sub_registry_with_prefix("fault_quarantine");
-            registry.register(
-                "events_received",
-                "Events taken from the feed",
-                own.received.clone(),
-            );
-            registry.register(
+        let quarantine = metrics.with_prefix("fault_quarantine");
+        Self {
+            received: quarantine.counter("events_received", "Events taken from the feed"),
+            processed: quarantine.counter(
                 "events_successfully_processed",
                 "Events recorded in the fault book",
-                own.processed.clone(),
-            );
-            registry.register("processing_errors", "Errors by kind", own.errors.clone());
-            registry.register(
-                "nodes_quarantined",
-                "Nodes taken out of service",
-                own.quarantined.clone(),
-            );
-            registry.register(
-                "nodes_unquarantined",
-                "Nodes given back",
-                own.unquarantined.clone(),
-            );
-            registry.register(
+            ),
+            errors: quarantine.family("processing_errors", "Errors by kind"),
+            quarantined: quarantine.family("nodes_quarantined", "Nodes taken out of service"),
+            unquarantined: quarantine.family("nodes_unquarantined", "Nodes given back"),
+            manually_uncordoned: quarantine.family(
                 "nodes_manually_uncordoned",
                 "Nodes that somebody gave back by hand",
-                own.manually_uncordoned.clone(),
-            );
-            registry.register(
+            ),
+            manually_untainted: quarantine.family(
                 "nodes_manually_untainted",
                 "Nodes of which somebody removed a quarantine taint by hand",
-                own.manually_untainted.clone(),
-            );
-            registry.register(
-                "event_handling_duration_seconds",
-                "From taking an event from the feed until it was decided about",
-                own.handling.clone(),
-            );
-            registry.register(
-                "node_quarantine_duration_seconds",
-                "From the time of the oldest fault until its node was out of service",
-                own.quarantine.clone(),
-            );
-            registry.register(
-                "event_backlog_count",
-                "Events that are stored and not taken in yet",
-                own.backlog.clone(),
-            );
-            registry.register(
-                "breaker_state",
-                "1 for the state of the circuit breaker",
-                own.breaker_state.clone(),
-            );
-            registry.register(
-                "breaker_utilization",
-                "How far the fullest limit on quarantines is used up; 1 is full",
-                own.breaker_utilization.clone(),
-            );
-            registry.register(
+            ),
+            counted: Arc::default(),
+            current: quarantine.family(
                 "current_quarantined_nodes",
                 "1 for each node that is out of service",
-                own.current.clone(),
-            );
-            registry.register("taints_applied", "Taints added", own.taints_applied.clone());
-            registry.register(
-                "taints_removed",
-                "Taints removed",
-                own.taints_removed.clone(),
-            );
-            registry.register("cordons_applied", "Cordons", own.cordons_applied.clone());
-            registry.register(
-                "cordons_removed",
-                "Cordons taken back",
-                own.cordons_removed.clone(),
-            );
-            registry.register(
-                "ruleset_evaluations",
-                "Rule sets evaluated, by result",
-                own.evaluations.clone(),
-            );
-        });
-        metrics.register(|registry| {
-            registry.register(
+            ),
+            shown: Arc::default(),
+            taints_applied: quarantine.family("taints_applied", "Taints added"),
+            taints_removed: quarantine.family("taints_removed", "Taints removed"),
+            cordons_applied: quarantine.counter("cordons_applied", "Cordons"),
+            cordons_removed: quarantine.counter("cordons_removed", "Cordons taken back"),
+            evaluations: quarantine.family("ruleset_evaluations", "Rule sets evaluated, by result"),
+            handling: quarantine.histogram(
+                "event_handling_duration_seconds",
+                "From taking an event from the feed until it was decided about",
+                BUCKETS,
+            ),
+            quarantine: quarantine.histogram(
+                "node_quarantine_duration_seconds",
+                "From the time of the oldest fault until its node was out of service",
+                BUCKETS,
+            ),
+            backlog: quarantine.gauge(
+                "event_backlog_count",
+                "Events that are stored and not taken in yet",
+            ),
+            breaker_state: quarantine
+                .family("breaker_state", "1 for the state of the circuit breaker"),
+            breaker_utilization: quarantine.float_gauge(
+                "breaker_utilization",
+                "How far the fullest limit on quarantines is used up; 1 is full",
+            ),
+            held: metrics.gauge(
                 "gpuwarden_quarantine_held_nodes",
                 "Nodes that the brake or a pause holds back from being taken out of service",
-                own.held.clone(),
-            );
-            registry.register(
+            ),
+            unsaved: metrics.gauge(
                 "gpuwarden_quarantine_unsaved_seconds",
                 "For how long the fault book could not be saved; 0 where it is",
-                own.unsaved.clone(),
-            );
-            registry.register(
+            ),
+            overflow: metrics.counter(
                 "gpuwarden_fault_book_overflow",
                 "Faults that were not taken in or were given up, for the book of faults is full",
-                own.overflow.clone(),
-            );
-        });
-        own
+            ),
+        }
     }
 
     pub(super) fn error(&self, kind: &str) {

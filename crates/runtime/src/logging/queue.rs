@@ -32,7 +32,7 @@ struct Waiting {
 // === impl Queue ===
 
 impl Queue {
-    /// A queue whose lines a thread writes `to`, until the process ends. Without threads to
+    /// Returns a queue whose lines a thread writes `to`, until the process ends. Without threads to
     /// be had, they are lost and counted.
     pub(super) fn start(to: impl Write + Send + 'static) -> Arc<Self> {
         let queue = Arc::new(Self::default());
@@ -42,7 +42,7 @@ impl Queue {
         queue
     }
 
-    /// Lines, or parts of their bytes, that nobody will read.
+    /// Returns the counter of lines, or parts of their bytes, that nobody will read.
     pub(super) fn lost(&self) -> Counter {
         self.lost.clone()
     }

@@ -44,8 +44,8 @@ impl CertificateNames {
         }
     }
 
-    /// The node that the certificate speaks for: the one after `system:node:` in the
-    /// common name, the form of Kubernetes; else its DNS name, where it has exactly one.
+    /// Returns the node that the certificate speaks for: the one after `system:node:` in the common
+    /// name, the form of Kubernetes; else its DNS name, where it has exactly one.
     pub fn node(&self) -> Option<&str> {
         let common = self.common_name.as_deref();
         let named = common.and_then(|name| name.strip_prefix(NODE));

@@ -21,8 +21,8 @@ pub struct Validity {
 // === impl Validity ===
 
 impl Validity {
-    /// That of the first certificate in a file: its owner's, before those that lead to its
-    /// authority.
+    /// Returns the validity of the first certificate in a file: its owner's, before those that lead
+    /// to its authority.
     pub fn read(path: &Path) -> Result<Self, TlsError> {
         let certificates = read_certificates(path)?;
         let first = certificates.first();
@@ -48,7 +48,7 @@ impl Validity {
         })
     }
 
-    /// How long it may be used altogether.
+    /// Returns how long the certificate may be used altogether.
     pub fn whole(&self) -> SignedDuration {
         self.until.duration_since(self.from)
     }

@@ -124,7 +124,7 @@ impl Default for DynamicTable {
 }
 
 impl DynamicTable {
-    /// The field at an index of the joint address space: static from 1, dynamic after.
+    /// Returns the field at an index of the joint address space: static from 1, dynamic after.
     fn get(&self, index: usize) -> Result<(&[u8], &[u8]), HpackError> {
         let unknown = HpackError::UnknownIndex(index);
         let position = index.checked_sub(1).ok_or(unknown)?;

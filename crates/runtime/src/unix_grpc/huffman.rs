@@ -115,7 +115,7 @@ pub(super) fn decode(mut input: &[u8]) -> Option<Vec<u8>> {
     }
 }
 
-/// The symbol whose code the window starts with, and the code's length.
+/// Returns the symbol whose code the window starts with, and the code's length.
 fn first_symbol(window: u64) -> Option<(u16, u32)> {
     ROWS.iter().find_map(|row| {
         let offset = (window >> (u64::BITS - row.length)).checked_sub(row.first)?;

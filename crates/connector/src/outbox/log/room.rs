@@ -33,7 +33,7 @@ impl Log {
         })
     }
 
-    /// Which limit the group has reached, if it has, and there is nothing left to forget
+    /// Returns which limit the group has reached, if it has, and there is nothing left to forget
     /// that was delivered before.
     pub(super) fn exceeded(&mut self) -> Option<OutboxError> {
         loop {

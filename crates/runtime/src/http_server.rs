@@ -1,0 +1,203 @@
+//! An HTTP server, with or without TLS: accepts connections, as many as are allowed, and ends
+//! them in order.
+//!
+//! Anybody may connect, ask and not read, or not even ask. So that probes and metrics answer
+//! nevertheless, no connection waits to be accepted: beyond the limit it comes into a small
+//! reserve, where it gets one answer, and where the oldest gives way to the newest. And where
+//! room is wanted, whoever is idle is let go.
+
+mod probes;
+mod write_deadline;
+
+use std::collections::VecDeque;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::Router;
+use hyper::server::conn::http1;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use rustls::ServerConfig;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, Semaphore};
+use tokio::task::{AbortHandle, JoinSet};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+
+pub use probes::{liveness, metrics, readiness};
+use write_deadline::WriteDeadline;
+
+use crate::tls::ServerTls;
+
+/// Most connections that are kept at a time.
+pub const MAX_CONNECTIONS: usize = 256;
+/// Most connections beyond these, each for one answer. Whoever wants to keep a probe from its
+/// answer has to connect so often while the answer is made.
+const RESERVE: usize = 64;
+/// How long a client may take for a TLS handshake and for the head of a request, and how long
+/// an idle connection is kept.
+const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long a client may take nothing of what is sent to it.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
+/// Most bytes of a request's head.
+const MAX_HEAD_BYTES: usize = 32 * 1024;
+/// How long requests under way may take after the end was asked for.
+const GRACE: Duration = Duration::from_millis(500);
+/// What is spoken within TLS.
+const ALPN: &[u8] = b"http/1.1";
+/// Wait after a failed accept: mostly the process has run out of descriptors.
+const ACCEPT_RETRY: Duration = Duration::from_millis(100);
+
+/// What clients may take.
+#[derive(Clone, Copy)]
+struct Limits {
+    connections: usize,
+    reserve: usize,
+    header_timeout: Duration,
+    write_timeout: Duration,
+}
+
+/// Serves until `cancel`, ends within a second of it, and returns the listener: requests under
+/// way may finish. `tls` is `None` for connections in the open. At most [`MAX_CONNECTIONS`]
+/// connections are kept at a time; further ones get one answer each.
+pub async fn serve(
+    listener: TcpListener,
+    tls: Option<Arc<ServerTls>>,
+    routes: Router,
+    cancel: CancellationToken,
+) -> TcpListener {
+    serve_within(Limits::default(), listener, tls, routes, cancel).await
+}
+
+async fn serve_within(
+    limits: Limits,
+    listener: TcpListener,
+    tls: Option<Arc<ServerTls>>,
+    routes: Router,
+    cancel: CancellationToken,
+) -> TcpListener {
+    let slots = Arc::new(Semaphore::new(limits.connections));
+    let room_wanted = Arc::new(Notify::new());
+    let mut connections = JoinSet::new();
+    // Oldest first.
+    let mut reserve: VecDeque<AbortHandle> = VecDeque::new();
+    let accept = async {
+        loop {
+            while connections.try_join_next().is_some() {}
+            let stream = match listener.accept().await {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    tracing::warn!(%error, "cannot accept a connection");
+                    tokio::time::sleep(ACCEPT_RETRY).await;
+                    continue;
+                }
+            };
+            let tls = tls.as_deref().map(acceptor);
+            let connection = Connection {
+                routes: routes.clone(),
+                limits,
+                cancel: cancel.clone(),
+                room_wanted: Arc::clone(&room_wanted),
+            };
+            if let Ok(slot) = Arc::clone(&slots).try_acquire_owned() {
+                connections.spawn(async move {
+                    connection.serve(stream, tls, true).await;
+                    drop(slot);
+                });
+                continue;
+            }
+            room_wanted.notify_waiters();
+            reserve.retain(|served| !served.is_finished());
+            if reserve.len() >= limits.reserve
+                && let Some(oldest) = reserve.pop_front()
+            {
+                oldest.abort();
+            }
+            reserve.push_back(connections.spawn(connection.serve(stream, tls, false)));
+        }
+    };
+    cancel.run_until_cancelled(accept).await;
+    let finish = async { while connections.join_next().await.is_some() {} };
+    // Whoever is still not done is cut off when the set is dropped.
+    drop(tokio::time::timeout(GRACE, finish).await);
+    listener
+}
+
+/// Returns what the next connection shakes hands with: the certificates may have changed.
+fn acceptor(tls: &ServerTls) -> TlsAcceptor {
+    let mut config = ServerConfig::clone(&tls.config());
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    TlsAcceptor::from(Arc::new(config))
+}
+
+/// What a connection is answered with, and what ends it.
+struct Connection {
+    routes: Router,
+    limits: Limits,
+    cancel: CancellationToken,
+    room_wanted: Arc<Notify>,
+}
+
+// === impl Connection ===
+
+impl Connection {
+    /// Shakes hands where TLS is spoken, then answers.
+    async fn serve(self, stream: TcpStream, tls: Option<TlsAcceptor>, keep: bool) {
+        let stream = WriteDeadline::new(stream, self.limits.write_timeout);
+        let Some(tls) = tls else {
+            return self.answer(stream, keep).await;
+        };
+        match tokio::time::timeout(self.limits.header_timeout, tls.accept(stream)).await {
+            Ok(Ok(stream)) => self.answer(stream, keep).await,
+            Ok(Err(error)) => tracing::debug!(%error, "connection was not secured"),
+            Err(_) => tracing::debug!("connection was not secured in time"),
+        }
+    }
+
+    /// Answers request after request, or one only, until its client goes or it is to end.
+    async fn answer(self, stream: impl AsyncRead + AsyncWrite + Unpin, keep: bool) {
+        let connection = http1::Builder::new()
+            .timer(TokioTimer::new())
+            .header_read_timeout(self.limits.header_timeout)
+            .max_buf_size(MAX_HEAD_BYTES)
+            .keep_alive(keep)
+            .serve_connection(TokioIo::new(stream), TowerToHyperService::new(self.routes));
+        let mut connection = pin!(connection);
+        let to_end = async {
+            tokio::select! {
+                () = self.cancel.cancelled() => {}
+                () = self.room_wanted.notified() => {}
+            }
+        };
+        let result = tokio::select! {
+            result = connection.as_mut() => result,
+            () = to_end => {
+                // An idle one ends at once, another with the answer that is under way.
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(error) = result {
+            // Clients go away as they like.
+            tracing::debug!(%error, "connection ended");
+        }
+    }
+}
+
+// === impl Limits ===
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            connections: MAX_CONNECTIONS,
+            reserve: RESERVE,
+            header_timeout: HEADER_TIMEOUT,
+            write_timeout: WRITE_TIMEOUT,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
