@@ -46,7 +46,7 @@ pub(crate) struct Args {
 }
 
 /// The versions that the tests run on.
-const DEFAULT_VERSIONS: [Version; 2] = [Version::V1_37, Version::V1_36];
+const DEFAULT_VERSIONS: [Version; 2] = [Version::LATEST, Version::V1_36];
 
 /// What became of one component.
 enum Outcome {
@@ -57,7 +57,7 @@ enum Outcome {
 
 /// Sets up, or checks, and fails where something stays missing.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    let missing = set_up(&args.kubernetes, !args.check)?;
+    let missing = set_up(with_fuzzer(&args.kubernetes), !args.check)?;
     if missing.is_empty() {
         return Ok(());
     }
@@ -67,27 +67,41 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     )
 }
 
-/// Sets up all that the tests need; returns the names of what stays missing.
+/// Sets up what the tests need. Returns the names of what stays missing.
 pub(crate) fn for_tests() -> anyhow::Result<Vec<String>> {
-    set_up(&DEFAULT_VERSIONS, true)
+    set_up(components(&DEFAULT_VERSIONS), true)
 }
 
-fn set_up(versions: &[Version], install_missing: bool) -> anyhow::Result<Vec<String>> {
-    let mut components: Vec<Component> = versions
-        .iter()
-        .copied()
-        .map(Component::ControlPlane)
-        .collect();
-    components.extend([
+/// Sets up what the soak needs. Returns the names of what stays missing.
+pub(crate) fn for_soak() -> anyhow::Result<Vec<String>> {
+    set_up(with_fuzzer(&[Version::LATEST]), true)
+}
+
+/// Returns what the tests need for these versions.
+fn components(versions: &[Version]) -> Vec<Component> {
+    let planes = versions.iter().copied().map(Component::ControlPlane);
+    let rest = [
         Component::Supervise,
         Component::Kwok,
         Component::PythonGrpc,
         Component::Chromium,
         Component::Go,
-        Component::CxxCompiler,
         Component::KernelLog,
         Component::FileSystem,
-    ]);
+    ];
+    planes.chain(rest).collect()
+}
+
+/// Returns [`components`] and what the fuzzer needs.
+fn with_fuzzer(versions: &[Version]) -> Vec<Component> {
+    let mut all = components(versions);
+    all.push(Component::CxxCompiler);
+    all
+}
+
+/// Looks for the components, and installs those that are missing where it may. Returns the names of
+/// what stays missing.
+fn set_up(components: Vec<Component>, install_missing: bool) -> anyhow::Result<Vec<String>> {
     let mut held = None;
     for component in &components {
         if install_missing && held.is_none() && component.locate()?.is_none() {

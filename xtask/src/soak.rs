@@ -33,7 +33,7 @@ pub(crate) struct Args {
 
 /// Runs it all; fails at the first finding.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    step("set-up", || setup::for_tests().map(drop))?;
+    step("set-up", || setup::for_soak().map(drop))?;
     if args.hostile {
         return hostile(args.seconds);
     }

@@ -1,5 +1,4 @@
-//! `cargo xtask test`: set-up, build, all tests with a little of every fuzz target, and what was
-//! skipped.
+//! `cargo xtask test`: set-up, build, all tests, and what was skipped.
 
 use std::{
     collections::BTreeSet,
@@ -10,18 +9,13 @@ use std::{
 use anyhow::{Context as _, bail};
 use testkit::{
     SKIP_FILE, Version,
-    components::Component,
     supervisor::{self, Programs},
 };
 
 use crate::{
-    fuzz, setup,
+    setup,
     shell::{cargo, run as run_command, step, target_dir},
 };
-
-/// How long each fuzz target runs where all is tested, in seconds: over its seeds and somewhat
-/// beyond, and long enough to see that it still fits what it calls.
-const FUZZ_SECONDS: u32 = 10;
 
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -64,22 +58,13 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 .env(SKIP_FILE, skips.path()),
         )
     });
-    let mut noted = fs::read_to_string(skips.path())?;
-    let mut fuzzed = Ok(());
-    if args.args.is_empty() {
-        if Component::CxxCompiler.locate()?.is_some() {
-            fuzzed = step("fuzz targets", || fuzz::run(&fuzz::Args::all(FUZZ_SECONDS)));
-        } else {
-            noted.push_str("\nfuzz targets: need a C++ compiler\n");
-        }
-    }
+    let noted = fs::read_to_string(skips.path())?;
     let skipped = read_skips(&noted);
     for skip in &skipped {
         println!("skipped: {skip}");
     }
     println!("{} skipped", skipped.len());
     tested?;
-    fuzzed?;
     if setup::in_ci() && !skipped.is_empty() {
         bail!(
             "{} tests were skipped, which is a failure with CI=true",
