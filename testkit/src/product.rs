@@ -19,10 +19,10 @@ use tempfile::TempDir;
 use crate::wait::wait_for;
 
 /// How long the product may take until it says where it listens.
-const START_LIMIT: Duration = Duration::from_secs(20);
+const START_LIMIT: Duration = Duration::from_secs(60);
 
 /// How long the product may take to end after SIGTERM before a test gives up.
-const END_LIMIT: Duration = Duration::from_secs(20);
+const END_LIMIT: Duration = Duration::from_secs(60);
 
 /// How long a client command may take.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
