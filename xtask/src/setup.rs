@@ -29,7 +29,7 @@ const CONTROL_PLANE_PROGRAMS: [&str; 5] = [
     "kubectl",
 ];
 
-/// Where Kubernetes' programs take the version from that they report.
+/// The packages from which Kubernetes' programs take the version that they report.
 const VERSION_PACKAGES: [&str; 2] = [
     "k8s.io/component-base/version",
     "k8s.io/client-go/pkg/version",
@@ -45,10 +45,11 @@ pub(crate) struct Args {
     kubernetes: Vec<Version>,
 }
 
-/// The versions that the tests run on.
+/// The versions that the tests run on. An older one is for two tests, and takes ten minutes to
+/// build: on a machine that has none these are skipped, but under CI.
 const DEFAULT_VERSIONS: [Version; 2] = [Version::LATEST, Version::V1_36];
 
-/// What became of one component.
+/// The result of looking for, or installing, a component.
 enum Outcome {
     Present(PathBuf),
     Installed(PathBuf, f64),
@@ -67,9 +68,15 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     )
 }
 
-/// Sets up what the tests need. Returns the names of what stays missing.
+/// Sets up what the tests need; under CI also what few of them need. Returns the names of what
+/// stays missing.
 pub(crate) fn for_tests() -> anyhow::Result<Vec<String>> {
-    set_up(components(&DEFAULT_VERSIONS), true)
+    let versions = if in_ci() {
+        &DEFAULT_VERSIONS[..]
+    } else {
+        &[Version::LATEST]
+    };
+    set_up(components(versions), true)
 }
 
 /// Sets up what the soak needs. Returns the names of what stays missing.
@@ -130,7 +137,7 @@ fn set_up(components: Vec<Component>, install_missing: bool) -> anyhow::Result<V
     Ok(missing)
 }
 
-/// One set-up at a time for all clones.
+/// Waits for its turn: there is one set-up at a time for all clones.
 fn lock() -> anyhow::Result<File> {
     let dir = cache_dir()?;
     fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
@@ -262,7 +269,7 @@ fn build_control_plane(version: Version, place: &Path) -> anyhow::Result<()> {
     })
 }
 
-/// The release that a module file pins, as in `v1.37.1`.
+/// Returns the release that a module file pins, as in `v1.37.1`.
 fn kubernetes_release(module: &str) -> Option<&str> {
     module.lines().find_map(|line| {
         let mut words = line.split_whitespace();
@@ -272,8 +279,8 @@ fn kubernetes_release(module: &str) -> Option<&str> {
     })
 }
 
-/// A virtual environment. It is renamed afterwards, which its interpreter does not
-/// mind; only the scripts in its `bin` would, and nobody calls those.
+/// Makes a virtual environment. It is renamed afterwards, which its interpreter does not mind; only
+/// the scripts in its `bin` would, and nobody calls those.
 fn make_python(dir: &Path) -> anyhow::Result<()> {
     let Some(python) = find_program("python3") else {
         bail!("needs python3, which is not on the PATH");
@@ -340,7 +347,7 @@ fn install_package(package: &str) -> anyhow::Result<()> {
     shell::output(apt().args(["install", "--yes", "--no-install-recommends", package])).map(drop)
 }
 
-/// Whether skips are failures.
+/// Returns true if skips are failures.
 pub(crate) fn in_ci() -> bool {
     env::var("CI").is_ok_and(|ci| ci == "true")
 }
