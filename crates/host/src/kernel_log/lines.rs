@@ -46,11 +46,11 @@ enum Input {
     Stream(AsyncFd<OwnedFd>),
 }
 
-/// What was made of the lines so far.
+/// The events that were made of the lines so far.
 #[derive(Debug)]
 struct Output {
     parser: LineParser,
-    /// Whether the last line was a raw record, after which its `KEY=value` lines come.
+    /// True if the last line was a raw record, after which its `KEY=value` lines come.
     after_raw_record: bool,
     /// The end of the last line delivered, for input that can be resumed.
     place: Option<Place>,
@@ -183,7 +183,7 @@ impl Lines {
         self.output.position()
     }
 
-    /// The file that is followed and is not there.
+    /// Returns the path of the file that is followed and is not there.
     pub(super) fn missing(&self) -> Option<&Path> {
         match &self.input {
             Input::Followed(follow) => follow.missing(),
@@ -260,7 +260,7 @@ impl Lines {
         }
     }
 
-    /// For tests: the followed file.
+    /// Returns the followed file, for tests.
     #[cfg(test)]
     fn followed(&mut self) -> &mut Follow {
         match &mut self.input {
@@ -282,8 +282,8 @@ fn path_error(path: &Path, source: io::Error) -> OpenError {
     }
 }
 
-/// Whether a read would return at once. The descriptor may be shared with other processes, so it is
-/// not made non-blocking; it is asked instead.
+/// Returns true if a read would return at once. The descriptor may be shared with other processes,
+/// so it is not made non-blocking; it is asked instead.
 fn is_readable(fd: &OwnedFd) -> io::Result<bool> {
     let now = Timespec {
         tv_sec: 0,
@@ -378,7 +378,7 @@ impl Output {
     }
 }
 
-/// Whether the line is ` KEY=value`, as it follows the text of a raw record.
+/// Returns true if the line is ` KEY=value`, as it follows the text of a raw record.
 fn is_record_property(line: &[u8]) -> bool {
     let Some((key, _)) = line
         .strip_prefix(b" ")

@@ -13,7 +13,7 @@ use super::follow::{FileId, directory_of};
 /// Numbers from here on are dates.
 const DATES: u32 = 1000;
 
-/// What is to be read behind a file.
+/// The file that is to be read behind another one.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Next {
     /// A file that rotation has made; `None`: the one that has the name now.
@@ -32,13 +32,13 @@ struct Rotated {
 /// Its place among them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Turn {
-    /// How many rotations ago.
+    /// The file was rotated so many times.
     Ago(u32),
     /// A date, which sorts as text.
     Date(String),
 }
 
-/// What comes behind `file`, which once was at `path`. Looks at the directory.
+/// Returns the file that comes behind `file`, which once was at `path`. Looks at the directory.
 pub(super) fn next(path: &Path, file: FileId) -> io::Result<Next> {
     let all = list(path)?;
     let Some(own) = all.iter().find(|it| it.id == file) else {
@@ -79,7 +79,7 @@ fn list(path: &Path) -> io::Result<Vec<Rotated>> {
     for entry in fs::read_dir(directory_of(path))? {
         let entry = entry?;
         let other = entry.file_name();
-        let Some(turn) = turn(name, other.as_encoded_bytes()) else {
+        let Some(turn) = rotation_of(name, other.as_encoded_bytes()) else {
             continue;
         };
         // One that vanishes meanwhile is gone.
@@ -93,9 +93,9 @@ fn list(path: &Path) -> io::Result<Vec<Rotated>> {
     Ok(found)
 }
 
-/// Which rotation of `name` has made `other`, if one has; those that are compressed cannot be
+/// Returns the rotation of `name` that has made `other`, if one has; compressed files cannot be
 /// read.
-fn turn(name: &[u8], other: &[u8]) -> Option<Turn> {
+fn rotation_of(name: &[u8], other: &[u8]) -> Option<Turn> {
     let (mark, rest) = other.strip_prefix(name)?.split_first()?;
     let text = std::str::from_utf8(rest).ok()?;
     let digits = |byte: u8| byte.is_ascii_digit() || byte == b'-';
@@ -130,7 +130,11 @@ mod tests {
             ("other.log.1", None),
         ];
         for (other, expected) in cases {
-            assert_eq!(turn(b"kern.log", other.as_bytes()), expected, "{other}");
+            assert_eq!(
+                rotation_of(b"kern.log", other.as_bytes()),
+                expected,
+                "{other}"
+            );
         }
     }
 }
