@@ -42,8 +42,8 @@ const PAGE: u32 = 500;
 /// found (`connect/transport.rs`). Up to a third less, at random: many who began together,
 /// one on each node, do not stay in step.
 pub(crate) const WATCH_SECONDS: u32 = 30;
-/// How much later that end may come. A proxy in between can keep our connection alive, and
-/// answer its pings, while the API server behind it is gone.
+/// Time by which that end may be late. A proxy in between can keep our connection alive, and answer
+/// its pings, while the API server behind it is gone.
 const WATCH_GRACE: Duration = Duration::from_secs(15);
 /// Longest time for one page of a list, of up to about 10 MB.
 const PAGE_TIMEOUT: Duration = REQUEST_TIMEOUT.saturating_mul(3);
@@ -57,7 +57,7 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(5);
 /// first one again.
 const WORKED: Duration = Duration::from_secs(1);
 
-/// What a watch says.
+/// One thing that a watch tells.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Signal<T> {
     /// A list begins: all objects are delivered again, as `Applied`.
@@ -70,7 +70,7 @@ pub enum Signal<T> {
     Deleted(String),
     /// The watch does not work. It is tried again for ever; each failed try is told.
     Failing {
-        /// Why, for people.
+        /// The reason, in words.
         error: String,
         /// The API server does not let us: waiting alone will not mend it.
         refused: bool,
@@ -86,11 +86,11 @@ pub type NodeEvent = Signal<NodeView>;
 #[derive(Clone, Debug)]
 pub struct Selection {
     path: String,
-    /// Which objects below `path`; `None`: all.
+    /// The field selector of the objects below `path`; `None`: all.
     fields: Option<String>,
 }
 
-/// Why a list or watch ended.
+/// The reason why a list or watch ended.
 enum Stop {
     /// Nobody listens any more.
     Unheard,
@@ -100,7 +100,7 @@ enum Stop {
     Failed(String, bool),
 }
 
-/// What sees each signal before the consumer does.
+/// A function that sees each signal before the consumer does.
 type Look<T> = Box<dyn Fn(&Signal<T>) + Send + Sync>;
 
 /// A watch whose consumer gets objects as `T`s.
@@ -109,12 +109,12 @@ struct Watch<T> {
     selection: Selection,
     look: Look<T>,
     signals: mpsc::Sender<Signal<T>>,
-    /// From where to go on; `None`: list first.
+    /// The version to go on from; `None`: list first.
     version: Option<String>,
     back_off: Duration,
     random: RandomState,
     failing: bool,
-    /// Whether a malformed object was logged since the last list.
+    /// True if a malformed object was logged since the last list.
     malformed: bool,
     /// Behind which version a line could not be read.
     unreadable: Option<String>,
@@ -148,7 +148,7 @@ enum LineKind {
     Error,
 }
 
-/// What the watch itself reads of an object, whatever else is wrong with it.
+/// The part of an object that the watch itself reads, whatever else is wrong with it.
 #[derive(Default, Deserialize)]
 struct Object {
     #[serde(default)]
@@ -203,7 +203,7 @@ impl Cluster {
         receiver
     }
 
-    /// The nodes as the watch last saw them.
+    /// Returns the nodes as the watch last saw them.
     pub fn known_nodes(&self) -> KnownNodes {
         self.known.clone()
     }
@@ -325,18 +325,20 @@ impl<T: DeserializeOwned> Watch<T> {
                 .map_err(Stop::failed)?;
             let answer = self.client.request_text(request);
             let answer = tokio::time::timeout(PAGE_TIMEOUT, answer).await;
-            let answer = answer.map_err(|_| Stop::late())?.map_err(Stop::failed)?;
+            let answer = answer
+                .map_err(|_| Stop::timed_out())?
+                .map_err(Stop::failed)?;
             let list: List<'_> = serde_json::from_str(&answer)
                 .map_err(kube::Error::SerdeError)
                 .map_err(Stop::failed)?;
             if first {
-                self.recovered().await?;
+                self.send_recovered().await?;
                 self.malformed = false;
                 self.send(Signal::Restarted).await?;
                 first = false;
             }
             for object in list.items.into_iter().flatten() {
-                self.applied(object).await?;
+                self.send_applied(object).await?;
             }
             if let Some(token) = list.metadata.continue_.filter(|token| !token.is_empty()) {
                 page = page.continue_token(&token);
@@ -367,9 +369,9 @@ impl<T: DeserializeOwned> Watch<T> {
         let begin = Instant::now();
         let end = begin + Duration::from_secs(WATCH_SECONDS.into()) + WATCH_GRACE;
         let started = tokio::time::timeout_at(end, self.client.request_stream(request)).await;
-        let started = started.map_err(|_| Stop::late())?;
+        let started = started.map_err(|_| Stop::timed_out())?;
         let stream = started.map_err(|error| self.watch_failed(error))?;
-        self.recovered().await?;
+        self.send_recovered().await?;
 
         let mut stream = pin!(stream);
         let mut worked = false;
@@ -379,7 +381,7 @@ impl<T: DeserializeOwned> Watch<T> {
                 Ok(Ok(Some(line))) => line,
                 Ok(Ok(None)) => break,
                 Ok(Err(error)) => return Err(Stop::failed(kube::Error::ReadEvents(error))),
-                Err(_) => return Err(Stop::late()),
+                Err(_) => return Err(Stop::timed_out()),
             };
             let Line { kind, object } = match serde_json::from_slice(&line) {
                 Ok(line) => line,
@@ -398,9 +400,9 @@ impl<T: DeserializeOwned> Watch<T> {
                 self.version = Some(version.to_owned());
             }
             match (kind, seen.name()) {
-                (LineKind::Added | LineKind::Modified, _) => self.applied(object).await?,
+                (LineKind::Added | LineKind::Modified, _) => self.send_applied(object).await?,
                 (LineKind::Deleted, Some(name)) => self.send(Signal::Deleted(name)).await?,
-                (LineKind::Deleted, None) => self.malformed("it has no name"),
+                (LineKind::Deleted, None) => self.log_malformed("it has no name"),
                 (LineKind::Bookmark | LineKind::Error, _) => {}
             }
         }
@@ -414,13 +416,14 @@ impl<T: DeserializeOwned> Watch<T> {
         ))
     }
 
-    /// From 0 to 1, at random: the state of the hasher is, and what is hashed never comes again.
+    /// Returns a random number from 0 to 1: the state of the hasher is random, and what is hashed
+    /// never comes again.
     fn chance(&self) -> f64 {
         let random = self.random.hash_one(std::time::Instant::now()) % 1024;
         f64::from(u16::try_from(random).unwrap_or_default()) / 1023.0
     }
 
-    /// What a failed watch means, and from where to go on.
+    /// Returns the meaning of a failed watch, and notes from where to go on.
     fn watch_failed(&mut self, error: kube::Error) -> Stop {
         let kube::Error::Api(status) = &error else {
             return Stop::failed(error);
@@ -436,8 +439,8 @@ impl<T: DeserializeOwned> Watch<T> {
         Stop::failed(error)
     }
 
-    /// What a line means that is no event. It may have been any change, so nothing after it
-    /// may be taken: the watch begins anew before it, and gets it whole. Where it does not
+    /// Returns the meaning of a line that is no event. It may have been any change, so nothing
+    /// after it may be taken: the watch begins anew before it, and gets it whole. If it comes so
     /// twice, all is listed.
     fn unreadable(&mut self, line: &[u8], error: &serde_json::Error) -> Stop {
         // The API server may say what is wrong without an event around it.
@@ -455,11 +458,11 @@ impl<T: DeserializeOwned> Watch<T> {
         )
     }
 
-    async fn applied(&mut self, object: &RawValue) -> Result<(), Stop> {
+    async fn send_applied(&mut self, object: &RawValue) -> Result<(), Stop> {
         match serde_json::from_str(object.get()) {
             Ok(object) => self.send(Signal::Applied(Arc::new(object))).await,
             Err(error) => {
-                self.malformed(&error.to_string());
+                self.log_malformed(&error.to_string());
                 Ok(())
             }
         }
@@ -467,7 +470,7 @@ impl<T: DeserializeOwned> Watch<T> {
 
     /// Logs an object that is skipped; the first after a list only, since a second one
     /// cannot be told from it.
-    fn malformed(&mut self, error: &str) {
+    fn log_malformed(&mut self, error: &str) {
         if !self.malformed {
             tracing::warn!(
                 path = self.selection.path,
@@ -478,7 +481,7 @@ impl<T: DeserializeOwned> Watch<T> {
         self.malformed = true;
     }
 
-    async fn recovered(&mut self) -> Result<(), Stop> {
+    async fn send_recovered(&mut self) -> Result<(), Stop> {
         if !self.failing {
             return Ok(());
         }
@@ -496,11 +499,11 @@ impl<T: DeserializeOwned> Watch<T> {
 // === impl Stop ===
 
 impl Stop {
-    fn late() -> Self {
+    fn timed_out() -> Self {
         Self::Failed("the API server did not answer in time".to_owned(), false)
     }
 
-    /// An error with its causes, in one line.
+    /// Returns the signal of a failure: an error with its causes, in one line.
     fn failed(error: impl std::error::Error + 'static) -> Self {
         let any: &(dyn std::error::Error + 'static) = &error;
         let refused = matches!(
@@ -511,7 +514,7 @@ impl Stop {
     }
 }
 
-/// The next line of a watch; `None` at its end. One that is too long comes in pieces.
+/// Returns the next line of a watch; `None` at its end. One that is too long comes in pieces.
 async fn line(stream: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
     let mut limited = stream.take(LINE_BYTES);

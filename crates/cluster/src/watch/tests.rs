@@ -29,7 +29,7 @@ fn bookmark(version: &str) -> String {
     )
 }
 
-/// An event as one word.
+/// Returns an event as one word.
 fn word(event: &NodeEvent) -> String {
     match event {
         NodeEvent::Restarted => "restarted".to_owned(),
