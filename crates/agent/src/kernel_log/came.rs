@@ -1,15 +1,15 @@
-//! When a line came, by our clock: what a person has decided since is not undone by a line that
-//! was there before, however late it is read or counted.
+//! The time when a line came, by our clock: what a person has decided since is not undone by a line
+//! that was there before, however late it is read or counted.
 //!
 //! The log's own time is asked only of lines that waited to be read: the kernel's clock drifts
 //! from ours, and those of files may be anything. What is read as it comes came now.
 
 use jiff::Timestamp;
 
-/// What is known of when the next line came.
+/// The times between which the next line came, as far as known.
 #[derive(Debug, Default)]
 pub(super) struct Came {
-    /// What was there when the source was opened has been read.
+    /// True if what was there when the source was opened has been read.
     caught_up: bool,
     /// All before was read, and the next line is waited for.
     live: bool,
@@ -20,22 +20,22 @@ pub(super) struct Came {
 // === impl Came ===
 
 impl Came {
-    /// The source is opened, or opened again behind the last line.
+    /// Notes that the source is opened, or opened again behind the last line.
     pub(super) fn opened(&mut self) {
         (self.caught_up, self.live) = (false, false);
     }
 
-    /// What was there has been read.
+    /// Notes that what was there has been read.
     pub(super) fn caught_up(&mut self) {
         self.caught_up = true;
     }
 
-    /// Nothing is read: lines wait.
+    /// Notes that nothing is read: lines wait.
     pub(super) fn pauses(&mut self) {
         self.live = false;
     }
 
-    /// What has come until `now` was read; `all` of it, as far as one can tell.
+    /// Notes that what has come until `now` was read; `all` of it, as far as one can tell.
     pub(super) fn read(&mut self, all: bool, now: Timestamp) {
         self.live = self.caught_up && all;
         if self.live {
@@ -43,8 +43,8 @@ impl Came {
         }
     }
 
-    /// When a line came that is read `now` and says `at` of itself. The order of the log counts
-    /// before its times.
+    /// Returns when a line came that is read `now` and says `at` of itself. The order of the log
+    /// counts before its times.
     pub(super) fn at(&mut self, at: Timestamp, now: Timestamp) -> Timestamp {
         let came = if self.live {
             now

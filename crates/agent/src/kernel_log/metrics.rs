@@ -144,7 +144,7 @@ impl KernelLogMetrics {
         own
     }
 
-    /// XID and `SXid` lines that could not be read.
+    /// Counts XID and `SXid` lines that could not be read.
     pub(super) fn garbled(&self, lines: u64) {
         for _ in 0..lines {
             self.garbled.inc();
