@@ -1,7 +1,7 @@
 //! The kernel-log monitor (NVSentinel's syslog health monitor): reads a kernel log, finds the
 //! faults in it and reports them. What becomes of a report is the business of [`crate::monitor`].
 
-mod came;
+mod arrival;
 mod event;
 mod machine;
 mod metrics;
@@ -28,7 +28,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::monitor::{self, Monitor, Reporter};
-use came::Came;
+use arrival::Arrival;
 use machine::MachineFile;
 use metrics::KernelLogMetrics;
 use nics::NicNames;
@@ -90,7 +90,7 @@ pub struct KernelLogMonitor {
     /// Time of the newest line that has one.
     newest: Option<Timestamp>,
     last_place: Option<Position>,
-    came: Came,
+    arrival: Arrival,
     unreadable: Unreadable,
 }
 
@@ -139,7 +139,7 @@ impl KernelLogMonitor {
             missing: None,
             history_begins,
             newest: None,
-            came: Came::default(),
+            arrival: Arrival::default(),
             unreadable: Unreadable::default(),
         }
     }
@@ -185,14 +185,14 @@ impl KernelLogMonitor {
             self.history_begins = (self.clock)().checked_sub(self.config.history).ok();
             self.reporter.memory_mut().position = None;
             self.last_place = None;
-            self.came = Came::default();
+            self.arrival = Arrival::default();
         }
         if let Some(Position::Kmsg { seq, .. }) = self.reporter.memory().position {
             self.learn_from_handled(&spec, seq).await;
         }
         let position = self.reporter.memory().position.as_ref();
         let source = host::kernel_log::open(&spec, position)?;
-        self.came.opened();
+        self.arrival.note_opened();
         if self.chosen.is_none() && self.config.spec == Spec::Auto {
             tracing::info!(source = %spec, "the kernel log that can be read here was chosen");
         }
@@ -234,7 +234,7 @@ impl KernelLogMonitor {
             // A log that is not read shows as stuck.
             let has_room = self.reporter.has_room();
             if !has_room {
-                self.came.pauses();
+                self.arrival.note_pause();
             }
             let mut was_read = false;
             let read = tokio::select! {
@@ -263,7 +263,7 @@ impl KernelLogMonitor {
             // What a file that was not there has in it may be old.
             if was_read {
                 let all = read_all && source.missing().is_none();
-                self.came.read(all, (self.clock)());
+                self.arrival.note_read(all, (self.clock)());
             }
             if comes_or_goes {
                 self.reporter
@@ -364,7 +364,7 @@ impl KernelLogMonitor {
             Event::CaughtUp => {
                 self.reporter.boot_has_begun();
                 self.history_begins = None;
-                self.came.caught_up();
+                self.arrival.note_caught_up();
                 self.reporter
                     .show(self.state_when_caught_up(), &self.detail());
             }
@@ -381,7 +381,7 @@ impl KernelLogMonitor {
         let began = std::time::Instant::now();
         let at = record.wall.or(self.newest).unwrap_or(now);
         self.newest = record.wall.or(self.newest);
-        let came = self.came.at(at, now);
+        let came = self.arrival.came_at(at, now);
         self.reporter.has_read(at);
         let from_user_space = record.facility.is_some_and(|facility| facility != 0);
         let findings = if from_user_space && self.config.refuse_user_space {

@@ -91,7 +91,7 @@ pub struct Selection {
 }
 
 /// The reason why a list or watch ended.
-enum Stop {
+enum WatchEnd {
     /// Nobody listens any more.
     Unheard,
     /// The API server has forgotten the version: list anew. Not a failure.
@@ -101,13 +101,13 @@ enum Stop {
 }
 
 /// A function that sees each signal before the consumer does.
-type Look<T> = Box<dyn Fn(&Signal<T>) + Send + Sync>;
+type Observer<T> = Box<dyn Fn(&Signal<T>) + Send + Sync>;
 
 /// A watch whose consumer gets objects as `T`s.
 struct Watch<T> {
     client: Client,
     selection: Selection,
-    look: Look<T>,
+    look: Observer<T>,
     signals: mpsc::Sender<Signal<T>>,
     /// The version to go on from; `None`: list first.
     version: Option<String>,
@@ -279,8 +279,8 @@ impl<T: DeserializeOwned> Watch<T> {
             };
             let error = match result {
                 Ok(()) => continue,
-                Err(Stop::Unheard) => return,
-                Err(Stop::Expired) => {
+                Err(WatchEnd::Unheard) => return,
+                Err(WatchEnd::Expired) => {
                     tracing::debug!(
                         path = self.selection.path,
                         "the version to watch from is too old, listing again"
@@ -292,7 +292,7 @@ impl<T: DeserializeOwned> Watch<T> {
                     }
                     None
                 }
-                Err(Stop::Failed(error, refused)) => Some((error, refused)),
+                Err(WatchEnd::Failed(error, refused)) => Some((error, refused)),
             };
             if let Some((error, refused)) = error {
                 if !self.failing {
@@ -315,22 +315,22 @@ impl<T: DeserializeOwned> Watch<T> {
     }
 
     /// Delivers all objects, page by page.
-    async fn list(&mut self) -> Result<(), Stop> {
+    async fn list(&mut self) -> Result<(), WatchEnd> {
         let mut page = ListParams::default().limit(PAGE);
         page.field_selector.clone_from(&self.selection.fields);
         let mut first = true;
         loop {
             let request = Request::new(&self.selection.path)
                 .list(&page)
-                .map_err(Stop::failed)?;
+                .map_err(WatchEnd::failed)?;
             let answer = self.client.request_text(request);
             let answer = tokio::time::timeout(PAGE_TIMEOUT, answer).await;
             let answer = answer
-                .map_err(|_| Stop::timed_out())?
-                .map_err(Stop::failed)?;
+                .map_err(|_| WatchEnd::timed_out())?
+                .map_err(WatchEnd::failed)?;
             let list: List<'_> = serde_json::from_str(&answer)
                 .map_err(kube::Error::SerdeError)
-                .map_err(Stop::failed)?;
+                .map_err(WatchEnd::failed)?;
             if first {
                 self.send_recovered().await?;
                 self.malformed = false;
@@ -349,7 +349,10 @@ impl<T: DeserializeOwned> Watch<T> {
                 .resource_version
                 .filter(|version| !version.is_empty());
             if version.is_none() {
-                return Err(Stop::Failed("the list has no version".to_owned(), false));
+                return Err(WatchEnd::Failed(
+                    "the list has no version".to_owned(),
+                    false,
+                ));
             }
             self.version = version;
             return self.send(Signal::Listed).await;
@@ -358,18 +361,18 @@ impl<T: DeserializeOwned> Watch<T> {
 
     /// Delivers changes since `version` until the watch ends, which is no failure, unless
     /// it ends at once.
-    async fn watch(&mut self, version: &str) -> Result<(), Stop> {
+    async fn watch(&mut self, version: &str) -> Result<(), WatchEnd> {
         let seconds = f64::from(WATCH_SECONDS) * (1.0 - self.chance() / 3.0);
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // From 20 to 30.
         let mut params = WatchParams::default().timeout(seconds.ceil() as u32);
         params.field_selector.clone_from(&self.selection.fields);
         let request = Request::new(&self.selection.path)
             .watch(&params, version)
-            .map_err(Stop::failed)?;
+            .map_err(WatchEnd::failed)?;
         let begin = Instant::now();
         let end = begin + Duration::from_secs(WATCH_SECONDS.into()) + WATCH_GRACE;
         let started = tokio::time::timeout_at(end, self.client.request_stream(request)).await;
-        let started = started.map_err(|_| Stop::timed_out())?;
+        let started = started.map_err(|_| WatchEnd::timed_out())?;
         let stream = started.map_err(|error| self.watch_failed(error))?;
         self.send_recovered().await?;
 
@@ -380,8 +383,8 @@ impl<T: DeserializeOwned> Watch<T> {
             let line = match tokio::time::timeout_at(end, line(&mut stream)).await {
                 Ok(Ok(Some(line))) => line,
                 Ok(Ok(None)) => break,
-                Ok(Err(error)) => return Err(Stop::failed(kube::Error::ReadEvents(error))),
-                Err(_) => return Err(Stop::timed_out()),
+                Ok(Err(error)) => return Err(WatchEnd::failed(kube::Error::ReadEvents(error))),
+                Err(_) => return Err(WatchEnd::timed_out()),
             };
             let Line { kind, object } = match serde_json::from_slice(&line) {
                 Ok(line) => line,
@@ -410,7 +413,7 @@ impl<T: DeserializeOwned> Watch<T> {
             self.back_off = BACK_OFF_MIN;
             return Ok(());
         }
-        Err(Stop::Failed(
+        Err(WatchEnd::Failed(
             "the API server ended the watch at once".to_owned(),
             false,
         ))
@@ -424,25 +427,25 @@ impl<T: DeserializeOwned> Watch<T> {
     }
 
     /// Returns the meaning of a failed watch, and notes from where to go on.
-    fn watch_failed(&mut self, error: kube::Error) -> Stop {
+    fn watch_failed(&mut self, error: kube::Error) -> WatchEnd {
         let kube::Error::Api(status) = &error else {
-            return Stop::failed(error);
+            return WatchEnd::failed(error);
         };
         if status.code == 410 || status.reason == "Expired" {
-            return Stop::Expired;
+            return WatchEnd::Expired;
         }
         // A version that the API server does not take will not get better: one of another
         // etcd (400), or one of the future, after etcd was restored from a backup (504).
         if status.code == 400 || is_version_too_large(status) {
             self.version = None;
         }
-        Stop::failed(error)
+        WatchEnd::failed(error)
     }
 
     /// Returns the meaning of a line that is no event. It may have been any change, so nothing
     /// after it may be taken: the watch begins anew before it, and gets it whole. If it comes so
     /// twice, all is listed.
-    fn unreadable(&mut self, line: &[u8], error: &serde_json::Error) -> Stop {
+    fn unreadable(&mut self, line: &[u8], error: &serde_json::Error) -> WatchEnd {
         // The API server may say what is wrong without an event around it.
         let told: Option<Status> = serde_json::from_slice(line).ok();
         if let Some(status) = told.filter(|status| status.code != 0) {
@@ -452,13 +455,13 @@ impl<T: DeserializeOwned> Watch<T> {
             self.version = None;
         }
         self.unreadable.clone_from(&self.version);
-        Stop::Failed(
+        WatchEnd::Failed(
             format!("a line of the watch cannot be read: {error}"),
             false,
         )
     }
 
-    async fn send_applied(&mut self, object: &RawValue) -> Result<(), Stop> {
+    async fn send_applied(&mut self, object: &RawValue) -> Result<(), WatchEnd> {
         match serde_json::from_str(object.get()) {
             Ok(object) => self.send(Signal::Applied(Arc::new(object))).await,
             Err(error) => {
@@ -481,7 +484,7 @@ impl<T: DeserializeOwned> Watch<T> {
         self.malformed = true;
     }
 
-    async fn send_recovered(&mut self) -> Result<(), Stop> {
+    async fn send_recovered(&mut self) -> Result<(), WatchEnd> {
         if !self.failing {
             return Ok(());
         }
@@ -490,15 +493,18 @@ impl<T: DeserializeOwned> Watch<T> {
         self.send(Signal::Recovered).await
     }
 
-    async fn send(&self, signal: Signal<T>) -> Result<(), Stop> {
+    async fn send(&self, signal: Signal<T>) -> Result<(), WatchEnd> {
         (self.look)(&signal);
-        self.signals.send(signal).await.map_err(|_| Stop::Unheard)
+        self.signals
+            .send(signal)
+            .await
+            .map_err(|_| WatchEnd::Unheard)
     }
 }
 
-// === impl Stop ===
+// === impl WatchEnd ===
 
-impl Stop {
+impl WatchEnd {
     fn timed_out() -> Self {
         Self::Failed("the API server did not answer in time".to_owned(), false)
     }

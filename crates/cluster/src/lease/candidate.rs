@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::election::{
-    Answer, Ask, Deposed, Election, LEASE_DURATION, Next, RENEW_DEADLINE, Record,
+    Answer, Ask, Deposed, Election, LEASE_DURATION, NextStep, RENEW_DEADLINE, Record,
 };
 use super::store_note::StoreNote;
 use super::tenure::Tenure;
@@ -138,7 +138,7 @@ impl Candidate {
     async fn step(&mut self) -> Option<Deposed> {
         let now = Instant::now();
         let ask = match self.election.next(now) {
-            Next::Wait(until) => {
+            NextStep::Wait(until) => {
                 let leads = self.election.renewed_at().is_some();
                 tokio::select! {
                     () = tokio::time::sleep_until(until) => {}
@@ -150,14 +150,14 @@ impl Candidate {
                 }
                 return None;
             }
-            Next::Deposed(deposed) => {
+            NextStep::Deposed(deposed) => {
                 if let Some(tenure) = &self.tenure {
                     tenure.end();
                 }
                 self.publish_standing(None);
                 return Some(deposed);
             }
-            Next::Ask(ask) => ask,
+            NextStep::Ask(ask) => ask,
         };
         // A leader does not wait for an answer beyond its deadline.
         let left = self.election.renewed_at().map_or(ATTEMPT, |renewed_at| {

@@ -61,7 +61,7 @@ pub(crate) enum Answer {
 
 /// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum NextStep {
     /// Ask this now.
     Ask(Ask),
     /// Do nothing before then.
@@ -136,17 +136,17 @@ impl Election {
 
     /// Returns the step to take at `now`. Takes note of it: a request that it returns has to be
     /// made.
-    pub(crate) fn next(&mut self, now: Instant) -> Next {
+    pub(crate) fn next(&mut self, now: Instant) -> NextStep {
         if let Some(renewed_at) = self.renewed_at
             && now >= renewed_at + RENEW_DEADLINE
         {
             self.deposed.get_or_insert(Deposed::NotRenewed);
         }
         if let Some(deposed) = &self.deposed {
-            return Next::Deposed(deposed.clone());
+            return NextStep::Deposed(deposed.clone());
         }
         if now < self.next_at {
-            return Next::Wait(self.next_at);
+            return NextStep::Wait(self.next_at);
         }
         let ask = match &self.seen {
             _ if !self.fresh => Ask::Read,
@@ -160,7 +160,7 @@ impl Election {
         if !matches!(ask, Ask::Read) {
             self.unanswered = true;
         }
-        Next::Ask(ask)
+        NextStep::Ask(ask)
     }
 
     /// Lets the next request be made at `now`.

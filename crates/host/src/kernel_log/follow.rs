@@ -29,7 +29,7 @@ use siphasher::sip::SipHasher24;
 use super::{
     Position,
     line_buffer::LINE_MAX,
-    rotated::{Next, next},
+    rotated::{NextFile, next},
     watch::Watch,
 };
 
@@ -48,7 +48,7 @@ pub(super) struct FileId {
 
 /// The result of one read of a followed file.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum ReadStep {
     /// So many bytes were read.
     Read(usize),
     /// The next bytes are the start of this file: it was just opened, or was truncated.
@@ -63,7 +63,7 @@ pub(super) enum Step {
 
 /// The place where a followed file begins.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Begin {
+pub(super) enum StartingPlace {
     /// The start of whatever file has the name.
     Start,
     /// Behind the position that was asked for.
@@ -94,7 +94,10 @@ struct Current {
 
 impl Follow {
     /// Follows `path`, whose directory must exist.
-    pub(super) fn open(path: &Path, resume: Option<&Position>) -> io::Result<(Self, Begin)> {
+    pub(super) fn open(
+        path: &Path,
+        resume: Option<&Position>,
+    ) -> io::Result<(Self, StartingPlace)> {
         let directory = directory_of(path);
         fs::read_dir(directory)?;
         let names = WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::ONLYDIR;
@@ -126,12 +129,12 @@ impl Follow {
                     .map(|file| follow.resume(file, id, offset, line))
                     .transpose()?;
                 if resumed == Some(true) {
-                    Begin::Resumed
+                    StartingPlace::Resumed
                 } else {
-                    Begin::PositionGone
+                    StartingPlace::PositionGone
                 }
             }
-            _ => Begin::Start,
+            _ => StartingPlace::Start,
         };
         Ok((follow, begin))
     }
@@ -176,7 +179,7 @@ impl Follow {
     }
 
     /// Reads into `space`, or finds out what to do at the end of the file.
-    pub(super) fn read(&mut self, space: &mut [u8]) -> io::Result<Step> {
+    pub(super) fn read(&mut self, space: &mut [u8]) -> io::Result<ReadStep> {
         let Some(current) = &mut self.current else {
             let path = self.path.clone();
             return self.begin(&path, None, false);
@@ -188,12 +191,12 @@ impl Follow {
         let named = unless_missing(fs::metadata(&self.path))?;
         let named_id = named.as_ref().map(FileId::of);
         if named_id == Some(current.id) {
-            return Ok(Step::Drained);
+            return Ok(ReadStep::Drained);
         }
-        let Next { rotated, lost } = next(&self.path, current.id)?;
+        let NextFile { rotated, lost } = next(&self.path, current.id)?;
         let (path, id) = match (rotated, named) {
             (Some((path, id)), _) => (path, Some(id)),
-            (None, None) => return Ok(Step::Drained),
+            (None, None) => return Ok(ReadStep::Drained),
             (None, Some(named)) => {
                 if named.len() == 0 {
                     if let Some(watch) = &self.watch {
@@ -203,7 +206,7 @@ impl Follow {
                     if unless_missing(fs::metadata(&self.path))?
                         .is_none_or(|named| named.len() == 0)
                     {
-                        return Ok(Step::Drained);
+                        return Ok(ReadStep::Drained);
                     }
                 }
                 (self.path.clone(), named_id)
@@ -218,9 +221,9 @@ impl Follow {
 
     /// Begins the file at `path`. Where it is not the one that is `expected`, there was another
     /// rotation, and the next look finds out.
-    fn begin(&mut self, path: &Path, expected: Option<FileId>, lost: bool) -> io::Result<Step> {
+    fn begin(&mut self, path: &Path, expected: Option<FileId>, lost: bool) -> io::Result<ReadStep> {
         let Some(file) = unless_missing(open_file(path))? else {
-            return Ok(Step::Drained);
+            return Ok(ReadStep::Drained);
         };
         let metadata = file.metadata()?;
         if !metadata.is_file() {
@@ -231,7 +234,7 @@ impl Follow {
         }
         let id = FileId::of(&metadata);
         if expected.is_some_and(|expected| expected != id) {
-            return Ok(Step::Drained);
+            return Ok(ReadStep::Drained);
         }
         // Before the first read, so that no change goes untold.
         let watch = self.watch.as_ref().and_then(|watch| watch.add_file(&file));
@@ -252,7 +255,7 @@ impl Follow {
         {
             watch.remove(descriptor);
         }
-        Ok(Step::Start { file: id, lost })
+        Ok(ReadStep::Start { file: id, lost })
     }
 
     /// Returns the path that is followed if no file has that name and none is open.
@@ -358,7 +361,7 @@ impl FileId {
 
 impl Current {
     /// Reads on; `None` at the end. Where the file was written anew, its start comes next.
-    fn step(&mut self, space: &mut [u8]) -> io::Result<Option<Step>> {
+    fn step(&mut self, space: &mut [u8]) -> io::Result<Option<ReadStep>> {
         let length = self.read(space)?;
         // Behind the read: whenever the file was cut, this shows it.
         if !self.still_matches()? {
@@ -368,14 +371,14 @@ impl Current {
             self.offset = 0;
             self.tail.clear();
             let file = self.id;
-            return Ok(Some(Step::Start { file, lost }));
+            return Ok(Some(ReadStep::Start { file, lost }));
         }
         if length == 0 {
             return Ok(None);
         }
         self.offset += length as u64;
         self.remember(space.get(..length).unwrap_or_default());
-        Ok(Some(Step::Read(length)))
+        Ok(Some(ReadStep::Read(length)))
     }
 
     fn read(&mut self, space: &mut [u8]) -> io::Result<usize> {

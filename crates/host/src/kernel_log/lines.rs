@@ -23,7 +23,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::{
     Event, OpenError, Position, Record,
-    follow::{Begin, FileId, Follow, Step, directory_of, hash, open_file},
+    follow::{FileId, Follow, ReadStep, StartingPlace, directory_of, hash, open_file},
     line::LineParser,
     line_buffer::{LINE_MAX, Line, LineBuffer},
 };
@@ -91,9 +91,9 @@ impl Lines {
         let (follow, begin) =
             Follow::open(path, resume).map_err(|source| path_error(directory_of(path), source))?;
         let mut lines = Self::new(Input::Followed(follow));
-        lines.output.lost = begin == Begin::PositionGone;
+        lines.output.lost = begin == StartingPlace::PositionGone;
         if let (
-            Begin::Resumed,
+            StartingPlace::Resumed,
             Some(&Position::File {
                 dev,
                 ino,
@@ -216,8 +216,8 @@ impl Lines {
                 return Ok(());
             }
             match input.read(buffer.space())? {
-                Some(Step::Read(length)) => buffer.filled(length),
-                Some(Step::Start { file, lost }) => {
+                Some(ReadStep::Read(length)) => buffer.filled(length),
+                Some(ReadStep::Start { file, lost }) => {
                     if let Some(line) = buffer.rest() {
                         output.deliver(&line, out);
                     }
@@ -229,7 +229,7 @@ impl Lines {
                         line: None,
                     });
                 }
-                Some(Step::Drained) => {
+                Some(ReadStep::Drained) => {
                     output.caught_up(out);
                     return Ok(());
                 }
@@ -298,17 +298,17 @@ fn is_readable(fd: &OwnedFd) -> io::Result<bool> {
 
 impl Input {
     /// Reads without waiting; `None` at the end.
-    fn read(&mut self, space: &mut [u8]) -> io::Result<Option<Step>> {
+    fn read(&mut self, space: &mut [u8]) -> io::Result<Option<ReadStep>> {
         let fd = match self {
             Self::Followed(follow) => return follow.read(space).map(Some),
             Self::Once(fd) => fd,
             Self::Stream(stream) if is_readable(stream.get_ref())? => stream.get_mut(),
-            Self::Stream(_) => return Ok(Some(Step::Drained)),
+            Self::Stream(_) => return Ok(Some(ReadStep::Drained)),
         };
         match rustix::io::retry_on_intr(|| rustix::io::read(&*fd, &mut *space)) {
             Ok(0) => Ok(None),
-            Ok(length) => Ok(Some(Step::Read(length))),
-            Err(Errno::AGAIN) => Ok(Some(Step::Drained)),
+            Ok(length) => Ok(Some(ReadStep::Read(length))),
+            Err(Errno::AGAIN) => Ok(Some(ReadStep::Drained)),
             Err(errno) => Err(errno.into()),
         }
     }

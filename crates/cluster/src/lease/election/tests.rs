@@ -37,7 +37,7 @@ impl Talk {
     fn asks(&mut self, ms: u64, ask: &Ask, answer: Answer) {
         assert_eq!(
             self.election.next(self.at(ms)),
-            Next::Ask(ask.clone()),
+            NextStep::Ask(ask.clone()),
             "at {ms} ms"
         );
         let (asked_at, now) = (self.at(ms), self.at(ms + 10));
@@ -46,7 +46,7 @@ impl Talk {
 
     fn waits(&mut self, ms: u64, until: u64) {
         let until = self.at(until);
-        assert_eq!(self.election.next(self.at(ms)), Next::Wait(until));
+        assert_eq!(self.election.next(self.at(ms)), NextStep::Wait(until));
     }
 
     /// Returns a leader whose last renewal was sent at 0.
@@ -59,7 +59,7 @@ impl Talk {
     }
 
     fn deposed(&mut self, ms: u64, why: Deposed) {
-        assert_eq!(self.election.next(self.at(ms)), Next::Deposed(why));
+        assert_eq!(self.election.next(self.at(ms)), NextStep::Deposed(why));
         assert_eq!(self.election.renewed_at(), None);
     }
 }
@@ -343,9 +343,9 @@ impl Process {
             self.writes_until = self.truly(renewed_at + WRITES_END);
         }
         match self.election.next(local) {
-            Next::Wait(_) => false,
-            Next::Deposed(_) => true,
-            Next::Ask(ask) => {
+            NextStep::Wait(_) => false,
+            NextStep::Deposed(_) => true,
+            NextStep::Ask(ask) => {
                 let calm = now > CALM;
                 // Cut off, nothing comes through; an answer that is late is often the last.
                 let cut = now < self.cut_until;
