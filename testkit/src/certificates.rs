@@ -22,19 +22,19 @@ pub struct Certificate {
     pub key: String,
 }
 
-/// What a certificate is for.
+/// The purpose of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// To be connected to.
+    /// The holder is connected to.
     Server,
-    /// To connect.
+    /// The holder connects.
     Client,
 }
 
 // === impl Authority ===
 
 impl Authority {
-    /// A new one, with a key of its own.
+    /// Makes an authority, with a key of its own.
     pub fn new(name: &str) -> anyhow::Result<Self> {
         let mut params = CertificateParams::default();
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -46,12 +46,12 @@ impl Authority {
         Ok(Self { issuer, pem })
     }
 
-    /// Its certificate, in PEM form.
+    /// Returns its certificate, in PEM form.
     pub fn pem(&self) -> &str {
         &self.pem
     }
 
-    /// A certificate with this common name, and these DNS names or addresses.
+    /// Returns a certificate with this common name, and these DNS names or addresses.
     pub fn sign(
         &self,
         purpose: Purpose,
@@ -61,7 +61,7 @@ impl Authority {
         self.sign_until(purpose, common_name, names, None)
     }
 
-    /// The same, one that has ended at `end`.
+    /// Returns the same, but for one that has ended at `end`.
     pub fn sign_until(
         &self,
         purpose: Purpose,

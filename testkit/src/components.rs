@@ -58,7 +58,7 @@ pub enum Component {
     FileSystem,
 }
 
-/// Where the components are kept: `$XDG_CACHE_HOME/gpuwarden`, else `~/.cache/gpuwarden`.
+/// Returns the directory of the components: `$XDG_CACHE_HOME/gpuwarden`, else `~/.cache/gpuwarden`.
 pub fn cache_dir() -> anyhow::Result<PathBuf> {
     let absolute = |name| {
         env::var_os(name)
@@ -71,12 +71,12 @@ pub fn cache_dir() -> anyhow::Result<PathBuf> {
         .context("no place for the test components: set HOME or XDG_CACHE_HOME")
 }
 
-/// The directory of this crate's files that are not Rust.
+/// Returns the directory of this crate's files that are not Rust.
 pub fn sources() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// A program on the `PATH`.
+/// Returns a program on the `PATH`.
 pub fn find_program(name: &str) -> Option<PathBuf> {
     let path = env::var_os("PATH")?;
     env::split_paths(&path)
@@ -89,7 +89,7 @@ fn is_program(file: &Path) -> bool {
     fs::metadata(file).is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
 }
 
-/// A short hash of named files below a directory, in the given order, and of one line.
+/// Returns a short hash of named files below a directory, in the given order, and of one line.
 fn content_key(dir: &Path, files: &[PathBuf], line: &str) -> anyhow::Result<String> {
     let mut hash = Sha256::new();
     hash.update(line);
@@ -103,14 +103,14 @@ fn content_key(dir: &Path, files: &[PathBuf], line: &str) -> anyhow::Result<Stri
     Ok(short(hash))
 }
 
-/// A short name for what was hashed.
+/// Returns a short name for what was hashed.
 fn short(hash: Sha256) -> String {
     let mut name = format!("{:x}", hash.finalize());
     name.truncate(12);
     name
 }
 
-/// A short name for these paths together.
+/// Returns a short name for these paths together.
 pub(crate) fn path_key<'a>(paths: impl IntoIterator<Item = &'a Path>) -> String {
     let mut hash = Sha256::new();
     for path in paths {
@@ -129,7 +129,7 @@ impl Version {
     /// All versions, newest first.
     pub const ALL: [Self; 3] = [Self::V1_37, Self::V1_36, Self::V1_35];
 
-    /// As in `1.37`.
+    /// Returns the version as in `1.37`.
     pub const fn minor(self) -> &'static str {
         match self {
             Self::V1_35 => "1.35",
@@ -138,7 +138,7 @@ impl Version {
         }
     }
 
-    /// The file, beside `main.go`, that pins all Go modules of this version.
+    /// Returns the name of the file, beside `main.go`, that pins all Go modules of this version.
     pub fn module_file(self) -> String {
         match self {
             Self::V1_37 => "go.mod".to_owned(),
@@ -167,8 +167,8 @@ impl FromStr for Version {
 // === impl Component ===
 
 impl Component {
-    /// The file or directory that `cargo xtask setup` makes for this component, if it
-    /// is one of those that are built; the name changes with what it is made from.
+    /// Returns the file or directory that `cargo xtask setup` makes for this component, if it is
+    /// one of those that are built; the name changes with what it is made from.
     pub fn built_path(self) -> anyhow::Result<Option<PathBuf>> {
         let tools = cache_dir()?.join("tools");
         let path = match self {
@@ -202,7 +202,7 @@ impl Component {
         Ok(Some(path))
     }
 
-    /// Where the component is, or `None` where this machine has none.
+    /// Returns the path of the component, or `None` if this machine has none.
     ///
     /// An error means a setting that cannot be meant, such as a `KUBEBUILDER_ASSETS`
     /// without an API server in it.
@@ -239,7 +239,7 @@ impl Component {
         }
     }
 
-    /// What a person has to do where the component is missing.
+    /// Returns what a person has to do if the component is missing.
     pub const fn hint(self) -> &'static str {
         match self {
             Self::KernelLog => "run as root where /dev/kmsg can be written",

@@ -27,7 +27,7 @@ use crate::{
     wait::wait_for,
 };
 
-/// How long the API server may take to answer again after a restart.
+/// Time that the API server may take to answer again after a restart.
 const READY_LIMIT: Duration = Duration::from_secs(60);
 
 /// One program of a control plane.
@@ -45,7 +45,7 @@ pub enum Program {
     Kwok,
 }
 
-/// How a private control plane differs from the usual.
+/// The settings in which a private control plane differs from the usual.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     settings: Settings,
@@ -70,7 +70,7 @@ pub struct Private {
 // === impl Program ===
 
 impl Program {
-    /// The name of the program's file, of its log and of its entry in the state.
+    /// Returns the name of the program's file, of its log and of its entry in the state.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Etcd => "etcd",
@@ -106,8 +106,8 @@ impl Options {
 // === impl ControlPlane ===
 
 impl ControlPlane {
-    /// The control plane of this version that all tests share; the first user starts
-    /// it. `None` says that the test is to return: the skip has been reported.
+    /// Returns the control plane of this version that all tests share; the first user starts it.
+    /// `None` says that the test is to return: the skip has been reported.
     ///
     /// # Panics
     ///
@@ -130,7 +130,7 @@ impl ControlPlane {
         }
     }
 
-    /// A control plane for one test, which it may break. `None` as for
+    /// Returns a control plane for one test, which it may break. `None` as for
     /// [`ControlPlane::shared`].
     ///
     /// # Panics
@@ -165,17 +165,17 @@ impl ControlPlane {
         }
     }
 
-    /// The API server's address, `https://127.0.0.1:PORT`.
+    /// Returns the API server's address, `https://127.0.0.1:PORT`.
     pub fn server(&self) -> &str {
         &self.state.server
     }
 
-    /// The administrator's kubeconfig.
+    /// Returns the path of the administrator's kubeconfig.
     pub fn kubeconfig(&self) -> &Path {
         &self.state.kubeconfig
     }
 
-    /// The directory of certificates, data and logs (`log/PROGRAM.log`, and the API
+    /// Returns the directory of certificates, data and logs (`log/PROGRAM.log`, and the API
     /// server's audit log in `log/audit.json`).
     pub fn dir(&self) -> &Path {
         &self.state.dir
@@ -186,13 +186,13 @@ impl ControlPlane {
         &self.state
     }
 
-    /// Whether this program was started: with `KUBEBUILDER_ASSETS` there may be no
+    /// Returns true if this program was started: with `KUBEBUILDER_ASSETS` there may be no
     /// controller manager and no scheduler, and without kwok set up there is none.
     pub fn has(&self, program: Program) -> bool {
         self.state.pids.contains_key(program.name())
     }
 
-    /// A client as administrator.
+    /// Returns a client as administrator.
     pub async fn client(&self) -> anyhow::Result<Client> {
         let kubeconfig = Kubeconfig::read_from(self.kubeconfig())?;
         let options = KubeConfigOptions::default();
@@ -272,7 +272,7 @@ impl ControlPlane {
     }
 }
 
-/// `None` where something is missing; the skip has been reported then.
+/// Returns the programs; `None` if something is missing, and the skip has been reported then.
 #[track_caller]
 fn required(version: Version) -> anyhow::Result<Option<Programs>> {
     if require(Component::ControlPlane(version)).is_none()
@@ -322,7 +322,7 @@ impl Private {
         self.command("start", program)
     }
 
-    /// The process id of a program that runs.
+    /// Returns the process id of a program that runs.
     pub fn pid(&self, program: Program) -> Option<i32> {
         self.lock().state().pids.get(program.name()).copied()
     }

@@ -74,8 +74,8 @@ impl KernelLog {
         })
     }
 
-    /// A word that stands in no other test's lines: put it into yours, so that you
-    /// know them again.
+    /// Returns a word that stands in no other test's lines: put it into yours, so that you know
+    /// them again.
     pub fn token(&self) -> &str {
         &self.token
     }

@@ -25,8 +25,8 @@ const KWOK_NODE: &str = "kwok.x-k8s.io/node";
 /// The taint with which every node is born and which the controller manager takes off.
 const NOT_READY: &str = "node.kubernetes.io/not-ready";
 
-/// A name with this prefix that no other test uses, in this process or another, now
-/// or later. Fits a namespace, a node and the prefix of either.
+/// Returns a name with this prefix that no other test uses, in this process or another, now or
+/// later. Fits a namespace, a node and the prefix of either.
 pub fn unique(prefix: &str) -> String {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let nanos = SystemTime::now()
@@ -188,7 +188,7 @@ impl NodeBuilder {
     }
 }
 
-/// The status of a healthy node with 8 GPUs, as a patch.
+/// Returns the status of a healthy node with 8 GPUs, as a patch.
 fn ready_status() -> Value {
     let now = k8s_openapi::jiff::Timestamp::now()
         .strftime("%Y-%m-%dT%H:%M:%SZ")

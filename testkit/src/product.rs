@@ -18,20 +18,20 @@ use tempfile::TempDir;
 
 use crate::wait::wait_for;
 
-/// How long the product may take until it says where it listens.
-const START_LIMIT: Duration = Duration::from_secs(20);
+/// Time that the product may take until it says where it listens.
+const START_LIMIT: Duration = Duration::from_secs(60);
 
-/// How long the product may take to end after SIGTERM before a test gives up.
-const END_LIMIT: Duration = Duration::from_secs(20);
+/// Time that the product may take to end after SIGTERM before a test gives up.
+const END_LIMIT: Duration = Duration::from_secs(60);
 
-/// How long a client command may take.
+/// Time that a client command may take.
 const COMMAND_LIMIT: Duration = Duration::from_secs(60);
 
-/// How much of the end of each output stream a failure quotes, in bytes.
+/// Length of the end of each output stream that a failure quotes, in bytes.
 const QUOTED: usize = 6000;
 
-/// The path of the `gpuwarden` binary: `GPUWARDEN_BIN`, what cargo names to the tests
-/// of its package, else the one built beside this test.
+/// Returns the path of the `gpuwarden` binary: `GPUWARDEN_BIN`, what cargo names to the tests of
+/// its package, else the one built beside this test.
 pub fn binary() -> anyhow::Result<PathBuf> {
     for name in ["GPUWARDEN_BIN", "CARGO_BIN_EXE_gpuwarden"] {
         if let Some(path) = env::var_os(name).filter(|path| !path.is_empty()) {
@@ -51,8 +51,8 @@ pub fn binary() -> anyhow::Result<PathBuf> {
     Ok(path)
 }
 
-/// How to start the product: `gpuwarden run`, or another role, with a data directory of
-/// its own, a free port, and a kernel log that is an empty file until told otherwise.
+/// A way to start the product: `gpuwarden run`, or another role, with a data directory of its own,
+/// a free port, and a kernel log that is an empty file until told otherwise.
 #[derive(Clone, Debug)]
 pub struct Launch {
     role: Role,
@@ -63,7 +63,7 @@ pub struct Launch {
     output: Option<Arc<OwnedFd>>,
 }
 
-/// What the product is started as.
+/// The command that the product is started by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Role {
     Run,
@@ -80,7 +80,7 @@ pub struct Product {
     endpoint: Option<Endpoint>,
 }
 
-/// Where a running product listens, as it says itself in `endpoint.json`.
+/// The addresses of a running product, as it says them in `endpoint.json`.
 #[derive(Clone, Debug, Deserialize)]
 struct Endpoint {
     server: String,
@@ -88,7 +88,7 @@ struct Endpoint {
     pid: u32,
 }
 
-/// What a client command answered.
+/// The exit code and the output of a client command.
 #[derive(Clone, Debug)]
 pub struct Output {
     /// The exit code; `None` when a signal ended it.
@@ -102,17 +102,17 @@ pub struct Output {
 // === impl Launch ===
 
 impl Launch {
-    /// A launch with a fresh data directory, which is removed with the last user of it.
+    /// Returns a launch with a fresh data directory, which is removed with the last user of it.
     pub fn new() -> anyhow::Result<Self> {
         Self::of(Role::Run)
     }
 
-    /// A launch of `gpuwarden agent`, which needs a controller.
+    /// Returns a launch of `gpuwarden agent`, which needs a controller.
     pub fn agent() -> anyhow::Result<Self> {
         Self::of(Role::Agent)
     }
 
-    /// A launch of `gpuwarden controller`, which needs a port for its agents.
+    /// Returns a launch of `gpuwarden controller`, which needs a port for its agents.
     pub fn controller() -> anyhow::Result<Self> {
         Self::of(Role::Controller)
     }
@@ -133,13 +133,13 @@ impl Launch {
         })
     }
 
-    /// The node that the product speaks for.
+    /// Sets the node that the product speaks for.
     #[must_use]
     pub fn node_name(self, name: impl AsRef<OsStr>) -> Self {
         self.option("--node-name", name)
     }
 
-    /// The cluster that the product watches.
+    /// Sets the cluster that the product watches.
     #[must_use]
     pub fn kubeconfig(self, path: impl AsRef<OsStr>) -> Self {
         self.option("--kubeconfig", path)
@@ -159,27 +159,27 @@ impl Launch {
         self.arg("--quarantine")
     }
 
-    /// Another kernel log: `kmsg`, or a file.
+    /// Sets another kernel log: `kmsg`, or a file.
     #[must_use]
     pub fn kernel_log(mut self, source: impl Into<PathBuf>) -> Self {
         self.kernel_log = source.into();
         self
     }
 
-    /// One more argument.
+    /// Adds an argument.
     #[must_use]
     pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
         self.args.push(arg.as_ref().to_owned());
         self
     }
 
-    /// One more option with its value.
+    /// Adds an option with its value.
     #[must_use]
     pub fn option(self, name: &str, value: impl AsRef<OsStr>) -> Self {
         self.arg(name).arg(value)
     }
 
-    /// One more environment variable.
+    /// Adds an environment variable.
     #[must_use]
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
         self.env
@@ -187,7 +187,7 @@ impl Launch {
         self
     }
 
-    /// Where the product writes its standard output and error, in the place of files that
+    /// Sets where the product writes its standard output and error, in the place of files that
     /// [`Product::stdout`] and [`Product::stderr`] read.
     #[must_use]
     pub fn output(mut self, to: impl Into<OwnedFd>) -> Self {
@@ -195,12 +195,12 @@ impl Launch {
         self
     }
 
-    /// The product's data directory.
+    /// Returns the product's data directory.
     pub fn data_dir(&self) -> PathBuf {
         self.home.path().join("data")
     }
 
-    /// The kernel log's file, to append to.
+    /// Returns the path of the kernel log's file, to append to.
     pub fn kernel_log_file(&self) -> &Path {
         &self.kernel_log
     }
@@ -258,17 +258,17 @@ impl Launch {
 // === impl Product ===
 
 impl Product {
-    /// The process id.
+    /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// The data directory.
+    /// Returns the data directory.
     pub fn data_dir(&self) -> PathBuf {
         self.launch.data_dir()
     }
 
-    /// The address of page, API and metrics: `http://127.0.0.1:PORT`.
+    /// Returns the address of page, API and metrics: `http://127.0.0.1:PORT`.
     ///
     /// # Panics
     ///
@@ -277,7 +277,7 @@ impl Product {
         &self.endpoint().server
     }
 
-    /// The platform connector's socket.
+    /// Returns the path of the platform connector's socket.
     ///
     /// # Panics
     ///
@@ -293,12 +293,12 @@ impl Product {
         }
     }
 
-    /// All of its standard output, over restarts.
+    /// Returns all of its standard output, over restarts.
     pub fn stdout(&self) -> String {
         self.output("stdout")
     }
 
-    /// All of its standard error, over restarts.
+    /// Returns all of its standard error, over restarts.
     pub fn stderr(&self) -> String {
         self.output("stderr")
     }
@@ -308,7 +308,7 @@ impl Product {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// What the product answers to a GET: the body, whatever the status.
+    /// Returns the product's answer to a GET: the body, whatever the status.
     pub async fn get(&self, path: &str) -> anyhow::Result<String> {
         use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
         let address = self.address().trim_start_matches("http://");
@@ -492,7 +492,7 @@ impl Product {
             .map_err(|error| self.failure(&format!("{error:#}")))
     }
 
-    /// An error that says what the product did and quotes the end of its output.
+    /// Returns an error that says what the product did and quotes the end of its output.
     pub fn failure(&self, what: &str) -> anyhow::Error {
         let (stdout, stderr) = (self.stdout(), self.stderr());
         anyhow!(
@@ -545,13 +545,13 @@ fn tail(text: &str) -> &str {
 // === impl Output ===
 
 impl Output {
-    /// Standard output as JSON, for a command that must have succeeded with `code`.
+    /// Returns standard output as JSON, for a command that must have ended with `code`.
     pub fn json(&self, code: i32) -> anyhow::Result<serde_json::Value> {
         self.expect(code)?;
         serde_json::from_str(&self.stdout).with_context(|| format!("not JSON: {}", self.stdout))
     }
 
-    /// Standard output of a command that must have ended with `code`.
+    /// Returns standard output of a command that must have ended with `code`.
     pub fn expect(&self, code: i32) -> anyhow::Result<&str> {
         if self.code != Some(code) {
             let Self {

@@ -15,8 +15,8 @@ use crate::components::Component;
 /// each; `cargo xtask test` sums them up.
 pub const SKIP_FILE: &str = "GPUWARDEN_SKIP_FILE";
 
-/// Where the component is; `None` says that the calling test is to return, because
-/// this machine has none: the skip has been reported.
+/// Returns the path of the component; `None` says that the calling test is to return, because this
+/// machine has none: the skip has been reported.
 ///
 /// # Panics
 ///
@@ -69,7 +69,8 @@ fn note(skip: &str, file: &Path) {
     );
 }
 
-/// libtest names the thread after the test, unless it runs tests on the main thread.
+/// Returns the name of the test: libtest names the thread after it, unless it runs tests on the
+/// main thread.
 fn test_name(caller: &Location<'_>) -> String {
     match thread::current().name() {
         Some(name) if name != "main" && !name.starts_with("tokio") => name.to_owned(),

@@ -21,15 +21,15 @@ use serde::Deserialize;
 
 use crate::components::{Component, Version, cache_dir, path_key};
 
-/// How long a control plane may take to start; the supervisor has shorter limits of
-/// its own for each step, and says which one was missed.
+/// Time that a control plane may take to start; the supervisor has shorter limits of its own for
+/// each step, and says which one was missed.
 const START_LIMIT: Duration = Duration::from_secs(200);
 
-/// How long a shared control plane outlives its last user, so that the next test
-/// binary of the same run need not start another.
+/// Time that a shared control plane outlives its last user, so that the next test binary of the
+/// same run need not start another.
 const LINGER: Duration = Duration::from_secs(15);
 
-/// What a supervisor says about its control plane.
+/// The state of a control plane, as its supervisor says it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct State {
     /// The directory of certificates, data and logs.
@@ -69,7 +69,7 @@ pub struct Owned {
     kubectl: PathBuf,
 }
 
-/// How a control plane of one's own differs from the usual.
+/// The settings in which a control plane of one's own differs from the usual.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
     /// Extra flags, each with the program that it is for.
@@ -78,8 +78,7 @@ pub struct Settings {
     pub fsync: bool,
 }
 
-/// The directory of the control plane of these programs that the tests of all clones
-/// share.
+/// Returns the directory of the control plane of these programs that the tests of all clones share.
 pub fn shared_dir(programs: &Programs, version: Version) -> anyhow::Result<PathBuf> {
     let Programs {
         assets,
@@ -101,7 +100,7 @@ pub fn hold(dir: &Path) -> anyhow::Result<File> {
     Ok(hold)
 }
 
-/// The control plane in `dir`, if a supervisor lives there and has it ready.
+/// Returns the control plane in `dir`, if a supervisor lives there and has it ready.
 pub fn running(dir: &Path) -> anyhow::Result<Option<State>> {
     if !supervised(dir)? {
         return Ok(None);
@@ -148,7 +147,7 @@ fn open_lock(path: &Path) -> anyhow::Result<File> {
         .with_context(|| format!("open {}", path.display()))
 }
 
-/// Whether a supervisor lives in `dir`: it holds a lock that dies with it.
+/// Returns true if a supervisor lives in `dir`: it holds a lock that dies with it.
 fn supervised(dir: &Path) -> anyhow::Result<bool> {
     let path = dir.join("supervise.lock");
     if !path.exists() {
@@ -208,8 +207,8 @@ fn start_in_background(mut command: Command, dir: &Path) -> anyhow::Result<State
     }
 }
 
-/// The file for what a supervisor says. Its end is read from our handle: the file may
-/// be gone with the directory by then.
+/// Makes the file for what a supervisor says. Its end is read from our handle: the file may be gone
+/// with the directory by then.
 fn create_log(dir: &Path) -> anyhow::Result<File> {
     let path = dir.join("supervise.log");
     OpenOptions::new()
@@ -247,7 +246,7 @@ impl Programs {
         }))
     }
 
-    /// The kubectl of this version.
+    /// Returns the kubectl of this version.
     pub fn kubectl(&self) -> PathBuf {
         self.assets.join("kubectl")
     }
@@ -280,7 +279,7 @@ impl Shared {
         Self::join_lingering(programs, dir, LINGER)
     }
 
-    /// As [`Shared::join`]; `linger` counts only for whoever starts it.
+    /// Takes a share as [`Shared::join`] does; `linger` counts only for whoever starts it.
     pub fn join_lingering(
         programs: &Programs,
         dir: &Path,
@@ -311,7 +310,7 @@ impl Shared {
         Ok(Self { state, _hold: hold })
     }
 
-    /// What the control plane said when it was ready.
+    /// Returns the state of the control plane when it was ready.
     pub fn state(&self) -> &State {
         &self.state
     }
@@ -357,12 +356,12 @@ impl Owned {
         })
     }
 
-    /// What the control plane said last.
+    /// Returns the last state of the control plane.
     pub fn state(&self) -> &State {
         &self.state
     }
 
-    /// The kubectl of its version.
+    /// Returns the kubectl of its version.
     pub fn kubectl(&self) -> &Path {
         &self.kubectl
     }

@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::bail;
 
-/// How long to pause between two looks.
+/// Pause between two looks.
 const INTERVAL: Duration = Duration::from_millis(20);
 
 /// Looks until `probe` answers `Ok`, and returns that value.

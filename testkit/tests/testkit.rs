@@ -12,7 +12,7 @@ use kube::{Api, ResourceExt as _};
 
 const WAIT: Duration = Duration::from_secs(60);
 
-/// Whether a process exists and is not just waiting to be collected.
+/// Returns true if a process exists and is not just waiting to be collected.
 fn alive(pid: i32) -> bool {
     fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| {
         !stat

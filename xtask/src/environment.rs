@@ -24,7 +24,7 @@ Example:
         /// The Kubernetes version: 1.35, 1.36 or 1.37.
         #[arg(long, default_value_t = Version::LATEST)]
         version: Version,
-        /// How many fake nodes there are to be: node-0, node-1 and so on, with 8 GPUs each.
+        /// Number of fake nodes: node-0, node-1 and so on, with 8 GPUs each.
         #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(0..=10_000))]
         nodes: u32,
     },

@@ -52,7 +52,7 @@ Examples:
 pub(crate) struct Args {
     /// The target; all of them unless given.
     target: Option<Target>,
-    /// For how many seconds each target runs.
+    /// Seconds that each target runs.
     #[arg(long, default_value_t = 300, value_parser = clap::value_parser!(u32).range(1..=86_400))]
     seconds: u32,
     /// Run the target on this file alone, to see a finding again.
@@ -66,7 +66,7 @@ pub(crate) struct Args {
 }
 
 impl Args {
-    /// All targets, each for this long.
+    /// Returns the arguments for all targets, each for this long.
     pub(crate) fn all(seconds: u32) -> Self {
         Self {
             target: None,
@@ -76,7 +76,7 @@ impl Args {
     }
 }
 
-/// What is fuzzed: the programs of the package `fuzz`.
+/// The programs of the package `fuzz`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 #[value(rename_all = "snake_case")]
 enum Target {
@@ -94,7 +94,7 @@ enum Target {
     UnixGrpc,
 }
 
-/// What a target says of itself at its end.
+/// The figures that a target prints at its end.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Summary {
     executions: u64,

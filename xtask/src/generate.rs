@@ -37,7 +37,7 @@ pub(crate) fn run(check: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// The directory that holds the workspace's `Cargo.toml`.
+/// Returns the directory that holds the workspace's `Cargo.toml`.
 pub(crate) fn workspace_root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
         .parent()
@@ -69,7 +69,7 @@ fn protobuf(root: &Path) -> anyhow::Result<(PathBuf, String)> {
     ))
 }
 
-/// The command reference, as the program itself prints it.
+/// Returns the command reference, as the program itself prints it, and its path.
 fn command_reference(root: &Path) -> anyhow::Result<(PathBuf, String)> {
     let output = std::process::Command::new(env!("CARGO"))
         .args([

@@ -69,7 +69,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     }
 }
 
-/// The path as seen from the root of the repository.
+/// Returns the path as seen from the root of the repository.
 fn relative(path: &Path, root: &Path) -> PathBuf {
     path.strip_prefix(root).unwrap_or(path).to_owned()
 }

@@ -33,9 +33,10 @@ struct Args {
 enum Command {
     /// Install and build what the tests need, into the user's cache directory.
     ///
-    /// Kept in ~/.cache/gpuwarden, or below `$XDG_CACHE_HOME`, by a hash of the sources: other clones
-    /// share it, and a second run has nothing to do. The first takes about ten minutes on two cores.
-    /// Ends with exit code 1 where something is missing that it cannot install.
+    /// Kept in ~/.cache/gpuwarden, or below `$XDG_CACHE_HOME`, by a hash of the sources: other
+    /// clones share it, and a second run has nothing to do. The first takes about twenty minutes on
+    /// two cores, ten of them for an older Kubernetes. Ends with exit code 1 where something is
+    /// missing that it cannot install.
     Setup(setup::Args),
     /// Run all tests, set-up included.
     ///

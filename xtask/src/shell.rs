@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 
-/// The cargo that runs us.
+/// Returns the command of the cargo that runs us.
 pub(crate) fn cargo() -> Command {
     let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(crate::generate::workspace_root());
@@ -21,7 +21,7 @@ pub(crate) fn cargo() -> Command {
     command
 }
 
-/// The directory that cargo builds into.
+/// Returns the directory that cargo builds into.
 pub(crate) fn target_dir() -> anyhow::Result<PathBuf> {
     let metadata = output(cargo().args(["metadata", "--no-deps", "--format-version=1"]))?;
     let metadata: serde_json::Value = serde_json::from_str(&metadata)?;

@@ -18,22 +18,21 @@ const BURST: u32 = 375;
                   The defaults are those of a release. The second example is for a change that \
                   concerns crashes or parsers.")]
 pub(crate) struct Args {
-    /// How often the product is killed with SIGKILL while 2,000 events come in: once as one
-    /// process, and once as agent and controller.
+    /// Number of times that the product is killed with SIGKILL while 2,000 events come in: once as
+    /// one process, and once as agent and controller.
     #[arg(long, default_value_t = 1_000)]
     kills: u32,
-    /// How long each fuzz target, and the unprivileged process, run, in seconds; 0 leaves them
-    /// out.
+    /// Seconds that each fuzz target, and the unprivileged process, run; 0 leaves them out.
     #[arg(long, default_value_t = 600)]
     seconds: u32,
-    /// Only the unprivileged process.
+    /// Run only the unprivileged process.
     #[arg(long, conflicts_with = "kills")]
     hostile: bool,
 }
 
 /// Runs it all; fails at the first finding.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    step("set-up", || setup::for_tests().map(drop))?;
+    step("set-up", || setup::for_soak().map(drop))?;
     if args.hostile {
         return hostile(args.seconds);
     }
@@ -64,7 +63,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     step("fuzz targets", || fuzz::run(&fuzz::Args::all(args.seconds)))
 }
 
-/// Real faults beside a process of another user that attacks; ends with the round under way.
+/// Runs real faults beside a process of another user that attacks; ends with the round under way.
 /// The second in which each has to cordon is that of the product as it is shipped.
 fn hostile(seconds: u32) -> anyhow::Result<()> {
     step("release build", || {

@@ -1,5 +1,4 @@
-//! `cargo xtask test`: set-up, build, all tests with a little of every fuzz target, and what was
-//! skipped.
+//! `cargo xtask test`: set-up, build, all tests, and what was skipped.
 
 use std::{
     collections::BTreeSet,
@@ -10,18 +9,17 @@ use std::{
 use anyhow::{Context as _, bail};
 use testkit::{
     SKIP_FILE, Version,
-    components::Component,
     supervisor::{self, Programs},
 };
 
 use crate::{
-    fuzz, setup,
+    setup,
     shell::{cargo, run as run_command, step, target_dir},
 };
 
-/// How long each fuzz target runs where all is tested, in seconds: over its seeds and somewhat
-/// beyond, and long enough to see that it still fits what it calls.
-const FUZZ_SECONDS: u32 = 10;
+/// Tests of the whole product that run at once. They wait for processes and for what a cluster
+/// does, and compute little.
+const PRODUCT_THREADS: usize = 8;
 
 #[derive(clap::Args)]
 #[command(after_help = "\
@@ -57,29 +55,19 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     let skips = tempfile::NamedTempFile::new()?;
     // Between two test binaries nobody uses the shared control planes: keep them up.
     let _held = hold_control_planes()?;
-    let tested = step("tests", || {
-        run_command(
-            test_command(&args.args)
-                .env("GPUWARDEN_BIN", binary)
-                .env(SKIP_FILE, skips.path()),
-        )
-    });
-    let mut noted = fs::read_to_string(skips.path())?;
-    let mut fuzzed = Ok(());
-    if args.args.is_empty() {
-        if Component::CxxCompiler.locate()?.is_some() {
-            fuzzed = step("fuzz targets", || fuzz::run(&fuzz::Args::all(FUZZ_SECONDS)));
-        } else {
-            noted.push_str("\nfuzz targets: need a C++ compiler\n");
-        }
+    let mut tested = Ok(());
+    for (name, mut command) in test_commands(&args.args) {
+        command.env("GPUWARDEN_BIN", &binary);
+        command.env(SKIP_FILE, skips.path());
+        tested = tested.and(step(name, || run_command(&mut command)));
     }
+    let noted = fs::read_to_string(skips.path())?;
     let skipped = read_skips(&noted);
     for skip in &skipped {
         println!("skipped: {skip}");
     }
     println!("{} skipped", skipped.len());
     tested?;
-    fuzzed?;
     if setup::in_ci() && !skipped.is_empty() {
         bail!(
             "{} tests were skipped, which is a failure with CI=true",
@@ -89,17 +77,36 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn test_command(args: &[String]) -> Command {
-    let mut command = cargo();
-    command.args(["test", "--no-fail-fast"]);
-    if !names_package(args) {
-        command.arg("--workspace");
+/// Returns the `cargo test` commands, each with a name: one for what `args` choose, or two for all.
+fn test_commands(args: &[String]) -> Vec<(&'static str, Command)> {
+    let test = |all: &[&str]| {
+        let mut command = cargo();
+        command.args(["test", "--no-fail-fast"]).args(all);
+        command
+    };
+    if !args.is_empty() {
+        let all: &[&str] = if names_package(args) {
+            &[]
+        } else {
+            &["--workspace"]
+        };
+        let mut chosen = test(all);
+        chosen.args(args);
+        return vec![("tests", chosen)];
     }
-    command.args(args);
-    command
+    // With the workspace, though these are of one package: the same features, so nothing is built
+    // twice.
+    let product = ["--workspace", "--bin", "gpuwarden", "--test", "e2e"];
+    let mut product = test(&product);
+    product.args(["--", "--test-threads", &PRODUCT_THREADS.to_string()]);
+    let rooms = test(&["--workspace", "--exclude", "gpuwarden"]);
+    vec![
+        ("tests of the rooms", rooms),
+        ("tests of the product", product),
+    ]
 }
 
-/// Whether the arguments for cargo, not those for the tests, choose packages.
+/// Returns true if the arguments for cargo, not those for the tests, choose packages.
 fn names_package(args: &[String]) -> bool {
     args.iter()
         .take_while(|arg| *arg != "--")
@@ -117,7 +124,7 @@ fn hold_control_planes() -> anyhow::Result<Vec<File>> {
     Ok(held)
 }
 
-/// Each skip once: a test that needs a thing twice says so twice.
+/// Returns each skip once: a test that needs a thing twice says so twice.
 fn read_skips(noted: &str) -> BTreeSet<&str> {
     noted.lines().filter(|line| !line.is_empty()).collect()
 }
@@ -128,23 +135,27 @@ mod tests {
 
     fn words(args: &[&str]) -> Vec<String> {
         let args: Vec<String> = args.iter().map(ToString::to_string).collect();
-        test_command(&args)
-            .get_args()
-            .map(|arg| arg.to_string_lossy().into_owned())
-            .collect()
+        let words = |(_, command): (&str, Command)| {
+            let words = command.get_args().map(|arg| arg.to_string_lossy());
+            words.collect::<Vec<_>>().join(" ")
+        };
+        test_commands(&args).into_iter().map(words).collect()
     }
 
     #[test]
     fn all_packages_are_tested_unless_some_are_named() {
-        assert_eq!(words(&[]), ["test", "--no-fail-fast", "--workspace"]);
-        assert_eq!(words(&["-p", "a"]), ["test", "--no-fail-fast", "-p", "a"]);
         assert_eq!(
-            words(&["--package=a"]),
-            ["test", "--no-fail-fast", "--package=a"]
+            words(&[]),
+            [
+                "test --no-fail-fast --workspace --exclude gpuwarden",
+                "test --no-fail-fast --workspace --bin gpuwarden --test e2e -- --test-threads 8",
+            ]
         );
+        assert_eq!(words(&["-p", "a"]), ["test --no-fail-fast -p a"]);
+        assert_eq!(words(&["--package=a"]), ["test --no-fail-fast --package=a"]);
         assert_eq!(
             words(&["name", "--", "-p"]),
-            ["test", "--no-fail-fast", "--workspace", "name", "--", "-p"]
+            ["test --no-fail-fast --workspace name -- -p"]
         );
     }
 

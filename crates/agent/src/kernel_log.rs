@@ -1,7 +1,7 @@
 //! The kernel-log monitor (NVSentinel's syslog health monitor): reads a kernel log, finds the
 //! faults in it and reports them. What becomes of a report is the business of [`crate::monitor`].
 
-mod came;
+mod arrival;
 mod event;
 mod machine;
 mod metrics;
@@ -28,7 +28,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use crate::monitor::{self, Monitor, Reporter};
-use came::Came;
+use arrival::Arrival;
 use machine::MachineFile;
 use metrics::KernelLogMetrics;
 use nics::NicNames;
@@ -53,21 +53,21 @@ const BATCH: usize = 512;
 /// Pause before a source that cannot be read is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// What the monitor needs to know.
+/// The settings of the monitor.
 pub struct Config {
-    /// What to read.
+    /// The log to read.
     pub spec: Spec,
-    /// What every monitor needs to know.
+    /// The settings that every monitor needs.
     pub node: monitor::Config,
-    /// On a first start, older lines open no fault.
+    /// Age of a line beyond which it opens no fault on a first start.
     pub history: SignedDuration,
-    /// Whether records that programs wrote into the kernel's log are left out.
+    /// True if records that programs wrote into the kernel's log are left out.
     pub refuse_user_space: bool,
     /// The file in which a collector describes the GPUs; it need not exist.
     pub gpu_metadata: PathBuf,
-    /// Where sysfs is, for the names of NICs: [`host::nics::SYSFS`].
+    /// The directory of sysfs, for the names of NICs: [`host::nics::SYSFS`].
     pub sysfs: PathBuf,
-    /// What the lines are judged by.
+    /// The catalogue by which the lines are judged.
     pub catalog: Arc<Catalog>,
 }
 
@@ -80,7 +80,7 @@ pub struct KernelLogMonitor {
     decoder: KernelLogDecoder,
     machine: MachineFile,
     nics: NicNames,
-    /// What of `config.spec` is read; known once it could be opened.
+    /// The log that `config.spec` has turned out to mean; known once it could be opened.
     chosen: Option<Spec>,
     /// The file that is followed, while it is not there.
     missing: Option<PathBuf>,
@@ -90,11 +90,11 @@ pub struct KernelLogMonitor {
     /// Time of the newest line that has one.
     newest: Option<Timestamp>,
     last_place: Option<Position>,
-    came: Came,
+    arrival: Arrival,
     unreadable: Unreadable,
 }
 
-/// How far the log is read, which is remembered over a restart.
+/// The place up to which the log is read, which is remembered over a restart.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Place {
     /// The place behind the last record taken in.
@@ -139,7 +139,7 @@ impl KernelLogMonitor {
             missing: None,
             history_begins,
             newest: None,
-            came: Came::default(),
+            arrival: Arrival::default(),
             unreadable: Unreadable::default(),
         }
     }
@@ -185,14 +185,14 @@ impl KernelLogMonitor {
             self.history_begins = (self.clock)().checked_sub(self.config.history).ok();
             self.reporter.memory_mut().position = None;
             self.last_place = None;
-            self.came = Came::default();
+            self.arrival = Arrival::default();
         }
         if let Some(Position::Kmsg { seq, .. }) = self.reporter.memory().position {
-            self.learn(&spec, seq).await;
+            self.learn_from_handled(&spec, seq).await;
         }
         let position = self.reporter.memory().position.as_ref();
         let source = host::kernel_log::open(&spec, position)?;
-        self.came.opened();
+        self.arrival.note_opened();
         if self.chosen.is_none() && self.config.spec == Spec::Auto {
             tracing::info!(source = %spec, "the kernel log that can be read here was chosen");
         }
@@ -202,7 +202,7 @@ impl KernelLogMonitor {
 
     /// Reads what was handled before a restart once more, only to learn from it: which
     /// GPU sits where, and which has just reported an XID.
-    async fn learn(&mut self, spec: &Spec, up_to: u64) {
+    async fn learn_from_handled(&mut self, spec: &Spec, up_to: u64) {
         let Ok(mut source) = host::kernel_log::open(spec, None) else {
             return;
         };
@@ -234,7 +234,7 @@ impl KernelLogMonitor {
             // A log that is not read shows as stuck.
             let has_room = self.reporter.has_room();
             if !has_room {
-                self.came.pauses();
+                self.arrival.note_pause();
             }
             let mut was_read = false;
             let read = tokio::select! {
@@ -263,10 +263,11 @@ impl KernelLogMonitor {
             // What a file that was not there has in it may be old.
             if was_read {
                 let all = read_all && source.missing().is_none();
-                self.came.read(all, (self.clock)());
+                self.arrival.note_read(all, (self.clock)());
             }
             if comes_or_goes {
-                self.reporter.show(self.seeing(), &self.detail());
+                self.reporter
+                    .show(self.state_when_caught_up(), &self.detail());
             }
             let place = source.position();
             if place.is_some() && place != self.reporter.memory().position {
@@ -283,7 +284,8 @@ impl KernelLogMonitor {
         }
     }
 
-    /// Whether the file that is followed has come, or is not there any more, since the last look.
+    /// Returns true if the file that is followed has come, or is not there any more, since the last
+    /// look.
     fn look_for_file(&mut self, missing: Option<&Path>) -> bool {
         if self.missing.as_deref() == missing {
             return false;
@@ -302,8 +304,8 @@ impl KernelLogMonitor {
         true
     }
 
-    /// How a source does that has delivered what was there when it was opened.
-    fn seeing(&self) -> SourceState {
+    /// Returns the state of a source that has delivered what was there when it was opened.
+    fn state_when_caught_up(&self) -> SourceState {
         match self.missing {
             Some(_) => SourceState::Failing,
             None => SourceState::Following,
@@ -320,7 +322,7 @@ impl KernelLogMonitor {
         }
     }
 
-    /// What is read, and what of it is not as it should be.
+    /// Returns the log that is read, and what of it is not as it should be.
     fn detail(&self) -> String {
         if let Some(path) = &self.missing {
             return format!("{} does not exist; waiting for it", path.display());
@@ -362,8 +364,9 @@ impl KernelLogMonitor {
             Event::CaughtUp => {
                 self.reporter.boot_has_begun();
                 self.history_begins = None;
-                self.came.caught_up();
-                self.reporter.show(self.seeing(), &self.detail());
+                self.arrival.note_caught_up();
+                self.reporter
+                    .show(self.state_when_caught_up(), &self.detail());
             }
             Event::End => self.reporter.show(SourceState::Ended, &self.detail()),
         }
@@ -378,7 +381,7 @@ impl KernelLogMonitor {
         let began = std::time::Instant::now();
         let at = record.wall.or(self.newest).unwrap_or(now);
         self.newest = record.wall.or(self.newest);
-        let came = self.came.at(at, now);
+        let came = self.arrival.came_at(at, now);
         self.reporter.has_read(at);
         let from_user_space = record.facility.is_some_and(|facility| facility != 0);
         let findings = if from_user_space && self.config.refuse_user_space {
@@ -390,7 +393,7 @@ impl KernelLogMonitor {
         if let Some(garbled) = self.decoder.take_garbled() {
             self.metrics.garbled(garbled.lines);
             self.reporter.cannot_read(garbled.lines);
-            self.unreadable.tell(&garbled, Instant::now());
+            self.unreadable.log(&garbled, Instant::now());
         }
         for finding in &findings {
             self.metrics.found(finding, began.elapsed());
@@ -410,7 +413,7 @@ impl KernelLogMonitor {
         }
     }
 
-    /// Where a record stands in its file or journal: `None` for the kernel's own log.
+    /// Returns the place of a record in its file or journal; `None` for the kernel's own log.
     fn place(&mut self, record: &Record) -> Option<String> {
         let place = record.place.as_ref()?;
         let (dev, ino, offset) = match place {
@@ -447,7 +450,7 @@ impl KernelLogMonitor {
     }
 }
 
-/// Whether a record was written in this boot: by its own word, else by its time.
+/// Returns true if a record was written in this boot: by its own word, else by its time.
 fn is_of(boot: Boot, record: &Record) -> bool {
     record.boot_id.map_or_else(
         || record.wall.is_some_and(|wall| wall >= boot.at),

@@ -46,13 +46,13 @@ pub use diagnosis::fold::WINDOW;
 /// file, which is written once a second. As many as faults whose repeats are counted.
 pub const MAX_UNSENT: usize = diagnosis::fold::MAX_WINDOWS;
 
-/// What a monitor is.
+/// The names of a monitor.
 #[derive(Debug)]
 pub struct Monitor {
     /// Name of its source and its file, and with `gpuwarden_` before it the beginning of its
     /// metrics: `kernel-log`.
     pub name: &'static str,
-    /// What it reads, in the words of its metrics: `Kernel log records`.
+    /// The things that it reads, in the words of its metrics: `Kernel log records`.
     pub records: &'static str,
     /// Agent of its events.
     pub agent: &'static str,
@@ -60,7 +60,7 @@ pub struct Monitor {
     pub checks: &'static [(&'static str, &'static str)],
 }
 
-/// What each monitor of a node needs to know.
+/// The settings that each monitor of a node needs.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Node name on the events.
@@ -87,14 +87,14 @@ pub struct Reporter<M> {
     remembers: bool,
     saving: Option<Saving>,
     hand_over: HandOver,
-    /// How many events of the outbox, from its front, stand in the file, or would be found again
-    /// without it.
+    /// Number of events of the outbox, from its front, that stand in the file, or would be found
+    /// again without it.
     ready: usize,
     started: Instant,
     beaten: Instant,
     /// A boot whose beginning was not told yet.
     rebooted: Option<Boot>,
-    /// Why nothing is seen, as it was last said in the log.
+    /// The reason why nothing is seen, as it was last said in the log.
     blind: Option<String>,
 }
 
@@ -170,7 +170,7 @@ where
 
     /// Returns what the monitor remembers, to change it.
     pub fn memory_mut(&mut self) -> &mut M {
-        self.changed();
+        self.note_change();
         &mut self.state.memory
     }
 
@@ -209,7 +209,7 @@ where
             self.metrics.repeats.inc();
         }
         let found_again = new.iter().all(is_found_again);
-        self.changed();
+        self.note_change();
         if !found_again {
             self.save_first();
         }
@@ -252,7 +252,11 @@ where
     pub fn cannot_see(&mut self, why: &str) {
         if self.blind.as_deref() != Some(why) {
             let monitor = self.monitor.name;
-            tracing::error!(err = why, monitor, "it cannot be read; it is tried again");
+            tracing::error!(
+                err = why,
+                monitor,
+                "the source of a monitor cannot be read; it is tried again"
+            );
             self.blind = Some(why.to_owned());
         }
         self.show(SourceState::Failing, why);
@@ -303,8 +307,8 @@ where
         self.state.fold.end(&mut self.state.outbox);
     }
 
-    /// Has the state written before any further event is handed over, for the monitor has changed
-    /// what events are named by.
+    /// Makes the state be written before any further event is handed over, for the monitor has
+    /// changed what events are named by.
     pub fn save_first(&mut self) {
         if let Some(saving) = &mut self.saving {
             saving.changed = true;
@@ -326,8 +330,8 @@ where
         tokio::select! {
             () = tokio::time::sleep_until(self.next_wake()) => self.beat(),
             answer = self.hand_over.next() => self.handed_over(answer),
-            saved = Saving::done(&mut self.saving) => self.saved(saved),
-            heard = next_recovery(&mut self.recoveries) => self.hear(heard),
+            saved = Saving::until_written(&mut self.saving) => self.saved(saved),
+            heard = next_recovery(&mut self.recoveries) => self.take_in_recovery(heard),
         }
         // Else repeats go on being counted until the connector takes events.
         if self.state.outbox.is_empty() {
@@ -376,7 +380,7 @@ where
 
     async fn saving_has_ended(&mut self) {
         if self.is_saving() {
-            let result = Saving::done(&mut self.saving).await;
+            let result = Saving::until_written(&mut self.saving).await;
             self.saved(result);
         }
     }
@@ -391,7 +395,7 @@ where
         }
     }
 
-    /// When there is something to do without anything having come.
+    /// Returns when there is something to do without anything having come.
     fn next_wake(&self) -> Instant {
         let ticks = self.state.outbox.is_empty();
         let window_ends = self.state.fold.next_tick().filter(|_| ticks);
@@ -402,7 +406,7 @@ where
     }
 
     /// Takes in a recovery that somebody else has reported. `None`: some were missed.
-    fn hear(&mut self, recovery: Option<Recovery>) {
+    fn take_in_recovery(&mut self, recovery: Option<Recovery>) {
         let Some(Recovery { event, accepted_at }) = recovery else {
             self.end_windows();
             return;
@@ -417,14 +421,14 @@ where
     }
 
     /// Returns how many events of the outbox, from its front, may be handed over.
-    fn ready(&self) -> usize {
+    fn may_hand_over(&self) -> usize {
         match self.saving {
             Some(_) => self.ready,
             None => self.state.outbox.len(),
         }
     }
 
-    fn changed(&mut self) {
+    fn note_change(&mut self) {
         if let Some(saving) = &mut self.saving {
             saving.changed = true;
         }

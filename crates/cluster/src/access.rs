@@ -1,4 +1,4 @@
-//! Who we are in the cluster, what we may do there, and what kind of API server it is.
+//! Asks who we are in the cluster, what we may do there, and what API server it is.
 
 use http::Request;
 use http::header::DATE;
@@ -33,7 +33,7 @@ pub struct Access<'a> {
     pub name: Option<&'a str>,
 }
 
-/// What an API server says of itself.
+/// The API server's version and time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServerInfo {
     /// Its version: `v1.37.0`.
@@ -47,8 +47,8 @@ pub struct ServerInfo {
 // === impl Cluster ===
 
 impl Cluster {
-    /// Whether we may do this, as the API server sees it (`SelfSubjectAccessReview`). Asking
-    /// needs no permission.
+    /// Returns true if we may do this, as the API server sees it (`SelfSubjectAccessReview`).
+    /// Asking needs no permission.
     pub async fn may(&self, access: Access<'_>) -> Result<bool, ApiError> {
         let (resource, subresource) = access
             .resource
@@ -75,8 +75,8 @@ impl Cluster {
         Ok(answer.status.is_some_and(|status| status.allowed))
     }
 
-    /// The name by which the API server knows us (`SelfSubjectReview`, since Kubernetes 1.28).
-    /// Asking needs no permission.
+    /// Returns the name by which the API server knows us (`SelfSubjectReview`, since Kubernetes
+    /// 1.28). Asking needs no permission.
     pub async fn own_name(&self) -> Result<String, ApiError> {
         let reviews = Api::all(self.client(Urgency::Act));
         let review = SelfSubjectReview::default();
@@ -86,7 +86,7 @@ impl Cluster {
             .ok_or_else(|| ApiError::unavailable("the answer names nobody"))
     }
 
-    /// What the API server says of itself. One request, which also shows that it can be
+    /// Returns the API server's version and time. One request, which also shows that it can be
     /// reached.
     pub async fn server_info(&self) -> Result<ServerInfo, ApiError> {
         let request = Request::get("/version").body(Body::empty());

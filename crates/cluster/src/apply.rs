@@ -13,9 +13,9 @@ use crate::pace::Urgency;
 use crate::patch;
 use crate::request::ask;
 
-/// Where nodes are.
+/// The path of nodes.
 pub(crate) const NODES: &str = "/api/v1/nodes";
-/// What the API server says of a JSON patch that does not apply, and of nothing else.
+/// The message of the API server for a JSON patch that does not apply, and for nothing else.
 const PATCH_DOES_NOT_APPLY: &str = "the server rejected our request due to an error in our request";
 
 /// Returns whether an answer means that the node is not what `view` shows any more.
@@ -24,7 +24,7 @@ fn lost_race(answer: &Status, view: &NodeView, change: &NodeChange) -> bool {
         && (answer.message == PATCH_DOES_NOT_APPLY || lost_race_for_taint(answer, view, change))
 }
 
-/// Whether the API server complains of nothing but a second taint of one key and effect,
+/// Returns true if the API server complains of nothing but a second taint of one key and effect,
 /// and the view shows no first one: somebody was faster.
 fn lost_race_for_taint(told: &Status, view: &NodeView, change: &NodeChange) -> bool {
     let causes = told
@@ -48,7 +48,7 @@ fn lost_race_for_taint(told: &Status, view: &NodeView, change: &NodeChange) -> b
     only_duplicates && !doubled_by_us
 }
 
-/// JSON with the escapes that Go's encoder makes beyond those of JSON itself.
+/// Returns the patch as JSON with the escapes that Go's encoder makes beyond those of JSON itself.
 ///
 /// The API server compares the value of a `test` with the node's as it encodes it, text
 /// against text: an annotation that holds `<` is `\u003c` there, and the plain character,
@@ -116,7 +116,7 @@ pub(crate) fn check_node_name(name: &str) -> Result<(), ApiError> {
     })
 }
 
-/// Whether `name` can be a node's: a DNS subdomain. Anything else would be another path.
+/// Returns true if `name` can be a node's: a DNS subdomain. Anything else would be another path.
 fn is_node_name(name: &str) -> bool {
     let allowed = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-' || c == b'.';
     name.len() <= 253

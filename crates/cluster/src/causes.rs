@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-/// An error with its causes. Those that are said already are left out: kube's errors repeat
+/// Returns an error with its causes. Those that are said already are left out: kube's errors repeat
 /// theirs.
 pub(crate) fn chain(error: &dyn Error) -> String {
     let text = error.to_string();

@@ -18,16 +18,16 @@ use crate::watch::{Selection, Signal};
 /// Events that wait for the consumer. There is one object, and it rarely changes.
 const QUEUE: usize = 16;
 
-/// What is said of a `ConfigMap`.
+/// A change of a `ConfigMap`, or of the watch of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ConfigMapEvent {
-    /// What it is, at first and after each change.
+    /// The `ConfigMap`, at first and after each change.
     Seen(ConfigMap),
     /// There is none of this name.
     Missing,
     /// It cannot be watched; it is tried again for ever, and each failed try is told.
     Failing {
-        /// Why, for people.
+        /// The reason, in words.
         error: String,
         /// The API server does not let us: waiting alone will not mend it.
         refused: bool,
@@ -48,9 +48,9 @@ pub struct ConfigMap {
 /// A change to a `ConfigMap`: what to set, or with `None` to remove.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ConfigMapChange {
-    /// Of `metadata.annotations`.
+    /// The values of `metadata.annotations`.
     pub annotations: BTreeMap<String, Option<String>>,
-    /// Of `data`.
+    /// The values of `data`.
     pub data: BTreeMap<String, Option<String>>,
 }
 

@@ -18,10 +18,10 @@ use crate::request;
 
 mod transport;
 
-/// How the client names itself; the API server's audit log and `managedFields` show it.
+/// The name that the client gives itself; the API server's audit log and `managedFields` show it.
 const AGENT: &str = concat!("gpuwarden/", env!("CARGO_PKG_VERSION"));
 
-/// Which cluster to connect to, and as whom.
+/// The cluster to connect to, and the user to connect as.
 #[derive(Clone, Debug, Default)]
 pub struct ConnectOptions {
     /// Kubeconfig file. Goes before `in_cluster`.
@@ -32,7 +32,7 @@ pub struct ConnectOptions {
     pub in_cluster: bool,
 }
 
-/// Why there is no client. None of these is about the API server: it is not asked.
+/// The reason why there is no client. None of these is about the API server: it is not asked.
 #[derive(Debug, thiserror::Error)]
 pub enum ConnectError {
     /// Neither a kubeconfig nor `in_cluster`.
@@ -43,7 +43,7 @@ pub enum ConnectError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The error of the system.
         source: io::Error,
     },
     /// The file is no kubeconfig.
@@ -51,7 +51,7 @@ pub enum ConnectError {
     Parse {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and where.
+        /// The problem, and where it is.
         source: KubeconfigError,
     },
     /// The file has no such context.
@@ -80,14 +80,14 @@ pub enum ConnectError {
         /// The contexts that it has.
         known: Vec<String>,
     },
-    /// What the context names is missing or unusable: cluster, certificates.
+    /// A part that the context names is missing or unusable: cluster, certificates.
     #[error("cannot use the context `{context}` of the kubeconfig {}", path.display())]
     Context {
         /// The file.
         path: PathBuf,
         /// The context.
         context: String,
-        /// What is wrong.
+        /// The error with it.
         source: KubeconfigError,
     },
     /// The environment that Kubernetes gives to pods is missing or broken.
@@ -104,7 +104,7 @@ pub enum ConnectError {
     Credentials {
         /// The API server.
         server: String,
-        /// What is wrong.
+        /// The error with it.
         source: Box<kube::Error>,
     },
     /// The kubeconfig asks for a proxy.
@@ -120,7 +120,7 @@ pub enum ConnectError {
     ServerName {
         /// The API server.
         server: String,
-        /// What it is.
+        /// The name that is wrong.
         name: String,
     },
 }
@@ -132,7 +132,7 @@ pub enum ConnectError {
 /// answer 429 is passed on as [`crate::ApiError::Throttled`].
 #[derive(Clone)]
 pub struct Cluster {
-    /// For watches, which last: they wait for no turn and are not counted.
+    /// The client for watches, which last: they wait for no turn and are not counted.
     pub(crate) watching: Client,
     acting: Client,
     telling: Client,
@@ -193,30 +193,30 @@ impl Cluster {
             config: Arc::new(config),
             server,
         };
-        Ok(cluster.layered(None))
+        Ok(cluster.with_layers(None))
     }
 
-    /// The same cluster over a connection that nobody else uses, and that is found dead
-    /// soon; without turns. Whoever makes one request at a time needs no pace, and one would
-    /// only ever fall: with each slow answer, but never back, for it is never reached.
+    /// Returns a client of the same cluster over a connection that nobody else uses, and that is
+    /// found dead soon; without turns. Whoever makes one request at a time needs no pace, and one
+    /// would only ever fall: with each slow answer, but never back, for it is never reached.
     pub(crate) fn with_own_connection(&self) -> Result<Self, ConnectError> {
         let cluster = Self {
             watching: transport::client(&self.config, &self.server, transport::Pings::SOON)?,
             pace: None,
             ..self.clone()
         };
-        Ok(cluster.layered(None))
+        Ok(cluster.with_layers(None))
     }
 
     /// Returns the same cluster for somebody who leads: writes are made only while `tenure`
     /// lasts, and end before another can lead. To be called within a tokio runtime.
     #[must_use]
     pub fn under(&self, tenure: &Tenure) -> Self {
-        self.clone().layered(Some(tenure))
+        self.clone().with_layers(Some(tenure))
     }
 
     /// Puts the layers of `request.rs` over the connections anew.
-    fn layered(mut self, tenure: Option<&Tenure>) -> Self {
+    fn with_layers(mut self, tenure: Option<&Tenure>) -> Self {
         let over = |urgency| {
             let counters = || Arc::clone(&self.counters);
             let pace = self.pace.clone().map(|pace| PaceLayer { pace, urgency });
@@ -239,7 +239,7 @@ impl Cluster {
         }
     }
 
-    /// URL of the API server.
+    /// Returns the URL of the API server.
     pub fn server(&self) -> &str {
         &self.server
     }
@@ -331,7 +331,7 @@ mod tests {
         .await
     }
 
-    /// Kubeconfig with the contexts `lab` (current) and `prod`.
+    /// Returns a kubeconfig with the contexts `lab` (current) and `prod`.
     fn kubeconfig(cluster: &str, user: &str) -> String {
         format!(
             "{{apiVersion: v1, kind: Config, current-context: lab, \

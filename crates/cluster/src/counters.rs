@@ -1,17 +1,17 @@
-//! What was asked of the API server, in numbers. `request.rs` counts.
+//! Counts of the requests to the API server. `request.rs` counts them.
 
 use std::sync::atomic::AtomicU64;
 
-/// What was asked of the API server since the start, the watch not counted.
+/// The number of requests to the API server since the start, watches not counted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Requests {
     /// Requests that were sent.
     pub sent: u64,
-    /// Of these, answered with 429.
+    /// Requests that were answered with 429.
     pub throttled: u64,
-    /// Of these, without an answer in time, or with a 5xx.
+    /// Requests without an answer in time, or with a 5xx.
     pub failed: u64,
-    /// How many may be under way at once now.
+    /// Number of requests that may be under way at once now.
     pub limit: usize,
 }
 

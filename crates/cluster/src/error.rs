@@ -1,4 +1,4 @@
-//! What an answer of the API server other than success means, and that there was none.
+//! The errors of requests: answers other than success, and none at all.
 //!
 //! Its `Status` is read once, in `request.rs`; callers tell apart what is told apart here.
 
@@ -9,13 +9,13 @@ use kube::core::Status;
 
 use crate::lease::NotLeading;
 
-/// Why the API server did not do what it was asked for.
+/// The reason why the API server did not do what it was asked for.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
     /// The object does not exist, or its namespace does not.
     #[error("{message}")]
     NotFound {
-        /// What the API server says.
+        /// The message of the API server.
         message: String,
     },
     /// The object is not what the caller has seen any more. Look again and decide anew.
@@ -29,7 +29,7 @@ pub enum ApiError {
     Forbidden {
         /// HTTP status: 401 or 403.
         status: u16,
-        /// What the API server says.
+        /// The message of the API server.
         message: String,
     },
     /// The API server, or an admission webhook, does not accept the request.
@@ -37,13 +37,13 @@ pub enum ApiError {
     Invalid {
         /// HTTP status, a 4xx.
         status: u16,
-        /// What it says.
+        /// Its message.
         message: String,
     },
     /// The API server asks to slow down.
     #[error("the API server asks to try later")]
     Throttled {
-        /// When to try again, if it says so.
+        /// The wait after which to try again, if it says so.
         retry_after: Option<Duration>,
     },
     /// The API server cannot be reached, did not answer in time, is in trouble itself, or its
@@ -53,7 +53,7 @@ pub enum ApiError {
     Unavailable {
         /// HTTP status if there was an answer, a 5xx.
         status: Option<u16>,
-        /// What happened.
+        /// The error of the connection.
         source: Box<dyn Error + Send + Sync>,
     },
     /// A write was asked for under a [`Tenure`](crate::Tenure) that is over. One that was

@@ -15,7 +15,7 @@ use crate::connect::Cluster;
 use crate::error::ApiError;
 use crate::pace::Urgency;
 
-/// Where Events about nodes are: nodes have no namespace.
+/// The namespace of Events about nodes: nodes have none.
 const NAMESPACE: &str = "default";
 
 /// An Event about a node.
@@ -31,13 +31,13 @@ pub struct Event {
     pub reason: String,
     /// `message`.
     pub message: String,
-    /// Who found it.
+    /// The monitor that found it.
     pub agent: String,
-    /// How often it was found.
+    /// Number of times that it was found.
     pub count: u64,
-    /// When first.
+    /// The time when it was found first.
     pub first_seen: Timestamp,
-    /// When last.
+    /// The time when it was found last.
     pub last_seen: Timestamp,
 }
 
@@ -106,7 +106,7 @@ fn object(event: &Event) -> Object {
     }
 }
 
-/// The field has 32 bits.
+/// Returns the count in the 32 bits that the field has.
 fn count(event: &Event) -> i32 {
     i32::try_from(event.count).unwrap_or(i32::MAX)
 }

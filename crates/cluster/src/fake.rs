@@ -63,7 +63,7 @@ pub(crate) async fn serve(answers: Vec<Answer>) -> (Cluster, Requests) {
     (Cluster::connect(options).await.unwrap(), requests)
 }
 
-/// A node as the API server shows it.
+/// Returns a node as the API server shows it.
 pub(crate) fn node(name: &str, version: u32) -> Value {
     json!({
         "metadata": {

@@ -26,7 +26,7 @@ struct Known {
 // === impl KnownNodes ===
 
 impl KnownNodes {
-    /// The node of this name.
+    /// Returns the node of this name.
     pub fn get(&self, name: &str) -> Option<Arc<NodeView>> {
         let known = self.0.read().unwrap_or_else(PoisonError::into_inner);
         known.nodes.get(name).cloned()

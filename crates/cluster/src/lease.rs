@@ -1,4 +1,4 @@
-//! Who leads: one of several controllers of a cluster, by a Lease.
+//! Elects the leader, one of several controllers of a cluster, by a Lease.
 //!
 //! A Lease (`coordination.k8s.io/v1`) is an object with a holder, which the holder renews.
 //! Who sees it unchanged for its whole duration may take it. When that is, and what to ask

@@ -25,27 +25,27 @@ struct Nodes {
 // === impl Cluster ===
 
 impl Cluster {
-    /// The node of this name; `None` where there is none.
+    /// Returns the node of this name; `None` if there is none.
     pub async fn find_node(&self, name: &str) -> Result<Option<NodeView>, ApiError> {
         let request = Request::new(NODES).list(&named(name));
         let found: Nodes = ask(&self.client(Urgency::Act), request).await?;
         Ok(found.items.into_iter().next())
     }
 
-    /// Whether any node has this label.
+    /// Returns true if any node has this label.
     pub async fn any_node_with(&self, label: &NodeLabel) -> Result<bool, ApiError> {
         let params = ListParams::default().labels(&label.to_string());
         Ok(!self.some_nodes(params).await?.items.is_empty())
     }
 
-    /// How many nodes there are.
+    /// Returns how many nodes there are.
     pub async fn count_nodes(&self) -> Result<u64, ApiError> {
         let first = self.some_nodes(ListParams::default()).await?;
         let rest = first.metadata.remaining_item_count.unwrap_or(0);
         Ok(first.items.len() as u64 + u64::try_from(rest).unwrap_or(0))
     }
 
-    /// The `ConfigMap` of this name; `None` where there is none, or no such namespace.
+    /// Returns the `ConfigMap` of this name; `None` if there is none, or no such namespace.
     pub async fn find_config_map(
         &self,
         namespace: &str,
@@ -56,13 +56,13 @@ impl Cluster {
         Ok(found.items.into_iter().next().map(ConfigMap::from))
     }
 
-    /// Whether the namespace exists.
+    /// Returns true if the namespace exists.
     pub async fn has_namespace(&self, name: &str) -> Result<bool, ApiError> {
         let namespaces: Api<Namespace> = Api::all(self.client(Urgency::Act));
         Ok(found(namespaces.get_metadata(name).await)?.is_some())
     }
 
-    /// One node at most, by its metadata, and how many more there are.
+    /// Returns one node at most, by its metadata, and how many more there are.
     async fn some_nodes(
         &self,
         params: ListParams,

@@ -1,4 +1,4 @@
-//! How many requests to the API server are under way at once: found out, not configured.
+//! Limits how many requests to the API server are under way at once: found out, not configured.
 //!
 //! No rate is set: a thousand nodes that fail at once are to be cordoned as fast as the API
 //! server takes it, and it takes ten times more on one cluster than on the next. As TCP
@@ -24,7 +24,7 @@ use crate::request::{Http, NoAnswer};
 /// The limit at the start. Near it a small API server is busy, and requests of a larger one
 /// do not yet wait for each other.
 const START: f64 = 32.0;
-/// With one request at a time there is nothing left to reduce.
+/// The lowest limit: with one request at a time there is nothing left to reduce.
 const LEAST: f64 = 1.0;
 /// So many streams the API server lets a client have on one connection of HTTP/2
 /// (`--http2-max-streams-per-connection`); more only wait, unseen, in front of it.
@@ -42,7 +42,7 @@ const TELL_WAITS_FOR_ACTS: Duration = Duration::from_secs(10);
 /// So many requests that have waited so long are under way beside those that act.
 const TELLS_BESIDE_ACTS: usize = 2;
 
-/// What a request is for.
+/// The purpose of a request, by which turns are given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Urgency {
     /// It takes a node out of service or gives it back, or such a change waits for it, as
@@ -81,7 +81,7 @@ struct State {
     tells_under_way: usize,
     /// Requests that began before do not lower the limit again.
     lowered_at: Instant,
-    /// Nothing begins before, as the API server asked for.
+    /// The time before which nothing begins, as the API server asked for.
     paused_until: Option<Instant>,
     acts: VecDeque<Waiting>,
     tells: VecDeque<Waiting>,
@@ -139,7 +139,7 @@ impl Pace {
         turn
     }
 
-    /// How many requests may be under way now.
+    /// Returns how many requests may be under way now.
     pub(crate) fn limit(&self) -> usize {
         self.lock().whole_limit()
     }
@@ -182,7 +182,7 @@ impl State {
         !paused && may_begin && self.all_under_way() < self.whole_limit()
     }
 
-    /// Whether a request may begin that only tells.
+    /// Returns true if a request may begin that only tells.
     fn may_tell(&self) -> bool {
         if self.acts_under_way + self.acts.len() == 0 {
             return true;
@@ -222,7 +222,7 @@ impl State {
         self.acts_under_way + self.tells_under_way
     }
 
-    /// The limit without its fraction.
+    /// Returns the limit without its fraction.
     #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // Between 1 and 100.
     fn whole_limit(&self) -> usize {
         self.limit as usize
@@ -273,7 +273,7 @@ impl Turn {
         }
     }
 
-    /// The request was answered, and not for want of capacity.
+    /// Notes that the request was answered, and not for want of capacity.
     fn answered(self) {
         if self.began.elapsed() > SLOW {
             return self.overloaded(None);
@@ -285,8 +285,8 @@ impl Turn {
         }
     }
 
-    /// The API server has too much to do, or did not answer in time. `retry_after` is its
-    /// own wish.
+    /// Notes that the API server has too much to do, or did not answer in time. `retry_after` is
+    /// its own wish.
     fn overloaded(self, retry_after: Option<Duration>) {
         let mut state = self.pace.lock();
         if self.began < state.lowered_at {
@@ -337,7 +337,7 @@ mod tests {
         turns
     }
 
-    /// Whether a turn can be had at once.
+    /// Returns true if a turn can be had at once.
     async fn open(pace: &Arc<Pace>, urgency: Urgency) -> bool {
         let now = tokio::time::timeout(Duration::ZERO, pace.turn(urgency));
         now.await.is_ok()

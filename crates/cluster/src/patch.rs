@@ -18,7 +18,7 @@ use json_patch::{AddOperation, Patch, PatchOperation, RemoveOperation, TestOpera
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// What tells a session on a node. A decision about a session has read all of it.
+/// The annotations that tell a session on a node. A decision about a session has read all of them.
 const SESSION_ANNOTATIONS: [&str; 5] = [
     keys::QUARANTINE_HEALTH_EVENT,
     keys::QUARANTINE_APPLIED_TAINTS,
@@ -38,7 +38,7 @@ pub struct PatchCall {
     pub patch: Patch,
 }
 
-/// The request that [`crate::Cluster::apply`] makes for `change`.
+/// Returns the request that [`crate::Cluster::apply`] makes for `change`.
 pub fn describe(view: &NodeView, change: &NodeChange) -> PatchCall {
     PatchCall {
         verb: "PATCH",
@@ -47,7 +47,7 @@ pub fn describe(view: &NodeView, change: &NodeChange) -> PatchCall {
     }
 }
 
-/// The patch for `change` to the node that `view` shows; empty where nothing changes.
+/// Returns the patch for `change` to the node that `view` shows; empty if nothing changes.
 ///
 /// It holds where all of this is still as in `view`:
 /// - the node's uid: a node of the same name that was made anew is another node;
@@ -210,7 +210,7 @@ impl Draft {
     }
 }
 
-/// A JSON pointer, with `~` and `/` in the tokens escaped.
+/// Returns a JSON pointer, with `~` and `/` in the tokens escaped.
 fn pointer(tokens: &[&str]) -> PointerBuf {
     PointerBuf::from_tokens(tokens.iter().copied())
 }

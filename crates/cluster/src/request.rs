@@ -38,10 +38,10 @@ pub(crate) const ANSWER_BYTES: usize = 8 * 1024 * 1024;
 /// Longest text of an answer without a `Status` that an error keeps, in characters.
 pub(crate) const MESSAGE_CHARS: usize = 300;
 
-/// What the layers are made of. An answer other than success is [`kube::Error::Api`].
+/// The service that the layers are made of. An answer other than success is [`kube::Error::Api`].
 pub(crate) type Http = BoxCloneService<Request<Body>, Response<Body>, kube::Error>;
 
-/// How long a request may take, where that is less than [`REQUEST_TIMEOUT`]: an extension.
+/// The time that a request may take, if that is less than [`REQUEST_TIMEOUT`]: an extension.
 #[derive(Clone, Copy)]
 pub(crate) struct Limit(pub(crate) Duration);
 
@@ -88,7 +88,8 @@ pub(crate) async fn ask<T: DeserializeOwned>(
 // === impl Cluster ===
 
 impl Cluster {
-    /// What was asked of the API server so far, and how much may be asked at once.
+    /// Returns the number of requests to the API server so far, and how many may be under way at
+    /// once.
     pub fn requests(&self) -> Requests {
         Requests {
             sent: self.counters.sent.load(Ordering::Relaxed),

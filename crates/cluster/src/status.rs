@@ -61,7 +61,7 @@ fn body(view: &NodeView, changes: &[ConditionChange], now: Timestamp) -> Value {
     json!({"metadata": {"uid": view.uid}, "status": {"conditions": conditions}})
 }
 
-/// A time as Kubernetes has it: RFC 3339 in whole seconds.
+/// Returns a time as Kubernetes has it: RFC 3339 in whole seconds.
 fn seconds(time: Timestamp) -> String {
     time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }

@@ -1,4 +1,4 @@
-//! Whose token it is: the API server's answer to a `TokenReview`.
+//! Asks whose a token is: the API server's answer to a `TokenReview`.
 
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec};
 use kube::api::PostParams;
@@ -14,7 +14,7 @@ use crate::request::ask;
 const NODE_NAME: &str = "authentication.kubernetes.io/node-name";
 const PATH: &str = "/apis/authentication.k8s.io/v1/tokenreviews";
 
-/// Whose a valid token is.
+/// The owner of a valid token.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenOwner {
     /// User name, for example `system:serviceaccount:NAMESPACE:NAME`.
@@ -23,13 +23,13 @@ pub struct TokenOwner {
     pub node_name: Option<String>,
 }
 
-/// Why the API server did not say whose a token is.
+/// The reason why the API server did not say whose a token is.
 #[derive(Debug, thiserror::Error)]
 pub enum TokenError {
     /// It says that the token is not valid, or not for this audience.
     #[error("the token is not valid here: {why}")]
     Invalid {
-        /// What the API server says.
+        /// The message of the API server.
         why: String,
     },
     /// It does not answer the question, or not with what it should.

@@ -42,8 +42,8 @@ const PAGE: u32 = 500;
 /// found (`connect/transport.rs`). Up to a third less, at random: many who began together,
 /// one on each node, do not stay in step.
 pub(crate) const WATCH_SECONDS: u32 = 30;
-/// How much later that end may come. A proxy in between can keep our connection alive, and
-/// answer its pings, while the API server behind it is gone.
+/// Time by which that end may be late. A proxy in between can keep our connection alive, and answer
+/// its pings, while the API server behind it is gone.
 const WATCH_GRACE: Duration = Duration::from_secs(15);
 /// Longest time for one page of a list, of up to about 10 MB.
 const PAGE_TIMEOUT: Duration = REQUEST_TIMEOUT.saturating_mul(3);
@@ -57,7 +57,7 @@ const BACK_OFF_MAX: Duration = Duration::from_secs(5);
 /// first one again.
 const WORKED: Duration = Duration::from_secs(1);
 
-/// What a watch says.
+/// One thing that a watch tells.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Signal<T> {
     /// A list begins: all objects are delivered again, as `Applied`.
@@ -70,7 +70,7 @@ pub enum Signal<T> {
     Deleted(String),
     /// The watch does not work. It is tried again for ever; each failed try is told.
     Failing {
-        /// Why, for people.
+        /// The reason, in words.
         error: String,
         /// The API server does not let us: waiting alone will not mend it.
         refused: bool,
@@ -86,12 +86,12 @@ pub type NodeEvent = Signal<NodeView>;
 #[derive(Clone, Debug)]
 pub struct Selection {
     path: String,
-    /// Which objects below `path`; `None`: all.
+    /// The field selector of the objects below `path`; `None`: all.
     fields: Option<String>,
 }
 
-/// Why a list or watch ended.
-enum Stop {
+/// The reason why a list or watch ended.
+enum WatchEnd {
     /// Nobody listens any more.
     Unheard,
     /// The API server has forgotten the version: list anew. Not a failure.
@@ -100,21 +100,21 @@ enum Stop {
     Failed(String, bool),
 }
 
-/// What sees each signal before the consumer does.
-type Look<T> = Box<dyn Fn(&Signal<T>) + Send + Sync>;
+/// A function that sees each signal before the consumer does.
+type Observer<T> = Box<dyn Fn(&Signal<T>) + Send + Sync>;
 
 /// A watch whose consumer gets objects as `T`s.
 struct Watch<T> {
     client: Client,
     selection: Selection,
-    look: Look<T>,
+    look: Observer<T>,
     signals: mpsc::Sender<Signal<T>>,
-    /// From where to go on; `None`: list first.
+    /// The version to go on from; `None`: list first.
     version: Option<String>,
     back_off: Duration,
     random: RandomState,
     failing: bool,
-    /// Whether a malformed object was logged since the last list.
+    /// True if a malformed object was logged since the last list.
     malformed: bool,
     /// Behind which version a line could not be read.
     unreadable: Option<String>,
@@ -148,7 +148,7 @@ enum LineKind {
     Error,
 }
 
-/// What the watch itself reads of an object, whatever else is wrong with it.
+/// The part of an object that the watch itself reads, whatever else is wrong with it.
 #[derive(Default, Deserialize)]
 struct Object {
     #[serde(default)]
@@ -203,7 +203,7 @@ impl Cluster {
         receiver
     }
 
-    /// The nodes as the watch last saw them.
+    /// Returns the nodes as the watch last saw them.
     pub fn known_nodes(&self) -> KnownNodes {
         self.known.clone()
     }
@@ -279,8 +279,8 @@ impl<T: DeserializeOwned> Watch<T> {
             };
             let error = match result {
                 Ok(()) => continue,
-                Err(Stop::Unheard) => return,
-                Err(Stop::Expired) => {
+                Err(WatchEnd::Unheard) => return,
+                Err(WatchEnd::Expired) => {
                     tracing::debug!(
                         path = self.selection.path,
                         "the version to watch from is too old, listing again"
@@ -292,7 +292,7 @@ impl<T: DeserializeOwned> Watch<T> {
                     }
                     None
                 }
-                Err(Stop::Failed(error, refused)) => Some((error, refused)),
+                Err(WatchEnd::Failed(error, refused)) => Some((error, refused)),
             };
             if let Some((error, refused)) = error {
                 if !self.failing {
@@ -315,28 +315,30 @@ impl<T: DeserializeOwned> Watch<T> {
     }
 
     /// Delivers all objects, page by page.
-    async fn list(&mut self) -> Result<(), Stop> {
+    async fn list(&mut self) -> Result<(), WatchEnd> {
         let mut page = ListParams::default().limit(PAGE);
         page.field_selector.clone_from(&self.selection.fields);
         let mut first = true;
         loop {
             let request = Request::new(&self.selection.path)
                 .list(&page)
-                .map_err(Stop::failed)?;
+                .map_err(WatchEnd::failed)?;
             let answer = self.client.request_text(request);
             let answer = tokio::time::timeout(PAGE_TIMEOUT, answer).await;
-            let answer = answer.map_err(|_| Stop::late())?.map_err(Stop::failed)?;
+            let answer = answer
+                .map_err(|_| WatchEnd::timed_out())?
+                .map_err(WatchEnd::failed)?;
             let list: List<'_> = serde_json::from_str(&answer)
                 .map_err(kube::Error::SerdeError)
-                .map_err(Stop::failed)?;
+                .map_err(WatchEnd::failed)?;
             if first {
-                self.recovered().await?;
+                self.send_recovered().await?;
                 self.malformed = false;
                 self.send(Signal::Restarted).await?;
                 first = false;
             }
             for object in list.items.into_iter().flatten() {
-                self.applied(object).await?;
+                self.send_applied(object).await?;
             }
             if let Some(token) = list.metadata.continue_.filter(|token| !token.is_empty()) {
                 page = page.continue_token(&token);
@@ -347,7 +349,10 @@ impl<T: DeserializeOwned> Watch<T> {
                 .resource_version
                 .filter(|version| !version.is_empty());
             if version.is_none() {
-                return Err(Stop::Failed("the list has no version".to_owned(), false));
+                return Err(WatchEnd::Failed(
+                    "the list has no version".to_owned(),
+                    false,
+                ));
             }
             self.version = version;
             return self.send(Signal::Listed).await;
@@ -356,20 +361,20 @@ impl<T: DeserializeOwned> Watch<T> {
 
     /// Delivers changes since `version` until the watch ends, which is no failure, unless
     /// it ends at once.
-    async fn watch(&mut self, version: &str) -> Result<(), Stop> {
+    async fn watch(&mut self, version: &str) -> Result<(), WatchEnd> {
         let seconds = f64::from(WATCH_SECONDS) * (1.0 - self.chance() / 3.0);
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // From 20 to 30.
         let mut params = WatchParams::default().timeout(seconds.ceil() as u32);
         params.field_selector.clone_from(&self.selection.fields);
         let request = Request::new(&self.selection.path)
             .watch(&params, version)
-            .map_err(Stop::failed)?;
+            .map_err(WatchEnd::failed)?;
         let begin = Instant::now();
         let end = begin + Duration::from_secs(WATCH_SECONDS.into()) + WATCH_GRACE;
         let started = tokio::time::timeout_at(end, self.client.request_stream(request)).await;
-        let started = started.map_err(|_| Stop::late())?;
+        let started = started.map_err(|_| WatchEnd::timed_out())?;
         let stream = started.map_err(|error| self.watch_failed(error))?;
-        self.recovered().await?;
+        self.send_recovered().await?;
 
         let mut stream = pin!(stream);
         let mut worked = false;
@@ -378,8 +383,8 @@ impl<T: DeserializeOwned> Watch<T> {
             let line = match tokio::time::timeout_at(end, line(&mut stream)).await {
                 Ok(Ok(Some(line))) => line,
                 Ok(Ok(None)) => break,
-                Ok(Err(error)) => return Err(Stop::failed(kube::Error::ReadEvents(error))),
-                Err(_) => return Err(Stop::late()),
+                Ok(Err(error)) => return Err(WatchEnd::failed(kube::Error::ReadEvents(error))),
+                Err(_) => return Err(WatchEnd::timed_out()),
             };
             let Line { kind, object } = match serde_json::from_slice(&line) {
                 Ok(line) => line,
@@ -398,9 +403,9 @@ impl<T: DeserializeOwned> Watch<T> {
                 self.version = Some(version.to_owned());
             }
             match (kind, seen.name()) {
-                (LineKind::Added | LineKind::Modified, _) => self.applied(object).await?,
+                (LineKind::Added | LineKind::Modified, _) => self.send_applied(object).await?,
                 (LineKind::Deleted, Some(name)) => self.send(Signal::Deleted(name)).await?,
-                (LineKind::Deleted, None) => self.malformed("it has no name"),
+                (LineKind::Deleted, None) => self.log_malformed("it has no name"),
                 (LineKind::Bookmark | LineKind::Error, _) => {}
             }
         }
@@ -408,38 +413,39 @@ impl<T: DeserializeOwned> Watch<T> {
             self.back_off = BACK_OFF_MIN;
             return Ok(());
         }
-        Err(Stop::Failed(
+        Err(WatchEnd::Failed(
             "the API server ended the watch at once".to_owned(),
             false,
         ))
     }
 
-    /// From 0 to 1, at random: the state of the hasher is, and what is hashed never comes again.
+    /// Returns a random number from 0 to 1: the state of the hasher is random, and what is hashed
+    /// never comes again.
     fn chance(&self) -> f64 {
         let random = self.random.hash_one(std::time::Instant::now()) % 1024;
         f64::from(u16::try_from(random).unwrap_or_default()) / 1023.0
     }
 
-    /// What a failed watch means, and from where to go on.
-    fn watch_failed(&mut self, error: kube::Error) -> Stop {
+    /// Returns the meaning of a failed watch, and notes from where to go on.
+    fn watch_failed(&mut self, error: kube::Error) -> WatchEnd {
         let kube::Error::Api(status) = &error else {
-            return Stop::failed(error);
+            return WatchEnd::failed(error);
         };
         if status.code == 410 || status.reason == "Expired" {
-            return Stop::Expired;
+            return WatchEnd::Expired;
         }
         // A version that the API server does not take will not get better: one of another
         // etcd (400), or one of the future, after etcd was restored from a backup (504).
         if status.code == 400 || is_version_too_large(status) {
             self.version = None;
         }
-        Stop::failed(error)
+        WatchEnd::failed(error)
     }
 
-    /// What a line means that is no event. It may have been any change, so nothing after it
-    /// may be taken: the watch begins anew before it, and gets it whole. Where it does not
+    /// Returns the meaning of a line that is no event. It may have been any change, so nothing
+    /// after it may be taken: the watch begins anew before it, and gets it whole. If it comes so
     /// twice, all is listed.
-    fn unreadable(&mut self, line: &[u8], error: &serde_json::Error) -> Stop {
+    fn unreadable(&mut self, line: &[u8], error: &serde_json::Error) -> WatchEnd {
         // The API server may say what is wrong without an event around it.
         let told: Option<Status> = serde_json::from_slice(line).ok();
         if let Some(status) = told.filter(|status| status.code != 0) {
@@ -449,17 +455,17 @@ impl<T: DeserializeOwned> Watch<T> {
             self.version = None;
         }
         self.unreadable.clone_from(&self.version);
-        Stop::Failed(
+        WatchEnd::Failed(
             format!("a line of the watch cannot be read: {error}"),
             false,
         )
     }
 
-    async fn applied(&mut self, object: &RawValue) -> Result<(), Stop> {
+    async fn send_applied(&mut self, object: &RawValue) -> Result<(), WatchEnd> {
         match serde_json::from_str(object.get()) {
             Ok(object) => self.send(Signal::Applied(Arc::new(object))).await,
             Err(error) => {
-                self.malformed(&error.to_string());
+                self.log_malformed(&error.to_string());
                 Ok(())
             }
         }
@@ -467,7 +473,7 @@ impl<T: DeserializeOwned> Watch<T> {
 
     /// Logs an object that is skipped; the first after a list only, since a second one
     /// cannot be told from it.
-    fn malformed(&mut self, error: &str) {
+    fn log_malformed(&mut self, error: &str) {
         if !self.malformed {
             tracing::warn!(
                 path = self.selection.path,
@@ -478,7 +484,7 @@ impl<T: DeserializeOwned> Watch<T> {
         self.malformed = true;
     }
 
-    async fn recovered(&mut self) -> Result<(), Stop> {
+    async fn send_recovered(&mut self) -> Result<(), WatchEnd> {
         if !self.failing {
             return Ok(());
         }
@@ -487,20 +493,23 @@ impl<T: DeserializeOwned> Watch<T> {
         self.send(Signal::Recovered).await
     }
 
-    async fn send(&self, signal: Signal<T>) -> Result<(), Stop> {
+    async fn send(&self, signal: Signal<T>) -> Result<(), WatchEnd> {
         (self.look)(&signal);
-        self.signals.send(signal).await.map_err(|_| Stop::Unheard)
+        self.signals
+            .send(signal)
+            .await
+            .map_err(|_| WatchEnd::Unheard)
     }
 }
 
-// === impl Stop ===
+// === impl WatchEnd ===
 
-impl Stop {
-    fn late() -> Self {
+impl WatchEnd {
+    fn timed_out() -> Self {
         Self::Failed("the API server did not answer in time".to_owned(), false)
     }
 
-    /// An error with its causes, in one line.
+    /// Returns the signal of a failure: an error with its causes, in one line.
     fn failed(error: impl std::error::Error + 'static) -> Self {
         let any: &(dyn std::error::Error + 'static) = &error;
         let refused = matches!(
@@ -511,7 +520,7 @@ impl Stop {
     }
 }
 
-/// The next line of a watch; `None` at its end. One that is too long comes in pieces.
+/// Returns the next line of a watch; `None` at its end. One that is too long comes in pieces.
 async fn line(stream: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Option<Vec<u8>>> {
     let mut line = Vec::new();
     let mut limited = stream.take(LINE_BYTES);

@@ -1,4 +1,4 @@
-//! When an event was accepted, as it says on its way between our own processes.
+//! The time when an event was accepted, as it says on its way between our own processes.
 
 use jiff::Timestamp;
 

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use crate::{HealthEvent, ProcessingStrategy, RecommendedAction};
 
-/// The name of a `RecommendedAction` number, or its digits where it is unknown to us.
+/// Returns the name of a `RecommendedAction` number, or its digits if it is unknown to us.
 pub fn action_name(number: i32) -> Cow<'static, str> {
     match RecommendedAction::try_from(number) {
         Ok(action) => Cow::Borrowed(action.as_str_name()),
@@ -12,14 +12,14 @@ pub fn action_name(number: i32) -> Cow<'static, str> {
     }
 }
 
-/// The number of a `RecommendedAction` given by name or by decimal digits.
+/// Returns the number of a `RecommendedAction` given by name or by decimal digits.
 pub fn parse_action(text: &str) -> Option<i32> {
     RecommendedAction::from_str_name(text)
         .map(|action| action as i32)
         .or_else(|| text.parse().ok())
 }
 
-/// The name of a `ProcessingStrategy` number, or its digits where it is unknown to us.
+/// Returns the name of a `ProcessingStrategy` number, or its digits if it is unknown to us.
 pub fn strategy_name(number: i32) -> Cow<'static, str> {
     match ProcessingStrategy::try_from(number) {
         Ok(strategy) => Cow::Borrowed(strategy.as_str_name()),
@@ -27,14 +27,14 @@ pub fn strategy_name(number: i32) -> Cow<'static, str> {
     }
 }
 
-/// The number of a `ProcessingStrategy` given by name or by decimal digits.
+/// Returns the number of a `ProcessingStrategy` given by name or by decimal digits.
 pub fn parse_strategy(text: &str) -> Option<i32> {
     ProcessingStrategy::from_str_name(text)
         .map(|strategy| strategy as i32)
         .or_else(|| text.parse().ok())
 }
 
-/// What remediation goes by: the action's name, or the custom name where it is `CUSTOM`.
+/// Returns the name that remediation goes by: the action's, or the custom name if it is `CUSTOM`.
 pub fn effective_action_name(event: &HealthEvent) -> Cow<'_, str> {
     if event.recommended_action == RecommendedAction::Custom as i32
         && !event.custom_recommended_action.is_empty()

@@ -23,7 +23,7 @@ use crate::{
     strategy_name,
 };
 
-/// Why a JSON value is not a health event.
+/// The reason why a JSON value is not a health event.
 #[derive(Debug, thiserror::Error)]
 pub enum EventJsonError {
     /// The value is not a JSON object.
@@ -39,7 +39,7 @@ pub enum EventJsonError {
     Name {
         /// The field's proto name.
         field: &'static str,
-        /// What it held.
+        /// The value of the field.
         value: String,
     },
     /// The timestamp is not RFC 3339, or outside the years 0001 to 9999.
@@ -47,7 +47,7 @@ pub enum EventJsonError {
         "field generatedTimestamp: {value:?} is not an RFC 3339 time such as 2026-01-31T10:15:30Z"
     )]
     Time {
-        /// What it held.
+        /// The value of the field.
         value: String,
     },
 }
@@ -100,12 +100,12 @@ struct OverridesForm {
     skip: bool,
 }
 
-/// The public JSON form of `event`. Unknown enumeration numbers are written as numbers.
+/// Returns the public JSON form of `event`. Unknown enumeration numbers are written as numbers.
 pub fn to_value(event: &HealthEvent) -> Value {
     serde_json::to_value(PublicForm::of(event)).unwrap_or(Value::Null)
 }
 
-/// The public JSON form of `event` as one line of text.
+/// Returns the public JSON form of `event` as one line of text.
 pub fn to_string(event: &HealthEvent) -> String {
     serde_json::to_string(&PublicForm::of(event)).unwrap_or_default()
 }
@@ -132,7 +132,7 @@ pub fn from_str(text: &str) -> Result<HealthEvent, EventJsonError> {
         .into_event()
 }
 
-/// A protobuf timestamp as `jiff` time; `None` outside the years 0001 to 9999.
+/// Returns a protobuf timestamp as `jiff` time; `None` outside the years 0001 to 9999.
 pub fn timestamp(proto: prost_types::Timestamp) -> Option<Timestamp> {
     (0..1_000_000_000)
         .contains(&proto.nanos)
@@ -140,7 +140,7 @@ pub fn timestamp(proto: prost_types::Timestamp) -> Option<Timestamp> {
         .flatten()
 }
 
-/// A `jiff` time as protobuf timestamp.
+/// Returns a `jiff` time as protobuf timestamp.
 pub fn proto_timestamp(time: Timestamp) -> prost_types::Timestamp {
     // Before 1970 jiff's fraction is negative; protobuf's never is.
     let (mut seconds, mut nanos) = (time.as_second(), time.subsec_nanosecond());
@@ -290,7 +290,7 @@ impl OverridesForm {
     }
 }
 
-/// For `#[serde(with)]`: an event inside something else, in the public JSON form.
+/// The public JSON form of an event inside something else, for `#[serde(with)]`.
 pub mod public_form {
     use super::{HealthEvent, from_value, to_value};
     use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer, de::Error as _};

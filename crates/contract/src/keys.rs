@@ -93,9 +93,9 @@ pub const BREAKER_CLOSED: &str = "CLOSED";
 pub const BREAKER_TRIPPED: &str = "TRIPPED";
 /// Key in its data: [`CURSOR_RESUME`] or [`CURSOR_CREATE`].
 pub const BREAKER_CURSOR: &str = "cursor";
-/// What has accumulated counts.
+/// The word by which what has accumulated counts.
 pub const CURSOR_RESUME: &str = "RESUME";
-/// What has accumulated is to be dropped, once.
+/// The word by which what has accumulated is dropped, once.
 pub const CURSOR_CREATE: &str = "CREATE";
 /// Annotation of our own on it: when it was tripped, RFC 3339.
 pub const TRIPPED_AT: &str = "gpuwarden.dev/tripped-at";

@@ -1,4 +1,4 @@
-//! What gpuwarden shares with the outside: protobuf messages, the JSON forms of a
+//! The part that gpuwarden shares with the outside: protobuf messages, the JSON forms of a
 //! health event, and the names that it writes on Kubernetes nodes.
 //!
 //! This is the ground floor: it decides nothing and does no I/O. The names and

@@ -1,4 +1,4 @@
-//! Which boot this is, and when its clock began.
+//! The boot of the machine: its id, and the time when its clock began.
 //!
 //! The kernel log counts records and microseconds from the start of the boot. A sequence number is
 //! worth something only together with the [`BootId`], a time stamp only together with the
@@ -20,7 +20,7 @@ pub struct BootId(u128);
 pub struct Boot {
     /// Its identity.
     pub id: BootId,
-    /// When its clock began, by the wall clock of now.
+    /// The time when its clock began, by the wall clock of now.
     pub at: Timestamp,
 }
 
@@ -59,7 +59,7 @@ impl BootId {
             .map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
     }
 
-    /// From its 16 bytes, as they stand in files of the journal.
+    /// Returns the id of these 16 bytes, as they stand in files of the journal.
     pub fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(u128::from_be_bytes(bytes))
     }
@@ -106,7 +106,7 @@ impl fmt::Debug for BootId {
 // === impl Boot ===
 
 impl Boot {
-    /// The running boot. Fails where [`BootId::current`] does.
+    /// Returns the clock of the running boot. Fails where [`BootId::current`] does.
     pub fn current() -> io::Result<Self> {
         Ok(Self {
             id: BootId::current()?,
@@ -132,13 +132,13 @@ impl BootClock {
         )
     }
 
-    /// A clock whose zero is known, for logs of other boots and for tests.
+    /// Returns a clock whose zero is known, for logs of other boots and for tests.
     pub fn started_at(zero: Timestamp) -> Self {
         Self { zero }
     }
 
-    /// The wall-clock time `boot_time_us` microseconds after the clock's zero; the end of
-    /// representable time for stamps beyond it.
+    /// Returns the wall-clock time `boot_time_us` microseconds after the clock's zero, and the end
+    /// of representable time for stamps beyond it.
     pub fn wall_clock(&self, boot_time_us: u64) -> Timestamp {
         i64::try_from(boot_time_us)
             .ok()
@@ -147,7 +147,7 @@ impl BootClock {
     }
 }
 
-/// The kernel keeps this below a second, so nothing is lost.
+/// Returns the value as it is: the kernel keeps it below a second, so nothing is lost.
 fn nanoseconds(value: i64) -> i32 {
     i32::try_from(value).unwrap_or_default()
 }

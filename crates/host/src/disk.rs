@@ -3,7 +3,7 @@
 use std::io;
 use std::path::Path;
 
-/// Bytes that this process may still write to the file system of `path`.
+/// Returns how many bytes this process may still write to the file system of `path`.
 pub fn free_bytes(path: &Path) -> io::Result<u64> {
     let found = rustix::fs::statvfs(path)?;
     Ok(found.f_bavail.saturating_mul(found.f_frsize))

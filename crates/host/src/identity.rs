@@ -1,20 +1,20 @@
-//! Who this process is: the machine's host name and the user it runs as.
+//! The identity of this process: the machine's host name and the user it runs as.
 
 use std::ffi::CStr;
 
-/// The host name as the kernel has it (`uname -n`); the default for a node's name.
+/// Returns the host name as the kernel has it (`uname -n`): the default for a node's name.
 ///
 /// `None` where it is empty or not UTF-8: such a name cannot be that of a node.
 pub fn host_name() -> Option<String> {
     readable_name(rustix::system::uname().nodename())
 }
 
-/// The effective user id of this process; 0 is root.
+/// Returns the effective user id of this process; 0 is root.
 pub fn effective_uid() -> u32 {
     rustix::process::geteuid().as_raw()
 }
 
-/// A random name that nothing else has: a UUID of the kernel's.
+/// Returns a random name that nothing else has: a UUID of the kernel's.
 pub fn fresh_id() -> std::io::Result<String> {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/uuid")?;
     Ok(text.trim_end().to_owned())

@@ -38,13 +38,13 @@ pub use self::{
 /// The device through which the kernel hands out its log.
 const KMSG: &str = "/dev/kmsg";
 
-/// Where kernel log is to be read.
+/// A place that a kernel log is read from.
 ///
 /// As text: `auto`, `kmsg` (or `/dev/kmsg`), `journal` or `journal:DIRECTORY`, `-` for standard
 /// input, anything else is the path of a file to follow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Spec {
-    /// What this machine has: [`Kmsg`](Self::Kmsg) where this process may read it, else the
+    /// The log that this machine has: [`Kmsg`](Self::Kmsg) where this process may read it, else the
     /// [`Journal`](Self::Journal) that systemd keeps.
     Auto,
     /// The running kernel's own log, from the oldest record it still has.
@@ -61,22 +61,22 @@ pub enum Spec {
     Stdin,
 }
 
-/// What a source has to say.
+/// Something that a source tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A record was logged.
     Record(Record),
     /// Records were logged that will never be delivered.
     Lost {
-        /// How many; 0 where nobody can tell.
+        /// Number of records that are missing; 0 if nobody can tell.
         count: u64,
-        /// Whether `count` is known.
+        /// True if `count` is known.
         counted: bool,
     },
     /// Something was logged that is not whole. It was skipped, or delivered cut just before this
     /// event.
     Malformed {
-        /// What is wrong with it.
+        /// The trouble with the file, in words.
         reason: String,
     },
     /// All that was there when the source was opened has been delivered; what follows is new. Comes
@@ -129,7 +129,7 @@ pub enum OpenError {
     NoJournal {
         /// The directory.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -141,7 +141,7 @@ pub enum OpenError {
     JournalPermission {
         /// The directory or file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -150,16 +150,16 @@ pub enum OpenError {
     Permission {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
     /// There is no such file; for a file that is followed, no such directory.
     #[error("there is no {}", path.display())]
     NotFound {
-        /// What is missing.
+        /// The path that is missing.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -175,18 +175,18 @@ pub enum OpenError {
          --kernel-log FILE. The journal: {journal}. The kernel's own log"
     )]
     Neither {
-        /// What is wrong with the journal.
+        /// The error with the journal.
         journal: Box<OpenError>,
-        /// What is wrong with `/dev/kmsg`.
+        /// The error with `/dev/kmsg`.
         #[source]
         kmsg: Box<OpenError>,
     },
     /// Anything else that the system refuses.
     #[error("cannot open {input}")]
     Io {
-        /// What was to be opened.
+        /// The input that was to be opened.
         input: String,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -197,9 +197,9 @@ pub enum OpenError {
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read {input}")]
 pub struct ReadError {
-    /// What was read: the source's [`Spec`] as text.
+    /// The source's [`Spec`] as text.
     pub input: String,
-    /// What the system said.
+    /// The error of the system.
     #[source]
     pub source: io::Error,
 }
@@ -237,7 +237,7 @@ pub fn open(spec: &Spec, resume: Option<&Position>) -> Result<Source, OpenError>
     })
 }
 
-/// The first that can be read.
+/// Returns the first of the two that can be read.
 fn choose(
     kmsg: impl FnOnce() -> Result<(), OpenError>,
     journal: impl FnOnce() -> Result<(), OpenError>,
@@ -280,7 +280,8 @@ impl Source {
         })
     }
 
-    /// The place behind the last record delivered, or behind which the source was opened.
+    /// Returns the place behind the last record delivered, or the one behind which the source was
+    /// opened.
     ///
     /// `None` before the first record of a source that was opened at its start, and for input that
     /// cannot be resumed: standard input, pipes, a file that is read once.
@@ -292,8 +293,8 @@ impl Source {
         }
     }
 
-    /// The file that is to be followed, as long as there is none of this name: nothing is seen
-    /// until there is. Looks at the file system.
+    /// Returns the path of the file that is to be followed, as long as no file has it: nothing is
+    /// seen until one does. Looks at the file system.
     pub fn missing(&self) -> Option<&Path> {
         match &self.input {
             Input::Lines(lines) => lines.missing(),
@@ -301,7 +302,7 @@ impl Source {
         }
     }
 
-    /// What the source was opened from.
+    /// Returns the [`Spec`] that the source was opened from.
     pub fn spec(&self) -> &Spec {
         &self.spec
     }
@@ -310,7 +311,8 @@ impl Source {
 // === impl Spec ===
 
 impl Spec {
-    /// What is opened: for [`Auto`](Self::Auto) what can be read now, else the same.
+    /// Returns what is opened: for [`Auto`](Self::Auto) the source that can be read now, else the
+    /// same.
     ///
     /// # Errors
     ///
@@ -322,7 +324,7 @@ impl Spec {
         }
     }
 
-    /// Whether a position is one in this kind of source.
+    /// Returns true if `position` is one in this kind of source.
     pub fn has(&self, position: &Position) -> bool {
         matches!(
             (self, position),

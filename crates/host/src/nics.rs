@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Where sysfs is mounted.
+/// The directory where sysfs is mounted.
 pub const SYSFS: &str = "/sys";
 /// Most entries of a class that are looked at: far above any machine, with virtual functions.
 const MAX_ENTRIES: usize = 4096;
@@ -21,8 +21,9 @@ const MAX_NAME_BYTES: usize = 64;
 /// themselves.
 const MLX5: &str = "mlx5_core";
 
-/// The device of each NIC (`mlx5_0`) by PCI address with function (`0000:9a:00.0`, lower case),
-/// and by the name of its network interface (`eth0`). A NIC without RDMA goes by its interface.
+/// Returns the device of each NIC (`mlx5_0`) by its PCI address with function (`0000:9a:00.0`,
+/// lower case), and by the name of its network interface (`eth0`). A NIC without RDMA goes by its
+/// interface.
 ///
 /// What cannot be read is left out: without sysfs nothing is known.
 pub fn read(sysfs: &Path) -> BTreeMap<String, String> {
@@ -46,8 +47,8 @@ pub fn read(sysfs: &Path) -> BTreeMap<String, String> {
     devices
 }
 
-/// The entries of a class whose names can be meant, in their order, so that each reading gives
-/// the same.
+/// Returns the entries of a class whose names can be NICs', in their order, so that each reading
+/// gives the same.
 fn entries(class: &Path) -> BTreeMap<String, PathBuf> {
     let listed = fs::read_dir(class).into_iter().flatten();
     let listed = listed.take(MAX_ENTRIES).filter_map(|entry| {
@@ -59,7 +60,8 @@ fn entries(class: &Path) -> BTreeMap<String, PathBuf> {
     listed.collect()
 }
 
-/// PCI address of a device's function; `None` for what is no function of its own.
+/// Returns the PCI address of a device's function; `None` for a device that is no function of its
+/// own.
 fn address(entry: &Path) -> Option<String> {
     let name = target_name(&entry.join("device"))?.to_ascii_lowercase();
     let (device, function) = name.split_once('.')?;
@@ -74,7 +76,7 @@ fn address(entry: &Path) -> Option<String> {
     whole.then_some(name)
 }
 
-/// Last part of what a symbolic link points to.
+/// Returns the last part of the path that a symbolic link points to.
 fn target_name(link: &Path) -> Option<String> {
     let target = fs::read_link(link).ok()?;
     target.file_name()?.to_str().map(str::to_owned)

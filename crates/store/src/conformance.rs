@@ -82,8 +82,8 @@ macro_rules! conformance_tests {
     };
 }
 
-/// A fault on `node`, told from others by `n`, observed and received `n` seconds after
-/// the beginning of 2026.
+/// Returns a fault on `node`, told from others by `n`, observed and received `n` seconds after the
+/// beginning of 2026.
 pub fn event(node: &str, n: i64) -> NewEvent {
     let received_at = time(n);
     let mut event = HealthEvent {
@@ -94,14 +94,14 @@ pub fn event(node: &str, n: i64) -> NewEvent {
     NewEvent { event, received_at }
 }
 
-/// The same without a time of its own.
+/// Returns the same fault without a time of its own.
 pub fn event_without_time(node: &str, message: &str, received_at: Timestamp) -> NewEvent {
     let mut event = report(node, message);
     normalise(&mut event, received_at);
     NewEvent { event, received_at }
 }
 
-/// All records, read in pages of `page`.
+/// Returns all records, read in pages of `page`.
 pub async fn read_feed(store: &dyn EventStore, page: usize) -> Vec<Record> {
     let mut records: Vec<Record> = Vec::new();
     loop {
@@ -115,24 +115,24 @@ pub async fn read_feed(store: &dyn EventStore, page: usize) -> Vec<Record> {
     }
 }
 
-/// Where a backend has put what was appended. Nothing is said of these positions but that they
-/// grow.
+/// Returns the positions that a backend has given what was appended. Nothing is said of them but
+/// that they grow.
 fn positions(answers: &[Appended]) -> Vec<Position> {
     answers.iter().map(|answer| answer.seq).collect()
 }
 
-/// Which of `known`, from 1, each of these records is.
+/// Returns, of each of these records, its number among `known`, from 1.
 fn numbers(records: &[Record], known: &[Position]) -> Vec<usize> {
     let number = |record: &Record| known.binary_search(&record.seq).unwrap() + 1;
     records.iter().map(number).collect()
 }
 
-/// Whether each position is behind the one before it.
+/// Returns true if each position is behind the one before it.
 fn grow(positions: impl Iterator<Item = Position>) -> bool {
     positions.is_sorted_by(|before, next| before < next)
 }
 
-/// What became of an event.
+/// Returns the status of an event.
 async fn status(store: &dyn EventStore, id: &str) -> Option<Status> {
     let found = store.statuses(vec![id.to_owned()]).await.unwrap();
     found.into_iter().next().unwrap()
@@ -163,7 +163,7 @@ fn all() -> EventQuery {
     }
 }
 
-/// Seconds after the beginning of 2026.
+/// Returns the time so many seconds after the beginning of 2026.
 fn time(seconds: i64) -> Timestamp {
     Timestamp::constant(1_767_225_600, 0) + SignedDuration::from_secs(seconds)
 }

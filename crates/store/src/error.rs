@@ -1,12 +1,12 @@
-//! What can go wrong with a store, in the terms of those who call it.
+//! The errors of a store, in the terms of its callers.
 
 use domain::position::Position;
 
 /// A cause of any backend.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// Why a call to the store failed. Nothing of the call was stored, except where a
-/// backend on the network cannot know; sending the same events again is always safe.
+/// The reason why a call to the store failed. Nothing of the call was stored, but where a backend
+/// on the network cannot know; sending the same events again is always safe.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// [`close`](crate::Upkeep::close) was called, or the process is ending.
@@ -17,7 +17,7 @@ pub enum StoreError {
     TooMany {
         /// Events, or journal entries.
         what: &'static str,
-        /// How many there were.
+        /// Number of events in the batch.
         found: usize,
         /// The limit.
         max: usize,
@@ -25,7 +25,7 @@ pub enum StoreError {
     /// An argument that cannot be stored.
     #[error("{what}")]
     Invalid {
-        /// What is wrong, where, and what is expected.
+        /// The problem, where it is, and what is expected.
         what: String,
     },
     /// A consumer's token was to go back.
@@ -35,25 +35,25 @@ pub enum StoreError {
     TokenBackwards {
         /// The consumer's name.
         consumer: String,
-        /// Where it is.
+        /// The position that is stored.
         stored: Position,
-        /// Where it was to be put.
+        /// The position that was to be stored.
         offered: Position,
     },
     /// The disk is full or read-only, the file is locked, the input or output failed.
     /// May pass: the same call can be made again.
     #[error("the event store cannot {action} at the moment")]
     Io {
-        /// What was tried, as a verb phrase.
+        /// The action that was tried, as a verb phrase.
         action: &'static str,
         /// The backend's reason.
         #[source]
         source: BoxError,
     },
-    /// What is stored is not what was written.
+    /// The store does not hold what was written.
     #[error("the event store is damaged: {what}")]
     Corrupt {
-        /// What could not be read.
+        /// The part that could not be read.
         what: String,
         /// The backend's reason.
         #[source]
@@ -62,7 +62,7 @@ pub enum StoreError {
     /// The backend refused what it should have taken: a fault of ours.
     #[error("the event store failed to {action}")]
     Internal {
-        /// What was tried, as a verb phrase.
+        /// The action that was tried, as a verb phrase.
         action: &'static str,
         /// The backend's reason.
         #[source]
@@ -73,7 +73,7 @@ pub enum StoreError {
 // === impl StoreError ===
 
 impl StoreError {
-    /// Whether the same call may succeed later.
+    /// Returns true if the same call may succeed later.
     pub fn is_retryable(&self) -> bool {
         matches!(self, Self::Io { .. })
     }

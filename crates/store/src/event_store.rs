@@ -72,7 +72,7 @@ pub trait EventLog: Send + Sync + 'static {
     async fn event(&self, id: &str) -> Result<Option<Record>, StoreError>;
 }
 
-/// What became of the events.
+/// The statuses of the events.
 #[async_trait]
 pub trait Statuses: Send + Sync + 'static {
     /// Changes what became of an event; `false` where there is no event with this id.
@@ -87,7 +87,7 @@ pub trait Statuses: Send + Sync + 'static {
     async fn statuses(&self, ids: Vec<String>) -> Result<Vec<Option<Status>>, StoreError>;
 }
 
-/// How far each consumer of the feed has come, with its state at that place.
+/// The position that each consumer of the feed has reached, with its state there.
 #[async_trait]
 pub trait Checkpoints: Send + Sync + 'static {
     /// Returns how far a consumer has come; `None` before its first checkpoint.
@@ -103,7 +103,7 @@ pub trait Checkpoints: Send + Sync + 'static {
     ) -> Result<(), StoreError>;
 }
 
-/// What was decided and done, beside the events.
+/// The decisions and actions that are written down beside the events.
 #[async_trait]
 pub trait Journal: Send + Sync + 'static {
     /// Writes journal entries, all or none.
@@ -148,8 +148,8 @@ pub trait Upkeep: Send + Sync + 'static {
     async fn close(&self);
 }
 
-/// Which store it is, and from where on its events count. Shown as `id-since`: another one
-/// where the store, or its beginning, is another.
+/// The identity of a store, and the position from which on its events count. Shown as `id-since`:
+/// another one if the store, or its beginning, is another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// Made once, at random.
@@ -163,37 +163,37 @@ pub struct Identity {
 pub struct NewEvent {
     /// The event, [normalised](domain::event::normalise): its id is filled in.
     pub event: HealthEvent,
-    /// When it was received.
+    /// The time when it was received.
     pub received_at: Timestamp,
 }
 
-/// What became of a [`NewEvent`].
+/// The answer to a [`NewEvent`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Appended {
     /// Id of the event that stands for it: its own, or that of the event which it repeats.
     pub id: String,
     /// Position of that event in the feed.
     pub seq: Position,
-    /// Whether it was stored now; otherwise it was there already.
+    /// True if it was stored now; otherwise it was there already.
     pub new: bool,
 }
 
-/// Which events are asked for. All conditions hold together.
+/// A choice of events. All conditions hold together.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventQuery {
-    /// Only those of this node.
+    /// The node whose events are wanted.
     pub node: Option<String>,
-    /// Only the one with this id.
+    /// The id of the one event that is wanted.
     pub id: Option<String>,
-    /// Only those before this position; to page back, that of the last record seen.
+    /// The position before which events are wanted; to page back, that of the last record seen.
     pub before: Option<Position>,
-    /// Only those after this position.
+    /// The position after which events are wanted.
     pub after: Option<Position>,
-    /// At most so many, and at most [`MAX_PAGE`](crate::MAX_PAGE).
+    /// The most events to return; never more than [`MAX_PAGE`](crate::MAX_PAGE).
     pub limit: usize,
 }
 
-/// How far a consumer has come.
+/// The position that a consumer has reached, with its state.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Checkpoint {
     /// Position up to which everything is finished.
@@ -201,13 +201,12 @@ pub struct Checkpoint {
     /// The consumer's own state at that position; at most
     /// [`MAX_CHECKPOINT_BYTES`](crate::MAX_CHECKPOINT_BYTES).
     pub state: Vec<u8>,
-    /// What of its state is saved in parts, by name; each at most as large. Loaded are all.
-    /// Saved are those that are named here, and the others stay; an empty one is deleted.
+    /// The parts of its state that are saved apart, by name; each at most as large. All are loaded.
+    /// A save replaces those that are named here and leaves the others; an empty one is deleted.
     pub parts: BTreeMap<String, Vec<u8>>,
 }
 
-/// What became of an event: the `healtheventstatus` of the data-flow document, as far
-/// as it is kept.
+/// The status of an event: the `healtheventstatus` of the data-flow document, as far as it is kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Status {
     /// `nodequarantined`: `Quarantined`, `UnQuarantined`, `AlreadyQuarantined` or
@@ -226,14 +225,14 @@ pub struct StatusPatch {
     pub quarantine_finished_at: Option<Timestamp>,
 }
 
-/// What may be deleted.
+/// The limits of what may be deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Prune {
-    /// What was received, or written, before.
+    /// The time before which events were received, or entries written, that may go.
     pub before: Timestamp,
     /// Beyond this room (bytes, without what is free inside the file), the oldest.
     pub max_bytes: u64,
-    /// Only events up to this position.
+    /// The last position in the feed that may be deleted.
     pub finished: Position,
     /// Consumers that saved their checkpoint last before this are gone: what they have not
     /// finished is not kept for them.
@@ -242,14 +241,14 @@ pub struct Prune {
     pub keep: Vec<String>,
 }
 
-/// What was deleted.
+/// The result of a [`Prune`].
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Pruned {
     /// Events.
     pub events: u64,
     /// Journal entries.
     pub entries: u64,
-    /// Whether another call would delete more.
+    /// True if another call would delete more.
     pub more: bool,
     /// Consumers that are gone, by name.
     pub gone: Vec<String>,
@@ -258,14 +257,14 @@ pub struct Pruned {
     pub over: u64,
 }
 
-/// How much a store holds.
+/// The contents of a store, in figures.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stats {
     /// Number of events.
     pub events: u64,
-    /// When the first of them was received.
+    /// The time when the first of them was received.
     pub oldest: Option<Timestamp>,
-    /// When the last of them was received.
+    /// The time when the last of them was received.
     pub newest: Option<Timestamp>,
     /// Room that the store takes on disk (bytes).
     pub bytes: u64,
@@ -284,7 +283,7 @@ impl std::fmt::Display for Identity {
 // === impl EventQuery ===
 
 impl Default for EventQuery {
-    /// The newest 100 events.
+    /// Returns the query for the newest 100 events.
     fn default() -> Self {
         Self {
             node: None,

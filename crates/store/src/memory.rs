@@ -26,7 +26,7 @@ const BEGIN: u64 = 40;
 /// The version of the schema that it tells: there is none but this.
 const SCHEMA_VERSION: u32 = 1;
 
-/// What outlives a [`MemoryStore`].
+/// The part of a [`MemoryStore`] that outlives it.
 #[derive(Clone, Default)]
 pub struct MemoryStorage(Arc<Mutex<State>>);
 

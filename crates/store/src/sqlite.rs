@@ -70,8 +70,8 @@ pub struct SqliteStore {
     aside: Vec<PathBuf>,
 }
 
-/// Why a directory's event store cannot be opened. What it holds is as it was: a database
-/// that is damaged is moved aside only where that leaves one that can be opened.
+/// The reason why a directory's event store cannot be opened. Its contents are as they were: a
+/// database that is damaged is moved aside only if that leaves one that can be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// Another process has it open, or this one has already.
@@ -91,7 +91,7 @@ pub enum OpenError {
     Directory {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -104,7 +104,7 @@ pub enum OpenError {
     Untrusted {
         /// The directory.
         dir: PathBuf,
-        /// Who, for people.
+        /// The owner, in words.
         who: String,
     },
     /// A file in it cannot be opened, made, read or written.
@@ -112,7 +112,7 @@ pub enum OpenError {
     File {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -156,7 +156,7 @@ pub enum OpenError {
     Corrupt {
         /// The file.
         path: PathBuf,
-        /// What `SQLite` says.
+        /// The error of `SQLite`.
         #[source]
         source: rusqlite::Error,
     },
@@ -177,7 +177,7 @@ pub enum OpenError {
     Sqlite {
         /// The file.
         path: PathBuf,
-        /// What `SQLite` says.
+        /// The error of `SQLite`.
         #[source]
         source: rusqlite::Error,
     },
@@ -186,7 +186,7 @@ pub enum OpenError {
     Thread(#[source] io::Error),
 }
 
-/// A failure of `SQLite` in the terms of the store.
+/// Returns a failure of `SQLite` in the terms of the store.
 fn failure<E>(action: &'static str, error: E) -> StoreError
 where
     E: Into<Arc<rusqlite::Error>>,
@@ -240,7 +240,7 @@ fn count(number: i64) -> u64 {
     number.unsigned_abs()
 }
 
-/// The number of rows that a read may return.
+/// Returns the number of rows that a read may return.
 fn page(limit: usize) -> i64 {
     i64::try_from(limit.min(MAX_PAGE)).unwrap_or(i64::MAX)
 }
@@ -286,7 +286,7 @@ impl SqliteStore {
 // === impl OpenError ===
 
 impl OpenError {
-    /// Whether the database is damaged, or none at all.
+    /// Returns true if the database is damaged, or none at all.
     fn is_damage(&self) -> bool {
         matches!(self, Self::Corrupt { .. } | Self::NotADatabase { .. })
     }
@@ -329,7 +329,7 @@ impl EventLog for SqliteStore {
         let read = self.readers.read(feed).await;
         // Events that cannot be read are passed over: this is the file itself.
         if let Err(error @ StoreError::Corrupt { .. }) = &read {
-            self.damage.met(error);
+            self.damage.note(error);
         }
         read
     }

@@ -1,4 +1,4 @@
-//! What comes into the dependency graph: licences, bans and sources, by the lists of `deny.toml`.
+//! Checks the dependency graph: licences, bans and sources, by the lists of `deny.toml`.
 //! `cargo deny` knows more, advisories above all; this needs nothing but cargo.
 
 use std::{collections::BTreeSet, path::PathBuf};
@@ -12,7 +12,7 @@ const REGISTRY: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
 const LISTS: &str = "deny.toml";
 
-/// As of `cargo metadata` with all dependencies.
+/// The answer of `cargo metadata` with all dependencies.
 #[derive(Deserialize)]
 pub(super) struct Metadata {
     packages: Vec<Package>,
@@ -60,7 +60,7 @@ pub(super) fn check(metadata: &Metadata, lists: &str) -> Vec<Finding> {
     findings
 }
 
-/// What stands in quotes between `begin` and the `end` behind it.
+/// Returns what stands in quotes between `begin` and the `end` behind it.
 fn quoted<'a>(text: &'a str, begin: &str, end: &str) -> BTreeSet<&'a str> {
     let list = text
         .split_once(begin)
@@ -72,7 +72,8 @@ fn quoted<'a>(text: &'a str, begin: &str, end: &str) -> BTreeSet<&'a str> {
         .collect()
 }
 
-/// Whether the expression can be met with these licences. `A/B`, of old manifests, is `A OR B`.
+/// Returns true if the expression can be met with these licences. `A/B`, of old manifests, is `A OR
+/// B`.
 fn is_allowed(expression: &str, allowed: &BTreeSet<&str>) -> bool {
     let spaced = expression
         .replace('/', " OR ")
@@ -85,7 +86,7 @@ fn is_allowed(expression: &str, allowed: &BTreeSet<&str>) -> bool {
 
 type Words<'a> = std::iter::Peekable<std::str::SplitWhitespace<'a>>;
 
-/// `A AND B OR C`: AND binds closer.
+/// Reads `A AND B OR C`: AND binds closer.
 fn any(words: &mut Words<'_>, allowed: &BTreeSet<&str>) -> bool {
     let mut met = all(words, allowed);
     while words.next_if_eq(&"OR").is_some() {
@@ -102,7 +103,7 @@ fn all(words: &mut Words<'_>, allowed: &BTreeSet<&str>) -> bool {
     met
 }
 
-/// A name, a name WITH an exception, or an expression in brackets.
+/// Reads a name, a name WITH an exception, or an expression in brackets.
 fn one(words: &mut Words<'_>, allowed: &BTreeSet<&str>) -> bool {
     if words.next_if_eq(&"(").is_some() {
         let met = any(words, allowed);

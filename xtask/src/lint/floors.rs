@@ -28,7 +28,7 @@ const FLOORS: [(&str, u8); 14] = [
 /// Packages that stand outside the house. Rooms use them in tests only.
 const OUTSIDE: [&str; 3] = ["gpuwarden-bench", "gpuwarden-testkit", "xtask"];
 
-/// What the pure rooms may not depend on, even indirectly by name.
+/// The packages that the pure rooms may not depend on, even indirectly by name.
 const IMPURE: [&str; 10] = [
     "axum",
     "hyper",
@@ -129,7 +129,7 @@ mod tests {
 
     use super::*;
 
-    /// What is found for one package with one dependency.
+    /// Returns the findings for one package with one dependency.
     fn found(package: &str, dependency: &str, kind: Option<&str>) -> Vec<String> {
         let metadata = json!({"packages": [{
             "name": package,

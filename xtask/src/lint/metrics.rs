@@ -55,8 +55,8 @@ fn check_dir(
     Ok(())
 }
 
-/// The metrics that a source registers before its tests, and the page does not name: where there
-/// is a prefix, the page has the name with it.
+/// Returns the metrics that a source registers before its tests, and the page does not name: if
+/// there is a prefix, the page has the name with it.
 fn missing(source: &str, page: &str) -> Vec<(usize, String)> {
     let own = source.split("#[cfg(test)]").next().unwrap_or_default();
     let mut found = Vec::new();

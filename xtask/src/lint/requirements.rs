@@ -15,7 +15,7 @@ use super::{
 /// A page whose tables have rows with a state and the tests that show it.
 struct Page {
     file: &'static str,
-    /// Of its tables. The first is the id, the last two are state and tests.
+    /// The columns of its tables. The first is the id, the last two are state and tests.
     columns: &'static [&'static str],
     /// The first is the one that tests have to show.
     states: &'static [&'static str],
@@ -135,7 +135,7 @@ fn check_text(
     findings
 }
 
-/// The cells of a table's line; none for any other line. `\|` is no border.
+/// Returns the cells of a table's line; none for any other line. `\|` is no border.
 fn cells(line: &str) -> Vec<&str> {
     let line = line.trim();
     let Some(inner) = line
@@ -157,8 +157,8 @@ fn cells(line: &str) -> Vec<&str> {
     cells
 }
 
-/// What stands in backticks as `path::test_name`, as file and name. Modules between
-/// them are allowed: `path::module::test_name`.
+/// Returns what stands in backticks as `path::test_name`, as file and name. Modules between them
+/// are allowed: `path::module::test_name`.
 fn named_tests(cell: &str) -> Vec<(&str, &str)> {
     let in_backticks = cell.split('`').skip(1).step_by(2);
     in_backticks
@@ -169,8 +169,8 @@ fn named_tests(cell: &str) -> Vec<(&str, &str)> {
         .collect()
 }
 
-/// Where the tests that every store has to pass stand. A macro beside it makes tests of those that
-/// it lists, one a line.
+/// The directory of the tests that every store has to pass. A macro beside it makes tests of those
+/// that it lists, one a line.
 const CONFORMANCE: &str = "crates/store/src/conformance";
 
 /// The tests of each file that was asked for.
@@ -208,7 +208,7 @@ impl Tests<'_> {
 mod tests {
     use super::*;
 
-    /// The findings for rows below a right header, with two tests that exist.
+    /// Returns the findings for rows below a right header, with two tests that exist.
     fn found(rows: &str) -> Vec<String> {
         let text = format!(
             "# Title\n\n| id | Requirement | state | shown by |\n|---|:--|---|---|\n{rows}\n"

@@ -69,7 +69,8 @@ fn check_file(file: &Path, source: &str) -> Vec<Finding> {
     lines.into_iter().map(finding).collect()
 }
 
-/// The words of these tokens, and a sign for each other token; what is inside of groups too.
+/// Returns the words of these tokens, and a sign for each other token; what is inside of groups
+/// too.
 fn words(stream: TokenStream) -> Vec<String> {
     let mut words = Vec::new();
     for token in stream {
@@ -86,8 +87,8 @@ fn words(stream: TokenStream) -> Vec<String> {
     words
 }
 
-/// Whether one of the functions that report is called. A method of a value, as of an iterator, is
-/// none of them.
+/// Returns true if one of the functions that report is called. A method of a value, as of an
+/// iterator, is none of them.
 fn reports(words: &[String], reporting: &BTreeSet<String>) -> bool {
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let mut calls = (0..words.len()).filter(|at| words.get(at + 1) == Some(&"("));

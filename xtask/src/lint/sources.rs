@@ -16,7 +16,7 @@ use super::{
 /// Lines of a Rust file, at most.
 const MAX_LINES: usize = 700;
 
-/// Where our Rust sources are.
+/// The directories of our Rust sources.
 const TREES: [&str; 5] = ["crates", "bench", "testkit", "xtask", "fuzz"];
 
 /// The rooms that do no I/O and read no clock.
@@ -53,7 +53,7 @@ pub(super) fn check(root: &Path) -> anyhow::Result<Vec<Finding>> {
     Ok(findings)
 }
 
-/// All Rust files of ours, in order, without build outputs.
+/// Returns all Rust files of ours, in order, without build outputs.
 pub(super) fn rust_files(root: &Path) -> anyhow::Result<Vec<PathBuf>> {
     let mut files = Vec::new();
     let mut dirs: Vec<PathBuf> = TREES
@@ -126,7 +126,7 @@ fn check_file(file: &Path, source: &str) -> Vec<Finding> {
     findings
 }
 
-/// Where impure paths stand, written out or inside the braces of a `use`.
+/// Returns the lines of impure paths, written out or inside the braces of a `use`.
 fn impure_paths(tokens: &[Token]) -> Vec<(usize, String)> {
     let mut found = Vec::new();
     let mut walk = Walk {

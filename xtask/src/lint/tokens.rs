@@ -5,7 +5,7 @@ use std::str::FromStr as _;
 
 use proc_macro2::{Delimiter, Group, TokenStream, TokenTree};
 
-/// The tokens of a source file; an error says where it is no Rust.
+/// Returns the tokens of a source file; an error says where it is no Rust.
 pub(super) fn parse(source: &str) -> Result<TokenStream, (usize, String)> {
     TokenStream::from_str(source).map_err(|error| (error.span().start().line, error.to_string()))
 }
@@ -68,8 +68,8 @@ fn delimiters(group: &Group) -> (&'static str, &'static str) {
     }
 }
 
-/// The content of `#[...]` or `#![...]` where the tokens start with one, and what
-/// comes after it.
+/// Returns the content of `#[...]` or `#![...]` if the tokens start with one, and what comes after
+/// it.
 fn attribute(tokens: &[TokenTree]) -> Option<(&Group, &[TokenTree])> {
     let is = |token: &TokenTree, sign| matches!(token, TokenTree::Punct(p) if p.as_char() == sign);
     let (group, after) = match tokens {
@@ -87,7 +87,7 @@ fn is_cfg_test(attribute: &Group) -> bool {
     text == "cfg(test)" || text.starts_with("cfg(all(test,")
 }
 
-/// Whether an item, or a field or a statement, ends with this token.
+/// Returns true if an item, or a field or a statement, ends with this token.
 fn ends_item(token: &TokenTree) -> bool {
     match token {
         TokenTree::Group(group) => group.delimiter() == Delimiter::Brace,
@@ -105,7 +105,7 @@ pub(super) struct Function {
     pub(super) body: TokenStream,
 }
 
-/// All functions, also those inside modules, functions and macros.
+/// Returns all functions, also those inside modules, functions and macros.
 pub(super) fn functions(stream: TokenStream) -> Vec<Function> {
     let tokens: Vec<TokenTree> = stream.into_iter().collect();
     let mut rest = tokens.as_slice();
@@ -140,13 +140,13 @@ pub(super) fn functions(stream: TokenStream) -> Vec<Function> {
     found
 }
 
-/// The names of all functions that are tests.
+/// Returns the names of all functions that are tests.
 pub(super) fn test_functions(stream: TokenStream) -> Vec<String> {
     let tests = functions(stream).into_iter().filter(|f| f.is_test);
     tests.map(|function| function.name).collect()
 }
 
-/// `#[test]` and `#[tokio::test(...)]`, and not `#[cfg(test)]`.
+/// Returns true for `#[test]` and `#[tokio::test(...)]`, and not for `#[cfg(test)]`.
 fn has_test(attribute: TokenStream) -> bool {
     attribute
         .into_iter()

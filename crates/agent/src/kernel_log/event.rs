@@ -8,21 +8,21 @@ use domain::event::{MAX_METADATA_BYTES, floor_char_boundary};
 use host::kernel_log::Record;
 use jiff::Timestamp;
 
-/// What an event is made of.
+/// The things that an event is made of.
 pub(super) struct Context<'a> {
-    /// What was found.
+    /// The finding.
     pub(super) finding: &'a Finding,
     /// The record it was found in.
     pub(super) record: &'a Record,
-    /// When the line was written.
+    /// The time when the line was written.
     pub(super) at: Timestamp,
-    /// What is known of the GPUs.
+    /// The GPUs of the machine, if known.
     pub(super) machine: Option<&'a Machine>,
     /// Node name.
     pub(super) node_name: &'a str,
-    /// Whether the line is older than the history that counts.
+    /// True if the line is older than the history that counts.
     pub(super) earlier_in_boot: bool,
-    /// Where in a file the line stands.
+    /// The place of the line in a file.
     pub(super) place: Option<&'a str>,
 }
 
@@ -34,7 +34,7 @@ const META_LOG_LINE: &str = "gpuwarden.dev/log-line";
 /// The message of a reset that failed, in the words of `NVSentinel`.
 const RESET_FAILED: &str = "GPU reset failed, proceeding with a node reboot";
 
-/// The events of what was found in `record`, as this monitor would report them. `place` tells
+/// Returns the events for a finding in `record`, as this monitor would report them. `place` tells
 /// records apart that say the same.
 pub fn events_of_finding(
     finding: &Finding,
@@ -54,8 +54,8 @@ pub fn events_of_finding(
     })
 }
 
-/// The event that a line of kernel log is worth, as this monitor would report it; `None`
-/// for a line that is no fault.
+/// Returns the event for a line of kernel log, as this monitor would report it; `None` for a line
+/// that is no fault.
 pub fn event_of_line(line: &str, node_name: &str, at: Timestamp) -> Option<HealthEvent> {
     let findings = KernelLogDecoder::default().record(line.as_bytes(), at);
     let record = Record {
@@ -81,7 +81,7 @@ pub fn event_of_line(line: &str, node_name: &str, at: Timestamp) -> Option<Healt
     events.into_iter().next()
 }
 
-/// The event of a finding, and a healthy one for each fault that it ends.
+/// Returns the event for a finding, and a healthy one for each fault that it ends.
 pub(super) fn of(context: &Context<'_>) -> Vec<HealthEvent> {
     let event = event(context);
     let cancelled = context
@@ -94,7 +94,7 @@ pub(super) fn of(context: &Context<'_>) -> Vec<HealthEvent> {
     events
 }
 
-/// That this fault on the same device is over, as `event` says.
+/// Returns the event that this fault on the same device is over, as `event` says.
 fn cancellation(event: &HealthEvent, cancelled: &Cancelled) -> HealthEvent {
     let by = event.error_code.join(", ");
     let mut healthy = HealthEvent {

@@ -13,16 +13,16 @@ use diagnosis::decode::{MAX_MACHINE_BYTES, Machine, MachineError};
 use runtime::file_stamp::FileStamp;
 use runtime::logging::chain;
 
-/// Not to wait where something else than a file has the name (`O_NONBLOCK`).
+/// The flag not to wait if something else than a file has the name (`O_NONBLOCK`).
 const NONBLOCK: i32 = 0o4000;
 
 /// The file, and what of it is known.
 #[derive(Debug)]
 pub(super) struct MachineFile {
     path: PathBuf,
-    /// What it was when it was read, right or wrong.
+    /// The stamp of the file as it was when it was read, right or wrong.
     read: Option<FileStamp>,
-    /// What is wrong with it.
+    /// The problem with the file.
     problem: Option<String>,
 }
 
@@ -47,12 +47,12 @@ impl MachineFile {
         }
     }
 
-    /// What is wrong with the file, in a sentence; a file that is not there is not wrong.
+    /// Returns the problem with the file, in a sentence; a file that is not there is none.
     pub(super) fn problem(&self) -> Option<&str> {
         self.problem.as_deref()
     }
 
-    /// The machine, where the file has changed and could be read. Otherwise what was known
+    /// Returns the machine, if the file has changed and could be read. Otherwise what was known
     /// goes on to count: a file that is gone or broken does not change the hardware.
     pub(super) fn look(&mut self) -> Option<Machine> {
         match self.read() {
@@ -78,7 +78,7 @@ impl MachineFile {
         }
     }
 
-    /// `None`: nothing new.
+    /// Reads the file; returns `None` if it has not changed.
     fn read(&mut self) -> Result<Option<Machine>, ReadError> {
         let opened = File::options()
             .read(true)

@@ -84,7 +84,7 @@ impl KernelLogMetrics {
         }
     }
 
-    /// XID and `SXid` lines that could not be read.
+    /// Counts XID and `SXid` lines that could not be read.
     pub(super) fn garbled(&self, lines: u64) {
         for _ in 0..lines {
             self.garbled.inc();

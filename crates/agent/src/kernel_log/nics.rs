@@ -1,4 +1,4 @@
-//! What the machine's NICs are called, kept up to date.
+//! The names of the machine's NICs, kept up to date.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -7,7 +7,8 @@ use std::time::Duration;
 use diagnosis::decode::MAX_NICS;
 use tokio::time::Instant;
 
-/// How often the names are read: they change with a replaced card or a new virtual function.
+/// Time between two readings of the names: they change with a replaced card or a new virtual
+/// function.
 const EVERY: Duration = Duration::from_secs(60);
 
 /// The names, as `host::nics` reads them.
@@ -29,7 +30,7 @@ impl NicNames {
         }
     }
 
-    /// The names, where it was time to look and there are any. A NIC that is gone keeps its
+    /// Returns the names, if it was time to look and there are any. A NIC that is gone keeps its
     /// name: the lines of one that fell off the bus are those that count.
     pub(super) fn look(&mut self, now: Instant) -> Option<BTreeMap<String, String>> {
         if self.read_at.is_some_and(|at| now < at + EVERY) {

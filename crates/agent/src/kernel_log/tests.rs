@@ -26,7 +26,7 @@ const XID_48: &str = "NVRM: Xid (PCI:0000:b3:00): 48, pid=1, name=a, DBE";
 struct Bench {
     dir: tempfile::TempDir,
     store: Arc<SqliteStore>,
-    /// Of the process that ran last.
+    /// The metrics of the process that ran last.
     metrics: Metrics,
     boot: Boot,
     window: Duration,
@@ -35,7 +35,7 @@ struct Bench {
     node_name: String,
 }
 
-/// A boot of the machine; the `number`th began in that hour of the day.
+/// Returns a boot of the machine; the `number`th began in that hour of the day.
 fn boot(number: u8) -> Boot {
     Boot {
         id: BootId::from_bytes([number; 16]),
@@ -43,8 +43,8 @@ fn boot(number: u8) -> Boot {
     }
 }
 
-/// A line of kernel log as rsyslog writes it, `second` seconds after the beginning of [`boot`]
-/// `hour`.
+/// Returns a line of kernel log as rsyslog writes it, `second` seconds after the beginning of
+/// [`boot`] `hour`.
 fn at(hour: u8, second: u32, text: &str) -> String {
     let (minute, second) = (second / 60, second % 60);
     format!("2026-11-21T{hour:02}:{minute:02}:{second:02}.000000+00:00 n1 kernel: {text}")
@@ -201,7 +201,7 @@ impl Running {
     }
 }
 
-/// How many lines events stand for.
+/// Returns how many lines events stand for.
 fn lines_in(events: &[HealthEvent]) -> u64 {
     events
         .iter()

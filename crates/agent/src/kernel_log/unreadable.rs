@@ -9,7 +9,7 @@ use tokio::time::Instant;
 /// They are said no more often than this: a broken console may write thousands.
 const EVERY: Duration = Duration::from_secs(60);
 
-/// What of them was not said yet.
+/// The number of lines that were not yet spoken of.
 #[derive(Default)]
 pub(super) struct Unreadable {
     said: Option<Instant>,
@@ -20,7 +20,7 @@ pub(super) struct Unreadable {
 
 impl Unreadable {
     /// Says it, unless the last one is less than [`EVERY`] ago.
-    pub(super) fn tell(&mut self, garbled: &Garbled, now: Instant) {
+    pub(super) fn log(&mut self, garbled: &Garbled, now: Instant) {
         if let Some(lines) = self.due(garbled.lines, now) {
             tracing::warn!(
                 lines,
@@ -30,7 +30,7 @@ impl Unreadable {
         }
     }
 
-    /// For how many lines to speak now.
+    /// Returns for how many lines to speak now.
     fn due(&mut self, lines: u64, now: Instant) -> Option<u64> {
         self.unsaid = self.unsaid.saturating_add(lines);
         let waits = self

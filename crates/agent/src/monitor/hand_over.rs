@@ -20,7 +20,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(50), Duration::from_
 /// Attempts with an event that the store alone refuses, before it is given up.
 const REFUSALS: u32 = 3;
 
-/// What is under way to the connector, or when it is tried again.
+/// The request that is under way to the connector, or the time when it is tried again.
 pub(super) struct HandOver {
     under_way: Option<BoxFuture<'static, Answer>>,
     not_before: Option<Instant>,
@@ -28,7 +28,7 @@ pub(super) struct HandOver {
     refusals: u32,
 }
 
-/// How many events were handed over, and what became of them.
+/// Number of events that were handed over, and the connector's answer.
 pub(super) type Answer = (usize, Result<(), AcceptError>);
 
 // === impl HandOver ===
@@ -111,7 +111,11 @@ where
         if self.state.outbox.is_empty() || !self.hand_over.is_free() {
             return;
         }
-        let ready = self.state.outbox.get(..self.ready()).unwrap_or_default();
+        let ready = self
+            .state
+            .outbox
+            .get(..self.may_hand_over())
+            .unwrap_or_default();
         if ready.is_empty() {
             self.save();
         } else {
@@ -161,7 +165,7 @@ where
         }
     }
 
-    /// Events that are given up; `newest`: what became of the newest that was handed over.
+    /// Notes events that are given up; `newest` is the answer to the newest that was handed over.
     fn refused(&self, count: usize, newest: Result<(), String>) {
         for _ in 0..count {
             self.metrics.refused.inc();
@@ -176,7 +180,7 @@ where
         if let Some(saving) = &mut self.saving {
             saving.sent(count);
         }
-        self.changed();
+        self.note_change();
         if self.state.outbox.is_empty() {
             // What is refused is among what has gone: the next ones go together again.
             self.hand_over = HandOver::default();

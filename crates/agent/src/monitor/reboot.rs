@@ -1,4 +1,4 @@
-//! What a reboot has mended: one healthy event per check of a monitor.
+//! The events of a reboot that has mended faults: one healthy event per check of a monitor.
 //!
 //! NVSentinel sends them whenever it finds another boot id than the one it saved, and takes
 //! a lost state file for a reboot. Here a boot is another one only if the id of an earlier

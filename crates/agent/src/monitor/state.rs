@@ -1,4 +1,4 @@
-//! What a monitor has to remember over a restart, in a small file that is replaced as a
+//! The state that a monitor remembers over a restart, in a small file that is replaced as a
 //! whole: its own memory, such as its place in a log, the repeats that are counted and not yet
 //! reported, and the events that are on their way to the connector.
 //!
@@ -32,10 +32,10 @@ use tokio::time::Instant;
 
 /// Version of the file's form; another one is not read.
 const VERSION: u32 = 1;
-/// How often what has changed is written: so many seconds of it are found again after a kill.
+/// Time between two writes of what has changed: so many seconds of it are found again after a kill.
 const SAVE_EVERY: Duration = Duration::from_secs(1);
 
-/// What is remembered.
+/// The state of a monitor that is remembered over a restart.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct State<M> {
@@ -67,19 +67,19 @@ pub(super) struct Saving {
     file: Arc<Mutex<StateFile>>,
     /// The writing, and how many events of the outbox, from its front, will stand in the file.
     under_way: Option<(JoinHandle<io::Result<()>>, usize)>,
-    /// Whether the state differs from the file.
+    /// True if the state differs from the file.
     pub(super) changed: bool,
-    /// Whether it differs by what would not be found again: no further event may be handed over
+    /// True if it differs by what would not be found again: no further event may be handed over
     /// before it is written.
     pub(super) first: bool,
-    /// Whether it is to be written at once: what was handed over would be handed over again.
+    /// True if it is to be written at once: what was handed over would be handed over again.
     pub(super) soon: bool,
     at: Instant,
-    /// Why it could not be written, as it was last said in the log.
+    /// The reason why it could not be written, as it was last said in the log.
     pub(super) failed: Option<String>,
 }
 
-/// Why there is no state although there is a file.
+/// The reason why there is no state although there is a file.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LoadError {
     #[error("cannot read it")]
@@ -105,7 +105,7 @@ impl StateFile {
         }
     }
 
-    /// The last boot whose beginning was told, also where the state is lost.
+    /// Returns the last boot whose beginning was told, also if the state is lost.
     pub(super) fn boot_id(&self) -> Option<&str> {
         self.boot_id.as_deref()
     }
@@ -222,7 +222,7 @@ impl Saving {
 
     /// Waits until a writing has ended, and returns how; for ever where none is under way.
     /// Cancel-safe; [`end`](Self::end) has to follow.
-    pub(super) async fn done(this: &mut Option<Self>) -> io::Result<()> {
+    pub(super) async fn until_written(this: &mut Option<Self>) -> io::Result<()> {
         let under_way = this.as_mut().and_then(|saving| saving.under_way.as_mut());
         match under_way {
             Some((writing, _)) => writing.await.map_err(io::Error::other)?,

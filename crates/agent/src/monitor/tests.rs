@@ -29,7 +29,7 @@ struct GpuFile {
     reporter: Reporter<Told>,
 }
 
-/// What a restart must not make it forget: for what a recovery is to be told.
+/// The faults for which a recovery is to be told, which a restart must not make it forget.
 #[derive(Clone, Default, Serialize, Deserialize)]
 struct Told {
     hot: BTreeSet<String>,
@@ -155,7 +155,8 @@ impl Bench {
         }
     }
 
-    /// What is stored, oldest first, as `hot`, `ok`, or the number of reports that it counts.
+    /// Returns what is stored, oldest first, as `hot`, `ok`, or the number of reports that it
+    /// counts.
     async fn stored(&self) -> Vec<String> {
         let records = self.records().await;
         let text = |event: &HealthEvent| match Seen::of(event, Timestamp::now()).count {
@@ -306,16 +307,24 @@ async fn what_would_not_be_found_again_waits_until_it_is_saved() {
     };
     let file = bench.dir.path().join("data/gpu-file.json");
     report(&mut reporter, "0", true);
-    assert_eq!(reporter.ready(), 0, "a first start names its places anew");
+    assert_eq!(
+        reporter.may_hand_over(),
+        0,
+        "a first start names its places anew"
+    );
     reporter.save();
     reporter.saving_has_ended().await;
-    assert_eq!(reporter.ready(), 1);
+    assert_eq!(reporter.may_hand_over(), 1);
     let saved = std::fs::read(&file).unwrap();
     report(&mut reporter, "1", true);
-    assert_eq!(reporter.ready(), 2, "the record is read again after a kill");
+    assert_eq!(
+        reporter.may_hand_over(),
+        2,
+        "the record is read again after a kill"
+    );
     report(&mut reporter, "2", false);
     report(&mut reporter, "3", true);
-    assert_eq!(reporter.ready(), 2, "none overtakes another");
+    assert_eq!(reporter.may_hand_over(), 2, "none overtakes another");
     // The two that are ready go, then the state is written, then the others go.
     while reporter.state.outbox.len() > 2 {
         reporter.work().await;
@@ -333,5 +342,8 @@ async fn what_would_not_be_found_again_waits_until_it_is_saved() {
     // A count has the name of its first record, and may count more when it is made again.
     report(&mut reporter, "1", true);
     reporter.end_windows();
-    assert_eq!((reporter.state.outbox.len(), reporter.ready()), (1, 0));
+    assert_eq!(
+        (reporter.state.outbox.len(), reporter.may_hand_over()),
+        (1, 0)
+    );
 }

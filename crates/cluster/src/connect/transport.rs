@@ -34,8 +34,8 @@ const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// for so long, because it asks the server to end it after [`crate::watch::WATCH_SECONDS`].
 const SILENCE_TIMEOUT: Duration = Duration::from_secs(35);
 
-/// With HTTP/2, a connection that was silent for so long is pinged, and closed where no answer
-/// comes: all requests are on it, and a dead one would hold them all.
+/// The times of pings: with HTTP/2, a connection that was silent for so long is pinged, and closed
+/// if no answer comes. All requests are on it, and a dead one would hold them all.
 #[derive(Clone, Copy)]
 pub(super) struct Pings {
     after: Duration,
@@ -43,20 +43,21 @@ pub(super) struct Pings {
 }
 
 impl Pings {
-    /// For most.
+    /// The times for most connections.
     pub(super) const DEFAULT: Self = Self {
         after: Duration::from_secs(10),
         timeout: Duration::from_secs(5),
     };
-    /// For the Lease: a dead connection has to be found, and another opened, within the time
-    /// in which it has to be renewed.
+    /// The times for the Lease: a dead connection has to be found, and another opened, within the
+    /// time in which it has to be renewed.
     pub(super) const SOON: Self = Self {
         after: Duration::from_secs(2),
         timeout: Duration::from_secs(2),
     };
 }
 
-/// A client for what `config` names; errors say that it is for `server`. Opens no connection.
+/// Returns a client for what `config` names; errors say that it is for `server`. Opens no
+/// connection.
 pub(super) fn client(config: &Config, server: &str, pings: Pings) -> Result<Client, ConnectError> {
     let credentials = |source| ConnectError::Credentials {
         server: server.to_owned(),

@@ -11,7 +11,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::election::{
-    Answer, Ask, Deposed, Election, LEASE_DURATION, Next, RENEW_DEADLINE, Record,
+    Answer, Ask, Deposed, Election, LEASE_DURATION, NextStep, RENEW_DEADLINE, Record,
 };
 use super::store_note::StoreNote;
 use super::tenure::Tenure;
@@ -27,7 +27,7 @@ const ATTEMPT: Duration = Duration::from_millis(3_500);
 /// for [`LEASE_DURATION`].
 const RESIGN: Duration = Duration::from_secs(3);
 
-/// Which Lease.
+/// The namespace and name of a Lease.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LeaseName {
     /// Its namespace.
@@ -36,14 +36,14 @@ pub struct LeaseName {
     pub name: String,
 }
 
-/// How the election stands, as far as we know.
+/// The state of the election, as far as we know.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Standing {
-    /// Who holds the Lease, as last seen; empty: nobody, or it was never seen.
+    /// The holder of the Lease, as last seen; empty: nobody, or it was never seen.
     pub leader: String,
-    /// Whether that is us.
+    /// True if that is us.
     pub leads: bool,
-    /// Why the last request failed; `None` where it did not.
+    /// The reason why the last request failed; `None` if it did not.
     pub error: Option<String>,
 }
 
@@ -86,12 +86,12 @@ impl Cluster {
 // === impl Candidate ===
 
 impl Candidate {
-    /// How the election stands, as it changes.
+    /// Returns the state of the election, as it changes.
     pub fn standing(&self) -> watch::Receiver<Standing> {
         self.standing.subscribe()
     }
 
-    /// Which store the leader acts on: to be settled before we act.
+    /// Returns the note of the store that the leader acts on: to be settled before we act.
     pub fn store(&self) -> StoreNote {
         self.store.clone()
     }
@@ -126,7 +126,7 @@ impl Candidate {
         }
         if self.election.may_hold() {
             let error = match tokio::time::timeout(RESIGN, self.give_back()).await {
-                Ok(Ok(())) => return self.tell(None),
+                Ok(Ok(())) => return self.publish_standing(None),
                 Ok(Err(error)) => chain(&error),
                 Err(_) => format!("no answer within {} s", RESIGN.as_secs()),
             };
@@ -138,26 +138,26 @@ impl Candidate {
     async fn step(&mut self) -> Option<Deposed> {
         let now = Instant::now();
         let ask = match self.election.next(now) {
-            Next::Wait(until) => {
+            NextStep::Wait(until) => {
                 let leads = self.election.renewed_at().is_some();
                 tokio::select! {
                     () = tokio::time::sleep_until(until) => {}
-                    () = self.store.outstanding(), if leads && !self.hurried => {
+                    () = self.store.until_outstanding(), if leads && !self.hurried => {
                         // Once: who hurries on against an API server that fails does harm.
                         self.hurried = true;
-                        self.election.hurry(Instant::now());
+                        self.election.ask_at_once(Instant::now());
                     }
                 }
                 return None;
             }
-            Next::Deposed(deposed) => {
+            NextStep::Deposed(deposed) => {
                 if let Some(tenure) = &self.tenure {
                     tenure.end();
                 }
-                self.tell(None);
+                self.publish_standing(None);
                 return Some(deposed);
             }
-            Next::Ask(ask) => ask,
+            NextStep::Ask(ask) => ask,
         };
         // A leader does not wait for an answer beyond its deadline.
         let left = self.election.renewed_at().map_or(ATTEMPT, |renewed_at| {
@@ -170,18 +170,18 @@ impl Candidate {
             Err(ApiError::unavailable(error))
         });
         if let Ok(lease) = &result {
-            self.store.see(&lease.metadata);
+            self.store.read_from(&lease.metadata);
         }
-        let (answer, mut error) = understood(&ask, result);
+        let (answer, mut error) = answer_of(&ask, result);
         if answer == Answer::Found(None) {
             // There is none, so it has to be made: why that failed last time still holds.
             error.clone_from(&self.standing.borrow().error);
         }
         self.election.answered(now, answer, Instant::now());
         if let (Some(tenure), Some(renewed_at)) = (&self.tenure, self.election.renewed_at()) {
-            tenure.renewed(renewed_at);
+            tenure.note_renewal(renewed_at);
         }
-        self.tell(error);
+        self.publish_standing(error);
         None
     }
 
@@ -195,7 +195,7 @@ impl Candidate {
                 };
                 let lease = Lease {
                     metadata,
-                    spec: Some(self.held(0, true)),
+                    spec: Some(self.spec(0, true)),
                 };
                 let leases = self.leases();
                 Ok(leases.create(&PostParams::default(), &lease).await?)
@@ -203,10 +203,10 @@ impl Candidate {
             Ask::Take(record) => {
                 let changes_hands = record.holder != self.me;
                 let transitions = record.transitions.saturating_add(changes_hands.into());
-                self.hold(record, self.held(transitions, true)).await
+                self.hold(record, self.spec(transitions, true)).await
             }
             Ask::Renew(record) => {
-                let spec = self.held(record.transitions, false);
+                let spec = self.spec(record.transitions, false);
                 self.hold(record, spec).await
             }
         }
@@ -214,7 +214,7 @@ impl Candidate {
 
     async fn hold(&self, seen: &Record, spec: LeaseSpec) -> Result<Lease, ApiError> {
         let mut metadata = ObjectMeta::default();
-        self.store.put(&mut metadata);
+        self.store.write_into(&mut metadata);
         self.change(seen, metadata, spec).await
     }
 
@@ -237,7 +237,7 @@ impl Candidate {
     async fn give_back(&mut self) -> Result<(), ApiError> {
         // Read first: a renewal may be unanswered.
         let lease = found(self.leases().get(&self.lease.name).await)?;
-        let seen = lease.as_ref().and_then(read);
+        let seen = lease.as_ref().and_then(record_of);
         let Some(seen) = seen.filter(|seen| seen.holder == self.me) else {
             return Ok(());
         };
@@ -253,8 +253,8 @@ impl Candidate {
         Ok(())
     }
 
-    /// What the Lease says while we hold it.
-    fn held(&self, transitions: u32, acquired: bool) -> LeaseSpec {
+    /// Returns the spec of the Lease while we hold it.
+    fn spec(&self, transitions: u32, acquired: bool) -> LeaseSpec {
         // For people: nobody compares it with a clock.
         let now = MicroTime(Timestamp::now());
         LeaseSpec {
@@ -271,9 +271,9 @@ impl Candidate {
         Api::namespaced(self.cluster.client(Urgency::Act), &self.lease.namespace)
     }
 
-    fn tell(&self, error: Option<String>) {
+    fn publish_standing(&self, error: Option<String>) {
         let leads = self.election.renewed_at().is_some()
-            && (self.tenure.as_ref()).is_none_or(|tenure| tenure.leave().is_ok());
+            && (self.tenure.as_ref()).is_none_or(|tenure| tenure.time_left().is_ok());
         let standing = Standing {
             leader: self.election.holder().to_owned(),
             leads,
@@ -288,9 +288,11 @@ impl Candidate {
                 (Some(error), None) => {
                     tracing::warn!(%lease, error, "the Lease cannot be asked for, trying again");
                 }
-                (Some(error), Some(_)) => tracing::debug!(%lease, error, "still not"),
+                (Some(error), Some(_)) => {
+                    tracing::debug!(%lease, error, "the Lease still cannot be asked for")
+                }
                 (None, _) if standing.leader != known.leader => {
-                    tracing::info!(%lease, leader = standing.leader, "who leads");
+                    tracing::info!(%lease, leader = standing.leader, "the leader has changed");
                 }
                 (None, _) => {}
             }
@@ -317,10 +319,10 @@ impl std::fmt::Display for LeaseName {
     }
 }
 
-/// What an answer means, and what is wrong, for people.
-fn understood(ask: &Ask, result: Result<Lease, ApiError>) -> (Answer, Option<String>) {
+/// Returns the meaning of an answer, and the problem in words.
+fn answer_of(ask: &Ask, result: Result<Lease, ApiError>) -> (Answer, Option<String>) {
     let error = match (ask, result) {
-        (_, Ok(lease)) => match (ask, read(&lease)) {
+        (_, Ok(lease)) => match (ask, record_of(&lease)) {
             (Ask::Read, Some(record)) => return (Answer::Found(Some(record)), None),
             (_, Some(record)) => return (Answer::Written(record), None),
             (_, None) => return (Answer::Unknown, Some("the answer is no Lease".to_owned())),
@@ -334,8 +336,8 @@ fn understood(ask: &Ask, result: Result<Lease, ApiError>) -> (Answer, Option<Str
     (Answer::Unknown, Some(chain(&error)))
 }
 
-/// A Lease, as far as it counts.
-fn read(lease: &Lease) -> Option<Record> {
+/// Returns a Lease, as far as it counts.
+fn record_of(lease: &Lease) -> Option<Record> {
     let spec = lease.spec.clone().unwrap_or_default();
     let seconds = spec.lease_duration_seconds.map(u64::try_from);
     let transitions = spec.lease_transitions.map(u32::try_from);
@@ -380,12 +382,12 @@ mod tests {
         let mut candidate = cluster.candidate(name, "me".into()).unwrap();
         let standing = candidate.standing();
         let tenure = candidate.elected().await;
-        assert!(tenure.leave().is_ok());
+        assert!(tenure.time_left().is_ok());
         assert_eq!(standing.borrow().leader, "me");
         assert!(standing.borrow().leads);
         let deposed = candidate.keep().await;
         assert_eq!(deposed, Deposed::Taken("other".into()));
-        assert!(tenure.leave().is_err());
+        assert!(tenure.time_left().is_err());
         assert_eq!(standing.borrow().leader, "other");
         assert!(!standing.borrow().leads);
         let list = "/apis/coordination.k8s.io/v1/namespaces/g/leases";
@@ -422,7 +424,7 @@ mod tests {
         let mut candidate = cluster.candidate(name.clone(), "me".into()).unwrap();
         let tenure = candidate.elected().await;
         candidate.resign().await;
-        assert!(tenure.leave().is_err(), "no write after it");
+        assert!(tenure.time_left().is_err(), "no write after it");
         let mut methods = Vec::new();
         for _ in 0..4 {
             methods.push(requests.recv().await.unwrap()[0].clone());
@@ -432,7 +434,7 @@ mod tests {
         let mut candidate = cluster.candidate(name, "me".into()).unwrap();
         let tenure = candidate.elected().await;
         drop(candidate);
-        assert!(tenure.leave().is_err(), "nobody renews it any more");
+        assert!(tenure.time_left().is_err(), "nobody renews it any more");
     }
 
     #[tokio::test]
@@ -470,7 +472,7 @@ mod tests {
         }
         assert_eq!(methods, ["GET", "PATCH", "PATCH"]);
         let mut change = ObjectMeta::default();
-        candidate.store.put(&mut change);
+        candidate.store.write_into(&mut change);
         assert_eq!(change.annotations.unwrap()["gpuwarden.dev/store"], "ours");
     }
 
@@ -575,7 +577,7 @@ mod tests {
             (&renew, Err(refused()), Answer::Unknown, "not allowed: no"),
         ];
         for (index, (ask, result, expected, error)) in table.into_iter().enumerate() {
-            let (answer, told) = understood(ask, result);
+            let (answer, told) = answer_of(ask, result);
             assert_eq!(answer, expected, "row {index}");
             assert_eq!(told.is_some(), !error.is_empty(), "row {index}");
             assert!(told.unwrap_or_default().contains(error), "row {index}");

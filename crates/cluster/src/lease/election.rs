@@ -1,4 +1,4 @@
-//! When to ask for the Lease, when to renew it, and when it is lost: without I/O.
+//! Decides when to ask for the Lease, when to renew it, and when it is lost: without I/O.
 //!
 //! Times are of one process's own monotonic clock, and are arguments. An answer that was
 //! lost is [`Answer::Unknown`]: what was asked for may have been done, or may yet be.
@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// How long the others leave an unchanged Lease alone. Together with the two below these are
-/// the numbers of Kubernetes' own controllers, which have proven themselves against API
-/// servers that restart: a leader that was killed is missed for so long, and a shorter time
-/// would let a slow API server depose leaders.
+/// Time for which the others leave an unchanged Lease alone. Together with the two below these are
+/// the numbers of Kubernetes' own controllers, which have proven themselves against API servers
+/// that restart: a leader that was killed is missed for so long, and a shorter time would let a
+/// slow API server depose leaders.
 pub(crate) const LEASE_DURATION: Duration = Duration::from_secs(15);
-/// How long a leader that cannot renew goes on: five attempts.
+/// Time for which a leader that cannot renew goes on: five attempts.
 pub(crate) const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 /// Between two renewals, and between two looks of who stands by.
 pub(crate) const RETRY: Duration = Duration::from_secs(2);
@@ -25,18 +25,18 @@ pub(crate) const WRITES_END: Duration = Duration::from_secs(14);
 pub(crate) struct Record {
     /// `metadata.resourceVersion`.
     pub(crate) version: String,
-    /// Who holds it; empty: nobody.
+    /// The holder; empty: nobody.
     pub(crate) holder: String,
-    /// How long its holder relies on it; `None`: not said.
+    /// Time for which its holder relies on it; `None`: not said.
     pub(crate) duration: Option<Duration>,
-    /// How often it has changed hands.
+    /// Number of times that it has changed hands.
     pub(crate) transitions: u32,
 }
 
-/// What to ask the API server.
+/// A request to the API server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Ask {
-    /// What the Lease is.
+    /// Read the Lease.
     Read,
     /// Make it, with us as the holder.
     Create,
@@ -46,31 +46,31 @@ pub(crate) enum Ask {
     Renew(Record),
 }
 
-/// What came back.
+/// The answer to an [`Ask`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
-    /// To [`Ask::Read`]; `None`: there is no Lease.
+    /// The answer to [`Ask::Read`]; `None`: there is no Lease.
     Found(Option<Record>),
-    /// What was asked for is done, and this is the Lease now.
+    /// It is done, and this is the Lease now.
     Written(Record),
-    /// Nothing was done: it is not what we had seen.
+    /// It is not done: the Lease is not what we had seen.
     Changed,
     /// Nobody knows.
     Unknown,
 }
 
-/// What to do next.
+/// The next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum NextStep {
     /// Ask this now.
     Ask(Ask),
-    /// Nothing before then.
+    /// Do nothing before then.
     Wait(Instant),
     /// We led, and do not any more. This does not change.
     Deposed(Deposed),
 }
 
-/// Why we lead no more.
+/// The reason why we lead no more.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Deposed {
     /// The API server did not confirm a renewal in time.
@@ -90,13 +90,13 @@ pub(crate) struct Election {
     me: String,
     /// The Lease as last seen.
     seen: Option<Record>,
-    /// Whether `seen` (or that there is none) is as of the last answer.
+    /// True if `seen` (or that there is none) is as of the last answer.
     fresh: bool,
-    /// Until when nobody but its holder may have it.
+    /// The time until which nobody but its holder may have it.
     held_until: Option<Instant>,
-    /// When the last renewal was sent that was confirmed; `None`: we have never led.
+    /// The time when the last renewal was sent that was confirmed; `None`: we have never led.
     renewed_at: Option<Instant>,
-    /// Nothing is asked before.
+    /// The time before which nothing is asked.
     next_at: Instant,
     /// We may hold it without knowing.
     unanswered: bool,
@@ -119,33 +119,34 @@ impl Election {
         }
     }
 
-    /// When the last confirmed renewal was sent, while we lead.
+    /// Returns when the last confirmed renewal was sent, while we lead.
     pub(crate) fn renewed_at(&self) -> Option<Instant> {
         self.renewed_at.filter(|_| self.deposed.is_none())
     }
 
-    /// Who holds it, as last seen; empty: nobody.
+    /// Returns the holder, as last seen; empty: nobody.
     pub(crate) fn holder(&self) -> &str {
         self.seen.as_ref().map_or("", |seen| &seen.holder)
     }
 
-    /// Whether the Lease may have us as its holder.
+    /// Returns true if the Lease may have us as its holder.
     pub(crate) fn may_hold(&self) -> bool {
         self.unanswered || (self.renewed_at.is_some() && self.deposed.is_none())
     }
 
-    /// What to do at `now`. Takes note of it: what it says to ask has to be asked.
-    pub(crate) fn next(&mut self, now: Instant) -> Next {
+    /// Returns the step to take at `now`. Takes note of it: a request that it returns has to be
+    /// made.
+    pub(crate) fn next(&mut self, now: Instant) -> NextStep {
         if let Some(renewed_at) = self.renewed_at
             && now >= renewed_at + RENEW_DEADLINE
         {
             self.deposed.get_or_insert(Deposed::NotRenewed);
         }
         if let Some(deposed) = &self.deposed {
-            return Next::Deposed(deposed.clone());
+            return NextStep::Deposed(deposed.clone());
         }
         if now < self.next_at {
-            return Next::Wait(self.next_at);
+            return NextStep::Wait(self.next_at);
         }
         let ask = match &self.seen {
             _ if !self.fresh => Ask::Read,
@@ -159,11 +160,11 @@ impl Election {
         if !matches!(ask, Ask::Read) {
             self.unanswered = true;
         }
-        Next::Ask(ask)
+        NextStep::Ask(ask)
     }
 
     /// Lets the next request be made at `now`.
-    pub(crate) fn hurry(&mut self, now: Instant) {
+    pub(crate) fn ask_at_once(&mut self, now: Instant) {
         self.next_at = self.next_at.min(now);
     }
 
@@ -179,15 +180,15 @@ impl Election {
             }
             Answer::Written(record) => {
                 self.unanswered = false;
-                self.see(record, now);
+                self.remember(record, now);
                 self.renewed_at = Some(asked_at);
                 self.next_at = asked_at + RETRY;
             }
-            Answer::Found(found) => self.found(found, now),
+            Answer::Found(found) => self.take_in_lease(found, now),
         }
     }
 
-    fn found(&mut self, found: Option<Record>, now: Instant) {
+    fn take_in_lease(&mut self, found: Option<Record>, now: Instant) {
         let holder = found.as_ref().map_or("", |record| record.holder.as_str());
         if self.renewed_at.is_some() && holder != self.me {
             self.deposed = Some(match holder {
@@ -197,7 +198,7 @@ impl Election {
             self.unanswered = false;
         }
         if let Some(record) = found {
-            self.see(record, now);
+            self.remember(record, now);
         } else {
             // Whom we last saw with it may go on until it notices: `held_until` stays. Who
             // has seen nobody has nothing to wait for.
@@ -209,7 +210,7 @@ impl Election {
         self.next_at = until.clamp(now, now + RETRY);
     }
 
-    fn see(&mut self, record: Record, now: Instant) {
+    fn remember(&mut self, record: Record, now: Instant) {
         self.fresh = true;
         if (self.seen.as_ref()).is_some_and(|seen| seen.version == record.version) {
             return;

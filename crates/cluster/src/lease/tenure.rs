@@ -1,4 +1,4 @@
-//! Whether we lead: asked before every write, and cut off at once when we do not.
+//! The time in which we lead: it is looked at before every write, and cuts writes off when it ends.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,7 +18,7 @@ use crate::request::{Http, Limit, REQUEST_TIMEOUT};
 /// together. Once over it never comes back.
 #[derive(Clone, Debug)]
 pub struct Tenure {
-    /// When the last renewal was sent that is known to have been made.
+    /// The time when the last renewal was sent that is known to have been made.
     renewed_at: Arc<Mutex<Instant>>,
     over: CancellationToken,
 }
@@ -45,7 +45,7 @@ impl Tenure {
         }
     }
 
-    pub(super) fn renewed(&self, at: Instant) {
+    pub(super) fn note_renewal(&self, at: Instant) {
         let mut renewed_at = self
             .renewed_at
             .lock()
@@ -58,9 +58,9 @@ impl Tenure {
         self.over.cancel();
     }
 
-    /// How long a write may take that begins now: it has to end before anybody else can
+    /// Returns how long a write may take that begins now: it has to end before anybody else can
     /// begin one.
-    pub(crate) fn leave(&self) -> Result<Duration, NotLeading> {
+    pub(crate) fn time_left(&self) -> Result<Duration, NotLeading> {
         let renewed_at = *self
             .renewed_at
             .lock()
@@ -91,7 +91,7 @@ impl Layer<Http> for TenureLayer {
                 if request.method() == Method::GET {
                     return below.oneshot(request).await;
                 }
-                let limit = tenure.leave().map_err(NotLeading::error)?;
+                let limit = tenure.time_left().map_err(NotLeading::error)?;
                 let limit = limit.min(REQUEST_TIMEOUT);
                 *request.uri_mut() = with_timeout(request.uri(), limit)?;
                 request.extensions_mut().insert(Limit(limit));
@@ -141,22 +141,22 @@ mod tests {
             let by = begin + Duration::from_millis(to) - Instant::now();
             tokio::time::advance(by)
         };
-        assert_eq!(tenure.leave().unwrap(), Duration::from_secs(14));
+        assert_eq!(tenure.time_left().unwrap(), Duration::from_secs(14));
         advance(9_999).await;
-        assert_eq!(tenure.leave().unwrap(), Duration::from_millis(4_001));
+        assert_eq!(tenure.time_left().unwrap(), Duration::from_millis(4_001));
         advance(10_000).await;
-        assert!(tenure.leave().is_err());
+        assert!(tenure.time_left().is_err());
         // A renewal whose answer took long counts from when it was sent.
-        tenure.renewed(begin + Duration::from_secs(2));
-        assert_eq!(tenure.leave().unwrap(), Duration::from_secs(6));
+        tenure.note_renewal(begin + Duration::from_secs(2));
+        assert_eq!(tenure.time_left().unwrap(), Duration::from_secs(6));
         // An older one that is answered later changes nothing.
-        tenure.renewed(begin + Duration::from_secs(1));
-        assert_eq!(tenure.leave().unwrap(), Duration::from_secs(6));
+        tenure.note_renewal(begin + Duration::from_secs(1));
+        assert_eq!(tenure.time_left().unwrap(), Duration::from_secs(6));
         let other = tenure.clone();
         other.end();
-        assert!(tenure.leave().is_err());
-        tenure.renewed(Instant::now());
-        assert!(tenure.leave().is_err(), "it does not come back");
+        assert!(tenure.time_left().is_err());
+        tenure.note_renewal(Instant::now());
+        assert!(tenure.time_left().is_err(), "it does not come back");
         tenure.over().await;
     }
 

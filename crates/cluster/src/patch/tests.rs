@@ -33,7 +33,7 @@ fn taint(key: &str, value: &str, effect: &str) -> Taint {
     }
 }
 
-/// One operation a line: `test PATH VALUE`.
+/// Returns one operation a line: `test PATH VALUE`.
 fn lines(patch: &Patch) -> Vec<String> {
     let line = |operation: &PatchOperation| match operation {
         PatchOperation::Test(op) => format!("test {} {}", op.path, op.value),
@@ -233,7 +233,7 @@ fn some_taint() -> impl Strategy<Value = Taint> {
     ("[a-d]", "[xy]?", effect).prop_map(|(key, value, effect)| taint(&key, &value, effect))
 }
 
-/// A node as the API server shows it: nothing empty, nothing false.
+/// Returns nodes as the API server shows them: nothing empty, nothing false.
 fn object() -> impl Strategy<Value = Value> {
     let entries = || btree_map(key(), "[xy]?", 0..4);
     let taints = vec((some_taint(), any::<bool>()), 0..5);

@@ -1,4 +1,4 @@
-//! What a watch makes of an API server in trouble: simulated in memory, on a paused clock.
+//! Tests of a watch of an API server in trouble: simulated in memory, on a paused clock.
 //!
 //! The server keeps objects, and its history from some version on. While it is in trouble
 //! every request is answered with an error and open watches are cut.
@@ -17,7 +17,7 @@ use tower::{BoxError, service_fn};
 
 use super::*;
 
-/// How the API server says that it is in trouble.
+/// The way in which the API server says that it is in trouble.
 #[derive(Clone, Copy, Debug)]
 enum Trouble {
     /// 429 with `Retry-After`, in plain text, as it does itself.
@@ -28,7 +28,7 @@ enum Trouble {
     Proxy,
 }
 
-/// What happens at the API server.
+/// Something that happens at the API server.
 #[derive(Clone, Copy, Debug)]
 enum Happening {
     /// An object is made or changed.
@@ -53,7 +53,7 @@ struct State {
     objects: BTreeMap<String, (u64, u8)>,
     /// Changes, the oldest first.
     history: Vec<(u64, Value)>,
-    /// Up to which version they are forgotten.
+    /// The version up to which they are forgotten.
     forgotten: u64,
     trouble: Option<Trouble>,
     damage: BTreeMap<u64, u8>,
@@ -204,7 +204,7 @@ impl Server {
         Response::new(Body::from_stream(lines))
     }
 
-    /// What a consumer should know.
+    /// Returns the objects that a consumer should know.
     fn objects(&self) -> BTreeMap<String, String> {
         let state = self.state.lock().unwrap();
         let value = |(_, value): &(u64, u8)| value.to_string();
@@ -215,7 +215,7 @@ impl Server {
 }
 
 impl Open {
-    /// The next line; `None`: it has ended, or was cut.
+    /// Returns the next line; `None`: it has ended, or was cut.
     async fn next(&mut self) -> Option<String> {
         loop {
             let changed = self.server.changed.notified();
@@ -247,7 +247,7 @@ impl Open {
     }
 }
 
-/// Whoever follows objects by a watch of either kind.
+/// Followers of objects by a watch of either kind.
 struct Followers {
     known: KnownNodes,
     plain: Arc<Mutex<BTreeMap<String, String>>>,
@@ -369,7 +369,7 @@ fn happening() -> impl Strategy<Value = Happening> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    /// Damage, forgotten versions, trouble and malformed objects, in any order: in the end
+    /// Sends damage, forgotten versions, trouble and malformed objects, in any order: in the end
     /// what is known is what is there.
     #[test]
     fn whatever_an_api_server_goes_through_nothing_is_lost(

@@ -29,7 +29,7 @@ fn bookmark(version: &str) -> String {
     )
 }
 
-/// An event as one word.
+/// Returns an event as one word.
 fn word(event: &NodeEvent) -> String {
     match event {
         NodeEvent::Restarted => "restarted".to_owned(),
@@ -417,8 +417,8 @@ async fn ends_when_nobody_listens() {
 #[test]
 fn an_error_of_the_connection_is_told_without_the_name_of_its_type() {
     let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
-    match Stop::failed(kube::Error::Service(Box::new(refused))) {
-        Stop::Failed(text, false) => assert_eq!(text, "connection refused"),
+    match WatchEnd::failed(kube::Error::Service(Box::new(refused))) {
+        WatchEnd::Failed(text, false) => assert_eq!(text, "connection refused"),
         _ => panic!("another stop"),
     }
 }

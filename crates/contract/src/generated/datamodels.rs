@@ -29,7 +29,7 @@ pub struct HealthEvent {
     /// The component is well; closes open faults of the same check.
     #[prost(bool, tag = "6")]
     pub is_healthy: bool,
-    /// For people; for kernel-log events the line itself.
+    /// The text for people; for kernel-log events the line itself.
     #[prost(string, tag = "7")]
     pub message: ::prost::alloc::string::String,
     #[prost(enumeration = "RecommendedAction", tag = "8")]
@@ -47,7 +47,7 @@ pub struct HealthEvent {
         ::prost::alloc::string::String,
         ::prost::alloc::string::String,
     >,
-    /// When the monitor observed it.
+    /// The time when the monitor observed it.
     #[prost(message, optional, tag = "12")]
     pub generated_timestamp: ::core::option::Option<::prost_types::Timestamp>,
     /// Kubernetes node name.
@@ -84,7 +84,7 @@ pub struct BehaviourOverrides {
     #[prost(bool, tag = "2")]
     pub skip: bool,
 }
-/// What is to happen to events of a monitor, decided by who configures it.
+/// The treatment of the events of a monitor, decided by who configures it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum ProcessingStrategy {
@@ -94,7 +94,7 @@ pub enum ProcessingStrategy {
     ExecuteRemediation = 1,
     /// Stored and exported; decides nothing.
     StoreOnly = 2,
-    /// As STORE_ONLY, but visible to the analyzer's rules.
+    /// The same as STORE_ONLY, but visible to the analyzer's rules.
     StoreAndAnalyse = 3,
 }
 impl ProcessingStrategy {
@@ -121,7 +121,7 @@ impl ProcessingStrategy {
         }
     }
 }
-/// What would mend the fault. Open: unknown numbers are kept.
+/// The action that would mend the fault. Open: unknown numbers are kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]
 pub enum RecommendedAction {

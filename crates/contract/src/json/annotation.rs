@@ -79,7 +79,7 @@ struct TimeForm {
     nanos: i32,
 }
 
-/// The annotation form of `event`.
+/// Returns the annotation form of `event`.
 pub fn to_value(event: &HealthEvent) -> Value {
     let overrides = |from: &BehaviourOverrides| OverridesForm {
         force: from.force,

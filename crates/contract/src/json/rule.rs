@@ -1,4 +1,4 @@
-//! What a CEL rule sees as the variable `event`.
+//! The variable `event`, as a CEL rule sees it.
 //!
 //! NVSentinel evaluates its rules on the event after a JSON round trip in which every
 //! field is present: numbers have become doubles, absent overrides and empty lists are
@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 
 use crate::{BehaviourOverrides, HealthEvent};
 
-/// The `event` variable of `event`.
+/// Returns the `event` variable of `event`.
 pub fn to_value(event: &HealthEvent) -> Value {
     let overrides = |from: Option<&BehaviourOverrides>| match from {
         None => Value::Null,

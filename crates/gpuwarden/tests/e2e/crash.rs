@@ -18,15 +18,22 @@ use tonic::transport::Endpoint;
 
 use crate::support::{SOON, Scene};
 
-/// Events in the stream.
-pub(crate) const EVENTS: u32 = 2_000;
+/// Events in the stream: in the test command, and in the soak.
+const EVENTS: u32 = 500;
+const SOAK_EVENTS: u32 = 2_000;
 /// Kills in the test command.
-const KILLS: u32 = 50;
+const KILLS: u32 = 10;
+/// The variable that says how often to kill in the soak.
+const SOAK_KILLS: &str = "GPUWARDEN_SOAK_KILLS";
+/// Within this, all events are sent, also on a very busy machine.
+pub(crate) const ALL_SENT: Duration = Duration::from_mins(10);
+/// Within this, the lines of the storm are read and counted, also there.
+const ALL_READ: Duration = Duration::from_mins(10);
 
 /// The `index`th event: of five GPUs, each broken and well in turn. The last one breaks
 /// GPU 0 in the place of GPU 4's recovery: these two are broken in the end.
 fn event(node: &str, index: u32) -> HealthEvent {
-    let last = index == EVENTS - 1;
+    let last = index == events() - 1;
     let gpu = if last { 0 } else { index % 5 };
     let healthy = !last && (index / 5) % 2 == 1;
     HealthEvent {
@@ -56,7 +63,7 @@ pub(crate) async fn send_all(socket: std::path::PathBuf, node: String) -> anyhow
     let address = format!("unix://{}", socket.display());
     let mut again = 0;
     let mut client = None;
-    for index in 0..EVENTS {
+    for index in 0..events() {
         let batch = HealthEvents {
             version: 1,
             events: vec![event(&node, index)],
@@ -83,10 +90,19 @@ pub(crate) async fn send_all(socket: std::path::PathBuf, node: String) -> anyhow
     Ok(again)
 }
 
-/// How often to kill, unless the soak asks for more.
+/// Returns how often to kill: `usual`, unless the soak asks for more.
 pub(crate) fn kills(usual: u32) -> anyhow::Result<u32> {
-    let asked = std::env::var("GPUWARDEN_SOAK_KILLS");
+    let asked = std::env::var(SOAK_KILLS);
     Ok(asked.map_or(Ok(usual), |text| text.parse())?)
+}
+
+/// Returns how many events the stream has.
+pub(crate) fn events() -> u32 {
+    if std::env::var_os(SOAK_KILLS).is_some() {
+        SOAK_EVENTS
+    } else {
+        EVENTS
+    }
 }
 
 /// Moments for kills: a fixed seed would kill at the same moments of a slow and a fast
@@ -125,7 +141,7 @@ async fn killed_at_random_moments_it_loses_and_doubles_nothing() -> anyhow::Resu
         scene.product.restart().await?;
         done += 1;
     }
-    let again = tokio::time::timeout(Duration::from_secs(300), &mut sender).await???;
+    let again = tokio::time::timeout(ALL_SENT, &mut sender).await???;
     println!("{done} kills, {again} events sent again");
 
     all_once_and_in_order(&scene).await?;
@@ -155,7 +171,9 @@ pub(crate) async fn all_once_and_in_order(scene: &Scene) -> anyhow::Result<()> {
                 .to_owned()
         })
         .collect();
-    let expected: Vec<String> = (0..EVENTS).map(|index| format!("event {index}")).collect();
+    let expected: Vec<String> = (0..events())
+        .map(|index| format!("event {index}"))
+        .collect();
     let mut seen = BTreeSet::new();
     let odd: Vec<&Value> = stored
         .iter()
@@ -171,7 +189,7 @@ pub(crate) async fn all_once_and_in_order(scene: &Scene) -> anyhow::Result<()> {
     assert_eq!(messages, expected, "events are lost or out of order");
 
     // Acted upon: the open faults hold the node, and their recovery gives it back.
-    scene.taken_in(u64::from(EVENTS)).await?;
+    scene.taken_in(events().into()).await?;
     scene.cordoned().await?;
     let status = scene.shown().await?;
     let faults = status["faults"].as_array().cloned().unwrap_or_default();
@@ -239,7 +257,9 @@ async fn killed_in_a_storm_it_counts_every_line_once() -> anyhow::Result<()> {
             Err(source.to_string())
         }
     };
-    product.wait_for("the log to be read", SOON, read).await?;
+    product
+        .wait_for("the log to be read", ALL_READ, read)
+        .await?;
     // A recovery ends the windows, so that what is counted is reported now.
     product.client(["inject", "recovery"]).await?.expect(0)?;
     let all = || async {
@@ -248,7 +268,9 @@ async fn killed_in_a_storm_it_counts_every_line_once() -> anyhow::Result<()> {
             other => Err(format!("{other:?} of {STORM}")),
         }
     };
-    let events = product.wait_for("every line counted", SOON, all).await?;
+    let events = product
+        .wait_for("every line counted", ALL_READ, all)
+        .await?;
     // Each start may end the windows of the one before.
     let most = usize::try_from(FAULTS * (2 * kills + 2))?;
     assert!(events <= most, "{events} events, at most {most}");

@@ -2,7 +2,6 @@
 //! absences and our ends.
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -20,11 +19,11 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 use tonic::{Request, Response, Status};
 
-use crate::crash::{EVENTS, Moments, kills, send_all};
-use crate::support::{SOON, event, send_to};
+use crate::crash::{ALL_SENT, Moments, events, kills, send_all};
+use crate::support::{SOON, bound, event, own_port, send_to};
 
 /// Kills of the sender, and absences of the receiver, in the test command.
-const KILLS: u32 = 20;
+const KILLS: u32 = 10;
 /// Above the longest pause between two deliveries, which 2,000 events may meet some times.
 const LIMIT: Duration = Duration::from_secs(120);
 /// The node that all here is about.
@@ -53,7 +52,7 @@ impl Receiver {
     /// others, and who connects is refused.
     fn away() -> anyhow::Result<Self> {
         Ok(Self {
-            place: bound("127.0.0.1:0".parse()?)?,
+            place: own_port()?,
             taken: Taken::default(),
             tls: None,
             serving: None,
@@ -97,6 +96,9 @@ impl Receiver {
         if let Some((stop, served)) = self.serving.take() {
             stop.cancel();
             served.await??;
+            // The task that accepts ends a moment later.
+            let address = self.place.local_addr()?;
+            testkit::wait_for("the port", SOON, || async { bound(address).map(drop) }).await?;
         }
         Ok(())
     }
@@ -123,14 +125,6 @@ impl Receiver {
             .node_name(NODE)
             .option("--connector-config", config))
     }
-}
-
-/// A socket that has its address and does nothing with it.
-fn bound(address: SocketAddr) -> anyhow::Result<TcpSocket> {
-    let socket = TcpSocket::new_v4()?;
-    socket.set_reuseaddr(true)?;
-    socket.bind(address)?;
-    Ok(socket)
 }
 
 // === impl Taken ===
@@ -292,11 +286,11 @@ async fn killed_while_it_hands_on_all_arrive_in_order_and_what_comes_twice_has_i
         tokio::time::sleep(Duration::from_millis(moments.below(50))).await;
     }
     receiver.comes()?;
-    let again = tokio::time::timeout(LIMIT, &mut sender).await???;
+    let again = tokio::time::timeout(ALL_SENT, &mut sender).await???;
     handed_on(&product).await?;
 
     let stored = stored(&product).await?;
-    assert_eq!(stored.len(), usize::try_from(EVENTS)?);
+    assert_eq!(stored.len(), usize::try_from(events())?);
     let taken = receiver.taken.ids();
     let mut seen = BTreeSet::new();
     let mut first_times = taken.clone();

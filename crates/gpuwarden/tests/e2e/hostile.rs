@@ -179,8 +179,14 @@ async fn withstand(attack: Attack, plane: &ControlPlane) -> anyhow::Result<Durat
     }
     drop(attacker);
     // Recovery is never blocked.
-    let well = ["inject", "recovery"];
-    scene.product.client(well).await?.expect(0)?;
+    product
+        .wait_for("the operator's recovery", SOON, || async {
+            // What was on its way when the attacker ended may come behind it.
+            let answer = product.client(["inject", "recovery"]).await;
+            let answer = answer.map_err(|error| error.to_string())?;
+            (answer.code == Some(0)).then_some(()).ok_or(answer.stdout)
+        })
+        .await?;
     scene.restored().await.context("the operator's recovery")?;
     Ok(took)
 }
@@ -208,7 +214,11 @@ impl Attacker {
         let dir = tempfile::tempdir()?;
         std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755))?;
         let (program, socket) = (dir.path().join("attacker"), dir.path().join("socket"));
-        std::fs::copy(std::env::current_exe()?, &program)?;
+        // By another process: what a test beside this one starts would hold a file open that we
+        // write, and nobody can run it then.
+        let mut copy = Command::new("cp");
+        copy.arg(std::env::current_exe()?).arg(&program);
+        ensure!(copy.status()?.success(), "cp of the attacker");
         std::fs::hard_link(scene.product.socket(), &socket)?;
         let mut process = Attacker::command(&program)
             .env(ATTACK, format!("{attack:?}"))

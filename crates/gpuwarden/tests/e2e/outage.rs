@@ -1,10 +1,8 @@
 //! The API server or etcd is away for a while.
 
-use std::time::Duration;
-
 use testkit::{ControlPlane, Options, Program, Version};
 
-use crate::support::{Scene, xid};
+use crate::support::{SOON, Scene, xid};
 
 #[tokio::test]
 async fn an_api_server_that_was_away_gets_the_cordon_and_the_release() -> anyhow::Result<()> {
@@ -16,10 +14,7 @@ async fn an_api_server_that_was_away_gets_the_cordon_and_the_release() -> anyhow
     scene
         .product
         .append_kernel_log(&xid(79, "GPU has fallen off the bus."))?;
-    scene
-        .product
-        .wait_line("it is tried again", Duration::from_secs(60))
-        .await?;
+    scene.product.wait_line("it is tried again", SOON).await?;
     assert_eq!(scene.product.client(["status"]).await?.code, Some(1));
     plane.restart(Program::ApiServer)?;
     plane.wait_ready().await?;
@@ -46,12 +41,19 @@ async fn an_etcd_that_hangs_for_twenty_seconds_delays_and_loses_nothing() -> any
         return Ok(());
     };
     let scene = Scene::new(&plane, |node| node, |launch| launch).await?;
+    scene.ready().await?;
     plane.stop(Program::Etcd)?;
     scene
         .product
         .append_kernel_log(&xid(79, "GPU has fallen off the bus."))?;
-    scene.taken_in(1).await?;
-    tokio::time::sleep(Duration::from_secs(20)).await;
+    // Each attempt is waited for for ten seconds.
+    scene
+        .session("two attempts that fail", |it| {
+            it["failures"]
+                .as_u64()
+                .is_some_and(|failures| failures >= 2)
+        })
+        .await?;
     plane.cont(Program::Etcd)?;
     plane.wait_ready().await?;
     scene.cordoned().await?;

@@ -1,6 +1,7 @@
 //! A node in a cluster, the product that watches it, and what is asked about both.
 
 use std::io::Write as _;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -11,10 +12,11 @@ use k8s_openapi::api::core::v1::Node;
 use kube::api::{Api, Patch, PatchParams};
 use serde_json::{Value, json};
 use testkit::{ControlPlane, Launch, NodeBuilder, Product, binary, unique};
+use tokio::net::TcpSocket;
 use tonic::transport::Endpoint;
 
-/// Within this, anything that is to happen has happened, also on a busy machine.
-pub(crate) const SOON: Duration = Duration::from_secs(20);
+/// Within this, anything that is to happen has happened, also on a very busy machine.
+pub(crate) const SOON: Duration = Duration::from_secs(60);
 
 /// A node, and the product that speaks for it.
 pub(crate) struct Scene {
@@ -120,17 +122,10 @@ impl Scene {
     /// The same of a node that has come back before, and would wait for it: once its faults
     /// have recovered, a person uncordons it.
     pub(crate) async fn restored_by_hand(&self) -> anyhow::Result<()> {
-        self.product
-            .wait_for("a session that ends", SOON, || async {
-                let shown = self.shown().await.map_err(|error| error.to_string())?;
-                let phase = &shown["session"]["phase"];
-                if phase.is_null() || phase == "releasing" {
-                    Ok(())
-                } else {
-                    Err(shown.to_string())
-                }
-            })
-            .await?;
+        self.session("a session that ends", |it| {
+            it["phase"].is_null() || it["phase"] == "releasing"
+        })
+        .await?;
         self.patch(json!({"spec": {"unschedulable": null}})).await?;
         self.restored().await
     }
@@ -172,6 +167,36 @@ impl Scene {
         let mut nodes = nodes.into_iter().flatten();
         let own = nodes.find(|node| node["name"] == self.node.as_str());
         Ok(own.cloned().unwrap_or_default())
+    }
+
+    /// Waits until the product has read all that it decides from.
+    pub(crate) async fn ready(&self) -> anyhow::Result<()> {
+        self.product
+            .wait_for("readiness", SOON, || async {
+                match self.product.get("/readyz").await {
+                    Ok(ready) if ready == "ready\n" => Ok(()),
+                    other => Err(format!("{other:?}")),
+                }
+            })
+            .await
+    }
+
+    /// Waits until the node's session, as it is shown in the status, `is` so.
+    pub(crate) async fn session(
+        &self,
+        what: &str,
+        is: impl Fn(&Value) -> bool,
+    ) -> anyhow::Result<()> {
+        self.product
+            .wait_for(what, SOON, || async {
+                let shown = self.shown().await.map_err(|error| error.to_string())?;
+                if is(&shown["session"]) {
+                    Ok(())
+                } else {
+                    Err(shown.to_string())
+                }
+            })
+            .await
     }
 
     /// Waits until the node's story has an entry of this kind with `text` in it.
@@ -258,6 +283,20 @@ async fn settled(nodes: &Api<Node>, name: &str) -> anyhow::Result<Value> {
         },
     )
     .await
+}
+
+/// Returns a socket that has its address and does nothing with it: it keeps the port from others,
+/// and whoever listens there may come and go.
+pub(crate) fn bound(address: SocketAddr) -> anyhow::Result<TcpSocket> {
+    let socket = TcpSocket::new_v4()?;
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    Ok(socket)
+}
+
+/// Returns such a socket with a port that nobody else has.
+pub(crate) fn own_port() -> anyhow::Result<TcpSocket> {
+    bound(SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))
 }
 
 /// A fatal fault of a GPU.

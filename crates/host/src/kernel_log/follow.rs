@@ -29,14 +29,14 @@ use siphasher::sip::SipHasher24;
 use super::{
     Position,
     line_buffer::LINE_MAX,
-    rotated::{Next, next},
+    rotated::{NextFile, next},
     watch::Watch,
 };
 
 /// Bytes by which a file is known again: the last ones that were read. Lines of a log differ in
 /// their first bytes, the time, and are mostly shorter.
 const TAIL: usize = 256;
-/// How long to wait for a notification before looking all the same.
+/// Time to wait for a notification before looking all the same.
 const RECHECK: Duration = Duration::from_secs(1);
 
 /// A file, whatever its name.
@@ -46,29 +46,29 @@ pub(super) struct FileId {
     pub(super) ino: u64,
 }
 
-/// What reading a followed file has led to.
+/// The result of one read of a followed file.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum ReadStep {
     /// So many bytes were read.
     Read(usize),
-    /// What comes next is the start of this file: it was just opened, or was truncated.
+    /// The next bytes are the start of this file: it was just opened, or was truncated.
     Start {
         file: FileId,
-        /// What was written before it is not all there any more.
+        /// True if some of what was written before it is not there any more.
         lost: bool,
     },
     /// There is nothing more for now.
     Drained,
 }
 
-/// Where a followed file begins.
+/// The place where a followed file begins.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Begin {
-    /// At the start of whatever has the name.
+pub(super) enum StartingPlace {
+    /// The start of whatever file has the name.
     Start,
     /// Behind the position that was asked for.
     Resumed,
-    /// At the start, since the position that was asked for is in no file that is still here.
+    /// The start, since the position that was asked for is in no file that is still here.
     PositionGone,
 }
 
@@ -94,7 +94,10 @@ struct Current {
 
 impl Follow {
     /// Follows `path`, whose directory must exist.
-    pub(super) fn open(path: &Path, resume: Option<&Position>) -> io::Result<(Self, Begin)> {
+    pub(super) fn open(
+        path: &Path,
+        resume: Option<&Position>,
+    ) -> io::Result<(Self, StartingPlace)> {
         let directory = directory_of(path);
         fs::read_dir(directory)?;
         let names = WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::ONLYDIR;
@@ -126,12 +129,12 @@ impl Follow {
                     .map(|file| follow.resume(file, id, offset, line))
                     .transpose()?;
                 if resumed == Some(true) {
-                    Begin::Resumed
+                    StartingPlace::Resumed
                 } else {
-                    Begin::PositionGone
+                    StartingPlace::PositionGone
                 }
             }
-            _ => Begin::Start,
+            _ => StartingPlace::Start,
         };
         Ok((follow, begin))
     }
@@ -176,7 +179,7 @@ impl Follow {
     }
 
     /// Reads into `space`, or finds out what to do at the end of the file.
-    pub(super) fn read(&mut self, space: &mut [u8]) -> io::Result<Step> {
+    pub(super) fn read(&mut self, space: &mut [u8]) -> io::Result<ReadStep> {
         let Some(current) = &mut self.current else {
             let path = self.path.clone();
             return self.begin(&path, None, false);
@@ -185,23 +188,25 @@ impl Follow {
             return Ok(step);
         }
 
-        let named = existing(fs::metadata(&self.path))?;
+        let named = unless_missing(fs::metadata(&self.path))?;
         let named_id = named.as_ref().map(FileId::of);
         if named_id == Some(current.id) {
-            return Ok(Step::Drained);
+            return Ok(ReadStep::Drained);
         }
-        let Next { rotated, lost } = next(&self.path, current.id)?;
+        let NextFile { rotated, lost } = next(&self.path, current.id)?;
         let (path, id) = match (rotated, named) {
             (Some((path, id)), _) => (path, Some(id)),
-            (None, None) => return Ok(Step::Drained),
+            (None, None) => return Ok(ReadStep::Drained),
             (None, Some(named)) => {
                 if named.len() == 0 {
                     if let Some(watch) = &self.watch {
                         watch.add(&self.path, WatchFlags::MODIFY);
                     }
                     // Once more, now that a change would be told.
-                    if existing(fs::metadata(&self.path))?.is_none_or(|named| named.len() == 0) {
-                        return Ok(Step::Drained);
+                    if unless_missing(fs::metadata(&self.path))?
+                        .is_none_or(|named| named.len() == 0)
+                    {
+                        return Ok(ReadStep::Drained);
                     }
                 }
                 (self.path.clone(), named_id)
@@ -216,9 +221,9 @@ impl Follow {
 
     /// Begins the file at `path`. Where it is not the one that is `expected`, there was another
     /// rotation, and the next look finds out.
-    fn begin(&mut self, path: &Path, expected: Option<FileId>, lost: bool) -> io::Result<Step> {
-        let Some(file) = existing(open_file(path))? else {
-            return Ok(Step::Drained);
+    fn begin(&mut self, path: &Path, expected: Option<FileId>, lost: bool) -> io::Result<ReadStep> {
+        let Some(file) = unless_missing(open_file(path))? else {
+            return Ok(ReadStep::Drained);
         };
         let metadata = file.metadata()?;
         if !metadata.is_file() {
@@ -229,7 +234,7 @@ impl Follow {
         }
         let id = FileId::of(&metadata);
         if expected.is_some_and(|expected| expected != id) {
-            return Ok(Step::Drained);
+            return Ok(ReadStep::Drained);
         }
         // Before the first read, so that no change goes untold.
         let watch = self.watch.as_ref().and_then(|watch| watch.add_file(&file));
@@ -250,10 +255,10 @@ impl Follow {
         {
             watch.remove(descriptor);
         }
-        Ok(Step::Start { file: id, lost })
+        Ok(ReadStep::Start { file: id, lost })
     }
 
-    /// The path that is followed, where no file has that name and none is open.
+    /// Returns the path that is followed if no file has that name and none is open.
     pub(super) fn missing(&self) -> Option<&Path> {
         let gone =
             || fs::metadata(&self.path).is_err_and(|it| it.kind() == io::ErrorKind::NotFound);
@@ -271,7 +276,7 @@ impl Follow {
             .unwrap_or(Ok(()))
     }
 
-    /// For tests: how long to wait at most, and whether inotify is there.
+    /// Sets, for tests, how long to wait at most, and whether inotify is there.
     #[cfg(test)]
     pub(super) fn rely_on(&mut self, recheck: Duration, notifications: bool) {
         self.recheck = recheck;
@@ -287,7 +292,7 @@ pub(super) fn open_file(path: &Path) -> io::Result<File> {
     Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
 }
 
-/// The directory that holds `path`.
+/// Returns the directory that holds `path`.
 pub(super) fn directory_of(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if parent != Path::new("") => parent,
@@ -295,7 +300,7 @@ pub(super) fn directory_of(path: &Path) -> &Path {
     }
 }
 
-fn existing<T>(result: io::Result<T>) -> io::Result<Option<T>> {
+fn unless_missing<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -306,20 +311,23 @@ fn existing<T>(result: io::Result<T>) -> io::Result<Option<T>> {
 /// Opens the file `id`: at `path`, or where rotation has moved it within the directory.
 fn find(path: &Path, id: FileId) -> io::Result<Option<File>> {
     let is_it = |metadata: &Metadata| metadata.is_file() && FileId::of(metadata) == id;
-    if existing(fs::metadata(path))?.as_ref().is_some_and(is_it) {
-        return existing(open_file(path));
+    if unless_missing(fs::metadata(path))?
+        .as_ref()
+        .is_some_and(is_it)
+    {
+        return unless_missing(open_file(path));
     }
     for entry in fs::read_dir(directory_of(path))? {
         let entry = entry?;
         // A file that vanishes meanwhile is not the one, or gone.
         if entry.metadata().as_ref().is_ok_and(is_it) {
-            return existing(open_file(&entry.path()));
+            return unless_missing(open_file(&entry.path()));
         }
     }
     Ok(None)
 }
 
-/// The last bytes before `offset`, at most `most`; `None` where the file has not as many.
+/// Returns the last bytes before `offset`, at most `most`; `None` if the file has not as many.
 fn read_before(file: &File, offset: u64, most: usize) -> io::Result<Option<Vec<u8>>> {
     let length = usize::try_from(offset).unwrap_or(most).min(most);
     let mut bytes = vec![0; length];
@@ -330,8 +338,8 @@ fn read_before(file: &File, offset: u64, most: usize) -> io::Result<Option<Vec<u
     }
 }
 
-/// What is remembered of a line: the same in every version of this program. Of one that is cut,
-/// what is delivered counts.
+/// Returns the hash by which a line is recognised: the same in every version of this program. Of a
+/// line that is cut, the part that is delivered counts.
 pub(super) fn hash(line: &[u8]) -> u64 {
     let mut hasher = SipHasher24::new();
     hasher.write(line.get(..LINE_MAX).unwrap_or(line));
@@ -353,24 +361,24 @@ impl FileId {
 
 impl Current {
     /// Reads on; `None` at the end. Where the file was written anew, its start comes next.
-    fn step(&mut self, space: &mut [u8]) -> io::Result<Option<Step>> {
+    fn step(&mut self, space: &mut [u8]) -> io::Result<Option<ReadStep>> {
         let length = self.read(space)?;
         // Behind the read: whenever the file was cut, this shows it.
-        if !self.goes_on()? {
+        if !self.still_matches()? {
             // Who finds it shorter has read all that was there, as far as can be known.
             let lost = self.file.metadata()?.len() >= self.offset;
             self.file.rewind()?;
             self.offset = 0;
             self.tail.clear();
             let file = self.id;
-            return Ok(Some(Step::Start { file, lost }));
+            return Ok(Some(ReadStep::Start { file, lost }));
         }
         if length == 0 {
             return Ok(None);
         }
         self.offset += length as u64;
         self.remember(space.get(..length).unwrap_or_default());
-        Ok(Some(Step::Read(length)))
+        Ok(Some(ReadStep::Read(length)))
     }
 
     fn read(&mut self, space: &mut [u8]) -> io::Result<usize> {
@@ -382,8 +390,8 @@ impl Current {
         }
     }
 
-    /// Whether what was read last still stands before the offset.
-    fn goes_on(&mut self) -> io::Result<bool> {
+    /// Returns true if the line that was read last still stands before the offset.
+    fn still_matches(&mut self) -> io::Result<bool> {
         let found = read_before(&self.file, self.offset, self.tail.len())?;
         let Some(found) = found else {
             return Ok(false);

@@ -32,10 +32,11 @@ use self::track::Track;
 use super::{Cursor, Event, LINE_MAX, OpenError, Position, watch::Watch};
 use crate::boot::BootId;
 
-/// Where systemd keeps its journal: what is gone after a reboot, and what stays.
+/// The directories in which systemd keeps its journal: one that is gone after a reboot, and one
+/// that stays.
 pub(super) const DIRECTORIES: [&str; 2] = ["/run/log/journal", "/var/log/journal"];
 
-/// How long to wait for a notification before looking all the same.
+/// Time to wait for a notification before looking all the same.
 const RECHECK: Duration = Duration::from_secs(5);
 /// Files looked at; journald keeps 100 unless told otherwise.
 const FILES_MAX: usize = 4096;
@@ -50,17 +51,17 @@ pub(super) struct Journal {
     known: HashSet<FileKey>,
     tracks: Vec<Track>,
     position: Option<Cursor>,
-    /// To be said before anything else.
+    /// Events to be delivered before anything else.
     notices: Vec<Event>,
-    /// Why the file that is written to cannot be read. Nothing more is delivered then: what is
-    /// behind the position in another file would take it past what is missing here.
+    /// The reason why the file that is written to cannot be read. Nothing more is delivered then:
+    /// an entry of another file would take the position past those that are missing here.
     failed: Option<String>,
     caught_up: bool,
 }
 
 type FileKey = (u64, u64, u128);
 
-/// Whether one of these directories holds a journal that this process may read.
+/// Succeeds if one of these directories holds a journal that this process may read.
 pub(super) fn probe(directories: &[&str]) -> Result<(), OpenError> {
     let mut nothing = None;
     for directory in directories.iter().map(Path::new) {
@@ -75,10 +76,10 @@ pub(super) fn probe(directories: &[&str]) -> Result<(), OpenError> {
             nothing.get_or_insert(failed(error, directory));
             continue;
         }
-        let machines = listed(directory).filter(|path| is_machine(path));
+        let machines = entries_of(directory).filter(|path| is_machine(path));
         let files = std::iter::once(directory.to_owned())
             .chain(machines)
-            .flat_map(|directory| listed(&directory).collect::<Vec<_>>());
+            .flat_map(|directory| entries_of(&directory).collect::<Vec<_>>());
         for path in files.filter(|path| is_journal(path)).take(FILES_MAX) {
             match fs::File::open(&path) {
                 Ok(_) => return Ok(()),
@@ -163,7 +164,7 @@ impl Journal {
             && !journal
                 .tracks
                 .iter_mut()
-                .any(|track| track.reaches(&cursor))
+                .any(|track| track.goes_back_to(&cursor))
         {
             // journald has removed the file; what stood behind the position in it is gone too.
             journal.notices.push(Event::Lost {
@@ -174,7 +175,8 @@ impl Journal {
         Ok(journal)
     }
 
-    /// An error stays: the journal is to be opened anew, and read on behind its position.
+    /// Delivers the next entries. An error stays: the journal is to be opened anew, and read on
+    /// behind its position.
     pub(super) async fn next_batch(&mut self, out: &mut Vec<Event>, max: usize) -> io::Result<()> {
         let before = out.len();
         loop {
@@ -239,7 +241,7 @@ impl Journal {
         }
     }
 
-    /// The file that has the earliest of the next entries.
+    /// Returns the index of the file that has the earliest of the next entries.
     fn earliest(&mut self) -> Option<usize> {
         let mut earliest: Option<(usize, Head)> = None;
         let mut index = 0;
@@ -254,7 +256,7 @@ impl Journal {
                     let before = earliest.as_ref().is_none_or(|(other, first)| {
                         let first_id = self.tracks.get(*other).map(|other| other.file.seqnum_id());
                         let id = self.tracks.get(index).map(|track| track.file.seqnum_id());
-                        self.order(&head, first, id == first_id) == Ordering::Less
+                        self.compare(&head, first, id == first_id) == Ordering::Less
                     });
                     if before {
                         earliest = Some((index, head));
@@ -269,7 +271,7 @@ impl Journal {
         earliest.map(|(index, _)| index)
     }
 
-    fn order(&self, a: &Head, b: &Head, same_sequence: bool) -> Ordering {
+    fn compare(&self, a: &Head, b: &Head, same_sequence: bool) -> Ordering {
         if same_sequence {
             a.seqnum.cmp(&b.seqnum)
         } else if a.boot_id == b.boot_id {
@@ -338,7 +340,7 @@ impl Journal {
         let mut refused = None;
         let mut present = HashSet::new();
         for path in self.files() {
-            let Ok(key) = fs::metadata(&path).map(|meta| key(&meta)) else {
+            let Ok(key) = fs::metadata(&path).map(|meta| file_key(&meta)) else {
                 // It has gone meanwhile.
                 continue;
             };
@@ -374,19 +376,19 @@ impl Journal {
         refused
     }
 
-    /// The files that may hold entries of the kernel: those of users have none.
+    /// Returns the files that may hold entries of the kernel: those of users have none.
     fn files(&self) -> Vec<PathBuf> {
         let mut files = Vec::new();
         let changes = WatchFlags::CREATE | WatchFlags::MOVED_TO | WatchFlags::MODIFY;
         for root in &self.directories {
             let mut directories = vec![root.clone()];
-            directories.extend(listed(root).filter(|path| is_machine(path)));
+            directories.extend(entries_of(root).filter(|path| is_machine(path)));
             for directory in directories {
                 // Before it is read, so that nothing goes untold. Watched already, it stays so.
                 if let Some(watch) = &self.watch {
                     watch.add(&directory, changes);
                 }
-                files.extend(listed(&directory).filter(|path| is_journal(path)));
+                files.extend(entries_of(&directory).filter(|path| is_journal(path)));
             }
         }
         files.truncate(FILES_MAX);
@@ -394,12 +396,12 @@ impl Journal {
     }
 }
 
-fn listed(directory: &Path) -> impl Iterator<Item = PathBuf> {
+fn entries_of(directory: &Path) -> impl Iterator<Item = PathBuf> {
     let entries = fs::read_dir(directory).into_iter().flatten();
     entries.filter_map(|entry| Some(entry.ok()?.path()))
 }
 
-/// Whether the name is that of a machine's directory: its id.
+/// Returns true if the name is that of a machine's directory: its id.
 fn is_machine(path: &Path) -> bool {
     let name = path.file_name().map(OsStr::as_encoded_bytes);
     name.is_some_and(|name| name.len() == 32 && name.iter().all(u8::is_ascii_hexdigit))
@@ -412,8 +414,8 @@ fn is_journal(path: &Path) -> bool {
         && name.is_some_and(|name| !name.starts_with(b"user-"))
 }
 
-/// What tells a file from another that gets its number later.
-fn key(metadata: &fs::Metadata) -> FileKey {
+/// Returns what tells a file from another one that gets its number later.
+fn file_key(metadata: &fs::Metadata) -> FileKey {
     let created = metadata
         .created()
         .ok()
@@ -422,8 +424,8 @@ fn key(metadata: &fs::Metadata) -> FileKey {
     (metadata.dev(), metadata.ino(), created)
 }
 
-/// Whether an entry is at the position or before it: an earlier process, or another file, has
-/// delivered it. Without a position only the running boot is wanted.
+/// Returns true if an entry is at the position or before it: an earlier process, or another file,
+/// has delivered it. Without a position only entries of the running boot are wanted.
 fn is_behind(head: &Head, track: &Track, position: Option<&Cursor>, boot_id: BootId) -> bool {
     let Some(position) = position else {
         return head.boot_id != boot_id;

@@ -51,7 +51,7 @@ struct Reader {
     caught_up: bool,
 }
 
-/// Which records were handled, and which are missing before the next.
+/// The sequence numbers that were handled, by which missing ones are noticed.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Sequence {
     /// The last record that was delivered, now or by an earlier process.
@@ -69,11 +69,11 @@ struct Sequence {
 enum Verdict {
     /// An earlier process has handled it.
     Old,
-    /// To be delivered, after this loss.
+    /// The record is to be delivered, after this loss.
     New { lost: Option<Loss> },
 }
 
-/// How many records are missing, if that is known.
+/// Number of records that are missing, if that is known.
 type Loss = Option<u64>;
 
 // === impl Kmsg ===
@@ -125,7 +125,7 @@ impl Kmsg {
     }
 }
 
-/// Whether the device can be opened and read by this process: some sandboxes have one that
+/// Succeeds if the device can be opened and read by this process: some sandboxes have one that
 /// opens and answers nothing.
 pub(super) fn probe() -> Result<(), OpenError> {
     let fd = open_device()?;
@@ -230,8 +230,8 @@ impl Reader {
         }));
     }
 
-    /// Whether the log ends before the position that we were given. A virtual machine set back to a
-    /// snapshot has this: the same boot, but an earlier log.
+    /// Returns true if the log ends before the position that we were given. A virtual machine set
+    /// back to a snapshot has this: the same boot, but an earlier log.
     fn position_is_ahead(&self) -> bool {
         !self.caught_up
             && self
@@ -296,7 +296,8 @@ mod tests {
 
     const BOOT_ID: &str = "f6ee57d5-7e3f-47b5-b8b4-39ade2595d41";
 
-    /// A socket that keeps messages apart reads like the device, but for overruns.
+    /// Returns a socket that keeps messages apart and so reads like the device, but for overruns,
+    /// and its reader.
     fn kmsg(handled: Option<u64>) -> (OwnedFd, Kmsg) {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let (kernel, reader) =

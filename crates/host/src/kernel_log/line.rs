@@ -77,8 +77,8 @@ pub fn parse_line(line: &[u8]) -> RecordRef<'_> {
 // === impl LineParser ===
 
 impl LineParser {
-    /// A parser for lines whose local times are those of `zone`, and which were written before
-    /// `now`.
+    /// Returns a parser for lines whose local times are those of `zone`, and which were written
+    /// before `now`.
     ///
     /// Times without a year are put into the latest year that does not place them more than a day
     /// after `now`.
@@ -117,9 +117,9 @@ impl LineParser {
         record
     }
 
-    /// `[   12.345678] `, `[Sat Nov 21 11:40:00 2026] `, `[Nov21 11:40] ` or `[  +0.000012] `, each
-    /// perhaps with a time difference (`dmesg -d`), and then perhaps the caller
-    /// (`CONFIG_PRINTK_CALLER`).
+    /// Reads `[   12.345678] `, `[Sat Nov 21 11:40:00 2026] `, `[Nov21 11:40] ` or `[  +0.000012]
+    /// `, each perhaps with a time difference (`dmesg -d`), and then perhaps the caller
+    /// (`CONFIG_PRINTK_CALLER`). Returns the rest of the line.
     fn bracketed_time<'a>(&self, bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]> {
         let rest = bytes.strip_prefix(b"[")?;
         let end = memchr(b']', rest.get(..TOKEN_MAX.min(rest.len()))?)?;
@@ -141,7 +141,8 @@ impl LineParser {
         Some(rest.strip_prefix(b" ").unwrap_or(rest))
     }
 
-    /// `2026-11-21T11:40:00,123456+00:00 ` of dmesg, or with a point and followed by `host tag: `.
+    /// Reads `2026-11-21T11:40:00,123456+00:00 ` of dmesg, or the same with a point and followed by
+    /// `host tag: `. Returns the rest of the line.
     fn iso_time<'a>(&self, bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]> {
         let (wall, comma, rest) = iso_stamp(bytes)?;
         record.wall = Some(wall);
@@ -153,7 +154,7 @@ impl LineParser {
         Some(self.host_and_tag(rest, record))
     }
 
-    /// `Nov 21 11:40:00 host tag: `
+    /// Reads `Nov 21 11:40:00 host tag: ` and returns the rest of the line.
     fn syslog_time<'a>(&self, bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]> {
         let (month, rest) = name_of(bytes, &MONTHS)?;
         let rest = rest.strip_prefix(b" ")?;
@@ -165,8 +166,9 @@ impl LineParser {
         Some(self.host_and_tag(rest, record))
     }
 
-    /// `Sat 2026-11-21 11:40:00 UTC host tag: ` of `journalctl -o short-full`. The letters of a
-    /// zone are no offset (`CST` is three): other than UTC's they are taken for the own zone.
+    /// Reads `Sat 2026-11-21 11:40:00 UTC host tag: ` of `journalctl -o short-full` and returns the
+    /// rest of the line. The letters of a zone are no offset (`CST` is three): other than UTC's
+    /// they are taken for the own zone.
     fn full_time<'a>(&self, bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]> {
         let (_, rest) = name_of(bytes, &WEEKDAYS)?;
         let (date, rest) = date(rest.strip_prefix(b" ")?)?;
@@ -182,8 +184,8 @@ impl LineParser {
         Some(self.host_and_tag(rest, record))
     }
 
-    /// `1 2026-11-21T11:40:00.123456Z host kernel - - - ` of RFC 5424, behind its priority. Of
-    /// another program the name stays with the text, as a tag does.
+    /// Reads `1 2026-11-21T11:40:00.123456Z host kernel - - - ` of RFC 5424, behind its priority,
+    /// and returns the rest of the line. Another program's name stays with the text, as a tag does.
     fn syslog_protocol<'a>(&self, bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]> {
         record.facility?;
         let rest = bytes.strip_prefix(b"1 ")?;
@@ -203,7 +205,7 @@ impl LineParser {
         Some(self.bracketed_time(text, record).unwrap_or(text))
     }
 
-    /// `host kernel: ` without a time.
+    /// Reads `host kernel: ` without a time and returns the rest of the line.
     fn host_and_kernel<'a>(&self, bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]> {
         let (_host, rest) = field(bytes)?;
         rest.starts_with(b"kernel:")
@@ -238,7 +240,7 @@ impl LineParser {
     }
 }
 
-/// `<3>`
+/// Reads `<3>` and returns the rest of the line.
 fn priority<'a>(bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]> {
     let (priority, rest) = number::<u64>(bytes.strip_prefix(b"<")?, 1, 4)?;
     let rest = rest.strip_prefix(b">")?;
@@ -247,7 +249,7 @@ fn priority<'a>(bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]>
     Some(rest)
 }
 
-/// `kern  :err   : `
+/// Reads `kern  :err   : ` and returns the rest of the line.
 fn priority_names<'a>(bytes: &'a [u8], record: &mut RecordRef<'_>) -> Option<&'a [u8]> {
     let (facility, rest) = padded_name(bytes, &FACILITIES)?;
     let (level, rest) = padded_name(rest, &LEVELS)?;
@@ -266,14 +268,14 @@ fn padded_name<'a>(bytes: &'a [u8], names: &[&[u8]]) -> Option<(u8, &'a [u8])> {
     Some((u8::try_from(index).ok()?, bytes.get(end + 1..)?))
 }
 
-/// Up to the next blank, and what follows that.
+/// Splits off the bytes up to the next blank; returns them and what follows it.
 fn field(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let end = memchr(b' ', bytes.get(..(FIELD_MAX + 1).min(bytes.len()))?)?;
     let (field, rest) = bytes.split_at_checked(end)?;
     (end > 0).then_some((field, rest.get(1..)?))
 }
 
-/// What follows `- ` or `[id name="value"][...] `.
+/// Returns the bytes behind `- ` or `[id name="value"][...] `.
 fn structured_data(bytes: &[u8]) -> Option<&[u8]> {
     let mut rest = match bytes.strip_prefix(b"-") {
         Some(rest) => rest,
@@ -295,7 +297,7 @@ fn structured_data(bytes: &[u8]) -> Option<&[u8]> {
     Some(text.strip_prefix("\u{feff}".as_bytes()).unwrap_or(text))
 }
 
-/// `2026-11-21`
+/// Reads `2026-11-21`; returns it and the rest.
 fn date(bytes: &[u8]) -> Option<(Date, &[u8])> {
     let (year, rest) = number(bytes, 4, 4)?;
     let (month, rest) = number(rest.strip_prefix(b"-")?, 2, 2)?;
@@ -303,7 +305,8 @@ fn date(bytes: &[u8]) -> Option<(Date, &[u8])> {
     Some((Date::new(year, month, day).ok()?, rest))
 }
 
-/// `2026-11-21T11:40:00,123456+00:00 `, and whether it has a comma.
+/// Reads `2026-11-21T11:40:00,123456+00:00 `; returns the time, whether it has a comma, and the
+/// rest.
 fn iso_stamp(bytes: &[u8]) -> Option<(Timestamp, bool, &[u8])> {
     let (date, rest) = date(bytes)?;
     let (time, rest) = time_of_day(rest.strip_prefix(b"T")?)?;
@@ -314,7 +317,7 @@ fn iso_stamp(bytes: &[u8]) -> Option<(Timestamp, bool, &[u8])> {
     Some((wall, time.comma, rest))
 }
 
-/// `+0530`, or `+05` as zones without letters have it.
+/// Reads `+0530`, or `+05` as zones without letters have it.
 fn hours_offset(zone: &[u8]) -> Option<Offset> {
     if let Some((offset, rest)) = utc_offset(zone) {
         return rest.is_empty().then_some(offset);
@@ -341,7 +344,7 @@ fn utc_offset(bytes: &[u8]) -> Option<(Offset, &[u8])> {
     Some((offset, rest))
 }
 
-/// `Sat Nov 21 11:40:00 2026`, as `ctime` writes it.
+/// Reads `Sat Nov 21 11:40:00 2026`, as `ctime` writes it.
 fn calendar_time(stamp: &[u8]) -> Option<DateTime> {
     let (_, rest) = name_of(stamp, &WEEKDAYS)?;
     let (month, rest) = name_of(rest.strip_prefix(b" ")?, &MONTHS)?;
@@ -355,7 +358,7 @@ fn calendar_time(stamp: &[u8]) -> Option<DateTime> {
     }
 }
 
-/// `+0.000012` or `Nov21 11:40`: times of `dmesg -e`, which are no use alone.
+/// Returns true for `+0.000012` and `Nov21 11:40`: times of `dmesg -e`, which are no use alone.
 fn is_relative_time(stamp: &[u8]) -> bool {
     if let Some(seconds) = stamp.strip_prefix(b"+") {
         return seconds_as_us(seconds).is_some();
@@ -370,7 +373,7 @@ fn is_relative_time(stamp: &[u8]) -> bool {
     minute().is_some()
 }
 
-/// `[T123]` or `[    C0]`, with or without a space before it.
+/// Reads `[T123]` or `[    C0]`, with or without a space before it, and returns the rest.
 fn caller(bytes: &[u8]) -> Option<&[u8]> {
     let rest = bytes
         .strip_prefix(b" ")
@@ -415,7 +418,7 @@ struct TimeOfDay {
     comma: bool,
 }
 
-/// `11:40:00`, perhaps with a fraction after a point or a comma.
+/// Reads `11:40:00`, perhaps with a fraction after a point or a comma; returns it and the rest.
 fn time_of_day(bytes: &[u8]) -> Option<(TimeOfDay, &[u8])> {
     let (hour, rest) = number(bytes, 2, 2)?;
     let (minute, rest) = number(rest.strip_prefix(b":")?, 2, 2)?;
@@ -456,7 +459,7 @@ impl TimeOfDay {
     }
 }
 
-/// `123.456789` seconds as microseconds.
+/// Reads `123.456789` seconds as microseconds.
 fn seconds_as_us(stamp: &[u8]) -> Option<u64> {
     let (seconds, rest) = number::<u64>(stamp, 1, 12)?;
     let (nanoseconds, rest) = fraction(rest.strip_prefix(b".")?)?;
@@ -468,7 +471,7 @@ fn seconds_as_us(stamp: &[u8]) -> Option<u64> {
         .checked_add(u64::try_from(nanoseconds / 1_000).ok()?)
 }
 
-/// One to nine digits after the point, as nanoseconds.
+/// Reads one to nine digits after the point, as nanoseconds; returns them and the rest.
 fn fraction(bytes: &[u8]) -> Option<(i32, &[u8])> {
     let (mut value, rest) = number::<i32>(bytes, 1, 9)?;
     for _ in bytes.len() - rest.len()..9 {
@@ -483,7 +486,7 @@ fn name_of<'a>(bytes: &'a [u8], names: &[&[u8; 3]]) -> Option<(i8, &'a [u8])> {
     Some((i8::try_from(index + 1).ok()?, rest))
 }
 
-/// A decimal number of `least` to `most` digits; what follows may be a digit too.
+/// Reads a decimal number of `least` to `most` digits; what follows may be a digit too.
 fn number<N: TryFrom<u64>>(bytes: &[u8], least: usize, most: usize) -> Option<(N, &[u8])> {
     let mut value = 0_u64;
     let mut digits = 0;

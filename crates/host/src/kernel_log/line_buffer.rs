@@ -14,7 +14,7 @@ pub(super) struct LineBuffer {
     data: Vec<u8>,
     start: usize,
     end: usize,
-    /// Where the search for a newline goes on.
+    /// Offset at which the search for a newline goes on.
     scanned: usize,
     /// Bytes of the line at `start` that were beyond `LINE_MAX` and are no longer here.
     dropped: u64,
@@ -27,7 +27,7 @@ pub(super) struct Line<'a> {
     pub(super) bytes: &'a [u8],
     /// Bytes that the line had in the input, its newline included.
     pub(super) length: u64,
-    /// Whether `bytes` is not all of it.
+    /// True if `bytes` is not the whole line.
     pub(super) cut: bool,
 }
 
@@ -44,7 +44,7 @@ impl LineBuffer {
         }
     }
 
-    /// Where the next bytes go; [`Self::filled`] tells how many came. To be used when
+    /// Returns the room for the next bytes; [`Self::filled`] tells how many came. To be used when
     /// [`Self::next_line`] has no more.
     pub(super) fn space(&mut self) -> &mut [u8] {
         self.data.copy_within(self.start..self.end, 0);
@@ -58,7 +58,7 @@ impl LineBuffer {
         self.end = (self.end + length).min(self.data.len());
     }
 
-    /// The next whole line.
+    /// Returns the next whole line.
     pub(super) fn next_line(&mut self) -> Option<Line<'_>> {
         let fresh = self.data.get(self.scanned..self.end)?;
         if let Some(newline) = memchr(b'\n', fresh) {
@@ -68,7 +68,7 @@ impl LineBuffer {
         None
     }
 
-    /// What is left once no more bytes will come: a last line without a newline.
+    /// Returns the bytes that are left once no more will come: a last line without a newline.
     pub(super) fn rest(&mut self) -> Option<Line<'_>> {
         (self.end > self.start).then(|| self.take(self.end, 0))
     }

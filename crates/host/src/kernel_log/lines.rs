@@ -23,7 +23,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::{
     Event, OpenError, Position, Record,
-    follow::{Begin, FileId, Follow, Step, directory_of, hash, open_file},
+    follow::{FileId, Follow, ReadStep, StartingPlace, directory_of, hash, open_file},
     line::LineParser,
     line_buffer::{LINE_MAX, Line, LineBuffer},
 };
@@ -46,11 +46,11 @@ enum Input {
     Stream(AsyncFd<OwnedFd>),
 }
 
-/// What was made of the lines so far.
+/// The events that were made of the lines so far.
 #[derive(Debug)]
 struct Output {
     parser: LineParser,
-    /// Whether the last line was a raw record, after which its `KEY=value` lines come.
+    /// True if the last line was a raw record, after which its `KEY=value` lines come.
     after_raw_record: bool,
     /// The end of the last line delivered, for input that can be resumed.
     place: Option<Place>,
@@ -91,9 +91,9 @@ impl Lines {
         let (follow, begin) =
             Follow::open(path, resume).map_err(|source| path_error(directory_of(path), source))?;
         let mut lines = Self::new(Input::Followed(follow));
-        lines.output.lost = begin == Begin::PositionGone;
+        lines.output.lost = begin == StartingPlace::PositionGone;
         if let (
-            Begin::Resumed,
+            StartingPlace::Resumed,
             Some(&Position::File {
                 dev,
                 ino,
@@ -183,7 +183,7 @@ impl Lines {
         self.output.position()
     }
 
-    /// The file that is followed and is not there.
+    /// Returns the path of the file that is followed and is not there.
     pub(super) fn missing(&self) -> Option<&Path> {
         match &self.input {
             Input::Followed(follow) => follow.missing(),
@@ -216,8 +216,8 @@ impl Lines {
                 return Ok(());
             }
             match input.read(buffer.space())? {
-                Some(Step::Read(length)) => buffer.filled(length),
-                Some(Step::Start { file, lost }) => {
+                Some(ReadStep::Read(length)) => buffer.filled(length),
+                Some(ReadStep::Start { file, lost }) => {
                     if let Some(line) = buffer.rest() {
                         output.deliver(&line, out);
                     }
@@ -229,7 +229,7 @@ impl Lines {
                         line: None,
                     });
                 }
-                Some(Step::Drained) => {
+                Some(ReadStep::Drained) => {
                     output.caught_up(out);
                     return Ok(());
                 }
@@ -260,7 +260,7 @@ impl Lines {
         }
     }
 
-    /// For tests: the followed file.
+    /// Returns the followed file, for tests.
     #[cfg(test)]
     fn followed(&mut self) -> &mut Follow {
         match &mut self.input {
@@ -282,8 +282,8 @@ fn path_error(path: &Path, source: io::Error) -> OpenError {
     }
 }
 
-/// Whether a read would return at once. The descriptor may be shared with other processes, so it is
-/// not made non-blocking; it is asked instead.
+/// Returns true if a read would return at once. The descriptor may be shared with other processes,
+/// so it is not made non-blocking; it is asked instead.
 fn is_readable(fd: &OwnedFd) -> io::Result<bool> {
     let now = Timespec {
         tv_sec: 0,
@@ -298,17 +298,17 @@ fn is_readable(fd: &OwnedFd) -> io::Result<bool> {
 
 impl Input {
     /// Reads without waiting; `None` at the end.
-    fn read(&mut self, space: &mut [u8]) -> io::Result<Option<Step>> {
+    fn read(&mut self, space: &mut [u8]) -> io::Result<Option<ReadStep>> {
         let fd = match self {
             Self::Followed(follow) => return follow.read(space).map(Some),
             Self::Once(fd) => fd,
             Self::Stream(stream) if is_readable(stream.get_ref())? => stream.get_mut(),
-            Self::Stream(_) => return Ok(Some(Step::Drained)),
+            Self::Stream(_) => return Ok(Some(ReadStep::Drained)),
         };
         match rustix::io::retry_on_intr(|| rustix::io::read(&*fd, &mut *space)) {
             Ok(0) => Ok(None),
-            Ok(length) => Ok(Some(Step::Read(length))),
-            Err(Errno::AGAIN) => Ok(Some(Step::Drained)),
+            Ok(length) => Ok(Some(ReadStep::Read(length))),
+            Err(Errno::AGAIN) => Ok(Some(ReadStep::Drained)),
             Err(errno) => Err(errno.into()),
         }
     }
@@ -378,7 +378,7 @@ impl Output {
     }
 }
 
-/// Whether the line is ` KEY=value`, as it follows the text of a raw record.
+/// Returns true if the line is ` KEY=value`, as it follows the text of a raw record.
 fn is_record_property(line: &[u8]) -> bool {
     let Some((key, _)) = line
         .strip_prefix(b" ")

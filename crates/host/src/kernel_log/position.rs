@@ -1,4 +1,4 @@
-//! How far a source of kernel log has been read, in a form that outlives the process.
+//! The place up to which a source of kernel log has been read, in a form that outlives the process.
 
 use std::{fmt, num::ParseIntError, str::FromStr};
 
@@ -14,14 +14,14 @@ use crate::boot::{BootId, InvalidBootId};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Position {
-    /// In the kernel's own log.
+    /// A place in the kernel's own log.
     Kmsg {
         /// The boot in which the number counts.
         boot_id: BootId,
         /// The number of the last record delivered.
         seq: u64,
     },
-    /// In a file.
+    /// A place in a file.
     File {
         /// The device that holds the file (`st_dev`).
         dev: u64,
@@ -32,12 +32,12 @@ pub enum Position {
         /// A hash of that line, by which it is known whether the file was written anew.
         line: Option<u64>,
     },
-    /// In the systemd journal.
+    /// A place in the systemd journal.
     Journal(Cursor),
 }
 
-/// What the journal calls a cursor: an entry under all of its names, so that it is found again in a
-/// copy of its file.
+/// An entry of the journal under all of its names, so that it is found again in a copy of its file:
+/// what the journal calls a cursor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cursor {
     /// The sequence that `seqnum` counts in, which goes on over the files of a rotation.
@@ -68,7 +68,7 @@ pub enum InvalidPosition {
     BootId {
         /// The whole text.
         text: String,
-        /// What is wrong.
+        /// The error with the id.
         #[source]
         source: InvalidBootId,
     },
@@ -77,7 +77,7 @@ pub enum InvalidPosition {
     Number {
         /// The whole text.
         text: String,
-        /// What is wrong.
+        /// The error with the number.
         #[source]
         source: ParseIntError,
     },
@@ -153,7 +153,7 @@ impl FromStr for Position {
 // === impl Cursor ===
 
 impl Cursor {
-    /// `s=<id>;i=<number>;b=<boot>;m=<time>;t=<time>;x=<hash>`, all hexadecimal.
+    /// Reads `s=<id>;i=<number>;b=<boot>;m=<time>;t=<time>;x=<hash>`, all hexadecimal.
     fn parse(text: &str) -> Option<Self> {
         let mut parts = text.split(';');
         let mut number = |name: &str| {

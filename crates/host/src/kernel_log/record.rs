@@ -21,20 +21,20 @@ pub struct Record {
     pub seq: Option<u64>,
     /// The boot in which the record was written; only the kernel's own log and the journal tell.
     pub boot_id: Option<BootId>,
-    /// When the record was written, in microseconds of the kernel's monotonic clock.
+    /// The time when the record was written, in microseconds of the kernel's monotonic clock.
     pub boot_time_us: Option<u64>,
-    /// When the record was written, where the source tells it or the boot is the running one.
+    /// The time when the record was written, if the source tells it or the boot is the running one.
     pub wall: Option<Timestamp>,
     /// The syslog facility: 0 is the kernel, 1 and above are written by user space.
     pub facility: Option<u8>,
     /// The syslog severity: 0 (emergency) to 7 (debug).
     pub level: Option<u8>,
-    /// Where the record ends in the file it was read from; `None` for anything but files.
+    /// The place where the record ends in the file it was read from; `None` for anything but files.
     pub place: Option<Position>,
     /// The number of its line in the input, from 1; only for input that is read to its end.
     pub line: Option<u64>,
-    /// What was logged, decoded. May hold newlines and control characters. Bytes that are not UTF-8
-    /// are written as `\xNN`.
+    /// The text of the record, decoded. May hold newlines and control characters. Bytes that are
+    /// not UTF-8 are written as `\xNN`.
     pub text: String,
 }
 
@@ -51,13 +51,13 @@ pub struct RecordRef<'a> {
     pub facility: Option<u8>,
     /// See [`Record::level`].
     pub level: Option<u8>,
-    /// What was logged, as the source has it.
+    /// The text of the record, as the source has it.
     pub raw_text: &'a [u8],
-    /// Whether `raw_text` uses the `\xNN` escapes of `/dev/kmsg`.
+    /// True if `raw_text` uses the `\xNN` escapes of `/dev/kmsg`.
     pub escaped: bool,
 }
 
-/// Why bytes are not a raw record of `/dev/kmsg`.
+/// The reason why bytes are not a raw record of `/dev/kmsg`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Malformed {
     /// There is no end of the header on the first line.
@@ -108,7 +108,7 @@ pub fn parse_kmsg(record: &[u8]) -> Result<RecordRef<'_>, Malformed> {
     })
 }
 
-/// The severity in a syslog priority, which its lowest three bits hold.
+/// Returns the severity in a syslog priority, which its lowest three bits hold.
 pub(super) fn level_of(priority: u64) -> Option<u8> {
     u8::try_from(priority & 7).ok()
 }
@@ -165,7 +165,8 @@ fn hex_digit(byte: u8) -> Option<u8> {
     }
 }
 
-/// Text as UTF-8; bytes that are none become `\xNN`, so that they can still be told apart.
+/// Returns the text as UTF-8; bytes that are none become `\xNN`, so that they can still be told
+/// apart.
 pub(super) fn readable(bytes: Cow<'_, [u8]>) -> Cow<'_, str> {
     match bytes {
         Cow::Borrowed(bytes) => match std::str::from_utf8(bytes) {
@@ -196,7 +197,7 @@ fn escape_invalid(bytes: &[u8]) -> String {
 // === impl RecordRef ===
 
 impl<'a> RecordRef<'a> {
-    /// The decoded text; borrowed unless an escape had to be decoded.
+    /// Returns the decoded text; borrowed unless an escape had to be decoded.
     pub fn text(&self) -> Cow<'a, [u8]> {
         if self.escaped {
             unescape(self.raw_text)
@@ -205,7 +206,7 @@ impl<'a> RecordRef<'a> {
         }
     }
 
-    /// The decoded text as UTF-8, with bytes that are none written as `\xNN`; borrowed where
+    /// Returns the decoded text as UTF-8, with bytes that are none written as `\xNN`; borrowed if
     /// nothing had to be changed.
     pub fn text_lossy(&self) -> Cow<'a, str> {
         readable(self.text())
@@ -363,7 +364,7 @@ mod tests {
         assert_eq!(record.text().as_ref(), br"\x41");
     }
 
-    /// What the kernel does to a text that is read from `/dev/kmsg`.
+    /// Returns the text as the kernel writes it to a reader of `/dev/kmsg`.
     fn kernel_escape(text: &[u8]) -> Vec<u8> {
         let mut escaped = Vec::new();
         for &byte in text {

@@ -13,9 +13,9 @@ use super::follow::{FileId, directory_of};
 /// Numbers from here on are dates.
 const DATES: u32 = 1000;
 
-/// What is to be read behind a file.
+/// The file that is to be read behind another one.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(super) struct Next {
+pub(super) struct NextFile {
     /// A file that rotation has made; `None`: the one that has the name now.
     pub(super) rotated: Option<(PathBuf, FileId)>,
     /// There was another one between.
@@ -24,30 +24,30 @@ pub(super) struct Next {
 
 /// A file that rotation has made.
 struct Rotated {
-    turn: Turn,
+    turn: RotationName,
     path: PathBuf,
     id: FileId,
 }
 
 /// Its place among them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Turn {
-    /// How many rotations ago.
+enum RotationName {
+    /// The file was rotated so many times.
     Ago(u32),
     /// A date, which sorts as text.
     Date(String),
 }
 
-/// What comes behind `file`, which once was at `path`. Looks at the directory.
-pub(super) fn next(path: &Path, file: FileId) -> io::Result<Next> {
+/// Returns the file that comes behind `file`, which once was at `path`. Looks at the directory.
+pub(super) fn next(path: &Path, file: FileId) -> io::Result<NextFile> {
     let all = list(path)?;
     let Some(own) = all.iter().find(|it| it.id == file) else {
-        return Ok(Next::default());
+        return Ok(NextFile::default());
     };
     let (next, lost) = match &own.turn {
-        Turn::Ago(own) => {
+        RotationName::Ago(own) => {
             let younger = all.iter().filter_map(|it| match it.turn {
-                Turn::Ago(ago) if ago < *own => Some((ago, it)),
+                RotationName::Ago(ago) if ago < *own => Some((ago, it)),
                 _ => None,
             });
             let next = younger.max_by_key(|(ago, _)| *ago);
@@ -56,9 +56,9 @@ pub(super) fn next(path: &Path, file: FileId) -> io::Result<Next> {
             let lost = expected > next.map_or(0, |(ago, _)| ago);
             (next.map(|(_, it)| it), lost)
         }
-        Turn::Date(own) => {
+        RotationName::Date(own) => {
             let younger = all.iter().filter_map(|it| match &it.turn {
-                Turn::Date(date) if date > own => Some((date, it)),
+                RotationName::Date(date) if date > own => Some((date, it)),
                 _ => None,
             });
             (
@@ -67,7 +67,7 @@ pub(super) fn next(path: &Path, file: FileId) -> io::Result<Next> {
             )
         }
     };
-    Ok(Next {
+    Ok(NextFile {
         rotated: next.map(|next| (next.path.clone(), next.id)),
         lost,
     })
@@ -79,7 +79,7 @@ fn list(path: &Path) -> io::Result<Vec<Rotated>> {
     for entry in fs::read_dir(directory_of(path))? {
         let entry = entry?;
         let other = entry.file_name();
-        let Some(turn) = turn(name, other.as_encoded_bytes()) else {
+        let Some(turn) = rotation_of(name, other.as_encoded_bytes()) else {
             continue;
         };
         // One that vanishes meanwhile is gone.
@@ -93,9 +93,9 @@ fn list(path: &Path) -> io::Result<Vec<Rotated>> {
     Ok(found)
 }
 
-/// Which rotation of `name` has made `other`, if one has; those that are compressed cannot be
+/// Returns the rotation of `name` that has made `other`, if one has; compressed files cannot be
 /// read.
-fn turn(name: &[u8], other: &[u8]) -> Option<Turn> {
+fn rotation_of(name: &[u8], other: &[u8]) -> Option<RotationName> {
     let (mark, rest) = other.strip_prefix(name)?.split_first()?;
     let text = std::str::from_utf8(rest).ok()?;
     let digits = |byte: u8| byte.is_ascii_digit() || byte == b'-';
@@ -103,8 +103,8 @@ fn turn(name: &[u8], other: &[u8]) -> Option<Turn> {
         return None;
     }
     match text.parse() {
-        Ok(ago) if ago < DATES && *mark == b'.' => Some(Turn::Ago(ago)),
-        _ => Some(Turn::Date(text.to_owned())),
+        Ok(ago) if ago < DATES && *mark == b'.' => Some(RotationName::Ago(ago)),
+        _ => Some(RotationName::Date(text.to_owned())),
     }
 }
 
@@ -115,13 +115,19 @@ mod tests {
     #[test]
     fn names_of_rotation() {
         let cases = [
-            ("kern.log.1", Some(Turn::Ago(1))),
-            ("kern.log.0", Some(Turn::Ago(0))),
-            ("kern.log-20260131", Some(Turn::Date("20260131".to_owned()))),
-            ("kern.log.20260131", Some(Turn::Date("20260131".to_owned()))),
+            ("kern.log.1", Some(RotationName::Ago(1))),
+            ("kern.log.0", Some(RotationName::Ago(0))),
+            (
+                "kern.log-20260131",
+                Some(RotationName::Date("20260131".to_owned())),
+            ),
+            (
+                "kern.log.20260131",
+                Some(RotationName::Date("20260131".to_owned())),
+            ),
             (
                 "kern.log-2026-01-31",
-                Some(Turn::Date("2026-01-31".to_owned())),
+                Some(RotationName::Date("2026-01-31".to_owned())),
             ),
             ("kern.log.2.gz", None),
             ("kern.log", None),
@@ -130,7 +136,11 @@ mod tests {
             ("other.log.1", None),
         ];
         for (other, expected) in cases {
-            assert_eq!(turn(b"kern.log", other.as_bytes()), expected, "{other}");
+            assert_eq!(
+                rotation_of(b"kern.log", other.as_bytes()),
+                expected,
+                "{other}"
+            );
         }
     }
 }

@@ -56,7 +56,7 @@ impl Watch {
             .ok()
     }
 
-    /// The file may be gone, and its watch with it.
+    /// Removes a watch. The file may be gone, and its watch with it.
     pub(super) fn remove(&self, descriptor: i32) {
         let _ = inotify::remove_watch(self.fd.get_ref(), descriptor);
     }

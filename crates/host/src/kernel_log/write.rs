@@ -51,7 +51,7 @@ pub enum WriteError {
     Refused {
         /// Bytes of the text.
         length: usize,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -84,8 +84,8 @@ pub fn write_kmsg(level: u8, text: &str) -> Result<(), WriteError> {
     }
 }
 
-/// The newline matters: without it the kernel keeps the record back until the next one, to be
-/// continued.
+/// Returns the bytes to be written for `text`. The newline matters: without it the kernel keeps the
+/// record back until the next one, to be continued.
 fn framed(level: u8, text: &str) -> Result<String, WriteError> {
     if level > 7 {
         return Err(WriteError::Level(level));
@@ -107,7 +107,8 @@ fn refusal(errno: Errno) -> WriteError {
     }
 }
 
-/// Whether user space is shut out of the device altogether. An unreadable setting counts as no.
+/// Returns true if user space is shut out of the device altogether. An unreadable setting counts as
+/// no.
 pub(super) fn devkmsg_is_off() -> bool {
     fs::read_to_string("/proc/sys/kernel/printk_devkmsg")
         .is_ok_and(|setting| setting.trim() == "off")

@@ -1,4 +1,4 @@
-//! Where a store ends: its limits, its closing and opening again.
+//! Tests of a store's limits, of its closing and its opening again.
 
 use std::collections::HashSet;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! What consumers stand on: the feed under load, tokens, the journal.
+//! Tests of what consumers stand on: the feed under load, tokens, the journal.
 
 use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;

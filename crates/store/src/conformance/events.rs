@@ -1,4 +1,4 @@
-//! What is appended, and how it is found again.
+//! Tests of events: how they are appended, and found again.
 
 use std::collections::BTreeMap;
 
@@ -269,7 +269,7 @@ pub async fn takes_a_repetition_without_a_time_for_a_retry(open: impl AsyncFn() 
     store.close().await;
 }
 
-/// Who pages back sees each event once, and all that stay, while new ones come, old ones are
+/// A reader that pages back sees each event once, and all that stay, while new ones come, old ones are
 /// deleted, and what became of one is noted.
 pub async fn pages_stay_whole_while_rows_come_and_go(open: impl AsyncFn() -> Store) {
     let store = open().await;

@@ -40,7 +40,7 @@ pub(super) fn append(connection: &Connection, rows: &[Row]) -> rusqlite::Result<
         .collect()
 }
 
-/// A hash of node, agent and check that stays the same in all versions.
+/// Returns a hash of node, agent and check that stays the same in all versions.
 fn stream(node: &str, agent: &str, check: &str) -> i64 {
     let mut hash = Sha256::new();
     for part in [node, agent, check] {
@@ -121,7 +121,7 @@ impl Row {
     /// Takes an event out of the history: it stands at the end of the feed, as it comes
     /// now. When it was received, and what became of it, stays.
     fn count_again(&self, connection: &Connection, seq: i64) -> rusqlite::Result<Appended> {
-        let seq = identity::to_the_end(connection, seq)?;
+        let seq = identity::move_to_end(connection, seq)?;
         connection
             .prepare_cached("UPDATE event SET healthy = ?2, fatal = ?3, body = ?4 WHERE seq = ?1")?
             .execute((seq, self.healthy, self.fatal, &self.body))?;
@@ -132,8 +132,8 @@ impl Row {
         })
     }
 
-    /// The event that is there already. One that cannot be read gives way: here it is once
-    /// more, and it is news to those who read the feed.
+    /// Returns the row of the event that is there already. One that cannot be read gives way: here
+    /// it is once more, and it is news to those who read the feed.
     fn with_same_id(&self, connection: &Connection) -> rusqlite::Result<Option<i64>> {
         let found = connection
             .prepare_cached("SELECT seq, id, created_at, body FROM event WHERE id = ?1")?
@@ -157,9 +157,9 @@ impl Row {
         }
     }
 
-    /// The event that this one repeats, as its sender's retry does: the last of the same
-    /// content, if it came within the window, and no change of health in its stream since.
-    /// (Had the health changed, the same content would be news.)
+    /// Returns the event that this one repeats, as its sender's retry does: the last of the same
+    /// content, if it came within the window, and no change of health in its stream since. (Had the
+    /// health changed, the same content would be news.)
     fn repeated(
         &self,
         connection: &Connection,

@@ -1,4 +1,4 @@
-//! How far each consumer has come.
+//! The checkpoints of the consumers.
 
 use std::collections::BTreeMap;
 

@@ -24,7 +24,8 @@ const KEPT: usize = 2;
 /// Behind the database's name: the note that it is damaged; with a time behind it, what was
 /// moved aside.
 const DAMAGED: &str = ".damaged";
-/// What belongs to a database. It goes last: without its log it would be another one.
+/// The endings of a database's files. The database goes last: without its log it would be another
+/// one.
 const FILES: [&str; 3] = ["-wal", "-shm", ""];
 
 /// A database that can be worked with.
@@ -34,28 +35,28 @@ pub(super) struct Opened {
     pub(super) identity: Identity,
 }
 
-/// What a running store has met.
+/// The damage that a running store has met.
 #[derive(Debug)]
 pub(super) struct Damage {
     database: PathBuf,
-    /// Which file was opened; `None`: it could not be told.
+    /// The file that was opened; `None` if it could not be told.
     file: Option<String>,
     met: watch::Sender<Option<String>>,
 }
 
 /// Opens the database; one that is damaged is moved aside first. The directory's lock is held.
 pub(super) fn open(database: &Path) -> Result<Opened, OpenError> {
-    let note = with(database, DAMAGED);
+    let note = with_ending(database, DAMAGED);
     let noted = fs::read_to_string(&note).ok();
     // A file that was put in its place since, from a backup say, has nothing to do with it.
     let of_this_file = noted
         .as_deref()
         .and_then(|noted| noted.split_once('\n'))
-        .filter(|(file, _)| which(database).as_deref() == Some(*file));
+        .filter(|(file, _)| file_identity(database).as_deref() == Some(*file));
     let damage = match of_this_file {
         Some((_, met)) => met.to_owned(),
-        None => match sound(database) {
-            Err(error) if error.is_damage() => said(&error),
+        None => match open_and_read(database) {
+            Err(error) if error.is_damage() => with_causes(&error),
             opened => {
                 if noted.is_some() {
                     let _ = fs::remove_file(note);
@@ -75,16 +76,16 @@ pub(super) fn open(database: &Path) -> Result<Opened, OpenError> {
         "the event store was damaged: it is moved aside and begun anew, without its history; \
          what nodes carry comes back from the nodes"
     );
-    let opened = sound(database)?;
+    let opened = open_and_read(database)?;
     match fs::remove_file(note) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(error)),
         _ => Ok(opened),
     }
 }
 
-/// The databases that were moved aside and are still there, the oldest first.
+/// Returns the databases that were moved aside and are still there, the oldest first.
 pub(super) fn aside(database: &Path) -> Vec<PathBuf> {
-    let begin = with(database, &format!("{DAMAGED}-"));
+    let begin = with_ending(database, &format!("{DAMAGED}-"));
     let begin = begin.as_os_str().as_encoded_bytes();
     let entries = database.parent().and_then(|dir| fs::read_dir(dir).ok());
     let mut found: Vec<PathBuf> = entries
@@ -102,7 +103,7 @@ pub(super) fn aside(database: &Path) -> Vec<PathBuf> {
 }
 
 /// Opens it, and reads what is needed first.
-fn sound(database: &Path) -> Result<Opened, OpenError> {
+fn open_and_read(database: &Path) -> Result<Opened, OpenError> {
     let connection = schema::open(database)?;
     let newest = writer::newest(&connection);
     let read = newest.and_then(|newest| Ok((newest, identity::read(&connection)?)));
@@ -118,14 +119,14 @@ fn sound(database: &Path) -> Result<Opened, OpenError> {
 fn set_aside(database: &Path, now: Timestamp) -> io::Result<PathBuf> {
     let before = aside(database);
     let time = now.strftime("%Y%m%dT%H%M%S%.6fZ");
-    let to = with(database, &format!("{DAMAGED}-{time}"));
+    let to = with_ending(database, &format!("{DAMAGED}-{time}"));
     for part in FILES {
-        rename(&with(database, part), &with(&to, part))?;
+        rename(&with_ending(database, part), &with_ending(&to, part))?;
     }
     for old in before.iter().rev().skip(KEPT - 1) {
         for part in FILES {
             // It takes room, and does no other harm.
-            let _ = fs::remove_file(with(old, part));
+            let _ = fs::remove_file(with_ending(old, part));
         }
     }
     lock::sync_entry(database)?;
@@ -140,25 +141,25 @@ fn rename(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// Returns which file stands at a path: device and inode.
-fn which(database: &Path) -> Option<String> {
+fn file_identity(database: &Path) -> Option<String> {
     let found = fs::metadata(database).ok()?;
     Some(format!("{}:{}", found.dev(), found.ino()))
 }
 
-fn with(path: &Path, end: &str) -> PathBuf {
+fn with_ending(path: &Path, end: &str) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(end);
     name.into()
 }
 
-/// An error with its causes.
-fn said(error: &dyn std::error::Error) -> String {
+/// Returns an error with its causes, as text.
+fn with_causes(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |error| error.source());
     let causes: Vec<String> = causes.map(ToString::to_string).collect();
     causes.join(": ")
 }
 
-/// Whether the error says that the file is not what was written.
+/// Returns true if the error says that the file is not what was written.
 pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
     matches!(
         error.sqlite_error_code(),
@@ -171,7 +172,7 @@ pub(super) fn is_damage(error: &rusqlite::Error) -> bool {
 impl Damage {
     pub(super) fn new(database: PathBuf) -> Self {
         Self {
-            file: which(&database),
+            file: file_identity(&database),
             database,
             met: watch::Sender::new(None),
         }
@@ -182,8 +183,8 @@ impl Damage {
     }
 
     /// Takes in that the database is damaged, for those who wait and for the next start.
-    pub(super) fn met(&self, error: &dyn std::error::Error) {
-        let what = said(error);
+    pub(super) fn note(&self, error: &dyn std::error::Error) {
+        let what = with_causes(error);
         let first = self.met.send_if_modified(|met| {
             let first = met.is_none();
             if first {
@@ -199,7 +200,7 @@ impl Damage {
             "the event store is damaged; the next start moves it aside and begins anew"
         );
         let note = format!("{}\n{what}", self.file.as_deref().unwrap_or_default());
-        if let Err(error) = fs::write(with(&self.database, DAMAGED), note) {
+        if let Err(error) = fs::write(with_ending(&self.database, DAMAGED), note) {
             tracing::warn!(err = %error, "the damage could not be noted for the next start");
         }
     }
@@ -286,7 +287,7 @@ mod tests {
         let dir = TempDir::new().unwrap();
         filled(dir.path()).await;
         let database = dir.path().join("events.db");
-        let note = with(&database, DAMAGED);
+        let note = with_ending(&database, DAMAGED);
         fs::write(&note, "1:2\nmalformed").unwrap();
         let store = SqliteStore::open(dir.path()).unwrap();
         assert_eq!(read_feed(&store, 1_000).await.len(), 1_000);
@@ -300,7 +301,7 @@ mod tests {
         let database = dir.path().join("events.db");
         for second in 0..5 {
             fs::write(&database, format!("notes {second}")).unwrap();
-            fs::write(with(&database, "-wal"), "").unwrap();
+            fs::write(with_ending(&database, "-wal"), "").unwrap();
             set_aside(&database, Timestamp::from_second(second).unwrap()).unwrap();
         }
         let kept = aside(&database);

@@ -1,4 +1,4 @@
-//! Which store this is, and from where on its events count.
+//! The identity of the store, and the position from which on its events count.
 //!
 //! Where another store was acted on in the meantime, what this one held open may be over
 //! since. So its consumers begin anew behind its newest event: what is before is history. An
@@ -21,7 +21,7 @@ pub(super) fn read(connection: &Connection) -> rusqlite::Result<Identity> {
         })
 }
 
-/// Position up to which events are history.
+/// Returns the position up to which events are history.
 pub(super) fn since(connection: &Connection) -> rusqlite::Result<i64> {
     connection
         .prepare_cached("SELECT since FROM identity")?
@@ -42,7 +42,7 @@ pub(super) fn begin_anew(connection: &Connection) -> rusqlite::Result<Identity> 
 }
 
 /// Moves an event to the end of the feed; says where it stands now.
-pub(super) fn to_the_end(connection: &Connection, seq: i64) -> rusqlite::Result<i64> {
+pub(super) fn move_to_end(connection: &Connection, seq: i64) -> rusqlite::Result<i64> {
     connection
         .prepare_cached("UPDATE sqlite_sequence SET seq = seq + 1 WHERE name = 'event'")?
         .execute([])?;

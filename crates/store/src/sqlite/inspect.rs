@@ -10,7 +10,7 @@ use serde::Serialize;
 use super::{FILE, count, failure, identity, position, query, schema, unreadable, wal};
 use crate::StoreError;
 
-/// What a store's file holds.
+/// The contents of a store's file.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Inspection {
@@ -24,27 +24,27 @@ pub struct Inspection {
     pub free_bytes: u64,
     /// Version of the schema.
     pub schema_version: u32,
-    /// Which store it is.
+    /// The id of the store.
     pub id: String,
     /// Position up to which events are history, for another store was acted on after them.
     pub history_up_to: Position,
-    /// What `SQLite`'s own check finds; empty where the file is sound.
+    /// The findings of `SQLite`'s own check; empty if the file is sound.
     pub damage: Vec<String>,
     /// Number of events.
     pub events: u64,
-    /// How many of them cannot be read: they are passed over.
+    /// Number of events that cannot be read: they are passed over.
     pub unreadable: u64,
     /// The first of these; at most 20.
     pub unreadable_events: Vec<Damaged>,
     /// Position of the newest event.
     pub newest_position: Position,
-    /// When the oldest event was received.
+    /// The time when the oldest event was received.
     pub oldest: Option<Timestamp>,
-    /// When the newest event was received.
+    /// The time when the newest event was received.
     pub newest: Option<Timestamp>,
     /// Number of journal entries.
     pub journal_entries: u64,
-    /// Who reads the feed, and how far they are.
+    /// The readers of the feed, and their positions.
     pub consumers: Vec<Consumer>,
     /// Events by check, the most first.
     pub checks: Vec<Count>,
@@ -74,17 +74,17 @@ pub struct Damaged {
     pub position: Position,
     /// Its id, as far as it can be read.
     pub id: String,
-    /// What is wrong with it.
+    /// The error with it.
     pub error: String,
 }
 
-/// How many events there are of something.
+/// The number of events of one kind.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Count {
-    /// Of what.
+    /// The name of the kind.
     pub name: String,
-    /// How many.
+    /// Number of events.
     pub events: u64,
 }
 
@@ -183,7 +183,7 @@ fn read(connection: &Connection, path: &Path) -> rusqlite::Result<Inspection> {
     })
 }
 
-/// How many events cannot be read, and the first of them.
+/// Returns how many events cannot be read, and the first of them.
 fn damaged(connection: &Connection) -> rusqlite::Result<(u64, Vec<Damaged>)> {
     let mut statement = connection.prepare("SELECT seq, id, created_at, body FROM event")?;
     let mut rows = statement.query([])?;

@@ -1,4 +1,4 @@
-//! Who owns a data directory: one process, for as long as it works with it.
+//! The lock of a data directory: one process owns it, for as long as it works with it.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -86,7 +86,8 @@ fn make(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether there is something. The end of a relative path is the working directory.
+/// Returns true if there is something at `path`. The end of a relative path is the working
+/// directory.
 fn exists(path: &Path) -> bool {
     path.as_os_str().is_empty() || path.exists()
 }
@@ -127,7 +128,7 @@ pub(super) fn sync_entry(path: &Path) -> io::Result<()> {
     fs::File::open(parent.unwrap_or(Path::new(".")))?.sync_all()
 }
 
-/// The process id in the lock file; `None` in the moment before it is written.
+/// Returns the process id in the lock file; `None` in the moment before it is written.
 fn owner(file: &mut File) -> Option<u32> {
     let mut text = String::new();
     file.take(32).read_to_string(&mut text).ok()?;

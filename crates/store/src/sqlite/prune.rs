@@ -13,12 +13,12 @@ use crate::{Prune, Pruned, StoreError};
 pub(super) const CHUNK: usize = 2_000;
 /// Most pages that one call gives back to the file system.
 const PAGES: i64 = 4_096;
-/// When the oldest were written: the first ones. There is no index by time, and looking at all
-/// of them would hold the writers up.
+/// Selects the time of the oldest events: the first ones. There is no index by time, and looking at
+/// all of them would hold the writers up.
 const OLDEST_EVENT: &str = "SELECT created_at FROM event ORDER BY seq LIMIT 1";
 const OLDEST_ENTRY: &str = "SELECT at FROM journal ORDER BY seq LIMIT 1";
-/// Of the first journal entries those that are old. Not up to the first young one: where a clock
-/// was set back, an entry of the future would keep all behind it.
+/// Deletes, of the first journal entries, those that are old. It does not stop at the first young
+/// one: after a clock was set back, an entry of the future would keep all behind it.
 const DELETE_ENTRIES: &str = "
     DELETE FROM journal WHERE seq IN (
         SELECT seq FROM (SELECT seq, at FROM journal ORDER BY seq LIMIT ?2) WHERE at < ?1)";
@@ -26,39 +26,39 @@ const DELETE_ENTRIES: &str = "
 const PROBE_BYTES: usize = 256 * 1024;
 
 pub(super) fn prune(connection: &Connection, prune: &Prune) -> rusqlite::Result<Pruned> {
-    let upto = finished(connection, prune)?;
+    let upto = finished_position(connection, prune)?;
     let before = prune.before.as_microsecond();
     let keep: HashSet<&[u8]> = prune.keep.iter().map(String::as_bytes).collect();
     let mut pruned = Pruned {
-        gone: gone(connection, prune)?,
+        gone: gone_consumers(connection, prune)?,
         ..Pruned::default()
     };
-    if used(connection)? > prune.max_bytes {
+    if used_bytes(connection)? > prune.max_bytes {
         // Too much: the oldest go first, be they events or journal entries.
-        let event = oldest(connection, OLDEST_EVENT)?;
-        let entry = oldest(connection, OLDEST_ENTRY)?;
+        let event = oldest_time(connection, OLDEST_EVENT)?;
+        let entry = oldest_time(connection, OLDEST_ENTRY)?;
         let entries_first = entry.is_some_and(|entry| event.is_none_or(|event| entry < event));
         if entries_first {
-            pruned.entries = entries(connection, None)?;
+            pruned.entries = delete_entries(connection, None)?;
         } else {
-            pruned.events = events(connection, upto, None, &keep)?;
+            pruned.events = delete_events(connection, upto, None, &keep)?;
             if pruned.events == 0 {
-                pruned.entries = entries(connection, None)?;
+                pruned.entries = delete_entries(connection, None)?;
             }
         }
-        pruned.over = used(connection)?.saturating_sub(prune.max_bytes);
+        pruned.over = used_bytes(connection)?.saturating_sub(prune.max_bytes);
         pruned.more = pruned.over > 0 && pruned.events + pruned.entries > 0;
     } else {
-        pruned.events = events(connection, upto, Some(before), &keep)?;
-        pruned.entries = entries(connection, Some(before))?;
+        pruned.events = delete_events(connection, upto, Some(before), &keep)?;
+        pruned.entries = delete_entries(connection, Some(before))?;
         pruned.more = pruned.events.max(pruned.entries) == CHUNK as u64;
     }
-    give_back(connection)?;
+    shrink_file(connection)?;
     Ok(pruned)
 }
 
-/// Whether the disk takes something again: a file of some size, for a small write may
-/// find its place in the log that is there, then the newest event's row once more.
+/// Tries whether the disk takes something again: a file of some size, for a small write may find
+/// its place in the log that is there, then the newest event's row once more.
 pub(super) fn probe(
     connection: &Connection,
     database: &Path,
@@ -80,9 +80,9 @@ pub(super) fn probe(
     Ok(Ok(()))
 }
 
-/// What every consumer that is still there is done with, and the newest event is not among it:
-/// the feed ends where it ended.
-fn finished(connection: &Connection, prune: &Prune) -> rusqlite::Result<i64> {
+/// Returns the position up to which every consumer that is still there is done; the newest event is
+/// behind it, so that the feed ends where it ended.
+fn finished_position(connection: &Connection, prune: &Prune) -> rusqlite::Result<i64> {
     let newest_but_one: Option<i64> =
         connection.query_row("SELECT max(seq) - 1 FROM event", [], |row| row.get(0))?;
     let slowest: Option<i64> = connection.query_row(
@@ -95,8 +95,8 @@ fn finished(connection: &Connection, prune: &Prune) -> rusqlite::Result<i64> {
         .min(slowest.unwrap_or(i64::MAX)))
 }
 
-/// The consumers that are not there any more.
-fn gone(connection: &Connection, prune: &Prune) -> rusqlite::Result<Vec<String>> {
+/// Returns the consumers that are not there any more.
+fn gone_consumers(connection: &Connection, prune: &Prune) -> rusqlite::Result<Vec<String>> {
     connection
         .prepare_cached("SELECT consumer FROM checkpoint WHERE saved_at < ?1 ORDER BY consumer")?
         .query_map([prune.gone.as_microsecond()], |row| row.get(0))?
@@ -104,7 +104,7 @@ fn gone(connection: &Connection, prune: &Prune) -> rusqlite::Result<Vec<String>>
 }
 
 /// Deletes up to [`CHUNK`] events, oldest first, and passes over as many that are young.
-fn events(
+fn delete_events(
     connection: &Connection,
     upto: i64,
     before: Option<i64>,
@@ -137,28 +137,29 @@ fn events(
 }
 
 /// Deletes up to [`CHUNK`] journal entries, oldest first.
-fn entries(connection: &Connection, before: Option<i64>) -> rusqlite::Result<u64> {
+fn delete_entries(connection: &Connection, before: Option<i64>) -> rusqlite::Result<u64> {
     let deleted = connection
         .prepare_cached(DELETE_ENTRIES)?
         .execute((before.unwrap_or(i64::MAX), page(CHUNK)))?;
     Ok(deleted as u64)
 }
 
-fn oldest(connection: &Connection, sql: &str) -> rusqlite::Result<Option<i64>> {
+fn oldest_time(connection: &Connection, sql: &str) -> rusqlite::Result<Option<i64>> {
     connection
         .prepare_cached(sql)?
         .query_row([], |row| row.get(0))
         .optional()
 }
 
-/// Room that is in use (bytes): pages that were freed do not count, they are used again.
-fn used(connection: &Connection) -> rusqlite::Result<u64> {
+/// Returns the room that is in use (bytes): pages that were freed do not count, they are used
+/// again.
+fn used_bytes(connection: &Connection) -> rusqlite::Result<u64> {
     let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
     let pages = pragma("page_count")? - pragma("freelist_count")?;
     Ok((pages * pragma("page_size")?).unsigned_abs())
 }
 
-fn give_back(connection: &Connection) -> rusqlite::Result<()> {
+fn shrink_file(connection: &Connection) -> rusqlite::Result<()> {
     let mut vacuum = connection.prepare(&format!("PRAGMA incremental_vacuum({PAGES})"))?;
     let mut rows = vacuum.query([])?;
     // Each row is a page.
@@ -174,7 +175,7 @@ mod tests {
     use super::super::schema;
     use super::*;
 
-    /// A database with so many events and entries, one a microsecond.
+    /// Returns a database with so many events and entries, one a microsecond.
     fn filled(dir: &TempDir, rows: usize) -> Connection {
         let connection = schema::open(&dir.path().join("events.db")).unwrap();
         let numbers = format!(
@@ -217,7 +218,7 @@ mod tests {
         let future = "UPDATE event SET created_at = 1000000000 WHERE seq IN (1, 3)";
         connection.execute(future, []).unwrap();
         let none = HashSet::new();
-        assert_eq!(events(&connection, 10, Some(6), &none).unwrap(), 3);
+        assert_eq!(delete_events(&connection, 10, Some(6), &none).unwrap(), 3);
         let left: String = connection
             .query_row(
                 "SELECT group_concat(seq) FROM event WHERE seq < 8",
@@ -229,7 +230,10 @@ mod tests {
         // Where nothing is old at first, not all of them are looked at.
         let old = "UPDATE event SET created_at = 0 WHERE seq = (SELECT max(seq) FROM event)";
         connection.execute(old, []).unwrap();
-        assert_eq!(events(&connection, i64::MAX, Some(1), &none).unwrap(), 0);
+        assert_eq!(
+            delete_events(&connection, i64::MAX, Some(1), &none).unwrap(),
+            0
+        );
     }
 
     #[test]
@@ -238,7 +242,7 @@ mod tests {
         let connection = filled(&dir, 10);
         let future = "UPDATE journal SET at = 1000000 WHERE seq = 3";
         connection.execute(future, []).unwrap();
-        assert_eq!(entries(&connection, Some(6)).unwrap(), 4);
+        assert_eq!(delete_entries(&connection, Some(6)).unwrap(), 4);
         let left: i64 = connection
             .query_row("SELECT count(*) FROM journal", [], |row| row.get(0))
             .unwrap();

@@ -117,7 +117,7 @@ pub(super) fn update_status(
     Ok(changed > 0)
 }
 
-/// All but the room on disk.
+/// Returns all figures but the room on disk.
 pub(super) fn stats(connection: &Connection) -> Result<Stats, StoreError> {
     let time = |micros: Option<i64>| micros.and_then(|at| Timestamp::from_microsecond(at).ok());
     connection
@@ -140,8 +140,8 @@ pub(super) fn stats(connection: &Connection) -> Result<Stats, StoreError> {
         .map_err(|error| failure("count the events", error))
 }
 
-/// The first `limit` rows that can be read, and no more once they have so many bytes. Those that cannot are passed over: one of them
-/// must not stand before all that come after it.
+/// Returns the first `limit` rows that can be read, and no more once they have so many bytes. Rows
+/// that cannot be read are passed over: one of them must not stand before all that come after it.
 fn records(
     connection: &Connection,
     unreadable: &Unreadable,
@@ -164,13 +164,13 @@ fn records(
             .unwrap_or_default();
         match record(row) {
             Ok(record) => records.push(record),
-            Err(error) => unreadable.met(row, error.as_ref()),
+            Err(error) => unreadable.note(row, error.as_ref()),
         }
     }
     Ok(records)
 }
 
-/// A row of `seq, id, created_at, body`.
+/// Reads a row of `seq, id, created_at, body`.
 pub(super) fn record(row: &Row<'_>) -> Result<Record, BoxError> {
     Ok(Record {
         seq: position(row.get(0)?),

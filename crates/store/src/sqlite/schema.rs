@@ -82,7 +82,7 @@ const STEP_1: &str = "
 const APPLICATION_ID: i32 = 0x6770_7764;
 /// First bytes of every `SQLite` database.
 const MAGIC: &[u8; 16] = b"SQLite format 3\0";
-/// How long to wait for another process, such as a `sqlite3` shell, that holds the file.
+/// Time to wait for another process, such as a `sqlite3` shell, that holds the file.
 const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
 /// Prepared statements that a connection keeps.
 const STATEMENTS: usize = 32;
@@ -92,7 +92,7 @@ const STATEMENTS: usize = 32;
 ///
 /// A file that is damaged, newer or not ours is left as it is.
 pub(super) fn open(path: &Path) -> Result<Connection, OpenError> {
-    look(path)?;
+    check_file(path)?;
     let failed = |source| failure(path, source);
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let mut connection = Connection::open_with_flags(path, flags).map_err(failed)?;
@@ -122,7 +122,7 @@ pub(super) fn open(path: &Path) -> Result<Connection, OpenError> {
     connection
         .pragma_update(None, "synchronous", "FULL")
         .map_err(failed)?;
-    tune(&connection, 4096).map_err(failed)?;
+    configure(&connection, 4096).map_err(failed)?;
     migrate(&mut connection, STEPS).map_err(failed)?;
     connection
         .set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, false)
@@ -130,12 +130,12 @@ pub(super) fn open(path: &Path) -> Result<Connection, OpenError> {
     Ok(connection)
 }
 
-/// A connection that only reads.
+/// Opens a connection that only reads.
 pub(super) fn open_reader(path: &Path) -> rusqlite::Result<Connection> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let connection = Connection::open_with_flags(path, flags)?;
     connection.busy_timeout(BUSY_TIMEOUT)?;
-    tune(&connection, 1024)?;
+    configure(&connection, 1024)?;
     Ok(connection)
 }
 
@@ -155,7 +155,7 @@ fn migrate(connection: &mut Connection, steps: &[&str]) -> rusqlite::Result<()> 
     Ok(())
 }
 
-/// The version of a database that may be opened; only reads.
+/// Returns the version of a database that may be opened; only reads.
 fn check(connection: &Connection, path: &Path, known: usize) -> Result<i64, OpenError> {
     let failed = |source| failure(path, source);
     let pragma = |name| connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
@@ -182,7 +182,7 @@ fn check(connection: &Connection, path: &Path, known: usize) -> Result<i64, Open
 ///
 /// Closing any descriptor of a file drops the locks that the process has on it, so this
 /// must not happen while `SQLite` has it open; the directory's lock sees to that.
-fn look(path: &Path) -> Result<(), OpenError> {
+fn check_file(path: &Path) -> Result<(), OpenError> {
     let failed = |source: io::Error| OpenError::File {
         path: path.into(),
         source,
@@ -210,7 +210,7 @@ fn look(path: &Path) -> Result<(), OpenError> {
     Ok(())
 }
 
-fn tune(connection: &Connection, cache_kib: i32) -> rusqlite::Result<()> {
+fn configure(connection: &Connection, cache_kib: i32) -> rusqlite::Result<()> {
     connection.set_prepared_statement_cache_capacity(STATEMENTS);
     // Otherwise SQLite compiles a statement anew whenever a bound value might make
     // another plan better, which costs more than running ours.
@@ -219,8 +219,8 @@ fn tune(connection: &Connection, cache_kib: i32) -> rusqlite::Result<()> {
     connection.pragma_update(None, "temp_store", "MEMORY")
 }
 
-/// What an error at the start means. Our own statements are sound: where one does not fit
-/// (`SQLITE_ERROR`, a value of another type), the tables are not as they were written.
+/// Returns the meaning of an error at the start. Our own statements are sound: where one does not
+/// fit (`SQLITE_ERROR`, a value of another type), the tables are not as they were written.
 pub(super) fn failure(path: &Path, source: rusqlite::Error) -> OpenError {
     match source.sqlite_error_code() {
         None | Some(ErrorCode::DatabaseCorrupt | ErrorCode::NotADatabase | ErrorCode::Unknown) => {

@@ -31,13 +31,13 @@ impl Unreadable {
         }
     }
 
-    /// How many there are so far.
+    /// Returns the number of unreadable events so far.
     pub(super) fn count(&self) -> watch::Receiver<u64> {
         self.count.subscribe()
     }
 
-    /// A row of `seq, id, ...` cannot be read.
-    pub(super) fn met(&self, row: &Row<'_>, error: &dyn std::error::Error) {
+    /// Notes that a row of `seq, id, ...` cannot be read.
+    pub(super) fn note(&self, row: &Row<'_>, error: &dyn std::error::Error) {
         let seq = row.get(0).unwrap_or_default();
         let mut met = self.met.lock().unwrap_or_else(PoisonError::into_inner);
         if met.len() >= MAX_COUNTED || !met.insert(seq) {
@@ -62,7 +62,7 @@ impl Unreadable {
     }
 }
 
-/// A text in a row, as far as it can be read.
+/// Returns a text in a row, as far as it can be read.
 pub(super) fn text(row: &Row<'_>, column: usize) -> String {
     let bytes = row.get_ref(column).ok();
     let bytes = bytes.and_then(|value| value.as_bytes().ok());

@@ -23,7 +23,7 @@ const MAX_WAITING_ROWS: usize = 2 * MAX_APPEND;
 /// Size of the write-ahead log beyond which readers are made to wait until it is folded
 /// into the database (bytes). Without it, readers that never pause would keep it growing.
 const MAX_WAL_BYTES: u64 = 64 * 1024 * 1024;
-/// How long that may take before it is put off.
+/// Time that folding may take before it is put off.
 const FOLD_TIMEOUT: Duration = Duration::from_millis(250);
 
 /// The way to the thread.
@@ -65,7 +65,7 @@ struct Thread {
     /// Rows that were changed up to the last commit.
     changes: i64,
     latest: watch::Sender<Position>,
-    /// Why the last write failed, if it did.
+    /// The reason why the last write failed, if it did.
     trouble: watch::Sender<Option<String>>,
     damage: Arc<Damage>,
 }
@@ -154,7 +154,7 @@ impl Thread {
         match self.transact(&mut group) {
             Ok(()) => {
                 self.publish();
-                self.well();
+                self.note_success();
                 for call in group {
                     call.answer(Ok(()));
                 }
@@ -167,7 +167,7 @@ impl Thread {
             }
             Err(Failed::Begin(error) | Failed::Inside(error)) => {
                 let error = Arc::new(error);
-                self.failing(&error);
+                self.note_failure(&error);
                 for call in group {
                     call.answer(Err(Arc::clone(&error)));
                 }
@@ -204,7 +204,7 @@ impl Thread {
 
     /// Ends a trouble, once something was really written: a transaction that changes
     /// nothing does not reach the disk.
-    fn well(&mut self) {
+    fn note_success(&mut self) {
         let changes = self.changes();
         let wrote = changes != self.changes;
         self.changes = changes;
@@ -218,11 +218,11 @@ impl Thread {
         }
     }
 
-    fn failing(&mut self, error: &Arc<rusqlite::Error>) {
+    fn note_failure(&mut self, error: &Arc<rusqlite::Error>) {
         // What was rolled back has been counted too.
         self.changes = self.changes();
         if damaged::is_damage(error) {
-            self.damage.met(error);
+            self.damage.note(error);
         }
         if !failure("write", Arc::clone(error)).is_retryable() {
             return;
@@ -264,7 +264,7 @@ impl Thread {
     }
 }
 
-/// Position of the newest event.
+/// Returns the position of the newest event.
 pub(super) fn newest(connection: &Connection) -> rusqlite::Result<Position> {
     let newest: Option<i64> = connection
         .prepare_cached("SELECT max(seq) FROM event")?
@@ -272,7 +272,7 @@ pub(super) fn newest(connection: &Connection) -> rusqlite::Result<Position> {
     Ok(newest.map_or(Position::START, position))
 }
 
-/// Whether the log could be folded: nobody was reading from it.
+/// Returns true if the log could be folded: nobody was reading from it.
 fn fold(connection: &Connection) -> rusqlite::Result<bool> {
     let before: i64 = connection.pragma_query_value(None, "busy_timeout", |row| row.get(0))?;
     connection.busy_timeout(FOLD_TIMEOUT)?;

@@ -1,4 +1,4 @@
-//! What waits for a connector that takes nothing.
+//! Tests of events that wait for a connector that takes nothing.
 
 use super::*;
 

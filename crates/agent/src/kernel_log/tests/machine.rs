@@ -1,4 +1,4 @@
-//! What is known of the machine's devices, on the events of the log.
+//! Tests of what is known of the machine's devices, on the events of the log.
 
 use super::{Bench, xid};
 

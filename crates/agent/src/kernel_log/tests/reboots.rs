@@ -1,4 +1,4 @@
-//! What a reboot heals, once, whatever becomes of the files that tell of it.
+//! Tests of what a reboot heals, once, whatever becomes of the files that tell of it.
 
 use contract::keys;
 

@@ -33,11 +33,11 @@ impl Talk {
         self.begin + Duration::from_millis(ms)
     }
 
-    /// It asks this at `ms`, and gets this answer 10 ms later.
+    /// Checks that it asks this at `ms`, and gives it this answer 10 ms later.
     fn asks(&mut self, ms: u64, ask: &Ask, answer: Answer) {
         assert_eq!(
             self.election.next(self.at(ms)),
-            Next::Ask(ask.clone()),
+            NextStep::Ask(ask.clone()),
             "at {ms} ms"
         );
         let (asked_at, now) = (self.at(ms), self.at(ms + 10));
@@ -46,10 +46,10 @@ impl Talk {
 
     fn waits(&mut self, ms: u64, until: u64) {
         let until = self.at(until);
-        assert_eq!(self.election.next(self.at(ms)), Next::Wait(until));
+        assert_eq!(self.election.next(self.at(ms)), NextStep::Wait(until));
     }
 
-    /// A leader whose last renewal was sent at 0.
+    /// Returns a leader whose last renewal was sent at 0.
     fn leading() -> Self {
         let mut talk = Self::new();
         talk.asks(0, &Ask::Read, Answer::Found(Some(record(1, ""))));
@@ -59,7 +59,7 @@ impl Talk {
     }
 
     fn deposed(&mut self, ms: u64, why: Deposed) {
-        assert_eq!(self.election.next(self.at(ms)), Next::Deposed(why));
+        assert_eq!(self.election.next(self.at(ms)), NextStep::Deposed(why));
         assert_eq!(self.election.renewed_at(), None);
     }
 }
@@ -194,7 +194,7 @@ fn a_leader_that_sees_another_or_none_leads_no_more() {
 
 /// Milliseconds of true time that a run takes.
 const RUN: u64 = 180_000;
-/// From then on nothing goes wrong any more.
+/// The time from which on nothing goes wrong any more.
 const CALM: u64 = 120_000;
 /// Numbers without a pattern (splitmix64).
 struct Chance(u64);
@@ -237,7 +237,7 @@ struct Process {
     stopped_until: u64,
     cut_until: u64,
     request: Option<UnderWay>,
-    /// Until when, in true time, it may begin writes, and until when these may last.
+    /// The time, in true time, until which it may begin writes and these may last.
     acts_until: u64,
     writes_until: u64,
 }
@@ -302,7 +302,7 @@ impl Process {
         self.clock.0 + Duration::from_micros(now * self.clock.1)
     }
 
-    /// True time of a local one, rounded down.
+    /// Returns the true time of a local one, rounded down.
     fn truly(&self, local: Instant) -> u64 {
         let micros = local.saturating_duration_since(self.clock.0).as_micros();
         u64::try_from(micros).unwrap() / self.clock.1
@@ -315,7 +315,7 @@ impl Process {
         }
     }
 
-    /// What the driver does in one millisecond. Returns true where it ends.
+    /// Does what the driver does in one millisecond. Returns true if it ends.
     fn live(&mut self, now: u64, server: &mut Server, chance: &mut Chance) -> bool {
         if let Some(request) = &mut self.request
             && request.there == Some(now)
@@ -343,9 +343,9 @@ impl Process {
             self.writes_until = self.truly(renewed_at + WRITES_END);
         }
         match self.election.next(local) {
-            Next::Wait(_) => false,
-            Next::Deposed(_) => true,
-            Next::Ask(ask) => {
+            NextStep::Wait(_) => false,
+            NextStep::Deposed(_) => true,
+            NextStep::Ask(ask) => {
                 let calm = now > CALM;
                 // Cut off, nothing comes through; an answer that is late is often the last.
                 let cut = now < self.cut_until;
@@ -375,8 +375,8 @@ impl Process {
     }
 }
 
-/// Three processes for three minutes: requests and answers are late or lost, processes are
-/// stopped and killed, the Lease is released by who ends in good order.
+/// Runs three processes for three minutes: requests and answers are late or lost, processes are
+/// stopped and killed, and one that ends in good order releases the Lease.
 fn run(seed: u64) -> Result<(), TestCaseError> {
     let mut chance = Chance(seed);
     let mut server = Server::default();

@@ -1,4 +1,4 @@
-//! What an entry of the journal says, as a record of the kernel log.
+//! The fields of an entry of the journal, read as a record of the kernel log.
 
 use jiff::Timestamp;
 
@@ -26,7 +26,7 @@ pub(super) struct Fields {
 }
 
 impl Fields {
-    /// The record; `None` for an entry that is not what it was looked up as, or that nobody
+    /// Returns the record; `None` for an entry that is not what it was looked up as, or that nobody
     /// should believe: any user may log under any identifier.
     pub(super) fn record(self, head: &Head, cursor: Cursor) -> Option<Record> {
         let [

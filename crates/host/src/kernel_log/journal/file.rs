@@ -68,7 +68,7 @@ pub(super) struct JournalFile {
     blocks: Vec<(u64, Vec<u8>)>,
 }
 
-/// What names an entry, in this file and in a copy of it.
+/// The names of an entry, in this file and in a copy of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Head {
     pub(super) offset: u64,
@@ -93,7 +93,7 @@ pub(super) struct Entries {
     array: Option<(u64, u64)>,
 }
 
-/// What is wrong with a file.
+/// An error with a file of the journal.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum FileError {
     #[error("it cannot be read")]
@@ -115,7 +115,7 @@ struct Object {
 // === impl JournalFile ===
 
 impl JournalFile {
-    /// `None`: it is too short to be one, because it is just being made.
+    /// Opens a file. Returns `None` if it is too short to be one, because it is just being made.
     pub(super) fn open(path: &Path) -> Result<Option<Self>, FileError> {
         let file = open_file(path)?;
         let mut header = [0; HEADER];
@@ -163,8 +163,8 @@ impl JournalFile {
         self.file_id
     }
 
-    /// Whether nothing more will be written into it. To be asked before its last entry is
-    /// looked for.
+    /// Returns true if nothing more will be written into the file. To be asked before its last
+    /// entry is looked for.
     pub(super) fn is_finished(&self) -> bool {
         let mut state = [0];
         let archived = self.file.read_exact_at(&mut state, 16).is_ok() && state == [STATE_ARCHIVED];
@@ -234,7 +234,7 @@ impl JournalFile {
         Ok(())
     }
 
-    /// The data object that holds `value`, and nothing else.
+    /// Returns the offset of the data object that holds `value`, and nothing else.
     fn find(&mut self, value: &[u8]) -> Result<Option<u64>, FileError> {
         let hash = if self.incompatible & KEYED_HASH == 0 {
             hash::jenkins(value)
@@ -258,7 +258,7 @@ impl JournalFile {
         Ok(None)
     }
 
-    /// The payload of a data object, and whether it was cut.
+    /// Returns the payload of a data object, and whether it was cut.
     fn payload(&mut self, offset: u64, object: &Object) -> Result<(Vec<u8>, bool), FileError> {
         let length = usize::try_from(object.size - self.payload_start()).unwrap_or(usize::MAX);
         let compressed = object.flags & COMPRESSED;
@@ -299,7 +299,7 @@ impl JournalFile {
         self.incompatible & COMPACT != 0
     }
 
-    /// Where the payload of a data object begins in it.
+    /// Returns the offset of the payload within a data object.
     fn payload_start(&self) -> u64 {
         if self.is_compact() { 72 } else { 64 }
     }
@@ -377,7 +377,7 @@ impl JournalFile {
 // === impl Entries ===
 
 impl Entries {
-    /// The entries with `value`, a whole `FIELD=value`.
+    /// Returns the list of the entries with `value`, a whole `FIELD=value`.
     pub(super) fn of(value: &'static [u8]) -> Self {
         Self {
             value,
@@ -387,7 +387,7 @@ impl Entries {
         }
     }
 
-    /// The offset of the next entry, if the file has one by now.
+    /// Returns the offset of the next entry, if the file has one by now.
     pub(super) fn next(&mut self, file: &mut JournalFile) -> Result<Option<u64>, FileError> {
         let data = match self.data {
             Some(data) => data,
@@ -467,7 +467,7 @@ impl Entries {
 }
 
 impl JournalFile {
-    /// How many entries an array has room for; 0 for none.
+    /// Returns how many entries an array has room for; 0 for no array.
     fn array_length(&mut self, array: u64) -> Result<u64, FileError> {
         if array == 0 {
             return Ok(0);
@@ -477,7 +477,7 @@ impl JournalFile {
         Ok((object.size - 24) / item)
     }
 
-    /// The array that goes on where this one ends; 0 for none.
+    /// Returns the array that goes on where this one ends; 0 for none.
     fn next_array(&mut self, array: u64) -> Result<u64, FileError> {
         if array == 0 {
             return Ok(0);
@@ -515,7 +515,7 @@ fn zstd(offset: u64, stored: &[u8]) -> Result<Vec<u8>, FileError> {
     Ok(payload)
 }
 
-/// The length, then one block.
+/// Decompresses a length and one block behind it.
 fn lz4(offset: u64, stored: &[u8]) -> Result<Vec<u8>, FileError> {
     let bad = || corrupt(offset, "a field cannot be decompressed");
     let (length, block) = stored.split_first_chunk().ok_or_else(bad)?;

@@ -5,14 +5,14 @@ use std::hash::Hasher as _;
 
 use siphasher::sip::SipHasher24;
 
-/// SipHash-2-4 of `data`, keyed with the id of the file.
+/// Returns the SipHash-2-4 of `data`, keyed with the id of the file.
 pub(super) fn keyed(data: &[u8], file_id: &[u8; 16]) -> u64 {
     let mut hasher = SipHasher24::new_with_key(file_id);
     hasher.write(data);
     hasher.finish()
 }
 
-/// Lookup3 (`hashlittle2`, public domain) of `data`, both halves.
+/// Returns the Lookup3 hash (`hashlittle2`, public domain) of `data`, both halves.
 pub(super) fn jenkins(data: &[u8]) -> u64 {
     let length = u32::try_from(data.len()).unwrap_or(u32::MAX);
     let mut state = [0xdead_beef_u32.wrapping_add(length); 3];

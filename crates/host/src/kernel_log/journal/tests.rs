@@ -389,7 +389,7 @@ async fn without_a_journal_it_is_said_what_to_do() {
     );
 }
 
-/// What systemd's own reader makes of the same files.
+/// Compares with what systemd's own reader makes of the same files.
 #[tokio::test]
 async fn journalctl_reads_the_same() {
     if Command::new("journalctl")
@@ -443,7 +443,7 @@ async fn journalctl_reads_the_same() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-    /// Whatever a file holds: no panic, no endless loop, and an end.
+    /// Reads damaged files: there is no panic, no endless loop, and an end.
     #[test]
     fn damage_anywhere_ends(
         places in prop::collection::vec((any::<prop::sample::Index>(), any::<u64>()), 1..8),
@@ -491,7 +491,7 @@ fn a_journal_is_there_where_a_file_of_it_may_be_read() {
     super::probe(&paths).unwrap();
 }
 
-/// The inputs that fuzzing begins with are files as the writer makes them. To make them anew:
+/// Compares the inputs that fuzzing begins with with the writer's files. To make them anew:
 /// `GPUWARDEN_WRITE_SEEDS=1 cargo test -p gpuwarden-host seeds`.
 #[tokio::test]
 async fn the_seeds_of_the_fuzz_target_are_whole_journals() {

@@ -4,7 +4,8 @@ use super::fields::{Fields, WANTED};
 use super::file::{Entries, FileError, Head, JournalFile};
 use crate::kernel_log::Cursor;
 
-/// What is looked up: the kernel's entries, and those of NVSentinel's reset job.
+/// The field values that are looked up: those of the kernel's entries, and of NVSentinel's reset
+/// job.
 const KERNEL: &[u8] = b"_TRANSPORT=kernel";
 const RESET_JOB: &[u8] = b"SYSLOG_IDENTIFIER=nvsentinel-gpu-reset";
 
@@ -38,13 +39,13 @@ impl Track {
         track
     }
 
-    /// The next entry, which stays the next one until it is taken.
+    /// Returns the next entry, which stays the next one until it is taken.
     pub(super) fn next(&mut self) -> Result<Option<Head>, FileError> {
         for (entries, next) in self.entries.iter_mut().zip(&mut self.next) {
             if next.is_none()
-                && let Some(offset) = again(&mut self.file, |file| entries.next(file))?
+                && let Some(offset) = with_fresh_look(&mut self.file, |file| entries.next(file))?
             {
-                *next = Some(again(&mut self.file, |file| file.head(offset))?);
+                *next = Some(with_fresh_look(&mut self.file, |file| file.head(offset))?);
             }
         }
         let next = self.next.iter().flatten().min_by_key(|head| head.seqnum);
@@ -78,8 +79,8 @@ impl Track {
         }
     }
 
-    /// Whether the file goes back to the position, so that nothing is missing behind it.
-    pub(super) fn reaches(&mut self, position: &Cursor) -> bool {
+    /// Returns true if the file goes back to the position, so that nothing is missing behind it.
+    pub(super) fn goes_back_to(&mut self, position: &Cursor) -> bool {
         let mut first = [Entries::of(KERNEL), Entries::of(RESET_JOB)];
         let same_sequence = u128::from_be_bytes(self.file.seqnum_id()) == position.seqnum_id;
         first.iter_mut().any(|entries| {
@@ -99,7 +100,7 @@ impl Track {
     }
 
     pub(super) fn fields(&mut self, head: &Head) -> Result<Fields, FileError> {
-        again(&mut self.file, |file| {
+        with_fresh_look(&mut self.file, |file| {
             let mut fields = Fields::default();
             file.fields(head.offset, &WANTED, |index, value, cut| {
                 if let Some(place @ None) = fields.values.get_mut(index) {
@@ -114,7 +115,7 @@ impl Track {
 
 /// Tries a second time with a fresh look at the file: what was written in between looks like
 /// damage where the parts of a look are of different ages.
-fn again<T>(
+fn with_fresh_look<T>(
     file: &mut JournalFile,
     mut read: impl FnMut(&mut JournalFile) -> Result<T, FileError>,
 ) -> Result<T, FileError> {

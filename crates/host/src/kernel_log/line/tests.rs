@@ -5,7 +5,8 @@ use super::*;
 const XID: &str =
     "NVRM: Xid (PCI:0000:b3:00): 79, pid=1234, name=python3, GPU has fallen off the bus.";
 
-/// 2026-11-21 is a Saturday; the machine that wrote the lines is two hours ahead of UTC.
+/// Returns a parser as of 2026-11-21, a Saturday; the machine that wrote the lines is two hours
+/// ahead of UTC.
 fn parser() -> LineParser {
     let zone = TimeZone::fixed(Offset::constant(2));
     LineParser::new(zone, time("2026-11-21T12:00:00Z"))

@@ -1,4 +1,4 @@
-//! What happens when a write fails, which takes a hand on `SQLite` to bring about.
+//! Tests of writes that fail, which takes a hand on `SQLite` to bring about.
 
 use rusqlite::Connection;
 use tempfile::TempDir;

@@ -33,7 +33,7 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    /// A new file; `number` names its sequence.
+    /// Returns the writer of a new file; `number` names its sequence.
     pub(super) fn new(path: &Path, number: u8) -> Self {
         Self::go_on(path, number, 0)
     }
@@ -60,7 +60,7 @@ impl Writer {
         writer
     }
 
-    /// Before the first entry: which form the file has.
+    /// Sets the form of the file, before its first entry.
     pub(super) fn form(&mut self, compact: bool, keyed: bool, compression: Option<Compression>) {
         assert!(self.entries.is_empty());
         (self.compact, self.keyed, self.compression) = (compact, keyed, compression);
@@ -91,7 +91,7 @@ impl Writer {
         self.flush();
     }
 
-    /// An entry of the kernel.
+    /// Writes an entry of the kernel.
     pub(super) fn kernel(&mut self, boot: [u8; 16], monotonic: u64, realtime: u64, text: &str) {
         let message = format!("MESSAGE={text}");
         let fields = ["_TRANSPORT=kernel", "SYSLOG_FACILITY=0", &message];
@@ -162,7 +162,7 @@ impl Writer {
         self.file.write_all_at(&[2], 16).unwrap();
     }
 
-    /// What is in the file.
+    /// Returns the bytes of the file.
     pub(super) fn bytes(&self) -> &[u8] {
         &self.bytes
     }
