@@ -18,9 +18,9 @@ use contract::RecommendedAction;
 
 pub use changes::Change;
 pub use nic::{Filter, NicDriver, Pattern};
-pub use nvlink5::{Bits, Report, Severity};
+pub use nvlink5::{Report, Severity};
 pub use overrides::{MAX_OVERRIDES, MAX_OVERRIDES_BYTES, Overrides, OverridesError};
-pub use rows::{Changed, Confidence, Nic, Nvlink5, RowError, Sxid, SxidClass, Text, Xid};
+pub use rows::{Bits, Changed, Confidence, Nic, Nvlink5, RowError, Sxid, SxidClass, Text, Xid};
 
 /// The built-in rule about XIDs that end others: power smoothing works again (162), so it
 /// is no longer disengaged (163). As NVSentinel ships it.
@@ -235,7 +235,8 @@ impl Catalog {
 
     /// What tells lines of NICs that no enabled pattern covers.
     pub fn nic_filter(&self) -> Filter {
-        Filter::of(&self.nics)
+        let enabled = self.nics.iter().filter(|row| row.enabled);
+        Filter::of(enabled.map(|row| &row.pattern))
     }
 
     /// The first enabled pattern that covers a line of a NIC's driver.

@@ -3,8 +3,6 @@
 use aho_corasick::packed::Searcher;
 use memchr::memmem::Finder;
 
-use super::rows::{Nic, Text};
-
 /// A driver of NICs whose lines are looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NicDriver {
@@ -33,12 +31,10 @@ pub struct Filter {
 // === impl Filter ===
 
 impl Filter {
-    /// Of these patterns, those that are enabled.
-    pub(super) fn of(rows: &[Nic]) -> Self {
-        let endings = rows
-            .iter()
-            .filter(|row| row.enabled)
-            .flat_map(|row| &row.pattern.alternatives)
+    /// Returns the filter for lines that one of these patterns covers.
+    pub(super) fn of<'a>(patterns: impl Iterator<Item = &'a Pattern>) -> Self {
+        let endings = patterns
+            .flat_map(|pattern| &pattern.alternatives)
             .filter_map(|parts| Some(parts.last()?.needle()));
         Self {
             endings: Searcher::new(endings),
@@ -101,7 +97,7 @@ impl Eq for Pattern {}
 
 impl std::fmt::Display for Pattern {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let lists: Vec<Text> = self
+        let lists: Vec<String> = self
             .alternatives
             .iter()
             .map(|parts| {
@@ -109,7 +105,7 @@ impl std::fmt::Display for Pattern {
                     .iter()
                     .map(|part| String::from_utf8_lossy(part.needle()))
                     .collect();
-                parts.join(" ... ").into()
+                parts.join(" ... ")
             })
             .collect();
         f.write_str(&lists.join(" || "))

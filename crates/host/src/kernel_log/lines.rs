@@ -23,7 +23,8 @@ use tokio::io::unix::AsyncFd;
 
 use super::{
     Event, OpenError, Position, Record,
-    follow::{Begin, FileId, Follow, Step, directory_of, hash, open_file},
+    file_id::{FileId, directory_of},
+    follow::{Begin, Follow, Step, hash, open_file},
     line::LineParser,
     line_buffer::{LINE_MAX, Line, LineBuffer},
 };
