@@ -11,8 +11,8 @@ use jiff::Timestamp;
 
 use crate::fault::Fault;
 use crate::node::{NodeView, Taint, label_value};
+use crate::ownership::Ownership;
 use crate::policy::{Answer, EventVariable, NodeVariable, Policy, RuleSet, event_variable};
-use crate::session::ownership::Ownership;
 
 mod remaining;
 

@@ -26,8 +26,7 @@ use crate::mode::Mode;
 use crate::node::NodeView;
 use crate::policy::Policy;
 use crate::position::Position;
-use crate::session::ownership::dismissal;
-use crate::session::{Failure, Session};
+use crate::session::{Failure, Session, dismissal};
 use crate::status::{Due, StatusLedger};
 use crate::wakes::{CLOCK_SLACK, Wakes};
 

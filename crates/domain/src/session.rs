@@ -1,6 +1,6 @@
 //! The quarantine session of a node: a state machine without I/O.
 //!
-//! What gpuwarden has done to a node is written on the node ([`ownership`]), in the same
+//! What gpuwarden has done to a node is written on the node ([`crate::ownership`]), in the same
 //! patch that does it; so a restart forgets nothing, and a recovery takes back exactly
 //! that. [`step`] compares what is wanted with what is observed and says what to change.
 //! It may be called at any time, any number of times: it drives towards a state, and
@@ -28,7 +28,7 @@
 
 pub mod another;
 mod change;
-pub mod ownership;
+mod dismissal;
 pub mod returns;
 
 use contract::keys;
@@ -41,7 +41,9 @@ use crate::brake::Hold;
 use crate::future::{FutureTimes, is_future};
 use crate::journal::EntryKind;
 use crate::node::{NodeChange, NodeView};
-use ownership::{ByHand, Maker, Ownership, ReleaseRequest};
+use crate::ownership::{ByHand, Maker, Ownership, ReleaseRequest, released_at};
+use crate::policy::Policy;
+pub use dismissal::dismissal;
 
 /// After how long a change that did not get through is brought to a person's attention.
 pub const DEADLINE: SignedDuration = SignedDuration::from_secs(60);
@@ -310,6 +312,16 @@ pub fn without_ours(node: &NodeView, marks: &Marks) -> NodeView {
 // === impl Marks ===
 
 impl Marks {
+    /// Returns how the sessions of a policy mark a node. Who makes them is not the policy's.
+    pub fn of(policy: &Policy) -> Self {
+        Self {
+            label_prefix: policy.label_prefix.clone(),
+            uncordon_labels: policy.uncordon_labels,
+            maker: None,
+            store: None,
+        }
+    }
+
     /// The whole name of a label of the session.
     fn label(&self, name: &str) -> String {
         format!("{}{name}", self.label_prefix)
@@ -346,7 +358,7 @@ impl Session {
     pub fn take_in_times(&mut self, node: &NodeView, now: Timestamp) -> Option<Timestamp> {
         let since = Ownership::read(node).and_then(|own| own.since);
         self.times.take_in(keys::SESSION, since, now);
-        let says = ownership::released_at(node);
+        let says = released_at(node);
         let counts = self.times.take_in(keys::RELEASED_AT, says, now);
         counts.filter(|_| counts != says)
     }

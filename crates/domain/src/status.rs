@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use crate::assess::Desired;
 use crate::fault::Fault;
 use crate::node::NodeView;
-use crate::session::ownership::Ownership;
+use crate::ownership::Ownership;
 
 /// Most events of a node whose status is open; the oldest goes without one then. As many
 /// come in one page of the feed.

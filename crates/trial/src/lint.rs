@@ -3,11 +3,10 @@
 
 use contract::{RecommendedAction, keys};
 use diagnosis::catalog::Catalog;
-use domain::brake::Brake;
 use domain::nearest::nearest;
 use domain::node::NodeView;
 use domain::policy::{
-    Answer, Compared, EventVariable, How, NodeVariable, Policy, Rule, RuleKind, RuleSet,
+    Answer, Brake, Compared, EventVariable, How, NodeVariable, Policy, Rule, RuleKind, RuleSet,
     event_variable,
 };
 use serde::{Deserialize, Serialize};

@@ -16,15 +16,15 @@ use std::sync::Arc;
 
 use contract::keys;
 use domain::assess::{Desired, Verdict};
-use domain::brake::{Amount, Brake, Candidate, Hold, NodeLabel};
+use domain::brake::{Candidate, Hold, NodeLabel};
 use domain::event::Record;
 use domain::fault::Change;
 use domain::fleet::{Answer, Effect, Fleet, Found, Input, Owns, Planned, Settings};
 use domain::mode::Mode;
 use domain::node::{NodeView, Taint, scheduling};
-use domain::policy::Policy;
+use domain::policy::{Amount, Brake, Policy};
 use domain::position::Position;
-use domain::session::{Intent, Phase, without_ours};
+use domain::session::{Intent, Marks, Phase, without_ours};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
@@ -172,7 +172,7 @@ impl Replay {
         fleet.take(Input::ListBegun, begins);
         let listed = nodes.is_some();
         for node in nodes.into_iter().flatten() {
-            let view = Arc::new(without_ours(&node, &policy.marks()));
+            let view = Arc::new(without_ours(&node, &Marks::of(&policy)));
             fleet.take(Input::Seen(view), begins);
         }
         fleet.take(Input::Listed, begins);
@@ -251,7 +251,7 @@ impl Replay {
         }
         let because: Vec<String> = changes.iter().filter_map(change_text).collect();
         if let Some(waiting) = self.waiting.get_mut(&name) {
-            let candidate = Candidate::of(&name, &self.fleet.desired(&name), None);
+            let candidate = Candidate::of(&name, &self.fleet.desired(&name), false);
             if waiting.candidate != candidate {
                 (waiting.candidate, waiting.because) = (candidate, because.clone());
             }
@@ -374,7 +374,7 @@ impl Replay {
         }
         self.held.insert(name.to_owned());
         (self.waiting.entry(name.to_owned())).or_insert_with(|| Waiting {
-            candidate: Candidate::of(name, &desired, None),
+            candidate: Candidate::of(name, &desired, false),
             because: because.clone(),
             hold: hold.clone(),
             since: now,

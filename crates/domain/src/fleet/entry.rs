@@ -7,13 +7,21 @@ use contract::keys;
 use jiff::Timestamp;
 
 use super::Found;
-use super::show::Counted;
 use crate::assess::Verdict;
 use crate::brake::{Hold, Out};
 use crate::node::{NodeChange, NodeView};
+use crate::ownership::Ownership;
 use crate::position::Position;
 use crate::session::Session;
-use crate::session::ownership::Ownership;
+
+/// As what a node was last counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counted {
+    /// The cluster has it.
+    pub(super) in_cluster: bool,
+    /// The brake or a pause holds it back.
+    pub(super) held: bool,
+}
 
 /// What is kept per node.
 #[derive(Debug)]

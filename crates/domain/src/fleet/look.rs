@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use contract::keys;
 use serde_json::{Value, json};
 
 use super::claim::Claim;
+use super::show::unknown_policy;
 use super::{Effect, Fleet, Level, Mode, Owns, Planned, RuleSetOutcome};
 use crate::assess::{Desired, Verdict, assess};
 use crate::brake::Hold;
@@ -13,7 +13,7 @@ use crate::fault::Fault;
 use crate::journal::EntryKind;
 use crate::node::{NodeChange, NodeView};
 use crate::policy::Policy;
-use crate::session::{Intent, Marks, Patch, Phase, ownership, step};
+use crate::session::{Intent, Marks, Patch, Phase, dismissal, step};
 
 /// Faults whose verdicts one journal entry tells.
 const MAX_VERDICTS: usize = 50;
@@ -110,7 +110,7 @@ impl Fleet {
         }
         self.note_choice(&view, policy);
         let dropped_at = self.switched.dropped_at;
-        let dismissed = ownership::dismissal(&view, dropped_at, &self.entry(name).session.times);
+        let dismissed = dismissal(&view, dropped_at, &self.entry(name).session.times);
         let desired = assess(self.book.faults(name), policy, &view, dismissed);
         // Only a gpuwarden that acts makes quarantines.
         if self.keeps_statuses() && self.statuses.look(&view, &desired, self.now) {
@@ -250,7 +250,7 @@ impl Fleet {
                 Owns::Node(_) => Some(self.settings.store.clone()),
                 Owns::All => None,
             },
-            ..policy.marks()
+            ..Marks::of(policy)
         }
     }
 
@@ -331,15 +331,6 @@ impl Fleet {
         }
         self.news = true;
     }
-}
-
-/// What is said of a node that names a policy which does not exist.
-pub(super) fn unknown_policy(name: &str) -> String {
-    format!(
-        "the annotation {} names the policy {name:?}, which the cluster's policy does not have: \
-         the cluster's holds",
-        keys::POLICY
-    )
 }
 
 /// What the rules said, for people. The gravest faults come first; a node with more than

@@ -25,7 +25,7 @@ pub enum RuleKind {
     /// The variable `node`.
     Node,
     /// The variable `event` of the connector's overrides, see
-    /// [`crate::pipeline::overrides`]: no rule of a policy.
+    /// a transformer of the connector: no rule of a policy.
     Override,
 }
 
@@ -342,7 +342,7 @@ fn samples(kind: RuleKind) -> Vec<Context<'static, 'static>> {
     let objects = match kind {
         RuleKind::HealthEvent | RuleKind::Override => {
             let variable = match kind {
-                RuleKind::Override => crate::pipeline::overrides::event_variable,
+                RuleKind::Override => super::override_variable,
                 _ => super::event_variable,
             };
             let filled = contract::HealthEvent {

@@ -165,7 +165,7 @@ impl World {
     }
 
     fn desired(&self) -> Desired {
-        let released = ownership::dismissal(&self.node, None, &self.session.times);
+        let released = dismissal(&self.node, None, &self.session.times);
         assess(self.book.faults("n1"), &self.policy, &self.node, released)
     }
 
@@ -175,7 +175,7 @@ impl World {
             &self.session,
             &self.desired(),
             Some(&self.node),
-            &self.policy.marks(),
+            &Marks::of(&self.policy),
             None,
             self.now,
         );

@@ -7,7 +7,7 @@ use crate::assess::assess;
 use crate::event::{Record, normalise};
 use crate::fault::FaultBook;
 use crate::policy::Policy;
-use crate::session::{Session, ownership::dismissal, step};
+use crate::session::{Marks, Session, dismissal, step};
 
 struct World {
     book: FaultBook,
@@ -86,7 +86,7 @@ impl World {
             &self.session,
             &desired,
             Some(&self.node),
-            &policy.marks(),
+            &Marks::of(&policy),
             None,
             self.now,
         );

@@ -4,7 +4,7 @@ use jiff::SignedDuration;
 use serde::Deserialize;
 use toml::Spanned;
 
-use crate::brake::{Amount, Brake, Budget, Window};
+use crate::policy::{Amount, Brake, Budget, Window};
 
 /// NVSentinel's chart: half of the GPU nodes.
 const WINDOW_PERCENTAGE: i64 = 50;

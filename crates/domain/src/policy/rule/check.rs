@@ -4,7 +4,7 @@
 use cel::common::ast::{CallExpr, EntryExpr, Expr, IdedExpr, LiteralValue};
 use cel::{Context, ExecutionError, Program};
 
-use super::{ENVIRONMENT, RuleKind, cost};
+use super::{ENVIRONMENT, RuleKind};
 use crate::nearest::nearest;
 
 /// Functions that are offered where one is misspelt: those of `docs/policy.md`.
@@ -38,6 +38,9 @@ const FUNCTIONS: [&str; 25] = [
 /// Macros that are offered likewise: called with another number of arguments they are taken
 /// for functions.
 const MACROS: [&str; 6] = ["all", "exists", "exists_one", "filter", "has", "map"];
+/// Largest compiled pattern, in bytes: some milliseconds each time it is compiled. What is
+/// found in the field has some thousands.
+pub(super) const MAX_PATTERN_BYTES: usize = 1024 * 1024;
 
 /// How deeply an expression is nested.
 pub(super) fn depth(at: &IdedExpr) -> usize {
@@ -228,7 +231,7 @@ fn check_patterns_below(program: &Program, at: &IdedExpr) -> Result<(), String> 
             ));
         };
         let compiled = regex::RegexBuilder::new(pattern.inner())
-            .size_limit(cost::MAX_PATTERN_BYTES)
+            .size_limit(MAX_PATTERN_BYTES)
             .build();
         if let Err(error) = compiled {
             return Err(format!(

@@ -29,9 +29,6 @@ const TURN: u64 = 4;
 /// step for so many bytes of the compiled program.
 const PATTERN: u64 = 1_000;
 const PATTERN_BYTES_A_STEP: u64 = 8;
-/// Largest compiled pattern, in bytes: some milliseconds each time it is compiled. What is
-/// found in the field has some thousands.
-pub(super) const MAX_PATTERN_BYTES: usize = 1024 * 1024;
 /// Room for the marks that connectors put among the metadata of an event.
 const MARKS: usize = 16;
 /// Most entries of a list or map of a node, for rules that loop: labels, conditions, taints.
@@ -465,7 +462,7 @@ fn of_pattern(pattern: Option<&Expr>, text: &Size) -> u64 {
 /// How large a pattern is when compiled, up to a power of two; `None`: above the limit.
 fn compiled_bytes(pattern: &str) -> Option<u64> {
     let mut bytes = 1024;
-    while bytes <= MAX_PATTERN_BYTES {
+    while bytes <= check::MAX_PATTERN_BYTES {
         let mut builder = regex::RegexBuilder::new(pattern);
         if builder.size_limit(bytes).build().is_ok() {
             return Some(count(bytes));

@@ -208,7 +208,7 @@ fn a_session_that_is_taken_over_is_signed_anew_once() {
         let marks = Marks {
             maker: Some(Maker::Node),
             store: Some(store.to_owned()),
-            ..world.policy.marks()
+            ..Marks::of(&world.policy)
         };
         let (desired, node) = (world.desired(), world.node.clone());
         let patch = step(
