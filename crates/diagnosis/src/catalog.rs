@@ -19,7 +19,7 @@ use contract::RecommendedAction;
 pub use changes::Change;
 pub use nic::{Filter, NicDriver, Pattern};
 pub use nvlink5::{Report, Severity};
-pub use overrides::{MAX_OVERRIDES, MAX_OVERRIDES_BYTES, Overrides, OverridesError};
+pub use overrides::{MAX_OVERRIDES, MAX_OVERRIDES_BYTES, Overrides};
 pub use rows::{Bits, Changed, Confidence, Nic, Nvlink5, RowError, Sxid, SxidClass, Text, Xid};
 
 /// The built-in rule about XIDs that end others: power smoothing works again (162), so it

@@ -11,11 +11,12 @@ mod unknown;
 
 use std::fmt;
 
+use contract::findings::FileError;
 use contract::{HealthEvent, action_name, keys};
 use serde_json::{Map, Value, json};
 
 pub use limits::{Amount, Brake, Budget, DEFAULT_PERCENT, Window};
-pub use load::{MAX_POLICY_BYTES, MAX_POLICY_COST, MAX_RULE_SETS, MAX_RULES, PolicyError};
+pub use load::{MAX_POLICY_BYTES, MAX_POLICY_COST, MAX_RULE_SETS, MAX_RULES};
 #[cfg(test)]
 pub(crate) use rule::counts;
 pub use rule::{
@@ -99,7 +100,7 @@ pub const DEFAULT_POLICY: &str = include_str!("../data/default-policy.toml");
 
 impl Policy {
     /// Reads a policy. `source` names the file in errors.
-    pub fn parse(text: &str, source: &str) -> Result<Self, PolicyError> {
+    pub fn parse(text: &str, source: &str) -> Result<Self, FileError> {
         load::parse(text, source)
     }
 
