@@ -143,9 +143,9 @@ pub struct Summary {
 // === impl Replay ===
 
 impl Replay {
-    /// A replay of `policy` before the first event. With `nodes`, only these exist, as they
-    /// are there; without, every node that an event names does, and nothing else is known
-    /// of it. Nothing is held back, see [`Replay::braked`].
+    /// Returns a replay of `policy` before the first event. With `nodes`, only these exist, as they
+    /// are there; without, every node that an event names does, and nothing else is known of it.
+    /// Nothing is held back, see [`Replay::braked`].
     pub fn new(policy: Policy, nodes: Option<Vec<NodeView>>) -> Self {
         let begins = Timestamp::UNIX_EPOCH;
         let settings = Settings {
@@ -192,8 +192,8 @@ impl Replay {
         }
     }
 
-    /// The same replay with the policy's brake, for a cluster in which it is not switched off.
-    /// GPU nodes are those that carry [`keys::GPU_NODE_LABEL`]; where none does, all are.
+    /// Returns the same replay with the policy's brake, for a cluster in which it is not switched
+    /// off. GPU nodes are those that carry [`keys::GPU_NODE_LABEL`]; where none does, all are.
     #[must_use]
     pub fn braked(mut self) -> Self {
         let Brake { budgets, window } = self.policy.brake.clone();
@@ -215,7 +215,7 @@ impl Replay {
         self
     }
 
-    /// The policy.
+    /// Returns the policy.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
@@ -386,17 +386,17 @@ impl Replay {
         })
     }
 
-    /// What the rules say of the open faults of a node, gravest first.
+    /// Returns what the rules say of the open faults of a node, gravest first.
     pub fn verdicts(&self, node: &str) -> Vec<Verdict> {
         self.desired(node).verdicts
     }
 
-    /// What is wanted for a node now.
+    /// Returns what is wanted for a node now.
     pub fn desired(&self, node: &str) -> Desired {
         self.fleet.desired(node)
     }
 
-    /// How much was done up to now.
+    /// Returns how much was done up to now.
     pub fn summary(&self) -> Summary {
         let until = self.now.unwrap_or(Timestamp::UNIX_EPOCH);
         let open = self.out.values();
@@ -457,7 +457,7 @@ impl From<Intent> for Decided {
 }
 
 impl Decided {
-    /// Its name, as serialised.
+    /// Returns its name, as serialised.
     pub fn name(self) -> &'static str {
         match self {
             Self::Quarantine => Intent::Quarantine.name(),
@@ -470,7 +470,7 @@ impl Decided {
     }
 }
 
-/// What an event did to a fault, where it did something.
+/// Returns what an event did to a fault, where it did something.
 fn change_text(change: &Change) -> Option<String> {
     match change {
         Change::Opened(title) => Some(title.clone()),
@@ -498,7 +498,7 @@ impl Decision {
         }
     }
 
-    /// Whether both do the same to the same node at the same time, whatever for.
+    /// Returns whether both do the same to the same node at the same time, whatever for.
     pub fn does_the_same(&self, other: &Self) -> bool {
         let does = |of: &Self| {
             let Self {
@@ -520,7 +520,7 @@ impl Decision {
         does(self) == does(other)
     }
 
-    /// What it does, for people: `cordon, add taint gpu=bad:NoSchedule`.
+    /// Returns what it does, for people: `cordon, add taint gpu=bad:NoSchedule`.
     pub fn change(&self) -> String {
         match (self.decision, &self.hold) {
             (Decided::Held, hold) => {

@@ -41,7 +41,7 @@ impl Filter {
         }
     }
 
-    /// Whether a pattern may cover a line.
+    /// Returns whether a pattern may cover a line.
     pub fn passes(&self, line: &[u8]) -> bool {
         self.endings
             .as_ref()
@@ -52,7 +52,7 @@ impl Filter {
 // === impl NicDriver ===
 
 impl NicDriver {
-    /// Its name in the kernel.
+    /// Returns its name in the kernel.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Mlx5 => "mlx5_core",
@@ -72,7 +72,7 @@ impl Pattern {
         Self { alternatives }
     }
 
-    /// Whether a line has all parts of one of the lists, in order.
+    /// Returns whether a line has all parts of one of the lists, in order.
     pub fn covers(&self, line: &[u8]) -> bool {
         self.alternatives.iter().any(|parts| {
             let mut rest = line;

@@ -71,7 +71,7 @@ impl Layout {
     }
 }
 
-/// The row of `rows` that says what `report` of XID `code` means.
+/// Returns the row of `rows` that says what `report` of XID `code` means.
 ///
 /// `branch` is the driver's, 570 of 570.86.15, and its layout alone counts: the words of one
 /// layout may be those of a graver unit in the other. Without it the line itself tells: no
@@ -100,7 +100,7 @@ pub(super) fn find<'a>(
     })
 }
 
-/// The row for a report whose `IntrInfo` has one layout.
+/// Returns the row for a report whose `IntrInfo` has one layout.
 fn read<'a>(
     rows: &'a [Nvlink5],
     code: u32,
@@ -142,7 +142,7 @@ fn read<'a>(
     fatal.or(any).copied()
 }
 
-/// Whether a row is of the unit that a line names.
+/// Returns whether a row is of the unit that a line names.
 pub(super) fn names(row: &Nvlink5, unit: &str) -> bool {
     row.unit
         .split('/')

@@ -80,7 +80,7 @@ impl Overrides {
 // === impl Catalog ===
 
 impl Catalog {
-    /// This catalogue with the changes of a file; a later file has the last word.
+    /// Returns this catalogue with the changes of a file; a later file has the last word.
     #[must_use]
     pub fn with(&self, overrides: &Overrides) -> Self {
         let mut catalog = self.clone();

@@ -213,7 +213,7 @@ impl Bits {
         Some(bits)
     }
 
-    /// Whether `word` is covered.
+    /// Returns whether `word` is covered.
     pub fn covers(self, word: u32) -> bool {
         word & self.mask == self.value
     }
@@ -241,7 +241,7 @@ impl std::fmt::Display for Bits {
 // === impl Table ===
 
 impl Table {
-    /// Its rows, each through `read`, which says what is wrong with one.
+    /// Returns its rows, each through `read`, which says what is wrong with one.
     pub(super) fn rows<T, const N: usize>(
         self,
         read: impl Fn([&'static str; N]) -> Result<T, String>,
@@ -423,7 +423,7 @@ fn action_of(text: &str) -> Result<RecommendedAction, String> {
 // === impl Confidence ===
 
 impl Confidence {
-    /// Its word.
+    /// Returns its word.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::High => "high",
@@ -445,7 +445,7 @@ impl Confidence {
 // === impl SxidClass ===
 
 impl SxidClass {
-    /// Its word.
+    /// Returns its word.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::NonFatal => "non-fatal",

@@ -250,7 +250,7 @@ fn limits(keys: &ConnectorKeys, text: &str, source: &str) -> Result<Limits, File
     })
 }
 
-/// The line, from 1, that sets the first of `keys` which is there at all.
+/// Returns the line, from 1, that sets the first of `keys` which is there at all.
 fn line_that_sets(text: &str, keys: &[&str]) -> usize {
     let line = |key: &&str| {
         let quoted = format!("\"{key}\"");

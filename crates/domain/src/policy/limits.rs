@@ -53,7 +53,7 @@ pub struct Window {
 // === impl Brake ===
 
 impl Default for Brake {
-    /// What holds where the policy says nothing: [`DEFAULT_PERCENT`] of the GPU nodes.
+    /// Returns what holds where the policy says nothing: [`DEFAULT_PERCENT`] of the GPU nodes.
     fn default() -> Self {
         Self {
             budgets: vec![Budget {
@@ -68,7 +68,7 @@ impl Default for Brake {
 // === impl Amount ===
 
 impl Amount {
-    /// How many that is of `all`.
+    /// Returns how many that is of `all`.
     pub fn of(self, all: usize) -> usize {
         match self {
             Self::Nodes(nodes) => usize::try_from(nodes).unwrap_or(usize::MAX),

@@ -212,7 +212,7 @@ impl Reading<'_> {
             .collect()
     }
 
-    /// A rule set; `None` where it is switched off. It is checked all the same.
+    /// Returns a rule set; `None` where it is switched off. It is checked all the same.
     fn rule_set(&mut self, entry: Spanned<RuleSetEntry>) -> Option<RuleSet> {
         let start = entry.span().start;
         let entry = entry.into_inner();
@@ -284,7 +284,7 @@ impl Reading<'_> {
         }
     }
 
-    /// A taint. One that is not filled in is none, as in the reference, and said.
+    /// Returns a taint. One that is not filled in is none, as in the reference, and said.
     fn taint(&mut self, rule_set: &str, entry: &Spanned<TaintEntry>) -> Option<Taint> {
         let start = entry.span().start;
         let TaintEntry { key, value, effect } = entry.get_ref();

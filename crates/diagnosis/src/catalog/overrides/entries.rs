@@ -339,7 +339,7 @@ impl Reader<'_> {
         rules
     }
 
-    /// What `fatal` and `action` mean together: where one is missing, the other gives it.
+    /// Returns what `fatal` and `action` mean together: where one is missing, the other gives it.
     /// `None`: neither is there.
     fn verdict(
         &mut self,

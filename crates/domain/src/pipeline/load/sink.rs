@@ -36,14 +36,14 @@ pub struct ForwardTls {
     pub own: Option<(String, String)>,
 }
 
-/// Whether a host is this machine by its name or address, so that what is sent there does not
-/// leave it.
+/// Returns whether a host is this machine by its name or address, so that what is sent there does
+/// not leave it.
 pub fn is_this_machine(host: &str) -> bool {
     let address = host.parse::<IpAddr>();
     host == "localhost" || address.is_ok_and(|address| address.is_loopback())
 }
 
-/// Whether a file for TLS is named.
+/// Returns whether a file for TLS is named.
 pub(super) fn names_certificates(keys: &ConnectorKeys) -> bool {
     certificates(keys).iter().any(|(_, path)| !path.is_empty())
 }
@@ -140,8 +140,8 @@ fn host_and_port(target: &str) -> Option<(String, u16)> {
 // === impl Forward ===
 
 impl Forward {
-    /// What an operator is to know of it: that others may read what is sent. NVSentinel's file
-    /// cannot say it otherwise, so it is no error.
+    /// Returns what an operator is to know of it: that others may read what is sent. NVSentinel's
+    /// file cannot say it otherwise, so it is no error.
     pub(super) fn warning(&self, source: &str) -> Option<String> {
         if self.tls.is_some() || is_this_machine(&self.host) {
             return None;

@@ -42,18 +42,18 @@ const MACROS: [&str; 6] = ["all", "exists", "exists_one", "filter", "has", "map"
 /// found in the field has some thousands.
 pub(super) const MAX_PATTERN_BYTES: usize = 1024 * 1024;
 
-/// How deeply an expression is nested.
+/// Returns how deeply an expression is nested.
 pub(super) fn depth(at: &IdedExpr) -> usize {
     1 + parts(at).into_iter().map(depth).max().unwrap_or(0)
 }
 
-/// How many loops of an expression are inside one another.
+/// Returns how many loops of an expression are inside one another.
 pub(super) fn loops(at: &IdedExpr) -> usize {
     let own = usize::from(matches!(at.expr, Expr::Comprehension(_)));
     own + parts(at).into_iter().map(loops).max().unwrap_or(0)
 }
 
-/// The expressions that an expression consists of.
+/// Returns the expressions that an expression consists of.
 pub(super) fn parts(at: &IdedExpr) -> Vec<&IdedExpr> {
     match &at.expr {
         Expr::Select(select) => vec![&select.operand],
@@ -202,8 +202,8 @@ fn check_call(call: &CallExpr, kind: RuleKind, bound: &[String]) -> Result<bool,
     Err(format!("unknown function '{name}'{hint}"))
 }
 
-/// Whether the function that `call` names, without arguments, exists. The environment is asked
-/// by a call: that its arguments do not fit is another error.
+/// Returns whether the function that `call` names, without arguments, exists. The environment is
+/// asked by a call: that its arguments do not fit is another error.
 fn is_function(call: &str) -> bool {
     let Ok(program) = ENVIRONMENT.compile(call) else {
         return false;
@@ -245,7 +245,7 @@ fn check_patterns_below(program: &Program, at: &IdedExpr) -> Result<(), String> 
         .try_for_each(|part| check_patterns_below(program, part))
 }
 
-/// Where a part of the expression stands in it, for people.
+/// Returns where a part of the expression stands in it, for people.
 pub(super) fn place(program: &Program, id: u64) -> String {
     let offset = program.source_info().offset_for(id);
     offset.map_or_else(String::new, |(start, _)| {
@@ -255,7 +255,7 @@ pub(super) fn place(program: &Program, id: u64) -> String {
     })
 }
 
-/// The library's message on one line: the pattern, where in it, and what is wrong. Its own
+/// Returns the library's message on one line: the pattern, where in it, and what is wrong. Its own
 /// has the pattern on one line, a caret under it, and the reason on the last.
 fn regex_error(text: &str) -> String {
     let caret = text
