@@ -6,6 +6,7 @@
 mod dependencies;
 mod floors;
 mod metrics;
+mod modules;
 mod requirements;
 mod skips;
 mod sources;
@@ -56,6 +57,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
     let lists = fs::read_to_string(root.join("deny.toml")).context("read deny.toml")?;
     findings.extend(dependencies::check(&all, &lists));
     findings.extend(sources::check(&root)?);
+    findings.extend(modules::check(&root)?);
     findings.extend(requirements::check(&root)?);
     findings.extend(metrics::check(&root)?);
     findings.extend(skips::check(&root)?);

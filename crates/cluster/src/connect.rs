@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use http::HeaderValue;
 use http::header::USER_AGENT;
@@ -11,10 +12,10 @@ use kube::config::{InClusterError, KubeConfigOptions, Kubeconfig, KubeconfigErro
 use kube::{Client, Config};
 
 use crate::KnownNodes;
-use crate::counters::Counters;
-use crate::lease::{Tenure, TenureLayer};
+use crate::counters::{Counters, Requests};
 use crate::pace::{Pace, PaceLayer, Urgency};
 use crate::request;
+use crate::tenure::{Tenure, TenureLayer};
 
 mod transport;
 
@@ -228,6 +229,16 @@ impl Cluster {
         };
         (self.acting, self.telling) = (over(Urgency::Act), over(Urgency::Tell));
         self
+    }
+
+    /// What was asked of the API server so far, and how much may be asked at once.
+    pub fn requests(&self) -> Requests {
+        Requests {
+            sent: self.counters.sent.load(Ordering::Relaxed),
+            throttled: self.counters.throttled.load(Ordering::Relaxed),
+            failed: self.counters.failed.load(Ordering::Relaxed),
+            limit: self.pace.as_ref().map_or(1, |pace| pace.limit()),
+        }
     }
 
     /// Returns the client for what is so urgent, whatever the request: as an `Api`, or as

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kube::core::Status;
 
-use crate::lease::NotLeading;
+use crate::tenure::NotLeading;
 
 /// The reason why the API server did not do what it was asked for.
 #[derive(Debug, thiserror::Error)]

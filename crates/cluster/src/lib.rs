@@ -16,12 +16,14 @@ mod event;
 #[cfg(test)]
 mod fake;
 mod known;
+mod layer;
 mod lease;
 mod look;
 mod pace;
 pub mod patch;
 mod request;
 mod status;
+mod tenure;
 mod token;
 mod watch;
 
@@ -32,8 +34,9 @@ pub use counters::Requests;
 pub use error::ApiError;
 pub use event::Event;
 pub use known::KnownNodes;
-pub use lease::{Candidate, Deposed, LeaseName, Standing, StoreNote, Tenure};
+pub use lease::{Candidate, Deposed, LeaseName, Standing, StoreNote};
 pub use pace::Urgency;
 pub use patch::PatchCall;
+pub use tenure::Tenure;
 pub use token::{TokenError, TokenOwner};
 pub use watch::{NodeEvent, Selection, Signal};

@@ -19,7 +19,7 @@ use tokio::time::Instant;
 use tower::{Layer, ServiceExt as _, service_fn};
 
 use crate::error::retry_after;
-use crate::request::{Http, NoAnswer};
+use crate::layer::{Http, NoAnswer};
 
 /// The limit at the start. Near it a small API server is busy, and requests of a larger one
 /// do not yet wait for each other.

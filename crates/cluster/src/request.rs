@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! kube::Client -- PaceLayer -- TenureLayer -- exchange --> connections (connect/transport.rs)
-//!                 pace.rs      lease/tenure.rs    |
+//!                 pace.rs      tenure.rs          |
 //!                                                 `-- watches go here without the three
 //! ```
 //!
@@ -11,7 +11,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
 use http::header::RETRY_AFTER;
 use http::{Request, Response};
@@ -24,31 +23,16 @@ use kube::core::response::StatusDetails;
 use serde::de::DeserializeOwned;
 use tower::layer::Layer as _;
 use tower::service_fn;
-use tower::util::BoxCloneService;
 
-use crate::connect::Cluster;
-use crate::counters::{Counters, Requests};
-use crate::lease::TenureLayer;
+use crate::counters::Counters;
+use crate::layer::{Http, Limit, NoAnswer, REQUEST_TIMEOUT};
 use crate::pace::PaceLayer;
+use crate::tenure::TenureLayer;
 
-/// Longest time from the call to the whole answer, the wait for its turn not counted.
-pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Largest answer that is read. The API server stores objects up to about 1.5 MiB.
 pub(crate) const ANSWER_BYTES: usize = 8 * 1024 * 1024;
 /// Longest text of an answer without a `Status` that an error keeps, in characters.
 pub(crate) const MESSAGE_CHARS: usize = 300;
-
-/// The service that the layers are made of. An answer other than success is [`kube::Error::Api`].
-pub(crate) type Http = BoxCloneService<Request<Body>, Response<Body>, kube::Error>;
-
-/// The time that a request may take, if that is less than [`REQUEST_TIMEOUT`]: an extension.
-#[derive(Clone, Copy)]
-pub(crate) struct Limit(pub(crate) Duration);
-
-/// There was no answer for so long.
-#[derive(Debug, thiserror::Error)]
-#[error("no answer within {} s", .0.as_secs())]
-pub(crate) struct NoAnswer(pub(crate) Duration);
 
 /// Makes a client over the connections of `below`: layers first, then the requests as such.
 ///
@@ -83,21 +67,6 @@ pub(crate) async fn ask<T: DeserializeOwned>(
     let request = request.map_err(kube::Error::BuildRequest)?;
     let text = client.request_text(request).await?;
     serde_json::from_str(&text).map_err(kube::Error::SerdeError)
-}
-
-// === impl Cluster ===
-
-impl Cluster {
-    /// Returns the number of requests to the API server so far, and how many may be under way at
-    /// once.
-    pub fn requests(&self) -> Requests {
-        Requests {
-            sent: self.counters.sent.load(Ordering::Relaxed),
-            throttled: self.counters.throttled.load(Ordering::Relaxed),
-            failed: self.counters.failed.load(Ordering::Relaxed),
-            limit: self.pace.as_ref().map_or(1, |pace| pace.limit()),
-        }
-    }
 }
 
 /// Sends requests, counts them, and returns each answer as a whole.

@@ -31,7 +31,7 @@ use tokio_util::sync::CancellationToken;
 use crate::KnownNodes;
 use crate::causes::chain;
 use crate::connect::Cluster;
-use crate::request::REQUEST_TIMEOUT;
+use crate::layer::REQUEST_TIMEOUT;
 
 /// Events that wait for the consumer; when it is slower, the API server waits.
 const QUEUE: usize = 1024;

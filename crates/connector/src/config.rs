@@ -6,8 +6,9 @@ use std::fmt::Write as _;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use contract::findings::FileError;
 use domain::condition::Limits;
-use domain::pipeline::load::{self, Kind, LoadError};
+use domain::pipeline::load::{self, Kind};
 use domain::pipeline::{Transformer, augment};
 use runtime::text_file;
 use runtime::tls::CertificateFiles;
@@ -44,7 +45,7 @@ pub enum ConfigError {
     },
     /// A file is wrong.
     #[error(transparent)]
-    Wrong(#[from] LoadError),
+    Wrong(#[from] FileError),
     /// A transformer that needs a file names none.
     #[error("{}: pipeline: {name} needs a config file, and names none", path.display())]
     NoFile {

@@ -7,6 +7,7 @@
 
 mod accepted;
 mod action;
+pub mod findings;
 pub mod json;
 pub mod keys;
 

@@ -12,7 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::{Cluster, ConfigMapEvent};
-use domain::policy::{DEFAULT_POLICY, MAX_POLICY_BYTES, Policy, PolicyError};
+use contract::findings::FileError;
+use domain::policy::{DEFAULT_POLICY, MAX_POLICY_BYTES, Policy};
 use domain::view::PolicyView;
 use jiff::Timestamp;
 use prometheus_client::metrics::counter::Counter;
@@ -63,7 +64,7 @@ pub enum PolicyLoadError {
     },
     /// Its text is no policy.
     #[error(transparent)]
-    Parse(#[from] PolicyError),
+    Parse(#[from] FileError),
     /// A `ConfigMap` is named, and there is no cluster.
     #[error("the policy is in a ConfigMap, and no cluster is named: name one with --kubeconfig")]
     NoCluster,

@@ -18,9 +18,9 @@ use contract::RecommendedAction;
 
 pub use changes::Change;
 pub use nic::{Filter, NicDriver, Pattern};
-pub use nvlink5::{Bits, Report, Severity};
-pub use overrides::{MAX_OVERRIDES, MAX_OVERRIDES_BYTES, Overrides, OverridesError};
-pub use rows::{Changed, Confidence, Nic, Nvlink5, RowError, Sxid, SxidClass, Text, Xid};
+pub use nvlink5::{Report, Severity};
+pub use overrides::{MAX_OVERRIDES, MAX_OVERRIDES_BYTES, Overrides};
+pub use rows::{Bits, Changed, Confidence, Nic, Nvlink5, RowError, Sxid, SxidClass, Text, Xid};
 
 /// The built-in rule about XIDs that end others: power smoothing works again (162), so it
 /// is no longer disengaged (163). As NVSentinel ships it.
@@ -69,47 +69,47 @@ static BUILTIN: LazyLock<Catalog> = LazyLock::new(|| Catalog {
 // === impl Catalog ===
 
 impl Catalog {
-    /// The rows that are compiled in.
+    /// Returns the rows that are compiled in.
     pub fn builtin() -> &'static Self {
         &BUILTIN
     }
 
-    /// The row of an XID code.
+    /// Returns the row of an XID code.
     pub fn xid(&self, code: u32) -> Option<&Xid> {
         self.xids.get(&code)
     }
 
-    /// All XID rows, by code.
+    /// Returns all XID rows, by code.
     pub fn xids(&self) -> impl Iterator<Item = &Xid> {
         self.xids.values()
     }
 
-    /// The row of an `SXid` code.
+    /// Returns the row of an `SXid` code.
     pub fn sxid(&self, code: u32) -> Option<&Sxid> {
         self.sxids.get(&code)
     }
 
-    /// All `SXid` rows, by code.
+    /// Returns all `SXid` rows, by code.
     pub fn sxids(&self) -> impl Iterator<Item = &Sxid> {
         self.sxids.values()
     }
 
-    /// The rows about the words in XID 144 to 150 lines.
+    /// Returns the rows about the words in XID 144 to 150 lines.
     pub fn nvlink5(&self) -> &[Nvlink5] {
         &self.nvlink5
     }
 
-    /// The NIC patterns, in the order in which they are tried.
+    /// Returns the NIC patterns, in the order in which they are tried.
     pub fn nics(&self) -> &[Nic] {
         &self.nics
     }
 
-    /// The error codes of XIDs that XID `code` ends.
+    /// Returns the error codes of XIDs that XID `code` ends.
     pub fn cancelled_by(&self, code: &str) -> &[String] {
         self.cancellations.get(code).map_or(&[], Vec::as_slice)
     }
 
-    /// What to make of an XID line with this text after code and process.
+    /// Returns what to make of an XID line with this text after code and process.
     ///
     /// The verdict is the row's, except that XID 154 says itself, in its text, what is
     /// needed. A code without a row is shown and kept, with action unknown, and stops
@@ -144,7 +144,7 @@ impl Catalog {
         }
     }
 
-    /// What to make of an XID 144 to 150 line that has a unit and register words.
+    /// Returns what to make of an XID 144 to 150 line that has a unit and register words.
     ///
     /// `branch` is the driver's, 570 of 570.86.15. Where no row covers the words, it is
     /// [undetermined](Self::undetermined).
@@ -172,7 +172,7 @@ impl Catalog {
         self.undetermined(code, "no row covers these words", report.severity)
     }
 
-    /// What to make of an XID 144 to 150 line whose unit and register words cannot be read.
+    /// Returns what to make of an XID 144 to 150 line whose unit and register words cannot be read.
     pub fn judge_unread_nvlink5(&self, code: u32, severity: Option<Severity>) -> Verdict {
         if self.xid(code).is_some_and(|row| row.changed.is_some()) {
             return self.judge_xid(code, "");
@@ -211,7 +211,7 @@ impl Catalog {
         }
     }
 
-    /// What to make of an `SXid` line. `fatal` is the line's own word, which decides;
+    /// Returns what to make of an `SXid` line. `fatal` is the line's own word, which decides;
     /// without it the class of the code does.
     pub fn judge_sxid(&self, code: u32, fatal: Option<bool>) -> Verdict {
         let row = self.sxid(code);
@@ -233,12 +233,13 @@ impl Catalog {
         }
     }
 
-    /// What tells lines of NICs that no enabled pattern covers.
+    /// Returns what tells lines of NICs that no enabled pattern covers.
     pub fn nic_filter(&self) -> Filter {
-        Filter::of(&self.nics)
+        let enabled = self.nics.iter().filter(|row| row.enabled);
+        Filter::of(enabled.map(|row| &row.pattern))
     }
 
-    /// The first enabled pattern that covers a line of a NIC's driver.
+    /// Returns the first enabled pattern that covers a line of a NIC's driver.
     pub fn nic_pattern(&self, driver: NicDriver, line: &[u8]) -> Option<&Nic> {
         self.nics
             .iter()
@@ -250,7 +251,7 @@ impl Catalog {
 // === impl Nic ===
 
 impl Nic {
-    /// What to make of a line that the pattern covers.
+    /// Returns what to make of a line that the pattern covers.
     pub fn verdict(&self) -> Verdict {
         Verdict {
             healthy: false,
@@ -275,9 +276,9 @@ fn by_code<T>(
         .collect()
 }
 
-/// The recovery action that an XID 154 line changes to, as in
-/// `GPU recovery action changed from 0x0 (None) to 0x1 (GPU Reset Required)`: by its name,
-/// or by its number where a later driver has another name.
+/// Returns the recovery action that an XID 154 line changes to, as in `GPU recovery action changed
+/// from 0x0 (None) to 0x1 (GPU Reset Required)`: by its name, or by its number where a later driver
+/// has another name.
 ///
 /// Only what stands where the driver puts it counts. Whatever else is in the line, such as
 /// the name of a process behind it, cannot take advice back: anything else asks a person.

@@ -57,7 +57,7 @@ pub enum Line<'a> {
     Garbled,
 }
 
-/// What a line of log says, if it is one of [`Line`].
+/// Returns what a line of log says, if it is one of [`Line`].
 pub fn decode(line: &[u8]) -> Option<Line<'_>> {
     let message = message(line);
     if let Some(rest) = message.strip_prefix(DRIVER) {
@@ -67,7 +67,7 @@ pub fn decode(line: &[u8]) -> Option<Line<'_>> {
     at_the_start(message).or_else(|| anywhere(message))
 }
 
-/// Whether the text of a record may hold a [`Line`], be it of one line or more. Cheap, and
+/// Returns whether the text of a record may hold a [`Line`], be it of one line or more. Cheap, and
 /// true for more than is one.
 fn may_say_something(text: &[u8]) -> bool {
     let message = message(text);
@@ -78,13 +78,13 @@ fn may_say_something(text: &[u8]) -> bool {
     }
 }
 
-/// Whether a line is one of a NIC's driver.
+/// Returns whether a line is one of a NIC's driver.
 fn is_of_a_nic(line: &[u8]) -> bool {
     nic::is_of_a_driver(message(line))
 }
 
-/// What the programs and drivers begin their lines with that are looked for at the
-/// start of a message only.
+/// Returns what the programs and drivers begin their lines with that are looked for at the start of
+/// a message only.
 fn is_of_a_start(message: &[u8]) -> bool {
     // One look at the first byte ends it for nearly every line.
     match message.first() {
@@ -132,7 +132,7 @@ fn driver_may_say_something(rest: &[u8]) -> bool {
     matches!(rest.first(), Some(b'X' | b'G' | b'T' | b'(' | b'f' | b' '))
 }
 
-/// What follows `NVRM: `.
+/// Returns what follows `NVRM: `.
 fn driver(rest: &[u8]) -> Option<Line<'_>> {
     match rest.first()? {
         b'X' => match xid::line(rest) {
@@ -158,7 +158,7 @@ enum Mark<'a> {
     Switch(&'a [u8]),
 }
 
-/// The next place at which a line of the NVIDIA drivers begins, and what follows.
+/// Returns the next place at which a line of the NVIDIA drivers begins, and what follows.
 ///
 /// Capital V and X are rare in logs: looking for these two bytes passes over an ordinary
 /// line at the speed of memory.
@@ -178,9 +178,9 @@ fn next_mark(bytes: &[u8]) -> Option<(Mark<'_>, &[u8])> {
     }
 }
 
-/// A line without what may stand before the message of a kernel or a reset job, once or
-/// several times: blanks, `kernel:`, a time in brackets, the beginning of a line of a log,
-/// the job's tag.
+/// Returns a line without what may stand before the message of a kernel or a reset job, once or
+/// several times: blanks, `kernel:`, a time in brackets, the beginning of a line of a log, the
+/// job's tag.
 fn message(line: &[u8]) -> &[u8] {
     let mut rest = line;
     loop {
@@ -253,7 +253,7 @@ fn text(bytes: &[u8]) -> &str {
     }
 }
 
-/// Whether `text` is a PCI address in any of its lengths: `0000:b3:00.0`, `b3:00`.
+/// Returns whether `text` is a PCI address in any of its lengths: `0000:b3:00.0`, `b3:00`.
 fn is_pci(text: &str) -> bool {
     let (device, function) = text.split_once('.').unwrap_or((text, "0"));
     let is_hex =
@@ -261,7 +261,7 @@ fn is_pci(text: &str) -> bool {
     (2..=3).contains(&device.split(':').count()) && device.split(':').chain([function]).all(is_hex)
 }
 
-/// Whether `text` is the UUID of a GPU: `GPU-` and hexadecimal digits.
+/// Returns whether `text` is the UUID of a GPU: `GPU-` and hexadecimal digits.
 fn is_gpu_uuid(text: &str) -> bool {
     const LONGEST: usize = 64;
     text.len() <= LONGEST
@@ -271,8 +271,8 @@ fn is_gpu_uuid(text: &str) -> bool {
         })
 }
 
-/// The code at the front of `rest`, and what follows. `rest` is the end of what [`text`] makes
-/// of `bytes`.
+/// Returns the code at the front of `rest`, and what follows. `rest` is the end of what [`text`]
+/// makes of `bytes`.
 ///
 /// Drivers print a comma behind it; a blank, a colon or the end of the line are taken as well,
 /// and the bracket or quote by which log daemons close a line that they quote. Anything else

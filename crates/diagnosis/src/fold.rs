@@ -200,7 +200,7 @@ impl Fold {
         !due.is_empty()
     }
 
-    /// When [`tick`](Self::tick) will have something to do.
+    /// Returns when [`tick`](Self::tick) will have something to do.
     pub fn next_tick(&self) -> Option<Duration> {
         self.windows.values().map(|window| window.due).min()
     }
@@ -374,8 +374,8 @@ impl Window {
         counted
     }
 
-    /// What was counted so far, as an event. It changes what is open only where it reports a
-    /// fault that is.
+    /// Returns what was counted so far, as an event. It changes what is open only where it reports
+    /// a fault that is.
     fn counted(&mut self) -> Option<HealthEvent> {
         let mut event = self.repeats.take()?.into_event();
         if event.is_healthy || self.over {
@@ -434,8 +434,8 @@ fn ends(healthy: &HealthEvent, event: &HealthEvent) -> bool {
 // === impl Repeats ===
 
 impl Repeats {
-    /// When the last of them came, by the clock that recoveries are accepted by. That of the
-    /// log may be another one.
+    /// Returns when the last of them came, by the clock that recoveries are accepted by. That of
+    /// the log may be another one.
     fn last_came(&self) -> Timestamp {
         accepted(&self.event).unwrap_or(self.last)
     }
@@ -457,7 +457,7 @@ impl Repeats {
 // === impl Seen ===
 
 impl Seen {
-    /// What an event that was accepted at `accepted` says of itself; once, at its own time,
+    /// Returns what an event that was accepted at `accepted` says of itself; once, at its own time,
     /// where it does not give all three of count, first and last.
     pub fn of(event: &HealthEvent, accepted: Timestamp) -> Self {
         let told = || {

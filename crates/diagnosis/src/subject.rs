@@ -40,8 +40,8 @@ pub struct Subject {
 // === impl Subject ===
 
 impl Subject {
-    /// The resources that the entities of an unhealthy event name: one for a device
-    /// under several names, one each otherwise, the node itself where there are none.
+    /// Returns the resources that the entities of an unhealthy event name: one for a device under
+    /// several names, one each otherwise, the node itself where there are none.
     pub fn of_entities(entities: &[Entity]) -> Vec<Self> {
         let (devices, others): (Vec<_>, Vec<_>) = entities
             .iter()
@@ -84,7 +84,7 @@ impl Subject {
         subjects
     }
 
-    /// Whether `self`, opened by one event, is the subject of another unhealthy event.
+    /// Returns whether `self`, opened by one event, is the subject of another unhealthy event.
     pub fn same(&self, other: &Self) -> bool {
         if self.names.is_empty() || other.names.is_empty() {
             return self.names.is_empty() && other.names.is_empty();
@@ -107,8 +107,8 @@ impl Subject {
         self.names.sort();
     }
 
-    /// Whether a healthy event that lists `entities` says that this subject is well.
-    /// No entities: everything of the check is well.
+    /// Returns whether a healthy event that lists `entities` says that this subject is well. No
+    /// entities: everything of the check is well.
     pub fn healed_by(&self, entities: &[Entity]) -> bool {
         if entities.is_empty() {
             return true;
@@ -125,7 +125,7 @@ impl Subject {
         self.whole().any(healed) && (!parts_named || self.parts().all(healed))
     }
 
-    /// The entities by which an event can name this subject; empty for the node itself.
+    /// Returns the entities by which an event can name this subject; empty for the node itself.
     pub fn entities(&self) -> Vec<Entity> {
         self.names
             .iter()
@@ -136,12 +136,12 @@ impl Subject {
             .collect()
     }
 
-    /// Whether `entity` is one of its names.
+    /// Returns whether `entity` is one of its names.
     pub fn is_named_by(&self, entity: &Entity) -> bool {
         self.names.contains(&canonical(entity))
     }
 
-    /// Whether `entity`, of an event about this subject, names or describes it.
+    /// Returns whether `entity`, of an event about this subject, names or describes it.
     pub fn concerns(&self, entity: &Entity) -> bool {
         let describes =
             DESCRIPTIONS.contains(&entity.entity_type.as_str()) || is_register(&entity.entity_type);
@@ -149,7 +149,7 @@ impl Subject {
             || (describes && self.names.iter().any(|(kind, _)| is_device_name(kind)))
     }
 
-    /// The value of the name of type `kind`, if the subject has one.
+    /// Returns the value of the name of type `kind`, if the subject has one.
     pub fn name(&self, kind: &str) -> Option<&str> {
         self.names
             .iter()

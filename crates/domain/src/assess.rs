@@ -8,14 +8,25 @@ use std::collections::BTreeMap;
 
 use contract::{HealthEvent, keys};
 use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
 
 use crate::fault::Fault;
 use crate::node::{NodeView, Taint, label_value};
+use crate::ownership::Ownership;
 use crate::policy::{Answer, EventVariable, NodeVariable, Policy, RuleSet, event_variable};
-use crate::session::Scope;
-use crate::session::ownership::Ownership;
 
 mod remaining;
+
+/// What of a node is wanted otherwise. Each has a session of its own.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Scope {
+    /// The node as a whole.
+    #[default]
+    Node,
+    /// One of its devices, by name. No session of one is opened yet.
+    Device(String),
+}
 
 /// What is wanted for a node.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -167,6 +178,15 @@ impl std::fmt::Display for Verdict {
                 f.write_str(&parts.join("; "))
             }
         }
+    }
+}
+
+// === impl Scope ===
+
+impl Scope {
+    /// Returns whether it is the node as a whole.
+    pub fn is_node(&self) -> bool {
+        *self == Self::Node
     }
 }
 

@@ -17,19 +17,10 @@ use contract::keys;
 use jiff::{SignedDuration, Timestamp};
 
 use crate::assess::Desired;
-use crate::session::Session;
+use crate::policy::{Amount, Brake, Budget, DEFAULT_PERCENT};
 
 pub mod pause;
 pub mod switch;
-
-/// Largest part of the GPU nodes that may be out of service at the same time where the
-/// policy does not say otherwise, in percent, rounded up to a whole node.
-///
-/// Clusters live with one node in a hundred out of service, and with a rack of them. One
-/// in five is no longer a fault here and there: it is a monitor, a driver or a network,
-/// and none of these gets better by taking out the rest. Four fifths of the cluster stay,
-/// however wrong the monitors are, and a single bad node of a small cluster still goes.
-pub const DEFAULT_PERCENT: u8 = 20;
 
 /// In a cluster of more nodes than this, each must not act for itself (`run --quarantine` on
 /// every node). Each watches all nodes, so what the API server sends grows with the square:
@@ -44,43 +35,6 @@ pub const DOUBT: SignedDuration = SignedDuration::from_secs(75);
 
 /// Most nodes that are named of those that use the room of a limit; the rest is counted.
 pub const NAMED: usize = 5;
-
-/// What limits new quarantines.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Brake {
-    /// How many nodes may be out of service at the same time. All of them hold.
-    pub budgets: Vec<Budget>,
-    /// How many may be taken out within a while; more trip the circuit breaker.
-    pub window: Option<Window>,
-}
-
-/// How many nodes may be out of service at the same time.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Budget {
-    /// How many.
-    pub max: Amount,
-    /// Label by whose values the nodes are counted apart; `None`: all together. Nodes
-    /// without the label are counted together.
-    pub per: Option<String>,
-}
-
-/// A number of nodes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Amount {
-    /// So many.
-    Nodes(u32),
-    /// So many of a hundred, rounded up; 1 to 100.
-    Percent(u8),
-}
-
-/// NVSentinel's `circuitBreaker`: a limit on different nodes that are taken out within a while.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Window {
-    /// Part of the GPU nodes, rounded up; 1 to 100. As many may be taken out; the next trips.
-    pub percentage: u8,
-    /// The while.
-    pub duration: SignedDuration,
-}
 
 /// The label that GPU nodes carry: `key=value`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -346,27 +300,12 @@ pub fn plan(question: Question<'_>) -> Plan {
     plan
 }
 
-// === impl Brake ===
-
-impl Default for Brake {
-    /// Returns what holds where the policy says nothing: [`DEFAULT_PERCENT`] of the GPU nodes.
-    fn default() -> Self {
-        Self {
-            budgets: vec![Budget {
-                max: Amount::Percent(DEFAULT_PERCENT),
-                per: None,
-            }],
-            window: None,
-        }
-    }
-}
-
 // === impl Candidate ===
 
 impl Candidate {
     /// Returns the node `name`, which is in service, as one that waits; `None` where nothing asks
-    /// to take it out.
-    pub fn of(name: &str, desired: &Desired, session: Option<&Session>) -> Option<Self> {
+    /// to take it out. `failing`: earlier attempts have failed.
+    pub fn of(name: &str, desired: &Desired, failing: bool) -> Option<Self> {
         if !desired.wanted() {
             return None;
         }
@@ -378,7 +317,7 @@ impl Candidate {
                 .min()
                 .unwrap_or(Timestamp::UNIX_EPOCH),
             forced: desired.forced_by.is_some(),
-            failing: session.is_some_and(|session| session.failures > 0),
+            failing,
         })
     }
 }
@@ -459,46 +398,6 @@ impl<'a> Room<'a> {
 
     fn names(&self) -> Vec<String> {
         self.by.iter().map(|name| (*name).to_owned()).collect()
-    }
-}
-
-// === impl Amount ===
-
-impl Amount {
-    /// Returns how many that is of `all`.
-    pub fn of(self, all: usize) -> usize {
-        match self {
-            Self::Nodes(nodes) => usize::try_from(nodes).unwrap_or(usize::MAX),
-            Self::Percent(percent) => all.saturating_mul(usize::from(percent)).div_ceil(100),
-        }
-    }
-}
-
-impl fmt::Display for Amount {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Nodes(nodes) => write!(f, "{nodes}"),
-            Self::Percent(percent) => write!(f, "{percent}%"),
-        }
-    }
-}
-
-// === impl Budget ===
-
-impl fmt::Display for Budget {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.per {
-            Some(label) => write!(f, "{} per {label}", self.max),
-            None => write!(f, "{}", self.max),
-        }
-    }
-}
-
-// === impl Window ===
-
-impl fmt::Display for Window {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}% in {:#}", self.percentage, self.duration)
     }
 }
 

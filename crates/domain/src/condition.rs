@@ -92,7 +92,7 @@ struct Observed<'a> {
     message: &'a str,
 }
 
-/// The conditions to write on `node`, so that they say what is known; empty where they do.
+/// Returns the conditions to write on `node`, so that they say what is known; empty where they do.
 ///
 /// `faults` are the node's open ones, `heard` the checks that have spoken of it. A check that
 /// is well gets no condition where it has none: that it was heard of is no news.
@@ -174,18 +174,18 @@ pub fn changes<'a>(
     wanted.into_iter().filter_map(change).collect()
 }
 
-/// The word of a status.
+/// Returns the word of a status.
 pub fn status_name(status: bool) -> &'static str {
     if status { "True" } else { "False" }
 }
 
-/// Whether a check's name may be that of a condition, or part of a reason.
+/// Returns whether a check's name may be that of a condition, or part of a reason.
 fn is_name(check: &str) -> bool {
     let allowed = |c: u8| c.is_ascii_alphanumeric() || matches!(c, b'-' | b'_' | b'.' | b'/');
     !check.is_empty() && check.bytes().all(allowed)
 }
 
-/// Whether the condition of this name is the check's: nobody else's, as far as can be seen.
+/// Returns whether the condition of this name is the check's: nobody else's, as far as can be seen.
 fn is_free(check: &str, on_node: Option<&Observed<'_>>) -> bool {
     is_name(check)
         && check != keys::CONDITION_GPU_HEALTHY
@@ -193,7 +193,7 @@ fn is_free(check: &str, on_node: Option<&Observed<'_>>) -> bool {
         && on_node.is_none_or(|found| is_of_check(check, found))
 }
 
-/// Whether a condition is in the grammar: written by us, or by NVSentinel.
+/// Returns whether a condition is in the grammar: written by us, or by NVSentinel.
 fn is_of_check(kind: &str, found: &Observed<'_>) -> bool {
     [keys::REASON_NOT_HEALTHY, keys::REASON_HEALTHY]
         .iter()
@@ -226,7 +226,7 @@ fn summary(faults: &[Fault], limits: &Limits) -> Condition {
     }
 }
 
-/// The conditions of a node's object. What is malformed is as good as absent.
+/// Returns the conditions of a node's object. What is malformed is as good as absent.
 fn observed(node: &Value) -> BTreeMap<&str, Observed<'_>> {
     let list = node["status"]["conditions"].as_array();
     list.into_iter()

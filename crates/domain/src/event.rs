@@ -66,7 +66,7 @@ pub struct Problem {
 // === impl Problem ===
 
 impl Problem {
-    /// A problem with a field.
+    /// Returns a problem with a field.
     pub fn new(field: &str, what: String) -> Self {
         Self {
             field: field.to_owned(),
@@ -190,8 +190,8 @@ pub fn normalise(event: &mut HealthEvent, received_at: Timestamp) {
     }
 }
 
-/// When an event counts as accepted of which somebody whom we trust says at `now` that it was
-/// at `told`: never later than now. Where that is more than [`MAX_ACCEPTANCE_AGE`] ago, a clock
+/// Returns when an event counts as accepted of which somebody whom we trust says at `now` that it
+/// was at `told`: never later than now. Where that is more than [`MAX_ACCEPTANCE_AGE`] ago, a clock
 /// was wrong: a fault is new then, and a recovery no newer than it has to be.
 pub fn accepted_at(event: &HealthEvent, told: Timestamp, now: Timestamp) -> Timestamp {
     let oldest = now.checked_sub(MAX_ACCEPTANCE_AGE).unwrap_or(now);
@@ -220,9 +220,9 @@ pub fn accepted_by_our_clock(event: &mut HealthEvent, sent: Timestamp, now: Time
     }
 }
 
-/// The identity of an event: a hash of all that it says and of who says it, so that a batch
-/// sent again (a client's retry, a monitor that reads a log again) is recognised, and nobody
-/// can say beforehand, in another's place, what that one will report.
+/// Returns the identity of an event: a hash of all that it says and of who says it, so that a batch
+/// sent again (a client's retry, a monitor that reads a log again) is recognised, and nobody can
+/// say beforehand, in another's place, what that one will report.
 ///
 /// An event that names the log record it was read from is that record's: its time, and
 /// what we knew of the GPU when we read it, may differ when it is read again.
@@ -249,13 +249,13 @@ const RECORD_NAMES: [&str; 4] = [
     keys::META_LOG_PLACE,
 ];
 
-/// Whether an event names the log record that it was read from.
+/// Returns whether an event names the log record that it was read from.
 pub fn names_record(event: &HealthEvent) -> bool {
     let has = |key| event.metadata.contains_key(key);
     has(keys::META_LOG_PLACE) || (has(keys::META_BOOT_ID) && has(keys::META_KERNEL_SEQUENCE))
 }
 
-/// A hash of what an event says apart from when: equal for two reports of the same thing.
+/// Returns a hash of what an event says apart from when: equal for two reports of the same thing.
 ///
 /// For senders that give no timestamp, whose retries look like new events.
 pub fn content_fingerprint(event: &HealthEvent) -> String {
@@ -293,7 +293,7 @@ fn restore_future_time(event: &mut HealthEvent) {
     }
 }
 
-/// Whether the sender gave no timestamp of its own.
+/// Returns whether the sender gave no timestamp of its own.
 pub fn lacks_own_time(event: &HealthEvent) -> bool {
     event.metadata.contains_key(keys::META_TIME_OF_RECEIPT)
 }
@@ -360,7 +360,7 @@ fn shorten(value: &str) -> String {
     format!("{}...", &value[..floor_char_boundary(value, SHOWN)])
 }
 
-/// The largest index up to `max` at which `text` can be cut.
+/// Returns the largest index up to `max` at which `text` can be cut.
 pub fn floor_char_boundary(text: &str, max: usize) -> usize {
     (0..=max.min(text.len()))
         .rev()

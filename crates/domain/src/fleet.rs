@@ -17,7 +17,7 @@ use std::sync::Arc;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
-use crate::assess::{Desired, assess};
+use crate::assess::{Desired, Scope, assess};
 use crate::brake::{DOUBT, Hold, NodeLabel};
 use crate::event::Record;
 use crate::fault::{Change, Fault, FaultBook};
@@ -26,8 +26,7 @@ use crate::mode::Mode;
 use crate::node::NodeView;
 use crate::policy::Policy;
 use crate::position::Position;
-use crate::session::ownership::dismissal;
-use crate::session::{Failure, Observed, Scope, Session};
+use crate::session::{Failure, Observed, Session, dismissal};
 use crate::status::SavedReports;
 use crate::wakes::{CLOCK_SLACK, Wakes};
 

@@ -27,12 +27,12 @@ struct FutureTime {
     seen: Timestamp,
 }
 
-/// Whether `time` lies further in the future than clocks differ.
+/// Returns whether `time` lies further in the future than clocks differ.
 pub fn is_future(time: Timestamp, now: Timestamp) -> bool {
     time.duration_since(now) > CLOCKS_DIFFER
 }
 
-/// What is said of a time of the future.
+/// Returns what is said of a time of the future.
 pub fn text(key: &str, says: Timestamp) -> String {
     format!("the annotation {key} says {says:.0}, which lies in the future")
 }

@@ -48,7 +48,7 @@ pub enum EntryKind {
 // === impl EntryKind ===
 
 impl EntryKind {
-    /// The kind's name, as serialised.
+    /// Returns the kind's name, as serialised.
     pub fn name(self) -> &'static str {
         match self {
             Self::Rules => "rules",

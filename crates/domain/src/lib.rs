@@ -21,6 +21,7 @@ pub mod journal;
 pub mod mode;
 pub mod nearest;
 pub mod node;
+pub mod ownership;
 pub mod pipeline;
 pub mod policy;
 pub mod position;

@@ -3,7 +3,7 @@
 /// Most edits between what was typed and what was meant.
 const EDITS: usize = 3;
 
-/// The candidates nearest to `word`, nearest first, at most `limit`: those within three
+/// Returns the candidates nearest to `word`, nearest first, at most `limit`: those within three
 /// edits, and fewer for short words, where three edits make anything of anything.
 pub fn nearest<'a>(
     word: &str,
@@ -27,7 +27,7 @@ pub fn nearest<'a>(
         .collect()
 }
 
-/// How many single-letter edits, ignoring case, make one word of the other.
+/// Returns how many single-letter edits, ignoring case, make one word of the other.
 fn distance(a: &str, b: &str) -> usize {
     let (a, b) = (a.to_lowercase(), b.to_lowercase());
     let b: Vec<char> = b.chars().collect();

@@ -4,16 +4,19 @@
 //! (`fault-quarantine` TOML, CEL over `event` and `node`), checked much harder when it
 //! is loaded: a typo is an error with file and line, not a rule that never matches.
 
+mod limits;
 mod load;
 mod rule;
 mod unknown;
 
 use std::fmt;
 
-use contract::{HealthEvent, keys};
-use serde_json::Value;
+use contract::findings::FileError;
+use contract::{HealthEvent, action_name, keys};
+use serde_json::{Map, Value, json};
 
-pub use load::{MAX_POLICY_BYTES, MAX_POLICY_COST, MAX_RULE_SETS, MAX_RULES, PolicyError};
+pub use limits::{Amount, Brake, Budget, DEFAULT_PERCENT, Window};
+pub use load::{MAX_POLICY_BYTES, MAX_POLICY_COST, MAX_RULE_SETS, MAX_RULES};
 #[cfg(test)]
 pub(crate) use rule::counts;
 pub use rule::{
@@ -21,9 +24,7 @@ pub use rule::{
     MAX_LOOPS, MAX_NODE_BYTES, MAX_NODE_ITEMS, NodeVariable, Rule, RuleKind,
 };
 
-use crate::brake::Brake;
 use crate::node::{NodeView, Taint};
-use crate::session::Marks;
 
 /// Characters of an expression that a sentence shows; the rest is in the file. The longest
 /// of the rules that NVSentinel ships has about 270.
@@ -99,7 +100,7 @@ pub const DEFAULT_POLICY: &str = include_str!("../data/default-policy.toml");
 
 impl Policy {
     /// Reads a policy. `source` names the file in errors.
-    pub fn parse(text: &str, source: &str) -> Result<Self, PolicyError> {
+    pub fn parse(text: &str, source: &str) -> Result<Self, FileError> {
         load::parse(text, source)
     }
 
@@ -116,16 +117,6 @@ impl Policy {
             brake: Brake::default(),
             warnings: vec![format!("the built-in policy does not load: {error}")],
         })
-    }
-
-    /// How its sessions mark a node.
-    pub fn marks(&self) -> Marks {
-        Marks {
-            label_prefix: self.label_prefix.clone(),
-            uncordon_labels: self.uncordon_labels,
-            maker: None,
-            store: None,
-        }
     }
 
     /// The rule sets that decide about `node`: those of the policy that it names by the
@@ -247,9 +238,34 @@ fn shortened(expression: &str) -> String {
     }
 }
 
-/// What rules see as `event`.
+/// Returns what rules see as `event`.
 pub fn event_variable(event: &HealthEvent) -> Value {
     contract::json::rule::to_value(event)
+}
+
+/// Returns what rules of overrides see as `event`: NVSentinel's variable, and beside it `entitiesImpacted`, which
+/// its documentation promises. Lists and maps are empty where the event has none.
+pub fn override_variable(event: &HealthEvent) -> Value {
+    let entities = event.entities_impacted.iter().map(
+        |entity| json!({"entityType": entity.entity_type, "entityValue": entity.entity_value}),
+    );
+    let mut fields = Map::new();
+    let mut set = |name: &str, value: Value| fields.insert(name.to_owned(), value);
+    set("agent", json!(event.agent));
+    set("checkName", json!(event.check_name));
+    set("componentClass", json!(event.component_class));
+    set("errorCode", json!(event.error_code));
+    set("entitiesImpacted", entities.collect());
+    set("isFatal", json!(event.is_fatal));
+    set("isHealthy", json!(event.is_healthy));
+    set(
+        "recommendedAction",
+        json!(action_name(event.recommended_action)),
+    );
+    set("nodeName", json!(event.node_name));
+    set("metadata", json!(event.metadata));
+    set("message", json!(event.message));
+    Value::Object(fields)
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The quarantine session of a node, or later of one of its devices: a state machine without I/O.
 //!
-//! What gpuwarden has done to a node is written on the node ([`ownership`]), in the same
+//! What gpuwarden has done to a node is written on the node ([`crate::ownership`]), in the same
 //! patch that does it; so a restart forgets nothing, with its store or without, and a recovery
 //! takes back exactly that. [`step`] compares what is wanted with what is observed and returns
 //! the effects that lead from one to the other. It may be called at any time, any number of
@@ -27,7 +27,7 @@
 
 pub mod another;
 mod change;
-pub mod ownership;
+mod dismissal;
 pub mod returns;
 
 use std::sync::Arc;
@@ -37,28 +37,19 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::assess::Desired;
+use crate::assess::{Desired, Scope};
 use crate::brake::Hold;
 use crate::future::{FutureTimes, is_future};
 use crate::journal::EntryKind;
 use crate::node::{NodeChange, NodeView};
-use ownership::{ByHand, Maker, Ownership, ReleaseRequest};
+use crate::ownership::{ByHand, Maker, Ownership, ReleaseRequest, released_at};
+use crate::policy::Policy;
+pub use dismissal::dismissal;
 
 /// After how long a change that did not get through is brought to a person's attention.
 pub const DEADLINE: SignedDuration = SignedDuration::from_secs(60);
 /// Longest wait between two attempts.
 pub const LONGEST_RETRY: SignedDuration = SignedDuration::from_secs(30);
-
-/// What of a node a session is about. Each has a session of its own.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Scope {
-    /// The node as a whole.
-    #[default]
-    Node,
-    /// One of its devices, by name. No session of one is opened yet.
-    Device(String),
-}
 
 /// Where a session stands.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -349,18 +340,19 @@ impl Observed {
 // === impl Marks ===
 
 impl Marks {
+    /// Returns how the sessions of a policy mark a node. Who makes them is not the policy's.
+    pub fn of(policy: &Policy) -> Self {
+        Self {
+            label_prefix: policy.label_prefix.clone(),
+            uncordon_labels: policy.uncordon_labels,
+            maker: None,
+            store: None,
+        }
+    }
+
     /// Returns the whole name of a label of the session.
     fn label(&self, name: &str) -> String {
         format!("{}{name}", self.label_prefix)
-    }
-}
-
-// === impl Scope ===
-
-impl Scope {
-    /// Returns whether it is the node as a whole.
-    pub fn is_node(&self) -> bool {
-        *self == Self::Node
     }
 }
 
@@ -401,7 +393,7 @@ impl Session {
     pub fn take_in_times(&mut self, observed: &Observed, now: Timestamp) -> Option<Timestamp> {
         let since = observed.own.as_ref().and_then(|own| own.since);
         self.times.take_in(keys::SESSION, since, now);
-        let says = ownership::released_at(&observed.view);
+        let says = released_at(&observed.view);
         let counts = self.times.take_in(keys::RELEASED_AT, says, now);
         counts.filter(|_| counts != says)
     }

@@ -241,7 +241,7 @@ pub struct EntityView {
 // === impl FaultView ===
 
 impl FaultView {
-    /// The view of a fault.
+    /// Returns the view of a fault.
     pub fn of(fault: &Fault) -> Self {
         Self {
             agent: fault.agent.clone(),
@@ -272,7 +272,7 @@ impl FaultView {
         }
     }
 
-    /// Short name for people, as [`Fault::title`].
+    /// Returns a short name for people, as [`Fault::title`].
     pub fn title(&self) -> String {
         let code = if self.code.is_empty() {
             String::new()
@@ -286,7 +286,7 @@ impl FaultView {
 // === impl NodeState ===
 
 impl NodeState {
-    /// The word.
+    /// Returns the word.
     pub fn name(self) -> &'static str {
         match self {
             Self::Healthy => "healthy",

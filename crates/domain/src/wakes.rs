@@ -30,7 +30,7 @@ impl Wakes {
         }
     }
 
-    /// When the next node is due.
+    /// Returns when the next node is due.
     pub fn next(&self) -> Option<Timestamp> {
         self.order.first().map(|(at, _)| *at)
     }

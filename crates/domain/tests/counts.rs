@@ -5,60 +5,17 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use contract::{Entity, HealthEvent, accepted, keys, mark_accepted};
+use contract::{HealthEvent, accepted, mark_accepted};
 use diagnosis::fold::{Fold, MAX_WINDOWS};
 use gpuwarden_domain::event::Record;
 use gpuwarden_domain::fault::{FaultBook, MAX_OPEN_FAULTS_PER_NODE};
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use proptest::prelude::*;
 
-fn second(second: i64) -> Timestamp {
-    "2026-11-21T11:40:00Z".parse::<Timestamp>().unwrap() + SignedDuration::from_secs(second)
-}
+#[path = "../../diagnosis/src/fold/tests/reports.rs"]
+mod reports;
 
-/// A report of XID 95 on a GPU, in line `line` of the log.
-fn report(pci: &str, line: u64) -> HealthEvent {
-    HealthEvent {
-        node_name: "n1".into(),
-        agent: keys::SYSLOG_AGENT.into(),
-        component_class: keys::COMPONENT_GPU.into(),
-        check_name: keys::CHECK_XID.into(),
-        error_code: vec!["95".into()],
-        entities_impacted: vec![Entity {
-            entity_type: keys::ENTITY_PCI.into(),
-            entity_value: pci.into(),
-        }],
-        is_fatal: true,
-        metadata: [(keys::META_LOG_PLACE.to_owned(), line.to_string())].into(),
-        ..HealthEvent::default()
-    }
-}
-
-fn healthy(pci: &str) -> HealthEvent {
-    HealthEvent {
-        is_healthy: true,
-        is_fatal: false,
-        error_code: Vec::new(),
-        ..report(pci, 0)
-    }
-}
-
-#[derive(Clone, Debug)]
-enum Step {
-    Report(u8),
-    Wait(u64),
-    Heal(u8),
-    Restart,
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    prop_oneof![
-        8 => (0..4_u8).prop_map(Step::Report),
-        2 => (0..90_u64).prop_map(Step::Wait),
-        5 => (0..4_u8).prop_map(Step::Heal),
-        1 => Just(Step::Restart),
-    ]
-}
+use reports::{Step, healthy, report, second, step};
 
 #[test]
 fn as_many_faults_are_counted_as_are_kept_open() {
@@ -74,7 +31,7 @@ proptest! {
     ) {
         let (mut fold, mut book) = (Fold::default(), FaultBook::default());
         let mut out = Vec::new();
-        let (mut now, mut seq) = (0_u64, 0);
+        let (mut now, mut log, mut seq) = (0_u64, -1_000, 0);
         let (mut lines, mut recovered) = (BTreeMap::new(), BTreeMap::new());
         let pci = |gpu: u8| format!("0000:{gpu:02x}:00");
         let record = |book: &mut FaultBook, seq: &mut u64, event: HealthEvent, at: Timestamp| {
@@ -87,11 +44,12 @@ proptest! {
             now += 1;
             let at = second(i64::try_from(now).unwrap());
             match step {
-                Step::Report(gpu) => {
+                Step::Report { gpu, after } => {
                     let mut event = report(&pci(gpu), now);
                     mark_accepted(&mut event, at);
                     // The log's clock is another one.
-                    let said = second(i64::try_from(now).unwrap() - 1_000);
+                    log += after;
+                    let said = second(log);
                     fold.take(event, said, Duration::from_secs(now), &mut out);
                     lines.insert(pci(gpu), now);
                 }
@@ -99,7 +57,7 @@ proptest! {
                     now += seconds;
                     fold.tick(Duration::from_secs(now), &mut out);
                 }
-                Step::Heal(gpu) => {
+                Step::Recover(gpu) | Step::Heal(gpu) => {
                     record(&mut book, &mut seq, healthy(&pci(gpu)), at);
                     recovered.insert(pci(gpu), now);
                 }

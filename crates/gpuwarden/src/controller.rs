@@ -25,7 +25,7 @@ use tokio::net::TcpListener;
 use crate::act::Acting;
 use crate::lead::{Standby, Term};
 use crate::parts::{self, Front, Policy};
-use crate::tasks::Tasks;
+use crate::tasks::{Tasks, said};
 
 /// The socket is for the operator's commands, and speaks for any node: nobody else's.
 const OWN_UID: u32 = 0o600;
@@ -168,7 +168,7 @@ impl<'a> Start<'a> {
         let (tls, identify) = self.transport;
         let serving = ingest::serve(grpc, tls, identify, connector, tasks.no_more());
         let port = "the gRPC port";
-        tasks.input(port, parts::said(port, serving));
+        tasks.input(port, said(port, serving));
         let acting = Acting {
             settings: act,
             process,

@@ -215,16 +215,6 @@ fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// Serves, and says why where it ends by itself.
-pub(crate) async fn said<E: std::error::Error>(
-    what: &'static str,
-    serving: impl Future<Output = Result<(), E>>,
-) {
-    if let Err(error) = serving.await {
-        tracing::error!(err = %logging::chain(&error), "{what} has failed");
-    }
-}
-
 /// Waits for SIGTERM or SIGINT.
 pub(crate) async fn until_told() -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;

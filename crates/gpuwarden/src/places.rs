@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
-use crate::parts::said;
+use crate::tasks::said;
 
 /// How often the places are looked at.
 const LOOK_EVERY: Duration = Duration::from_secs(2);

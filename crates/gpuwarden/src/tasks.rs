@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use cli::{Endpoint, ProcessSettings};
+use runtime::logging;
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 
@@ -33,6 +34,16 @@ pub(crate) struct Tasks {
     done: CancellationToken,
     /// What each is, for people.
     names: HashMap<Id, &'static str>,
+}
+
+/// A task that serves, and says why where it ends by itself.
+pub(crate) async fn said<E: std::error::Error>(
+    what: &'static str,
+    serving: impl Future<Output = Result<(), E>>,
+) {
+    if let Err(error) = serving.await {
+        tracing::error!(err = %logging::chain(&error), "{what} has failed");
+    }
 }
 
 // === impl Tasks ===

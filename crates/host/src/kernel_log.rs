@@ -13,6 +13,7 @@ use std::{
     str::FromStr,
 };
 
+mod file_id;
 mod follow;
 mod journal;
 mod kmsg;

@@ -230,6 +230,14 @@ fn position(seq: i64) -> Position {
     Position::from(seq.unsigned_abs())
 }
 
+/// Returns the position of the newest event.
+fn newest(connection: &Connection) -> rusqlite::Result<Position> {
+    let newest: Option<i64> = connection
+        .prepare_cached("SELECT max(seq) FROM event")?
+        .query_row([], |row| row.get(0))?;
+    Ok(newest.map_or(Position::START, position))
+}
+
 /// Returns a position as `SQLite`'s integer; beyond the largest nothing is stored.
 fn number(position: Position) -> i64 {
     i64::try_from(position.number()).unwrap_or(i64::MAX)

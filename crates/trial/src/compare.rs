@@ -54,7 +54,7 @@ pub struct Asked {
     pub rule_sets: Vec<String>,
 }
 
-/// The settings in which `a` and `b` differ. Rule sets are compared by what they do
+/// Returns the settings in which `a` and `b` differ. Rule sets are compared by what they do
 /// ([`differences`]); of those that a node can name, only the names are compared.
 pub fn settings(a: &Policy, b: &Policy) -> Vec<SettingDifference> {
     let of = |policy: &Policy| {
@@ -92,8 +92,8 @@ fn listed(items: impl Iterator<Item = String>) -> String {
     items.join(", ")
 }
 
-/// The events of known monitors that `a` and `b` answer differently: on one node of each kind
-/// that their rules tell apart among `nodes`; without nodes, on one of which nothing is known.
+/// Returns the events of known monitors that `a` and `b` answer differently: on one node of each
+/// kind that their rules tell apart among `nodes`; without nodes, on one of which nothing is known.
 pub fn differences(
     a: &Policy,
     b: &Policy,
@@ -124,8 +124,8 @@ pub fn differences(
     found
 }
 
-/// The rule sets of `policy`, by name and once each, with a rule about nodes that `other` does
-/// not have: without nodes, [`differences`] cannot tell what these rules change.
+/// Returns the rule sets of `policy`, by name and once each, with a rule about nodes that `other`
+/// does not have: without nodes, [`differences`] cannot tell what these rules change.
 pub fn untried<'a>(policy: &'a Policy, other: &Policy) -> Vec<&'a str> {
     let known: Vec<&str> = rule_sets(other).flat_map(about_nodes).map(text).collect();
     let mut names = Vec::new();
@@ -152,7 +152,7 @@ fn text(rule: &Rule) -> &str {
     &rule.expression
 }
 
-/// The first node of each kind: the rules about nodes answer the same for all of a kind.
+/// Returns the first node of each kind: the rules about nodes answer the same for all of a kind.
 fn kinds<'a>(nodes: &'a [NodeView], policies: [&Policy; 2]) -> Vec<&'a NodeView> {
     let no_event = EventVariable::new(&serde_json::Value::Null);
     let mut answers = Vec::new();
@@ -182,7 +182,7 @@ fn kinds<'a>(nodes: &'a [NodeView], policies: [&Policy; 2]) -> Vec<&'a NodeView>
     kinds
 }
 
-/// What `policy` asks for on one event, on `node` or on one of which nothing is known.
+/// Returns what `policy` asks for on one event, on `node` or on one of which nothing is known.
 fn asked(policy: &Policy, standard: &Standard, node: Option<&NodeView>) -> Asked {
     let mut replay = Replay::new(policy.clone(), node.map(|node| vec![node.clone()]));
     let mut event = standard.event.clone();

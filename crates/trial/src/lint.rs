@@ -3,11 +3,10 @@
 
 use contract::{RecommendedAction, keys};
 use diagnosis::catalog::Catalog;
-use domain::brake::Brake;
 use domain::nearest::nearest;
 use domain::node::NodeView;
 use domain::policy::{
-    Answer, Compared, EventVariable, How, NodeVariable, Policy, Rule, RuleKind, RuleSet,
+    Answer, Brake, Compared, EventVariable, How, NodeVariable, Policy, Rule, RuleKind, RuleSet,
     event_variable,
 };
 use serde::{Deserialize, Serialize};
@@ -31,7 +30,7 @@ pub struct Warning {
     pub hint: String,
 }
 
-/// What is odd in `policy`.
+/// Returns what is odd in `policy`.
 pub fn lint(policy: &Policy, catalog: &Catalog) -> Vec<Warning> {
     let mut warnings: Vec<Warning> = policy
         .warnings
@@ -183,7 +182,7 @@ fn of_rule_set(rule_set: &RuleSet, events: &[Standard], warnings: &mut Vec<Warni
     }
 }
 
-/// Whether the rules about events hold; those about nodes are taken to hold.
+/// Returns whether the rules about events hold; those about nodes are taken to hold.
 fn matches(rule_set: &RuleSet, standard: &Standard) -> bool {
     let of_events = |rules: &[Rule]| -> Vec<Rule> {
         rules
@@ -212,7 +211,7 @@ fn matches(rule_set: &RuleSet, standard: &Standard) -> bool {
     bare.answer(&EventVariable::new(&event_variable(&standard.event)), &node) == Answer::Matched
 }
 
-/// Why a comparison says the same of every event, and what to do; `None`: it need not.
+/// Returns why a comparison says the same of every event, and what to do; `None`: it need not.
 fn never_so(compared: &Compared) -> Option<(String, String)> {
     let Compared {
         field,

@@ -17,12 +17,12 @@ pub struct Preset {
     pub text: &'static str,
 }
 
-/// All presets, our own first.
+/// Returns all presets, our own first.
 pub fn all() -> &'static [Preset] {
     &PRESETS
 }
 
-/// The preset of this name.
+/// Returns the preset of this name.
 pub fn find(name: &str) -> Option<&'static Preset> {
     PRESETS.iter().find(|preset| preset.name == name)
 }

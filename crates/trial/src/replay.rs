@@ -16,15 +16,15 @@ use std::sync::Arc;
 
 use contract::keys;
 use domain::assess::{Desired, Verdict};
-use domain::brake::{Amount, Brake, Candidate, Hold, NodeLabel};
+use domain::brake::{Candidate, Hold, NodeLabel};
 use domain::event::Record;
 use domain::fault::Change;
 use domain::fleet::{Answer, Effect, Fleet, Found, Input, Owns, Planned, Settings};
 use domain::mode::Mode;
 use domain::node::{NodeView, Taint, scheduling};
-use domain::policy::Policy;
+use domain::policy::{Amount, Brake, Policy};
 use domain::position::Position;
-use domain::session::{Intent, Phase, without_ours};
+use domain::session::{Intent, Marks, Phase, without_ours};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
@@ -143,9 +143,9 @@ pub struct Summary {
 // === impl Replay ===
 
 impl Replay {
-    /// A replay of `policy` before the first event. With `nodes`, only these exist, as they
-    /// are there; without, every node that an event names does, and nothing else is known
-    /// of it. Nothing is held back, see [`Replay::braked`].
+    /// Returns a replay of `policy` before the first event. With `nodes`, only these exist, as they
+    /// are there; without, every node that an event names does, and nothing else is known of it.
+    /// Nothing is held back, see [`Replay::braked`].
     pub fn new(policy: Policy, nodes: Option<Vec<NodeView>>) -> Self {
         let begins = Timestamp::UNIX_EPOCH;
         let settings = Settings {
@@ -173,7 +173,7 @@ impl Replay {
         fleet.take(Input::ListBegun, begins);
         let listed = nodes.is_some();
         for node in nodes.into_iter().flatten() {
-            let view = Arc::new(without_ours(&node, &policy.marks()));
+            let view = Arc::new(without_ours(&node, &Marks::of(&policy)));
             fleet.take(Input::Seen(view), begins);
         }
         fleet.take(Input::Listed, begins);
@@ -193,8 +193,8 @@ impl Replay {
         }
     }
 
-    /// The same replay with the policy's brake, for a cluster in which it is not switched off.
-    /// GPU nodes are those that carry [`keys::GPU_NODE_LABEL`]; where none does, all are.
+    /// Returns the same replay with the policy's brake, for a cluster in which it is not switched
+    /// off. GPU nodes are those that carry [`keys::GPU_NODE_LABEL`]; where none does, all are.
     #[must_use]
     pub fn braked(mut self) -> Self {
         let Brake { budgets, window } = self.policy.brake.clone();
@@ -216,7 +216,7 @@ impl Replay {
         self
     }
 
-    /// The policy.
+    /// Returns the policy.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
@@ -252,7 +252,7 @@ impl Replay {
         }
         let because: Vec<String> = changes.iter().filter_map(change_text).collect();
         if let Some(waiting) = self.waiting.get_mut(&name) {
-            let candidate = Candidate::of(&name, &self.fleet.desired(&name), None);
+            let candidate = Candidate::of(&name, &self.fleet.desired(&name), false);
             if waiting.candidate != candidate {
                 (waiting.candidate, waiting.because) = (candidate, because.clone());
             }
@@ -371,7 +371,7 @@ impl Replay {
         }
         self.held.insert(name.to_owned());
         (self.waiting.entry(name.to_owned())).or_insert_with(|| Waiting {
-            candidate: Candidate::of(name, &desired, None),
+            candidate: Candidate::of(name, &desired, false),
             because: because.clone(),
             hold: hold.clone(),
             since: now,
@@ -383,17 +383,17 @@ impl Replay {
         })
     }
 
-    /// What the rules say of the open faults of a node, gravest first.
+    /// Returns what the rules say of the open faults of a node, gravest first.
     pub fn verdicts(&self, node: &str) -> Vec<Verdict> {
         self.desired(node).verdicts
     }
 
-    /// What is wanted for a node now.
+    /// Returns what is wanted for a node now.
     pub fn desired(&self, node: &str) -> Desired {
         self.fleet.desired(node)
     }
 
-    /// How much was done up to now.
+    /// Returns how much was done up to now.
     pub fn summary(&self) -> Summary {
         let until = self.now.unwrap_or(Timestamp::UNIX_EPOCH);
         let open = self.out.values();
@@ -454,7 +454,7 @@ impl From<Intent> for Decided {
 }
 
 impl Decided {
-    /// Its name, as serialised.
+    /// Returns its name, as serialised.
     pub fn name(self) -> &'static str {
         match self {
             Self::Quarantine => Intent::Quarantine.name(),
@@ -467,7 +467,7 @@ impl Decided {
     }
 }
 
-/// What an event did to a fault, where it did something.
+/// Returns what an event did to a fault, where it did something.
 fn change_text(change: &Change) -> Option<String> {
     match change {
         Change::Opened(title) => Some(title.clone()),
@@ -495,7 +495,7 @@ impl Decision {
         }
     }
 
-    /// Whether both do the same to the same node at the same time, whatever for.
+    /// Returns whether both do the same to the same node at the same time, whatever for.
     pub fn does_the_same(&self, other: &Self) -> bool {
         let does = |of: &Self| {
             let Self {
@@ -517,7 +517,7 @@ impl Decision {
         does(self) == does(other)
     }
 
-    /// What it does, for people: `cordon, add taint gpu=bad:NoSchedule`.
+    /// Returns what it does, for people: `cordon, add taint gpu=bad:NoSchedule`.
     pub fn change(&self) -> String {
         match (self.decision, &self.hold) {
             (Decided::Held, hold) => {

@@ -66,7 +66,7 @@ const OTHERS: [(&str, &str, &[&str]); 9] = [
     ("preflight-nccl-allreduce", "Node", &["NCCLAllReduceTest"]),
 ];
 
-/// One event of each kind that is known, those of the kernel log as `catalog` judges them.
+/// Returns one event of each kind that is known, those of the kernel log as `catalog` judges them.
 pub fn events(catalog: &Catalog) -> Vec<Standard> {
     let mut events: Vec<Standard> = catalog
         .xids()
@@ -209,12 +209,12 @@ fn entity(kind: &str, value: &str) -> Entity {
 // === impl Standard ===
 
 impl Standard {
-    /// Whether its source calls it harmless: not fatal, and nothing to be done about it.
+    /// Returns whether its source calls it harmless: not fatal, and nothing to be done about it.
     pub fn is_harmless(&self) -> bool {
         !self.event.is_fatal && self.event.recommended_action == RecommendedAction::None as i32
     }
 
-    /// Its gravity and action, for people.
+    /// Returns its gravity and action, for people.
     pub fn judged(&self) -> String {
         let fatal = if self.event.is_fatal { "fatal, " } else { "" };
         format!("{fatal}{}", action_name(self.event.recommended_action))

@@ -13,8 +13,7 @@ use domain::mode::Mode;
 use domain::nearest::nearest;
 use domain::node::NodeView;
 use domain::policy::{EventVariable, NodeVariable, Policy, Rule, RuleKind, event_variable};
-use domain::session::ownership::dismissal;
-use domain::session::{Observed, Phase, Session, another, returns};
+use domain::session::{Observed, Phase, Session, another, dismissal, returns};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -311,7 +310,7 @@ fn anothers_check(situation: &Situation<'_>) -> Option<Check> {
     Some(check)
 }
 
-/// What holds back a quarantine that the rules ask for.
+/// Returns what holds back a quarantine that the rules ask for.
 fn brake_check(situation: &Situation<'_>) -> Option<Check> {
     let hold = situation.hold?;
     Some(stops("brake", hold.to_string()).fix(&hold.awaits()))
@@ -446,7 +445,7 @@ fn rule_check(
     }
 }
 
-/// What each rule of each rule set says, and what it has looked at.
+/// Returns what each rule of each rule set says, and what it has looked at.
 fn rule_details(
     policy: &Policy,
     fault: &Fault,
@@ -506,7 +505,7 @@ fn rule_lines(
     lines
 }
 
-/// How far the change has come; `None`: none is under way.
+/// Returns how far the change has come; `None`: none is under way.
 fn change_check(session: &Session) -> Option<Check> {
     if session.failures == 0 {
         return None;

@@ -10,7 +10,7 @@ use anyhow::Context as _;
 
 use super::{
     Finding, relative,
-    tokens::{Token, flatten_without_tests, parse},
+    tokens::{Token, flatten_without_tests, parse, paths},
 };
 
 /// Lines of a Rust file, at most.
@@ -129,79 +129,17 @@ fn check_file(file: &Path, source: &str) -> Vec<Finding> {
 /// Returns the lines of impure paths, written out or inside the braces of a `use`.
 fn impure_paths(tokens: &[Token]) -> Vec<(usize, String)> {
     let mut found = Vec::new();
-    let mut walk = Walk {
-        tokens,
-        next: 0,
-        found: &mut found,
-    };
-    while walk.next < tokens.len() {
-        walk.path(&[]);
-    }
-    found.dedup();
-    found
-}
-
-/// A walk over tokens that reads paths, and trees of paths.
-struct Walk<'a> {
-    tokens: &'a [Token],
-    next: usize,
-    found: &'a mut Vec<(usize, String)>,
-}
-
-impl<'a> Walk<'a> {
-    fn text(&self, ahead: usize) -> &'a str {
-        self.tokens
-            .get(self.next + ahead)
-            .map_or("", |token| token.text.as_str())
-    }
-
-    /// Reads one path from here, with `prefix` before it, or skips one token.
-    fn path(&mut self, prefix: &[&'a str]) {
-        let mut segments = prefix.to_vec();
-        let line = self.tokens.get(self.next).map_or(0, |token| token.line);
-        while is_word(self.text(0)) {
-            segments.push(self.text(0));
-            let more = self.text(1) == ":" && self.text(2) == ":";
-            self.next += 1;
-            if !more {
-                self.report(&segments, line);
-                return;
-            }
-            self.next += 2;
-            if self.text(0) == "{" {
-                self.tree(&segments);
-                return;
-            }
-        }
-        // A turbofish, a star, or no path at all.
-        self.report(&segments, line);
-        self.next += 1;
-    }
-
-    /// Reads `{a, b::c, d::{e}}`.
-    fn tree(&mut self, prefix: &[&'a str]) {
-        self.next += 1;
-        while self.next < self.tokens.len() && self.text(0) != "}" {
-            self.path(prefix);
-        }
-        self.next += 1;
-    }
-
-    fn report(&mut self, segments: &[&str], line: usize) {
+    for (line, segments) in paths(tokens) {
         let hit = IMPURE.into_iter().find(|path| match path {
             // A crate stands first and is followed; a method may stand anywhere.
             [name] => segments.first() == Some(name) && segments.len() > 1,
             ["std", ..] => segments.starts_with(path),
             _ => segments.windows(path.len()).any(|window| window == *path),
         });
-        if let Some(path) = hit {
-            self.found.push((line, path.join("::")));
-        }
+        found.extend(hit.map(|path| (line, path.join("::"))));
     }
-}
-
-fn is_word(text: &str) -> bool {
-    text.starts_with(|first: char| first.is_alphabetic() || first == '_') && text != "literal"
+    found.dedup();
+    found
 }
 
 #[cfg(test)]

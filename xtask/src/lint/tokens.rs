@@ -96,6 +96,95 @@ fn ends_item(token: &TokenTree) -> bool {
     }
 }
 
+/// Returns the paths among the tokens, each with its line and as its segments: those of a `use`
+/// with braces one by one. A lone word is a path as well.
+pub(super) fn paths(tokens: &[Token]) -> Vec<(usize, Vec<&str>)> {
+    let mut walk = Walk {
+        tokens,
+        next: 0,
+        found: Vec::new(),
+    };
+    while walk.next < tokens.len() {
+        walk.path(&[]);
+    }
+    walk.found
+}
+
+/// A walk over tokens that reads paths, and trees of paths.
+struct Walk<'a> {
+    tokens: &'a [Token],
+    next: usize,
+    found: Vec<(usize, Vec<&'a str>)>,
+}
+
+impl<'a> Walk<'a> {
+    fn text(&self, ahead: usize) -> &'a str {
+        self.tokens
+            .get(self.next + ahead)
+            .map_or("", |token| token.text.as_str())
+    }
+
+    /// Reads one path from here, with `prefix` before it, or skips one token.
+    fn path(&mut self, prefix: &[&'a str]) {
+        let mut segments = prefix.to_vec();
+        let line = self.tokens.get(self.next).map_or(0, |token| token.line);
+        while is_word(self.text(0)) {
+            segments.push(self.text(0));
+            let more = self.text(1) == ":" && self.text(2) == ":";
+            self.next += 1;
+            if !more {
+                self.found.push((line, segments));
+                return;
+            }
+            self.next += 2;
+            if self.text(0) == "{" {
+                self.tree(&segments);
+                return;
+            }
+        }
+        // A turbofish, a star, or no path at all.
+        self.found.push((line, segments));
+        self.next += 1;
+    }
+
+    /// Reads `{a, b::c, d::{e}}`.
+    fn tree(&mut self, prefix: &[&'a str]) {
+        self.next += 1;
+        while self.next < self.tokens.len() && self.text(0) != "}" {
+            self.path(prefix);
+        }
+        self.next += 1;
+    }
+}
+
+fn is_word(text: &str) -> bool {
+    text.starts_with(|first: char| first.is_alphabetic() || first == '_') && text != "literal"
+}
+
+/// Returns the names of all modules that are files, `mod name;`, those for tests included.
+pub(super) fn modules(stream: TokenStream) -> Vec<String> {
+    let tokens: Vec<TokenTree> = stream.into_iter().collect();
+    let mut found = Vec::new();
+    for window in tokens.windows(3) {
+        if let [
+            TokenTree::Ident(word),
+            TokenTree::Ident(name),
+            TokenTree::Punct(end),
+        ] = window
+            && word == "mod"
+            && end.as_char() == ';'
+        {
+            found.push(name.to_string());
+        }
+    }
+    for token in tokens {
+        if let TokenTree::Group(group) = token {
+            found.extend(modules(group.stream()));
+        }
+    }
+    found
+}
+
 /// A function with what it does.
 pub(super) struct Function {
     pub(super) name: String,

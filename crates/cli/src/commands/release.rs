@@ -10,8 +10,8 @@ use anyhow::{Context as _, bail};
 use cluster::Cluster;
 use contract::keys;
 use domain::node::{NodeChange, NodeView};
+use domain::ownership::{Ownership, REASON_BYTES, ReleaseRequest};
 use domain::session::another;
-use domain::session::ownership::{Ownership, REASON_BYTES, ReleaseRequest};
 use jiff::Timestamp;
 use tokio::time::Instant;
 

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use contract::findings::{line_of, start_of};
 use domain::nearest::nearest;
 use serde::de::DeserializeOwned;
 use toml::de::DeTable;
@@ -78,7 +79,7 @@ impl ConfigFile {
 
     /// Names the key, which the error does not, and says what its values look like.
     fn wrong_value(&self, error: &toml::de::Error) -> SettingsError {
-        let start = error.span().map_or(0, |span| span.start);
+        let start = start_of(error);
         let entries = self.entries().unwrap_or_default();
         let found = entries.iter().find(|(_, place)| place.contains(&start));
         let Some((key, place)) = found else {
@@ -89,15 +90,14 @@ impl ConfigFile {
     }
 
     fn wrong(&self, error: &toml::de::Error) -> SettingsError {
-        let start = error.span().map_or(0, |span| span.start);
+        let start = start_of(error);
         self.at(start, error.message().to_owned())
     }
 
     fn at(&self, offset: usize, what: String) -> SettingsError {
-        let before = self.text.bytes().take(offset);
         SettingsError::File {
             path: self.path.clone(),
-            line: 1 + before.filter(|byte| *byte == b'\n').count(),
+            line: line_of(&self.text, offset),
             what,
         }
     }

@@ -10,15 +10,13 @@ use kube::api::{Patch, PatchParams, PostParams};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::election::{
-    Answer, Ask, Deposed, Election, LEASE_DURATION, NextStep, RENEW_DEADLINE, Record,
-};
+use super::election::{Answer, Ask, Deposed, Election, LEASE_DURATION, NextStep, Record};
 use super::store_note::StoreNote;
-use super::tenure::Tenure;
 use crate::causes::chain;
 use crate::connect::{Cluster, ConnectError};
 use crate::error::{ApiError, found};
 use crate::pace::Urgency;
+use crate::tenure::{RENEW_DEADLINE, Tenure};
 
 /// Longest time for one request: two that hang, and a third still gets through within
 /// [`RENEW_DEADLINE`].

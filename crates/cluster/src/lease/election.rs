@@ -7,19 +7,15 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Time for which the others leave an unchanged Lease alone. Together with the two below these are
-/// the numbers of Kubernetes' own controllers, which have proven themselves against API servers
-/// that restart: a leader that was killed is missed for so long, and a shorter time would let a
-/// slow API server depose leaders.
+use crate::tenure::RENEW_DEADLINE;
+
+/// Time for which the others leave an unchanged Lease alone. Together with [`RENEW_DEADLINE`] and
+/// [`RETRY`] these are the numbers of Kubernetes' own controllers, which have proven themselves
+/// against API servers that restart: a leader that was killed is missed for so long, and a shorter
+/// time would let a slow API server depose leaders.
 pub(crate) const LEASE_DURATION: Duration = Duration::from_secs(15);
-/// Time for which a leader that cannot renew goes on: five attempts.
-pub(crate) const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 /// Between two renewals, and between two looks of who stands by.
 pub(crate) const RETRY: Duration = Duration::from_secs(2);
-/// By when writes that were begun have ended. What is left of [`LEASE_DURATION`] is for
-/// clocks that do not run equally fast: with 1 s of 15 s they may differ by 6 %.
-pub(crate) const WRITES_END: Duration = Duration::from_secs(14);
-
 /// The Lease as somebody wrote it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Record {

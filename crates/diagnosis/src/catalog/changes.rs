@@ -36,7 +36,7 @@ struct Row<'a> {
 // === impl Catalog ===
 
 impl Catalog {
-    /// Where `other` differs from this catalogue, kind by kind.
+    /// Returns where `other` differs from this catalogue, kind by kind.
     pub fn changes_to(&self, other: &Self) -> Vec<Change> {
         let mut out = Vec::new();
         for new in other.xids.values() {
@@ -131,7 +131,7 @@ impl Xid {
 // === impl Sxid ===
 
 impl Sxid {
-    /// What becomes of its lines, in words.
+    /// Returns what becomes of its lines, in words.
     pub fn shown(&self) -> String {
         match self.fixed {
             Some((true, action)) => format!("fatal, {}", action.as_str_name()),
@@ -144,7 +144,7 @@ impl Sxid {
 // === impl Nvlink5 ===
 
 impl Nvlink5 {
-    /// What tells the row from others of its code: unit, cause of a link that went down,
+    /// Returns what tells the row from others of its code: unit, cause of a link that went down,
     /// status words.
     pub fn key(&self) -> String {
         let mut key = format!("{} {}", self.code, self.unit);
@@ -162,7 +162,7 @@ impl Nvlink5 {
 // === impl Nic ===
 
 impl Nic {
-    /// Whether its lines are looked for, and what for.
+    /// Returns whether its lines are looked for, and what for.
     pub fn shown(&self) -> String {
         if !self.enabled {
             return "no".to_owned();

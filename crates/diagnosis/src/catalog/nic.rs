@@ -3,8 +3,6 @@
 use aho_corasick::packed::Searcher;
 use memchr::memmem::Finder;
 
-use super::rows::{Nic, Text};
-
 /// A driver of NICs whose lines are looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NicDriver {
@@ -33,19 +31,17 @@ pub struct Filter {
 // === impl Filter ===
 
 impl Filter {
-    /// Of these patterns, those that are enabled.
-    pub(super) fn of(rows: &[Nic]) -> Self {
-        let endings = rows
-            .iter()
-            .filter(|row| row.enabled)
-            .flat_map(|row| &row.pattern.alternatives)
+    /// Returns the filter for lines that one of these patterns covers.
+    pub(super) fn of<'a>(patterns: impl Iterator<Item = &'a Pattern>) -> Self {
+        let endings = patterns
+            .flat_map(|pattern| &pattern.alternatives)
             .filter_map(|parts| Some(parts.last()?.needle()));
         Self {
             endings: Searcher::new(endings),
         }
     }
 
-    /// Whether a pattern may cover a line.
+    /// Returns whether a pattern may cover a line.
     pub fn passes(&self, line: &[u8]) -> bool {
         self.endings
             .as_ref()
@@ -56,7 +52,7 @@ impl Filter {
 // === impl NicDriver ===
 
 impl NicDriver {
-    /// Its name in the kernel.
+    /// Returns its name in the kernel.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Mlx5 => "mlx5_core",
@@ -76,7 +72,7 @@ impl Pattern {
         Self { alternatives }
     }
 
-    /// Whether a line has all parts of one of the lists, in order.
+    /// Returns whether a line has all parts of one of the lists, in order.
     pub fn covers(&self, line: &[u8]) -> bool {
         self.alternatives.iter().any(|parts| {
             let mut rest = line;
@@ -101,7 +97,7 @@ impl Eq for Pattern {}
 
 impl std::fmt::Display for Pattern {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let lists: Vec<Text> = self
+        let lists: Vec<String> = self
             .alternatives
             .iter()
             .map(|parts| {
@@ -109,7 +105,7 @@ impl std::fmt::Display for Pattern {
                     .iter()
                     .map(|part| String::from_utf8_lossy(part.needle()))
                     .collect();
-                parts.join(" ... ").into()
+                parts.join(" ... ")
             })
             .collect();
         f.write_str(&lists.join(" || "))

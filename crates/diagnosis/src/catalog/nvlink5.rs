@@ -4,17 +4,10 @@
 //! `IntrInfo` says which unit, and for a link that went down why, and the error status
 //! says what the unit met. Drivers number the units differently before and from R575 on.
 
-use super::rows::{Nvlink5, Text};
+use super::rows::{Bits, Nvlink5, Text};
 
 /// Driver branch from which on `IntrInfo` has its second layout.
 const SECOND_LAYOUT: u32 = 575;
-
-/// Which words are covered: those that have `value` in the bits of `mask`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Bits {
-    mask: u32,
-    value: u32,
-}
 
 /// What an XID 144 to 150 line says.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -52,50 +45,6 @@ pub(super) struct Match<'a> {
     pub(super) basis: Option<Text>,
 }
 
-// === impl Bits ===
-
-impl Bits {
-    /// Reads 32 characters, the highest bit first: `0`, `1`, or `-` for any.
-    pub fn parse(text: &str) -> Option<Self> {
-        let mut bits = Self { mask: 0, value: 0 };
-        if text.len() != 32 {
-            return None;
-        }
-        for digit in text.bytes() {
-            bits.mask = bits.mask << 1 | u32::from(digit != b'-');
-            bits.value = bits.value << 1 | u32::from(digit == b'1');
-            if !b"01-".contains(&digit) {
-                return None;
-            }
-        }
-        Some(bits)
-    }
-
-    /// Whether `word` is covered.
-    pub fn covers(self, word: u32) -> bool {
-        word & self.mask == self.value
-    }
-
-    /// Bits 25 to 20: why a link went down, or 0.
-    pub fn reason(self) -> u32 {
-        self.value >> 20 & 0x3f
-    }
-}
-
-impl std::fmt::Display for Bits {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        for bit in (0..32).rev() {
-            let digit = match (self.mask >> bit & 1, self.value >> bit & 1) {
-                (0, _) => '-',
-                (_, 0) => '0',
-                _ => '1',
-            };
-            std::fmt::Write::write_char(f, digit)?;
-        }
-        Ok(())
-    }
-}
-
 // === impl Layout ===
 
 impl Layout {
@@ -122,7 +71,7 @@ impl Layout {
     }
 }
 
-/// The row of `rows` that says what `report` of XID `code` means.
+/// Returns the row of `rows` that says what `report` of XID `code` means.
 ///
 /// `branch` is the driver's, 570 of 570.86.15, and its layout alone counts: the words of one
 /// layout may be those of a graver unit in the other. Without it the line itself tells: no
@@ -151,7 +100,7 @@ pub(super) fn find<'a>(
     })
 }
 
-/// The row for a report whose `IntrInfo` has one layout.
+/// Returns the row for a report whose `IntrInfo` has one layout.
 fn read<'a>(
     rows: &'a [Nvlink5],
     code: u32,
@@ -193,7 +142,7 @@ fn read<'a>(
     fatal.or(any).copied()
 }
 
-/// Whether a row is of the unit that a line names.
+/// Returns whether a row is of the unit that a line names.
 pub(super) fn names(row: &Nvlink5, unit: &str) -> bool {
     row.unit
         .split('/')

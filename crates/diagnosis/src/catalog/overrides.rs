@@ -17,6 +17,7 @@ mod entries;
 
 use std::collections::BTreeMap;
 
+use contract::findings::FileError;
 use contract::{ProcessingStrategy, RecommendedAction};
 
 use super::rows::{Changed, Confidence, Nic, Xid};
@@ -37,14 +38,6 @@ pub struct Overrides {
     /// NVSentinel's list: the patterns that are on, in order, and what they are for.
     nic_list: Option<Vec<(String, ProcessingStrategy)>>,
     cancellations: Option<BTreeMap<String, Vec<String>>>,
-}
-
-/// A file that cannot be used: every finding, one per line.
-#[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{}", findings.join("\n"))]
-pub struct OverridesError {
-    /// Findings as `file:line: what`.
-    pub findings: Vec<String>,
 }
 
 /// A changed verdict.
@@ -79,7 +72,7 @@ struct NicEntry {
 
 impl Overrides {
     /// Reads a file. `shown` is its name in messages and on events.
-    pub fn parse(text: &str, shown: &str) -> Result<Self, OverridesError> {
+    pub fn parse(text: &str, shown: &str) -> Result<Self, FileError> {
         entries::parse(text, shown)
     }
 }
@@ -87,7 +80,7 @@ impl Overrides {
 // === impl Catalog ===
 
 impl Catalog {
-    /// This catalogue with the changes of a file; a later file has the last word.
+    /// Returns this catalogue with the changes of a file; a later file has the last word.
     #[must_use]
     pub fn with(&self, overrides: &Overrides) -> Self {
         let mut catalog = self.clone();

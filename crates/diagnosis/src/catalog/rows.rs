@@ -9,10 +9,16 @@ use std::fmt;
 use contract::{ProcessingStrategy, RecommendedAction, parse_action};
 
 use super::nic::{NicDriver, Pattern};
-use super::nvlink5::Bits;
 
 /// Text of a row: compiled in, or from a file of changes.
 pub type Text = Cow<'static, str>;
+
+/// Which words are covered: those that have `value` in the bits of `mask`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bits {
+    pub(super) mask: u32,
+    pub(super) value: u32,
+}
 
 /// What is known of one XID code.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -188,10 +194,54 @@ pub(super) const NIC: Table = Table {
     text: include_str!("../../data/nic.tsv"),
 };
 
+// === impl Bits ===
+
+impl Bits {
+    /// Reads 32 characters, the highest bit first: `0`, `1`, or `-` for any.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut bits = Self { mask: 0, value: 0 };
+        if text.len() != 32 {
+            return None;
+        }
+        for digit in text.bytes() {
+            bits.mask = bits.mask << 1 | u32::from(digit != b'-');
+            bits.value = bits.value << 1 | u32::from(digit == b'1');
+            if !b"01-".contains(&digit) {
+                return None;
+            }
+        }
+        Some(bits)
+    }
+
+    /// Returns whether `word` is covered.
+    pub fn covers(self, word: u32) -> bool {
+        word & self.mask == self.value
+    }
+
+    /// Bits 25 to 20: why a link went down, or 0.
+    pub fn reason(self) -> u32 {
+        self.value >> 20 & 0x3f
+    }
+}
+
+impl std::fmt::Display for Bits {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for bit in (0..32).rev() {
+            let digit = match (self.mask >> bit & 1, self.value >> bit & 1) {
+                (0, _) => '-',
+                (_, 0) => '0',
+                _ => '1',
+            };
+            std::fmt::Write::write_char(f, digit)?;
+        }
+        Ok(())
+    }
+}
+
 // === impl Table ===
 
 impl Table {
-    /// Its rows, each through `read`, which says what is wrong with one.
+    /// Returns its rows, each through `read`, which says what is wrong with one.
     pub(super) fn rows<T, const N: usize>(
         self,
         read: impl Fn([&'static str; N]) -> Result<T, String>,
@@ -373,7 +423,7 @@ fn action_of(text: &str) -> Result<RecommendedAction, String> {
 // === impl Confidence ===
 
 impl Confidence {
-    /// Its word.
+    /// Returns its word.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::High => "high",
@@ -395,7 +445,7 @@ impl Confidence {
 // === impl SxidClass ===
 
 impl SxidClass {
-    /// Its word.
+    /// Returns its word.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::NonFatal => "non-fatal",

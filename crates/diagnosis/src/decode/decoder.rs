@@ -81,7 +81,7 @@ impl Default for KernelLogDecoder {
 }
 
 impl KernelLogDecoder {
-    /// A decoder that judges by this catalogue.
+    /// Returns a decoder that judges by this catalogue.
     pub fn new(catalog: Arc<Catalog>) -> Self {
         Self {
             nic_filter: catalog.nic_filter(),
@@ -97,7 +97,7 @@ impl KernelLogDecoder {
         }
     }
 
-    /// The XID and `SXid` lines that could not be read since this was asked last.
+    /// Returns the XID and `SXid` lines that could not be read since this was asked last.
     pub fn take_garbled(&mut self) -> Option<Garbled> {
         self.garbled.take()
     }
@@ -107,7 +107,7 @@ impl KernelLogDecoder {
         self.machine = machine;
     }
 
-    /// What is known of the machine.
+    /// Returns what is known of the machine.
     pub fn machine(&self) -> Option<&Machine> {
         self.machine.as_ref()
     }
@@ -119,7 +119,7 @@ impl KernelLogDecoder {
         self.nics = nics.into_iter().take(MAX_NICS).collect();
     }
 
-    /// The faults in a record, which is one line or several. `at` is the record's own time,
+    /// Returns the faults in a record, which is one line or several. `at` is the record's own time,
     /// or the newest one known where it has none.
     pub fn record(&mut self, text: &[u8], at: Timestamp) -> Vec<Finding> {
         if !super::may_say_something(text) {
@@ -425,7 +425,7 @@ impl KernelLogDecoder {
 // === impl Finding ===
 
 impl Finding {
-    /// Whether this is an XID beside which a "fallen off the bus" line of the same GPU adds
+    /// Returns whether this is an XID beside which a "fallen off the bus" line of the same GPU adds
     /// nothing: 79, or one that takes the machine out of service at least as long.
     fn tells_of_a_fall(&self) -> bool {
         let Kind::Xid { code, .. } = self.kind else {
@@ -439,7 +439,7 @@ impl Finding {
     }
 }
 
-/// What describes an XID further: the compute unit of 13, link and registers of 74.
+/// Returns what describes an XID further: the compute unit of 13, link and registers of 74.
 fn parts(xid: &XidLine<'_>) -> Vec<(&'static str, String)> {
     const REGISTERS: [&str; 7] = ["REG0", "REG1", "REG2", "REG3", "REG4", "REG5", "REG6"];
     match xid.code {

@@ -129,7 +129,7 @@ impl Finding {
         }
     }
 
-    /// The recommended action by name.
+    /// Returns the recommended action by name.
     pub fn action_name(&self) -> String {
         action_name(self.action as i32).into_owned()
     }

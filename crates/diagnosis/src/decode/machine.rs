@@ -172,12 +172,12 @@ impl Machine {
         self.chassis_serial.as_deref()
     }
 
-    /// The GPUs in the order of the file.
+    /// Returns the GPUs in the order of the file.
     pub fn gpus(&self) -> &[Gpu] {
         &self.gpus
     }
 
-    /// The GPU at a PCI address in any of its forms.
+    /// Returns the GPU at a PCI address in any of its forms.
     ///
     /// The file has but the last four digits of a domain. A GPU of a longer one, as behind a
     /// volume management device (`10000:01:00`), is found where they name one GPU only.
@@ -194,21 +194,21 @@ impl Machine {
         there.next().filter(|_| there.next().is_none())
     }
 
-    /// The GPU with a UUID.
+    /// Returns the GPU with a UUID.
     pub fn gpu_with_uuid(&self, uuid: &str) -> Option<&Gpu> {
         self.gpus
             .get(*self.by_uuid.get(&uuid.to_ascii_lowercase())?)
     }
 
-    /// The GPU whose `NVLink` ends in link `link` of the device at `pci`, a switch or another
-    /// GPU.
+    /// Returns the GPU whose `NVLink` ends in link `link` of the device at `pci`, a switch or
+    /// another GPU.
     pub fn gpu_linked_to(&self, pci: &str, link: u32) -> Option<&Gpu> {
         self.gpus
             .get(*self.by_remote_link.get(&(normalise_pci(pci), link))?)
     }
 }
 
-/// A normalised address with the last four digits of its domain, where that has more.
+/// Returns a normalised address with the last four digits of its domain, where that has more.
 pub(super) fn cut_domain(pci: &str) -> Option<String> {
     let (domain, rest) = pci.split_once(':')?;
     let cut = domain.len().checked_sub(4).filter(|cut| *cut > 0)?;
@@ -226,7 +226,7 @@ fn limit(field: &str, found: usize, most: usize) -> Result<(), MachineError> {
     })
 }
 
-/// A name without blanks around it; an empty one is none.
+/// Returns a name without blanks around it; an empty one is none.
 fn name(field: &str, value: Option<String>) -> Result<Option<String>, MachineError> {
     let Some(value) = value else {
         return Ok(None);

@@ -24,7 +24,7 @@ pub struct NicLine<'a> {
     pub message: &'a [u8],
 }
 
-/// Whether a message begins like one of these drivers'.
+/// Returns whether a message begins like one of these drivers'.
 pub(super) fn is_of_a_driver(message: &[u8]) -> bool {
     match message.first() {
         Some(b'm') => message.starts_with(b"mlx5_core "),
@@ -67,7 +67,7 @@ pub(super) fn line(message: &[u8]) -> Option<NicLine<'_>> {
     })
 }
 
-/// Whether `text` is the PCI address of a function: `0000:9a:00.0`.
+/// Returns whether `text` is the PCI address of a function: `0000:9a:00.0`.
 fn is_function(text: &str) -> bool {
     text.contains('.') && super::is_pci(text)
 }

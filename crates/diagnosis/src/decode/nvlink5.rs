@@ -6,7 +6,7 @@ use crate::catalog::{Report, Severity};
 /// Longest name of a unit that is believed (bytes): it becomes part of the error code.
 const MAX_UNIT_BYTES: usize = 40;
 
-/// What the text says, if it has a unit and at least two register words.
+/// Returns what the text says, if it has a unit and at least two register words.
 ///
 /// The name of the unit is all that stands before the severity: `MSE Degraded` has a
 /// blank in it.
@@ -29,7 +29,7 @@ pub(super) fn report(text: &str) -> Option<Report<'_>> {
     })
 }
 
-/// The driver's word for how grave it is, in a text that may be no report.
+/// Returns the driver's word for how grave it is, in a text that may be no report.
 pub(super) fn severity(text: &str) -> Option<Severity> {
     text.split_ascii_whitespace().find_map(severity_of)
 }
@@ -42,7 +42,7 @@ fn severity_of(word: &str) -> Option<Severity> {
     }
 }
 
-/// The name of the unit, and the driver's word for how grave it is.
+/// Returns the name of the unit, and the driver's word for how grave it is.
 fn unit(head: &str) -> Option<(&str, Option<Severity>)> {
     let mut from = 0;
     while let Some(word) = head.get(from..)?.split_ascii_whitespace().next() {

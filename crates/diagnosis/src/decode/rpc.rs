@@ -42,7 +42,7 @@ pub(super) fn goes_on(rest: &[u8]) -> Option<RpcLine<'_>> {
     (is_row || (first, second) == ("entry", "function")).then_some(RpcLine { gpu: None, text })
 }
 
-/// The driver's number of the GPU in the message of an XID 119: `... from GPU0 GSP! ...`.
+/// Returns the driver's number of the GPU in the message of an XID 119: `... from GPU0 GSP! ...`.
 pub(super) fn gpu_of(message: &str) -> Option<u32> {
     let (_, rest) = message.split_once(" GPU")?;
     let (gpu, rest) = leading_number(rest)?;

@@ -75,7 +75,7 @@ pub struct Unit {
 // === impl XidLine ===
 
 impl<'a> XidLine<'a> {
-    /// The compute unit in `... on (GPC 1, TPC 0, SM 0): ...`.
+    /// Returns the compute unit in `... on (GPC 1, TPC 0, SM 0): ...`.
     pub fn unit(&self) -> Option<Unit> {
         let (_, rest) = self.message.split_once("(GPC ")?;
         let (gpc, rest) = leading_number(rest)?;
@@ -85,7 +85,7 @@ impl<'a> XidLine<'a> {
         rest.starts_with(')').then_some(Unit { gpc, tpc, sm })
     }
 
-    /// The link in `... link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)`, and its registers
+    /// Returns the link in `... link 14(0x0, 0x0, 0x10000, 0x0, 0x0, 0x0, 0x0)`, and its registers
     /// where the line has all seven.
     pub fn link(&self) -> Option<(u32, Option<[u32; 7]>)> {
         let (_, rest) = self.message.split_once("link ")?;
@@ -102,26 +102,26 @@ impl<'a> XidLine<'a> {
         Some((link, registers()))
     }
 
-    /// What an XID 144 to 150 line says: unit, severity and register words.
+    /// Returns what an XID 144 to 150 line says: unit, severity and register words.
     pub fn nvlink5(&self) -> Option<Report<'a>> {
         self.is_nvlink5()
             .then(|| super::nvlink5::report(self.message))?
     }
 
-    /// The word of an XID 144 to 150 line for how grave it is, also where there is no
+    /// Returns the word of an XID 144 to 150 line for how grave it is, also where there is no
     /// [report](Self::nvlink5).
     pub fn nvlink5_severity(&self) -> Option<Severity> {
         self.is_nvlink5()
             .then(|| super::nvlink5::severity(self.message))?
     }
 
-    /// Whether the code is one of `NVLink` 5.
+    /// Returns whether the code is one of `NVLink` 5.
     pub fn is_nvlink5(&self) -> bool {
         (144..=150).contains(&self.code)
     }
 }
 
-/// Whether what follows `NVRM: ` begins as an XID line does: `Xid (`.
+/// Returns whether what follows `NVRM: ` begins as an XID line does: `Xid (`.
 pub(super) fn begins(bytes: &[u8]) -> bool {
     bytes
         .strip_prefix(b"Xid")
@@ -217,7 +217,7 @@ fn process(code: u32, text: &str) -> (Option<&str>, &str) {
     (Some(name), rest)
 }
 
-/// A value that ends at a comma, or at the end of the text, and what follows.
+/// Returns a value that ends at a comma, or at the end of the text, and what follows.
 fn ended(text: &str, at: Option<usize>) -> (&str, &str) {
     let (value, rest) = at.and_then(|at| text.split_at_checked(at)).map_or(
         (text.trim_end_matches(',').trim_end(), ""),
@@ -226,7 +226,7 @@ fn ended(text: &str, at: Option<usize>) -> (&str, &str) {
     (value.trim_matches(['\'', '"']), rest)
 }
 
-/// Whether `text` begins as the driver's messages of this code do.
+/// Returns whether `text` begins as the driver's messages of this code do.
 fn is_message(code: u32, text: &str) -> bool {
     match code {
         144..=150 => super::nvlink5::report(text).is_some(),

@@ -2,42 +2,12 @@ use contract::Entity;
 use proptest::prelude::*;
 
 use super::*;
+use reports::{Step, healthy, report, second, step};
 
-const START: &str = "2026-11-21T11:40:00Z";
+mod reports;
 
-fn second(second: i64) -> Timestamp {
-    START.parse::<Timestamp>().unwrap() + SignedDuration::from_secs(second)
-}
-
-/// A report of XID 95 on a GPU, in line `line` of the log.
-fn report(pci: &str, line: u64) -> HealthEvent {
-    HealthEvent {
-        node_name: "n1".into(),
-        agent: keys::SYSLOG_AGENT.into(),
-        component_class: keys::COMPONENT_GPU.into(),
-        check_name: keys::CHECK_XID.into(),
-        error_code: vec!["95".into()],
-        entities_impacted: vec![Entity {
-            entity_type: keys::ENTITY_PCI.into(),
-            entity_value: pci.into(),
-        }],
-        is_fatal: true,
-        metadata: [(keys::META_LOG_PLACE.to_owned(), line.to_string())].into(),
-        ..HealthEvent::default()
-    }
-}
-
-fn healthy(pci: &str) -> HealthEvent {
-    HealthEvent {
-        is_healthy: true,
-        is_fatal: false,
-        error_code: Vec::new(),
-        ..report(pci, 0)
-    }
-}
-
-/// A fold with a clock, and the events that it let through: line, count, seconds from
-/// [`START`] of the first and the last report.
+/// A fold with a clock, and the events that it let through: line, count, seconds from the
+/// begin of the log of the first and the last report.
 #[derive(Default)]
 struct Bench {
     fold: Fold,
@@ -407,25 +377,6 @@ fn a_fault_that_comes_and_goes_is_told_a_few_times_in_a_window() {
         let at_once: &[(u64, u64)] = &[(7_000, 1)];
         assert_eq!(bench.passed(), lines(at_once));
     }
-}
-
-#[derive(Clone, Debug)]
-enum Step {
-    Report { gpu: u8, after: i64 },
-    Wait(u64),
-    Recover(u8),
-    Heal(u8),
-    Restart,
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    prop_oneof![
-        8 => (0..4_u8, -5..40_i64).prop_map(|(gpu, after)| Step::Report { gpu, after }),
-        2 => (0..90_u64).prop_map(Step::Wait),
-        1 => (0..4_u8).prop_map(Step::Recover),
-        4 => (0..4_u8).prop_map(Step::Heal),
-        1 => Just(Step::Restart),
-    ]
 }
 
 proptest! {

@@ -5,6 +5,7 @@ mod simulator;
 use contract::keys;
 
 use super::*;
+use crate::policy::Window;
 
 const GPU: &str = "nvidia.com/gpu.present";
 

@@ -77,7 +77,7 @@ impl Limits {
         Ok(Self { message, compacted })
     }
 
-    /// Most bytes of a message.
+    /// Returns the most bytes of a message.
     pub fn message_bytes(&self) -> usize {
         self.message
     }
@@ -98,7 +98,7 @@ impl Default for Limits {
     }
 }
 
-/// The message for these open faults of one check.
+/// Returns the message for these open faults of one check.
 pub(super) fn render(faults: &[&Fault], limits: &Limits) -> String {
     let pieces = pieces(faults);
     let whole: Vec<String> = pieces.iter().map(Piece::whole).collect();
@@ -112,7 +112,7 @@ pub(super) fn render(faults: &[&Fault], limits: &Limits) -> String {
     joined(&compacted, limits.message).unwrap_or_else(|| cut(&compacted, limits.message))
 }
 
-/// The worst fault for people, and how many more there are.
+/// Returns the worst fault for people, and how many more there are.
 pub(super) fn in_words(worst: &Fault, others: usize, limits: &Limits) -> String {
     let more = if others == 0 {
         String::new()
@@ -128,7 +128,7 @@ pub(super) fn in_words(worst: &Fault, others: usize, limits: &Limits) -> String 
     format!("{}{more}", shortened(&text, room))
 }
 
-/// All pieces, if they fit.
+/// Returns all pieces, if they fit.
 fn joined(pieces: &[String], max: usize) -> Option<String> {
     let bytes: usize = pieces.iter().map(|piece| piece.len() + 1).sum();
     (bytes <= max).then(|| {
@@ -138,8 +138,8 @@ fn joined(pieces: &[String], max: usize) -> Option<String> {
     })
 }
 
-/// As many pieces as fit, a part of the next one, and the mark. The mark has its room in the
-/// limit.
+/// Returns as many pieces as fit, a part of the next one, and the mark. The mark has its room in
+/// the limit.
 fn cut(pieces: &[String], max: usize) -> String {
     let mut message = String::new();
     for piece in pieces {
@@ -160,7 +160,7 @@ fn cut(pieces: &[String], max: usize) -> String {
     message
 }
 
-/// One piece for each event and set of codes, in the order in which the faults opened.
+/// Returns one piece for each event and set of codes, in the order in which the faults opened.
 fn pieces(faults: &[&Fault]) -> Vec<Piece> {
     let mut events: Vec<(&HealthEvent, Vec<Part<'_>>)> = Vec::new();
     for fault in faults {
@@ -262,7 +262,7 @@ impl Piece {
     }
 }
 
-/// The entities of an event that are about these subjects, in the event's own form and
+/// Returns the entities of an event that are about these subjects, in the event's own form and
 /// order: what is broken no more is not named.
 fn entities(event: &HealthEvent, subjects: &[&Subject]) -> Vec<Entity> {
     let concerns = |entity: &&Entity| subjects.iter().any(|subject| subject.concerns(entity));
@@ -279,7 +279,7 @@ fn entities(event: &HealthEvent, subjects: &[&Subject]) -> Vec<Entity> {
     found
 }
 
-/// A code or entity as one word of the grammar.
+/// Returns a code or entity as one word of the grammar.
 fn token(text: &str) -> String {
     let word = |c: char| match c {
         ';' => '.',
@@ -289,13 +289,13 @@ fn token(text: &str) -> String {
     text.chars().map(word).collect()
 }
 
-/// One line without control characters.
+/// Returns one line without control characters.
 fn printable(text: &str) -> String {
     let line = |c: char| if c.is_control() { ' ' } else { c };
     text.trim().chars().map(line).collect()
 }
 
-/// The text, or as much of it as fits with the mark of a cut.
+/// Returns the text, or as much of it as fits with the mark of a cut.
 fn shortened(text: &str, max: usize) -> String {
     if text.len() <= max {
         return text.to_owned();

@@ -35,7 +35,7 @@ pub struct Occurrence {
     pub accepted_at: Timestamp,
 }
 
-/// The occurrences of these open faults, newest first.
+/// Returns the occurrences of these open faults, newest first.
 pub fn occurrences(faults: &[Fault], limits: &Limits) -> Vec<Occurrence> {
     let mut groups: Vec<(&str, Vec<&Fault>)> = Vec::new();
     for fault in faults.iter().filter(|fault| !fault.event.is_fatal) {
@@ -70,12 +70,12 @@ pub fn occurrences(faults: &[Fault], limits: &Limits) -> Vec<Occurrence> {
     groups.into_iter().filter_map(occurrence).collect()
 }
 
-/// Whether the faults of the occurrence `key` are open still, fatal by now or not.
+/// Returns whether the faults of the occurrence `key` are open still, fatal by now or not.
 pub fn is_open(faults: &[Fault], key: &str) -> bool {
     faults.iter().any(|fault| fault.opened_by == key)
 }
 
-/// The reason that an Event gives.
+/// Returns the reason that an Event gives.
 pub fn reason(check: &str, healthy: bool) -> String {
     let suffix = if healthy {
         keys::REASON_HEALTHY

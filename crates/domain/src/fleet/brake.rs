@@ -275,7 +275,7 @@ impl Fleet {
                 if entry.out(now).is_some() {
                     return None; // On its way, and counted.
                 }
-                Candidate::of(name, desired, Some(&entry.session))
+                Candidate::of(name, desired, entry.session.failures > 0)
             })
             .collect();
         brake::plan(Question {

@@ -26,7 +26,7 @@ use super::entry::Awaits;
 use super::{Effect, Fleet, Found, Level, Purpose};
 use crate::event::{MAX_EVENTS, Record, content_fingerprint, normalise};
 use crate::journal::EntryKind;
-use crate::session::ownership::{Maker, Ownership};
+use crate::ownership::{Maker, Ownership};
 use crate::session::{Failure, another};
 
 /// For which nodes nobody else speaks: sessions on them that the store does not know are

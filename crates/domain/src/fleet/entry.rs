@@ -7,14 +7,22 @@ use contract::keys;
 use jiff::Timestamp;
 
 use super::Found;
-use super::show::Counted;
 use crate::assess::Verdict;
 use crate::brake::{Hold, Out};
 use crate::node::{NodeChange, NodeView};
+use crate::ownership::Ownership;
 use crate::position::Position;
-use crate::session::ownership::Ownership;
 use crate::session::{Observed, Session};
 use crate::status::Reports;
+
+/// As what a node was last counted.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Counted {
+    /// The cluster has it.
+    pub(super) in_cluster: bool,
+    /// The brake or a pause holds it back.
+    pub(super) held: bool,
+}
 
 /// What is kept per node.
 #[derive(Debug)]

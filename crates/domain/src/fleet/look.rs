@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use contract::keys;
 use serde_json::{Value, json};
 
 use super::claim::Claim;
 use super::entry::NodeEntry;
+use super::show::unknown_policy;
 use super::{Effect, Fleet, Level, Mode, Owns, Planned, RuleSetOutcome};
 use crate::assess::{Desired, Verdict, assess};
 use crate::brake::Hold;
@@ -14,8 +14,7 @@ use crate::fault::Fault;
 use crate::journal::EntryKind;
 use crate::node::{NodeChange, NodeView};
 use crate::policy::Policy;
-use crate::session::ownership::dismissal;
-use crate::session::{self, Intent, Marks, Note, Observed, Patch, Phase, step};
+use crate::session::{self, Intent, Marks, Note, Observed, Patch, Phase, dismissal, step};
 
 /// Faults whose verdicts one journal entry tells.
 const MAX_VERDICTS: usize = 50;
@@ -260,7 +259,7 @@ impl Fleet {
                 Owns::Node(_) => Some(self.settings.store.clone()),
                 Owns::All => None,
             },
-            ..policy.marks()
+            ..Marks::of(policy)
         }
     }
 
@@ -341,15 +340,6 @@ impl Fleet {
         }
         self.showing.news = true;
     }
-}
-
-/// Returns what is said of a node that names a policy which does not exist.
-pub(super) fn unknown_policy(name: &str) -> String {
-    format!(
-        "the annotation {} names the policy {name:?}, which the cluster's policy does not have: \
-         the cluster's holds",
-        keys::POLICY
-    )
 }
 
 /// Returns what the rules said, for people. The gravest faults come first; a node with more than a

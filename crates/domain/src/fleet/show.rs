@@ -5,14 +5,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use contract::keys;
 use jiff::Timestamp;
 
-use super::entry::NodeEntry;
-use super::look::unknown_policy;
+use super::entry::{Counted, NodeEntry};
 use super::{Fleet, Mode};
 use crate::assess::{DismissedBy, is_notice};
 use crate::brake::{Hold, Use};
 use crate::fault::{Fault, not_fully_seen};
-use crate::session::ownership::{Ownership, dismissal};
-use crate::session::{Phase, another};
+use crate::ownership::Ownership;
+use crate::session::{Phase, another, dismissal};
 use crate::view::{
     AnotherView, BrakeView, FaultView, LimitView, NodeState, NodeStatus, SessionView,
 };
@@ -29,15 +28,6 @@ pub(super) enum Sight {
     NotRead,
     /// They were: what was not among them is not there.
     Read,
-}
-
-/// As what a node was last counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counted {
-    /// The cluster has it.
-    in_cluster: bool,
-    /// The brake or a pause holds it back.
-    held: bool,
 }
 
 /// What is to be shown anew.
@@ -368,6 +358,15 @@ impl NodeEntry {
             verdicts.any(|verdict| verdict.ruling.opted_out(view))
         })
     }
+}
+
+/// What is said of a node that names a policy which does not exist.
+pub(super) fn unknown_policy(name: &str) -> String {
+    format!(
+        "the annotation {} names the policy {name:?}, which the cluster's policy does not have: \
+         the cluster's holds",
+        keys::POLICY
+    )
 }
 
 #[cfg(test)]

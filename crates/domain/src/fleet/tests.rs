@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::event::normalise;
+use crate::ownership::Ownership;
 use crate::position::Position;
 use crate::session::Intent;
-use crate::session::ownership::Ownership;
 
 const DAY: SignedDuration = SignedDuration::from_hours(24);
 

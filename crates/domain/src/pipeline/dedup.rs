@@ -141,7 +141,7 @@ struct Weight {
 // === impl Deduplicator ===
 
 impl Deduplicator {
-    /// One that has seen nothing.
+    /// Returns one that has seen nothing.
     pub fn new(settings: Settings) -> Self {
         Self::with_room(settings, MAX_SEEN_BYTES)
     }
@@ -279,7 +279,7 @@ impl Deduplicator {
         self.settings.window
     }
 
-    /// How many faults are remembered.
+    /// Returns how many faults are remembered.
     pub fn remembered(&self) -> usize {
         self.scopes.values().map(HashMap::len).sum()
     }
@@ -353,9 +353,9 @@ impl Subject {
         Self { entities, codes }
     }
 
-    /// Whether an event of the same scope may concern faults of this subject. It may know a
-    /// device by another name, so it does not only where all that it names are others of the
-    /// same types.
+    /// Returns whether an event of the same scope may concern faults of this subject. It may know a
+    /// device by another name, so it does not only where all that it names are others of the same
+    /// types.
     fn may_concern(&self, event: &HealthEvent) -> bool {
         let codes = &event.error_code;
         let any_code = codes.is_empty() || codes.iter().any(|code| self.codes.contains(code));
@@ -401,7 +401,7 @@ impl Report {
         }
     }
 
-    /// Whether an event about the same subject changes nothing after this report.
+    /// Returns whether an event about the same subject changes nothing after this report.
     fn holds_back(
         &self,
         event: &HealthEvent,
@@ -426,7 +426,7 @@ impl Report {
             && self.weight == Weight::of(event)
     }
 
-    /// Whether an event is this very report, sent again.
+    /// Returns whether an event is this very report, sent again.
     fn is(&self, event: &HealthEvent) -> bool {
         match &self.fingerprint {
             None => self.id == event.id,
@@ -457,7 +457,7 @@ impl Weight {
     }
 }
 
-/// Whether less than `window` has passed since `first`, on a clock that did not go back.
+/// Returns whether less than `window` has passed since `first`, on a clock that did not go back.
 fn within(window: SignedDuration, first: Timestamp, now: Timestamp) -> bool {
     let since = now.duration_since(first);
     !since.is_negative() && since < window

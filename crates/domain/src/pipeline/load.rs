@@ -7,6 +7,7 @@ mod sink;
 use std::fmt;
 
 use contract::RecommendedAction;
+use contract::findings::{FileError, Findings};
 use jiff::SignedDuration;
 use serde::{Deserialize, Deserializer, de};
 use toml::Spanned;
@@ -27,13 +28,6 @@ pub const MAX_RULES: usize = 256;
 pub const MAX_WINDOW: SignedDuration = SignedDuration::from_hours(24);
 /// Longest name of a label in Kubernetes: prefix of 253 bytes, slash, name of 63.
 const MAX_LABEL_BYTES: usize = 317;
-
-/// A file that cannot be used: every finding, one per line.
-#[derive(Debug, PartialEq, Eq)]
-pub struct LoadError {
-    /// Findings as `file:line: what`.
-    pub findings: Vec<String>,
-}
 
 /// What `config.json` says.
 #[derive(Debug, PartialEq, Eq)]
@@ -181,22 +175,13 @@ struct DedupKeys {
     checks: Vec<String>,
 }
 
-/// Collects what is wrong with a file.
-struct Findings<'a> {
-    text: &'a str,
-    source: &'a str,
-    found: Vec<String>,
-}
-
 /// Reads `config.json`. `source` names the file in errors.
-pub fn connector(text: &str, source: &str) -> Result<ConnectorFile, LoadError> {
+pub fn connector(text: &str, source: &str) -> Result<ConnectorFile, FileError> {
     let keys: ConnectorKeys = serde_json::from_str(text).map_err(|error| {
         let (line, shown) = (error.line(), error.to_string());
         let place = format!(" at line {line} column {}", error.column());
         let what = shown.strip_suffix(&place).unwrap_or(&shown);
-        LoadError {
-            findings: vec![format!("{source}:{line}: {what}")],
-        }
+        Findings::new(text, source).stop_on_line(line, what)
     })?;
     let limits = limits(&keys, text, source)?;
     let on = |switch: Option<Switch>| switch == Some(Switch(true));
@@ -253,22 +238,20 @@ pub fn connector(text: &str, source: &str) -> Result<ConnectorFile, LoadError> {
     })
 }
 
-fn limits(keys: &ConnectorKeys, text: &str, source: &str) -> Result<Limits, LoadError> {
+fn limits(keys: &ConnectorKeys, text: &str, source: &str) -> Result<Limits, FileError> {
     let default = Limits::default();
     let value = |key: &Option<Positive>, default| key.as_ref().map_or(default, |key| key.0);
     let message = value(&keys.condition_length, default.message_bytes());
     let compacted = value(&keys.compacted_length, default.compacted_bytes());
     Limits::new(message, compacted).map_err(|error| {
         let key = "MaxNodeConditionMessageLength";
-        let line = line_of(text, &[key]);
-        LoadError {
-            findings: vec![format!("{source}:{line}: {key}: {error}")],
-        }
+        let what = format!("{key}: {error}");
+        Findings::new(text, source).stop_on_line(line_that_sets(text, &[key]), &what)
     })
 }
 
-/// The line, from 1, that sets the first of `keys` which is there at all.
-fn line_of(text: &str, keys: &[&str]) -> usize {
+/// Returns the line, from 1, that sets the first of `keys` which is there at all.
+fn line_that_sets(text: &str, keys: &[&str]) -> usize {
     let line = |key: &&str| {
         let quoted = format!("\"{key}\"");
         text.lines().position(|line| line.contains(&quoted))
@@ -277,7 +260,7 @@ fn line_of(text: &str, keys: &[&str]) -> usize {
 }
 
 /// Reads `metadata.toml`; beside the labels what was read and is not used.
-pub fn metadata(text: &str, source: &str) -> Result<(Labels, Vec<String>), LoadError> {
+pub fn metadata(text: &str, source: &str) -> Result<(Labels, Vec<String>), FileError> {
     let mut findings = Findings::new(text, source);
     let keys: MetadataKeys = findings.parse()?;
     let labels = keys.allowed_labels.as_ref();
@@ -285,17 +268,17 @@ pub fn metadata(text: &str, source: &str) -> Result<(Labels, Vec<String>), LoadE
         let found = labels.get_ref().len();
         if found > MAX_METADATA {
             let what = format!("{found} entries; an event carries {MAX_METADATA} at most");
-            findings.at(labels, &format!("allowedLabels: {what}"));
+            findings.at(labels.span().start, &format!("allowedLabels: {what}"));
         }
         let lengths = labels.get_ref().iter().map(String::len);
         if let Some(long) = lengths.filter(|length| *length > MAX_LABEL_BYTES).max() {
             let what =
                 format!("{long} bytes are no name of a label, which has {MAX_LABEL_BYTES} at most");
-            findings.at(labels, &format!("allowedLabels: {what}"));
+            findings.at(labels.span().start, &format!("allowedLabels: {what}"));
         }
     }
     if let Some(ttl) = &keys.cache_ttl {
-        findings.duration("cacheTTL", ttl, SignedDuration::MAX);
+        duration(&mut findings, "cacheTTL", ttl, SignedDuration::MAX);
     }
     let mut notes = Vec::new();
     if keys.cache_size.is_some() || keys.cache_ttl.is_some() {
@@ -309,7 +292,7 @@ pub fn metadata(text: &str, source: &str) -> Result<(Labels, Vec<String>), LoadE
 }
 
 /// Reads `overrides.toml`; beside the rules what is to be shown about them.
-pub fn overrides(text: &str, source: &str) -> Result<(Overrides, Vec<String>), LoadError> {
+pub fn overrides(text: &str, source: &str) -> Result<(Overrides, Vec<String>), FileError> {
     let mut findings = Findings::new(text, source);
     let keys: OverrideKeys = findings.parse()?;
     if keys.enabled != Some(true) {
@@ -320,12 +303,12 @@ pub fn overrides(text: &str, source: &str) -> Result<(Overrides, Vec<String>), L
         return Ok((Overrides::default(), vec![note]));
     }
     if keys.rules.is_empty() {
-        findings.line(1, "enabled is true and there are no rules");
+        findings.on_line(1, "enabled is true and there are no rules");
     }
     if let Some(first) = keys.rules.get(MAX_RULES) {
         let found = keys.rules.len();
         findings.at(
-            first,
+            first.span().start,
             &format!("{found} rules, at most {MAX_RULES} are taken"),
         );
     }
@@ -342,17 +325,19 @@ pub fn overrides(text: &str, source: &str) -> Result<(Overrides, Vec<String>), L
             "the rules together can take {cost} steps for an event, at most {MAX_POLICY_COST} are \
              taken; loop over less"
         );
-        findings.line(1, &what);
+        findings.on_line(1, &what);
     }
     findings.result((Overrides { rules }, Vec::new()))
 }
 
 /// Reads `dedup.toml`.
-pub fn dedup(text: &str, source: &str) -> Result<dedup::Settings, LoadError> {
+pub fn dedup(text: &str, source: &str) -> Result<dedup::Settings, FileError> {
     let mut findings = Findings::new(text, source);
     let keys: DedupKeys = findings.parse()?;
     let mut duration = |name, value: Option<Spanned<String>>, default| {
-        value.map_or(default, |text| findings.duration(name, &text, MAX_WINDOW))
+        value.map_or(default, |text| {
+            duration(&mut findings, name, &text, MAX_WINDOW)
+        })
     };
     let window = duration(
         "suppressionWindow",
@@ -375,24 +360,24 @@ fn rule_of(entry: Spanned<RuleKeys>, findings: &mut Findings<'_>) -> Option<Over
     let start = entry.span().start;
     let RuleKeys { name, when, change } = entry.into_inner();
     if name.trim().is_empty() || name.len() > MAX_NAME_BYTES {
-        findings.offset(
+        findings.at(
             start,
             &format!("a rule needs a name of at most {MAX_NAME_BYTES} bytes"),
         );
     }
     let when = match when {
         None => {
-            findings.offset(start, &format!("rule '{name}': when is missing"));
+            findings.at(start, &format!("rule '{name}': when is missing"));
             None
         }
         Some(when) => match Rule::compile(RuleKind::Override, when.get_ref()) {
             Ok(rule) => Some(rule),
             Err(CompileError::Wrong(what)) => {
-                findings.at(&when, &format!("rule '{name}': when {what}"));
+                findings.at(when.span().start, &format!("rule '{name}': when {what}"));
                 None
             }
             Err(error @ CompileError::NoThread(_)) => {
-                findings.at(&when, &error.to_string());
+                findings.at(when.span().start, &error.to_string());
                 None
             }
         },
@@ -405,7 +390,7 @@ fn rule_of(entry: Spanned<RuleKeys>, findings: &mut Findings<'_>) -> Option<Over
         let what = format!(
             "rule '{name}': override is to have one of isFatal, isHealthy, recommendedAction"
         );
-        findings.offset(start, &what);
+        findings.at(start, &what);
     }
     let change = keys?;
     let custom = change.custom.as_ref();
@@ -416,7 +401,7 @@ fn rule_of(entry: Spanned<RuleKeys>, findings: &mut Findings<'_>) -> Option<Over
     if let Some(text) = &change.action {
         match RecommendedAction::from_str_name(text.get_ref()) {
             None => findings.at(
-                text,
+                text.span().start,
                 &format!(
                     "rule '{name}': recommendedAction '{}' is unknown",
                     text.get_ref()
@@ -424,7 +409,7 @@ fn rule_of(entry: Spanned<RuleKeys>, findings: &mut Findings<'_>) -> Option<Over
             ),
             // The connector itself refuses such an event, and nothing could act on it.
             Some(RecommendedAction::Custom) if name_of_custom.is_empty() => findings.at(
-                text,
+                text.span().start,
                 &format!("rule '{name}': recommendedAction CUSTOM needs a customRecommendedAction"),
             ),
             Some(found) => action = Some((found as i32, name_of_custom.to_owned())),
@@ -436,11 +421,11 @@ fn rule_of(entry: Spanned<RuleKeys>, findings: &mut Findings<'_>) -> Option<Over
             .is_none_or(|(number, _)| *number == RecommendedAction::Custom as i32);
         if change.action.is_none() || !custom_action {
             let what = "customRecommendedAction stands beside recommendedAction = 'CUSTOM' only";
-            findings.at(custom, &format!("rule '{name}': {what}"));
+            findings.at(custom.span().start, &format!("rule '{name}': {what}"));
         }
         if custom.get_ref().len() > MAX_VALUE_BYTES {
             let what = format!("customRecommendedAction has over {MAX_VALUE_BYTES} bytes");
-            findings.at(custom, &format!("rule '{name}': {what}"));
+            findings.at(custom.span().start, &format!("rule '{name}': {what}"));
         }
     }
     Some(Override {
@@ -452,73 +437,26 @@ fn rule_of(entry: Spanned<RuleKeys>, findings: &mut Findings<'_>) -> Option<Over
     })
 }
 
-// === impl Findings ===
-
-impl<'a> Findings<'a> {
-    fn new(text: &'a str, source: &'a str) -> Self {
-        Self {
-            text,
-            source,
-            found: Vec::new(),
-        }
+/// Reads a duration above zero and up to `max`.
+fn duration(
+    findings: &mut Findings<'_>,
+    name: &str,
+    text: &Spanned<String>,
+    max: SignedDuration,
+) -> SignedDuration {
+    let duration = text.get_ref().parse::<SignedDuration>().ok();
+    if let Some(duration) = duration.filter(|one| one.is_positive() && *one <= max) {
+        return duration;
     }
-
-    fn parse<T: de::DeserializeOwned>(&self) -> Result<T, LoadError> {
-        toml::from_str(self.text).map_err(|error| {
-            let line = error.span().map_or(1, |span| self.line_of(span.start));
-            LoadError {
-                findings: vec![format!("{}:{line}: {}", self.source, error.message())],
-            }
-        })
-    }
-
-    fn line_of(&self, offset: usize) -> usize {
-        let before = self.text.bytes().take(offset);
-        1 + before.filter(|byte| *byte == b'\n').count()
-    }
-
-    fn line(&mut self, line: usize, what: &str) {
-        self.found.push(format!("{}:{line}: {what}", self.source));
-    }
-
-    fn offset(&mut self, offset: usize, what: &str) {
-        self.line(self.line_of(offset), what);
-    }
-
-    fn at<T>(&mut self, place: &Spanned<T>, what: &str) {
-        self.offset(place.span().start, what);
-    }
-
-    /// A duration above zero and up to `max`.
-    fn duration(
-        &mut self,
-        name: &str,
-        text: &Spanned<String>,
-        max: SignedDuration,
-    ) -> SignedDuration {
-        let duration = text.get_ref().parse::<SignedDuration>().ok();
-        if let Some(duration) = duration.filter(|one| one.is_positive() && *one <= max) {
-            return duration;
-        }
-        let what = "is no duration above zero such as 90s, 3m or 1h";
-        let bound = if max == SignedDuration::MAX {
-            String::new()
-        } else {
-            format!(", at most {max:#}")
-        };
-        self.at(text, &format!("{name} '{}' {what}{bound}", text.get_ref()));
-        SignedDuration::ZERO
-    }
-
-    fn result<T>(self, value: T) -> Result<T, LoadError> {
-        if self.found.is_empty() {
-            Ok(value)
-        } else {
-            Err(LoadError {
-                findings: self.found,
-            })
-        }
-    }
+    let what = "is no duration above zero such as 90s, 3m or 1h";
+    let bound = if max == SignedDuration::MAX {
+        String::new()
+    } else {
+        format!(", at most {max:#}")
+    };
+    let what = format!("{name} '{}' {what}{bound}", text.get_ref());
+    findings.at(text.span().start, &what);
+    SignedDuration::ZERO
 }
 
 // === impl Deserialize ===
@@ -593,16 +531,6 @@ impl<'de> Deserialize<'de> for PipelineEntry {
         })))
     }
 }
-
-// === impl LoadError ===
-
-impl fmt::Display for LoadError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.findings.join("\n"))
-    }
-}
-
-impl std::error::Error for LoadError {}
 
 #[cfg(test)]
 mod tests;

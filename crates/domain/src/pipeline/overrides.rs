@@ -4,11 +4,10 @@
 //! holds is applied; one that cannot be evaluated, for example because the event lacks the
 //! metadata it asks for, is passed over.
 
-use contract::{HealthEvent, action_name, keys};
-use serde_json::{Map, Value, json};
+use contract::{HealthEvent, keys};
 
 use super::annotate;
-use crate::policy::{EventVariable, Rule};
+use crate::policy::{EventVariable, Rule, override_variable};
 
 /// The rules, in the order in which they are tried.
 #[derive(Clone, Debug, Default)]
@@ -52,7 +51,7 @@ impl Overrides {
         if self.rules.is_empty() {
             return outcome;
         }
-        let variable = EventVariable::new(&event_variable(event));
+        let variable = EventVariable::new(&override_variable(event));
         for rule in &self.rules {
             match rule.when.holds_for_event(&variable) {
                 Ok(true) => {
@@ -93,31 +92,6 @@ impl Override {
         }
         changed
     }
-}
-
-/// What rules see as `event`: NVSentinel's variable, and beside it `entitiesImpacted`, which
-/// its documentation promises. Lists and maps are empty where the event has none.
-pub fn event_variable(event: &HealthEvent) -> Value {
-    let entities = event.entities_impacted.iter().map(
-        |entity| json!({"entityType": entity.entity_type, "entityValue": entity.entity_value}),
-    );
-    let mut fields = Map::new();
-    let mut set = |name: &str, value: Value| fields.insert(name.to_owned(), value);
-    set("agent", json!(event.agent));
-    set("checkName", json!(event.check_name));
-    set("componentClass", json!(event.component_class));
-    set("errorCode", json!(event.error_code));
-    set("entitiesImpacted", entities.collect());
-    set("isFatal", json!(event.is_fatal));
-    set("isHealthy", json!(event.is_healthy));
-    set(
-        "recommendedAction",
-        json!(action_name(event.recommended_action)),
-    );
-    set("nodeName", json!(event.node_name));
-    set("metadata", json!(event.metadata));
-    set("message", json!(event.message));
-    Value::Object(fields)
 }
 
 #[cfg(test)]

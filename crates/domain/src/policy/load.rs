@@ -1,12 +1,11 @@
 //! Reads a policy file. Everything that can be wrong with it is found here, with the
 //! line it stands on and what to do; all findings at once.
 
-use std::fmt;
-
+use contract::findings::{FileError, Findings, start_of};
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::unknown::UnknownKeys;
+use super::unknown;
 use super::{CompileError, MAX_COST, NamedPolicy, Policy, Rule, RuleKind, RuleSet};
 use crate::node::Taint;
 
@@ -25,16 +24,6 @@ pub const MAX_RULE_SETS: usize = 512;
 pub const MAX_RULES: usize = 2048;
 /// Most steps that all rules of a file can take together: those that a fault is judged by.
 pub const MAX_POLICY_COST: u64 = 4 * MAX_COST;
-/// Findings that are told; who has made more begins with these.
-const MAX_FINDINGS: usize = 100;
-
-/// A policy file that cannot be used: every finding, one per line.
-#[derive(Debug, PartialEq, Eq)]
-pub struct PolicyError {
-    /// Findings as `file:line: what`.
-    pub findings: Vec<String>,
-}
-
 #[derive(Deserialize)]
 struct File {
     #[serde(rename = "label-prefix", default)]
@@ -119,44 +108,24 @@ struct CordonEntry {
 }
 
 /// Reads a policy.
-pub(super) fn parse(text: &str, source: &str) -> Result<Policy, PolicyError> {
-    let mut unknown = UnknownKeys::default();
-    let mut reading = Reading {
-        text,
-        source,
-        findings: Vec::new(),
-        warnings: Vec::new(),
-        any_or_all: false,
-        cost: 0,
-        unchecked: None,
-    };
+pub(super) fn parse(text: &str, source: &str) -> Result<Policy, FileError> {
+    let mut findings = Findings::new(text, source);
     if text.len() > MAX_POLICY_BYTES {
         let found = text.len();
         let what = format!("it has {found} bytes, at most {MAX_POLICY_BYTES} are taken");
-        return Err(reading.only(0, &what));
+        return Err(findings.stop(0, &what));
     }
     if text.trim().is_empty() {
         // Most likely somebody's editor or disk: nobody wants to lose all rules by that.
-        return Err(reading.only(0, EMPTY));
+        return Err(findings.stop(0, EMPTY));
     }
-    let toml = match toml::Deserializer::parse(text) {
-        Ok(toml) => toml,
-        Err(error) => return Err(reading.only(start_of(&error), error.message())),
-    };
-    let file: File = match serde_ignored::deserialize(toml, |path| unknown.note(&path)) {
+    let file: File = match toml::from_str(text) {
         Ok(file) => file,
         Err(error) => {
             let what = wrong_value::explain(text, &error);
-            return Err(reading.only(start_of(&error), &what));
+            return Err(findings.stop(start_of(&error), &what));
         }
     };
-    for said in unknown.said(text) {
-        if said.is_error {
-            reading.find(said.offset, &said.what);
-        } else {
-            reading.warn(said.offset, &said.what);
-        }
-    }
     let sets = file.policies.iter().map(|entry| &entry.get_ref().rule_sets);
     let sets: Vec<_> = file.rule_sets.iter().chain(sets.flatten()).collect();
     let rules = sets.iter().map(|entry| &entry.get_ref().matches);
@@ -164,13 +133,27 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, PolicyError> {
     if let Some(beyond) = sets.get(MAX_RULE_SETS) {
         let (start, found) = (beyond.span().start, sets.len());
         let what = format!("{found} rule sets, at most {MAX_RULE_SETS} are taken");
-        return Err(reading.only(start, &what));
+        return Err(findings.stop(start, &what));
     }
     if rules > MAX_RULES {
         let what = format!("{rules} rules, at most {MAX_RULES} are taken");
-        return Err(reading.only(0, &what));
+        return Err(findings.stop(0, &what));
     }
-    reading.any_or_all = file.match_any_all == AnyAll::Either;
+    let mut warnings = Vec::new();
+    for key in unknown::keys(text) {
+        if key.is_error {
+            findings.at(key.offset, &key.what);
+        } else {
+            warnings.push(findings.said(key.offset, &key.what));
+        }
+    }
+    let mut reading = Reading {
+        findings,
+        warnings,
+        any_or_all: file.match_any_all == AnyAll::Either,
+        cost: 0,
+        unchecked: None,
+    };
     let rule_sets = reading.rule_sets(file.rule_sets);
     let mut policies: Vec<NamedPolicy> = Vec::new();
     for entry in file.policies {
@@ -178,9 +161,9 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, PolicyError> {
         let entry = entry.into_inner();
         let name = entry.name;
         if name.trim().is_empty() {
-            reading.find(start, "a policy needs a name");
+            reading.findings.at(start, "a policy needs a name");
         } else if policies.iter().any(|known| known.name == name) {
-            reading.find(
+            reading.findings.at(
                 start,
                 &format!("policy '{name}' is there twice: give one of them another name"),
             );
@@ -189,15 +172,12 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, PolicyError> {
         policies.push(NamedPolicy { name, rule_sets });
     }
     let brake = brake::brake(file.brake, file.circuit_breaker, |at, what| {
-        reading.find(at, &what);
+        reading.findings.at(at, &what);
     });
-    reading.findings.extend(reading.unchecked);
-    if !reading.findings.is_empty() {
-        return Err(PolicyError {
-            findings: reading.findings,
-        });
+    if let Some(why) = reading.unchecked {
+        reading.findings.at(0, &why);
     }
-    Ok(Policy {
+    reading.findings.result(Policy {
         source: source.to_owned(),
         label_prefix: file.label_prefix,
         rule_sets,
@@ -211,9 +191,7 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, PolicyError> {
 
 /// A file on its way to a policy.
 struct Reading<'a> {
-    text: &'a str,
-    source: &'a str,
-    findings: Vec<String>,
+    findings: Findings<'a>,
     warnings: Vec<String>,
     any_or_all: bool,
     /// Steps of all rules up to here.
@@ -225,35 +203,6 @@ struct Reading<'a> {
 // === impl Reading ===
 
 impl Reading<'_> {
-    fn find(&mut self, offset: usize, what: &str) {
-        match self.findings.len() {
-            ..MAX_FINDINGS => self.findings.push(self.line(offset, what)),
-            MAX_FINDINGS => {
-                let what = self.line(offset, "there are more findings, which are not listed");
-                self.findings.push(what);
-            }
-            _ => {}
-        }
-    }
-
-    /// The error where nothing else can be looked at.
-    fn only(mut self, offset: usize, what: &str) -> PolicyError {
-        self.find(offset, what);
-        PolicyError {
-            findings: self.findings,
-        }
-    }
-
-    fn warn(&mut self, offset: usize, what: &str) {
-        self.warnings.push(self.line(offset, what));
-    }
-
-    fn line(&self, offset: usize, what: &str) -> String {
-        let before = self.text.as_bytes().iter().take(offset);
-        let line = 1 + before.filter(|byte| **byte == b'\n').count();
-        format!("{}:{line}: {what}", self.source)
-    }
-
     fn rule_sets(&mut self, entries: Vec<Spanned<RuleSetEntry>>) -> Vec<RuleSet> {
         let rule_sets = entries.into_iter().map(|entry| self.rule_set(entry));
         rule_sets
@@ -263,13 +212,13 @@ impl Reading<'_> {
             .collect()
     }
 
-    /// A rule set; `None` where it is switched off. It is checked all the same.
+    /// Returns a rule set; `None` where it is switched off. It is checked all the same.
     fn rule_set(&mut self, entry: Spanned<RuleSetEntry>) -> Option<RuleSet> {
         let start = entry.span().start;
         let entry = entry.into_inner();
         let name = entry.name;
         if name.trim().is_empty() {
-            self.find(start, "a rule set needs a name");
+            self.findings.at(start, "a rule set needs a name");
         }
         let any = self.rules(&name, entry.matches.any);
         let all = self.rules(&name, entry.matches.all);
@@ -295,7 +244,7 @@ impl Reading<'_> {
                     "rule set '{rule_set}': kind '{}' is unknown; it is HealthEvent or Node",
                     entry.kind.get_ref()
                 );
-                self.find(entry.kind.span().start, &what);
+                self.findings.at(entry.kind.span().start, &what);
                 // What is wrong in it as either kind is wrong whichever is meant.
                 let node = Rule::compile(RuleKind::Node, expression).err();
                 let event = Rule::compile(RuleKind::HealthEvent, expression).err();
@@ -314,7 +263,7 @@ impl Reading<'_> {
                              most {MAX_POLICY_COST} are taken in one file; loop over less",
                             self.cost
                         );
-                        self.find(place, &what);
+                        self.findings.at(place, &what);
                     }
                     rules.push(rule);
                 }
@@ -327,14 +276,15 @@ impl Reading<'_> {
     fn refused(&mut self, place: usize, rule_set: &str, why: &CompileError) {
         match why {
             CompileError::Wrong(what) => {
-                self.find(place, &format!("rule set '{rule_set}': expression {what}"));
+                self.findings
+                    .at(place, &format!("rule set '{rule_set}': expression {what}"));
             }
             // Of every rule, and of none in particular.
-            CompileError::NoThread(_) => self.unchecked = Some(self.line(0, &why.to_string())),
+            CompileError::NoThread(_) => self.unchecked = Some(why.to_string()),
         }
     }
 
-    /// A taint. One that is not filled in is none, as in the reference, and said.
+    /// Returns a taint. One that is not filled in is none, as in the reference, and said.
     fn taint(&mut self, rule_set: &str, entry: &Spanned<TaintEntry>) -> Option<Taint> {
         let start = entry.span().start;
         let TaintEntry { key, value, effect } = entry.get_ref();
@@ -342,7 +292,7 @@ impl Reading<'_> {
             let what = format!(
                 "rule set '{rule_set}': the taint has no effect: it needs key, value and effect"
             );
-            self.warn(start, &what);
+            self.warnings.push(self.findings.said(start, &what));
             return None;
         }
         if !["NoSchedule", "PreferNoSchedule", "NoExecute"].contains(&effect.as_str()) {
@@ -350,7 +300,7 @@ impl Reading<'_> {
                 "rule set '{rule_set}': taint effect '{effect}' is unknown; it is NoSchedule, \
                  PreferNoSchedule or NoExecute"
             );
-            self.find(start, &what);
+            self.findings.at(start, &what);
             return None;
         }
         Some(Taint {
@@ -361,20 +311,6 @@ impl Reading<'_> {
     }
 }
 
-fn start_of(error: &toml::de::Error) -> usize {
-    error.span().map_or(0, |span| span.start)
-}
-
 fn on() -> bool {
     true
 }
-
-// === impl PolicyError ===
-
-impl fmt::Display for PolicyError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.findings.join("\n"))
-    }
-}
-
-impl std::error::Error for PolicyError {}

@@ -25,7 +25,7 @@ pub enum RuleKind {
     /// The variable `node`.
     Node,
     /// The variable `event` of the connector's overrides, see
-    /// [`crate::pipeline::overrides`]: no rule of a policy.
+    /// a transformer of the connector: no rule of a policy.
     Override,
 }
 
@@ -146,7 +146,7 @@ const NODE_FIELDS: [&str; 5] = ["apiVersion", "kind", "metadata", "spec", "statu
 // === impl RuleKind ===
 
 impl RuleKind {
-    /// The kind by its name in a policy file.
+    /// Returns the kind by its name in a policy file.
     pub fn parse(name: &str) -> Option<Self> {
         match name {
             "HealthEvent" => Some(Self::HealthEvent),
@@ -155,7 +155,7 @@ impl RuleKind {
         }
     }
 
-    /// The one variable of expressions of this kind.
+    /// Returns the one variable of expressions of this kind.
     pub fn variable(self) -> &'static str {
         match self {
             Self::HealthEvent | Self::Override => "event",
@@ -246,12 +246,12 @@ impl Rule {
         Ok(rule)
     }
 
-    /// The fixed values that it compares fields of its variable with.
+    /// Returns the fixed values that it compares fields of its variable with.
     pub fn compared(&self) -> Vec<Compared> {
         compared::compared(self.program.expression(), self.kind)
     }
 
-    /// The values that the expression looks at, as `path = value` for people: those of
+    /// Returns the values that the expression looks at, as `path = value` for people: those of
     /// `variable`, the event or the node that it is asked about.
     pub fn seen(&self, variable: &Value) -> Vec<String> {
         seen::seen(self.program.expression(), self.kind, variable)
@@ -262,7 +262,7 @@ impl Rule {
         self.reads_whole_node
     }
 
-    /// Whether the rule holds; the error says why it could not be evaluated.
+    /// Returns whether the rule holds; the error says why it could not be evaluated.
     pub fn holds(&self, event: &EventVariable, node: &NodeVariable) -> Result<bool, String> {
         match (self.kind, &node.too_large) {
             (RuleKind::HealthEvent | RuleKind::Override, _) => self.holds_for_event(event),
@@ -271,7 +271,7 @@ impl Rule {
         }
     }
 
-    /// Whether a rule over `event` holds; the error says why it could not be evaluated.
+    /// Returns whether a rule over `event` holds; the error says why it could not be evaluated.
     pub fn holds_for_event(&self, event: &EventVariable) -> Result<bool, String> {
         self.holds_in(&event.0)
     }
@@ -299,7 +299,7 @@ impl std::fmt::Debug for Rule {
 // === impl EventVariable ===
 
 impl EventVariable {
-    /// The variable for an event as rules see it.
+    /// Returns the variable for an event as rules see it.
     pub fn new(event: &Value) -> Self {
         Self(context(RuleKind::HealthEvent, event))
     }
@@ -314,7 +314,7 @@ impl std::fmt::Debug for EventVariable {
 // === impl NodeVariable ===
 
 impl NodeVariable {
-    /// The variable for a node object.
+    /// Returns the variable for a node object.
     pub fn new(object: &Value) -> Self {
         Self {
             context: context(RuleKind::Node, object),
@@ -329,13 +329,13 @@ impl std::fmt::Debug for NodeVariable {
     }
 }
 
-/// What `work` gives on a thread with a stack of so many bytes; nothing where it panics.
+/// Returns what `work` gives on a thread with a stack of so many bytes; nothing where it panics.
 fn on_stack<T: Send>(bytes: usize, work: impl FnOnce() -> T + Send) -> std::io::Result<Option<T>> {
     let builder = std::thread::Builder::new().stack_size(bytes);
     std::thread::scope(|scope| Ok(builder.spawn_scoped(scope, work)?.join().ok()))
 }
 
-/// What an expression is evaluated in: its one variable.
+/// Returns what an expression is evaluated in: its one variable.
 fn context(kind: RuleKind, value: &Value) -> Context<'static, 'static> {
     #[cfg(test)]
     counts::note(&counts::MADE);
@@ -351,7 +351,7 @@ fn samples(kind: RuleKind) -> Vec<Context<'static, 'static>> {
     let objects = match kind {
         RuleKind::HealthEvent | RuleKind::Override => {
             let variable = match kind {
-                RuleKind::Override => crate::pipeline::overrides::event_variable,
+                RuleKind::Override => super::override_variable,
                 _ => super::event_variable,
             };
             let filled = contract::HealthEvent {
@@ -405,7 +405,8 @@ fn list_contains(arguments: &[CowVal<'_, '_>]) -> Result<bool, ExecutionError> {
     Ok(false)
 }
 
-/// The first thing that is wrong, and where; the parser says more, with pictures of the text.
+/// Returns the first thing that is wrong, and where; the parser says more, with pictures of the
+/// text.
 fn first(error: &cel::ParseErrors) -> String {
     let Some(first) = error.errors.first() else {
         return one_line(&error.to_string());

@@ -3,7 +3,6 @@ use jiff::SignedDuration;
 use serde_json::json;
 
 use super::*;
-use crate::brake::{Amount, Budget, Window};
 
 mod costs;
 mod functions;

@@ -7,8 +7,8 @@ use jiff::Timestamp;
 
 use super::Marks;
 use super::change::release;
-use super::ownership::{Maker, Ownership};
 use crate::node::{NodeChange, NodeView};
+use crate::ownership::{Maker, Ownership};
 
 /// What is said where the node is the one that this process runs on.
 pub const ON_OUR_NODE: &str =

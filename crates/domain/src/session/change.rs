@@ -7,10 +7,10 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use super::Marks;
-use super::ownership::{AppliedTaint, ByHand, CORDON_TIME, Ownership, SessionAnnotation};
 use crate::assess::{Counted, Desired};
 use crate::event::floor_char_boundary;
 use crate::node::{LABEL_VALUE_BYTES, NodeChange, NodeView, Taint, label_value};
+use crate::ownership::{AppliedTaint, ByHand, CORDON_TIME, Ownership, SessionAnnotation};
 
 /// Longest message that an event keeps in the node annotation, in bytes.
 const ANNOTATED_MESSAGE_BYTES: usize = 1024;

@@ -14,7 +14,7 @@ use std::{
     fs::{self, File, Metadata},
     hash::Hasher as _,
     io::{self, Read, Seek, SeekFrom},
-    os::unix::fs::{FileExt, MetadataExt},
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -28,6 +28,7 @@ use siphasher::sip::SipHasher24;
 
 use super::{
     Position,
+    file_id::{FileId, directory_of},
     line_buffer::LINE_MAX,
     rotated::{NextFile, next},
     watch::Watch,
@@ -38,13 +39,6 @@ use super::{
 const TAIL: usize = 256;
 /// Time to wait for a notification before looking all the same.
 const RECHECK: Duration = Duration::from_secs(1);
-
-/// A file, whatever its name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct FileId {
-    pub(super) dev: u64,
-    pub(super) ino: u64,
-}
 
 /// The result of one read of a followed file.
 #[derive(Debug, PartialEq, Eq)]
@@ -292,14 +286,6 @@ pub(super) fn open_file(path: &Path) -> io::Result<File> {
     Ok(rustix::fs::open(path, flags, Mode::empty())?.into())
 }
 
-/// Returns the directory that holds `path`.
-pub(super) fn directory_of(path: &Path) -> &Path {
-    match path.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    }
-}
-
 fn unless_missing<T>(result: io::Result<T>) -> io::Result<Option<T>> {
     match result {
         Ok(value) => Ok(Some(value)),
@@ -344,17 +330,6 @@ pub(super) fn hash(line: &[u8]) -> u64 {
     let mut hasher = SipHasher24::new();
     hasher.write(line.get(..LINE_MAX).unwrap_or(line));
     hasher.finish()
-}
-
-// === impl FileId ===
-
-impl FileId {
-    pub(super) fn of(metadata: &Metadata) -> Self {
-        Self {
-            dev: metadata.dev(),
-            ino: metadata.ino(),
-        }
-    }
 }
 
 // === impl Current ===

@@ -23,7 +23,8 @@ use tokio::io::unix::AsyncFd;
 
 use super::{
     Event, OpenError, Position, Record,
-    follow::{FileId, Follow, ReadStep, StartingPlace, directory_of, hash, open_file},
+    file_id::{FileId, directory_of},
+    follow::{Follow, ReadStep, StartingPlace, hash, open_file},
     line::LineParser,
     line_buffer::{LINE_MAX, Line, LineBuffer},
 };

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::follow::{FileId, directory_of};
+use super::file_id::{FileId, directory_of};
 
 /// Numbers from here on are dates.
 const DATES: u32 = 1000;

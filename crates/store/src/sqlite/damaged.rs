@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use rusqlite::{Connection, ErrorCode};
 use tokio::sync::watch;
 
-use super::{OpenError, identity, lock, schema, writer};
+use super::{OpenError, identity, lock, newest, schema};
 use crate::Identity;
 
 /// Damaged databases that are kept for a person to look at: the newest. Each may be as
@@ -105,7 +105,7 @@ pub(super) fn aside(database: &Path) -> Vec<PathBuf> {
 /// Opens it, and reads what is needed first.
 fn open_and_read(database: &Path) -> Result<Opened, OpenError> {
     let connection = schema::open(database)?;
-    let newest = writer::newest(&connection);
+    let newest = newest(&connection);
     let read = newest.and_then(|newest| Ok((newest, identity::read(&connection)?)));
     let (newest, identity) = read.map_err(|source| schema::failure(database, source))?;
     Ok(Opened {

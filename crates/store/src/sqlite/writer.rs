@@ -15,7 +15,7 @@ use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::{oneshot, watch};
 
 use super::damaged::{self, Damage};
-use super::{DirectoryLock, failure, position};
+use super::{DirectoryLock, failure, newest};
 use crate::{GroupThread, MAX_APPEND, StoreError};
 
 /// Rows that wait with their calls: what bounds the memory.
@@ -262,14 +262,6 @@ impl Thread {
             }
         }
     }
-}
-
-/// Returns the position of the newest event.
-pub(super) fn newest(connection: &Connection) -> rusqlite::Result<Position> {
-    let newest: Option<i64> = connection
-        .prepare_cached("SELECT max(seq) FROM event")?
-        .query_row([], |row| row.get(0))?;
-    Ok(newest.map_or(Position::START, position))
 }
 
 /// Returns true if the log could be folded: nobody was reading from it.

@@ -1,6 +1,7 @@
 use proptest::prelude::*;
 
 use super::*;
+use crate::tenure::WRITES_END;
 
 const OTHER: &str = "other";
 const ME: &str = "me";

@@ -2,13 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use contract::findings::{FileError, Findings};
 use contract::{ProcessingStrategy, RecommendedAction, keys, parse_action, parse_strategy};
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::{
-    Entry, MAX_OVERRIDES, MAX_OVERRIDES_BYTES, NicEntry, Nvlink5Key, Overrides, OverridesError,
-};
+use super::{Entry, MAX_OVERRIDES, MAX_OVERRIDES_BYTES, NicEntry, Nvlink5Key, Overrides};
 use crate::catalog::Catalog;
 use crate::catalog::rows::{Changed, hex};
 
@@ -111,55 +110,32 @@ struct CancellationEntry {
 
 /// Reads a file, collecting what is wrong with it.
 struct Reader<'a> {
-    text: &'a str,
-    shown: &'a str,
-    findings: Vec<String>,
+    findings: Findings<'a>,
 }
 
-pub(super) fn parse(text: &str, shown: &str) -> Result<Overrides, OverridesError> {
-    let mut reader = Reader {
-        text,
-        shown,
-        findings: Vec::new(),
-    };
-    let overrides = reader.file();
-    match overrides {
-        Some(overrides) if reader.findings.is_empty() => Ok(overrides),
-        _ => Err(OverridesError {
-            findings: reader.findings,
-        }),
+pub(super) fn parse(text: &str, shown: &str) -> Result<Overrides, FileError> {
+    let findings = Findings::new(text, shown);
+    if text.len() > MAX_OVERRIDES_BYTES {
+        let found = text.len();
+        let what = format!("it has {found} bytes, at most {MAX_OVERRIDES_BYTES} are read");
+        return Err(findings.stop(0, &what));
     }
+    let file: File = findings.parse()?;
+    let count = file.xid.len() + file.sxid.len() + file.nvlink5.len() + file.nic.len();
+    if count > MAX_OVERRIDES {
+        let what = format!("it has {count} entries, at most {MAX_OVERRIDES} are read");
+        return Err(findings.stop(0, &what));
+    }
+    let mut reader = Reader { findings };
+    let overrides = reader.file(file);
+    reader.findings.result(overrides)
 }
 
 // === impl Reader ===
 
 impl Reader<'_> {
-    fn file(&mut self) -> Option<Overrides> {
-        if self.text.len() > MAX_OVERRIDES_BYTES {
-            let found = self.text.len();
-            self.find(
-                0,
-                &format!("it has {found} bytes, at most {MAX_OVERRIDES_BYTES} are read"),
-            );
-            return None;
-        }
-        let file: File = match toml::from_str(self.text) {
-            Ok(file) => file,
-            Err(error) => {
-                let at = error.span().map_or(0, |span| span.start);
-                self.find(at, error.message());
-                return None;
-            }
-        };
-        let count = file.xid.len() + file.sxid.len() + file.nvlink5.len() + file.nic.len();
-        if count > MAX_OVERRIDES {
-            self.find(
-                0,
-                &format!("it has {count} entries, at most {MAX_OVERRIDES} are read"),
-            );
-            return None;
-        }
-        Some(Overrides {
+    fn file(&mut self, file: File) -> Overrides {
+        Overrides {
             xids: self.codes("xid", file.xid),
             sxids: self.codes("sxid", file.sxid),
             nvlink5: self.nvlink5(file.nvlink5),
@@ -168,7 +144,7 @@ impl Reader<'_> {
                 .nic_driver_detection
                 .map(|detection| self.nic_list(detection.patterns)),
             cancellations: file.checks.map(|checks| self.checks(checks)),
-        })
+        }
     }
 
     fn codes(&mut self, kind: &str, entries: Vec<Spanned<CodeEntry>>) -> Vec<Entry<u32>> {
@@ -179,13 +155,15 @@ impl Reader<'_> {
             let entry = entry.into_inner();
             let title = format!("{kind} {}", entry.code);
             if !known.insert(entry.code) {
-                self.find(at, &format!("{title}: stands in the file twice"));
+                self.findings
+                    .at(at, &format!("{title}: stands in the file twice"));
             }
             let verdict = self.verdict(at, &title, entry.fatal, entry.action);
             let meaning = self.short(&title, "meaning", entry.meaning);
             let changed = self.changed(at, &title, entry.reason);
             let Some(verdict) = verdict else {
-                self.find(at, &format!("{title}: needs fatal, action or both"));
+                self.findings
+                    .at(at, &format!("{title}: needs fatal, action or both"));
                 continue;
             };
             read.push(Entry {
@@ -208,7 +186,7 @@ impl Reader<'_> {
                 let word = hex(status.get_ref());
                 if word.is_none() {
                     let given = status.get_ref();
-                    self.find(
+                    self.findings.at(
                         status.span().start,
                         &format!(
                             "{title}: status '{given}' is no hexadecimal word such as 0x00000001"
@@ -228,19 +206,21 @@ impl Reader<'_> {
                 .iter()
                 .any(|row| key.covers(row))
             {
-                self.find(
+                self.findings.at(
                     at,
                     &format!("{title}: there is no such row; gpuwarden catalog nvlink5 lists them"),
                 );
             }
             if read.iter().any(|known| known.key == key) {
-                self.find(at, &format!("{title}: stands in the file twice"));
+                self.findings
+                    .at(at, &format!("{title}: stands in the file twice"));
             }
             let verdict = self.verdict(at, &title, entry.fatal, entry.action);
             let meaning = self.short(&title, "meaning", entry.meaning);
             let changed = self.changed(at, &title, entry.reason);
             let Some(verdict) = verdict else {
-                self.find(at, &format!("{title}: needs fatal, action or both"));
+                self.findings
+                    .at(at, &format!("{title}: needs fatal, action or both"));
                 continue;
             };
             read.push(Entry {
@@ -261,7 +241,8 @@ impl Reader<'_> {
             let title = format!("nic '{}'", entry.name);
             self.check_nic_name(at, &title, &entry.name);
             if read.iter().any(|known| known.name == entry.name) {
-                self.find(at, &format!("{title}: stands in the file twice"));
+                self.findings
+                    .at(at, &format!("{title}: stands in the file twice"));
             }
             let changed = self.changed(at, &title, entry.reason);
             read.push(NicEntry {
@@ -289,7 +270,8 @@ impl Reader<'_> {
             let title = format!("pattern '{}'", pattern.name);
             self.check_nic_name(at, &title, &pattern.name);
             if list.iter().any(|(name, _)| *name == pattern.name) {
-                self.find(at, &format!("{title}: stands in the file twice"));
+                self.findings
+                    .at(at, &format!("{title}: stands in the file twice"));
             }
             let strategy = self
                 .strategy(&title, pattern.processing_strategy)
@@ -309,7 +291,7 @@ impl Reader<'_> {
             }
             if check.name != keys::CHECK_XID {
                 let (name, only) = (&check.name, keys::CHECK_XID);
-                self.find(
+                self.findings.at(
                     at,
                     &format!("check '{name}': cancellations are known for {only} only"),
                 );
@@ -322,11 +304,12 @@ impl Reader<'_> {
                 let targets = rule.cancel_error_codes.iter().map(|code| code.trim());
                 let targets: Vec<String> = targets.map(str::to_owned).collect();
                 if targets.is_empty() {
-                    self.find(at, "cancellation: cancelErrorCodes is empty");
+                    self.findings
+                        .at(at, "cancellation: cancelErrorCodes is empty");
                 }
                 for code in targets.iter().chain([&source]) {
                     if code.is_empty() || code.len() > MAX_CODE_BYTES {
-                        self.find(
+                        self.findings.at(
                             at,
                             &format!(
                                 "cancellation: a code is empty or has more than {MAX_CODE_BYTES} bytes"
@@ -335,10 +318,11 @@ impl Reader<'_> {
                     }
                 }
                 if targets.contains(&source) {
-                    self.find(at, &format!("cancellation: {source} would cancel itself"));
+                    self.findings
+                        .at(at, &format!("cancellation: {source} would cancel itself"));
                 }
                 if targets.len() > MAX_OVERRIDES || rules.len() >= MAX_OVERRIDES {
-                    self.find(
+                    self.findings.at(
                         at,
                         &format!("cancellation: at most {MAX_OVERRIDES} codes are read"),
                     );
@@ -355,7 +339,7 @@ impl Reader<'_> {
         rules
     }
 
-    /// What `fatal` and `action` mean together: where one is missing, the other gives it.
+    /// Returns what `fatal` and `action` mean together: where one is missing, the other gives it.
     /// `None`: neither is there.
     fn verdict(
         &mut self,
@@ -372,7 +356,7 @@ impl Reader<'_> {
                     .and_then(|number| RecommendedAction::try_from(number).ok())
                     .filter(|action| *action != RecommendedAction::Custom);
                 if action.is_none() {
-                    self.find(
+                    self.findings.at(
                         given.span().start,
                         &format!(
                             "{title}: action '{name}' is none of NONE, COMPONENT_RESET, \
@@ -389,7 +373,7 @@ impl Reader<'_> {
         match (fatal, action) {
             (None, None) => None,
             (Some(true), None) => {
-                self.find(
+                self.findings.at(
                     at,
                     &format!("{title}: is fatal, so it needs an action that mends it"),
                 );
@@ -419,7 +403,7 @@ impl Reader<'_> {
             .and_then(|number| ProcessingStrategy::try_from(number).ok())
             .filter(|strategy| *strategy != ProcessingStrategy::Unspecified);
         if strategy.is_none() {
-            self.find(
+            self.findings.at(
                 given.span().start,
                 &format!(
                     "{title}: strategy '{name}' is none of EXECUTE_REMEDIATION, STORE_ONLY, \
@@ -435,7 +419,7 @@ impl Reader<'_> {
         if known.iter().all(|row| row.name != name) {
             let names: Vec<&str> = known.iter().map(|row| &*row.name).collect();
             let names = names.join(", ");
-            self.find(
+            self.findings.at(
                 at,
                 &format!("{title}: there is no such pattern; there are {names}"),
             );
@@ -444,7 +428,7 @@ impl Reader<'_> {
 
     fn changed(&mut self, at: usize, title: &str, reason: Option<Spanned<String>>) -> Changed {
         Changed {
-            by: format!("{}:{}", self.shown, self.line(at)),
+            by: self.findings.place(at),
             reason: self.short(title, "reason", reason).unwrap_or_default(),
         }
     }
@@ -452,21 +436,11 @@ impl Reader<'_> {
     fn short(&mut self, title: &str, key: &str, text: Option<Spanned<String>>) -> Option<String> {
         let text = text?;
         if text.get_ref().len() > MAX_TEXT_BYTES || text.get_ref().contains(char::is_control) {
-            self.find(
+            self.findings.at(
                 text.span().start,
                 &format!("{title}: {key} is one line of at most {MAX_TEXT_BYTES} bytes"),
             );
         }
         Some(text.into_inner())
-    }
-
-    fn find(&mut self, at: usize, what: &str) {
-        let line = self.line(at);
-        self.findings.push(format!("{}:{line}: {what}", self.shown));
-    }
-
-    fn line(&self, at: usize) -> usize {
-        let before = self.text.as_bytes().iter().take(at);
-        1 + before.filter(|byte| **byte == b'\n').count()
     }
 }

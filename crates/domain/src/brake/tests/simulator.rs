@@ -11,9 +11,9 @@ use crate::event::{Record, normalise};
 use crate::fleet::{Answer, Effect, Fleet, Found, Input, Owns, Planned, Settings, Switched};
 use crate::mode::Mode;
 use crate::node::{NodeChange, NodeView};
+use crate::ownership::Ownership;
 use crate::policy::Policy;
 use crate::position::Position;
-use crate::session::ownership::Ownership;
 use crate::session::{Intent, Phase};
 
 /// One cheap rule: what matters here is who goes when.

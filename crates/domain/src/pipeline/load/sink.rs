@@ -4,7 +4,9 @@
 
 use core::net::{IpAddr, Ipv6Addr};
 
-use super::{ConnectorKeys, LoadError, line_of};
+use contract::findings::{FileError, Findings};
+
+use super::{ConnectorKeys, line_that_sets};
 use crate::event::MAX_NAME_BYTES;
 
 /// How a target begins that is talked to by TLS.
@@ -34,14 +36,14 @@ pub struct ForwardTls {
     pub own: Option<(String, String)>,
 }
 
-/// Whether a host is this machine by its name or address, so that what is sent there does not
-/// leave it.
+/// Returns whether a host is this machine by its name or address, so that what is sent there does
+/// not leave it.
 pub fn is_this_machine(host: &str) -> bool {
     let address = host.parse::<IpAddr>();
     host == "localhost" || address.is_ok_and(|address| address.is_loopback())
 }
 
-/// Whether a file for TLS is named.
+/// Returns whether a file for TLS is named.
 pub(super) fn names_certificates(keys: &ConnectorKeys) -> bool {
     certificates(keys).iter().any(|(_, path)| !path.is_empty())
 }
@@ -51,12 +53,11 @@ pub(super) fn forward(
     keys: &ConnectorKeys,
     text: &str,
     source: &str,
-) -> Result<Forward, LoadError> {
+) -> Result<Forward, FileError> {
     let target = keys.grpc_target.trim();
-    let mut findings = Vec::new();
+    let mut findings = Findings::new(text, source);
     let mut find = |places: &[&str], what: String| {
-        let line = line_of(text, places);
-        findings.push(format!("{source}:{line}: {what}"));
+        findings.on_line(line_that_sets(text, places), &what);
     };
     let address = host_and_port(target);
     if address.is_none() {
@@ -89,15 +90,13 @@ pub(super) fn forward(
         let what = "GRPCSinkCertPath and GRPCSinkKeyPath go together: add the other one";
         find(&[one], what.to_owned());
     }
-    let (Some((host, port)), true) = (address, findings.is_empty()) else {
-        return Err(LoadError { findings });
-    };
+    let (host, port) = address.unwrap_or_default();
     let path = |(_, path): (_, &str)| path.to_owned();
     let tls = authority.map(|authority| ForwardTls {
         authority: path(authority),
         own: certificate.map(path).zip(key.map(path)),
     });
-    Ok(Forward {
+    findings.result(Forward {
         host,
         port,
         token: keys.grpc_token.trim().to_owned(),
@@ -141,8 +140,8 @@ fn host_and_port(target: &str) -> Option<(String, u16)> {
 // === impl Forward ===
 
 impl Forward {
-    /// What an operator is to know of it: that others may read what is sent. NVSentinel's file
-    /// cannot say it otherwise, so it is no error.
+    /// Returns what an operator is to know of it: that others may read what is sent. NVSentinel's
+    /// file cannot say it otherwise, so it is no error.
     pub(super) fn warning(&self, source: &str) -> Option<String> {
         if self.tls.is_some() || is_this_machine(&self.host) {
             return None;

@@ -155,7 +155,7 @@ fn what_is_wrong_with_config_json_is_named_with_its_line() {
 
 #[test]
 fn what_is_wrong_with_a_transformers_file_is_named_with_its_line() {
-    type Load = fn(&str) -> Result<(), LoadError>;
+    type Load = fn(&str) -> Result<(), FileError>;
     let of_metadata: Load = |text| metadata(text, "f").map(drop);
     let of_overrides: Load = |text| overrides(text, "f").map(drop);
     let of_dedup: Load = |text| dedup(text, "f").map(drop);

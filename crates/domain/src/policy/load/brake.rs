@@ -4,7 +4,7 @@ use jiff::SignedDuration;
 use serde::Deserialize;
 use toml::Spanned;
 
-use crate::brake::{Amount, Brake, Budget, Window};
+use crate::policy::{Amount, Brake, Budget, Window};
 
 /// NVSentinel's chart: half of the GPU nodes.
 const WINDOW_PERCENTAGE: i64 = 50;
@@ -39,7 +39,7 @@ pub(super) struct CircuitBreakerEntry {
     duration: Option<String>,
 }
 
-/// The brake that a file asks for. One that says nothing of it gets the default; one that
+/// Returns the brake that a file asks for. One that says nothing of it gets the default; one that
 /// says anything gets that and no more.
 pub(super) fn brake(
     brake: Option<BrakeEntry>,

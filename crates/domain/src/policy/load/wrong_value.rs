@@ -10,7 +10,7 @@ use toml::de::{DeTable, DeValue, Error};
 /// Longest value that is shown, in characters.
 const SHOWN: usize = 40;
 
-/// What is wrong, for a person. The text itself is TOML.
+/// Returns what is wrong, for a person. The text itself is TOML.
 pub(super) fn explain(text: &str, error: &Error) -> String {
     let message = error.message();
     let root = DeTable::parse(text).ok();
@@ -62,7 +62,7 @@ fn in_table(table: &DeTable<'_>, above: &str, is_it: &IsIt<'_>) -> Option<Found>
     })
 }
 
-/// The innermost of the values that it may be: a table has the place of what opens it.
+/// Returns the innermost of the values that it may be: a table has the place of what opens it.
 fn in_value(
     value: &Spanned<DeValue<'_>>,
     key: &str,
@@ -107,7 +107,7 @@ fn quoted<'a>(message: &'a str, before: &str) -> Option<&'a str> {
     message.strip_prefix(before)?.split('`').next()
 }
 
-/// A message as `serde` has it, without the names of our types.
+/// Returns a message as `serde` has it, without the names of our types.
 fn told(message: &str) -> String {
     message
         .split(", expected struct ")
@@ -116,7 +116,7 @@ fn told(message: &str) -> String {
         .to_owned()
 }
 
-/// What the value of a key is, and how it is written.
+/// Returns what the value of a key is, and how it is written.
 fn belongs(key: &str) -> Option<(&'static str, &'static str)> {
     const TABLES: &str = "an array of tables";
     Some(match key {

@@ -4,7 +4,7 @@
 use cel::common::ast::{CallExpr, EntryExpr, Expr, IdedExpr, LiteralValue};
 use cel::{Context, ExecutionError, Program};
 
-use super::{ENVIRONMENT, RuleKind, cost};
+use super::{ENVIRONMENT, RuleKind};
 use crate::nearest::nearest;
 
 /// Functions that are offered where one is misspelt: those of `docs/policy.md`.
@@ -38,13 +38,16 @@ const FUNCTIONS: [&str; 25] = [
 /// Macros that are offered likewise: called with another number of arguments they are taken
 /// for functions.
 const MACROS: [&str; 6] = ["all", "exists", "exists_one", "filter", "has", "map"];
+/// Largest compiled pattern, in bytes: some milliseconds each time it is compiled. What is
+/// found in the field has some thousands.
+pub(super) const MAX_PATTERN_BYTES: usize = 1024 * 1024;
 
-/// How deeply an expression is nested.
+/// Returns how deeply an expression is nested.
 pub(super) fn depth(at: &IdedExpr) -> usize {
     1 + parts(at).into_iter().map(depth).max().unwrap_or(0)
 }
 
-/// How many loops of an expression are inside one another.
+/// Returns how many loops of an expression are inside one another.
 pub(super) fn loops(at: &IdedExpr) -> usize {
     let own = usize::from(matches!(at.expr, Expr::Comprehension(_)));
     own + parts(at).into_iter().map(loops).max().unwrap_or(0)
@@ -72,7 +75,7 @@ pub(super) fn path(at: &IdedExpr) -> Option<Vec<&str>> {
     }
 }
 
-/// The expressions that an expression consists of.
+/// Returns the expressions that an expression consists of.
 pub(super) fn parts(at: &IdedExpr) -> Vec<&IdedExpr> {
     match &at.expr {
         Expr::Select(select) => vec![&select.operand],
@@ -221,8 +224,8 @@ fn check_call(call: &CallExpr, kind: RuleKind, bound: &[String]) -> Result<bool,
     Err(format!("unknown function '{name}'{hint}"))
 }
 
-/// Whether the function that `call` names, without arguments, exists. The environment is asked
-/// by a call: that its arguments do not fit is another error.
+/// Returns whether the function that `call` names, without arguments, exists. The environment is
+/// asked by a call: that its arguments do not fit is another error.
 fn is_function(call: &str) -> bool {
     let Ok(program) = ENVIRONMENT.compile(call) else {
         return false;
@@ -250,7 +253,7 @@ fn check_patterns_below(program: &Program, at: &IdedExpr) -> Result<(), String> 
             ));
         };
         let compiled = regex::RegexBuilder::new(pattern.inner())
-            .size_limit(cost::MAX_PATTERN_BYTES)
+            .size_limit(MAX_PATTERN_BYTES)
             .build();
         if let Err(error) = compiled {
             return Err(format!(
@@ -264,7 +267,7 @@ fn check_patterns_below(program: &Program, at: &IdedExpr) -> Result<(), String> 
         .try_for_each(|part| check_patterns_below(program, part))
 }
 
-/// Where a part of the expression stands in it, for people.
+/// Returns where a part of the expression stands in it, for people.
 pub(super) fn place(program: &Program, id: u64) -> String {
     let offset = program.source_info().offset_for(id);
     offset.map_or_else(String::new, |(start, _)| {
@@ -274,7 +277,7 @@ pub(super) fn place(program: &Program, id: u64) -> String {
     })
 }
 
-/// The library's message on one line: the pattern, where in it, and what is wrong. Its own
+/// Returns the library's message on one line: the pattern, where in it, and what is wrong. Its own
 /// has the pattern on one line, a caret under it, and the reason on the last.
 fn regex_error(text: &str) -> String {
     let caret = text

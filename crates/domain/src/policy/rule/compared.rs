@@ -28,7 +28,7 @@ pub enum How {
     Prefix,
 }
 
-/// All comparisons of fields of the first level with fixed values.
+/// Returns all comparisons of fields of the first level with fixed values.
 pub(super) fn compared(expression: &IdedExpr, kind: RuleKind) -> Vec<Compared> {
     let mut found = Vec::new();
     walk(expression, kind, &mut Vec::new(), &mut found);
@@ -109,7 +109,7 @@ fn comparisons(
     }
 }
 
-/// The field of the first level that `at` names, or whose element it is.
+/// Returns the field of the first level that `at` names, or whose element it is.
 fn field_of(at: &IdedExpr, kind: RuleKind, elements: &[(String, String)]) -> Option<Field> {
     match &at.expr {
         Expr::Ident(name) => {

@@ -29,9 +29,6 @@ const TURN: u64 = 4;
 /// step for so many bytes of the compiled program.
 const PATTERN: u64 = 1_000;
 const PATTERN_BYTES_A_STEP: u64 = 8;
-/// Largest compiled pattern, in bytes: some milliseconds each time it is compiled. What is
-/// found in the field has some thousands.
-pub(super) const MAX_PATTERN_BYTES: usize = 1024 * 1024;
 /// Room for the marks that connectors put among the metadata of an event.
 const MARKS: usize = 16;
 /// Most entries of a list or map of a node, for rules that loop: labels, conditions, taints.
@@ -72,7 +69,7 @@ struct Sum<'a> {
     parts: Vec<(u64, u64)>,
 }
 
-/// The most steps that an evaluation can take; an error where that is above [`MAX_COST`].
+/// Returns the most steps that an evaluation can take; an error where that is above [`MAX_COST`].
 pub(super) fn cost(program: &Program, kind: RuleKind) -> Result<u64, String> {
     let mut sum = Sum {
         kind,
@@ -97,7 +94,7 @@ pub(super) fn cost(program: &Program, kind: RuleKind) -> Result<u64, String> {
     ))
 }
 
-/// Why a rule that loops is not asked about a node: it is larger than what rules are
+/// Returns why a rule that loops is not asked about a node: it is larger than what rules are
 /// measured by when they are loaded.
 pub(super) fn too_large(node: &Value) -> Option<String> {
     let mut bytes = 0;
@@ -113,7 +110,7 @@ pub(super) fn too_large(node: &Value) -> Option<String> {
     })
 }
 
-/// Most entries of a list or map in a value; adds its text to `bytes`.
+/// Returns the most entries of a list or map in a value; adds its text to `bytes`.
 fn measure(value: &Value, bytes: &mut usize) -> usize {
     match value {
         Value::String(text) => {
@@ -136,7 +133,7 @@ fn measure(value: &Value, bytes: &mut usize) -> usize {
 // === impl Size ===
 
 impl Size {
-    /// A text of so many bytes, or a value of which there is no more to know.
+    /// Returns a text of so many bytes, or a value of which there is no more to know.
     fn text(bytes: usize) -> Self {
         Self::of(0, BYTES_A_STEP.saturating_add(count(bytes)))
     }
@@ -172,7 +169,7 @@ impl Size {
         }
     }
 
-    /// What an index or a field gives.
+    /// Returns what an index or a field gives.
     fn part(&self) -> Self {
         self.each.as_deref().unwrap_or(self).clone()
     }
@@ -182,7 +179,7 @@ impl Size {
         self.bytes / BYTES_A_STEP
     }
 
-    /// One or the other.
+    /// Returns one or the other.
     fn or(&self, other: &Self) -> Self {
         Self {
             items: self.items.max(other.items),
@@ -192,7 +189,7 @@ impl Size {
         }
     }
 
-    /// One behind the other.
+    /// Returns one behind the other.
     fn and(&self, other: &Self) -> Self {
         Self {
             items: self.items.saturating_add(other.items),
@@ -202,7 +199,7 @@ impl Size {
     }
 }
 
-/// What holds for either; where nothing is known of one, nothing is.
+/// Returns what holds for either; where nothing is known of one, nothing is.
 fn both(one: Option<&Size>, other: Option<&Size>) -> Option<Rc<Size>> {
     one.zip(other).map(|(one, other)| Rc::new(one.or(other)))
 }
@@ -210,7 +207,7 @@ fn both(one: Option<&Size>, other: Option<&Size>) -> Option<Rc<Size>> {
 // === impl Sum ===
 
 impl<'a> Sum<'a> {
-    /// What `at` costs once, and how large its value is; `times` it is evaluated.
+    /// Returns what `at` costs once, and how large its value is; `times` it is evaluated.
     fn of(&mut self, at: &'a IdedExpr, times: u64) -> Estimate {
         let Estimate { size, cost } = match &at.expr {
             Expr::Literal(literal) => Estimate {
@@ -256,7 +253,7 @@ impl<'a> Sum<'a> {
         }
     }
 
-    /// The size of what a path from the variable names, where it is known.
+    /// Returns the size of what a path from the variable names, where it is known.
     fn of_field(&self, at: &IdedExpr) -> Option<Size> {
         let path = check::path(at)?;
         let (root, fields) = path.split_first()?;
@@ -315,7 +312,7 @@ impl<'a> Sum<'a> {
         }
     }
 
-    /// One turn of a loop; its value is what `map` and `filter` take in.
+    /// Returns one turn of a loop; its value is what `map` and `filter` take in.
     fn of_turn(
         &mut self,
         inner: &'a ComprehensionExpr,
@@ -355,7 +352,7 @@ impl<'a> Sum<'a> {
     }
 }
 
-/// What a call makes of its operands, and what that costs beside them.
+/// Returns what a call makes of its operands, and what that costs beside them.
 fn applied(call: &CallExpr, sizes: &[&Size]) -> (Size, u64) {
     let small = Size::text(0);
     let all = sum(sizes.iter().map(|size| size.steps()));
@@ -440,7 +437,7 @@ fn applied(call: &CallExpr, sizes: &[&Size]) -> (Size, u64) {
     }
 }
 
-/// The most parts that a `split` with a fixed limit gives.
+/// Returns the most parts that a `split` with a fixed limit gives.
 fn limit_of(call: &CallExpr) -> Option<u64> {
     match call.args.get(1).map(|limit| &limit.expr) {
         Some(Expr::Literal(LiteralValue::Int(limit))) => u64::try_from(*limit.inner()).ok(),
@@ -462,10 +459,10 @@ fn of_pattern(pattern: Option<&Expr>, text: &Size) -> u64 {
         .saturating_add(text.bytes / 8)
 }
 
-/// How large a pattern is when compiled, up to a power of two; `None`: above the limit.
+/// Returns how large a pattern is when compiled, up to a power of two; `None`: above the limit.
 fn compiled_bytes(pattern: &str) -> Option<u64> {
     let mut bytes = 1024;
-    while bytes <= MAX_PATTERN_BYTES {
+    while bytes <= check::MAX_PATTERN_BYTES {
         let mut builder = regex::RegexBuilder::new(pattern);
         if builder.size_limit(bytes).build().is_ok() {
             return Some(count(bytes));
@@ -487,7 +484,7 @@ fn of_literal(literal: &LiteralValue) -> Size {
     }
 }
 
-/// The whole variable.
+/// Returns the whole variable.
 fn of_variable(kind: RuleKind) -> Size {
     if kind == RuleKind::Node {
         return of_node();
@@ -500,7 +497,7 @@ fn of_variable(kind: RuleKind) -> Size {
     )
 }
 
-/// A part of a node of which nothing more is known.
+/// Returns a part of a node of which nothing more is known.
 fn of_node() -> Size {
     let values = count(MAX_NODE_ITEMS).saturating_mul(BYTES_A_STEP);
     Size::of(
@@ -509,7 +506,7 @@ fn of_node() -> Size {
     )
 }
 
-/// A field of the variable, where its own limits are known.
+/// Returns a field of the variable, where its own limits are known.
 fn of_path(kind: RuleKind, path: &[&str]) -> Option<Size> {
     let items = count(MAX_ITEMS);
     let labels = count(MAX_NODE_ITEMS);

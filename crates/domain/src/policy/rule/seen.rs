@@ -18,7 +18,7 @@ enum Step {
     Index(usize),
 }
 
-/// The values at the paths that `expression` names, as `path = value`.
+/// Returns the values at the paths that `expression` names, as `path = value`.
 pub(super) fn seen(expression: &IdedExpr, kind: RuleKind, variable: &Value) -> Vec<String> {
     let mut paths = Vec::new();
     collect(expression, kind, variable, &mut paths);
@@ -56,7 +56,7 @@ fn collect(at: &IdedExpr, kind: RuleKind, variable: &Value, into: &mut Vec<Vec<S
     }
 }
 
-/// The steps from the variable to what `at` names; `None` where it is something else.
+/// Returns the steps from the variable to what `at` names; `None` where it is something else.
 fn path_of(at: &IdedExpr, kind: RuleKind) -> Option<Vec<Step>> {
     match &at.expr {
         Expr::Ident(name) => (name == kind.variable()).then(Vec::new),

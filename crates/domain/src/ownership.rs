@@ -7,19 +7,17 @@
 use std::collections::BTreeMap;
 
 use contract::{HealthEvent, json, keys};
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use super::Observed;
-use crate::assess::{Counted, Desired, Dismissal, DismissedBy};
 use crate::event::{event_id, floor_char_boundary};
-use crate::future::{FutureTimes, is_future};
+use crate::future::is_future;
 use crate::node::{NodeView, Taint};
 
 /// Longest reason of a [`ReleaseRequest`], in bytes: it goes into the journal.
 pub const REASON_BYTES: usize = 1024;
 /// The form of a time in a label value, which takes no colons.
-pub(super) const CORDON_TIME: &str = "%Y-%m-%dT%H-%M-%SZ";
+pub(crate) const CORDON_TIME: &str = "%Y-%m-%dT%H-%M-%SZ";
 
 /// What is ours on a node.
 #[derive(Clone, Debug, PartialEq)]
@@ -105,27 +103,27 @@ pub struct ReleaseRequest {
 
 /// The annotation `gpuwarden.dev/session`.
 #[derive(Serialize, Deserialize)]
-pub(super) struct SessionAnnotation {
-    pub(super) id: String,
-    pub(super) since: Timestamp,
+pub(crate) struct SessionAnnotation {
+    pub(crate) id: String,
+    pub(crate) since: Timestamp,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) by: Option<Maker>,
+    pub(crate) by: Option<Maker>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) store: Option<String>,
+    pub(crate) store: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "takenOver")]
-    pub(super) taken_over: Option<Timestamp>,
+    pub(crate) taken_over: Option<Timestamp>,
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
         rename = "phaseSince"
     )]
-    pub(super) phase_since: Option<Timestamp>,
+    pub(crate) phase_since: Option<Timestamp>,
     #[serde(default, skip_serializing_if = "Option::is_none", rename = "backAt")]
-    pub(super) back_at: Option<Timestamp>,
+    pub(crate) back_at: Option<Timestamp>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(super) returns: Vec<Timestamp>,
+    pub(crate) returns: Vec<Timestamp>,
     #[serde(default)]
-    pub(super) labels: BTreeMap<String, Option<String>>,
+    pub(crate) labels: BTreeMap<String, Option<String>>,
 }
 
 // === impl Ownership ===
@@ -226,7 +224,7 @@ impl Ownership {
 
     /// Returns whether somebody took back by hand what the session had done. Our own changes remove
     /// the annotations in the same patch, so they never look like this.
-    pub(super) fn undone_by_hand(&self, node: &NodeView) -> Option<ByHand> {
+    pub(crate) fn undone_by_hand(&self, node: &NodeView) -> Option<ByHand> {
         if self.cordoned && !node.unschedulable {
             return Some(ByHand::Uncordoned);
         }
@@ -238,33 +236,10 @@ impl Ownership {
     }
 
     /// Returns whether the session has put `taint` on the node.
-    pub(super) fn added(&self, taint: &Taint) -> bool {
+    pub(crate) fn added(&self, taint: &Taint) -> bool {
         self.taints
             .iter()
             .any(|applied| applied.taint == *taint && !applied.pre_existing)
-    }
-
-    /// Returns when the newest report of the faults that the node lists was accepted. These are the
-    /// faults that a person who ends the session has seen and dismissed.
-    pub(super) fn newest_listed(&self, desired: &Desired) -> Option<Timestamp> {
-        desired
-            .events
-            .iter()
-            .filter(|counted| self.events.iter().any(|event| event.id == counted.event.id))
-            .map(|counted| counted.accepted_at)
-            .max()
-    }
-
-    /// Returns the last moment up to `now` before a fault was reported that the node does not list
-    /// yet, and that a person who ends the session cannot have seen.
-    pub(super) fn before_unlisted(&self, desired: &Desired, now: Timestamp) -> Timestamp {
-        let listed = |id: &str| self.events.iter().any(|event| event.id == id);
-        let unlisted = desired.events.iter().filter(|one| !listed(&one.event.id));
-        let before = |one: &Counted| {
-            let before = one.accepted_at.checked_sub(SignedDuration::from_micros(1));
-            before.unwrap_or(Timestamp::MIN)
-        };
-        unlisted.map(before).fold(now, Timestamp::min)
     }
 }
 
@@ -310,53 +285,11 @@ impl ReleaseRequest {
         }
         Some(request)
     }
-
-    /// Returns up to when the reports of faults are dismissed: as far as the person can have seen
-    /// them. Where their clock is ahead of ours, later ones count.
-    pub(super) fn dismisses_until(
-        &self,
-        newest_listed: Option<Timestamp>,
-        now: Timestamp,
-    ) -> Timestamp {
-        let asked = self.at.map_or(now, |at| at.min(now));
-        newest_listed.map_or(asked, |newest| newest.max(asked))
-    }
 }
 
 /// Returns when a person last ended a session of this node, from its annotation.
-pub(super) fn released_at(node: &NodeView) -> Option<Timestamp> {
+pub(crate) fn released_at(node: &NodeView) -> Option<Timestamp> {
     node.annotations.get(keys::RELEASED_AT)?.trim().parse().ok()
-}
-
-/// Returns which faults of a node do not count: those that a person has dismissed by giving the
-/// node back, or by dropping what the brake had held back at `dropped_at`. The latter are
-/// those of nodes that were in service then: a session that had begun keeps its faults.
-/// `times` says as what times of the future on the node count.
-pub fn dismissal(
-    observed: &Observed,
-    dropped_at: Option<Timestamp>,
-    times: &FutureTimes,
-) -> Option<Dismissal> {
-    let released = times.counted(keys::RELEASED_AT, released_at(&observed.view));
-    let released = released.map(|up_to| Dismissal {
-        up_to,
-        by: DismissedBy::Released,
-    });
-    let dropped = dropped_at
-        .filter(|at| {
-            observed.own.as_ref().is_none_or(|own| {
-                let since = times.counted(keys::SESSION, own.since);
-                since.is_some_and(|since| since > *at)
-            })
-        })
-        .map(|up_to| Dismissal {
-            up_to,
-            by: DismissedBy::Dropped,
-        });
-    match (released, dropped) {
-        (Some(a), Some(b)) => Some(if a.up_to >= b.up_to { a } else { b }),
-        (a, b) => a.or(b),
-    }
 }
 
 /// NVSentinel's label for when it cordoned, behind whatever prefix.
@@ -368,7 +301,6 @@ fn cordon_timestamp(node: &NodeView) -> Option<Timestamp> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
 
     use super::*;
 
@@ -392,38 +324,6 @@ mod tests {
             "yesterday".into(),
         );
         assert_eq!(Ownership::read(&node).unwrap().since, None);
-    }
-
-    #[test]
-    fn the_later_dismissal_counts_and_a_session_keeps_its_faults() {
-        let mut node = NodeView::unknown("n1");
-        let times = FutureTimes::default();
-        let up_to = |node: &NodeView, dropped| {
-            let observed = Observed::of(Arc::new(node.clone()));
-            dismissal(&observed, dropped, &times).map(|one| one.up_to)
-        };
-        assert_eq!(up_to(&node, None), None);
-        node.annotations
-            .insert(keys::RELEASED_AT.into(), at(50).to_string());
-        assert_eq!(up_to(&node, None), Some(at(50)));
-        assert_eq!(up_to(&node, Some(at(40))), Some(at(50)));
-        assert_eq!(up_to(&node, Some(at(60))), Some(at(60)));
-        // In a session since 70: what was dropped at 80 was dropped elsewhere.
-        let session = SessionAnnotation {
-            id: "s".into(),
-            since: at(70),
-            by: None,
-            store: None,
-            taken_over: None,
-            phase_since: None,
-            back_at: None,
-            returns: Vec::new(),
-            labels: BTreeMap::new(),
-        };
-        let text = serde_json::to_string(&session).unwrap();
-        node.annotations.insert(keys::SESSION.into(), text);
-        assert_eq!(up_to(&node, Some(at(60))), Some(at(60)));
-        assert_eq!(up_to(&node, Some(at(80))), Some(at(50)));
     }
 
     #[test]

@@ -10,9 +10,14 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tower::{Layer, ServiceExt as _, service_fn};
 
-use super::election::{RENEW_DEADLINE, WRITES_END};
 use crate::counters::Counters;
-use crate::request::{Http, Limit, REQUEST_TIMEOUT};
+use crate::layer::{Http, Limit, REQUEST_TIMEOUT};
+
+/// How long a leader that cannot renew goes on: five attempts.
+pub(crate) const RENEW_DEADLINE: Duration = Duration::from_secs(10);
+/// By when writes that were begun have ended. What is left of the Lease is for
+/// clocks that do not run equally fast: with 1 s of 15 s they may differ by 6 %.
+pub(crate) const WRITES_END: Duration = Duration::from_secs(14);
 
 /// The right to write in the cluster while we hold the Lease. Cheap to clone; all clones end
 /// together. Once over it never comes back.
@@ -45,7 +50,7 @@ impl Tenure {
         }
     }
 
-    pub(super) fn note_renewal(&self, at: Instant) {
+    pub(crate) fn note_renewal(&self, at: Instant) {
         let mut renewed_at = self
             .renewed_at
             .lock()

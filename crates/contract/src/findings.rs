@@ -1,0 +1,145 @@
+//! What is wrong with a file that people write: every finding with the line it stands on, and
+//! all of them at once, so that a file is mended in one go.
+
+use serde::de::DeserializeOwned;
+
+/// Findings that are told; who has made more begins with these.
+const MAX_FINDINGS: usize = 100;
+
+/// A file that cannot be used: every finding, one per line.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{}", findings.join("\n"))]
+pub struct FileError {
+    /// Findings as `file:line: what`.
+    pub findings: Vec<String>,
+}
+
+/// Collects what is wrong with a file.
+#[derive(Clone, Debug)]
+pub struct Findings<'a> {
+    text: &'a str,
+    source: &'a str,
+    found: Vec<String>,
+}
+
+/// Returns the line, from 1, on which the byte at `offset` stands.
+pub fn line_of(text: &str, offset: usize) -> usize {
+    let before = text.as_bytes().iter().take(offset);
+    1 + before.filter(|byte| **byte == b'\n').count()
+}
+
+/// Returns where the text stands that a TOML error is about.
+pub fn start_of(error: &toml::de::Error) -> usize {
+    error.span().map_or(0, |span| span.start)
+}
+
+// === impl Findings ===
+
+impl<'a> Findings<'a> {
+    /// Returns nothing found in `text` yet. `source` names the file in what is said.
+    pub fn new(text: &'a str, source: &'a str) -> Self {
+        Self {
+            text,
+            source,
+            found: Vec::new(),
+        }
+    }
+
+    /// Reads TOML; what the reader itself refuses is the only finding.
+    pub fn parse<T: DeserializeOwned>(&self) -> Result<T, FileError> {
+        toml::from_str(self.text)
+            .map_err(|error| self.clone().stop(start_of(&error), error.message()))
+    }
+
+    /// Notes what is wrong at `offset`.
+    pub fn at(&mut self, offset: usize, what: &str) {
+        // Of a file with thousands, only those that are told are looked up.
+        if self.found.len() <= MAX_FINDINGS {
+            self.on_line(line_of(self.text, offset), what);
+        }
+    }
+
+    /// Notes what is wrong on `line`.
+    pub fn on_line(&mut self, line: usize, what: &str) {
+        let what = match self.found.len() {
+            ..MAX_FINDINGS => what,
+            MAX_FINDINGS => "there are more findings, which are not listed",
+            _ => return,
+        };
+        self.found.push(format!("{}:{line}: {what}", self.source));
+    }
+
+    /// Returns what is said of `offset`, without noting it.
+    pub fn said(&self, offset: usize, what: &str) -> String {
+        format!("{}: {what}", self.place(offset))
+    }
+
+    /// Returns a place for people: `file:line`.
+    pub fn place(&self, offset: usize) -> String {
+        format!("{}:{}", self.source, line_of(self.text, offset))
+    }
+
+    /// Returns the error where what is wrong at `offset` keeps the rest from being looked at.
+    pub fn stop(self, offset: usize, what: &str) -> FileError {
+        let line = line_of(self.text, offset);
+        self.stop_on_line(line, what)
+    }
+
+    /// Returns the error where what is wrong on `line` keeps the rest from being looked at.
+    pub fn stop_on_line(mut self, line: usize, what: &str) -> FileError {
+        self.on_line(line, what);
+        FileError {
+            findings: self.found,
+        }
+    }
+
+    /// Returns `value` where nothing is wrong.
+    pub fn result<T>(self, value: T) -> Result<T, FileError> {
+        if self.found.is_empty() {
+            Ok(value)
+        } else {
+            Err(FileError {
+                findings: self.found,
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_finding_has_its_line_and_a_hundred_are_told() {
+        let text = "a = 1\nb = 2\n";
+        let mut findings = Findings::new(text, "f.toml");
+        findings.at(0, "first");
+        findings.at(6, "second");
+        findings.at(text.len(), "behind");
+        findings.at(usize::MAX, "beyond");
+        let error = findings.clone().result(()).unwrap_err().to_string();
+        assert_eq!(
+            error,
+            "f.toml:1: first\nf.toml:2: second\nf.toml:3: behind\nf.toml:3: beyond"
+        );
+        for _ in 0..200 {
+            findings.at(0, "again");
+        }
+        let error = findings.stop(6, "last");
+        assert_eq!(error.findings.len(), MAX_FINDINGS + 1);
+        assert!(error.findings[MAX_FINDINGS].contains("more findings"));
+    }
+
+    #[test]
+    fn what_the_reader_refuses_is_the_only_finding() {
+        #[derive(serde::Deserialize, Debug)]
+        struct File {
+            #[serde(rename = "a")]
+            _a: u8,
+        }
+        let error = Findings::new("b = 2\na = 'x'\n", "f").parse::<File>();
+        let error = error.unwrap_err().to_string();
+        assert!(error.starts_with("f:2: invalid type"), "{error}");
+        assert!(Findings::new("a = 1", "f").parse::<File>().is_ok());
+    }
+}

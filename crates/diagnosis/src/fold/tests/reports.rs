@@ -1,0 +1,67 @@
+//! Reports and recoveries of GPUs, as the tests of counting make them up: those of this crate, and
+//! those of `domain`, which hold what is counted against a fault book.
+
+use contract::{Entity, HealthEvent, keys};
+use jiff::{SignedDuration, Timestamp};
+use proptest::prelude::*;
+
+/// When the log begins.
+const START: &str = "2026-11-21T11:40:00Z";
+
+/// Returns the time so many seconds after [`START`].
+pub(crate) fn second(second: i64) -> Timestamp {
+    START.parse::<Timestamp>().unwrap() + SignedDuration::from_secs(second)
+}
+
+/// Returns a report of XID 95 on a GPU, in line `line` of the log.
+pub(crate) fn report(pci: &str, line: u64) -> HealthEvent {
+    HealthEvent {
+        node_name: "n1".into(),
+        agent: keys::SYSLOG_AGENT.into(),
+        component_class: keys::COMPONENT_GPU.into(),
+        check_name: keys::CHECK_XID.into(),
+        error_code: vec!["95".into()],
+        entities_impacted: vec![Entity {
+            entity_type: keys::ENTITY_PCI.into(),
+            entity_value: pci.into(),
+        }],
+        is_fatal: true,
+        metadata: [(keys::META_LOG_PLACE.to_owned(), line.to_string())].into(),
+        ..HealthEvent::default()
+    }
+}
+
+/// Returns the recovery of all faults of a GPU.
+pub(crate) fn healthy(pci: &str) -> HealthEvent {
+    HealthEvent {
+        is_healthy: true,
+        is_fatal: false,
+        error_code: Vec::new(),
+        ..report(pci, 0)
+    }
+}
+
+/// What happens to one of four GPUs, or to who counts.
+#[derive(Clone, Debug)]
+pub(crate) enum Step {
+    /// A line of the log, so many seconds after the one before by the log's own time.
+    Report { gpu: u8, after: i64 },
+    /// So many seconds go by.
+    Wait(u64),
+    /// Somebody else tells a recovery.
+    Recover(u8),
+    /// The log tells one.
+    Heal(u8),
+    /// What is counted is saved and read back.
+    Restart,
+}
+
+pub(crate) fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        8 => (0..4_u8, -5..40_i64).prop_map(|(gpu, after)| Step::Report { gpu, after }),
+        2 => (0..90_u64).prop_map(Step::Wait),
+        1 => (0..4_u8).prop_map(Step::Recover),
+        4 => (0..4_u8).prop_map(Step::Heal),
+        1 => Just(Step::Restart),
+    ]
+}

@@ -1,0 +1,128 @@
+//! Which faults a person has dismissed by giving a node back.
+
+use contract::keys;
+use jiff::{SignedDuration, Timestamp};
+
+use super::Observed;
+use crate::assess::{Counted, Desired, Dismissal, DismissedBy};
+use crate::future::FutureTimes;
+use crate::ownership::{Ownership, ReleaseRequest, released_at};
+
+/// Returns which faults of a node do not count: those that a person has dismissed by giving the
+/// node back, or by dropping what the brake had held back at `dropped_at`. The latter are
+/// those of nodes that were in service then: a session that had begun keeps its faults.
+/// `times` says as what times of the future on the node count.
+pub fn dismissal(
+    observed: &Observed,
+    dropped_at: Option<Timestamp>,
+    times: &FutureTimes,
+) -> Option<Dismissal> {
+    let released = times.counted(keys::RELEASED_AT, released_at(&observed.view));
+    let released = released.map(|up_to| Dismissal {
+        up_to,
+        by: DismissedBy::Released,
+    });
+    let dropped = dropped_at
+        .filter(|at| {
+            observed.own.as_ref().is_none_or(|own| {
+                let since = times.counted(keys::SESSION, own.since);
+                since.is_some_and(|since| since > *at)
+            })
+        })
+        .map(|up_to| Dismissal {
+            up_to,
+            by: DismissedBy::Dropped,
+        });
+    match (released, dropped) {
+        (Some(a), Some(b)) => Some(if a.up_to >= b.up_to { a } else { b }),
+        (a, b) => a.or(b),
+    }
+}
+
+// === impl Ownership ===
+
+impl Ownership {
+    /// Returns when the newest report of the faults that the node lists was accepted. These are
+    /// the faults that a person who ends the session has seen and dismissed.
+    pub(super) fn newest_listed(&self, desired: &Desired) -> Option<Timestamp> {
+        desired
+            .events
+            .iter()
+            .filter(|counted| self.events.iter().any(|event| event.id == counted.event.id))
+            .map(|counted| counted.accepted_at)
+            .max()
+    }
+
+    /// Returns the last moment up to `now` before a fault was reported that the node does not list yet,
+    /// and that a person who ends the session cannot have seen.
+    pub(super) fn before_unlisted(&self, desired: &Desired, now: Timestamp) -> Timestamp {
+        let listed = |id: &str| self.events.iter().any(|event| event.id == id);
+        let unlisted = desired.events.iter().filter(|one| !listed(&one.event.id));
+        let before = |one: &Counted| {
+            let before = one.accepted_at.checked_sub(SignedDuration::from_micros(1));
+            before.unwrap_or(Timestamp::MIN)
+        };
+        unlisted.map(before).fold(now, Timestamp::min)
+    }
+}
+
+// === impl ReleaseRequest ===
+
+impl ReleaseRequest {
+    /// Returns up to when the reports of faults are dismissed: as far as the person can have seen
+    /// them. Where their clock is ahead of ours, later ones count.
+    pub(super) fn dismisses_until(
+        &self,
+        newest_listed: Option<Timestamp>,
+        now: Timestamp,
+    ) -> Timestamp {
+        let asked = self.at.map_or(now, |at| at.min(now));
+        newest_listed.map_or(asked, |newest| newest.max(asked))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::node::NodeView;
+    use crate::ownership::SessionAnnotation;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    #[test]
+    fn the_later_dismissal_counts_and_a_session_keeps_its_faults() {
+        let mut node = NodeView::unknown("n1");
+        let times = FutureTimes::default();
+        let up_to = |node: &NodeView, dropped| {
+            let observed = Observed::of(Arc::new(node.clone()));
+            dismissal(&observed, dropped, &times).map(|one| one.up_to)
+        };
+        assert_eq!(up_to(&node, None), None);
+        node.annotations
+            .insert(keys::RELEASED_AT.into(), at(50).to_string());
+        assert_eq!(up_to(&node, None), Some(at(50)));
+        assert_eq!(up_to(&node, Some(at(40))), Some(at(50)));
+        assert_eq!(up_to(&node, Some(at(60))), Some(at(60)));
+        // In a session since 70: what was dropped at 80 was dropped elsewhere.
+        let session = SessionAnnotation {
+            id: "s".into(),
+            since: at(70),
+            by: None,
+            store: None,
+            taken_over: None,
+            phase_since: None,
+            back_at: None,
+            returns: Vec::new(),
+            labels: BTreeMap::new(),
+        };
+        let text = serde_json::to_string(&session).unwrap();
+        node.annotations.insert(keys::SESSION.into(), text);
+        assert_eq!(up_to(&node, Some(at(60))), Some(at(60)));
+        assert_eq!(up_to(&node, Some(at(80))), Some(at(50)));
+    }
+}
