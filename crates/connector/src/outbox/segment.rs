@@ -16,8 +16,8 @@ use super::record::{self, Place};
 pub(super) const VERSION: u8 = 1;
 /// Written at the start of a file; the last byte is the version.
 const MAGIC: [u8; 8] = [b'G', b'P', b'W', b'O', b'U', b'T', b'B', VERSION];
-/// Magic and its checksum.
-const HEAD: usize = 12;
+/// Bytes of the head of a file: magic and its checksum.
+pub(super) const HEAD: usize = 12;
 const EXTENSION: &str = "events";
 
 /// A segment on disk.

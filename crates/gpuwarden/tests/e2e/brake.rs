@@ -279,6 +279,9 @@ async fn the_circuit_breaker_trips_gives_back_and_follows_its_config_map() -> an
     // Set as NVSentinel's operators do it, by deleting and creating: what it said holds in
     // between, and what the new one asks for is done.
     fleet.edit(json!({"status": "TRIPPED"})).await?;
+    fleet
+        .metric("fault_quarantine_breaker_state{state=\"TRIPPED\"} 1")
+        .await?;
     fleet.send(faults(["n0"])).await?;
     fleet.settles(&["n1", "n2", "n3", "n4"], &["n0"]).await?;
     (fleet.maps)

@@ -6,6 +6,7 @@ use std::{fs, io};
 use domain::reporter::Authority;
 
 use super::{Entry, Log};
+use crate::outbox::segment::HEAD;
 use crate::outbox::{MAX_SEGMENTS, OutboxError};
 
 /// Of the events and the bytes, the part that users' reports may take: the rest is for the
@@ -38,7 +39,8 @@ impl Log {
     pub(super) fn exceeded(&mut self) -> Option<OutboxError> {
         loop {
             let events = self.waiting.len() + self.staged.entries.len();
-            let bytes = self.bytes() + self.staged.bytes.len() as u64;
+            // The group may begin a new file.
+            let bytes = self.bytes() + (HEAD + self.staged.bytes.len()) as u64;
             let what = if events > self.limits.events {
                 if self.give_up_repeat() {
                     continue;
