@@ -227,18 +227,17 @@ pub fn step(
         (None, _) if !wanted => {
             step.enter(Phase::Idle, desired, now, "nothing of ours is on the node");
         }
-        (None, _) => match hold {
-            Some(hold) => {
+        (None, _) => {
+            if let Some(hold) = hold {
                 let why = format!("held back: {hold}");
                 step.enter(Phase::Held, desired, now, &why);
+                return step;
             }
-            None => {
-                step.enter(Phase::Quarantining, desired, now, "a fault asks for it");
-                let returns = &step.session.returns;
-                let change = change::quarantine(node, desired, marks, released_at, returns, now);
-                step.drive(Intent::Quarantine, change, now);
-            }
-        },
+            step.enter(Phase::Quarantining, desired, now, "a fault asks for it");
+            let returns = &step.session.returns;
+            let change = change::quarantine(node, desired, marks, released_at, returns, now);
+            step.drive(Intent::Quarantine, change, now);
+        }
         (Some(own), Some((by_hand, released_at, why))) => {
             step.session
                 .times

@@ -169,7 +169,7 @@ impl Fleet {
                     self.note(name, session, kind, text, detail, level);
                 }
                 session::Effect::Patch(patch) => {
-                    self.plan_patch(name, &observed.view, patch, desired)
+                    self.plan_patch(name, &observed.view, patch, desired);
                 }
             }
         }

@@ -32,11 +32,11 @@ pub(crate) enum Fate {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Restart {
     /// All that it has kept.
-    WithAll,
+    All,
     /// The stored events.
-    WithEvents,
+    Events,
     /// Nothing.
-    WithNothing,
+    Nothing,
 }
 
 /// What a look at the node has led to.
@@ -80,7 +80,7 @@ impl World {
             node: NodeView::unknown("n1"),
             now,
         };
-        world.restart(Restart::WithNothing);
+        world.restart(Restart::Nothing);
         world
     }
 
@@ -90,7 +90,7 @@ impl World {
         let policy = Some(Arc::clone(&self.policy));
         let before = std::mem::replace(&mut self.fleet, Fleet::new(settings, policy, self.now));
         match with {
-            Restart::WithAll => {
+            Restart::All => {
                 let saved = serde_json::to_string(&before.sessions_to_keep("n1")).unwrap();
                 let sessions: Vec<Session> = serde_json::from_str(&saved).unwrap();
                 let saved = serde_json::to_string(before.book()).unwrap();
@@ -107,13 +107,13 @@ impl World {
                 };
                 self.fleet.restore(kept, self.now);
             }
-            Restart::WithEvents => {
+            Restart::Events => {
                 self.fleet.begin();
                 for record in &self.stored {
                     self.fleet.record(record, self.now);
                 }
             }
-            Restart::WithNothing => {
+            Restart::Nothing => {
                 self.fleet.begin();
                 self.stored.clear();
             }
@@ -319,7 +319,7 @@ impl World {
         };
         if !self.node.has_taint(&taint) {
             let raw = json!(taint);
-            self.node.taints.push(NodeTaint { raw, taint });
+            self.node.taints.push(NodeTaint { taint, raw });
         }
     }
 

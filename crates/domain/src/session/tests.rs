@@ -140,7 +140,7 @@ fn an_uncordon_by_hand_ends_the_session_and_the_old_fault_does_not_start_it_agai
     assert_eq!(world.node.annotations[keys::UNCORDONED_MANUALLY], "True");
 
     // Restarted, with the fault still open: nothing.
-    world.restart(Restart::WithEvents);
+    world.restart(Restart::Events);
     assert_eq!(world.settle(), []);
     // Another fault, or the same one reported anew, is another matter.
     world.fault(1);
@@ -214,7 +214,7 @@ fn of_an_uncordon_that_nobody_saw_only_what_was_listed_is_dismissed() {
     let mut world = World::new(&PARSED);
     world.fault(0);
     world.settle();
-    world.restart(Restart::WithEvents);
+    world.restart(Restart::Events);
     world.node.unschedulable = false;
     world.now += SignedDuration::from_secs(100);
     assert_eq!(world.settle(), [Intent::StandDown]);

@@ -121,7 +121,7 @@ fn each_event_of_a_quarantine_has_its_word() {
 
 #[test]
 fn two_recoveries_at_once_give_back_by_the_last() {
-    for restart in [None, Some(Restart::WithAll)] {
+    for restart in [None, Some(Restart::All)] {
         let mut story = Story::new();
         story.event(0, true, false);
         story.event(1, true, false);
@@ -181,7 +181,7 @@ fn a_person_cancels_and_a_later_recovery_gives_nothing_back() {
 
 #[test]
 fn a_restart_makes_up_for_what_was_not_written() {
-    for with in [Restart::WithAll, Restart::WithEvents] {
+    for with in [Restart::All, Restart::Events] {
         // Nothing was written: the node lists what it is there for.
         let mut story = Story::new();
         story.event(0, true, false);
@@ -207,7 +207,7 @@ fn a_restart_makes_up_for_what_was_not_written() {
 
 #[test]
 fn a_node_that_is_gone_for_good_ends_its_quarantine() {
-    for restart in [None, Some(Restart::WithAll)] {
+    for restart in [None, Some(Restart::All)] {
         let mut story = Story::new();
         story.event(0, true, false);
         story.settle();

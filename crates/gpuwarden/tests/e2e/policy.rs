@@ -166,7 +166,7 @@ async fn the_records_say_what_became_of_the_events() -> anyhow::Result<()> {
     scene.product.append_kernel_log(&xid(79, "fell off"))?;
     scene.cordoned().await?;
     words_until(&scene, &["Quarantined"]).await?;
-    // The records and the ledger outlive a kill.
+    // The records outlive a kill, and what it takes to go on with them.
     scene.product.kill9()?;
     scene.product.restart().await?;
     scene

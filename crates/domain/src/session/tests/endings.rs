@@ -9,7 +9,7 @@ fn what_was_undone_while_nobody_looked_is_seen_at_the_start() {
         let mut world = World::new(&PARSED);
         world.fault(0);
         world.settle();
-        world.restart(Restart::WithEvents);
+        world.restart(Restart::Events);
         if uncordoned {
             world.node.unschedulable = false;
         } else {
@@ -153,7 +153,7 @@ fn a_recovery_that_does_not_get_through_is_not_half_done() {
         assert_eq!(patch.map(|patch| patch.intent), Some(Intent::Release));
         world.now += LONGEST_RETRY;
         // Also for who starts now.
-        world.restart(Restart::WithEvents);
+        world.restart(Restart::Events);
     }
     assert!(world.node.unschedulable);
     assert_eq!(world.settle(), [Intent::Release]);
@@ -173,7 +173,7 @@ fn of_a_fault_in_two_devices_the_mended_one_is_not_listed_again() {
     assert_eq!(listed[0].entities_impacted.len(), 1);
     assert_eq!(listed[0].entities_impacted[0].entity_value, "1");
     // Who reads the list alone needs the recovery of the second only.
-    world.restart(Restart::WithEvents);
+    world.restart(Restart::Events);
     world.recovery(1);
     assert_eq!(world.settle(), [Intent::Release]);
     assert_eq!(world.node, NodeView::unknown("n1"));

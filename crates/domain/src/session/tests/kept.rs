@@ -47,7 +47,7 @@ fn a_node_comes_back_at_once_and_then_ever_later() {
         let told = first.notes.iter().any(|note| note.text.starts_with(&said));
         assert!(told, "{:?}", first.notes);
         // Nobody is asked meanwhile, and a restart forgets nothing.
-        for with in [Restart::WithAll, Restart::WithEvents, Restart::WithNothing] {
+        for with in [Restart::All, Restart::Events, Restart::Nothing] {
             world.restart(with);
             assert_eq!(world.settle_now(), []);
             assert_eq!(world.session().wake_at(), Some(back_at), "{with:?}");
@@ -124,7 +124,7 @@ fn what_a_node_says_of_its_wait_holds_within_bounds() {
     let many = (0..100).map(|minute| world.now + SignedDuration::from_mins(minute - 50));
     session["returns"] = many.map(|at| json!(at)).collect();
     world.annotate(keys::SESSION, session.to_string());
-    world.restart(Restart::WithNothing);
+    world.restart(Restart::Nothing);
     world.look(Fate::Made);
     let latest = world.now + returns::LONGEST_WAIT;
     assert_eq!(world.session().back_at, Some(latest));
@@ -141,7 +141,7 @@ fn a_person_is_asked_also_where_it_restarts_all_the_time() {
     let asked = (0..20).find(|_| {
         let looked = world.look(Fate::Refused);
         world.now += SignedDuration::from_secs(9);
-        world.restart(Restart::WithAll);
+        world.restart(Restart::All);
         let mut notes = looked.notes.iter();
         notes.any(|note| note.kind == EntryKind::Attention)
     });
@@ -159,7 +159,7 @@ fn a_release_in_the_future_dismisses_what_was_before_it_was_seen() {
     world.fault(0);
     let seen = world.now + SignedDuration::from_secs(1);
     assert_eq!(world.settle(), []);
-    world.restart(Restart::WithAll);
+    world.restart(Restart::All);
     world.now += SignedDuration::from_hours(1);
     assert_eq!(world.settle(), [], "it does not move with the clock");
     world.fault(1);
@@ -167,7 +167,7 @@ fn a_release_in_the_future_dismisses_what_was_before_it_was_seen() {
     // The patch has written it as it counts, for whoever looks next with another store.
     assert_eq!(world.node.annotations[keys::RELEASED_AT], seen.to_string());
     assert_eq!(world.node.annotations.get(keys::RELEASE), None);
-    world.restart(Restart::WithEvents);
+    world.restart(Restart::Events);
     assert_eq!(world.settle(), []);
     assert_eq!(world.phase(), Phase::Quarantined);
 }
@@ -212,12 +212,12 @@ fn a_session_that_is_taken_over_is_signed_anew_once() {
         if world.settings.store != store {
             world.tick();
             store.clone_into(&mut world.settings.store);
-            world.restart(Restart::WithNothing);
+            world.restart(Restart::Nothing);
         }
         if fault {
             world.fault(0);
         }
-        let patched = world.settle() != [];
+        let patched = !world.settle().is_empty();
         let own = Ownership::read(&world.node).unwrap();
         let taken_over = own.taken_over.map(|at| at <= world.now);
         (patched, own.store.unwrap(), taken_over, own.since)
@@ -243,6 +243,6 @@ fn what_a_person_did_holds_where_our_own_clock_was_ahead() {
     assert_eq!(world.settle(), [Intent::StandDown]);
     assert_eq!(world.settle(), []);
     assert!(!world.node.unschedulable && world.session().times.notes().next().is_none());
-    world.restart(Restart::WithAll);
+    world.restart(Restart::All);
     assert_eq!(world.settle(), []);
 }

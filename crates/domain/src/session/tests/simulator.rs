@@ -54,9 +54,9 @@ fn happening() -> impl Strategy<Value = Happening> {
 
 fn restart() -> impl Strategy<Value = Restart> {
     prop_oneof![
-        Just(Restart::WithAll),
-        Just(Restart::WithEvents),
-        Just(Restart::WithNothing)
+        Just(Restart::All),
+        Just(Restart::Events),
+        Just(Restart::Nothing)
     ]
 }
 
@@ -186,7 +186,7 @@ proptest! {
                 }
                 Happening::Restart(with) => {
                     world.restart(*with);
-                    if *with == Restart::WithNothing {
+                    if *with == Restart::Nothing {
                         // What was closed before is known to nobody any more.
                         decisions.closed.clear();
                     }
@@ -278,7 +278,7 @@ proptest! {
         world.settle();
         let node = world.node.clone();
         // A restart, and any number of further looks, change nothing.
-        world.restart(Restart::WithEvents);
+        world.restart(Restart::Events);
         prop_assert_eq!(world.settle(), []);
         prop_assert_eq!(node, world.node);
     }
@@ -327,7 +327,7 @@ proptest! {
         // What was listed only is marked as taken over.
         let listed = node.annotations[keys::QUARANTINE_HEALTH_EVENT].clone();
         let again = world.node.annotations[keys::QUARANTINE_HEALTH_EVENT].clone();
-        prop_assert!(done.is_empty() || with == Restart::WithNothing && again != listed);
+        prop_assert!(done.is_empty() || with == Restart::Nothing && again != listed);
         world.annotate(keys::QUARANTINE_HEALTH_EVENT, listed);
         prop_assert_eq!((&world.node.annotations, &world.node.labels), (&node.annotations, &node.labels));
         prop_assert_eq!((&world.node.taints, world.node.unschedulable), (&node.taints, node.unschedulable));
