@@ -287,7 +287,7 @@ impl Candidate {
                     tracing::warn!(%lease, error, "the Lease cannot be asked for, trying again");
                 }
                 (Some(error), Some(_)) => {
-                    tracing::debug!(%lease, error, "the Lease still cannot be asked for")
+                    tracing::debug!(%lease, error, "the Lease still cannot be asked for");
                 }
                 (None, _) if standing.leader != known.leader => {
                     tracing::info!(%lease, leader = standing.leader, "the leader has changed");

@@ -26,9 +26,9 @@ const KILLS: u32 = 10;
 /// The variable that says how often to kill in the soak.
 const SOAK_KILLS: &str = "GPUWARDEN_SOAK_KILLS";
 /// Within this, all events are sent, also on a very busy machine.
-pub(crate) const ALL_SENT: Duration = Duration::from_mins(10);
+pub(crate) const ALL_SENT: Duration = Duration::from_secs(600);
 /// Within this, the lines of the storm are read and counted, also there.
-const ALL_READ: Duration = Duration::from_mins(10);
+const ALL_READ: Duration = Duration::from_secs(600);
 
 /// The `index`th event: of five GPUs, each broken and well in turn. The last one breaks
 /// GPU 0 in the place of GPU 4's recovery: these two are broken in the end.
