@@ -15,12 +15,12 @@ fn what_is_left_out_of_a_node_no_rule_misses() {
         // Expression, whether it asks for more.
         (r#"node.metadata.labels["a"] == "b""#, false),
         (r#""a" in node.metadata.labels"#, false),
-        (r#"has(node.metadata.labels.a)"#, false),
+        (r"has(node.metadata.labels.a)", false),
         (
             r#"node.metadata.labels.exists(key, key == "a") && "c" in node.metadata.annotations"#,
             false,
         ),
-        (r#"has(node.metadata.labels)"#, true),
+        (r"has(node.metadata.labels)", true),
         (r#""labels" in node.metadata"#, true),
         (r#"node.metadata.name == "n""#, true),
         (
