@@ -587,11 +587,15 @@ impl Fleet {
             .get(name)
             .into_iter()
             .flat_map(NodeEntry::sessions);
-        let session = sessions.filter_map(Session::wake_at).min();
+        let sessions = sessions.filter_map(Session::wake_at);
         // Then it is no longer shown.
-        let notices = self.book.faults(name).iter().map(Fault::notice_until);
-        let notice = notices.flatten().filter(|until| *until > now).min();
-        let at = session.into_iter().chain(notice).min();
+        let notices = self
+            .book
+            .faults(name)
+            .iter()
+            .filter_map(Fault::notice_until);
+        // What is due was looked at just now, or waits for an answer that brings another look.
+        let at = sessions.chain(notices).filter(|at| *at > now).min();
         self.wakes.set(name, at);
     }
 

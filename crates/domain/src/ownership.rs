@@ -8,7 +8,9 @@ use std::collections::BTreeMap;
 
 use contract::{HealthEvent, json, keys};
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
 
 use crate::event::{event_id, floor_char_boundary};
 use crate::future::is_future;
@@ -114,16 +116,35 @@ pub(crate) struct SessionAnnotation {
     pub(crate) taken_over: Option<Timestamp>,
     #[serde(
         default,
+        deserialize_with = "or_nothing",
         skip_serializing_if = "Option::is_none",
         rename = "phaseSince"
     )]
     pub(crate) phase_since: Option<Timestamp>,
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "backAt")]
+    #[serde(
+        default,
+        deserialize_with = "or_nothing",
+        skip_serializing_if = "Option::is_none",
+        rename = "backAt"
+    )]
     pub(crate) back_at: Option<Timestamp>,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(
+        default,
+        deserialize_with = "or_nothing",
+        skip_serializing_if = "Vec::is_empty"
+    )]
     pub(crate) returns: Vec<Timestamp>,
     #[serde(default)]
     pub(crate) labels: BTreeMap<String, Option<String>>,
+}
+
+/// Reads what can be done without: text that does not parse costs itself, and not the rest of the
+/// annotation, without which the node would not be ours.
+fn or_nothing<'de, D: Deserializer<'de>, T: DeserializeOwned + Default>(
+    from: D,
+) -> Result<T, D::Error> {
+    let value = Value::deserialize(from)?;
+    Ok(serde_json::from_value(value).unwrap_or_default())
 }
 
 // === impl Ownership ===
@@ -301,7 +322,6 @@ fn cordon_timestamp(node: &NodeView) -> Option<Timestamp> {
 
 #[cfg(test)]
 mod tests {
-
     use super::*;
 
     fn at(second: i64) -> Timestamp {
@@ -324,6 +344,23 @@ mod tests {
             "yesterday".into(),
         );
         assert_eq!(Ownership::read(&node).unwrap().since, None);
+    }
+
+    #[test]
+    fn a_wait_that_cannot_be_read_costs_itself_only() {
+        let mut node = NodeView::unknown("n1");
+        let text = r#"{"id":"s","since":"1970-01-01T00:01:10Z","store":"a","phaseSince":7,
+            "backAt":"soon","returns":["never"]}"#;
+        node.annotations.insert(keys::SESSION.into(), text.into());
+        let own = Ownership::read(&node).unwrap();
+        assert_eq!(
+            (own.session_id.as_str(), own.store.as_deref()),
+            ("s", Some("a"))
+        );
+        assert_eq!(
+            (own.phase_since, own.back_at, own.returns),
+            (None, None, vec![])
+        );
     }
 
     #[test]

@@ -243,7 +243,10 @@ pub fn step(
                 .times
                 .trust(keys::RELEASED_AT, released_at, now);
             step.session.back_at = None;
+            let watched = step.session.watched;
             step.enter(Phase::Releasing, desired, now, &why);
+            // Who has not seen it done does not know when it was, however often it is tried.
+            step.session.watched = watched;
             let change = change::stand_down(node, &own, by_hand, released_at, marks);
             step.drive(Intent::StandDown, change, now);
         }
@@ -397,8 +400,8 @@ impl Session {
         counts.filter(|_| counts != says)
     }
 
-    /// Takes in what the node says of the session: all of it, where a process before has lost what
-    /// it knew. Returns it, with the times as which those of the future count.
+    /// Takes in what the node says of the session: all of it, where it is one of which nothing is
+    /// known here (what was kept is lost, or older). Returns it, with the times as which those of the future count.
     fn take_in_own(&mut self, observed: &Observed, now: Timestamp) -> Option<Ownership> {
         let Some(own) = observed.own.as_deref() else {
             if self.back_at.take().is_some() {
@@ -410,8 +413,9 @@ impl Session {
             since: self.times.counted(keys::SESSION, own.since),
             ..own.clone()
         };
+        let another = self.id.as_ref() != Some(&own.session_id);
         self.id = Some(own.session_id.clone());
-        if matches!(self.phase, Phase::Idle | Phase::Held) {
+        if another || matches!(self.phase, Phase::Idle | Phase::Held) {
             let returns = own.returns.iter().copied();
             returns::keep(&mut self.returns, returns, now);
             let latest = now + returns::LONGEST_WAIT;

@@ -197,6 +197,7 @@ impl NodeEntry {
         self.hold = None;
         // One that comes by this name later is another, and has never come back.
         self.session.returns.clear();
+        self.session.back_at = None;
     }
 
     /// Reads from the node, as decisions see it, what is ours on it and whether it is out of

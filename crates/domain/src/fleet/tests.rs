@@ -166,6 +166,32 @@ fn of_machine(uid: &str, machine: &str, created: Timestamp) -> Input {
 }
 
 #[test]
+fn a_node_that_comes_by_the_name_of_another_has_never_come_back() {
+    let mut session = Session::idle(start());
+    (session.returns, session.back_at) = (vec![start()], Some(start()));
+    let mut entry = NodeEntry::new(session);
+    entry.gone();
+    assert_eq!(
+        (entry.session.returns, entry.session.back_at),
+        (vec![], None)
+    );
+}
+
+#[test]
+fn what_waits_for_an_answer_is_not_looked_at_again_and_again() {
+    let mut world = World::new();
+    assert_eq!(world.settle().len(), 1);
+    // The API server is silent for longer than it takes until a person is asked.
+    let mut looks = 0;
+    while let Some(at) = world.fleet.wake_at().filter(|_| looks < 10) {
+        looks += 1;
+        world.now = world.now.max(at);
+        world.decide();
+    }
+    assert!(looks < 10);
+}
+
+#[test]
 fn a_store_that_does_not_answer_holds_up_the_nodes_that_it_was_asked_about_and_no_other() {
     let mut world = World::that(Owns::All);
     world.report("n2");

@@ -268,6 +268,11 @@ impl World {
                 }
             }
         }
+        let wake = self.fleet.wake_at();
+        assert!(
+            wake.is_none_or(|at| at > self.now),
+            "looked at for ever: {wake:?}"
+        );
         if let Some(patch) = &looked.patch {
             let answer = match fate {
                 Fate::Made => {

@@ -182,6 +182,11 @@ impl World {
                 }
             }
         }
+        let wake = self.fleet.wake_at();
+        assert!(
+            wake.is_none_or(|at| at > self.now),
+            "looked at for ever: {wake:?}"
+        );
     }
 
     fn patch(&mut self, planned: Planned, luck: u8) {

@@ -246,3 +246,45 @@ fn what_a_person_did_holds_where_our_own_clock_was_ahead() {
     world.restart(Restart::All);
     assert_eq!(world.settle(), []);
 }
+
+#[test]
+fn a_session_that_is_newer_than_what_was_kept_is_read_off_the_node() {
+    let now = Timestamp::from_second(1_800_000_000).unwrap();
+    let mut kept = Session::idle(now);
+    (kept.phase, kept.back_at) = (Phase::Releasing, Some(now));
+    kept.id = Some("old".to_owned());
+    let back_at = now + SignedDuration::from_mins(5);
+    let says =
+        json!({"id": "new", "since": now, "backAt": back_at, "returns": [now], "labels": {}});
+    let mut node = NodeView::unknown("n1");
+    let key = keys::SESSION.to_owned();
+    node.annotations.insert(key, says.to_string());
+    let observed = Observed::of(Arc::new(node));
+    let marks = Marks::default();
+    let step = step(
+        &kept,
+        &Desired::default(),
+        Some(&observed),
+        &marks,
+        None,
+        now,
+    );
+    let Session {
+        returns,
+        back_at: waits,
+        ..
+    } = step.session;
+    assert_eq!((returns.len(), waits), (1, Some(back_at)));
+}
+
+#[test]
+fn an_uncordon_that_nobody_saw_is_of_any_time_however_often_it_is_tried() {
+    let mut world = World::new(&PARSED);
+    world.fault(0);
+    world.settle();
+    world.restart(Restart::All);
+    world.node.unschedulable = false;
+    let patch = world.look(Fate::Refused).patch.unwrap();
+    assert_eq!(patch.intent, Intent::StandDown);
+    assert!(!world.session().watched);
+}
