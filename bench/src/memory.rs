@@ -80,7 +80,7 @@ async fn measure(args: &Args, nodes: &mut Nodes) -> anyhow::Result<Vec<Row>> {
 
 /// Gives the nodes back by hand, for a recovery would wait: they have come back before.
 async fn give_back(product: &Product, nodes: &mut Nodes) -> anyhow::Result<()> {
-    nodes.bare(FAIL, WIDTH, false).await?;
+    nodes.uncordon(FAIL, WIDTH).await?;
     report(product, nodes.names(FAIL), false).await?;
     settled(product).await?;
     Ok(())

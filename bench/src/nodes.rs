@@ -8,9 +8,7 @@ use anyhow::{Context as _, anyhow, bail};
 use cli::bench::{cluster_client, progress};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use kube::Client;
-use kube::api::{
-    DeleteParams, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams,
-};
+use kube::api::{DeleteParams, ListParams, PostParams, WatchEvent, WatchParams};
 use kube::core::Request;
 use serde_json::{Value, json};
 use tokio::sync::watch;
@@ -31,8 +29,12 @@ const WATCH_SECONDS: u32 = 290;
 /// Thousands of nodes take longer to delete than the API server keeps a request: it is asked
 /// again for the rest.
 const DELETE_TRIES: usize = 10;
-/// Text of about the size that a quarantine writes on a node (bytes).
-const TEXT: usize = 800;
+/// Labels and annotations that a quarantine sets on a node.
+const LABELS: usize = 4;
+const ANNOTATIONS: usize = 6;
+/// Text of the one annotation that lists the events, and of each other (bytes).
+const TEXT: usize = 600;
+const SHORT_TEXT: usize = 40;
 
 /// The nodes of a run.
 pub(crate) struct Nodes {
@@ -113,25 +115,41 @@ impl Nodes {
         self.names.iter().take(count).cloned().collect()
     }
 
-    /// Cordons the first `count` nodes, or takes that back, with one patch each of about the
-    /// size of a quarantine's, `width` at once, and waits until it is seen. How long it took.
+    /// Cordons the first `count` nodes, or takes that back, with one patch each of the form and the
+    /// size of a quarantine's, `width` at once, and waits until it is seen. Returns how long it took.
     pub(crate) async fn bare(
         &mut self,
         count: usize,
         width: usize,
         cordon: bool,
     ) -> anyhow::Result<Duration> {
-        let text = cordon.then(|| "x".repeat(TEXT));
-        let patch = Patch::Merge(json!({
-            "metadata": {
-                "labels": {"bench-a": text.as_ref().map(|_| "a"), "bench-b": text.as_ref().map(|_| "b")},
-                "annotations": {"gpuwarden-bench/text": text},
-            },
-            "spec": {"unschedulable": cordon.then_some(true)},
-        }));
+        let patch = quarantine(&self.run, cordon);
+        self.patch(count, width, "application/json-patch+json", &patch, cordon)
+            .await
+    }
+
+    /// Uncordons the first `count` nodes by hand, as [`Self::bare`] does.
+    pub(crate) async fn uncordon(&mut self, count: usize, width: usize) -> anyhow::Result<()> {
+        let patch = json!({"spec": {"unschedulable": null}});
+        self.patch(count, width, "application/merge-patch+json", &patch, false)
+            .await?;
+        Ok(())
+    }
+
+    async fn patch(
+        &mut self,
+        count: usize,
+        width: usize,
+        form: &str,
+        patch: &Value,
+        cordon: bool,
+    ) -> anyhow::Result<Duration> {
+        let body = serde_json::to_vec(patch)?;
         let began = Instant::now();
         let patches = self.names(count).into_iter().map(|name| {
-            let request = Request::new(NODES).patch(&name, &PatchParams::default(), &patch);
+            let request = http::Request::patch(format!("{NODES}/{name}"))
+                .header(http::header::CONTENT_TYPE, form)
+                .body(body.clone());
             let client = self.client.clone();
             async move {
                 client.request::<Value>(request?).await?;
@@ -211,6 +229,35 @@ impl Nodes {
             .context("make a node")?;
         Ok(())
     }
+}
+
+/// Returns what a quarantine does to a node of the run, or its release: a patch on condition that
+/// the node is as it was seen, which sets [`LABELS`] labels and [`ANNOTATIONS`] annotations.
+fn quarantine(run: &str, cordon: bool) -> Value {
+    let label = |index| (format!("/metadata/labels/bench-{index}"), json!("bench"));
+    let text = |index| {
+        let bytes = if index == 0 { TEXT } else { SHORT_TEXT };
+        let path = format!("/metadata/annotations/bench-{index}");
+        (path, json!("x".repeat(bytes)))
+    };
+    let fields: Vec<(String, Value)> = (0..LABELS)
+        .map(label)
+        .chain((0..ANNOTATIONS).map(text))
+        .chain([("/spec/unschedulable".to_owned(), json!(true))])
+        .collect();
+    let is_ours = json!({"op": "test", "path": format!("/metadata/labels/{LABEL}"), "value": run});
+    let tests = fields.iter().map(|(path, value)| {
+        let before = if cordon { &Value::Null } else { value };
+        json!({"op": "test", "path": path, "value": before})
+    });
+    let edits = fields.iter().map(|(path, value)| {
+        if cordon {
+            json!({"op": "add", "path": path, "value": value})
+        } else {
+            json!({"op": "remove", "path": path})
+        }
+    });
+    [is_ours].into_iter().chain(tests).chain(edits).collect()
 }
 
 async fn list_version(client: &Client, run: &str) -> anyhow::Result<String> {
