@@ -7,7 +7,8 @@
 //!
 //! Nothing here is decided: [`Reports::look`] reads off the node and the open faults what has
 //! happened. Who starts anew reads it off the node again, and a record that has a word keeps it; so
-//! what a crash has prevented is made up for, and said twice it does no harm.
+//! the word of an event that a crash has prevented is made up for, and said twice it does no harm.
+//! [`Status::Cancel`] is not said again: it means the newest quarantine, which may be another by then.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -70,8 +71,11 @@ pub struct Reports {
     session: Option<String>,
     /// Events that it counts: they have their word.
     counted: BTreeSet<String>,
-    /// What was said of single events since it was last saved: said again after a crash.
+    /// What was said of single events since it was last saved, the newest of it: said again after
+    /// a crash.
     said: Vec<Status>,
+    /// Nobody has looked since it was restored: what the session counts is not known.
+    restored: bool,
 }
 
 /// What is saved of the events of a node.
@@ -148,7 +152,9 @@ impl Reports {
             .iter()
             .filter(|one| matches!(one, Status::Event { .. }));
         self.said.extend(events.cloned());
-        self.said.truncate(MAX_REPORTS);
+        // The oldest is the most likely to be in its record.
+        self.said
+            .drain(..self.said.len().saturating_sub(MAX_REPORTS));
         statuses
     }
 
@@ -157,13 +163,29 @@ impl Reports {
         let own = observed.own.as_deref();
         let session = own.map(|own| own.session_id.clone());
         let before = std::mem::replace(&mut self.session, session);
+        let restored = std::mem::take(&mut self.restored);
+        let marks = [keys::UNCORDONED_MANUALLY, keys::UNTAINTED_MANUALLY];
+        let by_hand = (marks.iter()).any(|mark| observed.view.annotations.contains_key(*mark));
+        let mut cancel = None;
         if before.is_some() && before != self.session {
-            self.end(observed, at, &mut statuses);
+            let unrecovered = self.end(by_hand, at, &mut statuses);
+            let node = observed.view.name.clone();
+            cancel = unrecovered.then_some(Status::Cancel { node });
         }
         let Some(own) = own else {
+            // After a restart a recovery that waits may be of this session; if so, it ends the
+            // quarantine before it is cancelled.
+            if by_hand || !restored {
+                statuses.extend(cancel.take());
+            }
             self.without_session(desired, at, &mut statuses);
+            statuses.extend(cancel);
             return statuses;
         };
+        // After a restart the newest quarantine may be that of the session on the node.
+        if !restored {
+            statuses.extend(cancel);
+        }
         let listed = own.events.iter().map(|event| &event.id);
         let wanted = desired.events.iter().map(|counted| &counted.event.id);
         let counted: BTreeSet<String> = listed.chain(wanted).cloned().collect();
@@ -205,8 +227,8 @@ impl Reports {
         })
     }
 
-    /// Takes in that it is saved. Returns whether it is to be saved once more: what was said was
-    /// written before, and by then it is in the records.
+    /// Takes in that it is saved. Returns whether it is to be saved once more, without what was said:
+    /// that went to the writer before, which nobody waits for.
     pub fn saved(&mut self) -> bool {
         !std::mem::take(&mut self.said).is_empty()
     }
@@ -214,15 +236,13 @@ impl Reports {
     /// Goes on from what was saved, and from the session on the node. Returns what is to be written.
     pub fn restore(&mut self, saved: SavedReports, session: Option<String>) -> Vec<Status> {
         (self.waiting, self.said) = (saved.waiting, saved.said);
-        self.session = session;
+        (self.session, self.restored) = (session, true);
         self.said.clone()
     }
 
-    /// Takes in that the session that was on the node is gone.
-    fn end(&mut self, observed: &Observed, at: Timestamp, statuses: &mut Vec<Status>) {
-        let node = &observed.view;
-        let marks = [keys::UNCORDONED_MANUALLY, keys::UNTAINTED_MANUALLY];
-        let by_hand = (marks.iter()).any(|mark| node.annotations.contains_key(*mark));
+    /// Takes in that the session that was on the node is gone. Returns whether no recovery that is
+    /// known to be its own has ended it.
+    fn end(&mut self, by_hand: bool, at: Timestamp, statuses: &mut Vec<Status>) -> bool {
         let (ours, others): (Vec<Report>, Vec<Report>) = std::mem::take(&mut self.waiting)
             .into_iter()
             .partition(|report| self.counts(report));
@@ -234,13 +254,9 @@ impl Reports {
                 statuses.push(Status::of(report.id, word, at));
             }
         }
-        if by_hand || last.is_none() {
-            statuses.push(Status::Cancel {
-                node: node.name.clone(),
-            });
-        }
         self.waiting = others.into();
         self.counted.clear();
+        by_hand || last.is_none()
     }
 
     /// Takes in that nothing of ours is on the node. A recovery may belong to a session that

@@ -48,27 +48,55 @@ impl StatusWriter {
     pub async fn run(mut self) {
         let mut batch = Vec::new();
         while self.queue.recv_many(&mut batch, BATCH).await > 0 {
-            while let Err(error) = write(self.store.as_ref(), &batch).await {
-                if matches!(error, StoreError::Closed) {
-                    break;
+            for part in parts(&batch) {
+                if self.write(part).await.is_ok() {
+                    continue;
                 }
-                self.metrics.error("update_quarantine_status_error");
-                if !error.is_retryable() {
-                    tracing::error!(err = %error, "the statuses of events are refused");
-                    break;
+                // One that is refused costs itself only.
+                for status in part {
+                    if let Err(error) = self.write(std::slice::from_ref(status)).await {
+                        tracing::error!(err = %error, "a status is refused: {status:?}");
+                    }
                 }
-                tracing::warn!(err = %error, "the statuses of events cannot be written; it is tried again");
-                tokio::time::sleep(RETRY).await;
             }
             batch.clear();
         }
     }
+
+    /// Writes a part, for as long as it takes where the failure may pass. Fails where the store
+    /// refuses it; at its end nothing is written any more.
+    async fn write(&self, part: &[Status]) -> Result<(), StoreError> {
+        let store = self.store.as_ref();
+        loop {
+            let written = match part {
+                [Status::Cancel { node }] => cancel(store, node).await,
+                events => write_events(store, events).await,
+            };
+            let error = match written {
+                Ok(()) | Err(StoreError::Closed) => return Ok(()),
+                Err(error) => error,
+            };
+            self.metrics.error("update_quarantine_status_error");
+            if !error.is_retryable() {
+                return Err(error);
+            }
+            tracing::warn!(err = %error, "the statuses of events cannot be written; it is tried again");
+            tokio::time::sleep(RETRY).await;
+        }
+    }
 }
 
-/// Writes `batch`. Writing it again changes nothing.
-async fn write(store: &dyn EventStore, batch: &[Status]) -> Result<(), StoreError> {
+/// Returns `batch` in parts of which each can be tried again before the next: a `Cancel` is one by
+/// itself, for it changes what is known to those behind it, and would hit them too.
+fn parts(batch: &[Status]) -> impl Iterator<Item = &[Status]> {
+    let is_event = |status: &Status| matches!(status, Status::Event { .. });
+    batch.chunk_by(move |a, b| is_event(a) && is_event(b))
+}
+
+/// Writes the words of single events.
+async fn write_events(store: &dyn EventStore, events: &[Status]) -> Result<(), StoreError> {
     let mut ids: Vec<String> = Vec::new();
-    for status in batch {
+    for status in events {
         if let Status::Event { id, if_counted, .. } = status {
             ids.push(id.clone());
             ids.extend(if_counted.iter().cloned());
@@ -82,36 +110,32 @@ async fn write(store: &dyn EventStore, batch: &[Status]) -> Result<(), StoreErro
         .map(|status| status.and_then(|status| status.node_quarantined));
     let mut known: BTreeMap<String, Option<String>> = ids.into_iter().zip(words).collect();
     let mut patches = Vec::new();
-    for status in batch {
-        match status {
-            Status::Event {
-                id,
-                word: status,
-                at,
-                if_counted,
-            } => {
-                let word = |id: &String| known.get(id).and_then(Option::as_deref);
-                let counted = if_counted.is_empty()
-                    || if_counted
-                        .iter()
-                        .any(|id| word(id).is_some_and(NodeQuarantined::is_counted));
-                if word(id).is_some() || !counted {
-                    continue;
-                }
-                known.insert(id.clone(), Some(status.name().to_owned()));
-                patches.push((
-                    id.clone(),
-                    StatusPatch {
-                        node_quarantined: Some(status.name().to_owned()),
-                        quarantine_finished_at: Some(*at),
-                    },
-                ));
-            }
-            Status::Cancel { node } => {
-                store.update_statuses(std::mem::take(&mut patches)).await?;
-                cancel(store, node).await?;
-            }
+    for status in events {
+        let Status::Event {
+            id,
+            word: status,
+            at,
+            if_counted,
+        } = status
+        else {
+            continue;
+        };
+        let word = |id: &String| known.get(id).and_then(Option::as_deref);
+        let counted = if_counted.is_empty()
+            || if_counted
+                .iter()
+                .any(|id| word(id).is_some_and(NodeQuarantined::is_counted));
+        if word(id).is_some() || !counted {
+            continue;
         }
+        known.insert(id.clone(), Some(status.name().to_owned()));
+        patches.push((
+            id.clone(),
+            StatusPatch {
+                node_quarantined: Some(status.name().to_owned()),
+                quarantine_finished_at: Some(*at),
+            },
+        ));
     }
     store.update_statuses(patches).await
 }
@@ -163,4 +187,135 @@ async fn cancel_all(store: &dyn EventStore, ids: Vec<String>) -> Result<(), Stor
         store.update_statuses(patches).await?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use contract::HealthEvent;
+    use jiff::Timestamp;
+    use runtime::metrics::Metrics;
+    use store::sqlite::SqliteStore;
+    use store::{EventLog as _, NewEvent, Statuses as _, Upkeep as _};
+    use tokio::task::JoinHandle;
+
+    use super::*;
+
+    struct Bench {
+        directory: tempfile::TempDir,
+        store: Arc<SqliteStore>,
+    }
+
+    impl Bench {
+        /// Returns one whose store has an event of each of these ids; the node is their beginning.
+        async fn new(ids: &[&str]) -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            let store = Arc::new(SqliteStore::open(directory.path()).unwrap());
+            let event = |id: &&str| NewEvent {
+                event: HealthEvent {
+                    id: (*id).to_owned(),
+                    node_name: id.split_once('-').unwrap().0.to_owned(),
+                    error_code: vec![(*id).to_owned()], // Of one content they would be one event.
+                    ..HealthEvent::default()
+                },
+                received_at: Timestamp::UNIX_EPOCH,
+            };
+            store.append(ids.iter().map(event).collect()).await.unwrap();
+            Self { directory, store }
+        }
+
+        fn sql(&self, sql: &str) {
+            let path = self.directory.path().join("events.db");
+            let connection = rusqlite::Connection::open(path).unwrap();
+            connection.execute_batch(sql).unwrap();
+        }
+
+        /// Has `statuses` written at once.
+        fn write(&self, statuses: Vec<Status>) -> JoinHandle<()> {
+            let (sender, queue) = mpsc::channel(STATUS_QUEUE);
+            for status in statuses {
+                sender.try_send(status).unwrap();
+            }
+            let writer = StatusWriter {
+                queue,
+                store: self.store.clone(),
+                metrics: QuarantineMetrics::new(&Metrics::default()),
+            };
+            tokio::spawn(writer.run())
+        }
+
+        async fn words(&self, ids: &[&str]) -> Vec<String> {
+            let ids = ids.iter().map(|id| (*id).to_owned()).collect();
+            let found = self.store.statuses(ids).await.unwrap().into_iter();
+            let word = found.map(|status| status.unwrap().node_quarantined);
+            word.map(Option::unwrap_or_default).collect()
+        }
+    }
+
+    fn says(id: &str, word: NodeQuarantined, if_counted: &[&str]) -> Status {
+        Status::Event {
+            id: id.to_owned(),
+            word,
+            at: Timestamp::UNIX_EPOCH,
+            if_counted: if_counted.iter().map(|id| (*id).to_owned()).collect(),
+        }
+    }
+
+    fn out(id: &str) -> Status {
+        says(id, NodeQuarantined::Quarantined, &[])
+    }
+
+    fn cancelled(node: &str) -> Status {
+        let node = node.to_owned();
+        Status::Cancel { node }
+    }
+
+    #[tokio::test]
+    async fn a_recovery_behind_the_end_by_hand_has_given_nothing_back() {
+        let ids = ["n1-fault", "n1-recovery"];
+        let bench = Bench::new(&ids).await;
+        let recovered = says(ids[1], NodeQuarantined::UnQuarantined, &[ids[0]]);
+        let statuses = vec![out(ids[0]), cancelled("n1"), recovered];
+        bench.write(statuses).await.unwrap();
+        assert_eq!(bench.words(&ids).await, ["Cancelled", ""]);
+        bench.store.close().await;
+    }
+
+    #[tokio::test]
+    async fn what_is_tried_again_cancels_no_later_quarantine() {
+        let ids = ["n1-first", "n1-second", "n2-only"];
+        let bench = Bench::new(&ids).await;
+        bench.write(vec![out(ids[0]), out(ids[2])]).await.unwrap();
+        // A table whose last row is used up is a full disk to SQLite.
+        bench.sql(
+            "CREATE TABLE used_up (row INTEGER PRIMARY KEY AUTOINCREMENT);
+             INSERT INTO used_up VALUES (9223372036854775807);
+             CREATE TRIGGER full BEFORE UPDATE ON event WHEN NEW.node = 'n2'
+             BEGIN INSERT INTO used_up VALUES (NULL); END",
+        );
+        let mut trouble = bench.store.trouble();
+        let statuses = vec![cancelled("n1"), out(ids[1]), cancelled("n2")];
+        let writer = bench.write(statuses);
+        trouble.wait_for(Option::is_some).await.unwrap();
+        bench.sql("DROP TRIGGER full");
+        writer.await.unwrap();
+        let expected = ["Cancelled", "Quarantined", "Cancelled"];
+        assert_eq!(bench.words(&ids).await, expected);
+        bench.store.close().await;
+    }
+
+    #[tokio::test]
+    async fn what_the_store_refuses_costs_no_word_of_others() {
+        let ids = ["n1-fault", "n2-fault", "n3-fault", "n4-fault"];
+        let bench = Bench::new(&ids).await;
+        bench.sql(
+            "CREATE TRIGGER refused BEFORE UPDATE ON event WHEN NEW.node = 'n2'
+             BEGIN SELECT RAISE(ABORT, 'no'); END",
+        );
+        let mut statuses: Vec<Status> = ids[..3].iter().map(|id| out(id)).collect();
+        statuses.extend([cancelled("n3"), out(ids[3])]);
+        bench.write(statuses).await.unwrap();
+        let expected = ["Quarantined", "", "Cancelled", "Quarantined"];
+        assert_eq!(bench.words(&ids).await, expected);
+        bench.store.close().await;
+    }
 }

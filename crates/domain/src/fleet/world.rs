@@ -86,37 +86,42 @@ impl World {
 
     /// Starts the controller anew.
     pub(crate) fn restart(&mut self, with: Restart) {
-        let settings = self.settings.clone();
+        let kept = (with == Restart::All).then(|| self.kept());
+        if with == Restart::Nothing {
+            self.stored.clear();
+        }
+        self.restart_from(kept);
+    }
+
+    /// Returns what the controller would save now, as it is read again.
+    pub(crate) fn kept(&self) -> Kept {
+        let saved = serde_json::to_string(&self.fleet.sessions_to_keep("n1")).unwrap();
+        let sessions: Vec<Session> = serde_json::from_str(&saved).unwrap();
+        let saved = serde_json::to_string(self.fleet.book()).unwrap();
+        Kept {
+            book: serde_json::from_str(&saved).unwrap(),
+            reports: (self.fleet.reports("n1"))
+                .map(|waiting| ("n1".to_owned(), waiting))
+                .into_iter()
+                .collect(),
+            recently_out: BTreeMap::new(),
+            begun: self.fleet.begun(),
+            sessions: [("n1".to_owned(), sessions)].into(),
+            unsaved: [].into(),
+        }
+    }
+
+    /// Starts the controller anew, from what it has kept at some time and the events since then.
+    pub(crate) fn restart_from(&mut self, kept: Option<Kept>) {
         let policy = Some(Arc::clone(&self.policy));
-        let before = std::mem::replace(&mut self.fleet, Fleet::new(settings, policy, self.now));
-        match with {
-            Restart::All => {
-                let saved = serde_json::to_string(&before.sessions_to_keep("n1")).unwrap();
-                let sessions: Vec<Session> = serde_json::from_str(&saved).unwrap();
-                let saved = serde_json::to_string(before.book()).unwrap();
-                let kept = Kept {
-                    book: serde_json::from_str(&saved).unwrap(),
-                    reports: (before.reports("n1"))
-                        .map(|waiting| ("n1".to_owned(), waiting))
-                        .into_iter()
-                        .collect(),
-                    recently_out: BTreeMap::new(),
-                    begun: before.begun(),
-                    sessions: [("n1".to_owned(), sessions)].into(),
-                    unsaved: [].into(),
-                };
-                self.fleet.restore(kept, self.now);
-            }
-            Restart::Events => {
-                self.fleet.begin();
-                for record in &self.stored {
-                    self.fleet.record(record, self.now);
-                }
-            }
-            Restart::Nothing => {
-                self.fleet.begin();
-                self.stored.clear();
-            }
+        self.fleet = Fleet::new(self.settings.clone(), policy, self.now);
+        match kept {
+            Some(kept) => self.fleet.restore(kept, self.now),
+            None => self.fleet.begin(),
+        }
+        let applied = self.fleet.book().applied();
+        for record in self.stored.iter().filter(|record| record.seq > applied) {
+            self.fleet.record(record, self.now);
         }
         self.take(Input::CaughtUp);
         self.take(Input::ListBegun);

@@ -9,6 +9,7 @@ use crate::event::Record;
 use crate::fault::FaultBook;
 use crate::fleet::Input;
 use crate::fleet::world::{Fate, Restart, World, event};
+use crate::node::NodeView;
 use crate::policy::Policy;
 
 struct Story {
@@ -206,6 +207,56 @@ fn a_restart_makes_up_for_what_was_not_written() {
 }
 
 #[test]
+fn a_release_that_nobody_has_seen_before_a_restart_is_one_by_the_recovery() {
+    for saved_before in [false, true] {
+        let mut story = Story::new();
+        story.event(0, true, false);
+        story.settle();
+        let before = story.world.kept();
+        story.event(0, false, true);
+        story.look(Fate::Made); // The release is made.
+        let at_the_end = story.world.kept();
+        let kept = if saved_before { before } else { at_the_end };
+        story.world.restart_from(Some(kept));
+        assert!(!story.world.node.unschedulable);
+        story.settle();
+        let expected = ["Quarantined", "UnQuarantined"];
+        assert_eq!(story.words(), expected, "{saved_before}");
+    }
+}
+
+#[test]
+fn a_release_by_hand_that_nobody_has_seen_before_a_restart_is_none_by_the_recovery() {
+    let mut story = Story::new();
+    story.event(0, true, false);
+    story.settle();
+    story.world.node.unschedulable = false;
+    story.look(Fate::Made);
+    let kept = story.world.kept();
+    story.event(0, false, true);
+    story.world.restart_from(Some(kept));
+    story.settle();
+    assert_eq!(story.words(), ["Cancelled", "-"]);
+}
+
+#[test]
+fn what_a_process_before_has_begun_is_not_cancelled_after_a_restart() {
+    let mut story = Story::new();
+    story.event(0, true, false);
+    story.settle();
+    let kept = story.world.kept();
+    story.event(0, false, true);
+    story.settle();
+    story.event(1, true, false);
+    story.settle();
+    story.world.restart_from(Some(kept));
+    assert!(story.world.node.unschedulable);
+    story.settle();
+    let expected = ["Quarantined", "UnQuarantined", "Quarantined"];
+    assert_eq!(story.words(), expected);
+}
+
+#[test]
 fn a_node_that_is_gone_for_good_ends_its_quarantine() {
     for restart in [None, Some(Restart::All)] {
         let mut story = Story::new();
@@ -248,6 +299,20 @@ fn what_waits_is_bounded() {
         reports.took_in(&seq.to_string(), true, book.faults("n1").iter().collect());
     }
     assert_eq!(reports.waiting.len(), MAX_REPORTS);
+}
+
+#[test]
+fn of_what_was_said_the_newest_is_said_again() {
+    let book = book([event("c", &[], true, false)].into_iter());
+    let node = Observed::of(NodeView::unknown("n1").into());
+    let mut reports = Reports::default();
+    let mut last = Vec::new();
+    for seq in 0..=MAX_REPORTS {
+        reports.took_in(&seq.to_string(), true, book.faults("n1").iter().collect());
+        last = reports.look(&node, &Desired::default(), Timestamp::UNIX_EPOCH);
+    }
+    assert_eq!(reports.said.len(), MAX_REPORTS);
+    assert!(reports.said.ends_with(&last) && last.len() == 1);
 }
 
 #[test]
