@@ -425,6 +425,7 @@ impl Fleet {
             doubt = doubt.or(entry.patch.in_doubt);
         }
         self.brake.doubt_ends = doubt;
+        self.brake.clock_put_back(now);
         self.brake.pause_ends = self.brake.switched.pause_ends(now);
         self.brake.mark_stale();
         let names: Vec<String> = self.nodes.keys().cloned().collect();

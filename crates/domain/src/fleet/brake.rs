@@ -150,6 +150,14 @@ impl BrakeState {
         self.recent.insert(name.to_owned(), since);
         true
     }
+
+    /// Takes in that the clock was put back to `now`: what was taken out later was just now, or it
+    /// would use up room of the window for as much longer.
+    pub(super) fn clock_put_back(&mut self, now: Timestamp) {
+        for since in self.recent.values_mut() {
+            *since = (*since).min(now);
+        }
+    }
 }
 
 // === impl Fleet ===

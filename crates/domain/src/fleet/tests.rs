@@ -178,6 +178,23 @@ fn a_node_that_comes_by_the_name_of_another_has_never_come_back() {
 }
 
 #[test]
+fn a_clock_that_is_put_back_makes_no_window_longer() {
+    let mut world = World::new();
+    let kept = Kept {
+        book: FaultBook::default(),
+        reports: BTreeMap::new(),
+        recently_out: [("n2".to_owned(), start())].into(),
+        begun: start(),
+        sessions: BTreeMap::new(),
+        unsaved: BTreeSet::new(),
+    };
+    world.fleet.restore(kept, start());
+    world.now = start() - DAY;
+    world.take(Input::CaughtUp);
+    assert_eq!(world.fleet.recently_out()["n2"], world.now);
+}
+
+#[test]
 fn what_waits_for_an_answer_is_not_looked_at_again_and_again() {
     let mut world = World::new();
     assert_eq!(world.settle().len(), 1);
