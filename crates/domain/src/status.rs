@@ -8,7 +8,8 @@
 //! Nothing here is decided: [`Reports::look`] reads off the node and the open faults what has
 //! happened. Who starts anew reads it off the node again, and a record that has a word keeps it; so
 //! the word of an event that a crash has prevented is made up for, and said twice it does no harm.
-//! [`Status::Cancel`] is not said again: it means the newest quarantine, which may be another by then.
+//! [`Status::Cancel`] is not said again: it means the newest quarantine, which may be another by
+//! then.
 
 use std::collections::{BTreeSet, VecDeque};
 
@@ -227,8 +228,8 @@ impl Reports {
         })
     }
 
-    /// Takes in that it is saved. Returns whether it is to be saved once more, without what was said:
-    /// that went to the writer before, which nobody waits for.
+    /// Takes in that it is saved. Returns whether it is to be saved once more, without what was
+    /// said: that went to the writer before, which nobody waits for.
     pub fn saved(&mut self) -> bool {
         !std::mem::take(&mut self.said).is_empty()
     }
