@@ -195,7 +195,10 @@ function faults(status) {
       el("p", { class: "empty" }, "No open fault."),
       el("p", { class: "empty muted" }, "To see what one looks like, try: ", el("code", {}, "gpuwarden inject xid 79")),
     ]),
-    ...(notices.length > 0 ? faultTable(status, "Notices of the last day, for which no repair is awaited", "notices", notices) : []),
+    ...(notices.length > 0 ? [
+      el("p", { class: "empty" }, el("strong", {}, "Notices"), " of the last day, for which no repair is awaited"),
+      ...faultTable(status, "Notices", "notices", notices),
+    ] : []),
   ];
 }
 
