@@ -13,9 +13,10 @@ use std::process::ExitCode;
 
 use cli::Parsed;
 
-/// The system's allocator keeps what a burst of faults took, in one arena for each thread, and takes
-/// a quarter of the processor time of a burst. On other machines it stays: jemalloc is built for one
-/// size of pages, and arm64 kernels have several. Its settings are in `.cargo/config.toml`.
+/// jemalloc allocates: the C library's allocator keeps what a burst of faults took, in an arena for
+/// each thread, and a burst takes a quarter more processor time with it. It stays on other machines,
+/// for jemalloc is built for one size of pages, and arm64 kernels have several. What jemalloc is set
+/// to is in `.cargo/config.toml`.
 #[cfg(target_arch = "x86_64")]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
