@@ -21,6 +21,9 @@ pub enum Caller {
     /// A monitor that watches nodes from elsewhere (a cloud's API, Kubernetes objects), has
     /// proven its name, and is allowed to by the operator.
     Central(String),
+    /// Whoever reaches a port that asks nobody for a name: an agent, a monitor, a user of the
+    /// machine. It is for trying out, on loopback only.
+    Anybody,
 }
 
 /// Which nodes processes on this machine may speak for.
@@ -38,7 +41,8 @@ impl AcceptNodes {
     /// Returns whether `caller` may speak for `node`; the error says why not, and what to do.
     pub(super) fn check(&self, caller: &Caller, node: &str) -> Result<(), String> {
         match (caller, self) {
-            (Caller::Monitor | Caller::Central(_), _) | (Caller::Local(_), Self::Any) => Ok(()),
+            (Caller::Monitor | Caller::Central(_) | Caller::Anybody, _)
+            | (Caller::Local(_), Self::Any) => Ok(()),
             (Caller::Local(_), Self::Own(own)) if own == node => Ok(()),
             (Caller::Local(_), Self::Own(own)) => Err(format!(
                 "{node:?} is another node than this one, {own:?}; report it on its own machine, or \
@@ -84,7 +88,8 @@ impl Caller {
     /// for our own processes, and for `gpuwarden inject`, which an operator runs.
     fn may_write(&self, key: &str) -> bool {
         match self {
-            Self::Monitor | Self::Node(_) => true,
+            // Agents that are tried out without TLS are heard as others are.
+            Self::Monitor | Self::Node(_) | Self::Anybody => true,
             Self::Local(peer) if peer.is_operator => true,
             Self::Local(_) | Self::Central(_) => !key.starts_with(keys::OWN_PREFIX),
         }
@@ -106,6 +111,7 @@ impl Caller {
             }
             Self::Node(_) => Reporter::Node,
             Self::Central(name) => Reporter::Central(name.clone()),
+            Self::Anybody => Reporter::Central("anybody on this machine".to_owned()),
         }
     }
 }
@@ -145,6 +151,7 @@ mod tests {
             // What local processes may do says nothing about nodes.
             (Caller::Node("n2".into()), &AcceptNodes::Any, "n1", false),
             (Caller::Central("cloud".into()), &own, "n2", true),
+            (Caller::Anybody, &own, "n2", true),
         ];
         for (caller, nodes, node, may) in table {
             let answer = nodes.check(&caller, node);
@@ -169,6 +176,7 @@ mod tests {
             (local(false), 1, "user uid=0 pid=7"),
             (Caller::Node("n1".into()), 2, "user uid=9"),
             (Caller::Central("cloud".into()), 1, "central cloud"),
+            (Caller::Anybody, 2, "central anybody on this machine"),
         ];
         for (caller, left, reporter) in table {
             let entries = [

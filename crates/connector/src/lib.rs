@@ -295,7 +295,7 @@ fn received_at(event: &mut HealthEvent, caller: &Caller, now: Timestamp) -> Time
     let told = event::take_accepted(event);
     let told = match caller {
         Caller::Monitor => told.unwrap_or_else(|| Seen::of(event, now).last),
-        Caller::Node(_) | Caller::Central(_) => told.unwrap_or(now),
+        Caller::Node(_) | Caller::Central(_) | Caller::Anybody => told.unwrap_or(now),
         // Whoever could date what they report could have it dismissed in advance.
         Caller::Local(_) => now,
     };
