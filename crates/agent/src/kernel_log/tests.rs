@@ -2,7 +2,7 @@ use std::io::Write as _;
 
 use connector::{AcceptNodes, Caller};
 use contract::{EVENT_VERSION, HealthEvent, HealthEvents, RecommendedAction, json};
-use diagnosis::fold::Seen;
+use diagnosis::fold::Sightings;
 use host::boot::BootId;
 use store::sqlite::SqliteStore;
 use store::{EventLog as _, EventQuery, EventStore, Upkeep as _};
@@ -205,7 +205,7 @@ impl Running {
 fn lines_in(events: &[HealthEvent]) -> u64 {
     events
         .iter()
-        .map(|event| Seen::of(event, Timestamp::UNIX_EPOCH).count)
+        .map(|event| Sightings::of(event, Timestamp::UNIX_EPOCH).count)
         .sum()
 }
 
@@ -342,7 +342,7 @@ async fn a_storm_becomes_one_event_per_fault_and_window_and_no_line_is_missing()
     assert_eq!(lines_in(&events), u64::from(LINES));
     let last = events.last().unwrap();
     assert_eq!(
-        Seen::of(last, Timestamp::UNIX_EPOCH).last.to_string(),
+        Sightings::of(last, Timestamp::UNIX_EPOCH).last.to_string(),
         "2026-11-21T01:00:29Z"
     );
 }
@@ -402,7 +402,7 @@ async fn a_count_is_accepted_as_of_its_last_line_also_after_a_restart() {
     bench.run_until(2).await;
     let records = bench.store.events(EventQuery::default()).await.unwrap();
     let count = &records[0];
-    assert_eq!(Seen::of(&count.event, decided).count, 1);
+    assert_eq!(Sightings::of(&count.event, decided).count, 1);
     assert!(count.event.metadata.contains_key(keys::META_COUNT));
     assert!(
         began <= count.created_at && count.created_at <= decided,

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use connector::AcceptNodes;
 use contract::{Entity, RecommendedAction};
-use diagnosis::fold::Seen;
+use diagnosis::fold::Sightings;
 use domain::fault::{Fault, FaultBook};
 use host::boot::BootId;
 use runtime::sources::SourceStatus;
@@ -159,7 +159,7 @@ impl Bench {
     /// counts.
     async fn stored(&self) -> Vec<String> {
         let records = self.records().await;
-        let text = |event: &HealthEvent| match Seen::of(event, Timestamp::now()).count {
+        let text = |event: &HealthEvent| match Sightings::of(event, Timestamp::now()).count {
             _ if event.is_healthy && event.metadata.contains_key(keys::META_REBOOT) => {
                 "boot".into()
             }
