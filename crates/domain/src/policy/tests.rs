@@ -21,7 +21,7 @@ fn any(kind: &str, expression: &str) -> String {
     ))
 }
 
-fn matches(text: &str, event: &HealthEvent, node: &Value) -> Answer {
+fn matches(text: &str, event: &HealthEvent, node: &Value) -> RuleSetAnswer {
     let policy = Policy::parse(text, "p.toml").unwrap();
     policy.rule_sets[0].answer(&variable(event), &NodeVariable::new(node))
 }
@@ -65,7 +65,7 @@ fn the_built_in_policy_loads_and_takes_out_what_is_fatal() {
         (&fatal(), &labelled("false"), false),
     ] {
         let answer = policy.rule_sets[0].answer(&variable(event), &NodeVariable::new(node));
-        assert_eq!(answer == Answer::Matched, matched, "{answer:?}");
+        assert_eq!(answer == RuleSetAnswer::Matched, matched, "{answer:?}");
     }
 }
 
@@ -88,7 +88,7 @@ fn the_built_in_policy_takes_out_whoever_reports() {
             ..fatal()
         };
         let answer = policy.rule_sets[0].answer(&variable(&event), &NodeVariable::new(&node));
-        assert_eq!(answer, Answer::Matched, "{agent}");
+        assert_eq!(answer, RuleSetAnswer::Matched, "{agent}");
     }
 }
 
@@ -134,7 +134,7 @@ fn expressions_of_the_reference_hold() {
     ] {
         let answer = matches(&any(kind, expression), &fatal(), &node);
         assert_eq!(
-            answer == Answer::Matched,
+            answer == RuleSetAnswer::Matched,
             expected,
             "{expression}: {answer:?}"
         );
@@ -148,7 +148,7 @@ fn a_rule_that_cannot_be_evaluated_does_not_match_and_says_why() {
     for text in [text.replace("match.any", "match.all"), text] {
         let answer = matches(&text, &fatal(), &node);
         assert!(
-            matches!(&answer, Answer::Failed(_, why) if why.contains("labels")),
+            matches!(&answer, RuleSetAnswer::Failed(_, why) if why.contains("labels")),
             "{answer:?}"
         );
     }
@@ -168,7 +168,7 @@ fn any_and_all_both_mean_both() {
         ("event.isHealthy", "event.isFatal", false),
     ] {
         let answer = matches(&text(any, all), &fatal(), &json!({}));
-        assert_eq!(answer == Answer::Matched, matched, "{any} {all}");
+        assert_eq!(answer == RuleSetAnswer::Matched, matched, "{any} {all}");
     }
 }
 
@@ -198,9 +198,9 @@ fn either_of_any_and_all_is_enough_where_the_file_says_so() {
         (no, broken, None),
     ] {
         let found = match matches(&text(any, all), &fatal(), &json!({})) {
-            Answer::Matched => Some(true),
-            Answer::NotMatched(_) => Some(false),
-            Answer::Failed(..) => None,
+            RuleSetAnswer::Matched => Some(true),
+            RuleSetAnswer::NotMatched(_) => Some(false),
+            RuleSetAnswer::Failed(..) => None,
         };
         assert_eq!(found, expected, "{any} {all}");
     }
@@ -208,7 +208,7 @@ fn either_of_any_and_all_is_enough_where_the_file_says_so() {
     let one = format!("match-any-all = \"either\"\n{}", any("HealthEvent", no));
     assert!(matches!(
         matches(&one, &fatal(), &json!({})),
-        Answer::NotMatched(_)
+        RuleSetAnswer::NotMatched(_)
     ));
 }
 
@@ -251,7 +251,7 @@ fn a_configuration_of_the_reference_loads_unchanged() {
     ] {
         let matched = |node: &Value| {
             policy.rule_sets.iter().position(|set| {
-                set.answer(&variable(&event), &NodeVariable::new(node)) == Answer::Matched
+                set.answer(&variable(&event), &NodeVariable::new(node)) == RuleSetAnswer::Matched
             })
         };
         assert_eq!(matched(&node), expected, "{}", event.agent);
@@ -268,7 +268,7 @@ fn what_a_file_of_the_reference_may_leave_out_has_its_default() {
     assert_eq!(policy.label_prefix, "");
     assert_eq!((set.priority, set.cordon, &set.taint), (0, false, &None));
     let answer = set.answer(&variable(&fatal()), &NodeVariable::new(&json!({})));
-    assert!(matches!(answer, Answer::NotMatched(_)), "{answer:?}");
+    assert!(matches!(answer, RuleSetAnswer::NotMatched(_)), "{answer:?}");
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! Which fixed values an expression compares fields of its variable with: what a policy is
-//! checked on for values that no event ever has.
+//! The fixed values that an expression compares fields of its variable with. A policy is checked
+//! for values among them that no event ever has.
 
 use cel::common::ast::{CallExpr, Expr, IdedExpr, LiteralValue, operators};
 use serde_json::{Value, json};
@@ -13,9 +13,9 @@ pub struct Compared {
     pub field: String,
     /// Whether it is an element of the field that is compared.
     pub element: bool,
-    /// How.
+    /// The way in which it is compared.
     pub how: How,
-    /// With what.
+    /// The fixed value.
     pub literal: Value,
 }
 

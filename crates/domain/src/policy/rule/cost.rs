@@ -1,6 +1,6 @@
-//! How much work a rule can be at most, found when it is loaded. The CEL library counts nothing
-//! while it evaluates and cannot be stopped, so a rule whose worst case is too much is refused
-//! before it ever runs.
+//! The most work that a rule can be, found when it is loaded. The CEL library counts nothing while
+//! it evaluates and cannot be stopped, so a rule whose worst case is too much is refused before it
+//! ever runs.
 //!
 //! The worst case is that of the largest event or node: a loop costs what its body costs, for
 //! each of the most elements there can be; copying, comparing and searching cost by size.
@@ -25,8 +25,8 @@ pub const MAX_COST: u64 = 2_000_000;
 const BYTES_A_STEP: u64 = 64;
 /// Steps of one turn of a loop beside its parts: variables are bound by name.
 const TURN: u64 = 4;
-/// What compiling a pattern costs, which is done anew whenever it is asked: this much, and a
-/// step for so many bytes of the compiled program.
+/// The cost of compiling a pattern, which is done anew whenever it is asked: this much, and a step
+/// for so many bytes of the compiled program.
 const PATTERN: u64 = 1_000;
 const PATTERN_BYTES_A_STEP: u64 = 8;
 /// Room for the marks that connectors put among the metadata of an event.
@@ -41,31 +41,31 @@ const LABEL_KEY_BYTES: usize = 317;
 const LABEL_VALUE_BYTES: usize = 63;
 const ANNOTATIONS_BYTES: usize = 256 * 1024;
 
-/// How large a value can be.
+/// The largest size of a value.
 #[derive(Clone)]
 struct Size {
     /// Entries, of a list or map.
     items: u64,
-    /// All of it, [`BYTES_A_STEP`] for each value and its text.
+    /// The size of all of it, [`BYTES_A_STEP`] for each value and its text.
     bytes: u64,
-    /// What a loop over it sees where that is known to be its keys.
+    /// A key, where a loop over it is known to see its keys.
     key: Option<Rc<Size>>,
     /// An element; one of which nothing is known can be as large as the whole.
     each: Option<Rc<Size>>,
 }
 
-/// What is known of an expression.
+/// The estimate of an expression.
 struct Estimate {
     size: Size,
     cost: u64,
 }
 
-/// Adds up an expression.
+/// The adding up of an expression.
 struct Sum<'a> {
     kind: RuleKind,
     /// Variables of the loops around, innermost last.
     bound: Vec<(&'a str, Size)>,
-    /// Loops and calls with what all their evaluations together cost, inner ones first.
+    /// Loops and calls with the cost of all their evaluations together, inner ones first.
     parts: Vec<(u64, u64)>,
 }
 
@@ -138,7 +138,7 @@ impl Size {
         Self::of(0, BYTES_A_STEP.saturating_add(count(bytes)))
     }
 
-    /// Something of which only this is known.
+    /// Returns a value of which only this is known.
     fn of(items: u64, bytes: u64) -> Self {
         Self {
             items,
@@ -174,7 +174,7 @@ impl Size {
         self.each.as_deref().unwrap_or(self).clone()
     }
 
-    /// Steps to copy, compare or search it.
+    /// Returns the steps to copy, compare or search it.
     fn steps(&self) -> u64 {
         self.bytes / BYTES_A_STEP
     }
@@ -199,7 +199,7 @@ impl Size {
     }
 }
 
-/// Returns what holds for either; where nothing is known of one, nothing is.
+/// Returns a size that covers either; where nothing is known of one, nothing is.
 fn both(one: Option<&Size>, other: Option<&Size>) -> Option<Rc<Size>> {
     one.zip(other).map(|(one, other)| Rc::new(one.or(other)))
 }
@@ -207,7 +207,8 @@ fn both(one: Option<&Size>, other: Option<&Size>) -> Option<Rc<Size>> {
 // === impl Sum ===
 
 impl<'a> Sum<'a> {
-    /// Returns what `at` costs once, and how large its value is; `times` it is evaluated.
+    /// Returns the cost of evaluating `at` once, and the size of its value; `times` it is
+    /// evaluated.
     fn of(&mut self, at: &'a IdedExpr, times: u64) -> Estimate {
         let Estimate { size, cost } = match &at.expr {
             Expr::Literal(literal) => Estimate {
@@ -352,7 +353,7 @@ impl<'a> Sum<'a> {
     }
 }
 
-/// Returns what a call makes of its operands, and what that costs beside them.
+/// Returns the size of a call's value, and its cost beside that of its operands.
 fn applied(call: &CallExpr, sizes: &[&Size]) -> (Size, u64) {
     let small = Size::text(0);
     let all = sum(sizes.iter().map(|size| size.steps()));
@@ -445,7 +446,8 @@ fn limit_of(call: &CallExpr) -> Option<u64> {
     }
 }
 
-/// Compiling a pattern and trying it on a text: a byte of it may meet every state.
+/// Returns the cost of compiling a pattern and trying it on a text: a byte of it may meet every
+/// state.
 fn of_pattern(pattern: Option<&Expr>, text: &Size) -> u64 {
     let Some(Expr::Literal(LiteralValue::String(pattern))) = pattern else {
         return u64::MAX; // Refused before, see `check`.
