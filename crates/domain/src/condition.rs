@@ -53,7 +53,7 @@ const NO_FATAL_FAULTS: (&str, &str) = ("NoFatalFaults", "No fatal fault is open"
 /// Reason of the summary where the name of the check does not fit one.
 const UNNAMED_CHECK: &str = "HealthCheckFailed";
 
-/// What is written.
+/// The settings of what is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Sizes of a message.
@@ -78,7 +78,7 @@ pub struct Condition {
 /// A condition to be written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConditionChange {
-    /// What it should be.
+    /// The condition as it should be.
     pub condition: Condition,
     /// Whether its status differs from what is on the node: then the time of the transition
     /// is written with it.

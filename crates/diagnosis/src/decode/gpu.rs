@@ -4,13 +4,13 @@ use std::sync::LazyLock;
 
 use memchr::memmem::Finder;
 
-use super::{Line, is_gpu_uuid, is_pci, text};
+use super::{LogLine, is_gpu_uuid, is_pci, text};
 
-/// What the line of a reset job begins with.
+/// The beginning of the line of a reset job.
 pub(super) const RESET: &[u8] = b"GPU reset executed:";
 
-/// That a GPU has fallen off the bus, or a part of it: the longer form of the message has
-/// three lines, which are one record or three.
+/// A message that a GPU has fallen off the bus, or a part of one: the longer form has three lines,
+/// which are one record or three.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fallen<'a> {
     /// PCI address as printed, for example `0000:b3:00.0`.
@@ -21,7 +21,7 @@ pub struct Fallen<'a> {
     pub fell: bool,
 }
 
-/// That somebody reset a GPU.
+/// A message that somebody reset a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reset<'a> {
     /// UUID of the GPU.
@@ -31,11 +31,11 @@ pub struct Reset<'a> {
 }
 
 /// After `NVRM: GPU `: `at PCI:0000:b3:00: GPU-d2e7...`.
-pub(super) fn name(rest: &[u8]) -> Option<Line<'_>> {
+pub(super) fn name(rest: &[u8]) -> Option<LogLine<'_>> {
     let rest = text(rest.strip_prefix(b"at PCI:")?);
     let (pci, rest) = rest.split_once(": ")?;
     let uuid = rest.split_ascii_whitespace().next()?;
-    (is_gpu_uuid(uuid) && is_pci(pci)).then_some(Line::GpuName { pci, uuid })
+    (is_gpu_uuid(uuid) && is_pci(pci)).then_some(LogLine::GpuName { pci, uuid })
 }
 
 /// After `NVRM: GPU `: `0000:b3:00.0: GPU has fallen off the bus.`, and the forms with

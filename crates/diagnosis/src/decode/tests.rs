@@ -5,14 +5,14 @@ use crate::catalog::{NicDriver, Severity};
 
 fn xid_of(line: &str) -> Option<XidLine<'_>> {
     match decode(line.as_bytes()) {
-        Some(Line::Xid(xid)) => Some(xid),
+        Some(LogLine::Xid(xid)) => Some(xid),
         _ => None,
     }
 }
 
 fn sxid_of(line: &str) -> Option<SxidLine<'_>> {
     match decode(line.as_bytes()) {
-        Some(Line::Sxid(sxid)) => Some(sxid),
+        Some(LogLine::Sxid(sxid)) => Some(sxid),
         _ => None,
     }
 }
@@ -265,7 +265,7 @@ fn what_stands_behind_the_code_says_whether_it_is_one() {
     ] {
         let line = line(behind);
         let found = decode(&line);
-        let is_79 = matches!(&found, Some(Line::Xid(xid)) if xid.code == 79);
+        let is_79 = matches!(&found, Some(LogLine::Xid(xid)) if xid.code == 79);
         assert!(is_79, "{}: {found:?}", line.escape_ascii());
     }
     for behind in [
@@ -278,7 +278,7 @@ fn what_stands_behind_the_code_says_whether_it_is_one() {
     ] {
         let line = line(behind);
         let found = decode(&line);
-        assert_eq!(found, Some(Line::Garbled), "{}", line.escape_ascii());
+        assert_eq!(found, Some(LogLine::Garbled), "{}", line.escape_ascii());
     }
 }
 
@@ -309,7 +309,7 @@ fn garbled_lines_are_told_from_lines_that_say_nothing() {
         "nvidia-nvswitch3: SXid (PCI:zz): 28006, Severity 0 Engine instance 46",
         "guest console: nvidia-nvswitch3: SXid (PCI:zz): 28006, Fatal, Link 1",
     ] {
-        assert_eq!(decode(line.as_bytes()), Some(Line::Garbled), "{line}");
+        assert_eq!(decode(line.as_bytes()), Some(LogLine::Garbled), "{line}");
     }
     // Two writers in one line: what can be read of it counts.
     let found = xid_of("guest: NVRM: Xid (PCI:0000:b3NVRM: Xid (PCI:0000:b4:00): 79, a");
@@ -454,7 +454,7 @@ fn sxid_lines_of_real_drivers() {
 
 #[test]
 fn gpus_that_fell_off_the_bus_without_an_xid() {
-    let fell = |pci, pci_id, fell| Some(Line::Fallen(Fallen { pci, pci_id, fell }));
+    let fell = |pci, pci_id, fell| Some(LogLine::Fallen(Fallen { pci, pci_id, fell }));
     for (line, expected) in [
         (
             "NVRM: GPU 0000:b3:00.0: GPU has fallen off the bus.",
@@ -521,7 +521,7 @@ fn lines_of_a_dump() {
             let line = format!("{before}NVRM: {text}");
             assert!(may_say_something(line.as_bytes()), "{line}");
             let said = decode(line.as_bytes());
-            assert_eq!(said, Some(Line::Rpc(RpcLine { gpu, text })), "{line}");
+            assert_eq!(said, Some(LogLine::Rpc(RpcLine { gpu, text })), "{line}");
         }
     }
 }
@@ -542,7 +542,7 @@ fn lines_of_reset_jobs() {
             ("", true),
         ] {
             let line = format!("{before}GPU reset executed: {uuid}{after}");
-            let reset = Line::Reset(Reset { uuid, succeeded });
+            let reset = LogLine::Reset(Reset { uuid, succeeded });
             assert_eq!(decode(line.as_bytes()), Some(reset), "{line}");
         }
     }
@@ -594,7 +594,7 @@ fn lines_of_nic_drivers() {
         ] {
             let line = format!("{before}{line}");
             assert!(may_say_something(line.as_bytes()), "{line}");
-            let Some(Line::Nic(nic)) = decode(line.as_bytes()) else {
+            let Some(LogLine::Nic(nic)) = decode(line.as_bytes()) else {
                 panic!("{line}");
             };
             assert_eq!((nic.driver, nic.pci, nic.device), expected, "{line}");

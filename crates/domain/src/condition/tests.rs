@@ -292,7 +292,7 @@ fn too_long_a_list_is_compacted_first_and_then_cut_at_the_limit() {
     );
 }
 
-/// What it is about, the events, the conditions before, and the changes.
+/// A title, the events, the conditions before, and the changes.
 type Case = (
     &'static str,
     Vec<HealthEvent>,

@@ -48,7 +48,7 @@ pub(super) enum ReadStep {
     /// The next bytes are the start of this file: it was just opened, or was truncated.
     Start {
         file: FileId,
-        /// True if some of what was written before it is not there any more.
+        /// Whether some of what was written before it is not there any more.
         lost: bool,
     },
     /// There is nothing more for now.
@@ -365,7 +365,7 @@ impl Current {
         }
     }
 
-    /// Returns true if the line that was read last still stands before the offset.
+    /// Returns whether the line that was read last still stands before the offset.
     fn still_matches(&mut self) -> io::Result<bool> {
         let found = read_before(&self.file, self.offset, self.tail.len())?;
         let Some(found) = found else {

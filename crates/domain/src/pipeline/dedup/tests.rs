@@ -40,7 +40,7 @@ impl Bench {
     }
 
     /// A batch that is stored; returns the events as they are, and the verdicts.
-    fn batch(&mut self, events: &[HealthEvent]) -> (Vec<HealthEvent>, Vec<Verdict>) {
+    fn batch(&mut self, events: &[HealthEvent]) -> (Vec<HealthEvent>, Vec<Treatment>) {
         self.batch_of(events, self.now)
     }
 
@@ -49,7 +49,7 @@ impl Bench {
         &mut self,
         events: &[HealthEvent],
         accepted: Timestamp,
-    ) -> (Vec<HealthEvent>, Vec<Verdict>) {
+    ) -> (Vec<HealthEvent>, Vec<Treatment>) {
         let mut events = events.to_vec();
         let mut batch = self.dedup.begin(self.now);
         let mut verdicts = Vec::new();
@@ -73,7 +73,7 @@ impl Bench {
         event.message = self.seq.to_string();
         let strategy = event.processing_strategy.max(1);
         let (events, verdicts) = self.batch(&[event]);
-        let passes = verdicts == [Verdict::Passes];
+        let passes = verdicts == [Treatment::Passes];
         assert_eq!(
             events[0].processing_strategy,
             if passes { strategy } else { 3 }
@@ -129,12 +129,12 @@ fn a_repeat_within_the_window_is_for_analysis_only_and_says_of_what() {
         seq: Some(1.into()),
     };
     // Without a time of its own it would be the same event sent again, see below.
-    assert_eq!(verdicts, [Verdict::Passes]);
+    assert_eq!(verdicts, [Treatment::Passes]);
     let timed = with(|event| {
         event.generated_timestamp = Some(json::proto_timestamp(at(60)));
     });
     let (repeat, verdicts) = bench.batch(&[timed]);
-    assert_eq!(verdicts, [Verdict::Repeats(original)]);
+    assert_eq!(verdicts, [Treatment::Repeats(original)]);
     assert_eq!(repeat[0].processing_strategy, 3);
     assert_eq!(repeat[0].metadata[keys::META_REPEAT_OF], first[0].id);
     assert_eq!(second[0].processing_strategy, 1);
@@ -170,7 +170,7 @@ fn reports_of_an_hour_that_are_read_in_one_second_are_no_repeats() {
     assert!(
         matches!(
             verdicts.as_slice(),
-            [Verdict::Passes, Verdict::Repeats(_), Verdict::Passes]
+            [Treatment::Passes, Treatment::Repeats(_), Treatment::Passes]
         ),
         "{verdicts:?}"
     );
@@ -369,7 +369,7 @@ fn the_same_event_sent_again_is_as_it_was() {
         let first = bench.batch(std::slice::from_ref(&event)).0;
         bench.now = at(100);
         let (again, verdicts) = bench.batch(&[event.clone(), event]);
-        assert_eq!(verdicts, [Verdict::Passes, Verdict::Passes]);
+        assert_eq!(verdicts, [Treatment::Passes, Treatment::Passes]);
         assert_eq!(again[0].processing_strategy, 1);
         assert_eq!(
             event::content_fingerprint(&again[1]),
@@ -385,16 +385,16 @@ fn repeats_of_one_batch_name_its_first() {
     let (events, verdicts) =
         bench.batch(&[say("a"), say("b"), healthy(|_| ()), say("c"), say("d")]);
     let of = |index: usize| {
-        Verdict::Repeats(Original {
+        Treatment::Repeats(Original {
             id: events[index].id.clone(),
             seq: None,
         })
     };
     let expected = [
-        Verdict::Passes,
+        Treatment::Passes,
         of(0),
-        Verdict::Passes,
-        Verdict::Passes,
+        Treatment::Passes,
+        Treatment::Passes,
         of(3),
     ];
     assert_eq!(verdicts, expected);
@@ -413,7 +413,7 @@ fn a_report_that_was_not_stored_holds_nothing_back() {
         event::normalise(&mut event, bench.now);
         let mut batch = bench.dedup.begin(bench.now);
         let verdict = bench.dedup.judge(&mut batch, 0, &mut event, bench.now);
-        (batch, verdict == Verdict::Passes)
+        (batch, verdict == Treatment::Passes)
     };
     // It fails: the next attempt passes.
     let mut bench = Bench::new();
@@ -474,7 +474,7 @@ fn where_there_is_no_room_reports_pass_and_room_comes_back() {
     let (events, verdicts) = bench.batch(&[of(50)]);
     assert_eq!(
         (verdicts, events[0].processing_strategy),
-        (vec![Verdict::NoRoom], 1)
+        (vec![Treatment::NoRoom], 1)
     );
     bench.now = at(300);
     assert!(bench.passes_with_room(&of(50)));
@@ -483,7 +483,7 @@ fn where_there_is_no_room_reports_pass_and_room_comes_back() {
 
 impl Bench {
     fn passes_with_room(&mut self, event: &HealthEvent) -> bool {
-        self.batch(std::slice::from_ref(event)).1 == [Verdict::Passes]
+        self.batch(std::slice::from_ref(event)).1 == [Treatment::Passes]
     }
 }
 
@@ -578,7 +578,7 @@ fn any_event() -> impl Strategy<Value = (HealthEvent, i64)> {
         )
 }
 
-/// How many seconds ago an event was accepted that comes now, and whether it is a count.
+/// The seconds since an event was accepted that comes now, and whether it is a count.
 fn late() -> impl Strategy<Value = (i64, bool)> {
     prop_oneof![
         3 => Just((0, false)),
@@ -600,7 +600,7 @@ fn what_comes_late_holds_back_nothing() {
         let mut event = event;
         event.generated_timestamp = Some(json::proto_timestamp(accepted));
         let (_, verdicts) = bench.batch_of(&[event], accepted);
-        assert_eq!(verdicts, [Verdict::Passes]);
+        assert_eq!(verdicts, [Treatment::Passes]);
         assert_eq!(bench.passes(1, &fault()), !holds_back, "{ago}");
     }
     // It is held back itself, where a report of now stands before it.
@@ -612,11 +612,11 @@ fn what_comes_late_holds_back_nothing() {
     late.generated_timestamp = Some(json::proto_timestamp(accepted));
     assert!(matches!(
         bench.batch_of(&[late], accepted).1.as_slice(),
-        [Verdict::Repeats(_)]
+        [Treatment::Repeats(_)]
     ));
 }
 
-/// What is open, as far as anybody acts upon it.
+/// Returns the open faults, as far as anybody acts upon them.
 fn open(book: &FaultBook) -> Vec<(String, String, bool, i32, Authority)> {
     let open = |fault: &Fault| {
         (

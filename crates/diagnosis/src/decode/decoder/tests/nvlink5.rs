@@ -1,4 +1,4 @@
-//! Which layout an XID 144 to 150 line is read in.
+//! The layout in which an XID 144 to 150 line is read.
 
 use RecommendedAction::{ComponentReset, ContactSupport, Unknown};
 
