@@ -1,11 +1,11 @@
-//! From a finding to the health event that goes over the wire.
+//! The health events that go over the wire for a finding.
 
 use std::collections::BTreeMap;
 
 use contract::{EVENT_VERSION, HealthEvent, RecommendedAction, action_name, json, keys};
 use diagnosis::decode::{Cancelled, Finding, KernelLogDecoder, Kind, Machine};
 use domain::event::{MAX_METADATA_BYTES, floor_char_boundary};
-use host::kernel_log::Record;
+use host::kernel_log::{Record, RecordRef};
 use jiff::Timestamp;
 
 /// The things that an event is made of.
@@ -20,7 +20,7 @@ pub(super) struct Context<'a> {
     pub(super) machine: Option<&'a Machine>,
     /// Node name.
     pub(super) node_name: &'a str,
-    /// True if the line is older than the history that counts.
+    /// Whether the line is older than the history that counts.
     pub(super) earlier_in_boot: bool,
     /// The place of the line in a file.
     pub(super) place: Option<&'a str>,
@@ -58,20 +58,14 @@ pub fn events_of_finding(
 /// that is no fault.
 pub fn event_of_line(line: &str, node_name: &str, at: Timestamp) -> Option<HealthEvent> {
     let findings = KernelLogDecoder::default().record(line.as_bytes(), at);
-    let record = Record {
-        seq: None,
-        boot_id: None,
-        boot_time_us: None,
+    let record = RecordRef {
         wall: Some(at),
-        facility: None,
-        level: None,
-        place: None,
-        line: None,
-        text: line.to_owned(),
+        raw_text: line.as_bytes(),
+        ..RecordRef::default()
     };
     let events = of(&Context {
         finding: findings.first()?,
-        record: &record,
+        record: &record.to_record(),
         at,
         machine: None,
         node_name,
@@ -194,10 +188,7 @@ fn event(context: &Context<'_>) -> HealthEvent {
         metadata,
         generated_timestamp: Some(json::proto_timestamp(context.at)),
         node_name: context.node_name.to_owned(),
-        quarantine_overrides: None,
-        drain_overrides: None,
         processing_strategy: finding.strategy as i32,
-        id: String::new(),
-        custom_recommended_action: String::new(),
+        ..HealthEvent::default()
     }
 }
