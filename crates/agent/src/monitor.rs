@@ -170,12 +170,12 @@ where
         (self.frame.clock)()
     }
 
-    /// Returns what the monitor remembers.
+    /// Returns the monitor's own memory.
     pub fn memory(&self) -> &M {
         &self.state.memory
     }
 
-    /// Returns what the monitor remembers, to change it.
+    /// Returns the monitor's own memory, to change it.
     pub fn memory_mut(&mut self) -> &mut M {
         self.note_change();
         &mut self.state.memory
@@ -411,7 +411,7 @@ where
         }
     }
 
-    /// Returns when there is something to do without anything having come.
+    /// Returns the time of the next thing to do that nothing has to come for.
     fn next_wake(&self) -> Instant {
         let ticks = self.state.outbox.is_empty();
         let window_ends = self.state.fold.next_tick().filter(|_| ticks);

@@ -289,7 +289,7 @@ fn recovery_action(text: &str) -> RecommendedAction {
 /// Returns number and name of the action at the end of `... changed from 0x0 (None) to 0x1 (GPU
 /// Reset Required)`.
 fn changed_to(text: &str) -> Option<(u32, &str)> {
-    /// `0x1 (GPU Reset Required)`, and what follows.
+    /// Reads `0x1 (GPU Reset Required)`, and returns it with the rest.
     fn action(text: &str) -> Option<(u32, &str, &str)> {
         let (number, rest) = text.strip_prefix("0x")?.split_once(" (")?;
         let (name, rest) = rest.split_once(')')?;

@@ -113,6 +113,11 @@ pub fn validate(event: &HealthEvent) -> Result<(), Problem> {
             ),
         ));
     }
+    validate_lists(event)
+}
+
+/// Checks codes, entities and metadata.
+fn validate_lists(event: &HealthEvent) -> Result<(), Problem> {
     count("errorCode", event.error_code.len(), MAX_ITEMS)?;
     for (index, code) in event.error_code.iter().enumerate() {
         limit(&format!("errorCode[{index}]"), code, MAX_NAME_BYTES)?;

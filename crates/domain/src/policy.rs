@@ -232,14 +232,13 @@ fn shortened(expression: &str) -> String {
     }
 }
 
-/// Returns what rules see as `event`.
+/// Returns the variable `event` of rules.
 pub fn event_variable(event: &HealthEvent) -> Value {
     contract::json::rule::to_value(event)
 }
 
-/// Returns what rules of overrides see as `event`: NVSentinel's variable, and beside it
-/// `entitiesImpacted`, which its documentation promises. Lists and maps are empty where the event
-/// has none.
+/// Returns the variable `event` of overrides: NVSentinel's, and beside it `entitiesImpacted`, which
+/// its documentation promises. Lists and maps are empty where the event has none.
 pub fn override_variable(event: &HealthEvent) -> Value {
     let mut variable = contract::json::to_value(event);
     if let Value::Object(fields) = &mut variable {

@@ -312,8 +312,8 @@ impl Source {
 // === impl Spec ===
 
 impl Spec {
-    /// Returns what is opened: for [`Auto`](Self::Auto) the source that can be read now, else the
-    /// same.
+    /// Returns the source that is opened: for [`Auto`](Self::Auto) the one that can be read now,
+    /// else the same.
     ///
     /// # Errors
     ///

@@ -118,62 +118,27 @@ fn event(context: &Context<'_>) -> HealthEvent {
     let Context {
         finding, record, ..
     } = context;
-    let mut metadata = BTreeMap::new();
+    let mut metadata = metadata(context);
     let mut note = |key: &str, value: String| metadata.insert(key.to_owned(), value);
-    if let Some(boot_id) = record.boot_id {
-        note(keys::META_BOOT_ID, boot_id.to_string());
-    }
-    if let Some(seq) = record.seq {
-        note(keys::META_KERNEL_SEQUENCE, seq.to_string());
-    }
-    if let Some(place) = &context.place {
-        note(keys::META_LOG_PLACE, (*place).to_owned());
-    }
-    if record.facility.is_some_and(|facility| facility != 0) {
-        note(keys::META_FROM_USER_SPACE, "true".to_owned());
-    }
-    if context.earlier_in_boot {
-        note(keys::META_EARLIER_IN_BOOT, "true".to_owned());
-    }
     // Resetting one GPU takes its UUID. Without it the contract restarts the machine.
     //
     // NVSentinel also restarts where only the kernel's own line gave the UUID: its reset
     // could not be acknowledged without the metadata file. Ours can.
     let mut action = finding.action;
     if action == RecommendedAction::ComponentReset && finding.gpu_uuid.is_none() {
-        note(
-            META_CATALOGUE_ACTION,
-            action_name(action as i32).into_owned(),
-        );
+        let name = action_name(action as i32).into_owned();
+        note(META_CATALOGUE_ACTION, name);
         action = RecommendedAction::RestartVm;
     }
     let line = finding.lines.as_ref().unwrap_or(&record.text);
     let message = if finding.kind == Kind::Reset && !finding.healthy {
         let end = floor_char_boundary(line, MAX_METADATA_BYTES);
-        note(
-            META_LOG_LINE,
-            line.get(..end).unwrap_or_default().to_owned(),
-        );
+        let line = line.get(..end).unwrap_or_default();
+        note(META_LOG_LINE, line.to_owned());
         RESET_FAILED.to_owned()
     } else {
         line.clone()
     };
-    for (key, value) in finding.metadata() {
-        note(key, value);
-    }
-    if let Some(uuid) = &finding.gpu_uuid {
-        note(keys::META_GPU_UUID, uuid.clone());
-    }
-    if let Some(machine) = context.machine {
-        let pci = finding.pci.as_deref();
-        let at_address = || pci.and_then(|pci| machine.gpu_at(pci)?.index);
-        if let Some(index) = finding.gpu_index.or_else(at_address) {
-            note(keys::META_GPU_INDEX, index.to_string());
-        }
-        if let Some(version) = machine.driver_version() {
-            note(keys::META_DRIVER_VERSION, version.to_owned());
-        }
-    }
     HealthEvent {
         version: EVENT_VERSION,
         agent: keys::SYSLOG_AGENT.to_owned(),
@@ -191,4 +156,37 @@ fn event(context: &Context<'_>) -> HealthEvent {
         processing_strategy: finding.strategy as i32,
         ..HealthEvent::default()
     }
+}
+
+/// Returns the metadata that the record, the finding and the machine give.
+fn metadata(context: &Context<'_>) -> BTreeMap<String, String> {
+    let Context {
+        finding, record, ..
+    } = context;
+    let flag = |is: bool| is.then(|| "true".to_owned());
+    let from_user_space = record.facility.is_some_and(|facility| facility != 0);
+    let pci = finding.pci.as_deref();
+    let index = context.machine.and_then(|machine| {
+        let at_address = || pci.and_then(|pci| machine.gpu_at(pci)?.index);
+        finding.gpu_index.or_else(at_address)
+    });
+    let version = context.machine.and_then(Machine::driver_version);
+    let own = [
+        (keys::META_BOOT_ID, record.boot_id.map(|id| id.to_string())),
+        (
+            keys::META_KERNEL_SEQUENCE,
+            record.seq.map(|seq| seq.to_string()),
+        ),
+        (keys::META_LOG_PLACE, context.place.map(str::to_owned)),
+        (keys::META_FROM_USER_SPACE, flag(from_user_space)),
+        (keys::META_EARLIER_IN_BOOT, flag(context.earlier_in_boot)),
+        (keys::META_GPU_UUID, finding.gpu_uuid.clone()),
+        (keys::META_GPU_INDEX, index.map(|index| index.to_string())),
+        (keys::META_DRIVER_VERSION, version.map(str::to_owned)),
+    ];
+    let own = own
+        .into_iter()
+        .filter_map(|(key, value)| Some((key, value?)));
+    let all = own.chain(finding.metadata());
+    all.map(|(key, value)| (key.to_owned(), value)).collect()
 }

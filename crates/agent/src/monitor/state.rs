@@ -109,7 +109,7 @@ impl StateFile {
         self.boot_id.as_deref()
     }
 
-    /// Returns what was remembered; `None` on a first start, and where it cannot be read.
+    /// Returns the state of the last process; `None` on a first start, and where it cannot be read.
     pub(super) fn remembered<M: DeserializeOwned>(&self) -> Option<MonitorState<M>> {
         self.load().unwrap_or_else(|error| {
             tracing::warn!(

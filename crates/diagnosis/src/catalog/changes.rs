@@ -36,7 +36,7 @@ struct RowChanges<'a> {
 // === impl Catalog ===
 
 impl Catalog {
-    /// Returns where `other` differs from this catalogue, kind by kind.
+    /// Returns the differences of `other` from this catalogue, kind by kind.
     pub fn changes_to(&self, other: &Self) -> Vec<Change> {
         let mut out = Vec::new();
         for new in other.xids.values() {

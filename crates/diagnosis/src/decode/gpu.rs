@@ -30,7 +30,7 @@ pub struct Reset<'a> {
     pub succeeded: bool,
 }
 
-/// After `NVRM: GPU `: `at PCI:0000:b3:00: GPU-d2e7...`.
+/// Reads `at PCI:0000:b3:00: GPU-d2e7...` behind `NVRM: GPU `.
 pub(super) fn name(rest: &[u8]) -> Option<LogLine<'_>> {
     let rest = text(rest.strip_prefix(b"at PCI:")?);
     let (pci, rest) = rest.split_once(": ")?;
@@ -38,8 +38,8 @@ pub(super) fn name(rest: &[u8]) -> Option<LogLine<'_>> {
     (is_gpu_uuid(uuid) && is_pci(pci)).then_some(LogLine::GpuName { pci, uuid })
 }
 
-/// After `NVRM: GPU `: `0000:b3:00.0: GPU has fallen off the bus.`, and the forms with
-/// `at` and `PCI:` of older drivers.
+/// Reads `0000:b3:00.0: GPU has fallen off the bus.` behind `NVRM: GPU `, and the forms with `at`
+/// and `PCI:` of older drivers.
 pub(super) fn fallen(rest: &[u8]) -> Option<Fallen<'_>> {
     // These words first: of the lines that name a GPU nearly none has them.
     if !fell(rest) {
@@ -59,7 +59,7 @@ pub(super) fn fallen(rest: &[u8]) -> Option<Fallen<'_>> {
     })
 }
 
-/// `The NVIDIA GPU 0000:b3:00.0 (PCI ID: 10de:2330) installed in this system has fallen off
+/// Reads `The NVIDIA GPU 0000:b3:00.0 (PCI ID: 10de:2330) installed in this system has fallen off
 /// the bus and is not responding to commands.`, or the first line of it.
 pub(super) fn fallen_begins(text: &str) -> Option<Fallen<'_>> {
     let rest = text.strip_prefix("The NVIDIA GPU ")?;
@@ -71,7 +71,7 @@ pub(super) fn fallen_begins(text: &str) -> Option<Fallen<'_>> {
     })
 }
 
-/// `(PCI ID: 10de:2330) installed in this system has`: the second line.
+/// Reads the second line: `(PCI ID: 10de:2330) installed in this system has`.
 pub(super) fn fallen_goes_on(text: &str) -> Option<Fallen<'_>> {
     Some(Fallen {
         pci: None,
@@ -80,7 +80,7 @@ pub(super) fn fallen_goes_on(text: &str) -> Option<Fallen<'_>> {
     })
 }
 
-/// `fallen off the bus and is not responding to commands.`: the third line.
+/// Reads the third line: `fallen off the bus and is not responding to commands.`.
 pub(super) fn fallen_ends(rest: &[u8]) -> Option<Fallen<'_>> {
     rest.starts_with(FELL).then_some(Fallen {
         pci: None,
@@ -89,8 +89,8 @@ pub(super) fn fallen_ends(rest: &[u8]) -> Option<Fallen<'_>> {
     })
 }
 
-/// ` GPU-d2e7..., success: true`. Jobs of before there was a result wrote the line only
-/// when the reset had succeeded.
+/// Reads ` GPU-d2e7..., success: true`. Jobs of before there was a result wrote the line only when
+/// the reset had succeeded.
 pub(super) fn reset(rest: &str) -> Option<Reset<'_>> {
     let rest = rest.trim();
     let (uuid, result) = rest.split_once(',').unwrap_or((rest, "success: true"));
@@ -110,7 +110,7 @@ fn fell(rest: &[u8]) -> bool {
     FINDER.find(rest).is_some()
 }
 
-/// `10de:2330` of `PCI ID: 10de:2330`.
+/// Returns `10de:2330` of `PCI ID: 10de:2330`.
 fn pci_id(text: &str) -> Option<&str> {
     let (_, rest) = text.split_once("PCI ID: ")?;
     let id = rest.split([')', ' ', '\n']).next()?;

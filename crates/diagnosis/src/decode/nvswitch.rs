@@ -19,7 +19,7 @@ pub struct SxidLine<'a> {
     pub message: &'a str,
 }
 
-/// `nvidia-nvswitch3:` and `(PCI:0000:c1:00.0): 24007, Fatal, Link 44 sourcetrack timeout`.
+/// Reads `nvidia-nvswitch3:` and `(PCI:0000:c1:00.0): 24007, Fatal, Link 44 sourcetrack timeout`.
 ///
 /// Each error has two more lines, which begin with `Severity` and `Data` behind the code:
 /// they say nothing of their own.

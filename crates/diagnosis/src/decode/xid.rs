@@ -102,7 +102,7 @@ impl<'a> XidLine<'a> {
         Some((link, registers()))
     }
 
-    /// Returns what an XID 144 to 150 line says: unit, severity and register words.
+    /// Returns the content of an XID 144 to 150 line: unit, severity and register words.
     pub fn nvlink5(&self) -> Option<Report<'a>> {
         self.is_nvlink5()
             .then(|| super::nvlink5::report(self.message))?
@@ -128,7 +128,7 @@ pub(super) fn begins(bytes: &[u8]) -> bool {
         .is_some_and(|rest| rest.trim_ascii_start().starts_with(b"("))
 }
 
-/// `Xid (PCI:0000:b3:00): 79, pid=1234, name=python3, Ch 00000008, ...`
+/// Reads `Xid (PCI:0000:b3:00): 79, pid=1234, name=python3, Ch 00000008, ...`.
 pub(super) fn line(bytes: &[u8]) -> Option<XidLine<'_>> {
     let rest = text(bytes).strip_prefix("Xid")?.trim_start();
     let (place, rest) = rest.strip_prefix('(')?.split_once(')')?;
@@ -169,7 +169,7 @@ fn behind(code: u32, detail: &str) -> (Option<&str>, Option<&str>) {
     (Some(pid), process(code, rest).0)
 }
 
-/// `GPU-I:02 GPU-CI:01`
+/// Reads `GPU-I:02 GPU-CI:01`.
 fn mig<'a>(words: impl Iterator<Item = &'a str>) -> Option<Mig> {
     let mut mig = None;
     for word in words {
@@ -185,7 +185,7 @@ fn mig<'a>(words: impl Iterator<Item = &'a str>) -> Option<Mig> {
     mig
 }
 
-/// `pid=1234, ...`: the value, and what follows.
+/// Reads `pid=1234, ...`, and returns the value and the rest.
 fn pid(text: &str) -> (Option<&str>, &str) {
     let Some(rest) = text.strip_prefix("pid=") else {
         return (None, text);
@@ -194,7 +194,7 @@ fn pid(text: &str) -> (Option<&str>, &str) {
     (Some(pid), rest)
 }
 
-/// `name='<unknown>', ...`: the value, and what follows.
+/// Reads `name='<unknown>', ...`, and returns the value and the rest.
 ///
 /// The name ends at a comma and a blank, and may have such itself: the message tells which.
 /// Where none of what follows them looks like one of the driver's, it is the first.

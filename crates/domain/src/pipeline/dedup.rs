@@ -196,16 +196,7 @@ impl Deduplicator {
         // its sender's, and stays.
         let usual = ProcessingStrategy::ExecuteRemediation as i32;
         if event.is_healthy || event.processing_strategy != usual {
-            // It heals what its own authority has reported, and lower ones.
-            for authority in [Authority::User, Authority::Trusted] {
-                if authority <= scope.authority {
-                    let scope = Scope {
-                        authority,
-                        ..scope.clone()
-                    };
-                    self.retain(&scope, |subject, _| !subject.may_concern(event));
-                }
-            }
+            self.forget_healed(&scope, event);
             return Treatment::Passes;
         }
         let subject = FaultKey::of(event);
@@ -297,6 +288,19 @@ impl Deduplicator {
         let seen = self.scopes.entry(scope.clone()).or_default();
         seen.insert(subject.clone(), report);
         true
+    }
+
+    /// Forgets the reports of the recovery's own authority, and of lower ones, that it may concern.
+    fn forget_healed(&mut self, scope: &Scope, recovery: &HealthEvent) {
+        for authority in [Authority::User, Authority::Trusted] {
+            if authority <= scope.authority {
+                let scope = Scope {
+                    authority,
+                    ..scope.clone()
+                };
+                self.retain(&scope, |subject, _| !subject.may_concern(recovery));
+            }
+        }
     }
 
     fn forget_ended(&mut self, now: Timestamp) {

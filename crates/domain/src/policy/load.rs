@@ -127,18 +127,8 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, FileError> {
             return Err(findings.stop(start_of(&error), &what));
         }
     };
-    let sets = file.policies.iter().map(|entry| &entry.get_ref().rule_sets);
-    let sets: Vec<_> = file.rule_sets.iter().chain(sets.flatten()).collect();
-    let rules = sets.iter().map(|entry| &entry.get_ref().matches);
-    let rules: usize = rules.map(|entry| entry.any.len() + entry.all.len()).sum();
-    if let Some(beyond) = sets.get(MAX_RULE_SETS) {
-        let (start, found) = (beyond.span().start, sets.len());
-        let what = format!("{found} rule sets, at most {MAX_RULE_SETS} are taken");
-        return Err(findings.stop(start, &what));
-    }
-    if rules > MAX_RULES {
-        let what = format!("{rules} rules, at most {MAX_RULES} are taken");
-        return Err(findings.stop(0, &what));
+    if let Some((offset, what)) = beyond_the_limits(&file) {
+        return Err(findings.stop(offset, &what));
     }
     let mut warnings = Vec::new();
     for key in keys::unknown(text) {
@@ -185,6 +175,20 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, FileError> {
         brake,
         warnings: reader.warnings,
     })
+}
+
+/// Returns the finding about a file with too many rule sets or rules.
+fn beyond_the_limits(file: &PolicyFile) -> Option<(usize, String)> {
+    let sets = file.policies.iter().map(|entry| &entry.get_ref().rule_sets);
+    let sets: Vec<_> = file.rule_sets.iter().chain(sets.flatten()).collect();
+    let rules = sets.iter().map(|entry| &entry.get_ref().matches);
+    let rules: usize = rules.map(|entry| entry.any.len() + entry.all.len()).sum();
+    if let Some(beyond) = sets.get(MAX_RULE_SETS) {
+        let (start, found) = (beyond.span().start, sets.len());
+        let what = format!("{found} rule sets, at most {MAX_RULE_SETS} are taken");
+        return Some((start, what));
+    }
+    (rules > MAX_RULES).then(|| (0, format!("{rules} rules, at most {MAX_RULES} are taken")))
 }
 
 /// Reads the rule sets of a file.

@@ -328,7 +328,7 @@ impl std::fmt::Debug for NodeVariable {
     }
 }
 
-/// Returns what `work` gives on a thread with a stack of so many bytes; nothing where it panics.
+/// Returns the result of `work` on a thread with a stack of so many bytes; `None` where it panics.
 fn on_stack<T: Send>(bytes: usize, work: impl FnOnce() -> T + Send) -> std::io::Result<Option<T>> {
     let builder = std::thread::Builder::new().stack_size(bytes);
     std::thread::scope(|scope| Ok(builder.spawn_scoped(scope, work)?.join().ok()))

@@ -221,6 +221,10 @@ impl<'a> Sum<'a> {
 
 /// Returns the size of a call's value, and its cost beside that of its operands.
 fn applied(call: &CallExpr, sizes: &[&Size]) -> (Size, u64) {
+    if let Some(size) = put_together(call, sizes) {
+        let cost = size.steps();
+        return (size, cost);
+    }
     let small = Size::text(0);
     let all = sum(sizes.iter().map(|size| size.steps()));
     match (call.func_name.as_str(), sizes) {
@@ -254,40 +258,6 @@ fn applied(call: &CallExpr, sizes: &[&Size]) -> (Size, u64) {
             (small, text.bytes.saturating_mul(wanted.steps()))
         }
         ("startsWith" | "endsWith", [_, part]) => (small, part.steps()),
-        ("split", [text, ..]) => {
-            // Each letter may be a part of its own.
-            let most = text.bytes.saturating_sub(BYTES_A_STEP);
-            let parts = limit_of(call).map_or(most, |limit| limit.min(most));
-            let size = Size {
-                items: parts,
-                bytes: parts
-                    .saturating_mul(BYTES_A_STEP)
-                    .saturating_add(text.bytes),
-                key: None,
-                each: None,
-            };
-            let cost = size.steps();
-            (size, cost)
-        }
-        ("replace", [text, _, by, ..]) => {
-            // Each letter may be replaced, and what is empty stands between all of them.
-            let size = Size::of(0, text.bytes.saturating_mul(by.bytes.max(2)));
-            let cost = size.steps();
-            (size, cost)
-        }
-        ("join", [list, rest @ ..]) => {
-            let between = rest.first().map_or(0, |text| text.bytes);
-            let bytes = list
-                .items
-                .saturating_mul(between)
-                .saturating_add(list.bytes);
-            (Size::of(0, bytes), bytes / BYTES_A_STEP)
-        }
-        ("format", _) => {
-            // A number in full has up to 410 digits, a byte in hexadecimal two.
-            let bytes = sum(sizes.iter().map(|size| size.bytes)).saturating_mul(8);
-            (Size::of(0, bytes), bytes / BYTES_A_STEP)
-        }
         ("quote", [text, ..]) => (Size::of(0, text.bytes.saturating_mul(2)), all),
         // The letters of a text are counted.
         ("size", [counted]) if counted.items > 0 => (small, 0),
@@ -302,6 +272,32 @@ fn applied(call: &CallExpr, sizes: &[&Size]) -> (Size, u64) {
             (Size::of(items.unwrap_or(0), bytes), all)
         }
     }
+}
+
+/// Returns the size of the value of a function that puts it together anew, which costs as much.
+fn put_together(call: &CallExpr, sizes: &[&Size]) -> Option<Size> {
+    Some(match (call.func_name.as_str(), sizes) {
+        ("split", [text, ..]) => {
+            // Each letter may be a part of its own.
+            let most = text.bytes.saturating_sub(BYTES_A_STEP);
+            let parts = limit_of(call).map_or(most, |limit| limit.min(most));
+            let bytes = parts.saturating_mul(BYTES_A_STEP);
+            Size::of(parts, bytes.saturating_add(text.bytes))
+        }
+        // Each letter may be replaced, and what is empty stands between all of them.
+        ("replace", [text, _, by, ..]) => Size::of(0, text.bytes.saturating_mul(by.bytes.max(2))),
+        ("join", [list, rest @ ..]) => {
+            let between = rest.first().map_or(0, |text| text.bytes);
+            let between = list.items.saturating_mul(between);
+            Size::of(0, between.saturating_add(list.bytes))
+        }
+        // A number in full has up to 410 digits, a byte in hexadecimal two.
+        ("format", _) => {
+            let bytes = sum(sizes.iter().map(|size| size.bytes));
+            Size::of(0, bytes.saturating_mul(8))
+        }
+        _ => return None,
+    })
 }
 
 /// Returns the most parts that a `split` with a fixed limit gives.

@@ -112,7 +112,7 @@ impl Size {
         }
     }
 
-    /// Returns what an index or a field gives.
+    /// Returns the size of the value at an index or field.
     pub(super) fn part(&self) -> Self {
         self.each.as_deref().unwrap_or(self).clone()
     }
