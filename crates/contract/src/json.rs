@@ -15,14 +15,12 @@
 pub mod annotation;
 pub mod rule;
 
-use std::borrow::Cow;
-
 use jiff::Timestamp;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serializer};
 use serde_json::{Map, Value, json};
 
-use crate::{HealthEvent, action_name, parse_action, parse_strategy, strategy_name};
+use crate::{HealthEvent, ProcessingStrategy, RecommendedAction, parse_action, parse_strategy};
 
 /// The reason why a JSON value is not a health event.
 #[derive(Debug, thiserror::Error)]
@@ -125,10 +123,13 @@ where
 // The signatures of this module and the next two are those that serde's `with` asks for.
 #[allow(clippy::trivially_copy_pass_by_ref)]
 pub(crate) mod action {
-    use super::{Deserializer, Serializer, action_name, parse_action, read_number, write_name};
+    use super::{
+        Deserializer, RecommendedAction, Serializer, parse_action, read_number, write_name,
+    };
 
     pub(crate) fn serialize<S: Serializer>(number: &i32, to: S) -> Result<S::Ok, S::Error> {
-        write_name(*number, &action_name(*number), to)
+        let action = RecommendedAction::try_from(*number).ok();
+        write_name(*number, action.map(|action| action.as_str_name()), to)
     }
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<i32, D::Error> {
@@ -138,10 +139,13 @@ pub(crate) mod action {
 
 #[allow(clippy::trivially_copy_pass_by_ref)]
 pub(crate) mod strategy {
-    use super::{Deserializer, Serializer, parse_strategy, read_number, strategy_name, write_name};
+    use super::{
+        Deserializer, ProcessingStrategy, Serializer, parse_strategy, read_number, write_name,
+    };
 
     pub(crate) fn serialize<S: Serializer>(number: &i32, to: S) -> Result<S::Ok, S::Error> {
-        write_name(*number, &strategy_name(*number), to)
+        let strategy = ProcessingStrategy::try_from(*number).ok();
+        write_name(*number, strategy.map(|strategy| strategy.as_str_name()), to)
     }
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<i32, D::Error> {
@@ -181,14 +185,10 @@ pub(crate) mod time {
 }
 
 /// Writes a number of an open enumeration by its name, if it has one.
-fn write_name<S: Serializer>(
-    number: i32,
-    name: &Cow<'static, str>,
-    to: S,
-) -> Result<S::Ok, S::Error> {
+fn write_name<S: Serializer>(number: i32, name: Option<&str>, to: S) -> Result<S::Ok, S::Error> {
     match name {
-        Cow::Borrowed(name) => to.serialize_str(name),
-        Cow::Owned(_) => to.serialize_i32(number),
+        Some(name) => to.serialize_str(name),
+        None => to.serialize_i32(number),
     }
 }
 

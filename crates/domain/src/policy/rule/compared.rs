@@ -78,15 +78,16 @@ fn comparisons(call: &CallExpr, field: impl Fn(&IdedExpr) -> Option<Field>) -> V
             found.or_else(turned).into_iter().collect()
         }
         // `event.agent in ['a', 'b']`, or `'79' in event.errorCode`.
-        (operators::IN, [left, right], _) => match (field(left), &right.expr) {
-            (Some(field), Expr::List(list)) => (list.elements.iter())
-                .filter_map(|value| one(Some(field.clone()), How::Equality, value))
-                .collect(),
-            _ => {
-                let element = field(right).map(|(name, _)| (name, true));
-                one(element, How::Equality, left).into_iter().collect()
+        (operators::IN, [left, right], _) => {
+            if let (Some(field), Expr::List(list)) = (field(left), &right.expr) {
+                let values = list.elements.iter();
+                return values
+                    .filter_map(|value| one(Some(field.clone()), How::Equality, value))
+                    .collect();
             }
-        },
+            let element = field(right).map(|(name, _)| (name, true));
+            one(element, How::Equality, left).into_iter().collect()
+        }
         ("startsWith", [prefix], Some(target)) => one(field(target), How::Prefix, prefix)
             .into_iter()
             .collect(),
