@@ -49,6 +49,15 @@ fn fatal() -> HealthEvent {
 }
 
 #[test]
+fn the_fields_of_an_event_are_those_of_the_contract() {
+    let variable = event_variable(&HealthEvent::default());
+    let mut fields = RuleKind::HealthEvent.fields().to_vec();
+    fields.sort_unstable();
+    let expected: Vec<&String> = variable.as_object().unwrap().keys().collect();
+    assert_eq!(fields, expected);
+}
+
+#[test]
 fn the_built_in_policy_loads_and_takes_out_what_is_fatal() {
     let policy = Policy::parse(DEFAULT_POLICY, "built-in").unwrap();
     assert!(policy.warnings.is_empty());

@@ -118,14 +118,10 @@ impl Follow {
                 line,
             }) => {
                 let id = FileId { dev, ino };
-                let found = find(path, id)?;
-                let resumed = found
-                    .map(|file| follow.resume(file, id, offset, line))
-                    .transpose()?;
-                if resumed == Some(true) {
-                    StartingPlace::Resumed
-                } else {
-                    StartingPlace::PositionGone
+                let resume = |file| follow.resume(file, id, offset, line);
+                match find(path, id)?.map(resume).transpose()? {
+                    Some(true) => StartingPlace::Resumed,
+                    _ => StartingPlace::PositionGone,
                 }
             }
             _ => StartingPlace::Start,

@@ -23,7 +23,7 @@ use tokio::io::unix::AsyncFd;
 
 use super::{
     Event, OpenError, Position, Record,
-    file_id::{FileId, directory_of},
+    file_id::directory_of,
     follow::{Follow, ReadStep, StartingPlace, hash, open_file},
     line::LineParser,
     line_buffer::{LINE_MAX, LineBuffer, RawLine},
@@ -54,21 +54,13 @@ struct Output {
     /// Whether the last line was a raw record, after which its `KEY=value` lines come.
     after_raw_record: bool,
     /// The end of the last line delivered, for input that can be resumed.
-    place: Option<LineEnd>,
+    place: Option<Position>,
     /// Lines delivered or passed over.
     lines: u64,
     /// Whether records are missing before the next line.
     lost: bool,
     caught_up: bool,
     ended: bool,
-}
-
-#[derive(Debug)]
-struct LineEnd {
-    file: FileId,
-    offset: u64,
-    /// Hash of the line that ends there; `None` at the start of a file.
-    line: Option<u64>,
 }
 
 // === impl Lines ===
@@ -93,18 +85,8 @@ impl Lines {
             Follow::open(path, resume).map_err(|source| path_error(directory_of(path), source))?;
         let mut lines = Self::new(LineInput::Followed(follow));
         lines.output.lost = begin == StartingPlace::PositionGone;
-        if let (
-            StartingPlace::Resumed,
-            Some(&Position::File {
-                dev,
-                ino,
-                offset,
-                line,
-            }),
-        ) = (begin, resume)
-        {
-            let file = FileId { dev, ino };
-            lines.output.place = Some(LineEnd { file, offset, line });
+        if begin == StartingPlace::Resumed {
+            lines.output.place = resume.cloned();
         }
         Ok(lines)
     }
@@ -181,7 +163,7 @@ impl Lines {
     }
 
     pub(super) fn position(&self) -> Option<Position> {
-        self.output.position()
+        self.output.place.clone()
     }
 
     /// Returns the path of the file that is followed and is not there.
@@ -224,8 +206,9 @@ impl Lines {
                     }
                     output.lost = lost;
                     output.begin(out);
-                    output.place = Some(LineEnd {
-                        file,
+                    output.place = Some(Position::File {
+                        dev: file.dev,
+                        ino: file.ino,
                         offset: 0,
                         line: None,
                     });
@@ -318,16 +301,6 @@ impl LineInput {
 // === impl Output ===
 
 impl Output {
-    fn position(&self) -> Option<Position> {
-        let place = self.place.as_ref()?;
-        Some(Position::File {
-            dev: place.file.dev,
-            ino: place.file.ino,
-            offset: place.offset,
-            line: place.line,
-        })
-    }
-
     fn begin(&mut self, out: &mut Vec<Event>) {
         if std::mem::take(&mut self.lost) {
             out.push(Event::Lost {
@@ -339,9 +312,12 @@ impl Output {
 
     fn deliver(&mut self, line: &RawLine<'_>, out: &mut Vec<Event>) {
         self.lines += 1;
-        if let Some(place) = &mut self.place {
-            place.offset += line.length;
-            place.line = Some(hash(line.bytes));
+        if let Some(Position::File {
+            offset, line: last, ..
+        }) = &mut self.place
+        {
+            *offset += line.length;
+            *last = Some(hash(line.bytes));
         }
         if line.bytes.trim_ascii().is_empty()
             || (self.after_raw_record && is_record_property(line.bytes))
@@ -352,7 +328,7 @@ impl Output {
         self.after_raw_record = record.seq.is_some();
         out.push(Event::Record(Record {
             line: self.place.is_none().then_some(self.lines),
-            place: self.position(),
+            place: self.place.clone(),
             ..record.to_record()
         }));
         if line.cut {
