@@ -44,8 +44,6 @@ pub struct Gpu {
     pub uuid: Option<String>,
     /// PCI address in the form of [`normalise_pci`].
     pub pci: Option<String>,
-    /// Serial number of the board.
-    pub serial: Option<String>,
 }
 
 /// An error in the description of a machine.
@@ -96,7 +94,6 @@ struct GpuEntry {
     gpu_id: Option<u32>,
     uuid: Option<String>,
     pci_address: Option<String>,
-    serial_number: Option<String>,
     nvlinks: Option<Vec<LinkEntry>>,
 }
 
@@ -130,7 +127,6 @@ impl Machine {
                 index: entry.gpu_id,
                 uuid: name(&field("uuid"), entry.uuid)?,
                 pci: name(&field("pci_address"), entry.pci_address)?.map(|pci| normalise_pci(&pci)),
-                serial: name(&field("serial_number"), entry.serial_number)?,
             };
             // Should a name stand twice, it is the first GPU's.
             if let Some(pci) = &gpu.pci {
@@ -170,11 +166,6 @@ impl Machine {
     /// Returns the serial number of the chassis.
     pub fn chassis_serial(&self) -> Option<&str> {
         self.chassis_serial.as_deref()
-    }
-
-    /// Returns the GPUs in the order of the file.
-    pub fn gpus(&self) -> &[Gpu] {
-        &self.gpus
     }
 
     /// Returns the GPU at a PCI address in any of its forms.
