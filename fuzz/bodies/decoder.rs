@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use diagnosis::{
     catalog::{Catalog, Overrides},
-    decode::{Finding, KernelLogDecoder, Kind, Line, Machine, decode},
+    decode::{Finding, KernelLogDecoder, Kind, LogLine, Machine, decode},
     subject::normalise_pci,
 };
 use jiff::{SignedDuration, Timestamp};
@@ -39,16 +39,19 @@ pub fn run(input: &[u8]) {
         let finding = found.pop();
         assert!(found.is_empty(), "one line has one finding");
         match (&said, finding.as_ref().map(|finding| &finding.kind)) {
-            (Some(Line::Xid(xid)), Some(Kind::Xid { code, .. })) => assert_eq!(xid.code, *code),
-            (Some(Line::Sxid(sxid)), Some(Kind::Sxid { code, .. })) => assert_eq!(sxid.code, *code),
-            (Some(Line::Reset(_)), Some(Kind::Reset)) => {}
-            (Some(Line::Fallen(part)), Some(Kind::FallenOffBus { .. })) => assert!(part.fell),
-            (Some(Line::Nic(_)), Some(Kind::Nic { .. })) => {}
+            (Some(LogLine::Xid(xid)), Some(Kind::Xid { code, .. })) => assert_eq!(xid.code, *code),
+            (Some(LogLine::Sxid(sxid)), Some(Kind::Sxid { code, .. })) => {
+                assert_eq!(sxid.code, *code)
+            }
+            (Some(LogLine::Reset(_)), Some(Kind::Reset)) => {}
+            (Some(LogLine::Fallen(part)), Some(Kind::FallenOffBus { .. })) => assert!(part.fell),
+            (Some(LogLine::Nic(_)), Some(Kind::Nic { .. })) => {}
             // The rest of a message, or right after an XID of the same GPU; a NIC's
             // ordinary line; a GPU's name.
-            (Some(Line::Fallen(_) | Line::Nic(_) | Line::GpuName { .. }) | None, None) => {}
-            (Some(Line::Rpc(_)), None) => {}
-            (Some(Line::Garbled), None) => assert!(decoder.take_garbled().is_some()),
+            (Some(LogLine::Fallen(_) | LogLine::Nic(_) | LogLine::GpuName { .. }) | None, None) => {
+            }
+            (Some(LogLine::Rpc(_)), None) => {}
+            (Some(LogLine::Garbled), None) => assert!(decoder.take_garbled().is_some()),
             (said, kind) => panic!("{said:?} gave {kind:?}"),
         }
         if let Some(finding) = &finding {
@@ -93,28 +96,28 @@ fn can_be_sent(finding: &Finding) {
     }
 }
 
-fn check(said: &Line<'_>) {
+fn check(said: &LogLine<'_>) {
     let pci = match said {
-        Line::Xid(xid) => {
+        LogLine::Xid(xid) => {
             assert!(xid.process.is_none_or(|name| xid.detail.contains(name)));
             assert!(xid.detail.ends_with(xid.message));
             Some(xid.pci)
         }
-        Line::Sxid(sxid) => Some(sxid.pci),
-        Line::Fallen(part) => {
+        LogLine::Sxid(sxid) => Some(sxid.pci),
+        LogLine::Fallen(part) => {
             assert!(part.pci_id.is_none_or(|id| id.contains(':')));
             part.pci
         }
-        Line::GpuName { pci, uuid } => {
+        LogLine::GpuName { pci, uuid } => {
             assert!(uuid.starts_with("GPU-") && uuid.len() > 4);
             Some(*pci)
         }
-        Line::Nic(nic) => nic.pci,
-        Line::Reset(reset) => {
+        LogLine::Nic(nic) => nic.pci,
+        LogLine::Reset(reset) => {
             assert!(reset.uuid.starts_with("GPU-") && reset.uuid.len() > 4);
             None
         }
-        Line::Rpc(_) | Line::Garbled => None,
+        LogLine::Rpc(_) | LogLine::Garbled => None,
     };
     let expected = |byte: u8| byte.is_ascii_hexdigit() || byte == b':' || byte == b'.';
     if let Some(pci) = pci {

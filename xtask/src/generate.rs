@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, bail};
 use prost::Message as _;
 
+/// Reads `null` as an empty list or map.
+const NULL_AS_DEFAULT: &str = "deserialize_with = \"crate::json::null_as_default\"";
+
 /// Writes every generated file, or with `check` fails when one is stale.
 pub(crate) fn run(check: bool) -> anyhow::Result<()> {
     let root = workspace_root();
@@ -52,11 +55,29 @@ fn protobuf(root: &Path) -> anyhow::Result<(PathBuf, String)> {
     let descriptors =
         prost_types::FileDescriptorSet::decode(descriptors.encode_to_vec().as_slice())?;
     let out = tempdir()?;
-    tonic_prost_build::configure()
+    let mut builder = tonic_prost_build::configure()
         .out_dir(&out)
         // Ordered maps make the encoding of an event deterministic: its id is a hash of it.
         .btree_map(".")
-        .build_transport(false)
+        .build_transport(false);
+    // The public JSON form of an event, see `crates/contract/src/json.rs`.
+    for message in ["HealthEvent", "Entity", "BehaviourOverrides"] {
+        builder = builder
+            .type_attribute(message, "#[derive(serde::Serialize, serde::Deserialize)]")
+            .type_attribute(message, "#[serde(rename_all = \"camelCase\", default)]");
+    }
+    for (field, serde) in [
+        ("recommendedAction", "with = \"crate::json::action\""),
+        ("processingStrategy", "with = \"crate::json::strategy\""),
+        ("generatedTimestamp", "with = \"crate::json::time\""),
+        ("errorCode", NULL_AS_DEFAULT),
+        ("entitiesImpacted", NULL_AS_DEFAULT),
+        ("metadata", NULL_AS_DEFAULT),
+    ] {
+        let attribute = format!("#[serde({serde})]");
+        builder = builder.field_attribute(format!("HealthEvent.{field}"), attribute);
+    }
+    builder
         .compile_fds(descriptors)
         .context("generate Rust from the protobuf descriptors")?;
     let generated = std::fs::read_to_string(out.join("datamodels.rs"))?;

@@ -12,7 +12,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use connector::Connector;
 use contract::keys;
 use diagnosis::catalog::Catalog;
 use diagnosis::decode::KernelLogDecoder;
@@ -21,13 +20,12 @@ use host::boot::Boot;
 use host::kernel_log::{Event, OpenError, Position, Record, Source, Spec};
 use jiff::{SignedDuration, Timestamp};
 use runtime::logging::chain;
-use runtime::metrics::Metrics;
-use runtime::sources::{HEARTBEAT, SourceState, Sources};
+use runtime::sources::{HEARTBEAT, SourceState};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use crate::monitor::{self, Monitor, Reporter};
+use crate::monitor::{Frame, Monitor, Reporter};
 use arrival::Arrival;
 use machine::MachineFile;
 use metrics::KernelLogMetrics;
@@ -54,14 +52,12 @@ const BATCH: usize = 512;
 const RETRY: Duration = Duration::from_secs(5);
 
 /// The settings of the monitor.
-pub struct Config {
+pub struct KernelLogConfig {
     /// The log to read.
     pub spec: Spec,
-    /// The settings that every monitor needs.
-    pub node: monitor::Config,
     /// Age of a line beyond which it opens no fault on a first start.
     pub history: SignedDuration,
-    /// True if records that programs wrote into the kernel's log are left out.
+    /// Whether records that programs wrote into the kernel's log are left out.
     pub refuse_user_space: bool,
     /// The file in which a collector describes the GPUs; it need not exist.
     pub gpu_metadata: PathBuf,
@@ -73,10 +69,9 @@ pub struct Config {
 
 /// The monitor. Runs until cancelled, or until input that can end has ended.
 pub struct KernelLogMonitor {
-    config: Config,
-    reporter: Reporter<Place>,
+    config: KernelLogConfig,
+    reporter: Reporter<LogPlace>,
     metrics: KernelLogMetrics,
-    clock: fn() -> Timestamp,
     decoder: KernelLogDecoder,
     machine: MachineFile,
     nics: NicNames,
@@ -96,7 +91,7 @@ pub struct KernelLogMonitor {
 
 /// The place up to which the log is read, which is remembered over a restart.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-struct Place {
+struct LogPlace {
     /// The place behind the last record taken in.
     position: Option<Position>,
     /// Tells the file that is read from what was at the same places before: it changes when
@@ -107,30 +102,26 @@ struct Place {
 // === impl KernelLogMonitor ===
 
 impl KernelLogMonitor {
-    /// Returns a monitor that reports to `connector` and is listed in `sources` as `kernel-log`.
-    pub fn new(
-        config: Config,
-        connector: Connector,
-        sources: &Sources,
-        metrics: &Metrics,
-        clock: fn() -> Timestamp,
-    ) -> Self {
-        let node = config.node.clone();
-        let own_metrics = KernelLogMetrics::new(metrics, &node.node_name);
-        let mut reporter: Reporter<Place> =
-            Reporter::new(&MONITOR, node, connector, sources, metrics, clock)
-                .counting_refused_in(own_metrics.refused.clone());
+    /// Returns a monitor that is listed among the sources as `kernel-log`.
+    pub fn new(config: KernelLogConfig, frame: &Frame) -> Self {
+        let mut frame = frame.clone();
+        if config.spec == Spec::Stdin {
+            // It cannot be read again.
+            frame.state_dir = None;
+        }
+        let metrics = KernelLogMetrics::new(&frame.metrics, &frame.node_name);
+        let mut reporter: Reporter<LogPlace> =
+            Reporter::new(&MONITOR, frame).counting_refused_in(metrics.refused.clone());
         reporter.show(SourceState::CatchingUp, &config.spec.to_string());
         let mut history_begins = None;
         if !reporter.remembers() {
-            history_begins = clock().checked_sub(config.history).ok();
-            reporter.memory_mut().generation = clock().as_millisecond();
+            history_begins = reporter.now().checked_sub(config.history).ok();
+            reporter.memory_mut().generation = reporter.now().as_millisecond();
         }
         Self {
             last_place: reporter.memory().position.clone(),
             reporter,
-            metrics: own_metrics,
-            clock,
+            metrics,
             decoder: KernelLogDecoder::new(Arc::clone(&config.catalog)),
             machine: MachineFile::new(config.gpu_metadata.clone()),
             nics: NicNames::new(config.sysfs.clone()),
@@ -182,7 +173,7 @@ impl KernelLogMonitor {
         let position = self.reporter.memory().position.clone();
         if position.is_some_and(|position| !spec.has(&position)) {
             // Another source: what it has of this boot was read there already.
-            self.history_begins = (self.clock)().checked_sub(self.config.history).ok();
+            self.history_begins = self.reporter.now().checked_sub(self.config.history).ok();
             self.reporter.memory_mut().position = None;
             self.last_place = None;
             self.arrival = Arrival::default();
@@ -214,7 +205,7 @@ impl KernelLogMonitor {
             for event in events.drain(..) {
                 match event {
                     Event::Record(record) if record.seq.is_some_and(|seq| seq <= up_to) => {
-                        let at = record.wall.unwrap_or_else(self.clock);
+                        let at = record.wall.unwrap_or_else(|| self.reporter.now());
                         self.decoder.record(record.text.as_bytes(), at);
                         // Counted before the restart.
                         self.decoder.take_garbled();
@@ -226,7 +217,7 @@ impl KernelLogMonitor {
         }
     }
 
-    /// Follows an open source. `true`: nothing more will come, or it was cancelled.
+    /// Follows an open source. Returns whether it has ended for good, or was cancelled.
     async fn follow(&mut self, mut source: Source, cancel: &CancellationToken) -> bool {
         let mut look = tokio::time::interval(HEARTBEAT);
         let mut events = Vec::new();
@@ -263,7 +254,7 @@ impl KernelLogMonitor {
             // What a file that was not there has in it may be old.
             if was_read {
                 let all = read_all && source.missing().is_none();
-                self.arrival.note_read(all, (self.clock)());
+                self.arrival.note_read(all, self.reporter.now());
             }
             if comes_or_goes {
                 self.reporter
@@ -284,7 +275,7 @@ impl KernelLogMonitor {
         }
     }
 
-    /// Returns true if the file that is followed has come, or is not there any more, since the last
+    /// Returns whether the file that is followed has come, or is not there any more, since the last
     /// look.
     fn look_for_file(&mut self, missing: Option<&Path>) -> bool {
         if self.missing.as_deref() == missing {
@@ -312,7 +303,7 @@ impl KernelLogMonitor {
         }
     }
 
-    /// Takes over what is newly known of the GPUs and the NICs.
+    /// Takes over news about the GPUs and the NICs.
     fn look_at_machine(&mut self) {
         if let Some(machine) = self.machine.look() {
             self.decoder.set_machine(Some(machine));
@@ -322,7 +313,7 @@ impl KernelLogMonitor {
         }
     }
 
-    /// Returns the log that is read, and what of it is not as it should be.
+    /// Returns the log that is read, and the trouble with it.
     fn detail(&self) -> String {
         if let Some(path) = &self.missing {
             return format!("{} does not exist; waiting for it", path.display());
@@ -338,10 +329,10 @@ impl KernelLogMonitor {
         }
     }
 
-    /// Takes in what the source said, and reports what is found in it.
+    /// Takes in an event of the source, and reports the faults in it.
     fn take_in(&mut self, event: Event) {
         match event {
-            Event::Record(record) => self.take_record(&record, (self.clock)()),
+            Event::Record(record) => self.take_record(&record, self.reporter.now()),
             Event::Lost { count, counted } => {
                 // Blindness, never a fault: shown and counted.
                 if counted {
@@ -402,7 +393,7 @@ impl KernelLogMonitor {
                 record,
                 at: record.wall.unwrap_or(now),
                 machine: self.decoder.machine(),
-                node_name: &self.config.node.node_name,
+                node_name: self.reporter.node_name(),
                 earlier_in_boot: self.history_begins.is_some_and(|begins| at < begins),
                 place: place.as_deref(),
             });
@@ -439,7 +430,7 @@ impl KernelLogMonitor {
             _ => false,
         };
         if !goes_on && self.last_place.is_some() {
-            let now = (self.clock)().as_millisecond();
+            let now = self.reporter.now().as_millisecond();
             let memory = self.reporter.memory_mut();
             memory.generation = now.max(memory.generation + 1);
             self.reporter.save_first();
@@ -450,7 +441,7 @@ impl KernelLogMonitor {
     }
 }
 
-/// Returns true if a record was written in this boot: by its own word, else by its time.
+/// Returns whether a record was written in this boot: by its own word, else by its time.
 fn is_of(boot: Boot, record: &Record) -> bool {
     record.boot_id.map_or_else(
         || record.wall.is_some_and(|wall| wall >= boot.at),

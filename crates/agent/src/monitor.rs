@@ -38,7 +38,7 @@ use tokio_util::sync::CancellationToken;
 
 use hand_over::HandOver;
 use metrics::MonitorMetrics;
-use state::{Saving, State, StateFile};
+use state::{MonitorState, Saving, StateFile};
 
 pub use diagnosis::fold::WINDOW;
 
@@ -60,9 +60,9 @@ pub struct Monitor {
     pub checks: &'static [(&'static str, &'static str)],
 }
 
-/// The settings that each monitor of a node needs.
-#[derive(Clone, Debug)]
-pub struct Config {
+/// The things that all monitors of a node are made with.
+#[derive(Clone)]
+pub struct Frame {
     /// Node name on the events.
     pub node_name: String,
     /// Directory for what is remembered over a restart; `None`: nothing is.
@@ -71,19 +71,25 @@ pub struct Config {
     pub boot: Option<Boot>,
     /// Repeats of a fault within this time become one event: [`WINDOW`].
     pub window: Duration,
+    /// The connector that takes their events.
+    pub connector: Connector,
+    /// The list of sources in which each is shown.
+    pub sources: Sources,
+    /// The metrics of the process.
+    pub metrics: Metrics,
+    /// The clock.
+    pub clock: fn() -> Timestamp,
 }
 
 /// Brings what a monitor finds to the connector. `M` is what the monitor itself has to remember
 /// over a restart: a struct with named fields, which are written beside the reporter's own.
 pub struct Reporter<M> {
     monitor: &'static Monitor,
-    config: Config,
-    connector: Connector,
+    frame: Frame,
     recoveries: broadcast::Receiver<Recovery>,
     source: SourceHandle,
     metrics: MonitorMetrics,
-    clock: fn() -> Timestamp,
-    state: State<M>,
+    state: MonitorState<M>,
     remembers: bool,
     saving: Option<Saving>,
     hand_over: HandOver,
@@ -104,38 +110,30 @@ impl<M> Reporter<M>
 where
     M: Clone + Default + Serialize + DeserializeOwned + Send + Sync + 'static,
 {
-    /// Returns a reporter to `connector` that is listed in `sources` by the monitor's name. What
-    /// an earlier process has remembered is read from its file.
-    pub fn new(
-        monitor: &'static Monitor,
-        config: Config,
-        connector: Connector,
-        sources: &Sources,
-        metrics: &Metrics,
-        clock: fn() -> Timestamp,
-    ) -> Self {
-        let file = config.state_dir.as_deref();
+    /// Returns a reporter that is listed among the sources by the monitor's name. What an earlier
+    /// process has remembered is read from its file.
+    pub fn new(monitor: &'static Monitor, frame: Frame) -> Self {
+        let file = frame.state_dir.as_deref();
         let file = file.map(|dir| StateFile::in_dir(dir, monitor.name));
         let remembered = file.as_ref().and_then(StateFile::remembered);
         let remembers = remembered.is_some();
-        let mut state: State<M> = remembered.unwrap_or_default();
+        let mut state: MonitorState<M> = remembered.unwrap_or_default();
         if !remembers {
             let boot_id = file.as_ref().and_then(StateFile::boot_id);
             state.boot_id = boot_id.map(str::to_owned);
         }
-        let boot_id = config.boot.map(|boot| boot.id.to_string());
+        let boot_id = frame.boot.map(|boot| boot.id.to_string());
         // A boot is another one only if an earlier one is known.
         let is_another = boot_id.is_some() && state.boot_id.is_some() && state.boot_id != boot_id;
         if !is_another {
             state.boot_id = boot_id.or(state.boot_id.take());
         }
-        state.fold.set_window(config.window);
+        state.fold.set_window(frame.window);
         Self {
-            recoveries: connector.recoveries(),
-            connector,
-            source: sources.add(monitor.name, "", clock()),
-            metrics: MonitorMetrics::new(metrics, monitor),
-            clock,
+            monitor,
+            recoveries: frame.connector.recoveries(),
+            source: (frame.sources).add(monitor.name, "", (frame.clock)()),
+            metrics: MonitorMetrics::new(&frame.metrics, monitor),
             remembers,
             // What is handed over by now was handed over from there.
             ready: state.outbox.len(),
@@ -144,10 +142,9 @@ where
             hand_over: HandOver::default(),
             started: Instant::now(),
             beaten: Instant::now(),
-            rebooted: config.boot.filter(|_| is_another),
+            rebooted: frame.boot.filter(|_| is_another),
             blind: None,
-            monitor,
-            config,
+            frame,
         }
     }
 
@@ -163,12 +160,22 @@ where
         self.remembers
     }
 
-    /// Returns what the monitor remembers.
+    /// Returns the name of the node.
+    pub fn node_name(&self) -> &str {
+        &self.frame.node_name
+    }
+
+    /// Returns the time by the clock of the frame.
+    pub fn now(&self) -> Timestamp {
+        (self.frame.clock)()
+    }
+
+    /// Returns the monitor's own memory.
     pub fn memory(&self) -> &M {
         &self.state.memory
     }
 
-    /// Returns what the monitor remembers, to change it.
+    /// Returns the monitor's own memory, to change it.
     pub fn memory_mut(&mut self) -> &mut M {
         self.note_change();
         &mut self.state.memory
@@ -176,7 +183,7 @@ where
 
     /// Returns an event of one of the monitor's checks about its node, of now, to be filled in.
     pub fn event(&self, check: &str, component_class: &str) -> HealthEvent {
-        let boot_id = self.config.boot.map(|boot| boot.id.to_string());
+        let boot_id = self.frame.boot.map(|boot| boot.id.to_string());
         HealthEvent {
             version: EVENT_VERSION,
             agent: self.monitor.agent.to_owned(),
@@ -185,8 +192,8 @@ where
             metadata: (boot_id.into_iter())
                 .map(|id| (keys::META_BOOT_ID.to_owned(), id))
                 .collect(),
-            generated_timestamp: Some(json::proto_timestamp((self.clock)())),
-            node_name: self.config.node_name.clone(),
+            generated_timestamp: Some(json::proto_timestamp(self.now())),
+            node_name: self.frame.node_name.clone(),
             processing_strategy: ProcessingStrategy::ExecuteRemediation as i32,
             ..HealthEvent::default()
         }
@@ -196,10 +203,10 @@ where
     /// it is seen. Where the event does not say when it came, it came now.
     pub fn report(&mut self, mut event: HealthEvent, at: Timestamp) {
         if accepted(&event).is_none() {
-            mark_accepted(&mut event, (self.clock)());
+            mark_accepted(&mut event, self.now());
         }
         if !event.is_healthy {
-            (self.source).update((self.clock)(), |status| status.faults += 1);
+            (self.source).update(self.now(), |status| status.faults += 1);
         }
         let before = self.state.outbox.len();
         let now = self.started.elapsed();
@@ -222,7 +229,7 @@ where
     /// Takes note of a record that was read, and says `at` of itself.
     pub fn has_read(&self, at: Timestamp) {
         self.metrics.records.inc();
-        self.source.update((self.clock)(), |status| {
+        self.source.update(self.now(), |status| {
             status.records += 1;
             status.last_record_at = Some(at);
         });
@@ -232,20 +239,20 @@ where
     /// finds is of this boot. `detail` says what it looks at.
     pub fn has_looked(&mut self, detail: &str) {
         self.boot_has_begun();
-        self.has_read((self.clock)());
+        self.has_read(self.now());
         self.show(SourceState::Following, detail);
     }
 
     /// Takes note of records that were lost before they could be read.
     pub fn has_lost(&self, count: u64) {
         self.metrics.lost.inc_by(count);
-        (self.source).update((self.clock)(), |status| status.lost += count);
+        (self.source).update(self.now(), |status| status.lost += count);
     }
 
     /// Takes note of records that cannot be read.
     pub fn cannot_read(&self, count: u64) {
         self.metrics.malformed.inc_by(count);
-        (self.source).update((self.clock)(), |status| status.malformed += count);
+        (self.source).update(self.now(), |status| status.malformed += count);
     }
 
     /// Shows that nothing is seen, and why; it is said in the log once.
@@ -267,17 +274,26 @@ where
         if state.sees() {
             self.blind = None;
         }
-        self.source.update((self.clock)(), |status| {
+        let detail = self.with_trouble(detail);
+        self.source.update(self.now(), |status| {
             status.state = state;
-            detail.clone_into(&mut status.detail);
+            status.detail = detail;
         });
     }
 
     /// Shows what the monitor looks at; how it does is as before.
     pub fn show_detail(&self, detail: &str) {
-        (self.source).update((self.clock)(), |status| {
-            detail.clone_into(&mut status.detail);
-        });
+        let detail = self.with_trouble(detail);
+        (self.source).update(self.now(), |status| status.detail = detail);
+    }
+
+    /// Returns `detail`, and that the state cannot be written where that is so.
+    fn with_trouble(&self, detail: &str) -> String {
+        let saving = self.saving.as_ref();
+        match saving.and_then(|saving| Some((saving.path(), saving.failed.as_ref()?))) {
+            Some((path, why)) => format!("{detail}; {} cannot be written: {why}", path.display()),
+            None => detail.to_owned(),
+        }
     }
 
     /// Returns the boot that the machine has made since the last process, until its beginning
@@ -390,12 +406,12 @@ where
             self.beaten = Instant::now();
             // A monitor that has to wait shows as stuck.
             if self.has_room() {
-                self.source.beat((self.clock)());
+                self.source.beat(self.now());
             }
         }
     }
 
-    /// Returns when there is something to do without anything having come.
+    /// Returns the time of the next thing to do that nothing has to come for.
     fn next_wake(&self) -> Instant {
         let ticks = self.state.outbox.is_empty();
         let window_ends = self.state.fold.next_tick().filter(|_| ticks);
@@ -455,6 +471,7 @@ where
         match result {
             Ok(()) => saving.failed = None,
             Err(error) => {
+                self.metrics.unsaved.inc();
                 saving.changed = true;
                 let why = chain(&error);
                 if saving.failed.as_ref() != Some(&why) {

@@ -27,7 +27,7 @@ mod sink;
 use std::sync::Arc;
 
 use contract::{HealthEvent, HealthEvents};
-use diagnosis::fold::Seen;
+use diagnosis::fold::Sightings;
 use domain::event::{self, MAX_EVENTS, Problem};
 use domain::reporter::Authority;
 use jiff::Timestamp;
@@ -294,7 +294,7 @@ impl Connector {
 fn received_at(event: &mut HealthEvent, caller: &Caller, now: Timestamp) -> Timestamp {
     let told = event::take_accepted(event);
     let told = match caller {
-        Caller::Monitor => told.unwrap_or_else(|| Seen::of(event, now).last),
+        Caller::Monitor => told.unwrap_or_else(|| Sightings::of(event, now).last),
         Caller::Node(_) | Caller::Central(_) | Caller::Anybody => told.unwrap_or(now),
         // Whoever could date what they report could have it dismissed in advance.
         Caller::Local(_) => now,

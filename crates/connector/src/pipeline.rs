@@ -11,7 +11,7 @@ use domain::event::Record;
 use domain::node::NodeView;
 use domain::pipeline::Transformer;
 use domain::pipeline::augment::Labels;
-use domain::pipeline::dedup::{Batch, Deduplicator, Original, Verdict};
+use domain::pipeline::dedup::{Batch, Deduplicator, Original, Treatment};
 use domain::pipeline::overrides::Overrides;
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
@@ -200,11 +200,11 @@ impl Pipeline {
                 for (index, NewEvent { event, received_at }) in (first..).zip(events) {
                     // As after a restart: a report is as old as what it reports.
                     match dedup.judge(batch, index, event, *received_at) {
-                        Verdict::Passes => {}
-                        Verdict::NoRoom => {
+                        Treatment::Passes => {}
+                        Treatment::NoRoom => {
                             self.metrics.not_remembered.inc();
                         }
-                        Verdict::Repeats(original) => {
+                        Treatment::Repeats(original) => {
                             self.metrics.repeat(event);
                             if let Some(place) = repeats.get_mut(index) {
                                 *place = Some(original);

@@ -11,7 +11,7 @@ pub fn mark_accepted(event: &mut HealthEvent, at: Timestamp) {
         .insert(keys::META_ACCEPTED_AT.to_owned(), at.to_string());
 }
 
-/// Returns what [`mark_accepted`] has noted.
+/// Returns the time that [`mark_accepted`] has noted.
 pub fn accepted(event: &HealthEvent) -> Option<Timestamp> {
     event.metadata.get(keys::META_ACCEPTED_AT)?.parse().ok()
 }

@@ -1,7 +1,10 @@
-//! What is wrong with a file that people write: every finding with the line it stands on, and
-//! all of them at once, so that a file is mended in one go.
+//! Findings about a file that people write: each with the line it stands on, and all of them at
+//! once, so that a file is mended in one go.
+
+use std::fmt::Display;
 
 use serde::de::DeserializeOwned;
+use toml::Spanned;
 
 /// Findings that are told; who has made more begins with these.
 const MAX_FINDINGS: usize = 100;
@@ -14,12 +17,16 @@ pub struct FileError {
     pub findings: Vec<String>,
 }
 
-/// Collects what is wrong with a file.
+/// Collects the findings about a file.
 #[derive(Clone, Debug)]
 pub struct Findings<'a> {
     text: &'a str,
     source: &'a str,
     found: Vec<String>,
+    /// The byte at which the entry begins that is read.
+    entry_at: usize,
+    /// The name of that entry for people.
+    entry: String,
 }
 
 /// Returns the line, from 1, on which the byte at `offset` stands.
@@ -28,7 +35,7 @@ pub fn line_of(text: &str, offset: usize) -> usize {
     1 + before.filter(|byte| **byte == b'\n').count()
 }
 
-/// Returns where the text stands that a TOML error is about.
+/// Returns the byte at which the text begins that a TOML error is about.
 pub fn start_of(error: &toml::de::Error) -> usize {
     error.span().map_or(0, |span| span.start)
 }
@@ -36,12 +43,14 @@ pub fn start_of(error: &toml::de::Error) -> usize {
 // === impl Findings ===
 
 impl<'a> Findings<'a> {
-    /// Returns nothing found in `text` yet. `source` names the file in what is said.
+    /// Returns no findings about `text` yet. `source` names the file in those to come.
     pub fn new(text: &'a str, source: &'a str) -> Self {
         Self {
             text,
             source,
             found: Vec::new(),
+            entry_at: 0,
+            entry: String::new(),
         }
     }
 
@@ -49,6 +58,29 @@ impl<'a> Findings<'a> {
     pub fn parse<T: DeserializeOwned>(&self) -> Result<T, FileError> {
         toml::from_str(self.text)
             .map_err(|error| self.clone().stop(start_of(&error), error.message()))
+    }
+
+    /// Begins to read an entry of the file, which has the name `title` for people.
+    pub fn begin<T>(&mut self, entry: Spanned<T>, title: impl Fn(&T) -> String) -> T {
+        self.entry_at = entry.span().start;
+        self.entry = title(entry.get_ref());
+        entry.into_inner()
+    }
+
+    /// Notes what is wrong with the entry that is read.
+    pub fn wrong(&mut self, what: impl Display) {
+        self.wrong_at(self.entry_at, what);
+    }
+
+    /// Notes what is wrong at `offset` in the entry that is read.
+    pub fn wrong_at(&mut self, offset: usize, what: impl Display) {
+        let what = format!("{}: {what}", self.entry);
+        self.at(offset, &what);
+    }
+
+    /// Returns the place at which the entry begins that is read: `file:line`.
+    pub fn entry_place(&self) -> String {
+        self.place(self.entry_at)
     }
 
     /// Notes what is wrong at `offset`.
@@ -69,13 +101,12 @@ impl<'a> Findings<'a> {
         self.found.push(format!("{}:{line}: {what}", self.source));
     }
 
-    /// Returns what is said of `offset`, without noting it.
+    /// Returns a finding as its text, without noting it: for what is wrong and does no harm.
     pub fn said(&self, offset: usize, what: &str) -> String {
         format!("{}: {what}", self.place(offset))
     }
 
-    /// Returns a place for people: `file:line`.
-    pub fn place(&self, offset: usize) -> String {
+    fn place(&self, offset: usize) -> String {
         format!("{}:{}", self.source, line_of(self.text, offset))
     }
 

@@ -8,20 +8,19 @@
 //!   empty fields dropped, enumerations as numbers, time as `{seconds, nanos}`.
 //! - [`rule::to_value`]: what a CEL rule sees as `event`: every field present,
 //!   numbers as doubles, absent overrides and empty lists `null`.
+//!
+//! The generated message carries serde's attributes for the public form, and the two others are
+//! made from that: a new field of the contract is in all three.
 
 pub mod annotation;
 pub mod rule;
 
-use std::collections::BTreeMap;
-
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer, Serializer};
+use serde_json::{Map, Value, json};
 
-use crate::{
-    BehaviourOverrides, Entity, HealthEvent, action_name, parse_action, parse_strategy,
-    strategy_name,
-};
+use crate::{HealthEvent, ProcessingStrategy, RecommendedAction, parse_action, parse_strategy};
 
 /// The reason why a JSON value is not a health event.
 #[derive(Debug, thiserror::Error)]
@@ -29,85 +28,20 @@ pub enum EventJsonError {
     /// The value is not a JSON object.
     #[error("not a health event: a JSON object is expected")]
     NoObject,
-    /// A field has the wrong type.
-    #[error("not a health event")]
-    Shape(#[source] serde_json::Error),
-    /// An enumeration has a name that does not exist (numbers are always accepted).
-    #[error(
-        "field {field}: {value:?} is no known name; use one of the contract's names or a number"
-    )]
-    Name {
-        /// The field's proto name.
-        field: &'static str,
-        /// The value of the field.
-        value: String,
-    },
-    /// The timestamp is not RFC 3339, or outside the years 0001 to 9999.
-    #[error(
-        "field generatedTimestamp: {value:?} is not an RFC 3339 time such as 2026-01-31T10:15:30Z"
-    )]
-    Time {
-        /// The value of the field.
-        value: String,
-    },
-}
-
-/// The public form, field order as in the contract.
-#[derive(Serialize, Deserialize, Default)]
-#[serde(rename_all = "camelCase", default)]
-struct PublicForm {
-    version: u32,
-    agent: String,
-    component_class: String,
-    check_name: String,
-    is_fatal: bool,
-    is_healthy: bool,
-    message: String,
-    recommended_action: NameOrNumber,
-    #[serde(deserialize_with = "null_as_default")]
-    error_code: Vec<String>,
-    #[serde(deserialize_with = "null_as_default")]
-    entities_impacted: Vec<EntityForm>,
-    #[serde(deserialize_with = "null_as_default")]
-    metadata: BTreeMap<String, String>,
-    generated_timestamp: Option<String>,
-    node_name: String,
-    quarantine_overrides: Option<OverridesForm>,
-    drain_overrides: Option<OverridesForm>,
-    processing_strategy: NameOrNumber,
-    id: String,
-    custom_recommended_action: String,
-}
-
-#[derive(Serialize, Deserialize)]
-#[serde(untagged)]
-enum NameOrNumber {
-    Number(i32),
-    Name(String),
-}
-
-#[derive(Serialize, Deserialize, Default)]
-#[serde(rename_all = "camelCase", default)]
-struct EntityForm {
-    entity_type: String,
-    entity_value: String,
-}
-
-#[derive(Serialize, Deserialize, Default, Clone, Copy)]
-#[serde(default)]
-struct OverridesForm {
-    force: bool,
-    skip: bool,
+    /// A field has the wrong type, a name that does not exist, or no time.
+    #[error(transparent)]
+    Field(#[from] serde_json::Error),
 }
 
 /// Returns the public JSON form of `event`. Unknown enumeration numbers are written as numbers.
 pub fn to_value(event: &HealthEvent) -> Value {
-    serde_json::to_value(PublicForm::of(event)).unwrap_or(Value::Null)
+    serde_json::to_value(event).unwrap_or(Value::Null)
 }
 
-/// Returns the public JSON form of `event` as one line of text.
+/// Returns the public JSON form of `event` as one line of text, its fields in the order of the
+/// contract.
 pub fn to_string(event: &HealthEvent) -> String {
-    serde_json::to_string(&PublicForm::of(event)).unwrap_or_default()
+    serde_json::to_string(event).unwrap_or_default()
 }
 
 /// Reads the public form. Missing fields take their zero value, unknown fields are
@@ -116,9 +50,7 @@ pub fn from_value(value: Value) -> Result<HealthEvent, EventJsonError> {
     if !value.is_object() {
         return Err(EventJsonError::NoObject);
     }
-    serde_json::from_value::<PublicForm>(value)
-        .map_err(EventJsonError::Shape)?
-        .into_event()
+    Ok(serde_json::from_value(value)?)
 }
 
 /// Reads the public form from text; see [`from_value`].
@@ -127,9 +59,7 @@ pub fn from_str(text: &str) -> Result<HealthEvent, EventJsonError> {
     if !text.trim_start().starts_with('{') {
         return Err(EventJsonError::NoObject);
     }
-    serde_json::from_str::<PublicForm>(text)
-        .map_err(EventJsonError::Shape)?
-        .into_event()
+    Ok(serde_json::from_str(text)?)
 }
 
 /// Returns a protobuf timestamp as `jiff` time; `None` outside the years 0001 to 9999.
@@ -151,158 +81,137 @@ pub fn proto_timestamp(time: Timestamp) -> prost_types::Timestamp {
     prost_types::Timestamp { seconds, nanos }
 }
 
-fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+/// Returns the fields of the public form with enumerations as numbers and the time as
+/// `{seconds, nanos}`, as the two other forms have them.
+fn numbered(event: &HealthEvent) -> Map<String, Value> {
+    let Value::Object(mut fields) = to_value(event) else {
+        return Map::new();
+    };
+    let time = event.generated_timestamp;
+    let time = time.map(|time| json!({"seconds": time.seconds, "nanos": time.nanos}));
+    for (field, value) in [
+        ("recommendedAction", json!(event.recommended_action)),
+        ("processingStrategy", json!(event.processing_strategy)),
+        ("generatedTimestamp", json!(time)),
+    ] {
+        fields.insert(field.to_owned(), value);
+    }
+    fields
+}
+
+/// Returns whether a value is what Go takes for empty.
+fn is_zero(value: &Value) -> bool {
+    match value {
+        Value::Null => true,
+        Value::Bool(value) => !value,
+        Value::Number(number) => number.as_i64() == Some(0),
+        Value::String(text) => text.is_empty(),
+        Value::Array(list) => list.is_empty(),
+        Value::Object(fields) => fields.is_empty(),
+    }
+}
+
+/// Reads a field that may be `null` for its zero value.
+pub(crate) fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
-    D: serde::Deserializer<'de>,
+    D: Deserializer<'de>,
     T: Deserialize<'de> + Default,
 {
     Ok(Option::deserialize(deserializer)?.unwrap_or_default())
 }
 
-// === impl PublicForm ===
+// The signatures of this module and the next two are those that serde's `with` asks for.
+#[allow(clippy::trivially_copy_pass_by_ref)]
+pub(crate) mod action {
+    use super::{
+        Deserializer, RecommendedAction, Serializer, parse_action, read_number, write_name,
+    };
 
-impl PublicForm {
-    fn of(event: &HealthEvent) -> Self {
-        Self {
-            version: event.version,
-            agent: event.agent.clone(),
-            component_class: event.component_class.clone(),
-            check_name: event.check_name.clone(),
-            is_fatal: event.is_fatal,
-            is_healthy: event.is_healthy,
-            message: event.message.clone(),
-            recommended_action: NameOrNumber::of(
-                event.recommended_action,
-                &action_name(event.recommended_action),
-            ),
-            error_code: event.error_code.clone(),
-            entities_impacted: event
-                .entities_impacted
-                .iter()
-                .map(|entity| EntityForm {
-                    entity_type: entity.entity_type.clone(),
-                    entity_value: entity.entity_value.clone(),
-                })
-                .collect(),
-            metadata: event.metadata.clone(),
-            generated_timestamp: event
-                .generated_timestamp
-                .and_then(timestamp)
-                .map(|time| time.to_string()),
-            node_name: event.node_name.clone(),
-            quarantine_overrides: event.quarantine_overrides.map(OverridesForm::of),
-            drain_overrides: event.drain_overrides.map(OverridesForm::of),
-            processing_strategy: NameOrNumber::of(
-                event.processing_strategy,
-                &strategy_name(event.processing_strategy),
-            ),
-            id: event.id.clone(),
-            custom_recommended_action: event.custom_recommended_action.clone(),
+    pub(crate) fn serialize<S: Serializer>(number: &i32, to: S) -> Result<S::Ok, S::Error> {
+        let action = RecommendedAction::try_from(*number).ok();
+        write_name(*number, action.map(|action| action.as_str_name()), to)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<i32, D::Error> {
+        read_number(from, "recommendedAction", parse_action)
+    }
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)]
+pub(crate) mod strategy {
+    use super::{
+        Deserializer, ProcessingStrategy, Serializer, parse_strategy, read_number, write_name,
+    };
+
+    pub(crate) fn serialize<S: Serializer>(number: &i32, to: S) -> Result<S::Ok, S::Error> {
+        let strategy = ProcessingStrategy::try_from(*number).ok();
+        write_name(*number, strategy.map(|strategy| strategy.as_str_name()), to)
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<i32, D::Error> {
+        read_number(from, "processingStrategy", parse_strategy)
+    }
+}
+
+#[allow(clippy::ref_option)]
+pub(crate) mod time {
+    use super::{
+        Deserialize as _, Deserializer, Serializer, Timestamp, proto_timestamp, timestamp,
+    };
+    use serde::de::Error as _;
+
+    pub(crate) fn serialize<S: Serializer>(
+        time: &Option<prost_types::Timestamp>,
+        to: S,
+    ) -> Result<S::Ok, S::Error> {
+        match time.and_then(timestamp) {
+            Some(time) => to.collect_str(&time),
+            None => to.serialize_none(),
         }
     }
 
-    fn into_event(self) -> Result<HealthEvent, EventJsonError> {
-        let generated_timestamp = match self.generated_timestamp {
-            None => None,
-            Some(text) => match text.parse::<Timestamp>() {
-                Ok(time) => Some(proto_timestamp(time)),
-                Err(_) => return Err(EventJsonError::Time { value: text }),
-            },
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(
+        from: D,
+    ) -> Result<Option<prost_types::Timestamp>, D::Error> {
+        let read = |text: String| match text.parse::<Timestamp>() {
+            Ok(time) => Ok(proto_timestamp(time)),
+            Err(_) => Err(D::Error::custom(format!(
+                "field generatedTimestamp: {text:?} is not an RFC 3339 time such as \
+                 2026-01-31T10:15:30Z"
+            ))),
         };
-        Ok(HealthEvent {
-            version: self.version,
-            agent: self.agent,
-            component_class: self.component_class,
-            check_name: self.check_name,
-            is_fatal: self.is_fatal,
-            is_healthy: self.is_healthy,
-            message: self.message,
-            recommended_action: self
-                .recommended_action
-                .number("recommendedAction", parse_action)?,
-            error_code: self.error_code,
-            entities_impacted: self
-                .entities_impacted
-                .into_iter()
-                .map(|form| Entity {
-                    entity_type: form.entity_type,
-                    entity_value: form.entity_value,
-                })
-                .collect(),
-            metadata: self.metadata,
-            generated_timestamp,
-            node_name: self.node_name,
-            quarantine_overrides: self.quarantine_overrides.map(OverridesForm::into_overrides),
-            drain_overrides: self.drain_overrides.map(OverridesForm::into_overrides),
-            processing_strategy: self
-                .processing_strategy
-                .number("processingStrategy", parse_strategy)?,
-            id: self.id,
-            custom_recommended_action: self.custom_recommended_action,
-        })
+        Option::<String>::deserialize(from)?.map(read).transpose()
     }
 }
 
-// === impl NameOrNumber ===
-
-impl Default for NameOrNumber {
-    fn default() -> Self {
-        Self::Number(0)
+/// Writes a number of an open enumeration by its name, if it has one.
+fn write_name<S: Serializer>(number: i32, name: Option<&str>, to: S) -> Result<S::Ok, S::Error> {
+    match name {
+        Some(name) => to.serialize_str(name),
+        None => to.serialize_i32(number),
     }
 }
 
-impl NameOrNumber {
-    fn of(number: i32, name: &str) -> Self {
-        if name.starts_with(|first: char| first.is_ascii_alphabetic()) {
-            Self::Name(name.to_owned())
-        } else {
-            Self::Number(number)
-        }
+/// Reads a number of an open enumeration that stands there by its name or its digits.
+fn read_number<'de, D: Deserializer<'de>>(
+    from: D,
+    field: &str,
+    parse: impl Fn(&str) -> Option<i32>,
+) -> Result<i32, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum NameOrNumber {
+        Number(i32),
+        Name(String),
     }
-
-    fn number(
-        self,
-        field: &'static str,
-        parse: impl Fn(&str) -> Option<i32>,
-    ) -> Result<i32, EventJsonError> {
-        match self {
-            Self::Number(number) => Ok(number),
-            Self::Name(value) => parse(&value).ok_or(EventJsonError::Name { field, value }),
-        }
-    }
-}
-
-// === impl OverridesForm ===
-
-impl OverridesForm {
-    fn of(overrides: BehaviourOverrides) -> Self {
-        Self {
-            force: overrides.force,
-            skip: overrides.skip,
-        }
-    }
-
-    fn into_overrides(self) -> BehaviourOverrides {
-        BehaviourOverrides {
-            force: self.force,
-            skip: self.skip,
-        }
-    }
-}
-
-/// The public JSON form of an event inside something else, for `#[serde(with)]`.
-pub mod public_form {
-    use super::{HealthEvent, from_value, to_value};
-    use serde::{Deserialize as _, Deserializer, Serialize as _, Serializer, de::Error as _};
-
-    /// Writes the public form.
-    pub fn serialize<S: Serializer>(event: &HealthEvent, to: S) -> Result<S::Ok, S::Error> {
-        to_value(event).serialize(to)
-    }
-
-    /// Reads the public form.
-    pub fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<HealthEvent, D::Error> {
-        from_value(serde_json::Value::deserialize(from)?).map_err(D::Error::custom)
+    match NameOrNumber::deserialize(from)? {
+        NameOrNumber::Number(number) => Ok(number),
+        NameOrNumber::Name(name) => parse(&name).ok_or_else(|| {
+            D::Error::custom(format!(
+                "field {field}: {name:?} is no known name; use one of the contract's names or a \
+                 number"
+            ))
+        }),
     }
 }
 

@@ -63,7 +63,7 @@ const BATCH: &[u8] = &[
             b'G', b'P', b'U', b'_', b'R', b'I', b'S', b'E', b'R',
 ];
 
-/// What [`BATCH`] says.
+/// Returns the batch that [`BATCH`] encodes.
 fn batch() -> HealthEvents {
     HealthEvents {
         version: 3,

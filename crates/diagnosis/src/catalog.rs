@@ -1,4 +1,4 @@
-//! The fault catalogue: what a code means and what is done about it.
+//! The fault catalogue: the meaning of codes, and the actions that mend them.
 //!
 //! The rows are data (`data/*.tsv`), compiled in; `data/README.md` says where each fact
 //! comes from. An operator's file changes verdicts ([`Overrides`]), and the difference
@@ -20,36 +20,37 @@ pub use changes::Change;
 pub use nic::{Filter, NicDriver, Pattern};
 pub use nvlink5::{Report, Severity};
 pub use overrides::{MAX_OVERRIDES, MAX_OVERRIDES_BYTES, Overrides};
+pub(crate) use rows::hex;
 pub use rows::{Bits, Changed, Confidence, Nic, Nvlink5, RowError, Sxid, SxidClass, Text, Xid};
 
 /// The built-in rule about XIDs that end others: power smoothing works again (162), so it
 /// is no longer disengaged (163). As NVSentinel ships it.
 const CANCELLATIONS: [(&str, &str); 1] = [("162", "163")];
 
-/// All rows, and what a file has changed about them.
+/// The rows of the catalogue, with the changes of a file applied.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Catalog {
     xids: BTreeMap<u32, Xid>,
     sxids: BTreeMap<u32, Sxid>,
     nvlink5: Vec<Nvlink5>,
-    /// In the order in which they are tried; the first that covers a line counts.
+    /// The NIC patterns in the order in which they are tried; the first that covers a line counts.
     nics: Vec<Nic>,
-    /// By the code of an XID: the codes of those that it ends.
+    /// The codes of the XIDs that an XID ends, by its own code.
     cancellations: BTreeMap<String, Vec<String>>,
 }
 
-/// What the catalogue says of a line.
+/// The catalogue's verdict about a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// The line takes a fault back instead of reporting one.
+    /// Whether the line takes a fault back instead of reporting one.
     pub healthy: bool,
     /// Whether work on the device must stop.
     pub fatal: bool,
-    /// What mends it.
+    /// The action that mends it.
     pub action: RecommendedAction,
-    /// What happened, for people.
+    /// The explanation for people.
     pub meaning: Text,
-    /// What the verdict rests on, where it is not simply the row of the code.
+    /// The basis of the verdict, where it is not simply the row of the code.
     pub basis: Option<Text>,
 }
 
@@ -109,28 +110,17 @@ impl Catalog {
         self.cancellations.get(code).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns what to make of an XID line with this text after code and process.
+    /// Returns the verdict about an XID line with this text after code and process.
     ///
     /// The verdict is the row's, except that XID 154 says itself, in its text, what is
     /// needed. A code without a row is shown and kept, with action unknown, and stops
     /// nothing: what we do not know is not thereby broken.
     pub fn judge_xid(&self, code: u32, text: &str) -> Verdict {
         let Some(row) = self.xid(code) else {
-            return Verdict {
-                healthy: false,
-                fatal: false,
-                action: RecommendedAction::Unknown,
-                meaning: "Code without a row in the catalogue".into(),
-                basis: None,
-            };
+            let meaning = "Code without a row in the catalogue".into();
+            return Verdict::of((false, RecommendedAction::Unknown), &meaning, None);
         };
-        let verdict = Verdict {
-            healthy: false,
-            fatal: row.fatal,
-            action: row.action,
-            meaning: row.meaning.clone(),
-            basis: basis(row.changed.as_ref()),
-        };
+        let verdict = Verdict::of((row.fatal, row.action), &row.meaning, row.changed.as_ref());
         if code != 154 || row.changed.is_some() {
             return verdict;
         }
@@ -144,7 +134,7 @@ impl Catalog {
         }
     }
 
-    /// Returns what to make of an XID 144 to 150 line that has a unit and register words.
+    /// Returns the verdict about an XID 144 to 150 line that has a unit and register words.
     ///
     /// `branch` is the driver's, 570 of 570.86.15. Where no row covers the words, it is
     /// [undetermined](Self::undetermined).
@@ -161,18 +151,15 @@ impl Catalog {
         }
         if let Some(found) = found {
             let row = found.row;
-            return Verdict {
-                healthy: false,
-                fatal: row.fatal,
-                action: row.action,
-                meaning: row.meaning.clone(),
-                basis: basis(row.changed.as_ref()).or(found.basis),
-            };
+            let verdict = Verdict::of((row.fatal, row.action), &row.meaning, row.changed.as_ref());
+            let basis = verdict.basis.or(found.basis);
+            return Verdict { basis, ..verdict };
         }
         self.undetermined(code, "no row covers these words", report.severity)
     }
 
-    /// Returns what to make of an XID 144 to 150 line whose unit and register words cannot be read.
+    /// Returns the verdict about an XID 144 to 150 line whose unit and register words cannot be
+    /// read.
     pub fn judge_unread_nvlink5(&self, code: u32, severity: Option<Severity>) -> Verdict {
         if self.xid(code).is_some_and(|row| row.changed.is_some()) {
             return self.judge_xid(code, "");
@@ -180,26 +167,18 @@ impl Catalog {
         self.undetermined(code, "the line has no words that can be read", severity)
     }
 
-    /// Where no row decides, the driver's own word does: a fatal report asks for a person,
-    /// one that is not is shown and kept with action unknown. Without such a word it is as
-    /// grave as its code. It is never silently harmless, and always said.
+    /// Returns the verdict where no row decides. The driver's own word does then: a fatal report
+    /// asks for a person, one that is not is shown and kept with action unknown. Without such a
+    /// word it is as grave as its code. It is never silently harmless, and always said.
     fn undetermined(&self, code: u32, why: &str, severity: Option<Severity>) -> Verdict {
         let of_code = self.judge_xid(code, "");
         let (fatal, action, word) = match severity {
-            Some(Severity::Fatal) => (
-                true,
-                RecommendedAction::ContactSupport,
-                "the driver calls it fatal",
-            ),
-            Some(Severity::NonFatal) => (
-                false,
-                RecommendedAction::Unknown,
-                "the driver calls it not fatal",
-            ),
+            Some(Severity::Fatal) => (true, RecommendedAction::ContactSupport, "calls it fatal"),
+            Some(Severity::NonFatal) => (false, RecommendedAction::Unknown, "calls it not fatal"),
             None => (
                 of_code.fatal,
                 of_code.action,
-                "the driver does not say how grave it is",
+                "does not say how grave it is",
             ),
         };
         Verdict {
@@ -207,33 +186,26 @@ impl Catalog {
             fatal,
             action,
             meaning: "NVLink report that is not in the catalogue".into(),
-            basis: Some(format!("undetermined: {why}, and {word}").into()),
+            basis: Some(format!("undetermined: {why}, and the driver {word}").into()),
         }
     }
 
-    /// Returns what to make of an `SXid` line. `fatal` is the line's own word, which decides;
+    /// Returns the verdict about an `SXid` line. `fatal` is the line's own word, which decides;
     /// without it the class of the code does.
     pub fn judge_sxid(&self, code: u32, fatal: Option<bool>) -> Verdict {
         let row = self.sxid(code);
         let always = row.is_some_and(|row| row.class == SxidClass::AlwaysFatal);
-        let (fatal, action) = match row.and_then(|row| row.fixed) {
+        let verdict = match row.and_then(|row| row.fixed) {
             Some(fixed) => fixed,
             None if fatal.unwrap_or(always) => (true, RecommendedAction::ContactSupport),
             None => (false, RecommendedAction::None),
         };
-        Verdict {
-            healthy: false,
-            fatal,
-            action,
-            meaning: row.map_or_else(
-                || "NVSwitch error without a row in the catalogue".into(),
-                |row| row.meaning.clone(),
-            ),
-            basis: row.and_then(|row| basis(row.changed.as_ref())),
-        }
+        let unknown = "NVSwitch error without a row in the catalogue".into();
+        let meaning = row.map_or(&unknown, |row| &row.meaning);
+        Verdict::of(verdict, meaning, row.and_then(|row| row.changed.as_ref()))
     }
 
-    /// Returns what tells lines of NICs that no enabled pattern covers.
+    /// Returns the filter for lines of NICs that an enabled pattern may cover.
     pub fn nic_filter(&self) -> Filter {
         let enabled = self.nics.iter().filter(|row| row.enabled);
         Filter::of(enabled.map(|row| &row.pattern))
@@ -251,20 +223,31 @@ impl Catalog {
 // === impl Nic ===
 
 impl Nic {
-    /// Returns what to make of a line that the pattern covers.
+    /// Returns the verdict about a line that the pattern covers.
     pub fn verdict(&self) -> Verdict {
-        Verdict {
-            healthy: false,
-            fatal: self.fatal,
-            action: self.action,
-            meaning: self.meaning.clone(),
-            basis: basis(self.changed.as_ref()),
-        }
+        let verdict = (self.fatal, self.action);
+        Verdict::of(verdict, &self.meaning, self.changed.as_ref())
     }
 }
 
-fn basis(changed: Option<&Changed>) -> Option<Text> {
-    changed.map(|changed| changed.to_string().into())
+// === impl Verdict ===
+
+impl Verdict {
+    /// Returns the verdict about a fault: whether it is fatal and the action that mends it. Where
+    /// a file has changed that, this is the basis.
+    pub(crate) fn of(
+        (fatal, action): (bool, RecommendedAction),
+        meaning: &Text,
+        changed: Option<&Changed>,
+    ) -> Self {
+        Self {
+            healthy: false,
+            fatal,
+            action,
+            meaning: meaning.clone(),
+            basis: changed.map(|changed| changed.to_string().into()),
+        }
+    }
 }
 
 fn by_code<T>(
@@ -303,10 +286,10 @@ fn recovery_action(text: &str) -> RecommendedAction {
     }
 }
 
-/// Number and name of what `... changed from 0x0 (None) to 0x1 (GPU Reset Required)` ends
-/// with.
+/// Returns number and name of the action at the end of `... changed from 0x0 (None) to 0x1 (GPU
+/// Reset Required)`.
 fn changed_to(text: &str) -> Option<(u32, &str)> {
-    /// `0x1 (GPU Reset Required)`, and what follows.
+    /// Reads `0x1 (GPU Reset Required)`, and returns it with the rest.
     fn action(text: &str) -> Option<(u32, &str, &str)> {
         let (number, rest) = text.strip_prefix("0x")?.split_once(" (")?;
         let (name, rest) = rest.split_once(')')?;

@@ -1,4 +1,4 @@
-//! From a line of kernel log to a finding.
+//! The decoder of the kernel log: it makes findings of lines.
 //!
 //! Lines of the NVIDIA driver, of the `NVSwitch` driver, of NIC drivers and of a GPU reset
 //! are known, in the forms that real drivers print since R450. A line that is no fault
@@ -30,9 +30,9 @@ pub use nvswitch::SxidLine;
 pub use rpc::RpcLine;
 pub use xid::{Mig, Unit, XidLine};
 
-/// What a line says.
+/// The content of a line that is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Line<'a> {
+pub enum LogLine<'a> {
     /// `NVRM: Xid (PCI:0000:b3:00): 79, pid=1234, name=python3, ...`
     Xid(XidLine<'a>),
     /// `nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 44 ...`
@@ -57,8 +57,8 @@ pub enum Line<'a> {
     Garbled,
 }
 
-/// Returns what a line of log says, if it is one of [`Line`].
-pub fn decode(line: &[u8]) -> Option<Line<'_>> {
+/// Returns the content of a line of log, if it is one of [`LogLine`].
+pub fn decode(line: &[u8]) -> Option<LogLine<'_>> {
     let message = message(line);
     if let Some(rest) = message.strip_prefix(DRIVER) {
         // The driver does not quote itself.
@@ -67,7 +67,7 @@ pub fn decode(line: &[u8]) -> Option<Line<'_>> {
     at_the_start(message).or_else(|| anywhere(message))
 }
 
-/// Returns whether the text of a record may hold a [`Line`], be it of one line or more. Cheap, and
+/// Returns whether the text of a record may hold a [`LogLine`], be it of one line or more. Cheap, and
 /// true for more than is one.
 fn may_say_something(text: &[u8]) -> bool {
     let message = message(text);
@@ -83,8 +83,7 @@ fn is_of_a_nic(line: &[u8]) -> bool {
     nic::is_of_a_driver(message(line))
 }
 
-/// Returns what the programs and drivers begin their lines with that are looked for at the start of
-/// a message only.
+/// Returns whether a message may be one of those that are looked for at its start only.
 fn is_of_a_start(message: &[u8]) -> bool {
     // One look at the first byte ends it for nearly every line.
     match message.first() {
@@ -94,19 +93,19 @@ fn is_of_a_start(message: &[u8]) -> bool {
     }
 }
 
-fn at_the_start(message: &[u8]) -> Option<Line<'_>> {
+fn at_the_start(message: &[u8]) -> Option<LogLine<'_>> {
     if !is_of_a_start(message) {
         return None;
     }
     if let Some(rest) = message.strip_prefix(gpu::RESET) {
-        return gpu::reset(text(rest)).map(Line::Reset);
+        return gpu::reset(text(rest)).map(LogLine::Reset);
     }
-    nic::line(message).map(Line::Nic)
+    nic::line(message).map(LogLine::Nic)
 }
 
-/// Lines of the NVIDIA drivers, wherever in the message they begin: log daemons, container
-/// runtimes and `message repeated 2 times: [ ... ]` put something before them.
-fn anywhere(message: &[u8]) -> Option<Line<'_>> {
+/// Returns the first line of the NVIDIA drivers, wherever in the message it begins: log daemons,
+/// container runtimes and `message repeated 2 times: [ ... ]` put something before it.
+fn anywhere(message: &[u8]) -> Option<LogLine<'_>> {
     let mut rest = message;
     let mut garbled = None;
     while let Some((mark, after)) = next_mark(rest) {
@@ -116,7 +115,7 @@ fn anywhere(message: &[u8]) -> Option<Line<'_>> {
         };
         match found {
             // A whole one may follow.
-            Some(Line::Garbled) => garbled = found,
+            Some(LogLine::Garbled) => garbled = found,
             Some(found) => return Some(found),
             None => {}
         }
@@ -125,28 +124,28 @@ fn anywhere(message: &[u8]) -> Option<Line<'_>> {
     garbled
 }
 
-/// What all lines of the GPU driver begin with.
+/// The beginning of all lines of the GPU driver.
 const DRIVER: &[u8] = b"NVRM: ";
 
 fn driver_may_say_something(rest: &[u8]) -> bool {
     matches!(rest.first(), Some(b'X' | b'G' | b'T' | b'(' | b'f' | b' '))
 }
 
-/// Returns what follows `NVRM: `.
-fn driver(rest: &[u8]) -> Option<Line<'_>> {
+/// Returns the content of a line of the GPU driver, of which `rest` follows `NVRM: `.
+fn driver(rest: &[u8]) -> Option<LogLine<'_>> {
     match rest.first()? {
         b'X' => match xid::line(rest) {
-            Some(xid) => Some(Line::Xid(xid)),
-            None => xid::begins(rest).then_some(Line::Garbled),
+            Some(xid) => Some(LogLine::Xid(xid)),
+            None => xid::begins(rest).then_some(LogLine::Garbled),
         },
         b'G' => match rest.strip_prefix(b"GPU ") {
-            Some(rest) => gpu::name(rest).or_else(|| gpu::fallen(rest).map(Line::Fallen)),
-            None => rpc::begins(rest).map(Line::Rpc),
+            Some(rest) => gpu::name(rest).or_else(|| gpu::fallen(rest).map(LogLine::Fallen)),
+            None => rpc::begins(rest).map(LogLine::Rpc),
         },
-        b' ' => rpc::goes_on(rest).map(Line::Rpc),
-        b'T' => gpu::fallen_begins(text(rest)).map(Line::Fallen),
-        b'(' => gpu::fallen_goes_on(text(rest)).map(Line::Fallen),
-        b'f' => gpu::fallen_ends(rest).map(Line::Fallen),
+        b' ' => rpc::goes_on(rest).map(LogLine::Rpc),
+        b'T' => gpu::fallen_begins(text(rest)).map(LogLine::Fallen),
+        b'(' => gpu::fallen_goes_on(text(rest)).map(LogLine::Fallen),
+        b'f' => gpu::fallen_ends(rest).map(LogLine::Fallen),
         _ => None,
     }
 }
@@ -158,7 +157,7 @@ enum Mark<'a> {
     Switch(&'a [u8]),
 }
 
-/// Returns the next place at which a line of the NVIDIA drivers begins, and what follows.
+/// Returns the next place at which a line of the NVIDIA drivers begins, and the rest behind it.
 ///
 /// Capital V and X are rare in logs: looking for these two bytes passes over an ordinary
 /// line at the speed of memory.
@@ -200,22 +199,22 @@ fn message(line: &[u8]) -> &[u8] {
     }
 }
 
-/// `[ 1234.567890] `: what follows a bracket of up to 40 bytes.
+/// Returns the rest behind a bracket of up to 40 bytes: `[ 1234.567890] `.
 fn after_bracket(line: &[u8]) -> Option<&[u8]> {
     const LONGEST: usize = 40;
     let end = memchr(b']', line.get(..LONGEST.min(line.len()))?)?;
     line.get(end + 1..)?.strip_prefix(b" ")
 }
 
-/// `message repeated 2 times: [`: what follows, as rsyslog writes it.
+/// Returns the rest behind `message repeated 2 times: [`, as rsyslog writes it.
 fn after_repeated(line: &[u8]) -> Option<&[u8]> {
     let rest = line.strip_prefix(b"message repeated ")?;
     let digits = rest.iter().take_while(|byte| byte.is_ascii_digit()).count();
     rest.get(digits..)?.strip_prefix(b" times: [")
 }
 
-/// `Jan 21 11:18:36 host kernel:` or `2026-01-21T11:18:36.123456+00:00 kernel:`: what
-/// follows the kernel's tag.
+/// Returns the rest behind `Jan 21 11:18:36 host kernel:` or `2026-01-21T11:18:36.123456+00:00
+/// kernel:`.
 fn after_time(line: &[u8]) -> Option<&[u8]> {
     let ([_, _, _, b' ', _, _, b' ', rest @ ..]
     | [_, _, _, _, b'-', _, _, b'-', _, _, b'T' | b' ', rest @ ..]) = line
@@ -235,7 +234,7 @@ fn after_word(line: &[u8]) -> Option<&[u8]> {
     line.get(memchr(b' ', line)? + 1..)
 }
 
-/// `nvsentinel-gpu-reset[4711]: `: what follows the tag of the reset job.
+/// Returns the rest behind the tag of the reset job: `nvsentinel-gpu-reset[4711]: `.
 fn after_tag(line: &[u8]) -> Option<&[u8]> {
     let rest = line.strip_prefix(b"nvsentinel-gpu-reset")?;
     let digits = rest
@@ -244,7 +243,7 @@ fn after_tag(line: &[u8]) -> Option<&[u8]> {
     digits.unwrap_or(rest).strip_prefix(b":")
 }
 
-/// The drivers print ASCII. Whatever else stands in a line, we read up to it.
+/// Returns the text up to the first byte that is not UTF-8: the drivers print ASCII.
 fn text(bytes: &[u8]) -> &str {
     match std::str::from_utf8(bytes) {
         Ok(text) => text,
@@ -289,7 +288,7 @@ fn code<'a>(rest: &'a str, bytes: &[u8]) -> Option<(u32, &'a str)> {
     ends.then_some((code, after))
 }
 
-/// Decimal digits at the front, and what follows.
+/// Returns the number at the front, and the rest.
 fn leading_number(text: &str) -> Option<(u32, &str)> {
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, rest) = text.split_at_checked(digits)?;

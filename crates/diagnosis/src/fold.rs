@@ -27,8 +27,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use contract::json::{self, public_form};
-use contract::{HealthEvent, ProcessingStrategy, accepted, keys, mark_accepted};
+use contract::{HealthEvent, ProcessingStrategy, accepted, json, keys, mark_accepted};
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
@@ -40,7 +39,7 @@ pub const WINDOW: Duration = Duration::from_secs(60);
 /// Beyond it the oldest window ends early, and its count is reported then.
 pub const MAX_WINDOWS: usize = 1024;
 
-/// How often a fault that was healed is reported at once again within its window.
+/// Most times that a fault that was healed is reported at once again within its window.
 pub const MAX_RETURNS: u8 = 8;
 
 /// The open windows.
@@ -50,18 +49,18 @@ pub struct Fold {
     windows: BTreeMap<Key, Window>,
 }
 
-/// How often, and when, what an event reports was seen.
+/// The count and the times of the reports that an event stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Seen {
+pub struct Sightings {
     /// Number of reports that the event stands for.
     pub count: u64,
-    /// When the first of them was made.
+    /// The time of the first of them.
     pub first: Timestamp,
-    /// When the last of them was made.
+    /// The time of the last of them.
     pub last: Timestamp,
 }
 
-/// What makes two reports repeats of each other.
+/// The key of a window: two reports with the same one are repeats of each other.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Key {
     healthy: bool,
@@ -71,7 +70,7 @@ struct Key {
     action: (i32, String),
     fatal: bool,
     strategy: i32,
-    /// Reports that open no fault are no repeats of such that do.
+    /// Whether it opens no fault: such reports are no repeats of those that do.
     earlier_in_boot: bool,
 }
 
@@ -79,22 +78,21 @@ struct Key {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Window {
-    /// The event that opened it: what the key and the subject are taken from.
-    #[serde(with = "public_form")]
+    /// The event that opened it, of which the key and the subject are taken.
     opened_by: HealthEvent,
     /// A report with this time or a later one is outside.
     until: Timestamp,
-    /// When it ends here, counted from the start of the process.
+    /// The time of its end here, counted from the start of the process.
     #[serde(skip)]
     due: Duration,
     /// The repeats so far.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     repeats: Option<Repeats>,
-    /// The fault is healed. Of a recovery's window: never.
+    /// Whether the fault is healed. Never set in a recovery's window.
     over: bool,
-    /// How often it was reported again in this window after it had been healed.
+    /// The number of times that it was reported again in this window after it had been healed.
     returns: u8,
-    /// The repeats are of a fault that has come back and was not reported since.
+    /// Whether the repeats are of a fault that has come back and was not reported since.
     held: bool,
 }
 
@@ -102,7 +100,6 @@ struct Window {
 #[serde(rename_all = "camelCase")]
 struct Repeats {
     /// The first of them, by whose record the event will be named.
-    #[serde(with = "public_form")]
     event: HealthEvent,
     count: u64,
     first: Timestamp,
@@ -174,7 +171,7 @@ impl Fold {
         }
     }
 
-    /// Ends the windows whose time has passed here. `true`: something has changed.
+    /// Ends the windows whose time has passed here, and returns whether there were any.
     pub fn tick(&mut self, now: Duration, out: &mut Vec<HealthEvent>) -> bool {
         let due: Vec<Key> = self
             .windows
@@ -205,8 +202,8 @@ impl Fold {
         self.windows.values().map(|window| window.due).min()
     }
 
-    /// Ends the windows of what a healthy event heals that somebody else has reported, and
-    /// that was accepted at `accepted`. `true`: there were some.
+    /// Ends the windows of the faults that a recovery by somebody else heals, which was accepted at
+    /// `accepted`. Returns whether there were any.
     ///
     /// What was counted before is stored, and opens no fault again: it belongs to the one
     /// that is closed.
@@ -235,8 +232,8 @@ impl Fold {
         !ended.is_empty()
     }
 
-    /// Marks what is healed. Returns whether a reported fault is, with what was counted of
-    /// those in `out`.
+    /// Marks the windows that a recovery heals. Returns whether a reported fault is among them; its
+    /// count is appended to `out`.
     fn heal(&mut self, healthy: &HealthEvent, out: &mut Vec<HealthEvent>) -> bool {
         let mut news = false;
         for window in self.windows.values_mut() {
@@ -252,8 +249,8 @@ impl Fold {
         news
     }
 
-    /// Ends the windows of recoveries that would heal what is reported now: the next one is
-    /// news, and what was counted stands before the report.
+    /// Ends the windows of recoveries that would heal the fault that is reported now: the next one
+    /// is news, and their counts stand before the report.
     fn end_recoveries_of(&mut self, event: &HealthEvent, out: &mut Vec<HealthEvent>) {
         if event.is_healthy {
             return;
@@ -296,7 +293,7 @@ impl Default for Fold {
     }
 }
 
-/// The windows without the time that they have here: after a restart they end with the first
+/// Writes the windows without the time that they have here: after a restart they end with the first
 /// [`Fold::tick`], or with the next report of their fault.
 impl Serialize for Fold {
     fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
@@ -366,7 +363,7 @@ impl Window {
         window
     }
 
-    /// Begins the next window; returns what the last one has counted.
+    /// Begins the next window, and returns the count of the last one.
     fn end(&mut self, at: Timestamp, now: Duration, length: Duration) -> Option<HealthEvent> {
         let counted = self.counted();
         (self.returns, self.held) = (0, false);
@@ -374,8 +371,8 @@ impl Window {
         counted
     }
 
-    /// Returns what was counted so far, as an event. It changes what is open only where it reports
-    /// a fault that is.
+    /// Returns the count so far as an event. It changes what is open only where it reports a fault
+    /// that is.
     fn counted(&mut self) -> Option<HealthEvent> {
         let mut event = self.repeats.take()?.into_event();
         if event.is_healthy || self.over {
@@ -454,11 +451,11 @@ impl Repeats {
     }
 }
 
-// === impl Seen ===
+// === impl Sightings ===
 
-impl Seen {
-    /// Returns what an event that was accepted at `accepted` says of itself; once, at its own time,
-    /// where it does not give all three of count, first and last.
+impl Sightings {
+    /// Returns the count and the times that an event gives, which was accepted at `accepted`; once,
+    /// at its own time, where it does not give all three of count, first and last.
     pub fn of(event: &HealthEvent, accepted: Timestamp) -> Self {
         let told = || {
             let get = |key| event.metadata.get(key);
@@ -484,7 +481,7 @@ impl Seen {
         })
     }
 
-    /// The same; nothing of it was seen after `at`, whatever its sender says.
+    /// Returns the same with no time after `at`, whatever the sender says.
     #[must_use]
     pub fn by(self, at: Timestamp) -> Self {
         Self {

@@ -1,4 +1,4 @@
-//! What is broken: one device under its several names, or any other resource.
+//! The subject of a fault: one device under its several names, or any other resource.
 //!
 //! A GPU has a PCI address, a UUID and an index, and a monitor lists those that it
 //! knows. They name one device: a recovery that knows only one of them closes the
@@ -9,7 +9,7 @@ use std::fmt;
 use contract::{Entity, HealthEvent, keys};
 use serde::{Deserialize, Serialize};
 
-/// Entity types that name a device as a whole. At most one of each on a device.
+/// The entity types that name a device as a whole. At most one of each on a device.
 const DEVICE_NAMES: [&str; 5] = [
     keys::ENTITY_PCI,
     keys::ENTITY_GPU_UUID,
@@ -18,9 +18,9 @@ const DEVICE_NAMES: [&str; 5] = [
     keys::ENTITY_NIC,
 ];
 
-/// Those of them of which a device has only one: where two subjects have different ones,
-/// they are two devices, whatever else they share. An event about the link between a
-/// switch and a GPU names both, and the GPU has links to other switches too.
+/// The names of which a device has only one: where two subjects have different ones, they are two
+/// devices, whatever else they share. An event about the link between a switch and a GPU names
+/// both, and the GPU has links to other switches too.
 const UNIQUE_NAMES: [&str; 2] = [keys::ENTITY_PCI, keys::ENTITY_NVSWITCH];
 
 /// Entity types that tell two faults of one device apart.
@@ -33,7 +33,7 @@ const DESCRIPTIONS: [&str; 5] = [keys::ENTITY_PCI_ID, "GPC", "TPC", "SM", "REG"]
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Subject {
-    /// Names as (entity type, value), sorted; empty: the node itself.
+    /// The names as (entity type, value), sorted; empty: the node itself.
     names: Vec<(String, String)>,
 }
 
@@ -220,33 +220,29 @@ pub fn normalise_pci(address: &str) -> String {
         .rsplit_once('.')
         .map_or(lower.as_str(), |(device, _)| device);
     let parts: Vec<&str> = without_function.split(':').collect();
+    let is_hex = |part: &&str| part.bytes().all(|byte| byte.is_ascii_hexdigit());
     match parts.as_slice() {
-        [domain, bus, device]
-            if parts
-                .iter()
-                .all(|part| part.bytes().all(|byte| byte.is_ascii_hexdigit())) =>
-        {
+        [domain, bus, device] if parts.iter().all(is_hex) => {
             let domain = domain.trim_start_matches('0');
             format!("{domain:0>4}:{bus:0>2}:{device:0>2}")
         }
-        [bus, device]
-            if parts
-                .iter()
-                .all(|part| part.bytes().all(|byte| byte.is_ascii_hexdigit())) =>
-        {
-            format!("0000:{bus:0>2}:{device:0>2}")
-        }
+        [bus, device] if parts.iter().all(is_hex) => format!("0000:{bus:0>2}:{device:0>2}"),
         _ => lower,
     }
 }
 
-fn canonical(entity: &Entity) -> (String, String) {
-    let value = if entity.entity_type == keys::ENTITY_PCI {
-        normalise_pci(&entity.entity_value)
+/// Returns the value of an entity in the form in which values are compared.
+pub fn canonical_value(kind: &str, value: &str) -> String {
+    if kind == keys::ENTITY_PCI {
+        normalise_pci(value)
     } else {
-        entity.entity_value.clone()
-    };
-    (entity.entity_type.clone(), value)
+        value.to_owned()
+    }
+}
+
+fn canonical(entity: &Entity) -> (String, String) {
+    let (kind, value) = (&entity.entity_type, &entity.entity_value);
+    (kind.clone(), canonical_value(kind, value))
 }
 
 fn is_device_name(kind: &str) -> bool {

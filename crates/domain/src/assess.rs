@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::fault::Fault;
 use crate::node::{NodeView, Taint, label_value};
 use crate::ownership::Ownership;
-use crate::policy::{Answer, EventVariable, NodeVariable, Policy, RuleSet, event_variable};
+use crate::policy::{EventVariable, NodeVariable, Policy, RuleSet, RuleSetAnswer, event_variable};
 
 mod remaining;
 
@@ -74,7 +74,7 @@ pub enum Ruling {
         /// Whether a rule set that matches asks for anything.
         wanted: bool,
         /// What each rule set says, in the order of the policy.
-        answers: Vec<(String, Answer)>,
+        answers: Vec<(String, RuleSetAnswer)>,
     },
 }
 
@@ -109,7 +109,7 @@ impl Ruling {
         else {
             return false;
         };
-        let by_label = |answer: &Answer| matches!(answer, Answer::NotMatched(expression) if expression.contains(keys::MANAGED_LABEL));
+        let by_label = |answer: &RuleSetAnswer| matches!(answer, RuleSetAnswer::NotMatched(expression) if expression.contains(keys::MANAGED_LABEL));
         node.labels
             .get(keys::MANAGED_LABEL)
             .is_some_and(|value| value == "false")
@@ -153,8 +153,8 @@ impl std::fmt::Display for Verdict {
             Ruling::Judged { wanted, answers } => {
                 let (for_it, against): (Vec<_>, Vec<_>) = answers
                     .iter()
-                    .partition(|(_, answer)| *answer == Answer::Matched);
-                let said = |answers: Vec<&(String, Answer)>| -> Vec<String> {
+                    .partition(|(_, answer)| *answer == RuleSetAnswer::Matched);
+                let said = |answers: Vec<&(String, RuleSetAnswer)>| -> Vec<String> {
                     answers
                         .into_iter()
                         .map(|(name, answer)| format!("'{name}' {answer}"))
@@ -285,7 +285,7 @@ pub fn assess(
         let mut answers = Vec::with_capacity(rule_sets.len());
         for rule_set in rule_sets {
             let answer = rule_set.answer(&event, &variable);
-            if answer == Answer::Matched {
+            if answer == RuleSetAnswer::Matched {
                 wanted |= rule_set.asks();
                 if !matched.iter().any(|known| std::ptr::eq(*known, rule_set)) {
                     matched.push(rule_set);

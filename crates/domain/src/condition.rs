@@ -53,7 +53,7 @@ const NO_FATAL_FAULTS: (&str, &str) = ("NoFatalFaults", "No fatal fault is open"
 /// Reason of the summary where the name of the check does not fit one.
 const UNNAMED_CHECK: &str = "HealthCheckFailed";
 
-/// What is written.
+/// The settings of what is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Sizes of a message.
@@ -78,7 +78,7 @@ pub struct Condition {
 /// A condition to be written.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConditionChange {
-    /// What it should be.
+    /// The condition as it should be.
     pub condition: Condition,
     /// Whether its status differs from what is on the node: then the time of the transition
     /// is written with it.
@@ -116,33 +116,7 @@ pub fn changes<'a>(
         // A message has little room: what our own monitors say comes first.
         faults.sort_by_key(|fault| Reverse(fault.authority));
     }
-    let of_checks = on_node
-        .iter()
-        .filter(|(kind, found)| is_of_check(kind, found));
-    let mut count = of_checks.count();
-    let mut wanted = Vec::new();
-    let is_users = |faults: &[&Fault]| faults.iter().all(|one| one.authority == Authority::User);
-    let (users, monitors): (Vec<_>, Vec<_>) =
-        broken.iter().partition(|(_, faults)| is_users(faults));
-    let monitors = monitors.into_iter().map(|one| (one, MAX_CONDITIONS));
-    let users = users.into_iter().map(|one| (one, MAX_WITH_USERS));
-    for ((check, faults), most) in monitors.chain(users) {
-        if !is_free(check, on_node.get(check)) {
-            continue;
-        }
-        if !on_node.contains_key(check) {
-            if count >= most {
-                continue;
-            }
-            count += 1;
-        }
-        wanted.push(Condition {
-            kind: (*check).to_owned(),
-            status: true,
-            reason: reason(check, false),
-            message: message::render(faults, &options.limits),
-        });
-    }
+    let mut wanted = of_broken(&broken, &on_node, &options.limits);
     let mut known = !faults.is_empty();
     for check in heard {
         known = true;
@@ -172,6 +146,38 @@ pub fn changes<'a>(
         })
     };
     wanted.into_iter().filter_map(change).collect()
+}
+
+/// Returns the conditions of the checks that are broken, as far as there is room for them.
+fn of_broken(
+    broken: &BTreeMap<&str, Vec<&Fault>>,
+    on_node: &BTreeMap<&str, Observed<'_>>,
+    limits: &Limits,
+) -> Vec<Condition> {
+    let of_checks = on_node
+        .iter()
+        .filter(|(kind, found)| is_of_check(kind, found));
+    let mut count = of_checks.count();
+    let is_users = |faults: &[&Fault]| faults.iter().all(|one| one.authority == Authority::User);
+    let (users, monitors): (Vec<_>, Vec<_>) =
+        broken.iter().partition(|(_, faults)| is_users(faults));
+    let monitors = monitors.into_iter().map(|one| (one, MAX_CONDITIONS));
+    let users = users.into_iter().map(|one| (one, MAX_WITH_USERS));
+    let mut wanted = Vec::new();
+    for ((check, faults), most) in monitors.chain(users) {
+        let is_new = !on_node.contains_key(check);
+        if !is_free(check, on_node.get(check)) || (is_new && count >= most) {
+            continue;
+        }
+        count += usize::from(is_new);
+        wanted.push(Condition {
+            kind: (*check).to_owned(),
+            status: true,
+            reason: reason(check, false),
+            message: message::render(faults, limits),
+        });
+    }
+    wanted
 }
 
 /// Returns the word of a status.

@@ -8,7 +8,6 @@ use sha2::{Digest, Sha256};
 use crate::position::Position;
 use crate::reporter::Reporter;
 
-pub use contract::json::public_form;
 pub use contract::{MAX_METADATA_BYTES, accepted, mark_accepted};
 
 /// Most events in one request.
@@ -24,12 +23,12 @@ pub const MAX_MESSAGE_BYTES: usize = 16 * 1024;
 pub const MAX_ITEMS: usize = 256;
 /// Most metadata entries on one event.
 pub const MAX_METADATA: usize = 128;
-/// Furthest back that an event can be told to have been accepted. A machine that was off, or
-/// cut off, for a weekend is within it. What says more comes from a clock that was wrong, and
-/// must not hide a fault.
+/// Longest time ago that an event can be told to have been accepted. A machine that was off, or cut
+/// off, for a weekend is within it. A longer one comes from a clock that was wrong, and must not
+/// hide a fault.
 pub const MAX_ACCEPTANCE_AGE: SignedDuration = SignedDuration::from_hours(48);
-/// How far the clock of a sender may be ahead: the clocks of a cluster differ. A time that lies
-/// further in the future is none.
+/// The time by which the clock of a sender may be ahead: the clocks of a cluster differ. A time
+/// that lies further in the future is none.
 pub const MAX_AHEAD: SignedDuration = SignedDuration::from_secs(60);
 
 /// The metadata keys that a connector adds to what a sender has said.
@@ -47,19 +46,19 @@ pub struct Record {
     pub seq: Position,
     /// Identity: 24 hexadecimal digits, a hash of the content. Also in `event.id`.
     pub id: String,
-    /// When the connector accepted it.
+    /// The time at which the connector accepted it.
     pub created_at: Timestamp,
     /// The event, normalised.
     pub event: HealthEvent,
 }
 
-/// What is wrong with a field of an event that a sender offered.
+/// A problem with a field of an event that a sender offered.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {what}")]
 pub struct Problem {
     /// The field's proto name, with an index where it repeats: `errorCode[3]`.
     pub field: String,
-    /// What is wrong, what it held (shortened), and what is expected.
+    /// The problem in words: what the field held (shortened), and what is expected.
     pub what: String,
 }
 
@@ -85,14 +84,14 @@ pub fn validate(event: &HealthEvent) -> Result<(), Problem> {
     ];
     for (field, value) in required {
         if value.trim().is_empty() {
-            return Err(problem(field, "is empty; it is required".to_owned()));
+            return Err(Problem::new(field, "is empty; it is required".to_owned()));
         }
         limit(field, value, MAX_NAME_BYTES)?;
     }
     if event.recommended_action == RecommendedAction::Custom as i32
         && event.custom_recommended_action.trim().is_empty()
     {
-        return Err(problem(
+        return Err(Problem::new(
             "customRecommendedAction",
             "is empty; it is required where recommendedAction is CUSTOM (27)".to_owned(),
         ));
@@ -105,7 +104,7 @@ pub fn validate(event: &HealthEvent) -> Result<(), Problem> {
     if let Some(time) = event.generated_timestamp
         && json::timestamp(time).is_none()
     {
-        return Err(problem(
+        return Err(Problem::new(
             "generatedTimestamp",
             format!(
                 "{{seconds: {}, nanos: {}}} is no time: seconds must lie in the years 0001 to \
@@ -114,6 +113,11 @@ pub fn validate(event: &HealthEvent) -> Result<(), Problem> {
             ),
         ));
     }
+    validate_lists(event)
+}
+
+/// Checks codes, entities and metadata.
+fn validate_lists(event: &HealthEvent) -> Result<(), Problem> {
     count("errorCode", event.error_code.len(), MAX_ITEMS)?;
     for (index, code) in event.error_code.iter().enumerate() {
         limit(&format!("errorCode[{index}]"), code, MAX_NAME_BYTES)?;
@@ -132,7 +136,7 @@ pub fn validate(event: &HealthEvent) -> Result<(), Problem> {
             MAX_VALUE_BYTES,
         )?;
         if entity.entity_type.is_empty() {
-            return Err(problem(&field, "has an empty entityType".to_owned()));
+            return Err(Problem::new(&field, "has an empty entityType".to_owned()));
         }
     }
     // What a connector adds does not count: the next one has to take it too.
@@ -190,9 +194,9 @@ pub fn normalise(event: &mut HealthEvent, received_at: Timestamp) {
     }
 }
 
-/// Returns when an event counts as accepted of which somebody whom we trust says at `now` that it
-/// was at `told`: never later than now. Where that is more than [`MAX_ACCEPTANCE_AGE`] ago, a clock
-/// was wrong: a fault is new then, and a recovery no newer than it has to be.
+/// Returns when an event counts as accepted that a trusted sender says at `now` was accepted at
+/// `told`: never later than now. Where that is more than [`MAX_ACCEPTANCE_AGE`] ago, a clock was
+/// wrong: a fault is new then, and a recovery no newer than it has to be.
 pub fn accepted_at(event: &HealthEvent, told: Timestamp, now: Timestamp) -> Timestamp {
     let oldest = now.checked_sub(MAX_ACCEPTANCE_AGE).unwrap_or(now);
     if told >= oldest {
@@ -204,15 +208,16 @@ pub fn accepted_at(event: &HealthEvent, told: Timestamp, now: Timestamp) -> Time
     }
 }
 
-/// Takes off what [`mark_accepted`] has noted. It is no part of what an event says.
+/// Removes and returns the time that [`mark_accepted`] has noted. It is no part of what an event
+/// says.
 pub fn take_accepted(event: &mut HealthEvent) -> Option<Timestamp> {
     event.metadata.remove(keys::META_ACCEPTED_AT)?.parse().ok()
 }
 
-/// Puts what [`mark_accepted`] has noted by the clock of a sender, which says `sent` while
-/// ours says `now`, on our own: an event is as old as its sender says. So a clock that is
-/// wrong makes no event look older, or newer, than it is; where it was set back on the way
-/// the event is new.
+/// Converts the time that [`mark_accepted`] has noted from the clock of a sender, which says `sent`
+/// while ours says `now`, to our own: an event is as old as its sender says. So a clock that is
+/// wrong makes no event look older, or newer, than it is; where it was set back on the way the
+/// event is new.
 pub fn accepted_by_our_clock(event: &mut HealthEvent, sent: Timestamp, now: Timestamp) {
     if let Some(accepted) = take_accepted(event) {
         let age = sent.duration_since(accepted).max(SignedDuration::ZERO);
@@ -220,9 +225,9 @@ pub fn accepted_by_our_clock(event: &mut HealthEvent, sent: Timestamp, now: Time
     }
 }
 
-/// Returns the identity of an event: a hash of all that it says and of who says it, so that a batch
+/// Returns the identity of an event: a hash of its content and its reporter. So a batch that is
 /// sent again (a client's retry, a monitor that reads a log again) is recognised, and nobody can
-/// say beforehand, in another's place, what that one will report.
+/// take the place of an event that another will report.
 ///
 /// An event that names the log record it was read from is that record's: its time, and
 /// what we knew of the GPU when we read it, may differ when it is read again.
@@ -255,7 +260,7 @@ pub fn names_record(event: &HealthEvent) -> bool {
     has(keys::META_LOG_PLACE) || (has(keys::META_BOOT_ID) && has(keys::META_KERNEL_SEQUENCE))
 }
 
-/// Returns a hash of what an event says apart from when: equal for two reports of the same thing.
+/// Returns a hash of an event without its time: equal for two reports of the same thing.
 ///
 /// For senders that give no timestamp, whose retries look like new events.
 pub fn content_fingerprint(event: &HealthEvent) -> String {
@@ -324,16 +329,12 @@ fn hash(event: &HealthEvent) -> String {
         })
 }
 
-fn problem(field: &str, what: String) -> Problem {
-    Problem::new(field, what)
-}
-
 fn limit(field: &str, value: &str, max: usize) -> Result<(), Problem> {
     if value.len() <= max {
         return Ok(());
     }
     let found = value.len();
-    Err(problem(
+    Err(Problem::new(
         field,
         format!(
             "{:?} has {found} bytes, at most {max} are taken",
@@ -346,7 +347,7 @@ fn count(field: &str, found: usize, max: usize) -> Result<(), Problem> {
     if found <= max {
         return Ok(());
     }
-    Err(problem(
+    Err(Problem::new(
         field,
         format!("has {found} entries, at most {max} are taken"),
     ))

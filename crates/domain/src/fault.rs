@@ -15,7 +15,7 @@ use contract::HealthEvent;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::event::{is_notice, public_form};
+use crate::event::is_notice;
 use crate::position::Position;
 use crate::reporter::Authority;
 
@@ -48,7 +48,6 @@ pub struct Fault {
     /// The device or other resource that is broken.
     pub subject: Subject,
     /// The event that stands for it: the gravest so far.
-    #[serde(with = "public_form")]
     pub event: HealthEvent,
     /// Size of that event in its binary form.
     bytes: usize,

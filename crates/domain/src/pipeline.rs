@@ -1,5 +1,5 @@
-//! What is done to a health event between its check and its storing: the transformers of
-//! the platform connector, in the order in which they are configured.
+//! The transformers of the platform connector, which change a health event between its check and
+//! its storing, in the order in which they are configured.
 //!
 //! They are NVSentinel's, and so are their files: [`augment`] adds what the cluster knows of
 //! the node, [`overrides`] changes gravity, health or action by rules, [`dedup`] takes
@@ -28,7 +28,7 @@ pub enum Transformer {
     Deduplicate(dedup::Settings),
 }
 
-/// Writes a metadata entry. `false`: it does not fit the limits of an event, which the next
+/// Writes a metadata entry, and returns whether it fits the limits of an event, which the next
 /// connector on its way will ask for too.
 fn annotate(event: &mut HealthEvent, key: &str, value: &str) -> bool {
     let fits = key.len() <= MAX_METADATA_BYTES

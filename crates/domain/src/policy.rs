@@ -7,13 +7,12 @@
 mod limits;
 mod load;
 mod rule;
-mod unknown;
 
 use std::fmt;
 
 use contract::findings::FileError;
 use contract::{HealthEvent, action_name, keys};
-use serde_json::{Map, Value, json};
+use serde_json::Value;
 
 pub use limits::{Amount, Brake, Budget, DEFAULT_PERCENT, Window};
 pub use load::{MAX_POLICY_BYTES, MAX_POLICY_COST, MAX_RULE_SETS, MAX_RULES};
@@ -30,10 +29,10 @@ use crate::node::{NodeView, Taint};
 /// of the rules that NVSentinel ships has about 270.
 const SHOWN_EXPRESSION: usize = 300;
 
-/// Rule sets and what belongs to them.
-#[derive(Clone, Debug)]
+/// A policy: rule sets, and the settings that belong to them.
+#[derive(Clone, Debug, Default)]
 pub struct Policy {
-    /// Where it was read from, for people.
+    /// The place that it was read from, for people.
     pub source: String,
     /// Prefix of the cordon labels, put before them as it is.
     pub label_prefix: String,
@@ -45,13 +44,13 @@ pub struct Policy {
     pub unhealthy_taint: bool,
     /// Whether a recovery leaves the reference's `uncordon-*` labels.
     pub uncordon_labels: bool,
-    /// How many nodes may be taken out of service.
+    /// The limits of nodes that are taken out of service.
     pub brake: Brake,
-    /// What the file asks for that is not done; to be shown where it is loaded.
+    /// The requests of the file that have no effect; to be shown where it is loaded.
     pub warnings: Vec<String>,
 }
 
-/// Rule sets under a name: what holds for the nodes that name it.
+/// Rule sets under a name, for the nodes that name it.
 #[derive(Clone, Debug)]
 pub struct NamedPolicy {
     /// Name, unique in a policy.
@@ -60,18 +59,18 @@ pub struct NamedPolicy {
     pub rule_sets: Vec<RuleSet>,
 }
 
-/// One rule set: when it matches, and what it then asks for.
+/// A rule set: its rules, and what it asks for where they match.
 #[derive(Clone, Debug)]
 pub struct RuleSet {
     /// Name; goes into the cordon reason.
     pub name: String,
     /// The higher one decides about the effect of a taint that several rule sets ask for.
     pub priority: i64,
-    /// At least one of these must hold (where there are any).
+    /// The rules of which at least one must hold, where there are any.
     pub any: Vec<Rule>,
-    /// All of these must hold.
+    /// The rules that must all hold.
     pub all: Vec<Rule>,
-    /// With both of these: one of them is enough, as in the reference.
+    /// Whether one of `any` and `all` is enough where there are both, as in the reference.
     pub any_or_all: bool,
     /// Taint to put on the node.
     pub taint: Option<Taint>,
@@ -79,21 +78,21 @@ pub struct RuleSet {
     pub cordon: bool,
 }
 
-/// What a rule set says of one event on one node.
+/// The answer of a rule set about one event on one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Answer {
-    /// It matches.
+pub enum RuleSetAnswer {
+    /// The rule set matches.
     Matched,
-    /// It does not match: the expression that failed it; of several of which one would have
-    /// done, all, joined by `||`.
+    /// The rule set does not match, for this expression; of several of which one would have done,
+    /// all, joined by `||`.
     NotMatched(String),
-    /// It could not be evaluated and so does not match: the expression and why.
+    /// The rule set could not be evaluated and so does not match: the expression and why.
     Failed(String, String),
 }
 
-/// Used where no policy is given: a fatal event, or one that asks for the node's
-/// replacement, takes the node out; a node that an operator has taken out of
-/// gpuwarden's hands by label is left alone.
+/// The policy that holds where none is given: a fatal event, or one that asks for the node's
+/// replacement, takes the node out; a node that an operator has taken out of gpuwarden's hands by
+/// label is left alone.
 pub const DEFAULT_POLICY: &str = include_str!("../data/default-policy.toml");
 
 // === impl Policy ===
@@ -104,22 +103,17 @@ impl Policy {
         load::parse(text, source)
     }
 
-    /// The built-in policy, see [`DEFAULT_POLICY`].
+    /// Returns the built-in policy, see [`DEFAULT_POLICY`].
     pub fn builtin() -> Self {
         // The text is compiled in and a test reads it; an empty policy matches nothing.
         Self::parse(DEFAULT_POLICY, "built-in default").unwrap_or_else(|error| Self {
             source: "built-in default".to_owned(),
-            label_prefix: String::new(),
-            rule_sets: Vec::new(),
-            policies: Vec::new(),
-            unhealthy_taint: false,
-            uncordon_labels: false,
-            brake: Brake::default(),
             warnings: vec![format!("the built-in policy does not load: {error}")],
+            ..Self::default()
         })
     }
 
-    /// The rule sets that decide about `node`: those of the policy that it names by the
+    /// Returns the rule sets that decide about `node`: those of the policy that it names by the
     /// annotation [`keys::POLICY`], else the policy's own.
     ///
     /// A node can name a policy, never bring one: who may annotate a node must not thereby
@@ -129,7 +123,7 @@ impl Policy {
         named.map_or(&self.rule_sets, |named| &named.rule_sets)
     }
 
-    /// The policy that `node` names and that does not exist; the cluster's holds for it.
+    /// Returns the policy that `node` names and that does not exist; the cluster's holds for it.
     pub fn unknown_choice<'a>(&self, node: &'a NodeView) -> Option<&'a str> {
         chosen(node).filter(|name| self.named(name).is_none())
     }
@@ -147,7 +141,7 @@ fn chosen(node: &NodeView) -> Option<&str> {
 // === impl RuleSet ===
 
 impl RuleSet {
-    /// Whether it asks for anything where it matches.
+    /// Returns whether it asks for anything where it matches.
     pub fn asks(&self) -> bool {
         self.cordon || self.taint.is_some()
     }
@@ -158,51 +152,51 @@ impl RuleSet {
         rules.any(Rule::reads_whole_node)
     }
 
-    /// Whether the rule set matches an event on a node. With both `any` and `all`, both
+    /// Returns whether the rule set matches an event on a node. With both `any` and `all`, both
     /// must hold, unless one of them is enough.
-    pub fn answer(&self, event: &EventVariable, node: &NodeVariable) -> Answer {
+    pub fn answer(&self, event: &EventVariable, node: &NodeVariable) -> RuleSetAnswer {
         if self.any_or_all && !self.any.is_empty() && !self.all.is_empty() {
             let any = self.answer_any(event, node);
             return match any {
-                Answer::Matched => any,
+                RuleSetAnswer::Matched => any,
                 _ => match self.answer_all(event, node) {
-                    Answer::NotMatched(_) => any,
+                    RuleSetAnswer::NotMatched(_) => any,
                     all => all,
                 },
             };
         }
         if self.any.is_empty() && self.all.is_empty() {
-            return Answer::NotMatched("the rule set has no rules".to_owned());
+            return RuleSetAnswer::NotMatched("the rule set has no rules".to_owned());
         }
         match self.answer_all(event, node) {
-            Answer::Matched if !self.any.is_empty() => self.answer_any(event, node),
+            RuleSetAnswer::Matched if !self.any.is_empty() => self.answer_any(event, node),
             answer => answer,
         }
     }
 
-    fn answer_all(&self, event: &EventVariable, node: &NodeVariable) -> Answer {
+    fn answer_all(&self, event: &EventVariable, node: &NodeVariable) -> RuleSetAnswer {
         for rule in &self.all {
             match rule.holds(event, node) {
                 Ok(true) => {}
-                Ok(false) => return Answer::NotMatched(rule.expression.clone()),
-                Err(error) => return Answer::Failed(rule.expression.clone(), error),
+                Ok(false) => return RuleSetAnswer::NotMatched(rule.expression.clone()),
+                Err(error) => return RuleSetAnswer::Failed(rule.expression.clone(), error),
             }
         }
-        Answer::Matched
+        RuleSetAnswer::Matched
     }
 
-    fn answer_any(&self, event: &EventVariable, node: &NodeVariable) -> Answer {
+    fn answer_any(&self, event: &EventVariable, node: &NodeVariable) -> RuleSetAnswer {
         let mut last = None;
         for rule in &self.any {
             match rule.holds(event, node) {
-                Ok(true) => return Answer::Matched,
+                Ok(true) => return RuleSetAnswer::Matched,
                 Ok(false) => {}
                 Err(error) => last = Some((rule.expression.clone(), error)),
             }
         }
         match last {
-            Some((expression, error)) => Answer::Failed(expression, error),
-            None => Answer::NotMatched(
+            Some((expression, error)) => RuleSetAnswer::Failed(expression, error),
+            None => RuleSetAnswer::NotMatched(
                 self.any
                     .iter()
                     .map(|rule| rule.expression.as_str())
@@ -213,9 +207,9 @@ impl RuleSet {
     }
 }
 
-// === impl Answer ===
+// === impl RuleSetAnswer ===
 
-impl fmt::Display for Answer {
+impl fmt::Display for RuleSetAnswer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Matched => f.write_str("matches"),
@@ -229,7 +223,7 @@ impl fmt::Display for Answer {
     }
 }
 
-/// An expression on one line, as long as it is readable in a sentence.
+/// Returns an expression on one line, as long as it is readable in a sentence.
 fn shortened(expression: &str) -> String {
     let line = expression.split_whitespace().collect::<Vec<_>>().join(" ");
     match line.char_indices().nth(SHOWN_EXPRESSION) {
@@ -238,34 +232,21 @@ fn shortened(expression: &str) -> String {
     }
 }
 
-/// Returns what rules see as `event`.
+/// Returns the variable `event` of rules.
 pub fn event_variable(event: &HealthEvent) -> Value {
     contract::json::rule::to_value(event)
 }
 
-/// Returns what rules of overrides see as `event`: NVSentinel's variable, and beside it `entitiesImpacted`, which
+/// Returns the variable `event` of overrides: NVSentinel's, and beside it `entitiesImpacted`, which
 /// its documentation promises. Lists and maps are empty where the event has none.
 pub fn override_variable(event: &HealthEvent) -> Value {
-    let entities = event.entities_impacted.iter().map(
-        |entity| json!({"entityType": entity.entity_type, "entityValue": entity.entity_value}),
-    );
-    let mut fields = Map::new();
-    let mut set = |name: &str, value: Value| fields.insert(name.to_owned(), value);
-    set("agent", json!(event.agent));
-    set("checkName", json!(event.check_name));
-    set("componentClass", json!(event.component_class));
-    set("errorCode", json!(event.error_code));
-    set("entitiesImpacted", entities.collect());
-    set("isFatal", json!(event.is_fatal));
-    set("isHealthy", json!(event.is_healthy));
-    set(
-        "recommendedAction",
-        json!(action_name(event.recommended_action)),
-    );
-    set("nodeName", json!(event.node_name));
-    set("metadata", json!(event.metadata));
-    set("message", json!(event.message));
-    Value::Object(fields)
+    let mut variable = contract::json::to_value(event);
+    if let Value::Object(fields) = &mut variable {
+        fields.retain(|field, _| RuleKind::Override.fields().contains(&field.as_str()));
+        let action = action_name(event.recommended_action);
+        fields.insert("recommendedAction".to_owned(), action.into());
+    }
+    variable
 }
 
 #[cfg(test)]

@@ -36,7 +36,9 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
 
     let nodes = node.accept_nodes.clone();
     let connector = Connector::new(outbox.clone(), nodes, &metrics, CLOCK);
-    let monitor = parts::kernel_log(node, process, connector.clone(), &sources, &metrics)?;
+    let mut tasks = Tasks::default();
+    let reporting = connector.clone();
+    parts::monitors(node, process, reporting, &sources, &metrics, &mut tasks)?;
     let header = connector::token_header(delivery.token_file.clone());
     let delivering = Delivery::new(outbox.clone(), channel, header, &metrics);
     let console = Console {
@@ -60,8 +62,6 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
         clock: CLOCK,
     };
 
-    let mut tasks = Tasks::default();
-    parts::watch_kernel_log(monitor, &mut tasks);
     let serving = front.places.serve(connector, tasks.no_more());
     tasks.input("the connector's socket", serving);
     let done = tasks.done();

@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use agent::kernel_log::{Config as KernelLogConfig, KernelLogMonitor};
-use agent::monitor::{self, WINDOW};
+use agent::kernel_log::{KernelLogConfig, KernelLogMonitor};
+use agent::monitor::{Frame, WINDOW};
 use anyhow::Context as _;
 use cli::{ActSettings, Endpoint, Mode, NodeSettings, ProcessSettings};
 use cluster::Cluster;
@@ -15,7 +15,6 @@ use console::api::{PolicyView, Role};
 use controller::policy::{CurrentPolicy, PolicyFollower};
 use domain::condition::Limits;
 use host::boot::Boot;
-use host::kernel_log::Spec;
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
@@ -146,37 +145,48 @@ pub(crate) async fn close(store: Arc<dyn EventStore>, forwarding: Option<Forward
     store.close().await;
 }
 
-/// Makes the kernel-log monitor.
-pub(crate) fn kernel_log(
+/// Makes and starts the monitors of a node, which report to `connector`.
+pub(crate) fn monitors(
     node: &NodeSettings,
     process: &ProcessSettings,
     connector: Connector,
     sources: &Sources,
     metrics: &Metrics,
-) -> anyhow::Result<KernelLogMonitor> {
-    let config = KernelLogConfig {
+    tasks: &mut Tasks,
+) -> anyhow::Result<()> {
+    let frame = Frame {
+        node_name: node.node_name.clone(),
+        state_dir: Some(process.data_dir.clone()),
+        boot: Boot::current().ok(),
+        window: WINDOW,
+        connector,
+        sources: sources.clone(),
+        metrics: metrics.clone(),
+        clock: CLOCK,
+    };
+    let kernel_log = KernelLogConfig {
         spec: node.kernel_log.clone(),
-        node: monitor::Config {
-            node_name: node.node_name.clone(),
-            state_dir: (node.kernel_log != Spec::Stdin).then(|| process.data_dir.clone()),
-            boot: Boot::current().ok(),
-            window: WINDOW,
-        },
         history: node.history,
         refuse_user_space: node.refuse_user_space,
         gpu_metadata: node.gpu_metadata.clone(),
         sysfs: host::nics::SYSFS.into(),
         catalog: Arc::new(cli::load_catalog(&node.catalog)?),
     };
-    let monitor = KernelLogMonitor::new(config, connector, sources, metrics, CLOCK);
-    Ok(monitor)
+    let monitor = KernelLogMonitor::new(kernel_log, &frame);
+    watch("the kernel-log monitor", tasks, |end| monitor.run(end));
+    Ok(())
 }
 
-/// Starts the kernel-log monitor. It may end by itself: a log on standard input has an end.
-pub(crate) fn watch_kernel_log(monitor: KernelLogMonitor, tasks: &mut Tasks) {
+/// Starts a monitor. It may end by itself: a log on standard input has an end.
+fn watch<R: Future<Output = ()> + Send + 'static>(
+    name: &'static str,
+    tasks: &mut Tasks,
+    run: impl FnOnce(CancellationToken) -> R,
+) {
     let no_more = tasks.no_more();
-    tasks.input("the kernel-log monitor", async move {
-        monitor.run(no_more.clone()).await;
+    let running = run(no_more.clone());
+    tasks.input(name, async move {
+        running.await;
         no_more.cancelled().await;
     });
 }

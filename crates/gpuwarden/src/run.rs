@@ -33,9 +33,8 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     let intake = intake.await?;
     let forwarding = intake.forwarding.clone();
     let connector = intake.connector.clone();
-    let monitor = parts::kernel_log(node, process, connector, &sources, &metrics)?;
+    parts::monitors(node, process, connector, &sources, &metrics, &mut tasks)?;
 
-    parts::watch_kernel_log(monitor, &mut tasks);
     let acting = act::Acting {
         settings: act,
         process,

@@ -86,14 +86,9 @@ impl FromStr for BootId {
 
 impl fmt::Display for BootId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let digits = format!("{:032x}", self.0);
-        let mut rest = digits.as_str();
-        for (length, separator) in [(8, "-"), (4, "-"), (4, "-"), (4, "-"), (12, "")] {
-            let (group, after) = rest.split_at(length);
-            write!(f, "{group}{separator}")?;
-            rest = after;
-        }
-        Ok(())
+        let part = |shift: u32| self.0 >> shift & 0xffff;
+        write!(f, "{:08x}-{:04x}-{:04x}", self.0 >> 96, part(80), part(64))?;
+        write!(f, "-{:04x}-{:012x}", part(48), self.0 & 0xffff_ffff_ffff)
     }
 }
 

@@ -62,7 +62,7 @@ pub enum Spec {
     Stdin,
 }
 
-/// Something that a source tells.
+/// A message of a source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// A record was logged.
@@ -71,7 +71,7 @@ pub enum Event {
     Lost {
         /// Number of records that are missing; 0 if nobody can tell.
         count: u64,
-        /// True if `count` is known.
+        /// Whether `count` is known.
         counted: bool,
     },
     /// Something was logged that is not whole. It was skipped, or delivered cut just before this
@@ -91,11 +91,11 @@ pub enum Event {
 #[derive(Debug)]
 pub struct Source {
     spec: Spec,
-    input: Input,
+    input: OpenSource,
 }
 
 #[derive(Debug)]
-enum Input {
+enum OpenSource {
     Kmsg(Box<Kmsg>),
     Journal(Box<Journal>),
     Lines(Box<Lines>),
@@ -224,13 +224,13 @@ pub fn open(spec: &Spec, resume: Option<&Position>) -> Result<Source, OpenError>
     let spec = &spec.resolve()?;
     let input = match spec {
         // `resolve` has chosen.
-        Spec::Auto | Spec::Kmsg => Input::Kmsg(Box::new(Kmsg::open(resume)?)),
+        Spec::Auto | Spec::Kmsg => OpenSource::Kmsg(Box::new(Kmsg::open(resume)?)),
         Spec::Journal(directory) => {
-            Input::Journal(Box::new(Journal::open(directory.as_deref(), resume)?))
+            OpenSource::Journal(Box::new(Journal::open(directory.as_deref(), resume)?))
         }
-        Spec::File(path) => Input::Lines(Box::new(Lines::follow(path, resume)?)),
-        Spec::FileOnce(path) => Input::Lines(Box::new(Lines::read_once(path)?)),
-        Spec::Stdin => Input::Lines(Box::new(Lines::stdin()?)),
+        Spec::File(path) => OpenSource::Lines(Box::new(Lines::follow(path, resume)?)),
+        Spec::FileOnce(path) => OpenSource::Lines(Box::new(Lines::read_once(path)?)),
+        Spec::Stdin => OpenSource::Lines(Box::new(Lines::stdin()?)),
     };
     Ok(Source {
         spec: spec.clone(),
@@ -271,9 +271,9 @@ impl Source {
         // A source that always has more must not keep the other tasks of its thread waiting.
         tokio::task::coop::consume_budget().await;
         match &mut self.input {
-            Input::Kmsg(kmsg) => kmsg.next_batch(out, max).await,
-            Input::Journal(journal) => journal.next_batch(out, max).await,
-            Input::Lines(lines) => lines.next_batch(out, max).await,
+            OpenSource::Kmsg(kmsg) => kmsg.next_batch(out, max).await,
+            OpenSource::Journal(journal) => journal.next_batch(out, max).await,
+            OpenSource::Lines(lines) => lines.next_batch(out, max).await,
         }
         .map_err(|source| ReadError {
             input: self.spec.to_string(),
@@ -288,9 +288,9 @@ impl Source {
     /// cannot be resumed: standard input, pipes, a file that is read once.
     pub fn position(&self) -> Option<Position> {
         match &self.input {
-            Input::Kmsg(kmsg) => kmsg.position(),
-            Input::Journal(journal) => journal.position(),
-            Input::Lines(lines) => lines.position(),
+            OpenSource::Kmsg(kmsg) => kmsg.position(),
+            OpenSource::Journal(journal) => journal.position(),
+            OpenSource::Lines(lines) => lines.position(),
         }
     }
 
@@ -298,8 +298,8 @@ impl Source {
     /// seen until one does. Looks at the file system.
     pub fn missing(&self) -> Option<&Path> {
         match &self.input {
-            Input::Lines(lines) => lines.missing(),
-            Input::Kmsg(_) | Input::Journal(_) => None,
+            OpenSource::Lines(lines) => lines.missing(),
+            OpenSource::Kmsg(_) | OpenSource::Journal(_) => None,
         }
     }
 
@@ -312,8 +312,8 @@ impl Source {
 // === impl Spec ===
 
 impl Spec {
-    /// Returns what is opened: for [`Auto`](Self::Auto) the source that can be read now, else the
-    /// same.
+    /// Returns the source that is opened: for [`Auto`](Self::Auto) the one that can be read now,
+    /// else the same.
     ///
     /// # Errors
     ///
@@ -325,7 +325,7 @@ impl Spec {
         }
     }
 
-    /// Returns true if `position` is one in this kind of source.
+    /// Returns whether `position` is one in this kind of source.
     pub fn has(&self, position: &Position) -> bool {
         matches!(
             (self, position),

@@ -6,8 +6,8 @@ use diagnosis::catalog::Catalog;
 use domain::nearest::nearest;
 use domain::node::NodeView;
 use domain::policy::{
-    Answer, Brake, Compared, EventVariable, How, NodeVariable, Policy, Rule, RuleKind, RuleSet,
-    event_variable,
+    Brake, Compared, EventVariable, How, NodeVariable, Policy, Rule, RuleKind, RuleSet,
+    RuleSetAnswer, event_variable,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -208,7 +208,8 @@ fn matches(rule_set: &RuleSet, standard: &Standard) -> bool {
         ..rule_set.clone()
     };
     let node = NodeVariable::new(&NodeView::unknown(standard::NODE).object());
-    bare.answer(&EventVariable::new(&event_variable(&standard.event)), &node) == Answer::Matched
+    bare.answer(&EventVariable::new(&event_variable(&standard.event)), &node)
+        == RuleSetAnswer::Matched
 }
 
 /// Returns why a comparison says the same of every event, and what to do; `None`: it need not.

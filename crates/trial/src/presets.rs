@@ -65,7 +65,7 @@ const PRESETS: [Preset; 5] = [
 #[cfg(test)]
 mod tests {
     use contract::{HealthEvent, keys};
-    use domain::policy::{Answer, EventVariable, NodeVariable, Policy, event_variable};
+    use domain::policy::{EventVariable, NodeVariable, Policy, RuleSetAnswer, event_variable};
     use serde_json::{Value, json};
 
     use super::*;
@@ -109,7 +109,7 @@ mod tests {
                 policy
                     .rule_sets
                     .iter()
-                    .any(|set| set.asks() && set.answer(&event, &node) == Answer::Matched)
+                    .any(|set| set.asks() && set.answer(&event, &node) == RuleSetAnswer::Matched)
             };
             for code in out {
                 assert!(asks(&xid(code, false), &node), "{name} {code}");

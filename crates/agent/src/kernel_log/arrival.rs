@@ -9,11 +9,11 @@ use jiff::Timestamp;
 /// The times between which the next line came, as far as known.
 #[derive(Debug, Default)]
 pub(super) struct Arrival {
-    /// True if what was there when the source was opened has been read.
+    /// Whether all that was there when the source was opened has been read.
     caught_up: bool,
-    /// All before was read, and the next line is waited for.
+    /// Whether all before was read, and the next line is waited for.
     live: bool,
-    /// The next line came after this: those before it were read then, or had come then.
+    /// The time after which the next line came: those before it were read then, or had come then.
     last: Option<Timestamp>,
 }
 

@@ -1,11 +1,11 @@
-//! From a finding to the health event that goes over the wire.
+//! The health events that go over the wire for a finding.
 
 use std::collections::BTreeMap;
 
 use contract::{EVENT_VERSION, HealthEvent, RecommendedAction, action_name, json, keys};
 use diagnosis::decode::{Cancelled, Finding, KernelLogDecoder, Kind, Machine};
 use domain::event::{MAX_METADATA_BYTES, floor_char_boundary};
-use host::kernel_log::Record;
+use host::kernel_log::{Record, RecordRef};
 use jiff::Timestamp;
 
 /// The things that an event is made of.
@@ -20,7 +20,7 @@ pub(super) struct Context<'a> {
     pub(super) machine: Option<&'a Machine>,
     /// Node name.
     pub(super) node_name: &'a str,
-    /// True if the line is older than the history that counts.
+    /// Whether the line is older than the history that counts.
     pub(super) earlier_in_boot: bool,
     /// The place of the line in a file.
     pub(super) place: Option<&'a str>,
@@ -58,20 +58,14 @@ pub fn events_of_finding(
 /// that is no fault.
 pub fn event_of_line(line: &str, node_name: &str, at: Timestamp) -> Option<HealthEvent> {
     let findings = KernelLogDecoder::default().record(line.as_bytes(), at);
-    let record = Record {
-        seq: None,
-        boot_id: None,
-        boot_time_us: None,
+    let record = RecordRef {
         wall: Some(at),
-        facility: None,
-        level: None,
-        place: None,
-        line: None,
-        text: line.to_owned(),
+        raw_text: line.as_bytes(),
+        ..RecordRef::default()
     };
     let events = of(&Context {
         finding: findings.first()?,
-        record: &record,
+        record: &record.to_record(),
         at,
         machine: None,
         node_name,
@@ -124,62 +118,27 @@ fn event(context: &Context<'_>) -> HealthEvent {
     let Context {
         finding, record, ..
     } = context;
-    let mut metadata = BTreeMap::new();
+    let mut metadata = metadata(context);
     let mut note = |key: &str, value: String| metadata.insert(key.to_owned(), value);
-    if let Some(boot_id) = record.boot_id {
-        note(keys::META_BOOT_ID, boot_id.to_string());
-    }
-    if let Some(seq) = record.seq {
-        note(keys::META_KERNEL_SEQUENCE, seq.to_string());
-    }
-    if let Some(place) = &context.place {
-        note(keys::META_LOG_PLACE, (*place).to_owned());
-    }
-    if record.facility.is_some_and(|facility| facility != 0) {
-        note(keys::META_FROM_USER_SPACE, "true".to_owned());
-    }
-    if context.earlier_in_boot {
-        note(keys::META_EARLIER_IN_BOOT, "true".to_owned());
-    }
     // Resetting one GPU takes its UUID. Without it the contract restarts the machine.
     //
     // NVSentinel also restarts where only the kernel's own line gave the UUID: its reset
     // could not be acknowledged without the metadata file. Ours can.
     let mut action = finding.action;
     if action == RecommendedAction::ComponentReset && finding.gpu_uuid.is_none() {
-        note(
-            META_CATALOGUE_ACTION,
-            action_name(action as i32).into_owned(),
-        );
+        let name = action_name(action as i32).into_owned();
+        note(META_CATALOGUE_ACTION, name);
         action = RecommendedAction::RestartVm;
     }
     let line = finding.lines.as_ref().unwrap_or(&record.text);
     let message = if finding.kind == Kind::Reset && !finding.healthy {
         let end = floor_char_boundary(line, MAX_METADATA_BYTES);
-        note(
-            META_LOG_LINE,
-            line.get(..end).unwrap_or_default().to_owned(),
-        );
+        let line = line.get(..end).unwrap_or_default();
+        note(META_LOG_LINE, line.to_owned());
         RESET_FAILED.to_owned()
     } else {
         line.clone()
     };
-    for (key, value) in finding.metadata() {
-        note(key, value);
-    }
-    if let Some(uuid) = &finding.gpu_uuid {
-        note(keys::META_GPU_UUID, uuid.clone());
-    }
-    if let Some(machine) = context.machine {
-        let pci = finding.pci.as_deref();
-        let at_address = || pci.and_then(|pci| machine.gpu_at(pci)?.index);
-        if let Some(index) = finding.gpu_index.or_else(at_address) {
-            note(keys::META_GPU_INDEX, index.to_string());
-        }
-        if let Some(version) = machine.driver_version() {
-            note(keys::META_DRIVER_VERSION, version.to_owned());
-        }
-    }
     HealthEvent {
         version: EVENT_VERSION,
         agent: keys::SYSLOG_AGENT.to_owned(),
@@ -194,10 +153,40 @@ fn event(context: &Context<'_>) -> HealthEvent {
         metadata,
         generated_timestamp: Some(json::proto_timestamp(context.at)),
         node_name: context.node_name.to_owned(),
-        quarantine_overrides: None,
-        drain_overrides: None,
         processing_strategy: finding.strategy as i32,
-        id: String::new(),
-        custom_recommended_action: String::new(),
+        ..HealthEvent::default()
     }
+}
+
+/// Returns the metadata that the record, the finding and the machine give.
+fn metadata(context: &Context<'_>) -> BTreeMap<String, String> {
+    let Context {
+        finding, record, ..
+    } = context;
+    let flag = |is: bool| is.then(|| "true".to_owned());
+    let from_user_space = record.facility.is_some_and(|facility| facility != 0);
+    let pci = finding.pci.as_deref();
+    let index = context.machine.and_then(|machine| {
+        let at_address = || pci.and_then(|pci| machine.gpu_at(pci)?.index);
+        finding.gpu_index.or_else(at_address)
+    });
+    let version = context.machine.and_then(Machine::driver_version);
+    let own = [
+        (keys::META_BOOT_ID, record.boot_id.map(|id| id.to_string())),
+        (
+            keys::META_KERNEL_SEQUENCE,
+            record.seq.map(|seq| seq.to_string()),
+        ),
+        (keys::META_LOG_PLACE, context.place.map(str::to_owned)),
+        (keys::META_FROM_USER_SPACE, flag(from_user_space)),
+        (keys::META_EARLIER_IN_BOOT, flag(context.earlier_in_boot)),
+        (keys::META_GPU_UUID, finding.gpu_uuid.clone()),
+        (keys::META_GPU_INDEX, index.map(|index| index.to_string())),
+        (keys::META_DRIVER_VERSION, version.map(str::to_owned)),
+    ];
+    let own = own
+        .into_iter()
+        .filter_map(|(key, value)| Some((key, value?)));
+    let all = own.chain(finding.metadata());
+    all.map(|(key, value)| (key.to_owned(), value)).collect()
 }

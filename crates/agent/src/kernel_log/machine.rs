@@ -1,4 +1,4 @@
-//! `gpu_metadata.json`: what NVSentinel's metadata collector has found out about the GPUs.
+//! `gpu_metadata.json`, in which NVSentinel's metadata collector describes the GPUs.
 //!
 //! Read at the start, and again when it has changed: a collector that comes up after us, or
 //! finds a GPU that was replaced, is heard. Whatever is wrong with the file costs names on
@@ -16,7 +16,7 @@ use runtime::logging::chain;
 /// The flag not to wait if something else than a file has the name (`O_NONBLOCK`).
 const NONBLOCK: i32 = 0o4000;
 
-/// The file, and what of it is known.
+/// The file, as it was read last.
 #[derive(Debug)]
 pub(super) struct MachineFile {
     path: PathBuf,

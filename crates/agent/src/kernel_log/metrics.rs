@@ -14,7 +14,7 @@ use runtime::metrics::{BoundedFamily, Labels, LegacyCounter, Metrics};
 /// each has few that fail; a line may have any number, and each is kept until the process
 /// ends. What comes beyond counts as `other`.
 const MAX_SERIES: usize = 1_000;
-/// Beyond [`MAX_SERIES`].
+/// The label of all beyond [`MAX_SERIES`].
 const OTHER: &str = "other";
 
 pub(super) struct KernelLogMetrics {

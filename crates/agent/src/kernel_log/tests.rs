@@ -1,9 +1,11 @@
 use std::io::Write as _;
 
-use connector::{AcceptNodes, Caller};
+use connector::{AcceptNodes, Caller, Connector};
 use contract::{EVENT_VERSION, HealthEvent, HealthEvents, RecommendedAction, json};
-use diagnosis::fold::Seen;
+use diagnosis::fold::Sightings;
 use host::boot::BootId;
+use runtime::metrics::Metrics;
+use runtime::sources::Sources;
 use store::sqlite::SqliteStore;
 use store::{EventLog as _, EventQuery, EventStore, Upkeep as _};
 
@@ -15,6 +17,8 @@ mod fall;
 mod hand_over;
 mod machine;
 mod reboots;
+mod repeats;
+mod reset;
 mod switch;
 mod unreadable;
 mod unseen;
@@ -95,21 +99,25 @@ impl Bench {
     }
 
     fn monitor(&self, sources: &Sources, connector: Connector) -> KernelLogMonitor {
-        let config = Config {
+        let config = KernelLogConfig {
             spec: Spec::File(self.log()),
-            node: monitor::Config {
-                node_name: self.node_name.clone(),
-                state_dir: Some(self.dir.path().join("data")),
-                boot: Some(self.boot),
-                window: self.window,
-            },
             history: self.history,
             refuse_user_space: self.refuse_user_space,
             gpu_metadata: self.dir.path().join("gpu_metadata.json"),
             sysfs: self.dir.path().join("sys"),
             catalog: Arc::new(Catalog::builtin().clone()),
         };
-        KernelLogMonitor::new(config, connector, sources, &self.metrics, Timestamp::now)
+        let frame = Frame {
+            node_name: self.node_name.clone(),
+            state_dir: Some(self.dir.path().join("data")),
+            boot: Some(self.boot),
+            window: self.window,
+            connector,
+            sources: sources.clone(),
+            metrics: self.metrics.clone(),
+            clock: Timestamp::now,
+        };
+        KernelLogMonitor::new(config, &frame)
     }
 
     /// Starts a process with the monitor in it.
@@ -205,7 +213,7 @@ impl Running {
 fn lines_in(events: &[HealthEvent]) -> u64 {
     events
         .iter()
-        .map(|event| Seen::of(event, Timestamp::UNIX_EPOCH).count)
+        .map(|event| Sightings::of(event, Timestamp::UNIX_EPOCH).count)
         .sum()
 }
 
@@ -320,132 +328,6 @@ async fn lines_older_than_the_history_are_marked_on_a_first_start_only() {
 }
 
 #[tokio::test]
-async fn a_storm_becomes_one_event_per_fault_and_window_and_no_line_is_missing() {
-    const FAULTS: u32 = 29;
-    const LINES: u32 = 20_000;
-    let mut bench = Bench::new();
-    let mut storm = String::new();
-    for line in 0..LINES {
-        storm.push_str(&at(1, 10 + line / 1_000, &xid(95, line % FAULTS)));
-        storm.push('\n');
-    }
-    bench.append(storm.trim_end());
-    let events = bench.run_until(u64::from(FAULTS)).await;
-    assert_eq!(events.len(), FAULTS as usize, "one each within the window");
-    assert!(bench.metric("gpuwarden_kernel_log_records_total 20000"));
-    assert!(bench.metric("gpuwarden_kernel_log_repeats_total 19971"));
-    assert!(bench.metric("syslog_health_monitor_xid_errors{node=\"n1\",err_code=\"95\"} 20000"));
-    // What was counted has survived the restart, and is reported when the window ends.
-    bench.window = Duration::from_millis(100);
-    let events = bench.run_until(u64::from(2 * FAULTS)).await;
-    assert_eq!(events.len(), 2 * FAULTS as usize);
-    assert_eq!(lines_in(&events), u64::from(LINES));
-    let last = events.last().unwrap();
-    assert_eq!(
-        Seen::of(last, Timestamp::UNIX_EPOCH).last.to_string(),
-        "2026-11-21T01:00:29Z"
-    );
-}
-
-#[tokio::test]
-async fn killed_at_any_moment_it_counts_every_line_once() {
-    const LINES: u64 = 3_000;
-    let mut bench = Bench::new();
-    bench.window = Duration::from_millis(20);
-    let mut written = 0;
-    let mut kills = 0;
-    while written < LINES {
-        let running = bench.start();
-        for _ in 0..100 {
-            // Less than a minute in all: windows end by the time that passes here.
-            let second = u32::try_from(written * 50 / LINES).unwrap();
-            bench.append(&at(
-                1,
-                second,
-                &xid(95, u32::try_from(written % 7).unwrap()),
-            ));
-            written += 1;
-        }
-        // A different moment each time.
-        tokio::time::sleep(Duration::from_micros(written * 7_919 % 30_000)).await;
-        running.kill().await;
-        kills += 1;
-    }
-    assert!(kills >= 30);
-    let running = bench.start();
-    running.following().await;
-    let all = async {
-        while lines_in(&bench.stored().await) < LINES {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    drop(tokio::time::timeout(Duration::from_secs(20), all).await);
-    running.end().await;
-    assert_eq!(lines_in(&bench.stored().await), LINES);
-}
-
-/// What a person decides between the line and its report is not undone by it.
-#[tokio::test]
-async fn a_count_is_accepted_as_of_its_last_line_also_after_a_restart() {
-    let mut bench = Bench::new();
-    bench.append("[1.0] usb 1-1: new device");
-    let running = bench.start();
-    running.following().await;
-    let began = Timestamp::now();
-    // The clock of the log is another one.
-    bench.append(&at(1, 0, &xid(79, 1)));
-    bench.append(&at(1, 1, &xid(79, 1)));
-    bench.stored_at_least(1).await;
-    running.status(|status| status.records == 3).await;
-    let decided = Timestamp::now();
-    running.end().await;
-    bench.run_until(2).await;
-    let records = bench.store.events(EventQuery::default()).await.unwrap();
-    let count = &records[0];
-    assert_eq!(Seen::of(&count.event, decided).count, 1);
-    assert!(count.event.metadata.contains_key(keys::META_COUNT));
-    assert!(
-        began <= count.created_at && count.created_at <= decided,
-        "{count:?}"
-    );
-}
-
-#[tokio::test]
-async fn a_recovery_that_somebody_else_reports_ends_the_window() {
-    let mut bench = Bench::new();
-    let running = bench.start();
-    bench.append(&xid(79, 1));
-    bench.stored_at_least(1).await;
-    let injected = HealthEvent {
-        version: EVENT_VERSION,
-        agent: keys::SYSLOG_AGENT.to_owned(),
-        component_class: keys::COMPONENT_GPU.to_owned(),
-        check_name: keys::CHECK_XID.to_owned(),
-        is_healthy: true,
-        node_name: "n1".to_owned(),
-        ..HealthEvent::default()
-    };
-    let batch = HealthEvents {
-        version: EVENT_VERSION,
-        events: vec![injected],
-    };
-    let own = Caller::Monitor;
-    running.connector.accept(batch, &own).await.unwrap();
-    // Within the window, and new all the same.
-    bench.append(&xid(79, 1));
-    bench.stored_at_least(3).await;
-    running.end().await;
-    let events = bench.stored().await;
-    assert_eq!(
-        events
-            .iter()
-            .map(|event| event.is_healthy)
-            .collect::<Vec<_>>(),
-        [false, true, false]
-    );
-}
-
-#[tokio::test]
 async fn what_the_connector_refuses_is_counted_and_does_not_hold_up_the_log() {
     let mut bench = Bench::new();
     bench.append(&xid(79, 1));
@@ -471,34 +353,6 @@ async fn what_the_connector_refuses_is_counted_and_does_not_hold_up_the_log() {
     let events = bench.run_until(1).await;
     assert_eq!(events.len(), 1);
     assert!(events[0].message.contains("0000:02:00"));
-}
-
-#[tokio::test]
-async fn what_is_known_of_the_gpus_stands_on_events_and_a_broken_file_costs_no_event() {
-    let mut bench = Bench::new();
-    let path = bench.dir.path().join("gpu_metadata.json");
-    std::fs::write(&path, "{").unwrap();
-    bench.append(&xid(79, 1));
-    let running = bench.start();
-    bench.stored_at_least(1).await;
-    running
-        .status(|status| status.detail.contains("gpu_metadata.json is not used"))
-        .await;
-    running.end().await;
-    let gpus = r#"{"driver_version": "570.86.15", "chassis_serial": "42", "gpus": [
-        {"gpu_id": 3, "uuid": "GPU-1", "pci_address": "0000:02:00.0"}]}"#;
-    std::fs::write(&path, gpus).unwrap();
-    bench.append(&xid(79, 2));
-    let events = bench.run_until(2).await;
-    assert!(!events[0].metadata.contains_key("gpu_uuid"));
-    for (key, value) in [
-        ("gpu_uuid", "GPU-1"),
-        ("gpu_index", "3"),
-        ("driver_version", "570.86.15"),
-        ("chassis_serial", "42"),
-    ] {
-        assert_eq!(events[1].metadata.get(key).map(String::as_str), Some(value));
-    }
 }
 
 #[tokio::test]
@@ -594,74 +448,4 @@ async fn lines_about_what_nobody_knows_hold_up_nothing() {
     ] {
         assert!(bench.metric(line), "{line}");
     }
-}
-
-#[tokio::test]
-async fn a_fall_told_in_three_lines_is_one_event_with_all_of_them() {
-    let mut bench = Bench::new();
-    let lines = [
-        "NVRM: The NVIDIA GPU 0000:b3:00.0",
-        "NVRM: (PCI ID: 10de:2330) installed in this system has",
-        "NVRM: fallen off the bus and is not responding to commands.",
-    ];
-    for line in lines {
-        bench.append(&at(1, 0, line));
-    }
-    let events = bench.run_until(1).await;
-    assert_eq!(events[0].message, lines.join("\n"));
-    assert_eq!(events[0].error_code, ["GPU_FALLEN_OFF_BUS"]);
-}
-
-#[test]
-fn the_end_of_all_faults_of_a_gpu_names_no_code() {
-    let line = "GPU reset executed: GPU-99, success: true";
-    let event = event_of_line(line, "n1", Timestamp::UNIX_EPOCH).unwrap();
-    assert!(event.is_healthy && !event.is_fatal && event.error_code.is_empty());
-    assert_eq!(event.check_name, "SysLogsXIDError");
-    assert_eq!(event.message, line);
-    let line = "mlx5_core 0000:9a:00.0: Port module event: module 0, Cable unplugged";
-    let event = event_of_line(line, "n1", Timestamp::UNIX_EPOCH).unwrap();
-    assert_eq!(event.component_class, "NIC");
-    assert_eq!(event.processing_strategy, 2, "STORE_ONLY");
-}
-
-#[test]
-fn a_reset_that_failed_says_what_follows() {
-    let line = "GPU reset executed: GPU-99, success: false";
-    let event = event_of_line(line, "n1", Timestamp::UNIX_EPOCH).unwrap();
-    assert_eq!(
-        event.message,
-        "GPU reset failed, proceeding with a node reboot"
-    );
-    assert_eq!(event.metadata["gpuwarden.dev/log-line"], line);
-    // However much stands around it.
-    let line = format!("{}{line}", " ".repeat(20_000));
-    let event = event_of_line(&line, "n1", Timestamp::UNIX_EPOCH).unwrap();
-    assert_eq!(event.metadata["gpuwarden.dev/log-line"].len(), 4_096);
-}
-
-#[test]
-fn without_the_uuid_a_gpu_cannot_be_reset_and_the_machine_is_restarted() {
-    let at = Timestamp::UNIX_EPOCH;
-    let event = event_of_line(XID_48, "n1", at).unwrap();
-    assert_eq!(
-        event.recommended_action,
-        RecommendedAction::RestartVm as i32
-    );
-    assert_eq!(
-        event.metadata["gpuwarden.dev/catalogue-action"],
-        "COMPONENT_RESET"
-    );
-    assert_eq!(event_of_line("all is well", "n1", at), None);
-}
-
-/// There only the machine file's is, for the reset could not be acknowledged without it.
-#[tokio::test]
-async fn a_uuid_from_the_log_is_enough_for_a_reset() {
-    let mut bench = Bench::new();
-    bench.append(&at(1, 1, "NVRM: GPU at PCI:0000:b3:00: GPU-bb"));
-    bench.append(&at(1, 2, XID_48));
-    let events = bench.run_until(1).await;
-    let reset = RecommendedAction::ComponentReset as i32;
-    assert_eq!(events[0].recommended_action, reset);
 }

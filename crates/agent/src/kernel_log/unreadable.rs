@@ -1,12 +1,12 @@
-//! XID and `SXid` lines that cannot be read: all are counted, and some are said in the log. What fault
-//! they tell of is not known, so that they open none.
+//! XID and `SXid` lines that cannot be read: all are counted, and some are said in the log. Their
+//! fault is not known, so they open none.
 
 use std::time::Duration;
 
 use diagnosis::decode::Garbled;
 use tokio::time::Instant;
 
-/// They are said no more often than this: a broken console may write thousands.
+/// Least time between two messages about them: a broken console may write thousands.
 const EVERY: Duration = Duration::from_secs(60);
 
 /// The number of lines that were not yet spoken of.

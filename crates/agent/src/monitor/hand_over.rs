@@ -22,14 +22,14 @@ const REFUSALS: u32 = 3;
 
 /// The request that is under way to the connector, or the time when it is tried again.
 pub(super) struct HandOver {
-    under_way: Option<BoxFuture<'static, Answer>>,
+    under_way: Option<BoxFuture<'static, HandedOver>>,
     not_before: Option<Instant>,
     backoff: Backoff,
     refusals: u32,
 }
 
 /// Number of events that were handed over, and the connector's answer.
-pub(super) type Answer = (usize, Result<(), AcceptError>);
+pub(super) type HandedOver = (usize, Result<(), AcceptError>);
 
 // === impl HandOver ===
 
@@ -69,7 +69,7 @@ impl HandOver {
 
     /// Returns the next answer of the connector; `None`: the pause before the next attempt is over.
     /// Waits for ever where there is neither. Cancel-safe.
-    pub(super) async fn next(&mut self) -> Option<Answer> {
+    pub(super) async fn next(&mut self) -> Option<HandedOver> {
         if let Some(under_way) = &mut self.under_way {
             let answer = under_way.await;
             self.under_way = None;
@@ -119,18 +119,18 @@ where
         if ready.is_empty() {
             self.save();
         } else {
-            self.hand_over.begin(ready, &self.connector);
+            self.hand_over.begin(ready, &self.frame.connector);
         }
     }
 
     /// Takes in what [`HandOver::next`] brought.
-    pub(super) fn handed_over(&mut self, answer: Option<Answer>) {
+    pub(super) fn handed_over(&mut self, answer: Option<HandedOver>) {
         let Some((count, answer)) = answer else {
             return;
         };
         match answer {
             Ok(()) => {
-                self.source.handed_over((self.clock)(), 0, Ok(()));
+                self.source.handed_over(self.now(), 0, Ok(()));
                 self.sent(count);
                 self.hand_over.backoff.reset();
                 self.hand_over.refusals = self.hand_over.refusals.min(1);
@@ -170,8 +170,7 @@ where
         for _ in 0..count {
             self.metrics.refused.inc();
         }
-        self.source
-            .handed_over((self.clock)(), count as u64, newest);
+        self.source.handed_over(self.now(), count as u64, newest);
     }
 
     fn sent(&mut self, count: usize) {

@@ -14,6 +14,8 @@ pub(super) struct MonitorMetrics {
     pub(super) lost: Counter,
     /// Records that could not be read.
     pub(super) malformed: Counter,
+    /// Failed attempts to write what has to be remembered over a restart.
+    pub(super) unsaved: Counter,
     /// Events that the connector refused for what they say.
     pub(super) refused: LegacyCounter,
 }
@@ -33,6 +35,10 @@ impl MonitorMetrics {
                 help("that were overwritten before they could be read"),
             ),
             malformed: metrics.counter("malformed_records", help("that could not be read")),
+            unsaved: metrics.counter(
+                "failed_saves",
+                "Failed attempts to write what the monitor has to remember over a restart",
+            ),
             refused: LegacyCounter::default(),
         }
     }

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use contract::{HealthEvent, json};
+use contract::HealthEvent;
 use diagnosis::fold::Fold;
 use runtime::logging::chain;
 use serde::de::DeserializeOwned;
@@ -38,7 +38,7 @@ const SAVE_EVERY: Duration = Duration::from_secs(1);
 /// The state of a monitor that is remembered over a restart.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct State<M> {
+pub(super) struct MonitorState<M> {
     version: u32,
     /// The monitor's own.
     #[serde(flatten)]
@@ -48,7 +48,6 @@ pub(super) struct State<M> {
     /// Repeats that are counted.
     pub(super) fold: Fold,
     /// Events that the connector has not answered for.
-    #[serde(with = "public_forms")]
     pub(super) outbox: Vec<HealthEvent>,
 }
 
@@ -67,12 +66,12 @@ pub(super) struct Saving {
     file: Arc<Mutex<StateFile>>,
     /// The writing, and how many events of the outbox, from its front, will stand in the file.
     under_way: Option<(JoinHandle<io::Result<()>>, usize)>,
-    /// True if the state differs from the file.
+    /// Whether the state differs from the file.
     pub(super) changed: bool,
-    /// True if it differs by what would not be found again: no further event may be handed over
-    /// before it is written.
+    /// Whether it differs by something that would not be found again: no further event may be
+    /// handed over before it is written.
     pub(super) first: bool,
-    /// True if it is to be written at once: what was handed over would be handed over again.
+    /// Whether it is to be written at once: what was handed over would be handed over again.
     pub(super) soon: bool,
     at: Instant,
     /// The reason why it could not be written, as it was last said in the log.
@@ -110,8 +109,8 @@ impl StateFile {
         self.boot_id.as_deref()
     }
 
-    /// Returns what was remembered; `None` on a first start, and where it cannot be read.
-    pub(super) fn remembered<M: DeserializeOwned>(&self) -> Option<State<M>> {
+    /// Returns the state of the last process; `None` on a first start, and where it cannot be read.
+    pub(super) fn remembered<M: DeserializeOwned>(&self) -> Option<MonitorState<M>> {
         self.load().unwrap_or_else(|error| {
             tracing::warn!(
                 path = %self.path.display(), err = %chain(&error),
@@ -121,13 +120,13 @@ impl StateFile {
         })
     }
 
-    fn load<M: DeserializeOwned>(&self) -> Result<Option<State<M>>, LoadError> {
+    fn load<M: DeserializeOwned>(&self) -> Result<Option<MonitorState<M>>, LoadError> {
         let text = match fs::read(&self.path) {
             Ok(text) => text,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(LoadError::Read(error)),
         };
-        let state: State<M> = serde_json::from_slice(&text).map_err(LoadError::Form)?;
+        let state: MonitorState<M> = serde_json::from_slice(&text).map_err(LoadError::Form)?;
         if state.version == VERSION {
             Ok(Some(state))
         } else {
@@ -135,7 +134,7 @@ impl StateFile {
         }
     }
 
-    fn save<M: Serialize>(&mut self, mut state: State<M>) -> io::Result<()> {
+    fn save<M: Serialize>(&mut self, mut state: MonitorState<M>) -> io::Result<()> {
         state.version = VERSION;
         let text = serde_json::to_vec(&state)?;
         replace(&self.path, &text, false)?;
@@ -202,7 +201,7 @@ impl Saving {
     }
 
     /// Begins to write the state as it is now, unless another one is being written.
-    pub(super) fn begin<M>(&mut self, state: &State<M>)
+    pub(super) fn begin<M>(&mut self, state: &MonitorState<M>)
     where
         M: Clone + Serialize + Send + 'static,
     {
@@ -264,28 +263,6 @@ fn replace(path: &Path, text: &[u8], synced: bool) -> io::Result<()> {
     }
 }
 
-mod public_forms {
-    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _};
-
-    use super::{HealthEvent, json};
-
-    pub(super) fn serialize<S: Serializer>(
-        events: &[HealthEvent],
-        to: S,
-    ) -> Result<S::Ok, S::Error> {
-        to.collect_seq(events.iter().map(json::to_value))
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(
-        from: D,
-    ) -> Result<Vec<HealthEvent>, D::Error> {
-        Vec::<serde_json::Value>::deserialize(from)?
-            .into_iter()
-            .map(|value| json::from_value(value).map_err(D::Error::custom))
-            .collect()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -299,9 +276,9 @@ mod tests {
     fn a_state_that_cannot_be_written_whole_leaves_the_one_before() {
         let dir = tempfile::tempdir().unwrap();
         let mut file = file(dir.path());
-        let boot = |name: &str| State::<()> {
+        let boot = |name: &str| MonitorState::<()> {
             boot_id: Some(name.to_owned()),
-            ..State::default()
+            ..MonitorState::default()
         };
         file.save(boot("first")).unwrap();
         // The disk is full.
@@ -318,9 +295,9 @@ mod tests {
     #[test]
     fn a_new_boot_is_on_disk_once_what_it_mends_is_handed_over() {
         let dir = tempfile::tempdir().unwrap();
-        let mut state = State::<()> {
+        let mut state = MonitorState::<()> {
             boot_id: Some("first".to_owned()),
-            ..State::default()
+            ..MonitorState::default()
         };
         file(dir.path()).save(state.clone()).unwrap();
         let known = || file(dir.path()).boot_id().map(str::to_owned);

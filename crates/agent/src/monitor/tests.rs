@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use connector::AcceptNodes;
 use contract::{Entity, RecommendedAction};
-use diagnosis::fold::Seen;
+use diagnosis::fold::Sightings;
 use domain::fault::{Fault, FaultBook};
 use host::boot::BootId;
 use runtime::sources::SourceStatus;
@@ -118,7 +118,9 @@ impl Bench {
     }
 
     fn reporter(&self, sources: &Sources, metrics: &Metrics) -> Reporter<Told> {
-        let config = Config {
+        let store: Arc<dyn EventStore> = Arc::clone(&self.store) as _;
+        let nodes = AcceptNodes::Own("n1".to_owned());
+        let frame = Frame {
             node_name: "n1".to_owned(),
             state_dir: Some(self.dir.path().join("data")),
             boot: Some(Boot {
@@ -126,18 +128,12 @@ impl Bench {
                 at: Timestamp::now(),
             }),
             window: WINDOW,
+            connector: Connector::new(store, nodes, &Metrics::default(), Timestamp::now),
+            sources: sources.clone(),
+            metrics: metrics.clone(),
+            clock: Timestamp::now,
         };
-        let store: Arc<dyn EventStore> = Arc::clone(&self.store) as _;
-        let nodes = AcceptNodes::Own("n1".to_owned());
-        let connector = Connector::new(store, nodes, &Metrics::default(), Timestamp::now);
-        Reporter::new(
-            &GPU_FILE,
-            config,
-            connector,
-            sources,
-            metrics,
-            Timestamp::now,
-        )
+        Reporter::new(&GPU_FILE, frame)
     }
 
     fn start(&self) -> Running {
@@ -159,7 +155,7 @@ impl Bench {
     /// counts.
     async fn stored(&self) -> Vec<String> {
         let records = self.records().await;
-        let text = |event: &HealthEvent| match Seen::of(event, Timestamp::now()).count {
+        let text = |event: &HealthEvent| match Sightings::of(event, Timestamp::now()).count {
             _ if event.is_healthy && event.metadata.contains_key(keys::META_REBOOT) => {
                 "boot".into()
             }
@@ -287,6 +283,31 @@ async fn what_cannot_be_seen_and_what_cannot_be_read_shows() {
         let line = format!("\ngpuwarden_gpu_file_{name}_total ");
         assert!(text.contains(&line), "{text}");
     }
+    running.end().await;
+}
+
+#[tokio::test]
+async fn a_state_that_cannot_be_written_shows_until_it_can() {
+    let bench = Bench::new();
+    bench.says("GPU 3 hot\n");
+    let in_the_way = bench.dir.path().join("data/gpu-file.new");
+    std::fs::create_dir(&in_the_way).unwrap();
+    let running = bench.start();
+    let told = format!("{}; ", bench.path().display());
+    running
+        .status(|status| {
+            status.state == SourceState::Following
+                && status.detail.starts_with(&told)
+                && status.detail.contains("gpu-file.json cannot be written: ")
+        })
+        .await;
+    let failed = "gpuwarden_gpu_file_failed_saves_total 0";
+    let text = running.metrics.encode();
+    assert!(!text.lines().any(|line| line == failed), "{text}");
+    std::fs::remove_dir(&in_the_way).unwrap();
+    running
+        .status(|status| status.detail == bench.path().display().to_string())
+        .await;
     running.end().await;
 }
 

@@ -2,7 +2,7 @@
 
 use console::api::EventView;
 use contract::{HealthEvent, json, keys};
-use diagnosis::fold::Seen;
+use diagnosis::fold::Sightings;
 use domain::fault::Ignored;
 use domain::position::Position;
 use jiff::{SignedDuration, Timestamp};
@@ -177,7 +177,7 @@ fn what(event: &HealthEvent) -> String {
     if !entities.is_empty() {
         text.push_str(&format!(" on {}", entities.join(", ")));
     }
-    let count = Seen::of(event, Timestamp::UNIX_EPOCH).count;
+    let count = Sightings::of(event, Timestamp::UNIX_EPOCH).count;
     if count > 1 {
         text.push_str(&format!(" x{count}"));
     }

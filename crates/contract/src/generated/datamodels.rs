@@ -9,6 +9,8 @@ pub struct HealthEvents {
     pub events: ::prost::alloc::vec::Vec<HealthEvent>,
 }
 /// One observation of one component of one node: broken, or well again.
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct HealthEvent {
     /// Version of the event contract; monitors send 1.
@@ -33,22 +35,27 @@ pub struct HealthEvent {
     #[prost(string, tag = "7")]
     pub message: ::prost::alloc::string::String,
     #[prost(enumeration = "RecommendedAction", tag = "8")]
+    #[serde(with = "crate::json::action")]
     pub recommended_action: i32,
     /// Codes of the fault, for example "79". On a healthy event: the codes that it
     /// closes; none means all.
     #[prost(string, repeated, tag = "9")]
+    #[serde(deserialize_with = "crate::json::null_as_default")]
     pub error_code: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     /// Affected resources. On a healthy event: those that are well; none means all.
     #[prost(message, repeated, tag = "10")]
+    #[serde(deserialize_with = "crate::json::null_as_default")]
     pub entities_impacted: ::prost::alloc::vec::Vec<Entity>,
     /// Free key-value pairs; unknown keys are kept.
     #[prost(btree_map = "string, string", tag = "11")]
+    #[serde(deserialize_with = "crate::json::null_as_default")]
     pub metadata: ::prost::alloc::collections::BTreeMap<
         ::prost::alloc::string::String,
         ::prost::alloc::string::String,
     >,
     /// The time when the monitor observed it.
     #[prost(message, optional, tag = "12")]
+    #[serde(with = "crate::json::time")]
     pub generated_timestamp: ::core::option::Option<::prost_types::Timestamp>,
     /// Kubernetes node name.
     #[prost(string, tag = "13")]
@@ -58,6 +65,7 @@ pub struct HealthEvent {
     #[prost(message, optional, tag = "15")]
     pub drain_overrides: ::core::option::Option<BehaviourOverrides>,
     #[prost(enumeration = "ProcessingStrategy", tag = "16")]
+    #[serde(with = "crate::json::strategy")]
     pub processing_strategy: i32,
     /// Filled in by readers of the store; empty when sent.
     #[prost(string, tag = "17")]
@@ -67,6 +75,8 @@ pub struct HealthEvent {
     pub custom_recommended_action: ::prost::alloc::string::String,
 }
 /// A resource: ("GPU", "0"), ("PCI", "0000:b3:00"), ("GPU_UUID", "GPU-..."), ...
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Entity {
     #[prost(string, tag = "1")]
@@ -75,6 +85,8 @@ pub struct Entity {
     pub entity_value: ::prost::alloc::string::String,
 }
 /// A sender's say over what policy would decide.
+#[derive(serde::Serialize, serde::Deserialize)]
+#[serde(rename_all = "camelCase", default)]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct BehaviourOverrides {
     /// Act even if no rule asks for it.

@@ -1,4 +1,7 @@
+use std::collections::BTreeMap;
+
 use super::*;
+use crate::{BehaviourOverrides, Entity};
 
 fn full() -> HealthEvent {
     HealthEvent {
@@ -30,6 +33,34 @@ fn full() -> HealthEvent {
         id: "6720abc123def45678900000".into(),
         custom_recommended_action: String::new(),
     }
+}
+
+/// Others read these texts: files of events, annotations on nodes, rules.
+#[test]
+fn the_forms_are_these_to_the_byte() {
+    let event = HealthEvent {
+        error_code: vec!["48".into(), String::new()],
+        entities_impacted: vec![Entity {
+            entity_type: "GPU".into(),
+            entity_value: String::new(),
+        }],
+        metadata: BTreeMap::from([("b".into(), "2".into()), ("a".into(), String::new())]),
+        drain_overrides: Some(BehaviourOverrides::default()),
+        processing_strategy: 9,
+        ..full()
+    };
+    assert_eq!(
+        to_string(&event),
+        r#"{"version":1,"agent":"gpu-health-monitor","componentClass":"GPU","checkName":"GpuMemWatch","isFatal":true,"isHealthy":false,"message":"two \"quotes\" and ; a semicolon","recommendedAction":"REPLACE_VM","errorCode":["48",""],"entitiesImpacted":[{"entityType":"GPU","entityValue":""}],"metadata":{"a":"","b":"2"},"generatedTimestamp":"2025-10-28T10:15:30.123Z","nodeName":"gpu-node-42","quarantineOverrides":{"force":false,"skip":true},"drainOverrides":{"force":false,"skip":false},"processingStrategy":9,"id":"6720abc123def45678900000","customRecommendedAction":""}"#
+    );
+    assert_eq!(
+        annotation::to_value(&event).to_string(),
+        r#"{"agent":"gpu-health-monitor","checkName":"GpuMemWatch","componentClass":"GPU","drainOverrides":{},"entitiesImpacted":[{"entityType":"GPU"}],"errorCode":["48",""],"generatedTimestamp":{"nanos":123000000,"seconds":1761646530},"id":"6720abc123def45678900000","isFatal":true,"message":"two \"quotes\" and ; a semicolon","metadata":{"a":"","b":"2"},"nodeName":"gpu-node-42","processingStrategy":9,"quarantineOverrides":{"skip":true},"recommendedAction":25,"version":1}"#
+    );
+    assert_eq!(
+        rule::to_value(&event).to_string(),
+        r#"{"agent":"gpu-health-monitor","checkName":"GpuMemWatch","componentClass":"GPU","customRecommendedAction":"","drainOverrides":{"force":false,"skip":false},"entitiesImpacted":[{"entityType":"GPU","entityValue":""}],"errorCode":["48",""],"generatedTimestamp":{"nanos":123000000.0,"seconds":1761646530.0},"id":"6720abc123def45678900000","isFatal":true,"isHealthy":false,"message":"two \"quotes\" and ; a semicolon","metadata":{"a":"","b":"2"},"nodeName":"gpu-node-42","processingStrategy":9.0,"quarantineOverrides":{"force":false,"skip":true},"recommendedAction":25.0,"version":1.0}"#
+    );
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What one catalogue says differently from another: what a file of changes does.
+//! The differences between two catalogues, as the effect of a file of changes.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use super::{Catalog, Changed, Nic, Nvlink5, Sxid, Xid};
 
-/// One difference.
+/// A difference between two catalogues.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Change {
@@ -15,18 +15,18 @@ pub struct Change {
     pub kind: &'static str,
     /// The code or name; for words of `NVLink` 5 also unit, cause and status.
     pub key: String,
-    /// Which column.
+    /// The column that differs.
     pub field: &'static str,
-    /// What it was; empty: there was no such row.
+    /// The value before; empty if there was no such row.
     pub before: String,
-    /// What it is.
+    /// The value after.
     pub after: String,
     /// The file and line that changed it, and the reason that it gives.
     pub by: String,
 }
 
 /// Collects the differences of one row.
-struct Row<'a> {
+struct RowChanges<'a> {
     kind: &'static str,
     key: String,
     changed: Option<&'a Changed>,
@@ -36,31 +36,33 @@ struct Row<'a> {
 // === impl Catalog ===
 
 impl Catalog {
-    /// Returns where `other` differs from this catalogue, kind by kind.
+    /// Returns the differences of `other` from this catalogue, kind by kind.
     pub fn changes_to(&self, other: &Self) -> Vec<Change> {
         let mut out = Vec::new();
         for new in other.xids.values() {
             let old = self.xids.get(&new.code);
-            let mut row = Row::of("xid", new.code.to_string(), new.changed.as_ref(), &mut out);
+            let mut row =
+                RowChanges::of("xid", new.code.to_string(), new.changed.as_ref(), &mut out);
             row.verdict(old.map(Xid::verdict), new.verdict());
             row.field("meaning", old.map(|old| &*old.meaning), &new.meaning);
         }
         for new in other.sxids.values() {
             let old = self.sxids.get(&new.code);
-            let mut row = Row::of("sxid", new.code.to_string(), new.changed.as_ref(), &mut out);
+            let mut row =
+                RowChanges::of("sxid", new.code.to_string(), new.changed.as_ref(), &mut out);
             row.field("verdict", old.map(Sxid::shown).as_deref(), &new.shown());
             row.field("meaning", old.map(|old| &*old.meaning), &new.meaning);
         }
         // The same rows in the same order: a file adds none.
         for (old, new) in self.nvlink5.iter().zip(&other.nvlink5) {
-            let mut row = Row::of("nvlink5", new.key(), new.changed.as_ref(), &mut out);
+            let mut row = RowChanges::of("nvlink5", new.key(), new.changed.as_ref(), &mut out);
             row.verdict(Some((old.fatal, old.action)), (new.fatal, new.action));
             row.field("meaning", Some(&old.meaning), &new.meaning);
         }
         for new in &other.nics {
             let old = self.nics.iter().find(|old| old.name == new.name);
             let changed = new.changed.as_ref();
-            let mut row = Row::of("nic", new.name.to_string(), changed, &mut out);
+            let mut row = RowChanges::of("nic", new.name.to_string(), changed, &mut out);
             row.field("looked for", old.map(Nic::shown).as_deref(), &new.shown());
             row.verdict(
                 old.map(|old| (old.fatal, old.action)),
@@ -74,16 +76,16 @@ impl Catalog {
             .collect();
         for source in sources {
             let list = |catalog: &Self| catalog.cancelled_by(source).join(", ");
-            let mut row = Row::of("cancellation", source.clone(), None, &mut out);
+            let mut row = RowChanges::of("cancellation", source.clone(), None, &mut out);
             row.field("cancels", Some(&list(self)), &list(other));
         }
         out
     }
 }
 
-// === impl Row ===
+// === impl RowChanges ===
 
-impl<'a> Row<'a> {
+impl<'a> RowChanges<'a> {
     fn of(
         kind: &'static str,
         key: String,
@@ -131,7 +133,7 @@ impl Xid {
 // === impl Sxid ===
 
 impl Sxid {
-    /// Returns what becomes of its lines, in words.
+    /// Returns the verdict about its lines, in words.
     pub fn shown(&self) -> String {
         match self.fixed {
             Some((true, action)) => format!("fatal, {}", action.as_str_name()),
@@ -144,8 +146,8 @@ impl Sxid {
 // === impl Nvlink5 ===
 
 impl Nvlink5 {
-    /// Returns what tells the row from others of its code: unit, cause of a link that went down,
-    /// status words.
+    /// Returns the key that tells the row from others of its code: unit, cause of a link that went
+    /// down, status words.
     pub fn key(&self) -> String {
         let mut key = format!("{} {}", self.code, self.unit);
         if self.from_r575.reason() != 0 {
@@ -162,7 +164,7 @@ impl Nvlink5 {
 // === impl Nic ===
 
 impl Nic {
-    /// Returns whether its lines are looked for, and what for.
+    /// Returns in words whether its lines are looked for, and for which strategy.
     pub fn shown(&self) -> String {
         if !self.enabled {
             return "no".to_owned();

@@ -1,4 +1,4 @@
-//! Lines of NIC drivers: which of them a pattern covers.
+//! The patterns that lines of NIC drivers are matched with.
 
 use aho_corasick::packed::Searcher;
 use memchr::memmem::Finder;
@@ -21,7 +21,8 @@ pub struct Pattern {
     alternatives: Vec<Vec<Finder<'static>>>,
 }
 
-/// Tells nearly all lines that no pattern covers, in one pass: NICs have many ordinary ones.
+/// A filter that drops nearly all lines that no pattern covers, in one pass: NICs have many
+/// ordinary ones.
 #[derive(Clone, Debug)]
 pub struct Filter {
     /// `None`: every line may be covered, for there is no such searcher on this machine.

@@ -1,4 +1,4 @@
-//! `NVLink` 5: what the words in an XID 144 to 150 line mean.
+//! `NVLink` 5: the meaning of the words in an XID 144 to 150 line.
 //!
 //! The line names a unit, whether it is fatal to it, and carries register words. Of these
 //! `IntrInfo` says which unit, and for a link that went down why, and the error status
@@ -9,7 +9,7 @@ use super::rows::{Bits, Nvlink5, Text};
 /// Driver branch from which on `IntrInfo` has its second layout.
 const SECOND_LAYOUT: u32 = 575;
 
-/// What an XID 144 to 150 line says.
+/// The content of an XID 144 to 150 line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report<'a> {
     /// Name of the unit as printed, for example `NETIR_LINK_EVT`.
@@ -31,17 +31,17 @@ pub enum Severity {
     NonFatal,
 }
 
-/// How the words were read.
+/// A layout of `IntrInfo` words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layout {
     BeforeR575,
     FromR575,
 }
 
-/// A row that covers a report, and what else to know of it.
+/// A row that covers a report.
 pub(super) struct Match<'a> {
     pub(super) row: &'a Nvlink5,
-    /// Which layout was taken, where the driver is not known.
+    /// The layout that was taken, in words, where the driver is not known.
     pub(super) basis: Option<Text>,
 }
 
@@ -153,7 +153,7 @@ pub(super) fn names(row: &Nvlink5, unit: &str) -> bool {
 mod tests {
     use super::super::Catalog;
 
-    /// On this rests that a line tells its layout where the driver is not known.
+    /// A line tells its layout by itself only because of this.
     #[test]
     fn no_word_means_one_thing_in_one_layout_and_another_in_the_other() {
         let rows = Catalog::builtin().nvlink5();

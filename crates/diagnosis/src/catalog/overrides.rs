@@ -11,7 +11,7 @@
 //! NVSentinel's kernel log monitor are read as they are: `[nicDriverDetection]` with its
 //! list of patterns, and `[[checks]]` with cancellations. `docs/catalog.md` has the keys.
 //!
-//! Everything that can be wrong is found when the file is read, and all of it at once.
+//! Everything wrong is found when the file is read, and all of it at once.
 
 mod entries;
 
@@ -20,37 +20,37 @@ use std::collections::BTreeMap;
 use contract::findings::FileError;
 use contract::{ProcessingStrategy, RecommendedAction};
 
-use super::rows::{Changed, Confidence, Nic, Xid};
-use super::{Catalog, Text, nvlink5};
+use super::rows::{Changed, Confidence, Nic, Nvlink5, Sxid, SxidClass, Text, Xid};
+use super::{Catalog, nvlink5};
 
 /// Longest file (bytes): a row for every code there is takes a tenth of it.
 pub const MAX_OVERRIDES_BYTES: usize = 1024 * 1024;
 /// Most entries of a file: far more than there are codes.
 pub const MAX_OVERRIDES: usize = 4096;
 
-/// What a file changes.
+/// The changes that a file makes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Overrides {
-    xids: Vec<Entry<u32>>,
-    sxids: Vec<Entry<u32>>,
-    nvlink5: Vec<Entry<Nvlink5Key>>,
-    nics: Vec<NicEntry>,
-    /// NVSentinel's list: the patterns that are on, in order, and what they are for.
+    xids: Vec<VerdictChange<u32>>,
+    sxids: Vec<VerdictChange<u32>>,
+    nvlink5: Vec<VerdictChange<Nvlink5Key>>,
+    nics: Vec<NicChange>,
+    /// NVSentinel's list: the patterns that are on, in order, each with its strategy.
     nic_list: Option<Vec<(String, ProcessingStrategy)>>,
     cancellations: Option<BTreeMap<String, Vec<String>>>,
 }
 
-/// A changed verdict.
+/// A changed verdict about the rows of one key.
 #[derive(Clone, Debug, PartialEq)]
-struct Entry<K> {
+struct VerdictChange<K> {
     key: K,
-    /// Whether it is fatal, and what mends it.
+    /// Whether it is fatal, and the action that mends it.
     verdict: (bool, RecommendedAction),
     meaning: Option<String>,
     changed: Changed,
 }
 
-/// Which rows about `NVLink` 5 words are meant: all that have what is given.
+/// A key of rows about `NVLink` 5 words: it covers all rows that have what is given.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Nvlink5Key {
     code: u32,
@@ -59,8 +59,9 @@ struct Nvlink5Key {
     status: Option<u32>,
 }
 
+/// A changed pattern of a NIC's driver.
 #[derive(Clone, Debug, PartialEq)]
-struct NicEntry {
+struct NicChange {
     name: String,
     enabled: Option<bool>,
     strategy: Option<ProcessingStrategy>,
@@ -84,51 +85,57 @@ impl Catalog {
     #[must_use]
     pub fn with(&self, overrides: &Overrides) -> Self {
         let mut catalog = self.clone();
-        for entry in &overrides.xids {
-            catalog.change_xid(entry);
+        for change in &overrides.xids {
+            let row = catalog.xids.entry(change.key);
+            let row = row.or_insert_with(|| Xid {
+                code: change.key,
+                mnemonic: "".into(),
+                meaning: "GPU error that the file names".into(),
+                fatal: false,
+                action: RecommendedAction::None,
+                scope: "gpu".into(),
+                note: "".into(),
+                confidence: Confidence::High,
+                source: change.changed.by.clone().into(),
+                changed: None,
+            });
+            (row.fatal, row.action) = change.verdict;
+            change.apply(&mut row.meaning, &mut row.changed);
         }
-        for entry in &overrides.sxids {
+        for change in &overrides.sxids {
+            let row = catalog.sxids.entry(change.key);
+            let row = row.or_insert_with(|| Sxid {
+                code: change.key,
+                name: "".into(),
+                meaning: "NVSwitch error that the file names".into(),
+                class: SxidClass::PotentiallyFatal,
+                fixed: None,
+                note: "".into(),
+                confidence: Confidence::High,
+                source: change.changed.by.clone().into(),
+                changed: None,
+            });
             // The line's own word would have decided; now the file does, for any of them.
-            if let Some(row) = catalog.sxids.get_mut(&entry.key) {
-                row.fixed = Some(entry.verdict);
-                row.changed = Some(entry.changed.clone());
-                if let Some(meaning) = &entry.meaning {
-                    row.meaning = meaning.clone().into();
-                }
-            } else {
-                let row = super::Sxid {
-                    code: entry.key,
-                    name: "".into(),
-                    meaning: meaning_or(entry, "NVSwitch error that the file names"),
-                    class: super::SxidClass::PotentiallyFatal,
-                    fixed: Some(entry.verdict),
-                    note: "".into(),
-                    confidence: Confidence::High,
-                    source: entry.changed.by.clone().into(),
-                    changed: Some(entry.changed.clone()),
-                };
-                catalog.sxids.insert(entry.key, row);
-            }
+            row.fixed = Some(change.verdict);
+            change.apply(&mut row.meaning, &mut row.changed);
         }
-        for entry in &overrides.nvlink5 {
-            for row in &mut catalog.nvlink5 {
-                if entry.key.covers(row) {
-                    (row.fatal, row.action) = entry.verdict;
-                    row.changed = Some(entry.changed.clone());
-                    if let Some(meaning) = &entry.meaning {
-                        row.meaning = meaning.clone().into();
-                    }
-                }
+        for change in &overrides.nvlink5 {
+            let rows = catalog.nvlink5.iter_mut();
+            for row in rows.filter(|row| change.key.covers(row)) {
+                (row.fatal, row.action) = change.verdict;
+                change.apply(&mut row.meaning, &mut row.changed);
             }
         }
         if let Some(list) = &overrides.nic_list {
             catalog.list_nics(list);
         }
-        for entry in &overrides.nics {
-            for row in &mut catalog.nics {
-                if row.name == entry.name {
-                    entry.apply(row);
-                }
+        for change in &overrides.nics {
+            let rows = catalog.nics.iter_mut();
+            for row in rows.filter(|row| row.name == change.name) {
+                row.enabled = change.enabled.unwrap_or(row.enabled);
+                row.strategy = change.strategy.unwrap_or(row.strategy);
+                (row.fatal, row.action) = change.verdict.unwrap_or((row.fatal, row.action));
+                row.changed = Some(change.changed.clone());
             }
         }
         if let Some(cancellations) = &overrides.cancellations {
@@ -137,32 +144,7 @@ impl Catalog {
         catalog
     }
 
-    fn change_xid(&mut self, entry: &Entry<u32>) {
-        let (fatal, action) = entry.verdict;
-        if let Some(row) = self.xids.get_mut(&entry.key) {
-            (row.fatal, row.action) = (fatal, action);
-            row.changed = Some(entry.changed.clone());
-            if let Some(meaning) = &entry.meaning {
-                row.meaning = meaning.clone().into();
-            }
-            return;
-        }
-        let row = Xid {
-            code: entry.key,
-            mnemonic: "".into(),
-            meaning: meaning_or(entry, "GPU error that the file names"),
-            fatal,
-            action,
-            scope: "gpu".into(),
-            note: "".into(),
-            confidence: Confidence::High,
-            source: entry.changed.by.clone().into(),
-            changed: Some(entry.changed.clone()),
-        };
-        self.xids.insert(entry.key, row);
-    }
-
-    /// The patterns that a list of NVSentinel turns on, in its order; all others are off.
+    /// Turns on the patterns that a list of NVSentinel names, in its order, and all others off.
     fn list_nics(&mut self, list: &[(String, ProcessingStrategy)]) {
         let place = |row: &Nic| list.iter().position(|(name, _)| row.name == *name);
         for row in &mut self.nics {
@@ -181,7 +163,7 @@ impl Catalog {
 // === impl Nvlink5Key ===
 
 impl Nvlink5Key {
-    fn covers(&self, row: &super::Nvlink5) -> bool {
+    fn covers(&self, row: &Nvlink5) -> bool {
         self.code == row.code
             && self
                 .unit
@@ -196,24 +178,16 @@ impl Nvlink5Key {
     }
 }
 
-// === impl NicEntry ===
+// === impl VerdictChange ===
 
-impl NicEntry {
-    fn apply(&self, row: &mut Nic) {
-        row.enabled = self.enabled.unwrap_or(row.enabled);
-        row.strategy = self.strategy.unwrap_or(row.strategy);
-        if let Some(verdict) = self.verdict {
-            (row.fatal, row.action) = verdict;
+impl<K> VerdictChange<K> {
+    /// Writes into a row what is changed besides the verdict itself.
+    fn apply(&self, meaning: &mut Text, changed: &mut Option<Changed>) {
+        if let Some(text) = &self.meaning {
+            *meaning = text.clone().into();
         }
-        row.changed = Some(self.changed.clone());
+        *changed = Some(self.changed.clone());
     }
-}
-
-fn meaning_or<K>(entry: &Entry<K>, otherwise: &'static str) -> Text {
-    entry
-        .meaning
-        .clone()
-        .map_or(Text::Borrowed(otherwise), Text::Owned)
 }
 
 #[cfg(test)]

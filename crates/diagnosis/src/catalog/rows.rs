@@ -13,88 +13,88 @@ use super::nic::{NicDriver, Pattern};
 /// Text of a row: compiled in, or from a file of changes.
 pub type Text = Cow<'static, str>;
 
-/// Which words are covered: those that have `value` in the bits of `mask`.
+/// A pattern of register words: it covers those that have `value` in the bits of `mask`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bits {
     pub(super) mask: u32,
     pub(super) value: u32,
 }
 
-/// What is known of one XID code.
+/// The row of an XID code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Xid {
     /// The code.
     pub code: u32,
     /// The publisher's name of it.
     pub mnemonic: Text,
-    /// What happened, for people.
+    /// The explanation for people.
     pub meaning: Text,
     /// Whether work on the GPU must stop.
     pub fatal: bool,
-    /// What mends it.
+    /// The action that mends it.
     pub action: RecommendedAction,
-    /// Where the cause lies: `application`, `gpu`, `nvlink`, `memory`, `firmware`, `node`
-    /// or `unused`.
+    /// The place of the cause: `application`, `gpu`, `nvlink`, `memory`, `firmware`, `node` or
+    /// `unused`.
     pub scope: Text,
-    /// What else to know; may be empty.
+    /// A note for people; may be empty.
     pub note: Text,
-    /// How sure the verdict is.
+    /// The confidence in the verdict.
     pub confidence: Confidence,
-    /// Where the facts come from.
+    /// The source of the facts.
     pub source: Text,
-    /// Set where a file of changes decided the verdict.
+    /// The change of a file, where one decided the verdict.
     pub changed: Option<Changed>,
 }
 
-/// What is known of one `SXid` code of an `NVSwitch`.
+/// The row of an `SXid` code of an `NVSwitch`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sxid {
     /// The code.
     pub code: u32,
     /// The publisher's name of it.
     pub name: Text,
-    /// What happened, for people.
+    /// The explanation for people.
     pub meaning: Text,
-    /// How grave the publisher calls it.
+    /// The publisher's word for its gravity.
     pub class: SxidClass,
     /// The verdict that a file of changes fixed; else the line's own word decides.
     pub fixed: Option<(bool, RecommendedAction)>,
-    /// What else to know; may be empty.
+    /// A note for people; may be empty.
     pub note: Text,
-    /// How sure the row is.
+    /// The confidence in the row.
     pub confidence: Confidence,
-    /// Where the facts come from.
+    /// The source of the facts.
     pub source: Text,
-    /// Set where a file of changes decided the verdict.
+    /// The change of a file, where one decided the verdict.
     pub changed: Option<Changed>,
 }
 
-/// What an XID of 144 to 150 means by the words in its line.
+/// The row of an XID of 144 to 150 by the words in its line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nvlink5 {
     /// The XID code.
     pub code: u32,
     /// Names of the unit, the first being the publisher's short one.
     pub unit: Text,
-    /// Which `IntrInfo` words of drivers before R575 it covers.
+    /// The `IntrInfo` words of drivers before R575 that it covers.
     pub before_r575: Bits,
-    /// Which `IntrInfo` words of drivers from R575 on it covers.
+    /// The `IntrInfo` words of drivers from R575 on that it covers.
     pub from_r575: Bits,
     /// The error status words that it covers; empty: any.
     pub status: Vec<u32>,
     /// Whether work on the GPU must stop.
     pub fatal: bool,
-    /// What mends it.
+    /// The action that mends it.
     pub action: RecommendedAction,
-    /// What happened, for people.
+    /// The explanation for people.
     pub meaning: Text,
-    /// What else to know; may be empty.
+    /// A note for people; may be empty.
     pub note: Text,
-    /// How sure the verdict is.
+    /// The confidence in the verdict.
     pub confidence: Confidence,
-    /// Where the facts come from.
+    /// The source of the facts.
     pub source: Text,
-    /// Set where a file of changes decided the verdict.
+    /// The change of a file, where one decided the verdict.
     pub changed: Option<Changed>,
 }
 
@@ -105,40 +105,40 @@ pub struct Nic {
     pub name: Text,
     /// The driver whose lines it covers.
     pub driver: NicDriver,
-    /// Which of them it covers.
+    /// The lines of it that are covered.
     pub pattern: Pattern,
     /// Whether lines are looked for at all.
     pub enabled: bool,
-    /// What its events are for: those that are only stored open no fault.
+    /// The strategy of its events: those that are only stored open no fault.
     pub strategy: ProcessingStrategy,
     /// Whether work on the node must stop.
     pub fatal: bool,
-    /// What mends it.
+    /// The action that mends it.
     pub action: RecommendedAction,
-    /// What happened, for people.
+    /// The explanation for people.
     pub meaning: Text,
-    /// What else to know; may be empty.
+    /// A note for people; may be empty.
     pub note: Text,
-    /// How sure the verdict is.
+    /// The confidence in the verdict.
     pub confidence: Confidence,
-    /// Where the facts come from.
+    /// The source of the facts.
     pub source: Text,
-    /// Set where a file of changes decided the verdict.
+    /// The change of a file, where one decided the verdict.
     pub changed: Option<Changed>,
 }
 
-/// How sure a verdict is.
+/// The confidence in a verdict.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Confidence {
     /// The publisher's advice and what users rely on agree.
     High,
-    /// They differ, or one of them leaves it open; the row says how it was settled.
+    /// The two differ, or one of them leaves it open; the row says how it was settled.
     Medium,
     /// Neither says it: chosen by us from the publisher's description.
     Low,
 }
 
-/// How grave the publisher calls an `SXid`.
+/// The publisher's word for the gravity of an `SXid`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SxidClass {
     /// Corrected, or harms one job only.
@@ -149,16 +149,16 @@ pub enum SxidClass {
     AlwaysFatal,
 }
 
-/// That a file changed a verdict, and why.
+/// The change of a verdict by a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Changed {
     /// The file, and the line in it.
     pub by: String,
-    /// The reason that it gives; may be empty.
+    /// The reason that the file gives; may be empty.
     pub reason: String,
 }
 
-/// A row of a data file is malformed. Never seen outside a build whose tests fail.
+/// An error for a malformed row of a data file. Never seen outside a build whose tests fail.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{file} line {line}: {what}")]
 pub struct RowError {
@@ -166,7 +166,7 @@ pub struct RowError {
     pub file: &'static str,
     /// Line number, the header being 1.
     pub line: usize,
-    /// What is wrong.
+    /// The error in words.
     pub what: String,
 }
 
@@ -218,7 +218,7 @@ impl Bits {
         word & self.mask == self.value
     }
 
-    /// Bits 25 to 20: why a link went down, or 0.
+    /// Returns bits 25 to 20: the cause of a link that went down, or 0.
     pub fn reason(self) -> u32 {
         self.value >> 20 & 0x3f
     }
@@ -241,7 +241,7 @@ impl std::fmt::Display for Bits {
 // === impl Table ===
 
 impl Table {
-    /// Returns its rows, each through `read`, which says what is wrong with one.
+    /// Returns its rows, each read by `read`, whose error is about that row.
     pub(super) fn rows<T, const N: usize>(
         self,
         read: impl Fn([&'static str; N]) -> Result<T, String>,
@@ -397,8 +397,8 @@ pub(super) fn nic(
     })
 }
 
-/// `0x0000001f`.
-pub(super) fn hex(word: &str) -> Option<u32> {
+/// Reads a word such as `0x0000001f`.
+pub(crate) fn hex(word: &str) -> Option<u32> {
     let digits = word
         .strip_prefix("0x")
         .or_else(|| word.strip_prefix("0X"))?;

@@ -1,4 +1,5 @@
-//! What of the lines is worth an event: the decoder with the little memory that this needs.
+//! The decoder of a kernel log as a whole: it judges lines by the catalogue, and remembers the
+//! little that this takes.
 //!
 //! It knows which GPU sits at which PCI address, as [`Machine`] or else the kernel itself
 //! said, and which GPUs have just been told to have fallen: a driver that prints XID 79 also
@@ -19,14 +20,14 @@ use self::dump::Dumps;
 use self::fall::{Begun, Fall};
 use super::machine::cut_domain;
 use super::{
-    Cancelled, Fallen, Finding, Kind, Line, MAX_NICS, Machine, NicLine, Reset, SxidLine, XidLine,
-    decode,
+    Cancelled, Fallen, Finding, Kind, LogLine, MAX_NICS, Machine, NicLine, Reset, SxidLine,
+    XidLine, decode,
 };
 use crate::catalog::{Catalog, Filter, Text, Verdict};
 use crate::subject::normalise_pci;
 
-/// How long after an XID that tells of a GPU's fall a "fallen off the bus" line of it adds
-/// nothing.
+/// The time after an XID that tells of a GPU's fall in which a "fallen off the bus" line of that
+/// GPU adds nothing.
 const SAME_FALL: SignedDuration = SignedDuration::from_mins(5);
 /// The XID of a GPU that has fallen off the bus.
 const FALLEN_XID: u32 = 79;
@@ -38,7 +39,7 @@ const MAX_QUOTED_BYTES: usize = 200;
 /// XID and `SXid` lines that could not be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Garbled {
-    /// How many.
+    /// The number of lines.
     pub lines: u64,
     /// The beginning of the first, control characters escaped.
     pub quoted: String,
@@ -50,9 +51,9 @@ pub struct KernelLogDecoder {
     catalog: Arc<Catalog>,
     nic_filter: Filter,
     machine: Option<Machine>,
-    /// Name of a NIC's RDMA device by PCI address with function, or by network interface.
+    /// The name of a NIC's RDMA device by PCI address with function, or by network interface.
     nics: BTreeMap<String, String>,
-    /// UUID by PCI address, as lines of the log said.
+    /// The UUIDs by PCI address, as lines of the log said.
     uuids: HashMap<String, String>,
     /// The XIDs that told of a fall, as its own line does.
     told_falls: VecDeque<ToldFall>,
@@ -102,19 +103,19 @@ impl KernelLogDecoder {
         self.garbled.take()
     }
 
-    /// What is known of the machine from now on; `None`: nothing but what the log says.
+    /// Sets the description of the machine; `None` if only the log tells of it.
     pub fn set_machine(&mut self, machine: Option<Machine>) {
         self.machine = machine;
     }
 
-    /// Returns what is known of the machine.
+    /// Returns the description of the machine.
     pub fn machine(&self) -> Option<&Machine> {
         self.machine.as_ref()
     }
 
-    /// The NICs of the machine: the name of the RDMA device (`mlx5_0`) by PCI address with
-    /// function (`0000:9a:00.0`, lower case), and by network interface where that is known.
-    /// At most [`MAX_NICS`] are kept.
+    /// Sets the NICs of the machine: the name of the RDMA device (`mlx5_0`) by PCI address with
+    /// function (`0000:9a:00.0`, lower case), and by network interface where that is known. At most
+    /// [`MAX_NICS`] are kept.
     pub fn set_nics(&mut self, nics: BTreeMap<String, String>) {
         self.nics = nics.into_iter().take(MAX_NICS).collect();
     }
@@ -181,20 +182,20 @@ impl KernelLogDecoder {
 
     fn line(&mut self, line: &[u8], at: Timestamp) -> Option<Finding> {
         match decode(line)? {
-            Line::GpuName { pci, uuid } => {
+            LogLine::GpuName { pci, uuid } => {
                 self.learn(normalise_pci(pci), uuid);
                 None
             }
-            Line::Xid(xid) => Some(self.xid(&xid, at)),
-            Line::Rpc(line) => {
+            LogLine::Xid(xid) => Some(self.xid(&xid, at)),
+            LogLine::Rpc(line) => {
                 self.dumps.take_in(line);
                 None
             }
-            Line::Sxid(sxid) => Some(self.sxid(&sxid)),
-            Line::Fallen(part) => self.fallen(part, line, at),
-            Line::Reset(reset) => Some(self.reset(reset)),
-            Line::Nic(nic) => self.nic(&nic),
-            Line::Garbled => {
+            LogLine::Sxid(sxid) => Some(self.sxid(&sxid)),
+            LogLine::Fallen(part) => self.fallen(part, line, at),
+            LogLine::Reset(reset) => Some(self.reset(reset)),
+            LogLine::Nic(nic) => self.nic(&nic),
+            LogLine::Garbled => {
                 self.garbled(line);
                 None
             }
@@ -213,7 +214,7 @@ impl KernelLogDecoder {
         garbled.lines = garbled.lines.saturating_add(1);
     }
 
-    /// A GPU's name, which changes where the GPU is replaced.
+    /// Takes note of a GPU's name, which changes where the GPU is replaced.
     fn learn(&mut self, pci: String, uuid: &str) {
         if self.uuids.len() >= REMEMBERED && !self.uuids.contains_key(&pci) {
             // No machine has so many. The driver names a GPU again before its next XID.
@@ -332,12 +333,11 @@ impl KernelLogDecoder {
 
     fn reset(&mut self, reset: Reset<'_>) -> Finding {
         let verdict = if reset.succeeded {
+            let meaning = "The GPU was reset".into();
+            let verdict = Verdict::of((false, RecommendedAction::None), &meaning, None);
             Verdict {
                 healthy: true,
-                fatal: false,
-                action: RecommendedAction::None,
-                meaning: "The GPU was reset".into(),
-                basis: None,
+                ..verdict
             }
         } else {
             fatal(
@@ -411,8 +411,8 @@ impl KernelLogDecoder {
         }
     }
 
-    /// UUID of the GPU at a normalised PCI address. The machine's word counts before the
-    /// log's: a line of the log may be from before a GPU was replaced.
+    /// Returns the UUID of the GPU at a normalised PCI address. The machine's word counts before
+    /// the log's: a line of the log may be from before a GPU was replaced.
     fn uuid_at(&self, pci: &str) -> Option<String> {
         let of_machine = self
             .machine
@@ -439,7 +439,8 @@ impl Finding {
     }
 }
 
-/// Returns what describes an XID further: the compute unit of 13, link and registers of 74.
+/// Returns the parts that describe an XID further: the compute unit of 13, link and registers of
+/// 74.
 fn parts(xid: &XidLine<'_>) -> Vec<(&'static str, String)> {
     const REGISTERS: [&str; 7] = ["REG0", "REG1", "REG2", "REG3", "REG4", "REG5", "REG6"];
     match xid.code {
@@ -465,13 +466,7 @@ fn parts(xid: &XidLine<'_>) -> Vec<(&'static str, String)> {
 }
 
 fn fatal(action: RecommendedAction, meaning: &'static str) -> Verdict {
-    Verdict {
-        healthy: false,
-        fatal: true,
-        action,
-        meaning: Text::Borrowed(meaning),
-        basis: None,
-    }
+    Verdict::of((true, action), &Text::Borrowed(meaning), None)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! What was found in a record of the kernel log, and what goes over the wire of it.
+//! A finding in the kernel log, and the fields of its event on the wire.
 
 use contract::{Entity, ProcessingStrategy, RecommendedAction, action_name, keys};
 
@@ -8,9 +8,9 @@ use crate::catalog::Text;
 /// A fault found in the kernel log, or the end of one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Which check found it.
+    /// The check that found it, and its name there.
     pub kind: Kind,
-    /// The line takes faults back instead of reporting one.
+    /// Whether the line takes faults back instead of reporting one.
     pub healthy: bool,
     /// PCI address of the GPU in the form of [`normalise_pci`](crate::subject::normalise_pci);
     /// of a switch with the function where the line has it, of a NIC as printed.
@@ -21,7 +21,7 @@ pub struct Finding {
     pub gpu_index: Option<u32>,
     /// The part of a GPU under MIG that is meant.
     pub mig: Option<Mig>,
-    /// What else describes the fault, as entity type and value: link, registers, units.
+    /// The parts that describe the fault further, as entity type and value: link, registers, units.
     pub parts: Vec<(&'static str, String)>,
     /// Process id that the driver blames.
     pub pid: Option<u32>,
@@ -29,19 +29,19 @@ pub struct Finding {
     pub process: Option<String>,
     /// Whether work on the device must stop.
     pub fatal: bool,
-    /// What mends it.
+    /// The action that mends it.
     pub action: RecommendedAction,
-    /// What happened, for people.
+    /// The explanation for people.
     pub meaning: Text,
-    /// What the verdict rests on, where it is not simply the catalogue's row of the code.
+    /// The basis of the verdict, where it is not simply the catalogue's row of the code.
     pub basis: Option<Text>,
-    /// What its event is for.
+    /// The strategy of its event.
     pub strategy: ProcessingStrategy,
     /// The faults on this device that it ends.
     pub cancels: Vec<Cancelled>,
     /// Serial number of the chassis, where the machine is known.
     pub chassis_serial: Option<String>,
-    /// What the driver has dumped of its requests to the GPU since the XID before this one.
+    /// The dump of requests to the GPU that the driver has printed since the XID before this one.
     pub dump: Option<String>,
     /// The lines that it was read from, where they are not simply the record: some of the
     /// lines of a record, or also lines of records before it.
@@ -57,7 +57,7 @@ pub struct Cancelled {
     pub code: String,
 }
 
-/// Which check a finding belongs to, and what it is called there.
+/// The check of a finding, and its name there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// An XID line.
@@ -94,7 +94,7 @@ pub enum Kind {
 // === impl Finding ===
 
 impl Finding {
-    /// Check name on the wire.
+    /// Returns the check name on the wire.
     pub fn check(&self) -> &'static str {
         match self.kind {
             Kind::Xid { .. } | Kind::Reset => keys::CHECK_XID,
@@ -104,7 +104,7 @@ impl Finding {
         }
     }
 
-    /// Component class on the wire.
+    /// Returns the component class on the wire.
     pub fn component(&self) -> &'static str {
         match self.kind {
             Kind::Nic { .. } => keys::COMPONENT_NIC,
@@ -112,7 +112,7 @@ impl Finding {
         }
     }
 
-    /// Error code on the wire; `None`: all codes of the device, as a successful reset
+    /// Returns the error code on the wire; `None`: all codes of the device, as a successful reset
     /// ends them.
     pub fn code(&self) -> Option<String> {
         match &self.kind {
@@ -134,7 +134,7 @@ impl Finding {
         action_name(self.action as i32).into_owned()
     }
 
-    /// Affected resources on the wire. What is not known is left out.
+    /// Returns the affected resources on the wire. What is not known is left out.
     pub fn entities(&self) -> Vec<Entity> {
         let mut entities = Vec::new();
         let mut add = |kind: &str, value: Option<String>| {
@@ -175,7 +175,7 @@ impl Finding {
         entities
     }
 
-    /// Metadata on the wire, as key and value.
+    /// Returns the metadata on the wire, as key and value.
     pub fn metadata(&self) -> Vec<(&'static str, String)> {
         let mut metadata = Vec::new();
         let mut add = |key, value: Option<String>| {

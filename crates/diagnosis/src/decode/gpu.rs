@@ -4,13 +4,13 @@ use std::sync::LazyLock;
 
 use memchr::memmem::Finder;
 
-use super::{Line, is_gpu_uuid, is_pci, text};
+use super::{LogLine, is_gpu_uuid, is_pci, text};
 
-/// What the line of a reset job begins with.
+/// The beginning of the line of a reset job.
 pub(super) const RESET: &[u8] = b"GPU reset executed:";
 
-/// That a GPU has fallen off the bus, or a part of it: the longer form of the message has
-/// three lines, which are one record or three.
+/// A message that a GPU has fallen off the bus, or a part of one: the longer form has three lines,
+/// which are one record or three.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Fallen<'a> {
     /// PCI address as printed, for example `0000:b3:00.0`.
@@ -21,7 +21,7 @@ pub struct Fallen<'a> {
     pub fell: bool,
 }
 
-/// That somebody reset a GPU.
+/// A message that somebody reset a GPU.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reset<'a> {
     /// UUID of the GPU.
@@ -30,16 +30,16 @@ pub struct Reset<'a> {
     pub succeeded: bool,
 }
 
-/// After `NVRM: GPU `: `at PCI:0000:b3:00: GPU-d2e7...`.
-pub(super) fn name(rest: &[u8]) -> Option<Line<'_>> {
+/// Reads `at PCI:0000:b3:00: GPU-d2e7...` behind `NVRM: GPU `.
+pub(super) fn name(rest: &[u8]) -> Option<LogLine<'_>> {
     let rest = text(rest.strip_prefix(b"at PCI:")?);
     let (pci, rest) = rest.split_once(": ")?;
     let uuid = rest.split_ascii_whitespace().next()?;
-    (is_gpu_uuid(uuid) && is_pci(pci)).then_some(Line::GpuName { pci, uuid })
+    (is_gpu_uuid(uuid) && is_pci(pci)).then_some(LogLine::GpuName { pci, uuid })
 }
 
-/// After `NVRM: GPU `: `0000:b3:00.0: GPU has fallen off the bus.`, and the forms with
-/// `at` and `PCI:` of older drivers.
+/// Reads `0000:b3:00.0: GPU has fallen off the bus.` behind `NVRM: GPU `, and the forms with `at`
+/// and `PCI:` of older drivers.
 pub(super) fn fallen(rest: &[u8]) -> Option<Fallen<'_>> {
     // These words first: of the lines that name a GPU nearly none has them.
     if !fell(rest) {
@@ -59,7 +59,7 @@ pub(super) fn fallen(rest: &[u8]) -> Option<Fallen<'_>> {
     })
 }
 
-/// `The NVIDIA GPU 0000:b3:00.0 (PCI ID: 10de:2330) installed in this system has fallen off
+/// Reads `The NVIDIA GPU 0000:b3:00.0 (PCI ID: 10de:2330) installed in this system has fallen off
 /// the bus and is not responding to commands.`, or the first line of it.
 pub(super) fn fallen_begins(text: &str) -> Option<Fallen<'_>> {
     let rest = text.strip_prefix("The NVIDIA GPU ")?;
@@ -71,7 +71,7 @@ pub(super) fn fallen_begins(text: &str) -> Option<Fallen<'_>> {
     })
 }
 
-/// `(PCI ID: 10de:2330) installed in this system has`: the second line.
+/// Reads the second line: `(PCI ID: 10de:2330) installed in this system has`.
 pub(super) fn fallen_goes_on(text: &str) -> Option<Fallen<'_>> {
     Some(Fallen {
         pci: None,
@@ -80,7 +80,7 @@ pub(super) fn fallen_goes_on(text: &str) -> Option<Fallen<'_>> {
     })
 }
 
-/// `fallen off the bus and is not responding to commands.`: the third line.
+/// Reads the third line: `fallen off the bus and is not responding to commands.`.
 pub(super) fn fallen_ends(rest: &[u8]) -> Option<Fallen<'_>> {
     rest.starts_with(FELL).then_some(Fallen {
         pci: None,
@@ -89,8 +89,8 @@ pub(super) fn fallen_ends(rest: &[u8]) -> Option<Fallen<'_>> {
     })
 }
 
-/// ` GPU-d2e7..., success: true`. Jobs of before there was a result wrote the line only
-/// when the reset had succeeded.
+/// Reads ` GPU-d2e7..., success: true`. Jobs of before there was a result wrote the line only when
+/// the reset had succeeded.
 pub(super) fn reset(rest: &str) -> Option<Reset<'_>> {
     let rest = rest.trim();
     let (uuid, result) = rest.split_once(',').unwrap_or((rest, "success: true"));
@@ -110,7 +110,7 @@ fn fell(rest: &[u8]) -> bool {
     FINDER.find(rest).is_some()
 }
 
-/// `10de:2330` of `PCI ID: 10de:2330`.
+/// Returns `10de:2330` of `PCI ID: 10de:2330`.
 fn pci_id(text: &str) -> Option<&str> {
     let (_, rest) = text.split_once("PCI ID: ")?;
     let id = rest.split([')', ' ', '\n']).next()?;

@@ -1,4 +1,4 @@
-//! What is known of this machine's GPUs: their names, and what each `NVLink` joins.
+//! The description of this machine's GPUs: their names, and the devices that each `NVLink` joins.
 //!
 //! Read from the text of `gpu_metadata.json`, the file that NVSentinel's metadata
 //! collector writes on a node and its monitors share. Whoever reads the file hands its
@@ -21,7 +21,7 @@ pub const MAX_LINKS: usize = 256;
 /// them become part of events, which have limits of their own.
 pub const MAX_MACHINE_NAME_BYTES: usize = 128;
 
-/// The GPUs of a machine and what joins them.
+/// The GPUs of a machine and their links.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Machine {
     driver_version: Option<String>,
@@ -44,11 +44,9 @@ pub struct Gpu {
     pub uuid: Option<String>,
     /// PCI address in the form of [`normalise_pci`].
     pub pci: Option<String>,
-    /// Serial number of the board.
-    pub serial: Option<String>,
 }
 
-/// Why a text says nothing of a machine.
+/// An error in the description of a machine.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
     /// The text is longer than is read.
@@ -57,13 +55,13 @@ pub enum MachineError {
         /// Bytes that it has.
         found: usize,
     },
-    /// It is no JSON, or of another shape.
+    /// The text is no JSON, or of another shape.
     #[error("it is not of the form of gpu_metadata.json")]
     Shape(#[source] serde_json::Error),
     /// A list has more entries than are read.
     #[error("{field} has {found} entries, at most {most} are read")]
     TooMany {
-        /// Which list.
+        /// The list.
         field: String,
         /// Entries that it has.
         found: usize,
@@ -75,7 +73,7 @@ pub enum MachineError {
         "{field} is {value:?}: expected is printable ASCII of at most {MAX_MACHINE_NAME_BYTES} bytes"
     )]
     Name {
-        /// Which field.
+        /// The field.
         field: String,
         /// Its beginning.
         value: String,
@@ -85,7 +83,7 @@ pub enum MachineError {
 /// The file, as far as it is read. Everything may be missing or null; what else stands
 /// there (`nic_topology`, `nvswitches`, `numa_node`, ...) is of no use here.
 #[derive(Deserialize)]
-struct File {
+struct MetadataFile {
     driver_version: Option<String>,
     chassis_serial: Option<String>,
     gpus: Option<Vec<GpuEntry>>,
@@ -96,7 +94,6 @@ struct GpuEntry {
     gpu_id: Option<u32>,
     uuid: Option<String>,
     pci_address: Option<String>,
-    serial_number: Option<String>,
     nvlinks: Option<Vec<LinkEntry>>,
 }
 
@@ -116,7 +113,7 @@ impl Machine {
         if text.len() > MAX_MACHINE_BYTES {
             return Err(MachineError::TooLong { found: text.len() });
         }
-        let file: File = serde_json::from_str(text).map_err(MachineError::Shape)?;
+        let file: MetadataFile = serde_json::from_str(text).map_err(MachineError::Shape)?;
         let entries = file.gpus.unwrap_or_default();
         limit("gpus", entries.len(), MAX_GPUS)?;
         let mut machine = Self {
@@ -130,7 +127,6 @@ impl Machine {
                 index: entry.gpu_id,
                 uuid: name(&field("uuid"), entry.uuid)?,
                 pci: name(&field("pci_address"), entry.pci_address)?.map(|pci| normalise_pci(&pci)),
-                serial: name(&field("serial_number"), entry.serial_number)?,
             };
             // Should a name stand twice, it is the first GPU's.
             if let Some(pci) = &gpu.pci {
@@ -157,24 +153,19 @@ impl Machine {
         Ok(machine)
     }
 
-    /// Version of the driver, `570.86.15`.
+    /// Returns the version of the driver, `570.86.15`.
     pub fn driver_version(&self) -> Option<&str> {
         self.driver_version.as_deref()
     }
 
-    /// Branch of the driver, 570 of `570.86.15`.
+    /// Returns the branch of the driver, 570 of `570.86.15`.
     pub fn driver_branch(&self) -> Option<u32> {
         self.driver_version()?.split('.').next()?.parse().ok()
     }
 
-    /// Serial number of the chassis.
+    /// Returns the serial number of the chassis.
     pub fn chassis_serial(&self) -> Option<&str> {
         self.chassis_serial.as_deref()
-    }
-
-    /// Returns the GPUs in the order of the file.
-    pub fn gpus(&self) -> &[Gpu] {
-        &self.gpus
     }
 
     /// Returns the GPU at a PCI address in any of its forms.

@@ -1,5 +1,5 @@
-//! Lines of NIC drivers: whose they are, and which device they are about. Which of them
-//! are worth an event, the patterns of the catalogue say.
+//! Lines of NIC drivers: their driver and device. The patterns of the catalogue say which of them
+//! are worth an event.
 
 use memchr::memmem;
 

@@ -6,7 +6,7 @@ use crate::catalog::{Report, Severity};
 /// Longest name of a unit that is believed (bytes): it becomes part of the error code.
 const MAX_UNIT_BYTES: usize = 40;
 
-/// Returns what the text says, if it has a unit and at least two register words.
+/// Returns the content of the text, if it has a unit and at least two register words.
 ///
 /// The name of the unit is all that stands before the severity: `MSE Degraded` has a
 /// blank in it.

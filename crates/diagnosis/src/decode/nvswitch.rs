@@ -1,6 +1,6 @@
 //! `SXid` lines of the `NVSwitch` driver.
 
-use super::{Line, code, is_pci, leading_number, text};
+use super::{LogLine, code, is_pci, leading_number, text};
 
 /// The parts of an `SXid` line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,15 +15,15 @@ pub struct SxidLine<'a> {
     pub fatal: Option<bool>,
     /// Number of the link, where the line names one.
     pub link: Option<u32>,
-    /// What follows.
+    /// The text behind all that.
     pub message: &'a str,
 }
 
-/// `nvidia-nvswitch3:` and `(PCI:0000:c1:00.0): 24007, Fatal, Link 44 sourcetrack timeout`.
+/// Reads `nvidia-nvswitch3:` and `(PCI:0000:c1:00.0): 24007, Fatal, Link 44 sourcetrack timeout`.
 ///
 /// Each error has two more lines, which begin with `Severity` and `Data` behind the code:
 /// they say nothing of their own.
-pub(super) fn line<'a>(name: &'a str, bytes: &'a [u8]) -> Option<Line<'a>> {
+pub(super) fn line<'a>(name: &'a str, bytes: &'a [u8]) -> Option<LogLine<'a>> {
     let (_, switch) = name
         .trim_end()
         .trim_end_matches(':')
@@ -32,7 +32,7 @@ pub(super) fn line<'a>(name: &'a str, bytes: &'a [u8]) -> Option<Line<'a>> {
         return None;
     }
     let Some((pci, code, rest)) = head(bytes) else {
-        return Some(Line::Garbled);
+        return Some(LogLine::Garbled);
     };
     let rest = rest.trim_start_matches([',', ':', ' ']).trim_end();
     let (word, after) = rest.split_once(',').unwrap_or((rest, ""));
@@ -45,7 +45,7 @@ pub(super) fn line<'a>(name: &'a str, bytes: &'a [u8]) -> Option<Line<'a>> {
     let link = message
         .strip_prefix("Link ")
         .and_then(|rest| leading_number(rest.trim_start()));
-    Some(Line::Sxid(SxidLine {
+    Some(LogLine::Sxid(SxidLine {
         switch: switch.parse().ok(),
         pci,
         code,
@@ -55,7 +55,7 @@ pub(super) fn line<'a>(name: &'a str, bytes: &'a [u8]) -> Option<Line<'a>> {
     }))
 }
 
-/// PCI address and code, and what follows: what each line has.
+/// Returns PCI address and code, which each line has, and the rest.
 fn head(bytes: &[u8]) -> Option<(&str, u32, &str)> {
     let (place, rest) = text(bytes).strip_prefix('(')?.split_once(')')?;
     let place = place.trim();

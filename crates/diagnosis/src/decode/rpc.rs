@@ -20,7 +20,7 @@ pub struct RpcLine<'a> {
     pub text: &'a str,
 }
 
-/// After `NVRM: `: the first line of a part of a dump.
+/// Reads the first line of a part of a dump, behind `NVRM: `.
 pub(super) fn begins(rest: &[u8]) -> Option<RpcLine<'_>> {
     let text = text(rest);
     let (gpu, after) = leading_number(text.strip_prefix("GPU")?)?;
@@ -33,7 +33,7 @@ pub(super) fn begins(rest: &[u8]) -> Option<RpcLine<'_>> {
     (what.iter().any(|what| after.starts_with(what))).then_some(RpcLine { gpu, text })
 }
 
-/// After `NVRM: `: a row of a part, or the names of its columns.
+/// Reads a row of a part, or the names of its columns, behind `NVRM: `.
 pub(super) fn goes_on(rest: &[u8]) -> Option<RpcLine<'_>> {
     let text = text(rest);
     let mut words = text.strip_prefix("    ")?.split_ascii_whitespace();

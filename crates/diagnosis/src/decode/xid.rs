@@ -1,7 +1,7 @@
 //! XID lines of the NVIDIA driver.
 
 use super::{code, is_pci, leading_number, text};
-use crate::catalog::{Report, Severity};
+use crate::catalog::{Report, Severity, hex};
 
 /// Longest name of a process in Linux (bytes), which the driver prints.
 const MAX_PROCESS_BYTES: usize = 15;
@@ -9,7 +9,7 @@ const MAX_PROCESS_BYTES: usize = 15;
 /// (bytes): drivers of hypervisors name their guests.
 const MAX_GUEST_BYTES: usize = 128;
 
-/// What the driver's messages begin with.
+/// The beginnings of the driver's messages.
 const MESSAGES: [&str; 20] = [
     "An uncorrectable",
     "CCMDs",
@@ -46,9 +46,9 @@ pub struct XidLine<'a> {
     pub pid: Option<u32>,
     /// Process name, where the line has one.
     pub process: Option<&'a str>,
-    /// All that follows the code.
+    /// The text behind the code.
     pub detail: &'a str,
-    /// What follows code and process.
+    /// The text behind code and process.
     pub message: &'a str,
 }
 
@@ -95,14 +95,14 @@ impl<'a> XidLine<'a> {
             let mut words = inside.split(',');
             let mut registers = [0; 7];
             for register in &mut registers {
-                *register = hexadecimal(words.next()?.trim())?;
+                *register = hex(words.next()?.trim())?;
             }
             words.next().is_none().then_some(registers)
         };
         Some((link, registers()))
     }
 
-    /// Returns what an XID 144 to 150 line says: unit, severity and register words.
+    /// Returns the content of an XID 144 to 150 line: unit, severity and register words.
     pub fn nvlink5(&self) -> Option<Report<'a>> {
         self.is_nvlink5()
             .then(|| super::nvlink5::report(self.message))?
@@ -128,7 +128,7 @@ pub(super) fn begins(bytes: &[u8]) -> bool {
         .is_some_and(|rest| rest.trim_ascii_start().starts_with(b"("))
 }
 
-/// `Xid (PCI:0000:b3:00): 79, pid=1234, name=python3, Ch 00000008, ...`
+/// Reads `Xid (PCI:0000:b3:00): 79, pid=1234, name=python3, Ch 00000008, ...`.
 pub(super) fn line(bytes: &[u8]) -> Option<XidLine<'_>> {
     let rest = text(bytes).strip_prefix("Xid")?.trim_start();
     let (place, rest) = rest.strip_prefix('(')?.split_once(')')?;
@@ -160,7 +160,7 @@ pub(super) fn line(bytes: &[u8]) -> Option<XidLine<'_>> {
     })
 }
 
-/// `pid=1234` and the name in `Ch 00000008, pid=1234, name=python`.
+/// Returns `pid=1234` and the name in `Ch 00000008, pid=1234, name=python`.
 fn behind(code: u32, detail: &str) -> (Option<&str>, Option<&str>) {
     let Some((_, rest)) = detail.split_once(", pid=") else {
         return (None, None);
@@ -169,7 +169,7 @@ fn behind(code: u32, detail: &str) -> (Option<&str>, Option<&str>) {
     (Some(pid), process(code, rest).0)
 }
 
-/// `GPU-I:02 GPU-CI:01`
+/// Reads `GPU-I:02 GPU-CI:01`.
 fn mig<'a>(words: impl Iterator<Item = &'a str>) -> Option<Mig> {
     let mut mig = None;
     for word in words {
@@ -185,7 +185,7 @@ fn mig<'a>(words: impl Iterator<Item = &'a str>) -> Option<Mig> {
     mig
 }
 
-/// `pid=1234, ...`: the value, and what follows.
+/// Reads `pid=1234, ...`, and returns the value and the rest.
 fn pid(text: &str) -> (Option<&str>, &str) {
     let Some(rest) = text.strip_prefix("pid=") else {
         return (None, text);
@@ -194,7 +194,7 @@ fn pid(text: &str) -> (Option<&str>, &str) {
     (Some(pid), rest)
 }
 
-/// `name='<unknown>', ...`: the value, and what follows.
+/// Reads `name='<unknown>', ...`, and returns the value and the rest.
 ///
 /// The name ends at a comma and a blank, and may have such itself: the message tells which.
 /// Where none of what follows them looks like one of the driver's, it is the first.
@@ -233,13 +233,6 @@ fn is_message(code: u32, text: &str) -> bool {
         154 => text.starts_with("GPU recovery action "),
         _ => MESSAGES.iter().any(|message| text.starts_with(message)),
     }
-}
-
-fn hexadecimal(word: &str) -> Option<u32> {
-    let digits = word
-        .strip_prefix("0x")
-        .or_else(|| word.strip_prefix("0X"))?;
-    u32::from_str_radix(digits, 16).ok()
 }
 
 #[cfg(test)]

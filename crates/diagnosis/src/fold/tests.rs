@@ -29,7 +29,7 @@ impl Bench {
             .drain(..)
             .map(|event| {
                 let line = event.metadata[keys::META_LOG_PLACE].clone();
-                (line, Seen::of(&event, second(0)).count)
+                (line, Sightings::of(&event, second(0)).count)
             })
             .collect()
     }
@@ -86,7 +86,7 @@ fn a_count_is_as_old_as_the_last_report_that_came() {
     bench.fold = serde_json::from_str(&text).unwrap();
     bench.tick(60);
     assert_eq!(accepted(&bench.out[1]), Some(second(9)));
-    assert_eq!(Seen::of(&bench.out[1], second(0)).last, second(-450));
+    assert_eq!(Sightings::of(&bench.out[1], second(0)).last, second(-450));
     // A recovery that somebody else has told, between two of them: by our clock, too.
     for (recovered, over) in [(8, false), (9, true), (-450, false)] {
         let mut bench = Bench::default();
@@ -116,12 +116,12 @@ fn the_event_says_when_its_reports_were_made() {
     }
     bench.tick(60);
     let folded = bench.out.pop().unwrap();
-    let seen = Seen {
+    let seen = Sightings {
         count: 3,
         first: second(3),
         last: second(40),
     };
-    assert_eq!(Seen::of(&folded, second(0)), seen);
+    assert_eq!(Sightings::of(&folded, second(0)), seen);
     assert_eq!(
         folded.generated_timestamp,
         Some(json::proto_timestamp(second(40)))
@@ -131,7 +131,7 @@ fn the_event_says_when_its_reports_were_made() {
     foreign
         .metadata
         .insert(keys::META_COUNT.into(), "812".into());
-    assert_eq!(Seen::of(&foreign, second(5)).count, 1);
+    assert_eq!(Sightings::of(&foreign, second(5)).count, 1);
 }
 
 #[test]
@@ -413,7 +413,7 @@ proptest! {
             }
         }
         bench.fold.end(&mut bench.out);
-        let count = |event: &HealthEvent| Seen::of(event, second(0)).count;
+        let count = |event: &HealthEvent| Sightings::of(event, second(0)).count;
         let (healthy, faults) = bench.out.drain(..).partition(|event| event.is_healthy);
         let healthy: Vec<HealthEvent> = healthy;
         prop_assert_eq!(healthy.iter().map(count).sum::<u64>(), recoveries);

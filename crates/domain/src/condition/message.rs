@@ -14,14 +14,15 @@ use contract::{Entity, HealthEvent, RecommendedAction, action_name};
 use crate::event::floor_char_boundary;
 use crate::fault::{Fault, Subject};
 
-/// What stands for text that was cut off.
+/// The mark of text that was cut off.
 const CUT: &str = "...";
 /// The shortest message that a limit may ask for: room for one code, one address and an
 /// action (bytes).
 const SHORTEST_MESSAGE: usize = 128;
-/// The longest (bytes): 64 conditions of it fit into the 1.5 MiB that etcd takes as one object.
+/// The longest message (bytes): 64 conditions of it fit into the 1.5 MiB that etcd takes as one
+/// object.
 const LONGEST_MESSAGE: usize = 16 * 1024;
-/// Begins the action; the grammar looks for it.
+/// The beginning of the action; the grammar looks for it.
 const ACTION: &str = "Recommended Action=";
 
 /// Sizes of a message.
@@ -45,7 +46,7 @@ pub enum LimitsError {
     Compacted,
 }
 
-/// What is said of the faults of one event.
+/// The words for the faults of one event.
 struct Piece {
     identity: String,
     diagnostic: String,
@@ -61,9 +62,9 @@ struct Part<'a> {
 // === impl Limits ===
 
 impl Limits {
-    /// At most `message` bytes in all; where that is too little, what stands before the action
-    /// of a fault is compacted to `compacted` bytes. NVSentinel's
-    /// `MaxNodeConditionMessageLength` and `CompactedHealthEventMsgLen`.
+    /// Returns limits of `message` bytes in all, and of `compacted` bytes before the action of a
+    /// fault where that is too little. NVSentinel's `MaxNodeConditionMessageLength` and
+    /// `CompactedHealthEventMsgLen`.
     pub fn new(message: usize, compacted: usize) -> Result<Self, LimitsError> {
         if message < SHORTEST_MESSAGE {
             return Err(LimitsError::Message(message));
@@ -82,14 +83,14 @@ impl Limits {
         self.message
     }
 
-    /// To how many bytes what stands before the action of a fault is compacted.
+    /// Returns the bytes to which the text before the action of a fault is compacted.
     pub fn compacted_bytes(&self) -> usize {
         self.compacted
     }
 }
 
 impl Default for Limits {
-    /// NVSentinel's.
+    /// Returns the limits of NVSentinel.
     fn default() -> Self {
         Self {
             message: 1024,
@@ -240,7 +241,8 @@ impl Piece {
             .join(" ")
     }
 
-    /// With no more than `max` bytes before the action. The identity is never cut.
+    /// Returns the piece with no more than `max` bytes before the action. The identity is never
+    /// cut.
     fn compacted(&self, max: usize) -> String {
         let before = match (self.identity.is_empty(), self.diagnostic.is_empty()) {
             (_, true) => self.identity.clone(),

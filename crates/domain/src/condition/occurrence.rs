@@ -11,13 +11,13 @@ use crate::reporter::Authority;
 
 /// Most occurrences of one node: the newest.
 pub const MAX_OCCURRENCES: usize = 64;
-/// Of these, most that users have reported.
+/// Most of these that users have reported.
 const MAX_OF_USERS: usize = MAX_OCCURRENCES / 2;
 
-/// What one Kubernetes Event tells.
+/// The content of a Kubernetes Event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Occurrence {
-    /// Identity while it lasts: the id of the health event that opened it.
+    /// Its identity while it lasts: the id of the health event that opened it.
     pub key: String,
     /// Monitor that reported it.
     pub agent: String,
@@ -25,13 +25,13 @@ pub struct Occurrence {
     pub check: String,
     /// The fault, in the grammar of a condition's message.
     pub message: String,
-    /// How often it was reported.
+    /// The number of reports.
     pub count: u64,
-    /// First observed.
+    /// The time of the first observation.
     pub first_seen: Timestamp,
-    /// Last observed.
+    /// The time of the last observation.
     pub last_seen: Timestamp,
-    /// When the newest report was accepted.
+    /// The time at which the newest report was accepted.
     pub accepted_at: Timestamp,
 }
 

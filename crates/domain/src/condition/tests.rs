@@ -8,6 +8,9 @@ use crate::event::{Record, normalise};
 use crate::fault::FaultBook;
 use crate::reporter::Reporter;
 
+mod any_events;
+mod occurrences;
+
 const NODE: &str = "n1";
 
 /// A fault book with these events recorded, in order.
@@ -292,7 +295,7 @@ fn too_long_a_list_is_compacted_first_and_then_cut_at_the_limit() {
     );
 }
 
-/// What it is about, the events, the conditions before, and the changes.
+/// A title, the events, the conditions before, and the changes.
 type Case = (
     &'static str,
     Vec<HealthEvent>,
@@ -517,105 +520,9 @@ fn what_monitors_say_stands_before_what_users_say() {
 }
 
 #[test]
-fn faults_that_are_not_fatal_are_occurrences() {
-    let mild = |code: &str, gpu: &str| HealthEvent {
-        is_fatal: false,
-        ..fatal("X", code, &[("GPU", gpu)], "m")
-    };
-    let repeat = HealthEvent {
-        message: "other text".into(),
-        ..mild("1", "0")
-    };
-    let many = HealthEvent {
-        entities_impacted: entities(&[("GPU", "4"), ("GPU", "5")]),
-        ..mild("2", "")
-    };
-    let book = book(vec![
-        mild("1", "0"),
-        fatal("X", "9", &[], "m"),
-        many,
-        repeat,
-    ]);
-    let found = occurrences(book.faults(NODE), &Limits::default());
-    let told: Vec<_> = found
-        .iter()
-        .map(|one| (one.message.as_str(), one.count))
-        .collect();
-    assert_eq!(
-        told,
-        [
-            ("ErrorCode:1 GPU:0 m Recommended Action=RESTART_BM;", 2),
-            (
-                "ErrorCode:2 GPU:4 GPU:5 m Recommended Action=RESTART_BM;",
-                1
-            ),
-        ]
-    );
-    assert!(is_open(book.faults(NODE), &found[0].key));
-    assert!(!is_open(book.faults(NODE), "gone"));
-    assert_eq!(reason("X", false), "XIsNotHealthy");
-}
-
-#[test]
 fn limits_that_cannot_be_kept_are_refused() {
     assert_eq!(Limits::new(10, 72), Err(LimitsError::Message(10)));
     assert_eq!(Limits::new(20_000, 72), Err(LimitsError::Long(20_000)));
     assert_eq!(Limits::new(1024, 0), Err(LimitsError::Compacted));
     assert_eq!(Limits::new(1024, 72), Ok(Limits::default()));
-}
-
-fn event_of_anything() -> impl Strategy<Value = HealthEvent> {
-    let entity = ("(GPU|PCI|NIC|é ;)", "[0-9a-zé:; ]{0,12}");
-    (
-        prop::collection::vec(entity, 0..3),
-        prop::collection::vec("[0-9A-Zü;. ]{1,9}", 0..3),
-        "[ -~éß€😀;]{0,200}",
-        0..30_i32,
-    )
-        .prop_map(|(on, codes, message, action)| HealthEvent {
-            error_code: codes,
-            entities_impacted: on
-                .into_iter()
-                .map(|(entity_type, entity_value)| Entity {
-                    entity_type,
-                    entity_value,
-                })
-                .collect(),
-            message,
-            recommended_action: action,
-            ..fatal("X", "", &[], "")
-        })
-}
-
-proptest! {
-    #[test]
-    fn a_message_keeps_its_limit_and_is_a_list_of_whole_faults_where_it_fits(
-        events in prop::collection::vec(event_of_anything(), 1..30),
-        max in 128..2_000_usize,
-        compacted in 1..200_usize,
-    ) {
-        let book = book(events);
-        let faults: Vec<&Fault> = book.faults(NODE).iter().collect();
-        let text = message::render(&faults, &Limits::new(max, compacted).unwrap());
-        prop_assert!(text.len() <= max, "{} bytes: {text}", text.len());
-        prop_assert!(!text.chars().any(char::is_control));
-        if let Some(cut) = text.strip_suffix("...") {
-            prop_assert!(cut.is_empty() || cut.ends_with(';'));
-        } else {
-            let pieces: Vec<&str> = text.strip_suffix(';').unwrap().split(';').collect();
-            for piece in pieces {
-                prop_assert_eq!(piece.matches("Recommended Action=").count(), 1, "{}", piece);
-            }
-        }
-    }
-
-    #[test]
-    fn what_was_written_once_is_not_written_again(
-        events in prop::collection::vec(event_of_anything(), 0..30),
-    ) {
-        let (book, before) = (book(events), node(&json!([])));
-        let first = wanted(&book, &before, true);
-        let after = written(&before, &first);
-        prop_assert_eq!(wanted(&book, &after, true), vec![]);
-    }
 }

@@ -14,7 +14,7 @@ use super::{Fault, Origin, Subject, heals};
 use crate::event::{Record, counts};
 use crate::position::Position;
 use crate::reporter::Authority;
-use diagnosis::fold::Seen;
+use diagnosis::fold::Sightings;
 
 /// Most faults of one authority that are kept open for one node. Beyond it a graver report takes
 /// the place of a lesser one, and one of a reporter that has few that of one that has many
@@ -363,7 +363,7 @@ impl Fault {
     }
 
     fn new(record: &Record, code: &str, subject: Subject) -> Self {
-        let seen = Seen::of(&record.event, record.created_at).by(record.created_at);
+        let seen = Sightings::of(&record.event, record.created_at).by(record.created_at);
         Self {
             agent: record.event.agent.clone(),
             check: record.event.check_name.clone(),
@@ -406,7 +406,7 @@ impl Fault {
     /// was fatal stays fatal until it is closed. Without `room` for the event of the report the
     /// one that is there stays.
     fn refresh(&mut self, record: &Record, subject: &Subject, room: bool) -> Change {
-        let seen = Seen::of(&record.event, record.created_at).by(record.created_at);
+        let seen = Sightings::of(&record.event, record.created_at).by(record.created_at);
         self.first_seen = self.first_seen.min(seen.first);
         self.last_seen = self.last_seen.max(seen.last);
         self.accepted_at = self.accepted_at.max(record.created_at);

@@ -1,4 +1,4 @@
-//! `MetadataAugmentor`: writes what the cluster knows of the node into the event's metadata.
+//! `MetadataAugmentor`: writes labels and provider id of the node into the event's metadata.
 
 use contract::HealthEvent;
 

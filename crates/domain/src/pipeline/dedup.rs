@@ -14,43 +14,44 @@
 use std::collections::HashMap;
 
 use contract::{BehaviourOverrides, Entity, HealthEvent, ProcessingStrategy, json, keys};
+use diagnosis::subject::canonical_value;
 use jiff::{SignedDuration, Timestamp};
 
 use super::annotate;
 use crate::event::{Record, content_fingerprint, counts, lacks_own_time};
-use crate::fault::{may_be_before, normalise_pci};
+use crate::fault::may_be_before;
 use crate::position::Position;
 use crate::reporter::Authority;
 
-/// Most memory for what was seen (bytes): some 30,000 faults of usual size. Beyond it
-/// further faults pass and are not remembered, until windows have ended.
+/// Most memory for reports that passed (bytes): some 30,000 faults of usual size. Beyond it further
+/// faults pass and are not remembered, until windows have ended.
 pub const MAX_SEEN_BYTES: usize = 16 * 1024 * 1024;
 /// Most faults of a node, agent and check that are remembered: each report is held against
 /// all of them. As many as a node's open faults (`fault/book.rs`); further ones pass, too.
 pub const MAX_SEEN_PER_SCOPE: usize = 1024;
-/// What a fault takes beside its texts, about (bytes).
+/// Approximate memory of a fault beside its texts (bytes).
 const FAULT_OVERHEAD: usize = 256;
 
-/// How repeats are taken out.
+/// The settings of the deduplicator.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
-    /// For how long a report holds back its repeats.
+    /// The time in which a report holds back its repeats.
     pub window: SignedDuration,
-    /// How often windows that have ended are forgotten.
+    /// The time between two removals of windows that have ended.
     pub cleanup: SignedDuration,
-    /// The checks that it is done for; empty: all.
+    /// The checks whose repeats are taken out; empty: all.
     pub checks: Vec<String>,
 }
 
-/// What was seen lately.
+/// The memory of the reports that passed lately.
 #[derive(Debug)]
 pub struct Deduplicator {
     settings: Settings,
-    scopes: HashMap<Scope, HashMap<Subject, Report>>,
+    scopes: HashMap<Scope, HashMap<FaultKey, Report>>,
     bytes: usize,
     room: usize,
     cleaned_at: Timestamp,
-    /// The newest that was taken in from before a restart.
+    /// The time of the newest record that was taken in from before a restart.
     recalled: Timestamp,
     batches: u64,
 }
@@ -60,19 +61,19 @@ pub struct Deduplicator {
 #[derive(Debug)]
 pub struct Batch {
     number: u64,
-    /// When it came.
+    /// The time at which it came.
     now: Timestamp,
-    passed: Vec<(Scope, Subject, usize)>,
+    passed: Vec<(Scope, FaultKey, usize)>,
 }
 
-/// What is done with an event.
+/// The treatment of an event.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// It goes on as it is.
+pub enum Treatment {
+    /// The event goes on as it is.
     Passes,
-    /// It goes on as it is, and there is no room to remember it.
+    /// The event goes on as it is, and there is no room to remember it.
     NoRoom,
-    /// It repeats another, and was taken out of the reactions.
+    /// The event repeats another, and was taken out of the reactions.
     Repeats(Original),
 }
 
@@ -85,7 +86,7 @@ pub struct Original {
     pub seq: Option<Position>,
 }
 
-/// Where a recovery looks for what it heals.
+/// The faults among which a recovery looks for those that it heals.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Scope {
     node: String,
@@ -94,9 +95,9 @@ struct Scope {
     authority: Authority,
 }
 
-/// What is broken.
+/// The key by which reports of a fault are the same: entities and codes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-struct Subject {
+struct FaultKey {
     /// Entities as type and value, sorted.
     entities: Vec<(String, String)>,
     /// Codes, sorted.
@@ -107,27 +108,28 @@ struct Subject {
 #[derive(Debug)]
 struct Report {
     id: String,
-    /// What it said, where it had no time of its own.
+    /// A hash of its content, where it had no time of its own.
     fingerprint: Option<String>,
     weight: Weight,
-    /// When it counts as accepted: a count is as old as the last report that it counts.
+    /// The time at which it counts as accepted: a count is as old as the last report that it
+    /// counts.
     received: Timestamp,
-    /// When it was observed.
+    /// The time at which it was observed.
     observed: Option<Timestamp>,
-    state: State,
+    state: Storing,
     /// Room that it takes.
     bytes: usize,
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum State {
-    /// It is being stored with this batch.
+enum Storing {
+    /// The report is being stored with this batch.
     Pending(u64),
-    /// It is stored, at this position.
+    /// The report is stored at this position.
     Stored(Position),
 }
 
-/// What of a report decides about reactions.
+/// The fields of a report that decide about reactions.
 #[derive(Debug, PartialEq, Eq)]
 struct Weight {
     fatal: bool,
@@ -141,7 +143,7 @@ struct Weight {
 // === impl Deduplicator ===
 
 impl Deduplicator {
-    /// Returns one that has seen nothing.
+    /// Returns a deduplicator that remembers nothing.
     pub fn new(settings: Settings) -> Self {
         Self::with_room(settings, MAX_SEEN_BYTES)
     }
@@ -183,41 +185,32 @@ impl Deduplicator {
         index: usize,
         event: &mut HealthEvent,
         accepted: Timestamp,
-    ) -> Verdict {
+    ) -> Treatment {
         let checks = &self.settings.checks;
         // What neither opens nor closes a fault must not hold back what does.
         if !(checks.is_empty() || checks.contains(&event.check_name)) || !counts(event) {
-            return Verdict::Passes;
+            return Treatment::Passes;
         }
         let scope = Scope::of(event);
         // A recovery, whether or not it will be stored. A strategy that we do not know is
         // its sender's, and stays.
         let usual = ProcessingStrategy::ExecuteRemediation as i32;
         if event.is_healthy || event.processing_strategy != usual {
-            // It heals what its own authority has reported, and lower ones.
-            for authority in [Authority::User, Authority::Trusted] {
-                if authority <= scope.authority {
-                    let scope = Scope {
-                        authority,
-                        ..scope.clone()
-                    };
-                    self.retain(&scope, |subject, _| !subject.may_concern(event));
-                }
-            }
-            return Verdict::Passes;
+            self.forget_healed(&scope, event);
+            return Treatment::Passes;
         }
-        let subject = Subject::of(event);
+        let subject = FaultKey::of(event);
         let seen = self.scopes.get(&scope).and_then(|seen| seen.get(&subject));
         if let Some(report) = seen
             && report.holds_back(event, &self.settings, batch.number, accepted)
         {
             if report.is(event) {
                 // Sent again: the store is to find it as it was.
-                return Verdict::Passes;
+                return Treatment::Passes;
             }
             event.processing_strategy = ProcessingStrategy::StoreAndAnalyse as i32;
             annotate(event, keys::META_REPEAT_OF, &report.id);
-            return Verdict::Repeats(Original {
+            return Treatment::Repeats(Original {
                 id: report.id.clone(),
                 seq: report.seq(),
             });
@@ -231,41 +224,42 @@ impl Deduplicator {
         // What comes late may be from before a recovery, and open nothing (`fault/closed.rs`):
         // it must not hold back what is new.
         if may_be_before(event, batch.now.duration_since(accepted)) {
-            return Verdict::Passes;
+            return Treatment::Passes;
         }
         if !self.remember(&scope, &subject, report) {
-            return Verdict::NoRoom;
+            return Treatment::NoRoom;
         }
         batch.passed.push((scope, subject, index));
-        Verdict::Passes
+        Treatment::Passes
     }
 
-    /// The batch is stored: the event at an index has the position that `seq` tells.
+    /// Takes note that the batch is stored: the event at an index has the position that `seq`
+    /// tells.
     pub fn stored(&mut self, batch: Batch, seq: impl Fn(usize) -> Option<Position>) {
         for (scope, subject, index) in batch.passed {
             let seen = self.scopes.get_mut(&scope);
             let report = seen.and_then(|seen| seen.get_mut(&subject));
             // Another report, or a recovery, may have come meanwhile.
             if let Some(report) = report
-                && report.state == State::Pending(batch.number)
+                && report.state == Storing::Pending(batch.number)
                 && let Some(seq) = seq(index)
             {
-                report.state = State::Stored(seq);
+                report.state = Storing::Stored(seq);
             }
         }
     }
 
-    /// The batch could not be stored: what it reported counts as never seen.
+    /// Takes note that the batch could not be stored: its reports count as never seen.
     pub fn not_stored(&mut self, batch: Batch) {
         let number = batch.number;
         for (scope, subject, _) in batch.passed {
             self.retain(&scope, |seen, report| {
-                *seen != subject || report.state != State::Pending(number)
+                *seen != subject || report.state != Storing::Pending(number)
             });
         }
     }
 
-    /// Takes in what was stored before a restart, oldest first.
+    /// Takes in a record that was stored before a restart, oldest first.
     pub fn recall(&mut self, record: &Record) {
         self.recalled = self.recalled.max(record.created_at);
         let mut batch = self.begin(self.recalled);
@@ -274,7 +268,7 @@ impl Deduplicator {
         self.stored(batch, |_| Some(record.seq));
     }
 
-    /// For how long reports hold back others.
+    /// Returns the time in which reports hold back others.
     pub fn window(&self) -> SignedDuration {
         self.settings.window
     }
@@ -284,7 +278,7 @@ impl Deduplicator {
         self.scopes.values().map(HashMap::len).sum()
     }
 
-    fn remember(&mut self, scope: &Scope, subject: &Subject, report: Report) -> bool {
+    fn remember(&mut self, scope: &Scope, subject: &FaultKey, report: Report) -> bool {
         let bytes = self.bytes + report.bytes;
         let beside = self.scopes.get(scope).map_or(0, HashMap::len);
         if bytes > self.room || beside >= MAX_SEEN_PER_SCOPE {
@@ -294,6 +288,19 @@ impl Deduplicator {
         let seen = self.scopes.entry(scope.clone()).or_default();
         seen.insert(subject.clone(), report);
         true
+    }
+
+    /// Forgets the reports of the recovery's own authority, and of lower ones, that it may concern.
+    fn forget_healed(&mut self, scope: &Scope, recovery: &HealthEvent) {
+        for authority in [Authority::User, Authority::Trusted] {
+            if authority <= scope.authority {
+                let scope = Scope {
+                    authority,
+                    ..scope.clone()
+                };
+                self.retain(&scope, |subject, _| !subject.may_concern(recovery));
+            }
+        }
     }
 
     fn forget_ended(&mut self, now: Timestamp) {
@@ -310,7 +317,7 @@ impl Deduplicator {
         self.bytes -= freed;
     }
 
-    fn retain(&mut self, scope: &Scope, keep: impl Fn(&Subject, &Report) -> bool) {
+    fn retain(&mut self, scope: &Scope, keep: impl Fn(&FaultKey, &Report) -> bool) {
         let Some(seen) = self.scopes.get_mut(scope) else {
             return;
         };
@@ -339,9 +346,9 @@ impl Scope {
     }
 }
 
-// === impl Subject ===
+// === impl FaultKey ===
 
-impl Subject {
+impl FaultKey {
     fn of(event: &HealthEvent) -> Self {
         let entities = event.entities_impacted.iter();
         let mut entities: Vec<_> = entities
@@ -353,17 +360,18 @@ impl Subject {
         Self { entities, codes }
     }
 
-    /// Returns whether an event of the same scope may concern faults of this subject. It may know a
-    /// device by another name, so it does not only where all that it names are others of the same
-    /// types.
+    /// Returns whether an event of the same scope may concern faults with this key. That is more
+    /// than what `heals` closes: it may know a device by another name, so it does not only where all
+    /// that it names are others of the same types.
     fn may_concern(&self, event: &HealthEvent) -> bool {
         let codes = &event.error_code;
         let any_code = codes.is_empty() || codes.iter().any(|code| self.codes.contains(code));
         let of_others = |entity: &Entity| {
-            let value = canonical(&entity.entity_type, &entity.entity_value);
+            let value = canonical_value(&entity.entity_type, &entity.entity_value);
             let of_type = |(kind, _): &&(String, String)| *kind == entity.entity_type;
             let mut same_type = self.entities.iter().filter(of_type).peekable();
-            same_type.peek().is_some() && same_type.all(|(kind, own)| canonical(kind, own) != value)
+            same_type.peek().is_some()
+                && same_type.all(|(kind, own)| canonical_value(kind, own) != value)
         };
         let entities = &event.entities_impacted;
         any_code && (entities.is_empty() || !entities.iter().all(of_others))
@@ -376,7 +384,7 @@ impl Report {
     fn pending(
         event: &HealthEvent,
         scope: &Scope,
-        subject: &Subject,
+        subject: &FaultKey,
         batch: u64,
         accepted: Timestamp,
     ) -> Self {
@@ -396,7 +404,7 @@ impl Report {
             weight,
             received: accepted,
             observed: event.generated_timestamp.and_then(json::timestamp),
-            state: State::Pending(batch),
+            state: Storing::Pending(batch),
             bytes,
         }
     }
@@ -411,8 +419,8 @@ impl Report {
     ) -> bool {
         // While another batch is being stored, nobody knows whether it will be.
         let counts = match self.state {
-            State::Pending(own) => own == batch,
-            State::Stored(_) => true,
+            Storing::Pending(own) => own == batch,
+            Storing::Stored(_) => true,
         };
         // By both times: reports of an hour may be read from a log in one second.
         let observed = event.generated_timestamp.and_then(json::timestamp);
@@ -436,8 +444,8 @@ impl Report {
 
     fn seq(&self) -> Option<Position> {
         match self.state {
-            State::Pending(_) => None,
-            State::Stored(seq) => Some(seq),
+            Storing::Pending(_) => None,
+            Storing::Stored(seq) => Some(seq),
         }
     }
 }
@@ -461,14 +469,6 @@ impl Weight {
 fn within(window: SignedDuration, first: Timestamp, now: Timestamp) -> bool {
     let since = now.duration_since(first);
     !since.is_negative() && since < window
-}
-
-fn canonical(kind: &str, value: &str) -> String {
-    if kind == keys::ENTITY_PCI {
-        normalise_pci(value)
-    } else {
-        value.to_owned()
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! Reads the files of NVSentinel's platform connector: `config.json`, and the one that each
-//! transformer has. Everything that can be wrong is found here, with file and line; what is
-//! read and has no use here is told, with the reason.
+//! transformer has. Findings name file and line; what is read and has no use here is told, with
+//! the reason.
 
 mod sink;
 
@@ -29,23 +29,23 @@ pub const MAX_WINDOW: SignedDuration = SignedDuration::from_hours(24);
 /// Longest name of a label in Kubernetes: prefix of 253 bytes, slash, name of 63.
 const MAX_LABEL_BYTES: usize = 317;
 
-/// What `config.json` says.
+/// The contents of `config.json`.
 #[derive(Debug, PartialEq, Eq)]
 pub struct ConnectorFile {
     /// The transformers that are switched on, in their order.
-    pub pipeline: Vec<Entry>,
-    /// Of the messages of node conditions.
+    pub pipeline: Vec<TransformerEntry>,
+    /// Sizes of the messages of node conditions.
     pub limits: Limits,
-    /// Where events are handed on to, beside the store.
+    /// The service that events are handed on to, beside the store.
     pub forward: Option<Forward>,
-    /// What was read and is not used, and why: to be shown.
+    /// Notes for the operator: keys that are read and not used, and why.
     pub notes: Vec<String>,
 }
 
 /// A transformer of the pipeline.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Entry {
-    /// Which.
+pub struct TransformerEntry {
+    /// The transformer.
     pub kind: Kind,
     /// Its file, as it is written there; may be empty.
     pub config: String,
@@ -110,7 +110,7 @@ struct Number;
 struct Positive(usize);
 
 /// An entry of the pipeline; `None`: it is switched off, and may be anything.
-struct PipelineEntry(Option<Entry>);
+struct PipelineEntry(Option<TransformerEntry>);
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -151,7 +151,7 @@ struct RuleKeys {
     change: Option<Spanned<ChangeKeys>>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields)]
 struct ChangeKeys {
     #[serde(rename = "isFatal")]
@@ -184,13 +184,27 @@ pub fn connector(text: &str, source: &str) -> Result<ConnectorFile, FileError> {
         Findings::new(text, source).stop_on_line(line, what)
     })?;
     let limits = limits(&keys, text, source)?;
-    let on = |switch: Option<Switch>| switch == Some(Switch(true));
-    let forward = if on(keys.grpc_sink) {
+    let forward = if keys.grpc_sink == Some(Switch(true)) {
         Some(sink::forward(&keys, text, source)?)
     } else {
         None
     };
-    let table: [(bool, &str, &str); 7] = [
+    let unused = unused(&keys).into_iter().filter(|(read, ..)| *read);
+    let notes = unused.map(|(_, keys, why)| format!("{source}: {keys}: not used: {why}"));
+    let open = forward.as_ref().and_then(|forward| forward.warning(source));
+    Ok(ConnectorFile {
+        notes: notes.chain(open).collect(),
+        pipeline: keys.pipeline.into_iter().filter_map(|one| one.0).collect(),
+        limits,
+        forward,
+    })
+}
+
+/// Returns the keys that have no use, each with whether it was read, and why it has none.
+fn unused(keys: &ConnectorKeys) -> [(bool, &'static str, &'static str); 7] {
+    let on = |switch: Option<Switch>| switch == Some(Switch(true));
+    let forwards = on(keys.grpc_sink);
+    [
         (
             keys.kubernetes == Some(Switch(false)),
             "enableK8sPlatformConnector",
@@ -212,30 +226,21 @@ pub fn connector(text: &str, source: &str) -> Result<ConnectorFile, FileError> {
             "a sender is told OK once its events are stored, and otherwise tries again itself",
         ),
         (
-            forward.is_none() && (keys.grpc_retries.is_some() || !keys.grpc_token.is_empty()),
+            !forwards && (keys.grpc_retries.is_some() || !keys.grpc_token.is_empty()),
             "GRPCSinkConnectorMaxRetries, GRPCSinkTokenPath",
             "the gRPC sink is switched off",
         ),
         (
-            forward.is_none() && sink::names_certificates(&keys),
+            !forwards && sink::names_certificates(keys),
             "GRPCSinkCAPath, GRPCSinkCertPath, GRPCSinkKeyPath",
             "the gRPC sink is switched off",
         ),
         (
-            forward.is_some() && keys.grpc_retries.is_some(),
+            forwards && keys.grpc_retries.is_some(),
             "GRPCSinkConnectorMaxRetries",
             "what the target does not take waits on disk and is tried again for ever",
         ),
-    ];
-    let notes = table.iter().filter(|(read, ..)| *read);
-    let notes = notes.map(|(_, keys, why)| format!("{source}: {keys}: not used: {why}"));
-    let open = forward.as_ref().and_then(|forward| forward.warning(source));
-    Ok(ConnectorFile {
-        notes: notes.chain(open).collect(),
-        pipeline: keys.pipeline.into_iter().filter_map(|one| one.0).collect(),
-        limits,
-        forward,
-    })
+    ]
 }
 
 fn limits(keys: &ConnectorKeys, text: &str, source: &str) -> Result<Limits, FileError> {
@@ -259,7 +264,7 @@ fn line_that_sets(text: &str, keys: &[&str]) -> usize {
     1 + keys.iter().find_map(line).unwrap_or_default()
 }
 
-/// Reads `metadata.toml`; beside the labels what was read and is not used.
+/// Reads `metadata.toml`. Returns the labels, and notes on keys that are not used.
 pub fn metadata(text: &str, source: &str) -> Result<(Labels, Vec<String>), FileError> {
     let mut findings = Findings::new(text, source);
     let keys: MetadataKeys = findings.parse()?;
@@ -291,7 +296,7 @@ pub fn metadata(text: &str, source: &str) -> Result<(Labels, Vec<String>), FileE
     findings.result((Labels(labels.unwrap_or_default()), notes))
 }
 
-/// Reads `overrides.toml`; beside the rules what is to be shown about them.
+/// Reads `overrides.toml`. Returns the rules, and notes on them.
 pub fn overrides(text: &str, source: &str) -> Result<(Overrides, Vec<String>), FileError> {
     let mut findings = Findings::new(text, source);
     let keys: OverrideKeys = findings.parse()?;
@@ -358,76 +363,31 @@ pub fn dedup(text: &str, source: &str) -> Result<dedup::Settings, FileError> {
 
 fn rule_of(entry: Spanned<RuleKeys>, findings: &mut Findings<'_>) -> Option<Override> {
     let start = entry.span().start;
-    let RuleKeys { name, when, change } = entry.into_inner();
+    let RuleKeys { name, when, change } =
+        findings.begin(entry, |rule| format!("rule '{}'", rule.name));
     if name.trim().is_empty() || name.len() > MAX_NAME_BYTES {
-        findings.at(
-            start,
-            &format!("a rule needs a name of at most {MAX_NAME_BYTES} bytes"),
-        );
-    }
-    let when = match when {
-        None => {
-            findings.at(start, &format!("rule '{name}': when is missing"));
-            None
-        }
-        Some(when) => match Rule::compile(RuleKind::Override, when.get_ref()) {
-            Ok(rule) => Some(rule),
-            Err(CompileError::Wrong(what)) => {
-                findings.at(when.span().start, &format!("rule '{name}': when {what}"));
-                None
-            }
-            Err(error @ CompileError::NoThread(_)) => {
-                findings.at(when.span().start, &error.to_string());
-                None
-            }
-        },
-    };
-    let keys = change.map(Spanned::into_inner);
-    let nothing = keys.as_ref().is_none_or(|change| {
-        change.is_fatal.is_none() && change.is_healthy.is_none() && change.action.is_none()
-    });
-    if nothing {
-        let what = format!(
-            "rule '{name}': override is to have one of isFatal, isHealthy, recommendedAction"
-        );
+        let what = format!("a rule needs a name of at most {MAX_NAME_BYTES} bytes");
         findings.at(start, &what);
     }
-    let change = keys?;
-    let custom = change.custom.as_ref();
-    let name_of_custom = custom
-        .map(|custom| custom.get_ref().trim())
-        .unwrap_or_default();
-    let mut action = None;
-    if let Some(text) = &change.action {
-        match RecommendedAction::from_str_name(text.get_ref()) {
-            None => findings.at(
-                text.span().start,
-                &format!(
-                    "rule '{name}': recommendedAction '{}' is unknown",
-                    text.get_ref()
-                ),
-            ),
-            // The connector itself refuses such an event, and nothing could act on it.
-            Some(RecommendedAction::Custom) if name_of_custom.is_empty() => findings.at(
-                text.span().start,
-                &format!("rule '{name}': recommendedAction CUSTOM needs a customRecommendedAction"),
-            ),
-            Some(found) => action = Some((found as i32, name_of_custom.to_owned())),
-        }
+    if when.is_none() {
+        findings.wrong("when is missing");
     }
-    if let Some(custom) = custom {
-        let custom_action = action
-            .as_ref()
-            .is_none_or(|(number, _)| *number == RecommendedAction::Custom as i32);
-        if change.action.is_none() || !custom_action {
-            let what = "customRecommendedAction stands beside recommendedAction = 'CUSTOM' only";
-            findings.at(custom.span().start, &format!("rule '{name}': {what}"));
-        }
-        if custom.get_ref().len() > MAX_VALUE_BYTES {
-            let what = format!("customRecommendedAction has over {MAX_VALUE_BYTES} bytes");
-            findings.at(custom.span().start, &format!("rule '{name}': {what}"));
-        }
+    let when = when.and_then(|when| {
+        let refused = |error| match error {
+            CompileError::Wrong(what) => {
+                findings.wrong_at(when.span().start, format_args!("when {what}"));
+            }
+            CompileError::NoThread(_) => findings.at(when.span().start, &error.to_string()),
+        };
+        Rule::compile(RuleKind::Override, when.get_ref())
+            .map_err(refused)
+            .ok()
+    });
+    let change = change.map(Spanned::into_inner).unwrap_or_default();
+    if change.is_fatal.is_none() && change.is_healthy.is_none() && change.action.is_none() {
+        findings.wrong("override is to have one of isFatal, isHealthy, recommendedAction");
     }
+    let action = action_of(&change, findings);
     Some(Override {
         name,
         when: when?,
@@ -435,6 +395,42 @@ fn rule_of(entry: Spanned<RuleKeys>, findings: &mut Findings<'_>) -> Option<Over
         is_healthy: change.is_healthy,
         action,
     })
+}
+
+/// Returns the new action, and the name of a custom one.
+fn action_of(change: &ChangeKeys, findings: &mut Findings<'_>) -> Option<(i32, String)> {
+    let custom_name = change.custom.as_ref().map(|custom| custom.get_ref().trim());
+    let custom_name = custom_name.unwrap_or_default();
+    let mut action = None;
+    if let Some(text) = &change.action {
+        let (place, name) = (text.span().start, text.get_ref());
+        match RecommendedAction::from_str_name(name) {
+            None => {
+                let what = format_args!("recommendedAction '{name}' is unknown");
+                findings.wrong_at(place, what);
+            }
+            // The connector itself refuses such an event, and nothing could act on it.
+            Some(RecommendedAction::Custom) if custom_name.is_empty() => findings.wrong_at(
+                place,
+                "recommendedAction CUSTOM needs a customRecommendedAction",
+            ),
+            Some(found) => action = Some((found as i32, custom_name.to_owned())),
+        }
+    }
+    if let Some(custom) = &change.custom {
+        let is_custom = |(number, _): &(i32, String)| *number == RecommendedAction::Custom as i32;
+        if change.action.is_none() || !action.as_ref().is_none_or(is_custom) {
+            findings.wrong_at(
+                custom.span().start,
+                "customRecommendedAction stands beside recommendedAction = 'CUSTOM' only",
+            );
+        }
+        if custom.get_ref().len() > MAX_VALUE_BYTES {
+            let what = format_args!("customRecommendedAction has over {MAX_VALUE_BYTES} bytes");
+            findings.wrong_at(custom.span().start, what);
+        }
+    }
+    action
 }
 
 /// Reads a duration above zero and up to `max`.
@@ -525,7 +521,7 @@ impl<'de> Deserialize<'de> for PipelineEntry {
                 )));
             }
         };
-        Ok(Self(Some(Entry {
+        Ok(Self(Some(TransformerEntry {
             kind,
             config: raw.config,
         })))

@@ -19,9 +19,9 @@ pub struct Overrides {
 /// A rule.
 #[derive(Clone, Debug)]
 pub struct Override {
-    /// Its name, for metrics and people.
+    /// The name, for metrics and people.
     pub name: String,
-    /// When it applies.
+    /// The condition under which it applies.
     pub when: Rule,
     /// New value of `isFatal`.
     pub is_fatal: Option<bool>,
@@ -31,9 +31,9 @@ pub struct Override {
     pub action: Option<(i32, String)>,
 }
 
-/// What became of an event.
+/// The result of the rules for an event.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub struct Outcome<'a> {
+pub struct OverrideResult<'a> {
     /// The rule that was applied, and the fields that it really changed.
     pub applied: Option<(&'a str, Vec<&'static str>)>,
     /// Rules that could not be evaluated, and why.
@@ -46,8 +46,8 @@ impl Overrides {
     /// Applies the first rule that holds.
     ///
     /// An event that is changed says by which rule, in its metadata, where there is room.
-    pub fn apply(&self, event: &mut HealthEvent) -> Outcome<'_> {
-        let mut outcome = Outcome::default();
+    pub fn apply(&self, event: &mut HealthEvent) -> OverrideResult<'_> {
+        let mut outcome = OverrideResult::default();
         if self.rules.is_empty() {
             return outcome;
         }
@@ -216,8 +216,11 @@ mod tests {
     fn an_event_that_no_rule_fits_is_as_it_was() {
         let overrides = rules(&[("r", "event.agent == 'other'", "isFatal = false")]);
         let mut changed = event();
-        assert_eq!(overrides.apply(&mut changed), Outcome::default());
+        assert_eq!(overrides.apply(&mut changed), OverrideResult::default());
         assert_eq!(changed, event());
-        assert_eq!(Overrides::default().apply(&mut changed), Outcome::default());
+        assert_eq!(
+            Overrides::default().apply(&mut changed),
+            OverrideResult::default()
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! What a policy says of how many nodes may be out of service; [`crate::brake`] holds to it.
+//! The limits of a policy on nodes out of service, to which [`crate::brake`] holds.
 
 use std::fmt;
 
@@ -13,38 +13,39 @@ use jiff::SignedDuration;
 /// however wrong the monitors are, and a single bad node of a small cluster still goes.
 pub const DEFAULT_PERCENT: u8 = 20;
 
-/// What limits new quarantines.
+/// The limits on new quarantines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Brake {
-    /// How many nodes may be out of service at the same time. All of them hold.
+    /// The budgets, all of which hold.
     pub budgets: Vec<Budget>,
-    /// How many may be taken out within a while; more trip the circuit breaker.
+    /// The limit on nodes taken out within a while; more trip the circuit breaker.
     pub window: Option<Window>,
 }
 
-/// How many nodes may be out of service at the same time.
+/// A limit on nodes out of service at the same time.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Budget {
-    /// How many.
+    /// The number of nodes.
     pub max: Amount,
-    /// Label by whose values the nodes are counted apart; `None`: all together. Nodes
-    /// without the label are counted together.
+    /// The label by whose values the nodes are counted apart; `None`: all together. Nodes without
+    /// the label are counted together.
     pub per: Option<String>,
 }
 
 /// A number of nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Amount {
-    /// So many.
+    /// A fixed number.
     Nodes(u32),
-    /// So many of a hundred, rounded up; 1 to 100.
+    /// A share of all in percent, rounded up; 1 to 100.
     Percent(u8),
 }
 
-/// NVSentinel's `circuitBreaker`: a limit on different nodes that are taken out within a while.
+/// A limit on different nodes that are taken out within a while: NVSentinel's `circuitBreaker`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// Part of the GPU nodes, rounded up; 1 to 100. As many may be taken out; the next trips.
+    /// The share of the GPU nodes in percent, rounded up; 1 to 100. As many may be taken out; the
+    /// next trips.
     pub percentage: u8,
     /// The while.
     pub duration: SignedDuration,
@@ -53,7 +54,7 @@ pub struct Window {
 // === impl Brake ===
 
 impl Default for Brake {
-    /// Returns what holds where the policy says nothing: [`DEFAULT_PERCENT`] of the GPU nodes.
+    /// Returns the brake of a policy that says nothing of it: [`DEFAULT_PERCENT`] of the GPU nodes.
     fn default() -> Self {
         Self {
             budgets: vec![Budget {
@@ -68,7 +69,7 @@ impl Default for Brake {
 // === impl Amount ===
 
 impl Amount {
-    /// Returns how many that is of `all`.
+    /// Returns the number of nodes that it is of `all`.
     pub fn of(self, all: usize) -> usize {
         match self {
             Self::Nodes(nodes) => usize::try_from(nodes).unwrap_or(usize::MAX),

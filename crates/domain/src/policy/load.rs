@@ -1,18 +1,17 @@
-//! Reads a policy file. Everything that can be wrong with it is found here, with the
-//! line it stands on and what to do; all findings at once.
+//! Reads a policy file, and checks all of it: findings name the line and what to do, and come all
+//! at once.
 
 use contract::findings::{FileError, Findings, start_of};
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::unknown;
 use super::{CompileError, MAX_COST, NamedPolicy, Policy, Rule, RuleKind, RuleSet};
 use crate::node::Taint;
 
 mod brake;
-mod wrong_value;
+mod keys;
 
-/// What is said of a policy without a text.
+/// The finding about a policy without a text.
 const EMPTY: &str = "it is empty; a comment in it (# no rules) says that no rules are meant";
 
 /// Largest policy, in bytes: what a `ConfigMap` can hold.
@@ -24,8 +23,10 @@ pub const MAX_RULE_SETS: usize = 512;
 pub const MAX_RULES: usize = 2048;
 /// Most steps that all rules of a file can take together: those that a fault is judged by.
 pub const MAX_POLICY_COST: u64 = 4 * MAX_COST;
+
+/// The keys of a policy file.
 #[derive(Deserialize)]
-struct File {
+struct PolicyFile {
     #[serde(rename = "label-prefix", default)]
     label_prefix: String,
     #[serde(rename = "circuitBreaker")]
@@ -43,14 +44,14 @@ struct File {
     policies: Vec<Spanned<PolicyEntry>>,
 }
 
-/// What `any` and `all` in one rule set mean together.
+/// The meaning of `any` and `all` together in one rule set.
 #[derive(Deserialize, Clone, Copy, Default, PartialEq, Eq)]
 #[serde(rename_all = "lowercase")]
 enum AnyAll {
     /// Both must hold, as the names say.
     #[default]
     Both,
-    /// One of them is enough, as in the reference.
+    /// One of the two is enough, as in the reference.
     Either,
 }
 
@@ -63,7 +64,7 @@ struct PolicyEntry {
 
 #[derive(Deserialize)]
 struct RuleSetEntry {
-    /// On where absent, as the reference's chart renders it.
+    /// Whether it is on; so where it is absent, as the reference's chart renders it.
     #[serde(default = "on")]
     enabled: bool,
     #[serde(rename = "version", default)]
@@ -119,65 +120,52 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, FileError> {
         // Most likely somebody's editor or disk: nobody wants to lose all rules by that.
         return Err(findings.stop(0, EMPTY));
     }
-    let file: File = match toml::from_str(text) {
+    let file: PolicyFile = match toml::from_str(text) {
         Ok(file) => file,
         Err(error) => {
-            let what = wrong_value::explain(text, &error);
+            let what = keys::wrong_value(text, &error);
             return Err(findings.stop(start_of(&error), &what));
         }
     };
-    let sets = file.policies.iter().map(|entry| &entry.get_ref().rule_sets);
-    let sets: Vec<_> = file.rule_sets.iter().chain(sets.flatten()).collect();
-    let rules = sets.iter().map(|entry| &entry.get_ref().matches);
-    let rules: usize = rules.map(|entry| entry.any.len() + entry.all.len()).sum();
-    if let Some(beyond) = sets.get(MAX_RULE_SETS) {
-        let (start, found) = (beyond.span().start, sets.len());
-        let what = format!("{found} rule sets, at most {MAX_RULE_SETS} are taken");
-        return Err(findings.stop(start, &what));
-    }
-    if rules > MAX_RULES {
-        let what = format!("{rules} rules, at most {MAX_RULES} are taken");
-        return Err(findings.stop(0, &what));
+    if let Some((offset, what)) = beyond_the_limits(&file) {
+        return Err(findings.stop(offset, &what));
     }
     let mut warnings = Vec::new();
-    for key in unknown::keys(text) {
+    for key in keys::unknown(text) {
         if key.is_error {
             findings.at(key.offset, &key.what);
         } else {
             warnings.push(findings.said(key.offset, &key.what));
         }
     }
-    let mut reading = Reading {
+    let mut reader = Reader {
         findings,
         warnings,
         any_or_all: file.match_any_all == AnyAll::Either,
         cost: 0,
         unchecked: None,
     };
-    let rule_sets = reading.rule_sets(file.rule_sets);
+    let rule_sets = reader.rule_sets(file.rule_sets);
     let mut policies: Vec<NamedPolicy> = Vec::new();
     for entry in file.policies {
-        let start = entry.span().start;
-        let entry = entry.into_inner();
+        let (start, entry) = (entry.span().start, entry.into_inner());
         let name = entry.name;
         if name.trim().is_empty() {
-            reading.findings.at(start, "a policy needs a name");
+            reader.findings.at(start, "a policy needs a name");
         } else if policies.iter().any(|known| known.name == name) {
-            reading.findings.at(
-                start,
-                &format!("policy '{name}' is there twice: give one of them another name"),
-            );
+            let what = format!("policy '{name}' is there twice: give one of them another name");
+            reader.findings.at(start, &what);
         }
-        let rule_sets = reading.rule_sets(entry.rule_sets);
+        let rule_sets = reader.rule_sets(entry.rule_sets);
         policies.push(NamedPolicy { name, rule_sets });
     }
     let brake = brake::brake(file.brake, file.circuit_breaker, |at, what| {
-        reading.findings.at(at, &what);
+        reader.findings.at(at, &what);
     });
-    if let Some(why) = reading.unchecked {
-        reading.findings.at(0, &why);
+    if let Some(why) = reader.unchecked {
+        reader.findings.at(0, &why);
     }
-    reading.findings.result(Policy {
+    reader.findings.result(Policy {
         source: source.to_owned(),
         label_prefix: file.label_prefix,
         rule_sets,
@@ -185,99 +173,108 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, FileError> {
         unhealthy_taint: file.unhealthy_taint,
         uncordon_labels: file.uncordon_labels,
         brake,
-        warnings: reading.warnings,
+        warnings: reader.warnings,
     })
 }
 
-/// A file on its way to a policy.
-struct Reading<'a> {
+/// Returns the finding about a file with too many rule sets or rules.
+fn beyond_the_limits(file: &PolicyFile) -> Option<(usize, String)> {
+    let sets = file.policies.iter().map(|entry| &entry.get_ref().rule_sets);
+    let sets: Vec<_> = file.rule_sets.iter().chain(sets.flatten()).collect();
+    let rules = sets.iter().map(|entry| &entry.get_ref().matches);
+    let rules: usize = rules.map(|entry| entry.any.len() + entry.all.len()).sum();
+    if let Some(beyond) = sets.get(MAX_RULE_SETS) {
+        let (start, found) = (beyond.span().start, sets.len());
+        let what = format!("{found} rule sets, at most {MAX_RULE_SETS} are taken");
+        return Some((start, what));
+    }
+    (rules > MAX_RULES).then(|| (0, format!("{rules} rules, at most {MAX_RULES} are taken")))
+}
+
+/// Reads the rule sets of a file.
+struct Reader<'a> {
     findings: Findings<'a>,
     warnings: Vec<String>,
     any_or_all: bool,
     /// Steps of all rules up to here.
     cost: u64,
-    /// Why not all rules could be looked at.
+    /// The reason why not all rules could be checked.
     unchecked: Option<String>,
 }
 
-// === impl Reading ===
+// === impl Reader ===
 
-impl Reading<'_> {
+impl Reader<'_> {
+    /// Returns the rule sets that are switched on. The others are checked all the same.
     fn rule_sets(&mut self, entries: Vec<Spanned<RuleSetEntry>>) -> Vec<RuleSet> {
-        let rule_sets = entries.into_iter().map(|entry| self.rule_set(entry));
-        rule_sets
-            .collect::<Vec<_>>()
-            .into_iter()
-            .flatten()
-            .collect()
+        let rule_set = |entry| self.rule_set(entry);
+        entries.into_iter().filter_map(rule_set).collect()
     }
 
-    /// Returns a rule set; `None` where it is switched off. It is checked all the same.
     fn rule_set(&mut self, entry: Spanned<RuleSetEntry>) -> Option<RuleSet> {
         let start = entry.span().start;
-        let entry = entry.into_inner();
-        let name = entry.name;
-        if name.trim().is_empty() {
+        let title = |entry: &RuleSetEntry| format!("rule set '{}'", entry.name);
+        let entry = self.findings.begin(entry, title);
+        if entry.name.trim().is_empty() {
             self.findings.at(start, "a rule set needs a name");
         }
-        let any = self.rules(&name, entry.matches.any);
-        let all = self.rules(&name, entry.matches.all);
-        let taint = entry.taint.and_then(|taint| self.taint(&name, &taint));
+        let any = self.rules(entry.matches.any);
+        let all = self.rules(entry.matches.all);
+        let taint = entry.taint.and_then(|taint| self.taint(&entry.name, taint));
         let rule_set = RuleSet {
-            cordon: entry.cordon.is_some_and(|cordon| cordon.should_cordon),
+            name: entry.name,
             priority: entry.priority,
-            any_or_all: self.any_or_all,
-            name,
             any,
             all,
+            any_or_all: self.any_or_all,
             taint,
+            cordon: entry.cordon.is_some_and(|cordon| cordon.should_cordon),
         };
         entry.enabled.then_some(rule_set)
     }
 
-    fn rules(&mut self, rule_set: &str, entries: Vec<RuleEntry>) -> Vec<Rule> {
-        let mut rules = Vec::new();
-        for entry in entries {
-            let (expression, place) = (entry.expression.get_ref(), entry.expression.span().start);
-            let Some(kind) = RuleKind::parse(entry.kind.get_ref()) else {
-                let what = format!(
-                    "rule set '{rule_set}': kind '{}' is unknown; it is HealthEvent or Node",
-                    entry.kind.get_ref()
-                );
-                self.findings.at(entry.kind.span().start, &what);
-                // What is wrong in it as either kind is wrong whichever is meant.
-                let node = Rule::compile(RuleKind::Node, expression).err();
-                let event = Rule::compile(RuleKind::HealthEvent, expression).err();
-                if let (Some(what), Some(_)) = (event, node) {
-                    self.refused(place, rule_set, &what);
-                }
-                continue;
-            };
-            match Rule::compile(kind, expression) {
-                Ok(rule) => {
-                    let before = self.cost;
-                    self.cost = before.saturating_add(rule.cost);
-                    if before <= MAX_POLICY_COST && self.cost > MAX_POLICY_COST {
-                        let what = format!(
-                            "rule set '{rule_set}': the rules up to here can take {} steps, at \
-                             most {MAX_POLICY_COST} are taken in one file; loop over less",
-                            self.cost
-                        );
-                        self.findings.at(place, &what);
-                    }
-                    rules.push(rule);
-                }
-                Err(what) => self.refused(place, rule_set, &what),
-            }
-        }
-        rules
+    fn rules(&mut self, entries: Vec<RuleEntry>) -> Vec<Rule> {
+        let rule = |entry| self.rule(&entry);
+        entries.into_iter().filter_map(rule).collect()
     }
 
-    fn refused(&mut self, place: usize, rule_set: &str, why: &CompileError) {
+    fn rule(&mut self, entry: &RuleEntry) -> Option<Rule> {
+        let (expression, place) = (entry.expression.get_ref(), entry.expression.span().start);
+        let Some(kind) = RuleKind::parse(entry.kind.get_ref()) else {
+            let what = format_args!(
+                "kind '{}' is unknown; it is HealthEvent or Node",
+                entry.kind.get_ref()
+            );
+            self.findings.wrong_at(entry.kind.span().start, what);
+            // What is wrong in it as either kind is wrong whichever is meant.
+            let node = Rule::compile(RuleKind::Node, expression).err();
+            let event = Rule::compile(RuleKind::HealthEvent, expression).err();
+            if let (Some(why), Some(_)) = (event, node) {
+                self.refused(place, &why);
+            }
+            return None;
+        };
+        let rule = Rule::compile(kind, expression)
+            .map_err(|why| self.refused(place, &why))
+            .ok()?;
+        let before = self.cost;
+        self.cost = before.saturating_add(rule.cost);
+        if before <= MAX_POLICY_COST && self.cost > MAX_POLICY_COST {
+            let what = format_args!(
+                "the rules up to here can take {} steps, at most {MAX_POLICY_COST} are taken in \
+                 one file; loop over less",
+                self.cost
+            );
+            self.findings.wrong_at(place, what);
+        }
+        Some(rule)
+    }
+
+    fn refused(&mut self, place: usize, why: &CompileError) {
         match why {
             CompileError::Wrong(what) => {
-                self.findings
-                    .at(place, &format!("rule set '{rule_set}': expression {what}"));
+                let what = format_args!("expression {what}");
+                self.findings.wrong_at(place, what);
             }
             // Of every rule, and of none in particular.
             CompileError::NoThread(_) => self.unchecked = Some(why.to_string()),
@@ -285,9 +282,9 @@ impl Reading<'_> {
     }
 
     /// Returns a taint. One that is not filled in is none, as in the reference, and said.
-    fn taint(&mut self, rule_set: &str, entry: &Spanned<TaintEntry>) -> Option<Taint> {
+    fn taint(&mut self, rule_set: &str, entry: Spanned<TaintEntry>) -> Option<Taint> {
         let start = entry.span().start;
-        let TaintEntry { key, value, effect } = entry.get_ref();
+        let TaintEntry { key, value, effect } = entry.into_inner();
         if key.is_empty() || value.is_empty() || effect.is_empty() {
             let what = format!(
                 "rule set '{rule_set}': the taint has no effect: it needs key, value and effect"
@@ -296,18 +293,13 @@ impl Reading<'_> {
             return None;
         }
         if !["NoSchedule", "PreferNoSchedule", "NoExecute"].contains(&effect.as_str()) {
-            let what = format!(
-                "rule set '{rule_set}': taint effect '{effect}' is unknown; it is NoSchedule, \
-                 PreferNoSchedule or NoExecute"
+            let what = format_args!(
+                "taint effect '{effect}' is unknown; it is NoSchedule, PreferNoSchedule or NoExecute"
             );
-            self.findings.at(start, &what);
+            self.findings.wrong_at(start, what);
             return None;
         }
-        Some(Taint {
-            key: key.clone(),
-            value: value.clone(),
-            effect: effect.clone(),
-        })
+        Some(Taint { key, value, effect })
     }
 }
 

@@ -17,15 +17,14 @@ use serde_json::Value;
 pub use compared::{Compared, How};
 pub use cost::{MAX_COST, MAX_NODE_BYTES, MAX_NODE_ITEMS};
 
-/// What an expression looks at.
+/// The variable of an expression.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RuleKind {
     /// The variable `event`.
     HealthEvent,
     /// The variable `node`.
     Node,
-    /// The variable `event` of the connector's overrides, see
-    /// a transformer of the connector: no rule of a policy.
+    /// The variable `event` of overrides, a transformer of the connector: no rule of a policy.
     Override,
 }
 
@@ -41,7 +40,7 @@ pub const MAX_LOOPS: usize = 3;
 /// is known. Only what is used of it takes memory.
 const COMPILE_STACK: usize = 256 * 1024 * 1024;
 
-/// Why there is no rule.
+/// An error of a rule that cannot be compiled.
 #[derive(Debug, thiserror::Error)]
 pub enum CompileError {
     /// The expression is wrong: for its author.
@@ -59,7 +58,7 @@ pub enum CompileError {
 /// A compiled expression.
 #[derive(Clone)]
 pub struct Rule {
-    /// What it looks at.
+    /// The variable that it looks at.
     pub kind: RuleKind,
     /// Its text.
     pub expression: String,
@@ -78,7 +77,7 @@ pub struct EventVariable(Context<'static, 'static>);
 /// A node as the variable `node`, made once for all rules of one look.
 pub struct NodeVariable {
     context: Context<'static, 'static>,
-    /// Why rules with a loop cannot be asked about it.
+    /// The reason why rules with a loop cannot be asked about it.
     too_large: Option<String>,
 }
 
@@ -329,13 +328,13 @@ impl std::fmt::Debug for NodeVariable {
     }
 }
 
-/// Returns what `work` gives on a thread with a stack of so many bytes; nothing where it panics.
+/// Returns the result of `work` on a thread with a stack of so many bytes; `None` where it panics.
 fn on_stack<T: Send>(bytes: usize, work: impl FnOnce() -> T + Send) -> std::io::Result<Option<T>> {
     let builder = std::thread::Builder::new().stack_size(bytes);
     std::thread::scope(|scope| Ok(builder.spawn_scoped(scope, work)?.join().ok()))
 }
 
-/// Returns what an expression is evaluated in: its one variable.
+/// Returns the context in which an expression is evaluated: its one variable.
 fn context(kind: RuleKind, value: &Value) -> Context<'static, 'static> {
     #[cfg(test)]
     counts::note(&counts::MADE);
@@ -346,7 +345,7 @@ fn context(kind: RuleKind, value: &Value) -> Context<'static, 'static> {
     context
 }
 
-/// Values on which a rule is tried when it is loaded.
+/// Returns the values on which a rule is tried when it is loaded.
 fn samples(kind: RuleKind) -> Vec<Context<'static, 'static>> {
     let objects = match kind {
         RuleKind::HealthEvent | RuleKind::Override => {
@@ -382,7 +381,7 @@ fn samples(kind: RuleKind) -> Vec<Context<'static, 'static>> {
     objects.iter().map(|object| context(kind, object)).collect()
 }
 
-/// `list.contains(x)`: whether an element equals `x`, or, where both are text, contains it.
+/// Returns whether an element equals `x`, or, where both are text, contains it: `list.contains(x)`.
 fn list_contains(arguments: &[CowVal<'_, '_>]) -> Result<bool, ExecutionError> {
     let [list, wanted] = arguments else {
         return Err(ExecutionError::invalid_argument_count(2, arguments.len()));
@@ -423,8 +422,8 @@ fn one_line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// How often rules are asked and variables made, for tests; of each thread, so that tests side
-/// by side do not count each other's.
+/// Counts of asked rules and made variables, for tests; of each thread, so that tests side by side
+/// do not count each other's.
 #[cfg(test)]
 pub(crate) mod counts {
     use std::cell::Cell;

@@ -1,4 +1,4 @@
-//! By what a log file is known, whatever its name.
+//! The identity of a log file, whatever its name.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt as _;
@@ -11,7 +11,7 @@ pub(super) struct FileId {
     pub(super) ino: u64,
 }
 
-/// The directory that holds `path`.
+/// Returns the directory that holds `path`.
 pub(super) fn directory_of(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if parent != Path::new("") => parent,

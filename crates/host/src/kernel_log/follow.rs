@@ -48,7 +48,7 @@ pub(super) enum ReadStep {
     /// The next bytes are the start of this file: it was just opened, or was truncated.
     Start {
         file: FileId,
-        /// True if some of what was written before it is not there any more.
+        /// Whether some of what was written before it is not there any more.
         lost: bool,
     },
     /// There is nothing more for now.
@@ -118,14 +118,10 @@ impl Follow {
                 line,
             }) => {
                 let id = FileId { dev, ino };
-                let found = find(path, id)?;
-                let resumed = found
-                    .map(|file| follow.resume(file, id, offset, line))
-                    .transpose()?;
-                if resumed == Some(true) {
-                    StartingPlace::Resumed
-                } else {
-                    StartingPlace::PositionGone
+                let resume = |file| follow.resume(file, id, offset, line);
+                match find(path, id)?.map(resume).transpose()? {
+                    Some(true) => StartingPlace::Resumed,
+                    _ => StartingPlace::PositionGone,
                 }
             }
             _ => StartingPlace::Start,
@@ -365,7 +361,7 @@ impl Current {
         }
     }
 
-    /// Returns true if the line that was read last still stands before the offset.
+    /// Returns whether the line that was read last still stands before the offset.
     fn still_matches(&mut self) -> io::Result<bool> {
         let found = read_before(&self.file, self.offset, self.tail.len())?;
         let Some(found) = found else {

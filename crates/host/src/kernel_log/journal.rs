@@ -65,15 +65,8 @@ type FileKey = (u64, u64, u128);
 pub(super) fn probe(directories: &[&str]) -> Result<(), OpenError> {
     let mut nothing = None;
     for directory in directories.iter().map(Path::new) {
-        let failed = |source: io::Error, path: &Path| {
-            let path = path.to_owned();
-            match source.kind() {
-                io::ErrorKind::PermissionDenied => OpenError::JournalPermission { path, source },
-                _ => OpenError::NoJournal { path, source },
-            }
-        };
         if let Err(error) = fs::read_dir(directory) {
-            nothing.get_or_insert(failed(error, directory));
+            nothing.get_or_insert(open_error(directory, error));
             continue;
         }
         let machines = entries_of(directory).filter(|path| is_machine(path));
@@ -84,15 +77,23 @@ pub(super) fn probe(directories: &[&str]) -> Result<(), OpenError> {
             match fs::File::open(&path) {
                 Ok(_) => return Ok(()),
                 // Rather told than that another directory is missing.
-                Err(error) => nothing = Some(failed(error, &path)),
+                Err(error) => nothing = Some(open_error(&path, error)),
             }
         }
         nothing.get_or_insert_with(|| {
             let empty = io::Error::new(io::ErrorKind::NotFound, "it holds no file of a journal");
-            failed(empty, directory)
+            open_error(directory, empty)
         });
     }
     nothing.map_or(Ok(()), Err)
+}
+
+fn open_error(path: &Path, source: io::Error) -> OpenError {
+    let path = path.to_owned();
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => OpenError::JournalPermission { path, source },
+        _ => OpenError::NoJournal { path, source },
+    }
 }
 
 // === impl Journal ===
@@ -120,21 +121,17 @@ impl Journal {
         resume: Option<&Position>,
     ) -> Result<Self, OpenError> {
         let mut first_error = None;
-        let readable = directories
-            .iter()
-            .filter(|directory| match fs::read_dir(directory) {
-                Ok(_) => true,
+        let mut readable = false;
+        for directory in &directories {
+            match fs::read_dir(directory) {
+                Ok(_) => readable = true,
                 Err(error) => {
-                    first_error.get_or_insert(((*directory).clone(), error));
-                    false
+                    first_error.get_or_insert_with(|| open_error(directory, error));
                 }
-            })
-            .count();
-        if let (0, Some((path, source))) = (readable, first_error) {
-            return Err(match source.kind() {
-                io::ErrorKind::PermissionDenied => OpenError::JournalPermission { path, source },
-                _ => OpenError::NoJournal { path, source },
-            });
+            }
+        }
+        if let (false, Some(error)) = (readable, first_error) {
+            return Err(error);
         }
         let watch = Watch::empty()
             .inspect_err(|error| {
@@ -414,7 +411,7 @@ fn is_journal(path: &Path) -> bool {
         && name.is_some_and(|name| !name.starts_with(b"user-"))
 }
 
-/// Returns what tells a file from another one that gets its number later.
+/// Returns the key that tells a file from another one that gets its number later.
 fn file_key(metadata: &fs::Metadata) -> FileKey {
     let created = metadata
         .created()

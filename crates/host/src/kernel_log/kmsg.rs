@@ -66,7 +66,7 @@ struct Sequence {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-enum Verdict {
+enum Novelty {
     /// An earlier process has handled it.
     Old,
     /// The record is to be delivered, after this loss.
@@ -214,7 +214,7 @@ impl Reader {
             }
         };
         // A raw record always has a number.
-        let Verdict::New { lost } = self.sequence.take(record.seq.unwrap_or_default()) else {
+        let Novelty::New { lost } = self.sequence.take(record.seq.unwrap_or_default()) else {
             return;
         };
         if let Some(count) = lost {
@@ -271,17 +271,17 @@ impl Sequence {
     }
 
     /// Notes that record `seq` was read.
-    fn take(&mut self, seq: u64) -> Verdict {
+    fn take(&mut self, seq: u64) -> Novelty {
         self.read = Some(seq);
         let overrun = std::mem::take(&mut self.overrun);
         let lost = match self.handled {
-            Some(handled) if seq <= handled => return Verdict::Old,
+            Some(handled) if seq <= handled => return Novelty::Old,
             Some(handled) => Some(seq - handled - 1).filter(|count| *count > 0).map(Some),
             None if self.from_first => (seq > 0).then_some(Some(seq)),
             None => overrun.then_some(None),
         };
         self.handled = Some(seq);
-        Verdict::New { lost }
+        Novelty::New { lost }
     }
 }
 
@@ -460,7 +460,7 @@ mod tests {
 
     #[test]
     fn losses() {
-        let new = |lost| Verdict::New { lost };
+        let new = |lost| Novelty::New { lost };
         let mut sequence = Sequence::default();
         // What was overwritten before the first start was never ours.
         assert_eq!(sequence.take(100), new(None));
@@ -469,7 +469,7 @@ mod tests {
         sequence.overrun = true;
         assert_eq!(sequence.take(200), new(Some(Some(94))));
         assert_eq!(sequence.take(201), new(None));
-        assert_eq!(sequence.take(201), Verdict::Old);
+        assert_eq!(sequence.take(201), Novelty::Old);
 
         let mut overtaken_before_the_first = Sequence {
             overrun: true,
@@ -481,7 +481,7 @@ mod tests {
 
     #[test]
     fn after_a_reboot_the_log_is_wanted_from_its_first_record_on() {
-        let new = |lost| Verdict::New { lost };
+        let new = |lost| Novelty::New { lost };
         let boot_id: BootId = BOOT_ID.parse().unwrap();
         let other = Position::Kmsg {
             boot_id: BootId::from_bytes([7; 16]),

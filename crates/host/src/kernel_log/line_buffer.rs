@@ -22,12 +22,12 @@ pub(super) struct LineBuffer {
 
 /// One line of input.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Line<'a> {
+pub(super) struct RawLine<'a> {
     /// The line without its newline, at most [`LINE_MAX`] bytes.
     pub(super) bytes: &'a [u8],
     /// Bytes that the line had in the input, its newline included.
     pub(super) length: u64,
-    /// True if `bytes` is not the whole line.
+    /// Whether `bytes` is not the whole line.
     pub(super) cut: bool,
 }
 
@@ -59,7 +59,7 @@ impl LineBuffer {
     }
 
     /// Returns the next whole line.
-    pub(super) fn next_line(&mut self) -> Option<Line<'_>> {
+    pub(super) fn next_line(&mut self) -> Option<RawLine<'_>> {
         let fresh = self.data.get(self.scanned..self.end)?;
         if let Some(newline) = memchr(b'\n', fresh) {
             return Some(self.take(self.scanned + newline, 1));
@@ -69,12 +69,12 @@ impl LineBuffer {
     }
 
     /// Returns the bytes that are left once no more will come: a last line without a newline.
-    pub(super) fn rest(&mut self) -> Option<Line<'_>> {
+    pub(super) fn rest(&mut self) -> Option<RawLine<'_>> {
         (self.end > self.start).then(|| self.take(self.end, 0))
     }
 
     /// Takes the line that ends before `end`, and as many bytes as its newline has.
-    fn take(&mut self, end: usize, newline: usize) -> Line<'_> {
+    fn take(&mut self, end: usize, newline: usize) -> RawLine<'_> {
         let start = self.start;
         let length = (end + newline - start) as u64 + self.dropped;
         let cut = self.dropped > 0 || end - start > LINE_MAX;
@@ -85,7 +85,7 @@ impl LineBuffer {
             .data
             .get(start..end.min(start + LINE_MAX))
             .unwrap_or_default();
-        Line { bytes, length, cut }
+        RawLine { bytes, length, cut }
     }
 
     /// Keeps no more than `LINE_MAX` bytes of a line whose end has not come yet.

@@ -23,23 +23,23 @@ use tokio::io::unix::AsyncFd;
 
 use super::{
     Event, OpenError, Position, Record,
-    file_id::{FileId, directory_of},
+    file_id::directory_of,
     follow::{Follow, ReadStep, StartingPlace, hash, open_file},
     line::LineParser,
-    line_buffer::{LINE_MAX, Line, LineBuffer},
+    line_buffer::{LINE_MAX, LineBuffer, RawLine},
 };
 use crate::readiness;
 
 /// A source of lines.
 #[derive(Debug)]
 pub(super) struct Lines {
-    input: Input,
+    input: LineInput,
     buffer: LineBuffer,
     output: Output,
 }
 
 #[derive(Debug)]
-enum Input {
+enum LineInput {
     Followed(Follow),
     /// A file, or something else that never makes us wait, to its end.
     Once(OwnedFd),
@@ -51,24 +51,16 @@ enum Input {
 #[derive(Debug)]
 struct Output {
     parser: LineParser,
-    /// True if the last line was a raw record, after which its `KEY=value` lines come.
+    /// Whether the last line was a raw record, after which its `KEY=value` lines come.
     after_raw_record: bool,
     /// The end of the last line delivered, for input that can be resumed.
-    place: Option<Place>,
+    place: Option<Position>,
     /// Lines delivered or passed over.
     lines: u64,
-    /// Records are missing before the next line.
+    /// Whether records are missing before the next line.
     lost: bool,
     caught_up: bool,
     ended: bool,
-}
-
-#[derive(Debug)]
-struct Place {
-    file: FileId,
-    offset: u64,
-    /// Hash of the line that ends there; `None` at the start of a file.
-    line: Option<u64>,
 }
 
 // === impl Lines ===
@@ -91,20 +83,10 @@ impl Lines {
         }
         let (follow, begin) =
             Follow::open(path, resume).map_err(|source| path_error(directory_of(path), source))?;
-        let mut lines = Self::new(Input::Followed(follow));
+        let mut lines = Self::new(LineInput::Followed(follow));
         lines.output.lost = begin == StartingPlace::PositionGone;
-        if let (
-            StartingPlace::Resumed,
-            Some(&Position::File {
-                dev,
-                ino,
-                offset,
-                line,
-            }),
-        ) = (begin, resume)
-        {
-            let file = FileId { dev, ino };
-            lines.output.place = Some(Place { file, offset, line });
+        if begin == StartingPlace::Resumed {
+            lines.output.place = resume.cloned();
         }
         Ok(lines)
     }
@@ -140,20 +122,20 @@ impl Lines {
         let may_wait = file_type.is_fifo() || file_type.is_socket() || file_type.is_char_device();
         let fd = OwnedFd::from(file);
         if !may_wait {
-            return Ok(Self::new(Input::Once(fd)));
+            return Ok(Self::new(LineInput::Once(fd)));
         }
         let own = fd.try_clone()?;
         match readiness::readable(own) {
-            Ok(stream) => Ok(Self::new(Input::Stream(stream))),
+            Ok(stream) => Ok(Self::new(LineInput::Stream(stream))),
             // epoll refuses devices that never make anyone wait, such as /dev/null.
             Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                Ok(Self::new(Input::Once(fd)))
+                Ok(Self::new(LineInput::Once(fd)))
             }
             Err(error) => Err(error),
         }
     }
 
-    fn new(input: Input) -> Self {
+    fn new(input: LineInput) -> Self {
         Self {
             input,
             buffer: LineBuffer::new(),
@@ -181,14 +163,14 @@ impl Lines {
     }
 
     pub(super) fn position(&self) -> Option<Position> {
-        self.output.position()
+        self.output.place.clone()
     }
 
     /// Returns the path of the file that is followed and is not there.
     pub(super) fn missing(&self) -> Option<&Path> {
         match &self.input {
-            Input::Followed(follow) => follow.missing(),
-            Input::Once(_) | Input::Stream(_) => None,
+            LineInput::Followed(follow) => follow.missing(),
+            LineInput::Once(_) | LineInput::Stream(_) => None,
         }
     }
 
@@ -224,8 +206,9 @@ impl Lines {
                     }
                     output.lost = lost;
                     output.begin(out);
-                    output.place = Some(Place {
-                        file,
+                    output.place = Some(Position::File {
+                        dev: file.dev,
+                        ino: file.ino,
                         offset: 0,
                         line: None,
                     });
@@ -248,9 +231,9 @@ impl Lines {
     /// Waits until there may be more. Holds nothing while it waits.
     async fn wait(&self) -> io::Result<()> {
         match &self.input {
-            Input::Followed(follow) => follow.changed().await,
-            Input::Once(_) => Ok(()),
-            Input::Stream(stream) => loop {
+            LineInput::Followed(follow) => follow.changed().await,
+            LineInput::Once(_) => Ok(()),
+            LineInput::Stream(stream) => loop {
                 let mut guard = stream.readable().await?;
                 if is_readable(stream.get_ref())? {
                     guard.retain_ready();
@@ -265,7 +248,7 @@ impl Lines {
     #[cfg(test)]
     fn followed(&mut self) -> &mut Follow {
         match &mut self.input {
-            Input::Followed(follow) => follow,
+            LineInput::Followed(follow) => follow,
             other => panic!("not followed: {other:?}"),
         }
     }
@@ -283,7 +266,7 @@ fn path_error(path: &Path, source: io::Error) -> OpenError {
     }
 }
 
-/// Returns true if a read would return at once. The descriptor may be shared with other processes,
+/// Returns whether a read would return at once. The descriptor may be shared with other processes,
 /// so it is not made non-blocking; it is asked instead.
 fn is_readable(fd: &OwnedFd) -> io::Result<bool> {
     let now = Timespec {
@@ -295,9 +278,9 @@ fn is_readable(fd: &OwnedFd) -> io::Result<bool> {
     Ok(ready > 0)
 }
 
-// === impl Input ===
+// === impl LineInput ===
 
-impl Input {
+impl LineInput {
     /// Reads without waiting; `None` at the end.
     fn read(&mut self, space: &mut [u8]) -> io::Result<Option<ReadStep>> {
         let fd = match self {
@@ -318,16 +301,6 @@ impl Input {
 // === impl Output ===
 
 impl Output {
-    fn position(&self) -> Option<Position> {
-        let place = self.place.as_ref()?;
-        Some(Position::File {
-            dev: place.file.dev,
-            ino: place.file.ino,
-            offset: place.offset,
-            line: place.line,
-        })
-    }
-
     fn begin(&mut self, out: &mut Vec<Event>) {
         if std::mem::take(&mut self.lost) {
             out.push(Event::Lost {
@@ -337,11 +310,14 @@ impl Output {
         }
     }
 
-    fn deliver(&mut self, line: &Line<'_>, out: &mut Vec<Event>) {
+    fn deliver(&mut self, line: &RawLine<'_>, out: &mut Vec<Event>) {
         self.lines += 1;
-        if let Some(place) = &mut self.place {
-            place.offset += line.length;
-            place.line = Some(hash(line.bytes));
+        if let Some(Position::File {
+            offset, line: last, ..
+        }) = &mut self.place
+        {
+            *offset += line.length;
+            *last = Some(hash(line.bytes));
         }
         if line.bytes.trim_ascii().is_empty()
             || (self.after_raw_record && is_record_property(line.bytes))
@@ -352,7 +328,7 @@ impl Output {
         self.after_raw_record = record.seq.is_some();
         out.push(Event::Record(Record {
             line: self.place.is_none().then_some(self.lines),
-            place: self.position(),
+            place: self.place.clone(),
             ..record.to_record()
         }));
         if line.cut {
@@ -379,7 +355,7 @@ impl Output {
     }
 }
 
-/// Returns true if the line is ` KEY=value`, as it follows the text of a raw record.
+/// Returns whether the line is ` KEY=value`, as it follows the text of a raw record.
 fn is_record_property(line: &[u8]) -> bool {
     let Some((key, _)) = line
         .strip_prefix(b" ")

@@ -118,28 +118,22 @@ impl FromStr for Position {
                 .map(Self::Journal)
                 .ok_or_else(|| InvalidPosition::Form(text.to_owned()));
         }
-        let mut parts = text.split(':');
-        match (
-            parts.next(),
-            parts.next(),
-            parts.next(),
-            parts.next(),
-            parts.next(),
-        ) {
-            (Some("kmsg"), Some(boot_id), Some(seq), None, _) => Ok(Self::Kmsg {
+        let parts: Vec<&str> = text.split(':').collect();
+        match parts.as_slice() {
+            ["kmsg", boot_id, seq] => Ok(Self::Kmsg {
                 boot_id: boot_id.parse().map_err(|source| InvalidPosition::BootId {
                     text: text.to_owned(),
                     source,
                 })?,
                 seq: number(seq)?,
             }),
-            (Some("file"), Some(dev), Some(ino), Some(offset), line) if parts.next().is_none() => {
-                let line = line.map(|line| u64::from_str_radix(line, 16)).transpose();
+            ["file", dev, ino, offset, line @ ..] if line.len() <= 1 => {
+                let line = line.first().map(|line| u64::from_str_radix(line, 16));
                 Ok(Self::File {
                     dev: number(dev)?,
                     ino: number(ino)?,
                     offset: number(offset)?,
-                    line: line.map_err(|source| InvalidPosition::Number {
+                    line: line.transpose().map_err(|source| InvalidPosition::Number {
                         text: text.to_owned(),
                         source,
                     })?,

@@ -55,3 +55,19 @@ async fn a_recovery_of_xid_79_leaves_nothing_of_the_fall_open() {
         assert_eq!(ended, if lines[0] == FALL { 2 } else { 1 }, "{lines:?}");
     }
 }
+
+#[tokio::test]
+async fn a_fall_told_in_three_lines_is_one_event_with_all_of_them() {
+    let mut bench = Bench::new();
+    let lines = [
+        "NVRM: The NVIDIA GPU 0000:b3:00.0",
+        "NVRM: (PCI ID: 10de:2330) installed in this system has",
+        "NVRM: fallen off the bus and is not responding to commands.",
+    ];
+    for line in lines {
+        bench.append(&at(1, 0, line));
+    }
+    let events = bench.run_until(1).await;
+    assert_eq!(events[0].message, lines.join("\n"));
+    assert_eq!(events[0].error_code, ["GPU_FALLEN_OFF_BUS"]);
+}

@@ -38,3 +38,31 @@ async fn an_event_of_a_nic_names_its_device() {
         .collect();
     assert_eq!(entities, ["mlx5_3", "0000:9b:00.0"]);
 }
+
+#[tokio::test]
+async fn what_is_known_of_the_gpus_stands_on_events_and_a_broken_file_costs_no_event() {
+    let mut bench = Bench::new();
+    let path = bench.dir.path().join("gpu_metadata.json");
+    std::fs::write(&path, "{").unwrap();
+    bench.append(&xid(79, 1));
+    let running = bench.start();
+    bench.stored_at_least(1).await;
+    running
+        .status(|status| status.detail.contains("gpu_metadata.json is not used"))
+        .await;
+    running.end().await;
+    let gpus = r#"{"driver_version": "570.86.15", "chassis_serial": "42", "gpus": [
+        {"gpu_id": 3, "uuid": "GPU-1", "pci_address": "0000:02:00.0"}]}"#;
+    std::fs::write(&path, gpus).unwrap();
+    bench.append(&xid(79, 2));
+    let events = bench.run_until(2).await;
+    assert!(!events[0].metadata.contains_key("gpu_uuid"));
+    for (key, value) in [
+        ("gpu_uuid", "GPU-1"),
+        ("gpu_index", "3"),
+        ("driver_version", "570.86.15"),
+        ("chassis_serial", "42"),
+    ] {
+        assert_eq!(events[1].metadata.get(key).map(String::as_str), Some(value));
+    }
+}

@@ -1,4 +1,4 @@
-//! The keys of a file of changes, and what can be wrong with them.
+//! The keys of a file of changes, and their checks.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,9 +7,8 @@ use contract::{ProcessingStrategy, RecommendedAction, keys, parse_action, parse_
 use serde::Deserialize;
 use toml::Spanned;
 
-use super::{Entry, MAX_OVERRIDES, MAX_OVERRIDES_BYTES, NicEntry, Nvlink5Key, Overrides};
-use crate::catalog::Catalog;
-use crate::catalog::rows::{Changed, hex};
+use super::{MAX_OVERRIDES, MAX_OVERRIDES_BYTES, NicChange, Nvlink5Key, Overrides, VerdictChange};
+use crate::catalog::{Catalog, Changed, hex};
 
 /// Longest text of an entry (bytes): it becomes part of events, which have limits.
 const MAX_TEXT_BYTES: usize = 500;
@@ -18,7 +17,7 @@ const MAX_CODE_BYTES: usize = 64;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct OverridesFile {
     #[serde(default)]
     xid: Vec<Spanned<CodeEntry>>,
     #[serde(default)]
@@ -79,7 +78,7 @@ struct NicDriverDetection {
 struct NicPattern {
     #[serde(default)]
     name: String,
-    /// Off where it is missing, as there.
+    /// Whether it is on; off where it is missing, as there.
     #[serde(default)]
     enabled: bool,
     #[serde(rename = "processingStrategy")]
@@ -92,7 +91,7 @@ struct NicPattern {
 struct CheckEntry {
     #[serde(default)]
     name: String,
-    /// Off where it is missing, as there.
+    /// Whether it is on; off where it is missing, as there.
     #[serde(default)]
     enabled: bool,
     #[serde(default)]
@@ -108,7 +107,7 @@ struct CancellationEntry {
     cancel_error_codes: Vec<String>,
 }
 
-/// Reads a file, collecting what is wrong with it.
+/// Reads the entries of a file.
 struct Reader<'a> {
     findings: Findings<'a>,
 }
@@ -120,134 +119,84 @@ pub(super) fn parse(text: &str, shown: &str) -> Result<Overrides, FileError> {
         let what = format!("it has {found} bytes, at most {MAX_OVERRIDES_BYTES} are read");
         return Err(findings.stop(0, &what));
     }
-    let file: File = findings.parse()?;
+    let file: OverridesFile = findings.parse()?;
     let count = file.xid.len() + file.sxid.len() + file.nvlink5.len() + file.nic.len();
     if count > MAX_OVERRIDES {
         let what = format!("it has {count} entries, at most {MAX_OVERRIDES} are read");
         return Err(findings.stop(0, &what));
     }
     let mut reader = Reader { findings };
-    let overrides = reader.file(file);
+    let detection = file.nic_driver_detection;
+    let overrides = Overrides {
+        xids: reader.codes("xid", file.xid),
+        sxids: reader.codes("sxid", file.sxid),
+        nvlink5: reader.nvlink5(file.nvlink5),
+        nics: reader.nics(file.nic),
+        nic_list: detection.map(|detection| reader.nic_list(detection.patterns)),
+        cancellations: file.checks.map(|checks| reader.checks(checks)),
+    };
     reader.findings.result(overrides)
 }
 
 // === impl Reader ===
 
 impl Reader<'_> {
-    fn file(&mut self, file: File) -> Overrides {
-        Overrides {
-            xids: self.codes("xid", file.xid),
-            sxids: self.codes("sxid", file.sxid),
-            nvlink5: self.nvlink5(file.nvlink5),
-            nics: self.nics(file.nic),
-            nic_list: file
-                .nic_driver_detection
-                .map(|detection| self.nic_list(detection.patterns)),
-            cancellations: file.checks.map(|checks| self.checks(checks)),
+    fn once(&mut self, is_new: bool) {
+        if !is_new {
+            self.findings.wrong("stands in the file twice");
         }
     }
 
-    fn codes(&mut self, kind: &str, entries: Vec<Spanned<CodeEntry>>) -> Vec<Entry<u32>> {
+    fn codes(&mut self, kind: &str, entries: Vec<Spanned<CodeEntry>>) -> Vec<VerdictChange<u32>> {
         let mut known = BTreeSet::new();
-        let mut read = Vec::new();
-        for entry in entries {
-            let at = entry.span().start;
-            let entry = entry.into_inner();
-            let title = format!("{kind} {}", entry.code);
-            if !known.insert(entry.code) {
-                self.findings
-                    .at(at, &format!("{title}: stands in the file twice"));
-            }
-            let verdict = self.verdict(at, &title, entry.fatal, entry.action);
-            let meaning = self.short(&title, "meaning", entry.meaning);
-            let changed = self.changed(at, &title, entry.reason);
-            let Some(verdict) = verdict else {
-                self.findings
-                    .at(at, &format!("{title}: needs fatal, action or both"));
-                continue;
-            };
-            read.push(Entry {
-                key: entry.code,
-                verdict,
-                meaning,
-                changed,
-            });
-        }
-        read
+        let change = |entry| {
+            let entry = self
+                .findings
+                .begin(entry, |entry: &CodeEntry| format!("{kind} {}", entry.code));
+            self.once(known.insert(entry.code));
+            let (fatal, action) = (entry.fatal, entry.action);
+            self.change(entry.code, fatal, action, entry.meaning, entry.reason)
+        };
+        entries.into_iter().filter_map(change).collect()
     }
 
-    fn nvlink5(&mut self, entries: Vec<Spanned<Nvlink5Entry>>) -> Vec<Entry<Nvlink5Key>> {
-        let mut read: Vec<Entry<Nvlink5Key>> = Vec::new();
-        for entry in entries {
-            let at = entry.span().start;
-            let entry = entry.into_inner();
-            let title = format!("nvlink5 {}", entry.code);
-            let status = entry.status.and_then(|status| {
-                let word = hex(status.get_ref());
-                if word.is_none() {
-                    let given = status.get_ref();
-                    self.findings.at(
-                        status.span().start,
-                        &format!(
-                            "{title}: status '{given}' is no hexadecimal word such as 0x00000001"
-                        ),
-                    );
-                }
-                word
+    fn nvlink5(&mut self, entries: Vec<Spanned<Nvlink5Entry>>) -> Vec<VerdictChange<Nvlink5Key>> {
+        let mut known: Vec<Nvlink5Key> = Vec::new();
+        let change = |entry| {
+            let entry = self.findings.begin(entry, |entry: &Nvlink5Entry| {
+                format!("nvlink5 {}", entry.code)
             });
             let key = Nvlink5Key {
                 code: entry.code,
                 unit: entry.unit,
                 cause: entry.cause,
-                status,
+                status: entry.status.and_then(|status| self.word(&status)),
             };
-            if !Catalog::builtin()
-                .nvlink5()
-                .iter()
-                .any(|row| key.covers(row))
-            {
-                self.findings.at(
-                    at,
-                    &format!("{title}: there is no such row; gpuwarden catalog nvlink5 lists them"),
-                );
-            }
-            if read.iter().any(|known| known.key == key) {
+            let mut rows = Catalog::builtin().nvlink5().iter();
+            if !rows.any(|row| key.covers(row)) {
                 self.findings
-                    .at(at, &format!("{title}: stands in the file twice"));
+                    .wrong("there is no such row; gpuwarden catalog nvlink5 lists them");
             }
-            let verdict = self.verdict(at, &title, entry.fatal, entry.action);
-            let meaning = self.short(&title, "meaning", entry.meaning);
-            let changed = self.changed(at, &title, entry.reason);
-            let Some(verdict) = verdict else {
-                self.findings
-                    .at(at, &format!("{title}: needs fatal, action or both"));
-                continue;
-            };
-            read.push(Entry {
-                key,
-                verdict,
-                meaning,
-                changed,
-            });
-        }
-        read
+            self.once(!known.contains(&key));
+            known.push(key.clone());
+            let (fatal, action) = (entry.fatal, entry.action);
+            self.change(key, fatal, action, entry.meaning, entry.reason)
+        };
+        entries.into_iter().filter_map(change).collect()
     }
 
-    fn nics(&mut self, entries: Vec<Spanned<NicTable>>) -> Vec<NicEntry> {
-        let mut read: Vec<NicEntry> = Vec::new();
+    fn nics(&mut self, entries: Vec<Spanned<NicTable>>) -> Vec<NicChange> {
+        let mut read: Vec<NicChange> = Vec::new();
         for entry in entries {
-            let at = entry.span().start;
-            let entry = entry.into_inner();
-            let title = format!("nic '{}'", entry.name);
-            self.check_nic_name(at, &title, &entry.name);
-            if read.iter().any(|known| known.name == entry.name) {
-                self.findings
-                    .at(at, &format!("{title}: stands in the file twice"));
-            }
-            let changed = self.changed(at, &title, entry.reason);
-            read.push(NicEntry {
-                strategy: self.strategy(&title, entry.strategy),
-                verdict: self.verdict(at, &title, entry.fatal, entry.action),
+            let entry = self
+                .findings
+                .begin(entry, |entry| format!("nic '{}'", entry.name));
+            self.check_nic_name(&entry.name);
+            self.once(read.iter().all(|known| known.name != entry.name));
+            let changed = self.changed(entry.reason);
+            read.push(NicChange {
+                strategy: self.strategy(entry.strategy),
+                verdict: self.verdict(entry.fatal, entry.action),
                 name: entry.name,
                 enabled: entry.enabled,
                 changed,
@@ -262,20 +211,16 @@ impl Reader<'_> {
     ) -> Vec<(String, ProcessingStrategy)> {
         let mut list: Vec<(String, ProcessingStrategy)> = Vec::new();
         for pattern in patterns {
-            let at = pattern.span().start;
-            let pattern = pattern.into_inner();
+            let pattern = self
+                .findings
+                .begin(pattern, |pattern| format!("pattern '{}'", pattern.name));
             if !pattern.enabled {
                 continue;
             }
-            let title = format!("pattern '{}'", pattern.name);
-            self.check_nic_name(at, &title, &pattern.name);
-            if list.iter().any(|(name, _)| *name == pattern.name) {
-                self.findings
-                    .at(at, &format!("{title}: stands in the file twice"));
-            }
-            let strategy = self
-                .strategy(&title, pattern.processing_strategy)
-                .unwrap_or(ProcessingStrategy::ExecuteRemediation);
+            self.check_nic_name(&pattern.name);
+            self.once(list.iter().all(|(name, _)| *name != pattern.name));
+            let strategy = self.strategy(pattern.processing_strategy);
+            let strategy = strategy.unwrap_or(ProcessingStrategy::ExecuteRemediation);
             list.push((pattern.name, strategy));
         }
         list
@@ -284,48 +229,24 @@ impl Reader<'_> {
     fn checks(&mut self, checks: Vec<Spanned<CheckEntry>>) -> BTreeMap<String, Vec<String>> {
         let mut rules: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for check in checks {
-            let at = check.span().start;
-            let check = check.into_inner();
+            let check = self
+                .findings
+                .begin(check, |check| format!("check '{}'", check.name));
             if !check.enabled {
                 continue;
             }
             if check.name != keys::CHECK_XID {
-                let (name, only) = (&check.name, keys::CHECK_XID);
-                self.findings.at(
-                    at,
-                    &format!("check '{name}': cancellations are known for {only} only"),
-                );
+                let only = keys::CHECK_XID;
+                self.findings
+                    .wrong(format_args!("cancellations are known for {only} only"));
                 continue;
             }
             for rule in check.cancellations {
-                let at = rule.span().start;
-                let rule = rule.into_inner();
-                let source = rule.on_error_code.trim().to_owned();
-                let targets = rule.cancel_error_codes.iter().map(|code| code.trim());
-                let targets: Vec<String> = targets.map(str::to_owned).collect();
-                if targets.is_empty() {
-                    self.findings
-                        .at(at, "cancellation: cancelErrorCodes is empty");
-                }
-                for code in targets.iter().chain([&source]) {
-                    if code.is_empty() || code.len() > MAX_CODE_BYTES {
-                        self.findings.at(
-                            at,
-                            &format!(
-                                "cancellation: a code is empty or has more than {MAX_CODE_BYTES} bytes"
-                            ),
-                        );
-                    }
-                }
-                if targets.contains(&source) {
-                    self.findings
-                        .at(at, &format!("cancellation: {source} would cancel itself"));
-                }
+                let rule = self.findings.begin(rule, |_| "cancellation".to_owned());
+                let (source, targets) = self.cancellation(&rule);
                 if targets.len() > MAX_OVERRIDES || rules.len() >= MAX_OVERRIDES {
-                    self.findings.at(
-                        at,
-                        &format!("cancellation: at most {MAX_OVERRIDES} codes are read"),
-                    );
+                    self.findings
+                        .wrong(format_args!("at most {MAX_OVERRIDES} codes are read"));
                     return rules;
                 }
                 let known = rules.entry(source).or_default();
@@ -339,61 +260,84 @@ impl Reader<'_> {
         rules
     }
 
-    /// Returns what `fatal` and `action` mean together: where one is missing, the other gives it.
-    /// `None`: neither is there.
+    /// Returns the code of a rule, and those that it cancels.
+    fn cancellation(&mut self, rule: &CancellationEntry) -> (String, Vec<String>) {
+        let source = rule.on_error_code.trim().to_owned();
+        let targets = rule.cancel_error_codes.iter();
+        let targets: Vec<String> = targets.map(|code| code.trim().to_owned()).collect();
+        if targets.is_empty() {
+            self.findings.wrong("cancelErrorCodes is empty");
+        }
+        for code in targets.iter().chain([&source]) {
+            if code.is_empty() || code.len() > MAX_CODE_BYTES {
+                self.findings.wrong(format_args!(
+                    "a code is empty or has more than {MAX_CODE_BYTES} bytes"
+                ));
+            }
+        }
+        if targets.contains(&source) {
+            self.findings
+                .wrong(format_args!("{source} would cancel itself"));
+        }
+        (source, targets)
+    }
+
+    /// Returns the change of a verdict; `None` where neither `fatal` nor `action` is given.
+    fn change<K>(
+        &mut self,
+        key: K,
+        fatal: Option<bool>,
+        action: Option<Spanned<String>>,
+        meaning: Option<Spanned<String>>,
+        reason: Option<Spanned<String>>,
+    ) -> Option<VerdictChange<K>> {
+        let verdict = self.verdict(fatal, action);
+        let meaning = self.short("meaning", meaning);
+        let changed = self.changed(reason);
+        if verdict.is_none() {
+            self.findings.wrong("needs fatal, action or both");
+        }
+        Some(VerdictChange {
+            key,
+            verdict: verdict?,
+            meaning,
+            changed,
+        })
+    }
+
+    /// Returns the meaning of `fatal` and `action` together: where one is missing, the other gives
+    /// it. `None`: neither is there.
     fn verdict(
         &mut self,
-        at: usize,
-        title: &str,
         fatal: Option<bool>,
         action: Option<Spanned<String>>,
     ) -> Option<(bool, RecommendedAction)> {
-        let action = match action {
-            None => None,
-            Some(given) => {
-                let name = given.get_ref().trim();
-                let action = parse_action(name)
-                    .and_then(|number| RecommendedAction::try_from(number).ok())
-                    .filter(|action| *action != RecommendedAction::Custom);
-                if action.is_none() {
-                    self.findings.at(
-                        given.span().start,
-                        &format!(
-                            "{title}: action '{name}' is none of NONE, COMPONENT_RESET, \
-                             CONTACT_SUPPORT, RUN_FIELDDIAG, RESTART_VM, RESTART_BM, REPLACE_VM, \
-                             RUN_DCGMEUD, UNKNOWN"
-                        ),
-                    );
-                    // Found wrong; what else could be wrong is still looked for.
-                    return Some((false, RecommendedAction::None));
-                }
-                action
+        let Some(given) = action else {
+            if fatal == Some(true) {
+                self.findings
+                    .wrong("is fatal, so it needs an action that mends it");
             }
+            return fatal.map(|fatal| (fatal, RecommendedAction::None));
         };
-        match (fatal, action) {
-            (None, None) => None,
-            (Some(true), None) => {
-                self.findings.at(
-                    at,
-                    &format!("{title}: is fatal, so it needs an action that mends it"),
-                );
-                Some((true, RecommendedAction::None))
-            }
-            (Some(false), None) => Some((false, RecommendedAction::None)),
-            // As on the wire: what has an action is fatal.
-            (None, Some(action)) => {
-                let nothing = [RecommendedAction::None, RecommendedAction::Unknown];
-                Some((!nothing.contains(&action), action))
-            }
-            (Some(fatal), Some(action)) => Some((fatal, action)),
-        }
+        let name = given.get_ref().trim();
+        let action = parse_action(name)
+            .and_then(|number| RecommendedAction::try_from(number).ok())
+            .filter(|action| *action != RecommendedAction::Custom);
+        let Some(action) = action else {
+            let what = format_args!(
+                "action '{name}' is none of NONE, COMPONENT_RESET, CONTACT_SUPPORT, \
+                 RUN_FIELDDIAG, RESTART_VM, RESTART_BM, REPLACE_VM, RUN_DCGMEUD, UNKNOWN"
+            );
+            self.findings.wrong_at(given.span().start, what);
+            // Found wrong; what else could be wrong is still looked for.
+            return Some((false, RecommendedAction::None));
+        };
+        // As on the wire: what has an action is fatal.
+        let nothing = [RecommendedAction::None, RecommendedAction::Unknown];
+        Some((fatal.unwrap_or(!nothing.contains(&action)), action))
     }
 
-    fn strategy(
-        &mut self,
-        title: &str,
-        given: Option<Spanned<String>>,
-    ) -> Option<ProcessingStrategy> {
+    fn strategy(&mut self, given: Option<Spanned<String>>) -> Option<ProcessingStrategy> {
         let given = given?;
         let name = given.get_ref().trim().to_ascii_uppercase();
         if name.is_empty() {
@@ -403,43 +347,46 @@ impl Reader<'_> {
             .and_then(|number| ProcessingStrategy::try_from(number).ok())
             .filter(|strategy| *strategy != ProcessingStrategy::Unspecified);
         if strategy.is_none() {
-            self.findings.at(
-                given.span().start,
-                &format!(
-                    "{title}: strategy '{name}' is none of EXECUTE_REMEDIATION, STORE_ONLY, \
-                     STORE_AND_ANALYSE"
-                ),
+            let what = format_args!(
+                "strategy '{name}' is none of EXECUTE_REMEDIATION, STORE_ONLY, STORE_AND_ANALYSE"
             );
+            self.findings.wrong_at(given.span().start, what);
         }
         strategy
     }
 
-    fn check_nic_name(&mut self, at: usize, title: &str, name: &str) {
+    /// Returns a register word.
+    fn word(&mut self, text: &Spanned<String>) -> Option<u32> {
+        let (given, word) = (text.get_ref(), hex(text.get_ref()));
+        if word.is_none() {
+            let what = format_args!("status '{given}' is no hexadecimal word such as 0x00000001");
+            self.findings.wrong_at(text.span().start, what);
+        }
+        word
+    }
+
+    fn check_nic_name(&mut self, name: &str) {
         let known = Catalog::builtin().nics();
         if known.iter().all(|row| row.name != name) {
             let names: Vec<&str> = known.iter().map(|row| &*row.name).collect();
             let names = names.join(", ");
-            self.findings.at(
-                at,
-                &format!("{title}: there is no such pattern; there are {names}"),
-            );
+            self.findings
+                .wrong(format_args!("there is no such pattern; there are {names}"));
         }
     }
 
-    fn changed(&mut self, at: usize, title: &str, reason: Option<Spanned<String>>) -> Changed {
+    fn changed(&mut self, reason: Option<Spanned<String>>) -> Changed {
         Changed {
-            by: self.findings.place(at),
-            reason: self.short(title, "reason", reason).unwrap_or_default(),
+            by: self.findings.entry_place(),
+            reason: self.short("reason", reason).unwrap_or_default(),
         }
     }
 
-    fn short(&mut self, title: &str, key: &str, text: Option<Spanned<String>>) -> Option<String> {
+    fn short(&mut self, key: &str, text: Option<Spanned<String>>) -> Option<String> {
         let text = text?;
         if text.get_ref().len() > MAX_TEXT_BYTES || text.get_ref().contains(char::is_control) {
-            self.findings.at(
-                text.span().start,
-                &format!("{title}: {key} is one line of at most {MAX_TEXT_BYTES} bytes"),
-            );
+            let what = format_args!("{key} is one line of at most {MAX_TEXT_BYTES} bytes");
+            self.findings.wrong_at(text.span().start, what);
         }
         Some(text.into_inner())
     }

@@ -16,7 +16,7 @@ const XIDS: &str = include_str!("published_xid.tsv");
 const NVLINK5: &str = include_str!("published_nvlink5.tsv");
 const SXIDS: &str = include_str!("published_sxid.tsv");
 
-/// What `NVSentinel` does about an XID, on which policies rely. 154 goes by its text.
+/// The actions of `NVSentinel` for XIDs, on which policies rely. 154 goes by its text.
 const RELIED_ON: [(RecommendedAction, &str); 5] = [
     (
         None,
@@ -36,8 +36,8 @@ const RELIED_ON: [(RecommendedAction, &str); 5] = [
     ),
 ];
 
-/// Where the catalogue differs, or where nobody else says anything that can be relied on:
-/// code, whether it is fatal, what is done.
+/// The codes about which the catalogue differs, or nobody else says anything that can be relied on:
+/// code, whether it is fatal, action.
 const OUR_OWN: [(u32, bool, RecommendedAction); 13] = [
     // The teardown of a job, which comes with any other fault and with every killed job.
     (45, false, None),
@@ -136,7 +136,7 @@ fn codes(list: &str) -> impl Iterator<Item = u32> {
     })
 }
 
-/// What is expected of each XID: whether it is fatal, and what is done.
+/// Returns the verdicts expected of the XIDs: whether it is fatal, and the action.
 fn verdicts() -> BTreeMap<u32, (bool, RecommendedAction)> {
     let mut all = BTreeMap::new();
     for (action, list) in RELIED_ON {
@@ -206,7 +206,7 @@ pub(super) fn decodes() -> Vec<Decode> {
     rows
 }
 
-/// What is expected of one XID row.
+/// The verdict expected of an XID row.
 pub(super) struct Expected {
     /// The publisher's name: the first where there are two.
     mnemonic: &'static str,

@@ -10,14 +10,14 @@ use super::super::{RpcLine, XidLine, rpc};
 use super::REMEMBERED;
 use contract::MAX_METADATA_BYTES;
 
-/// A dump goes with no XID that comes later than this.
+/// The time after an XID in which a later one gets its dump.
 const SAME_TROUBLE: SignedDuration = SignedDuration::from_mins(5);
 
 /// The GPUs that had an XID with a dump, the newest last.
 #[derive(Debug, Default)]
 pub(super) struct Dumps {
     gpus: Vec<Gpu>,
-    /// Whose part of a dump has begun, by address.
+    /// The address of the GPU whose part of a dump has begun.
     current: Option<String>,
 }
 
@@ -26,9 +26,9 @@ struct Gpu {
     pci: String,
     /// The driver's number of it, where the XID has it.
     number: Option<u32>,
-    /// What has come since, at most [`MAX_METADATA_BYTES`].
+    /// The lines that have come since, at most [`MAX_METADATA_BYTES`].
     lines: String,
-    /// When the XID came.
+    /// The time of the XID.
     at: Timestamp,
 }
 

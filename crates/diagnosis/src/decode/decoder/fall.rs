@@ -16,7 +16,7 @@ pub(super) const MAX_EARLIER_BYTES: usize = 1024;
 #[derive(Debug, Default)]
 pub(super) struct Begun(Vec<Fall>);
 
-/// What the lines of a message said so far.
+/// A message of a fall, as far as its lines have come.
 #[derive(Debug)]
 pub(super) struct Fall {
     pub(super) pci: String,
@@ -24,7 +24,7 @@ pub(super) struct Fall {
     /// The lines before the last, each with its end.
     pub(super) lines: String,
     at: Timestamp,
-    /// The second line has come, which no other message of the driver has.
+    /// Whether the second line has come, which no other message of the driver has.
     goes_on: bool,
 }
 

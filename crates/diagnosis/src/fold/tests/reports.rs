@@ -5,7 +5,7 @@ use contract::{Entity, HealthEvent, keys};
 use jiff::{SignedDuration, Timestamp};
 use proptest::prelude::*;
 
-/// When the log begins.
+/// The time at which the log begins.
 const START: &str = "2026-11-21T11:40:00Z";
 
 /// Returns the time so many seconds after [`START`].
@@ -41,7 +41,7 @@ pub(crate) fn healthy(pci: &str) -> HealthEvent {
     }
 }
 
-/// What happens to one of four GPUs, or to who counts.
+/// A step of a test: something happens to one of four GPUs, or to the counter.
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
     /// A line of the log, so many seconds after the one before by the log's own time.

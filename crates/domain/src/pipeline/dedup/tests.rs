@@ -5,6 +5,8 @@ use crate::event;
 use crate::fault::{Fault, FaultBook};
 use crate::reporter::Reporter;
 
+mod any_events;
+
 const START: i64 = 1_800_000_000;
 
 /// A deduplicator, and a clock.
@@ -40,7 +42,7 @@ impl Bench {
     }
 
     /// A batch that is stored; returns the events as they are, and the verdicts.
-    fn batch(&mut self, events: &[HealthEvent]) -> (Vec<HealthEvent>, Vec<Verdict>) {
+    fn batch(&mut self, events: &[HealthEvent]) -> (Vec<HealthEvent>, Vec<Treatment>) {
         self.batch_of(events, self.now)
     }
 
@@ -49,7 +51,7 @@ impl Bench {
         &mut self,
         events: &[HealthEvent],
         accepted: Timestamp,
-    ) -> (Vec<HealthEvent>, Vec<Verdict>) {
+    ) -> (Vec<HealthEvent>, Vec<Treatment>) {
         let mut events = events.to_vec();
         let mut batch = self.dedup.begin(self.now);
         let mut verdicts = Vec::new();
@@ -73,7 +75,7 @@ impl Bench {
         event.message = self.seq.to_string();
         let strategy = event.processing_strategy.max(1);
         let (events, verdicts) = self.batch(&[event]);
-        let passes = verdicts == [Verdict::Passes];
+        let passes = verdicts == [Treatment::Passes];
         assert_eq!(
             events[0].processing_strategy,
             if passes { strategy } else { 3 }
@@ -129,12 +131,12 @@ fn a_repeat_within_the_window_is_for_analysis_only_and_says_of_what() {
         seq: Some(1.into()),
     };
     // Without a time of its own it would be the same event sent again, see below.
-    assert_eq!(verdicts, [Verdict::Passes]);
+    assert_eq!(verdicts, [Treatment::Passes]);
     let timed = with(|event| {
         event.generated_timestamp = Some(json::proto_timestamp(at(60)));
     });
     let (repeat, verdicts) = bench.batch(&[timed]);
-    assert_eq!(verdicts, [Verdict::Repeats(original)]);
+    assert_eq!(verdicts, [Treatment::Repeats(original)]);
     assert_eq!(repeat[0].processing_strategy, 3);
     assert_eq!(repeat[0].metadata[keys::META_REPEAT_OF], first[0].id);
     assert_eq!(second[0].processing_strategy, 1);
@@ -170,7 +172,7 @@ fn reports_of_an_hour_that_are_read_in_one_second_are_no_repeats() {
     assert!(
         matches!(
             verdicts.as_slice(),
-            [Verdict::Passes, Verdict::Repeats(_), Verdict::Passes]
+            [Treatment::Passes, Treatment::Repeats(_), Treatment::Passes]
         ),
         "{verdicts:?}"
     );
@@ -369,7 +371,7 @@ fn the_same_event_sent_again_is_as_it_was() {
         let first = bench.batch(std::slice::from_ref(&event)).0;
         bench.now = at(100);
         let (again, verdicts) = bench.batch(&[event.clone(), event]);
-        assert_eq!(verdicts, [Verdict::Passes, Verdict::Passes]);
+        assert_eq!(verdicts, [Treatment::Passes, Treatment::Passes]);
         assert_eq!(again[0].processing_strategy, 1);
         assert_eq!(
             event::content_fingerprint(&again[1]),
@@ -385,16 +387,16 @@ fn repeats_of_one_batch_name_its_first() {
     let (events, verdicts) =
         bench.batch(&[say("a"), say("b"), healthy(|_| ()), say("c"), say("d")]);
     let of = |index: usize| {
-        Verdict::Repeats(Original {
+        Treatment::Repeats(Original {
             id: events[index].id.clone(),
             seq: None,
         })
     };
     let expected = [
-        Verdict::Passes,
+        Treatment::Passes,
         of(0),
-        Verdict::Passes,
-        Verdict::Passes,
+        Treatment::Passes,
+        Treatment::Passes,
         of(3),
     ];
     assert_eq!(verdicts, expected);
@@ -413,7 +415,7 @@ fn a_report_that_was_not_stored_holds_nothing_back() {
         event::normalise(&mut event, bench.now);
         let mut batch = bench.dedup.begin(bench.now);
         let verdict = bench.dedup.judge(&mut batch, 0, &mut event, bench.now);
-        (batch, verdict == Verdict::Passes)
+        (batch, verdict == Treatment::Passes)
     };
     // It fails: the next attempt passes.
     let mut bench = Bench::new();
@@ -474,7 +476,7 @@ fn where_there_is_no_room_reports_pass_and_room_comes_back() {
     let (events, verdicts) = bench.batch(&[of(50)]);
     assert_eq!(
         (verdicts, events[0].processing_strategy),
-        (vec![Verdict::NoRoom], 1)
+        (vec![Treatment::NoRoom], 1)
     );
     bench.now = at(300);
     assert!(bench.passes_with_room(&of(50)));
@@ -483,7 +485,7 @@ fn where_there_is_no_room_reports_pass_and_room_comes_back() {
 
 impl Bench {
     fn passes_with_room(&mut self, event: &HealthEvent) -> bool {
-        self.batch(std::slice::from_ref(event)).1 == [Verdict::Passes]
+        self.batch(std::slice::from_ref(event)).1 == [Treatment::Passes]
     }
 }
 
@@ -539,124 +541,4 @@ fn of_26_xid_events_eight_pass() {
     let mut bench = Bench::new();
     let passed = events.iter().filter(|event| bench.passes(1, event)).count();
     assert_eq!(passed, 8);
-}
-
-/// Few values, so that events often meet: healthy, fatal, devices, codes, action, strategy,
-/// wait in seconds.
-fn any_event() -> impl Strategy<Value = (HealthEvent, i64)> {
-    let device = prop_oneof![
-        Just(("PCI", "0000:b3:00")),
-        Just(("PCI", "0000:b4:00")),
-        Just(("GPU_UUID", "u")),
-        Just(("NVLINK", "1")),
-    ];
-    let codes = proptest::collection::vec(prop_oneof![Just("79"), Just("48")], 0..3);
-    (
-        proptest::bool::weighted(0.2),
-        any::<bool>(),
-        proptest::collection::vec(device, 0..3),
-        codes,
-        prop_oneof![Just(2), Just(24)],
-        prop_oneof![8 => Just(1), 1 => Just(2), 1 => Just(3), 1 => Just(9)],
-        (0_i64..90, any::<bool>()),
-    )
-        .prop_map(
-            |(is_healthy, fatal, devices, codes, action, strategy, (wait, trusted))| {
-                let event = with(|event| {
-                    event.is_healthy = is_healthy;
-                    event.is_fatal = fatal && !is_healthy;
-                    event.entities_impacted = entities(&devices);
-                    event.error_code = codes.into_iter().map(str::to_owned).collect();
-                    event.recommended_action = action;
-                    event.processing_strategy = strategy;
-                    if trusted {
-                        Reporter::Monitor.note_in(event);
-                    }
-                });
-                (event, wait)
-            },
-        )
-}
-
-/// How many seconds ago an event was accepted that comes now, and whether it is a count.
-fn late() -> impl Strategy<Value = (i64, bool)> {
-    prop_oneof![
-        3 => Just((0, false)),
-        1 => (0_i64..200, any::<bool>()),
-    ]
-}
-
-/// Else what is new would be held back by what opens nothing.
-#[test]
-fn what_comes_late_holds_back_nothing() {
-    let mut bench = Bench::new();
-    let count = with(|event| {
-        event.metadata.insert(keys::META_COUNT.into(), "2".into());
-    });
-    for (event, ago, holds_back) in [(fault(), 11, false), (fault(), 10, true), (count, 1, false)] {
-        bench.passes(0, &healthy(|_| ()));
-        bench.now += SignedDuration::from_mins(1);
-        let accepted = bench.now - SignedDuration::from_secs(ago);
-        let mut event = event;
-        event.generated_timestamp = Some(json::proto_timestamp(accepted));
-        let (_, verdicts) = bench.batch_of(&[event], accepted);
-        assert_eq!(verdicts, [Verdict::Passes]);
-        assert_eq!(bench.passes(1, &fault()), !holds_back, "{ago}");
-    }
-    // It is held back itself, where a report of now stands before it.
-    bench.passes(0, &healthy(|_| ()));
-    assert!(bench.passes(0, &fault()));
-    bench.now += SignedDuration::from_secs(60);
-    let accepted = bench.now - SignedDuration::from_secs(20);
-    let mut late = fault();
-    late.generated_timestamp = Some(json::proto_timestamp(accepted));
-    assert!(matches!(
-        bench.batch_of(&[late], accepted).1.as_slice(),
-        [Verdict::Repeats(_)]
-    ));
-}
-
-/// What is open, as far as anybody acts upon it.
-fn open(book: &FaultBook) -> Vec<(String, String, bool, i32, Authority)> {
-    let open = |fault: &Fault| {
-        (
-            fault.code.clone(),
-            fault.subject.to_string(),
-            fault.event.is_fatal,
-            fault.event.recommended_action,
-            Authority::of(&fault.event),
-        )
-    };
-    book.faults("n1").iter().map(open).collect()
-}
-
-proptest! {
-    /// Whatever comes: the faults that are open are those that would be open without it.
-    #[test]
-    fn what_is_held_back_would_have_changed_nothing(
-        events in proptest::collection::vec((any_event(), late()), 1..40),
-    ) {
-        let mut bench = Bench::new();
-        let (mut plain, mut deduplicated) = (FaultBook::default(), FaultBook::default());
-        for ((event, wait), late) in events {
-            bench.now += SignedDuration::from_secs(wait);
-            let (mut event, (late, count)) = (event, late);
-            event.message = bench.seq.to_string();
-            let accepted = bench.now - SignedDuration::from_secs(late);
-            event.generated_timestamp = Some(json::proto_timestamp(accepted));
-            if count {
-                event.metadata.insert(keys::META_COUNT.into(), "2".into());
-            }
-            let (judged, _) = bench.batch_of(std::slice::from_ref(&event), accepted);
-            let record = |event: &HealthEvent| Record {
-                seq: bench.seq.into(),
-                id: judged[0].id.clone(),
-                created_at: accepted,
-                event: event.clone(),
-            };
-            plain.record(&record(&event));
-            deduplicated.record(&record(&judged[0]));
-            prop_assert_eq!(open(&plain), open(&deduplicated));
-        }
-    }
 }

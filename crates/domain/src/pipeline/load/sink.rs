@@ -1,4 +1,4 @@
-//! Where the gRPC sink sends, and whether by TLS: the keys `GRPCSink...` of `config.json`.
+//! The target of the gRPC sink, and its TLS: the keys `GRPCSink...` of `config.json`.
 //!
 //! NVSentinel has the target and the token. The certificates are ours: its sink knows no TLS.
 
@@ -9,9 +9,10 @@ use contract::findings::{FileError, Findings};
 use super::{ConnectorKeys, line_that_sets};
 use crate::event::MAX_NAME_BYTES;
 
-/// How a target begins that is talked to by TLS.
+/// The beginning of a target that is talked to by TLS.
 const SECURED: &str = "https://";
-/// How others may begin: in the forms that gRPC has for the name of a host, and as addresses do.
+/// The beginnings that other targets may have: the forms of gRPC for the name of a host, and that
+/// of an address.
 const IN_THE_OPEN: [&str; 4] = ["dns:///", "passthrough:///", "dns:", "http://"];
 
 /// A gRPC service that gets every event, too.
@@ -23,7 +24,7 @@ pub struct Forward {
     pub port: u16,
     /// The file with the token for it, as it is written there; may be empty.
     pub token: String,
-    /// What TLS needs; `None`: it is talked to in the open.
+    /// The files for TLS; `None`: it is talked to in the open.
     pub tls: Option<ForwardTls>,
 }
 
@@ -48,7 +49,7 @@ pub(super) fn names_certificates(keys: &ConnectorKeys) -> bool {
     certificates(keys).iter().any(|(_, path)| !path.is_empty())
 }
 
-/// Reads the keys; what is wrong with them is found together.
+/// Reads the keys, with all findings about them together.
 pub(super) fn forward(
     keys: &ConnectorKeys,
     text: &str,
@@ -140,7 +141,7 @@ fn host_and_port(target: &str) -> Option<(String, u16)> {
 // === impl Forward ===
 
 impl Forward {
-    /// Returns what an operator is to know of it: that others may read what is sent. NVSentinel's
+    /// Returns the warning for an operator that others may read the events on the way. NVSentinel's
     /// file cannot say it otherwise, so it is no error.
     pub(super) fn warning(&self, source: &str) -> Option<String> {
         if self.tls.is_some() || is_this_machine(&self.host) {

@@ -5,8 +5,8 @@ const METADATA: &str = include_str!("../../../../../examples/connector/metadata.
 const OVERRIDES: &str = include_str!("../../../../../examples/connector/overrides.toml");
 const DEDUP: &str = include_str!("../../../../../examples/connector/dedup.toml");
 
-fn entry(kind: Kind, config: &str) -> Entry {
-    Entry {
+fn entry(kind: Kind, config: &str) -> TransformerEntry {
+    TransformerEntry {
         kind,
         config: config.to_owned(),
     }

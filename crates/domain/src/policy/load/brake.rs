@@ -6,12 +6,13 @@ use toml::Spanned;
 
 use crate::policy::{Amount, Brake, Budget, Window};
 
-/// NVSentinel's chart: half of the GPU nodes.
+/// The share of the GPU nodes in NVSentinel's chart, in percent.
 const WINDOW_PERCENTAGE: i64 = 50;
-/// NVSentinel's chart: within five minutes.
+/// The duration in NVSentinel's chart.
 const WINDOW_DURATION: &str = "5m";
 
-/// Ours alone, so a key that is misspelt is an error: a limit must not be another one.
+/// The table `[brake]`. It is ours alone, so a key that is misspelt is an error: a limit must not
+/// be another one.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct BrakeEntry {

@@ -1,5 +1,5 @@
-//! What is refused when a rule is loaded, beyond what CEL itself refuses: names and functions
-//! that do not exist, patterns that no regular expression is, and what is too large to evaluate.
+//! The checks of a rule that is loaded, beyond those of CEL itself: names and functions that do not
+//! exist, patterns that are no regular expressions, and expressions too large to evaluate.
 
 use cel::common::ast::{CallExpr, EntryExpr, Expr, IdedExpr, LiteralValue};
 use cel::{Context, ExecutionError, Program};
@@ -147,24 +147,6 @@ pub(super) fn check_names(
                 .iter()
                 .try_for_each(|argument| check_names(argument, kind, bound))
         }
-        Expr::List(list) => list
-            .elements
-            .iter()
-            .try_for_each(|element| check_names(element, kind, bound)),
-        Expr::Map(map) => map.entries.iter().try_for_each(|entry| match &entry.expr {
-            EntryExpr::MapEntry(entry) => {
-                check_names(&entry.key, kind, bound)?;
-                check_names(&entry.value, kind, bound)
-            }
-            EntryExpr::StructField(field) => check_names(&field.value, kind, bound),
-        }),
-        Expr::Struct(fields) => fields
-            .entries
-            .iter()
-            .try_for_each(|entry| match &entry.expr {
-                EntryExpr::MapEntry(entry) => check_names(&entry.value, kind, bound),
-                EntryExpr::StructField(field) => check_names(&field.value, kind, bound),
-            }),
         Expr::Comprehension(loop_) => {
             check_names(&loop_.iter_range, kind, bound)?;
             check_names(&loop_.accu_init, kind, bound)?;
@@ -178,13 +160,13 @@ pub(super) fn check_names(
             bound.truncate(outer);
             inside
         }
-        Expr::Literal(_) | Expr::Unspecified => Ok(()),
+        _ => (parts(at).into_iter()).try_for_each(|part| check_names(part, kind, bound)),
     }
 }
 
-/// Refuses a function that does not exist, which would fail at every event that gets there.
-/// Whether its name is a qualified one, such as `strings.quote`, so that what stands before the
-/// dot is no value.
+/// Refuses a function that does not exist, which would fail at every event that gets there. Returns
+/// whether its name is a qualified one, such as `strings.quote`, so that what stands before the dot
+/// is no value.
 fn check_call(call: &CallExpr, kind: RuleKind, bound: &[String]) -> Result<bool, String> {
     let name = call.func_name.as_str();
     // Operators are named by what no function can be: `_+_`, `!_`, `@in`.
@@ -267,7 +249,7 @@ fn check_patterns_below(program: &Program, at: &IdedExpr) -> Result<(), String> 
         .try_for_each(|part| check_patterns_below(program, part))
 }
 
-/// Returns where a part of the expression stands in it, for people.
+/// Returns the place of a part in the expression, for people.
 pub(super) fn place(program: &Program, id: u64) -> String {
     let offset = program.source_info().offset_for(id);
     offset.map_or_else(String::new, |(start, _)| {
@@ -306,7 +288,7 @@ fn unknown_field(kind: RuleKind, field: &str) -> String {
     format!("unknown field '{field}' of '{}'{hint}", kind.variable())
 }
 
-/// Names that stand for types, as in `type(x) == string`.
+/// Returns whether a name stands for a type, as in `type(x) == string`.
 fn is_type_name(name: &str) -> bool {
     [
         "bool",

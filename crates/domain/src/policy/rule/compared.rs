@@ -1,5 +1,5 @@
-//! Which fixed values an expression compares fields of its variable with: what a policy is
-//! checked on for values that no event ever has.
+//! The fixed values that an expression compares fields of its variable with. A policy is checked
+//! for values among them that no event ever has.
 
 use cel::common::ast::{CallExpr, Expr, IdedExpr, LiteralValue, operators};
 use serde_json::{Value, json};
@@ -13,9 +13,9 @@ pub struct Compared {
     pub field: String,
     /// Whether it is an element of the field that is compared.
     pub element: bool,
-    /// How.
+    /// The way in which it is compared.
     pub how: How,
-    /// With what.
+    /// The fixed value.
     pub literal: Value,
 }
 
@@ -28,15 +28,15 @@ pub enum How {
     Prefix,
 }
 
+/// A field, and whether an element of it is meant.
+type Field = (String, bool);
+
 /// Returns all comparisons of fields of the first level with fixed values.
 pub(super) fn compared(expression: &IdedExpr, kind: RuleKind) -> Vec<Compared> {
     let mut found = Vec::new();
     walk(expression, kind, &mut Vec::new(), &mut found);
     found
 }
-
-/// A field, and whether an element of it is meant.
-type Field = (String, bool);
 
 fn walk(
     at: &IdedExpr,
@@ -45,16 +45,7 @@ fn walk(
     found: &mut Vec<Compared>,
 ) {
     match &at.expr {
-        Expr::Call(call) => {
-            for ((field, element), how, literal) in comparisons(call, kind, elements) {
-                found.push(Compared {
-                    field,
-                    element,
-                    how,
-                    literal,
-                });
-            }
-        }
+        Expr::Call(call) => found.extend(comparisons(call, |at| field_of(at, kind, elements))),
         Expr::Comprehension(inner) => {
             if let Some((field, false)) = field_of(&inner.iter_range, kind, elements) {
                 elements.push((inner.iter_var.clone(), field));
@@ -70,41 +61,36 @@ fn walk(
     }
 }
 
-fn comparisons(
-    call: &CallExpr,
-    kind: RuleKind,
-    elements: &[(String, String)],
-) -> Vec<(Field, How, Value)> {
-    let field = |at: &IdedExpr| field_of(at, kind, elements);
+fn comparisons(call: &CallExpr, field: impl Fn(&IdedExpr) -> Option<Field>) -> Vec<Compared> {
+    let one = |field: Option<Field>, how, value: &IdedExpr| {
+        let pair = field.zip(literal(value));
+        pair.map(|((field, element), literal)| Compared {
+            field,
+            element,
+            how,
+            literal,
+        })
+    };
     match (call.func_name.as_str(), call.args.as_slice(), &call.target) {
         (operators::EQUALS | operators::NOT_EQUALS, [left, right], _) => {
-            let pair = field(left)
-                .zip(literal(right))
-                .or_else(|| field(right).zip(literal(left)));
-            pair.map(|(field, value)| (field, How::Equality, value))
-                .into_iter()
-                .collect()
+            let found = one(field(left), How::Equality, right);
+            let turned = || one(field(right), How::Equality, left);
+            found.or_else(turned).into_iter().collect()
         }
+        // `event.agent in ['a', 'b']`, or `'79' in event.errorCode`.
         (operators::IN, [left, right], _) => {
-            // `event.agent in ['a', 'b']`, or `'79' in event.errorCode`.
             if let (Some(field), Expr::List(list)) = (field(left), &right.expr) {
-                let values = list.elements.iter().filter_map(literal);
+                let values = list.elements.iter();
                 return values
-                    .map(|value| (field.clone(), How::Equality, value))
+                    .filter_map(|value| one(Some(field.clone()), How::Equality, value))
                     .collect();
             }
             let element = field(right).map(|(name, _)| (name, true));
-            let pair = element.zip(literal(left));
-            pair.map(|(field, value)| (field, How::Equality, value))
-                .into_iter()
-                .collect()
+            one(element, How::Equality, left).into_iter().collect()
         }
-        ("startsWith", [prefix], Some(target)) => {
-            let pair = field(target).zip(literal(prefix));
-            pair.map(|(field, value)| (field, How::Prefix, value))
-                .into_iter()
-                .collect()
-        }
+        ("startsWith", [prefix], Some(target)) => one(field(target), How::Prefix, prefix)
+            .into_iter()
+            .collect(),
         _ => Vec::new(),
     }
 }

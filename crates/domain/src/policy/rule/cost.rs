@@ -1,71 +1,47 @@
-//! How much work a rule can be at most, found when it is loaded. The CEL library counts nothing
-//! while it evaluates and cannot be stopped, so a rule whose worst case is too much is refused
-//! before it ever runs.
+//! The most work that a rule can be, found when it is loaded. The CEL library counts nothing while
+//! it evaluates and cannot be stopped, so a rule whose worst case is too much is refused before it
+//! ever runs.
 //!
 //! The worst case is that of the largest event or node: a loop costs what its body costs, for
 //! each of the most elements there can be; copying, comparing and searching cost by size.
+
+mod size;
 
 use std::rc::Rc;
 
 use cel::Program;
 use cel::common::ast::{CallExpr, ComprehensionExpr, Expr, IdedExpr, LiteralValue, operators};
-use serde_json::Value;
 
+use self::size::{BYTES_A_STEP, Size, count, sum};
 use super::{RuleKind, check};
-use crate::event::{
-    MAX_ITEMS, MAX_MESSAGE_BYTES, MAX_METADATA, MAX_METADATA_BYTES, MAX_NAME_BYTES, MAX_VALUE_BYTES,
-};
+
+pub(super) use size::too_large;
+pub use size::{MAX_NODE_BYTES, MAX_NODE_ITEMS};
 
 /// Most steps of one evaluation of a rule. A step is a node of the expression that is evaluated,
 /// or [`BYTES_A_STEP`] that are copied or compared: some 50 ns, so this is a tenth of a second,
 /// and, since what is made is copied, some 100 MiB of memory. Two loops inside one another over
 /// the codes of an event are less, three are hundreds of times more.
 pub const MAX_COST: u64 = 2_000_000;
-/// Bytes that are copied or compared in one step; also what a value takes beside its text.
-const BYTES_A_STEP: u64 = 64;
 /// Steps of one turn of a loop beside its parts: variables are bound by name.
 const TURN: u64 = 4;
-/// What compiling a pattern costs, which is done anew whenever it is asked: this much, and a
-/// step for so many bytes of the compiled program.
+/// The cost of compiling a pattern, which is done anew whenever it is asked: this much, and a step
+/// for so many bytes of the compiled program.
 const PATTERN: u64 = 1_000;
 const PATTERN_BYTES_A_STEP: u64 = 8;
-/// Room for the marks that connectors put among the metadata of an event.
-const MARKS: usize = 16;
-/// Most entries of a list or map of a node, for rules that loop: labels, conditions, taints.
-/// The API server sets no limit; nodes have a tenth of it.
-pub const MAX_NODE_ITEMS: usize = 1024;
-/// Most text of a node, in bytes, for rules that loop: what etcd takes for one object.
-pub const MAX_NODE_BYTES: usize = 1536 * 1024;
-/// Longest key and value of a label, and most text of all annotations, in Kubernetes.
-const LABEL_KEY_BYTES: usize = 317;
-const LABEL_VALUE_BYTES: usize = 63;
-const ANNOTATIONS_BYTES: usize = 256 * 1024;
 
-/// How large a value can be.
-#[derive(Clone)]
-struct Size {
-    /// Entries, of a list or map.
-    items: u64,
-    /// All of it, [`BYTES_A_STEP`] for each value and its text.
-    bytes: u64,
-    /// What a loop over it sees where that is known to be its keys.
-    key: Option<Rc<Size>>,
-    /// An element; one of which nothing is known can be as large as the whole.
-    each: Option<Rc<Size>>,
-}
-
-/// What is known of an expression.
+/// The estimate of an expression.
 struct Estimate {
     size: Size,
     cost: u64,
 }
 
-/// Adds up an expression.
+/// The adding up of an expression.
 struct Sum<'a> {
     kind: RuleKind,
     /// Variables of the loops around, innermost last.
     bound: Vec<(&'a str, Size)>,
-    /// Loops and calls with what all their evaluations together cost, inner ones first.
+    /// Loops and calls with the cost of all their evaluations together, inner ones first.
     parts: Vec<(u64, u64)>,
 }
 
@@ -94,124 +70,15 @@ pub(super) fn cost(program: &Program, kind: RuleKind) -> Result<u64, String> {
     ))
 }
 
-/// Returns why a rule that loops is not asked about a node: it is larger than what rules are
-/// measured by when they are loaded.
-pub(super) fn too_large(node: &Value) -> Option<String> {
-    let mut bytes = 0;
-    let items = measure(node, &mut bytes);
-    if items > MAX_NODE_ITEMS {
-        return Some(format!(
-            "the node has a list or map of {items} entries, a rule with a loop takes at most \
-             {MAX_NODE_ITEMS}"
-        ));
-    }
-    (bytes > MAX_NODE_BYTES).then(|| {
-        format!("the node has {bytes} bytes, a rule with a loop takes at most {MAX_NODE_BYTES}")
-    })
-}
-
-/// Returns the most entries of a list or map in a value; adds its text to `bytes`.
-fn measure(value: &Value, bytes: &mut usize) -> usize {
-    match value {
-        Value::String(text) => {
-            *bytes += text.len();
-            0
-        }
-        Value::Array(items) => {
-            let below = items.iter().map(|item| measure(item, bytes)).max();
-            below.unwrap_or(0).max(items.len())
-        }
-        Value::Object(fields) => {
-            *bytes += fields.keys().map(String::len).sum::<usize>();
-            let below = fields.values().map(|item| measure(item, bytes)).max();
-            below.unwrap_or(0).max(fields.len())
-        }
-        Value::Null | Value::Bool(_) | Value::Number(_) => 0,
-    }
-}
-
-// === impl Size ===
-
-impl Size {
-    /// Returns a text of so many bytes, or a value of which there is no more to know.
-    fn text(bytes: usize) -> Self {
-        Self::of(0, BYTES_A_STEP.saturating_add(count(bytes)))
-    }
-
-    /// Something of which only this is known.
-    fn of(items: u64, bytes: u64) -> Self {
-        Self {
-            items,
-            bytes,
-            key: None,
-            each: None,
-        }
-    }
-
-    fn list(items: u64, each: Self) -> Self {
-        Self {
-            items,
-            bytes: items
-                .saturating_mul(each.bytes)
-                .saturating_add(BYTES_A_STEP),
-            key: None,
-            each: Some(Rc::new(each)),
-        }
-    }
-
-    fn map(items: u64, key: Self, each: Self) -> Self {
-        let entry = key.bytes.saturating_add(each.bytes);
-        Self {
-            items,
-            bytes: items.saturating_mul(entry).saturating_add(BYTES_A_STEP),
-            key: Some(Rc::new(key)),
-            each: Some(Rc::new(each)),
-        }
-    }
-
-    /// Returns what an index or a field gives.
-    fn part(&self) -> Self {
-        self.each.as_deref().unwrap_or(self).clone()
-    }
-
-    /// Steps to copy, compare or search it.
-    fn steps(&self) -> u64 {
-        self.bytes / BYTES_A_STEP
-    }
-
-    /// Returns one or the other.
-    fn or(&self, other: &Self) -> Self {
-        Self {
-            items: self.items.max(other.items),
-            bytes: self.bytes.max(other.bytes),
-            key: both(self.key.as_deref(), other.key.as_deref()),
-            each: both(self.each.as_deref(), other.each.as_deref()),
-        }
-    }
-
-    /// Returns one behind the other.
-    fn and(&self, other: &Self) -> Self {
-        Self {
-            items: self.items.saturating_add(other.items),
-            bytes: self.bytes.saturating_add(other.bytes),
-            ..self.or(other)
-        }
-    }
-}
-
-/// Returns what holds for either; where nothing is known of one, nothing is.
-fn both(one: Option<&Size>, other: Option<&Size>) -> Option<Rc<Size>> {
-    one.zip(other).map(|(one, other)| Rc::new(one.or(other)))
-}
-
 // === impl Sum ===
 
 impl<'a> Sum<'a> {
-    /// Returns what `at` costs once, and how large its value is; `times` it is evaluated.
+    /// Returns the cost of evaluating `at` once, and the size of its value; `times` it is
+    /// evaluated.
     fn of(&mut self, at: &'a IdedExpr, times: u64) -> Estimate {
         let Estimate { size, cost } = match &at.expr {
             Expr::Literal(literal) => Estimate {
-                size: of_literal(literal),
+                size: Size::of_literal(literal),
                 cost: 0,
             },
             Expr::Ident(name) => Estimate {
@@ -247,7 +114,7 @@ impl<'a> Sum<'a> {
     fn of_name(&self, name: &str) -> Size {
         match self.bound.iter().rev().find(|(known, _)| *known == name) {
             Some((_, size)) => size.clone(),
-            None if name == self.kind.variable() => of_variable(self.kind),
+            None if name == self.kind.variable() => Size::of_variable(self.kind),
             // The name of a type.
             None => Size::text(0),
         }
@@ -259,7 +126,7 @@ impl<'a> Sum<'a> {
         let (root, fields) = path.split_first()?;
         let shadowed = self.bound.iter().any(|(known, _)| known == root);
         (!shadowed && *root == self.kind.variable())
-            .then(|| of_path(self.kind, fields))
+            .then(|| Size::of_path(self.kind, fields))
             .flatten()
     }
 
@@ -352,8 +219,12 @@ impl<'a> Sum<'a> {
     }
 }
 
-/// Returns what a call makes of its operands, and what that costs beside them.
+/// Returns the size of a call's value, and its cost beside that of its operands.
 fn applied(call: &CallExpr, sizes: &[&Size]) -> (Size, u64) {
+    if let Some(size) = put_together(call, sizes) {
+        let cost = size.steps();
+        return (size, cost);
+    }
     let small = Size::text(0);
     let all = sum(sizes.iter().map(|size| size.steps()));
     match (call.func_name.as_str(), sizes) {
@@ -387,40 +258,6 @@ fn applied(call: &CallExpr, sizes: &[&Size]) -> (Size, u64) {
             (small, text.bytes.saturating_mul(wanted.steps()))
         }
         ("startsWith" | "endsWith", [_, part]) => (small, part.steps()),
-        ("split", [text, ..]) => {
-            // Each letter may be a part of its own.
-            let most = text.bytes.saturating_sub(BYTES_A_STEP);
-            let parts = limit_of(call).map_or(most, |limit| limit.min(most));
-            let size = Size {
-                items: parts,
-                bytes: parts
-                    .saturating_mul(BYTES_A_STEP)
-                    .saturating_add(text.bytes),
-                key: None,
-                each: None,
-            };
-            let cost = size.steps();
-            (size, cost)
-        }
-        ("replace", [text, _, by, ..]) => {
-            // Each letter may be replaced, and what is empty stands between all of them.
-            let size = Size::of(0, text.bytes.saturating_mul(by.bytes.max(2)));
-            let cost = size.steps();
-            (size, cost)
-        }
-        ("join", [list, rest @ ..]) => {
-            let between = rest.first().map_or(0, |text| text.bytes);
-            let bytes = list
-                .items
-                .saturating_mul(between)
-                .saturating_add(list.bytes);
-            (Size::of(0, bytes), bytes / BYTES_A_STEP)
-        }
-        ("format", _) => {
-            // A number in full has up to 410 digits, a byte in hexadecimal two.
-            let bytes = sum(sizes.iter().map(|size| size.bytes)).saturating_mul(8);
-            (Size::of(0, bytes), bytes / BYTES_A_STEP)
-        }
         ("quote", [text, ..]) => (Size::of(0, text.bytes.saturating_mul(2)), all),
         // The letters of a text are counted.
         ("size", [counted]) if counted.items > 0 => (small, 0),
@@ -437,6 +274,32 @@ fn applied(call: &CallExpr, sizes: &[&Size]) -> (Size, u64) {
     }
 }
 
+/// Returns the size of the value of a function that puts it together anew, which costs as much.
+fn put_together(call: &CallExpr, sizes: &[&Size]) -> Option<Size> {
+    Some(match (call.func_name.as_str(), sizes) {
+        ("split", [text, ..]) => {
+            // Each letter may be a part of its own.
+            let most = text.bytes.saturating_sub(BYTES_A_STEP);
+            let parts = limit_of(call).map_or(most, |limit| limit.min(most));
+            let bytes = parts.saturating_mul(BYTES_A_STEP);
+            Size::of(parts, bytes.saturating_add(text.bytes))
+        }
+        // Each letter may be replaced, and what is empty stands between all of them.
+        ("replace", [text, _, by, ..]) => Size::of(0, text.bytes.saturating_mul(by.bytes.max(2))),
+        ("join", [list, rest @ ..]) => {
+            let between = rest.first().map_or(0, |text| text.bytes);
+            let between = list.items.saturating_mul(between);
+            Size::of(0, between.saturating_add(list.bytes))
+        }
+        // A number in full has up to 410 digits, a byte in hexadecimal two.
+        ("format", _) => {
+            let bytes = sum(sizes.iter().map(|size| size.bytes));
+            Size::of(0, bytes.saturating_mul(8))
+        }
+        _ => return None,
+    })
+}
+
 /// Returns the most parts that a `split` with a fixed limit gives.
 fn limit_of(call: &CallExpr) -> Option<u64> {
     match call.args.get(1).map(|limit| &limit.expr) {
@@ -445,7 +308,8 @@ fn limit_of(call: &CallExpr) -> Option<u64> {
     }
 }
 
-/// Compiling a pattern and trying it on a text: a byte of it may meet every state.
+/// Returns the cost of compiling a pattern and trying it on a text: a byte of it may meet every
+/// state.
 fn of_pattern(pattern: Option<&Expr>, text: &Size) -> u64 {
     let Some(Expr::Literal(LiteralValue::String(pattern))) = pattern else {
         return u64::MAX; // Refused before, see `check`.
@@ -470,83 +334,4 @@ fn compiled_bytes(pattern: &str) -> Option<u64> {
         bytes *= 2;
     }
     None
-}
-
-fn of_literal(literal: &LiteralValue) -> Size {
-    match literal {
-        LiteralValue::String(text) => Size::text(text.inner().len()),
-        LiteralValue::Bytes(bytes) => Size::text(bytes.inner().len()),
-        LiteralValue::Boolean(_)
-        | LiteralValue::Double(_)
-        | LiteralValue::Int(_)
-        | LiteralValue::UInt(_)
-        | LiteralValue::Null => Size::text(0),
-    }
-}
-
-/// Returns the whole variable.
-fn of_variable(kind: RuleKind) -> Size {
-    if kind == RuleKind::Node {
-        return of_node();
-    }
-    let fields = kind.fields().iter();
-    let sizes = fields.filter_map(|field| of_path(kind, &[field]));
-    Size::of(
-        count(MAX_ITEMS),
-        sum(sizes.map(|size| size.bytes)).saturating_add(BYTES_A_STEP),
-    )
-}
-
-/// Returns a part of a node of which nothing more is known.
-fn of_node() -> Size {
-    let values = count(MAX_NODE_ITEMS).saturating_mul(BYTES_A_STEP);
-    Size::of(
-        count(MAX_NODE_ITEMS),
-        values.saturating_add(count(MAX_NODE_BYTES)),
-    )
-}
-
-/// Returns a field of the variable, where its own limits are known.
-fn of_path(kind: RuleKind, path: &[&str]) -> Option<Size> {
-    let items = count(MAX_ITEMS);
-    let labels = count(MAX_NODE_ITEMS);
-    match (kind, path) {
-        (RuleKind::Node, ["metadata", "labels"]) => Some(Size::map(
-            labels,
-            Size::text(LABEL_KEY_BYTES),
-            Size::text(LABEL_VALUE_BYTES),
-        )),
-        (RuleKind::Node, ["metadata", "annotations"]) => {
-            let key = Size::text(LABEL_KEY_BYTES);
-            let mut map = Size::map(labels, key, Size::text(ANNOTATIONS_BYTES));
-            map.bytes = labels * 2 * BYTES_A_STEP + count(ANNOTATIONS_BYTES);
-            Some(map)
-        }
-        (RuleKind::Node, ["metadata", "name"]) => Some(Size::text(MAX_NAME_BYTES)),
-        (RuleKind::Node, _) => None,
-        (_, ["errorCode"]) => Some(Size::list(items, Size::text(MAX_NAME_BYTES))),
-        (_, ["entitiesImpacted"]) => {
-            let mut entity = Size::map(2, Size::text(16), Size::text(MAX_VALUE_BYTES));
-            entity.bytes = 5 * BYTES_A_STEP + count(2 * 16 + MAX_NAME_BYTES + MAX_VALUE_BYTES);
-            Some(Size::list(items, entity))
-        }
-        (_, ["metadata"]) => Some(Size::map(
-            count(MAX_METADATA + MARKS),
-            Size::text(MAX_METADATA_BYTES),
-            Size::text(MAX_METADATA_BYTES),
-        )),
-        (_, ["message"]) => Some(Size::text(MAX_MESSAGE_BYTES)),
-        (_, ["customRecommendedAction" | "recommendedAction"]) => Some(Size::text(MAX_VALUE_BYTES)),
-        // Names, numbers, and maps of two of them.
-        (_, [_]) => Some(Size::of(2, 4 * BYTES_A_STEP + count(MAX_NAME_BYTES))),
-        _ => None,
-    }
-}
-
-fn count(number: usize) -> u64 {
-    u64::try_from(number).unwrap_or(u64::MAX)
-}
-
-fn sum(numbers: impl Iterator<Item = u64>) -> u64 {
-    numbers.fold(0, u64::saturating_add)
 }

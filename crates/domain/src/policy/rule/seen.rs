@@ -1,5 +1,4 @@
-//! Which values an expression has looked at: what a person asks next where a rule does
-//! not hold.
+//! The values that an expression has looked at: what a person asks next where a rule does not hold.
 
 use cel::common::ast::{Expr, IdedExpr, LiteralValue, operators};
 use serde_json::Value;

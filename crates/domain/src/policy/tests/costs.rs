@@ -1,4 +1,5 @@
-//! What a rule may cost: refused when it is loaded, for it cannot be stopped when it runs.
+//! The limit on the cost of a rule: one above it is refused when it is loaded, for it cannot be
+//! stopped when it runs.
 
 use super::*;
 
@@ -121,10 +122,10 @@ fn a_loop_over_a_node_that_is_larger_than_any_cannot_be_evaluated_and_says_why()
         ),
         (node(2, &long), Some("bytes, a rule with a loop takes")),
     ] {
-        assert_eq!(matches(&plain, &fatal(), &node), Answer::Matched);
+        assert_eq!(matches(&plain, &fatal(), &node), RuleSetAnswer::Matched);
         match (matches(&loops, &fatal(), &node), expected) {
-            (Answer::Matched, None) => {}
-            (Answer::Failed(_, why), Some(part)) => assert!(why.contains(part), "{why}"),
+            (RuleSetAnswer::Matched, None) => {}
+            (RuleSetAnswer::Failed(_, why), Some(part)) => assert!(why.contains(part), "{why}"),
             other => panic!("{other:?}"),
         }
     }

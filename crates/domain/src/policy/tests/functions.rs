@@ -40,7 +40,7 @@ fn a_pattern_that_is_no_regular_expression_is_refused_with_its_place() {
         "HealthEvent",
         "event.checkName.matches('^SysLogs(XID|SXID)Error$')",
     );
-    assert_eq!(matches(&good, &fatal(), &json!({})), Answer::Matched);
+    assert_eq!(matches(&good, &fatal(), &json!({})), RuleSetAnswer::Matched);
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn a_function_that_does_not_exist_is_refused_wherever_it_stands() {
     ] {
         let text = any("HealthEvent", expression);
         let answer = matches(&text, &fatal(), &json!({}));
-        assert_eq!(answer, Answer::Matched, "{expression}");
+        assert_eq!(answer, RuleSetAnswer::Matched, "{expression}");
     }
 }
 
@@ -120,7 +120,7 @@ fn a_list_contains_what_equals_or_contains() {
     ] {
         let answer = matches(&any("HealthEvent", expression), &with(codes), &node);
         assert_eq!(
-            answer == Answer::Matched,
+            answer == RuleSetAnswer::Matched,
             expected,
             "{expression} {codes:?}: {answer:?}"
         );

@@ -1,4 +1,4 @@
-//! Which layout an XID 144 to 150 line is read in.
+//! The layout in which an XID 144 to 150 line is read.
 
 use RecommendedAction::{ComponentReset, ContactSupport, Unknown};
 
@@ -70,5 +70,267 @@ fn a_status_that_is_a_number_is_not_taken_apart() {
             format!("149, NETIR_MFDE_EVENT Nonfatal XC0 i0 Link 09 (0x00000014 {status:#x})");
         let finding = judged("580.65.06", &line);
         assert_eq!((finding.fatal, finding.action), expected, "{line}");
+    }
+}
+
+#[test]
+fn an_nvlink5_line_is_read_by_its_words_and_never_silently_harmless() {
+    let line = |code: u32, text: &str| format!("NVRM: Xid (PCI:0000:b3:00): {code}, {text}");
+    let (reset, none) = (RecommendedAction::ComponentReset, RecommendedAction::None);
+    let (support, unknown) = (
+        RecommendedAction::ContactSupport,
+        RecommendedAction::Unknown,
+    );
+    // Driver, code, text, error code, fatal, action, whether the verdict needs a word.
+    let table = [
+        // Two layouts of one report.
+        (
+            Some("570.86.15"),
+            149,
+            "NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x025525c6 0x00000000)",
+            "149.NETIR_LINK_EVT",
+            true,
+            reset,
+            false,
+        ),
+        (
+            Some("580.65.06"),
+            149,
+            "NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x02500011 0x00000000)",
+            "149.NETIR_LINK_EVT",
+            true,
+            reset,
+            false,
+        ),
+        (
+            None,
+            149,
+            "NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x025525c6 0x00000000)",
+            "149.NETIR_LINK_EVT",
+            true,
+            reset,
+            true,
+        ),
+        // Link taken down on purpose: the action counts, not the severity.
+        (
+            Some("570.86.15"),
+            149,
+            "NETIR_LINK_EVT  Fatal   XC0 i0 Link 09 (0x026001c6 0x00000000)",
+            "149.NETIR_LINK_EVT",
+            false,
+            none,
+            false,
+        ),
+        (
+            Some("580.1"),
+            149,
+            "NETIR_BER_EVENT Nonfatal XC0 i0 Link 09 (0x00000013 0x00000002)",
+            "149.NETIR_BER_EVENT",
+            false,
+            none,
+            false,
+        ),
+        // The second pattern of a row: bit 7, or bit 10 before R575.
+        (
+            Some("580.1"),
+            145,
+            "RLW_RXPIPE Nonfatal XC0 i0 Link 09 (0x00000006 0x00000001)",
+            "145.RLW_RXPIPE",
+            false,
+            none,
+            false,
+        ),
+        (
+            Some("580.1"),
+            145,
+            "RLW_RXPIPE Nonfatal XC0 i0 Link 09 (0x00000086 0x00000001)",
+            "145.RLW_RXPIPE",
+            true,
+            reset,
+            false,
+        ),
+        (
+            Some("570.1"),
+            145,
+            "RLW_RXPIPE Nonfatal XC0 i0 Link 09 (0x000000c2 0x00000001)",
+            "145.RLW_RXPIPE",
+            false,
+            none,
+            false,
+        ),
+        (
+            Some("570.1"),
+            145,
+            "RLW_RXPIPE Nonfatal XC0 i0 Link 09 (0x000004c2 0x00000001)",
+            "145.RLW_RXPIPE",
+            true,
+            reset,
+            false,
+        ),
+        // Several status bits: the gravest counts, an unknown one leaves it open.
+        (
+            Some("580.1"),
+            144,
+            "SAW_MVB Fatal XC0 i0 Link 09 (0x00000001 0x00000005)",
+            "144.SAW_MVB",
+            false,
+            none,
+            false,
+        ),
+        (
+            Some("580.1"),
+            144,
+            "SAW_MVB Fatal XC0 i0 Link 09 (0x00000001 0x00000013)",
+            "144.SAW_MVB",
+            true,
+            reset,
+            false,
+        ),
+        (
+            Some("580.1"),
+            144,
+            "SAW_MVB Fatal XC0 i0 Link 09 (0x00000001 0x00000042)",
+            "144.SAW_MVB",
+            true,
+            reset,
+            false,
+        ),
+        (
+            Some("580.1"),
+            144,
+            "SAW_MVB Nonfatal XC0 i0 Link 09 (0x00000001 0x00000041)",
+            "144.SAW_MVB",
+            false,
+            unknown,
+            true,
+        ),
+        // A blank in the name; a list of status words.
+        (
+            Some("580.1"),
+            150,
+            "MSE Degraded Fatal XC0 i0 Link 00 (0x00000000 0xffffffff)",
+            "150.MSE_Degraded",
+            true,
+            reset,
+            false,
+        ),
+        (
+            Some("580.1"),
+            150,
+            "MSE_WATCHDOG Fatal XC0 i0 Link 00 (0x00000000 0x00000000)",
+            "150.MSE_WATCHDOG",
+            true,
+            reset,
+            false,
+        ),
+        (
+            None,
+            150,
+            "MSE_WATCHDOG Fatal XC0 i0 Link 00 (0x00000000 0x00000000)",
+            "150.MSE_WATCHDOG",
+            true,
+            reset,
+            true,
+        ),
+        // XID 154 says what is needed.
+        (
+            Some("580.1"),
+            145,
+            "RLW_REMAP Nonfatal XC1 i0 Link 09 (0x00000004 0x00000001)",
+            "145.RLW_REMAP",
+            false,
+            none,
+            false,
+        ),
+        // No row: the driver's word decides.
+        (
+            Some("580.1"),
+            149,
+            "NETIR_NEW Fatal XC0 i0 Link 09 (0x0000007f 0x00000001)",
+            "149.NETIR_NEW",
+            true,
+            support,
+            true,
+        ),
+        (
+            Some("580.1"),
+            149,
+            "NETIR_NEW Nonfatal XC0 i0 Link 09 (0x0000007f 0x00000001)",
+            "149.NETIR_NEW",
+            false,
+            unknown,
+            true,
+        ),
+        (
+            Some("580.1"),
+            149,
+            "NETIR_MFDE_EVENT Fatal XC0 i0 Link 09 (0x00000014 0x00000002)",
+            "149.NETIR_MFDE_EVENT",
+            true,
+            support,
+            true,
+        ),
+        (
+            None,
+            149,
+            "NETIR_NEW (0x0000007f 0x00000001)",
+            "149.NETIR_NEW",
+            true,
+            support,
+            true,
+        ),
+        (
+            Some("580.1"),
+            149,
+            "NETIR_NEW Correctable XC0 i0 Link 09 (0x0000007f 0x00000001)",
+            "149.NETIR_NEW",
+            false,
+            unknown,
+            true,
+        ),
+        // No words that can be read.
+        (
+            None,
+            149,
+            "NETIR_LINK_EVT Fatal",
+            "149",
+            true,
+            support,
+            true,
+        ),
+        (
+            None,
+            149,
+            "NETIR_LINK_EVT Nonfatal XC0 i0 Link 09 (0x025525c6)",
+            "149",
+            false,
+            unknown,
+            true,
+        ),
+        (None, 144, "", "144", true, support, true),
+        (None, 150, "nobody knows", "150", true, support, true),
+    ];
+    for (driver, code, text, error_code, fatal, action, told) in table {
+        let mut decoder = KernelLogDecoder::default();
+        decoder.set_machine(driver.map(|version| {
+            Machine::parse(&format!(r#"{{"driver_version": "{version}"}}"#)).unwrap()
+        }));
+        let finding = one(&mut decoder, &line(code, text));
+        assert_eq!(
+            finding.code().as_deref(),
+            Some(error_code),
+            "{driver:?} {text}"
+        );
+        assert_eq!(
+            (finding.fatal, finding.action),
+            (fatal, action),
+            "{driver:?} {text}"
+        );
+        assert_eq!(
+            finding.basis.is_some(),
+            told,
+            "{driver:?} {text}: {:?}",
+            finding.basis
+        );
     }
 }

@@ -1,0 +1,260 @@
+//! The keys of a policy file: findings about those that nothing reads, and about values that do
+//! not belong where they stand, in the words of TOML.
+//!
+//! The reference ignores what it does not know. Most such keys are misspelt, and a setting that
+//! is off by a typo is found when it is needed; so they are errors. Keys of the reference that
+//! have no use here are known, so that a file of its loads.
+
+use std::ops::Range;
+
+use toml::Spanned;
+use toml::de::{DeTable, DeValue, Error};
+
+use crate::nearest::nearest;
+
+/// Longest value that is shown, in characters.
+const SHOWN: usize = 40;
+
+/// The keys there are: the table that a key is in, its name, what its value is, and how that is
+/// written. A rule set of a named policy has the keys of one of the file.
+#[rustfmt::skip]
+const KEYS: [(&str, &str, &str, &str); 32] = [
+    ("", "label-prefix", STRING, "label-prefix = \"example.com/\""),
+    ("", "circuitBreaker", TABLE, "[circuitBreaker] with percentage = 50 and duration = \"5m\""),
+    ("", "brake", TABLE, "[[brake.budgets]] and max = \"10%\""),
+    ("", "match-any-all", STRING, "match-any-all = \"both\" or match-any-all = \"either\""),
+    ("", "unhealthy-taint", BOOLEAN, TRUE_OR_FALSE),
+    ("", "uncordon-labels", BOOLEAN, TRUE_OR_FALSE),
+    ("", "rule-sets", TABLES, "each rule set below a line [[rule-sets]]"),
+    ("", "policies", TABLES, "each policy below a line [[policies]]"),
+    ("brake", "budgets", TABLES, "each budget below a line [[brake.budgets]]"),
+    ("brake.budgets", "max", "an integer or a share", "max = 5 or max = \"10%\""),
+    ("brake.budgets", "per", STRING, "per = \"topology.kubernetes.io/zone\""),
+    ("circuitBreaker", "percentage", "an integer", "percentage = 50"),
+    ("circuitBreaker", "duration", STRING, "duration = \"5m\""),
+    ("policies", "name", STRING, NAME),
+    ("policies", "rule-sets", TABLES, "each rule set below a line [[rule-sets]]"),
+    ("rule-sets", "enabled", BOOLEAN, TRUE_OR_FALSE),
+    ("rule-sets", "version", STRING, "version = \"1\""),
+    ("rule-sets", "name", STRING, NAME),
+    ("rule-sets", "priority", "an integer", "priority = 100"),
+    ("rule-sets", "match", TABLE, "rules below [[rule-sets.match.any]] or [[rule-sets.match.all]]"),
+    ("rule-sets", "taint", TABLE, "[rule-sets.taint] with key, value and effect"),
+    ("rule-sets", "cordon", TABLE, "[rule-sets.cordon] and shouldCordon = true"),
+    ("rule-sets.match", "any", TABLES, "each rule below a line [[rule-sets.match.any]]"),
+    ("rule-sets.match", "all", TABLES, "each rule below a line [[rule-sets.match.all]]"),
+    ("rule-sets.match.any", "kind", STRING, KIND),
+    ("rule-sets.match.any", "expression", STRING, EXPRESSION),
+    ("rule-sets.match.all", "kind", STRING, KIND),
+    ("rule-sets.match.all", "expression", STRING, EXPRESSION),
+    ("rule-sets.taint", "key", STRING, "key = \"example.com/gpu\""),
+    ("rule-sets.taint", "value", STRING, "value = \"broken\""),
+    ("rule-sets.taint", "effect", STRING, "effect = \"NoSchedule\""),
+    ("rule-sets.cordon", "shouldCordon", BOOLEAN, TRUE_OR_FALSE),
+];
+const BOOLEAN: &str = "a boolean";
+const STRING: &str = "a string";
+const TABLE: &str = "a table";
+const TABLES: &str = "an array of tables";
+const TRUE_OR_FALSE: &str = "true or false, without quotes";
+const NAME: &str = "name = \"fatal faults\"";
+const KIND: &str = "kind = \"HealthEvent\" or kind = \"Node\"";
+const EXPRESSION: &str = "expression = \"event.isFatal\"";
+
+/// Keys of the reference that have no use here, and what to do instead.
+const UNUSED: [(&str, &str); 2] = [
+    (
+        "skip-node-labels",
+        "NVSentinel's list of nodes that it leaves alone has no effect here; add a rule of kind \
+         Node to each rule set, such as !('key' in node.metadata.labels)",
+    ),
+    (
+        "rule-sets.label",
+        "NVSentinel's label of a rule set has no effect here; a taint, or the label \
+         cordon-reason, tells which rule set matched",
+    ),
+];
+
+/// A key that nothing reads.
+pub(super) struct UnknownKey {
+    /// The byte at which it begins.
+    pub(super) offset: usize,
+    /// The finding about it.
+    pub(super) what: String,
+    /// Whether the file cannot be used for it.
+    pub(super) is_error: bool,
+}
+
+/// A value of a file.
+#[derive(Clone, Copy)]
+struct Node<'a> {
+    /// The keys of the tables around it: `rule-sets.match`.
+    within: &'a str,
+    /// The same with its own key, and with the places in arrays: `rule-sets[0].match.any`.
+    path: &'a str,
+    key: &'a str,
+    /// The byte at which the key begins; `None` for an element of an array.
+    key_at: Option<usize>,
+    value: &'a Spanned<DeValue<'a>>,
+}
+
+/// Returns the keys of a file that nothing reads, in its order.
+pub(super) fn unknown(text: &str) -> Vec<UnknownKey> {
+    let mut found = Vec::new();
+    walk(text, &mut |node| found.extend(unknown_key(node)));
+    found.sort_by(|a, b| (a.offset, &a.what).cmp(&(b.offset, &b.what)));
+    found
+}
+
+fn unknown_key(node: &Node<'_>) -> Option<UnknownKey> {
+    let (within, key, path) = (node.within, node.key, node.path);
+    // A rule set of a named policy.
+    let within = within.strip_prefix("policies.").unwrap_or(within);
+    let known: Vec<&str> = keys_of(within).collect();
+    let offset = node.key_at.filter(|_| !known.is_empty())?;
+    if known.contains(&key) {
+        return None;
+    }
+    let place = joined(within, key);
+    let unused = UNUSED.iter().find(|(unused, _)| *unused == place);
+    let what = match unused {
+        Some((_, why)) => format!("'{path}': {why}"),
+        None => format!("unknown key '{path}'; {}", hint(key, &known)),
+    };
+    Some(UnknownKey {
+        offset,
+        what,
+        is_error: unused.is_none(),
+    })
+}
+
+/// Returns the key that was meant by `key`, where the `known` keys stand.
+fn hint(key: &str, known: &[&str]) -> String {
+    match nearest(key, known.iter().copied(), 1).first() {
+        Some(meant) => format!("did you mean '{meant}'?"),
+        None if keys_of("").any(|top| top == key) => {
+            "it is of the whole file, so it stands before the first [[rule-sets]]".to_owned()
+        }
+        None => format!("there is {}", known.join(", ")),
+    }
+}
+
+/// Returns the finding about a value that cannot be read, where the text itself is TOML.
+pub(super) fn wrong_value(text: &str, error: &Error) -> String {
+    let message = error.message();
+    let mut found = None;
+    // The innermost of the values that it may be: a table has the place of what opens it.
+    walk(text, &mut |node| {
+        if Some(node.value.span()) == error.span() {
+            let kind = kind_of(node.value.get_ref());
+            found = Some((
+                node.path.to_owned(),
+                node.key.to_owned(),
+                kind,
+                node.value.span(),
+            ));
+        }
+    });
+    let told = || {
+        message
+            .split(", expected struct ")
+            .next()
+            .unwrap_or(message)
+    };
+    let Some((path, key, kind, place)) = found else {
+        return told().to_owned();
+    };
+    let belongs = |key: &str| KEYS.iter().find(|(_, known, ..)| *known == key);
+    let remedy = |key: &str| match belongs(key) {
+        Some((.., example)) => format!("; write {example}"),
+        None => String::new(),
+    };
+    let missing = message.strip_prefix("missing field `");
+    if let Some(missing) = missing.and_then(|rest| rest.split('`').next()) {
+        return format!("{path}: the key '{missing}' is missing{}", remedy(missing));
+    }
+    match belongs(&key) {
+        Some((.., what, example)) if !message.starts_with("unknown variant") => {
+            let value = shown(text, place);
+            format!("{path}: {value} is {kind}, and {what} belongs here; write {example}")
+        }
+        _ => format!("{path}: {}{}", told(), remedy(&key)),
+    }
+}
+
+fn kind_of(value: &DeValue<'_>) -> &'static str {
+    match value {
+        DeValue::Table(_) => TABLE,
+        DeValue::Array(_) => "an array",
+        DeValue::String(_) => STRING,
+        DeValue::Integer(_) => "an integer",
+        DeValue::Float(_) => "a float",
+        DeValue::Boolean(_) => BOOLEAN,
+        DeValue::Datetime(_) => "a date",
+    }
+}
+
+/// Returns a value as it is written, on one line.
+fn shown(text: &str, place: Range<usize>) -> String {
+    let value = text.get(place).unwrap_or_default();
+    let line = value.lines().next().unwrap_or_default();
+    match line.char_indices().nth(SHOWN) {
+        Some((end, _)) => format!("{}…", line.get(..end).unwrap_or_default()),
+        None => line.to_owned(),
+    }
+}
+
+fn keys_of(table: &str) -> impl Iterator<Item = &'static str> {
+    let keys = KEYS.iter().filter(move |(within, ..)| *within == table);
+    keys.map(|(_, key, ..)| *key)
+}
+
+fn joined(above: &str, key: &str) -> String {
+    match above {
+        "" => key.to_owned(),
+        above => format!("{above}.{key}"),
+    }
+}
+
+/// Visits the values of a file, outer ones first.
+fn walk(text: &str, visit: &mut dyn FnMut(&Node<'_>)) {
+    if let Ok(root) = DeTable::parse(text) {
+        walk_table(root.get_ref(), "", "", visit);
+    }
+}
+
+fn walk_table(table: &DeTable<'_>, within: &str, above: &str, visit: &mut dyn FnMut(&Node<'_>)) {
+    for (key, value) in table {
+        let path = joined(above, key.get_ref());
+        let node = Node {
+            within,
+            path: &path,
+            key: key.get_ref(),
+            key_at: Some(key.span().start),
+            value,
+        };
+        walk_value(&node, visit);
+    }
+}
+
+fn walk_value(node: &Node<'_>, visit: &mut dyn FnMut(&Node<'_>)) {
+    visit(node);
+    match node.value.get_ref() {
+        DeValue::Table(table) => {
+            walk_table(table, &joined(node.within, node.key), node.path, visit);
+        }
+        DeValue::Array(values) => {
+            for (index, value) in values.iter().enumerate() {
+                let path = format!("{}[{index}]", node.path);
+                let element = Node {
+                    path: &path,
+                    key_at: None,
+                    value,
+                    ..*node
+                };
+                walk_value(&element, visit);
+            }
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,89 @@
+//! The brake's part of a policy file.
+
+use super::*;
+
+#[test]
+fn a_file_that_says_nothing_of_the_brake_gets_the_default_and_else_what_it_says() {
+    let brake = |text: &str| Policy::parse(text, "p").unwrap().brake;
+    assert_eq!(brake("# nothing"), Brake::default());
+    assert_eq!(Policy::builtin().brake, Brake::default());
+    let budget = |max, per: Option<&str>| Budget {
+        max,
+        per: per.map(str::to_owned),
+    };
+    // NVSentinel's own setting, and its chart's values where it leaves one out.
+    for text in [
+        "[circuitBreaker]\npercentage = 50\nduration = \"5m\"\n",
+        "[circuitBreaker]\n",
+        "circuitBreaker = { duration = \"300s\" }\n",
+        "circuitBreaker = { duration = \"0h5m0s\" }\n",
+    ] {
+        let window = Window {
+            percentage: 50,
+            duration: SignedDuration::from_mins(5),
+        };
+        assert_eq!(
+            brake(text),
+            Brake {
+                budgets: vec![],
+                window: Some(window)
+            },
+            "{text}"
+        );
+    }
+    let text = "[[brake.budgets]]\nmax = \"10%\"\nper = \"rack\"\n[[brake.budgets]]\nmax = 5\n";
+    assert_eq!(
+        brake(text).budgets,
+        [
+            budget(Amount::Percent(10), Some("rack")),
+            budget(Amount::Nodes(5), None)
+        ]
+    );
+    // Said to be none: then there is none.
+    let none = brake("[brake]\nbudgets = []\n");
+    assert_eq!((none.budgets.len(), none.window), (0, None));
+}
+
+#[test]
+fn what_is_wrong_with_the_brake_is_named_with_its_line() {
+    let table = [
+        (
+            "[[brake.budgets]]\nmax = \"ten\"",
+            "p:2: brake: max 'ten' is neither",
+        ),
+        (
+            "[[brake.budgets]]\nmax = \"0%\"",
+            "p:2: brake: max '0%' is neither",
+        ),
+        (
+            "[[brake.budgets]]\nmax = \"101%\"",
+            "p:2: brake: max '101%' is neither",
+        ),
+        (
+            "[[brake.budgets]]\nmax = -1",
+            "p:2: brake: max -1 is neither",
+        ),
+        (
+            "[[brake.budgets]]\nmax = 1\nper = \"\"",
+            "p:2: brake: 'per' names",
+        ),
+        ("[[brake.budgets]]\nmin = 1", "p:2: unknown field `min`"),
+        ("[brake]\nbudget = 1", "p:2: unknown field `budget`"),
+        (
+            "[circuitBreaker]\npercentage = 0",
+            "p:1: circuitBreaker: percentage 0",
+        ),
+        (
+            "[circuitBreaker]\npercentage = 150",
+            "p:1: circuitBreaker: percentage 150",
+        ),
+        (
+            "[circuitBreaker]\nduration = \"soon\"",
+            "p:1: circuitBreaker: duration 'soon'",
+        ),
+    ];
+    for (text, expected) in table {
+        let error = Policy::parse(text, "p").unwrap_err().to_string();
+        assert!(error.contains(expected), "{text}: {error}");
+    }
+}
