@@ -33,7 +33,7 @@ use domain::reporter::Authority;
 use jiff::Timestamp;
 use runtime::logging::Seldom;
 use runtime::metrics::Metrics;
-use runtime::work_queue::Work;
+use runtime::work_queue::{Work, WorkQueue};
 use store::{Appended, Identity, NewEvent};
 use tokio::sync::broadcast;
 
@@ -57,6 +57,8 @@ pub struct Connector {
     users: Arc<pace::UsersPace>,
     pipeline: Option<Arc<Pipeline>>,
     metrics: metrics::ConnectorMetrics,
+    /// Batches from the end of their checks until they are stored, or are known not to be.
+    queue: WorkQueue,
     refusals: Arc<Seldom>,
     clock: fn() -> Timestamp,
     recoveries: broadcast::Sender<Recovery>,
@@ -104,6 +106,8 @@ pub enum AcceptError {
     Sink(#[source] SinkError),
 }
 
+/// NVSentinel's queue before its store. Here a call waits until its events are stored.
+const QUEUE: &str = "databaseStore";
 /// Most recoveries that wait for a monitor; one that falls behind is told so by the channel.
 const RECOVERIES: usize = 256;
 
@@ -124,6 +128,7 @@ impl Connector {
             users: Arc::new(pace::UsersPace::new()),
             pipeline: None,
             metrics: metrics::ConnectorMetrics::new(metrics),
+            queue: WorkQueue::new(metrics, QUEUE, "batches of events for the store"),
             refusals: Arc::default(),
             clock,
             recoveries: broadcast::channel(RECOVERIES).0,
@@ -227,7 +232,7 @@ impl Connector {
             taken.map_err(|error| {
                 self.metrics.not_stored.inc_by(stored as u64);
                 if error.is_retryable() {
-                    self.metrics.queue.retry();
+                    self.queue.retry();
                 }
                 AcceptError::Sink(error)
             })?
@@ -253,7 +258,7 @@ impl Connector {
         mut events: Vec<NewEvent>,
         now: Timestamp,
     ) -> Result<Vec<Appended>, SinkError> {
-        let mut work = self.metrics.queue.add();
+        let mut work = self.queue.add();
         let Some(pipeline) = &self.pipeline else {
             return self.append(events, &mut work).await;
         };
