@@ -75,16 +75,16 @@ pub struct Outbox {
 
 /// An event that waits.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Waiting {
+pub struct WaitingEvent {
     /// Its position; grows by acceptance, with gaps.
     pub position: u64,
     /// The event.
     pub event: NewEvent,
 }
 
-/// How much waits.
+/// How much waits in an outbox, and what else it holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Status {
+pub struct OutboxStatus {
     /// Position of the newest event; of the last delivered one where none waits.
     pub newest: u64,
     /// Events that wait.
@@ -177,7 +177,8 @@ impl Outbox {
         let directory = data_dir.join(DIRECTORY);
         let log = Log::open(&directory, limits)?;
         let store = log.store().map(str::to_owned);
-        let thread = Thread::start(log, keep, OutboxMetrics::new(name, metrics), lock);
+        let metrics = OutboxMetrics::registered(&metrics.with_prefix(name));
+        let thread = Thread::start(log, keep, metrics, lock);
         let thread = thread.map_err(|source| OpenError::File {
             path: directory,
             source,
@@ -201,13 +202,20 @@ impl Outbox {
         after: u64,
         events: usize,
         bytes: u64,
-    ) -> Result<Vec<Waiting>, OutboxError> {
-        self.thread.read(after, events, bytes).await
+    ) -> Result<Vec<WaitingEvent>, OutboxError> {
+        self.thread
+            .call(move |log| log.read(after, events, bytes))
+            .await
     }
 
     /// Lets go of all events up to `position`, durably.
     pub async fn delivered(&self, position: u64) -> Result<(), OutboxError> {
-        self.thread.delivered(position).await
+        self.thread
+            .call(move |log| {
+                log.delivered(position);
+                Ok(())
+            })
+            .await
     }
 
     /// Returns the store to which events had been delivered when the outbox was opened.
@@ -218,18 +226,18 @@ impl Outbox {
     /// Turns to another store: what is kept of what was delivered waits again, from its
     /// oldest on, durably. Says how many events that are.
     pub(crate) async fn turn_to(&self, store: String) -> Result<usize, OutboxError> {
-        self.thread.turn_to(store).await
+        self.thread.call(move |log| Ok(log.turn_to(store))).await
     }
 
     /// Keeps events that the receiver does not take, each with the reason, in a file that is
     /// bounded and that a person may read. Does not take them out of the outbox; where this
     /// fails none is kept there.
     pub async fn put_aside(&self, events: Vec<(NewEvent, String)>) -> Result<(), OutboxError> {
-        self.thread.put_aside(events).await
+        self.thread.call(move |log| log.put_aside(&events)).await
     }
 
     /// Returns how much waits, as it changes.
-    pub fn status(&self) -> watch::Receiver<Status> {
+    pub fn status(&self) -> watch::Receiver<OutboxStatus> {
         self.thread.status()
     }
 

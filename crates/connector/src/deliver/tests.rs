@@ -1,5 +1,6 @@
-use std::sync::Mutex;
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use contract::HealthEvent;
 use contract::proto::platform_connector_server::{PlatformConnector, PlatformConnectorServer};
@@ -7,9 +8,10 @@ use store::sqlite::SqliteStore;
 use store::{EventLog as _, EventQuery, EventStore, NewEvent};
 use tokio::net::TcpListener;
 use tokio::task::JoinHandle;
-use tonic::Response;
+use tonic::metadata::MetadataValue;
 use tonic::service::Routes;
 use tonic::transport::Endpoint;
+use tonic::{Code, Response};
 
 use super::*;
 use crate::outbox::Limits;
@@ -45,6 +47,8 @@ impl Node {
         let channel = endpoint.connect_lazy();
         let mut delivery = Delivery::new(outbox.clone(), channel, header, &metrics);
         delivery.pauses = pauses;
+        delivery.backoff = pauses.backoff();
+        delivery.stay = Stay::new(&pauses);
         let status = delivery.status();
         let task = tokio::spawn(delivery.run(cancel.clone()));
         Self {
@@ -381,12 +385,10 @@ async fn an_end_with_work_queued_is_orderly_and_keeps_what_it_could_not_deliver(
 
 /// Pauses of a test that is not about them.
 const SHORT: Pauses = Pauses {
-    first: Duration::from_micros(100),
-    longest: Duration::from_millis(4),
+    attempts: (Duration::from_micros(100), Duration::from_millis(4)),
     alone: Duration::from_micros(500),
-    outbox: Duration::from_millis(1),
     ask: Duration::from_millis(20),
-    changes: (Duration::from_millis(1), Duration::from_millis(8)),
+    stays: (Duration::from_millis(1), Duration::from_millis(8)),
 };
 
 async fn scripted(script: &Script) -> (Node, CancellationToken) {
@@ -579,49 +581,5 @@ proptest::proptest! {
             assert_eq!(all, expected.collect::<Vec<_>>());
             stop.cancel();
         });
-    }
-}
-
-#[test]
-fn what_an_answer_means() {
-    let named = |code, text: &'static str| {
-        let mut status = Status::new(code, "");
-        let value = MetadataValue::from_static(text);
-        status
-            .metadata_mut()
-            .insert("gpuwarden-refused-events", value);
-        status
-    };
-    let plain = |code| Status::new(code, "");
-    let table = [
-        (
-            named(Code::InvalidArgument, "1,3"),
-            4,
-            Verdict::Refused(vec![1, 3]),
-        ),
-        (
-            named(Code::PermissionDenied, "0"),
-            4,
-            Verdict::Refused(vec![0]),
-        ),
-        // Indices that cannot be meant are no names.
-        (named(Code::InvalidArgument, "4"), 4, Verdict::Split),
-        (named(Code::PermissionDenied, "x"), 1, Verdict::Again),
-        (named(Code::Unavailable, "1"), 4, Verdict::Again),
-        (plain(Code::InvalidArgument), 4, Verdict::Split),
-        (plain(Code::InvalidArgument), 1, Verdict::Refused(vec![0])),
-        (plain(Code::OutOfRange), 2, Verdict::Split),
-        (plain(Code::PermissionDenied), 1, Verdict::Again),
-        (plain(Code::Unauthenticated), 1, Verdict::Again),
-        (plain(Code::Unimplemented), 1, Verdict::Again),
-        (plain(Code::Unavailable), 1, Verdict::Again),
-        (plain(Code::ResourceExhausted), 1, Verdict::Again),
-        (plain(Code::DeadlineExceeded), 1, Verdict::Again),
-        (plain(Code::Internal), 4, Verdict::Failed),
-        (plain(Code::Unknown), 1, Verdict::Failed),
-        (plain(Code::Cancelled), 1, Verdict::Failed),
-    ];
-    for (status, events, expected) in table {
-        assert_eq!(judge(&status, events), expected, "{status:?}");
     }
 }

@@ -26,7 +26,7 @@ const MAX_SKIP: u64 = 1 << 32;
 
 /// Where a whole record lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct RecordPlace {
     pub(super) position: u64,
     /// Of its first byte in the segment.
     pub(super) offset: u64,
@@ -34,9 +34,9 @@ pub(super) struct Place {
     pub(super) length: u32,
 }
 
-// === impl Place ===
+// === impl RecordPlace ===
 
-impl Place {
+impl RecordPlace {
     /// Returns the record among the bytes of its segment.
     pub(super) fn of(self, bytes: &[u8]) -> Option<&[u8]> {
         let start = usize::try_from(self.offset).ok()?;

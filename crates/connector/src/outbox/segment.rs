@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 
 use super::disk;
-use super::record::{self, Place};
+use super::record::{self, RecordPlace};
 
 /// Version of the form that is written.
 pub(super) const VERSION: u8 = 1;
@@ -41,7 +41,7 @@ pub(super) struct Segment {
 /// What reading a segment has found.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
-    pub(super) records: Vec<Place>,
+    pub(super) records: Vec<RecordPlace>,
     /// Bytes before the last record that are part of none.
     pub(super) damaged: Vec<Range<usize>>,
     /// Bytes behind the last record.
@@ -125,7 +125,7 @@ impl Segment {
         let contents = scan(&bytes, self.first.saturating_sub(1));
         let end = contents.records.last();
         self.records = contents.records.len();
-        let accepted = |place: &Place| record::accepted_at(place.of(&bytes)?);
+        let accepted = |place: &RecordPlace| record::accepted_at(place.of(&bytes)?);
         self.newest = contents.records.iter().filter_map(accepted).max();
         self.last = end.map_or(self.last, |place| place.position);
         self.length = end.map_or((HEAD.min(bytes.len())) as u64, |place| {
@@ -179,7 +179,7 @@ fn scan(bytes: &[u8], mut after: u64) -> Contents {
         if good < offset {
             contents.damaged.push(good..offset);
         }
-        contents.records.push(Place {
+        contents.records.push(RecordPlace {
             position,
             offset: offset as u64,
             length,

@@ -5,7 +5,7 @@ use std::{fs, io};
 
 use domain::reporter::Authority;
 
-use super::{Entry, Log};
+use super::{Log, WaitingRecord};
 use crate::outbox::segment::HEAD;
 use crate::outbox::{MAX_SEGMENTS, OutboxError};
 
@@ -17,7 +17,7 @@ impl Log {
     /// Returns which share users have reached, if a call, whose events are staged from an index
     /// on, brings events of users.
     pub(super) fn exceeded_by_users(&self, from: usize) -> Option<OutboxError> {
-        let is_users = |entry: &&Entry| entry.authority == Authority::User;
+        let is_users = |entry: &&WaitingRecord| entry.authority == Authority::User;
         let staged = &self.staged.entries;
         staged.iter().skip(from).find(is_users)?;
         let users = self.waiting.iter().chain(staged).filter(is_users);

@@ -28,8 +28,8 @@ fn event(name: &str) -> NewEvent {
     NewEvent { event, received_at }
 }
 
-fn names(waiting: &[Waiting]) -> Vec<String> {
-    let name = |one: &Waiting| one.event.event.message.clone();
+fn names(waiting: &[WaitingEvent]) -> Vec<String> {
+    let name = |one: &WaitingEvent| one.event.event.message.clone();
     waiting.iter().map(name).collect()
 }
 
@@ -40,7 +40,7 @@ impl Log {
         Ok(answers)
     }
 
-    fn all(&mut self) -> Vec<Waiting> {
+    fn all(&mut self) -> Vec<WaitingEvent> {
         self.read(0, usize::MAX, u64::MAX).unwrap()
     }
 }
