@@ -18,13 +18,14 @@ pub const HEARTBEAT: Duration = Duration::from_secs(5);
 /// All sources of a process. Cheap to clone.
 #[derive(Clone)]
 pub struct Sources {
-    entries: Arc<Mutex<BTreeMap<String, Entry>>>,
+    entries: Arc<Mutex<BTreeMap<String, TrackedSource>>>,
     /// How long ago some moment is. The wall clock may be set, and is only shown.
     elapsed: Arc<dyn Fn() -> Duration + Send + Sync>,
 }
 
+/// A source, and when it was last heard of.
 #[derive(Debug)]
-struct Entry {
+struct TrackedSource {
     status: SourceStatus,
     /// When its reader last showed a sign of life.
     alive: Duration,
@@ -111,7 +112,7 @@ impl Sources {
             refusal: None,
         };
         let alive = (self.elapsed)();
-        self.with(|entries| entries.insert(name.to_owned(), Entry { status, alive }));
+        self.with(|entries| entries.insert(name.to_owned(), TrackedSource { status, alive }));
         SourceHandle {
             name: name.to_owned(),
             sources: self.clone(),
@@ -124,7 +125,7 @@ impl Sources {
         self.with(|entries| {
             entries
                 .values()
-                .map(|Entry { status, alive }| {
+                .map(|TrackedSource { status, alive }| {
                     let (state, mut status) = (status.state, status.clone());
                     if let Some(refusal) = status.refusal.as_ref().filter(|_| state.sees()) {
                         // What it sees reaches nobody: that is as blind as not to see it.
@@ -161,7 +162,7 @@ impl Sources {
         reasons
     }
 
-    fn with<T>(&self, use_it: impl FnOnce(&mut BTreeMap<String, Entry>) -> T) -> T {
+    fn with<T>(&self, use_it: impl FnOnce(&mut BTreeMap<String, TrackedSource>) -> T) -> T {
         // The map stays usable whatever happened to a task that held the lock.
         use_it(&mut self.entries.lock().unwrap_or_else(PoisonError::into_inner))
     }
