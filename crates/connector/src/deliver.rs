@@ -53,16 +53,16 @@ const BATCH: usize = 500;
 const BATCH_BYTES: u64 = 1024 * 1024;
 /// A request that is not answered by then is sent again.
 const DEADLINE: Duration = Duration::from_secs(10);
-/// How often a batch on which the receiver fails is sent whole before its events are sent one
+/// Attempts to send a batch whole on which the receiver fails, before its events are sent one
 /// by one: with the pauses between, some three seconds.
 const STRIKES: u32 = 5;
 
-/// To whom is delivered.
+/// The kind of receiver that is delivered to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Receiver {
     /// A controller of ours.
     Controller,
-    /// Whoever an operator wants events to be handed on to.
+    /// Another service that an operator has events handed on to.
     SinkTarget,
 }
 
@@ -81,26 +81,26 @@ pub struct Delivery {
     done: u64,
     /// Most events of the next request.
     size: usize,
-    /// How often the receiver has failed since `size` was [`BATCH`] and all was well.
+    /// Failures of the receiver since all up to `narrow_until` was done.
     strikes: u32,
     /// The position up to which `size` may be less than [`BATCH`].
     narrow_until: u64,
     suspects: Suspects,
-    /// When the next suspect is tried.
+    /// The time at which the next suspect is tried.
     suspect_at: Instant,
     /// The store that has what is delivered.
     store: Option<String>,
     /// Another store that has answered.
     elsewhere: Option<String>,
     stay: Stay,
-    /// When somebody was last asked for anything.
+    /// The time of the last request.
     asked_at: Instant,
 }
 
-/// How delivery does.
+/// The state of delivery, for those who show it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct DeliveryStatus {
-    /// Why the last attempt failed; `None` after one that did not.
+    /// The reason why the last attempt failed; `None` after one that did not.
     pub failing: Option<String>,
     /// Events delivered.
     pub delivered: u64,
@@ -112,13 +112,13 @@ pub struct DeliveryStatus {
     pub suspects: usize,
     /// The store that has taken what is delivered, as it calls itself.
     pub store: Option<String>,
-    /// How often it was another one than before, since the start.
+    /// Number of changes to another store, since the start.
     pub store_changes: u64,
     /// Events that were sent again for it, since the start.
     pub resent: u64,
 }
 
-/// Why an event is put aside.
+/// The reason why an event is put aside.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Why {
     /// The receiver says that it is not to be taken.
@@ -171,7 +171,7 @@ impl Delivery {
         }
     }
 
-    /// Returns how delivery does, as it changes.
+    /// Returns the state of delivery, as it changes.
     pub fn status(&self) -> watch::Receiver<DeliveryStatus> {
         self.status.subscribe()
     }

@@ -6,7 +6,7 @@
 //! sending the whole batch again doubles nothing.
 //!
 //! - [`Caller`], [`AcceptNodes`]: who sends, and for which nodes they may speak.
-//! - [`Config`], [`Pipeline`]: what is done to events on their way.
+//! - [`ConnectorConfig`], [`Pipeline`]: what is done to events on their way.
 //! - [`Sink`]: where accepted events go; [`outbox`]: the one of a node without a store.
 //! - [`Delivery`], [`Forwarding`]: what brings events on to a controller, or to another service.
 //! - [`serve`], [`service`]: the gRPC side.
@@ -38,7 +38,7 @@ use store::{Appended, Identity, NewEvent};
 use tokio::sync::broadcast;
 
 pub use caller::{AcceptNodes, Caller};
-pub use config::{Config, ConfigError};
+pub use config::{ConfigError, ConnectorConfig};
 pub use deliver::{Delivery, DeliveryStatus, Header, token_header};
 pub use forward::{ForwardError, ForwardStatus, ForwardTarget, Forwarding, TargetTls};
 pub use pipeline::{NodeLookup, Pipeline};
@@ -49,7 +49,7 @@ pub use server::{
 };
 pub use sink::{Sink, SinkError};
 
-/// Takes events in. Cheap to clone.
+/// The one way in for events. Cheap to clone.
 #[derive(Clone)]
 pub struct Connector {
     sink: Arc<dyn Sink>,
@@ -64,22 +64,23 @@ pub struct Connector {
     recoveries: broadcast::Sender<Recovery>,
 }
 
-/// A healthy event with the authority of monitors that was stored, for those that hold something back about its fault.
+/// A stored healthy event with the authority of monitors, for those that hold something back
+/// about its fault.
 #[derive(Clone, Debug)]
 pub struct Recovery {
     /// The event.
     pub event: HealthEvent,
-    /// When it was accepted.
+    /// The time at which it was accepted.
     pub accepted_at: Timestamp,
 }
 
-/// Why a batch, or a part of it, was not accepted.
+/// The reason why a batch, or a part of it, was not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum AcceptError {
     /// There are more events than one request may have. None was stored.
     #[error("the request has {found} events, at most {MAX_EVENTS} are taken at once; split it")]
     TooMany {
-        /// How many there were.
+        /// Number of events in the request.
         found: usize,
     },
     /// Users report faster than they may. None was stored.
@@ -90,15 +91,15 @@ pub enum AcceptError {
         pace::A_SECOND
     )]
     TooFast {
-        /// How many there were.
+        /// Number of events in the request.
         found: usize,
     },
     /// Some events were refused. All others were stored.
     #[error("{}{}", refusal::List(.refused), refusal::Others(*.stored))]
     Refused {
-        /// Which, and why; at least one.
+        /// The refused events; at least one.
         refused: Vec<Refused>,
-        /// How many others are stored.
+        /// Number of the others, which are stored.
         stored: usize,
     },
     /// The sink did not take them. Sending the batch again is safe.

@@ -13,7 +13,7 @@ use crate::{Reason, Refused};
 const MAX_REPEAT_SERIES: usize = 2_000;
 /// Longest value of a label; a longer one is counted as `other`, too.
 const MAX_LABEL_BYTES: usize = 256;
-/// Beyond [`MAX_REPEAT_SERIES`].
+/// The label of series beyond [`MAX_REPEAT_SERIES`].
 const OTHER: &str = "other";
 
 runtime::metrics! {

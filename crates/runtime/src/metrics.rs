@@ -28,7 +28,7 @@ pub type Labels<const N: usize, V = &'static str> = [(&'static str, V); N];
 pub struct Metrics {
     registry: Arc<Mutex<Registry>>,
     turn: Arc<tokio::sync::Mutex<()>>,
-    /// Where the name of each metric begins that is asked for here.
+    /// The beginning of the name of each metric that is asked for here.
     prefix: String,
 }
 

@@ -12,14 +12,14 @@ use serde::{Deserialize, Serialize};
 
 /// A source that has not shown a sign of life for this long is stuck.
 pub const STUCK_AFTER: Duration = Duration::from_secs(15);
-/// How often a source has to show one, even when there is nothing to read.
+/// Time in which a source has to show one, even when there is nothing to read.
 pub const HEARTBEAT: Duration = Duration::from_secs(5);
 
 /// All sources of a process. Cheap to clone.
 #[derive(Clone)]
 pub struct Sources {
     entries: Arc<Mutex<BTreeMap<String, TrackedSource>>>,
-    /// How long ago some moment is. The wall clock may be set, and is only shown.
+    /// A function that returns the time since some moment. The wall clock may be set, and is only shown.
     elapsed: Arc<dyn Fn() -> Duration + Send + Sync>,
 }
 
@@ -27,7 +27,7 @@ pub struct Sources {
 #[derive(Debug)]
 struct TrackedSource {
     status: SourceStatus,
-    /// When its reader last showed a sign of life.
+    /// The time of the last sign of life of its reader, by `Sources::elapsed`.
     alive: Duration,
 }
 
@@ -38,19 +38,20 @@ pub struct SourceHandle {
     sources: Sources,
 }
 
-/// How a source does.
+/// The state of a source, with its counts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SourceStatus {
     /// Name, for example `kernel-log`.
     pub name: String,
-    /// How it does.
+    /// Its state.
     pub state: SourceState,
-    /// What it reads, or what is wrong and how to mend it.
+    /// The thing that it reads, or what is wrong and how to mend it.
     pub detail: String,
     /// Last sign of life of its reader.
     pub alive_at: Timestamp,
-    /// When the newest record was written, or the newest look answered; absent before the first.
+    /// The time of the newest record, or of the newest look that was answered; absent before the
+    /// first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_record_at: Option<Timestamp>,
     /// Records of a log that were read, or looks at what is polled that were answered.
@@ -64,12 +65,12 @@ pub struct SourceStatus {
     /// Events about its records that were not taken.
     #[serde(default)]
     pub refused: u64,
-    /// Why its newest event was not taken; absent where it was, or there is none.
+    /// The reason why its newest event was not taken; absent where it was, or there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<String>,
 }
 
-/// How a source does.
+/// The state of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SourceState {
@@ -119,7 +120,7 @@ impl Sources {
         }
     }
 
-    /// Returns how all sources do now, by name.
+    /// Returns the states of all sources, by name.
     pub fn statuses(&self) -> Vec<SourceStatus> {
         let now = (self.elapsed)();
         self.with(|entries| {

@@ -36,12 +36,12 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A connection that is not made by then is given up.
 const CONNECT: Duration = Duration::from_secs(5);
-/// How often a client asks whether the other end is there, also when there is nothing to
-/// say; and how long it waits for the answer. A connection that died without a word (a
+/// Time between two questions of a client whether the other end is there, also when there is
+/// nothing to say; and time for the answer. A connection that died without a word (a
 /// machine without power, a forgotten NAT entry) is noticed before an event needs it.
 const PING: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(5));
 
-/// Who is at the other end of a connection, as far as the connection tells.
+/// The other end of a connection, as far as the connection tells.
 ///
 /// A request carries it in its extensions: `request.extensions().get::<TcpPeer>()`.
 #[derive(Clone, Debug)]
@@ -65,7 +65,7 @@ trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 
-/// A client's connection, which tells one that was never taken from one that broke.
+/// A client's connection. Its errors tell one that was never taken from one that broke.
 struct Outgoing {
     io: Box<dyn Io>,
     /// Whether the other end has said anything yet. By TLS 1.3 it looks at our certificate
@@ -73,21 +73,21 @@ struct Outgoing {
     heard: bool,
 }
 
-/// Why an address is of no use for a channel.
+/// The reason why an address is of no use for a channel.
 #[derive(Debug, thiserror::Error)]
 pub enum AddressError {
-    /// It is not an address.
+    /// The text is no address.
     #[error("{url:?} is no address such as https://controller.example:50051")]
     Malformed {
-        /// What it is.
+        /// The text.
         url: String,
     },
-    /// Events would travel in the open.
+    /// The way is open to others: events would travel without TLS.
     #[error(
         "{url:?} goes over the network without TLS: use https (http is for this machine itself only)"
     )]
     Open {
-        /// What it is.
+        /// The text.
         url: String,
     },
 }

@@ -38,7 +38,7 @@ pub struct CertificateFiles {
     pub key: PathBuf,
 }
 
-/// Why files are of no use for TLS.
+/// The reason why files are of no use for TLS.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file cannot be read.
@@ -46,7 +46,7 @@ pub enum TlsError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -63,7 +63,7 @@ pub enum TlsError {
     Missing {
         /// The file.
         path: PathBuf,
-        /// What was looked for.
+        /// The thing that was looked for.
         what: &'static str,
     },
     /// A file holds something that cannot be read.
@@ -71,7 +71,7 @@ pub enum TlsError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What was looked for.
+        /// The thing that was looked for.
         what: &'static str,
     },
     /// The files do not fit together.
@@ -81,7 +81,7 @@ pub enum TlsError {
         certificate: PathBuf,
         /// The key's file.
         key: PathBuf,
-        /// Why.
+        /// The error of the cryptography.
         #[source]
         source: rustls::Error,
     },
@@ -90,7 +90,7 @@ pub enum TlsError {
     Authority {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The problem with them.
         what: String,
     },
     /// The cryptography does not have what TLS needs: a fault of ours.
@@ -107,7 +107,7 @@ pub type ClientTls = FilesTls<ClientConfig>;
 /// Whether those who connect have to show a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientCertificates {
-    /// None is asked for.
+    /// No certificate is asked for.
     None,
     /// One of this authority is checked where one is shown.
     Optional(PathBuf),

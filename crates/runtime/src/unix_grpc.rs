@@ -46,8 +46,8 @@ use frames::{NoPreface, Repair};
 pub use bind::{BindError, MAX_PATH_LENGTH, bind};
 pub use peer::UnixPeer;
 
-/// Connections open at the same time; more wait in the listener's backlog. What of it one
-/// user can have says [`crate::shares`]; more than that are closed at once.
+/// Connections open at the same time; more wait in the listener's backlog. One user can have a
+/// share of them ([`crate::shares`]); more than that are closed at once.
 pub const MAX_CONNECTIONS: usize = 512;
 
 /// A connection on which no call has begun by then is closed: whoever sends nothing keeps
@@ -62,9 +62,9 @@ pub struct AuthorityStream {
     io: UnixStream,
     peer: UnixPeer,
     repair: Repair,
-    /// Says now and then that a client speaks something else.
+    /// Limits the log lines about clients that speak something else.
     garbled: Arc<Seldom>,
-    /// When the connection is closed; `None`: a call has begun.
+    /// The time at which the connection is closed; `None`: a call has begun.
     first_call: Option<Pin<Box<Sleep>>>,
     /// Counts the connection until it is dropped.
     _counted: (OwnedSemaphorePermit, Share),
@@ -102,7 +102,7 @@ fn incoming_of(
     })
 }
 
-/// What makes connections.
+/// A listener with the limits on its connections.
 struct Incoming {
     listener: UnixListener,
     peer: fn(UCred) -> UnixPeer,

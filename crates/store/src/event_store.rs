@@ -231,7 +231,7 @@ pub struct StatusPatch {
 pub struct Prune {
     /// The time before which events were received, or entries written, that may go.
     pub before: Timestamp,
-    /// Beyond this room (bytes, without what is free inside the file), the oldest.
+    /// The room beyond which the oldest go (bytes, without what is free inside the file).
     pub max_bytes: u64,
     /// The last position in the feed that may be deleted.
     pub finished: Position,

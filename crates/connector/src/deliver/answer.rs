@@ -1,11 +1,11 @@
-//! What an answer means that is not OK.
+//! The meaning of an answer that is not OK.
 
 use runtime::tcp_grpc;
 use tonic::{Code, Status};
 
 use crate::refusal;
 
-/// Why a request was not taken.
+/// The reason why a request was not taken.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum NotTaken {
     /// Something that may pass, whatever the events are.

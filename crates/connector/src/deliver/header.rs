@@ -1,12 +1,12 @@
-//! What a sender shows of itself in each request.
+//! The `authorization` header of the requests.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 
 use tonic::metadata::{Ascii, MetadataValue};
 
-/// What gives each request its `authorization` header; `None`: none is sent. An error
-/// says why it cannot be made now.
+/// A function that makes the header of a request; `None`: none is sent. An error says why it
+/// cannot be made now.
 pub type Header = Arc<dyn Fn() -> Result<Option<MetadataValue<Ascii>>, String> + Send + Sync>;
 
 /// Returns the header with the token that `file` holds; without one none is sent. The token is read

@@ -1,4 +1,4 @@
-//! How long delivery waits, and for what.
+//! The times for which delivery waits.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ pub(super) const PAUSES: Pauses = Pauses {
     stays: (Duration::from_secs(15), Duration::from_secs(10 * 60)),
 };
 
-/// How long is waited.
+/// The times for which delivery waits.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Pauses {
     /// The first and the longest between attempts that fail. The longest also spreads the agents
@@ -24,8 +24,8 @@ pub(super) struct Pauses {
     /// fails for all, which costs it one small request in this time. Also between two suspects,
     /// and after the outbox could not be read.
     pub(super) alone: Duration,
-    /// How often it is asked who is there, while nothing is sent and something is kept: as much
-    /// later than a leader its successor acts on what was brought to the one before.
+    /// Time between two questions who is there, while nothing is sent and something is kept: as
+    /// much later than a leader its successor acts on what was brought to the one before.
     pub(super) ask: Duration,
     /// The first and the longest between two changes of the store; doubles while changes go on,
     /// so that what waits comes through also where two controllers answer in turn. The first is
@@ -33,8 +33,8 @@ pub(super) struct Pauses {
     pub(super) stays: (Duration, Duration),
 }
 
-/// For how long the store is kept to that has what is delivered. Without chance, unlike a
-/// [`Backoff`]: it has to be longer than a request takes.
+/// The time for which the store is kept to that has what is delivered. Without chance, unlike
+/// a [`Backoff`]: it has to be longer than a request takes.
 pub(super) struct Stay {
     first: Duration,
     longest: Duration,

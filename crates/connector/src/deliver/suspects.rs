@@ -18,16 +18,17 @@ pub(super) const FAILURES: u32 = 5;
 #[derive(Debug, Default)]
 pub(super) struct Suspects {
     known: BTreeMap<u64, Suspect>,
-    /// How often something was taken.
+    /// Number of times that the receiver has taken events.
     taken: u64,
-    /// The one that was tried last.
+    /// Position of the one that was tried last.
     tried: u64,
 }
 
+/// An event that has failed alone.
 #[derive(Clone, Copy, Debug)]
 struct Suspect {
     failures: u32,
-    /// What `taken` was at its first failure.
+    /// Value of `taken` at its first failure.
     since: u64,
 }
 

@@ -1,5 +1,5 @@
-//! What waits: the segments on disk, and an index of them in memory. No thread and no
-//! clock; `thread.rs` calls it.
+//! The log of an outbox: the segments on disk, and an index in memory of what waits in them. No
+//! thread and no clock; `thread.rs` calls it.
 //!
 //! Segments that are delivered are kept while there is room, for another store that may
 //! lead next (`log/turn.rs`). They are not indexed, and go before anything is refused
@@ -54,7 +54,7 @@ pub(super) struct Log {
     aside: u64,
     /// Whether none could be put aside when it was tried last.
     aside_failing: bool,
-    /// What is delivered is kept if it was accepted at or after this; `None`: nothing is.
+    /// The time since which delivered events are kept, by their acceptance; `None`: none are.
     keep_since: Option<Timestamp>,
 }
 
@@ -67,7 +67,7 @@ struct WaitingRecord {
     offset: u64,
     length: u32,
     accepted_at: Timestamp,
-    /// What the word of its reporter weighs.
+    /// The authority of its reporter.
     authority: Authority,
     id: Arc<str>,
 }

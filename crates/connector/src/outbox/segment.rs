@@ -24,21 +24,21 @@ const EXTENSION: &str = "events";
 #[derive(Clone, Debug)]
 pub(super) struct Segment {
     pub(super) path: PathBuf,
-    /// Named after it: no record in it stands before this position.
+    /// The position in its name: no record in it stands before this one.
     pub(super) first: u64,
     /// Position of its last record; one before `first` where it has none.
     pub(super) last: u64,
     /// End of its last whole record.
     pub(super) length: u64,
-    /// How many records it has.
+    /// Number of its records.
     pub(super) records: usize,
-    /// When the newest of its events was accepted; they need not be in that order.
+    /// The time at which the newest of its events was accepted; they need not be in that order.
     pub(super) newest: Option<Timestamp>,
-    /// Nothing more is written into it, since what its end holds on disk is not known.
+    /// Whether nothing more is written into it, since it is not known what its end holds on disk.
     pub(super) sealed: bool,
 }
 
-/// What reading a segment has found.
+/// The contents of a segment that was read.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
     pub(super) records: Vec<RecordPlace>,
@@ -46,7 +46,7 @@ pub(super) struct Contents {
     pub(super) damaged: Vec<Range<usize>>,
     /// Bytes behind the last record.
     pub(super) torn: usize,
-    /// A newer program wrote it, in a form of this version.
+    /// The version of its form, if a newer program wrote it.
     pub(super) newer: Option<u8>,
 }
 

@@ -23,9 +23,10 @@ pub(super) struct Thread {
 }
 
 type Reply<T> = oneshot::Sender<Result<T, OutboxError>>;
-/// Sends an answer.
+/// A function that sends an answer.
 type Answer = Box<dyn FnOnce() + Send>;
 
+/// A call, as the thread sees it.
 enum Request {
     Append {
         events: Vec<NewEvent>,
@@ -34,10 +35,10 @@ enum Request {
     Other(Box<dyn FnOnce(&mut Log) -> Answer + Send>),
 }
 
-/// What runs in the thread.
+/// The state of the thread.
 struct Worker {
     log: Log,
-    /// How long what is delivered is kept.
+    /// The time for which delivered events are kept.
     keep: Option<SignedDuration>,
     status: watch::Sender<OutboxStatus>,
     metrics: OutboxMetrics,

@@ -14,7 +14,7 @@ use prometheus_client::metrics::counter::Counter;
 /// catches up with. As many again may be with the thread that writes.
 pub(super) const MAX_WAITING_BYTES: usize = 1024 * 1024;
 
-/// Lines on their way.
+/// The queue of lines between the log and the thread that writes them.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
     waiting: Mutex<WaitingLines>,

@@ -9,7 +9,7 @@ mod tests;
 
 use super::hpack::Fields;
 
-/// What every HTTP/2 connection starts with (RFC 9113, 3.4).
+/// The octets that every HTTP/2 connection starts with (RFC 9113, 3.4).
 pub(super) const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 const HEAD_LENGTH: usize = 9;
@@ -44,7 +44,7 @@ pub(super) struct Repair {
     called: bool,
 }
 
-/// What is to come of a frame.
+/// The part of a frame that is to come.
 #[derive(Clone, Copy)]
 struct Frame {
     /// Octets of its payload.

@@ -18,7 +18,7 @@ const NAMES: [&[u8]; 2] = [b":authority", b"\xb8\x3b\x53\x39\xec\x32\x7d\x7f"];
 /// Octets of a name that tell it from [`NAMES`].
 const LONGEST_NAME: usize = 11;
 
-/// How many Huffman codes there are of each length in bits. The code is canonical: within one
+/// Number of Huffman codes of each length in bits. The code is canonical: within one
 /// length codes count upwards, and each length goes on where the shorter one stopped.
 const CODES: [u32; 31] = [
     0, 0, 0, 0, 0, 10, 26, 32, 6, 0, 5, 3, 2, 6, 2, 3, 0, 0, 0, 3, 8, 13, 26, 29, 12, 4, 15, 19,
@@ -41,7 +41,7 @@ pub(super) struct Fields {
     code: Code,
 }
 
-/// What the next octet belongs to.
+/// The part of a field that the next octet belongs to.
 #[derive(Clone, Copy, Default)]
 enum Part {
     /// The integer that a field begins with.

@@ -1,5 +1,5 @@
-//! What makes room: segments of which all was delivered, and events that were delivered and
-//! wait again for another store. Never what was not delivered yet.
+//! Making room: segments of which all was delivered go, and events that were delivered and wait
+//! again for another store. Never what was not delivered yet.
 
 use std::{fs, io};
 
@@ -9,8 +9,8 @@ use super::{Log, WaitingRecord};
 use crate::outbox::segment::HEAD;
 use crate::outbox::{MAX_SEGMENTS, OutboxError};
 
-/// Of the events and the bytes, the part that users' reports may take: the rest is for the
-/// monitors, whose faults must not wait behind what a user makes up.
+/// The part of the events and of the bytes that users' reports may take, as a divisor: the rest
+/// is for the monitors, whose faults must not wait behind what a user makes up.
 const USERS_PART: usize = 2;
 
 impl Log {

@@ -1,4 +1,4 @@
-//! What is kept of what was delivered, and waits again when another store leads.
+//! Turning to another store: what is kept of what was delivered waits again.
 
 use std::sync::Arc;
 
