@@ -185,47 +185,14 @@ impl Connector {
             return Err(AcceptError::TooFast { found });
         }
         let now = (self.clock)();
-        let mut good = Vec::with_capacity(found);
-        let mut refused = Vec::new();
-        for (index, mut event) in batch.events.into_iter().enumerate() {
-            let received_at = received_at(&mut event, caller, now);
-            let checked = event::validate(&event).map_err(|problem| (problem, Reason::Invalid));
-            let checked = checked.and_then(|()| {
-                let spoken = self.nodes.check(caller, &event.node_name);
-                spoken.map_err(|what| (Problem::new("nodeName", what), Reason::ForeignNode))
-            });
-            match checked {
-                Ok(()) => {
-                    let taken_off = caller.sign(&mut event);
-                    self.metrics.metadata_taken_off.inc_by(taken_off as u64);
-                    event::normalise(&mut event, received_at);
-                    good.push(NewEvent { event, received_at });
-                }
-                Err((problem, reason)) => refused.push(Refused {
-                    index,
-                    problem,
-                    reason,
-                }),
-            }
-        }
+        let (good, refused) = self.checked(batch.events, caller, now);
         // What was refused stays so, whether or not the others are stored.
         if !refused.is_empty() {
             self.metrics.refused(&refused);
             refusal::log(&self.refusals, caller, &refused);
         }
         let stored = good.len();
-        let recovered: Vec<(usize, Recovery)> = good
-            .iter()
-            .enumerate()
-            .filter(|(_, new)| {
-                new.event.is_healthy && Authority::of(&new.event) == Authority::Trusted
-            })
-            .map(|(index, new)| {
-                let event = new.event.clone();
-                let accepted_at = new.received_at;
-                (index, Recovery { event, accepted_at })
-            })
-            .collect();
+        let recovered = recoveries_in(&good);
         let appended = if good.is_empty() {
             Vec::new()
         } else {
@@ -250,6 +217,39 @@ impl Connector {
             return Ok(appended);
         }
         Err(AcceptError::Refused { refused, stored })
+    }
+
+    /// Returns the events that are good, signed and named, and what is wrong with the others.
+    fn checked(
+        &self,
+        events: Vec<HealthEvent>,
+        caller: &Caller,
+        now: Timestamp,
+    ) -> (Vec<NewEvent>, Vec<Refused>) {
+        let mut good = Vec::with_capacity(events.len());
+        let mut refused = Vec::new();
+        for (index, mut event) in events.into_iter().enumerate() {
+            let received_at = received_at(&mut event, caller, now);
+            let checked = event::validate(&event).map_err(|problem| (problem, Reason::Invalid));
+            let checked = checked.and_then(|()| {
+                let spoken = self.nodes.check(caller, &event.node_name);
+                spoken.map_err(|what| (Problem::new("nodeName", what), Reason::ForeignNode))
+            });
+            match checked {
+                Ok(()) => {
+                    let taken_off = caller.sign(&mut event);
+                    self.metrics.metadata_taken_off.inc_by(taken_off as u64);
+                    event::normalise(&mut event, received_at);
+                    good.push(NewEvent { event, received_at });
+                }
+                Err((problem, reason)) => refused.push(Refused {
+                    index,
+                    problem,
+                    reason,
+                }),
+            }
+        }
+        (good, refused)
     }
 
     /// Transforms events and gives them to the sink. They have their ids by now: what is done to
@@ -292,6 +292,18 @@ impl Connector {
         work.begin();
         self.sink.append(events).await
     }
+}
+
+/// Returns the recoveries among events, each with its index.
+fn recoveries_in(events: &[NewEvent]) -> Vec<(usize, Recovery)> {
+    let all = events.iter().enumerate();
+    all.filter(|(_, new)| new.event.is_healthy && Authority::of(&new.event) == Authority::Trusted)
+        .map(|(index, new)| {
+            let event = new.event.clone();
+            let accepted_at = new.received_at;
+            (index, Recovery { event, accepted_at })
+        })
+        .collect()
 }
 
 /// Returns when an event came in: at the first connector on its way, where that is trusted, so that

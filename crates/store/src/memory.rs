@@ -28,7 +28,7 @@ const SCHEMA_VERSION: u32 = 1;
 
 /// The part of a [`MemoryStore`] that outlives it.
 #[derive(Clone, Default)]
-pub struct MemoryStorage(Arc<Mutex<Contents>>);
+pub struct MemoryStorage(Arc<Mutex<Stored>>);
 
 /// An open store. Of one storage, one at a time.
 pub struct MemoryStore {
@@ -39,7 +39,7 @@ pub struct MemoryStore {
 
 /// All that a storage holds.
 #[derive(Default)]
-struct Contents {
+struct Stored {
     since: Position,
     /// The last position that was given out.
     last: Position,
@@ -90,14 +90,14 @@ impl MemoryStorage {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, Contents> {
+    fn state(&self) -> MutexGuard<'_, Stored> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-// === impl Contents ===
+// === impl Stored ===
 
-impl Contents {
+impl Stored {
     fn newest(&self) -> Position {
         let last = self.events.last_key_value();
         last.map_or(Position::START, |(&position, _)| position)
@@ -238,7 +238,7 @@ impl Contents {
 // === impl MemoryStore ===
 
 impl MemoryStore {
-    fn state(&self) -> Result<MutexGuard<'_, Contents>, StoreError> {
+    fn state(&self) -> Result<MutexGuard<'_, Stored>, StoreError> {
         if self.closed.load(Ordering::Acquire) {
             return Err(StoreError::Closed);
         }
