@@ -51,7 +51,7 @@ pub use header::{Header, token_header};
 const BATCH: usize = 500;
 /// About how many bytes a request has; far below what receivers take.
 const BATCH_BYTES: u64 = 1024 * 1024;
-/// A request that is not answered by then is sent again.
+/// Time after which a request that is not answered is sent again.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Attempts to send a batch whole on which the receiver fails, before its events are sent one
 /// by one: with the pauses between, some three seconds.
@@ -66,7 +66,7 @@ pub(crate) enum Receiver {
     SinkTarget,
 }
 
-/// Delivers until it is cancelled.
+/// The delivery of the events of an outbox to one receiver.
 pub struct Delivery {
     receiver: Receiver,
     outbox: Outbox,
@@ -77,7 +77,7 @@ pub struct Delivery {
     pauses: Pauses,
     /// The pauses between attempts that fail.
     backoff: Backoff,
-    /// All up to this position is done, but for suspects.
+    /// The position up to which all is done, but for suspects.
     done: u64,
     /// Most events of the next request.
     size: usize,
@@ -135,6 +135,7 @@ impl Delivery {
         Self::to(Receiver::Controller, outbox, channel, header, metrics)
     }
 
+    /// Delivers from `outbox` over `channel` to a receiver of some kind.
     pub(crate) fn to(
         receiver: Receiver,
         outbox: Outbox,

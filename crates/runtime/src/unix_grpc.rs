@@ -70,7 +70,7 @@ pub struct AuthorityStream {
     _counted: (OwnedSemaphorePermit, Share),
 }
 
-/// The connections of a listener, for tonic's `serve_with_incoming`.
+/// Returns the connections of a listener, for tonic's `serve_with_incoming`.
 ///
 /// At most [`MAX_CONNECTIONS`] are open at a time. Never ends and never yields an error,
 /// which would end tonic's server: a failed `accept` is logged and tried again. The item is
@@ -189,7 +189,7 @@ impl AuthorityStream {
         }
     }
 
-    /// The process at the other end.
+    /// Returns the process at the other end.
     pub fn peer(&self) -> UnixPeer {
         self.peer
     }
