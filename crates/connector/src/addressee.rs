@@ -19,7 +19,7 @@ use tonic::{Code, Response, Status};
 const EXPECTED: &str = "gpuwarden-expected-store";
 /// Metadata of an answer: the store that gives it.
 const ANSWERS: &str = "gpuwarden-store";
-/// What a sender expects that has met no store yet: none is called so.
+/// The store that a sender expects that has met none yet: none is called so.
 const NONE: &str = "none";
 /// Longest id that is taken from an answer (bytes): ours have up to 53, and it has to fit
 /// into the outbox's note.

@@ -9,7 +9,7 @@ use contract::{HealthEvent, keys};
 use domain::reporter::{Process, Reporter};
 use runtime::unix_grpc::UnixPeer;
 
-/// Who offers events.
+/// The sender of events.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Caller {
     /// A monitor in this process. It is part of us, and speaks for whom it watches.
@@ -26,7 +26,7 @@ pub enum Caller {
     Anybody,
 }
 
-/// Which nodes processes on this machine may speak for.
+/// The nodes that processes on this machine may speak for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AcceptNodes {
     /// The node that they run on, which has this name.
@@ -66,7 +66,7 @@ impl Caller {
     /// Notes in an event who reports it, and takes off what the caller has no right to say.
     /// Returns how many metadata entries were taken off.
     ///
-    /// Of an event that a node's agent brings, what the agent has noted of its reporter stays:
+    /// Keeps what a node's agent has noted of the reporter of an event that it brings:
     /// a node speaks for itself, and cannot but be believed about its own processes.
     pub(super) fn sign(&self, event: &mut HealthEvent) -> usize {
         let noted = Reporter::of(event);

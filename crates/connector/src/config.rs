@@ -18,20 +18,20 @@ use crate::forward::{ForwardTarget, TargetTls};
 /// Largest file that is read, in bytes: what a `ConfigMap` can hold.
 const MAX_CONFIG_BYTES: usize = 1024 * 1024;
 
-/// What the files say.
+/// The configuration that the files say.
 #[derive(Debug, Default)]
-pub struct Config {
+pub struct ConnectorConfig {
     /// The transformers, in their order.
     pub transformers: Vec<Transformer>,
-    /// Of the messages of node conditions; NVSentinel's connector writes those.
+    /// Limits of the messages of node conditions, which NVSentinel's connector writes.
     pub limits: Limits,
-    /// Where events are handed on to, beside the store.
+    /// The service that events are handed on to, beside the store.
     pub forward: Option<ForwardTarget>,
-    /// What was read and is not used, and why: to be shown.
+    /// Sentences about what was read and is not used, to be shown.
     pub notes: Vec<String>,
 }
 
-/// Why there is no configuration.
+/// The reason why there is no configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// A file cannot be read.
@@ -39,7 +39,7 @@ pub enum ConfigError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -56,9 +56,9 @@ pub enum ConfigError {
     },
 }
 
-// === impl Config ===
+// === impl ConnectorConfig ===
 
-impl Config {
+impl ConnectorConfig {
     /// Reads `config.json` at `path`. Paths in it that are relative start where it is.
     pub fn read(path: &Path) -> Result<Self, ConfigError> {
         let file = load::connector(&text(path)?, &shown(path))?;
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn the_files_of_an_installation_load_unchanged() {
-        let config = Config::read(&examples().join("config.json")).unwrap();
+        let config = ConnectorConfig::read(&examples().join("config.json")).unwrap();
         assert!(matches!(
             config.transformers.as_slice(),
             [
@@ -186,7 +186,7 @@ mod tests {
         );
         let path = dir.path().join("config.json");
         std::fs::write(&path, longer).unwrap();
-        let config = Config::read(&path).unwrap();
+        let config = ConnectorConfig::read(&path).unwrap();
         assert_eq!(config.limits.message_bytes(), 2048);
         assert!(matches!(
             config.transformers.as_slice(),
@@ -209,7 +209,7 @@ mod tests {
             "GRPCSinkCertPath": "/own/tls.crt", "GRPCSinkKeyPath": "tls.key"
         }"#;
         std::fs::write(&path, text).unwrap();
-        let target = Config::read(&path).unwrap().forward.unwrap();
+        let target = ConnectorConfig::read(&path).unwrap().forward.unwrap();
         assert_eq!(target.to_string(), "https://[::1]:50051");
         assert_eq!(target.token, Some("/var/token".into()));
         let tls = TargetTls {
@@ -259,10 +259,10 @@ mod tests {
         ];
         for (entry, expected) in table {
             std::fs::write(&path, format!("{{\"pipeline\": [{entry}]}}")).unwrap();
-            let error = Config::read(&path).unwrap_err().to_string();
+            let error = ConnectorConfig::read(&path).unwrap_err().to_string();
             assert!(error.contains(expected), "{entry}: {error}");
         }
-        let error = Config::read(&dir.path().join("none.json")).unwrap_err();
+        let error = ConnectorConfig::read(&dir.path().join("none.json")).unwrap_err();
         assert!(error.to_string().contains("none.json"), "{error}");
     }
 }

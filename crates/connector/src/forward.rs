@@ -10,7 +10,7 @@
 //! full or its disk hangs they are not handed on, counted and logged.
 //!
 //! A target by `https://` is talked to by TLS, as an agent does with its controller. Any other
-//! is in the open, as all are in NVSentinel; that the log says so is up to [`crate::Config`].
+//! is in the open, as all are in NVSentinel; that the log says so is up to [`crate::ConnectorConfig`].
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ use crate::{Sink, SinkError};
 
 /// Name of the directory inside the data directory.
 const DIRECTORY: &str = "forward";
-/// How long the store's callers wait for the outbox: far above a synchronisation, far below
+/// The longest that the store's callers wait for the outbox: far above a synchronisation, far below
 /// their own patience.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// Calls that the outbox may be behind with. More come only from a disk that hangs; their
@@ -51,20 +51,20 @@ pub struct ForwardTarget {
     pub port: u16,
     /// A file with the token that each request carries. Read for each, so it may change.
     pub token: Option<PathBuf>,
-    /// What TLS needs; `None`: it is talked to in the open.
+    /// The files for TLS; `None`: it is talked to in the open.
     pub tls: Option<TargetTls>,
 }
 
 /// Files in PEM form for TLS with a target; read again when they change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TargetTls {
-    /// The certificates of the authority that the target is trusted by.
+    /// The certificates of the authority that vouches for the target.
     pub authority: PathBuf,
-    /// What is shown to it where it asks who we are.
+    /// Our certificate, for a target that asks who we are.
     pub own: Option<CertificateFiles>,
 }
 
-/// Why events cannot be handed on.
+/// The reason why events cannot be handed on.
 #[derive(Debug, thiserror::Error)]
 pub enum ForwardError {
     /// The target is no address.
@@ -78,7 +78,7 @@ pub enum ForwardError {
     Outbox(#[source] OpenError),
 }
 
-/// What hands events on. Cheap to clone.
+/// The way of events to a [`ForwardTarget`]. Cheap to clone.
 #[derive(Clone)]
 pub struct Forwarding {
     target: String,
@@ -91,7 +91,7 @@ pub struct Forwarding {
     seldom: Arc<Seldom>,
 }
 
-/// How handing on does.
+/// The state of handing on, for those who show it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForwardStatus {
     /// Host and port of the target; `https://` before them where it is talked to by TLS.
@@ -102,11 +102,11 @@ pub struct ForwardStatus {
     pub missed: u64,
     /// Events that it did not take and that are kept on disk.
     pub aside: u64,
-    /// How delivery does.
+    /// The state of its delivery.
     pub delivery: DeliveryStatus,
 }
 
-/// A store beside which events are handed on.
+/// A sink that hands on what its store has taken.
 pub(crate) struct ForwardingSink {
     pub(crate) store: Arc<dyn Sink>,
     pub(crate) forwarding: Forwarding,
@@ -155,7 +155,7 @@ impl Forwarding {
         Ok((forwarding, delivery))
     }
 
-    /// Returns how handing on does.
+    /// Returns the state of handing on.
     pub fn status(&self) -> ForwardStatus {
         let outbox = *self.outbox.status().borrow();
         ForwardStatus {

@@ -6,7 +6,7 @@
 //! sending the whole batch again doubles nothing.
 //!
 //! - [`Caller`], [`AcceptNodes`]: who sends, and for which nodes they may speak.
-//! - [`Config`], [`Pipeline`]: what is done to events on their way.
+//! - [`ConnectorConfig`], [`Pipeline`]: what is done to events on their way.
 //! - [`Sink`]: where accepted events go; [`outbox`]: the one of a node without a store.
 //! - [`Delivery`], [`Forwarding`]: what brings events on to a controller, or to another service.
 //! - [`serve`], [`service`]: the gRPC side.
@@ -33,12 +33,12 @@ use domain::reporter::Authority;
 use jiff::Timestamp;
 use runtime::logging::Seldom;
 use runtime::metrics::Metrics;
-use runtime::work_queue::Work;
+use runtime::work_queue::{Work, WorkQueue};
 use store::{Appended, Identity, NewEvent};
 use tokio::sync::broadcast;
 
 pub use caller::{AcceptNodes, Caller};
-pub use config::{Config, ConfigError};
+pub use config::{ConfigError, ConnectorConfig};
 pub use deliver::{Delivery, DeliveryStatus, Header, token_header};
 pub use forward::{ForwardError, ForwardStatus, ForwardTarget, Forwarding, TargetTls};
 pub use pipeline::{NodeLookup, Pipeline};
@@ -49,7 +49,7 @@ pub use server::{
 };
 pub use sink::{Sink, SinkError};
 
-/// Takes events in. Cheap to clone.
+/// The one way in for events. Cheap to clone.
 #[derive(Clone)]
 pub struct Connector {
     sink: Arc<dyn Sink>,
@@ -57,27 +57,30 @@ pub struct Connector {
     users: Arc<pace::UsersPace>,
     pipeline: Option<Arc<Pipeline>>,
     metrics: metrics::ConnectorMetrics,
+    /// Batches from the end of their checks until they are stored, or are known not to be.
+    queue: WorkQueue,
     refusals: Arc<Seldom>,
     clock: fn() -> Timestamp,
     recoveries: broadcast::Sender<Recovery>,
 }
 
-/// A healthy event with the authority of monitors that was stored, for those that hold something back about its fault.
+/// A stored healthy event with the authority of monitors, for those that hold something back
+/// about its fault.
 #[derive(Clone, Debug)]
 pub struct Recovery {
     /// The event.
     pub event: HealthEvent,
-    /// When it was accepted.
+    /// The time at which it was accepted.
     pub accepted_at: Timestamp,
 }
 
-/// Why a batch, or a part of it, was not accepted.
+/// The reason why a batch, or a part of it, was not accepted.
 #[derive(Debug, thiserror::Error)]
 pub enum AcceptError {
     /// There are more events than one request may have. None was stored.
     #[error("the request has {found} events, at most {MAX_EVENTS} are taken at once; split it")]
     TooMany {
-        /// How many there were.
+        /// Number of events in the request.
         found: usize,
     },
     /// Users report faster than they may. None was stored.
@@ -88,15 +91,15 @@ pub enum AcceptError {
         pace::A_SECOND
     )]
     TooFast {
-        /// How many there were.
+        /// Number of events in the request.
         found: usize,
     },
     /// Some events were refused. All others were stored.
     #[error("{}{}", refusal::List(.refused), refusal::Others(*.stored))]
     Refused {
-        /// Which, and why; at least one.
+        /// The refused events; at least one.
         refused: Vec<Refused>,
-        /// How many others are stored.
+        /// Number of the others, which are stored.
         stored: usize,
     },
     /// The sink did not take them. Sending the batch again is safe.
@@ -104,6 +107,8 @@ pub enum AcceptError {
     Sink(#[source] SinkError),
 }
 
+/// NVSentinel's queue before its store. Here a call waits until its events are stored.
+const QUEUE: &str = "databaseStore";
 /// Most recoveries that wait for a monitor; one that falls behind is told so by the channel.
 const RECOVERIES: usize = 256;
 
@@ -124,6 +129,7 @@ impl Connector {
             users: Arc::new(pace::UsersPace::new()),
             pipeline: None,
             metrics: metrics::ConnectorMetrics::new(metrics),
+            queue: WorkQueue::new(metrics, QUEUE, "batches of events for the store"),
             refusals: Arc::default(),
             clock,
             recoveries: broadcast::channel(RECOVERIES).0,
@@ -179,9 +185,50 @@ impl Connector {
             return Err(AcceptError::TooFast { found });
         }
         let now = (self.clock)();
-        let mut good = Vec::with_capacity(found);
+        let (good, refused) = self.checked(batch.events, caller, now);
+        // What was refused stays so, whether or not the others are stored.
+        if !refused.is_empty() {
+            self.metrics.refused(&refused);
+            refusal::log(&self.refusals, caller, &refused);
+        }
+        let stored = good.len();
+        let recovered = recoveries_in(&good);
+        let appended = if good.is_empty() {
+            Vec::new()
+        } else {
+            let taken = self.transform_and_append(good, now).await;
+            taken.map_err(|error| {
+                self.metrics.not_stored.inc_by(stored as u64);
+                if error.is_retryable() {
+                    self.queue.retry();
+                }
+                AcceptError::Sink(error)
+            })?
+        };
+        self.metrics.appended(&appended);
+        for (index, recovery) in recovered {
+            // One that is sent again ends nothing that has come since. Nobody listens where no
+            // monitor runs.
+            if appended.get(index).is_some_and(|one| one.new) {
+                let _ = self.recoveries.send(recovery);
+            }
+        }
+        if refused.is_empty() {
+            return Ok(appended);
+        }
+        Err(AcceptError::Refused { refused, stored })
+    }
+
+    /// Returns the events that are good, signed and named, and what is wrong with the others.
+    fn checked(
+        &self,
+        events: Vec<HealthEvent>,
+        caller: &Caller,
+        now: Timestamp,
+    ) -> (Vec<NewEvent>, Vec<Refused>) {
+        let mut good = Vec::with_capacity(events.len());
         let mut refused = Vec::new();
-        for (index, mut event) in batch.events.into_iter().enumerate() {
+        for (index, mut event) in events.into_iter().enumerate() {
             let received_at = received_at(&mut event, caller, now);
             let checked = event::validate(&event).map_err(|problem| (problem, Reason::Invalid));
             let checked = checked.and_then(|()| {
@@ -202,48 +249,7 @@ impl Connector {
                 }),
             }
         }
-        // What was refused stays so, whether or not the others are stored.
-        if !refused.is_empty() {
-            self.metrics.refused(&refused);
-            refusal::log(&self.refusals, caller, &refused);
-        }
-        let stored = good.len();
-        let recovered: Vec<(usize, Recovery)> = good
-            .iter()
-            .enumerate()
-            .filter(|(_, new)| {
-                new.event.is_healthy && Authority::of(&new.event) == Authority::Trusted
-            })
-            .map(|(index, new)| {
-                let event = new.event.clone();
-                let accepted_at = new.received_at;
-                (index, Recovery { event, accepted_at })
-            })
-            .collect();
-        let appended = if good.is_empty() {
-            Vec::new()
-        } else {
-            let taken = self.transform_and_append(good, now).await;
-            taken.map_err(|error| {
-                self.metrics.not_stored.inc_by(stored as u64);
-                if error.is_retryable() {
-                    self.metrics.queue.retry();
-                }
-                AcceptError::Sink(error)
-            })?
-        };
-        self.metrics.appended(&appended);
-        for (index, recovery) in recovered {
-            // One that is sent again ends nothing that has come since. Nobody listens where no
-            // monitor runs.
-            if appended.get(index).is_some_and(|one| one.new) {
-                let _ = self.recoveries.send(recovery);
-            }
-        }
-        if refused.is_empty() {
-            return Ok(appended);
-        }
-        Err(AcceptError::Refused { refused, stored })
+        (good, refused)
     }
 
     /// Transforms events and gives them to the sink. They have their ids by now: what is done to
@@ -253,7 +259,7 @@ impl Connector {
         mut events: Vec<NewEvent>,
         now: Timestamp,
     ) -> Result<Vec<Appended>, SinkError> {
-        let mut work = self.metrics.queue.add();
+        let mut work = self.queue.add();
         let Some(pipeline) = &self.pipeline else {
             return self.append(events, &mut work).await;
         };
@@ -286,6 +292,18 @@ impl Connector {
         work.begin();
         self.sink.append(events).await
     }
+}
+
+/// Returns the recoveries among events, each with its index.
+fn recoveries_in(events: &[NewEvent]) -> Vec<(usize, Recovery)> {
+    let all = events.iter().enumerate();
+    all.filter(|(_, new)| new.event.is_healthy && Authority::of(&new.event) == Authority::Trusted)
+        .map(|(index, new)| {
+            let event = new.event.clone();
+            let accepted_at = new.received_at;
+            (index, Recovery { event, accepted_at })
+        })
+        .collect()
 }
 
 /// Returns when an event came in: at the first connector on its way, where that is trusted, so that

@@ -4,7 +4,6 @@ use contract::HealthEvent;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use runtime::metrics::{BoundedFamily, Labels, Metrics};
-use runtime::work_queue::WorkQueue;
 use store::Appended;
 
 use crate::{Reason, Refused};
@@ -14,68 +13,57 @@ use crate::{Reason, Refused};
 const MAX_REPEAT_SERIES: usize = 2_000;
 /// Longest value of a label; a longer one is counted as `other`, too.
 const MAX_LABEL_BYTES: usize = 256;
-/// Beyond [`MAX_REPEAT_SERIES`].
+/// The label of series beyond [`MAX_REPEAT_SERIES`].
 const OTHER: &str = "other";
-/// NVSentinel's queue before its store. Here a call waits until its events are stored.
-const QUEUE: &str = "databaseStore";
 
-#[derive(Clone)]
-pub(super) struct ConnectorMetrics {
-    /// Events received, good or bad.
-    pub(super) received: Counter,
-    accepted: Counter,
-    repeated: Counter,
-    refused: Family<Labels<1>, Counter>,
-    /// Metadata entries that only we may write, taken off events of others.
-    pub(super) metadata_taken_off: Counter,
-    /// Events that the sink did not take.
-    pub(super) not_stored: Counter,
-    /// Batches from the end of their checks until they are stored, or are known not to be.
-    pub(super) queue: WorkQueue,
+runtime::metrics! {
+    /// Counts what comes in, and what becomes of it.
+    #[derive(Clone)]
+    pub(super) struct ConnectorMetrics {
+        /// Health events received, valid or not.
+        pub(super) received: Counter = "platform_connector_health_events_received",
+        /// Health events stored.
+        accepted: Counter = "gpuwarden_events_accepted",
+        /// Health events that were stored before, such as a sender's retry.
+        repeated: Counter = "gpuwarden_events_repeated",
+        /// Health events refused: invalid, of a node that the sender may not speak for, too
+        /// many in one request, or faster than users may report.
+        refused: Family<Labels<1>, Counter> = "gpuwarden_events_refused",
+        /// Metadata entries under gpuwarden.dev/ that senders of health events had chosen,
+        /// and that were taken off.
+        pub(super) metadata_taken_off: Counter = "gpuwarden_event_metadata_taken_off",
+        /// Health events that the store did not take; their senders were told so.
+        pub(super) not_stored: Counter = "gpuwarden_events_not_stored",
+    }
 }
 
-pub(super) struct PipelineMetrics {
-    /// Rules of overrides that could not be evaluated.
-    pub(super) evaluation_errors: Counter,
-    /// Repeats that were left out because the sink was full.
-    pub(super) left_out: Counter,
-    /// Faults that the deduplicator had no room for.
-    pub(super) not_remembered: Counter,
-    applied: Family<Labels<2, String>, Counter>,
-    repeats: BoundedFamily<Labels<3, String>, Counter>,
-    unaugmented: Family<Labels<1>, Counter>,
+runtime::metrics! {
+    /// Counts what transformers do.
+    pub(super) struct PipelineMetrics {
+        /// Expressions of overrides that could not be evaluated for an event.
+        pub(super) evaluation_errors: Counter = "nvsentinel_override_evaluation_errors",
+        /// Repeats of stored events that were not stored, because the sink was full.
+        pub(super) left_out: Counter = "gpuwarden_events_left_out",
+        /// Faults that were let through unseen, for want of room.
+        pub(super) not_remembered: Counter = "gpuwarden_dedup_not_remembered",
+        /// Fields of events that overrides have changed.
+        applied: Family<Labels<2, String>, Counter> = "nvsentinel_overrides_applied",
+        /// Repeats that were stored to be analysed only (STORE_AND_ANALYSE), and open no fault.
+        repeats: BoundedFamily<Labels<3, String>, Counter> =
+            "nvsentinel_platform_connector_dedup_store_and_analyse"(
+                MAX_REPEAT_SERIES,
+                ["check", "node", "err_code"].map(|label| (label, OTHER.to_owned())),
+            ),
+        /// Events that lack what the cluster knows of their node.
+        unaugmented: Family<Labels<1>, Counter> = "gpuwarden_events_unaugmented",
+    }
 }
 
 // === impl ConnectorMetrics ===
 
 impl ConnectorMetrics {
     pub(super) fn new(metrics: &Metrics) -> Self {
-        let own = Self {
-            received: metrics.counter(
-                "platform_connector_health_events_received",
-                "Health events received, valid or not",
-            ),
-            accepted: metrics.counter("gpuwarden_events_accepted", "Health events stored"),
-            repeated: metrics.counter(
-                "gpuwarden_events_repeated",
-                "Health events that were stored before, such as a sender's retry",
-            ),
-            refused: metrics.family(
-                "gpuwarden_events_refused",
-                "Health events refused: invalid, of a node that the sender may not speak for, too \
-                 many in one request, or faster than users may report",
-            ),
-            metadata_taken_off: metrics.counter(
-                "gpuwarden_event_metadata_taken_off",
-                "Metadata entries under gpuwarden.dev/ that senders of health events had chosen, \
-                 and that were taken off",
-            ),
-            not_stored: metrics.counter(
-                "gpuwarden_events_not_stored",
-                "Health events that the store did not take; their senders were told so",
-            ),
-            queue: WorkQueue::new(metrics, QUEUE, "batches of events for the store"),
-        };
+        let own = Self::registered(metrics);
         // From the start, so that an alert on the first refusal sees it grow from nought.
         for reason in ["invalid", "foreign_node", "too_many", "too_fast"] {
             own.not_taken(0, reason);
@@ -112,34 +100,7 @@ impl ConnectorMetrics {
 
 impl PipelineMetrics {
     pub(super) fn new(metrics: &Metrics) -> Self {
-        let own = Self {
-            evaluation_errors: metrics.counter(
-                "nvsentinel_override_evaluation_errors",
-                "Expressions of overrides that could not be evaluated for an event",
-            ),
-            left_out: metrics.counter(
-                "gpuwarden_events_left_out",
-                "Repeats of stored events that were not stored, because the sink was full",
-            ),
-            not_remembered: metrics.counter(
-                "gpuwarden_dedup_not_remembered",
-                "Faults that were let through unseen, for want of room",
-            ),
-            applied: metrics.family(
-                "nvsentinel_overrides_applied",
-                "Fields of events that overrides have changed",
-            ),
-            repeats: metrics.bounded_family(
-                "nvsentinel_platform_connector_dedup_store_and_analyse",
-                "Repeats that were stored to be analysed only (STORE_AND_ANALYSE), and open no fault",
-                MAX_REPEAT_SERIES,
-                ["check", "node", "err_code"].map(|label| (label, OTHER.to_owned())),
-            ),
-            unaugmented: metrics.family(
-                "gpuwarden_events_unaugmented",
-                "Events that lack what the cluster knows of their node",
-            ),
-        };
+        let own = Self::registered(metrics);
         for reason in ["unknown_node", "no_room"] {
             drop(own.unaugmented.get_or_create(&[("reason", reason)]));
         }

@@ -49,14 +49,14 @@ pub const MAX_EVENTS: usize = 100_000;
 /// Most files. There are sixteen at the limit of bytes; more come from a disk that fails
 /// again and again.
 const MAX_SEGMENTS: usize = 256;
-/// How long what is delivered is kept at most, by when it was accepted. A leader that is gone
+/// The longest time that delivered events are kept, from when they were accepted. A leader that is gone
 /// is followed within seconds, so that an hour would do; a day covers an agent that could not
 /// reach the next one for a night. What is older stands on the nodes.
 const KEEP: SignedDuration = SignedDuration::from_hours(24);
 /// Name of the directory inside the data directory.
 const DIRECTORY: &str = "outbox";
 
-/// How much an outbox holds at most.
+/// The most that an outbox holds.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Room on disk (bytes).
@@ -75,33 +75,33 @@ pub struct Outbox {
 
 /// An event that waits.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Waiting {
+pub struct WaitingEvent {
     /// Its position; grows by acceptance, with gaps.
     pub position: u64,
     /// The event.
     pub event: NewEvent,
 }
 
-/// How much waits.
+/// How much waits in an outbox, and what else it holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Status {
+pub struct OutboxStatus {
     /// Position of the newest event; of the last delivered one where none waits.
     pub newest: u64,
     /// Events that wait.
     pub events: usize,
     /// Room taken on disk.
     pub bytes: u64,
-    /// When the oldest of them was accepted.
+    /// The time at which the oldest of them was accepted.
     pub oldest: Option<Timestamp>,
     /// Bytes found to be no whole event, since the outbox was opened.
     pub damaged: u64,
-    /// Events that are put aside on disk, since ever; the oldest are dropped in time.
+    /// Events that are put aside on disk; the oldest are dropped in time.
     pub aside: u64,
     /// Events that are delivered and still on disk.
     pub kept: usize,
 }
 
-/// Why an outbox cannot be opened. What it holds is as it was.
+/// The reason why an outbox cannot be opened. Its contents are as they were.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
     /// The data directory is in use, or cannot be made.
@@ -112,7 +112,7 @@ pub enum OpenError {
     File {
         /// The directory.
         path: PathBuf,
-        /// Why.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -132,24 +132,24 @@ pub enum OpenError {
     },
 }
 
-/// Why a call to the outbox failed. Nothing of the call was taken.
+/// The reason why a call to the outbox failed. Nothing of the call was taken.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum OutboxError {
     /// [`close`](Outbox::close) was called, or the process is ending.
     #[error("the outbox is closed")]
     Closed,
-    /// There is no room. Passes when what waits is delivered, or the disk has room again.
+    /// The outbox has no room. Passes when what waits is delivered, or the disk has room again.
     #[error("the outbox is full: {what}")]
     Full {
-        /// What is full.
+        /// The limit that is reached.
         what: String,
     },
     /// The disk is read-only or fails. May pass.
     #[error("the outbox cannot {action} at the moment")]
     Disk {
-        /// What was tried, as a verb phrase.
+        /// The action that was tried, as a verb phrase.
         action: &'static str,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: Arc<io::Error>,
     },
@@ -177,7 +177,8 @@ impl Outbox {
         let directory = data_dir.join(DIRECTORY);
         let log = Log::open(&directory, limits)?;
         let store = log.store().map(str::to_owned);
-        let thread = Thread::start(log, keep, OutboxMetrics::new(name, metrics), lock);
+        let metrics = OutboxMetrics::registered(&metrics.with_prefix(name));
+        let thread = Thread::start(log, keep, metrics, lock);
         let thread = thread.map_err(|source| OpenError::File {
             path: directory,
             source,
@@ -201,13 +202,20 @@ impl Outbox {
         after: u64,
         events: usize,
         bytes: u64,
-    ) -> Result<Vec<Waiting>, OutboxError> {
-        self.thread.read(after, events, bytes).await
+    ) -> Result<Vec<WaitingEvent>, OutboxError> {
+        self.thread
+            .call(move |log| log.read(after, events, bytes))
+            .await
     }
 
     /// Lets go of all events up to `position`, durably.
     pub async fn delivered(&self, position: u64) -> Result<(), OutboxError> {
-        self.thread.delivered(position).await
+        self.thread
+            .call(move |log| {
+                log.delivered(position);
+                Ok(())
+            })
+            .await
     }
 
     /// Returns the store to which events had been delivered when the outbox was opened.
@@ -218,18 +226,18 @@ impl Outbox {
     /// Turns to another store: what is kept of what was delivered waits again, from its
     /// oldest on, durably. Says how many events that are.
     pub(crate) async fn turn_to(&self, store: String) -> Result<usize, OutboxError> {
-        self.thread.turn_to(store).await
+        self.thread.call(move |log| Ok(log.turn_to(store))).await
     }
 
     /// Keeps events that the receiver does not take, each with the reason, in a file that is
     /// bounded and that a person may read. Does not take them out of the outbox; where this
     /// fails none is kept there.
     pub async fn put_aside(&self, events: Vec<(NewEvent, String)>) -> Result<(), OutboxError> {
-        self.thread.put_aside(events).await
+        self.thread.call(move |log| log.put_aside(&events)).await
     }
 
     /// Returns how much waits, as it changes.
-    pub fn status(&self) -> watch::Receiver<Status> {
+    pub fn status(&self) -> watch::Receiver<OutboxStatus> {
         self.thread.status()
     }
 

@@ -13,10 +13,10 @@ pub(crate) const A_SECOND: u32 = 500;
 /// The time that one event takes of that.
 const EACH: Duration = Duration::from_millis(1_000 / A_SECOND as u64);
 
-/// What users may still report now.
+/// The room that is left for reports of users.
 #[derive(Debug)]
 pub(crate) struct UsersPace {
-    /// Until when they have reported, at their pace: as long ahead as a burst takes.
+    /// The time until which their reports last, at their pace: at most a burst ahead.
     until: Mutex<Instant>,
 }
 

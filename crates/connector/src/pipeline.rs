@@ -27,18 +27,19 @@ const RECALLED: usize = 20_000;
 /// Events of one read of the store.
 const PAGE: usize = 1_000;
 
-/// Looks a node up. It is asked for each event, so it answers from memory, at once.
+/// A way to look nodes up. It is asked for each event, so it answers from memory, at once.
 pub trait NodeLookup: Send + Sync + 'static {
     /// Returns the node of this name, if it is known.
     fn node(&self, name: &str) -> Option<Arc<NodeView>>;
 }
 
-/// The transformers, in their order.
+/// The transformers that events go through, in their order.
 pub struct Pipeline {
     stages: Vec<Stage>,
     metrics: PipelineMetrics,
 }
 
+/// A transformer with its state.
 enum Stage {
     Augment {
         labels: Labels,
@@ -46,18 +47,18 @@ enum Stage {
     },
     Override {
         overrides: Overrides,
-        /// Rules whose failing was logged.
+        /// Rules of which it was logged that they fail.
         said: Mutex<BTreeSet<String>>,
     },
     Deduplicate(Mutex<Deduplicator>),
 }
 
-/// What the pipeline has made of a batch, until that is stored.
+/// A batch that has been transformed, until it is stored.
 #[must_use]
 pub(super) struct Passage {
-    /// One for each stage that deduplicates.
+    /// The notes of each stage that deduplicates.
     batches: Vec<Batch>,
-    /// Of each event, the one that it repeats.
+    /// For each event the one that it repeats.
     repeats: Vec<Option<Original>>,
 }
 

@@ -21,9 +21,9 @@ const HEADER_BYTES: usize = 4 * 1024;
 pub struct Refused {
     /// Its index in the batch.
     pub index: usize,
-    /// What is wrong with it, and what to do.
+    /// The problem with it, and what to do.
     pub problem: Problem,
-    /// Whether the event would be good from another sender.
+    /// The kind of the refusal.
     pub reason: Reason,
 }
 
@@ -36,10 +36,10 @@ pub enum Reason {
     ForeignNode,
 }
 
-/// Refusals as text.
+/// Refused events, as text.
 pub(super) struct List<'a>(pub(super) &'a [Refused]);
 
-/// What became of the other events of a request, behind [`List`].
+/// The other events of a request, as text behind [`List`].
 pub(super) struct Others(pub(super) usize);
 
 /// Logs events that were refused now and then; there is at least one.

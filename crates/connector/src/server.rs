@@ -26,10 +26,10 @@ pub use admission::Admission;
 /// A larger one is answered `OUT_OF_RANGE`, with both sizes, before it is read.
 /// Other receivers say `RESOURCE_EXHAUSTED` there. It stays: here that code means "send it
 /// again later", and agents try for ever on it, while on `OUT_OF_RANGE` they halve a batch and
-/// put aside what is too large alone (`judge` in `deliver.rs`).
+/// put aside what is too large alone (`deliver/answer.rs`).
 pub const MAX_REQUEST_BYTES: usize = 4 * 1024 * 1024;
-/// Most requests that are worked on at once; one more is answered `RESOURCE_EXHAUSTED`. What
-/// of it one user of this machine can have says [`runtime::shares`].
+/// Most requests that are worked on at once; one more is answered `RESOURCE_EXHAUSTED`. One
+/// user of this machine can have a share of them ([`runtime::shares`]).
 pub const MAX_IN_FLIGHT: usize = 1024;
 /// Most bytes of requests that are read or worked on at once; a request beyond that is
 /// answered `RESOURCE_EXHAUSTED`. Room for 16 of the largest, or a whole node's reports in
@@ -40,12 +40,12 @@ pub const MAX_IN_FLIGHT_BYTES: usize = 16 * MAX_REQUEST_BYTES;
 pub const MAX_STREAMS: u32 = 128;
 /// A request that is not answered by then is given up; its events may still be stored.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often a connection that is silent is asked whether the other end is there, and how
-/// long the answer may take: a process that was stopped keeps no place.
+/// Time between two questions to a silent connection whether the other end is there, and time
+/// for the answer: a process that was stopped keeps no place.
 const PING: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(20));
 
-/// Answers who sends a request, from what the layers below have put into its extensions;
-/// `None`: nobody has proven who it is.
+/// A function that returns who sends a request, from what the layers below have put into its
+/// extensions; `None`: nobody has proven who it is.
 pub type Identify = fn(&Extensions) -> Option<Caller>;
 
 /// The service behind [`Admission`].

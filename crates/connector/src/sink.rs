@@ -6,7 +6,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use store::{Appended, BoxError, EventLog, EventStore, Identity, NewEvent, StoreError};
 
-/// Takes checked and named events, once each.
+/// A place that takes checked and named events, once each.
 #[async_trait]
 pub trait Sink: Send + Sync + 'static {
     /// Takes events; they are durable when this returns. The answers are in the order of
@@ -23,19 +23,19 @@ pub trait Sink: Send + Sync + 'static {
     }
 }
 
-/// Why a sink did not take events. Offering the same events again is always safe.
+/// The reason why a sink did not take events. Offering the same events again is always safe.
 #[derive(Debug, thiserror::Error)]
 pub enum SinkError {
-    /// It holds as much as it may hold. Passes when what it holds is delivered.
+    /// The sink holds as much as it may. Passes when what it holds is delivered.
     #[error("no room for events: {what}")]
     Full {
-        /// What is full, and how full it may be.
+        /// The thing that is full, and how full it may be.
         what: String,
     },
-    /// It cannot take events at the moment.
+    /// The sink cannot take events at the moment.
     #[error("events cannot be stored at the moment")]
     Unavailable(#[source] BoxError),
-    /// It does not take these events, now or later.
+    /// The sink does not take these events, now or later.
     #[error("the events cannot be stored")]
     Failed(#[source] BoxError),
 }

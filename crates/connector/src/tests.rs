@@ -2,8 +2,7 @@ use std::path::Path;
 
 use contract::proto::platform_connector_client::PlatformConnectorClient;
 use contract::{Entity, HealthEvent};
-use futures::{FutureExt as _, StreamExt as _, stream};
-use http_body_util::{BodyStream, Full, StreamBody};
+use http_body_util::Full;
 use store::sqlite::SqliteStore;
 use store::{EventLog as _, EventQuery, EventStore, Upkeep as _};
 use tokio_util::sync::CancellationToken;
@@ -16,6 +15,7 @@ use super::*;
 
 mod acceptance;
 mod garbage;
+mod slow;
 mod users;
 
 fn event(gpu: &str) -> HealthEvent {
@@ -406,116 +406,6 @@ async fn monitors_hear_of_recoveries_that_others_report() {
     assert!(recoveries.try_recv().is_err(), "a fault is no recovery");
 }
 
-/// Takes nothing and never answers.
-struct Stuck;
-
-#[async_trait::async_trait]
-impl Sink for Stuck {
-    async fn append(&self, _events: Vec<NewEvent>) -> Result<Vec<Appended>, SinkError> {
-        std::future::pending().await
-    }
-}
-
-/// NVSentinel queues what comes without a limit.
-#[tokio::test]
-async fn what_waits_for_a_store_that_hangs_is_bounded_by_number_and_by_size() {
-    let large = |count: usize| {
-        let mut event = event("0");
-        event.message = "x".repeat(4_000_000);
-        batch(vec![event; count])
-    };
-    let small = batch(vec![event("0")]);
-    for (request, fit) in [(large(1), 16), (small, MAX_IN_FLIGHT)] {
-        let metrics = Metrics::default();
-        let connector = Connector::new(Stuck, AcceptNodes::Any, &metrics, Timestamp::now);
-        let service = service(connector, |_| Some(Caller::Monitor));
-        let mut service = PlatformConnectorClient::new(service);
-        let mut waiting = tokio::task::JoinSet::new();
-        for _ in 0..fit {
-            let (mut service, request) = (service.clone(), request.clone());
-            waiting.spawn(async move { service.health_event_occurred_v1(request).await });
-        }
-        let depth = format!(
-            "platform_connector_workqueue_depth_databaseStore{{workqueue=\"databaseStore\"}} {fit}\n"
-        );
-        while !metrics.encode().contains(&depth) {
-            tokio::task::yield_now().await;
-        }
-        let one_more = service.health_event_occurred_v1(request);
-        let at_once = tokio::time::timeout(std::time::Duration::from_secs(20), one_more);
-        let status = at_once.await.expect("it does not wait").unwrap_err();
-        assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
-        // What is given up makes room again.
-        waiting.shutdown().await;
-        assert!(
-            metrics
-                .encode()
-                .contains("_databaseStore{workqueue=\"databaseStore\"} 0\n")
-        );
-    }
-}
-
-/// A call of which the head of a message has come, and its text does not.
-fn begun(length: usize) -> http::Request<Body> {
-    let head = [&[0][..], &u32::try_from(length).unwrap().to_be_bytes()].concat();
-    let begin = BodyStream::new(Full::new(Bytes::from(head)));
-    http::Request::post("/datamodels.PlatformConnector/HealthEventOccurredV1")
-        .header("content-type", "application/grpc")
-        .body(Body::new(StreamBody::new(begin.chain(stream::pending()))))
-        .unwrap()
-}
-
-#[tokio::test]
-async fn what_has_not_come_yet_counts_and_no_user_takes_the_room_of_others() {
-    let user = |number: u32| {
-        Caller::Local(runtime::unix_grpc::UnixPeer {
-            uid: u32::MAX - number,
-            gid: 0,
-            pid: None,
-            is_operator: false,
-        })
-    };
-    let sink = Scripted::default();
-    let connector = Connector::new(sink, AcceptNodes::Any, &Metrics::default(), Timestamp::now);
-    let mut service = service(connector, |extensions| extensions.get::<Caller>().cloned());
-    // Whether a call goes on, where only its beginning comes.
-    let mut begin = |caller: Caller, length| {
-        let mut request = begun(length);
-        request.extensions_mut().insert(caller);
-        let mut call = service.call(request);
-        match (&mut call).now_or_never() {
-            None => Ok(call),
-            Some(answer) => Err(Code::from_bytes(
-                answer.unwrap().headers()["grpc-status"].as_bytes(),
-            )),
-        }
-    };
-    // In bytes.
-    let mut waiting = Vec::new();
-    for number in 1..=8 {
-        while let Ok(call) = begin(user(number), MAX_REQUEST_BYTES) {
-            waiting.push(call);
-        }
-    }
-    assert_eq!(
-        waiting.len(),
-        8,
-        "users have half of it, one of them an eighth"
-    );
-    for _ in 0..8 {
-        waiting.push(begin(Caller::Monitor, MAX_REQUEST_BYTES).unwrap());
-    }
-    let refused = begin(Caller::Monitor, 1).err();
-    assert_eq!(refused, Some(Code::ResourceExhausted));
-    waiting.clear();
-    // In number.
-    while let Ok(call) = begin(user(1), 1) {
-        waiting.push(call);
-    }
-    assert_eq!(waiting.len(), MAX_IN_FLIGHT / 8);
-    waiting.push(begin(Caller::Monitor, 1).unwrap());
-}
-
 /// Otherwise new faults of a node whose clock lags count as older than its release by hand,
 /// and are dismissed.
 #[tokio::test]
@@ -585,6 +475,55 @@ async fn what_could_not_be_stored_is_counted_and_asked_for_again() {
         ] {
             assert!(text.lines().any(|found| found == line), "{line}: {text}");
         }
+    }
+}
+
+/// Takes nothing and never answers.
+struct Stuck;
+
+#[async_trait::async_trait]
+impl Sink for Stuck {
+    async fn append(&self, _events: Vec<NewEvent>) -> Result<Vec<Appended>, SinkError> {
+        std::future::pending().await
+    }
+}
+
+/// NVSentinel queues what comes without a limit.
+#[tokio::test]
+async fn what_waits_for_a_store_that_hangs_is_bounded_by_number_and_by_size() {
+    let large = |count: usize| {
+        let mut event = event("0");
+        event.message = "x".repeat(4_000_000);
+        batch(vec![event; count])
+    };
+    let small = batch(vec![event("0")]);
+    for (request, fit) in [(large(1), 16), (small, MAX_IN_FLIGHT)] {
+        let metrics = Metrics::default();
+        let connector = Connector::new(Stuck, AcceptNodes::Any, &metrics, Timestamp::now);
+        let service = service(connector, |_| Some(Caller::Monitor));
+        let mut service = PlatformConnectorClient::new(service);
+        let mut waiting = tokio::task::JoinSet::new();
+        for _ in 0..fit {
+            let (mut service, request) = (service.clone(), request.clone());
+            waiting.spawn(async move { service.health_event_occurred_v1(request).await });
+        }
+        let depth = format!(
+            "platform_connector_workqueue_depth_databaseStore{{workqueue=\"databaseStore\"}} {fit}\n"
+        );
+        while !metrics.encode().contains(&depth) {
+            tokio::task::yield_now().await;
+        }
+        let one_more = service.health_event_occurred_v1(request);
+        let at_once = tokio::time::timeout(std::time::Duration::from_secs(20), one_more);
+        let status = at_once.await.expect("it does not wait").unwrap_err();
+        assert_eq!(status.code(), Code::ResourceExhausted, "{status}");
+        // What is given up makes room again.
+        waiting.shutdown().await;
+        assert!(
+            metrics
+                .encode()
+                .contains("_databaseStore{workqueue=\"databaseStore\"} 0\n")
+        );
     }
 }
 

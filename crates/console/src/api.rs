@@ -292,7 +292,7 @@ pub struct ErrorBody {
 
 impl EventView {
     /// Returns an event, and what the store says became of it.
-    pub fn of(record: &Record, status: Option<store::Status>) -> Self {
+    pub fn of(record: &Record, status: Option<store::EventStatus>) -> Self {
         let status = status.unwrap_or_default();
         Self {
             seq: record.seq,

@@ -109,7 +109,7 @@ pub(crate) async fn connector(
     let Some(path) = &settings.connector_config else {
         return Ok(intake);
     };
-    let config = connector::Config::read(path)?;
+    let config = connector::ConnectorConfig::read(path)?;
     for note in &config.notes {
         tracing::warn!("{note}");
     }

@@ -36,21 +36,21 @@ pub const MAX_CONNECTIONS: usize = 256;
 /// Most connections beyond these, each for one answer. Whoever wants to keep a probe from its
 /// answer has to connect so often while the answer is made.
 const RESERVE: usize = 64;
-/// How long a client may take for a TLS handshake and for the head of a request, and how long
-/// an idle connection is kept.
+/// Time for a TLS handshake, for the head of a request, and for which an idle connection is
+/// kept.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long a client may take nothing of what is sent to it.
+/// Time after which a client that takes nothing of what is sent to it is let go.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most bytes of a request's head.
 const MAX_HEAD_BYTES: usize = 32 * 1024;
-/// How long requests under way may take after the end was asked for.
+/// Time for requests under way after the end was asked for.
 const GRACE: Duration = Duration::from_millis(500);
-/// What is spoken within TLS.
+/// The protocol within TLS.
 const ALPN: &[u8] = b"http/1.1";
 /// Wait after a failed accept: mostly the process has run out of descriptors.
 const ACCEPT_RETRY: Duration = Duration::from_millis(100);
 
-/// What clients may take.
+/// The connections and times that clients may take.
 #[derive(Clone, Copy)]
 struct Limits {
     connections: usize,
@@ -132,7 +132,7 @@ fn acceptor(tls: &ServerTls) -> TlsAcceptor {
     TlsAcceptor::from(Arc::new(config))
 }
 
-/// What a connection is answered with, and what ends it.
+/// The things that answer a connection, and those that end it.
 struct Connection {
     routes: Router,
     limits: Limits,

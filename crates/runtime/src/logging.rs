@@ -15,13 +15,13 @@ use tracing_subscriber::EnvFilter;
 use crate::metrics::Metrics;
 use queue::Queue;
 
-/// How long the end of the process waits for its last lines to be written.
+/// Time for which the end of the process waits for its last lines to be written.
 const LAST_LINES: Duration = Duration::from_millis(500);
 
 /// The way to standard error, once logging has started.
 static STANDARD_ERROR: OnceLock<Arc<Queue>> = OnceLock::new();
 
-/// How log lines look.
+/// The form of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogFormat {
@@ -113,10 +113,12 @@ fn log_panic(info: &PanicHookInfo<'_>) {
     }
 }
 
-/// Lets a line through now and then: who may cause it must not thereby fill the log.
+/// A limit on one log line: it is let through now and then, for who may cause it must not
+/// thereby fill the log.
 #[derive(Debug, Default)]
 pub struct Seldom(Mutex<Said>);
 
+/// The last time that the line was let through, and the count since.
 #[derive(Debug, Default)]
 struct Said {
     last: Option<Instant>,

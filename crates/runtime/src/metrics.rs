@@ -1,8 +1,9 @@
 //! Metrics in the Prometheus text format.
 //!
 //! A component asks [`Metrics`] for each of its metrics by name and help, and keeps what it is
-//! given. Names that NVSentinel has are kept, including those that do not end in `_total`:
-//! [`LegacyCounter`] writes them as they are.
+//! given; one with several names them in a struct ([`metrics!`](crate::metrics!)). Names that
+//! NVSentinel has are kept, including those that do not end in `_total`: [`LegacyCounter`]
+//! writes them as they are.
 
 use std::collections::HashSet;
 use std::fmt::Debug;
@@ -27,7 +28,7 @@ pub type Labels<const N: usize, V = &'static str> = [(&'static str, V); N];
 pub struct Metrics {
     registry: Arc<Mutex<Registry>>,
     turn: Arc<tokio::sync::Mutex<()>>,
-    /// Where the name of each metric begins that is asked for here.
+    /// The beginning of the name of each metric that is asked for here.
     prefix: String,
 }
 
@@ -44,6 +45,78 @@ pub struct BoundedFamily<L, M> {
     known: Arc<Mutex<HashSet<L>>>,
     room: usize,
     others: L,
+}
+
+/// A metric that a field of [`metrics!`](crate::metrics!) can have, with what it needs beside
+/// its name and its help.
+pub trait Registered<With = ()>: Sized {
+    /// Returns a new metric of this kind.
+    fn registered(metrics: &Metrics, name: &str, help: String, with: With) -> Self;
+}
+
+/// Declares a struct of metrics, and its function `registered`, which registers them.
+///
+/// Each field has the name of its metric, and the doc comment is its help, without the last
+/// full stop. What a histogram or a bounded family needs stands in brackets. A field without
+/// a name is no metric and begins with its default.
+///
+/// ```
+/// use prometheus_client::metrics::{counter::Counter, histogram::Histogram};
+///
+/// gpuwarden_runtime::metrics! {
+///     /// Counts what is brewed.
+///     struct Kettle {
+///         /// Cups that were filled.
+///         cups: Counter = "cups",
+///         /// How long a cup took.
+///         time: Histogram = "cup_seconds"([1.0, 60.0]),
+///     }
+/// }
+/// let metrics = gpuwarden_runtime::metrics::Metrics::default();
+/// let kettle = Kettle::registered(&metrics.with_prefix("kettle"));
+/// kettle.cups.inc();
+/// kettle.time.observe(2.0);
+/// let text = metrics.encode();
+/// assert!(text.contains("# HELP kettle_cups Cups that were filled.\n"), "{text}");
+/// assert!(text.contains("kettle_cups_total 1\n"), "{text}");
+/// assert!(text.contains("kettle_cup_seconds_bucket{le=\"60.0\"} 1\n"), "{text}");
+/// ```
+#[macro_export]
+macro_rules! metrics {
+    ($(#[$attribute:meta])* $visible:vis struct $name:ident {
+        $(
+            $(#[doc = $help:literal])*
+            $field_visible:vis $field:ident: $kind:ty
+                $(= $metric:literal $(($($with:expr),* $(,)?))?)?
+        ),* $(,)?
+    }) => {
+        $(#[$attribute])*
+        $visible struct $name {
+            $($(#[doc = $help])* $field_visible $field: $kind,)*
+        }
+
+        impl $name {
+            /// Registers the metrics.
+            $visible fn registered(metrics: &$crate::metrics::Metrics) -> Self {
+                Self {
+                    $($field: $crate::metrics!(
+                        @field metrics, [$($help)*] $(, $metric, ($($($with,)*)?))?
+                    ),)*
+                }
+            }
+        }
+    };
+    (@field $metrics:ident, [$($help:literal)*], $metric:literal, $with:expr) => {
+        $crate::metrics::Registered::registered(
+            $metrics,
+            $metric,
+            concat!($($help),*).trim().trim_end_matches('.').to_owned(),
+            $with,
+        )
+    };
+    (@field $metrics:ident, [$($help:literal)*]) => {
+        Default::default()
+    };
 }
 
 // === impl Metrics ===
@@ -203,6 +276,30 @@ where
     /// Returns the metric of all that have none of their own.
     pub fn others(&self) -> M {
         self.family.get_or_create_owned(&self.others)
+    }
+}
+
+// === impl Registered ===
+
+impl<M: Default + Clone + Metric> Registered for M {
+    fn registered(metrics: &Metrics, name: &str, help: String, (): ()) -> Self {
+        metrics.register(name, help, M::default())
+    }
+}
+
+impl<I: IntoIterator<Item = f64>> Registered<(I,)> for Histogram {
+    fn registered(metrics: &Metrics, name: &str, help: String, (buckets,): (I,)) -> Self {
+        metrics.histogram(name, help, buckets)
+    }
+}
+
+impl<L, M> Registered<(usize, L)> for BoundedFamily<L, M>
+where
+    L: Clone + Eq + Hash + EncodeLabelSet + Debug + Send + Sync + 'static,
+    M: Default + Metric + TypedMetric,
+{
+    fn registered(metrics: &Metrics, name: &str, help: String, with: (usize, L)) -> Self {
+        metrics.bounded_family(name, help, with.0, with.1)
     }
 }
 

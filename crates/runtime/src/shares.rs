@@ -8,9 +8,9 @@
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-/// Of the whole, what all users may have together who do not administer the machine.
+/// The part of the whole that all users may have together who do not administer the machine.
 const OTHERS: usize = 2;
-/// Of the whole, what one of them may have: several users have to come together to take
+/// The part of the whole that one of them may have: several users have to come together to take
 /// the room of all.
 const ONE: usize = 8;
 

@@ -12,21 +12,22 @@ use serde::{Deserialize, Serialize};
 
 /// A source that has not shown a sign of life for this long is stuck.
 pub const STUCK_AFTER: Duration = Duration::from_secs(15);
-/// How often a source has to show one, even when there is nothing to read.
+/// Time in which a source has to show one, even when there is nothing to read.
 pub const HEARTBEAT: Duration = Duration::from_secs(5);
 
 /// All sources of a process. Cheap to clone.
 #[derive(Clone)]
 pub struct Sources {
-    entries: Arc<Mutex<BTreeMap<String, Entry>>>,
-    /// How long ago some moment is. The wall clock may be set, and is only shown.
+    entries: Arc<Mutex<BTreeMap<String, TrackedSource>>>,
+    /// A function that returns the time since some moment. The wall clock may be set, and is only shown.
     elapsed: Arc<dyn Fn() -> Duration + Send + Sync>,
 }
 
+/// A source, and when it was last heard of.
 #[derive(Debug)]
-struct Entry {
+struct TrackedSource {
     status: SourceStatus,
-    /// When its reader last showed a sign of life.
+    /// The time of the last sign of life of its reader, by `Sources::elapsed`.
     alive: Duration,
 }
 
@@ -37,19 +38,20 @@ pub struct SourceHandle {
     sources: Sources,
 }
 
-/// How a source does.
+/// The state of a source, with its counts.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SourceStatus {
     /// Name, for example `kernel-log`.
     pub name: String,
-    /// How it does.
+    /// Its state.
     pub state: SourceState,
-    /// What it reads, or what is wrong and how to mend it.
+    /// The thing that it reads, or what is wrong and how to mend it.
     pub detail: String,
     /// Last sign of life of its reader.
     pub alive_at: Timestamp,
-    /// When the newest record was written, or the newest look answered; absent before the first.
+    /// The time of the newest record, or of the newest look that was answered; absent before the
+    /// first.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_record_at: Option<Timestamp>,
     /// Records of a log that were read, or looks at what is polled that were answered.
@@ -63,12 +65,12 @@ pub struct SourceStatus {
     /// Events about its records that were not taken.
     #[serde(default)]
     pub refused: u64,
-    /// Why its newest event was not taken; absent where it was, or there is none.
+    /// The reason why its newest event was not taken; absent where it was, or there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub refusal: Option<String>,
 }
 
-/// How a source does.
+/// The state of a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SourceState {
@@ -111,20 +113,20 @@ impl Sources {
             refusal: None,
         };
         let alive = (self.elapsed)();
-        self.with(|entries| entries.insert(name.to_owned(), Entry { status, alive }));
+        self.with(|entries| entries.insert(name.to_owned(), TrackedSource { status, alive }));
         SourceHandle {
             name: name.to_owned(),
             sources: self.clone(),
         }
     }
 
-    /// Returns how all sources do now, by name.
+    /// Returns the states of all sources, by name.
     pub fn statuses(&self) -> Vec<SourceStatus> {
         let now = (self.elapsed)();
         self.with(|entries| {
             entries
                 .values()
-                .map(|Entry { status, alive }| {
+                .map(|TrackedSource { status, alive }| {
                     let (state, mut status) = (status.state, status.clone());
                     if let Some(refusal) = status.refusal.as_ref().filter(|_| state.sees()) {
                         // What it sees reaches nobody: that is as blind as not to see it.
@@ -161,7 +163,7 @@ impl Sources {
         reasons
     }
 
-    fn with<T>(&self, use_it: impl FnOnce(&mut BTreeMap<String, Entry>) -> T) -> T {
+    fn with<T>(&self, use_it: impl FnOnce(&mut BTreeMap<String, TrackedSource>) -> T) -> T {
         // The map stays usable whatever happened to a task that held the lock.
         use_it(&mut self.entries.lock().unwrap_or_else(PoisonError::into_inner))
     }

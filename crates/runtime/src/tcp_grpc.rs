@@ -36,12 +36,12 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// A connection that is not made by then is given up.
 const CONNECT: Duration = Duration::from_secs(5);
-/// How often a client asks whether the other end is there, also when there is nothing to
-/// say; and how long it waits for the answer. A connection that died without a word (a
+/// Time between two questions of a client whether the other end is there, also when there is
+/// nothing to say; and time for the answer. A connection that died without a word (a
 /// machine without power, a forgotten NAT entry) is noticed before an event needs it.
 const PING: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(5));
 
-/// Who is at the other end of a connection, as far as the connection tells.
+/// The other end of a connection, as far as the connection tells.
 ///
 /// A request carries it in its extensions: `request.extensions().get::<TcpPeer>()`.
 #[derive(Clone, Debug)]
@@ -54,42 +54,40 @@ pub struct TcpPeer {
 
 /// An accepted connection.
 pub struct Connection {
-    io: Io,
+    io: Box<dyn Io>,
     peer: TcpPeer,
     /// Counts the connection until it is dropped.
     _permit: OwnedSemaphorePermit,
 }
 
 /// A stream with or without TLS.
-enum Io {
-    Plain(TcpStream),
-    Server(Box<tokio_rustls::server::TlsStream<TcpStream>>),
-    Client(Box<tokio_rustls::client::TlsStream<TcpStream>>),
-}
+trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 
-/// A client's connection, which tells one that was never taken from one that broke.
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
+
+/// A client's connection. Its errors tell one that was never taken from one that broke.
 struct Outgoing {
-    io: Io,
+    io: Box<dyn Io>,
     /// Whether the other end has said anything yet. By TLS 1.3 it looks at our certificate
     /// when we are ready to send, so its refusal is all that we hear then.
     heard: bool,
 }
 
-/// Why an address is of no use for a channel.
+/// The reason why an address is of no use for a channel.
 #[derive(Debug, thiserror::Error)]
 pub enum AddressError {
-    /// It is not an address.
+    /// The text is no address.
     #[error("{url:?} is no address such as https://controller.example:50051")]
     Malformed {
-        /// What it is.
+        /// The text.
         url: String,
     },
-    /// Events would travel in the open.
+    /// The way is open to others: events would travel without TLS.
     #[error(
         "{url:?} goes over the network without TLS: use https (http is for this machine itself only)"
     )]
     Open {
-        /// What it is.
+        /// The text.
         url: String,
     },
 }
@@ -167,17 +165,17 @@ async fn accept_all(
 async fn shake_hands(
     stream: TcpStream,
     tls: Option<TlsAcceptor>,
-) -> io::Result<(Io, Option<Arc<CertificateNames>>)> {
+) -> io::Result<(Box<dyn Io>, Option<Arc<CertificateNames>>)> {
     stream.set_nodelay(true)?;
     let Some(tls) = tls else {
-        return Ok((Io::Plain(stream), None));
+        return Ok((Box::new(stream), None));
     };
     let stream = tls.accept(stream).await?;
     let shown = stream.get_ref().1.peer_certificates();
     let names = shown
         .and_then(<[_]>::first)
         .map(|certificate| Arc::new(CertificateNames::read(certificate)));
-    Ok((Io::Server(Box::new(stream)), names))
+    Ok((Box::new(stream), names))
 }
 
 fn say_failed(seldom: &Seldom, address: SocketAddr, why: &str) {
@@ -294,11 +292,11 @@ impl Service<Uri> for Connect {
         Box::pin(async move {
             let stream = TcpStream::connect((address.as_str(), port)).await?;
             stream.set_nodelay(true)?;
-            let io = match tls {
-                None => Io::Plain(stream),
+            let io: Box<dyn Io> = match tls {
+                None => Box::new(stream),
                 Some((tls, name)) => {
                     let connector = TlsConnector::from(tls.config());
-                    Io::Client(Box::new(connector.connect(name, stream).await?))
+                    Box::new(connector.connect(name, stream).await?)
                 }
             };
             Ok(TokioIo::new(Outgoing { io, heard: false }))
@@ -390,52 +388,6 @@ impl AsyncWrite for Outgoing {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.io).poll_shutdown(cx)
-    }
-}
-
-// === impl Io ===
-
-impl AsyncRead for Io {
-    fn poll_read(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(io) => Pin::new(io).poll_read(cx, buf),
-            Self::Server(io) => Pin::new(io).poll_read(cx, buf),
-            Self::Client(io) => Pin::new(io).poll_read(cx, buf),
-        }
-    }
-}
-
-impl AsyncWrite for Io {
-    fn poll_write(
-        self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(io) => Pin::new(io).poll_write(cx, buf),
-            Self::Server(io) => Pin::new(io).poll_write(cx, buf),
-            Self::Client(io) => Pin::new(io).poll_write(cx, buf),
-        }
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(io) => Pin::new(io).poll_flush(cx),
-            Self::Server(io) => Pin::new(io).poll_flush(cx),
-            Self::Client(io) => Pin::new(io).poll_flush(cx),
-        }
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(io) => Pin::new(io).poll_shutdown(cx),
-            Self::Server(io) => Pin::new(io).poll_shutdown(cx),
-            Self::Client(io) => Pin::new(io).poll_shutdown(cx),
-        }
     }
 }
 

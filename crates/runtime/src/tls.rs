@@ -38,7 +38,7 @@ pub struct CertificateFiles {
     pub key: PathBuf,
 }
 
-/// Why files are of no use for TLS.
+/// The reason why files are of no use for TLS.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file cannot be read.
@@ -46,7 +46,7 @@ pub enum TlsError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -63,7 +63,7 @@ pub enum TlsError {
     Missing {
         /// The file.
         path: PathBuf,
-        /// What was looked for.
+        /// The thing that was looked for.
         what: &'static str,
     },
     /// A file holds something that cannot be read.
@@ -71,7 +71,7 @@ pub enum TlsError {
     Damaged {
         /// The file.
         path: PathBuf,
-        /// What was looked for.
+        /// The thing that was looked for.
         what: &'static str,
     },
     /// The files do not fit together.
@@ -81,7 +81,7 @@ pub enum TlsError {
         certificate: PathBuf,
         /// The key's file.
         key: PathBuf,
-        /// Why.
+        /// The error of the cryptography.
         #[source]
         source: rustls::Error,
     },
@@ -90,7 +90,7 @@ pub enum TlsError {
     Authority {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The problem with them.
         what: String,
     },
     /// The cryptography does not have what TLS needs: a fault of ours.
@@ -98,20 +98,16 @@ pub enum TlsError {
     Internal(#[source] rustls::Error),
 }
 
-/// The side that is connected to.
-pub struct ServerTls {
-    config: Reloading<ServerConfig>,
-}
+/// TLS of the side that is connected to.
+pub type ServerTls = FilesTls<ServerConfig>;
 
-/// The side that connects.
-pub struct ClientTls {
-    config: Reloading<ClientConfig>,
-}
+/// TLS of the side that connects.
+pub type ClientTls = FilesTls<ClientConfig>;
 
 /// Whether those who connect have to show a certificate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientCertificates {
-    /// None is asked for.
+    /// No certificate is asked for.
     None,
     /// One of this authority is checked where one is shown.
     Optional(PathBuf),
@@ -119,46 +115,33 @@ pub enum ClientCertificates {
     Required(PathBuf),
 }
 
-/// Something made of files, made anew when they change.
-struct Reloading<T> {
+/// A configuration that is made of files, and made anew when they change.
+pub struct FilesTls<T> {
     files: Vec<PathBuf>,
     make: Box<dyn Fn() -> Result<T, TlsError> + Send + Sync>,
-    state: Mutex<State<T>>,
+    in_use: Mutex<InUse<T>>,
     failed: Seldom,
 }
 
-struct State<T> {
-    current: Arc<T>,
-    /// The files that `current` was made of.
+/// The last configuration that could be made.
+struct InUse<T> {
+    config: Arc<T>,
+    /// The files that `config` was made of.
     seen: Vec<Option<FileStamp>>,
 }
 
-// === impl ServerTls ===
+// === impl FilesTls ===
 
-impl ServerTls {
+impl FilesTls<ServerConfig> {
     /// Reads the files; those that cannot be used now are an error.
     pub fn load(own: CertificateFiles, clients: ClientCertificates) -> Result<Self, TlsError> {
         let mut files = vec![own.certificate.clone(), own.key.clone()];
-        match &clients {
-            ClientCertificates::None => {}
-            ClientCertificates::Optional(path) | ClientCertificates::Required(path) => {
-                files.push(path.clone());
-            }
-        }
-        let make = move || server_config(&own, &clients);
-        let config = Reloading::new(files, Box::new(make))?;
-        Ok(Self { config })
-    }
-
-    /// Returns what a new connection is accepted with.
-    pub fn config(&self) -> Arc<ServerConfig> {
-        self.config.current()
+        files.extend(clients.authority().map(|(path, _)| path.to_owned()));
+        Self::new(files, Box::new(move || server_config(&own, &clients)))
     }
 }
 
-// === impl ClientTls ===
-
-impl ClientTls {
+impl FilesTls<ClientConfig> {
     /// Reads the files; those that cannot be used now are an error. `authority` has the
     /// certificates that a server is trusted by; `own` is shown to it where it asks.
     pub fn load(authority: PathBuf, own: Option<CertificateFiles>) -> Result<Self, TlsError> {
@@ -167,43 +150,36 @@ impl ClientTls {
             files.extend([own.certificate.clone(), own.key.clone()]);
         }
         let make = move || client_config(&authority, own.as_ref());
-        let config = Reloading::new(files, Box::new(make))?;
-        Ok(Self { config })
-    }
-
-    /// Returns what a new connection is made with.
-    pub fn config(&self) -> Arc<ClientConfig> {
-        self.config.current()
+        Self::new(files, Box::new(make))
     }
 }
 
-// === impl Reloading ===
-
-impl<T> Reloading<T> {
+impl<T> FilesTls<T> {
     fn new(
         files: Vec<PathBuf>,
         make: Box<dyn Fn() -> Result<T, TlsError> + Send + Sync>,
     ) -> Result<Self, TlsError> {
         // Before they are read: a change in between is found the next time.
         let seen = stamps(&files);
-        let current = Arc::new(make()?);
+        let config = Arc::new(make()?);
         Ok(Self {
             files,
             make,
-            state: Mutex::new(State { current, seen }),
+            in_use: Mutex::new(InUse { config, seen }),
             failed: Seldom::default(),
         })
     }
 
-    fn current(&self) -> Arc<T> {
+    /// Returns what a new connection is made with.
+    pub fn config(&self) -> Arc<T> {
         let stamps = stamps(&self.files);
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if stamps != state.seen {
+        let mut in_use = self.in_use.lock().unwrap_or_else(PoisonError::into_inner);
+        if stamps != in_use.seen {
             match (self.make)() {
                 Ok(new) => {
                     tracing::info!(file = %self.first(), "new certificates are in use");
-                    state.current = Arc::new(new);
-                    state.seen = stamps;
+                    in_use.config = Arc::new(new);
+                    in_use.seen = stamps;
                 }
                 // Read again for the next connection: what failed may have been the reading.
                 Err(error) => {
@@ -217,7 +193,7 @@ impl<T> Reloading<T> {
                 }
             }
         }
-        Arc::clone(&state.current)
+        Arc::clone(&in_use.config)
     }
 
     fn first(&self) -> std::path::Display<'_> {
@@ -240,14 +216,9 @@ fn server_config(
     let builder = ServerConfig::builder_with_provider(provider())
         .with_safe_default_protocol_versions()
         .map_err(TlsError::Internal)?;
-    let (authority, required) = match clients {
-        ClientCertificates::None => (None, false),
-        ClientCertificates::Optional(path) => (Some(path), false),
-        ClientCertificates::Required(path) => (Some(path), true),
-    };
-    let builder = match authority {
+    let builder = match clients.authority() {
         None => builder.with_no_client_auth(),
-        Some(path) => {
+        Some((path, required)) => {
             let roots = Arc::new(roots(path)?);
             let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider());
             let verifier = if required {
@@ -256,7 +227,7 @@ fn server_config(
                 verifier.allow_unauthenticated()
             };
             let verifier = verifier.build().map_err(|error| TlsError::Authority {
-                path: path.clone(),
+                path: path.to_owned(),
                 what: error.to_string(),
             })?;
             builder.with_client_cert_verifier(verifier)
@@ -355,6 +326,19 @@ fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
         });
     }
     fs::read(path).map_err(failed)
+}
+
+// === impl ClientCertificates ===
+
+impl ClientCertificates {
+    /// Returns the file of the authority, and whether a certificate is required.
+    fn authority(&self) -> Option<(&Path, bool)> {
+        match self {
+            Self::None => None,
+            Self::Optional(path) => Some((path, false)),
+            Self::Required(path) => Some((path, true)),
+        }
+    }
 }
 
 // === impl CertificateFiles ===

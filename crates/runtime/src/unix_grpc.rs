@@ -8,8 +8,11 @@
 //!
 //! ```text
 //! client ── UnixStream ── AuthorityStream ── tonic
-//!                          reads: frames, hpack, huffman; writes: untouched
+//!                          reads: frames, hpack; writes: untouched
 //! ```
+//!
+//! It replaces octets of the authority in place. What it does not understand passes, and `h2`
+//! judges it as it would without the filter.
 //!
 //! This whole filter is to be removed when `h2` accepts such an authority; the integration
 //! test `stock_tonic_still_refuses_c_core` fails on that day. [`bind`] and [`UnixPeer`] stay.
@@ -17,7 +20,6 @@
 mod bind;
 mod frames;
 mod hpack;
-mod huffman;
 mod peer;
 #[cfg(test)]
 mod tests;
@@ -39,21 +41,18 @@ use tonic::transport::server::Connected;
 use crate::logging::Seldom;
 use crate::shares::{Share, Shares};
 
-use frames::{RewriteError, Rewriter};
+use frames::{NoPreface, Repair};
 
 pub use bind::{BindError, MAX_PATH_LENGTH, bind};
 pub use peer::UnixPeer;
 
-/// Connections open at the same time; more wait in the listener's backlog. What of it one
-/// user can have says [`crate::shares`]; more than that are closed at once.
+/// Connections open at the same time; more wait in the listener's backlog. One user can have a
+/// share of them ([`crate::shares`]); more than that are closed at once.
 pub const MAX_CONNECTIONS: usize = 512;
 
 /// A connection on which no call has begun by then is closed: whoever sends nothing keeps
 /// no other out. A client that connects before it has something to say connects again.
 pub const FIRST_CALL: Duration = Duration::from_secs(10);
-
-/// Octets read from a socket at once: a full frame of the default size and its head fit.
-const READ_BUFFER: usize = 16_384 + 9;
 
 /// Pause after a failed `accept`, which mostly means that descriptors have run out.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -62,20 +61,16 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub struct AuthorityStream {
     io: UnixStream,
     peer: UnixPeer,
-    rewriter: Rewriter,
-    input: Box<[u8]>,
-    /// The part of `input` that the rewriter has not taken yet.
-    start: usize,
-    end: usize,
-    /// Says now and then that a client speaks something else.
+    repair: Repair,
+    /// Limits the log lines about clients that speak something else.
     garbled: Arc<Seldom>,
-    /// When the connection is closed; `None`: a call has begun.
+    /// The time at which the connection is closed; `None`: a call has begun.
     first_call: Option<Pin<Box<Sleep>>>,
     /// Counts the connection until it is dropped.
     _counted: (OwnedSemaphorePermit, Share),
 }
 
-/// The connections of a listener, for tonic's `serve_with_incoming`.
+/// Returns the connections of a listener, for tonic's `serve_with_incoming`.
 ///
 /// At most [`MAX_CONNECTIONS`] are open at a time. Never ends and never yields an error,
 /// which would end tonic's server: a failed `accept` is logged and tried again. The item is
@@ -107,7 +102,7 @@ fn incoming_of(
     })
 }
 
-/// What makes connections.
+/// A listener with the limits on its connections.
 struct Incoming {
     listener: UnixListener,
     peer: fn(UCred) -> UnixPeer,
@@ -154,36 +149,25 @@ impl Incoming {
     }
 }
 
-/// Feeds arbitrary bytes of a client to the rewriting, for a fuzz target.
+/// Feeds arbitrary bytes of a client to the repair, for a fuzz target.
 ///
 /// # Panics
 ///
-/// If the result depends on how the bytes are cut into reads, or if rewriting the result
+/// If the result depends on how the bytes are cut into reads, or if repairing the result
 /// once more changes it. Both are bugs.
 #[doc(hidden)]
 pub fn fuzz_rewrite(bytes: &[u8]) {
-    let rewrite = |bytes: &[u8], read_size: usize, room: usize| {
-        let mut rewriter = Rewriter::default();
-        let mut output = Vec::new();
-        for mut read in bytes.chunks(read_size) {
-            loop {
-                let before = output.len();
-                let mut limited = bytes::BufMut::limit(&mut output, room);
-                if let Err(err) = rewriter.rewrite(&mut read, &mut limited) {
-                    return (output, Some(err));
-                }
-                if output.len() < before + room {
-                    break;
-                }
-            }
+    let repaired = |bytes: &[u8], read_size: usize| {
+        let (mut repair, mut octets) = (Repair::default(), bytes.to_vec());
+        for read in octets.chunks_mut(read_size) {
+            assert_eq!(repair.pass(read), Ok(()));
         }
-        (output, None)
+        octets
     };
     let client = [&frames::PREFACE[..], bytes].concat();
-    let (output, failure) = rewrite(&client, client.len(), client.len());
-    assert_eq!(rewrite(&client, 1, 3), (output.clone(), failure));
-    let again = rewrite(&output, output.len(), output.len());
-    assert_eq!(again, (output, None));
+    let once = repaired(&client, client.len());
+    assert_eq!(repaired(&client, 1), once);
+    assert_eq!(repaired(&once, client.len()), once);
 }
 
 // === impl AuthorityStream ===
@@ -199,16 +183,13 @@ impl AuthorityStream {
             io,
             peer,
             garbled,
-            rewriter: Rewriter::default(),
-            input: vec![0; READ_BUFFER].into_boxed_slice(),
-            start: 0,
-            end: 0,
+            repair: Repair::default(),
             first_call: Some(Box::pin(tokio::time::sleep(FIRST_CALL))),
             _counted: counted,
         }
     }
 
-    /// The process at the other end.
+    /// Returns the process at the other end.
     pub fn peer(&self) -> UnixPeer {
         self.peer
     }
@@ -237,36 +218,22 @@ impl AsyncRead for AuthorityStream {
         buf: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = self.get_mut();
-        let before = buf.filled().len();
-        loop {
-            let mut unread = this.input.get(this.start..this.end).unwrap_or_default();
-            let result = this.rewriter.rewrite(&mut unread, buf);
-            this.start = this.end - unread.len();
-            if buf.filled().len() > before || buf.remaining() == 0 {
-                // An error comes again on the next read, after what went before it.
-                return Poll::Ready(Ok(()));
-            }
-            result.map_err(|err| {
-                say_garbled(&this.garbled, this.peer, &err);
-                invalid_data(err)
-            })?;
-            if this.rewriter.has_seen_a_call() {
-                this.first_call = None;
-            }
-            if let Some(first_call) = &mut this.first_call
-                && first_call.as_mut().poll(cx).is_ready()
-            {
-                return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
-            }
-
-            // All input is with the rewriter now, which waits for more of it.
-            let mut input = ReadBuf::new(&mut this.input);
-            ready!(Pin::new(&mut this.io).poll_read(cx, &mut input))?;
-            (this.start, this.end) = (0, input.filled().len());
-            if this.end == 0 {
-                return Poll::Ready(Ok(()));
-            }
+        if let Some(first_call) = &mut this.first_call
+            && first_call.as_mut().poll(cx).is_ready()
+        {
+            return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
+        let before = buf.filled().len();
+        ready!(Pin::new(&mut this.io).poll_read(cx, buf))?;
+        let read = buf.filled_mut().get_mut(before..).unwrap_or_default();
+        if let Err(err) = this.repair.pass(read) {
+            say_garbled(&this.garbled, this.peer, err);
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, err)));
+        }
+        if this.repair.has_seen_a_call() {
+            this.first_call = None;
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
@@ -300,7 +267,7 @@ impl AsyncWrite for AuthorityStream {
     }
 }
 
-fn say_garbled(seldom: &Seldom, peer: UnixPeer, err: &RewriteError) {
+fn say_garbled(seldom: &Seldom, peer: UnixPeer, err: NoPreface) {
     if let Some(not_logged_before) = seldom.now() {
         tracing::warn!(
             uid = peer.uid,
@@ -309,8 +276,4 @@ fn say_garbled(seldom: &Seldom, peer: UnixPeer, err: &RewriteError) {
             "a client of the unix socket does not speak gRPC, its connection is closed: {err}"
         );
     }
-}
-
-fn invalid_data(err: RewriteError) -> io::Error {
-    io::Error::new(io::ErrorKind::InvalidData, err)
 }

@@ -18,8 +18,6 @@ use contract::proto::{BehaviourOverrides, Entity, HealthEvent, HealthEvents, Pro
 use gpuwarden_runtime::unix_grpc::{self, UnixPeer};
 use prost::Message as _;
 use tempfile::TempDir;
-use tokio::io::AsyncReadExt as _;
-use tokio::net::UnixStream;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 use tokio_stream::wrappers::UnixListenerStream;
@@ -256,27 +254,6 @@ async fn tonic_client() {
         client.health_event_occurred_v1(request).await.unwrap();
     }
     fixture.expect_calls(&full_events());
-}
-
-/// `hpack.rs` counts on the default table size. A tonic that announces another one must
-/// not go unnoticed.
-#[tokio::test]
-async fn tonic_announces_no_header_table_size() {
-    const HEADER_TABLE_SIZE: u16 = 0x1;
-
-    let fixture = Fixture::start();
-    let mut connection = UnixStream::connect(fixture.socket()).await.unwrap();
-    let length = connection.read_u32().await.unwrap();
-    let (length, kind) = (length >> 8, length & 0xff);
-    assert_eq!(kind, 0x4, "the server speaks first, with SETTINGS");
-    // Flags and stream number.
-    connection.read_exact(&mut [0; 5]).await.unwrap();
-    assert_eq!(length % 6, 0);
-    for _ in 0..length / 6 {
-        let setting = connection.read_u16().await.unwrap();
-        let _value = connection.read_u32().await.unwrap();
-        assert_ne!(setting, HEADER_TABLE_SIZE);
-    }
 }
 
 /// grpcio in a virtual environment, with stubs of our own contract.

@@ -19,7 +19,7 @@ use contract::{Entity, HealthEvent, json};
 use domain::event::{Record, normalise};
 use jiff::{SignedDuration, Timestamp};
 
-use crate::{Appended, EventQuery, EventStore, MAX_PAGE, NewEvent, Position, Status};
+use crate::{Appended, EventQuery, EventStatus, EventStore, MAX_PAGE, NewEvent, Position};
 
 mod bounds;
 mod consumers;
@@ -133,7 +133,7 @@ fn grow(positions: impl Iterator<Item = Position>) -> bool {
 }
 
 /// Returns the status of an event.
-async fn status(store: &dyn EventStore, id: &str) -> Option<Status> {
+async fn status(store: &dyn EventStore, id: &str) -> Option<EventStatus> {
     let found = store.statuses(vec![id.to_owned()]).await.unwrap();
     found.into_iter().next().unwrap()
 }

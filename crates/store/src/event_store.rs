@@ -58,7 +58,8 @@ pub trait EventLog: Send + Sync + 'static {
     /// events are large, and none is the end.
     async fn feed(&self, after: Position, limit: usize) -> Result<Vec<Record>, StoreError>;
 
-    /// Returns how many events there are behind `after`.
+    /// Returns how many events there are behind `after`. More than
+    /// [`MAX_PAGE`](crate::MAX_PAGE) may be told by their positions, which have gaps.
     async fn behind(&self, after: Position) -> Result<u64, StoreError>;
 
     /// Returns the position of the newest event. A hint to call [`feed`](Self::feed) again; it
@@ -84,7 +85,7 @@ pub trait Statuses: Send + Sync + 'static {
 
     /// Returns what became of events, in the order of `ids`; `None` where there is no event with
     /// this id.
-    async fn statuses(&self, ids: Vec<String>) -> Result<Vec<Option<Status>>, StoreError>;
+    async fn statuses(&self, ids: Vec<String>) -> Result<Vec<Option<EventStatus>>, StoreError>;
 }
 
 /// The position that each consumer of the feed has reached, with its state there.
@@ -208,7 +209,7 @@ pub struct Checkpoint {
 
 /// The status of an event: the `healtheventstatus` of the data-flow document, as far as it is kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Status {
+pub struct EventStatus {
     /// `nodequarantined`: `Quarantined`, `UnQuarantined`, `AlreadyQuarantined` or
     /// `Cancelled`; `None` until something was decided.
     pub node_quarantined: Option<String>,
@@ -216,7 +217,7 @@ pub struct Status {
     pub quarantine_finished_at: Option<Timestamp>,
 }
 
-/// A change of a [`Status`]. `None` leaves a field as it is.
+/// A change of an [`EventStatus`]. `None` leaves a field as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StatusPatch {
     /// `nodequarantined`.
@@ -230,7 +231,7 @@ pub struct StatusPatch {
 pub struct Prune {
     /// The time before which events were received, or entries written, that may go.
     pub before: Timestamp,
-    /// Beyond this room (bytes, without what is free inside the file), the oldest.
+    /// The room beyond which the oldest go (bytes, without what is free inside the file).
     pub max_bytes: u64,
     /// The last position in the feed that may be deleted.
     pub finished: Position,

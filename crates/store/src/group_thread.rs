@@ -19,14 +19,15 @@ const MAX_GROUP_SIZE: usize = 4096;
 
 /// The way to the thread.
 pub struct GroupThread<R> {
-    sender: RwLock<Option<mpsc::Sender<Waiting<R>>>>,
+    sender: RwLock<Option<mpsc::Sender<WaitingCall<R>>>>,
     room: Arc<Semaphore>,
     max_size: usize,
     /// Closed when the thread has let go of everything.
     ended: watch::Receiver<()>,
 }
 
-struct Waiting<R> {
+/// A call that waits, with the room that it takes.
+struct WaitingCall<R> {
     request: R,
     size: usize,
     room: OwnedSemaphorePermit,
@@ -46,7 +47,7 @@ impl<R: Send + 'static> GroupThread<R> {
         mut work: impl FnMut(Vec<R>) + Send + 'static,
         guard: impl Send + 'static,
     ) -> io::Result<Self> {
-        let (sender, mut receiver) = mpsc::channel::<Waiting<R>>(MAX_WAITING);
+        let (sender, mut receiver) = mpsc::channel::<WaitingCall<R>>(MAX_WAITING);
         let (end, ended) = watch::channel(());
         thread::Builder::new()
             .name(name.to_owned())
@@ -97,7 +98,7 @@ impl<R: Send + 'static> GroupThread<R> {
         let room = room.await.ok()?;
         let (reply, answer) = oneshot::channel();
         let request = request(reply);
-        let waiting = Waiting {
+        let waiting = WaitingCall {
             request,
             size,
             room,

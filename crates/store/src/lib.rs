@@ -26,8 +26,8 @@ pub mod sqlite;
 pub use domain::position::Position;
 pub use error::{BoxError, StoreError};
 pub use event_store::{
-    Appended, Checkpoint, Checkpoints, EventLog, EventQuery, EventStore, Identity, Journal,
-    NewEvent, Prune, Pruned, Stats, Status, StatusPatch, Statuses, Upkeep,
+    Appended, Checkpoint, Checkpoints, EventLog, EventQuery, EventStatus, EventStore, Identity,
+    Journal, NewEvent, Prune, Pruned, Stats, StatusPatch, Statuses, Upkeep,
 };
 pub use group_thread::GroupThread;
 pub use limits::{

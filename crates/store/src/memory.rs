@@ -16,9 +16,9 @@ use jiff::Timestamp;
 use tokio::sync::watch;
 
 use crate::{
-    Appended, Checkpoint, Checkpoints, EventLog, EventQuery, Identity, Journal, MAX_PAGE, NewEvent,
-    Position, Prune, Pruned, RETRY_WINDOW, Stats, Status, StatusPatch, Statuses, StoreError,
-    Upkeep, limits,
+    Appended, Checkpoint, Checkpoints, EventLog, EventQuery, EventStatus, Identity, Journal,
+    MAX_PAGE, NewEvent, Position, Prune, Pruned, RETRY_WINDOW, Stats, StatusPatch, Statuses,
+    StoreError, Upkeep, limits,
 };
 
 /// The position before the first event.
@@ -28,7 +28,7 @@ const SCHEMA_VERSION: u32 = 1;
 
 /// The part of a [`MemoryStore`] that outlives it.
 #[derive(Clone, Default)]
-pub struct MemoryStorage(Arc<Mutex<State>>);
+pub struct MemoryStorage(Arc<Mutex<Stored>>);
 
 /// An open store. Of one storage, one at a time.
 pub struct MemoryStore {
@@ -37,12 +37,13 @@ pub struct MemoryStore {
     closed: AtomicBool,
 }
 
+/// All that a storage holds.
 #[derive(Default)]
-struct State {
+struct Stored {
     since: Position,
     /// The last position that was given out.
     last: Position,
-    events: BTreeMap<Position, Row>,
+    events: BTreeMap<Position, StoredEvent>,
     ids: HashMap<String, Position>,
     /// The last event of a content without a time of its own.
     contents: HashMap<String, Position>,
@@ -52,13 +53,14 @@ struct State {
     journal: Vec<Entry>,
 }
 
+/// A node, an agent, a check, and whether it is well.
 type Stream = (String, String, String, bool);
 
-struct Row {
+struct StoredEvent {
     received_at: Timestamp,
     event: HealthEvent,
     bytes: u64,
-    status: Status,
+    status: EventStatus,
 }
 
 fn whole_micros(time: Timestamp) -> Timestamp {
@@ -88,14 +90,14 @@ impl MemoryStorage {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Stored> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-// === impl State ===
+// === impl Stored ===
 
-impl State {
+impl Stored {
     fn newest(&self) -> Position {
         let last = self.events.last_key_value();
         last.map_or(Position::START, |(&position, _)| position)
@@ -136,7 +138,7 @@ impl State {
             self.contents.insert(content_fingerprint(&event), seq);
         }
         self.streams.insert(stream(&event, event.is_healthy), seq);
-        let row = Row {
+        let row = StoredEvent {
             received_at: before.as_ref().map_or(received_at, |row| row.received_at),
             status: before.map(|row| row.status).unwrap_or_default(),
             bytes: json::to_string(&event).len() as u64,
@@ -170,7 +172,7 @@ impl State {
         })
     }
 
-    fn status(&mut self, id: &str) -> Option<&mut Status> {
+    fn status(&mut self, id: &str) -> Option<&mut EventStatus> {
         let seq = self.ids.get(id)?;
         self.events.get_mut(seq).map(|row| &mut row.status)
     }
@@ -236,7 +238,7 @@ impl State {
 // === impl MemoryStore ===
 
 impl MemoryStore {
-    fn state(&self) -> Result<MutexGuard<'_, State>, StoreError> {
+    fn state(&self) -> Result<MutexGuard<'_, Stored>, StoreError> {
         if self.closed.load(Ordering::Acquire) {
             return Err(StoreError::Closed);
         }
@@ -324,7 +326,7 @@ impl Statuses for MemoryStore {
         Ok(())
     }
 
-    async fn statuses(&self, ids: Vec<String>) -> Result<Vec<Option<Status>>, StoreError> {
+    async fn statuses(&self, ids: Vec<String>) -> Result<Vec<Option<EventStatus>>, StoreError> {
         let mut state = self.state()?;
         Ok(ids.iter().map(|id| state.status(id).cloned()).collect())
     }
@@ -415,7 +417,7 @@ impl Upkeep for MemoryStore {
 
     async fn stats(&self) -> Result<Stats, StoreError> {
         let state = self.state()?;
-        let time = |entry: Option<(&Position, &Row)>| entry.map(|(_, row)| row.received_at);
+        let time = |entry: Option<(&Position, &StoredEvent)>| entry.map(|(_, row)| row.received_at);
         Ok(Stats {
             events: state.events.len() as u64,
             oldest: time(state.events.first_key_value()),

@@ -42,8 +42,9 @@ use self::readers::Readers;
 use self::unreadable::Unreadable;
 use self::writer::Writer;
 use crate::{
-    Appended, BoxError, Checkpoint, Checkpoints, EventLog, EventQuery, Identity, Journal, MAX_PAGE,
-    NewEvent, Prune, Pruned, Stats, Status, StatusPatch, Statuses, StoreError, Upkeep, limits,
+    Appended, BoxError, Checkpoint, Checkpoints, EventLog, EventQuery, EventStatus, Identity,
+    Journal, MAX_PAGE, NewEvent, Prune, Pruned, Stats, StatusPatch, Statuses, StoreError, Upkeep,
+    limits,
 };
 
 const FILE: &str = "events.db";
@@ -321,7 +322,7 @@ impl EventLog for SqliteStore {
         }
         let mut rows = Vec::with_capacity(count);
         for event in events {
-            rows.push(append::Row::of(event));
+            rows.push(append::EventRow::of(event));
             if rows.len() % ROWS_IN_A_TURN == 0 {
                 tokio::task::yield_now().await;
             }
@@ -398,7 +399,7 @@ impl Journal for SqliteStore {
         limits::entries(entries)?;
         let rows = entries
             .iter()
-            .map(journal::Row::of)
+            .map(journal::EntryRow::of)
             .collect::<Result<Vec<_>, _>>()?;
         let count = rows.len();
         let write = move |connection: &Connection| journal::write(connection, &rows).map(Ok);
@@ -440,7 +441,7 @@ impl Statuses for SqliteStore {
             .await
     }
 
-    async fn statuses(&self, ids: Vec<String>) -> Result<Vec<Option<Status>>, StoreError> {
+    async fn statuses(&self, ids: Vec<String>) -> Result<Vec<Option<EventStatus>>, StoreError> {
         self.readers
             .read(move |connection| ids.iter().map(|id| query::status(connection, id)).collect())
             .await

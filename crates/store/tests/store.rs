@@ -1,5 +1,7 @@
 //! The embedded store from outside: the list of tests that every backend passes, then
 //! what is its own: who may open it, what other programs see, and death at any moment.
+//!
+//! One file, though a long one: the list of known faults names tests by it.
 
 // The fixtures are test code too.
 #![allow(clippy::unwrap_used)]

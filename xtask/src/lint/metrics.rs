@@ -8,6 +8,10 @@ use anyhow::Context as _;
 use super::{Finding, relative};
 
 const PAGE: &str = "docs/metrics.md";
+/// What begins a struct of metrics. In it, a metric's name stands behind [`NAMED`], to the end of a
+/// brace in the first column.
+const STRUCT: &str = "runtime::metrics! {";
+const NAMED: &str = " =";
 /// What a component calls for a metric; the name comes first.
 const REGISTERS: [&str; 8] = [
     ".register(",
@@ -60,15 +64,16 @@ fn check_dir(
 fn missing(source: &str, page: &str) -> Vec<(usize, String)> {
     let own = source.split("#[cfg(test)]").next().unwrap_or_default();
     let mut found = Vec::new();
-    let mut registers = false;
+    let (mut registers, mut in_struct) = (false, false);
     for (line, text) in own.lines().enumerate() {
+        in_struct = text == STRUCT || in_struct && text != "}";
         let text = text.trim();
-        let mut calls = REGISTERS.iter();
-        let begins = calls.find_map(|call| text.split_once(call).map(|(_, rest)| rest));
+        let calls: &[&str] = if in_struct { &[NAMED] } else { &REGISTERS };
+        let begins = (calls.iter()).find_map(|call| text.split_once(call).map(|(_, rest)| rest));
         let name = begins.or_else(|| registers.then_some(text));
         registers = begins == Some("");
         let name = name
-            .and_then(|text| text.strip_prefix('"'))
+            .and_then(|text| text.trim_start().strip_prefix('"'))
             .and_then(|text| text.split('"').next());
         if let Some(name) = name
             && ![format!("{name}`"), format!("{name}_total`")]
@@ -92,5 +97,9 @@ mod tests {
         assert_eq!(missing(source, "| `x_a_b` | `c_total`"), []);
         let all = [(2, "a_b".to_owned()), (4, "c".to_owned())];
         assert_eq!(missing(source, "a_b c"), all);
+        let source = "runtime::metrics! {\n    a: Counter = \"a_b\",\n    b: Histogram =\n\
+                      \"c\"([1.0]),\n}\nlet x = \"d\";\n";
+        assert_eq!(missing(source, "`x_a_b` `c`"), []);
+        assert_eq!(missing(source, "").len(), 2);
     }
 }

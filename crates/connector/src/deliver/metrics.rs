@@ -11,71 +11,59 @@ use tonic::Code;
 
 use super::{Receiver, Why};
 
-#[derive(Clone, Debug)]
-pub(super) struct DeliveryMetrics {
-    delivered: Counter,
-    refused: Counter,
-    not_taken: Counter,
-    suspects: Gauge,
-    stores: Counter,
-    again: Counter,
-    failed: Family<Labels<1, String>, Counter>,
-    sink: Option<SinkMetrics>,
+runtime::metrics! {
+    /// Counts what delivery does, under a prefix for each receiver.
+    #[derive(Clone, Debug)]
+    pub(super) struct DeliveryMetrics {
+        /// Health events that were delivered and acknowledged.
+        pub(super) delivered: Counter = "events",
+        /// Health events that the receiver refused, and that were put aside.
+        refused: Counter = "refused_events",
+        /// Health events on which the receiver failed while it took others, and that were put
+        /// aside.
+        not_taken: Counter = "not_taken_events",
+        /// Health events on which the receiver fails, and that are tried again.
+        suspects: Gauge = "suspect_events",
+        /// Times that the receiver had another store, or another beginning of it, than before.
+        stores: Counter = "store_changes",
+        /// Health events that were delivered and wait again, for another store.
+        again: Counter = "resent_events",
+        /// Failed attempts to deliver a batch, by gRPC code; each is tried again.
+        failed: Family<Labels<1, String>, Counter> = "failures",
+        sink: Option<SinkMetrics>,
+    }
 }
 
-/// What NVSentinel measures of its gRPC sink, under its names.
-#[derive(Clone, Debug)]
-struct SinkMetrics {
-    sent: Family<Labels<1>, Counter>,
-    retried: Counter,
-    duration: Histogram,
+runtime::metrics! {
+    /// Counts what NVSentinel does of its gRPC sink, under its names.
+    #[derive(Clone, Debug)]
+    struct SinkMetrics {
+        /// Requests to the gRPC sink's target.
+        sent: Family<Labels<1>, Counter> = "grpc_sink_platform_connector_send",
+        /// Requests to the gRPC sink's target that failed and are made again.
+        retried: Counter = "grpc_sink_platform_connector_retry",
+        /// Time until the gRPC sink's target has answered.
+        duration: Histogram = "grpc_sink_platform_connector_send_duration_milliseconds"(
+            exponential_buckets(10.0, 2.0, 12)
+        ),
+    }
 }
 
 // === impl DeliveryMetrics ===
 
 impl DeliveryMetrics {
     pub(super) fn new(receiver: Receiver, metrics: &Metrics) -> Self {
-        let sink = (receiver == Receiver::SinkTarget).then(|| SinkMetrics::new(metrics));
-        let metrics = metrics.with_prefix(match receiver {
-            Receiver::Controller => "gpuwarden_delivery",
-            Receiver::SinkTarget => "gpuwarden_forward",
-        });
-        Self {
-            delivered: metrics.counter(
-                "events",
-                "Health events that were delivered and acknowledged",
-            ),
-            refused: metrics.counter(
-                "refused_events",
-                "Health events that the receiver refused, and that were put aside",
-            ),
-            not_taken: metrics.counter(
-                "not_taken_events",
-                "Health events on which the receiver failed while it took others, and that were \
-                 put aside",
-            ),
-            suspects: metrics.gauge(
-                "suspect_events",
-                "Health events on which the receiver fails, and that are tried again",
-            ),
-            stores: metrics.counter(
-                "store_changes",
-                "Times that the receiver had another store, or another beginning of it, than before",
-            ),
-            again: metrics.counter(
-                "resent_events",
-                "Health events that were delivered and wait again, for another store",
-            ),
-            failed: metrics.family(
-                "failures",
-                "Failed attempts to deliver a batch, by gRPC code; each is tried again",
-            ),
-            sink,
+        let (prefix, sink) = match receiver {
+            Receiver::Controller => ("gpuwarden_delivery", None),
+            Receiver::SinkTarget => ("gpuwarden_forward", Some(SinkMetrics::registered(metrics))),
+        };
+        if let Some(sink) = &sink {
+            for status in ["success", "failed"] {
+                drop(sink.sent.get_or_create(&[("status", status)]));
+            }
         }
-    }
-
-    pub(super) fn delivered(&self, events: u64) {
-        self.delivered.inc_by(events);
+        let own = Self::registered(&metrics.with_prefix(prefix));
+        Self { sink, ..own }
     }
 
     pub(super) fn put_aside(&self, why: Why, events: u64) {
@@ -111,31 +99,5 @@ impl DeliveryMetrics {
         }
         let code = format!("{code:?}");
         self.failed.get_or_create(&[("code", code)]).inc();
-    }
-}
-
-// === impl SinkMetrics ===
-
-impl SinkMetrics {
-    fn new(metrics: &Metrics) -> Self {
-        let own = Self {
-            sent: metrics.family(
-                "grpc_sink_platform_connector_send",
-                "Requests to the gRPC sink's target",
-            ),
-            retried: metrics.counter(
-                "grpc_sink_platform_connector_retry",
-                "Requests to the gRPC sink's target that failed and are made again",
-            ),
-            duration: metrics.histogram(
-                "grpc_sink_platform_connector_send_duration_milliseconds",
-                "Time until the gRPC sink's target has answered",
-                exponential_buckets(10.0, 2.0, 12),
-            ),
-        };
-        for status in ["success", "failed"] {
-            drop(own.sent.get_or_create(&[("status", status)]));
-        }
-        own
     }
 }

@@ -18,16 +18,17 @@ pub(super) const FAILURES: u32 = 5;
 #[derive(Debug, Default)]
 pub(super) struct Suspects {
     known: BTreeMap<u64, Suspect>,
-    /// How often something was taken.
+    /// Number of times that the receiver has taken events.
     taken: u64,
-    /// The one that was tried last.
+    /// Position of the one that was tried last.
     tried: u64,
 }
 
+/// An event that has failed alone.
 #[derive(Clone, Copy, Debug)]
 struct Suspect {
     failures: u32,
-    /// What `taken` was at its first failure.
+    /// Value of `taken` at its first failure.
     since: u64,
 }
 
@@ -51,7 +52,7 @@ impl Suspects {
         suspect.failures >= FAILURES && self.taken > suspect.since
     }
 
-    /// Forgets a suspect: it was taken, or put aside.
+    /// Forgets the event at `position`, if it is a suspect: it was taken, or put aside.
     pub(super) fn clear(&mut self, position: u64) {
         self.known.remove(&position);
     }
@@ -67,10 +68,10 @@ impl Suspects {
     }
 
     /// Returns whether another event was taken since the first failure of the one at `position`:
-    /// then further failures tell something.
-    pub(super) fn others_taken_since(&self, position: u64) -> bool {
-        let suspect = self.known.get(&position);
-        suspect.is_some_and(|one| self.taken > one.since)
+    /// then further failures tell something. `None`: it is no suspect.
+    pub(super) fn others_taken_since(&self, position: u64) -> Option<bool> {
+        let suspect = self.known.get(&position)?;
+        Some(self.taken > suspect.since)
     }
 
     /// Returns the position of the suspect that is tried next: each in its order, then the first
@@ -95,10 +96,10 @@ mod tests {
         for _ in 0..100 {
             assert!(!suspects.accuse(7));
         }
-        assert!(!suspects.others_taken_since(7));
+        assert_eq!(suspects.others_taken_since(7), Some(false));
         // The next failure is younger than what was taken.
         suspects.taken();
-        assert!(suspects.others_taken_since(7));
+        assert_eq!(suspects.others_taken_since(7), Some(true));
         assert!(suspects.accuse(7));
         // What was taken before says nothing of a receiver that broke then.
         for _ in 0..100 {

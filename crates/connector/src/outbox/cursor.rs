@@ -28,48 +28,36 @@ const POSITION: usize = 12;
 /// Bytes of the second part.
 const NOTE: usize = 8 + 1 + MAX_STORE_BYTES + 4;
 
+/// The file, and what stands in it.
 #[derive(Debug)]
 pub(super) struct Cursor {
     path: PathBuf,
     position: u64,
     note: Note,
-    /// The note on disk is older.
+    /// Whether the note on disk is older.
     unsaid: bool,
 }
 
-/// The second part.
+/// The second part of the file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Note {
     sent: u64,
     store: Option<String>,
 }
 
-/// What stands in the file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Found {
-    /// Nothing: it is new.
-    New,
-    /// A position.
-    Good,
-    /// Something else.
-    Damaged,
-}
-
 // === impl Cursor ===
 
 impl Cursor {
-    pub(super) fn open(path: PathBuf) -> io::Result<(Self, Found)> {
+    /// Opens the file at `path`, and returns whether what stood there is damaged.
+    pub(super) fn open(path: PathBuf) -> io::Result<(Self, bool)> {
         let mut bytes = Vec::new();
         let read = File::open(&path).and_then(|file| {
             let most = (POSITION + NOTE) as u64;
             file.take(most).read_to_end(&mut bytes)
         });
-        let (position, found) = match read {
-            Ok(_) => match decode(&bytes) {
-                Some(position) => (position, Found::Good),
-                None => (0, Found::Damaged),
-            },
-            Err(error) if error.kind() == io::ErrorKind::NotFound => (0, Found::New),
+        let (position, is_damaged) = match read {
+            Ok(_) => decode(&bytes).map_or((0, true), |position| (position, false)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => (0, false),
             Err(error) => return Err(error),
         };
         let note = bytes.get(POSITION..).and_then(Note::decode);
@@ -80,11 +68,11 @@ impl Cursor {
             unsaid: note.is_none(),
             note: note.unwrap_or_default(),
         };
-        if found != Found::Good || cursor.unsaid {
+        if is_damaged || cursor.unsaid {
             // Takes its room on disk now, not when the disk is full.
             cursor.advance(position)?;
         }
-        Ok((cursor, found))
+        Ok((cursor, is_damaged))
     }
 
     pub(super) fn position(&self) -> u64 {

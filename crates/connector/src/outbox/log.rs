@@ -1,11 +1,12 @@
-//! What waits: the segments on disk, and an index of them in memory. No thread and no
-//! clock; `thread.rs` calls it.
+//! The log of an outbox: the segments on disk, and an index in memory of what waits in them. No
+//! thread and no clock; `thread.rs` calls it.
 //!
 //! Segments that are delivered are kept while there is room, for another store that may
-//! lead next (`turn_to`). They are not indexed, and go before anything is refused
+//! lead next (`log/turn.rs`). They are not indexed, and go before anything is refused
 //! (`log/room.rs`).
 
 mod room;
+mod turn;
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::{DirBuilder, File};
@@ -18,15 +19,15 @@ use domain::reporter::Authority;
 use jiff::Timestamp;
 use store::{Appended, NewEvent};
 
-use super::cursor::{Cursor, Found};
-use super::record::Place;
+use super::cursor::Cursor;
+use super::record::RecordPlace;
 use super::segment::{self, Segment};
-use super::{Limits, OpenError, OutboxError, Status, Waiting, disk, record, refused};
+use super::{Limits, OpenError, OutboxError, OutboxStatus, WaitingEvent, disk, record, refused};
 
 /// Name of the cursor's file.
 const CURSOR: &str = "delivered";
 
-/// The outbox's state.
+/// The segments of an outbox, and the index of what waits in them.
 #[derive(Debug)]
 pub(super) struct Log {
     directory: PathBuf,
@@ -36,7 +37,7 @@ pub(super) struct Log {
     segments: VecDeque<Segment>,
     file: Option<File>,
     /// The records behind the cursor, oldest first.
-    waiting: VecDeque<Entry>,
+    waiting: VecDeque<WaitingRecord>,
     /// Their ids, with the position of each.
     ids: HashMap<Arc<str>, u64>,
     /// Position of the next record. None is used twice, not even one that was not
@@ -47,25 +48,26 @@ pub(super) struct Log {
     reading: Option<(u64, File)>,
     /// Bytes that were no whole record, since the start.
     damaged: u64,
-    /// The cursor could not be written when it was tried last.
+    /// Whether the cursor could not be written when it was tried last.
     failing: bool,
     /// Events that are put aside.
     aside: u64,
-    /// None could be put aside when it was tried last.
+    /// Whether none could be put aside when it was tried last.
     aside_failing: bool,
-    /// What is delivered is kept if it was accepted at or after this; `None`: nothing is.
+    /// The time since which delivered events are kept, by their acceptance; `None`: none are.
     keep_since: Option<Timestamp>,
 }
 
+/// A record that waits, and where it lies.
 #[derive(Debug)]
-struct Entry {
+struct WaitingRecord {
     position: u64,
     /// Its segment, by the first position of it.
     segment: u64,
     offset: u64,
     length: u32,
     accepted_at: Timestamp,
-    /// What the word of its reporter weighs.
+    /// The authority of its reporter.
     authority: Authority,
     id: Arc<str>,
 }
@@ -74,7 +76,7 @@ struct Entry {
 #[derive(Debug, Default)]
 struct Staged {
     bytes: Vec<u8>,
-    entries: Vec<Entry>,
+    entries: Vec<WaitingRecord>,
     ids: HashMap<Arc<str>, u64>,
 }
 
@@ -95,8 +97,8 @@ impl Log {
             let parent = directory.parent().unwrap_or(directory);
             disk::sync_directory(parent).map_err(failed)?;
         }
-        let (cursor, found) = Cursor::open(directory.join(CURSOR)).map_err(failed)?;
-        if found == Found::Damaged {
+        let (cursor, is_damaged) = Cursor::open(directory.join(CURSOR)).map_err(failed)?;
+        if is_damaged {
             tracing::warn!(
                 directory = %directory.display(),
                 "the outbox's note of what is delivered is damaged; all that it holds is delivered again"
@@ -175,7 +177,7 @@ impl Log {
             if place.position <= self.cursor.sent() && aside.contains(&event.event.id) {
                 continue;
             }
-            let entry = Entry::new(&segment, place, event);
+            let entry = WaitingRecord::new(&segment, place, event);
             self.ids.insert(Arc::clone(&entry.id), entry.position);
             self.waiting.push_back(entry);
         }
@@ -224,7 +226,7 @@ impl Log {
         let length = record::encode(&mut self.staged.bytes, position, event);
         let id: Arc<str> = event.event.id.as_str().into();
         self.staged.ids.insert(Arc::clone(&id), position);
-        self.staged.entries.push(Entry {
+        self.staged.entries.push(WaitingRecord {
             position,
             segment: 0,
             offset,
@@ -328,7 +330,7 @@ impl Log {
         after: u64,
         events: usize,
         bytes: u64,
-    ) -> Result<Vec<Waiting>, OutboxError> {
+    ) -> Result<Vec<WaitingEvent>, OutboxError> {
         let mut found = Vec::new();
         let mut size = 0;
         let mut index = self
@@ -344,7 +346,7 @@ impl Log {
             match record.map_err(|source| OutboxError::disk("read", source))? {
                 Some(event) => {
                     size += u64::from(entry.length);
-                    found.push(Waiting {
+                    found.push(WaitingEvent {
                         position: entry.position,
                         event,
                     });
@@ -424,81 +426,6 @@ impl Log {
         Ok(())
     }
 
-    /// Keeps what is delivered from `since` on, for another store that may want it.
-    pub(super) fn keep_since(&mut self, since: Timestamp) {
-        self.keep_since = Some(since);
-        self.remove_delivered();
-    }
-
-    /// Returns the store to which all before what waits is delivered.
-    pub(super) fn store(&self) -> Option<&str> {
-        self.cursor.store()
-    }
-
-    /// Turns to another store: what is kept of what was delivered waits again, before all
-    /// else, but for what was put aside. Says how many events that are. For the store that
-    /// is known already nothing changes.
-    pub(super) fn turn_to(&mut self, store: String) -> usize {
-        if self.cursor.store() == Some(store.as_str()) {
-            return 0;
-        }
-        let mut again = self.kept();
-        let room = self.limits.events.saturating_sub(self.waiting.len());
-        let too_many = again.len().saturating_sub(room);
-        drop(again.drain(..too_many));
-        let count = again.len();
-        let first = again.first().map(|entry| entry.position - 1);
-        for entry in again.into_iter().rev() {
-            let id = Arc::clone(&entry.id);
-            self.ids.entry(id).or_insert(entry.position);
-            self.waiting.push_front(entry);
-        }
-        let position = first.unwrap_or(self.cursor.position());
-        if let Err(error) = self.cursor.go_back(position, store) {
-            // Costs no event: after a restart we turn to it once more.
-            tracing::warn!(err = %error, "it cannot be noted to which store events are delivered");
-        }
-        count
-    }
-
-    /// Returns what was delivered and is kept, oldest first.
-    fn kept(&mut self) -> Vec<Entry> {
-        let aside = refused::ids(&self.directory);
-        let mut kept = Vec::new();
-        for segment in &mut self.segments {
-            if segment.first > self.cursor.position() {
-                break;
-            }
-            // It may be the one that is written: what is known of it stays as it is.
-            let mut copy = segment.clone();
-            let (bytes, contents) = match copy.read() {
-                Ok(read) => read,
-                Err(error) => {
-                    tracing::error!(
-                        err = %error,
-                        file = %segment.path.display(),
-                        "what was delivered cannot be read, and is not sent again"
-                    );
-                    continue;
-                }
-            };
-            for place in contents.records {
-                if place.position > self.cursor.position() {
-                    break;
-                }
-                if let Some(event) = place.of(&bytes).and_then(record::decode)
-                    && self
-                        .keep_since
-                        .is_some_and(|since| event.received_at >= since)
-                    && !aside.contains(&event.event.id)
-                {
-                    kept.push(Entry::new(segment, place, event));
-                }
-            }
-        }
-        kept
-    }
-
     fn pop_waiting(&mut self) {
         if let Some(entry) = self.waiting.pop_front()
             // An id may stand twice, after damage.
@@ -515,8 +442,8 @@ impl Log {
     }
 
     /// Returns how much waits.
-    pub(super) fn status(&self) -> Status {
-        Status {
+    pub(super) fn status(&self) -> OutboxStatus {
+        OutboxStatus {
             newest: self.newest(),
             events: self.waiting.len(),
             bytes: self.bytes(),
@@ -535,10 +462,10 @@ impl Log {
     }
 }
 
-// === impl Entry ===
+// === impl WaitingRecord ===
 
-impl Entry {
-    fn new(segment: &Segment, place: Place, event: NewEvent) -> Self {
+impl WaitingRecord {
+    fn new(segment: &Segment, place: RecordPlace, event: NewEvent) -> Self {
         Self {
             position: place.position,
             segment: segment.first,
@@ -556,7 +483,7 @@ impl Entry {
 fn read_record(
     reading: &mut Option<(u64, File)>,
     segments: &VecDeque<Segment>,
-    entry: &Entry,
+    entry: &WaitingRecord,
 ) -> io::Result<Option<NewEvent>> {
     if reading
         .as_ref()

@@ -3,50 +3,32 @@
 use std::sync::atomic::AtomicU64;
 
 use prometheus_client::metrics::gauge::Gauge;
-use runtime::metrics::Metrics;
 
-use super::Status;
+use super::OutboxStatus;
 
-#[derive(Clone, Debug)]
-pub(super) struct OutboxMetrics {
-    events: Gauge,
-    bytes: Gauge,
-    oldest: Gauge<f64, AtomicU64>,
-    damaged: Gauge,
-    aside: Gauge,
-    kept: Gauge,
+runtime::metrics! {
+    /// Shows how much waits.
+    #[derive(Clone, Debug)]
+    pub(super) struct OutboxMetrics {
+        /// Health events that wait to be delivered.
+        events: Gauge = "waiting_events",
+        /// Room that the outbox takes on disk.
+        bytes: Gauge = "bytes",
+        /// When the oldest waiting event was accepted, 0 where none waits.
+        oldest: Gauge<f64, AtomicU64> = "oldest_timestamp_seconds",
+        /// Bytes of the outbox that were no whole event, since the start.
+        damaged: Gauge = "damaged_bytes",
+        /// Health events that were not taken, and that are kept on disk for a person.
+        aside: Gauge = "aside_events",
+        /// Health events that were delivered and are kept, for another store that may lack them.
+        kept: Gauge = "kept_events",
+    }
 }
 
 // === impl OutboxMetrics ===
 
 impl OutboxMetrics {
-    /// Registers the metrics of an outbox; their names begin with `name`.
-    pub(super) fn new(name: &str, metrics: &Metrics) -> Self {
-        let metrics = metrics.with_prefix(name);
-        Self {
-            events: metrics.gauge("waiting_events", "Health events that wait to be delivered"),
-            bytes: metrics.gauge("bytes", "Room that the outbox takes on disk"),
-            oldest: metrics.float_gauge(
-                "oldest_timestamp_seconds",
-                "When the oldest waiting event was accepted, 0 where none waits",
-            ),
-            damaged: metrics.gauge(
-                "damaged_bytes",
-                "Bytes of the outbox that were no whole event, since the start",
-            ),
-            aside: metrics.gauge(
-                "aside_events",
-                "Health events that were not taken, and that are kept on disk for a person",
-            ),
-            kept: metrics.gauge(
-                "kept_events",
-                "Health events that were delivered and are kept, for another store that may lack \
-                 them",
-            ),
-        }
-    }
-
-    pub(super) fn set(&self, status: &Status) {
+    pub(super) fn set(&self, status: &OutboxStatus) {
         let whole = |value: u64| i64::try_from(value).unwrap_or(i64::MAX);
         self.events.set(whole(status.events as u64));
         self.bytes.set(whole(status.bytes));

@@ -24,19 +24,19 @@ const MAX_RECORD: usize = 4 * 1024 * 1024;
 /// that claims to be further ahead is none.
 const MAX_SKIP: u64 = 1 << 32;
 
-/// Where a whole record lies.
+/// The place of a whole record in its segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct RecordPlace {
     pub(super) position: u64,
-    /// Of its first byte in the segment.
+    /// Offset of its first byte.
     pub(super) offset: u64,
-    /// In bytes.
+    /// Its length in bytes.
     pub(super) length: u32,
 }
 
-// === impl Place ===
+// === impl RecordPlace ===
 
-impl Place {
+impl RecordPlace {
     /// Returns the record among the bytes of its segment.
     pub(super) fn of(self, bytes: &[u8]) -> Option<&[u8]> {
         let start = usize::try_from(self.offset).ok()?;

@@ -15,7 +15,7 @@ use store::NewEvent;
 use super::disk;
 
 pub(super) const FILE: &str = "refused.jsonl";
-/// Where the file goes when it is full; what was there is dropped.
+/// Name that a full file gets; the one that had it is dropped.
 const OLD_FILE: &str = "refused.old.jsonl";
 /// Size at which a file is full (bytes). Refusals are a mistake of a sender or a name;
 /// whoever looks for it needs some of them, not all.

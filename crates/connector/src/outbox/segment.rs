@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use jiff::Timestamp;
 
 use super::disk;
-use super::record::{self, Place};
+use super::record::{self, RecordPlace};
 
 /// Version of the form that is written.
 pub(super) const VERSION: u8 = 1;
@@ -24,29 +24,29 @@ const EXTENSION: &str = "events";
 #[derive(Clone, Debug)]
 pub(super) struct Segment {
     pub(super) path: PathBuf,
-    /// Named after it: no record in it stands before this position.
+    /// The position in its name: no record in it stands before this one.
     pub(super) first: u64,
     /// Position of its last record; one before `first` where it has none.
     pub(super) last: u64,
     /// End of its last whole record.
     pub(super) length: u64,
-    /// How many records it has.
+    /// Number of its records.
     pub(super) records: usize,
-    /// When the newest of its events was accepted; they need not be in that order.
+    /// The time at which the newest of its events was accepted; they need not be in that order.
     pub(super) newest: Option<Timestamp>,
-    /// Nothing more is written into it, since what its end holds on disk is not known.
+    /// Whether nothing more is written into it, since it is not known what its end holds on disk.
     pub(super) sealed: bool,
 }
 
-/// What reading a segment has found.
+/// The contents of a segment that was read.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
-    pub(super) records: Vec<Place>,
+    pub(super) records: Vec<RecordPlace>,
     /// Bytes before the last record that are part of none.
     pub(super) damaged: Vec<Range<usize>>,
     /// Bytes behind the last record.
     pub(super) torn: usize,
-    /// A newer program wrote it, in a form of this version.
+    /// The version of its form, if a newer program wrote it.
     pub(super) newer: Option<u8>,
 }
 
@@ -125,7 +125,7 @@ impl Segment {
         let contents = scan(&bytes, self.first.saturating_sub(1));
         let end = contents.records.last();
         self.records = contents.records.len();
-        let accepted = |place: &Place| record::accepted_at(place.of(&bytes)?);
+        let accepted = |place: &RecordPlace| record::accepted_at(place.of(&bytes)?);
         self.newest = contents.records.iter().filter_map(accepted).max();
         self.last = end.map_or(self.last, |place| place.position);
         self.length = end.map_or((HEAD.min(bytes.len())) as u64, |place| {
@@ -179,7 +179,7 @@ fn scan(bytes: &[u8], mut after: u64) -> Contents {
         if good < offset {
             contents.damaged.push(good..offset);
         }
-        contents.records.push(Place {
+        contents.records.push(RecordPlace {
             position,
             offset: offset as u64,
             length,

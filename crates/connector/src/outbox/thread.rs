@@ -1,7 +1,7 @@
 //! The one thread that reads and writes the outbox's files.
 //!
-//! It writes all that waits ([`GroupThread`]) in one go and answers when it is on disk. What
-//! is delivered is noted first, for it makes room.
+//! It writes all events that wait ([`GroupThread`]) in one go and answers when they are on disk.
+//! What else is asked of the log is done before, for it may make room.
 
 use jiff::{SignedDuration, Timestamp};
 use runtime::logging::chain;
@@ -10,7 +10,7 @@ use tokio::sync::{oneshot, watch};
 
 use super::log::Log;
 use super::metrics::OutboxMetrics;
-use super::{OutboxError, Status, Waiting};
+use super::{OutboxError, OutboxStatus};
 
 /// Events that wait with their calls: what bounds the memory.
 const MAX_WAITING_EVENTS: usize = 2 * domain::event::MAX_EVENTS;
@@ -19,42 +19,28 @@ const MAX_WAITING_EVENTS: usize = 2 * domain::event::MAX_EVENTS;
 #[derive(Debug)]
 pub(super) struct Thread {
     thread: GroupThread<Request>,
-    status: watch::Receiver<Status>,
+    status: watch::Receiver<OutboxStatus>,
 }
 
 type Reply<T> = oneshot::Sender<Result<T, OutboxError>>;
+/// A function that sends an answer.
+type Answer = Box<dyn FnOnce() + Send>;
 
+/// A call, as the thread sees it.
 enum Request {
     Append {
         events: Vec<NewEvent>,
         reply: Reply<Vec<Appended>>,
     },
-    Read {
-        after: u64,
-        events: usize,
-        bytes: u64,
-        reply: Reply<Vec<Waiting>>,
-    },
-    Delivered {
-        position: u64,
-        reply: Reply<()>,
-    },
-    PutAside {
-        events: Vec<(NewEvent, String)>,
-        reply: Reply<()>,
-    },
-    TurnTo {
-        store: String,
-        reply: Reply<usize>,
-    },
+    Other(Box<dyn FnOnce(&mut Log) -> Answer + Send>),
 }
 
-/// What runs in the thread.
+/// The state of the thread.
 struct Worker {
     log: Log,
-    /// How long what is delivered is kept.
+    /// The time for which delivered events are kept.
     keep: Option<SignedDuration>,
-    status: watch::Sender<Status>,
+    status: watch::Sender<OutboxStatus>,
     metrics: OutboxMetrics,
 }
 
@@ -83,55 +69,30 @@ impl Thread {
         })
     }
 
-    pub(super) fn status(&self) -> watch::Receiver<Status> {
+    pub(super) fn status(&self) -> watch::Receiver<OutboxStatus> {
         self.status.clone()
     }
 
     pub(super) async fn append(&self, events: Vec<NewEvent>) -> Result<Vec<Appended>, OutboxError> {
         let size = events.len();
-        self.call(size, |reply| Request::Append { events, reply })
-            .await
+        let request = |reply| Request::Append { events, reply };
+        let answer = self.thread.call(size, request).await;
+        answer.unwrap_or(Err(OutboxError::Closed))
     }
 
-    pub(super) async fn read(
+    /// Has the thread do something with the log, and returns the outcome.
+    pub(super) async fn call<T: Send + 'static>(
         &self,
-        after: u64,
-        events: usize,
-        bytes: u64,
-    ) -> Result<Vec<Waiting>, OutboxError> {
-        self.call(0, |reply| Request::Read {
-            after,
-            events,
-            bytes,
-            reply,
-        })
-        .await
-    }
-
-    pub(super) async fn delivered(&self, position: u64) -> Result<(), OutboxError> {
-        self.call(0, |reply| Request::Delivered { position, reply })
-            .await
-    }
-
-    pub(super) async fn put_aside(
-        &self,
-        events: Vec<(NewEvent, String)>,
-    ) -> Result<(), OutboxError> {
-        self.call(0, |reply| Request::PutAside { events, reply })
-            .await
-    }
-
-    pub(super) async fn turn_to(&self, store: String) -> Result<usize, OutboxError> {
-        self.call(0, |reply| Request::TurnTo { store, reply }).await
-    }
-
-    /// Asks the thread and waits for its answer. `events` is how many the request brings.
-    async fn call<T>(
-        &self,
-        events: usize,
-        request: impl FnOnce(Reply<T>) -> Request,
+        work: impl FnOnce(&mut Log) -> Result<T, OutboxError> + Send + 'static,
     ) -> Result<T, OutboxError> {
-        let answer = self.thread.call(events, request).await;
+        let request = |reply: Reply<T>| {
+            Request::Other(Box::new(move |log| {
+                let outcome = work(log);
+                // A caller that no longer listens has given up; it is done.
+                Box::new(move || drop(reply.send(outcome)))
+            }))
+        };
+        let answer = self.thread.call(0, request).await;
         answer.unwrap_or(Err(OutboxError::Closed))
     }
 
@@ -146,35 +107,17 @@ impl Thread {
 
 impl Worker {
     fn run(&mut self, group: Vec<Request>) {
-        let (mut appends, mut reads, mut notes) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut asides, mut turns) = (Vec::new(), Vec::new());
-        let mut delivered = 0;
-        for request in group {
-            match request {
-                Request::Append { events, reply } => appends.push((reply, events)),
-                Request::Delivered { position, reply } => {
-                    delivered = delivered.max(position);
-                    notes.push(reply);
-                }
-                Request::PutAside { events, reply } => {
-                    asides.push((reply, self.log.put_aside(&events)));
-                }
-                Request::TurnTo { store, reply } => turns.push((reply, store)),
-                read @ Request::Read { .. } => reads.push(read),
-            }
-        }
-        if !notes.is_empty() {
-            self.log.delivered(delivered);
-        }
         if let Some(keep) = self.keep {
             let since = Timestamp::now().checked_sub(keep);
             self.log.keep_since(since.unwrap_or(Timestamp::MIN));
         }
-        // Behind what was delivered to the store before.
-        let turns: Vec<_> = turns
-            .into_iter()
-            .map(|(reply, store)| (reply, self.log.turn_to(store)))
-            .collect();
+        let (mut appends, mut answers) = (Vec::new(), Vec::new());
+        for request in group {
+            match request {
+                Request::Append { events, reply } => appends.push((reply, events)),
+                Request::Other(work) => answers.push(work(&mut self.log)),
+            }
+        }
         let staged: Vec<_> = appends
             .into_iter()
             .map(|(reply, events)| (reply, self.log.stage(&events)))
@@ -188,16 +131,8 @@ impl Worker {
         let status = self.log.status();
         self.metrics.set(&status);
         self.status.send_replace(status);
-
-        for (reply, kept) in asides {
-            // A caller that no longer listens has given up; it is done.
-            let _ = reply.send(kept);
-        }
-        for (reply, again) in turns {
-            let _ = reply.send(Ok(again));
-        }
-        for reply in notes {
-            let _ = reply.send(Ok(()));
+        for answer in answers {
+            answer();
         }
         for (reply, staged) in staged {
             let _ = reply.send(match (&committed, staged) {
@@ -208,17 +143,6 @@ impl Worker {
                 }
                 (_, staged) => staged,
             });
-        }
-        for read in reads {
-            if let Request::Read {
-                after,
-                events,
-                bytes,
-                reply,
-            } = read
-            {
-                let _ = reply.send(self.log.read(after, events, bytes));
-            }
         }
     }
 }

@@ -30,21 +30,21 @@ pub struct Admission<S> {
     identify: Identify,
     requests: Arc<Shares>,
     bytes: Arc<Shares>,
-    /// Says now and then what did not come as far as the service.
+    /// Limits the log lines about requests that did not come as far as the service.
     turned_away: Arc<Seldom>,
 }
 
-/// Set by the service: the request has come as far as it, and what becomes of it is told
-/// there.
+/// A mark that the service sets: the request has come as far as it, and what becomes of it is
+/// told there.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Reached(Arc<AtomicBool>);
 
-/// Looks at the bytes of a request as they come.
+/// A count of the bytes of one request as they come.
 struct Meter {
     bytes: Arc<Shares>,
     user: Option<u32>,
     head: Vec<u8>,
-    /// What of the message has not come yet.
+    /// Bytes of the message that have not come yet.
     missing: usize,
     /// Room for the message, once its length has come.
     room: Arc<OnceLock<Share>>,

@@ -42,7 +42,8 @@ async fn what_cannot_be_read_is_its_senders_fault() {
     }
 }
 
-/// What `h2` does with a list of headers beyond its limit, `unix_grpc/frames.rs` tells.
+/// `h2` answers a list of headers beyond its limit with 431 or, where a field behind the limit is
+/// itself long, by the end of the connection.
 #[tokio::test]
 async fn too_much_metadata_costs_its_call_or_its_connection_and_no_other() {
     let served = Served::new();

@@ -24,6 +24,8 @@ use tokio::sync::watch;
 use super::{Config, Handles, Owns, Quarantine};
 use crate::conditions;
 
+mod slow_store;
+
 fn now() -> Timestamp {
     Timestamp::from_second(1_800_000_000).unwrap()
 }
@@ -69,7 +71,7 @@ pub(super) struct Bench {
     server: TcpListener,
     _handles: Handles,
     _reporter: conditions::Reporter,
-    _directory: TempDir,
+    directory: TempDir,
 }
 
 impl Bench {
@@ -114,7 +116,7 @@ impl Bench {
             server,
             _handles: handles,
             _reporter: reporter,
-            _directory: directory,
+            directory,
         }
     }
 

@@ -12,7 +12,7 @@ use tokio::time::Sleep;
 pub(super) struct WriteDeadline<S> {
     stream: S,
     limit: Duration,
-    /// Until when something has to be taken; `None`: nothing waits.
+    /// The time by which something has to be taken; `None`: nothing waits.
     until: Option<Pin<Box<Sleep>>>,
 }
 

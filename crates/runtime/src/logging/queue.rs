@@ -14,16 +14,17 @@ use prometheus_client::metrics::counter::Counter;
 /// catches up with. As many again may be with the thread that writes.
 pub(super) const MAX_WAITING_BYTES: usize = 1024 * 1024;
 
-/// Lines on their way.
+/// The queue of lines between the log and the thread that writes them.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<WaitingLines>,
     changed: Condvar,
     lost: Counter,
 }
 
+/// The lines that wait, and whether some are under way.
 #[derive(Debug, Default)]
-struct Waiting {
+struct WaitingLines {
     lines: Vec<u8>,
     /// Whether lines that were taken from here are being written.
     writing: bool,
@@ -50,7 +51,7 @@ impl Queue {
     /// Waits until all that came so far has been written or is lost, but not for longer than
     /// `limit`.
     pub(super) fn flush(&self, limit: Duration) {
-        let pending = |waiting: &mut Waiting| waiting.writing || !waiting.lines.is_empty();
+        let pending = |waiting: &mut WaitingLines| waiting.writing || !waiting.lines.is_empty();
         drop(
             self.changed
                 .wait_timeout_while(self.waiting(), limit, pending),
@@ -88,7 +89,7 @@ impl Queue {
         }
     }
 
-    fn waiting(&self) -> MutexGuard<'_, Waiting> {
+    fn waiting(&self) -> MutexGuard<'_, WaitingLines> {
         self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -54,12 +54,12 @@ fn files_that_could_not_be_read_once_are_read_again() {
     let file = dir.path().join("file");
     fs::write(&file, "1").unwrap();
     let make = move || answers.lock().unwrap().pop().unwrap();
-    let reloading = Reloading::new(vec![file.clone()], Box::new(make)).unwrap();
+    let reloading = FilesTls::new(vec![file.clone()], Box::new(make)).unwrap();
     fs::write(&file, "two").unwrap();
     let read = [
-        *reloading.current(),
-        *reloading.current(),
-        *reloading.current(),
+        *reloading.config(),
+        *reloading.config(),
+        *reloading.config(),
     ];
     assert_eq!(read, [1, 2, 2]);
 }

@@ -18,7 +18,7 @@ pub const MAX_PATH_LENGTH: usize = 107;
 /// Connections that may wait to be accepted. The kernel cuts it to `net.core.somaxconn`.
 const BACKLOG: i32 = 1024;
 
-/// Why a socket path cannot be listened on.
+/// The reason why a socket path cannot be listened on.
 #[derive(Debug, thiserror::Error)]
 pub enum BindError {
     /// The kernel has no room for the path.
@@ -52,7 +52,7 @@ pub enum BindError {
     /// The system refused a step.
     #[error("cannot {step} {}", path.display())]
     Io {
-        /// What was being done, for example "create directory".
+        /// The action that failed, for example "create directory".
         step: &'static str,
         /// The file or directory that it was done to.
         path: PathBuf,

@@ -19,7 +19,7 @@ const REPEATED: &str = "
           SELECT 1 FROM event WHERE stream = :stream AND healthy = :opposite AND seq > last.seq)";
 
 /// An event as its row.
-pub(super) struct Row {
+pub(super) struct EventRow {
     id: String,
     created_at: i64,
     node: String,
@@ -33,7 +33,10 @@ pub(super) struct Row {
 }
 
 /// Stores those of `rows` that are not there yet.
-pub(super) fn append(connection: &Connection, rows: &[Row]) -> rusqlite::Result<Vec<Appended>> {
+pub(super) fn append(
+    connection: &Connection,
+    rows: &[EventRow],
+) -> rusqlite::Result<Vec<Appended>> {
     let since = identity::since(connection)?;
     rows.iter()
         .map(|row| row.append(connection, since))
@@ -55,9 +58,9 @@ fn stream(node: &str, agent: &str, check: &str) -> i64 {
         .fold(0, |stream, byte| (stream << 8) | i64::from(*byte))
 }
 
-// === impl Row ===
+// === impl EventRow ===
 
-impl Row {
+impl EventRow {
     pub(super) fn of(NewEvent { event, received_at }: NewEvent) -> Self {
         Self {
             created_at: received_at.as_microsecond(),
@@ -245,7 +248,7 @@ mod tests {
         fn a_row_holds_the_whole_event(mut event in any_event(), second in 0_i64..4_000_000_000) {
             let received_at = Timestamp::from_second(second).unwrap();
             normalise(&mut event, received_at);
-            let row = Row::of(NewEvent { event: event.clone(), received_at });
+            let row = EventRow::of(NewEvent { event: event.clone(), received_at });
             prop_assert_eq!(json::from_str(&row.body).unwrap(), event.clone());
             prop_assert_eq!(row.fingerprint.is_some(), lacks_own_time(&event));
         }

@@ -129,23 +129,6 @@ fn read(connection: &Connection, path: &Path) -> rusqlite::Result<Inspection> {
             .collect()
     };
     let newest_position = position(number("SELECT coalesce(max(seq), 0) FROM event")?);
-    let consumers = connection
-        .prepare(
-            "SELECT consumer, token, length(state) + coalesce((
-                 SELECT sum(length(state)) FROM checkpoint_part AS part
-                 WHERE part.consumer = checkpoint.consumer), 0),
-                 (SELECT count(*) FROM event WHERE seq > token)
-             FROM checkpoint ORDER BY consumer",
-        )?
-        .query_map([], |row| {
-            Ok(Consumer {
-                name: row.get(0)?,
-                token: position(row.get(1)?),
-                behind: count(row.get(3)?),
-                state_bytes: count(row.get(2)?),
-            })
-        })?
-        .collect::<rusqlite::Result<_>>()?;
     let (unreadable, unreadable_events) = damaged(&connection)?;
     let schema_version = u32::try_from(number("PRAGMA user_version")?).unwrap_or_default();
     let identity = identity::read(&connection)?;
@@ -172,7 +155,7 @@ fn read(connection: &Connection, path: &Path) -> rusqlite::Result<Inspection> {
         newest: time("SELECT created_at FROM event ORDER BY seq DESC LIMIT 1")
             .or_else(none_without_rows)?,
         journal_entries: count(number("SELECT count(*) FROM journal")?),
-        consumers,
+        consumers: consumers(&connection)?,
         checks: counts(
             "SELECT check_name, count(*) FROM event GROUP BY check_name ORDER BY 2 DESC, 1",
         )?,
@@ -181,6 +164,26 @@ fn read(connection: &Connection, path: &Path) -> rusqlite::Result<Inspection> {
         ))?,
         path: path.to_owned(),
     })
+}
+
+fn consumers(connection: &Connection) -> rusqlite::Result<Vec<Consumer>> {
+    connection
+        .prepare(
+            "SELECT consumer, token, length(state) + coalesce((
+                 SELECT sum(length(state)) FROM checkpoint_part AS part
+                 WHERE part.consumer = checkpoint.consumer), 0),
+                 (SELECT count(*) FROM event WHERE seq > token)
+             FROM checkpoint ORDER BY consumer",
+        )?
+        .query_map([], |row| {
+            Ok(Consumer {
+                name: row.get(0)?,
+                token: position(row.get(1)?),
+                behind: count(row.get(3)?),
+                state_bytes: count(row.get(2)?),
+            })
+        })?
+        .collect()
 }
 
 /// Returns how many events cannot be read, and the first of them.

@@ -1,6 +1,6 @@
 //! The journal: what was decided and done, beside the events.
 
-use domain::journal::{Entry, EntryKind};
+use domain::journal::Entry;
 use jiff::Timestamp;
 use rusqlite::Connection;
 use serde_json::Value;
@@ -9,8 +9,8 @@ use super::query::PAGE_BYTES;
 use super::{failure, page};
 use crate::{BoxError, StoreError, limits};
 
-/// An entry as its row.
-pub(super) struct Row {
+/// An entry as it is written.
+pub(super) struct EntryRow {
     at: i64,
     node: String,
     session: Option<String>,
@@ -19,7 +19,7 @@ pub(super) struct Row {
     detail: Option<String>,
 }
 
-pub(super) fn write(connection: &Connection, rows: &[Row]) -> rusqlite::Result<()> {
+pub(super) fn write(connection: &Connection, rows: &[EntryRow]) -> rusqlite::Result<()> {
     let mut insert = connection.prepare_cached(
         "INSERT INTO journal (at, node, session, kind, text, detail)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6)",
@@ -61,17 +61,33 @@ pub(super) fn timeline(
             what: format!("journal entry {seq}"),
             source,
         };
-        let row = Row::read(row).map_err(corrupt)?;
-        bytes += row.text.len() + row.detail.as_ref().map_or(0, String::len);
-        entries.push(row.entry().map_err(corrupt)?);
+        let (entry, size) = read(row).map_err(corrupt)?;
+        bytes += size;
+        entries.push(entry);
     }
     entries.reverse();
     Ok(entries)
 }
 
-// === impl Row ===
+/// Returns the entry in a row, and how many bytes its text and its detail have.
+fn read(row: &rusqlite::Row<'_>) -> Result<(Entry, usize), BoxError> {
+    let (kind, text): (String, String) = (row.get(3)?, row.get(4)?);
+    let detail: Option<String> = row.get(5)?;
+    let bytes = text.len() + detail.as_ref().map_or(0, String::len);
+    let entry = Entry {
+        at: Timestamp::from_microsecond(row.get(0)?)?,
+        node: row.get(1)?,
+        session: row.get(2)?,
+        kind: serde_json::from_value(Value::String(kind))?,
+        text,
+        detail: detail.map_or(Ok(Value::Null), |text| serde_json::from_str(&text))?,
+    };
+    Ok((entry, bytes))
+}
 
-impl Row {
+// === impl EntryRow ===
+
+impl EntryRow {
     pub(super) fn of(entry: &Entry) -> Result<Self, StoreError> {
         let detail = (!entry.detail.is_null()).then(|| entry.detail.to_string());
         limits::entry_size(entry.text.len() + detail.as_ref().map_or(0, String::len))?;
@@ -84,37 +100,12 @@ impl Row {
             detail,
         })
     }
-
-    fn read(row: &rusqlite::Row<'_>) -> Result<Self, BoxError> {
-        Ok(Self {
-            at: row.get(0)?,
-            node: row.get(1)?,
-            session: row.get(2)?,
-            kind: row.get(3)?,
-            text: row.get(4)?,
-            detail: row.get(5)?,
-        })
-    }
-
-    fn entry(self) -> Result<Entry, BoxError> {
-        let kind: EntryKind = serde_json::from_value(Value::String(self.kind))?;
-        let detail = match self.detail {
-            None => Value::Null,
-            Some(text) => serde_json::from_str(&text)?,
-        };
-        Ok(Entry {
-            at: Timestamp::from_microsecond(self.at)?,
-            node: self.node,
-            session: self.session,
-            kind,
-            text: self.text,
-            detail,
-        })
-    }
 }
 
 #[cfg(test)]
 mod tests {
+    use domain::journal::EntryKind;
+
     use super::super::schema;
     use super::*;
     use crate::MAX_ENTRY_BYTES;
@@ -134,7 +125,9 @@ mod tests {
         let large = 2 * PAGE_BYTES / MAX_ENTRY_BYTES;
         let texts = (0..large).map(|_| "x".repeat(MAX_ENTRY_BYTES));
         let texts = texts.chain(["last".to_owned()]);
-        let rows: Vec<Row> = texts.map(|text| Row::of(&entry(text)).unwrap()).collect();
+        let rows: Vec<EntryRow> = texts
+            .map(|text| EntryRow::of(&entry(text)).unwrap())
+            .collect();
         write(&connection, &rows).unwrap();
         let found = timeline(&connection, "n1", 1_000).unwrap();
         assert_eq!(found.len(), 1 + large / 2);

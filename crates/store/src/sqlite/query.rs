@@ -7,8 +7,8 @@ use rusqlite::types::Value;
 use rusqlite::{Connection, OptionalExtension, Params, Row, params_from_iter};
 
 use super::unreadable::Unreadable;
-use super::{count, failure, number, position};
-use crate::{BoxError, EventQuery, MAX_PAGE, Stats, Status, StatusPatch, StoreError};
+use super::{count, failure, newest, number, page, position};
+use crate::{BoxError, EventQuery, EventStatus, MAX_PAGE, Stats, StatusPatch, StoreError};
 
 /// Most bytes of the events of one page of the feed, or of the entries of a timeline, but for the
 /// last of them: a thousand of the largest would be more than a gigabyte.
@@ -31,13 +31,18 @@ pub(super) fn feed(
     )
 }
 
-/// Costs as much as there are such events.
+/// Counts rows as far as a page goes, for that costs as much as it counts.
 pub(super) fn behind(connection: &Connection, after: Position) -> Result<u64, StoreError> {
-    connection
-        .prepare_cached("SELECT count(*) FROM event WHERE seq > ?1")
-        .and_then(|mut statement| statement.query_row([number(after)], |row| row.get(0)))
-        .map(count)
-        .map_err(|error| failure("count the events", error))
+    let behind = || -> rusqlite::Result<u64> {
+        let counted: i64 = connection
+            .prepare_cached("SELECT count(*) FROM (SELECT 1 FROM event WHERE seq > ?1 LIMIT ?2)")?
+            .query_row((number(after), page(MAX_PAGE)), |row| row.get(0))?;
+        if counted < page(MAX_PAGE) {
+            return Ok(count(counted));
+        }
+        Ok(newest(connection)?.number().saturating_sub(after.number()))
+    };
+    behind().map_err(|error| failure("count the events", error))
 }
 
 pub(super) fn events(
@@ -80,13 +85,13 @@ pub(super) fn event(
     Ok(records(connection, unreadable, sql, [id], 1, usize::MAX)?.pop())
 }
 
-pub(super) fn status(connection: &Connection, id: &str) -> Result<Option<Status>, StoreError> {
+pub(super) fn status(connection: &Connection, id: &str) -> Result<Option<EventStatus>, StoreError> {
     connection
         .prepare_cached("SELECT node_quarantined, quarantine_finished_at FROM event WHERE id = ?1")
         .and_then(|mut statement| {
             statement
                 .query_row([id], |row| {
-                    Ok(Status {
+                    Ok(EventStatus {
                         node_quarantined: row.get(0)?,
                         quarantine_finished_at: row
                             .get::<_, Option<i64>>(1)?
@@ -178,4 +183,29 @@ pub(super) fn record(row: &Row<'_>) -> Result<Record, BoxError> {
         created_at: Timestamp::from_microsecond(row.get(2)?)?,
         event: contract::json::from_str(row.get_ref(3)?.as_str()?)?,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::schema;
+    use super::*;
+
+    #[test]
+    fn few_events_are_counted_and_many_are_told_by_their_positions() {
+        let dir = tempfile::TempDir::new().unwrap();
+        let connection = schema::open(&dir.path().join("events.db")).unwrap();
+        let last = MAX_PAGE + 100;
+        let fill = format!(
+            "WITH RECURSIVE n(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM n WHERE n < {last})
+             INSERT INTO event (id, created_at, node, agent, check_name, healthy, fatal, stream,
+                                body)
+             SELECT n, n, 'n', 'a', 'c', 0, 0, 0, '' FROM n;
+             DELETE FROM event WHERE seq = {last} - 5"
+        );
+        connection.execute_batch(&fill).unwrap();
+        let position = |back: usize| Position::from((last - back) as u64);
+        for (back, expected) in [(0, 0), (10, 9), (MAX_PAGE, 9_999), (last, last as u64)] {
+            assert_eq!(behind(&connection, position(back)).unwrap(), expected);
+        }
+    }
 }

@@ -237,7 +237,7 @@ impl Thread {
         }
     }
 
-    /// Rows changed since the connection was opened.
+    /// Returns the number of rows changed since the connection was opened.
     fn changes(&self) -> i64 {
         self.connection
             .prepare_cached("SELECT total_changes()")

@@ -235,7 +235,7 @@ fn file(check: &'static str, shown: &str, error: Option<String>) -> Finding {
 
 fn connector_config(act: &ActSettings) -> Option<Finding> {
     let path = act.connector_config.as_ref()?;
-    let error = connector::Config::read(path).err();
+    let error = connector::ConnectorConfig::read(path).err();
     let error = error.map(|error| causes(&error));
     Some(file("connector-config", &path.to_string_lossy(), error))
 }

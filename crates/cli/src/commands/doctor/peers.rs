@@ -82,7 +82,7 @@ fn credentials(delivery: &DeliverySettings) -> Vec<Finding> {
 /// Looks at how the gRPC sink talks to its target. What is wrong with the file that names it is
 /// told elsewhere ([`super::machine`]).
 fn sink(config: &Path) -> Vec<Finding> {
-    let read = connector::Config::read(config).ok();
+    let read = connector::ConnectorConfig::read(config).ok();
     let Some(target) = read.and_then(|read| read.forward) else {
         return Vec::new();
     };

@@ -1,23 +1,23 @@
-//! What makes room: segments of which all was delivered, and events that were delivered and
-//! wait again for another store. Never what was not delivered yet.
+//! Making room: segments of which all was delivered go, and events that were delivered and wait
+//! again for another store. Never what was not delivered yet.
 
 use std::{fs, io};
 
 use domain::reporter::Authority;
 
-use super::{Entry, Log};
+use super::{Log, WaitingRecord};
 use crate::outbox::segment::HEAD;
 use crate::outbox::{MAX_SEGMENTS, OutboxError};
 
-/// Of the events and the bytes, the part that users' reports may take: the rest is for the
-/// monitors, whose faults must not wait behind what a user makes up.
+/// The part of the events and of the bytes that users' reports may take, as a divisor: the rest
+/// is for the monitors, whose faults must not wait behind what a user makes up.
 const USERS_PART: usize = 2;
 
 impl Log {
     /// Returns which share users have reached, if a call, whose events are staged from an index
     /// on, brings events of users.
     pub(super) fn exceeded_by_users(&self, from: usize) -> Option<OutboxError> {
-        let is_users = |entry: &&Entry| entry.authority == Authority::User;
+        let is_users = |entry: &&WaitingRecord| entry.authority == Authority::User;
         let staged = &self.staged.entries;
         staged.iter().skip(from).find(is_users)?;
         let users = self.waiting.iter().chain(staged).filter(is_users);

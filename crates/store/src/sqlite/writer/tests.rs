@@ -62,7 +62,7 @@ fn request(run: impl FnMut(&Connection) -> Ran + Send + 'static) -> (Box<dyn Job
 }
 
 fn append(events: Vec<NewEvent>) -> (Box<dyn Job>, Answer) {
-    let rows: Vec<_> = events.into_iter().map(append::Row::of).collect();
+    let rows: Vec<_> = events.into_iter().map(append::EventRow::of).collect();
     request(move |connection| append::append(connection, &rows).map(Ok))
 }
 
@@ -79,7 +79,7 @@ fn a_call_that_fails_takes_no_other_with_it() {
     let mut bench = Bench::new();
     let (first, first_answer) = append(vec![event("n1", 1)]);
     let (poison, poison_answer) = request(|connection| {
-        let row = append::Row::of(event("n1", 2));
+        let row = append::EventRow::of(event("n1", 2));
         append::append(connection, &[row])?;
         connection.execute("INSERT INTO event (id) VALUES (NULL)", [])?;
         Ok(Ok(Vec::new()))

@@ -1,0 +1,35 @@
+//! A store that takes its time with a write.
+
+use domain::fleet::Purpose;
+
+use super::*;
+
+#[tokio::test]
+async fn a_slow_store_stalls_no_watch() {
+    let mut bench = Bench::new().await;
+    // Until this ends, whoever writes waits.
+    let file = bench.directory.path().join("events.db");
+    let holder = rusqlite::Connection::open(file).unwrap();
+    holder.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let mut event = HealthEvent {
+        node_name: "n2".into(),
+        ..HealthEvent::default()
+    };
+    normalise(&mut event, now());
+    let events = vec![(event, now())];
+    let quarantine = &mut bench.quarantine;
+    quarantine.append("n2".into(), events, Purpose::TakeOver);
+
+    // The watch brings a change of another node, and it is decided about.
+    let changed = NodeView::from_object(node(2)).unwrap();
+    quarantine.node_event(NodeEvent::Applied(Arc::new(changed)));
+    quarantine.decide();
+    let (connection, head, patch) = bench.asked().await;
+    assert!(head.starts_with("PATCH /api/v1/nodes/n1 "), "{head}");
+    bench.answer(connection, &patched(node(3), &patch)).await;
+    assert!(bench.quarantine.asking.try_join_next().is_none());
+
+    holder.execute_batch("COMMIT").unwrap();
+    let answered = bench.quarantine.asking.join_next().await;
+    answered.unwrap().unwrap();
+}
