@@ -8,7 +8,7 @@
 //! Nothing here is decided: [`Reports::look`] reads off the node and the open faults what has
 //! happened. Who starts anew reads it off the node again, and a record that has a word keeps it; so
 //! the word of an event that a crash has prevented is made up for, and said twice it does no harm.
-//! [`Status::Cancel`] is not said again: it means the newest quarantine, which may be another by
+//! [`StatusUpdate::Cancel`] is not said again: it means the newest quarantine, which may be another by
 //! then.
 
 use std::collections::{BTreeSet, VecDeque};
@@ -43,7 +43,7 @@ pub enum NodeQuarantined {
 
 /// What is to be written into the records of events.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Status {
+pub enum StatusUpdate {
     /// Into that of one event, unless it has a word.
     Event {
         /// Its id.
@@ -74,7 +74,7 @@ pub struct Reports {
     counted: BTreeSet<String>,
     /// What was said of single events since it was last saved, the newest of it: said again after
     /// a crash.
-    said: Vec<Status>,
+    said: Vec<StatusUpdate>,
     /// Nobody has looked since it was restored: what the session counts is not known.
     restored: bool,
 }
@@ -85,7 +85,7 @@ pub struct SavedReports {
     /// Those that wait for their word.
     waiting: VecDeque<Report>,
     /// The words of the others, which may not be in their records yet.
-    said: Vec<Status>,
+    said: Vec<StatusUpdate>,
 }
 
 /// An event that waits for its word.
@@ -147,11 +147,16 @@ impl Reports {
     }
 
     /// Takes in how a node is seen, and what is wanted for it. Returns what is to be written.
-    pub fn look(&mut self, observed: &Observed, desired: &Desired, at: Timestamp) -> Vec<Status> {
+    pub fn look(
+        &mut self,
+        observed: &Observed,
+        desired: &Desired,
+        at: Timestamp,
+    ) -> Vec<StatusUpdate> {
         let statuses = self.read_off(observed, desired, at);
         let events = statuses
             .iter()
-            .filter(|one| matches!(one, Status::Event { .. }));
+            .filter(|one| matches!(one, StatusUpdate::Event { .. }));
         self.said.extend(events.cloned());
         // The oldest is the most likely to be in its record.
         self.said
@@ -159,7 +164,12 @@ impl Reports {
         statuses
     }
 
-    fn read_off(&mut self, observed: &Observed, desired: &Desired, at: Timestamp) -> Vec<Status> {
+    fn read_off(
+        &mut self,
+        observed: &Observed,
+        desired: &Desired,
+        at: Timestamp,
+    ) -> Vec<StatusUpdate> {
         let mut statuses = Vec::new();
         let own = observed.own.as_deref();
         let session = own.map(|own| own.session_id.clone());
@@ -171,7 +181,7 @@ impl Reports {
         if before.is_some() && before != self.session {
             let unrecovered = self.end(by_hand, at, &mut statuses);
             let node = observed.view.name.clone();
-            cancel = unrecovered.then_some(Status::Cancel { node });
+            cancel = unrecovered.then_some(StatusUpdate::Cancel { node });
         }
         let Some(own) = own else {
             // After a restart a recovery that waits may be of this session; if so, it ends the
@@ -196,7 +206,7 @@ impl Reports {
             } else {
                 NodeQuarantined::AlreadyQuarantined
             };
-            statuses.push(Status::of(id.clone(), word, at));
+            statuses.push(StatusUpdate::of(id.clone(), word, at));
         }
         self.counted = counted;
         // Otherwise the release is on its way: it tells what the recoveries were.
@@ -204,7 +214,7 @@ impl Reports {
             for report in std::mem::take(&mut self.waiting) {
                 if self.counts(&report) && !self.counted.contains(&report.id) {
                     let word = NodeQuarantined::AlreadyQuarantined;
-                    statuses.push(Status::of(report.id, word, at));
+                    statuses.push(StatusUpdate::of(report.id, word, at));
                 }
             }
         }
@@ -213,10 +223,10 @@ impl Reports {
 
     /// Forgets all of a node that is gone, or another's. Returns what is to be written: a session
     /// of ours on it has ended.
-    pub fn forget(&mut self, node: &str) -> Option<Status> {
+    pub fn forget(&mut self, node: &str) -> Option<StatusUpdate> {
         let node = node.to_owned();
         let before = std::mem::take(self);
-        before.session.map(|_| Status::Cancel { node })
+        before.session.map(|_| StatusUpdate::Cancel { node })
     }
 
     /// Returns what is to be saved; `None` where there is nothing.
@@ -235,7 +245,7 @@ impl Reports {
     }
 
     /// Goes on from what was saved, and from the session on the node. Returns what is to be written.
-    pub fn restore(&mut self, saved: SavedReports, session: Option<String>) -> Vec<Status> {
+    pub fn restore(&mut self, saved: SavedReports, session: Option<String>) -> Vec<StatusUpdate> {
         (self.waiting, self.said) = (saved.waiting, saved.said);
         (self.session, self.restored) = (session, true);
         self.said.clone()
@@ -243,7 +253,7 @@ impl Reports {
 
     /// Takes in that the session that was on the node is gone. Returns whether no recovery that is
     /// known to be its own has ended it.
-    fn end(&mut self, by_hand: bool, at: Timestamp, statuses: &mut Vec<Status>) -> bool {
+    fn end(&mut self, by_hand: bool, at: Timestamp, statuses: &mut Vec<StatusUpdate>) -> bool {
         let (ours, others): (Vec<Report>, Vec<Report>) = std::mem::take(&mut self.waiting)
             .into_iter()
             .partition(|report| self.counts(report));
@@ -252,7 +262,7 @@ impl Reports {
             // A recovery that a person was faster than has given nothing back.
             if !(self.counted.contains(&report.id) || by_hand && report.healthy) {
                 let word = NodeQuarantined::of_report(Some(index) == last && !by_hand);
-                statuses.push(Status::of(report.id, word, at));
+                statuses.push(StatusUpdate::of(report.id, word, at));
             }
         }
         self.waiting = others.into();
@@ -262,11 +272,16 @@ impl Reports {
 
     /// Takes in that nothing of ours is on the node. A recovery may belong to a session that
     /// ended while nobody looked: then the store still counts the event of its fault.
-    fn without_session(&mut self, desired: &Desired, at: Timestamp, statuses: &mut Vec<Status>) {
+    fn without_session(
+        &mut self,
+        desired: &Desired,
+        at: Timestamp,
+        statuses: &mut Vec<StatusUpdate>,
+    ) {
         let last = self.waiting.iter().rposition(|report| report.healthy);
         for (index, report) in std::mem::take(&mut self.waiting).into_iter().enumerate() {
             if report.healthy {
-                statuses.push(Status::Event {
+                statuses.push(StatusUpdate::Event {
                     id: report.id,
                     word: NodeQuarantined::of_report(Some(index) == last),
                     at,
@@ -283,9 +298,9 @@ impl Reports {
     }
 }
 
-// === impl Status ===
+// === impl StatusUpdate ===
 
-impl Status {
+impl StatusUpdate {
     fn of(id: String, word: NodeQuarantined, at: Timestamp) -> Self {
         Self::Event {
             id,

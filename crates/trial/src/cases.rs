@@ -65,7 +65,7 @@ pub struct Expect {
 /// How a test went. Serialised names are part of the output of `policy test`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Outcome {
+pub struct CaseResult {
     /// Name of the test.
     pub name: String,
     /// Where it is not as expected; empty: all is.
@@ -90,8 +90,8 @@ pub struct Mismatch {
 }
 
 /// Runs a test.
-pub fn run(case: &Case, policy: &Policy, catalog: &Catalog) -> Outcome {
-    let mut outcome = Outcome {
+pub fn run(case: &Case, policy: &Policy, catalog: &Catalog) -> CaseResult {
+    let mut outcome = CaseResult {
         name: case.name.clone(),
         differences: Vec::new(),
         error: None,
@@ -152,7 +152,7 @@ fn played(
     };
     Ok((
         found,
-        desired.verdicts.iter().map(ToString::to_string).collect(),
+        desired.rulings.iter().map(ToString::to_string).collect(),
     ))
 }
 
@@ -246,7 +246,7 @@ fn mismatches(expected: &Expect, found: &Expect) -> Vec<Mismatch> {
 mod tests {
     use super::*;
 
-    fn outcomes(text: &str) -> Vec<Outcome> {
+    fn outcomes(text: &str) -> Vec<CaseResult> {
         let cases: Cases = toml::from_str(text).unwrap();
         let policy = Policy::builtin();
         cases

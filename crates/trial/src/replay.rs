@@ -15,11 +15,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use contract::keys;
-use domain::assess::{Desired, Verdict};
+use domain::assess::{Desired, FaultRuling};
 use domain::brake::{Candidate, Hold, NodeLabel};
 use domain::event::Record;
 use domain::fault::Change;
-use domain::fleet::{Answer, Effect, Fleet, Found, Input, Owns, Planned, Settings};
+use domain::fleet::{Effect, Fleet, FleetInput, InStore, Owns, PatchAnswer, Planned, Settings};
 use domain::mode::Mode;
 use domain::node::{NodeView, Taint, scheduling};
 use domain::policy::{Amount, Brake, Policy};
@@ -43,7 +43,7 @@ pub struct Replay {
     /// Nodes that are out of service, since when.
     out: BTreeMap<String, Timestamp>,
     /// Nodes that the brake holds back.
-    waiting: BTreeMap<String, Waiting>,
+    waiting: BTreeMap<String, HeldNode>,
     /// Nodes that it held back at least once.
     held: BTreeSet<String>,
     /// When the circuit breaker tripped: nobody closes it here.
@@ -56,7 +56,7 @@ pub struct Replay {
 
 /// A node that the brake holds back.
 #[derive(Debug)]
-struct Waiting {
+struct HeldNode {
     candidate: Option<Candidate>,
     because: Vec<String>,
     hold: Hold,
@@ -169,14 +169,14 @@ impl Replay {
             window: None,
         };
         let mut fleet = Fleet::new(settings, Some(limited(&policy, nothing)), begins);
-        fleet.take(Input::CaughtUp, begins);
-        fleet.take(Input::ListBegun, begins);
+        fleet.take(FleetInput::CaughtUp, begins);
+        fleet.take(FleetInput::ListBegun, begins);
         let listed = nodes.is_some();
         for node in nodes.into_iter().flatten() {
             let view = Arc::new(without_ours(&node, &Marks::of(&policy)));
-            fleet.take(Input::Seen(view), begins);
+            fleet.take(FleetInput::Seen(view), begins);
         }
-        fleet.take(Input::Listed, begins);
+        fleet.take(FleetInput::Listed, begins);
         Self {
             policy,
             fleet,
@@ -212,7 +212,7 @@ impl Replay {
         self.left_out = left_out.chain(no_window).collect();
         let policy = limited(&self.policy, Brake { budgets, window });
         let now = self.now.unwrap_or(Timestamp::UNIX_EPOCH);
-        self.fleet.take(Input::Policy(Some(policy)), now);
+        self.fleet.take(FleetInput::Policy(Some(policy)), now);
         self
     }
 
@@ -248,7 +248,7 @@ impl Replay {
                 return Vec::new();
             }
             let view = Arc::new(NodeView::unknown(&name));
-            self.fleet.take(Input::Seen(view), now);
+            self.fleet.take(FleetInput::Seen(view), now);
         }
         let because: Vec<String> = changes.iter().filter_map(change_text).collect();
         if let Some(waiting) = self.waiting.get_mut(&name) {
@@ -277,9 +277,9 @@ impl Replay {
                     }
                     // Here every event has been recorded.
                     Effect::LookUp { node, ids } => {
-                        let found = ids.into_iter().map(|id| (id, Found::Current)).collect();
+                        let found = ids.into_iter().map(|id| (id, InStore::Current)).collect();
                         let found = Some(found);
-                        answers.push(Input::Found { node, found });
+                        answers.push(FleetInput::Found { node, found });
                     }
                     Effect::Note(entry, _) => {
                         let because = of(&entry.node).to_vec();
@@ -300,7 +300,7 @@ impl Replay {
             // A node of which nothing is left is made anew when it is named again.
             let is_faulty = !self.fleet.book().faults(&node).is_empty();
             if !self.listed && !is_faulty && !self.out.contains_key(&node) {
-                self.fleet.take(Input::Gone(node), now);
+                self.fleet.take(FleetInput::Gone(node), now);
                 self.fleet.decide(now);
             }
         }
@@ -314,9 +314,9 @@ impl Replay {
         because: Vec<String>,
         now: Timestamp,
         decisions: &mut Vec<Decision>,
-    ) -> Input {
+    ) -> FleetInput {
         let (node, intent, change) = (planned.node, planned.patch.intent, planned.patch.change);
-        let answer = Answer::Made(Arc::new(planned.view.after(&change)));
+        let answer = PatchAnswer::Made(Arc::new(planned.view.after(&change)));
         self.count(&node, intent, now);
         let because = match self.waiting.remove(&node) {
             Some(waiting) => {
@@ -338,7 +338,7 @@ impl Replay {
                 ..Decision::new(now, &node, intent.into(), because)
             });
         }
-        Input::Answered { node, answer }
+        FleetInput::Answered { node, answer }
     }
 
     /// Returns the decision that a node is held back, or that it is no more, where that is news.
@@ -370,7 +370,7 @@ impl Replay {
             return None;
         }
         self.held.insert(name.to_owned());
-        (self.waiting.entry(name.to_owned())).or_insert_with(|| Waiting {
+        (self.waiting.entry(name.to_owned())).or_insert_with(|| HeldNode {
             candidate: Candidate::of(name, &desired, false),
             because: because.clone(),
             hold: hold.clone(),
@@ -384,8 +384,8 @@ impl Replay {
     }
 
     /// Returns what the rules say of the open faults of a node, gravest first.
-    pub fn verdicts(&self, node: &str) -> Vec<Verdict> {
-        self.desired(node).verdicts
+    pub fn rulings(&self, node: &str) -> Vec<FaultRuling> {
+        self.desired(node).rulings
     }
 
     /// Returns what is wanted for a node now.

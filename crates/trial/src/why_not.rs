@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use contract::keys;
-use domain::assess::{Dismissal, DismissedBy, Ruling, Verdict, assess, is_notice};
+use domain::assess::{Dismissal, DismissedBy, FaultRuling, Ruling, assess, is_notice};
 use domain::fault::{Fault, not_fully_seen};
 use domain::fleet::{Fleet, Situation};
 use domain::mode::Mode;
@@ -364,15 +364,13 @@ fn rule_checks(situation: &Situation<'_>) -> (Vec<Check>, usize) {
             node,
             dismissal(observed, situation.dropped_at, &situation.session.times),
         );
-        if is_notice(fault, &desired.verdicts) {
+        if is_notice(fault, &desired.rulings) {
             notices += 1;
         } else if checks.len() >= FAULTS_SHOWN {
             left += 1;
         } else {
-            let verdicts = desired.verdicts.iter();
-            checks.extend(
-                verdicts.map(|verdict| rule_check(verdict, fault, policy, node, &variable)),
-            );
+            let rulings = desired.rulings.iter();
+            checks.extend(rulings.map(|ruling| rule_check(ruling, fault, policy, node, &variable)));
         }
     }
     if let Some(last) = checks.last_mut().filter(|_| left > 0) {
@@ -383,14 +381,14 @@ fn rule_checks(situation: &Situation<'_>) -> (Vec<Check>, usize) {
 }
 
 fn rule_check(
-    verdict: &Verdict,
+    ruling: &FaultRuling,
     fault: &Fault,
     policy: &Policy,
     node: &NodeView,
     variable: &NodeVariable,
 ) -> Check {
-    let title = &verdict.fault;
-    match &verdict.ruling {
+    let title = &ruling.fault;
+    match &ruling.ruling {
         Ruling::HandedOver => stops(
             RULES,
             format!(
@@ -422,7 +420,7 @@ fn rule_check(
         ),
         Ruling::Judged { wanted, .. } => {
             let label = keys::MANAGED_LABEL;
-            if verdict.ruling.opted_out(node) {
+            if ruling.ruling.opted_out(node) {
                 let mut check = stops(RULES, format!("it is opted out by its label {label}=false"))
                     .fix(&format!(
                         "kubectl label node {} {label}- lets the rules decide",

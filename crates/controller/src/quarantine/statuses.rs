@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use domain::status::{NodeQuarantined, Status};
+use domain::status::{NodeQuarantined, StatusUpdate};
 use store::{EventQuery, EventStore, StatusPatch, StoreError};
 use tokio::sync::mpsc;
 
@@ -25,14 +25,14 @@ const RETRY: Duration = Duration::from_millis(500);
 
 /// Brings statuses to the store.
 pub struct StatusWriter {
-    pub(super) queue: mpsc::Receiver<Status>,
+    pub(super) queue: mpsc::Receiver<StatusUpdate>,
     pub(super) store: Arc<dyn EventStore>,
     pub(super) metrics: QuarantineMetrics,
 }
 
 impl Quarantine {
     /// Has a status written. Does not wait for the disk.
-    pub(super) fn write_status(&mut self, status: Status) {
+    pub(super) fn write_status(&mut self, status: StatusUpdate) {
         if self.statuses.try_send(status).is_err() {
             tracing::error!("the store is too slow for the statuses of events: some are left out");
             self.metrics.error("update_quarantine_status_error");
@@ -65,11 +65,11 @@ impl StatusWriter {
 
     /// Writes a part, for as long as it takes where the failure may pass. Fails where the store
     /// refuses it; at its end nothing is written any more.
-    async fn write(&self, part: &[Status]) -> Result<(), StoreError> {
+    async fn write(&self, part: &[StatusUpdate]) -> Result<(), StoreError> {
         let store = self.store.as_ref();
         loop {
             let written = match part {
-                [Status::Cancel { node }] => cancel(store, node).await,
+                [StatusUpdate::Cancel { node }] => cancel(store, node).await,
                 events => write_events(store, events).await,
             };
             let error = match written {
@@ -88,16 +88,16 @@ impl StatusWriter {
 
 /// Returns `batch` in parts of which each can be tried again before the next: a `Cancel` is one by
 /// itself, for it changes what is known to those behind it, and would hit them too.
-fn parts(batch: &[Status]) -> impl Iterator<Item = &[Status]> {
-    let is_event = |status: &Status| matches!(status, Status::Event { .. });
+fn parts(batch: &[StatusUpdate]) -> impl Iterator<Item = &[StatusUpdate]> {
+    let is_event = |status: &StatusUpdate| matches!(status, StatusUpdate::Event { .. });
     batch.chunk_by(move |a, b| is_event(a) && is_event(b))
 }
 
 /// Writes the words of single events.
-async fn write_events(store: &dyn EventStore, events: &[Status]) -> Result<(), StoreError> {
+async fn write_events(store: &dyn EventStore, events: &[StatusUpdate]) -> Result<(), StoreError> {
     let mut ids: Vec<String> = Vec::new();
     for status in events {
-        if let Status::Event { id, if_counted, .. } = status {
+        if let StatusUpdate::Event { id, if_counted, .. } = status {
             ids.push(id.clone());
             ids.extend(if_counted.iter().cloned());
         }
@@ -111,7 +111,7 @@ async fn write_events(store: &dyn EventStore, events: &[Status]) -> Result<(), S
     let mut known: BTreeMap<String, Option<String>> = ids.into_iter().zip(words).collect();
     let mut patches = Vec::new();
     for status in events {
-        let Status::Event {
+        let StatusUpdate::Event {
             id,
             word: status,
             at,
@@ -230,7 +230,7 @@ mod tests {
         }
 
         /// Has `statuses` written at once.
-        fn write(&self, statuses: Vec<Status>) -> JoinHandle<()> {
+        fn write(&self, statuses: Vec<StatusUpdate>) -> JoinHandle<()> {
             let (sender, queue) = mpsc::channel(STATUS_QUEUE);
             for status in statuses {
                 sender.try_send(status).unwrap();
@@ -251,8 +251,8 @@ mod tests {
         }
     }
 
-    fn says(id: &str, word: NodeQuarantined, if_counted: &[&str]) -> Status {
-        Status::Event {
+    fn says(id: &str, word: NodeQuarantined, if_counted: &[&str]) -> StatusUpdate {
+        StatusUpdate::Event {
             id: id.to_owned(),
             word,
             at: Timestamp::UNIX_EPOCH,
@@ -260,13 +260,13 @@ mod tests {
         }
     }
 
-    fn out(id: &str) -> Status {
+    fn out(id: &str) -> StatusUpdate {
         says(id, NodeQuarantined::Quarantined, &[])
     }
 
-    fn cancelled(node: &str) -> Status {
+    fn cancelled(node: &str) -> StatusUpdate {
         let node = node.to_owned();
-        Status::Cancel { node }
+        StatusUpdate::Cancel { node }
     }
 
     #[tokio::test]
@@ -311,7 +311,7 @@ mod tests {
             "CREATE TRIGGER refused BEFORE UPDATE ON event WHEN NEW.node = 'n2'
              BEGIN SELECT RAISE(ABORT, 'no'); END",
         );
-        let mut statuses: Vec<Status> = ids[..3].iter().map(|id| out(id)).collect();
+        let mut statuses: Vec<StatusUpdate> = ids[..3].iter().map(|id| out(id)).collect();
         statuses.extend([cancelled("n3"), out(ids[3])]);
         bench.write(statuses).await.unwrap();
         let expected = ["Quarantined", "", "Cancelled", "Quarantined"];

@@ -20,8 +20,8 @@ const STORE_CHARS: usize = 64;
 
 /// Returns who has made the session on the node `name`.
 pub fn who(own: &Ownership, name: &str) -> String {
-    match &own.maker {
-        Some(Maker::Node) => match &own.store {
+    match &own.mark.by {
+        Some(Maker::Node) => match &own.mark.store {
             Some(store) => {
                 let store: String = store.chars().take(STORE_CHARS).collect();
                 format!("the gpuwarden on {name} itself, with the store {store}")

@@ -4,7 +4,7 @@ use contract::keys;
 use jiff::{SignedDuration, Timestamp};
 
 use super::Observed;
-use crate::assess::{Counted, Desired, Dismissal, DismissedBy};
+use crate::assess::{CountedEvent, Desired, Dismissal, DismissedBy};
 use crate::future::FutureTimes;
 use crate::ownership::{Ownership, ReleaseRequest, released_at};
 
@@ -58,7 +58,7 @@ impl Ownership {
     pub(super) fn before_unlisted(&self, desired: &Desired, now: Timestamp) -> Timestamp {
         let listed = |id: &str| self.events.iter().any(|event| event.id == id);
         let unlisted = desired.events.iter().filter(|one| !listed(&one.event.id));
-        let before = |one: &Counted| {
+        let before = |one: &CountedEvent| {
             let before = one.accepted_at.checked_sub(SignedDuration::from_micros(1));
             before.unwrap_or(Timestamp::MIN)
         };
@@ -88,7 +88,7 @@ mod tests {
 
     use super::*;
     use crate::node::NodeView;
-    use crate::ownership::SessionAnnotation;
+    use crate::ownership::{SessionAnnotation, SessionMark};
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
@@ -112,12 +112,7 @@ mod tests {
         let session = SessionAnnotation {
             id: "s".into(),
             since: at(70),
-            by: None,
-            store: None,
-            taken_over: None,
-            phase_since: None,
-            back_at: None,
-            returns: Vec::new(),
+            mark: SessionMark::default(),
             labels: BTreeMap::new(),
         };
         let text = serde_json::to_string(&session).unwrap();

@@ -7,7 +7,7 @@ use contract::HealthEvent;
 use super::*;
 use crate::event::Record;
 use crate::fault::FaultBook;
-use crate::fleet::Input;
+use crate::fleet::FleetInput;
 use crate::fleet::world::{Fate, Restart, World, event};
 use crate::node::NodeView;
 use crate::policy::Policy;
@@ -47,14 +47,14 @@ impl Story {
     }
 
     /// As the store writes it.
-    fn write(&mut self, status: Status) {
+    fn write(&mut self, status: StatusUpdate) {
         let counted = |words: &BTreeMap<String, &str>, id: &String| {
             words
                 .get(id)
                 .is_some_and(|word| NodeQuarantined::is_counted(word))
         };
         match status {
-            Status::Event {
+            StatusUpdate::Event {
                 id,
                 word,
                 if_counted,
@@ -65,7 +65,7 @@ impl Story {
                     self.words.entry(id).or_insert(word.name());
                 }
             }
-            Status::Cancel { .. } => {
+            StatusUpdate::Cancel { .. } => {
                 for id in self.events.iter().rev() {
                     let Some(word) = self.words.get_mut(id) else {
                         continue;
@@ -157,7 +157,7 @@ fn a_person_cancels_and_a_later_recovery_gives_nothing_back() {
     story.settle();
     story.event(1, true, false);
     story.settle();
-    story.world.node.unschedulable = false;
+    story.world["n1"].unschedulable = false;
     story.settle();
     assert_eq!(story.words(), ["Cancelled", "Cancelled"]);
     story.event(0, false, true);
@@ -218,7 +218,7 @@ fn a_release_that_nobody_has_seen_before_a_restart_is_one_by_the_recovery() {
         let at_the_end = story.world.kept();
         let kept = if saved_before { before } else { at_the_end };
         story.world.restart_from(Some(kept));
-        assert!(!story.world.node.unschedulable);
+        assert!(!story.world["n1"].unschedulable);
         story.settle();
         let expected = ["Quarantined", "UnQuarantined"];
         assert_eq!(story.words(), expected, "{saved_before}");
@@ -230,7 +230,7 @@ fn a_release_by_hand_that_nobody_has_seen_before_a_restart_is_none_by_the_recove
     let mut story = Story::new();
     story.event(0, true, false);
     story.settle();
-    story.world.node.unschedulable = false;
+    story.world["n1"].unschedulable = false;
     story.look(Fate::Made);
     let kept = story.world.kept();
     story.event(0, false, true);
@@ -250,7 +250,7 @@ fn what_a_process_before_has_begun_is_not_cancelled_after_a_restart() {
     story.event(1, true, false);
     story.settle();
     story.world.restart_from(Some(kept));
-    assert!(story.world.node.unschedulable);
+    assert!(story.world["n1"].unschedulable);
     story.settle();
     let expected = ["Quarantined", "UnQuarantined", "Quarantined"];
     assert_eq!(story.words(), expected);
@@ -266,12 +266,16 @@ fn a_node_that_is_gone_for_good_ends_its_quarantine() {
             story.world.restart(with);
         }
         let mut gone = || {
-            story.world.take(Input::Gone("n1".to_owned()));
+            story.world.take(FleetInput::Gone("n1".to_owned()));
             story.world.look_unseen(Fate::Made).statuses
         };
         let node = "n1".to_owned();
         // Behind what is said once more after the restart.
-        assert_eq!(gone().last(), Some(&Status::Cancel { node }), "{restart:?}");
+        assert_eq!(
+            gone().last(),
+            Some(&StatusUpdate::Cancel { node }),
+            "{restart:?}"
+        );
         assert_eq!(gone(), []);
     }
 }
