@@ -317,9 +317,10 @@ impl Fleet {
         if self.reports(name).is_some() {
             self.unsaved.nodes.insert(name.to_owned());
         }
-        let ended = self.entry(name).reports.forget(name);
+        let now = self.now;
+        let ended = self.entry(name).reports.forget(name, now);
         if self.keeps_statuses() {
-            self.effects.extend(ended.map(Effect::Status));
+            self.effects.extend(ended.into_iter().map(Effect::Status));
         }
     }
 

@@ -6,12 +6,13 @@
 //! session that ended without one. An event that the quarantine has no part in has none.
 //!
 //! Nothing here is decided: [`Reports::look`] reads off the node and the open faults what has
-//! happened. Who starts anew reads it off the node again, and a record that has a word keeps it; so
-//! the word of an event that a crash has prevented is made up for, and said twice it does no harm.
+//! happened. Who starts anew reads it off the node again, and a record that has a word of this
+//! quarantine keeps it; so the word of an event that a crash has prevented is made up for, and said
+//! twice it does no harm.
 //! [`StatusUpdate::Cancel`] is not said again: it means the newest quarantine, which may be another by
 //! then.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use contract::keys;
 use jiff::Timestamp;
@@ -28,7 +29,7 @@ pub const MAX_REPORTS: usize = 1_000;
 /// what asks for a quarantine is among them.
 pub const MAX_REPORT_FAULTS: usize = 16;
 
-/// A `nodequarantined`.
+/// A word of `nodequarantined`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NodeQuarantined {
     /// It took the node out of service.
@@ -41,10 +42,11 @@ pub enum NodeQuarantined {
     Cancelled,
 }
 
-/// What is to be written into the records of events.
+/// An update of the records of events.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StatusUpdate {
-    /// Into that of one event, unless it has a word.
+    /// The word of one event. One that has a word keeps it, but for the `Cancelled` of an earlier
+    /// quarantine: the fault may have taken the node out again.
     Event {
         /// Its id.
         id: String,
@@ -52,34 +54,43 @@ pub enum StatusUpdate {
         word: NodeQuarantined,
         /// When it was seen.
         at: Timestamp,
-        /// Only where one of these events is counted by the store (`Quarantined` or
-        /// `AlreadyQuarantined`); empty: in any case.
-        if_counted: Vec<String>,
     },
-    /// Into those of all events that the newest quarantine of this node has counted: `Cancelled`.
+    /// The words of recoveries, in their order, of which it is not known whether they were of a
+    /// quarantine: those are of which the store counts a fault (`Quarantined` or
+    /// `AlreadyQuarantined`), and the last of them has given the node back.
+    Recoveries {
+        /// The recoveries.
+        recoveries: Vec<Report>,
+        /// When they were seen.
+        at: Timestamp,
+    },
+    /// `Cancelled` for all events that the newest quarantine of this node has counted, unless a
+    /// recovery has ended it.
     Cancel {
         /// The node.
         node: String,
     },
 }
 
+/// The words of events by id, and when each was decided.
+pub type Words = BTreeMap<String, (String, Option<Timestamp>)>;
+
 /// The events of a node that wait for their word, and what it takes to know it.
 #[derive(Clone, Debug, Default)]
 pub struct Reports {
-    /// In the order in which they came.
+    /// Those that wait, in the order in which they came.
     waiting: VecDeque<Report>,
     /// The session that was on the node at the last look.
     session: Option<String>,
     /// Events that it counts: they have their word.
     counted: BTreeSet<String>,
-    /// What was said of single events since it was last saved, the newest of it: said again after
-    /// a crash.
+    /// The newest updates of single events since it was last saved, to be said again after a crash.
     said: Vec<StatusUpdate>,
-    /// Nobody has looked since it was restored: what the session counts is not known.
+    /// Whether nobody has looked since it was restored: what the session counts is not known.
     restored: bool,
 }
 
-/// What is saved of the events of a node.
+/// The part of the events of a node that is saved.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SavedReports {
     /// Those that wait for their word.
@@ -89,12 +100,14 @@ pub struct SavedReports {
 }
 
 /// An event that waits for its word.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    id: String,
-    healthy: bool,
+    /// Its id.
+    pub id: String,
+    /// Whether it is a recovery.
+    pub healthy: bool,
     /// The events that stand for the faults which it reports or closes.
-    faults: Vec<String>,
+    pub faults: Vec<String>,
 }
 
 // === impl NodeQuarantined ===
@@ -146,7 +159,7 @@ impl Reports {
         });
     }
 
-    /// Takes in how a node is seen, and what is wanted for it. Returns what is to be written.
+    /// Takes in how a node is seen, and what is wanted for it. Returns the updates to write.
     pub fn look(
         &mut self,
         observed: &Observed,
@@ -154,13 +167,13 @@ impl Reports {
         at: Timestamp,
     ) -> Vec<StatusUpdate> {
         let statuses = self.read_off(observed, desired, at);
-        let events = statuses
-            .iter()
-            .filter(|one| matches!(one, StatusUpdate::Event { .. }));
-        self.said.extend(events.cloned());
+        let is_cancel = |one: &&StatusUpdate| matches!(one, StatusUpdate::Cancel { .. });
+        let said = statuses.iter().filter(|one| !is_cancel(one));
+        self.said.extend(said.cloned());
         // The oldest is the most likely to be in its record.
-        self.said
-            .drain(..self.said.len().saturating_sub(MAX_REPORTS));
+        while self.said.iter().map(StatusUpdate::size).sum::<usize>() > MAX_REPORTS {
+            self.said.remove(0);
+        }
         statuses
     }
 
@@ -184,12 +197,17 @@ impl Reports {
             cancel = unrecovered.then_some(StatusUpdate::Cancel { node });
         }
         let Some(own) = own else {
-            // After a restart a recovery that waits may be of this session; if so, it ends the
-            // quarantine before it is cancelled.
+            // A recovery that waits may belong to a session that ended while nobody looked; after
+            // a restart, also to this one: it then ends the quarantine before it is cancelled.
             if by_hand || !restored {
                 statuses.extend(cancel.take());
             }
-            self.without_session(desired, at, &mut statuses);
+            let (recoveries, reports) = self.take_waiting(|report| report.healthy);
+            // Otherwise the quarantine is on its way.
+            if desired.wanted() {
+                self.waiting = reports.into();
+            }
+            statuses.extend(StatusUpdate::of_recoveries(recoveries, at));
             statuses.extend(cancel);
             return statuses;
         };
@@ -206,27 +224,38 @@ impl Reports {
             } else {
                 NodeQuarantined::AlreadyQuarantined
             };
-            statuses.push(StatusUpdate::of(id.clone(), word, at));
+            let id = id.clone();
+            statuses.push(StatusUpdate::Event { id, word, at });
         }
         self.counted = counted;
         // Otherwise the release is on its way: it tells what the recoveries were.
         if desired.wanted() {
             for report in std::mem::take(&mut self.waiting) {
                 if self.counts(&report) && !self.counted.contains(&report.id) {
-                    let word = NodeQuarantined::AlreadyQuarantined;
-                    statuses.push(StatusUpdate::of(report.id, word, at));
+                    statuses.push(StatusUpdate::Event {
+                        id: report.id,
+                        word: NodeQuarantined::AlreadyQuarantined,
+                        at,
+                    });
                 }
             }
         }
         statuses
     }
 
-    /// Forgets all of a node that is gone, or another's. Returns what is to be written: a session
-    /// of ours on it has ended.
-    pub fn forget(&mut self, node: &str) -> Option<StatusUpdate> {
+    /// Forgets all of a node that is gone, or another's. Returns the updates to write: a session of
+    /// ours on it has ended.
+    pub fn forget(&mut self, node: &str, at: Timestamp) -> Vec<StatusUpdate> {
+        let mut before = std::mem::take(self);
+        let mut statuses = Vec::new();
+        if before.restored {
+            // One of them may have ended the session before the restart.
+            let (recoveries, _) = before.take_waiting(|report| report.healthy);
+            statuses.extend(StatusUpdate::of_recoveries(recoveries, at));
+        }
         let node = node.to_owned();
-        let before = std::mem::take(self);
-        before.session.map(|_| StatusUpdate::Cancel { node })
+        statuses.extend(before.session.map(|_| StatusUpdate::Cancel { node }));
+        statuses
     }
 
     /// Returns what is to be saved; `None` where there is nothing.
@@ -244,7 +273,7 @@ impl Reports {
         !std::mem::take(&mut self.said).is_empty()
     }
 
-    /// Goes on from what was saved, and from the session on the node. Returns what is to be written.
+    /// Goes on from what was saved, and from the session on the node. Returns the updates to write.
     pub fn restore(&mut self, saved: SavedReports, session: Option<String>) -> Vec<StatusUpdate> {
         (self.waiting, self.said) = (saved.waiting, saved.said);
         (self.session, self.restored) = (session, true);
@@ -254,43 +283,26 @@ impl Reports {
     /// Takes in that the session that was on the node is gone. Returns whether no recovery that is
     /// known to be its own has ended it.
     fn end(&mut self, by_hand: bool, at: Timestamp, statuses: &mut Vec<StatusUpdate>) -> bool {
-        let (ours, others): (Vec<Report>, Vec<Report>) = std::mem::take(&mut self.waiting)
-            .into_iter()
-            .partition(|report| self.counts(report));
+        let counted = std::mem::take(&mut self.counted);
+        let (ours, others) =
+            self.take_waiting(|report| report.faults.iter().any(|id| counted.contains(id)));
+        self.waiting = others.into();
         let last = ours.iter().rposition(|report| report.healthy);
         for (index, report) in ours.into_iter().enumerate() {
             // A recovery that a person was faster than has given nothing back.
-            if !(self.counted.contains(&report.id) || by_hand && report.healthy) {
+            if !(counted.contains(&report.id) || by_hand && report.healthy) {
                 let word = NodeQuarantined::of_report(Some(index) == last && !by_hand);
-                statuses.push(StatusUpdate::of(report.id, word, at));
+                let id = report.id;
+                statuses.push(StatusUpdate::Event { id, word, at });
             }
         }
-        self.waiting = others.into();
-        self.counted.clear();
         by_hand || last.is_none()
     }
 
-    /// Takes in that nothing of ours is on the node. A recovery may belong to a session that
-    /// ended while nobody looked: then the store still counts the event of its fault.
-    fn without_session(
-        &mut self,
-        desired: &Desired,
-        at: Timestamp,
-        statuses: &mut Vec<StatusUpdate>,
-    ) {
-        let last = self.waiting.iter().rposition(|report| report.healthy);
-        for (index, report) in std::mem::take(&mut self.waiting).into_iter().enumerate() {
-            if report.healthy {
-                statuses.push(StatusUpdate::Event {
-                    id: report.id,
-                    word: NodeQuarantined::of_report(Some(index) == last),
-                    at,
-                    if_counted: report.faults,
-                });
-            } else if desired.wanted() {
-                self.waiting.push_back(report); // The quarantine is on its way.
-            }
-        }
+    /// Takes the events that wait out: those that `are`, and the others.
+    fn take_waiting(&mut self, are: impl Fn(&Report) -> bool) -> (Vec<Report>, Vec<Report>) {
+        let waiting = std::mem::take(&mut self.waiting).into_iter();
+        waiting.partition(are)
     }
 
     fn counts(&self, report: &Report) -> bool {
@@ -301,12 +313,61 @@ impl Reports {
 // === impl StatusUpdate ===
 
 impl StatusUpdate {
-    fn of(id: String, word: NodeQuarantined, at: Timestamp) -> Self {
-        Self::Event {
-            id,
-            word,
-            at,
-            if_counted: Vec::new(),
+    fn of_recoveries(recoveries: Vec<Report>, at: Timestamp) -> Option<Self> {
+        (!recoveries.is_empty()).then_some(Self::Recoveries { recoveries, at })
+    }
+
+    fn size(&self) -> usize {
+        match self {
+            Self::Recoveries { recoveries, .. } => recoveries.len(),
+            Self::Event { .. } | Self::Cancel { .. } => 1,
+        }
+    }
+
+    /// Returns the ids of the events whose words [`Self::words`] has to know.
+    pub fn ids(&self) -> Vec<&String> {
+        match self {
+            Self::Event { id, .. } => vec![id],
+            Self::Recoveries { recoveries, .. } => recoveries
+                .iter()
+                .flat_map(|one| one.faults.iter().chain([&one.id]))
+                .collect(),
+            Self::Cancel { .. } => Vec::new(),
+        }
+    }
+
+    /// Returns the words that this update of single events adds to those that are `known`.
+    pub fn words(&self, known: &Words) -> Vec<(String, NodeQuarantined, Timestamp)> {
+        match self {
+            Self::Event { id, word, at } => {
+                // Stored times have microseconds.
+                let later = |since: &Timestamp| at.as_microsecond() > since.as_microsecond();
+                let keeps = known.get(id).is_some_and(|(word, since)| {
+                    let cancelled = word == NodeQuarantined::Cancelled.name();
+                    !(cancelled && since.as_ref().is_none_or(later))
+                });
+                let word = (!keeps).then(|| (id.clone(), *word, *at));
+                word.into_iter().collect()
+            }
+            Self::Recoveries { recoveries, at } => {
+                let counted = |id: &String| {
+                    let word = known.get(id);
+                    word.is_some_and(|(word, _)| NodeQuarantined::is_counted(word))
+                };
+                let mut counted: Vec<&Report> = recoveries
+                    .iter()
+                    .filter(|one| one.faults.iter().any(counted))
+                    .collect();
+                let last = counted.last().map(|one| one.id.clone());
+                counted.retain(|one| !known.contains_key(&one.id));
+                let word =
+                    |one: &Report| NodeQuarantined::of_report(last.as_ref() == Some(&one.id));
+                let words = counted
+                    .into_iter()
+                    .map(|one| (one.id.clone(), word(one), *at));
+                words.collect()
+            }
+            Self::Cancel { .. } => Vec::new(),
         }
     }
 }

@@ -1,7 +1,5 @@
 //! Reports over whole sessions: what is to be written is written into a record of what was said.
 
-use std::collections::BTreeMap;
-
 use contract::HealthEvent;
 
 use super::*;
@@ -16,7 +14,7 @@ struct Story {
     world: World,
     /// Ids in the order of the events, and the words of their records.
     events: Vec<String>,
-    words: BTreeMap<String, &'static str>,
+    words: Words,
 }
 
 impl Story {
@@ -24,7 +22,7 @@ impl Story {
         Self {
             world: World::new(&Policy::builtin()),
             events: Vec::new(),
-            words: BTreeMap::new(),
+            words: Words::new(),
         }
     }
 
@@ -48,43 +46,28 @@ impl Story {
 
     /// As the store writes it.
     fn write(&mut self, status: StatusUpdate) {
-        let counted = |words: &BTreeMap<String, &str>, id: &String| {
-            words
-                .get(id)
-                .is_some_and(|word| NodeQuarantined::is_counted(word))
-        };
-        match status {
-            StatusUpdate::Event {
-                id,
-                word,
-                if_counted,
-                ..
-            } => {
-                let mut ids = if_counted.iter();
-                if if_counted.is_empty() || ids.any(|id| counted(&self.words, id)) {
-                    self.words.entry(id).or_insert(word.name());
+        let words = status.words(&self.words).into_iter();
+        self.words
+            .extend(words.map(|(id, word, at)| (id, (word.name().to_owned(), Some(at)))));
+        if let StatusUpdate::Cancel { .. } = status {
+            for id in self.events.iter().rev() {
+                let Some((word, _)) = self.words.get_mut(id) else {
+                    continue;
+                };
+                let first = *word == "Quarantined";
+                if *word == "UnQuarantined" {
+                    break;
                 }
-            }
-            StatusUpdate::Cancel { .. } => {
-                for id in self.events.iter().rev() {
-                    let Some(word) = self.words.get_mut(id) else {
-                        continue;
-                    };
-                    let first = *word == "Quarantined";
-                    if *word == "UnQuarantined" {
-                        break;
-                    }
-                    *word = "Cancelled";
-                    if first {
-                        break;
-                    }
+                "Cancelled".clone_into(word);
+                if first {
+                    break;
                 }
             }
         }
     }
 
-    fn words(&self) -> Vec<&'static str> {
-        let word = |id| self.words.get(id).copied().unwrap_or("-");
+    fn words(&self) -> Vec<&str> {
+        let word = |id| self.words.get(id).map_or("-", |(word, _)| word.as_str());
         self.events.iter().map(word).collect()
     }
 }
@@ -265,19 +248,72 @@ fn a_node_that_is_gone_for_good_ends_its_quarantine() {
         if let Some(with) = restart {
             story.world.restart(with);
         }
-        let mut gone = || {
+        let gone = |story: &mut Story| {
             story.world.take(FleetInput::Gone("n1".to_owned()));
             story.world.look_unseen(Fate::Made).statuses
         };
         let node = "n1".to_owned();
         // Behind what is said once more after the restart.
         assert_eq!(
-            gone().last(),
+            gone(&mut story).last(),
             Some(&StatusUpdate::Cancel { node }),
             "{restart:?}"
         );
-        assert_eq!(gone(), []);
+        assert_eq!(gone(&mut story), []);
     }
+}
+
+#[test]
+fn a_fault_that_takes_its_node_out_again_after_a_cancelled_session_has_its_word_again() {
+    let mut story = Story::new();
+    story.event(0, true, false);
+    story.settle();
+    story.world["n1"].unschedulable = false;
+    story.settle();
+    assert_eq!(story.words(), ["Cancelled"]);
+    story.event(0, true, false);
+    story.settle();
+    assert_eq!(story.words(), ["Quarantined", "AlreadyQuarantined"]);
+    story.event(0, false, true);
+    story.settle();
+    let expected = ["Quarantined", "AlreadyQuarantined", "UnQuarantined"];
+    assert_eq!(story.words(), expected);
+}
+
+#[test]
+fn a_recovery_of_what_did_not_count_takes_no_word_from_the_one_that_ended_the_session() {
+    let mut story = Story::new();
+    story.event(0, true, false);
+    story.event(9, false, false);
+    story.settle();
+    let (kept, words) = (story.world.kept(), story.words.clone());
+    story.event(0, false, true);
+    story.event(9, false, true);
+    story.settle();
+    let expected = ["Quarantined", "-", "UnQuarantined", "-"];
+    assert_eq!(story.words(), expected);
+    // What was said of the recoveries is lost with the process.
+    story.words = words;
+    story.world.restart_from(Some(kept));
+    story.settle();
+    assert_eq!(story.words(), expected);
+}
+
+#[test]
+fn a_session_that_a_recovery_ended_before_a_restart_is_not_cancelled_with_its_node() {
+    let mut story = Story::new();
+    story.event(0, true, false);
+    story.settle();
+    let (kept, words) = (story.world.kept(), story.words.clone());
+    story.event(0, false, true);
+    story.settle();
+    story.words = words;
+    story.world.restart_from(Some(kept));
+    story.world.take(FleetInput::Gone("n1".to_owned()));
+    for status in story.world.look_unseen(Fate::Made).statuses {
+        story.write(status);
+    }
+    assert_eq!(story.words(), ["Quarantined", "UnQuarantined"]);
 }
 
 fn book(events: impl Iterator<Item = HealthEvent>) -> FaultBook {
