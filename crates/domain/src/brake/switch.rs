@@ -17,7 +17,7 @@ use crate::future::FutureTimes;
 pub struct Switch {
     /// Whether the `ConfigMap` exists.
     pub exists: bool,
-    /// The state.
+    /// The state of the circuit breaker.
     pub state: BreakerState,
     /// Whether a person asks to drop what has accumulated.
     pub drop_asked: bool,
@@ -29,7 +29,7 @@ pub struct Switch {
     /// When what had accumulated was last dropped: faults last reported up to then start
     /// no session.
     pub dropped_at: Option<Timestamp>,
-    /// Why its annotations are to be written anew, see [`Switch::taken_in`].
+    /// Reasons to write its annotations anew, see [`Switch::taken_in`].
     pub amended: Vec<&'static str>,
 }
 
@@ -45,12 +45,12 @@ pub enum BreakerState {
     Odd(String),
 }
 
-/// What to write into the `ConfigMap`, conditional on what was read.
+/// A change of the `ConfigMap`, conditional on what was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwitchChange {
-    /// What to make of it.
+    /// The switch as it is to be.
     pub wanted: Switch,
-    /// Why, for people.
+    /// The reason, for people.
     pub why: String,
 }
 
