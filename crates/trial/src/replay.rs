@@ -15,7 +15,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use contract::keys;
-use domain::assess::{Desired, FaultRuling};
+use domain::assess::Desired;
 use domain::brake::{Candidate, Hold, NodeLabel};
 use domain::event::Record;
 use domain::fault::Change;
@@ -63,17 +63,17 @@ struct HeldNode {
     since: Timestamp,
 }
 
-/// What a decision is. Serialised names are part of the output of `replay`.
+/// The kind of a decision. Serialised names are part of the output of `replay`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Decided {
     /// The node is taken out of service.
     Quarantine,
-    /// What is on the node is kept in line with the faults that are open.
+    /// Cordon and taints of the node are kept in line with the faults that are open.
     Update,
     /// The node is given back.
     Release,
-    /// What is left is cleaned up after a person gave the node back.
+    /// The marks are cleaned up after a person gave the node back.
     StandDown,
     /// Faults ask for the node, and the brake holds it back. It goes later, and then is a
     /// `Quarantine`, or not at all.
@@ -82,18 +82,18 @@ pub enum Decided {
     Dropped,
 }
 
-/// Something that would have been done to a node. Serialised names are part of the output
+/// A decision about a node. Serialised names are part of the output
 /// of `replay`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Decision {
-    /// When, by the clock of the events.
+    /// Its time, by the clock of the events.
     pub at: Timestamp,
-    /// To which node.
+    /// The node.
     pub node: String,
-    /// What.
+    /// Its kind.
     pub decision: Decided,
-    /// The cordon that it sets (true) or takes back (false); absent where it does neither.
+    /// Whether it sets the cordon or takes it back; absent where it does neither.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cordon: Option<bool>,
     /// Taints that it adds.
@@ -105,24 +105,24 @@ pub struct Decision {
     /// Rule sets that ask for what the node then is.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rule_sets: Vec<String>,
-    /// For people: what holds the node back, where something does.
+    /// The hold that keeps the node in service, for people, where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold: Option<String>,
-    /// For people: what the event did to the node's faults.
+    /// The changes of the node's faults by the event, for people.
     pub because: Vec<String>,
 }
 
-/// How much was done, up to now.
+/// The numbers of a replay, up to now.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Summary {
-    /// Events.
+    /// Number of events.
     pub events: u64,
     /// Nodes that were taken out of service at least once.
     pub taken_out: usize,
-    /// How often a node was taken out of service.
+    /// Number of times that a node was taken out of service.
     pub quarantines: u64,
-    /// How often one was given back.
+    /// Number of times that one was given back.
     pub releases: u64,
     /// Most nodes out of service at one time.
     pub most_at_once: usize,
@@ -221,13 +221,13 @@ impl Replay {
         &self.policy
     }
 
-    /// Limits of the brake that are not applied, because it is not known how many nodes there
-    /// are, or which labels they carry.
+    /// Returns the limits of the brake that are not applied, because it is not known how many nodes
+    /// there are, or which labels they carry.
     pub fn left_out(&self) -> &[String] {
         &self.left_out
     }
 
-    /// Takes in an event, and says what would have been done. Its place in the feed is
+    /// Takes in an event, and returns what would have been decided. Its place in the feed is
     /// where it comes here; its time of acceptance never goes back.
     pub fn take(&mut self, record: &Record) -> Vec<Decision> {
         self.summary.events += 1;
@@ -383,11 +383,6 @@ impl Replay {
         })
     }
 
-    /// Returns what the rules say of the open faults of a node, gravest first.
-    pub fn rulings(&self, node: &str) -> Vec<FaultRuling> {
-        self.desired(node).rulings
-    }
-
     /// Returns what is wanted for a node now.
     pub fn desired(&self, node: &str) -> Desired {
         self.fleet.desired(node)
@@ -497,24 +492,14 @@ impl Decision {
 
     /// Returns whether both do the same to the same node at the same time, whatever for.
     pub fn does_the_same(&self, other: &Self) -> bool {
-        let does = |of: &Self| {
-            let Self {
-                decision,
-                cordon,
-                add_taints,
-                remove_taints,
-                ..
-            } = of.clone();
-            (
-                of.at,
-                of.node.clone(),
-                decision,
-                cordon,
-                add_taints,
-                remove_taints,
-            )
+        // Only these differ between two decisions that do the same.
+        let done = |of: &Self| Self {
+            rule_sets: Vec::new(),
+            hold: None,
+            because: Vec::new(),
+            ..of.clone()
         };
-        does(self) == does(other)
+        done(self) == done(other)
     }
 
     /// Returns what it does, for people: `cordon, add taint gpu=bad:NoSchedule`.

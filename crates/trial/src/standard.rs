@@ -13,7 +13,7 @@ use diagnosis::catalog::{Catalog, Verdict};
 /// An event of a known kind.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Standard {
-    /// What it is, for people: `XID 79`.
+    /// Its name, for people: `XID 79`.
     pub name: String,
     /// The event, on a node named `node`.
     pub event: HealthEvent,
