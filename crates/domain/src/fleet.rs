@@ -114,7 +114,10 @@ impl Fleet {
             settings,
             policy,
             nodes: BTreeMap::new(),
-            brake: BrakeState::default(),
+            brake: BrakeState {
+                stale: true,
+                ..BrakeState::default()
+            },
             begun: Timestamp::UNIX_EPOCH,
             dirty: BTreeSet::new(),
             wakes: Wakes::default(),

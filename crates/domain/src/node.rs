@@ -37,7 +37,7 @@ pub struct NodeView {
     pub machine: Machine,
     /// `spec.providerID`; empty where it has none.
     pub provider_id: Box<str>,
-    /// What else the object has, for [`NodeView::object`].
+    /// The rest of the object, for [`NodeView::object`].
     rest: Rest,
 }
 

@@ -25,7 +25,7 @@ pub(crate) const CORDON_TIME: &str = "%Y-%m-%dT%H-%M-%SZ";
 pub const CORDONED_BEFORE: &str = "the node was cordoned before the session, and stays so";
 
 /// The session on a node: ours, or another gpuwarden's, and what it has done.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Ownership {
     /// Identity of the session.
     pub session_id: String,

@@ -35,7 +35,7 @@ pub struct Process {
     pub pid: Option<i32>,
 }
 
-/// What a reporter's word weighs. A report closes only what its own authority or a lower one
+/// The weight of a reporter's word. A report closes only what its own authority or a lower one
 /// has opened, and what two authorities report is two faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

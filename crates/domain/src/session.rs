@@ -53,7 +53,7 @@ pub const DEADLINE: SignedDuration = SignedDuration::from_secs(60);
 pub const LONGEST_RETRY: SignedDuration = SignedDuration::from_secs(30);
 
 /// The quarantine session of a node, or of one of its devices.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Session {
     /// The part of the node that it is about.
     #[serde(default, skip_serializing_if = "Scope::is_node")]
@@ -262,18 +262,8 @@ impl Session {
     /// Returns a session of a node that has not begun.
     pub fn idle(now: Timestamp) -> Self {
         Self {
-            scope: Scope::Node,
-            phase: Phase::Idle,
-            id: None,
             since: now,
-            failures: 0,
-            not_before: None,
-            pending_since: None,
-            asked: false,
-            returns: Vec::new(),
-            back_at: None,
-            times: FutureTimes::default(),
-            watched: false,
+            ..Self::default()
         }
     }
 

@@ -80,7 +80,7 @@ pub type Words = BTreeMap<String, (String, Option<Timestamp>)>;
 pub struct Reports {
     /// Those that wait, in the order in which they came.
     waiting: VecDeque<Report>,
-    /// The session that was on the node at the last look.
+    /// Id of the session that was on the node at the last look.
     session: Option<String>,
     /// Events that it counts: they have their word.
     counted: BTreeSet<String>,

@@ -14,7 +14,7 @@ use crate::reporter::Authority;
 const MAX_CHECKS: u16 = 4_096;
 /// Most checks of one node; the monitors of NVSentinel together have about 40.
 const MAX_CHECKS_PER_NODE: usize = 128;
-/// Of both, the part up to which users' checks are noted: the rest is for the monitors.
+/// Divisor of both limits for users' checks: the rest is for the monitors.
 const USERS_PART: usize = 2;
 
 /// The checks that were heard of, by node.

@@ -25,7 +25,7 @@ pub struct Machine {
     pub registered_at: Option<Timestamp>,
 }
 
-/// What is known of the machine that the newest report of a fault is of.
+/// The machine that the newest report of a fault is of, as far as it is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
     /// Boot id, where the report names it: those from a kernel log do.

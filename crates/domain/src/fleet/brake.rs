@@ -34,7 +34,7 @@ pub struct Switched {
 }
 
 /// The state of the brake.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct BrakeState {
     /// The switches that people have set.
     pub(super) switched: Switched,
@@ -43,7 +43,7 @@ pub(super) struct BrakeState {
     /// The nodes that wait, with what is wanted for them.
     pub(super) waiting: BTreeMap<String, Desired>,
     /// The ones of them that were looked at since the brake was last asked.
-    looked_at: BTreeSet<String>,
+    pub(super) looked_at: BTreeSet<String>,
     /// When nodes were last taken out of service, of those that are back.
     pub(super) recent: BTreeMap<String, Timestamp>,
     /// Whether something has changed since it was last asked.
@@ -76,21 +76,6 @@ impl Switched {
 }
 
 // === impl BrakeState ===
-
-impl Default for BrakeState {
-    fn default() -> Self {
-        Self {
-            switched: Switched::default(),
-            pause_ends: None,
-            waiting: BTreeMap::new(),
-            looked_at: BTreeSet::new(),
-            recent: BTreeMap::new(),
-            stale: true,
-            doubt_ends: None,
-            plan: Plan::default(),
-        }
-    }
-}
 
 impl BrakeState {
     /// Takes in that something has changed that it looks at.

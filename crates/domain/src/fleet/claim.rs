@@ -45,7 +45,7 @@ pub(super) enum Claim {
     Ours,
     /// It carries another gpuwarden's: it is left alone.
     Anothers,
-    /// Not known yet: looked at again when the store has answered, or the feed or the node
+    /// That is not known yet: it is looked at again when the store has answered, or the feed or the node
     /// brings something.
     Later,
 }

@@ -16,7 +16,7 @@ use crate::session::{Observed, Session};
 use crate::status::Reports;
 
 /// The state of one node.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct NodeEntry {
     /// The node as last seen; `None`: the cluster does not have it, or there is no cluster.
     pub(super) view: Option<Arc<NodeView>>,
@@ -34,13 +34,13 @@ pub(super) struct NodeEntry {
     pub(super) reports: Reports,
     /// The patch that is made on it.
     pub(super) patch: PatchState,
-    /// What is known of whose session it carries.
+    /// The state of whose session it carries.
     pub(super) claim: ClaimState,
-    /// What was noted for its story, and is not noted again.
+    /// The things that were noted for its story.
     pub(super) noted: Noted,
     /// Whether it is out of service, as the node itself says (in a dry run: would say).
     own: Option<Out>,
-    /// Why it is held back.
+    /// The hold that keeps it in service, if there is one.
     pub(super) hold: Option<Hold>,
 }
 
@@ -89,12 +89,12 @@ pub(super) struct Noted {
 pub(super) enum Awaits {
     /// Whether it has the events on the node.
     Found,
-    /// To append these events that the node lists.
+    /// Whether it has appended these events that the node lists.
     TakenOver {
         /// Their ids as listed.
         listed: Vec<String>,
     },
-    /// To append what closes faults of a machine that is gone.
+    /// Whether it has appended the events that close faults of a machine that is gone.
     Closed {
         /// The note for the story of the node.
         text: String,
@@ -109,18 +109,8 @@ impl NodeEntry {
     /// Returns the entry of a node of which nothing is known.
     pub(super) fn new(now: Timestamp) -> Self {
         Self {
-            view: None,
-            observed: None,
-            pretended: NodeChange::default(),
-            absent_since: None,
             session: Session::idle(now),
-            devices: BTreeMap::new(),
-            reports: Reports::default(),
-            patch: PatchState::default(),
-            claim: ClaimState::default(),
-            noted: Noted::default(),
-            own: None,
-            hold: None,
+            ..Self::default()
         }
     }
 

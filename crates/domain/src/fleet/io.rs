@@ -22,7 +22,7 @@ use crate::status::StatusUpdate;
 pub enum FleetInput {
     /// All events that the feed had at the start are recorded.
     CaughtUp,
-    /// What had found no room in the book was read again.
+    /// Reports that had found no room in the book were read again.
     Reread(Box<Rereading>),
     /// The policy that holds; `None` where it is not known yet.
     Policy(Option<Arc<Policy>>),

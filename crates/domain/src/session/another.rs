@@ -10,7 +10,7 @@ use super::change::release;
 use crate::node::{NodeChange, NodeView};
 use crate::ownership::{Maker, Ownership};
 
-/// What is said where the node is the one that this process runs on.
+/// Said where the node is the one that this process runs on.
 pub const ON_OUR_NODE: &str =
     "session on our node by another store: two gpuwardens run for one node name, or did; stop one";
 

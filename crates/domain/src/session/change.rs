@@ -42,18 +42,14 @@ pub(super) fn quarantine(
     let id = first.map(|counted| counted.event.id.clone());
     let own = Ownership {
         session_id: id.unwrap_or_default(),
-        since: None,
         mark: SessionMark {
             by: marks.maker.clone(),
             store: marks.store.clone(),
             returns: returns.to_vec(),
             ..SessionMark::default()
         },
-        events: Vec::new(),
-        cordoned: false,
-        cordon_pre_existing: false,
-        taints: Vec::new(),
         replaced_labels: Some(BTreeMap::new()),
+        ..Ownership::default()
     };
     let mut draft = Draft::new(node, &own, marks, now);
     draft.update(desired, released_at);

@@ -336,3 +336,17 @@ fn a_notice_is_shown_for_a_day_and_is_no_open_fault_unless_the_policy_wants_it()
         assert_eq!(status(&world), shown.filter(|(_, open, _)| *open > 0));
     }
 }
+
+#[test]
+fn a_node_that_was_cordoned_before_its_session_is_told_to_stay_so() {
+    let mut world = World::new(&Policy::builtin());
+    world["n1"].unschedulable = true;
+    world.fault(0);
+    world.settle();
+    let status = world.fleet.status("n1").unwrap();
+    let said = |text: &String| text.ends_with("was cordoned before the session, and stays so");
+    assert!(status.notes.iter().any(said), "{status:?}");
+    world.recovery(0);
+    let notes = world.look(Fate::Made).notes;
+    assert!(notes.iter().any(|note| said(&note.text)), "{notes:?}");
+}
