@@ -202,14 +202,10 @@ impl Replay {
         let (budgets, left_out): (Vec<_>, Vec<_>) = budgets.into_iter().partition(|budget| {
             listed || budget.per.is_none() && matches!(budget.max, Amount::Nodes(_))
         });
-        let (window, no_window) = if listed {
-            (window, None)
-        } else {
-            (None, window)
-        };
         let left_out = left_out.iter().map(ToString::to_string);
-        let no_window = no_window.iter().map(ToString::to_string);
+        let no_window = window.iter().filter(|_| !listed).map(ToString::to_string);
         self.left_out = left_out.chain(no_window).collect();
+        let window = window.filter(|_| listed);
         let policy = limited(&self.policy, Brake { budgets, window });
         let now = self.now.unwrap_or(Timestamp::UNIX_EPOCH);
         self.fleet.take(FleetInput::Policy(Some(policy)), now);

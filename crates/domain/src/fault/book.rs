@@ -219,9 +219,8 @@ impl FaultBook {
             .iter()
             .flat_map(|subject| codes.iter().map(move |code| (subject, code)))
         {
-            if self.faults(node).iter().any(|fault| {
-                fault.code == *code && fault.reported_as(event) && fault.subject.same(subject)
-            }) {
+            let mut faults = self.faults(node).iter();
+            if faults.any(|fault| fault.is(event, code, subject)) {
                 continue;
             }
             if self.closed.after(record, code, subject) {
@@ -321,10 +320,15 @@ fn note_once(changes: &mut Vec<Change>, ignored: Ignored) {
 
 impl Fault {
     /// Returns whether an event is of the agent, the check and the authority that report it.
-    pub(super) fn reported_as(&self, event: &HealthEvent) -> bool {
+    fn reported_as(&self, event: &HealthEvent) -> bool {
         self.check == event.check_name
             && self.agent == event.agent
             && self.authority == Authority::of(event)
+    }
+
+    /// Returns whether it is what an event reports by a code and a subject.
+    pub(super) fn is(&self, event: &HealthEvent, code: &str, subject: &Subject) -> bool {
+        self.code == code && self.reported_as(event) && self.subject.same(subject)
     }
 
     /// Returns the one of an event's subjects of which the event reports this fault; `None`: it

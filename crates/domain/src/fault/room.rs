@@ -293,12 +293,8 @@ impl FaultBook {
         }
         for fault in found.nodes.remove(&node).unwrap_or_default() {
             let faults = self.nodes.entry(node.clone()).or_default();
-            let is_known = faults.iter().any(|known| {
-                known.code == fault.code
-                    && known.reported_as(&fault.event)
-                    && known.subject.same(&fault.subject)
-            });
-            if is_known {
+            let same = |known: &Fault| known.is(&fault.event, &fault.code, &fault.subject);
+            if faults.iter().any(same) {
                 continue;
             }
             match choose(faults, &fault.event, None, fault.bytes) {
