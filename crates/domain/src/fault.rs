@@ -1,4 +1,4 @@
-//! Faults: what is broken, where, since when.
+//! Faults: the things that are broken, where, and since when.
 //!
 //! An event is a message; a fault is the state that it opens, refreshes or closes.
 //! [`FaultBook`] is that state, a projection of the event log: recording the same

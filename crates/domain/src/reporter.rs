@@ -1,4 +1,4 @@
-//! Who reported an event, as the connector that took it has seen it.
+//! The reporter of an event, as the connector that took it has seen it.
 //!
 //! A message may say anything of its sender; the connector knows better. It notes the
 //! reporter in the event's metadata, where nobody else can write: keys under `gpuwarden.dev/`

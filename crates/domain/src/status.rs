@@ -1,4 +1,4 @@
-//! What became of each event: the `nodequarantined` of its record.
+//! The `nodequarantined` of the record of each event, which says what became of it.
 //!
 //! The words are NVSentinel's: `Quarantined` for the event that took its node out,
 //! `AlreadyQuarantined` for a further one of the same session (a recovery of a part, too),
@@ -20,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::assess::Desired;
 use crate::fault::Fault;
+use crate::ownership::Ownership;
 use crate::session::Observed;
 
 /// Most events of a node that wait for their word; the oldest goes without one then. As many
@@ -215,6 +216,18 @@ impl Reports {
         if !restored {
             statuses.extend(cancel);
         }
+        self.count(own, desired, at, &mut statuses);
+        statuses
+    }
+
+    /// Takes in that the session on the node counts what it lists, and what is wanted.
+    fn count(
+        &mut self,
+        own: &Ownership,
+        desired: &Desired,
+        at: Timestamp,
+        statuses: &mut Vec<StatusUpdate>,
+    ) {
         let listed = own.events.iter().map(|event| &event.id);
         let wanted = desired.events.iter().map(|counted| &counted.event.id);
         let counted: BTreeSet<String> = listed.chain(wanted).cloned().collect();
@@ -240,7 +253,6 @@ impl Reports {
                 }
             }
         }
-        statuses
     }
 
     /// Forgets all of a node that is gone, or another's. Returns the updates to write: a session of

@@ -1,4 +1,4 @@
-//! How two policies differ: on the events of known monitors, and in the settings beside
+//! The differences of two policies: on the events of known monitors, and in the settings beside
 //! their rules.
 
 use diagnosis::catalog::Catalog;

@@ -230,21 +230,25 @@ fn never_so(compared: &Compared) -> Option<(String, String)> {
             )
         });
     }
-    let text = literal.as_str()?;
-    let names: Vec<&str> = match field.as_str() {
+    unknown_name(field, *how, literal.as_str()?)
+}
+
+/// Returns why no known monitor sends a name in a field, and what to do; `None` where one does.
+fn unknown_name(field: &str, how: How, name: &str) -> Option<(String, String)> {
+    let names: Vec<&str> = match field {
         "agent" => standard::agents().collect(),
         "checkName" => standard::checks().collect(),
         "componentClass" => standard::component_classes().to_vec(),
         _ => return None,
     };
     let known = match how {
-        How::Equality => names.contains(&text),
-        How::Prefix => names.iter().any(|name| name.starts_with(text)),
+        How::Equality => names.contains(&name),
+        How::Prefix => names.iter().any(|known| known.starts_with(name)),
     };
     if known {
         return None;
     }
-    let meant = nearest(text, names.iter().copied(), 1);
+    let meant = nearest(name, names.iter().copied(), 1);
     let hint = match meant.first() {
         Some(meant) => format!("did you mean '{meant}'?"),
         // Checks and classes have names of their own in many monitors; agents are few.
@@ -254,10 +258,8 @@ fn never_so(compared: &Compared) -> Option<(String, String)> {
             names.join(", ")
         ),
     };
-    Some((
-        format!("no known monitor sends event.{field} {shown}"),
-        hint,
-    ))
+    let what = format!("no known monitor sends event.{field} '{name}'");
+    Some((what, hint))
 }
 
 #[cfg(test)]

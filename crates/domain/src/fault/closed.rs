@@ -1,4 +1,4 @@
-//! Which faults were closed lately: a report that was made before, and comes after, opens
+//! The faults that were closed lately: a report that was made before, and comes after, opens
 //! nothing.
 //!
 //! Reports are counted, and wait in outboxes; a recovery may come another way, and be here

@@ -1,4 +1,4 @@
-//! Which checks have said anything about which node.
+//! The checks that have spoken of each node.
 //!
 //! Open faults tell what is broken. That a check is well can only be said of one that has
 //! spoken: a condition on a node of which we know nothing may be another's, and true.

@@ -1,4 +1,4 @@
-//! Of which machine a fault is. Faults are kept by the name of their node, and a node is
+//! The machine of a fault. Faults are kept by the name of their node, and a node is
 //! sometimes replaced by another machine under its name; what was wrong with the old one then
 //! says nothing of the new one.
 //!

@@ -1,4 +1,5 @@
-//! Who gets room in the book where it is full, and what is remembered of those who did not.
+//! The room of the fault book: who gets it where it is full, and how reports that got none are read
+//! again.
 //!
 //! Anybody who may report can report a thousand faults. So each authority has a room of its
 //! own, and within it no reporter takes the place of another that has less: where the room is

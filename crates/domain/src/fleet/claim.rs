@@ -1,4 +1,4 @@
-//! Whose session is on a node: ours, lost and to be taken over, or another's.
+//! The claim to the session on a node: it is ours, lost and to be taken over, or another's.
 //!
 //! Every gpuwarden sees all nodes of its cluster, and several may run in one: one on each
 //! machine. A quarantined node is ours if our store knows an event that the node lists.
@@ -75,7 +75,7 @@ impl Owns {
 // === impl Fleet ===
 
 impl Fleet {
-    /// Returns whose session a node carries, which says what is `own`. Asks the store, and
+    /// Returns whose session a node carries, where the node says that it is `own`. Asks the store, and
     /// takes over what is ours and was lost.
     pub(super) fn claim(&mut self, name: &str, own: Option<&Ownership>) -> Claim {
         let Some(own) = own else {

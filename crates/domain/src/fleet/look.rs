@@ -1,4 +1,4 @@
-//! Looking at a node: what its faults ask for, what its session says, and what follows.
+//! A look at a node: asks the policy about its faults, steps its session, and plans what follows.
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! How the nodes and the brake are shown.
+//! The views of the nodes and of the brake, for the page, the API and the command line
+//! ([`crate::view`]).
 
 use std::collections::{BTreeMap, BTreeSet};
 

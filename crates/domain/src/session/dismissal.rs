@@ -1,4 +1,4 @@
-//! Which faults a person has dismissed by giving a node back.
+//! The faults that a person has dismissed by giving a node back.
 
 use contract::keys;
 use jiff::{SignedDuration, Timestamp};
@@ -8,7 +8,7 @@ use crate::assess::{CountedEvent, Desired, Dismissal, DismissedBy};
 use crate::future::FutureTimes;
 use crate::ownership::{Ownership, ReleaseRequest, released_at};
 
-/// Returns which faults of a node do not count: those that a person has dismissed by giving the
+/// Returns the faults of a node that do not count: those that a person has dismissed by giving the
 /// node back, or by dropping what the brake had held back at `dropped_at`. The latter are
 /// those of nodes that were in service then: a session that had begun keeps its faults.
 /// `times` says as what times of the future on the node count.
