@@ -175,23 +175,14 @@ impl Ownership {
         let taints = annotation(keys::QUARANTINE_APPLIED_TAINTS)
             .and_then(|text| serde_json::from_str(text).ok())
             .unwrap_or_default();
-        let (session_id, since, mark, replaced_labels) = match session {
-            Some(SessionAnnotation {
-                id,
-                since,
-                mark,
-                labels,
-            }) => (id, Some(since), mark, Some(labels)),
-            None => {
-                let first = events.first().map(|event| event.id.clone());
-                let since = cordon_timestamp(node);
-                (
-                    first.unwrap_or_default(),
-                    since,
-                    SessionMark::default(),
-                    None,
-                )
-            }
+        let (session_id, since, mark, replaced_labels) = if let Some(session) = session {
+            let since = Some(session.since);
+            (session.id, since, session.mark, Some(session.labels))
+        } else {
+            let first = events.first().map(|event| event.id.clone());
+            let since = cordon_timestamp(node);
+            let mark = SessionMark::default();
+            (first.unwrap_or_default(), since, mark, None)
         };
         Some(Self {
             session_id,

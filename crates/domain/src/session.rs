@@ -44,6 +44,7 @@ use crate::journal::EntryKind;
 use crate::node::{NodeChange, NodeView};
 use crate::ownership::{Maker, Ownership, released_at};
 use crate::policy::Policy;
+use change::Draft;
 pub use dismissal::dismissal;
 pub use step::step;
 
@@ -204,7 +205,7 @@ pub fn without_ours(node: &NodeView, marks: &Marks) -> NodeView {
         ..marks.clone()
     };
     // Its time is only written into the labels that are left out.
-    let release = |own| change::release(node, &own, &silent, Timestamp::UNIX_EPOCH);
+    let release = |own| Draft::new(node, &own, &silent, Timestamp::UNIX_EPOCH).release();
     let mut change = Ownership::read(node).map_or_else(NodeChange::default, release);
     for key in [contract::keys::RELEASED_AT, contract::keys::RELEASE] {
         if node.annotations.contains_key(key) {

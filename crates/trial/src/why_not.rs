@@ -294,30 +294,26 @@ fn anothers_check(situation: &Situation<'_>) -> Option<Check> {
     if !situation.anothers {
         return None;
     }
-    let mut text = "the node carries the session of another gpuwarden".to_owned();
+    let text = "the node carries the session of another gpuwarden";
     let Some((view, own)) =
         (situation.observed).and_then(|node| Some((&node.view, node.own.as_deref()?)))
     else {
         return Some(stops("session", text));
     };
-    text = format!(
-        "{text}, {}{}: it is left alone, and counts as out of service",
-        another::who(own, situation.node),
-        another::since(own)
-    );
-    let mut check = stops("session", text);
-    if situation.on_our_node {
-        check.details.push(another::ON_OUR_NODE.to_owned());
-    }
-    check = check.fix(&format!(
+    let (who, since) = (another::who(own, situation.node), another::since(own));
+    let text = format!("{text}, {who}{since}: it is left alone, and counts as out of service");
+    let on_our_node = situation.on_our_node.then_some(another::ON_OUR_NODE);
+    let uncordoned = (own.cordoned && !view.unschedulable)
+        .then_some("somebody has uncordoned the node; only who made the session takes that in");
+    let details = on_our_node.into_iter().chain(uncordoned);
+    let check = Check {
+        details: details.map(str::to_owned).collect(),
+        ..stops("session", text)
+    };
+    Some(check.fix(&format!(
         "it ends when that gpuwarden gives the node back; where that is gone for good: {}",
         another::end_by_hand(own, view)
-    ));
-    if own.cordoned && !view.unschedulable {
-        let seen = "somebody has uncordoned the node; only who made the session takes that in";
-        check.details.push(seen.to_owned());
-    }
-    Some(check)
+    )))
 }
 
 /// Returns what holds back a quarantine that the rules ask for.

@@ -100,12 +100,6 @@ impl BrakeState {
         self.stale |= self.waiting.remove(name).is_some();
     }
 
-    /// Takes back what was saved.
-    pub(super) fn restore(&mut self, recent: BTreeMap<String, Timestamp>) {
-        self.recent = recent;
-        self.stale = true;
-    }
-
     /// Takes in that a node is back in service, and was taken out then. Returns whether that is to
     /// be saved.
     pub(super) fn back(&mut self, name: &str, since: Option<Timestamp>) -> bool {

@@ -52,7 +52,8 @@ impl Fleet {
         self.book = kept.book;
         self.begun = kept.begun;
         self.unsaved.nodes.extend(kept.unsaved);
-        self.brake.restore(kept.recently_out);
+        self.brake.recent = kept.recently_out;
+        self.brake.mark_stale();
         if self.writes() {
             for (name, sessions) in kept.sessions {
                 let entry = self.entry(&name);

@@ -64,7 +64,7 @@ impl Fleet {
         let session = match entry.ownership().filter(|_| not_ours) {
             Some(own) => Some((Phase::Quarantined, Some(&own.session_id))),
             None => (entry.session.phase != Phase::Idle)
-                .then(|| (entry.session.phase, entry.session.id.as_ref())),
+                .then_some((entry.session.phase, entry.session.id.as_ref())),
         };
         let faults = self.book.faults(name).iter();
         let (mut notices, mut open): (Vec<&Fault>, Vec<&Fault>) =

@@ -6,7 +6,7 @@
 use jiff::Timestamp;
 
 use super::Marks;
-use super::change::release;
+use super::change::Draft;
 use crate::node::{NodeChange, NodeView};
 use crate::ownership::{Maker, Ownership};
 
@@ -41,7 +41,8 @@ pub fn since(own: &Ownership) -> String {
 
 /// Returns the command that takes off the node what the session has done to it.
 pub fn end_by_hand(own: &Ownership, node: &NodeView) -> String {
-    let change = release(node, own, &Marks::default(), Timestamp::UNIX_EPOCH);
+    let marks = Marks::default();
+    let change = Draft::new(node, own, &marks, Timestamp::UNIX_EPOCH).release();
     kubectl(&change, &node.name).join(" && ")
 }
 

@@ -21,7 +21,7 @@ const ANNOTATED_MESSAGE_BYTES: usize = 1024;
 const ANNOTATION_BYTES: usize = 128 * 1024;
 
 /// A change in the making, of a node by the session that it carries.
-struct Draft<'a> {
+pub(super) struct Draft<'a> {
     node: &'a NodeView,
     own: &'a Ownership,
     marks: &'a Marks,
@@ -52,7 +52,7 @@ pub(super) fn quarantine(
         ..Ownership::default()
     };
     let mut draft = Draft::new(node, &own, marks, now);
-    draft.update(desired, released_at);
+    draft.bring_in_line(desired, released_at);
     // A request to release a node means the session that it had then, and no later one.
     for mark in [
         keys::UNCORDONED_MANUALLY,
@@ -64,78 +64,16 @@ pub(super) fn quarantine(
     draft.change
 }
 
-/// Returns the change that brings what the session has done in line with what is wanted.
-/// `released_at` is to be written in the place of a time of the future.
-pub(super) fn update(
-    node: &NodeView,
-    own: &Ownership,
-    desired: &Desired,
-    marks: &Marks,
-    released_at: Option<Timestamp>,
-    now: Timestamp,
-) -> NodeChange {
-    let mut draft = Draft::new(node, own, marks, now);
-    draft.update(desired, released_at);
-    draft.change
-}
-
-/// Returns the change that notes on the node until when it waits to be given back: it is not given
-/// back earlier by who has lost what it knew.
-pub(super) fn note_wait(
-    node: &NodeView,
-    own: &Ownership,
-    marks: &Marks,
-    now: Timestamp,
-) -> NodeChange {
-    let mut draft = Draft::new(node, own, marks, now);
-    draft.write_session(BTreeMap::new());
-    draft.change
-}
-
-/// Returns the change that gives the node back as it was.
-pub(super) fn release(
-    node: &NodeView,
-    own: &Ownership,
-    marks: &Marks,
-    now: Timestamp,
-) -> NodeChange {
-    let mut draft = Draft::new(node, own, marks, now);
-    if own.cordoned {
-        draft.uncordon();
-    }
-    draft.clean_up();
-    draft.change
-}
-
-/// Returns the change that cleans up after a person has ended the session, or does what they asked
-/// for, and remembers it.
-pub(super) fn stand_down(
-    node: &NodeView,
-    own: &Ownership,
-    by_hand: ByHand,
-    released_at: Timestamp,
-    marks: &Marks,
-    now: Timestamp,
-) -> NodeChange {
-    let mut draft = Draft::new(node, own, marks, now);
-    // Who removes a taint leaves the cordon, as the reference has it.
-    if own.cordoned && !own.cordon_pre_existing && by_hand == ByHand::Released {
-        draft.change.unschedulable = node.unschedulable.then_some(false);
-    }
-    let mark = match by_hand {
-        ByHand::Uncordoned | ByHand::Released => keys::UNCORDONED_MANUALLY,
-        ByHand::Untainted => keys::UNTAINTED_MANUALLY,
-    };
-    draft.annotate(mark, Some(keys::TRUE.to_owned()));
-    draft.annotate(keys::RELEASED_AT, Some(released_at.to_string()));
-    draft.clean_up();
-    draft.change
-}
-
 // === impl Draft ===
 
 impl<'a> Draft<'a> {
-    fn new(node: &'a NodeView, own: &'a Ownership, marks: &'a Marks, now: Timestamp) -> Self {
+    /// Returns a change of nothing yet.
+    pub(super) fn new(
+        node: &'a NodeView,
+        own: &'a Ownership,
+        marks: &'a Marks,
+        now: Timestamp,
+    ) -> Self {
         Self {
             node,
             own,
@@ -145,6 +83,50 @@ impl<'a> Draft<'a> {
         }
     }
 
+    /// Returns the change that brings what the session has done in line with what is wanted.
+    /// `released_at` is to be written in the place of a time of the future.
+    pub(super) fn update(
+        mut self,
+        desired: &Desired,
+        released_at: Option<Timestamp>,
+    ) -> NodeChange {
+        self.bring_in_line(desired, released_at);
+        self.change
+    }
+
+    /// Returns the change that notes on the node until when it waits to be given back: it is not
+    /// given back earlier by who has lost what it knew.
+    pub(super) fn note_wait(mut self) -> NodeChange {
+        self.write_session(BTreeMap::new());
+        self.change
+    }
+
+    /// Returns the change that gives the node back as it was.
+    pub(super) fn release(mut self) -> NodeChange {
+        if self.own.cordoned {
+            self.uncordon();
+        }
+        self.clean_up();
+        self.change
+    }
+
+    /// Returns the change that cleans up after a person has ended the session, or does what they
+    /// asked for, and remembers it.
+    pub(super) fn stand_down(mut self, by_hand: ByHand, released_at: Timestamp) -> NodeChange {
+        // Who removes a taint leaves the cordon, as the reference has it.
+        if self.own.cordoned && !self.own.cordon_pre_existing && by_hand == ByHand::Released {
+            self.change.unschedulable = self.node.unschedulable.then_some(false);
+        }
+        let mark = match by_hand {
+            ByHand::Uncordoned | ByHand::Released => keys::UNCORDONED_MANUALLY,
+            ByHand::Untainted => keys::UNTAINTED_MANUALLY,
+        };
+        self.annotate(mark, Some(keys::TRUE.to_owned()));
+        self.annotate(keys::RELEASED_AT, Some(released_at.to_string()));
+        self.clean_up();
+        self.change
+    }
+
     /// Sets an annotation, or removes it, where that is a change.
     fn annotate(&mut self, key: &str, value: Option<String>) {
         if self.node.annotations.get(key) != value.as_ref() {
@@ -152,7 +134,7 @@ impl<'a> Draft<'a> {
         }
     }
 
-    fn update(&mut self, desired: &Desired, released_at: Option<Timestamp>) {
+    fn bring_in_line(&mut self, desired: &Desired, released_at: Option<Timestamp>) {
         if let Some(released_at) = released_at {
             self.annotate(keys::RELEASED_AT, Some(released_at.to_string()));
         }

@@ -5,6 +5,7 @@ use contract::keys;
 use jiff::Timestamp;
 use serde_json::json;
 
+use super::change::Draft;
 use super::{
     DEADLINE, Effect, Intent, Marks, Note, Observed, Patch, Phase, Session, Step, change, returns,
 };
@@ -69,7 +70,7 @@ pub fn step(
                 .unwrap_or(now);
             step.enter(Phase::Quarantined, desired, since, "seen on the node");
             let own = own.in_phase(step.session.since, None);
-            let change = change::update(node, &own, desired, marks, released_at, now);
+            let change = Draft::new(node, &own, marks, now).update(desired, released_at);
             step.drive(Intent::Update, change, now);
         }
         (Some(own), None) => {
@@ -187,7 +188,7 @@ impl Step {
         self.enter(Phase::Releasing, desired, now, &ending.why);
         // Who has not seen it done does not know when it was, however often it is tried.
         self.session.watched = watched;
-        let change = change::stand_down(node, own, ending.by_hand, up_to, marks, now);
+        let change = Draft::new(node, own, marks, now).stand_down(ending.by_hand, up_to);
         self.drive(Intent::StandDown, change, now);
     }
 
@@ -202,7 +203,7 @@ impl Step {
         let wait = returns::wait(session.returns.len());
         let back_at = *session.back_at.get_or_insert(now + wait);
         if own.undone_by_hand(node).is_some() || now >= back_at {
-            let change = change::release(node, &own, marks, now);
+            let change = Draft::new(node, &own, marks, now).release();
             self.drive(Intent::Release, change, now);
             return;
         }
@@ -214,7 +215,7 @@ impl Step {
             }));
         }
         let own = own.in_phase(session.since, Some(back_at));
-        let change = change::note_wait(node, &own, marks, now);
+        let change = Draft::new(node, &own, marks, now).note_wait();
         self.drive(Intent::Update, change, now);
     }
 

@@ -34,7 +34,7 @@ impl Story {
     /// One look.
     fn look(&mut self, fate: Fate) {
         for status in self.world.look(fate).statuses {
-            self.write(status);
+            self.write(&status);
         }
     }
 
@@ -45,7 +45,7 @@ impl Story {
     }
 
     /// As the store writes it.
-    fn write(&mut self, status: StatusUpdate) {
+    fn write(&mut self, status: &StatusUpdate) {
         let words = status.words(&self.words).into_iter();
         self.words
             .extend(words.map(|(id, word, at)| (id, (word.name().to_owned(), Some(at)))));
@@ -311,7 +311,7 @@ fn a_session_that_a_recovery_ended_before_a_restart_is_not_cancelled_with_its_no
     story.world.restart_from(Some(kept));
     story.world.take(FleetInput::Gone("n1".to_owned()));
     for status in story.world.look_unseen(Fate::Made).statuses {
-        story.write(status);
+        story.write(&status);
     }
     assert_eq!(story.words(), ["Quarantined", "UnQuarantined"]);
 }
