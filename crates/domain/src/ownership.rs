@@ -238,9 +238,9 @@ impl Ownership {
         self
     }
 
-    /// Returns whether the node stays cordoned when it is given back.
-    pub fn keeps_cordon(&self) -> bool {
-        self.cordoned && self.cordon_pre_existing
+    /// Returns whether `node` stays cordoned when it is given back.
+    pub fn keeps_cordon(&self, node: &NodeView) -> bool {
+        self.cordoned && self.cordon_pre_existing && node.unschedulable
     }
 
     /// Returns whether the node is out only because a sender asked for it (`force`).

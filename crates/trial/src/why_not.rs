@@ -257,9 +257,11 @@ fn node_check(node: &str, in_cluster: Option<bool>, observed: Option<&Observed>)
     match in_cluster {
         Some(true) => {
             let cordoned = observed.filter(|node| node.view.unschedulable);
-            let text = match cordoned.map(|node| node.own.as_deref()) {
-                Some(None) => "the cluster has it, cordoned, and not by gpuwarden: it stays so",
-                Some(Some(own)) if own.keeps_cordon() => {
+            let text = match cordoned.map(|node| (&node.view, node.own.as_deref())) {
+                Some((_, None)) => {
+                    "the cluster has it, cordoned, and not by gpuwarden: it stays so"
+                }
+                Some((view, Some(own))) if own.keeps_cordon(view) => {
                     "the cluster has it; it was cordoned before us: it stays so"
                 }
                 _ => "the cluster has it",

@@ -12,7 +12,7 @@ use crate::assess::{Dismissal, DismissedBy, is_notice};
 use crate::brake::{Hold, Use};
 use crate::fault::{Fault, not_fully_seen};
 use crate::ownership::{CORDONED_BEFORE, Ownership};
-use crate::session::{Phase, another};
+use crate::session::{Observed, Phase, another};
 use crate::view::{
     AnotherView, BrakeView, FaultView, LimitView, NodeState, NodeStatus, SessionView,
 };
@@ -157,7 +157,12 @@ impl Fleet {
             if entry.claim.on_our_node {
                 notes.push(another::ON_OUR_NODE.to_owned());
             }
-        } else if entry.ownership().is_some_and(Ownership::keeps_cordon) {
+        } else if let Some(Observed {
+            view,
+            own: Some(own),
+        }) = &entry.observed
+            && own.keeps_cordon(view)
+        {
             notes.push(CORDONED_BEFORE.to_owned());
         }
         notes.extend(entry.hold.as_ref().map(|hold| format!("held back: {hold}")));

@@ -76,7 +76,7 @@ pub fn step(
         (Some(own), None) => {
             let waits_since = (own.in_phase_since(now)).filter(|_| step.session.back_at.is_some());
             let since = waits_since.unwrap_or(now);
-            let why = own.with_cordon_before("no open fault asks for it any more");
+            let why = own.with_cordon_before(node, "no open fault asks for it any more");
             step.enter(Phase::Releasing, desired, since, &why);
             step.give_back(node, own, marks, now);
         }
@@ -120,7 +120,7 @@ fn ended_by_hand(
         return Some(EndByHand {
             by_hand: ByHand::Released,
             dismissed_up_to,
-            why: own.with_cordon_before(&format!("released by {by}: {reason}{future}")),
+            why: own.with_cordon_before(node, &format!("released by {by}: {reason}{future}")),
         });
     }
     let by_hand = own.undone_by_hand(node).filter(|_| desired.wanted())?;
@@ -254,8 +254,8 @@ impl Step {
 
 impl Ownership {
     /// Returns why the session ends, with the news that the node stays cordoned where it does.
-    fn with_cordon_before(&self, why: &str) -> String {
-        if self.keeps_cordon() {
+    fn with_cordon_before(&self, node: &NodeView, why: &str) -> String {
+        if self.keeps_cordon(node) {
             format!("{why}; {CORDONED_BEFORE}")
         } else {
             why.to_owned()
