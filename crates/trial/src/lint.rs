@@ -135,17 +135,22 @@ fn of_rule_set(rule_set: &RuleSet, events: &[Standard], warnings: &mut Vec<Warni
     let harmless = matched.iter().filter(|event| event.is_harmless());
     let harmless: Vec<&str> = harmless.map(|event| event.name.as_str()).collect();
     if !harmless.is_empty() {
-        let (named, more) = harmless.split_at(NAMED.min(harmless.len()));
-        let more = match more.len() {
-            0 => String::new(),
-            more => format!("; and {more} more"),
-        };
-        let named = named.join("; ");
+        let named = named(&harmless);
         warn(
-            format!("it takes nodes out for what its source calls harmless: {named}{more}"),
+            format!("it takes nodes out for what its source calls harmless: {named}"),
             "`gpuwarden catalog xid CODE` tells what a code means; add event.isFatal where \
              that is not meant",
         );
+    }
+}
+
+/// Returns the first of several names, and how many more there are.
+fn named(names: &[&str]) -> String {
+    let (named, more) = names.split_at(NAMED.min(names.len()));
+    let named = named.join("; ");
+    match more.len() {
+        0 => named,
+        more => format!("{named}; and {more} more"),
     }
 }
 

@@ -166,17 +166,7 @@ impl Fleet {
             notes.push(CORDONED_BEFORE.to_owned());
         }
         notes.extend(entry.hold.as_ref().map(|hold| format!("held back: {hold}")));
-        if let Some(Dismissal { up_to, by }) = self.dismissal(entry)
-            && faults.iter().any(|fault| fault.dismissed(up_to))
-        {
-            let how = match by {
-                DismissedBy::Released => "when the node was released by hand",
-                DismissedBy::Dropped => "when what the circuit breaker held back was dropped,",
-            };
-            notes.push(format!(
-                "dismissed {how} at {up_to:.0}: a newer report counts again"
-            ));
-        }
+        notes.extend(self.dismissed_note(name, entry));
         notes.extend(entry.session.times.notes());
         if entry.opted_out() {
             notes.push(format!(
@@ -200,6 +190,19 @@ impl Fleet {
             missed => notes.push(not_fully_seen(missed)),
         }
         notes
+    }
+
+    /// Returns the note about faults of a node that a person has dismissed.
+    fn dismissed_note(&self, name: &str, entry: &NodeEntry) -> Option<String> {
+        let Dismissal { up_to, by } = self.dismissal(entry)?;
+        let how = match by {
+            DismissedBy::Released => "when the node was released by hand",
+            DismissedBy::Dropped => "when what the circuit breaker held back was dropped,",
+        };
+        let mut faults = self.book.faults(name).iter();
+        faults
+            .any(|fault| fault.dismissed(up_to))
+            .then(|| format!("dismissed {how} at {up_to:.0}: a newer report counts again"))
     }
 
     /// Forgets a node that is neither in the cluster nor faulty, and of which nothing is awaited.
