@@ -16,9 +16,9 @@ use std::time::Duration;
 
 use cluster::Cluster;
 use domain::brake::NodeLabel;
-use domain::fleet::{Fleet, Input, Settings};
+use domain::fleet::{Fleet, FleetInput, Settings};
 use domain::mode::Mode;
-use domain::status::Status;
+use domain::status::StatusUpdate;
 use domain::view::FleetView;
 use jiff::{SignedDuration, Timestamp};
 use runtime::metrics::Metrics;
@@ -117,10 +117,10 @@ pub struct Quarantine {
     cluster_error: Option<String>,
     applying: JoinSet<Applied>,
     /// Questions to the store that are under way; each ends with its answer.
-    asking: JoinSet<Input>,
+    asking: JoinSet<FleetInput>,
     journal: Journal,
     /// The way of statuses to the [`StatusWriter`].
-    statuses: mpsc::Sender<Status>,
+    statuses: mpsc::Sender<StatusUpdate>,
     questions: mpsc::Receiver<Question>,
     publishing: Publishing,
 }
@@ -245,7 +245,7 @@ impl Quarantine {
                 Some(question) = self.questions.recv() => self.answer(question),
                 () = changed(&mut policies) => {
                     let policy = self.policies.borrow().clone();
-                    self.take(Input::Policy(policy));
+                    self.take(FleetInput::Policy(policy));
                 }
                 () = sleep_until(wake) => {
                     self.wake_switches();
@@ -263,7 +263,7 @@ impl Quarantine {
     }
 
     /// Takes an input in.
-    fn take(&mut self, input: Input) {
+    fn take(&mut self, input: FleetInput) {
         self.fleet.take(input, (self.clock)());
     }
 
@@ -308,7 +308,7 @@ impl Quarantine {
     fn take_switches(&mut self) {
         if let Some(switches) = &self.switches {
             let switched = Box::new(switches.switched());
-            self.take(Input::Switched(switched));
+            self.take(FleetInput::Switched(switched));
             self.schedule_publish();
         }
     }

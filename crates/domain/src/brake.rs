@@ -17,7 +17,7 @@ use contract::keys;
 use jiff::{SignedDuration, Timestamp};
 
 use crate::assess::Desired;
-use crate::policy::{Amount, Brake, Budget, DEFAULT_PERCENT};
+use crate::policy::{Amount, Brake, Budget, DEFAULT_PERCENT, Window};
 
 pub mod pause;
 pub mod switch;
@@ -28,7 +28,7 @@ pub mod switch;
 /// moment, behind one switch, do not see each other before they go: budgets do not hold them.
 pub const MOST_ALONE: usize = 50;
 
-/// How long a node counts as out of service after a patch to take it out whose answer was
+/// Time for which a node counts as out of service after a patch to take it out whose answer was
 /// lost, unless it is seen to be one or the other before. The API server ends a request
 /// after 60 s (`--request-timeout`), and its watch tells of what was done soon after.
 pub const DOUBT: SignedDuration = SignedDuration::from_secs(75);
@@ -52,16 +52,16 @@ pub struct Member<'a> {
     pub name: &'a str,
     /// Its labels.
     pub labels: &'a BTreeMap<String, String>,
-    /// Whether it is out of service.
+    /// Since when it is out of service, if it is.
     pub out: Option<Out>,
 }
 
 /// A node that is out of service, or may be before we look again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Out {
-    /// Since when; `None`: not known, and long ago.
+    /// Since when, where that is known; else long ago.
     pub since: Option<Timestamp>,
-    /// Only because a sender asked for it (`force`): not counted in the window.
+    /// Whether it is out only because a sender asked for it (`force`), and not counted in the window.
     pub forced: bool,
 }
 
@@ -74,14 +74,14 @@ pub struct Candidate {
     pub fatal: bool,
     /// When the oldest of its faults was first observed.
     pub since: Timestamp,
-    /// A sender asks for it (`force`): never held back.
+    /// Whether a sender asks for it (`force`): such a node is never held back.
     pub forced: bool,
-    /// Earlier attempts have failed: behind all others, so that a node that cannot be
-    /// patched does not use up the room for ever.
+    /// Whether earlier attempts have failed: such a node comes behind all others, and does not use
+    /// up the room for ever.
     pub failing: bool,
 }
 
-/// What there is to decide from.
+/// The cluster, its limits and the nodes that wait, from which a [`Plan`] is made.
 #[derive(Clone, Debug)]
 pub struct Question<'a> {
     /// The limits; `None`: switched off.
@@ -92,10 +92,10 @@ pub struct Question<'a> {
     pub members: Vec<Member<'a>>,
     /// When each node was last taken out of service, for those that are back already.
     pub recent: &'a BTreeMap<String, Timestamp>,
-    /// When a person closed the circuit breaker: what was taken out before does not count
-    /// in the window.
+    /// When a person last closed the circuit breaker: nodes taken out before do not count in the
+    /// window.
     pub reset_at: Option<Timestamp>,
-    /// What holds all of them back.
+    /// The hold on all of them, if there is one.
     pub stop: Option<Hold>,
     /// The nodes that wait.
     pub candidates: Vec<Candidate>,
@@ -103,30 +103,29 @@ pub struct Question<'a> {
     pub now: Timestamp,
 }
 
-/// Who may go, and who may not.
+/// The nodes that may go, and those that may not.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
-    /// To be taken out now, in this order.
+    /// Nodes to be taken out now, in this order.
     pub start: Vec<String>,
-    /// Held back, and by what.
+    /// Nodes that are held back, and by what.
     pub held: BTreeMap<String, Hold>,
-    /// The window is full and a node waits: the circuit breaker trips.
+    /// Whether the circuit breaker trips: the window is full and a node waits.
     pub trip: bool,
-    /// How far each limit is used up, the fullest first; of budgets that count apart only
-    /// what is in use.
+    /// The use of each limit, the fullest first; of budgets that count apart only what is in use.
     pub limits: Vec<Use>,
     /// Whether no node carries the GPU label, so that all nodes are counted.
     pub unlabelled: bool,
 }
 
-/// How far a limit is used up.
-#[derive(Clone, Debug, PartialEq)]
+/// The use of a limit.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Use {
     /// The limit, for people: `20% per rack`, `50% in 5m`.
     pub limit: String,
     /// Value of the label by which nodes are counted apart, if they are.
     pub domain: Option<String>,
-    /// Nodes counted apart, that carry the GPU label or do not. See [`plan`].
+    /// Whether it counts the nodes that carry the GPU label, or the others. See [`plan`].
     pub gpu: bool,
     /// Nodes that count.
     pub used: usize,
@@ -138,10 +137,10 @@ pub struct Use {
     pub by: Vec<String>,
 }
 
-/// Why a node is held back.
+/// A reason for which a node is held back.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hold {
-    /// What people have set is not known yet. Why.
+    /// It is not known yet what people have set, for this reason.
     Unread(String),
     /// A person has paused new quarantines.
     Paused(pause::Pause),
@@ -151,26 +150,27 @@ pub enum Hold {
     Budget {
         /// The budget.
         budget: Budget,
-        /// Value of its label, if it has one.
-        domain: Option<String>,
-        /// Nodes out of service.
-        used: usize,
-        /// Nodes that may be.
-        allowed: usize,
-        /// Of how many.
-        of: usize,
-        /// Names of those that are out of service, at most [`NAMED`].
-        by: Vec<String>,
+        /// Its use.
+        room: Use,
     },
 }
 
 /// Nodes that are counted together: GPU nodes or others, and the value of a label.
 type Group<'a> = (bool, Option<&'a str>);
 
-/// A limit while it is being applied.
+/// A budget while it is being applied.
 struct Count<'a> {
     budget: &'a Budget,
     groups: BTreeMap<Group<'a>, Room<'a>>,
+}
+
+/// The window of the circuit breaker while it is being applied.
+struct WindowCount<'a> {
+    window: &'a Window,
+    /// GPU nodes that were taken out within it.
+    nodes: BTreeSet<&'a str>,
+    allowed: usize,
+    of: usize,
 }
 
 /// The nodes of a group.
@@ -191,56 +191,29 @@ pub fn some_of(names: &[String], count: usize) -> String {
     }
 }
 
-/// Decides which of the waiting nodes may be taken out of service.
+/// Returns which of the waiting nodes may be taken out of service.
 ///
 /// GPU nodes and other nodes are counted apart, under the same budgets: faults of other
 /// nodes use up no room of the GPU nodes, and a percentage is one of the nodes that it is
 /// about. Where no node carries the label, all count as GPU nodes. The window counts GPU
 /// nodes only.
 ///
-/// What was held back and is not wanted any more does not come here, and so is dropped.
-pub fn plan(question: Question<'_>) -> Plan {
-    let Question {
-        brake,
-        gpu_label,
-        members,
-        recent,
-        reset_at,
-        stop,
-        mut candidates,
-        now,
-    } = question;
-    let unlabelled = !members.iter().any(|member| gpu_label.is_on(member));
-    let gpu = |member: &Member<'_>| unlabelled || gpu_label.is_on(member);
-    let mut counts: Vec<Count<'_>> = brake
+/// A node that was held back and is not wanted any more does not come here, and so is dropped.
+pub fn plan(mut question: Question<'_>) -> Plan {
+    let mut candidates = std::mem::take(&mut question.candidates);
+    let members = &question.members;
+    let unlabelled = !members
         .iter()
-        .flat_map(|brake| &brake.budgets)
-        .map(|budget| Count::new(budget, &members, gpu))
+        .any(|member| question.gpu_label.is_on(member));
+    let gpu = |member: &Member<'_>| unlabelled || question.gpu_label.is_on(member);
+    let budgets = question.brake.iter().flat_map(|brake| &brake.budgets);
+    let mut counts: Vec<Count<'_>> = budgets
+        .map(|budget| Count::new(budget, members, gpu))
         .collect();
+    let window = question.brake.and_then(|brake| brake.window.as_ref());
+    let mut window = window.map(|window| WindowCount::new(window, &question, gpu));
     let by_name: BTreeMap<&str, &Member<'_>> =
         members.iter().map(|member| (member.name, member)).collect();
-
-    let window = brake.and_then(|brake| brake.window.as_ref());
-    let gpu_nodes = members.iter().filter(|member| gpu(member)).count();
-    let counts_in_window = |at: Timestamp| {
-        // A time of the future (another's clock) is within.
-        window.is_some_and(|window| now.duration_since(at) < window.duration)
-            && reset_at.is_none_or(|reset_at| at > reset_at)
-    };
-    let mut in_window: BTreeSet<&str> = members
-        .iter()
-        .filter(|member| gpu(member))
-        .filter(|member| {
-            let out = member.out.filter(|out| !out.forced);
-            let times = [
-                out.and_then(|out| out.since),
-                recent.get(member.name).copied(),
-            ];
-            times.into_iter().flatten().any(counts_in_window)
-        })
-        .map(|member| member.name)
-        .collect();
-    let threshold = window.map(|window| Amount::Percent(window.percentage).of(gpu_nodes));
 
     candidates.sort_by(|a, b| {
         (a.failing.cmp(&b.failing))
@@ -258,19 +231,17 @@ pub fn plan(question: Question<'_>) -> Plan {
         };
         let is_gpu = gpu(member);
         if !candidate.forced {
-            let mut hold = stop.clone();
-            if hold.is_none() && brake.is_some() {
-                let full = threshold.is_some_and(|threshold| in_window.len() >= threshold);
-                plan.trip |= is_gpu && full;
-                hold = plan.trip.then_some(Hold::Tripped);
-            }
-            let hold = hold.or_else(|| counts.iter().find_map(|count| count.hold(member, is_gpu)));
+            let full = window.as_ref().is_some_and(WindowCount::is_full);
+            plan.trip |= question.stop.is_none() && is_gpu && full;
+            let hold = (question.stop.clone())
+                .or_else(|| plan.trip.then_some(Hold::Tripped))
+                .or_else(|| counts.iter().find_map(|count| count.hold(member, is_gpu)));
             if let Some(hold) = hold {
                 plan.held.insert(candidate.node, hold);
                 continue;
             }
-            if is_gpu {
-                in_window.insert(member.name);
+            if let Some(window) = window.as_mut().filter(|_| is_gpu) {
+                window.nodes.insert(member.name);
             }
         }
         for count in &mut counts {
@@ -280,21 +251,7 @@ pub fn plan(question: Question<'_>) -> Plan {
     }
 
     plan.limits = counts.iter().flat_map(Count::uses).collect();
-    if let (Some(window), Some(allowed)) = (window, threshold) {
-        plan.limits.push(Use {
-            limit: window.to_string(),
-            domain: None,
-            gpu: true,
-            used: in_window.len(),
-            allowed,
-            of: gpu_nodes,
-            by: in_window
-                .iter()
-                .take(NAMED)
-                .map(|name| (*name).to_owned())
-                .collect(),
-        });
-    }
+    plan.limits.extend(window.as_ref().map(WindowCount::usage));
     plan.limits
         .sort_by(|a, b| b.utilization().total_cmp(&a.utilization()));
     plan
@@ -349,14 +306,10 @@ impl<'a> Count<'a> {
     fn hold(&self, member: &Member<'a>, gpu: bool) -> Option<Hold> {
         let group = self.group(member, gpu);
         let room = self.groups.get(&group).cloned().unwrap_or_default();
-        let allowed = self.budget.max.of(room.of);
-        (room.used >= allowed).then(|| Hold::Budget {
+        let room = self.usage(group, &room);
+        (room.used >= room.allowed).then(|| Hold::Budget {
             budget: self.budget.clone(),
-            domain: self.domain(group.1),
-            used: room.used,
-            allowed,
-            of: room.of,
-            by: room.names(),
+            room,
         })
     }
 
@@ -365,24 +318,73 @@ impl<'a> Count<'a> {
         self.groups.entry(group).or_default().take(member.name);
     }
 
-    fn domain(&self, value: Option<&str>) -> Option<String> {
-        (self.budget.per.as_ref()).map(|_| value.unwrap_or_default().to_owned())
-    }
-
     fn uses(&self) -> impl Iterator<Item = Use> {
         self.groups
             .iter()
             // All together is always shown.
             .filter(|((gpu, _), room)| room.used > 0 || self.budget.per.is_none() && *gpu)
-            .map(|(&(gpu, value), room)| Use {
-                limit: self.budget.to_string(),
-                domain: self.domain(value),
-                gpu,
-                used: room.used,
-                allowed: self.budget.max.of(room.of),
-                of: room.of,
-                by: room.names(),
-            })
+            .map(|(group, room)| self.usage(*group, room))
+    }
+
+    fn usage(&self, (gpu, value): Group<'_>, room: &Room<'_>) -> Use {
+        let domain = self.budget.per.as_ref();
+        Use {
+            limit: self.budget.to_string(),
+            domain: domain.map(|_| value.unwrap_or_default().to_owned()),
+            gpu,
+            used: room.used,
+            allowed: self.budget.max.of(room.of),
+            of: room.of,
+            by: room.by.iter().copied().map(str::to_owned).collect(),
+        }
+    }
+}
+
+// === impl WindowCount ===
+
+impl<'a> WindowCount<'a> {
+    fn new(window: &'a Window, question: &Question<'a>, gpu: impl Fn(&Member<'_>) -> bool) -> Self {
+        let counts = |at: Timestamp| {
+            // A time of the future (another's clock) is within.
+            question.now.duration_since(at) < window.duration
+                && question.reset_at.is_none_or(|reset_at| at > reset_at)
+        };
+        let members = question.members.iter().filter(|member| gpu(member));
+        let (mut nodes, mut of) = (BTreeSet::new(), 0);
+        for member in members {
+            of += 1;
+            let out = member.out.filter(|out| !out.forced);
+            let before = question.recent.get(member.name).copied();
+            let mut times = [out.and_then(|out| out.since), before]
+                .into_iter()
+                .flatten();
+            if times.any(counts) {
+                nodes.insert(member.name);
+            }
+        }
+        Self {
+            window,
+            nodes,
+            allowed: Amount::Percent(window.percentage).of(of),
+            of,
+        }
+    }
+
+    fn is_full(&self) -> bool {
+        self.nodes.len() >= self.allowed
+    }
+
+    fn usage(&self) -> Use {
+        let nodes = self.nodes.iter().take(NAMED).copied();
+        Use {
+            limit: self.window.to_string(),
+            domain: None,
+            gpu: true,
+            used: self.nodes.len(),
+            allowed: self.allowed,
+            of: self.of,
+            by: nodes.map(str::to_owned).collect(),
+        }
     }
 }
 
@@ -394,10 +396,6 @@ impl<'a> Room<'a> {
         if self.by.len() < NAMED {
             self.by.push(name);
         }
-    }
-
-    fn names(&self) -> Vec<String> {
-        self.by.iter().map(|name| (*name).to_owned()).collect()
     }
 }
 
@@ -449,13 +447,12 @@ impl Hold {
             (Self::Unread(_), Self::Unread(_)) | (Self::Tripped, Self::Tripped) => true,
             (Self::Paused(a), Self::Paused(b)) => a == b,
             (
-                Self::Budget { budget, domain, .. },
+                Self::Budget { budget: a, room },
                 Self::Budget {
-                    budget: other_budget,
-                    domain: other_domain,
-                    ..
+                    budget: b,
+                    room: other,
                 },
-            ) => budget == other_budget && domain == other_domain,
+            ) => a == b && room.domain == other.domain,
             _ => false,
         }
     }
@@ -469,12 +466,12 @@ impl Hold {
                 "a person to close the circuit breaker (ConfigMap {}): `gpuwarden status` says how",
                 keys::BREAKER_CONFIG_MAP
             ),
-            Self::Budget { by, .. } => {
+            Self::Budget { room, .. } => {
                 let raise = format!(
                     "a higher `max` under [[brake.budgets]] of the policy, which is \
                      {DEFAULT_PERCENT}% where it has none"
                 );
-                match by.first() {
+                match room.by.first() {
                     Some(node) => format!(
                         "room: a node that is given back (`gpuwarden explain {node}` says what \
                          {node} waits for), or {raise}"
@@ -505,15 +502,15 @@ impl fmt::Display for Hold {
             ),
             Self::Paused(pause) => write!(f, "new quarantines are {pause}"),
             Self::Tripped => f.write_str("the circuit breaker is tripped"),
-            Self::Budget {
-                budget,
-                domain,
-                used,
-                allowed,
-                of,
-                by,
-            } => {
-                let place = match (&budget.per, domain.as_deref()) {
+            Self::Budget { budget, room } => {
+                let Use {
+                    used,
+                    allowed,
+                    of,
+                    by,
+                    ..
+                } = room;
+                let place = match (&budget.per, room.domain.as_deref()) {
                     (None, _) | (_, None) => String::new(),
                     (Some(label), Some("")) => format!(" without the label {label}"),
                     (Some(label), Some(value)) => format!(" with {label}={value}"),

@@ -1,4 +1,4 @@
-//! Faults: what is broken, where, since when.
+//! Faults: the things that are broken, where, and since when.
 //!
 //! An event is a message; a fault is the state that it opens, refreshes or closes.
 //! [`FaultBook`] is that state, a projection of the event log: recording the same
@@ -31,7 +31,7 @@ pub use machine::{Machine, Origin};
 pub use room::Rereading;
 pub use share::NodeShare;
 
-/// For how long a notice is shown after its last report.
+/// Time for which a notice is shown after its last report.
 pub const NOTICE_SHOWN: SignedDuration = SignedDuration::from_hours(24);
 
 /// A fault that is open.
@@ -41,7 +41,7 @@ pub struct Fault {
     pub agent: String,
     /// Check that found it.
     pub check: String,
-    /// What the word of those who report it weighs.
+    /// The authority of those who report it.
     pub authority: Authority,
     /// Its code, for example `79`; empty where the check gives none.
     pub code: String,
@@ -59,12 +59,12 @@ pub struct Fault {
     pub first_seen: Timestamp,
     /// When it was last observed.
     pub last_seen: Timestamp,
-    /// How often it was reported since it opened; one event may stand for many reports.
+    /// Number of reports since it opened; one event may stand for many.
     pub count: u64,
     /// When the newest of these events was accepted. Compared with the end of a
     /// session: an older fault never starts another one.
     pub accepted_at: Timestamp,
-    /// Which machine the newest of these events is of.
+    /// The machine that the newest of these events is of.
     pub origin: Origin,
 }
 
@@ -73,12 +73,7 @@ pub struct Fault {
 impl Fault {
     /// Returns a short name for people: `SysLogsXIDError 79 on PCI 0000:b3:00`.
     pub fn title(&self) -> String {
-        let code = if self.code.is_empty() {
-            String::new()
-        } else {
-            format!(" {}", self.code)
-        };
-        format!("{}{code} on {}", self.check, self.subject)
+        title(&self.check, &self.code, &self.subject.to_string())
     }
 
     /// Returns whether a person who released the node at `released_at` has dismissed it: no newer
@@ -101,6 +96,12 @@ impl Fault {
             .then(a.first_seen.cmp(&b.first_seen))
             .then_with(|| a.event.id.cmp(&b.event.id))
     }
+}
+
+/// Returns a short name of a fault for people: `SysLogsXIDError 79 on PCI 0000:b3:00`.
+pub(crate) fn title(check: &str, code: &str, subject: &str) -> String {
+    let blank = if code.is_empty() { "" } else { " " };
+    format!("{check}{blank}{code} on {subject}")
 }
 
 /// Returns what is said of a node about which reports found no room.

@@ -1,7 +1,7 @@
 //! All nodes of a cluster and what is decided about them, as one object without I/O.
 //!
 //! ```text
-//! record, Input --> fault book, node entries --> decide: assess -> brake -> step --> Effect
+//! record, FleetInput --> fault book, node entries --> decide: assess -> brake -> step --> Effect
 //! ```
 //!
 //! What comes in only marks nodes for another look ([`Fleet::record`], [`Fleet::take`]);
@@ -15,26 +15,26 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use jiff::{SignedDuration, Timestamp};
-use serde_json::Value;
 
-use crate::assess::{Desired, Scope, assess};
+use crate::assess::{Desired, Dismissal, assess};
 use crate::brake::{DOUBT, Hold, NodeLabel};
 use crate::event::Record;
 use crate::fault::{Change, Fault, FaultBook};
-use crate::journal::{Entry, EntryKind};
+use crate::journal::Entry;
 use crate::mode::Mode;
 use crate::node::NodeView;
 use crate::policy::Policy;
 use crate::position::Position;
-use crate::session::{Failure, Observed, Session, dismissal};
-use crate::status::SavedReports;
+use crate::session::{Note, Observed, Session, dismissal};
 use crate::wakes::{CLOCK_SLACK, Wakes};
 
+mod answers;
 mod brake;
 mod claim;
 mod departed;
 mod entry;
 mod io;
+mod kept;
 mod look;
 mod seen;
 mod show;
@@ -42,21 +42,22 @@ mod situation;
 
 pub use brake::Switched;
 pub use claim::Owns;
-pub use io::{Answer, Effect, Found, Input, Level, Planned, Purpose, RuleSetOutcome};
+pub use io::{Effect, FleetInput, InStore, Level, PatchAnswer, Planned, Purpose, RuleSetOutcome};
+pub use kept::{Kept, Unsaved};
 pub use seen::LIST_TAKES;
 pub use situation::Situation;
 
 use brake::BrakeState;
-use entry::{Awaits, NodeEntry};
+use entry::NodeEntry;
 use seen::Relisted;
 use show::Showing;
 
-/// What does not change while a process runs.
+/// The settings of a fleet, which do not change while a process runs.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// What it may do.
+    /// The mode.
     pub mode: Mode,
-    /// For which nodes nobody else speaks.
+    /// The nodes for which nobody else speaks.
     pub owns: Owns,
     /// Whether there is a cluster; without one there is nothing to act on.
     pub cluster: bool,
@@ -66,40 +67,14 @@ pub struct Settings {
     pub since: Position,
     /// Whether the brake holds. Without it only a pause does.
     pub brake: bool,
-    /// Label of GPU nodes, whose number the brake's percentages are of.
+    /// The label of GPU nodes. The brake's percentages are of their number.
     pub gpu_label: NodeLabel,
-    /// How old the newest report of a node has to be, for its faults to be dropped where the
-    /// cluster has no such node any more.
+    /// Age of the newest report of a node from which on its faults are dropped, where the cluster
+    /// has no such node any more.
     pub retention: SignedDuration,
     /// Whether a node that flaps waits for its return. Not where time goes from event to event:
     /// nothing would come to end a wait.
     pub returns_wait: bool,
-}
-
-/// What a process before has kept.
-#[derive(Clone, Debug)]
-pub struct Kept {
-    /// The open faults.
-    pub book: FaultBook,
-    /// What becomes of the events of each node.
-    pub reports: BTreeMap<String, SavedReports>,
-    /// When nodes were last taken out of service, of those that are back.
-    pub recently_out: BTreeMap<String, Timestamp>,
-    /// Since when there is this store.
-    pub begun: Timestamp,
-    /// Sessions by node, of each one for each scope.
-    pub sessions: BTreeMap<String, Vec<Session>>,
-    /// Nodes of which not all is kept as it is kept now.
-    pub unsaved: BTreeSet<String>,
-}
-
-/// What has changed since it was last taken to be saved.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Unsaved {
-    /// Nodes of which something has changed.
-    pub nodes: BTreeSet<String>,
-    /// Whether a node has come back to service.
-    pub recently_out: bool,
 }
 
 /// All nodes of a cluster and what is decided about them. See the module.
@@ -110,16 +85,16 @@ pub struct Fleet {
     book: FaultBook,
     nodes: BTreeMap<String, NodeEntry>,
     brake: BrakeState,
-    /// Since when there is this store, see `Ownership::kept_by_another`.
+    /// When the store was made, see `Ownership::kept_by_another`.
     begun: Timestamp,
     /// Nodes to look at.
     dirty: BTreeSet<String>,
-    /// When a session wants to be looked at later.
+    /// When nodes are to be looked at even if nothing happens to them.
     wakes: Wakes,
     now: Timestamp,
-    /// All events that were stored at the start are in the book.
+    /// Whether all events that were stored at the start are in the book.
     caught_up: bool,
-    /// The cluster's nodes are known.
+    /// Whether the cluster's nodes are known.
     listed: bool,
     /// A list that is not complete yet.
     relisted: Option<Relisted>,
@@ -139,7 +114,10 @@ impl Fleet {
             settings,
             policy,
             nodes: BTreeMap::new(),
-            brake: BrakeState::default(),
+            brake: BrakeState {
+                stale: true,
+                ..BrakeState::default()
+            },
             begun: Timestamp::UNIX_EPOCH,
             dirty: BTreeSet::new(),
             wakes: Wakes::default(),
@@ -152,102 +130,54 @@ impl Fleet {
         }
     }
 
-    /// Takes in that the store was made just now.
-    pub fn begin(&mut self) {
-        self.begun = self.now;
-    }
-
-    /// Goes on from what a process before has kept. Who writes nothing has no session of its
-    /// own.
-    pub fn restore(&mut self, kept: Kept, now: Timestamp) {
-        self.set_time(now);
-        self.book = kept.book;
-        self.begun = kept.begun;
-        self.unsaved.nodes.extend(kept.unsaved);
-        self.brake.restore(kept.recently_out);
-        if self.writes() {
-            for (name, sessions) in kept.sessions {
-                let entry = self.entry(&name);
-                for session in sessions {
-                    let session = session.restored(now);
-                    match session.scope.clone() {
-                        Scope::Node => entry.session = session,
-                        Scope::Device(device) => drop(entry.devices.insert(device, session)),
-                    }
-                }
-                let on_the_node = entry.session.on_the_node().map(str::to_owned);
-                entry.reports.restore(SavedReports::default(), on_the_node);
-                self.look_again_at(&name);
-            }
-            for (name, reports) in kept.reports {
-                let entry = self.entry(&name);
-                let on_the_node = entry.session.on_the_node().map(str::to_owned);
-                let said = entry.reports.restore(reports, on_the_node);
-                self.effects.extend(said.into_iter().map(Effect::Status));
-                self.unsaved.nodes.insert(name.clone());
-                self.look_again_at(&name);
-            }
-        }
-        let names: Vec<String> = self.book.nodes().map(str::to_owned).collect();
-        for name in names {
-            self.look_again_at(&name);
-        }
-    }
-
     /// Records an event. Returns what it has changed in the fault book.
     pub fn record(&mut self, record: &Record, now: Timestamp) -> Vec<Change> {
         self.set_time(now);
-        let (id, node) = (&record.id, &record.event.node_name);
-        let healthy = record.event.is_healthy;
-        let counts = |changes: &[Change]| {
-            let ignored = |change: &Change| matches!(change, Change::Ignored(_));
-            !changes.iter().all(ignored)
-        };
+        let (event, keeps) = (&record.event, self.keeps_statuses());
         // Once recorded, what it closes is gone.
-        let closed: Vec<Fault> = if healthy && self.keeps_statuses() {
-            let touched = self.book.touched_by(&record.event).into_iter();
-            touched.cloned().collect()
+        let closed: Vec<Fault> = if event.is_healthy && keeps {
+            self.book.touched_by(event).into_iter().cloned().collect()
         } else {
             Vec::new()
         };
         let changes = self.book.record(record);
-        if self.keeps_statuses() && counts(&changes) {
-            self.entry(node);
-            let faults = if healthy {
+        let ignored = |change: &Change| matches!(change, Change::Ignored(_));
+        if keeps && !changes.iter().all(ignored) {
+            let faults = if event.is_healthy {
                 closed.iter().collect()
             } else {
-                self.book.touched_by(&record.event)
+                self.book.touched_by(event)
             };
-            if let Some(entry) = self.nodes.get_mut(node) {
-                entry.reports.took_in(id, healthy, faults);
-            }
+            let entry = self.nodes.entry(event.node_name.clone());
+            let entry = entry.or_insert_with(|| NodeEntry::new(now));
+            entry.reports.took_in(&record.id, event.is_healthy, faults);
         }
-        self.unsaved.nodes.insert(node.clone());
-        self.look_again_at(node);
+        self.unsaved.nodes.insert(event.node_name.clone());
+        self.look_again_at(&event.node_name);
         changes
     }
 
-    /// Takes an input in. What follows from it, [`Self::decide`] says.
-    pub fn take(&mut self, input: Input, now: Timestamp) {
+    /// Takes an input in. [`Self::decide`] says what follows from it.
+    pub fn take(&mut self, input: FleetInput, now: Timestamp) {
         self.set_time(now);
         match input {
-            Input::CaughtUp => (self.caught_up, self.showing.news) = (true, true),
-            Input::Reread(reading) => {
+            FleetInput::CaughtUp => (self.caught_up, self.showing.news) = (true, true),
+            FleetInput::Reread(reading) => {
                 let node = reading.node().to_owned();
                 self.book.take_missed(*reading);
                 self.unsaved.nodes.insert(node.clone());
                 self.look_again_at(&node);
             }
-            Input::Policy(policy) => self.policy_changed(policy),
-            Input::Switched(switched) => self.switch(*switched),
-            Input::ListBegun => self.list_begun(),
-            Input::Seen(view) => self.seen(view),
-            Input::Gone(name) => self.gone(&name),
-            Input::Listed => self.list_complete(),
-            Input::Answered { node, answer } => self.answered(&node, answer),
-            Input::AnswersLost => self.answers_lost(),
-            Input::Found { node, found } => self.found(&node, found),
-            Input::Appended { node, result } => self.appended(&node, result),
+            FleetInput::Policy(policy) => self.policy_changed(policy),
+            FleetInput::Switched(switched) => self.switch(*switched),
+            FleetInput::ListBegun => self.list_begun(),
+            FleetInput::Seen(view) => self.seen(view),
+            FleetInput::Gone(name) => self.gone(&name),
+            FleetInput::Listed => self.list_complete(),
+            FleetInput::Answered { node, answer } => self.answered(&node, answer),
+            FleetInput::AnswersLost => self.answers_lost(),
+            FleetInput::Found { node, found } => self.found(&node, found),
+            FleetInput::Appended { node, result } => self.appended(&node, result),
         }
     }
 
@@ -280,19 +210,9 @@ impl Fleet {
         times.into_iter().flatten().min()
     }
 
-    /// Returns the settings.
-    pub fn settings(&self) -> &Settings {
-        &self.settings
-    }
-
     /// Returns the fault book.
     pub fn book(&self) -> &FaultBook {
         &self.book
-    }
-
-    /// Returns what is to be saved of what becomes of the events of a node.
-    pub fn reports(&self, node: &str) -> Option<SavedReports> {
-        self.nodes.get(node)?.reports.to_save()
     }
 
     /// Returns the node as last seen; `None` where the cluster does not have it.
@@ -305,17 +225,6 @@ impl Fleet {
         Some(&self.nodes.get(node)?.session)
     }
 
-    /// Returns all sessions of a node that are worth keeping over a restart.
-    pub fn sessions_to_keep(&self, node: &str) -> Vec<&Session> {
-        let sessions = self
-            .nodes
-            .get(node)
-            .into_iter()
-            .flat_map(NodeEntry::sessions);
-        let acted_on = sessions.filter(|session| self.writes() && !session.is_blank());
-        acted_on.collect()
-    }
-
     /// Returns why a node is held back.
     pub fn hold(&self, node: &str) -> Option<&Hold> {
         self.nodes.get(node)?.hold.as_ref()
@@ -324,17 +233,6 @@ impl Fleet {
     /// Returns whether anything is known of a node.
     pub fn knows(&self, node: &str) -> bool {
         self.nodes.contains_key(node)
-    }
-
-    /// Returns when nodes were last taken out of service, of those that are back: to be saved,
-    /// for the nodes themselves do not tell any more.
-    pub fn recently_out(&self) -> &BTreeMap<String, Timestamp> {
-        self.brake.recent()
-    }
-
-    /// Returns since when there is this store.
-    pub fn begun(&self) -> Timestamp {
-        self.begun
     }
 
     /// Returns whether all events that were stored at the start are recorded.
@@ -359,43 +257,19 @@ impl Fleet {
             return Desired::default();
         };
         let faults = self.book.faults(node);
-        match self.nodes.get(node) {
-            Some(NodeEntry {
-                observed: Some(observed),
-                session,
-                ..
-            }) => {
-                let dismissed = dismissal(observed, self.brake.switched.dropped_at, &session.times);
-                assess(faults, policy, &observed.view, dismissed)
+        let entry = self.nodes.get(node);
+        match entry.and_then(|entry| Some((entry, entry.observed.as_ref()?))) {
+            Some((entry, observed)) => {
+                assess(faults, policy, &observed.view, self.dismissal(entry))
             }
-            _ => assess(faults, policy, &NodeView::unknown(node), None),
+            None => assess(faults, policy, &NodeView::unknown(node), None),
         }
     }
 
-    /// Returns what has changed and is to be saved, as saved.
-    pub fn take_unsaved(&mut self) -> Unsaved {
-        std::mem::take(&mut self.unsaved)
-    }
-
-    /// Takes in that these nodes are saved.
-    pub fn saved(&mut self, nodes: &BTreeSet<String>) {
-        for name in nodes {
-            let entry = self.nodes.get_mut(name);
-            if entry.is_some_and(|entry| entry.reports.saved()) {
-                self.unsaved.nodes.insert(name.clone());
-            }
-        }
-    }
-
-    /// Takes back what could not be saved.
-    pub fn still_unsaved(&mut self, unsaved: Unsaved) {
-        self.unsaved.nodes.extend(unsaved.nodes);
-        self.unsaved.recently_out |= unsaved.recently_out;
-    }
-
-    /// Returns whether anything is to be saved.
-    pub fn is_unsaved(&self) -> bool {
-        self.unsaved != Unsaved::default()
+    /// Returns which faults of a node a person has dismissed.
+    fn dismissal(&self, entry: &NodeEntry) -> Option<Dismissal> {
+        let dropped_at = self.brake.switched.dropped_at;
+        dismissal(entry.observed.as_ref()?, dropped_at, &entry.session.times)
     }
 
     /// Returns whether what is shown may have changed since this was last asked.
@@ -435,90 +309,6 @@ impl Fleet {
         self.look_again_at_all();
     }
 
-    /// Takes the answer to a patch in.
-    fn answered(&mut self, name: &str, answer: Answer) {
-        let now = self.now;
-        let entry = self.entry(name);
-        let counted = entry.counted(now);
-        entry.patch.in_flight = false;
-        // It may have been made all the same; anything else is a clear answer.
-        let unknown = matches!(answer, Answer::Unknown);
-        let in_doubt = (entry.patch.taking_out && unknown).then(|| now + DOUBT);
-        entry.patch.in_doubt = in_doubt;
-        self.brake.doubt(in_doubt);
-        let failure = match answer {
-            Answer::Made(view) => {
-                self.entry(name).patch.answered_at = Some(now);
-                self.take_view(view);
-                None
-            }
-            Answer::Conflict => Some(Failure::Conflict),
-            Answer::NotFound => {
-                self.entry(name).gone();
-                Some(Failure::Error { retry_after: None })
-            }
-            Answer::Refused { retry_after } => Some(Failure::Error { retry_after }),
-            Answer::Unknown => Some(Failure::Error { retry_after: None }),
-        };
-        if let Some(failure) = failure {
-            self.entry(name).session.failed(failure, now);
-            self.session_changed(name);
-        }
-        let entry = self.entry(name);
-        entry.patch.taking_out = false;
-        if entry.counted(now) != counted {
-            self.brake.mark_stale();
-        }
-        self.set_wake(name);
-        self.look_again_at(name);
-    }
-
-    fn answers_lost(&mut self) {
-        let until = self.now + DOUBT;
-        for entry in self.nodes.values_mut() {
-            if entry.patch.taking_out {
-                entry.patch.in_doubt = Some(until);
-            }
-            (entry.patch.in_flight, entry.patch.taking_out) = (false, false);
-            if !matches!(entry.claim.awaits, Some(Awaits::Feed(_))) {
-                entry.claim.awaits = None;
-            }
-        }
-        self.brake.doubt(Some(until));
-        self.look_again_at_all();
-    }
-
-    /// Takes in what the store has done about events of a node.
-    fn appended(&mut self, name: &str, result: Result<Option<Position>, ()>) {
-        let Some(entry) = self.nodes.get_mut(name) else {
-            return;
-        };
-        let awaited = entry.claim.awaits.take();
-        match (awaited, result) {
-            (Some(Awaits::TakenOver { listed }), Ok(up_to)) => {
-                // Stored now, or before, if under another id.
-                entry.claim.known.extend(listed);
-                entry.claim.awaits = up_to.map(Awaits::Feed);
-            }
-            (Some(Awaits::Closed { text }), Ok(up_to)) => {
-                // What follows is decided by what is open then.
-                entry.claim.awaits = up_to.map(Awaits::Feed);
-                let level = Some(Level::Info);
-                self.note(name, None, EntryKind::Attention, text, Value::Null, level);
-            }
-            (Some(Awaits::Closed { .. }), Err(())) => {
-                self.close_again_later(name);
-                return;
-            }
-            (Some(Awaits::TakenOver { .. }), Err(())) => {
-                self.claim_later(name);
-                return;
-            }
-            (other, _) => entry.claim.awaits = other,
-        }
-        self.dirty.insert(name.to_owned());
-    }
-
     /// Returns whether what becomes of events is written: by a gpuwarden that acts. Elsewhere
     /// nothing would ever take away what is noted for it.
     fn keeps_statuses(&self) -> bool {
@@ -530,9 +320,10 @@ impl Fleet {
         if self.reports(name).is_some() {
             self.unsaved.nodes.insert(name.to_owned());
         }
-        let ended = self.entry(name).reports.forget(name);
+        let now = self.now;
+        let ended = self.entry(name).reports.forget(name, now);
         if self.keeps_statuses() {
-            self.effects.extend(ended.map(Effect::Status));
+            self.effects.extend(ended.into_iter().map(Effect::Status));
         }
     }
 
@@ -553,10 +344,8 @@ impl Fleet {
     }
 
     fn entry(&mut self, name: &str) -> &mut NodeEntry {
-        let now = self.now;
-        self.nodes
-            .entry(name.to_owned())
-            .or_insert_with(|| NodeEntry::new(Session::idle(now)))
+        let entry = self.nodes.entry(name.to_owned());
+        entry.or_insert_with(|| NodeEntry::new(self.now))
     }
 
     /// Marks a node for another look.
@@ -571,13 +360,6 @@ impl Fleet {
     fn look_again_at_all(&mut self) {
         self.dirty.extend(self.nodes.keys().cloned());
         self.showing.unshown.extend(self.nodes.keys().cloned());
-    }
-
-    /// Marks the session of a node to be saved.
-    fn session_changed(&mut self, name: &str) {
-        if self.writes() {
-            self.unsaved.nodes.insert(name.to_owned());
-        }
     }
 
     /// Sets when a node is to be looked at even if nothing happens to it.
@@ -600,27 +382,20 @@ impl Fleet {
         self.wakes.set(name, at);
     }
 
-    /// Notes something for the story of a node.
-    fn note(
-        &mut self,
-        node: &str,
-        session: Option<&str>,
-        kind: EntryKind,
-        text: String,
-        detail: Value,
-        level: Option<Level>,
-    ) {
+    /// Adds a note to the story of a node; with a level, it is logged, too.
+    fn note(&mut self, node: &str, session: Option<&str>, note: Note, level: Option<Level>) {
         let entry = Entry {
             at: self.now,
             node: node.to_owned(),
             session: session.map(str::to_owned),
-            kind,
-            text,
-            detail,
+            kind: note.kind,
+            text: note.text,
+            detail: note.detail,
         };
         self.effects.push(Effect::Note(entry, level));
     }
 
+    /// Logs a line for people.
     fn log(&mut self, level: Level, node: Option<&str>, text: String) {
         let node = node.map(str::to_owned);
         self.effects.push(Effect::Log { level, node, text });

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 
-/// How far ahead of our clock a time of another machine's clock may lie to be taken as it
+/// Most by which a time of another machine's clock may lie ahead of ours to be taken as it
 /// is: the clocks of a cluster's machines differ by less, and a minute switches nothing off.
 pub const CLOCKS_DIFFER: SignedDuration = SignedDuration::from_secs(60);
 
@@ -23,7 +23,7 @@ pub struct FutureTimes(BTreeMap<String, FutureTime>);
 struct FutureTime {
     /// The time as it is written.
     says: Timestamp,
-    /// When it was first seen: as what it counts.
+    /// The time when it was first seen, as which it counts.
     seen: Timestamp,
 }
 

@@ -5,22 +5,22 @@ use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// One entry.
+/// An entry about a node.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Entry {
-    /// When.
+    /// The time at which it was made.
     pub at: Timestamp,
-    /// Node it is about.
+    /// The node.
     pub node: String,
     /// Session it belongs to, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub session: Option<String>,
-    /// What kind of entry it is.
+    /// The kind.
     pub kind: EntryKind,
-    /// For people, one line.
+    /// The text for people, of one line.
     pub text: String,
-    /// For programs; the shape depends on the kind. `null` where there is nothing more.
+    /// The same for programs, in a shape of its kind; `null` where there is nothing more.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub detail: Value,
 }
@@ -29,15 +29,15 @@ pub struct Entry {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EntryKind {
-    /// Which rules matched, and which did not and why.
+    /// The rules were asked: which matched, and which did not and why.
     Rules,
-    /// What was decided; `detail` is the change to the node.
+    /// A change of the node was decided, which is in `detail`.
     Decision,
-    /// The same in a dry run: nothing was written.
+    /// A change was decided in a dry run, and not written.
     DryRun,
-    /// A call to the API server; `detail` has the patch.
+    /// The API server was called; `detail` has the patch.
     Call,
-    /// Its answer.
+    /// The API server has answered.
     Answer,
     /// A session moved on: from, to, why.
     Session,

@@ -1,9 +1,9 @@
-//! What gpuwarden may do in the cluster: the one word for it in settings, decisions and what is
-//! shown.
+//! The mode of gpuwarden: the one word for what it may do in the cluster, in settings, decisions
+//! and what is shown.
 
 use serde::{Deserialize, Serialize};
 
-/// What gpuwarden may do in the cluster. Serialised names are part of the JSON API.
+/// The mode, which says what gpuwarden may do in the cluster. Serialised names are part of the JSON API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mode {

@@ -1,5 +1,7 @@
 //! The names that somebody who mistyped one may have meant.
 
+use strsim::levenshtein;
+
 /// Most edits between what was typed and what was meant.
 const EDITS: usize = 3;
 
@@ -10,12 +12,12 @@ pub fn nearest<'a>(
     candidates: impl IntoIterator<Item = &'a str>,
     limit: usize,
 ) -> Vec<&'a str> {
-    let length = word.chars().count();
+    let (length, word) = (word.chars().count(), word.to_lowercase());
     let most = EDITS.min(length / 2);
     let mut found: Vec<(usize, &str)> = candidates
         .into_iter()
         .filter(|known| known.chars().count().abs_diff(length) <= most)
-        .map(|known| (distance(known, word), known))
+        .map(|known| (levenshtein(&known.to_lowercase(), &word), known))
         .filter(|(distance, _)| *distance <= most)
         .collect();
     found.sort_unstable();
@@ -25,27 +27,6 @@ pub fn nearest<'a>(
         .take(limit)
         .map(|(_, known)| known)
         .collect()
-}
-
-/// Returns how many single-letter edits, ignoring case, make one word of the other.
-fn distance(a: &str, b: &str) -> usize {
-    let (a, b) = (a.to_lowercase(), b.to_lowercase());
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, from) in a.chars().enumerate() {
-        let mut previous = i;
-        let mut current = i + 1;
-        for (cell, to) in row.iter_mut().skip(1).zip(&b) {
-            let replaced = previous + usize::from(from != *to);
-            previous = *cell;
-            current = replaced.min(current + 1).min(*cell + 1);
-            *cell = current;
-        }
-        if let Some(first) = row.first_mut() {
-            *first = i + 1;
-        }
-    }
-    row.last().copied().unwrap_or_default()
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
-//! What is ours on a node, as the node itself says.
+//! The session on a node, as the node itself says in its annotations.
 //!
-//! The annotations are NVSentinel's, so that its tools read them, and a node that it
-//! quarantined is taken over. `gpuwarden.dev/session` adds what they do not tell: the
-//! session's id, and the labels that we replaced.
+//! These are NVSentinel's, so that its tools read them, and a node that it quarantined is taken
+//! over. `gpuwarden.dev/session` adds what they do not tell: the session's id, who made it, how far
+//! it is, and the labels that it replaced.
 
 use std::collections::BTreeMap;
 
@@ -21,39 +21,32 @@ pub const REASON_BYTES: usize = 1024;
 /// The form of a time in a label value, which takes no colons.
 pub(crate) const CORDON_TIME: &str = "%Y-%m-%dT%H-%M-%SZ";
 
-/// What is ours on a node.
-#[derive(Clone, Debug, PartialEq)]
+/// Said of a node whose session has found a cordon there.
+pub const CORDONED_BEFORE: &str = "the node was cordoned before the session, and stays so";
+
+/// The session on a node: ours, or another gpuwarden's, and what it has done.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct Ownership {
     /// Identity of the session.
     pub session_id: String,
-    /// When it began; `None`: not known.
+    /// When it began, where that is known.
     pub since: Option<Timestamp>,
-    /// Who made it; `None`: nobody says, as with a session of NVSentinel.
-    pub maker: Option<Maker>,
-    /// Id of the store of whoever keeps it, where a node's own gpuwarden made it.
-    pub store: Option<String>,
-    /// When that store took it over from another; `None`: it made it.
-    pub taken_over: Option<Timestamp>,
-    /// Since when it is in its phase, where that is later than its begin.
-    pub phase_since: Option<Timestamp>,
-    /// Until when the node waits to be given back; `None`: it does not.
-    pub back_at: Option<Timestamp>,
-    /// When the node had come back to service before it began, of late.
-    pub returns: Vec<Timestamp>,
+    /// Who made it, and how far it is; empty of a session of NVSentinel.
+    pub mark: SessionMark,
     /// The events for which the node is quarantined; their ids are filled in.
     pub events: Vec<HealthEvent>,
     /// Whether the session asked for a cordon.
     pub cordoned: bool,
-    /// Whether the node was cordoned before; then it stays so.
+    /// Whether the node was cordoned before, and then stays so.
     pub cordon_pre_existing: bool,
     /// Taints that the session asked for.
     pub taints: Vec<AppliedTaint>,
-    /// Labels that the session wrote, with the value that each had before.
-    /// `None`: not known, the session is of NVSentinel.
+    /// Labels that the session wrote, with the value that each had before; `None` of a session of
+    /// NVSentinel, of which they are not known.
     pub replaced_labels: Option<BTreeMap<String, Option<String>>>,
 }
 
-/// What kind of gpuwarden made a session.
+/// A kind of gpuwarden that makes sessions.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
 pub enum Maker {
@@ -77,14 +70,14 @@ pub struct AppliedTaint {
     pub pre_existing: bool,
 }
 
-/// How a person ended a session.
+/// A way in which a person ends a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ByHand {
     /// `kubectl uncordon`.
     Uncordoned,
     /// A taint of ours is gone.
     Untainted,
-    /// They asked for it; see [`ReleaseRequest`].
+    /// The person asked for it; see [`ReleaseRequest`].
     Released,
 }
 
@@ -92,13 +85,13 @@ pub enum ByHand {
 /// [`keys::RELEASE`].
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReleaseRequest {
-    /// Who asks.
+    /// The person who asks.
     #[serde(default)]
     pub by: String,
-    /// Why.
+    /// The reason, for people.
     #[serde(default)]
     pub reason: String,
-    /// When they asked, by their own clock.
+    /// When the person asked, by their own clock.
     #[serde(default)]
     pub at: Option<Timestamp>,
 }
@@ -108,34 +101,40 @@ pub struct ReleaseRequest {
 pub(crate) struct SessionAnnotation {
     pub(crate) id: String,
     pub(crate) since: Timestamp,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) by: Option<Maker>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) store: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none", rename = "takenOver")]
-    pub(crate) taken_over: Option<Timestamp>,
-    #[serde(
-        default,
-        deserialize_with = "or_nothing",
-        skip_serializing_if = "Option::is_none",
-        rename = "phaseSince"
-    )]
-    pub(crate) phase_since: Option<Timestamp>,
-    #[serde(
-        default,
-        deserialize_with = "or_nothing",
-        skip_serializing_if = "Option::is_none",
-        rename = "backAt"
-    )]
-    pub(crate) back_at: Option<Timestamp>,
-    #[serde(
-        default,
-        deserialize_with = "or_nothing",
-        skip_serializing_if = "Vec::is_empty"
-    )]
-    pub(crate) returns: Vec<Timestamp>,
+    #[serde(flatten)]
+    pub(crate) mark: SessionMark,
     #[serde(default)]
     pub(crate) labels: BTreeMap<String, Option<String>>,
+}
+
+/// The part of a session's annotation that says who made the session, and how far it is.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+pub struct SessionMark {
+    /// Who made it, where they say so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub by: Option<Maker>,
+    /// Id of the store of whoever keeps it, where a node's own gpuwarden made it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub store: Option<String>,
+    /// When that store took it over from another, if it did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub taken_over: Option<Timestamp>,
+    /// Since when it is in its phase, where that is later than its begin.
+    #[serde(
+        deserialize_with = "or_nothing",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub phase_since: Option<Timestamp>,
+    /// Until when the node waits to be given back, if it does.
+    #[serde(
+        deserialize_with = "or_nothing",
+        skip_serializing_if = "Option::is_none"
+    )]
+    pub back_at: Option<Timestamp>,
+    /// When the node had come back to service before the session began, of late.
+    #[serde(deserialize_with = "or_nothing", skip_serializing_if = "Vec::is_empty")]
+    pub returns: Vec<Timestamp>,
 }
 
 /// Reads what can be done without: text that does not parse costs itself, and not the rest of the
@@ -150,14 +149,14 @@ fn or_nothing<'de, D: Deserializer<'de>, T: DeserializeOwned + Default>(
 // === impl Ownership ===
 
 impl Ownership {
-    /// Returns what is ours on `node`; `None` where it is not quarantined.
+    /// Returns the session on `node`; `None` where it is not quarantined.
     ///
     /// Text that does not parse counts as present but empty: the node is ours, and what
     /// cannot be read is not guessed.
     pub fn read(node: &NodeView) -> Option<Self> {
         let annotation = |key: &str| node.annotations.get(key).map(|text| text.trim());
         let text = annotation(keys::QUARANTINE_HEALTH_EVENT).unwrap_or_default();
-        let mut session: Option<SessionAnnotation> =
+        let session: Option<SessionAnnotation> =
             annotation(keys::SESSION).and_then(|text| serde_json::from_str(text).ok());
         if (text.is_empty() || text == "[]") && session.is_none() {
             return None;
@@ -170,33 +169,30 @@ impl Ownership {
             // The reference does not write it, but it is the node's own annotation.
             event.node_name.clone_from(&node.name);
         }
-        let since = match &session {
-            Some(session) => Some(session.since),
-            None => cordon_timestamp(node),
-        };
         let is_true = |key| annotation(key) == Some(keys::TRUE);
+        let cordoned = is_true(keys::QUARANTINE_IS_CORDONED);
+        let cordon_pre_existing = is_true(keys::QUARANTINE_CORDON_PRE_EXISTING);
+        let taints = annotation(keys::QUARANTINE_APPLIED_TAINTS)
+            .and_then(|text| serde_json::from_str(text).ok())
+            .unwrap_or_default();
+        let (session_id, since, mark, replaced_labels) = if let Some(session) = session {
+            let since = Some(session.since);
+            (session.id, since, session.mark, Some(session.labels))
+        } else {
+            let first = events.first().map(|event| event.id.clone());
+            let since = cordon_timestamp(node);
+            let mark = SessionMark::default();
+            (first.unwrap_or_default(), since, mark, None)
+        };
         Some(Self {
-            session_id: session
-                .as_ref()
-                .map(|session| session.id.clone())
-                .or_else(|| events.first().map(|event| event.id.clone()))
-                .unwrap_or_default(),
+            session_id,
             since,
-            maker: session.as_ref().and_then(|session| session.by.clone()),
-            store: session.as_ref().and_then(|session| session.store.clone()),
-            taken_over: session.as_ref().and_then(|session| session.taken_over),
-            phase_since: session.as_ref().and_then(|session| session.phase_since),
-            back_at: session.as_ref().and_then(|session| session.back_at),
-            returns: (session.as_mut())
-                .map(|session| std::mem::take(&mut session.returns))
-                .unwrap_or_default(),
-            cordoned: is_true(keys::QUARANTINE_IS_CORDONED),
-            cordon_pre_existing: is_true(keys::QUARANTINE_CORDON_PRE_EXISTING),
-            taints: annotation(keys::QUARANTINE_APPLIED_TAINTS)
-                .and_then(|text| serde_json::from_str(text).ok())
-                .unwrap_or_default(),
-            replaced_labels: session.map(|session| session.labels),
+            mark,
             events,
+            cordoned,
+            cordon_pre_existing,
+            taints,
+            replaced_labels,
         })
     }
 
@@ -218,23 +214,33 @@ impl Ownership {
         our_node: bool,
         now: Timestamp,
     ) -> bool {
-        if self.store.as_deref().is_none_or(|theirs| theirs == store) {
+        if self
+            .mark
+            .store
+            .as_deref()
+            .is_none_or(|theirs| theirs == store)
+        {
             return false;
         }
-        let signed = self.taken_over.or(self.since);
+        let signed = self.mark.taken_over.or(self.since);
         !(our_node && signed.is_some_and(|signed| signed < begun || is_future(signed, now)))
     }
 
     /// Returns since when the session is in its phase.
     pub(super) fn in_phase_since(&self, now: Timestamp) -> Option<Timestamp> {
-        self.phase_since.map(|at| at.min(now)).or(self.since)
+        self.mark.phase_since.map(|at| at.min(now)).or(self.since)
     }
 
-    /// Returns what is to be written of a session that is in its phase since then.
+    /// Returns the session as it is written where it is in its phase since then.
     pub(super) fn in_phase(mut self, since: Timestamp, back_at: Option<Timestamp>) -> Self {
-        self.phase_since = (self.since != Some(since)).then_some(since);
-        self.back_at = back_at;
+        self.mark.phase_since = (self.since != Some(since)).then_some(since);
+        self.mark.back_at = back_at;
         self
+    }
+
+    /// Returns whether `node` stays cordoned when it is given back.
+    pub fn keeps_cordon(&self, node: &NodeView) -> bool {
+        self.cordoned && self.cordon_pre_existing && node.unschedulable
     }
 
     /// Returns whether the node is out only because a sender asked for it (`force`).
@@ -243,7 +249,7 @@ impl Ownership {
         !self.events.is_empty() && self.events.iter().all(force)
     }
 
-    /// Returns whether somebody took back by hand what the session had done. Our own changes remove
+    /// Returns what somebody took back by hand of what the session had done. Our own changes remove
     /// the annotations in the same patch, so they never look like this.
     pub(crate) fn undone_by_hand(&self, node: &NodeView) -> Option<ByHand> {
         if self.cordoned && !node.unschedulable {
@@ -313,7 +319,7 @@ pub(crate) fn released_at(node: &NodeView) -> Option<Timestamp> {
     node.annotations.get(keys::RELEASED_AT)?.trim().parse().ok()
 }
 
-/// NVSentinel's label for when it cordoned, behind whatever prefix.
+/// Returns the time in NVSentinel's label of when it cordoned, which may have any prefix.
 fn cordon_timestamp(node: &NodeView) -> Option<Timestamp> {
     let (_, text) = (node.labels.iter()).find(|(key, _)| key.ends_with(keys::CORDON_TIMESTAMP))?;
     let time = jiff::civil::DateTime::strptime(CORDON_TIME, text).ok()?;
@@ -354,11 +360,11 @@ mod tests {
         node.annotations.insert(keys::SESSION.into(), text.into());
         let own = Ownership::read(&node).unwrap();
         assert_eq!(
-            (own.session_id.as_str(), own.store.as_deref()),
+            (own.session_id.as_str(), own.mark.store.as_deref()),
             ("s", Some("a"))
         );
         assert_eq!(
-            (own.phase_since, own.back_at, own.returns),
+            (own.mark.phase_since, own.mark.back_at, own.mark.returns),
             (None, None, vec![])
         );
     }
@@ -375,7 +381,7 @@ mod tests {
         for (by, maker) in table {
             let text = format!(r#"{{"id":"s","since":"1970-01-01T00:01:10Z"{by},"labels":{{}}}}"#);
             node.annotations.insert(keys::SESSION.into(), text.clone());
-            assert_eq!(Ownership::read(&node).unwrap().maker, maker);
+            assert_eq!(Ownership::read(&node).unwrap().mark.by, maker);
             let read: SessionAnnotation = serde_json::from_str(&text).unwrap();
             assert_eq!(serde_json::to_string(&read).unwrap(), text);
         }

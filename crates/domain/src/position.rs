@@ -1,4 +1,4 @@
-//! Where an event stands in the feed of its store.
+//! The position of an event in the feed of its store.
 
 use std::fmt;
 use std::num::ParseIntError;

@@ -1,4 +1,4 @@
-//! Who reported an event, as the connector that took it has seen it.
+//! The reporter of an event, as the connector that took it has seen it.
 //!
 //! A message may say anything of its sender; the connector knows better. It notes the
 //! reporter in the event's metadata, where nobody else can write: keys under `gpuwarden.dev/`
@@ -35,7 +35,7 @@ pub struct Process {
     pub pid: Option<i32>,
 }
 
-/// What a reporter's word weighs. A report closes only what its own authority or a lower one
+/// The weight of a reporter's word. A report closes only what its own authority or a lower one
 /// has opened, and what two authorities report is two faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -29,55 +29,57 @@ pub mod another;
 mod change;
 mod dismissal;
 pub mod returns;
+mod step;
 
 use std::sync::Arc;
 
 use contract::keys;
 use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use crate::assess::{Desired, Scope};
-use crate::brake::Hold;
-use crate::future::{FutureTimes, is_future};
+use crate::assess::Scope;
+use crate::future::FutureTimes;
 use crate::journal::EntryKind;
 use crate::node::{NodeChange, NodeView};
-use crate::ownership::{ByHand, Maker, Ownership, ReleaseRequest, released_at};
+use crate::ownership::{Maker, Ownership, released_at};
 use crate::policy::Policy;
+use change::Draft;
 pub use dismissal::dismissal;
+pub use step::step;
 
-/// After how long a change that did not get through is brought to a person's attention.
+/// Time after which a change that did not get through is brought to a person's attention.
 pub const DEADLINE: SignedDuration = SignedDuration::from_secs(60);
 /// Longest wait between two attempts.
 pub const LONGEST_RETRY: SignedDuration = SignedDuration::from_secs(30);
 
-/// Where a session stands.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// The quarantine session of a node, or of one of its devices.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Session {
-    /// What it is about.
+    /// The part of the node that it is about.
     #[serde(default, skip_serializing_if = "Scope::is_node")]
     pub scope: Scope,
-    /// Where it stands.
+    /// The phase in which it is.
     pub phase: Phase,
-    /// Identity: the id of the event that opened it; `None` while idle.
+    /// Id of the event that opened it, by which it is known; `None` while idle.
     pub id: Option<String>,
     /// Since when it is in this phase.
     pub since: Timestamp,
-    /// Attempts in a row that failed.
+    /// Number of attempts in a row that failed.
     pub failures: u32,
-    /// Not to be tried again before.
+    /// Time before which a change is not tried again.
     pub not_before: Option<Timestamp>,
     /// Since when a change is wanted that is not seen on the node.
     pub pending_since: Option<Timestamp>,
     /// Whether a person has been asked about it.
     pub asked: bool,
-    /// When it has come back to service, of late.
+    /// When the node has come back to service, of late.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub returns: Vec<Timestamp>,
-    /// When it may come back; `None` while it is not to.
+    /// When the node may come back; `None` while it is not to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub back_at: Option<Timestamp>,
-    /// Times of the future on the node, and as what they count.
+    /// Times of the future on the node, with those as which they count.
     #[serde(default, skip_serializing_if = "FutureTimes::is_empty")]
     pub times: FutureTimes,
     /// Whether it is in its phase by a step of this process: what a person has done to the node
@@ -103,16 +105,16 @@ pub enum Phase {
     Releasing,
 }
 
-/// A session after a step, and what is to be done.
+/// A session after a step, and the effects that the step asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
     /// The session from here on.
     pub session: Session,
-    /// What is to be done, in order.
+    /// The effects, in order.
     pub effects: Vec<Effect>,
 }
 
-/// Something that a step asks for.
+/// A thing that a step asks for.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Effect {
     /// Change the node now. Doing it twice, or late, does no harm: it is conditional on what the
@@ -122,16 +124,16 @@ pub enum Effect {
     Note(Note),
 }
 
-/// A change to make on a node, and what for.
+/// A change to make on a node, and its purpose.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Patch {
-    /// What for.
+    /// The purpose.
     pub intent: Intent,
     /// The change.
     pub change: NodeChange,
 }
 
-/// What a change is for.
+/// The purpose of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Intent {
@@ -145,169 +147,53 @@ pub enum Intent {
     StandDown,
 }
 
-/// Something to keep for `explain`.
+/// A note to keep for `explain`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Note {
-    /// Kind of journal entry.
+    /// Kind of the journal entry.
     pub kind: EntryKind,
-    /// For people.
+    /// The text for people.
     pub text: String,
-    /// For programs.
+    /// The same for programs; `null` where there is nothing more.
     pub detail: Value,
 }
 
-/// How an attempt failed.
+/// A failure of an attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failure {
     /// The node was not as the decision had seen it: look again, soon.
     Conflict,
-    /// Anything else; `retry_after` is the server's own wish.
+    /// The change was not made for another reason.
     Error {
-        /// As the server asked for, if it did.
+        /// The time that the server asked to wait, if it did.
         retry_after: Option<SignedDuration>,
     },
 }
 
-/// A node as decisions see it, and what is ours, or another gpuwarden's, on it. That is read from
-/// its annotations once, when the node is seen.
+/// A node as decisions see it, and the session on it, which is read from its annotations once, when
+/// the node is seen.
 #[derive(Clone, Debug)]
 pub struct Observed {
     /// The node.
     pub view: Arc<NodeView>,
-    /// Whose session it carries; `None`: it is in service.
+    /// The session that it carries, ours or another gpuwarden's; `None` where it is in service.
     pub own: Option<Arc<Ownership>>,
 }
 
-/// How a session marks a node, beside what every session does.
+/// The marks of a session on a node, beside those of every session.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Marks {
-    /// Stands before the cordon labels, as it is.
+    /// The text before the name of each cordon label.
     pub label_prefix: String,
     /// Whether a recovery leaves the reference's `uncordon-*` labels.
     pub uncordon_labels: bool,
-    /// Who makes its sessions, for [`Ownership::maker`]; `None` says nothing.
+    /// Who makes the session, for [`SessionMark::by`](crate::ownership::SessionMark::by); `None`
+    /// says nothing.
     pub maker: Option<Maker>,
-    /// Id of the store behind a node's own gpuwarden, for [`Ownership::store`]; `None` where a
-    /// Lease says who acts.
+    /// Id of the store behind a node's own gpuwarden, for
+    /// [`SessionMark::store`](crate::ownership::SessionMark::store); `None` where a Lease says who
+    /// acts.
     pub store: Option<String>,
-}
-
-/// Decides what to do next about what the session is about.
-///
-/// `observed` is the node as last seen, or `None` where the cluster does not know it.
-/// `hold` is why the node must not be taken out now; it has no say in anything else.
-pub fn step(
-    session: &Session,
-    desired: &Desired,
-    observed: Option<&Observed>,
-    marks: &Marks,
-    hold: Option<&Hold>,
-    now: Timestamp,
-) -> Step {
-    let wanted = desired.wanted_for(&session.scope);
-    let mut step = Step {
-        session: session.clone(),
-        effects: Vec::new(),
-    };
-    let Some(observed) = observed else {
-        // Nothing to change. Once the node appears, this is called again.
-        let phase = if wanted {
-            Phase::Quarantining
-        } else {
-            Phase::Idle
-        };
-        step.enter(phase, desired, now, "the cluster does not know the node");
-        return step;
-    };
-    let node = observed.view.as_ref();
-    let released_at = step.session.take_in_times(observed, now);
-    let own = step.session.take_in_own(observed, now);
-    let by_hand = (own.as_ref()).and_then(|own| ended_by_hand(session, node, own, desired, now));
-    match (own, by_hand) {
-        (None, _) if !wanted => {
-            step.enter(Phase::Idle, desired, now, "nothing of ours is on the node");
-        }
-        (None, _) => {
-            if let Some(hold) = hold {
-                let why = format!("held back: {hold}");
-                step.enter(Phase::Held, desired, now, &why);
-                return step;
-            }
-            step.enter(Phase::Quarantining, desired, now, "a fault asks for it");
-            let returns = &step.session.returns;
-            let change = change::quarantine(node, desired, marks, released_at, returns, now);
-            step.drive(Intent::Quarantine, change, now);
-        }
-        (Some(own), Some((by_hand, released_at, why))) => {
-            step.session
-                .times
-                .trust(keys::RELEASED_AT, released_at, now);
-            step.session.back_at = None;
-            let watched = step.session.watched;
-            step.enter(Phase::Releasing, desired, now, &why);
-            // Who has not seen it done does not know when it was, however often it is tried.
-            step.session.watched = watched;
-            let change = change::stand_down(node, &own, by_hand, released_at, marks);
-            step.drive(Intent::StandDown, change, now);
-        }
-        (Some(own), None) if wanted => {
-            let waited = step.session.back_at.take().is_some();
-            let since = (own.in_phase_since(now))
-                .filter(|_| !waited && step.session.phase != Phase::Releasing)
-                .unwrap_or(now);
-            step.enter(Phase::Quarantined, desired, since, "seen on the node");
-            let own = own.in_phase(step.session.since, None);
-            let change = change::update(node, &own, desired, marks, released_at, now);
-            step.drive(Intent::Update, change, now);
-        }
-        (Some(own), None) => {
-            let waits_since = (own.in_phase_since(now)).filter(|_| step.session.back_at.is_some());
-            let since = waits_since.unwrap_or(now);
-            let why = "no open fault asks for it any more";
-            step.enter(Phase::Releasing, desired, since, why);
-            step.give_back(node, own, marks, now);
-        }
-    }
-    step
-}
-
-/// Returns how a person ends the session, up to when reports are dismissed, and what is said of
-/// it; `None` where nobody does.
-///
-/// Where no fault asks for the quarantine any more, an undone cordon or taint does not
-/// count: the node is given back as after any recovery, the cordon included.
-fn ended_by_hand(
-    session: &Session,
-    node: &NodeView,
-    own: &Ownership,
-    desired: &Desired,
-    now: Timestamp,
-) -> Option<(ByHand, Timestamp, String)> {
-    let newest = own.newest_listed(desired);
-    // Where we have seen the node out of service, it was done just now: what was reported before
-    // and is told later (a count, an outbox) is dismissed with it. Else nobody knows when, and
-    // what has come since may be new.
-    let newest = newest.max(session.watched.then(|| own.before_unlisted(desired, now)));
-    if let Some(request) = ReleaseRequest::read(node) {
-        let until = request.dismisses_until(newest, now);
-        let ReleaseRequest { by, reason, at } = request;
-        let future = at
-            .filter(|at| is_future(*at, now))
-            .map_or_else(String::new, |at| {
-                format!(" (asked for at {at:.0}, which lies in the future and counts as now)")
-            });
-        return Some((
-            ByHand::Released,
-            until,
-            format!("released by {by}: {reason}{future}"),
-        ));
-    }
-    let by_hand = own.undone_by_hand(node).filter(|_| desired.wanted())?;
-    let why = match by_hand {
-        ByHand::Untainted => "somebody removed a quarantine taint by hand: the session ends",
-        _ => "somebody uncordoned the node by hand: the session ends",
-    };
-    Some((by_hand, newest.unwrap_or(now), why.to_owned()))
 }
 
 /// Returns the node as it would be if gpuwarden had never done anything to it: what a replay begins
@@ -319,7 +205,7 @@ pub fn without_ours(node: &NodeView, marks: &Marks) -> NodeView {
         ..marks.clone()
     };
     // Its time is only written into the labels that are left out.
-    let release = |own| change::release(node, &own, &silent, Timestamp::UNIX_EPOCH);
+    let release = |own| Draft::new(node, &own, &silent, Timestamp::UNIX_EPOCH).release();
     let mut change = Ownership::read(node).map_or_else(NodeChange::default, release);
     for key in [contract::keys::RELEASED_AT, contract::keys::RELEASE] {
         if node.annotations.contains_key(key) {
@@ -327,6 +213,19 @@ pub fn without_ours(node: &NodeView, marks: &Marks) -> NodeView {
         }
     }
     node.after(&change)
+}
+
+// === impl Note ===
+
+impl Note {
+    /// Returns a note without a part for programs.
+    pub fn new(kind: EntryKind, text: impl Into<String>) -> Self {
+        Self {
+            kind,
+            text: text.into(),
+            detail: Value::Null,
+        }
+    }
 }
 
 // === impl Observed ===
@@ -364,18 +263,8 @@ impl Session {
     /// Returns a session of a node that has not begun.
     pub fn idle(now: Timestamp) -> Self {
         Self {
-            scope: Scope::Node,
-            phase: Phase::Idle,
-            id: None,
             since: now,
-            failures: 0,
-            not_before: None,
-            pending_since: None,
-            asked: false,
-            returns: Vec::new(),
-            back_at: None,
-            times: FutureTimes::default(),
-            watched: false,
+            ..Self::default()
         }
     }
 
@@ -401,7 +290,8 @@ impl Session {
     }
 
     /// Takes in what the node says of the session: all of it, where it is one of which nothing is
-    /// known here (what was kept is lost, or older). Returns it, with the times as which those of the future count.
+    /// known here (what was kept is lost, or older). Returns it with the times as which those of
+    /// the future count.
     fn take_in_own(&mut self, observed: &Observed, now: Timestamp) -> Option<Ownership> {
         let Some(own) = observed.own.as_deref() else {
             if self.back_at.take().is_some() {
@@ -416,10 +306,10 @@ impl Session {
         let another = self.id.as_ref() != Some(&own.session_id);
         self.id = Some(own.session_id.clone());
         if another || matches!(self.phase, Phase::Idle | Phase::Held) {
-            let returns = own.returns.iter().copied();
+            let returns = own.mark.returns.iter().copied();
             returns::keep(&mut self.returns, returns, now);
             let latest = now + returns::LONGEST_WAIT;
-            self.back_at = own.back_at.map(|at| at.min(latest));
+            self.back_at = own.mark.back_at.map(|at| at.min(latest));
         }
         Some(own)
     }
@@ -499,102 +389,6 @@ impl Session {
             (Phase::Quarantined, _) => "the recovery of its faults, or an uncordon by hand",
         };
         awaits.to_owned()
-    }
-}
-
-// === impl Step ===
-
-impl Step {
-    /// Has the session be in `phase`, since then where it was not.
-    fn enter(&mut self, phase: Phase, desired: &Desired, since: Timestamp, why: &str) {
-        let session = &mut self.session;
-        let from = session.phase;
-        session.watched = matches!(
-            phase,
-            Phase::Quarantining | Phase::Quarantined | Phase::Releasing
-        );
-        let id = session.id.clone();
-        match phase {
-            Phase::Idle => {
-                session.id = None;
-                session.settled();
-            }
-            Phase::Held | Phase::Quarantining if session.id.is_none() => {
-                let first = desired.events.first();
-                session.id = first.map(|counted| counted.event.id.clone());
-            }
-            _ => {}
-        }
-        if phase == from {
-            return;
-        }
-        (session.phase, session.since) = (phase, since);
-        session.settled();
-        let id = session.id.clone().or(id);
-        self.effects.push(Effect::Note(Note {
-            kind: EntryKind::Session,
-            text: format!("{} -> {}: {why}", from.name(), phase.name()),
-            detail: json!({"from": from, "to": phase, "id": id}),
-        }));
-    }
-
-    /// Gives the node back, once it has waited; what a person did by hand waits for nothing.
-    fn give_back(&mut self, node: &NodeView, own: Ownership, marks: &Marks, now: Timestamp) {
-        let session = &mut self.session;
-        let begins = session.back_at.is_none();
-        if begins {
-            returns::keep(&mut session.returns, [], now);
-        }
-        session.not_before = session.not_before.filter(|at| *at > now);
-        let wait = returns::wait(session.returns.len());
-        let back_at = *session.back_at.get_or_insert(now + wait);
-        if own.undone_by_hand(node).is_some() || now >= back_at {
-            let change = change::release(node, &own, marks, now);
-            self.drive(Intent::Release, change, now);
-            return;
-        }
-        if begins {
-            self.effects.push(Effect::Note(Note {
-                kind: EntryKind::Session,
-                text: returns::text(session.returns.len(), back_at),
-                detail: json!({"backAt": back_at, "returns": session.returns.len()}),
-            }));
-        }
-        let own = own.in_phase(session.since, Some(back_at));
-        let change = change::note_wait(node, &own, marks, now);
-        self.drive(Intent::Update, change, now);
-    }
-
-    /// Makes a change, where it is one and it is time; asks a person where it does not get
-    /// through.
-    fn drive(&mut self, intent: Intent, change: NodeChange, now: Timestamp) {
-        let session = &mut self.session;
-        if change.is_empty() {
-            session.settled();
-            return;
-        }
-        let since = *session.pending_since.get_or_insert(now);
-        if !session.asked && now.duration_since(since) >= DEADLINE {
-            session.asked = true;
-            self.effects.push(Effect::Note(Note {
-                kind: EntryKind::Attention,
-                text: format!(
-                    "{}: not taken by the API server for {} s, {} attempts failed; look at the \
-                     API server and at gpuwarden's permissions",
-                    intent.name(),
-                    now.duration_since(since).as_secs(),
-                    session.failures
-                ),
-                detail: Value::Null,
-            }));
-        }
-        if session
-            .not_before
-            .is_none_or(|not_before| now >= not_before)
-        {
-            session.not_before = None;
-            self.effects.push(Effect::Patch(Patch { intent, change }));
-        }
     }
 }
 

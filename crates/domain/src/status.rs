@@ -1,4 +1,4 @@
-//! What became of each event: the `nodequarantined` of its record.
+//! The `nodequarantined` of the record of each event, which says what became of it.
 //!
 //! The words are NVSentinel's: `Quarantined` for the event that took its node out,
 //! `AlreadyQuarantined` for a further one of the same session (a recovery of a part, too),
@@ -6,12 +6,13 @@
 //! session that ended without one. An event that the quarantine has no part in has none.
 //!
 //! Nothing here is decided: [`Reports::look`] reads off the node and the open faults what has
-//! happened. Who starts anew reads it off the node again, and a record that has a word keeps it; so
-//! the word of an event that a crash has prevented is made up for, and said twice it does no harm.
-//! [`Status::Cancel`] is not said again: it means the newest quarantine, which may be another by
+//! happened. Who starts anew reads it off the node again, and a record that has a word of this
+//! quarantine keeps it; so the word of an event that a crash has prevented is made up for, and said
+//! twice it does no harm.
+//! [`StatusUpdate::Cancel`] is not said again: it means the newest quarantine, which may be another by
 //! then.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use contract::keys;
 use jiff::Timestamp;
@@ -19,6 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::assess::Desired;
 use crate::fault::Fault;
+use crate::ownership::Ownership;
 use crate::session::Observed;
 
 /// Most events of a node that wait for their word; the oldest goes without one then. As many
@@ -28,7 +30,7 @@ pub const MAX_REPORTS: usize = 1_000;
 /// what asks for a quarantine is among them.
 pub const MAX_REPORT_FAULTS: usize = 16;
 
-/// A `nodequarantined`.
+/// A word of `nodequarantined`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum NodeQuarantined {
     /// It took the node out of service.
@@ -41,10 +43,11 @@ pub enum NodeQuarantined {
     Cancelled,
 }
 
-/// What is to be written into the records of events.
+/// An update of the records of events.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Status {
-    /// Into that of one event, unless it has a word.
+pub enum StatusUpdate {
+    /// The word of one event. One that has a word keeps it, but for the `Cancelled` of an earlier
+    /// quarantine: the fault may have taken the node out again.
     Event {
         /// Its id.
         id: String,
@@ -52,49 +55,60 @@ pub enum Status {
         word: NodeQuarantined,
         /// When it was seen.
         at: Timestamp,
-        /// Only where one of these events is counted by the store (`Quarantined` or
-        /// `AlreadyQuarantined`); empty: in any case.
-        if_counted: Vec<String>,
     },
-    /// Into those of all events that the newest quarantine of this node has counted: `Cancelled`.
+    /// The words of recoveries, in their order, of which it is not known whether they were of a
+    /// quarantine: those are of which the store counts a fault (`Quarantined` or
+    /// `AlreadyQuarantined`), and the last of them has given the node back.
+    Recoveries {
+        /// The recoveries.
+        recoveries: Vec<Report>,
+        /// When they were seen.
+        at: Timestamp,
+    },
+    /// `Cancelled` for all events that the newest quarantine of this node has counted, unless a
+    /// recovery has ended it.
     Cancel {
         /// The node.
         node: String,
     },
 }
 
+/// The words of events by id, and when each was decided.
+pub type Words = BTreeMap<String, (String, Option<Timestamp>)>;
+
 /// The events of a node that wait for their word, and what it takes to know it.
 #[derive(Clone, Debug, Default)]
 pub struct Reports {
-    /// In the order in which they came.
+    /// Those that wait, in the order in which they came.
     waiting: VecDeque<Report>,
-    /// The session that was on the node at the last look.
+    /// Id of the session that was on the node at the last look.
     session: Option<String>,
     /// Events that it counts: they have their word.
     counted: BTreeSet<String>,
-    /// What was said of single events since it was last saved, the newest of it: said again after
-    /// a crash.
-    said: Vec<Status>,
-    /// Nobody has looked since it was restored: what the session counts is not known.
+    /// The newest updates of single events since it was last saved, to be said again after a crash.
+    said: Vec<StatusUpdate>,
+    /// Whether nobody has looked since it was restored: what the session counts is not known.
     restored: bool,
 }
 
-/// What is saved of the events of a node.
+/// The part of the events of a node that is saved.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SavedReports {
     /// Those that wait for their word.
     waiting: VecDeque<Report>,
     /// The words of the others, which may not be in their records yet.
-    said: Vec<Status>,
+    said: Vec<StatusUpdate>,
 }
 
 /// An event that waits for its word.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Report {
-    id: String,
-    healthy: bool,
+    /// Its id.
+    pub id: String,
+    /// Whether it is a recovery.
+    pub healthy: bool,
     /// The events that stand for the faults which it reports or closes.
-    faults: Vec<String>,
+    pub faults: Vec<String>,
 }
 
 // === impl NodeQuarantined ===
@@ -146,20 +160,30 @@ impl Reports {
         });
     }
 
-    /// Takes in how a node is seen, and what is wanted for it. Returns what is to be written.
-    pub fn look(&mut self, observed: &Observed, desired: &Desired, at: Timestamp) -> Vec<Status> {
+    /// Takes in how a node is seen, and what is wanted for it. Returns the updates to write.
+    pub fn look(
+        &mut self,
+        observed: &Observed,
+        desired: &Desired,
+        at: Timestamp,
+    ) -> Vec<StatusUpdate> {
         let statuses = self.read_off(observed, desired, at);
-        let events = statuses
-            .iter()
-            .filter(|one| matches!(one, Status::Event { .. }));
-        self.said.extend(events.cloned());
+        let is_cancel = |one: &&StatusUpdate| matches!(one, StatusUpdate::Cancel { .. });
+        let said = statuses.iter().filter(|one| !is_cancel(one));
+        self.said.extend(said.cloned());
         // The oldest is the most likely to be in its record.
-        self.said
-            .drain(..self.said.len().saturating_sub(MAX_REPORTS));
+        while self.said.iter().map(StatusUpdate::size).sum::<usize>() > MAX_REPORTS {
+            self.said.remove(0);
+        }
         statuses
     }
 
-    fn read_off(&mut self, observed: &Observed, desired: &Desired, at: Timestamp) -> Vec<Status> {
+    fn read_off(
+        &mut self,
+        observed: &Observed,
+        desired: &Desired,
+        at: Timestamp,
+    ) -> Vec<StatusUpdate> {
         let mut statuses = Vec::new();
         let own = observed.own.as_deref();
         let session = own.map(|own| own.session_id.clone());
@@ -171,15 +195,20 @@ impl Reports {
         if before.is_some() && before != self.session {
             let unrecovered = self.end(by_hand, at, &mut statuses);
             let node = observed.view.name.clone();
-            cancel = unrecovered.then_some(Status::Cancel { node });
+            cancel = unrecovered.then_some(StatusUpdate::Cancel { node });
         }
         let Some(own) = own else {
-            // After a restart a recovery that waits may be of this session; if so, it ends the
-            // quarantine before it is cancelled.
+            // A recovery that waits may belong to a session that ended while nobody looked; after
+            // a restart, also to this one: it then ends the quarantine before it is cancelled.
             if by_hand || !restored {
                 statuses.extend(cancel.take());
             }
-            self.without_session(desired, at, &mut statuses);
+            let (recoveries, reports) = self.take_waiting(|report| report.healthy);
+            // Otherwise the quarantine is on its way.
+            if desired.wanted() {
+                self.waiting = reports.into();
+            }
+            statuses.extend(StatusUpdate::of_recoveries(recoveries, at));
             statuses.extend(cancel);
             return statuses;
         };
@@ -187,6 +216,18 @@ impl Reports {
         if !restored {
             statuses.extend(cancel);
         }
+        self.count(own, desired, at, &mut statuses);
+        statuses
+    }
+
+    /// Takes in that the session on the node counts what it lists, and what is wanted.
+    fn count(
+        &mut self,
+        own: &Ownership,
+        desired: &Desired,
+        at: Timestamp,
+        statuses: &mut Vec<StatusUpdate>,
+    ) {
         let listed = own.events.iter().map(|event| &event.id);
         let wanted = desired.events.iter().map(|counted| &counted.event.id);
         let counted: BTreeSet<String> = listed.chain(wanted).cloned().collect();
@@ -196,27 +237,37 @@ impl Reports {
             } else {
                 NodeQuarantined::AlreadyQuarantined
             };
-            statuses.push(Status::of(id.clone(), word, at));
+            let id = id.clone();
+            statuses.push(StatusUpdate::Event { id, word, at });
         }
         self.counted = counted;
         // Otherwise the release is on its way: it tells what the recoveries were.
         if desired.wanted() {
             for report in std::mem::take(&mut self.waiting) {
                 if self.counts(&report) && !self.counted.contains(&report.id) {
-                    let word = NodeQuarantined::AlreadyQuarantined;
-                    statuses.push(Status::of(report.id, word, at));
+                    statuses.push(StatusUpdate::Event {
+                        id: report.id,
+                        word: NodeQuarantined::AlreadyQuarantined,
+                        at,
+                    });
                 }
             }
         }
-        statuses
     }
 
-    /// Forgets all of a node that is gone, or another's. Returns what is to be written: a session
-    /// of ours on it has ended.
-    pub fn forget(&mut self, node: &str) -> Option<Status> {
+    /// Forgets all of a node that is gone, or another's. Returns the updates to write: a session of
+    /// ours on it has ended.
+    pub fn forget(&mut self, node: &str, at: Timestamp) -> Vec<StatusUpdate> {
+        let mut before = std::mem::take(self);
+        let mut statuses = Vec::new();
+        if before.restored {
+            // One of them may have ended the session before the restart.
+            let (recoveries, _) = before.take_waiting(|report| report.healthy);
+            statuses.extend(StatusUpdate::of_recoveries(recoveries, at));
+        }
         let node = node.to_owned();
-        let before = std::mem::take(self);
-        before.session.map(|_| Status::Cancel { node })
+        statuses.extend(before.session.map(|_| StatusUpdate::Cancel { node }));
+        statuses
     }
 
     /// Returns what is to be saved; `None` where there is nothing.
@@ -234,8 +285,8 @@ impl Reports {
         !std::mem::take(&mut self.said).is_empty()
     }
 
-    /// Goes on from what was saved, and from the session on the node. Returns what is to be written.
-    pub fn restore(&mut self, saved: SavedReports, session: Option<String>) -> Vec<Status> {
+    /// Goes on from what was saved, and from the session on the node. Returns the updates to write.
+    pub fn restore(&mut self, saved: SavedReports, session: Option<String>) -> Vec<StatusUpdate> {
         (self.waiting, self.said) = (saved.waiting, saved.said);
         (self.session, self.restored) = (session, true);
         self.said.clone()
@@ -243,39 +294,27 @@ impl Reports {
 
     /// Takes in that the session that was on the node is gone. Returns whether no recovery that is
     /// known to be its own has ended it.
-    fn end(&mut self, by_hand: bool, at: Timestamp, statuses: &mut Vec<Status>) -> bool {
-        let (ours, others): (Vec<Report>, Vec<Report>) = std::mem::take(&mut self.waiting)
-            .into_iter()
-            .partition(|report| self.counts(report));
+    fn end(&mut self, by_hand: bool, at: Timestamp, statuses: &mut Vec<StatusUpdate>) -> bool {
+        let counted = std::mem::take(&mut self.counted);
+        let (ours, others) =
+            self.take_waiting(|report| report.faults.iter().any(|id| counted.contains(id)));
+        self.waiting = others.into();
         let last = ours.iter().rposition(|report| report.healthy);
         for (index, report) in ours.into_iter().enumerate() {
             // A recovery that a person was faster than has given nothing back.
-            if !(self.counted.contains(&report.id) || by_hand && report.healthy) {
+            if !(counted.contains(&report.id) || by_hand && report.healthy) {
                 let word = NodeQuarantined::of_report(Some(index) == last && !by_hand);
-                statuses.push(Status::of(report.id, word, at));
+                let id = report.id;
+                statuses.push(StatusUpdate::Event { id, word, at });
             }
         }
-        self.waiting = others.into();
-        self.counted.clear();
         by_hand || last.is_none()
     }
 
-    /// Takes in that nothing of ours is on the node. A recovery may belong to a session that
-    /// ended while nobody looked: then the store still counts the event of its fault.
-    fn without_session(&mut self, desired: &Desired, at: Timestamp, statuses: &mut Vec<Status>) {
-        let last = self.waiting.iter().rposition(|report| report.healthy);
-        for (index, report) in std::mem::take(&mut self.waiting).into_iter().enumerate() {
-            if report.healthy {
-                statuses.push(Status::Event {
-                    id: report.id,
-                    word: NodeQuarantined::of_report(Some(index) == last),
-                    at,
-                    if_counted: report.faults,
-                });
-            } else if desired.wanted() {
-                self.waiting.push_back(report); // The quarantine is on its way.
-            }
-        }
+    /// Takes the events that wait out: those that `are`, and the others.
+    fn take_waiting(&mut self, are: impl Fn(&Report) -> bool) -> (Vec<Report>, Vec<Report>) {
+        let waiting = std::mem::take(&mut self.waiting).into_iter();
+        waiting.partition(are)
     }
 
     fn counts(&self, report: &Report) -> bool {
@@ -283,15 +322,64 @@ impl Reports {
     }
 }
 
-// === impl Status ===
+// === impl StatusUpdate ===
 
-impl Status {
-    fn of(id: String, word: NodeQuarantined, at: Timestamp) -> Self {
-        Self::Event {
-            id,
-            word,
-            at,
-            if_counted: Vec::new(),
+impl StatusUpdate {
+    fn of_recoveries(recoveries: Vec<Report>, at: Timestamp) -> Option<Self> {
+        (!recoveries.is_empty()).then_some(Self::Recoveries { recoveries, at })
+    }
+
+    fn size(&self) -> usize {
+        match self {
+            Self::Recoveries { recoveries, .. } => recoveries.len(),
+            Self::Event { .. } | Self::Cancel { .. } => 1,
+        }
+    }
+
+    /// Returns the ids of the events whose words [`Self::words`] has to know.
+    pub fn ids(&self) -> Vec<&String> {
+        match self {
+            Self::Event { id, .. } => vec![id],
+            Self::Recoveries { recoveries, .. } => recoveries
+                .iter()
+                .flat_map(|one| one.faults.iter().chain([&one.id]))
+                .collect(),
+            Self::Cancel { .. } => Vec::new(),
+        }
+    }
+
+    /// Returns the words that this update of single events adds to those that are `known`.
+    pub fn words(&self, known: &Words) -> Vec<(String, NodeQuarantined, Timestamp)> {
+        match self {
+            Self::Event { id, word, at } => {
+                // Stored times have microseconds.
+                let later = |since: &Timestamp| at.as_microsecond() > since.as_microsecond();
+                let keeps = known.get(id).is_some_and(|(word, since)| {
+                    let cancelled = word == NodeQuarantined::Cancelled.name();
+                    !(cancelled && since.as_ref().is_none_or(later))
+                });
+                let word = (!keeps).then(|| (id.clone(), *word, *at));
+                word.into_iter().collect()
+            }
+            Self::Recoveries { recoveries, at } => {
+                let counted = |id: &String| {
+                    let word = known.get(id);
+                    word.is_some_and(|(word, _)| NodeQuarantined::is_counted(word))
+                };
+                let mut counted: Vec<&Report> = recoveries
+                    .iter()
+                    .filter(|one| one.faults.iter().any(counted))
+                    .collect();
+                let last = counted.last().map(|one| one.id.clone());
+                counted.retain(|one| !known.contains_key(&one.id));
+                let word =
+                    |one: &Report| NodeQuarantined::of_report(last.as_ref() == Some(&one.id));
+                let words = counted
+                    .into_iter()
+                    .map(|one| (one.id.clone(), word(one), *at));
+                words.collect()
+            }
+            Self::Cancel { .. } => Vec::new(),
         }
     }
 }

@@ -1,10 +1,9 @@
-//! What the state looks like from outside: read by the status page, the API and the
-//! command line. Serialised names are part of the JSON API.
+//! The state as it looks from outside: read by the status page, the API and the command line. Serialised names are part of the JSON API.
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::fault::Fault;
+use crate::fault::{Fault, title};
 use crate::position::Position;
 use crate::reporter::Reporter;
 use crate::session::Phase;
@@ -25,15 +24,15 @@ pub struct FleetView {
     pub nodes: Vec<NodeStatus>,
     /// The connection to the cluster; absent where none was asked for.
     pub cluster: Option<ClusterView>,
-    /// What limits new quarantines; absent where there is no cluster.
+    /// The limits of new quarantines; absent where there is no cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub brake: Option<BrakeView>,
-    /// What keeps this state from being kept as it should be, for people.
+    /// Troubles that keep this state from being kept as it should be, for people.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub troubles: Vec<String>,
 }
 
-/// What limits new quarantines.
+/// The limits of new quarantines.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BrakeView {
@@ -41,17 +40,17 @@ pub struct BrakeView {
     pub enabled: bool,
     /// `CLOSED` or `TRIPPED`, as in the `ConfigMap`; or another word that somebody wrote.
     pub state: String,
-    /// How far the limits are used up, the fullest first.
+    /// The limits, the fullest first.
     pub limits: Vec<LimitView>,
     /// Why the limits are not known yet; absent where they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unknown: Option<String>,
-    /// How many nodes are held back.
+    /// Number of nodes that are held back.
     pub held: usize,
     /// The pause that holds now, for people.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paused: Option<String>,
-    /// What a person should know or do.
+    /// Notes of what a person should know or do.
     pub notes: Vec<String>,
 }
 
@@ -74,18 +73,18 @@ pub struct LimitView {
     pub by: Vec<String>,
 }
 
-/// The policy that holds, and what is wrong with its source.
+/// The policy that holds, and the troubles of its source.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PolicyView {
-    /// Where it comes from: a file, a `ConfigMap`, or that it is the built-in one.
+    /// Its source: a file, a `ConfigMap`, or the built-in one.
     pub source: String,
     /// Names of its rule sets, in their order.
     pub rule_sets: Vec<String>,
     /// Names of the further policies that a node can choose.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub policies: Vec<String>,
-    /// What was found odd in it.
+    /// Warnings about it.
     pub warnings: Vec<String>,
     /// When it was loaded; absent: there is none yet, and nothing is decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -93,7 +92,7 @@ pub struct PolicyView {
     /// Why what the source says now does not hold; the one above does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// Since when.
+    /// Since when that is so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error_since: Option<Timestamp>,
 }
@@ -106,22 +105,22 @@ pub struct ClusterView {
     pub server: String,
     /// Whether nodes are being watched right now.
     pub connected: bool,
-    /// What is wrong, where it is not connected.
+    /// The trouble, where it is not connected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// How many nodes the cluster has.
+    /// Number of nodes of the cluster.
     pub nodes: usize,
 }
 
-/// One node.
+/// A node with open faults or a session.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeStatus {
     /// Name.
     pub name: String,
-    /// In one word.
+    /// Its state in one word.
     pub state: NodeState,
-    /// Where its quarantine session stands; absent without one.
+    /// Its quarantine session, if it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<SessionView>,
     /// Whether the cluster knows it; absent where there is no cluster, or its nodes could not
@@ -136,27 +135,27 @@ pub struct NodeStatus {
     /// Reports of the last day for whose repair nothing waits, newest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notices: Vec<FaultView>,
-    /// What a person should know or do.
+    /// Notes of what a person should know or do.
     pub notes: Vec<String>,
 }
 
-/// A node in one word.
+/// The state of a node in one word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum NodeState {
-    /// No open fault.
+    /// No fault is open.
     Healthy,
-    /// Only faults that are not fatal.
+    /// Only faults that are not fatal are open.
     Degraded,
     /// A fatal fault is open, and the node is not quarantined.
     Unhealthy,
-    /// To be taken out of service, and held back by the brake.
+    /// It is to be taken out of service, and held back by the brake.
     Held,
-    /// Being taken out of service.
+    /// It is being taken out of service.
     Quarantining,
-    /// Out of service.
+    /// It is out of service.
     Quarantined,
-    /// Being given back.
+    /// It is being given back.
     Releasing,
 }
 
@@ -164,17 +163,17 @@ pub enum NodeState {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SessionView {
-    /// Identity.
+    /// Its id.
     pub id: String,
-    /// Where it stands.
+    /// The phase in which it is.
     pub phase: Phase,
-    /// Since when.
+    /// Since when it is in this phase.
     pub since: Timestamp,
-    /// Attempts made in this phase that failed.
+    /// Number of attempts made in this phase that failed.
     pub failures: u32,
-    /// What is awaited.
+    /// What it awaits, for people.
     pub awaits: String,
-    /// Whose it is, where it is not ours: then it is left alone.
+    /// The other gpuwarden whose it is, where it is not ours: then it is left alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub another: Option<AnotherView>,
 }
@@ -183,7 +182,7 @@ pub struct SessionView {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AnotherView {
-    /// Who that is, for people.
+    /// Its description, for people.
     pub who: String,
     /// The command that takes what it did off the node, where it is gone for good.
     pub end: String,
@@ -201,9 +200,9 @@ pub struct FaultView {
     pub check: String,
     /// Code; may be empty.
     pub code: String,
-    /// What is broken, for people.
+    /// The broken thing, for people.
     pub subject: String,
-    /// What is broken, as entities.
+    /// The broken thing, as entities.
     pub entities: Vec<EntityView>,
     /// Whether work on it must stop.
     pub fatal: bool,
@@ -211,19 +210,19 @@ pub struct FaultView {
     /// reported.
     #[serde(default)]
     pub dismissed: bool,
-    /// What mends it, by name.
+    /// The action that mends it, by name.
     pub recommended_action: String,
     /// The monitor's text.
     pub message: String,
-    /// First observed.
+    /// When it was first observed.
     pub first_seen: Timestamp,
-    /// Last observed.
+    /// When it was last observed.
     pub last_seen: Timestamp,
-    /// Events since it opened.
+    /// Number of events since it opened.
     pub count: u64,
     /// Id of the event that stands for it.
     pub event_id: String,
-    /// Who reported that event, for people; absent for monitors of ours.
+    /// The reporter of that event, for people; absent for monitors of ours.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reported_by: Option<String>,
 }
@@ -274,12 +273,7 @@ impl FaultView {
 
     /// Returns a short name for people, as [`Fault::title`].
     pub fn title(&self) -> String {
-        let code = if self.code.is_empty() {
-            String::new()
-        } else {
-            format!(" {}", self.code)
-        };
-        format!("{}{code} on {}", self.check, self.subject)
+        title(&self.check, &self.code, &self.subject)
     }
 }
 
@@ -299,7 +293,7 @@ impl NodeState {
         }
     }
 
-    /// From open faults, without notices, and the session's phase.
+    /// Returns the state by the open faults, without notices, and the session's phase.
     pub fn of(faults: &[&Fault], phase: Option<Phase>) -> Self {
         match phase {
             Some(Phase::Held) => Self::Held,

@@ -1,13 +1,13 @@
-//! When which node is to be looked at again even if nothing happens.
+//! The times at which nodes are looked at again even if nothing happens.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::{SignedDuration, Timestamp};
 
-/// Each wait is by the wall clock. Where it is put back by more than this, all of them end.
+/// Least by which the wall clock has to be put back to end all waits, which are by it.
 pub const CLOCK_SLACK: SignedDuration = SignedDuration::from_secs(1);
 
-/// One time for each node at most. Asked on every turn of the loop, also while a thousand
+/// The next time of each node, one at most. Asked on every turn of the loop, also while a thousand
 /// nodes wait for their answers, so the next one is found without looking at all.
 #[derive(Debug, Default)]
 pub struct Wakes {

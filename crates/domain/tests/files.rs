@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use contract::ProcessingStrategy;
 use diagnosis::catalog::{Catalog, Overrides};
-use gpuwarden_domain::brake::switch::{State, Switch};
+use gpuwarden_domain::brake::switch::{BreakerState, Switch};
 use gpuwarden_domain::pipeline::load;
 use gpuwarden_domain::policy::Policy;
 use jiff::SignedDuration;
@@ -177,9 +177,9 @@ fn circuit_breaker(text: &str) -> (String, Vec<String>) {
     let data: BTreeMap<String, String> = serde_json::from_value(object["data"].clone()).unwrap();
     let switch = Switch::read(&data, &BTreeMap::new());
     let state = match switch.state {
-        State::Closed => "closed".to_owned(),
-        State::Tripped => "tripped".to_owned(),
-        State::Odd(word) => word,
+        BreakerState::Closed => "closed".to_owned(),
+        BreakerState::Tripped => "tripped".to_owned(),
+        BreakerState::Odd(word) => word,
     };
     let dropped = if switch.drop_asked {
         ", and what has accumulated is to be dropped"

@@ -27,24 +27,24 @@ pub struct Cases {
     pub tests: Vec<Case>,
 }
 
-/// One test.
+/// A test.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Case {
-    /// What it shows.
+    /// Its name, which says what it shows.
     pub name: String,
     /// The node, as `kubectl get node -o json` shows it: `metadata`, `spec`, `status`; what
     /// is left out is empty.
     #[serde(default)]
     pub node: Option<Value>,
-    /// What happens, in this order: events in their public form, or `xid` with a code and
+    /// The events, in this order: in their public form, or `xid` with a code and
     /// whatever is to be different from the catalogue's event.
     pub events: Vec<Value>,
-    /// What is to come of it.
+    /// The expected results.
     pub expect: Expect,
 }
 
-/// What is to come of the events. What is left out is not looked at.
+/// The results of the events that are expected, or found. What is left out is not looked at.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Expect {
@@ -57,54 +57,50 @@ pub struct Expect {
     /// The rule sets that ask for it in the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule_sets: Option<Vec<String>>,
-    /// What is done, in order: `quarantine`, `update`, `release`.
+    /// The decisions, in order: `quarantine`, `update`, `release`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decisions: Option<Vec<String>>,
 }
 
-/// How a test went. Serialised names are part of the output of `policy test`.
+/// The result of a test. Serialised names are part of the output of `policy test`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Outcome {
+pub struct CaseResult {
     /// Name of the test.
     pub name: String,
-    /// Where it is not as expected; empty: all is.
+    /// The differences from what is expected; empty where the test passes.
     pub differences: Vec<Mismatch>,
-    /// Why it cannot be run.
+    /// The reason for which it cannot be run, if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
-    /// What the rules say of the faults that are open in the end.
+    /// The rulings about the faults that are open in the end.
     pub because: Vec<String>,
 }
 
-/// One thing that is not as expected.
+/// A difference from what is expected.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Mismatch {
     /// The key of [`Expect`].
     pub what: String,
-    /// What was expected.
+    /// The expected value.
     pub expected: Value,
-    /// What came of it.
+    /// The value that was found.
     pub found: Value,
 }
 
 /// Runs a test.
-pub fn run(case: &Case, policy: &Policy, catalog: &Catalog) -> Outcome {
-    let mut outcome = Outcome {
-        name: case.name.clone(),
-        differences: Vec::new(),
-        error: None,
-        because: Vec::new(),
+pub fn run(case: &Case, policy: &Policy, catalog: &Catalog) -> CaseResult {
+    let (differences, because, error) = match played(case, policy, catalog) {
+        Ok((found, because)) => (mismatches(&case.expect, &found), because, None),
+        Err(error) => (Vec::new(), Vec::new(), Some(error)),
     };
-    match played(case, policy, catalog) {
-        Ok((found, because)) => {
-            outcome.differences = mismatches(&case.expect, &found);
-            outcome.because = because;
-        }
-        Err(error) => outcome.error = Some(error),
+    CaseResult {
+        name: case.name.clone(),
+        differences,
+        error,
+        because,
     }
-    outcome
 }
 
 fn played(
@@ -139,21 +135,15 @@ fn played(
         at += BETWEEN;
     }
     let desired = replay.desired(&name);
+    let because = desired.rulings.iter().map(ToString::to_string).collect();
+    let decisions = decisions.iter().map(|one| one.decision.name().to_owned());
     let found = Expect {
         cordon: Some(desired.cordon),
         taints: Some(desired.taints.iter().map(ToString::to_string).collect()),
-        rule_sets: Some(desired.rule_sets.clone()),
-        decisions: Some(
-            decisions
-                .iter()
-                .map(|one| one.decision.name().to_owned())
-                .collect(),
-        ),
+        rule_sets: Some(desired.rule_sets),
+        decisions: Some(decisions.collect()),
     };
-    Ok((
-        found,
-        desired.verdicts.iter().map(ToString::to_string).collect(),
-    ))
+    Ok((found, because))
 }
 
 fn node_of(given: Option<&Value>) -> Result<NodeView, String> {
@@ -246,7 +236,7 @@ fn mismatches(expected: &Expect, found: &Expect) -> Vec<Mismatch> {
 mod tests {
     use super::*;
 
-    fn outcomes(text: &str) -> Vec<Outcome> {
+    fn outcomes(text: &str) -> Vec<CaseResult> {
         let cases: Cases = toml::from_str(text).unwrap();
         let policy = Policy::builtin();
         cases

@@ -1,4 +1,4 @@
-//! How two policies differ: on the events of known monitors, and in the settings beside
+//! The differences of two policies: on the events of known monitors, and in the settings beside
 //! their rules.
 
 use diagnosis::catalog::Catalog;
@@ -17,16 +17,16 @@ use crate::standard::{self, Standard};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Difference {
-    /// What happens, for people.
+    /// The name of the event, for people.
     pub event: String,
     /// Gravity and recommended action, for people.
     pub judged: String,
     /// A node for which this is so; absent where the node is one of which nothing is known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub node: Option<String>,
-    /// What the first policy asks for.
+    /// The answer of the first policy.
     pub a: Asked,
-    /// What the second policy asks for.
+    /// The answer of the second policy.
     pub b: Asked,
 }
 
@@ -36,19 +36,19 @@ pub struct Difference {
 pub struct SettingDifference {
     /// The key.
     pub setting: String,
-    /// What the first policy has, for people.
+    /// The value of the first policy, for people.
     pub a: String,
-    /// What the second policy has, for people.
+    /// The value of the second policy, for people.
     pub b: String,
 }
 
-/// What a policy asks for on an event.
+/// The answer of a policy to an event.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Asked {
-    /// A cordon.
+    /// Whether it asks for a cordon.
     pub cordon: bool,
-    /// Taints.
+    /// The taints that it asks for.
     pub taints: Vec<Taint>,
     /// The rule sets that ask.
     pub rule_sets: Vec<String>,

@@ -1,4 +1,4 @@
-//! What is odd in a policy that loads: rules that no event can match, and brakes and ways
+//! Warnings about a policy that loads: rules that no event can match, and brakes and ways
 //! out that are missing.
 
 use contract::{RecommendedAction, keys};
@@ -17,20 +17,20 @@ use crate::standard::{self, Standard};
 /// Events that are named one by one in a warning.
 const NAMED: usize = 8;
 
-/// Something odd. Serialised names are part of the output of `policy lint`.
+/// A warning about a policy. Serialised names are part of the output of `policy lint`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Warning {
     /// The rule set that it is about; absent where it is about the whole file.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rule_set: Option<String>,
-    /// What is odd.
+    /// The finding, for people.
     pub what: String,
-    /// What to do about it.
+    /// The way out, for people.
     pub hint: String,
 }
 
-/// Returns what is odd in `policy`.
+/// Returns the warnings about `policy`.
 pub fn lint(policy: &Policy, catalog: &Catalog) -> Vec<Warning> {
     let mut warnings: Vec<Warning> = policy
         .warnings
@@ -45,11 +45,6 @@ pub fn lint(policy: &Policy, catalog: &Catalog) -> Vec<Warning> {
              default holds",
         ));
     }
-    let all: Vec<&RuleSet> = policy
-        .rule_sets
-        .iter()
-        .chain(policy.policies.iter().flat_map(|named| &named.rule_sets))
-        .collect();
     if policy.rule_sets.is_empty() {
         warnings.push(of_file(
             "there is no rule set that is switched on: no fault ever quarantines".to_owned(),
@@ -57,12 +52,8 @@ pub fn lint(policy: &Policy, catalog: &Catalog) -> Vec<Warning> {
         ));
     }
     for (index, rule_set) in policy.rule_sets.iter().enumerate() {
-        if policy
-            .rule_sets
-            .iter()
-            .take(index)
-            .any(|other| other.name == rule_set.name)
-        {
+        let mut before = policy.rule_sets.iter().take(index);
+        if before.any(|other| other.name == rule_set.name) {
             warnings.push(of_file(
                 format!("several rule sets are named '{}'", rule_set.name),
                 "explain, metrics and cordon-reason tell rule sets apart by their names",
@@ -70,7 +61,8 @@ pub fn lint(policy: &Policy, catalog: &Catalog) -> Vec<Warning> {
         }
     }
     let events = standard::events(catalog);
-    for rule_set in all {
+    let named = policy.policies.iter().flat_map(|named| &named.rule_sets);
+    for rule_set in policy.rule_sets.iter().chain(named) {
         of_rule_set(rule_set, &events, &mut warnings);
     }
     warnings
@@ -86,119 +78,92 @@ fn of_file(what: String, hint: &str) -> Warning {
 
 fn of_rule_set(rule_set: &RuleSet, events: &[Standard], warnings: &mut Vec<Warning>) {
     let before = warnings.len();
-    let mut warn = |what: String, hint: String| {
+    let mut warn = |what: String, hint: &str| {
         let warning = Warning {
             rule_set: Some(rule_set.name.clone()),
             what,
-            hint,
+            hint: hint.to_owned(),
         };
         if !warnings.contains(&warning) {
             warnings.push(warning);
         }
+        warnings.len() > before
     };
     let rules: Vec<&Rule> = rule_set.all.iter().chain(&rule_set.any).collect();
     if rules.is_empty() {
-        warn(
-            "it has no rules, and never matches".to_owned(),
-            "add match.all or match.any".to_owned(),
-        );
+        let what = "it has no rules, and never matches".to_owned();
+        warn(what, "add match.all or match.any");
         return;
     }
+    let mut explained = false;
     if !rule_set.asks() {
-        warn(
+        explained = warn(
             "it asks for neither cordon nor taint: a match does nothing".to_owned(),
-            "add [rule-sets.cordon] shouldCordon = true, or [rule-sets.taint]".to_owned(),
+            "add [rule-sets.cordon] shouldCordon = true, or [rule-sets.taint]",
         );
     }
-    for rule in rules
-        .iter()
-        .filter(|rule| rule.kind == RuleKind::HealthEvent)
-    {
-        for compared in rule.compared() {
-            if let Some((what, hint)) = never_so(&compared) {
-                warn(format!("{what}, in: {}", rule.expression), hint);
-            }
+    let of_events = rules.iter().filter(|one| one.kind == RuleKind::HealthEvent);
+    for rule in of_events {
+        for (what, hint) in rule.compared().iter().filter_map(never_so) {
+            explained = warn(format!("{what}, in: {}", rule.expression), &hint);
         }
     }
     if !rule_set.asks() {
         return;
     }
-    if !rules
-        .iter()
-        .any(|rule| rule.kind == RuleKind::Node && rule.expression.contains(keys::MANAGED_LABEL))
-    {
-        warn(
+    let looks_at_label =
+        |one: &&Rule| one.kind == RuleKind::Node && one.expression.contains(keys::MANAGED_LABEL);
+    if !rules.iter().any(looks_at_label) {
+        explained = warn(
             format!(
                 "it does not look at the opt-out label {}",
                 keys::MANAGED_LABEL
             ),
             "add the rule of kind Node that `gpuwarden policy presets default` has; without it \
-             `kubectl label node NODE ...=false` does not keep a node in service"
-                .to_owned(),
+             `kubectl label node NODE ...=false` does not keep a node in service",
         );
     }
-    let matched: Vec<&Standard> = events
-        .iter()
-        .filter(|event| matches(rule_set, event))
-        .collect();
-    let explained = warnings.len() > before;
-    let mut warn = |what: String, hint: &str| {
-        warnings.push(Warning {
-            rule_set: Some(rule_set.name.clone()),
-            what,
-            hint: hint.to_owned(),
-        });
-    };
+    let matched = events.iter().filter(|event| matches(rule_set, event));
+    let matched: Vec<&Standard> = matched.collect();
     if matched.is_empty() && !explained {
+        let count = events.len();
         warn(
-            format!(
-                "it matches none of the {} events that known monitors send",
-                events.len()
-            ),
+            format!("it matches none of the {count} events that known monitors send"),
             "right only for a monitor of your own: check the names that it compares with",
         );
     }
-    let harmless: Vec<&str> = matched
-        .iter()
-        .filter(|event| event.is_harmless())
-        .map(|event| event.name.as_str())
-        .collect();
+    let harmless = matched.iter().filter(|event| event.is_harmless());
+    let harmless: Vec<&str> = harmless.map(|event| event.name.as_str()).collect();
     if !harmless.is_empty() {
-        let named = harmless
-            .iter()
-            .take(NAMED)
-            .copied()
-            .collect::<Vec<_>>()
-            .join("; ");
-        let more = match harmless.len().saturating_sub(NAMED) {
-            0 => String::new(),
-            more => format!("; and {more} more"),
-        };
+        let named = named(&harmless);
         warn(
-            format!("it takes nodes out for what its source calls harmless: {named}{more}"),
+            format!("it takes nodes out for what its source calls harmless: {named}"),
             "`gpuwarden catalog xid CODE` tells what a code means; add event.isFatal where \
              that is not meant",
         );
     }
 }
 
+/// Returns the first of several names, and how many more there are.
+fn named(names: &[&str]) -> String {
+    let (named, more) = names.split_at(NAMED.min(names.len()));
+    let named = named.join("; ");
+    match more.len() {
+        0 => named,
+        more => format!("{named}; and {more} more"),
+    }
+}
+
 /// Returns whether the rules about events hold; those about nodes are taken to hold.
 fn matches(rule_set: &RuleSet, standard: &Standard) -> bool {
-    let of_events = |rules: &[Rule]| -> Vec<Rule> {
-        rules
-            .iter()
-            .filter(|rule| rule.kind != RuleKind::Node)
-            .cloned()
-            .collect()
-    };
-    let all = of_events(&rule_set.all);
+    let is_node = |rule: &Rule| rule.kind == RuleKind::Node;
+    let mut all = rule_set.all.clone();
+    all.retain(|rule| !is_node(rule));
     // One of kind Node among `any` is enough.
-    let any = of_events(&rule_set.any);
-    let any = if any.len() == rule_set.any.len() {
-        any
-    } else {
-        Vec::new()
-    };
+    let mut any = rule_set.any.clone();
+    if any.iter().any(is_node) {
+        any.clear();
+    }
     if all.is_empty() && any.is_empty() {
         return true;
     }
@@ -271,21 +236,25 @@ fn never_so(compared: &Compared) -> Option<(String, String)> {
             )
         });
     }
-    let text = literal.as_str()?;
-    let names: Vec<&str> = match field.as_str() {
+    unknown_name(field, *how, literal.as_str()?)
+}
+
+/// Returns why no known monitor sends a name in a field, and what to do; `None` where one does.
+fn unknown_name(field: &str, how: How, name: &str) -> Option<(String, String)> {
+    let names: Vec<&str> = match field {
         "agent" => standard::agents().collect(),
         "checkName" => standard::checks().collect(),
         "componentClass" => standard::component_classes().to_vec(),
         _ => return None,
     };
     let known = match how {
-        How::Equality => names.contains(&text),
-        How::Prefix => names.iter().any(|name| name.starts_with(text)),
+        How::Equality => names.contains(&name),
+        How::Prefix => names.iter().any(|known| known.starts_with(name)),
     };
     if known {
         return None;
     }
-    let meant = nearest(text, names.iter().copied(), 1);
+    let meant = nearest(name, names.iter().copied(), 1);
     let hint = match meant.first() {
         Some(meant) => format!("did you mean '{meant}'?"),
         // Checks and classes have names of their own in many monitors; agents are few.
@@ -295,10 +264,8 @@ fn never_so(compared: &Compared) -> Option<(String, String)> {
             names.join(", ")
         ),
     };
-    Some((
-        format!("no known monitor sends event.{field} {shown}"),
-        hint,
-    ))
+    let what = format!("no known monitor sends event.{field} '{name}'");
+    Some((what, hint))
 }
 
 #[cfg(test)]

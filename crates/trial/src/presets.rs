@@ -9,9 +9,9 @@ use domain::policy::DEFAULT_POLICY;
 pub struct Preset {
     /// Name, behind `preset:`.
     pub name: &'static str,
-    /// What it does, for people.
+    /// Its effect, for people.
     pub what: &'static str,
-    /// Where its facts are published.
+    /// The place where its facts are published.
     pub source: &'static str,
     /// The policy file.
     pub text: &'static str,

@@ -15,11 +15,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use contract::keys;
-use domain::assess::{Desired, Verdict};
+use domain::assess::Desired;
 use domain::brake::{Candidate, Hold, NodeLabel};
 use domain::event::Record;
 use domain::fault::Change;
-use domain::fleet::{Answer, Effect, Fleet, Found, Input, Owns, Planned, Settings};
+use domain::fleet::{Effect, Fleet, FleetInput, InStore, Owns, PatchAnswer, Planned, Settings};
 use domain::mode::Mode;
 use domain::node::{NodeView, Taint, scheduling};
 use domain::policy::{Amount, Brake, Policy};
@@ -43,7 +43,7 @@ pub struct Replay {
     /// Nodes that are out of service, since when.
     out: BTreeMap<String, Timestamp>,
     /// Nodes that the brake holds back.
-    waiting: BTreeMap<String, Waiting>,
+    waiting: BTreeMap<String, HeldNode>,
     /// Nodes that it held back at least once.
     held: BTreeSet<String>,
     /// When the circuit breaker tripped: nobody closes it here.
@@ -56,24 +56,24 @@ pub struct Replay {
 
 /// A node that the brake holds back.
 #[derive(Debug)]
-struct Waiting {
+struct HeldNode {
     candidate: Option<Candidate>,
     because: Vec<String>,
     hold: Hold,
     since: Timestamp,
 }
 
-/// What a decision is. Serialised names are part of the output of `replay`.
+/// The kind of a decision. Serialised names are part of the output of `replay`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Decided {
     /// The node is taken out of service.
     Quarantine,
-    /// What is on the node is kept in line with the faults that are open.
+    /// Cordon and taints of the node are kept in line with the faults that are open.
     Update,
     /// The node is given back.
     Release,
-    /// What is left is cleaned up after a person gave the node back.
+    /// The marks are cleaned up after a person gave the node back.
     StandDown,
     /// Faults ask for the node, and the brake holds it back. It goes later, and then is a
     /// `Quarantine`, or not at all.
@@ -82,18 +82,18 @@ pub enum Decided {
     Dropped,
 }
 
-/// Something that would have been done to a node. Serialised names are part of the output
+/// A decision about a node. Serialised names are part of the output
 /// of `replay`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Decision {
-    /// When, by the clock of the events.
+    /// Its time, by the clock of the events.
     pub at: Timestamp,
-    /// To which node.
+    /// The node.
     pub node: String,
-    /// What.
+    /// Its kind.
     pub decision: Decided,
-    /// The cordon that it sets (true) or takes back (false); absent where it does neither.
+    /// Whether it sets the cordon or takes it back; absent where it does neither.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cordon: Option<bool>,
     /// Taints that it adds.
@@ -105,24 +105,24 @@ pub struct Decision {
     /// Rule sets that ask for what the node then is.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub rule_sets: Vec<String>,
-    /// For people: what holds the node back, where something does.
+    /// The hold that keeps the node in service, for people, where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hold: Option<String>,
-    /// For people: what the event did to the node's faults.
+    /// The changes of the node's faults by the event, for people.
     pub because: Vec<String>,
 }
 
-/// How much was done, up to now.
+/// The numbers of a replay, up to now.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Summary {
-    /// Events.
+    /// Number of events.
     pub events: u64,
     /// Nodes that were taken out of service at least once.
     pub taken_out: usize,
-    /// How often a node was taken out of service.
+    /// Number of times that a node was taken out of service.
     pub quarantines: u64,
-    /// How often one was given back.
+    /// Number of times that one was given back.
     pub releases: u64,
     /// Most nodes out of service at one time.
     pub most_at_once: usize,
@@ -169,14 +169,14 @@ impl Replay {
             window: None,
         };
         let mut fleet = Fleet::new(settings, Some(limited(&policy, nothing)), begins);
-        fleet.take(Input::CaughtUp, begins);
-        fleet.take(Input::ListBegun, begins);
+        fleet.take(FleetInput::CaughtUp, begins);
+        fleet.take(FleetInput::ListBegun, begins);
         let listed = nodes.is_some();
         for node in nodes.into_iter().flatten() {
             let view = Arc::new(without_ours(&node, &Marks::of(&policy)));
-            fleet.take(Input::Seen(view), begins);
+            fleet.take(FleetInput::Seen(view), begins);
         }
-        fleet.take(Input::Listed, begins);
+        fleet.take(FleetInput::Listed, begins);
         Self {
             policy,
             fleet,
@@ -202,17 +202,13 @@ impl Replay {
         let (budgets, left_out): (Vec<_>, Vec<_>) = budgets.into_iter().partition(|budget| {
             listed || budget.per.is_none() && matches!(budget.max, Amount::Nodes(_))
         });
-        let (window, no_window) = if listed {
-            (window, None)
-        } else {
-            (None, window)
-        };
         let left_out = left_out.iter().map(ToString::to_string);
-        let no_window = no_window.iter().map(ToString::to_string);
+        let no_window = window.iter().filter(|_| !listed).map(ToString::to_string);
         self.left_out = left_out.chain(no_window).collect();
+        let window = window.filter(|_| listed);
         let policy = limited(&self.policy, Brake { budgets, window });
         let now = self.now.unwrap_or(Timestamp::UNIX_EPOCH);
-        self.fleet.take(Input::Policy(Some(policy)), now);
+        self.fleet.take(FleetInput::Policy(Some(policy)), now);
         self
     }
 
@@ -221,13 +217,13 @@ impl Replay {
         &self.policy
     }
 
-    /// Limits of the brake that are not applied, because it is not known how many nodes there
-    /// are, or which labels they carry.
+    /// Returns the limits of the brake that are not applied, because it is not known how many nodes
+    /// there are, or which labels they carry.
     pub fn left_out(&self) -> &[String] {
         &self.left_out
     }
 
-    /// Takes in an event, and says what would have been done. Its place in the feed is
+    /// Takes in an event, and returns what would have been decided. Its place in the feed is
     /// where it comes here; its time of acceptance never goes back.
     pub fn take(&mut self, record: &Record) -> Vec<Decision> {
         self.summary.events += 1;
@@ -248,7 +244,7 @@ impl Replay {
                 return Vec::new();
             }
             let view = Arc::new(NodeView::unknown(&name));
-            self.fleet.take(Input::Seen(view), now);
+            self.fleet.take(FleetInput::Seen(view), now);
         }
         let because: Vec<String> = changes.iter().filter_map(change_text).collect();
         if let Some(waiting) = self.waiting.get_mut(&name) {
@@ -277,9 +273,9 @@ impl Replay {
                     }
                     // Here every event has been recorded.
                     Effect::LookUp { node, ids } => {
-                        let found = ids.into_iter().map(|id| (id, Found::Current)).collect();
+                        let found = ids.into_iter().map(|id| (id, InStore::Current)).collect();
                         let found = Some(found);
-                        answers.push(Input::Found { node, found });
+                        answers.push(FleetInput::Found { node, found });
                     }
                     Effect::Note(entry, _) => {
                         let because = of(&entry.node).to_vec();
@@ -300,7 +296,7 @@ impl Replay {
             // A node of which nothing is left is made anew when it is named again.
             let is_faulty = !self.fleet.book().faults(&node).is_empty();
             if !self.listed && !is_faulty && !self.out.contains_key(&node) {
-                self.fleet.take(Input::Gone(node), now);
+                self.fleet.take(FleetInput::Gone(node), now);
                 self.fleet.decide(now);
             }
         }
@@ -314,9 +310,9 @@ impl Replay {
         because: Vec<String>,
         now: Timestamp,
         decisions: &mut Vec<Decision>,
-    ) -> Input {
+    ) -> FleetInput {
         let (node, intent, change) = (planned.node, planned.patch.intent, planned.patch.change);
-        let answer = Answer::Made(Arc::new(planned.view.after(&change)));
+        let answer = PatchAnswer::Made(Arc::new(planned.view.after(&change)));
         self.count(&node, intent, now);
         let because = match self.waiting.remove(&node) {
             Some(waiting) => {
@@ -338,7 +334,7 @@ impl Replay {
                 ..Decision::new(now, &node, intent.into(), because)
             });
         }
-        Input::Answered { node, answer }
+        FleetInput::Answered { node, answer }
     }
 
     /// Returns the decision that a node is held back, or that it is no more, where that is news.
@@ -370,7 +366,7 @@ impl Replay {
             return None;
         }
         self.held.insert(name.to_owned());
-        (self.waiting.entry(name.to_owned())).or_insert_with(|| Waiting {
+        (self.waiting.entry(name.to_owned())).or_insert_with(|| HeldNode {
             candidate: Candidate::of(name, &desired, false),
             because: because.clone(),
             hold: hold.clone(),
@@ -381,11 +377,6 @@ impl Replay {
             hold: Some(hold.to_string()),
             ..Decision::new(now, name, Decided::Held, because)
         })
-    }
-
-    /// Returns what the rules say of the open faults of a node, gravest first.
-    pub fn verdicts(&self, node: &str) -> Vec<Verdict> {
-        self.desired(node).verdicts
     }
 
     /// Returns what is wanted for a node now.
@@ -497,24 +488,14 @@ impl Decision {
 
     /// Returns whether both do the same to the same node at the same time, whatever for.
     pub fn does_the_same(&self, other: &Self) -> bool {
-        let does = |of: &Self| {
-            let Self {
-                decision,
-                cordon,
-                add_taints,
-                remove_taints,
-                ..
-            } = of.clone();
-            (
-                of.at,
-                of.node.clone(),
-                decision,
-                cordon,
-                add_taints,
-                remove_taints,
-            )
+        // Only these differ between two decisions that do the same.
+        let done = |of: &Self| Self {
+            rule_sets: Vec::new(),
+            hold: None,
+            because: Vec::new(),
+            ..of.clone()
         };
-        does(self) == does(other)
+        done(self) == done(other)
     }
 
     /// Returns what it does, for people: `cordon, add taint gpu=bad:NoSchedule`.

@@ -4,6 +4,8 @@
 //! Those of the kernel log come from the catalogue. Of the others the names are
 //! NVSentinel's, each once fatal and once not.
 
+use std::fmt::Display;
+
 use contract::{
     EVENT_VERSION, Entity, HealthEvent, ProcessingStrategy, RecommendedAction, action_name, keys,
 };
@@ -13,7 +15,7 @@ use diagnosis::catalog::{Catalog, Verdict};
 /// An event of a known kind.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Standard {
-    /// What it is, for people: `XID 79`.
+    /// Its name, for people: `XID 79`.
     pub name: String,
     /// The event, on a node named `node`.
     pub event: HealthEvent,
@@ -68,30 +70,17 @@ const OTHERS: [(&str, &str, &[&str]); 9] = [
 
 /// Returns one event of each kind that is known, those of the kernel log as `catalog` judges them.
 pub fn events(catalog: &Catalog) -> Vec<Standard> {
-    let mut events: Vec<Standard> = catalog
-        .xids()
-        // What the driver never prints is no event.
-        .filter(|row| row.scope != "unused")
-        .map(|row| {
-            let code = row.code.to_string();
-            kernel_log(
-                format!("XID {code}"),
-                keys::CHECK_XID,
-                &code,
-                &catalog.judge_xid(row.code, ""),
-            )
-        })
-        .collect();
-    for row in catalog.sxids() {
-        let code = row.code.to_string();
+    // What the driver never prints is no event.
+    let xids = catalog.xids().filter(|row| row.scope != "unused");
+    let xids = xids.map(|row| {
+        let verdict = catalog.judge_xid(row.code, "");
+        of_code("XID", keys::CHECK_XID, row.code, &verdict)
+    });
+    let sxids = catalog.sxids().map(|row| {
         let verdict = catalog.judge_sxid(row.code, None);
-        events.push(kernel_log(
-            format!("SXid {code}"),
-            keys::CHECK_SXID,
-            &code,
-            &verdict,
-        ));
-    }
+        of_code("SXid", keys::CHECK_SXID, row.code, &verdict)
+    });
+    let mut events: Vec<Standard> = xids.chain(sxids).collect();
     events.push(kernel_log(
         "GPU fallen off the bus, without an XID".to_owned(),
         keys::CHECK_GPU_FALLEN_OFF,
@@ -114,9 +103,7 @@ pub fn events(catalog: &Catalog) -> Vec<Standard> {
     events.retain(|standard| !standard.event.is_healthy);
     for (agent, class, checks) in OTHERS {
         for check in checks {
-            for fatal in [true, false] {
-                events.push(other(agent, class, check, fatal));
-            }
+            events.extend([true, false].map(|fatal| other(agent, class, check, fatal)));
         }
     }
     events
@@ -147,6 +134,11 @@ pub fn checks() -> impl Iterator<Item = &'static str> {
         .flat_map(|(_, _, checks)| checks.iter().copied());
     own.into_iter()
         .chain(others.filter(|check| !check.contains(' ')))
+}
+
+fn of_code(kind: &str, check: &str, code: impl Display, verdict: &Verdict) -> Standard {
+    let code = code.to_string();
+    kernel_log(format!("{kind} {code}"), check, &code, verdict)
 }
 
 fn kernel_log(name: String, check: &str, code: &str, verdict: &Verdict) -> Standard {

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use contract::keys;
-use domain::assess::{Dismissal, DismissedBy, Ruling, Verdict, assess, is_notice};
+use domain::assess::{Dismissal, DismissedBy, FaultRuling, Ruling, assess, is_notice};
 use domain::fault::{Fault, not_fully_seen};
 use domain::fleet::{Fleet, Situation};
 use domain::mode::Mode;
@@ -23,16 +23,16 @@ const FAULTS_SHOWN: usize = 20;
 /// Names offered where nothing is known of the one that was asked about.
 const NAMES_OFFERED: usize = 3;
 
-/// One of those that see the faults of a node.
+/// A source of the faults of a node.
 #[derive(Clone, Copy, Debug)]
 pub struct Source<'a> {
-    /// Name, for example `kernel-log`.
+    /// Its name, for example `kernel-log`.
     pub name: &'a str,
     /// Whether it sees.
     pub sees: bool,
-    /// How it does, in a word.
+    /// Its state, in a word.
     pub state: &'a str,
-    /// What it reads, or what is wrong.
+    /// The thing that it reads, or its trouble.
     pub detail: &'a str,
 }
 
@@ -45,19 +45,19 @@ pub struct Connection<'a> {
     pub connected: bool,
     /// Whether its nodes were ever read: before that, what it has is not known.
     pub listed: bool,
-    /// What is wrong with it.
+    /// The trouble with it, if there is one.
     pub error: Option<&'a str>,
 }
 
-/// The answer. Serialised names are part of the JSON API.
+/// The answer to the question why a node is quarantined, or not. Serialised names are part of the JSON API.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct WhyNot {
     /// Node name.
     pub node: String,
-    /// In one sentence.
+    /// The answer in one sentence.
     pub answer: String,
-    /// All that was looked at, in order.
+    /// All checks, in order.
     pub checks: Vec<Check>,
     /// Whether the cluster has the node; absent where there is no cluster, or it could not
     /// be read yet.
@@ -66,38 +66,38 @@ pub struct WhyNot {
     /// Whether the name may be a node's: the cluster has it or could not be read yet, or a
     /// fault of it is open.
     pub known: bool,
-    /// Where nothing is known of it: the names nearest to it.
+    /// The names nearest to it, where nothing is known of it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nearest: Vec<String>,
 }
 
-/// One thing that decides.
+/// A check of one thing that decides.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Check {
-    /// What it is: `sources`, `cluster`, `node`, `mode`, `session`, `faults`, `rules`, `brake`, `change`.
+    /// The name of the thing: `sources`, `cluster`, `node`, `mode`, `session`, `faults`, `rules`, `brake`, `change`.
     pub name: String,
     /// Whether it stands in the way of a quarantine.
     pub result: CheckResult,
-    /// What was found.
+    /// The finding.
     pub text: String,
-    /// More about it, a line each.
+    /// Further lines about it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub details: Vec<String>,
-    /// What to do about it, where there is something.
+    /// The way out, where there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fix: Option<String>,
 }
 
-/// Whether something stands in the way of a quarantine.
+/// The result of a check: whether something stands in the way of a quarantine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum CheckResult {
-    /// It does not.
+    /// Nothing does.
     Passes,
-    /// It does.
+    /// Something does.
     Stops,
-    /// That cannot be told: what would tell it cannot be seen.
+    /// That cannot be seen.
     Unknown,
 }
 
@@ -134,7 +134,7 @@ fn explain(
     checks.extend(sources_check(sources));
     checks.push(cluster_check(cluster));
     if cluster.is_some() {
-        checks.push(node_check(node, in_cluster));
+        checks.push(node_check(node, in_cluster, observed));
     }
     checks.push(mode_check(situation.acting));
     checks.extend(anothers_check(situation));
@@ -218,7 +218,7 @@ const CLUSTER: &str = "cluster";
 /// Name of the check whether faults are seen.
 const SOURCES: &str = "sources";
 
-/// `None`: it is not known here what sees its faults.
+/// Returns the check of what sees the faults of the node; `None` where that is not known here.
 fn sources_check(sources: &[Source<'_>]) -> Option<Check> {
     let told = |sees| {
         let told = sources.iter().filter(move |source| source.sees == sees);
@@ -252,10 +252,22 @@ fn cluster_check(cluster: Option<Connection<'_>>) -> Check {
     stops(CLUSTER, format!("{server} cannot be watched: {error}")).fix("gpuwarden doctor")
 }
 
-/// `in_cluster`: whether the cluster has it; `None`: it could not be read yet.
-fn node_check(node: &str, in_cluster: Option<bool>) -> Check {
+/// Returns the check of whether the cluster has the node.
+fn node_check(node: &str, in_cluster: Option<bool>, observed: Option<&Observed>) -> Check {
     match in_cluster {
-        Some(true) => passes("node", "the cluster has it"),
+        Some(true) => {
+            let cordoned = observed.filter(|node| node.view.unschedulable);
+            let text = match cordoned.map(|node| (&node.view, node.own.as_deref())) {
+                Some((_, None)) => {
+                    "the cluster has it, cordoned, and not by gpuwarden: it stays so"
+                }
+                Some((view, Some(own))) if own.keeps_cordon(view) => {
+                    "the cluster has it; it was cordoned before us: it stays so"
+                }
+                _ => "the cluster has it",
+            };
+            passes("node", text)
+        }
         Some(false) => stops(
             "node",
             format!("the cluster has no node of the name {node}"),
@@ -284,30 +296,26 @@ fn anothers_check(situation: &Situation<'_>) -> Option<Check> {
     if !situation.anothers {
         return None;
     }
-    let mut text = "the node carries the session of another gpuwarden".to_owned();
+    let text = "the node carries the session of another gpuwarden";
     let Some((view, own)) =
         (situation.observed).and_then(|node| Some((&node.view, node.own.as_deref()?)))
     else {
         return Some(stops("session", text));
     };
-    text = format!(
-        "{text}, {}{}: it is left alone, and counts as out of service",
-        another::who(own, situation.node),
-        another::since(own)
-    );
-    let mut check = stops("session", text);
-    if situation.on_our_node {
-        check.details.push(another::ON_OUR_NODE.to_owned());
-    }
-    check = check.fix(&format!(
+    let (who, since) = (another::who(own, situation.node), another::since(own));
+    let text = format!("{text}, {who}{since}: it is left alone, and counts as out of service");
+    let on_our_node = situation.on_our_node.then_some(another::ON_OUR_NODE);
+    let uncordoned = (own.cordoned && !view.unschedulable)
+        .then_some("somebody has uncordoned the node; only who made the session takes that in");
+    let details = on_our_node.into_iter().chain(uncordoned);
+    let check = Check {
+        details: details.map(str::to_owned).collect(),
+        ..stops("session", text)
+    };
+    Some(check.fix(&format!(
         "it ends when that gpuwarden gives the node back; where that is gone for good: {}",
         another::end_by_hand(own, view)
-    ));
-    if own.cordoned && !view.unschedulable {
-        let seen = "somebody has uncordoned the node; only who made the session takes that in";
-        check.details.push(seen.to_owned());
-    }
-    Some(check)
+    )))
 }
 
 /// Returns what holds back a quarantine that the rules ask for.
@@ -364,15 +372,13 @@ fn rule_checks(situation: &Situation<'_>) -> (Vec<Check>, usize) {
             node,
             dismissal(observed, situation.dropped_at, &situation.session.times),
         );
-        if is_notice(fault, &desired.verdicts) {
+        if is_notice(fault, &desired.rulings) {
             notices += 1;
         } else if checks.len() >= FAULTS_SHOWN {
             left += 1;
         } else {
-            let verdicts = desired.verdicts.iter();
-            checks.extend(
-                verdicts.map(|verdict| rule_check(verdict, fault, policy, node, &variable)),
-            );
+            let rulings = desired.rulings.iter();
+            checks.extend(rulings.map(|ruling| rule_check(ruling, fault, policy, node, &variable)));
         }
     }
     if let Some(last) = checks.last_mut().filter(|_| left > 0) {
@@ -383,64 +389,48 @@ fn rule_checks(situation: &Situation<'_>) -> (Vec<Check>, usize) {
 }
 
 fn rule_check(
-    verdict: &Verdict,
+    ruling: &FaultRuling,
     fault: &Fault,
     policy: &Policy,
     node: &NodeView,
     variable: &NodeVariable,
 ) -> Check {
-    let title = &verdict.fault;
-    match &verdict.ruling {
-        Ruling::HandedOver => stops(
-            RULES,
-            format!(
-                "{title}: the node is handed over for repair (label {}=false)",
-                keys::HANDED_OVER_LABEL
-            ),
-        )
-        .fix("whoever repairs it takes the label off when the node is given back"),
-        Ruling::Dismissed(Dismissal { up_to, by }) => stops(
-            RULES,
-            match by {
-                DismissedBy::Released => {
-                    format!("{title}: dismissed when the node was released by hand at {up_to:.0}")
+    let FaultRuling {
+        fault: title,
+        ruling,
+    } = ruling;
+    match ruling {
+        Ruling::HandedOver => stops(RULES, format!("{title}: {ruling}"))
+            .fix("whoever repairs it takes the label off when the node is given back"),
+        Ruling::Dismissed(Dismissal { up_to, by }) => {
+            let how = match by {
+                DismissedBy::Released => "dismissed when the node was released by hand",
+                DismissedBy::Dropped => {
+                    "dropped when the circuit breaker was reset with cursor CREATE"
                 }
-                DismissedBy::Dropped => format!(
-                    "{title}: dropped when the circuit breaker was reset with cursor CREATE at \
-                     {up_to:.0}"
-                ),
-            },
-        )
-        .fix("a newer report of the fault counts again"),
-        Ruling::Skipped => stops(
-            RULES,
-            format!("{title}: its sender asks not to quarantine (skip)"),
-        ),
-        Ruling::Forced => passes(
-            RULES,
-            format!("{title}: its sender asks to quarantine (force)"),
-        ),
-        Ruling::Judged { wanted, .. } => {
-            let label = keys::MANAGED_LABEL;
-            if verdict.ruling.opted_out(node) {
-                let mut check = stops(RULES, format!("it is opted out by its label {label}=false"))
-                    .fix(&format!(
-                        "kubectl label node {} {label}- lets the rules decide",
-                        node.name
-                    ));
-                check.details = vec![format!("{title}: no rule set asks for it")];
-                check
-                    .details
-                    .extend(rule_details(policy, fault, node, variable));
-                return check;
-            }
-            let mut check = if *wanted {
-                passes(RULES, format!("{title}: a rule set asks for it"))
-            } else {
-                stops(RULES, format!("{title}: no rule set asks for it"))
             };
-            check.details = rule_details(policy, fault, node, variable);
-            check
+            stops(RULES, format!("{title}: {how} at {up_to:.0}"))
+                .fix("a newer report of the fault counts again")
+        }
+        Ruling::Skipped => stops(RULES, format!("{title}: {ruling}")),
+        Ruling::Forced => passes(RULES, format!("{title}: {ruling}")),
+        Ruling::Judged { wanted, .. } => {
+            let asked = if *wanted { "a" } else { "no" };
+            let asked = format!("{title}: {asked} rule set asks for it");
+            let mut details = rule_details(policy, fault, node, variable);
+            let check = if *wanted {
+                passes(RULES, asked)
+            } else if ruling.opted_out(node) {
+                details.insert(0, asked);
+                let label = keys::MANAGED_LABEL;
+                let name = &node.name;
+                stops(RULES, format!("it is opted out by its label {label}=false")).fix(&format!(
+                    "kubectl label node {name} {label}- lets the rules decide"
+                ))
+            } else {
+                stops(RULES, asked)
+            };
+            Check { details, ..check }
         }
     }
 }
@@ -492,17 +482,13 @@ fn rule_lines(
     looked_at: &Value,
 ) -> Vec<String> {
     let said = match holds {
-        Ok(true) => "true".to_owned(),
-        Ok(false) => "false".to_owned(),
+        Ok(holds) => holds.to_string(),
         Err(why) => format!("cannot be evaluated: {why}"),
     };
-    let mut lines = vec![format!("  {group}: {} -> {said}", rule.expression)];
-    lines.extend(
-        rule.seen(looked_at)
-            .into_iter()
-            .map(|seen| format!("    {seen}")),
-    );
-    lines
+    let rule_line = format!("  {group}: {} -> {said}", rule.expression);
+    let seen = rule.seen(looked_at).into_iter();
+    let seen = seen.map(|seen| format!("    {seen}"));
+    [rule_line].into_iter().chain(seen).collect()
 }
 
 /// Returns how far the change has come; `None`: none is under way.
@@ -515,15 +501,10 @@ fn change_check(session: &Session) -> Option<Check> {
     let next = session
         .not_before
         .map_or_else(String::new, |at| format!(", the next is made at {at:.0}"));
-    Some(
-        stops(
-            "change",
-            format!(
-                "the API server has not taken the change: {count} {attempts} in a row failed{next}"
-            ),
-        )
-        .fix("gpuwarden doctor"),
-    )
+    let text = format!(
+        "the API server has not taken the change: {count} {attempts} in a row failed{next}"
+    );
+    Some(stops("change", text).fix("gpuwarden doctor"))
 }
 
 fn passes(name: &str, text: impl Into<String>) -> Check {

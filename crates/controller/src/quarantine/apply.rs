@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use cluster::ApiError;
 use contract::keys;
-use domain::fleet::{Answer, Effect, Input, Level, Planned};
+use domain::fleet::{Effect, FleetInput, Level, PatchAnswer, Planned};
 use domain::journal::{Entry, EntryKind};
 use domain::node::{NodeChange, NodeView};
 use domain::session::{Intent, Patch};
@@ -138,7 +138,7 @@ impl Quarantine {
                 // A bug. Which node it was is not known: all are looked at again.
                 tracing::error!(err = %error, "a patch ended without an answer");
                 self.metrics.error("patch_panicked");
-                self.take(Input::AnswersLost);
+                self.take(FleetInput::AnswersLost);
                 return;
             }
         };
@@ -151,13 +151,13 @@ impl Quarantine {
                     self.metrics.taken_out(now.duration_since(first_seen));
                 }
                 let text = format!("200 OK in {took_ms:.1} ms");
-                (Answer::Made(Arc::new(view)), text, json!(200))
+                (PatchAnswer::Made(Arc::new(view)), text, json!(200))
             }
             Err(error) => {
                 let text = format!("failed in {took_ms:.1} ms: {}", chain(&error));
                 let status = json!(error.status());
                 let answer = answer(&error);
-                if !matches!(answer, Answer::Conflict) {
+                if !matches!(answer, PatchAnswer::Conflict) {
                     let what = intent.name();
                     tracing::warn!(node, err = %chain(&error), "{what} failed; it is tried again");
                     self.metrics.error(error_type(intent, &change));
@@ -167,7 +167,7 @@ impl Quarantine {
         };
         let detail = json!({"status": status, "tookMs": took_ms});
         self.note(&node, session.as_deref(), EntryKind::Answer, text, detail);
-        self.take(Input::Answered { node, answer });
+        self.take(FleetInput::Answered { node, answer });
     }
 
     /// Notes something for the story of a node. Does not wait for the disk.
@@ -191,16 +191,16 @@ impl Quarantine {
 }
 
 /// Returns what a failure says of whether the patch was made.
-fn answer(error: &ApiError) -> Answer {
+fn answer(error: &ApiError) -> PatchAnswer {
     match error {
-        ApiError::Conflict { .. } => Answer::Conflict,
-        ApiError::NotFound { .. } => Answer::NotFound,
+        ApiError::Conflict { .. } => PatchAnswer::Conflict,
+        ApiError::NotFound { .. } => PatchAnswer::NotFound,
         // It may have been made all the same; anything else is a clear answer.
-        error if error.is_in_doubt() => Answer::Unknown,
-        ApiError::Throttled { retry_after } => Answer::Refused {
+        error if error.is_in_doubt() => PatchAnswer::Unknown,
+        ApiError::Throttled { retry_after } => PatchAnswer::Refused {
             retry_after: retry_after.and_then(|wait| SignedDuration::try_from(wait).ok()),
         },
-        _ => Answer::Refused { retry_after: None },
+        _ => PatchAnswer::Refused { retry_after: None },
     }
 }
 

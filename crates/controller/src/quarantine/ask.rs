@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use contract::HealthEvent;
 use domain::event::MAX_EVENTS;
-use domain::fleet::{Found, Input, Purpose};
+use domain::fleet::{FleetInput, InStore, Purpose};
 use jiff::Timestamp;
 use store::{EventStore, MAX_APPEND, NewEvent, StoreError};
 use tokio::task::JoinError;
@@ -24,7 +24,7 @@ impl Quarantine {
                 tracing::error!(node, err = %error, "the store does not answer; the node is left as it is");
                 metrics.error("claim_error");
             });
-            Input::Found {
+            FleetInput::Found {
                 found: found.ok(),
                 node,
             }
@@ -65,7 +65,7 @@ impl Quarantine {
                 let new = appended.iter().filter(|one| one.new);
                 new.map(|one| one.seq).max()
             });
-            Input::Appended {
+            FleetInput::Appended {
                 node,
                 result: last_new.map_err(drop),
             }
@@ -73,14 +73,14 @@ impl Quarantine {
     }
 
     /// Takes in what the store has answered.
-    pub(super) fn asked(&mut self, done: Result<Input, JoinError>) {
+    pub(super) fn asked(&mut self, done: Result<FleetInput, JoinError>) {
         match done {
             Ok(input) => self.take(input),
             // A bug. Which node it was is not known: all are looked at again.
             Err(error) => {
                 tracing::error!(err = %error, "a question to the store ended without an answer");
                 self.metrics.error("claim_error");
-                self.take(Input::AnswersLost);
+                self.take(FleetInput::AnswersLost);
             }
         }
     }
@@ -90,14 +90,14 @@ impl Quarantine {
 async fn found(
     store: &dyn EventStore,
     ids: Vec<String>,
-) -> Result<BTreeMap<String, Found>, StoreError> {
+) -> Result<BTreeMap<String, InStore>, StoreError> {
     let since = store.identity().since;
     let mut found = BTreeMap::new();
     for id in ids {
         let record = match store.event(&id).await? {
-            Some(record) if record.seq > since => Found::Current,
-            Some(record) => Found::History(Box::new(record)),
-            None => Found::Nothing,
+            Some(record) if record.seq > since => InStore::Current,
+            Some(record) => InStore::History(Box::new(record)),
+            None => InStore::Nothing,
         };
         found.insert(id, record);
     }

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use domain::fault::{FaultBook, NodeShare};
-use domain::fleet::{Input, Kept, Unsaved};
+use domain::fleet::{FleetInput, Kept, Unsaved};
 use domain::session::Session;
 use domain::status::SavedReports;
 use jiff::Timestamp;
@@ -158,7 +158,7 @@ impl Quarantine {
         let until = *self.store.latest().borrow();
         while self.take_page().await && self.fleet.book().applied() < until {}
         if self.feed_failure.is_none() {
-            self.take(Input::CaughtUp);
+            self.take(FleetInput::CaughtUp);
         }
     }
 

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use domain::fault::Rereading;
-use domain::fleet::Input;
+use domain::fleet::FleetInput;
 use runtime::logging::chain;
 use tokio::time::Instant;
 
@@ -88,7 +88,7 @@ impl Quarantine {
         }
         self.missed.not_before = Instant::now() + PAUSE;
         reading.node().clone_into(&mut self.missed.last);
-        self.take(Input::Reread(Box::new(reading)));
+        self.take(FleetInput::Reread(Box::new(reading)));
     }
 }
 

@@ -1,7 +1,7 @@
 //! Taking in what the node watch says.
 
 use cluster::NodeEvent;
-use domain::fleet::Input;
+use domain::fleet::FleetInput;
 use tokio::sync::mpsc;
 
 use super::{Quarantine, ROUND};
@@ -9,12 +9,12 @@ use super::{Quarantine, ROUND};
 impl Quarantine {
     pub(super) fn node_event(&mut self, event: NodeEvent) {
         match event {
-            NodeEvent::Restarted => self.take(Input::ListBegun),
-            NodeEvent::Applied(view) => self.take(Input::Seen(view)),
-            NodeEvent::Deleted(name) => self.take(Input::Gone(name)),
+            NodeEvent::Restarted => self.take(FleetInput::ListBegun),
+            NodeEvent::Applied(view) => self.take(FleetInput::Seen(view)),
+            NodeEvent::Deleted(name) => self.take(FleetInput::Gone(name)),
             NodeEvent::Listed => {
                 self.cluster_error = None;
-                self.take(Input::Listed);
+                self.take(FleetInput::Listed);
             }
             // Each failed try is told; for the same reason it is no news.
             NodeEvent::Failing { error, .. } if self.cluster_error.as_ref() == Some(&error) => {}

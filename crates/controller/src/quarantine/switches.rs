@@ -17,7 +17,7 @@ use cluster::{ApiError, Cluster, ConfigMap, ConfigMapChange, ConfigMapEvent};
 use contract::keys;
 use domain::brake::Hold;
 use domain::brake::pause::Pause;
-use domain::brake::switch::{State, Switch, SwitchChange};
+use domain::brake::switch::{BreakerState, Switch, SwitchChange};
 use domain::fleet::{LIST_TAKES, Switched};
 use domain::future::FutureTimes;
 use jiff::Timestamp;
@@ -310,7 +310,7 @@ impl Switches {
         if switch.state != self.switch.state {
             tracing::warn!("the circuit breaker is {}", switch.state.name());
         }
-        self.tripping &= switch.state == State::Closed && switch.tripped_at.is_none();
+        self.tripping &= switch.state == BreakerState::Closed && switch.tripped_at.is_none();
         self.read = switch.exists.then(|| switch.clone());
         self.switch = switch;
     }
@@ -322,7 +322,7 @@ impl Switches {
             self.switch.exists = true;
             self.switch.reset_at = Some(now);
         }
-        let tripped = self.switch.state == State::Tripped;
+        let tripped = self.switch.state == BreakerState::Tripped;
         let trip = trip || self.tripping;
         if let Some(SwitchChange { wanted, why }) = self.switch.settle(trip, now) {
             let text = format!("circuit breaker {}: {why}", wanted.state.name());
@@ -374,14 +374,14 @@ impl Switches {
         };
         let breaker = match (unread(&self.breaker.known), &self.switch.state) {
             (Some(why), _) => Some(Hold::Unread(why)),
-            (_, State::Tripped) => Some(Hold::Tripped),
-            (_, State::Odd(word)) => Some(Hold::Unread(format!(
+            (_, BreakerState::Tripped) => Some(Hold::Tripped),
+            (_, BreakerState::Odd(word)) => Some(Hold::Unread(format!(
                 "the status in the ConfigMap {} is {word:?}, which is neither {} nor {}",
                 keys::BREAKER_CONFIG_MAP,
                 keys::BREAKER_CLOSED,
                 keys::BREAKER_TRIPPED
             ))),
-            (_, State::Closed) => None,
+            (_, BreakerState::Closed) => None,
         };
         Switched {
             pause: self.pause.clone(),
@@ -425,7 +425,7 @@ impl Switches {
         }
         let future = self.times.notes();
         notes.extend(future.map(|note| format!("the ConfigMap {namespace}/{name}: {note}")));
-        if self.switch.state == State::Tripped {
+        if self.switch.state == BreakerState::Tripped {
             notes.push(format!(
                 "to go on: kubectl -n {namespace} patch configmap {name} --type merge -p \
                  '{{\"data\":{{\"status\":\"CLOSED\"}}}}'; with \"cursor\":\"CREATE\" beside it what \

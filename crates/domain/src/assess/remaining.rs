@@ -1,4 +1,4 @@
-//! What is left of an event that stands for several faults once some of them are closed.
+//! The parts of an event that are left once some of the faults for which it stands are closed.
 //!
 //! A node lists the events for which it is quarantined. Listed as a whole, an event about
 //! two GPUs would open the fault of the mended one again for whoever reads the list: so

@@ -10,17 +10,17 @@ use serde::{Deserialize, Serialize};
 /// Longest reason that is shown, in characters.
 const SHOWN_CHARS: usize = 200;
 
-/// A pause.
+/// A pause of new quarantines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Pause {
-    /// Why.
+    /// The reason.
     pub reason: String,
-    /// Who has asked for it.
+    /// The person who has asked for it.
     pub by: String,
-    /// Since when.
+    /// Its begin.
     pub since: Timestamp,
-    /// Until when; `None`: until somebody ends it. So holds a text that cannot be read.
+    /// Its end; `None` where somebody has to end it, as with a text that cannot be read.
     pub until: Option<Timestamp>,
 }
 

@@ -17,8 +17,8 @@ use crate::future::FutureTimes;
 pub struct Switch {
     /// Whether the `ConfigMap` exists.
     pub exists: bool,
-    /// The state.
-    pub state: State,
+    /// The state of the circuit breaker.
+    pub state: BreakerState,
     /// Whether a person asks to drop what has accumulated.
     pub drop_asked: bool,
     /// When it was tripped, by the window or by hand; kept until the next look after a
@@ -29,13 +29,13 @@ pub struct Switch {
     /// When what had accumulated was last dropped: faults last reported up to then start
     /// no session.
     pub dropped_at: Option<Timestamp>,
-    /// Why its annotations are to be written anew, see [`Switch::taken_in`].
+    /// Reasons to write its annotations anew, see [`Switch::taken_in`].
     pub amended: Vec<&'static str>,
 }
 
 /// The state of the circuit breaker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum State {
+pub enum BreakerState {
     /// New quarantines go on.
     #[default]
     Closed,
@@ -45,12 +45,12 @@ pub enum State {
     Odd(String),
 }
 
-/// What to write into the `ConfigMap`, conditional on what was read.
+/// A change of the `ConfigMap`, conditional on what was read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SwitchChange {
-    /// What to make of it.
+    /// The switch as it is to be.
     pub wanted: Switch,
-    /// Why, for people.
+    /// The reason, for people.
     pub why: String,
 }
 
@@ -64,11 +64,11 @@ impl Switch {
         let time = |key: &str| annotations.get(key)?.trim().parse().ok();
         let status = word(keys::BREAKER_STATUS);
         let state = if status.is_empty() || status.eq_ignore_ascii_case(keys::BREAKER_CLOSED) {
-            State::Closed
+            BreakerState::Closed
         } else if status.eq_ignore_ascii_case(keys::BREAKER_TRIPPED) {
-            State::Tripped
+            BreakerState::Tripped
         } else {
-            State::Odd(status.to_owned())
+            BreakerState::Odd(status.to_owned())
         };
         Self {
             exists: true,
@@ -138,17 +138,17 @@ impl Switch {
             wanted.dropped_at = Some(now);
         }
         match (&self.state, self.tripped_at) {
-            (State::Closed, Some(_)) => {
+            (BreakerState::Closed, Some(_)) => {
                 why.push("a person closed it");
                 wanted.tripped_at = None;
                 wanted.reset_at = Some(now);
             }
-            (State::Closed, None) if trip => {
+            (BreakerState::Closed, None) if trip => {
                 why.push("too many nodes were quarantined within the window");
-                wanted.state = State::Tripped;
+                wanted.state = BreakerState::Tripped;
                 wanted.tripped_at = Some(now);
             }
-            (State::Tripped, None) => {
+            (BreakerState::Tripped, None) => {
                 why.push("a person tripped it");
                 wanted.tripped_at = Some(now);
             }
@@ -161,9 +161,9 @@ impl Switch {
     }
 }
 
-// === impl State ===
+// === impl BreakerState ===
 
-impl State {
+impl BreakerState {
     /// Returns the word as it stands in the `ConfigMap`.
     pub fn name(&self) -> &str {
         match self {
@@ -191,12 +191,12 @@ mod tests {
     #[test]
     fn words_are_read_as_people_write_them() {
         for (word, state) in [
-            ("CLOSED", State::Closed),
-            (" closed\n", State::Closed),
-            ("", State::Closed),
-            ("TRIPPED", State::Tripped),
-            ("Tripped", State::Tripped),
-            ("OPEN", State::Odd("OPEN".into())),
+            ("CLOSED", BreakerState::Closed),
+            (" closed\n", BreakerState::Closed),
+            ("", BreakerState::Closed),
+            ("TRIPPED", BreakerState::Tripped),
+            ("Tripped", BreakerState::Tripped),
+            ("OPEN", BreakerState::Odd("OPEN".into())),
         ] {
             assert_eq!(switch(word, "").state, state, "{word:?}");
         }
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn a_missing_one_is_made_closed() {
         let change = Switch::default().settle(false, at(5)).unwrap();
-        assert_eq!(change.wanted.state, State::Closed);
+        assert_eq!(change.wanted.state, BreakerState::Closed);
         assert_eq!(change.wanted.settle(false, at(6)), None);
         // And trips in its own time: it has to be there first.
         assert!(change.wanted.settle(true, at(6)).is_some());
@@ -216,12 +216,12 @@ mod tests {
     #[test]
     fn tripped_closed_and_emptied_are_each_taken_in_once() {
         let tripped = switch("CLOSED", "RESUME").settle(true, at(10)).unwrap();
-        assert_eq!(tripped.wanted.state, State::Tripped);
+        assert_eq!(tripped.wanted.state, BreakerState::Tripped);
         assert_eq!(tripped.wanted.tripped_at, Some(at(10)));
         assert_eq!(tripped.wanted.settle(true, at(11)), None);
         // A person closes it and asks to drop what has accumulated.
         let by_hand = Switch {
-            state: State::Closed,
+            state: BreakerState::Closed,
             drop_asked: true,
             ..tripped.wanted
         };
@@ -239,7 +239,7 @@ mod tests {
             .wanted;
         assert_eq!(
             (tripped.state, tripped.dropped_at, tripped.reset_at),
-            (State::Tripped, Some(at(30)), None)
+            (BreakerState::Tripped, Some(at(30)), None)
         );
     }
 
@@ -251,7 +251,7 @@ mod tests {
             .wanted;
         assert_eq!(by_hand.tripped_at, Some(at(1)));
         let closed = Switch {
-            state: State::Closed,
+            state: BreakerState::Closed,
             ..by_hand
         };
         assert_eq!(

@@ -5,7 +5,6 @@ mod simulator;
 use contract::keys;
 
 use super::*;
-use crate::policy::Window;
 
 const GPU: &str = "nvidia.com/gpu.present";
 

@@ -31,7 +31,7 @@ pub const MAX_FAULT_BYTES_PER_NODE: usize = 2 * 1024 * 1024;
 /// (5,000 nodes). Node names come from senders, and cannot fill the memory.
 pub const MAX_FAULTY_NODES: usize = 20_000;
 
-/// Which faults are open, per node.
+/// The open faults of all nodes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FaultBook {
     /// Feed position up to which events are recorded.
@@ -48,26 +48,26 @@ pub struct FaultBook {
     /// Reports that found no room and were not read again yet, by node.
     #[serde(default)]
     pub(super) missed: BTreeMap<String, BTreeMap<Authority, Missed>>,
-    /// Reports that found no room, since the book was started.
+    /// Number of reports that found no room, since the book was started.
     pub(super) overflow: u64,
 }
 
-/// What one event did to the book.
+/// A change that an event made in the book.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
-    /// A fault is open that was not. Its title.
+    /// The fault of this title is open that was not.
     Opened(String),
-    /// An open fault was reported again. Its title.
+    /// The fault of this title was reported again.
     Refreshed(String),
-    /// An open fault was reported again, and graver. Its title.
+    /// The fault of this title was reported again, and graver.
     Escalated(String),
-    /// A fault is closed. Its title.
+    /// The fault of this title is closed.
     Closed(String),
     /// The event does not count.
     Ignored(Ignored),
 }
 
-/// Why an event does not count for the book.
+/// A reason for which an event does not count for the book.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Ignored {
     /// Its strategy asks for storing only.
@@ -219,9 +219,8 @@ impl FaultBook {
             .iter()
             .flat_map(|subject| codes.iter().map(move |code| (subject, code)))
         {
-            if self.faults(node).iter().any(|fault| {
-                fault.code == *code && fault.reported_as(event) && fault.subject.same(subject)
-            }) {
+            let mut faults = self.faults(node).iter();
+            if faults.any(|fault| fault.is(event, code, subject)) {
                 continue;
             }
             if self.closed.after(record, code, subject) {
@@ -321,10 +320,15 @@ fn note_once(changes: &mut Vec<Change>, ignored: Ignored) {
 
 impl Fault {
     /// Returns whether an event is of the agent, the check and the authority that report it.
-    pub(super) fn reported_as(&self, event: &HealthEvent) -> bool {
+    fn reported_as(&self, event: &HealthEvent) -> bool {
         self.check == event.check_name
             && self.agent == event.agent
             && self.authority == Authority::of(event)
+    }
+
+    /// Returns whether it is what an event reports by a code and a subject.
+    pub(super) fn is(&self, event: &HealthEvent, code: &str, subject: &Subject) -> bool {
+        self.code == code && self.reported_as(event) && self.subject.same(subject)
     }
 
     /// Returns the one of an event's subjects of which the event reports this fault; `None`: it

@@ -1,4 +1,4 @@
-//! Which faults were closed lately: a report that was made before, and comes after, opens
+//! The faults that were closed lately: a report that was made before, and comes after, opens
 //! nothing.
 //!
 //! Reports are counted, and wait in outboxes; a recovery may come another way, and be here
@@ -18,11 +18,11 @@ use crate::reporter::Authority;
 /// Most faults of a node and authority that are remembered after they were closed: the GPUs, switches and NICs
 /// of a large machine. The oldest go first; a late report of such a one counts.
 pub const MAX_CLOSED_PER_NODE: usize = 64;
-/// How much older than the recovery a report may be that is held against it: as long as an
+/// Most by which a report may be older than the recovery that is held against it: as long as an
 /// agent keeps what it has delivered. What is further apart says that a clock was wrong, which
 /// must not hide a fault.
 pub const CLOSED_FOR: SignedDuration = SignedDuration::from_hours(24);
-/// How much older than the recovery a report has to be that is no count. What an agent says of
+/// Least by which a report that is no count has to be older than the recovery. What an agent says of
 /// the age of its events is as exact as its requests are fast, and a fault that it sends behind
 /// a recovery is a new one. It waits at most so long for an answer.
 pub const REQUESTS_APART: SignedDuration = SignedDuration::from_secs(10);
@@ -84,8 +84,8 @@ impl ClosedFaults {
         });
     }
 
-    /// What heals again what is closed already holds against reports from before it, too: one of
-    /// them may not have come yet.
+    /// Takes in a recovery of faults that are closed already: it holds against reports from before
+    /// it, too, one of which may not have come yet.
     pub(super) fn healed_again(&mut self, by: &Record) {
         let event = &by.event;
         let special = [keys::META_REBOOT, keys::META_GONE_AFTER];

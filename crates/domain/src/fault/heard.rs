@@ -1,4 +1,4 @@
-//! Which checks have said anything about which node.
+//! The checks that have spoken of each node.
 //!
 //! Open faults tell what is broken. That a check is well can only be said of one that has
 //! spoken: a condition on a node of which we know nothing may be another's, and true.
@@ -14,7 +14,7 @@ use crate::reporter::Authority;
 const MAX_CHECKS: u16 = 4_096;
 /// Most checks of one node; the monitors of NVSentinel together have about 40.
 const MAX_CHECKS_PER_NODE: usize = 128;
-/// Of both, the part up to which users' checks are noted: the rest is for the monitors.
+/// Divisor of both limits for users' checks: the rest is for the monitors.
 const USERS_PART: usize = 2;
 
 /// The checks that were heard of, by node.

@@ -1,4 +1,4 @@
-//! Of which machine a fault is. Faults are kept by the name of their node, and a node is
+//! The machine of a fault. Faults are kept by the name of their node, and a node is
 //! sometimes replaced by another machine under its name; what was wrong with the old one then
 //! says nothing of the new one.
 //!
@@ -25,7 +25,7 @@ pub struct Machine {
     pub registered_at: Option<Timestamp>,
 }
 
-/// What is known of the machine that the newest report of a fault is of.
+/// The machine that the newest report of a fault is of, as far as it is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Origin {
     /// Boot id, where the report names it: those from a kernel log do.

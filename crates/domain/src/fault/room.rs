@@ -1,4 +1,5 @@
-//! Who gets room in the book where it is full, and what is remembered of those who did not.
+//! The room of the fault book: who gets it where it is full, and how reports that got none are read
+//! again.
 //!
 //! Anybody who may report can report a thousand faults. So each authority has a room of its
 //! own, and within it no reporter takes the place of another that has less: where the room is
@@ -22,14 +23,14 @@ use crate::reporter::Authority;
 pub(super) struct Missed {
     /// Feed position of the first of them.
     from: Position,
-    /// How many there were.
+    /// Their number.
     count: u64,
     /// Bytes of the smallest of them: where that does not fit, nothing does.
     least: usize,
 }
 
-/// Reads again what found no room: the faults that were reported since, and are not healed, are
-/// found apart from the book, with as much room as that has.
+/// A second reading of what found no room: the faults that were reported since, and are not healed,
+/// are found apart from the book, with as much room as that has.
 #[derive(Debug)]
 pub struct Rereading {
     node: String,
@@ -38,18 +39,18 @@ pub struct Rereading {
     /// Feed position of the first event that it reads.
     from: Position,
     found: FaultBook,
-    /// Where what was reported found no room here either, and how large it was.
+    /// Position and size of the first report that found no room here either.
     no_room: Option<(Position, usize)>,
 }
 
-/// What the faults of one authority take up.
+/// The room that the faults of one authority take up.
 #[derive(Clone, Copy, Default)]
 struct Used {
     faults: usize,
     bytes: usize,
 }
 
-/// What a report weighs where room is short, the lightest first.
+/// The weight of a report where room is short, the lightest first.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Weight {
     /// It quarantines nothing, by its reporter's own word.
@@ -293,12 +294,8 @@ impl FaultBook {
         }
         for fault in found.nodes.remove(&node).unwrap_or_default() {
             let faults = self.nodes.entry(node.clone()).or_default();
-            let is_known = faults.iter().any(|known| {
-                known.code == fault.code
-                    && known.reported_as(&fault.event)
-                    && known.subject.same(&fault.subject)
-            });
-            if is_known {
+            let same = |known: &Fault| known.is(&fault.event, &fault.code, &fault.subject);
+            if faults.iter().any(same) {
                 continue;
             }
             match choose(faults, &fault.event, None, fault.bytes) {

@@ -1,5 +1,5 @@
-//! What the book has of one node, as it is saved: what has changed of 5,000 nodes is a few
-//! shares, not the whole book.
+//! The part of the book about one node, as it is saved: where something has changed of a few of
+//! 5,000 nodes, a few parts are written and not the whole book.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -11,7 +11,7 @@ use super::room::Missed;
 use super::{Fault, FaultBook};
 use crate::reporter::Authority;
 
-/// What the book has of one node.
+/// The part of the book about one node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct NodeShare<'a> {
     /// Its open faults, in the order in which they opened.
@@ -21,7 +21,7 @@ pub struct NodeShare<'a> {
     /// Reports that found no room.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     missed: BTreeMap<Authority, Missed>,
-    /// What was closed of it lately.
+    /// The faults of it that were closed lately.
     closed: Cow<'a, [Closed]>,
 }
 

@@ -16,47 +16,48 @@ use crate::brake::pause::Pause;
 use crate::brake::{self, Candidate, Hold, Member, Plan, Question};
 use crate::journal::EntryKind;
 use crate::policy::Policy;
+use crate::session::Note;
 
-/// What people have set in the cluster, as far as it is known.
+/// The pause and the circuit breaker that people have set in the cluster, as far as it is known.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Switched {
-    /// The pause.
+    /// The pause, if there is one.
     pub pause: Option<Pause>,
-    /// Why it is not known whether there is one; `None`: it is.
+    /// Why it is not known whether there is one; `None` where it is.
     pub unread: Option<String>,
-    /// What holds all back where the brake holds: the circuit breaker, or that it is not known.
+    /// The hold of the circuit breaker on all nodes, or that it is not known.
     pub breaker: Option<Hold>,
-    /// When what the brake had held back was last dropped.
+    /// When the nodes that the brake had held back were last dropped.
     pub dropped_at: Option<Timestamp>,
     /// When a person last closed the circuit breaker.
     pub reset_at: Option<Timestamp>,
 }
 
-/// What the brake keeps.
-#[derive(Debug)]
+/// The state of the brake.
+#[derive(Debug, Default)]
 pub(super) struct BrakeState {
-    /// What people have set.
+    /// The switches that people have set.
     pub(super) switched: Switched,
     /// When the pause that holds ends by itself.
     pub(super) pause_ends: Option<Timestamp>,
-    /// Nodes that wait, with what is wanted for them.
-    waiting: BTreeMap<String, Desired>,
-    /// Those of them that were looked at since it was last asked.
-    looked_at: BTreeSet<String>,
+    /// The nodes that wait, with what is wanted for them.
+    pub(super) waiting: BTreeMap<String, Desired>,
+    /// The ones of them that were looked at since the brake was last asked.
+    pub(super) looked_at: BTreeSet<String>,
     /// When nodes were last taken out of service, of those that are back.
-    recent: BTreeMap<String, Timestamp>,
-    /// Something has changed since it was last asked.
+    pub(super) recent: BTreeMap<String, Timestamp>,
+    /// Whether something has changed since it was last asked.
     pub(super) stale: bool,
     /// When the next doubt about a patch ends.
     pub(super) doubt_ends: Option<Timestamp>,
-    /// What it said last.
-    plan: Plan,
+    /// The last plan.
+    pub(super) plan: Plan,
 }
 
 // === impl Switched ===
 
 impl Switched {
-    /// Returns what holds all new quarantines back. `brake`: whether the circuit breaker counts.
+    /// Returns the hold on all new quarantines. `brake`: whether the circuit breaker counts.
     pub fn stop(&self, brake: bool, now: Timestamp) -> Option<Hold> {
         if let Some(pause) = self.pause.as_ref().filter(|pause| pause.holds(now)) {
             return Some(Hold::Paused(pause.clone()));
@@ -75,21 +76,6 @@ impl Switched {
 }
 
 // === impl BrakeState ===
-
-impl Default for BrakeState {
-    fn default() -> Self {
-        Self {
-            switched: Switched::default(),
-            pause_ends: None,
-            waiting: BTreeMap::new(),
-            looked_at: BTreeSet::new(),
-            recent: BTreeMap::new(),
-            stale: true,
-            doubt_ends: None,
-            plan: Plan::default(),
-        }
-    }
-}
 
 impl BrakeState {
     /// Takes in that something has changed that it looks at.
@@ -112,32 +98,6 @@ impl BrakeState {
     /// Takes in that a node does not wait any more.
     pub(super) fn forget(&mut self, name: &str) {
         self.stale |= self.waiting.remove(name).is_some();
-    }
-
-    /// Returns whether any node waits.
-    pub(super) fn is_waited_for(&self) -> bool {
-        !self.waiting.is_empty()
-    }
-
-    /// Returns what it said last.
-    pub(super) fn plan(&self) -> &Plan {
-        &self.plan
-    }
-
-    /// Keeps what it said.
-    pub(super) fn keep_plan(&mut self, plan: Plan) {
-        self.plan = plan;
-    }
-
-    /// Returns when nodes were last taken out of service, of those that are back.
-    pub(super) fn recent(&self) -> &BTreeMap<String, Timestamp> {
-        &self.recent
-    }
-
-    /// Takes back what was saved.
-    pub(super) fn restore(&mut self, recent: BTreeMap<String, Timestamp>) {
-        self.recent = recent;
-        self.stale = true;
     }
 
     /// Takes in that a node is back in service, and was taken out then. Returns whether that is to
@@ -163,7 +123,7 @@ impl BrakeState {
 // === impl Fleet ===
 
 impl Fleet {
-    /// Takes in what people have set.
+    /// Takes the switches that people have set in.
     pub(super) fn switch(&mut self, switched: Switched) {
         let before = std::mem::replace(&mut self.brake.switched, switched);
         if before == self.brake.switched {
@@ -178,7 +138,7 @@ impl Fleet {
         self.showing.news = true;
     }
 
-    /// Returns what holds back all new quarantines now.
+    /// Returns the hold on all new quarantines now.
     fn stop(&self) -> Option<Hold> {
         self.brake.switched.stop(self.settings.brake, self.now)
     }
@@ -233,11 +193,13 @@ impl Fleet {
         let before = std::mem::replace(&mut entry.hold, hold.cloned());
         if let (Some(before), Some(hold)) = (&before, hold) {
             if !before.same_cause(hold) {
-                let text = format!("still held back: {hold}");
-                let detail = json!({"by": hold.name()});
+                let note = Note {
+                    kind: EntryKind::Session,
+                    text: format!("still held back: {hold}"),
+                    detail: json!({"by": hold.name()}),
+                };
                 let session = entry.session.id.clone();
-                let (kind, level) = (EntryKind::Session, Some(Level::Info));
-                self.note(name, session.as_deref(), kind, text, detail, level);
+                self.note(name, session.as_deref(), note, Some(Level::Info));
             }
             if !looked_at {
                 return; // Nothing else has changed.
@@ -253,7 +215,7 @@ impl Fleet {
         self.brake.waiting.insert(name.to_owned(), desired);
     }
 
-    /// Asks the brake; what it says is up to date from then on.
+    /// Returns the plan of the brake, which is up to date from then on.
     pub(super) fn ask_the_brake(&mut self) -> Plan {
         self.brake.stale = false;
         let now = self.now;

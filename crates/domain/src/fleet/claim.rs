@@ -1,4 +1,4 @@
-//! Whose session is on a node: ours, lost and to be taken over, or another's.
+//! The claim to the session on a node: it is ours, lost and to be taken over, or another's.
 //!
 //! Every gpuwarden sees all nodes of its cluster, and several may run in one: one on each
 //! machine. A quarantined node is ours if our store knows an event that the node lists.
@@ -20,16 +20,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use contract::{HealthEvent, json, keys};
 use jiff::Timestamp;
-use serde_json::Value;
 
 use super::entry::Awaits;
-use super::{Effect, Fleet, Found, Level, Purpose};
+use super::{Effect, Fleet, InStore, Level, Purpose};
 use crate::event::{MAX_EVENTS, Record, content_fingerprint, normalise};
 use crate::journal::EntryKind;
 use crate::ownership::{Maker, Ownership};
-use crate::session::{Failure, another};
+use crate::session::{Failure, Note, another};
 
-/// For which nodes nobody else speaks: sessions on them that the store does not know are
+/// The nodes for which nobody else speaks: sessions on them that the store does not know are
 /// taken over, where another kind of gpuwarden did not make them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Owns {
@@ -39,14 +38,14 @@ pub enum Owns {
     All,
 }
 
-/// What to do about a node.
+/// An answer to whose session a node carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Claim {
-    /// It carries no session, or ours: go on.
+    /// It carries no session, or ours: it is decided about.
     Ours,
-    /// Another gpuwarden's: leave it alone.
+    /// It carries another gpuwarden's: it is left alone.
     Anothers,
-    /// Not known yet: looked at again when the store has answered, or the feed or the node
+    /// That is not known yet: it is looked at again when the store has answered, or the feed or the node
     /// brings something.
     Later,
 }
@@ -76,7 +75,7 @@ impl Owns {
 // === impl Fleet ===
 
 impl Fleet {
-    /// Returns whose session a node carries, which says what is `own`. Asks the store, and
+    /// Returns whose session a node carries, where the node says that it is `own`. Asks the store, and
     /// takes over what is ours and was lost.
     pub(super) fn claim(&mut self, name: &str, own: Option<&Ownership>) -> Claim {
         let Some(own) = own else {
@@ -110,10 +109,10 @@ impl Fleet {
             }
             match found.get(id) {
                 None => asked.push(id.clone()),
-                Some(Found::Current) => known.push(id.clone()),
+                Some(InStore::Current) => known.push(id.clone()),
                 // Once, of however many parts of it are listed.
-                Some(Found::History(record)) => drop(history.insert(&record.id, record)),
-                Some(Found::Nothing) => unknown.push(event.clone()),
+                Some(InStore::History(record)) => drop(history.insert(&record.id, record.as_ref())),
+                Some(InStore::Nothing) => unknown.push(event.clone()),
             }
         }
         if !asked.is_empty() {
@@ -124,23 +123,33 @@ impl Fleet {
             return Claim::Later;
         }
         // Also where the list cannot be read: then nothing says that it is ours.
-        if unknown.len() == own.events.len() && !self.settings.owns.adopts(name, own.maker.as_ref())
+        if unknown.len() == own.events.len()
+            && !self.settings.owns.adopts(name, own.mark.by.as_ref())
         {
             return Claim::Anothers;
         }
         // What a node lists that waits to be given back is over.
-        if unknown.is_empty() && history.is_empty() || own.back_at.is_some() {
+        if unknown.is_empty() && history.is_empty() || own.mark.back_at.is_some() {
             return Claim::Ours;
         }
+        let history = history.into_values().cloned().collect();
+        self.take_over(name, unknown, history);
+        Claim::Later
+    }
+
+    /// Has events of a node appended: those that it lists and the store does not know, and those
+    /// that the store knows of before another one was acted on.
+    fn take_over(&mut self, name: &str, mut unknown: Vec<HealthEvent>, history: Vec<Record>) {
+        let now = self.now;
         let count = unknown.len() + history.len();
-        // The rest at the next look.
-        let received = |record: &Record| (taken_over(now, record.event.clone()), record.created_at);
-        let again = history.values().map(|record| received(record));
-        let mut events: Vec<_> = again.take(MAX_EVENTS).collect();
+        let again = history.into_iter().take(MAX_EVENTS); // The rest at the next look.
+        let mut events: Vec<_> = again
+            .map(|record| (taken_over(now, record.event), record.created_at))
+            .collect();
         unknown.truncate(MAX_EVENTS - events.len());
         let listed = unknown.iter().map(|event| event.id.clone()).collect();
         events.extend(as_received(unknown, now));
-        entry.claim.awaits = Some(Awaits::TakenOver { listed });
+        self.entry(name).claim.awaits = Some(Awaits::TakenOver { listed });
         self.log(
             Level::Info,
             Some(name),
@@ -154,11 +163,10 @@ impl Fleet {
             events,
             purpose: Purpose::TakeOver,
         });
-        Claim::Later
     }
 
     /// Takes in what the store has of events that a node lists.
-    pub(super) fn found(&mut self, name: &str, found: Option<BTreeMap<String, Found>>) {
+    pub(super) fn found(&mut self, name: &str, found: Option<BTreeMap<String, InStore>>) {
         let Some(entry) = self.nodes.get_mut(name) else {
             return;
         };
@@ -181,7 +189,7 @@ impl Fleet {
             Claim::Later => return,
         };
         let ours = matches!(&self.settings.owns, Owns::Node(our_node) if our_node == name);
-        let by_node = own.is_some_and(|own| own.maker == Some(Maker::Node));
+        let by_node = own.is_some_and(|own| own.mark.by == Some(Maker::Node));
         let session = own.map(|own| own.session_id.clone());
         let entry = self.entry(name);
         entry.claim.on_our_node = ours && by_node;
@@ -200,8 +208,8 @@ impl Fleet {
         }
         let id = session.clone().or(entry.claim.anothers.take());
         entry.claim.anothers = session;
-        let (kind, level) = (EntryKind::Session, Some(Level::Info));
-        self.note(name, id.as_deref(), kind, text, Value::Null, level);
+        let note = Note::new(EntryKind::Session, text);
+        self.note(name, id.as_deref(), note, Some(Level::Info));
     }
 
     /// Takes in that the store does not answer about a node: it is left as it is for a while.

@@ -12,11 +12,11 @@ use super::{Effect, Fleet, Purpose};
 use crate::event::{MAX_EVENTS, normalise};
 use crate::fault::MAX_OPEN_FAULTS_PER_NODE;
 
-/// How long the cluster must have been without a node, as we have seen it ourselves, before
+/// Time for which the cluster must have been without a node, as we have seen it ourselves, before
 /// its old faults are dropped: a node object that was deleted comes back with the next start
 /// of the kubelet.
 const ABSENT: SignedDuration = SignedDuration::from_hours(24);
-/// When it is tried again where the store did not take the events.
+/// Pause before a second try where the store did not take the events.
 const AGAIN: SignedDuration = SignedDuration::from_secs(10);
 
 impl Fleet {

@@ -1,4 +1,4 @@
-//! What is kept per node.
+//! The state of one node: what is known of it, of its sessions, its patch and whose it is.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,8 +6,8 @@ use std::sync::Arc;
 use contract::keys;
 use jiff::Timestamp;
 
-use super::Found;
-use crate::assess::Verdict;
+use super::InStore;
+use crate::assess::FaultRuling;
 use crate::brake::{Hold, Out};
 use crate::node::{NodeChange, NodeView};
 use crate::ownership::Ownership;
@@ -15,122 +15,102 @@ use crate::position::Position;
 use crate::session::{Observed, Session};
 use crate::status::Reports;
 
-/// As what a node was last counted.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Counted {
-    /// The cluster has it.
-    pub(super) in_cluster: bool,
-    /// The brake or a pause holds it back.
-    pub(super) held: bool,
-}
-
-/// What is kept per node.
-#[derive(Debug)]
+/// The state of one node.
+#[derive(Debug, Default)]
 pub(super) struct NodeEntry {
     /// The node as last seen; `None`: the cluster does not have it, or there is no cluster.
     pub(super) view: Option<Arc<NodeView>>,
     /// The node as decisions see it: in a dry run with the changes that were not made.
     pub(super) observed: Option<Observed>,
-    /// In a dry run: what would have been changed since the node was last as it was.
+    /// The change that a dry run pretends to have made on the node.
     pub(super) pretended: NodeChange,
-    /// Since when the cluster does not have it, as far as we have seen.
+    /// When we first saw that the cluster does not have it.
     pub(super) absent_since: Option<Timestamp>,
-    /// The session about the node as a whole.
+    /// The session of the node as a whole.
     pub(super) session: Session,
-    /// Those about single devices, by name. None is opened yet.
+    /// The sessions of single devices, by name. None is opened yet.
     pub(super) devices: BTreeMap<String, Session>,
-    /// Its events that wait for their status.
+    /// Its events that wait for the status of their record.
     pub(super) reports: Reports,
-    /// Its patch.
+    /// The patch that is made on it.
     pub(super) patch: PatchState,
-    /// Whose session it carries, as far as that is known.
+    /// The state of whose session it carries.
     pub(super) claim: ClaimState,
-    /// What its story says already.
+    /// The things that were noted for its story.
     pub(super) noted: Noted,
-    /// That it is out of service, as the node itself says (in a dry run: would say).
+    /// Whether it is out of service, as the node itself says (in a dry run: would say).
     own: Option<Out>,
-    /// Why it is held back.
+    /// The hold that keeps it in service, if there is one.
     pub(super) hold: Option<Hold>,
-    /// As what it is counted in what was last published.
-    pub(super) shown: Counted,
 }
 
-/// What is known of the patch of a node: one is under way at a time.
+/// The state of the patch of a node: one is under way at a time.
 #[derive(Debug, Default)]
 pub(super) struct PatchState {
-    /// One is under way.
+    /// Whether one is under way.
     pub(super) in_flight: bool,
-    /// One is under way that takes the node out of service.
+    /// Whether one is under way that takes the node out of service.
     pub(super) taking_out: bool,
-    /// Such a one was sent, and nobody knows whether it was made: until when that counts.
+    /// Until when a patch counts that takes the node out and of which nobody knows whether it was
+    /// made.
     pub(super) in_doubt: Option<Timestamp>,
-    /// When one was last answered with the node as it is then.
+    /// When the last one that was made was answered.
     pub(super) answered_at: Option<Timestamp>,
 }
 
-/// What is known of whose session a node carries.
+/// The state of whose session a node carries.
 #[derive(Debug, Default)]
 pub(super) struct ClaimState {
     /// Events on the node that are known to be in the store.
     pub(super) known: Vec<String>,
-    /// What was asked of the store about it, and is not answered: nothing is decided about it.
+    /// The question to the store that is not answered: until then nothing is decided about the node.
     pub(super) awaits: Option<Awaits>,
-    /// What the store has answered about events on the node; for the next look.
-    pub(super) found: BTreeMap<String, Found>,
-    /// It carries this session of another gpuwarden; empty where its id cannot be read.
+    /// The answers of the store about events on the node, for the next look.
+    pub(super) found: BTreeMap<String, InStore>,
+    /// Id of the session of another gpuwarden that it carries; empty where it cannot be read.
     pub(super) anothers: Option<String>,
-    /// That one runs for the node that this process runs on.
+    /// Whether that one runs for the node that this process runs on.
     pub(super) on_our_node: bool,
 }
 
-/// What was noted for the story of a node, and is not noted again.
+/// The things that were noted for the story of a node, and are not noted again.
 #[derive(Debug, Default)]
 pub(super) struct Noted {
-    /// Why its faults count or do not.
-    pub(super) verdicts: Vec<Verdict>,
-    /// A policy that it names and that does not exist.
+    /// The rulings about its faults.
+    pub(super) rulings: Vec<FaultRuling>,
+    /// The policy that it names and that does not exist.
     pub(super) unknown_policy: Option<String>,
-    /// That the cluster does not have it.
+    /// Whether it is noted that the cluster does not have it.
     pub(super) missing: bool,
 }
 
-/// What was asked of the store about a node.
+/// A question to the store about a node.
 #[derive(Debug)]
 pub(super) enum Awaits {
-    /// Which of the events on the node it has.
+    /// Whether it has the events on the node.
     Found,
-    /// To append these events that the node lists.
+    /// Whether it has appended these events that the node lists.
     TakenOver {
         /// Their ids as listed.
         listed: Vec<String>,
     },
-    /// To append what closes faults of a machine that is gone.
+    /// Whether it has appended the events that close faults of a machine that is gone.
     Closed {
-        /// What to say of it then.
+        /// The note for the story of the node.
         text: String,
     },
-    /// The feed to bring what was appended, up to this position.
+    /// Answered: the feed is to bring what was appended, up to this position.
     Feed(Position),
 }
 
 // === impl NodeEntry ===
 
 impl NodeEntry {
-    pub(super) fn new(session: Session) -> Self {
+    /// Returns the entry of a node of which nothing is known.
+    pub(super) fn new(now: Timestamp) -> Self {
         Self {
-            view: None,
-            observed: None,
-            pretended: NodeChange::default(),
-            absent_since: None,
-            session,
-            devices: BTreeMap::new(),
-            reports: Reports::default(),
-            patch: PatchState::default(),
-            claim: ClaimState::default(),
-            noted: Noted::default(),
-            own: None,
-            hold: None,
-            shown: Counted::default(),
+            session: Session::idle(now),
+            ..Self::default()
         }
     }
 

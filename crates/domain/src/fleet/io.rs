@@ -1,4 +1,5 @@
-//! What comes into a fleet, and what it wants to be done outside.
+//! The inputs of a fleet, and the effects that it asks for. The controller, `replay` and the
+//! simulators turn the outside into the one, and carry the other out.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -14,22 +15,22 @@ use crate::node::NodeView;
 use crate::policy::Policy;
 use crate::position::Position;
 use crate::session::Patch;
-use crate::status::Status;
+use crate::status::StatusUpdate;
 
-/// Something that has come in.
+/// News from outside.
 #[derive(Debug)]
-pub enum Input {
+pub enum FleetInput {
     /// All events that the feed had at the start are recorded.
     CaughtUp,
-    /// What had found no room in the book was read again.
+    /// Reports that had found no room in the book were read again.
     Reread(Box<Rereading>),
-    /// The policy that holds; `None`: not known yet.
+    /// The policy that holds; `None` where it is not known yet.
     Policy(Option<Arc<Policy>>),
-    /// What people have set in the cluster.
+    /// The switches that people have set in the cluster.
     Switched(Box<Switched>),
     /// A list of the nodes begins.
     ListBegun,
-    /// A node, as part of the list or since.
+    /// A node as it is, as part of the list or since.
     Seen(Arc<NodeView>),
     /// The cluster does not have the node any more.
     Gone(String),
@@ -40,16 +41,16 @@ pub enum Input {
         /// The node.
         node: String,
         /// The answer.
-        answer: Answer,
+        answer: PatchAnswer,
     },
-    /// What was asked has ended without an answer, and nobody knows of which node.
+    /// A patch or a question has ended without an answer, and nobody knows of which node.
     AnswersLost,
-    /// The answer to an [`Effect::LookUp`]; `None`: the store does not answer.
+    /// The answer to an [`Effect::LookUp`]; `None` where the store does not answer.
     Found {
         /// The node.
         node: String,
-        /// What the store has of each id.
-        found: Option<BTreeMap<String, Found>>,
+        /// The events by id, as the store has them.
+        found: Option<BTreeMap<String, InStore>>,
     },
     /// The answer to an [`Effect::Append`].
     Appended {
@@ -60,9 +61,9 @@ pub enum Input {
     },
 }
 
-/// What became of a patch.
+/// The answer of the API server to a patch.
 #[derive(Clone, Debug)]
-pub enum Answer {
+pub enum PatchAnswer {
     /// It is made, and the node is this now.
     Made(Arc<NodeView>),
     /// The node was not as the decision had seen it.
@@ -71,25 +72,25 @@ pub enum Answer {
     NotFound,
     /// It is refused.
     Refused {
-        /// After what time the server wishes to be asked again.
+        /// The time after which the server wishes to be asked again.
         retry_after: Option<SignedDuration>,
     },
     /// Nobody knows whether it was made.
     Unknown,
 }
 
-/// What the store has of an event that a node lists.
+/// An event that a node lists, as the store has it.
 #[derive(Clone, Debug)]
-pub enum Found {
+pub enum InStore {
     /// It is one of those that count.
     Current,
-    /// It is of before another store was acted on.
+    /// It is from before another store was acted on.
     History(Box<Record>),
-    /// Nothing.
+    /// The store does not have it.
     Nothing,
 }
 
-/// What events are appended for.
+/// The purpose of events that are appended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
     /// To take over what a node lists.
@@ -98,45 +99,45 @@ pub enum Purpose {
     Close,
 }
 
-/// Something to be done outside.
+/// A thing to be done outside.
 #[derive(Clone, Debug)]
 pub enum Effect {
-    /// Make a patch. Asks for an [`Input::Answered`].
+    /// Make a patch. Asks for a [`FleetInput::Answered`].
     Patch(Box<Planned>),
-    /// Look events up in the store. Asks for an [`Input::Found`].
+    /// Look events up in the store. Asks for a [`FleetInput::Found`].
     LookUp {
         /// The node that lists them.
         node: String,
         /// Their ids.
         ids: Vec<String>,
     },
-    /// Append events to the store. Asks for an [`Input::Appended`].
+    /// Append events to the store. Asks for a [`FleetInput::Appended`].
     Append {
         /// The node that they are about.
         node: String,
         /// Each, and when it counts as received.
         events: Vec<(HealthEvent, Timestamp)>,
-        /// What for.
+        /// The purpose.
         purpose: Purpose,
     },
     /// Write an entry into the journal; with a level, log it too.
     Note(Entry, Option<Level>),
-    /// Write what became of an event, or of those of a quarantine, into their records.
-    Status(Status),
+    /// Write into the records of events what became of them.
+    Status(StatusUpdate),
     /// Log a line for people.
     Log {
-        /// How grave it is.
+        /// The gravity.
         level: Level,
         /// The node that it is about.
         node: Option<String>,
         /// The line.
         text: String,
     },
-    /// The rules were asked about a node, with another outcome than before.
+    /// The rules were asked about a node, and say something else than before.
     Evaluated(Vec<RuleSetOutcome>),
-    /// Something was decided about a node, for all that was recorded of it.
+    /// All that was recorded of a node so far is decided about.
     Decided(String),
-    /// Tell on the node what is known of it.
+    /// Write conditions and events about the node.
     Tell(String),
     /// The API server went back to an older state of the node.
     Restored(String),
@@ -159,7 +160,7 @@ pub struct Planned {
     pub first_seen: Option<Timestamp>,
 }
 
-/// What a rule set says of a node.
+/// The answer of a rule set about a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleSetOutcome {
     /// Its name.
@@ -168,10 +169,10 @@ pub struct RuleSetOutcome {
     pub passed: bool,
 }
 
-/// How grave a line for people is.
+/// The gravity of a line for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
-    /// As it should be.
+    /// All is as it should be.
     Info,
     /// Somebody should know.
     Warn,

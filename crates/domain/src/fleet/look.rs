@@ -1,23 +1,23 @@
-//! Looking at a node: what its faults ask for, what its session says, and what follows.
+//! A look at a node: asks the policy about its faults, steps its session, and plans what follows.
 
 use std::sync::Arc;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::claim::Claim;
 use super::entry::NodeEntry;
 use super::show::unknown_policy;
 use super::{Effect, Fleet, Level, Mode, Owns, Planned, RuleSetOutcome};
-use crate::assess::{Desired, Verdict, assess};
+use crate::assess::{Desired, FaultRuling};
 use crate::brake::Hold;
 use crate::fault::Fault;
 use crate::journal::EntryKind;
 use crate::node::{NodeChange, NodeView};
 use crate::policy::Policy;
-use crate::session::{self, Intent, Marks, Note, Observed, Patch, Phase, dismissal, step};
+use crate::session::{self, Intent, Marks, Note, Observed, Patch, Phase, step};
 
-/// Faults whose verdicts one journal entry tells.
-const MAX_VERDICTS: usize = 50;
+/// Most faults whose rulings one journal entry tells: a story is read by people.
+const MAX_RULINGS: usize = 50;
 
 impl Fleet {
     /// Looks at all nodes that anything has happened to.
@@ -58,11 +58,8 @@ impl Fleet {
             // Not while a patch of it is under way: the API server works on both writes of one
             // object in turn, and the cordon would wait for what only tells of it. It is looked
             // at again when the answer is there.
-            if !self
-                .nodes
-                .get(&name)
-                .is_some_and(|entry| entry.patch.in_flight)
-            {
+            let entry = self.nodes.get(&name);
+            if !entry.is_some_and(|entry| entry.patch.in_flight) {
                 self.effects.push(Effect::Tell(name));
             }
         }
@@ -111,9 +108,7 @@ impl Fleet {
             return;
         }
         self.note_choice(&observed.view, policy);
-        let dropped_at = self.brake.switched.dropped_at;
-        let dismissed = dismissal(&observed, dropped_at, &self.entry(name).session.times);
-        let desired = assess(self.book.faults(name), policy, &observed.view, dismissed);
+        let desired = self.desired(name);
         self.look_at_reports(&observed, &desired);
         if desired.wanted() && self.entry(name).in_service() {
             // To be taken out: the brake has a say. It is asked about all at once.
@@ -135,38 +130,28 @@ impl Fleet {
         desired: &Desired,
         hold: Option<&Hold>,
     ) {
-        let now = self.now;
-        let marks = self.marks(policy);
+        let effects = self.step(name, Some(observed), policy, desired, hold);
         let returns_wait = self.settings.returns_wait;
         let entry = self.entry(name);
-        let step = step(&entry.session, desired, Some(observed), &marks, hold, now);
-        let changed = entry.session != step.session;
-        entry.session = step.session;
         if !returns_wait {
             entry.session.returns.clear();
         }
         let session = entry.session.id.clone();
-        if changed {
-            self.session_changed(name);
-        }
-        let entry = self.entry(name);
-        if entry.noted.verdicts != desired.verdicts {
-            entry.noted.verdicts.clone_from(&desired.verdicts);
+        if entry.noted.rulings != desired.rulings {
+            entry.noted.rulings.clone_from(&desired.rulings);
             let rule_sets = policy.rule_sets_of(&observed.view).iter();
             let outcomes = rule_sets.map(|rule_set| RuleSetOutcome {
                 rule_set: rule_set.name.clone(),
                 passed: desired.rule_sets.contains(&rule_set.name),
             });
             self.effects.push(Effect::Evaluated(outcomes.collect()));
-            let text = rules_text(&desired.verdicts);
-            let kind = EntryKind::Rules;
-            self.note(name, session.as_deref(), kind, text, Value::Null, None);
+            let note = Note::new(EntryKind::Rules, rules_text(&desired.rulings));
+            self.note(name, session.as_deref(), note, None);
         }
-        for effect in step.effects {
+        for effect in effects {
             match effect {
-                session::Effect::Note(Note { kind, text, detail }) => {
-                    let (session, level) = (session.as_deref(), Some(Level::Info));
-                    self.note(name, session, kind, text, detail, level);
+                session::Effect::Note(note) => {
+                    self.note(name, session.as_deref(), note, Some(Level::Info));
                 }
                 session::Effect::Patch(patch) => {
                     self.plan_patch(name, &observed.view, patch, desired);
@@ -177,11 +162,30 @@ impl Fleet {
         self.showing.news = true;
     }
 
+    /// Steps the session of a node. Returns what the step asks for.
+    fn step(
+        &mut self,
+        name: &str,
+        observed: Option<&Observed>,
+        policy: &Policy,
+        desired: &Desired,
+        hold: Option<&Hold>,
+    ) -> Vec<session::Effect> {
+        let (now, marks) = (self.now, self.marks(policy));
+        let entry = self.entry(name);
+        let step = step(&entry.session, desired, observed, &marks, hold, now);
+        if entry.session != step.session {
+            entry.session = step.session;
+            self.session_changed(name);
+        }
+        step.effects
+    }
+
     /// Plans a patch; in a dry run goes on as if it had been made.
     fn plan_patch(&mut self, name: &str, view: &Arc<NodeView>, patch: Patch, desired: &Desired) {
         let session = self.entry(name).session.id.clone();
         let Patch { intent, change } = &patch;
-        let summary = format!("{}: {}", intent.name(), change.summary());
+        let text = format!("{}: {}", intent.name(), change.summary());
         let detail = json!({
             "intent": intent,
             "change": change,
@@ -189,17 +193,19 @@ impl Fleet {
             "events": desired.events.iter().map(|one| &one.event.id).collect::<Vec<_>>(),
         });
         if self.settings.mode == Mode::DryRun {
-            self.log(Level::Info, Some(name), format!("dry run: {summary}"));
+            self.log(Level::Info, Some(name), format!("dry run: {text}"));
             let kind = EntryKind::DryRun;
-            self.note(name, session.as_deref(), kind, summary, detail, None);
+            let note = Note { kind, text, detail };
+            self.note(name, session.as_deref(), note, None);
             self.pretend(name, patch.change);
             return;
         }
         if !self.settings.cluster {
             return;
         }
-        let (kind, level) = (EntryKind::Decision, Some(Level::Info));
-        self.note(name, session.as_deref(), kind, summary, detail, level);
+        let kind = EntryKind::Decision;
+        let note = Note { kind, text, detail };
+        self.note(name, session.as_deref(), note, Some(Level::Info));
         let entry = self.entry(name);
         entry.patch.in_flight = true;
         // Whoever let it go has counted it.
@@ -272,11 +278,8 @@ impl Fleet {
         let (Some(policy), Some(_)) = (policy, before) else {
             return; // The first one: it has changed nothing.
         };
-        let names: Vec<&str> = policy
-            .rule_sets
-            .iter()
-            .map(|set| set.name.as_str())
-            .collect();
+        let names = policy.rule_sets.iter().map(|set| set.name.as_str());
+        let names: Vec<&str> = names.collect();
         let text = format!(
             "the policy {} has changed; its rule sets are: {}",
             policy.source,
@@ -292,8 +295,8 @@ impl Fleet {
             .collect();
         for name in concerned {
             let session = self.entry(&name).session.id.clone();
-            let (text, kind) = (text.clone(), EntryKind::Rules);
-            self.note(&name, session.as_deref(), kind, text, Value::Null, None);
+            let note = Note::new(EntryKind::Rules, text.clone());
+            self.note(&name, session.as_deref(), note, None);
         }
     }
 
@@ -310,33 +313,24 @@ impl Fleet {
 
     /// Asks people to look at a node.
     fn call_attention(&mut self, name: &str, text: String) {
-        let (kind, level) = (EntryKind::Attention, Some(Level::Warn));
-        self.note(name, None, kind, text, Value::Null, level);
+        let note = Note::new(EntryKind::Attention, text);
+        self.note(name, None, note, Some(Level::Warn));
     }
 
     /// Looks at a node with faults that the cluster does not know.
     fn look_at_missing(&mut self, name: &str, policy: &Policy) {
-        let now = self.now;
-        let unknown = NodeView::unknown(name);
-        let desired = assess(self.book.faults(name), policy, &unknown, None);
-        let marks = self.marks(policy);
-        let entry = self.entry(name);
-        let step = step(&entry.session, &desired, None, &marks, None, now);
-        let changed = entry.session != step.session;
-        entry.session = step.session;
-        let say = desired.wanted() && !entry.noted.missing;
-        entry.noted.missing = desired.wanted();
-        if changed {
-            self.session_changed(name);
-        }
-        if say {
+        let desired = self.desired(name);
+        self.step(name, None, policy, &desired, None);
+        let wanted = desired.wanted();
+        let noted = std::mem::replace(&mut self.entry(name).noted.missing, wanted);
+        if wanted && !noted {
             let text = "a fault asks to quarantine a node that the cluster does not have; \
                         waiting for it";
             self.log(Level::Warn, Some(name), text.to_owned());
             let text = "the cluster has no node of this name; it is quarantined as soon as it \
                         appears";
-            let (kind, text) = (EntryKind::Attention, text.to_owned());
-            self.note(name, None, kind, text, Value::Null, None);
+            let note = Note::new(EntryKind::Attention, text);
+            self.note(name, None, note, None);
         }
         self.showing.news = true;
     }
@@ -344,18 +338,14 @@ impl Fleet {
 
 /// Returns what the rules said, for people. The gravest faults come first; a node with more than a
 /// story can show is out of service anyway.
-fn rules_text(verdicts: &[Verdict]) -> String {
-    if verdicts.is_empty() {
+fn rules_text(rulings: &[FaultRuling]) -> String {
+    if rulings.is_empty() {
         return "no open fault".to_owned();
     }
-    let shown = verdicts.iter().take(MAX_VERDICTS).map(Verdict::to_string);
-    let mut text = shown.collect::<Vec<_>>().join("; ");
-    if let Some(more) = verdicts
-        .len()
-        .checked_sub(MAX_VERDICTS)
-        .filter(|more| *more > 0)
-    {
-        text.push_str(&format!("; and {more} more faults"));
+    let shown = rulings.iter().take(MAX_RULINGS).map(FaultRuling::to_string);
+    let mut parts: Vec<String> = shown.collect();
+    if rulings.len() > MAX_RULINGS {
+        parts.push(format!("and {} more faults", rulings.len() - MAX_RULINGS));
     }
-    text
+    parts.join("; ")
 }

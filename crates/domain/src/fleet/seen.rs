@@ -9,7 +9,7 @@ use super::{Effect, Fleet, Level, Owns};
 use crate::brake::MOST_ALONE;
 use crate::node::NodeView;
 
-/// How long a view may be on its way to us as part of a list: a page takes 30 s at most, and
+/// Most time for which a view may be on its way to us as part of a list: a page takes 30 s, and
 /// may wait in the watch's queue.
 pub const LIST_TAKES: SignedDuration = SignedDuration::from_secs(60);
 
@@ -95,7 +95,7 @@ impl Fleet {
     /// deliver states from before our own last patch. Returns whether anything has changed
     /// that decisions look at.
     ///
-    /// What a list has is taken all the same where no patch can be newer: after etcd was
+    /// The state in a list is taken all the same where no patch can be newer: after etcd was
     /// restored from a backup, nodes have lower versions than before.
     pub(super) fn take_view(&mut self, view: Arc<NodeView>) -> bool {
         let (name, now) = (view.name.clone(), self.now);

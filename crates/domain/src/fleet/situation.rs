@@ -1,4 +1,4 @@
-//! What is known of one node, for those who explain what is decided about it.
+//! The situation of one node, for those who explain what is decided about it.
 
 use std::borrow::Cow;
 
@@ -10,33 +10,33 @@ use crate::fault::Fault;
 use crate::policy::Policy;
 use crate::session::{Observed, Session};
 
-/// What decides about a node, as it is known right now.
+/// All that decides about a node, as it is known right now.
 #[derive(Clone, Debug)]
 pub struct Situation<'a> {
     /// Its name.
     pub node: &'a str,
     /// Whether this process runs on it, and for no other node.
     pub is_own: bool,
-    /// How far decisions are carried out.
+    /// The mode, which says how far decisions are carried out.
     pub acting: Mode,
-    /// The node as decisions see it; `None`: the cluster does not have it, as far as it
+    /// The node as decisions see it; `None` where the cluster does not have it, as far as it
     /// was read.
     pub observed: Option<&'a Observed>,
     /// Its open faults.
     pub faults: &'a [Fault],
-    /// How many reports about it found no room among them.
+    /// Number of reports about it that found no room among them.
     pub missed: u64,
-    /// The policy in force; `None`: none was read yet, and nothing is decided.
+    /// The policy in force; `None` where none was read yet, and nothing is decided.
     pub policy: Option<&'a Policy>,
     /// Its session.
     pub session: Cow<'a, Session>,
-    /// It carries the session of another gpuwarden.
+    /// Whether it carries the session of another gpuwarden.
     pub anothers: bool,
-    /// That one runs for the node that this process runs on.
+    /// Whether that one runs for the node that this process runs on.
     pub on_our_node: bool,
-    /// Why the brake holds it back; `None`: it does not.
+    /// Why the brake holds it back, if it does.
     pub hold: Option<&'a Hold>,
-    /// When what the circuit breaker held back was last dropped.
+    /// When the nodes that the circuit breaker held back were last dropped.
     pub dropped_at: Option<Timestamp>,
 }
 

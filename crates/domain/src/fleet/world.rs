@@ -1,14 +1,18 @@
-//! One node, its faults, and the world around them, for tests: a controller that decides as in
-//! production, what its store has, and an API server that takes patches or does not.
+//! The world around a fleet, for tests: a controller that decides as in production, what its store
+//! has, and an API server with nodes that takes patches or does not. Most tests have one node,
+//! `n1`.
 
 use std::collections::BTreeMap;
+use std::ops::{Index, IndexMut};
 use std::sync::Arc;
 
 use contract::{Entity, HealthEvent, keys};
 use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
-use super::{Answer, Effect, Fleet, Found, Input, Kept, Owns, Settings};
+use super::{
+    Effect, Fleet, FleetInput, InStore, Kept, Owns, PatchAnswer, Planned, Purpose, Settings,
+};
 use crate::assess::Desired;
 use crate::brake::NodeLabel;
 use crate::event::{Record, normalise};
@@ -18,7 +22,7 @@ use crate::node::{NodeTaint, NodeView, Taint};
 use crate::policy::Policy;
 use crate::position::Position;
 use crate::session::{Intent, Patch, Phase, Session};
-use crate::status::Status;
+use crate::status::StatusUpdate;
 
 /// What becomes of a patch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +32,7 @@ pub(crate) enum Fate {
     Refused,
 }
 
-/// What a controller that starts anew goes on from, beside the node.
+/// What a controller that starts anew goes on from, beside the nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Restart {
     /// All that it has kept.
@@ -39,12 +43,14 @@ pub(crate) enum Restart {
     Nothing,
 }
 
-/// What a look at the node has led to.
+/// The effects of a look at the nodes.
 #[derive(Debug, Default)]
 pub(crate) struct Looked {
-    pub(crate) patch: Option<Patch>,
+    pub(crate) patches: Vec<Planned>,
     pub(crate) notes: Vec<Entry>,
-    pub(crate) statuses: Vec<Status>,
+    pub(crate) statuses: Vec<StatusUpdate>,
+    /// What events were appended for.
+    pub(crate) appended: Vec<Purpose>,
 }
 
 pub(crate) struct World {
@@ -52,36 +58,36 @@ pub(crate) struct World {
     pub(crate) settings: Settings,
     policy: Arc<Policy>,
     stored: Vec<Record>,
-    /// The node as it is.
-    pub(crate) node: NodeView,
+    /// The nodes as they are.
+    pub(crate) nodes: BTreeMap<String, NodeView>,
     pub(crate) now: Timestamp,
 }
 
 impl World {
+    /// A controller that has seen its cluster, which has the node `n1`.
     pub(crate) fn new(policy: &Policy) -> Self {
-        let settings = Settings {
-            mode: Mode::Quarantine,
-            owns: Owns::All,
-            cluster: true,
-            store: "store".to_owned(),
-            since: Position::START,
-            brake: false,
-            gpu_label: NodeLabel::parse("gpu=true").unwrap(),
-            retention: SignedDuration::MAX,
-            returns_wait: true,
-        };
+        let mut world = Self::with(settings(), policy, [NodeView::unknown("n1")]);
+        world.restart(Restart::Nothing);
+        world
+    }
+
+    /// A controller that has seen nothing yet.
+    pub(crate) fn with(
+        settings: Settings,
+        policy: &Policy,
+        nodes: impl IntoIterator<Item = NodeView>,
+    ) -> Self {
         let now = Timestamp::from_second(1_800_000_000).unwrap();
         let policy = Arc::new(policy.clone());
-        let mut world = Self {
+        let nodes = nodes.into_iter().map(|node| (node.name.clone(), node));
+        Self {
             fleet: Fleet::new(settings.clone(), Some(Arc::clone(&policy)), now),
             settings,
             policy,
             stored: Vec::new(),
-            node: NodeView::unknown("n1"),
+            nodes: nodes.collect(),
             now,
-        };
-        world.restart(Restart::Nothing);
-        world
+        }
     }
 
     /// Starts the controller anew.
@@ -93,7 +99,7 @@ impl World {
         self.restart_from(kept);
     }
 
-    /// Returns what the controller would save now, as it is read again.
+    /// Returns what the controller would save of `n1` now, as it is read again.
     pub(crate) fn kept(&self) -> Kept {
         let saved = serde_json::to_string(&self.fleet.sessions_to_keep("n1")).unwrap();
         let sessions: Vec<Session> = serde_json::from_str(&saved).unwrap();
@@ -123,29 +129,38 @@ impl World {
         for record in self.stored.iter().filter(|record| record.seq > applied) {
             self.fleet.record(record, self.now);
         }
-        self.take(Input::CaughtUp);
-        self.take(Input::ListBegun);
-        self.see();
-        self.take(Input::Listed);
+        self.take(FleetInput::CaughtUp);
+        self.list();
     }
 
-    pub(crate) fn take(&mut self, input: Input) {
+    pub(crate) fn take(&mut self, input: FleetInput) {
         self.fleet.take(input, self.now);
     }
 
-    /// Has the controller see the node as it is.
-    fn see(&mut self) {
-        let view = self.view();
-        self.take(Input::Seen(view));
+    /// Has the controller list the nodes.
+    pub(crate) fn list(&mut self) {
+        self.take(FleetInput::ListBegun);
+        let names: Vec<String> = self.nodes.keys().cloned().collect();
+        for name in names {
+            self.see(&name);
+        }
+        self.take(FleetInput::Listed);
+    }
+
+    /// Has the controller see a node as it is.
+    pub(crate) fn see(&mut self, name: &str) {
+        let view = self.view(name);
+        self.take(FleetInput::Seen(view));
     }
 
     /// The node as the API server has it: hands in the tests change fields of it only.
-    fn view(&self) -> Arc<NodeView> {
-        let mut object = self.node.object();
-        object["metadata"]["labels"] = json!(self.node.labels);
-        object["metadata"]["annotations"] = json!(self.node.annotations);
-        object["spec"]["unschedulable"] = json!(self.node.unschedulable);
-        object["spec"]["taints"] = (self.node.taints.iter()).map(|on| on.raw.clone()).collect();
+    pub(crate) fn view(&self, name: &str) -> Arc<NodeView> {
+        let node = &self[name];
+        let mut object = node.object();
+        object["metadata"]["labels"] = json!(node.labels);
+        object["metadata"]["annotations"] = json!(node.annotations);
+        object["spec"]["unschedulable"] = json!(node.unschedulable);
+        object["spec"]["taints"] = node.taints.iter().map(|on| on.raw.clone()).collect();
         Arc::new(NodeView::from_object(object).unwrap())
     }
 
@@ -159,7 +174,7 @@ impl World {
 
     pub(crate) fn set_policy(&mut self, policy: &Policy) {
         self.policy = Arc::new(policy.clone());
-        self.take(Input::Policy(Some(Arc::clone(&self.policy))));
+        self.take(FleetInput::Policy(Some(Arc::clone(&self.policy))));
     }
 
     pub(crate) fn session(&self) -> &Session {
@@ -202,6 +217,15 @@ impl World {
         self.store(event, self.now)
     }
 
+    /// A report about a node, or the recovery, of this very moment.
+    pub(crate) fn report_of(&mut self, node: &str, healthy: bool) -> String {
+        let event = HealthEvent {
+            node_name: node.to_owned(),
+            ..event("Check", &[], true, healthy)
+        };
+        self.store(event, self.now)
+    }
+
     /// A report that was accepted some seconds ago comes now.
     pub(crate) fn late(&mut self, gpu: u8, seconds: u8) {
         self.tick();
@@ -235,69 +259,85 @@ impl World {
     /// Looks at the node a second later.
     pub(crate) fn look(&mut self, fate: Fate) -> Looked {
         self.tick();
-        self.see();
+        self.see("n1");
         self.look_unseen(fate)
     }
 
     /// Decides about the node as it was last seen.
     pub(crate) fn look_unseen(&mut self, fate: Fate) -> Looked {
-        let mut looked = Looked::default();
-        // What it asks of the store it decides about in the same look.
-        for _ in 0..3 {
-            for effect in self.fleet.decide(self.now) {
-                match effect {
-                    Effect::Patch(planned) => looked.patch = Some(planned.patch),
-                    Effect::Note(entry, _) => looked.notes.push(entry),
-                    Effect::Status(status) => looked.statuses.push(status),
-                    Effect::LookUp { node, ids } => {
-                        let found = |id: &String| {
-                            let mut stored = self.stored.iter();
-                            if stored.any(|record| record.id == *id) {
-                                Found::Current
-                            } else {
-                                Found::Nothing
-                            }
-                        };
-                        let found = ids.into_iter().map(|id| (id.clone(), found(&id))).collect();
-                        let found = Some(found);
-                        self.take(Input::Found { node, found });
-                    }
-                    Effect::Append { node, events, .. } => {
-                        for (event, created_at) in events {
-                            self.store(event, created_at);
-                        }
-                        let result = Ok(Some(Position::from(self.stored.len() as u64)));
-                        self.take(Input::Appended { node, result });
-                    }
-                    _ => {}
-                }
-            }
-        }
+        let looked = self.decide();
         let wake = self.fleet.wake_at();
         assert!(
             wake.is_none_or(|at| at > self.now),
             "looked at for ever: {wake:?}"
         );
-        if let Some(patch) = &looked.patch {
+        if let Some(patch) = looked.patch() {
             let answer = match fate {
                 Fate::Made => {
-                    self.node = self.node.after(&patch.change);
-                    Answer::Made(self.view())
+                    self["n1"] = self["n1"].after(&patch.change);
+                    PatchAnswer::Made(self.view("n1"))
                 }
-                Fate::Conflict => Answer::Conflict,
-                Fate::Refused => Answer::Refused { retry_after: None },
+                Fate::Conflict => PatchAnswer::Conflict,
+                Fate::Refused => PatchAnswer::Refused { retry_after: None },
             };
             let node = "n1".to_owned();
-            self.take(Input::Answered { node, answer });
+            self.take(FleetInput::Answered { node, answer });
         }
         looked
+    }
+
+    /// Decides, and answers what is asked of the store, until nothing more is asked of it.
+    pub(crate) fn decide(&mut self) -> Looked {
+        let mut looked = Looked::default();
+        for _ in 0..10 {
+            let mut asked = false;
+            for effect in self.fleet.decide(self.now) {
+                match effect {
+                    Effect::Patch(planned) => looked.patches.push(*planned),
+                    Effect::Note(entry, _) => looked.notes.push(entry),
+                    Effect::Status(status) => looked.statuses.push(status),
+                    Effect::LookUp { node, ids } => {
+                        asked = true;
+                        let found = ids.into_iter().map(|id| (id.clone(), self.in_store(&id)));
+                        let found = Some(found.collect());
+                        self.take(FleetInput::Found { node, found });
+                    }
+                    Effect::Append {
+                        node,
+                        events,
+                        purpose,
+                    } => {
+                        asked = true;
+                        looked.appended.push(purpose);
+                        for (event, created_at) in events {
+                            self.store(event, created_at);
+                        }
+                        let result = Ok(Some(Position::from(self.stored.len() as u64)));
+                        self.take(FleetInput::Appended { node, result });
+                    }
+                    _ => {}
+                }
+            }
+            if !asked {
+                return looked;
+            }
+        }
+        panic!("the store is asked for ever");
+    }
+
+    fn in_store(&self, id: &str) -> InStore {
+        if self.stored.iter().any(|record| record.id == id) {
+            InStore::Current
+        } else {
+            InStore::Nothing
+        }
     }
 
     /// Looks until nothing is to be done now. Returns what was done.
     pub(crate) fn settle_now(&mut self) -> Vec<Intent> {
         let mut intents = Vec::new();
         for _ in 0..10 {
-            match self.look(Fate::Made).patch {
+            match self.look(Fate::Made).patch() {
                 Some(patch) => intents.push(patch.intent),
                 None if self.session().not_before.is_none() => return intents,
                 None => self.now = self.now.max(self.session().not_before.unwrap()),
@@ -327,14 +367,52 @@ impl World {
             value: value.into(),
             effect: "NoSchedule".into(),
         };
-        if !self.node.has_taint(&taint) {
+        if !self["n1"].has_taint(&taint) {
             let raw = json!(taint);
-            self.node.taints.push(NodeTaint { taint, raw });
+            self["n1"].taints.push(NodeTaint { taint, raw });
         }
     }
 
     pub(crate) fn annotate(&mut self, key: &str, text: impl Into<String>) {
-        self.node.annotations.insert(key.to_owned(), text.into());
+        self["n1"].annotations.insert(key.to_owned(), text.into());
+    }
+}
+
+impl Looked {
+    /// The patch, of one node.
+    pub(crate) fn patch(&self) -> Option<Patch> {
+        let patch = |planned: &Planned| planned.patch.clone();
+        self.patches.last().map(patch)
+    }
+}
+
+/// A node by its name.
+impl Index<&str> for World {
+    type Output = NodeView;
+
+    fn index(&self, name: &str) -> &NodeView {
+        &self.nodes[name]
+    }
+}
+
+impl IndexMut<&str> for World {
+    fn index_mut(&mut self, name: &str) -> &mut NodeView {
+        self.nodes.get_mut(name).unwrap()
+    }
+}
+
+/// Settings of a controller without a brake.
+pub(crate) fn settings() -> Settings {
+    Settings {
+        mode: Mode::Quarantine,
+        owns: Owns::All,
+        cluster: true,
+        store: "ours".to_owned(),
+        since: Position::START,
+        brake: false,
+        gpu_label: NodeLabel::parse("gpu=true").unwrap(),
+        retention: SignedDuration::from_hours(24 * 30),
+        returns_wait: true,
     }
 }
 

@@ -1,12 +1,13 @@
-//! What a node's object has beside the fields of a [`NodeView`](super::NodeView), kept small:
-//! as JSON text, and apart from it what each heartbeat of the kubelet changes. That a node was
-//! only heard of is then seen without reading either.
+//! The rest of a node's object beside the fields of a [`NodeView`](super::NodeView), kept small:
+//! as JSON text, and apart from it what each heartbeat of the kubelet changes. So a heartbeat is
+//! told from a change without reading the text.
 
 use serde_json::Value;
 
-/// What each heartbeat changes in a condition.
+/// The field of a condition that each heartbeat changes.
 const HEARTBEAT: &str = "lastHeartbeatTime";
 
+/// The rest of a node's object.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Rest {
     /// The object without the below: JSON, its keys in order, without blanks.

@@ -6,11 +6,11 @@
 use jiff::Timestamp;
 
 use super::Marks;
-use super::change::release;
+use super::change::Draft;
 use crate::node::{NodeChange, NodeView};
 use crate::ownership::{Maker, Ownership};
 
-/// What is said where the node is the one that this process runs on.
+/// Said where the node is the one that this process runs on.
 pub const ON_OUR_NODE: &str =
     "session on our node by another store: two gpuwardens run for one node name, or did; stop one";
 
@@ -20,8 +20,8 @@ const STORE_CHARS: usize = 64;
 
 /// Returns who has made the session on the node `name`.
 pub fn who(own: &Ownership, name: &str) -> String {
-    match &own.maker {
-        Some(Maker::Node) => match &own.store {
+    match &own.mark.by {
+        Some(Maker::Node) => match &own.mark.store {
             Some(store) => {
                 let store: String = store.chars().take(STORE_CHARS).collect();
                 format!("the gpuwarden on {name} itself, with the store {store}")
@@ -41,7 +41,8 @@ pub fn since(own: &Ownership) -> String {
 
 /// Returns the command that takes off the node what the session has done to it.
 pub fn end_by_hand(own: &Ownership, node: &NodeView) -> String {
-    let change = release(node, own, &Marks::default(), Timestamp::UNIX_EPOCH);
+    let marks = Marks::default();
+    let change = Draft::new(node, own, &marks, Timestamp::UNIX_EPOCH).release();
     kubectl(&change, &node.name).join(" && ")
 }
 

@@ -1,14 +1,14 @@
-//! Which faults a person has dismissed by giving a node back.
+//! The faults that a person has dismissed by giving a node back.
 
 use contract::keys;
 use jiff::{SignedDuration, Timestamp};
 
 use super::Observed;
-use crate::assess::{Counted, Desired, Dismissal, DismissedBy};
+use crate::assess::{CountedEvent, Desired, Dismissal, DismissedBy};
 use crate::future::FutureTimes;
 use crate::ownership::{Ownership, ReleaseRequest, released_at};
 
-/// Returns which faults of a node do not count: those that a person has dismissed by giving the
+/// Returns the faults of a node that do not count: those that a person has dismissed by giving the
 /// node back, or by dropping what the brake had held back at `dropped_at`. The latter are
 /// those of nodes that were in service then: a session that had begun keeps its faults.
 /// `times` says as what times of the future on the node count.
@@ -58,7 +58,7 @@ impl Ownership {
     pub(super) fn before_unlisted(&self, desired: &Desired, now: Timestamp) -> Timestamp {
         let listed = |id: &str| self.events.iter().any(|event| event.id == id);
         let unlisted = desired.events.iter().filter(|one| !listed(&one.event.id));
-        let before = |one: &Counted| {
+        let before = |one: &CountedEvent| {
             let before = one.accepted_at.checked_sub(SignedDuration::from_micros(1));
             before.unwrap_or(Timestamp::MIN)
         };
@@ -88,7 +88,7 @@ mod tests {
 
     use super::*;
     use crate::node::NodeView;
-    use crate::ownership::SessionAnnotation;
+    use crate::ownership::{SessionAnnotation, SessionMark};
 
     fn at(second: i64) -> Timestamp {
         Timestamp::from_second(second).unwrap()
@@ -112,12 +112,7 @@ mod tests {
         let session = SessionAnnotation {
             id: "s".into(),
             since: at(70),
-            by: None,
-            store: None,
-            taken_over: None,
-            phase_since: None,
-            back_at: None,
-            returns: Vec::new(),
+            mark: SessionMark::default(),
             labels: BTreeMap::new(),
         };
         let text = serde_json::to_string(&session).unwrap();

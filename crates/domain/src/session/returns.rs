@@ -1,4 +1,4 @@
-//! How often a node has come back to service of late, and how long its next return waits.
+//! The returns of a node to service of late, and the wait before the next one.
 //!
 //! A fault and its recovery in turn, from a monitor that cannot decide or a sender that means
 //! harm, would take a node out and give it back many times a second. Who is taken out at once
@@ -7,7 +7,7 @@
 
 use jiff::{SignedDuration, Timestamp};
 
-/// Within which time returns count.
+/// Time within which returns count.
 pub const WITHIN: SignedDuration = SignedDuration::from_hours(1);
 /// Wait before the second return; each further one waits twice as long.
 pub const FIRST_WAIT: SignedDuration = SignedDuration::from_secs(30);
@@ -42,7 +42,7 @@ pub fn keep(
     known.drain(..known.len().saturating_sub(MAX_RETURNS));
 }
 
-/// Returns what is said of a wait.
+/// Returns the text about a wait, for people.
 pub fn text(returns: usize, back_at: Timestamp) -> String {
     let times = if returns == 1 {
         "once".to_owned()

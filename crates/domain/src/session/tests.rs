@@ -11,7 +11,7 @@ use contract::{HealthEvent, keys};
 use serde_json::json;
 
 use super::*;
-use crate::fleet::Input;
+use crate::fleet::FleetInput;
 use crate::fleet::world::{Fate, Restart, World, event};
 use crate::policy::Policy;
 
@@ -48,24 +48,23 @@ fn taint_keys(node: &NodeView) -> Vec<&str> {
 #[test]
 fn a_fault_quarantines_in_one_change_and_recovery_restores() {
     let mut world = World::new(&PARSED);
-    world.node.labels.insert("zone".into(), "a".into());
-    world
-        .node
+    world["n1"].labels.insert("zone".into(), "a".into());
+    world["n1"]
         .labels
         .insert("k8saas.nvidia.com/cordon-by".into(), "somebody".into());
     world.foreign_taint("dedicated");
-    let mut object = world.node.object();
-    object["metadata"]["labels"] = json!(world.node.labels);
-    object["spec"]["taints"] = json!([world.node.taints[0].raw]);
-    world.node = NodeView::from_object(object).unwrap();
-    let before = world.node.clone();
+    let mut object = world["n1"].object();
+    object["metadata"]["labels"] = json!(world["n1"].labels);
+    object["spec"]["taints"] = json!([world["n1"].taints[0].raw]);
+    world["n1"] = NodeView::from_object(object).unwrap();
+    let before = world["n1"].clone();
 
     world.fault(0);
     assert_eq!(world.settle(), [Intent::Quarantine]);
     assert_eq!(world.phase(), Phase::Quarantined);
-    assert!(world.node.unschedulable);
-    assert_eq!(taint_keys(&world.node), ["dedicated", "gpu-memory"]);
-    let label = |name: &str| world.node.labels.get(name).map(String::as_str);
+    assert!(world["n1"].unschedulable);
+    assert_eq!(taint_keys(&world["n1"]), ["dedicated", "gpu-memory"]);
+    let label = |name: &str| world["n1"].labels.get(name).map(String::as_str);
     assert_eq!(label("k8saas.nvidia.com/cordon-by"), Some("NVSentinel"));
     assert_eq!(
         label("k8saas.nvidia.com/cordon-reason"),
@@ -77,7 +76,7 @@ fn a_fault_quarantines_in_one_change_and_recovery_restores() {
         (stamp.len(), &stamp[10..11], &stamp[13..14]),
         (20, "T", "-")
     );
-    let annotation = |key: &str| world.node.annotations[key].as_str();
+    let annotation = |key: &str| world["n1"].annotations[key].as_str();
     assert_eq!(annotation(keys::QUARANTINE_IS_CORDONED), "True");
     assert_eq!(annotation("nvsentinel.nvidia.com/quarantined"), "true");
     assert_eq!(
@@ -97,33 +96,32 @@ fn a_fault_quarantines_in_one_change_and_recovery_restores() {
     world.recovery(0);
     assert_eq!(world.settle(), [Intent::Release]);
     assert_eq!(world.phase(), Phase::Idle);
-    assert_eq!(world.node, before);
+    assert_eq!(world["n1"], before);
 }
 
 #[test]
 fn what_was_there_before_stays() {
     let mut world = World::new(&PARSED);
-    world.node.unschedulable = true;
+    world["n1"].unschedulable = true;
     world.taint("gpu-memory", "bad");
-    let before = world.node.clone();
+    let before = world["n1"].clone();
     world.fault(0);
     world.settle();
     assert_eq!(
-        world.node.annotations[keys::QUARANTINE_CORDON_PRE_EXISTING],
+        world["n1"].annotations[keys::QUARANTINE_CORDON_PRE_EXISTING],
         "True"
     );
     assert!(
-        world.node.annotations[keys::QUARANTINE_APPLIED_TAINTS].contains("\"preExisting\":true")
+        world["n1"].annotations[keys::QUARANTINE_APPLIED_TAINTS].contains("\"preExisting\":true")
     );
     assert!(
-        !world
-            .node
+        !world["n1"]
             .labels
             .contains_key("k8saas.nvidia.com/cordon-by")
     );
     world.recovery(0);
     world.settle();
-    assert_eq!(world.node, before);
+    assert_eq!(world["n1"], before);
 }
 
 #[test]
@@ -131,13 +129,15 @@ fn an_uncordon_by_hand_ends_the_session_and_the_old_fault_does_not_start_it_agai
     let mut world = World::new(&PARSED);
     world.fault(0);
     world.settle();
-    world.node.unschedulable = false;
+    world["n1"].unschedulable = false;
     assert_eq!(world.settle(), [Intent::StandDown]);
     assert_eq!(world.phase(), Phase::Idle);
     assert!(
-        !world.node.unschedulable && world.node.taints.is_empty() && world.node.labels.is_empty()
+        !world["n1"].unschedulable
+            && world["n1"].taints.is_empty()
+            && world["n1"].labels.is_empty()
     );
-    assert_eq!(world.node.annotations[keys::UNCORDONED_MANUALLY], "True");
+    assert_eq!(world["n1"].annotations[keys::UNCORDONED_MANUALLY], "True");
 
     // Restarted, with the fault still open: nothing.
     world.restart(Restart::Events);
@@ -146,13 +146,12 @@ fn an_uncordon_by_hand_ends_the_session_and_the_old_fault_does_not_start_it_agai
     world.fault(1);
     assert_eq!(world.settle(), [Intent::Quarantine]);
     assert!(
-        !world
-            .node
+        !world["n1"]
             .annotations
             .contains_key(keys::UNCORDONED_MANUALLY)
     );
     let events: Value =
-        serde_json::from_str(&world.node.annotations[keys::QUARANTINE_HEALTH_EVENT]).unwrap();
+        serde_json::from_str(&world["n1"].annotations[keys::QUARANTINE_HEALTH_EVENT]).unwrap();
     assert_eq!(
         events.as_array().unwrap().len(),
         1,
@@ -160,7 +159,7 @@ fn an_uncordon_by_hand_ends_the_session_and_the_old_fault_does_not_start_it_agai
     );
     world.recovery(1);
     assert_eq!(world.settle(), [Intent::Release]);
-    assert!(!world.node.unschedulable);
+    assert!(!world["n1"].unschedulable);
 }
 
 #[test]
@@ -168,10 +167,10 @@ fn a_fault_that_comes_with_the_uncordon_is_not_dismissed() {
     let mut world = World::new(&PARSED);
     world.fault(0);
     world.settle();
-    world.node.unschedulable = false;
+    world["n1"].unschedulable = false;
     world.fault(1);
     assert_eq!(world.settle(), [Intent::StandDown, Intent::Quarantine]);
-    assert!(world.node.unschedulable);
+    assert!(world["n1"].unschedulable);
 }
 
 /// Repeats are counted for a minute, and told then.
@@ -188,9 +187,9 @@ fn what_was_seen_before_a_node_was_given_back_by_hand_and_is_told_later_is_dismi
             // Their clock is behind ours.
             asked -= SignedDuration::from_secs(60);
             let text = json!({"by": "alice", "reason": "r", "at": asked}).to_string();
-            world.node.annotations.insert(keys::RELEASE.into(), text);
+            world["n1"].annotations.insert(keys::RELEASE.into(), text);
         } else {
-            world.node.unschedulable = false;
+            world["n1"].unschedulable = false;
         }
         assert_eq!(world.settle(), [Intent::StandDown]);
         world.now += SignedDuration::from_secs(60);
@@ -215,7 +214,7 @@ fn of_an_uncordon_that_nobody_saw_only_what_was_listed_is_dismissed() {
     world.fault(0);
     world.settle();
     world.restart(Restart::Events);
-    world.node.unschedulable = false;
+    world["n1"].unschedulable = false;
     world.now += SignedDuration::from_secs(100);
     assert_eq!(world.settle(), [Intent::StandDown]);
     world.late(1, 50);
@@ -227,11 +226,11 @@ fn a_taint_removed_by_hand_ends_the_session_and_leaves_the_cordon() {
     let mut world = World::new(&PARSED);
     world.fault(0);
     world.settle();
-    world.node.taints.clear();
+    world["n1"].taints.clear();
     assert_eq!(world.settle(), [Intent::StandDown]);
-    assert!(world.node.unschedulable);
-    assert_eq!(world.node.annotations[keys::UNTAINTED_MANUALLY], "True");
-    assert!(world.node.labels.is_empty(), "{:?}", world.node.labels);
+    assert!(world["n1"].unschedulable);
+    assert_eq!(world["n1"].annotations[keys::UNTAINTED_MANUALLY], "True");
+    assert!(world["n1"].labels.is_empty(), "{:?}", world["n1"].labels);
 }
 
 #[test]
@@ -244,19 +243,19 @@ fn the_labels_that_the_reference_leaves_come_by_the_policys_switch() {
     world.settle();
     world.recovery(0);
     world.settle();
-    let label = |name: &str| world.node.labels[&format!("k8saas.nvidia.com/{name}")].as_str();
-    assert_eq!(world.node.labels.len(), 3);
+    let label = |name: &str| world["n1"].labels[&format!("k8saas.nvidia.com/{name}")].as_str();
+    assert_eq!(world["n1"].labels.len(), 3);
     assert_eq!(label("uncordon-by"), "NVSentinel");
     assert_eq!(label("uncordon-reason"), "n".repeat(55) + "-removed");
     assert_eq!(label("uncordon-timestamp").len(), 20);
     // Not where the cordon was there before, and stays.
     let mut world = World::new(&policy);
-    world.node.unschedulable = true;
+    world["n1"].unschedulable = true;
     world.fault(0);
     world.settle();
     world.recovery(0);
     world.settle();
-    assert!(world.node.labels.is_empty() && world.node.unschedulable);
+    assert!(world["n1"].labels.is_empty() && world["n1"].unschedulable);
 }
 
 #[test]
@@ -266,7 +265,7 @@ fn the_documents_taint_follows_the_gravest_fault() {
     world.fault(1);
     world.settle();
     let taints = |world: &World| -> Vec<String> {
-        let shown = world.node.taints.iter().map(|on| on.taint.to_string());
+        let shown = world["n1"].taints.iter().map(|on| on.taint.to_string());
         shown.collect()
     };
     assert_eq!(
@@ -281,7 +280,7 @@ fn the_documents_taint_follows_the_gravest_fault() {
     );
     world.recovery(1);
     world.settle();
-    assert_eq!(world.node, NodeView::unknown("n1"));
+    assert_eq!(world["n1"], NodeView::unknown("n1"));
 }
 
 #[test]
@@ -291,12 +290,15 @@ fn another_policy_changes_what_is_on_the_node() {
     world.settle();
     world.set_policy(&OTHER);
     assert_eq!(world.settle(), [Intent::Update]);
-    assert_eq!(taint_keys(&world.node), ["nvsentinel.nvidia.com/unhealthy"]);
+    assert_eq!(
+        taint_keys(&world["n1"]),
+        ["nvsentinel.nvidia.com/unhealthy"]
+    );
     let mut empty = OTHER.clone();
     empty.rule_sets.clear();
     world.set_policy(&empty);
     assert_eq!(world.settle(), [Intent::Release]);
-    assert_eq!(world.node, NodeView::unknown("n1"));
+    assert_eq!(world["n1"], NodeView::unknown("n1"));
 }
 
 #[test]
@@ -304,16 +306,16 @@ fn a_second_fault_is_taken_in_and_the_recovery_of_one_trims() {
     let mut world = World::new(&PARSED);
     world.event("XidCheck", 0, true, false);
     world.settle();
-    assert!(world.node.taints.is_empty());
+    assert!(world["n1"].taints.is_empty());
     world.fault(1);
     assert_eq!(world.settle(), [Intent::Update]);
-    assert_eq!(taint_keys(&world.node), ["gpu-memory"]);
+    assert_eq!(taint_keys(&world["n1"]), ["gpu-memory"]);
     world.recovery(1);
     assert_eq!(world.settle(), [Intent::Update]);
-    assert!(world.node.taints.is_empty() && world.node.unschedulable);
+    assert!(world["n1"].taints.is_empty() && world["n1"].unschedulable);
     world.event("XidCheck", 0, false, true);
     assert_eq!(world.settle(), [Intent::Release]);
-    assert_eq!(world.node, NodeView::unknown("n1"));
+    assert_eq!(world["n1"], NodeView::unknown("n1"));
 }
 
 #[test]
@@ -326,7 +328,7 @@ fn failures_back_off_a_person_is_asked_once_and_recovery_is_not_held_back() {
         let looked = world.look(Fate::Refused);
         let mut notes = looked.notes.iter();
         asked += u32::from(notes.any(|note| note.kind == EntryKind::Attention));
-        attempts += u32::from(looked.patch.is_some());
+        attempts += u32::from(looked.patch().is_some());
     }
     assert_eq!(asked, 1);
     assert!((10..25).contains(&attempts), "{attempts} attempts in 200 s");
@@ -358,8 +360,8 @@ fn the_server_s_wish_to_wait_is_honoured_within_bounds() {
 fn a_node_that_the_cluster_does_not_know_is_awaited() {
     let mut world = World::new(&PARSED);
     let gone = |world: &mut World| {
-        world.take(Input::Gone("n1".to_owned()));
-        assert_eq!(world.look_unseen(Fate::Made).patch, None);
+        world.take(FleetInput::Gone("n1".to_owned()));
+        assert_eq!(world.look_unseen(Fate::Made).patch(), None);
     };
     world.fault(0);
     gone(&mut world);
@@ -375,7 +377,7 @@ fn a_node_that_the_cluster_does_not_know_is_awaited() {
 #[test]
 fn a_node_quarantined_by_the_reference_is_taken_over_and_released() {
     let mut world = World::new(&PARSED);
-    world.node.unschedulable = true;
+    world["n1"].unschedulable = true;
     world.fault(0);
     let event = world.fleet.book().faults("n1")[0].event.clone();
     let mut listed = contract::json::annotation::to_value(&event);
@@ -388,41 +390,37 @@ fn a_node_quarantined_by_the_reference_is_taken_over_and_released() {
             r#"[{"key":"gpu-memory","value":"bad","effect":"NoSchedule"}]"#.into(),
         ),
     ] {
-        world.node.annotations.insert(key.into(), value);
+        world["n1"].annotations.insert(key.into(), value);
     }
     world.taint("gpu-memory", "bad");
     for name in ["cordon-by", "cordon-reason", "cordon-timestamp"] {
-        world
-            .node
+        world["n1"]
             .labels
             .insert(format!("k8saas.nvidia.com/{name}"), "x".into());
     }
-    world
-        .node
+    world["n1"]
         .labels
         .insert(keys::STATE_LABEL.into(), "draining".into());
     world.settle();
     assert_eq!(world.phase(), Phase::Quarantined);
-    assert_eq!(world.node.labels[keys::STATE_LABEL], "draining");
+    assert_eq!(world["n1"].labels[keys::STATE_LABEL], "draining");
     world.recovery(0);
     assert_eq!(world.settle(), [Intent::Release]);
-    assert_eq!(world.node, NodeView::unknown("n1"));
+    assert_eq!(world["n1"], NodeView::unknown("n1"));
 }
 
 #[test]
 fn annotations_that_cannot_be_read_do_not_hold_a_node_for_ever() {
     let mut world = World::new(&PARSED);
-    world.node.unschedulable = true;
-    world
-        .node
+    world["n1"].unschedulable = true;
+    world["n1"]
         .annotations
         .insert(keys::QUARANTINE_HEALTH_EVENT.into(), "{broken".into());
-    world
-        .node
+    world["n1"]
         .annotations
         .insert(keys::QUARANTINE_IS_CORDONED.into(), "True".into());
     assert_eq!(world.settle(), [Intent::Release]);
-    assert_eq!(world.node, NodeView::unknown("n1"));
+    assert_eq!(world["n1"], NodeView::unknown("n1"));
 }
 
 #[test]
@@ -432,7 +430,7 @@ fn the_events_annotation_is_bounded() {
         world.event(&format!("Check{seq}"), 0, true, false);
     }
     world.settle();
-    let text = &world.node.annotations[keys::QUARANTINE_HEALTH_EVENT];
+    let text = &world["n1"].annotations[keys::QUARANTINE_HEALTH_EVENT];
     assert!(
         text.len() <= 128 * 1024 && text.len() > 100 * 1024,
         "{}",
@@ -461,13 +459,13 @@ fn one_event_alone_does_not_fill_the_annotation() {
         };
         world.store(event, world.now);
         assert_eq!(world.settle(), [Intent::Quarantine]);
-        let text = &world.node.annotations[keys::QUARANTINE_HEALTH_EVENT];
+        let text = &world["n1"].annotations[keys::QUARANTINE_HEALTH_EVENT];
         assert!(text.len() <= 128 * 1024, "{}", text.len());
-        let listed = Ownership::read(&world.node).unwrap().events;
+        let listed = Ownership::read(&world["n1"]).unwrap().events;
         assert_eq!(listed.len(), 1);
         assert!(!listed[0].entities_impacted.is_empty());
         world.report("GpuMemWatch", &[], false, true);
         assert_eq!(world.settle(), [Intent::Release]);
-        assert_eq!(world.node, NodeView::unknown("n1"));
+        assert_eq!(world["n1"], NodeView::unknown("n1"));
     }
 }

@@ -1,13 +1,11 @@
 //! Reports over whole sessions: what is to be written is written into a record of what was said.
 
-use std::collections::BTreeMap;
-
 use contract::HealthEvent;
 
 use super::*;
 use crate::event::Record;
 use crate::fault::FaultBook;
-use crate::fleet::Input;
+use crate::fleet::FleetInput;
 use crate::fleet::world::{Fate, Restart, World, event};
 use crate::node::NodeView;
 use crate::policy::Policy;
@@ -16,7 +14,7 @@ struct Story {
     world: World,
     /// Ids in the order of the events, and the words of their records.
     events: Vec<String>,
-    words: BTreeMap<String, &'static str>,
+    words: Words,
 }
 
 impl Story {
@@ -24,7 +22,7 @@ impl Story {
         Self {
             world: World::new(&Policy::builtin()),
             events: Vec::new(),
-            words: BTreeMap::new(),
+            words: Words::new(),
         }
     }
 
@@ -36,7 +34,7 @@ impl Story {
     /// One look.
     fn look(&mut self, fate: Fate) {
         for status in self.world.look(fate).statuses {
-            self.write(status);
+            self.write(&status);
         }
     }
 
@@ -47,44 +45,29 @@ impl Story {
     }
 
     /// As the store writes it.
-    fn write(&mut self, status: Status) {
-        let counted = |words: &BTreeMap<String, &str>, id: &String| {
-            words
-                .get(id)
-                .is_some_and(|word| NodeQuarantined::is_counted(word))
-        };
-        match status {
-            Status::Event {
-                id,
-                word,
-                if_counted,
-                ..
-            } => {
-                let mut ids = if_counted.iter();
-                if if_counted.is_empty() || ids.any(|id| counted(&self.words, id)) {
-                    self.words.entry(id).or_insert(word.name());
+    fn write(&mut self, status: &StatusUpdate) {
+        let words = status.words(&self.words).into_iter();
+        self.words
+            .extend(words.map(|(id, word, at)| (id, (word.name().to_owned(), Some(at)))));
+        if let StatusUpdate::Cancel { .. } = status {
+            for id in self.events.iter().rev() {
+                let Some((word, _)) = self.words.get_mut(id) else {
+                    continue;
+                };
+                let first = *word == "Quarantined";
+                if *word == "UnQuarantined" {
+                    break;
                 }
-            }
-            Status::Cancel { .. } => {
-                for id in self.events.iter().rev() {
-                    let Some(word) = self.words.get_mut(id) else {
-                        continue;
-                    };
-                    let first = *word == "Quarantined";
-                    if *word == "UnQuarantined" {
-                        break;
-                    }
-                    *word = "Cancelled";
-                    if first {
-                        break;
-                    }
+                "Cancelled".clone_into(word);
+                if first {
+                    break;
                 }
             }
         }
     }
 
-    fn words(&self) -> Vec<&'static str> {
-        let word = |id| self.words.get(id).copied().unwrap_or("-");
+    fn words(&self) -> Vec<&str> {
+        let word = |id| self.words.get(id).map_or("-", |(word, _)| word.as_str());
         self.events.iter().map(word).collect()
     }
 }
@@ -157,7 +140,7 @@ fn a_person_cancels_and_a_later_recovery_gives_nothing_back() {
     story.settle();
     story.event(1, true, false);
     story.settle();
-    story.world.node.unschedulable = false;
+    story.world["n1"].unschedulable = false;
     story.settle();
     assert_eq!(story.words(), ["Cancelled", "Cancelled"]);
     story.event(0, false, true);
@@ -218,7 +201,7 @@ fn a_release_that_nobody_has_seen_before_a_restart_is_one_by_the_recovery() {
         let at_the_end = story.world.kept();
         let kept = if saved_before { before } else { at_the_end };
         story.world.restart_from(Some(kept));
-        assert!(!story.world.node.unschedulable);
+        assert!(!story.world["n1"].unschedulable);
         story.settle();
         let expected = ["Quarantined", "UnQuarantined"];
         assert_eq!(story.words(), expected, "{saved_before}");
@@ -230,7 +213,7 @@ fn a_release_by_hand_that_nobody_has_seen_before_a_restart_is_none_by_the_recove
     let mut story = Story::new();
     story.event(0, true, false);
     story.settle();
-    story.world.node.unschedulable = false;
+    story.world["n1"].unschedulable = false;
     story.look(Fate::Made);
     let kept = story.world.kept();
     story.event(0, false, true);
@@ -250,7 +233,7 @@ fn what_a_process_before_has_begun_is_not_cancelled_after_a_restart() {
     story.event(1, true, false);
     story.settle();
     story.world.restart_from(Some(kept));
-    assert!(story.world.node.unschedulable);
+    assert!(story.world["n1"].unschedulable);
     story.settle();
     let expected = ["Quarantined", "UnQuarantined", "Quarantined"];
     assert_eq!(story.words(), expected);
@@ -265,15 +248,72 @@ fn a_node_that_is_gone_for_good_ends_its_quarantine() {
         if let Some(with) = restart {
             story.world.restart(with);
         }
-        let mut gone = || {
-            story.world.take(Input::Gone("n1".to_owned()));
+        let gone = |story: &mut Story| {
+            story.world.take(FleetInput::Gone("n1".to_owned()));
             story.world.look_unseen(Fate::Made).statuses
         };
         let node = "n1".to_owned();
         // Behind what is said once more after the restart.
-        assert_eq!(gone().last(), Some(&Status::Cancel { node }), "{restart:?}");
-        assert_eq!(gone(), []);
+        assert_eq!(
+            gone(&mut story).last(),
+            Some(&StatusUpdate::Cancel { node }),
+            "{restart:?}"
+        );
+        assert_eq!(gone(&mut story), []);
     }
+}
+
+#[test]
+fn a_fault_that_takes_its_node_out_again_after_a_cancelled_session_has_its_word_again() {
+    let mut story = Story::new();
+    story.event(0, true, false);
+    story.settle();
+    story.world["n1"].unschedulable = false;
+    story.settle();
+    assert_eq!(story.words(), ["Cancelled"]);
+    story.event(0, true, false);
+    story.settle();
+    assert_eq!(story.words(), ["Quarantined", "AlreadyQuarantined"]);
+    story.event(0, false, true);
+    story.settle();
+    let expected = ["Quarantined", "AlreadyQuarantined", "UnQuarantined"];
+    assert_eq!(story.words(), expected);
+}
+
+#[test]
+fn a_recovery_of_what_did_not_count_takes_no_word_from_the_one_that_ended_the_session() {
+    let mut story = Story::new();
+    story.event(0, true, false);
+    story.event(9, false, false);
+    story.settle();
+    let (kept, words) = (story.world.kept(), story.words.clone());
+    story.event(0, false, true);
+    story.event(9, false, true);
+    story.settle();
+    let expected = ["Quarantined", "-", "UnQuarantined", "-"];
+    assert_eq!(story.words(), expected);
+    // What was said of the recoveries is lost with the process.
+    story.words = words;
+    story.world.restart_from(Some(kept));
+    story.settle();
+    assert_eq!(story.words(), expected);
+}
+
+#[test]
+fn a_session_that_a_recovery_ended_before_a_restart_is_not_cancelled_with_its_node() {
+    let mut story = Story::new();
+    story.event(0, true, false);
+    story.settle();
+    let (kept, words) = (story.world.kept(), story.words.clone());
+    story.event(0, false, true);
+    story.settle();
+    story.words = words;
+    story.world.restart_from(Some(kept));
+    story.world.take(FleetInput::Gone("n1".to_owned()));
+    for status in story.world.look_unseen(Fate::Made).statuses {
+        story.write(&status);
+    }
+    assert_eq!(story.words(), ["Quarantined", "UnQuarantined"]);
 }
 
 fn book(events: impl Iterator<Item = HealthEvent>) -> FaultBook {

@@ -293,3 +293,31 @@ fn one_fault_that_is_wanted_is_enough() {
         "{why:#?}"
     );
 }
+
+#[test]
+fn a_cordon_that_is_not_ours_is_told_to_stay() {
+    let of_session = |before: &str| {
+        json!({
+            keys::QUARANTINE_HEALTH_EVENT: "[{}]",
+            keys::QUARANTINE_IS_CORDONED: "True",
+            keys::QUARANTINE_CORDON_PRE_EXISTING: before,
+        })
+    };
+    for (annotations, cordoned, stays) in [
+        (json!({}), false, false),
+        (json!({}), true, true),
+        (of_session("True"), true, true),
+        (of_session(""), true, false),
+    ] {
+        let mut world = world();
+        let object = json!({
+            "metadata": {"name": "n1", "annotations": annotations},
+            "spec": {"unschedulable": cordoned},
+        });
+        world.node = NodeView::from_object(object);
+        let why = ask(&world);
+        let check = why.checks.iter().find(|check| check.name == "node");
+        let text = &check.unwrap().text;
+        assert_eq!(text.ends_with(": it stays so"), stays, "{text}");
+    }
+}

@@ -5,7 +5,7 @@ use cluster::{ApiError, Cluster, ConnectOptions, ServerInfo};
 use contract::keys;
 use controller::policy::PolicySource;
 use domain::brake::pause::Pause;
-use domain::brake::switch::{State, Switch};
+use domain::brake::switch::{BreakerState, Switch};
 use domain::brake::{MOST_ALONE, NodeLabel};
 use domain::future::{self, is_future};
 use domain::node::NodeView;
@@ -286,7 +286,7 @@ fn breaker(act: &ActSettings, switch: &Switch) -> Finding {
         let why = "a broken monitor or a wrong rule may take every node out of service";
         return Finding::warning(CHECK, what, why);
     }
-    if switch.state == State::Closed {
+    if switch.state == BreakerState::Closed {
         return Finding::ok(CHECK, "it is closed: nodes with faults are taken out");
     }
     let since = switch.tripped_at.map(|at| format!(" since {at:.0}"));

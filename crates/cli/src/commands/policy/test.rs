@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use diagnosis::catalog::Catalog;
 use serde::Serialize;
-use trial::cases::{self, Cases, Outcome};
+use trial::cases::{self, CaseResult, Cases};
 
 use crate::args::Format;
 use crate::output::{self, Colour};
@@ -22,7 +22,7 @@ const BESIDE: [&str; 3] = [BESIDE_FIRST, "test.yml", "test.toml"];
 struct Ran {
     file: String,
     #[serde(flatten)]
-    outcome: Outcome,
+    outcome: CaseResult,
 }
 
 pub(super) fn execute(source: &str, tests: &[PathBuf], format: Format) -> anyhow::Result<u8> {

@@ -1,28 +1,30 @@
 //! What is shown of the nodes, and what is remembered of it.
 
 use super::*;
+use crate::fleet::world::Fate;
 use crate::view::{NodeState, NodeStatus};
 
 const NODES: u32 = 10;
 
 /// What happens, to which nodes, whether they are well; and then: how many nodes the cluster
 /// has, are shown, are held.
-type Step<'a> = (&'a str, Vec<Input>, &'a [&'a str], bool, [usize; 3]);
+type Step<'a> = (&'a str, Vec<FleetInput>, &'a [&'a str], bool, [usize; 3]);
 
 /// A world of [`NODES`] nodes that only pretends, so that nobody has to answer.
 fn world() -> World {
-    let mut world = World::with(Settings {
+    let settings = Settings {
         mode: Mode::DryRun,
         brake: true,
-        ..settings(Owns::All)
-    });
-    world.take(Input::CaughtUp);
+        ..settings()
+    };
+    let mut world = World::with(settings, &Policy::builtin(), []);
+    world.take(FleetInput::CaughtUp);
     let nodes = (0..NODES).map(|number| object(&format!("n{number}"), 1));
-    world.list(&nodes.collect::<Vec<_>>());
+    list(&mut world, &nodes.collect::<Vec<_>>());
     world
 }
 
-fn node(name: &str, version: u32) -> Input {
+fn node(name: &str, version: u32) -> FleetInput {
     seen(&object(name, version))
 }
 
@@ -30,7 +32,7 @@ fn node(name: &str, version: u32) -> Input {
 fn turn(world: &mut World, before: &[NodeStatus]) -> Vec<NodeStatus> {
     // What a dry run pretends is looked at again.
     while !world.fleet.dirty.is_empty() {
-        world.decide();
+        all_effects(world);
     }
     world.fleet.show(before, world.now)
 }
@@ -51,11 +53,11 @@ fn what_is_shown_is_as_if_all_nodes_were_gone_over() {
             "name": "n1", "uid": "n1", "resourceVersion": version.to_string(), "labels": labels,
         }}))
     };
-    let deleted = |name: &str| Input::Gone(name.to_owned());
-    let listed = |names: &[&str]| -> Vec<Input> {
+    let deleted = |name: &str| FleetInput::Gone(name.to_owned());
+    let listed = |names: &[&str]| -> Vec<FleetInput> {
         let nodes = names.iter().map(|name| node(name, 9));
-        let begun = [Input::ListBegun].into_iter();
-        begun.chain(nodes).chain([Input::Listed]).collect()
+        let begun = [FleetInput::ListBegun].into_iter();
+        begun.chain(nodes).chain([FleetInput::Listed]).collect()
     };
     let steps: [Step<'_>; 10] = [
         ("nothing", vec![], &[], false, [10, 0, 0]),
@@ -117,7 +119,7 @@ fn what_is_shown_is_as_if_all_nodes_were_gone_over() {
             world.take(input);
         }
         for node in nodes {
-            world.report_that(node, is_healthy);
+            world.report_of(node, is_healthy);
         }
         shown = turn(&mut world, &shown);
         let all: Vec<String> = world.fleet.nodes.keys().cloned().collect();
@@ -141,8 +143,8 @@ fn what_is_shown_is_as_if_all_nodes_were_gone_over() {
 #[test]
 fn only_nodes_that_something_happened_to_are_shown_anew() {
     let mut world = world();
-    world.report("n1");
-    world.report("n2");
+    world.report_of("n1", false);
+    world.report_of("n2", false);
     let before = turn(&mut world, &[]);
     assert_eq!(before.len(), 2);
     assert!(world.fleet.showing.unshown.is_empty());
@@ -154,7 +156,7 @@ fn only_nodes_that_something_happened_to_are_shown_anew() {
         world.fleet.entry(name).session.failures = 7;
     }
     world.fleet.entry("n3").view = None;
-    world.report("n4");
+    world.report_of("n4", false);
     let shown = world.fleet.show(&before, world.now);
     assert_eq!(shown.get(..2), Some(before.as_slice()));
     assert_eq!(states(&shown).last(), Some(&("n4", NodeState::Unhealthy)));
@@ -172,4 +174,179 @@ fn only_nodes_that_something_happened_to_are_shown_anew() {
     };
     assert_eq!((failures("n1"), failures("n2")), (Some(0), Some(7)));
     assert!(!world.fleet.knows("n3"));
+}
+
+/// How `n1`, which has a fatal fault, is shown after a look; `None`: the cluster does not have it.
+fn shown(mode: Mode, metadata: Option<Value>) -> NodeStatus {
+    let settings = Settings { mode, ..settings() };
+    let mut world = World::with(settings, &Policy::builtin(), []);
+    world.report_of("n1", false);
+    world.take(FleetInput::CaughtUp);
+    let object = metadata.map(|mut metadata| {
+        metadata["name"] = "n1".into();
+        json!({ "metadata": metadata })
+    });
+    list(&mut world, object.as_slice());
+    world.decide();
+    world.fleet.status("n1").unwrap()
+}
+
+#[test]
+fn why_a_faulty_node_is_in_service_is_noted() {
+    let released = |second| {
+        let at = start() - SignedDuration::from_secs(second);
+        json!({"annotations": {keys::RELEASED_AT: at.to_string()}})
+    };
+    let opted_out = json!({"labels": {keys::MANAGED_LABEL: "false"}});
+    for (metadata, mode, note) in [
+        (
+            Some(released(0)),
+            Mode::Quarantine,
+            "released by hand at 2027-01-15T08:00:00Z",
+        ),
+        (Some(opted_out), Mode::Quarantine, "opted out by label"),
+        (Some(released(1)), Mode::Quarantine, ""),
+        (Some(json!({})), Mode::DryRun, "dry run"),
+        (
+            None,
+            Mode::Quarantine,
+            "the cluster has no node of this name",
+        ),
+    ] {
+        let status = shown(mode, metadata);
+        let notes = status.notes.join("\n");
+        assert!(
+            notes.contains(note) && notes.is_empty() == note.is_empty(),
+            "{note}: {notes}"
+        );
+        assert_eq!(status.faults[0].dismissed, note.starts_with("released"));
+    }
+}
+
+#[test]
+fn a_session_shows_what_it_awaits() {
+    let awaits = |status: NodeStatus| (status.session.unwrap().awaits, status.in_cluster);
+    let missing = shown(Mode::Quarantine, None);
+    assert_eq!(missing.state, NodeState::Unhealthy);
+    let appears = "the node to appear in the cluster".to_owned();
+    assert_eq!(awaits(missing), (appears, Some(false)));
+    let answer = "the API server's answer to the quarantine".to_owned();
+    let begun = shown(Mode::Quarantine, Some(json!({})));
+    assert_eq!(awaits(begun), (answer, Some(true)));
+    // Who starts anew knows nothing yet of the cluster, and then no policy.
+    let mut world = World::new(&Policy::builtin());
+    world.fault(0);
+    world.settle();
+    let mut kept = Fleet::new(world.settings.clone(), None, world.now);
+    kept.restore(world.kept(), world.now);
+    let read = kept.status("n1").unwrap();
+    assert!(read.notes.concat().contains("is not known"), "{read:?}");
+    let nodes = "the cluster's nodes to be read".to_owned();
+    assert_eq!(awaits(read), (nodes, None));
+    kept.take(FleetInput::CaughtUp, world.now);
+    kept.take(FleetInput::ListBegun, world.now);
+    kept.take(FleetInput::Seen(world.view("n1")), world.now);
+    kept.take(FleetInput::Listed, world.now);
+    let policy = "a policy to be loaded: nothing is decided before".to_owned();
+    assert_eq!(awaits(kept.status("n1").unwrap()), (policy, Some(true)));
+}
+
+#[test]
+fn a_node_that_another_gpuwarden_has_taken_out_is_shown_with_what_ends_that() {
+    let session = json!({"id": "s", "since": "2027-01-15T08:00:00Z", "by": "node"});
+    let annotations = json!({keys::SESSION: session.to_string()});
+    // It counts against the limits: without a fault that is known here as well.
+    for faulty in [false, true] {
+        let mut world = acting(Owns::All);
+        if faulty {
+            world.report_of("n1", false);
+        }
+        world.take(FleetInput::CaughtUp);
+        let metadata = json!({"name": "n1", "annotations": annotations});
+        list(&mut world, &[json!({ "metadata": metadata })]);
+        world.decide();
+        let status = world.fleet.status("n1").unwrap();
+        assert_eq!(status.state, NodeState::Quarantined);
+        let session = status.session.unwrap();
+        assert_eq!(session.since.to_string(), "2027-01-15T08:00:00Z");
+        assert_eq!(
+            session.awaits,
+            "the gpuwarden on n1 itself, to give it back"
+        );
+        let end = session.another.unwrap().end;
+        assert!(end.starts_with("kubectl annotate node n1 "), "{end}");
+        assert!(status.notes[0].contains("counts as out of service"));
+    }
+}
+
+#[test]
+fn a_node_that_is_gone_is_held_back_by_nothing() {
+    let mut world = faulty();
+    world.fleet.entry("n1").hold = Some(Hold::Tripped);
+    world.fleet.entry("n1").gone();
+    let notes = world.fleet.status("n1").unwrap().notes;
+    assert_eq!(notes, ["the cluster has no node of this name"]);
+}
+
+#[test]
+fn what_may_be_out_of_service_counts_until_it_is_known() {
+    let (now, later) = (start(), start() + DOUBT);
+    let mut entry = NodeEntry::new(now);
+    let with = |text: &str, version: u32| {
+        let mut object = object("n1", version);
+        object["metadata"]["annotations"] = json!({keys::QUARANTINE_HEALTH_EVENT: text});
+        Arc::new(NodeView::from_object(object).unwrap())
+    };
+    entry.take_view(with("", 1));
+    assert_eq!(entry.out(now), None);
+    entry.patch.in_doubt = Some(later);
+    let on_the_way = entry.out(now).unwrap();
+    assert_eq!((on_the_way.since, on_the_way.forced), (Some(now), false));
+    assert_eq!(entry.out(later), None, "it was not made");
+    // Seen there: from now on the node says it, and when it is back it is back.
+    entry.take_view(with("[{}]", 2));
+    assert!(entry.out(now).is_some() && !entry.in_service());
+    entry.take_view(with("", 3));
+    assert_eq!(entry.out(now), None);
+    entry.patch.taking_out = true;
+    assert!(entry.out(now).is_some(), "a patch that is under way");
+}
+
+#[test]
+fn a_notice_is_shown_for_a_day_and_is_no_open_fault_unless_the_policy_wants_it() {
+    let all = "[[rule-sets]]\nname = \"a\"\ncordon.shouldCordon = true\n\
+               [[rule-sets.match.all]]\nkind = \"HealthEvent\"\nexpression = \"true\"\n";
+    let all = Policy::parse(all, "p").unwrap();
+    for (policy, shown) in [
+        (&Policy::builtin(), Some((NodeState::Healthy, 0, 1))),
+        (&all, Some((NodeState::Quarantined, 1, 0))),
+    ] {
+        let mut world = World::new(policy);
+        world.event("c", 0, false, false);
+        let until = world.now + DAY;
+        world.settle();
+        let status = |world: &World| {
+            let status = world.fleet.status("n1")?;
+            Some((status.state, status.faults.len(), status.notices.len()))
+        };
+        world.now = until - SignedDuration::from_secs(2);
+        world.look(Fate::Made);
+        assert_eq!(status(&world), shown);
+        world.look(Fate::Made);
+        assert_eq!(status(&world), shown.filter(|(_, open, _)| *open > 0));
+    }
+}
+
+#[test]
+fn a_node_that_was_cordoned_before_its_session_is_told_to_stay_so() {
+    let mut world = World::new(&Policy::builtin());
+    world["n1"].unschedulable = true;
+    world.fault(0);
+    world.settle();
+    let status = world.fleet.status("n1").unwrap();
+    let said = |text: &String| text.ends_with("was cordoned before the session, and stays so");
+    assert!(status.notes.iter().any(said), "{status:?}");
+    world.recovery(0);
+    let notes = world.look(Fate::Made).notes;
+    assert!(notes.iter().any(|note| said(&note.text)), "{notes:?}");
 }

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::journal::Entry;
+use crate::ownership::ReleaseRequest;
 
 #[test]
 fn what_was_undone_while_nobody_looked_is_seen_at_the_start() {
@@ -11,13 +12,13 @@ fn what_was_undone_while_nobody_looked_is_seen_at_the_start() {
         world.settle();
         world.restart(Restart::Events);
         if uncordoned {
-            world.node.unschedulable = false;
+            world["n1"].unschedulable = false;
         } else {
-            world.node.taints.clear();
+            world["n1"].taints.clear();
         }
         assert_eq!(world.settle(), [Intent::StandDown]);
-        assert_eq!(world.node.unschedulable, !uncordoned);
-        assert!(world.node.taints.is_empty() && world.node.labels.is_empty());
+        assert_eq!(world["n1"].unschedulable, !uncordoned);
+        assert!(world["n1"].taints.is_empty() && world["n1"].labels.is_empty());
         assert_eq!(world.settle(), []);
     }
 }
@@ -29,27 +30,26 @@ fn a_taint_that_is_gone_when_the_fault_recovers_does_not_leave_the_cordon() {
     world.fault(0);
     world.settle();
     let by_hand = NodeChange {
-        remove_taints: world
-            .node
+        remove_taints: world["n1"]
             .taints
             .iter()
             .map(|on| on.taint.clone())
             .collect(),
         ..NodeChange::default()
     };
-    world.node = world.node.after(&by_hand);
+    world["n1"] = world["n1"].after(&by_hand);
     world.recovery(0);
     assert_eq!(world.settle(), [Intent::Release]);
-    assert_eq!(world.node, NodeView::unknown("n1"));
+    assert_eq!(world["n1"], NodeView::unknown("n1"));
 }
 
 #[test]
 fn a_release_that_is_asked_for_takes_back_what_is_ours_and_dismisses_what_was_seen() {
     for pre_existing in [false, true] {
         let mut world = World::new(&PARSED);
-        world.node.unschedulable = pre_existing;
+        world["n1"].unschedulable = pre_existing;
         world.foreign_taint("dedicated");
-        let before = world.node.clone();
+        let before = world["n1"].clone();
         world.fault(0);
         world.settle();
         world.fault(1); // Reported, and not yet on the node.
@@ -59,39 +59,38 @@ fn a_release_that_is_asked_for_takes_back_what_is_ours_and_dismisses_what_was_se
             at: Some(world.now),
         };
         let text = serde_json::to_string(&request).unwrap();
-        world.node.annotations.insert(keys::RELEASE.into(), text);
+        world["n1"].annotations.insert(keys::RELEASE.into(), text);
         let looked = world.look(Fate::Made);
         let is_told = |note: &Entry| note.text.contains("released by alice: GPU 0 was swapped");
         assert!(looked.notes.iter().any(is_told), "{:?}", looked.notes);
         assert_eq!(
-            looked.patch.map(|patch| patch.intent),
+            looked.patch().map(|patch| patch.intent),
             Some(Intent::StandDown)
         );
         assert_eq!(world.settle(), []);
         assert_eq!(world.phase(), Phase::Idle);
-        assert_eq!(world.node.unschedulable, pre_existing);
-        assert_eq!(world.node.taints, before.taints);
-        assert_eq!(world.node.labels, before.labels);
-        let mut left: Vec<_> = world.node.annotations.keys().cloned().collect();
+        assert_eq!(world["n1"].unschedulable, pre_existing);
+        assert_eq!(world["n1"].taints, before.taints);
+        assert_eq!(world["n1"].labels, before.labels);
+        let mut left: Vec<_> = world["n1"].annotations.keys().cloned().collect();
         left.sort();
         assert_eq!(left, [keys::RELEASED_AT, keys::UNCORDONED_MANUALLY]);
         // It does not fight with what comes later.
         world.fault(1);
         assert_eq!(world.settle(), [Intent::Quarantine]);
-        assert!(world.node.unschedulable);
+        assert!(world["n1"].unschedulable);
     }
 }
 
 #[test]
 fn a_release_holds_for_the_session_that_it_was_asked_for() {
     let mut world = World::new(&PARSED);
-    world
-        .node
+    world["n1"]
         .annotations
         .insert(keys::RELEASE.into(), "left over".into());
     world.fault(0);
     assert_eq!(world.settle(), [Intent::Quarantine]);
-    assert!(world.node.unschedulable && !world.node.annotations.contains_key(keys::RELEASE));
+    assert!(world["n1"].unschedulable && !world["n1"].annotations.contains_key(keys::RELEASE));
 }
 
 #[test]
@@ -102,7 +101,7 @@ fn the_clock_of_who_asks_for_a_release_dismisses_nothing_of_the_future() {
         world.settle();
         let at = world.now + SignedDuration::from_secs(ahead);
         let text = json!({"by": "bob", "reason": "", "at": at.to_string()}).to_string();
-        world.node.annotations.insert(keys::RELEASE.into(), text);
+        world["n1"].annotations.insert(keys::RELEASE.into(), text);
         assert_eq!(world.settle(), [Intent::StandDown]);
         assert_eq!(world.settle(), [], "what the node listed is dismissed");
         world.fault(0);
@@ -117,20 +116,19 @@ fn unhealthy_again_while_it_is_given_back_stays_out() {
     world.settle();
     world.recovery(0);
     // The release is lost, and the fault is back.
-    let release = world.look(Fate::Conflict).patch.unwrap();
+    let release = world.look(Fate::Conflict).patch().unwrap();
     assert_eq!(release.intent, Intent::Release);
     world.fault(0);
     assert_eq!(world.settle(), [Intent::Update]);
     assert_eq!(world.phase(), Phase::Quarantined);
-    assert!(world.node.unschedulable);
+    assert!(world["n1"].unschedulable);
     // The release got through, and the fault is back: a session of its own.
     world.recovery(0);
-    assert!(world.look(Fate::Made).patch.is_some());
+    assert!(world.look(Fate::Made).patch().is_some());
     world.fault(0);
     assert_eq!(world.settle(), [Intent::Quarantine]);
     assert_eq!(
-        world
-            .node
+        world["n1"]
             .annotations
             .get(keys::QUARANTINE_CORDON_PRE_EXISTING),
         None,
@@ -138,7 +136,7 @@ fn unhealthy_again_while_it_is_given_back_stays_out() {
     );
     world.recovery(0);
     world.settle();
-    assert_eq!(world.node, NodeView::unknown("n1"));
+    assert_eq!(world["n1"], NodeView::unknown("n1"));
 }
 
 #[test]
@@ -149,15 +147,15 @@ fn a_recovery_that_does_not_get_through_is_not_half_done() {
     world.settle();
     world.recovery(0);
     for _ in 0..3 {
-        let patch = world.look(Fate::Refused).patch;
+        let patch = world.look(Fate::Refused).patch();
         assert_eq!(patch.map(|patch| patch.intent), Some(Intent::Release));
         world.now += LONGEST_RETRY;
         // Also for who starts now.
         world.restart(Restart::Events);
     }
-    assert!(world.node.unschedulable);
+    assert!(world["n1"].unschedulable);
     assert_eq!(world.settle(), [Intent::Release]);
-    assert_eq!(world.node, NodeView::unknown("n1"));
+    assert_eq!(world["n1"], NodeView::unknown("n1"));
 }
 
 #[test]
@@ -168,7 +166,7 @@ fn of_a_fault_in_two_devices_the_mended_one_is_not_listed_again() {
     world.settle();
     world.recovery(0);
     assert_eq!(world.settle(), [Intent::Update]);
-    let listed = Ownership::read(&world.node).unwrap().events;
+    let listed = Ownership::read(&world["n1"]).unwrap().events;
     assert_eq!(listed.len(), 1);
     assert_eq!(listed[0].entities_impacted.len(), 1);
     assert_eq!(listed[0].entities_impacted[0].entity_value, "1");
@@ -176,7 +174,7 @@ fn of_a_fault_in_two_devices_the_mended_one_is_not_listed_again() {
     world.restart(Restart::Events);
     world.recovery(1);
     assert_eq!(world.settle(), [Intent::Release]);
-    assert_eq!(world.node, NodeView::unknown("n1"));
+    assert_eq!(world["n1"], NodeView::unknown("n1"));
 }
 
 #[test]
@@ -184,14 +182,14 @@ fn a_recovery_that_comes_before_the_quarantine_is_seen_is_not_lost() {
     // The reference drops it: as far as it can see, there is nothing to recover from.
     let mut world = World::new(&PARSED);
     world.fault(0);
-    let before = world.node.clone();
+    let before = world["n1"].clone();
     // Made, and no answer comes.
-    let quarantine = world.look(Fate::Refused).patch.unwrap();
+    let quarantine = world.look(Fate::Refused).patch().unwrap();
     world.recovery(0);
     // Looked at again, and the node is still as it was before our patch.
-    assert_eq!(world.look(Fate::Made).patch, None);
-    world.node = before.after(&quarantine.change);
-    assert!(world.node.unschedulable);
+    assert_eq!(world.look(Fate::Made).patch(), None);
+    world["n1"] = before.after(&quarantine.change);
+    assert!(world["n1"].unschedulable);
     assert_eq!(world.settle(), [Intent::Release]);
-    assert_eq!(world.node, NodeView::unknown("n1"));
+    assert_eq!(world["n1"], NodeView::unknown("n1"));
 }

@@ -2,6 +2,7 @@
 //! long a change has failed, and times of the future.
 
 use super::*;
+use crate::assess::Desired;
 use crate::fleet::Owns;
 
 /// A node that was out of service and well again, as often.
@@ -18,11 +19,11 @@ fn flapped(times: u8) -> World {
 }
 
 fn intent(world: &mut World) -> Option<Intent> {
-    world.look(Fate::Made).patch.map(|patch| patch.intent)
+    world.look(Fate::Made).patch().map(|patch| patch.intent)
 }
 
 fn session_annotation(world: &World) -> Value {
-    serde_json::from_str(&world.node.annotations[keys::SESSION]).unwrap()
+    serde_json::from_str(&world["n1"].annotations[keys::SESSION]).unwrap()
 }
 
 #[test]
@@ -34,7 +35,7 @@ fn a_node_comes_back_at_once_and_then_ever_later() {
         world.recovery(gpu);
         let from = world.now + SignedDuration::from_secs(1);
         let first = world.look(Fate::Made);
-        let done = first.patch.map(|patch| patch.intent);
+        let done = first.patch().map(|patch| patch.intent);
         if wait == 0 {
             assert_eq!(done, Some(Intent::Release));
             continue;
@@ -55,9 +56,9 @@ fn a_node_comes_back_at_once_and_then_ever_later() {
         }
         world.now = back_at - SignedDuration::from_secs(2);
         let looked = world.look(Fate::Made);
-        assert!(looked.patch.is_none() && looked.notes.is_empty());
+        assert!(looked.patch().is_none() && looked.notes.is_empty());
         assert_eq!(world.settle(), [Intent::Release]);
-        assert!(world.node.annotations.is_empty() && world.phase() == Phase::Idle);
+        assert!(world["n1"].annotations.is_empty() && world.phase() == Phase::Idle);
     }
     // After an hour of service it comes back at once.
     world.now += returns::WITHIN;
@@ -94,7 +95,7 @@ fn a_new_fault_during_the_wait_keeps_the_node_out_in_the_same_session() {
 fn what_a_person_does_waits_for_nothing() {
     type Hand = fn(&mut World);
     let hands: [(Hand, Intent); 2] = [
-        (|world| world.node.unschedulable = false, Intent::Release),
+        (|world| world["n1"].unschedulable = false, Intent::Release),
         (
             |world| world.annotate(keys::RELEASE, "now"),
             Intent::StandDown,
@@ -165,8 +166,8 @@ fn a_release_in_the_future_dismisses_what_was_before_it_was_seen() {
     world.fault(1);
     assert_eq!(world.settle(), [Intent::Quarantine]);
     // The patch has written it as it counts, for whoever looks next with another store.
-    assert_eq!(world.node.annotations[keys::RELEASED_AT], seen.to_string());
-    assert_eq!(world.node.annotations.get(keys::RELEASE), None);
+    assert_eq!(world["n1"].annotations[keys::RELEASED_AT], seen.to_string());
+    assert_eq!(world["n1"].annotations.get(keys::RELEASE), None);
     world.restart(Restart::Events);
     assert_eq!(world.settle(), []);
     assert_eq!(world.phase(), Phase::Quarantined);
@@ -182,7 +183,7 @@ fn a_session_that_begins_in_the_future_began_when_it_was_first_seen() {
     world.annotate(keys::SESSION, session.to_string());
     let seen = world.now + SignedDuration::from_secs(1);
     assert_eq!(world.settle(), [Intent::Update]);
-    assert_eq!(Ownership::read(&world.node).unwrap().since, Some(seen));
+    assert_eq!(Ownership::read(&world["n1"]).unwrap().since, Some(seen));
     assert!(world.session().times.is_empty());
 }
 
@@ -200,7 +201,7 @@ fn a_release_that_was_asked_for_in_the_future_is_one_of_now() {
         "{:?}",
         looked.notes
     );
-    let until = &world.node.annotations[keys::RELEASED_AT];
+    let until = &world["n1"].annotations[keys::RELEASED_AT];
     assert_eq!(*until, world.now.to_string());
 }
 
@@ -218,9 +219,9 @@ fn a_session_that_is_taken_over_is_signed_anew_once() {
             world.fault(0);
         }
         let patched = !world.settle().is_empty();
-        let own = Ownership::read(&world.node).unwrap();
-        let taken_over = own.taken_over.map(|at| at <= world.now);
-        (patched, own.store.unwrap(), taken_over, own.since)
+        let own = Ownership::read(&world["n1"]).unwrap();
+        let taken_over = own.mark.taken_over.map(|at| at <= world.now);
+        (patched, own.mark.store.unwrap(), taken_over, own.since)
     };
     let (patched, store, taken_over, since) = look("a", true);
     assert_eq!((patched, store.as_str(), taken_over), (true, "a", None));
@@ -239,10 +240,10 @@ fn what_a_person_did_holds_where_our_own_clock_was_ahead() {
     world.fault(0);
     world.settle();
     world.now = right;
-    world.node.unschedulable = false;
+    world["n1"].unschedulable = false;
     assert_eq!(world.settle(), [Intent::StandDown]);
     assert_eq!(world.settle(), []);
-    assert!(!world.node.unschedulable && world.session().times.notes().next().is_none());
+    assert!(!world["n1"].unschedulable && world.session().times.notes().next().is_none());
     world.restart(Restart::All);
     assert_eq!(world.settle(), []);
 }
@@ -283,8 +284,8 @@ fn an_uncordon_that_nobody_saw_is_of_any_time_however_often_it_is_tried() {
     world.fault(0);
     world.settle();
     world.restart(Restart::All);
-    world.node.unschedulable = false;
-    let patch = world.look(Fate::Refused).patch.unwrap();
+    world["n1"].unschedulable = false;
+    let patch = world.look(Fate::Refused).patch().unwrap();
     assert_eq!(patch.intent, Intent::StandDown);
     assert!(!world.session().watched);
 }

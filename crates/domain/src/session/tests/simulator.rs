@@ -87,17 +87,17 @@ impl Foreign {
 
     /// Looks once, and checks what has followed.
     fn look(&mut self, world: &mut World, fate: Fate) -> Option<Intent> {
-        let patch = world.look(fate).patch;
+        let patch = world.look(fate).patch();
         if let (Some(patch), Fate::Made) = (&patch, fate) {
-            self.see(patch, &world.node);
+            self.see(patch, &world["n1"]);
         }
         // A recovery waits ten minutes at most, and what a person did not at all.
         if let Some(at) = world.session().waits_until() {
             assert!(at <= world.now + returns::LONGEST_WAIT);
             assert!(!world.session().returns.is_empty());
-            let own = Ownership::read(&world.node).unwrap();
-            assert!(world.node.unschedulable || !own.cordoned);
-            assert!(!world.node.annotations.contains_key(keys::RELEASE));
+            let own = Ownership::read(&world["n1"]).unwrap();
+            assert!(world["n1"].unschedulable || !own.cordoned);
+            assert!(!world["n1"].annotations.contains_key(keys::RELEASE));
         }
         patch.map(|patch| patch.intent)
     }
@@ -140,7 +140,7 @@ impl Decisions {
 
     /// Whether a release is seen as it is made, by us, and all that we know by its maker.
     fn seen_by_all(world: &World) -> bool {
-        let listed = Ownership::read(&world.node).map_or(Vec::new(), |own| own.events);
+        let listed = Ownership::read(&world["n1"]).map_or(Vec::new(), |own| own.events);
         let known = |id: &str| listed.iter().any(|event| event.id == id);
         world.session().watched && (world.desired().events.iter()).all(|one| known(&one.event.id))
     }
@@ -194,17 +194,17 @@ proptest! {
                 Happening::Cordon => {
                     // Cordoning a node that we cordoned changes nothing: it is ours, also
                     // where somebody uncordoned it before and nobody looked.
-                    let own = Ownership::read(&world.node);
+                    let own = Ownership::read(&world["n1"]);
                     let ours = own.is_some_and(|own| own.cordoned && !own.cordon_pre_existing);
-                    foreign.cordon |= !world.node.unschedulable && !ours;
-                    world.node.unschedulable = true;
+                    foreign.cordon |= !world["n1"].unschedulable && !ours;
+                    world["n1"].unschedulable = true;
                 }
                 Happening::Uncordon => {
-                    world.node.unschedulable = false;
+                    world["n1"].unschedulable = false;
                     foreign.cordon = false;
                 }
                 Happening::Untaint => {
-                    world.node.taints.retain(|on| on.taint.key.starts_with("foreign-"));
+                    world["n1"].taints.retain(|on| on.taint.key.starts_with("foreign-"));
                 }
                 Happening::AskRelease => {
                     let at = world.now.to_string();
@@ -223,18 +223,18 @@ proptest! {
                 }
                 Happening::ForeignTaintGone(n) => {
                     let key = format!("foreign-{n}");
-                    world.node.taints.retain(|on| on.taint.key != key);
+                    world["n1"].taints.retain(|on| on.taint.key != key);
                     foreign.taints.retain(|taint| *taint != key);
                 }
                 Happening::ForeignLabel(n) => {
-                    world.node.labels.insert(format!("foreign-{n}"), "x".into());
+                    world["n1"].labels.insert(format!("foreign-{n}"), "x".into());
                     foreign.labels.insert(format!("foreign-{n}"), "x".into());
                 }
                 Happening::Later(seconds) => {
                     world.now += SignedDuration::from_secs(i64::from(*seconds));
                 }
             }
-            let ours: Vec<_> = taint_keys(&world.node)
+            let ours: Vec<_> = taint_keys(&world["n1"])
                 .into_iter()
                 .filter(|key| key.starts_with("foreign-"))
                 .map(str::to_owned)
@@ -242,13 +242,13 @@ proptest! {
             let mut ours_sorted = ours;
             ours_sorted.sort();
             prop_assert_eq!(&ours_sorted, &foreign.taints);
-            prop_assert!(world.node.unschedulable || !foreign.cordon);
+            prop_assert!(world["n1"].unschedulable || !foreign.cordon);
         }
         // Converges to what is wanted ...
         foreign.settle(&mut world);
         let desired = world.desired();
-        prop_assert_eq!(world.node.unschedulable, desired.cordon || foreign.cordon);
-        let mut ours: Vec<_> = world.node.taints.iter().map(|on| on.taint.clone()).collect();
+        prop_assert_eq!(world["n1"].unschedulable, desired.cordon || foreign.cordon);
+        let mut ours: Vec<_> = world["n1"].taints.iter().map(|on| on.taint.clone()).collect();
         ours.retain(|taint| !taint.key.starts_with("foreign-"));
         prop_assert_eq!(ours, desired.taints);
         // ... and once all is well, to the node as others have made it.
@@ -258,11 +258,11 @@ proptest! {
         }
         foreign.settle(&mut world);
         prop_assert_eq!(world.phase(), Phase::Idle);
-        prop_assert_eq!(world.node.unschedulable, foreign.cordon);
-        prop_assert_eq!(&world.node.labels, &foreign.labels);
-        world.node.annotations.retain(|key, _| !AFTER_A_PERSON.contains(&key.as_str()));
-        prop_assert!(world.node.annotations.is_empty(), "{:?}", world.node.annotations);
-        let mut left: Vec<_> = taint_keys(&world.node).into_iter().map(str::to_owned).collect();
+        prop_assert_eq!(world["n1"].unschedulable, foreign.cordon);
+        prop_assert_eq!(&world["n1"].labels, &foreign.labels);
+        world["n1"].annotations.retain(|key, _| !AFTER_A_PERSON.contains(&key.as_str()));
+        prop_assert!(world["n1"].annotations.is_empty(), "{:?}", world["n1"].annotations);
+        let mut left: Vec<_> = taint_keys(&world["n1"]).into_iter().map(str::to_owned).collect();
         left.sort();
         prop_assert_eq!(left, foreign.taints);
     }
@@ -276,11 +276,11 @@ proptest! {
             world.event("GpuMemWatch", gpu, fatal, healthy);
         }
         world.settle();
-        let node = world.node.clone();
+        let node = world["n1"].clone();
         // A restart, and any number of further looks, change nothing.
         world.restart(Restart::Events);
         prop_assert_eq!(world.settle(), []);
-        prop_assert_eq!(node, world.node);
+        prop_assert_eq!(&node, &world["n1"]);
     }
 
     /// With its store or without, a controller that starts anew in the midst of a session goes
@@ -320,16 +320,16 @@ proptest! {
             (session.phase, session.id.clone(), session.since, returns, waits)
         };
         prop_assume!(world.phase() != Phase::Idle);
-        let (before, node) = (essentials(&world), world.node.clone());
+        let (before, node) = (essentials(&world), world["n1"].clone());
         world.restart(with);
         let done = world.settle_now();
         prop_assert_eq!(essentials(&world), before);
         // What was listed only is marked as taken over.
         let listed = node.annotations[keys::QUARANTINE_HEALTH_EVENT].clone();
-        let again = world.node.annotations[keys::QUARANTINE_HEALTH_EVENT].clone();
+        let again = world["n1"].annotations[keys::QUARANTINE_HEALTH_EVENT].clone();
         prop_assert!(done.is_empty() || with == Restart::Nothing && again != listed);
         world.annotate(keys::QUARANTINE_HEALTH_EVENT, listed);
-        prop_assert_eq!((&world.node.annotations, &world.node.labels), (&node.annotations, &node.labels));
-        prop_assert_eq!((&world.node.taints, world.node.unschedulable), (&node.taints, node.unschedulable));
+        prop_assert_eq!((&world["n1"].annotations, &world["n1"].labels), (&node.annotations, &node.labels));
+        prop_assert_eq!((&world["n1"].taints, world["n1"].unschedulable), (&node.taints, node.unschedulable));
     }
 }

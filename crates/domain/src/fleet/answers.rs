@@ -1,0 +1,91 @@
+//! Taking answers in: of the API server to a patch, and of the store to events that it was to
+//! append. Those about whose session a node carries are in `claim.rs`.
+
+use super::entry::Awaits;
+use super::{Fleet, Level, PatchAnswer};
+use crate::brake::DOUBT;
+use crate::journal::EntryKind;
+use crate::position::Position;
+use crate::session::{Failure, Note};
+
+// === impl Fleet ===
+
+impl Fleet {
+    /// Takes the answer to a patch in.
+    pub(super) fn answered(&mut self, name: &str, answer: PatchAnswer) {
+        let now = self.now;
+        let entry = self.entry(name);
+        let counted = entry.counted(now);
+        entry.patch.in_flight = false;
+        // It may have been made all the same; anything else is a clear answer.
+        let unknown = matches!(answer, PatchAnswer::Unknown);
+        let in_doubt = (entry.patch.taking_out && unknown).then(|| now + DOUBT);
+        entry.patch.in_doubt = in_doubt;
+        self.brake.doubt(in_doubt);
+        let failure = match answer {
+            PatchAnswer::Made(view) => {
+                self.entry(name).patch.answered_at = Some(now);
+                self.take_view(view);
+                None
+            }
+            PatchAnswer::Conflict => Some(Failure::Conflict),
+            PatchAnswer::NotFound => {
+                self.entry(name).gone();
+                Some(Failure::Error { retry_after: None })
+            }
+            PatchAnswer::Refused { retry_after } => Some(Failure::Error { retry_after }),
+            PatchAnswer::Unknown => Some(Failure::Error { retry_after: None }),
+        };
+        if let Some(failure) = failure {
+            self.entry(name).session.failed(failure, now);
+            self.session_changed(name);
+        }
+        let entry = self.entry(name);
+        entry.patch.taking_out = false;
+        if entry.counted(now) != counted {
+            self.brake.mark_stale();
+        }
+        self.set_wake(name);
+        self.look_again_at(name);
+    }
+
+    /// Takes in that something was asked that nobody will answer, and not of which node.
+    pub(super) fn answers_lost(&mut self) {
+        let until = self.now + DOUBT;
+        for entry in self.nodes.values_mut() {
+            if entry.patch.taking_out {
+                entry.patch.in_doubt = Some(until);
+            }
+            (entry.patch.in_flight, entry.patch.taking_out) = (false, false);
+            if !matches!(entry.claim.awaits, Some(Awaits::Feed(_))) {
+                entry.claim.awaits = None;
+            }
+        }
+        self.brake.doubt(Some(until));
+        self.look_again_at_all();
+    }
+
+    /// Takes in whether the store has appended events of a node, and up to which position.
+    pub(super) fn appended(&mut self, name: &str, result: Result<Option<Position>, ()>) {
+        let Some(entry) = self.nodes.get_mut(name) else {
+            return;
+        };
+        match (entry.claim.awaits.take(), result) {
+            (Some(Awaits::TakenOver { listed }), Ok(up_to)) => {
+                // Stored now, or before, if under another id.
+                entry.claim.known.extend(listed);
+                entry.claim.awaits = up_to.map(Awaits::Feed);
+            }
+            (Some(Awaits::Closed { text }), Ok(up_to)) => {
+                // What follows is decided by what is open then.
+                entry.claim.awaits = up_to.map(Awaits::Feed);
+                let note = Note::new(EntryKind::Attention, text);
+                self.note(name, None, note, Some(Level::Info));
+            }
+            (Some(Awaits::Closed { .. }), Err(())) => return self.close_again_later(name),
+            (Some(Awaits::TakenOver { .. }), Err(())) => return self.claim_later(name),
+            (other, _) => entry.claim.awaits = other,
+        }
+        self.dirty.insert(name.to_owned());
+    }
+}

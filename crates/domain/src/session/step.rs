@@ -1,0 +1,264 @@
+//! One step of a session: from what is wanted and what is observed to the next change of the node.
+//! The table of all steps is in [`super`].
+
+use contract::keys;
+use jiff::Timestamp;
+use serde_json::json;
+
+use super::change::Draft;
+use super::{
+    DEADLINE, Effect, Intent, Marks, Note, Observed, Patch, Phase, Session, Step, change, returns,
+};
+use crate::assess::Desired;
+use crate::brake::Hold;
+use crate::future::is_future;
+use crate::journal::EntryKind;
+use crate::node::{NodeChange, NodeView};
+use crate::ownership::{ByHand, CORDONED_BEFORE, Ownership, ReleaseRequest};
+
+/// Returns the session after the next step, and what is to be done.
+///
+/// `observed` is the node as last seen, or `None` where the cluster does not know it.
+/// `hold` is why the node must not be taken out now; it has no say in anything else.
+pub fn step(
+    session: &Session,
+    desired: &Desired,
+    observed: Option<&Observed>,
+    marks: &Marks,
+    hold: Option<&Hold>,
+    now: Timestamp,
+) -> Step {
+    let wanted = desired.wanted_for(&session.scope);
+    let mut step = Step {
+        session: session.clone(),
+        effects: Vec::new(),
+    };
+    let Some(observed) = observed else {
+        // Nothing to change. Once the node appears, this is called again.
+        let phase = if wanted {
+            Phase::Quarantining
+        } else {
+            Phase::Idle
+        };
+        step.enter(phase, desired, now, "the cluster does not know the node");
+        return step;
+    };
+    let node = observed.view.as_ref();
+    let released_at = step.session.take_in_times(observed, now);
+    let own = step.session.take_in_own(observed, now);
+    let by_hand = (own.as_ref()).and_then(|own| ended_by_hand(session, node, own, desired, now));
+    match (own, by_hand) {
+        (None, _) if !wanted => {
+            step.enter(Phase::Idle, desired, now, "nothing of ours is on the node");
+        }
+        (None, _) => {
+            if let Some(hold) = hold {
+                let why = format!("held back: {hold}");
+                step.enter(Phase::Held, desired, now, &why);
+                return step;
+            }
+            step.enter(Phase::Quarantining, desired, now, "a fault asks for it");
+            let returns = &step.session.returns;
+            let change = change::quarantine(node, desired, marks, released_at, returns, now);
+            step.drive(Intent::Quarantine, change, now);
+        }
+        (Some(own), Some(ending)) => step.stand_down(node, &own, &ending, desired, marks, now),
+        (Some(own), None) if wanted => {
+            let waited = step.session.back_at.take().is_some();
+            let since = (own.in_phase_since(now))
+                .filter(|_| !waited && step.session.phase != Phase::Releasing)
+                .unwrap_or(now);
+            step.enter(Phase::Quarantined, desired, since, "seen on the node");
+            let own = own.in_phase(step.session.since, None);
+            let change = Draft::new(node, &own, marks, now).update(desired, released_at);
+            step.drive(Intent::Update, change, now);
+        }
+        (Some(own), None) => {
+            let waits_since = (own.in_phase_since(now)).filter(|_| step.session.back_at.is_some());
+            let since = waits_since.unwrap_or(now);
+            let why = own.with_cordon_before(node, "no open fault asks for it any more");
+            step.enter(Phase::Releasing, desired, since, &why);
+            step.give_back(node, own, marks, now);
+        }
+    }
+    step
+}
+
+/// The end of a session by a person.
+struct EndByHand {
+    by_hand: ByHand,
+    /// Reports of faults are dismissed up to then.
+    dismissed_up_to: Timestamp,
+    /// The text for people.
+    why: String,
+}
+
+/// Returns the end that a person makes of the session; `None` where nobody does.
+///
+/// Where no fault asks for the quarantine any more, an undone cordon or taint does not
+/// count: the node is given back as after any recovery, the cordon included.
+fn ended_by_hand(
+    session: &Session,
+    node: &NodeView,
+    own: &Ownership,
+    desired: &Desired,
+    now: Timestamp,
+) -> Option<EndByHand> {
+    let newest = own.newest_listed(desired);
+    // Where we have seen the node out of service, it was done just now: what was reported before
+    // and is told later (a count, an outbox) is dismissed with it. Else nobody knows when, and
+    // what has come since may be new.
+    let newest = newest.max(session.watched.then(|| own.before_unlisted(desired, now)));
+    if let Some(request) = ReleaseRequest::read(node) {
+        let dismissed_up_to = request.dismisses_until(newest, now);
+        let ReleaseRequest { by, reason, at } = request;
+        let future = at
+            .filter(|at| is_future(*at, now))
+            .map_or_else(String::new, |at| {
+                format!(" (asked for at {at:.0}, which lies in the future and counts as now)")
+            });
+        return Some(EndByHand {
+            by_hand: ByHand::Released,
+            dismissed_up_to,
+            why: own.with_cordon_before(node, &format!("released by {by}: {reason}{future}")),
+        });
+    }
+    let by_hand = own.undone_by_hand(node).filter(|_| desired.wanted())?;
+    let why = match by_hand {
+        ByHand::Untainted => "somebody removed a quarantine taint by hand: the session ends",
+        _ => "somebody uncordoned the node by hand: the session ends",
+    };
+    Some(EndByHand {
+        by_hand,
+        dismissed_up_to: newest.unwrap_or(now),
+        why: why.to_owned(),
+    })
+}
+
+// === impl Step ===
+
+impl Step {
+    /// Has the session be in `phase`, since then where it was not.
+    fn enter(&mut self, phase: Phase, desired: &Desired, since: Timestamp, why: &str) {
+        let session = &mut self.session;
+        let from = session.phase;
+        session.watched = matches!(
+            phase,
+            Phase::Quarantining | Phase::Quarantined | Phase::Releasing
+        );
+        let id = session.id.clone();
+        match phase {
+            Phase::Idle => {
+                session.id = None;
+                session.settled();
+            }
+            Phase::Held | Phase::Quarantining if session.id.is_none() => {
+                let first = desired.events.first();
+                session.id = first.map(|counted| counted.event.id.clone());
+            }
+            _ => {}
+        }
+        if phase == from {
+            return;
+        }
+        (session.phase, session.since) = (phase, since);
+        session.settled();
+        let id = session.id.clone().or(id);
+        self.effects.push(Effect::Note(Note {
+            kind: EntryKind::Session,
+            text: format!("{} -> {}: {why}", from.name(), phase.name()),
+            detail: json!({"from": from, "to": phase, "id": id}),
+        }));
+    }
+
+    /// Cleans up after a person who ends the session.
+    fn stand_down(
+        &mut self,
+        node: &NodeView,
+        own: &Ownership,
+        ending: &EndByHand,
+        desired: &Desired,
+        marks: &Marks,
+        now: Timestamp,
+    ) {
+        let up_to = ending.dismissed_up_to;
+        self.session.times.trust(keys::RELEASED_AT, up_to, now);
+        self.session.back_at = None;
+        let watched = self.session.watched;
+        self.enter(Phase::Releasing, desired, now, &ending.why);
+        // Who has not seen it done does not know when it was, however often it is tried.
+        self.session.watched = watched;
+        let change = Draft::new(node, own, marks, now).stand_down(ending.by_hand, up_to);
+        self.drive(Intent::StandDown, change, now);
+    }
+
+    /// Gives the node back, once it has waited; what a person did by hand waits for nothing.
+    fn give_back(&mut self, node: &NodeView, own: Ownership, marks: &Marks, now: Timestamp) {
+        let session = &mut self.session;
+        let begins = session.back_at.is_none();
+        if begins {
+            returns::keep(&mut session.returns, [], now);
+        }
+        session.not_before = session.not_before.filter(|at| *at > now);
+        let wait = returns::wait(session.returns.len());
+        let back_at = *session.back_at.get_or_insert(now + wait);
+        if own.undone_by_hand(node).is_some() || now >= back_at {
+            let change = Draft::new(node, &own, marks, now).release();
+            self.drive(Intent::Release, change, now);
+            return;
+        }
+        if begins {
+            self.effects.push(Effect::Note(Note {
+                kind: EntryKind::Session,
+                text: returns::text(session.returns.len(), back_at),
+                detail: json!({"backAt": back_at, "returns": session.returns.len()}),
+            }));
+        }
+        let own = own.in_phase(session.since, Some(back_at));
+        let change = Draft::new(node, &own, marks, now).note_wait();
+        self.drive(Intent::Update, change, now);
+    }
+
+    /// Makes a change, where it is one and it is time; asks a person where it does not get
+    /// through.
+    fn drive(&mut self, intent: Intent, change: NodeChange, now: Timestamp) {
+        let session = &mut self.session;
+        if change.is_empty() {
+            session.settled();
+            return;
+        }
+        let since = *session.pending_since.get_or_insert(now);
+        if !session.asked && now.duration_since(since) >= DEADLINE {
+            session.asked = true;
+            let text = format!(
+                "{}: not taken by the API server for {} s, {} attempts failed; look at the API \
+                 server and at gpuwarden's permissions",
+                intent.name(),
+                now.duration_since(since).as_secs(),
+                session.failures
+            );
+            let note = Note::new(EntryKind::Attention, text);
+            self.effects.push(Effect::Note(note));
+        }
+        if session
+            .not_before
+            .is_none_or(|not_before| now >= not_before)
+        {
+            session.not_before = None;
+            self.effects.push(Effect::Patch(Patch { intent, change }));
+        }
+    }
+}
+
+// === impl Ownership ===
+
+impl Ownership {
+    /// Returns why the session ends, with the news that the node stays cordoned where it does.
+    fn with_cordon_before(&self, node: &NodeView, why: &str) -> String {
+        if self.keeps_cordon(node) {
+            format!("{why}; {CORDONED_BEFORE}")
+        } else {
+            why.to_owned()
+        }
+    }
+}
