@@ -10,7 +10,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use cli::bench::{Row, median, processor_time, progress};
+use cli::bench::{Figure, median, processor_time, progress};
 use contract::proto::platform_connector_client::PlatformConnectorClient;
 use contract::{EVENT_VERSION, HealthEvent, HealthEvents};
 use testkit::Product;
@@ -25,19 +25,19 @@ const NARROW: [usize; 2] = [1, 8];
 /// Connections of the loop that a row is compared with.
 const WIDE: usize = 32;
 const BASELINE: &str = "bare loop of 32";
-/// How often the wide loop and gpuwarden take turns; the medians are told.
+/// The number of turns of the wide loop and gpuwarden; the medians are told.
 const TURNS: usize = 3;
 /// Pause between two bursts: what the first has left to do elsewhere (the controller
 /// manager's taints) is not the second one's.
 const QUIET: Duration = Duration::from_secs(3);
 /// A product that made no request for so long has told all that it has to tell.
 const SETTLED: Duration = Duration::from_secs(1);
-/// So long it may take to get there.
+/// Longest time to get there.
 const SETTLE_LIMIT: Duration = Duration::from_secs(120);
 /// Counter of requests in the product's metrics.
 const REQUESTS: &str = "gpuwarden_api_server_requests_total";
 
-pub(crate) async fn run(args: &Args, rows: &mut Vec<Row>) -> anyhow::Result<()> {
+pub(crate) async fn run(args: &Args, rows: &mut Vec<Figure>) -> anyhow::Result<()> {
     let counts = args.nodes.iter().copied().map(usize::from);
     let most = counts.clone().max().unwrap_or_default();
     with_nodes(args, "burst", most, async |nodes| {
@@ -63,7 +63,7 @@ pub(crate) async fn run(args: &Args, rows: &mut Vec<Row>) -> anyhow::Result<()> 
     .await
 }
 
-/// How long it took until all were seen so.
+/// Returns how long it took until all were seen so.
 struct Loop {
     cordoned: Duration,
     given_back: Duration,
@@ -180,7 +180,12 @@ fn event(node: String, broken: bool) -> HealthEvent {
 }
 
 #[allow(clippy::cast_precision_loss)] // Thousands at most.
-fn figures(count: usize, ours: &[Burst], wide: &[Loop], narrow: &[(usize, Duration)]) -> Vec<Row> {
+fn figures(
+    count: usize,
+    ours: &[Burst],
+    wide: &[Loop],
+    narrow: &[(usize, Duration)],
+) -> Vec<Figure> {
     let name = |figure: &str| format!("burst-{count}.{figure}");
     let of_wide = |pick: fn(&Loop) -> Duration| middle(wide.iter().map(|it| seconds(pick(it))));
     let of_ours = |pick: fn(&Burst) -> f64| middle(ours.iter().map(pick));
@@ -194,7 +199,7 @@ fn figures(count: usize, ours: &[Burst], wide: &[Loop], narrow: &[(usize, Durati
         .map(|(width, took)| format!("{width}: {:.0}/s", rate(took)))
         .collect();
     vec![
-        Row::new(name("cordoned"), cordoned, "s")
+        Figure::new(name("cordoned"), cordoned, "s")
             .beside(BASELINE, bare)
             .note(format!(
                 "{:.0} nodes/s; bare loops of {}; {}",
@@ -202,21 +207,21 @@ fn figures(count: usize, ours: &[Burst], wide: &[Loop], narrow: &[(usize, Durati
                 loops.join(", "),
                 turns(ours, wide, |it| it.cordoned),
             )),
-        Row::new(
+        Figure::new(
             name("given-back"),
             of_ours(|burst| seconds(burst.took.given_back)),
             "s",
         )
         .beside(BASELINE, of_wide(|bare| bare.given_back))
         .note(turns(ours, wide, |it| it.given_back)),
-        Row::new(
+        Figure::new(
             name("requests"),
             of_ours(|burst| burst.requests) / count as f64,
             "/node",
         )
         .beside(BASELINE, 1.0)
         .note("the cordon, and the conditions that tell of it"),
-        Row::new(
+        Figure::new(
             name("processor"),
             of_ours(|burst| seconds(burst.processor)) * 1_000.0 / count as f64,
             "ms/node",

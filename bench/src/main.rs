@@ -1,6 +1,7 @@
 //! `cargo xtask bench`: what the product does under a load, in a test cluster or on its own.
 //!
-//! What needs no more than the product itself is `gpuwarden bench`, whose rows these are too.
+//! The benchmarks that need no more than the product itself are `gpuwarden bench`, whose figures
+//! these are too.
 //! The product is the release build, started as the tests start it; nothing here passes or
 //! fails. `docs/benchmarks.md` has what we saw.
 
@@ -16,7 +17,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{Parser, ValueEnum};
-use cli::bench::{OutputArgs, Row, mib, progress, show, watch};
+use cli::bench::{Figure, OutputArgs, mib, progress, show, watch};
 use nodes::with_nodes;
 
 /// Measure the product under a load, each figure beside a baseline of the same run.
@@ -46,7 +47,7 @@ struct Args {
     /// For how long `fleet` watches each process (seconds).
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=3_600))]
     seconds: u32,
-    /// How to write it.
+    /// The output format.
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -80,7 +81,7 @@ async fn main() -> anyhow::Result<ExitCode> {
         let needs_cluster = !matches!(benchmark, Benchmark::Storm | Benchmark::Binary);
         if needs_cluster && args.kubeconfig.is_none() {
             let missing = "not run: it needs a test cluster: name one with --kubeconfig FILE";
-            rows.push(Row::absent(name, missing.to_owned()));
+            rows.push(Figure::absent(name, missing.to_owned()));
             if args.name.is_some() {
                 code = ExitCode::FAILURE;
             }
@@ -89,7 +90,7 @@ async fn main() -> anyhow::Result<ExitCode> {
         progress(&format!("{name} ..."));
         // What was measured before is not thrown away.
         if let Err(error) = run(*benchmark, &args, &mut rows).await {
-            rows.push(Row::absent(name, format!("failed: {error:#}")));
+            rows.push(Figure::absent(name, format!("failed: {error:#}")));
             code = ExitCode::FAILURE;
         }
     }
@@ -98,7 +99,7 @@ async fn main() -> anyhow::Result<ExitCode> {
 }
 
 /// Adds what one benchmark finds to the rows.
-async fn run(benchmark: Benchmark, args: &Args, rows: &mut Vec<Row>) -> anyhow::Result<()> {
+async fn run(benchmark: Benchmark, args: &Args, rows: &mut Vec<Figure>) -> anyhow::Result<()> {
     match benchmark {
         Benchmark::Storm => rows.extend(storm::run().await?),
         Benchmark::Burst => burst::run(args, rows).await?,
@@ -110,7 +111,7 @@ async fn run(benchmark: Benchmark, args: &Args, rows: &mut Vec<Row>) -> anyhow::
 }
 
 /// Measures a controller in clusters of many nodes.
-async fn fleet(args: &Args, rows: &mut Vec<Row>) -> anyhow::Result<()> {
+async fn fleet(args: &Args, rows: &mut Vec<Figure>) -> anyhow::Result<()> {
     for count in args.fleet.iter().copied() {
         with_nodes(args, "fleet", usize::from(count), async |_| {
             progress(&format!("fleet of {count} ..."));
@@ -124,10 +125,10 @@ async fn fleet(args: &Args, rows: &mut Vec<Row>) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn binary() -> anyhow::Result<Row> {
+fn binary() -> anyhow::Result<Figure> {
     let path = testkit::binary()?;
     let size = fs::metadata(&path)
         .with_context(|| format!("look at {}", path.display()))?
         .len();
-    Ok(Row::new("binary.size", mib(size), "MiB"))
+    Ok(Figure::new("binary.size", mib(size), "MiB"))
 }

@@ -1,10 +1,10 @@
-//! What stays of memory: a process in a cluster of a thousand nodes, through bursts of faults
+//! The memory that a process keeps: in a cluster of a thousand nodes, through bursts of faults
 //! and recoveries, each begun with a kill that leaves the faults to the next process.
 
 use std::time::Duration;
 
 use anyhow::Context as _;
-use cli::bench::{Row, Usage, progress};
+use cli::bench::{Figure, Usage, progress};
 use testkit::Product;
 
 use crate::Args;
@@ -16,14 +16,14 @@ use crate::product;
 const NODES: usize = 1_000;
 /// Nodes that fail at once.
 const FAIL: usize = 750;
-/// How often it is killed.
+/// The number of times that it is killed.
 const ROUNDS: usize = 10;
 /// Requests at once while nodes are given back.
 const WIDTH: usize = 32;
-/// How long a process is left alone before it is measured.
+/// The time for which a process is left alone before it is measured.
 const SETTLE: Duration = Duration::from_secs(3);
 
-pub(crate) async fn run(args: &Args, rows: &mut Vec<Row>) -> anyhow::Result<()> {
+pub(crate) async fn run(args: &Args, rows: &mut Vec<Figure>) -> anyhow::Result<()> {
     let figures = with_nodes(args, "memory", NODES, async |nodes| {
         measure(args, nodes).await
     });
@@ -31,7 +31,7 @@ pub(crate) async fn run(args: &Args, rows: &mut Vec<Row>) -> anyhow::Result<()> 
     Ok(())
 }
 
-async fn measure(args: &Args, nodes: &mut Nodes) -> anyhow::Result<Vec<Row>> {
+async fn measure(args: &Args, nodes: &mut Nodes) -> anyhow::Result<Vec<Figure>> {
     let mut product = product::start(product::run(args, nodes.first())?).await?;
     let names = nodes.names(FAIL);
     let idle = usage(&product).await?;
@@ -64,7 +64,7 @@ async fn measure(args: &Args, nodes: &mut Nodes) -> anyhow::Result<Vec<Row>> {
             "of this {:.1} MiB are its own; {:.1} MiB at most so far",
             usage.own, usage.peak
         );
-        Row::new(format!("memory-{NODES}.{figure}"), usage.rss, "MiB").note(note)
+        Figure::new(format!("memory-{NODES}.{figure}"), usage.rss, "MiB").note(note)
     };
     let first = killed.first().context("no rounds")?;
     let latest = killed.last().context("no rounds")?;
@@ -86,7 +86,7 @@ async fn give_back(product: &Product, nodes: &mut Nodes) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What the product needs when it has told all that it has to tell.
+/// Measures the product when it has told all that it has to tell.
 async fn usage(product: &Product) -> anyhow::Result<Usage> {
     settled(product).await?;
     tokio::time::sleep(SETTLE).await;

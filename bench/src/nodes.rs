@@ -16,13 +16,13 @@ use tokio::task::JoinHandle;
 
 use crate::Args;
 
-/// Where nodes are.
+/// Path of the nodes in the API.
 const NODES: &str = "/api/v1/nodes";
 /// Label of all nodes of one run.
 const LABEL: &str = "gpuwarden-bench";
 /// Requests at once while nodes are made.
 const WIDTH: usize = 8;
-/// How long a burst may take to be seen.
+/// Longest time until a burst is seen.
 const LIMIT: Duration = Duration::from_secs(300);
 /// The API server ends a watch after so many seconds; it is then started anew.
 const WATCH_SECONDS: u32 = 290;
@@ -45,12 +45,12 @@ pub(crate) struct Nodes {
     watching: JoinHandle<()>,
 }
 
-/// What the watch shows.
+/// The nodes as the watch shows them.
 #[derive(Clone, Debug)]
 struct Seen {
     cordoned: BTreeSet<String>,
     at: Instant,
-    /// Why the watch has ended, if it has.
+    /// The reason why the watch has ended, if it has.
     ended: Option<String>,
 }
 

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use anyhow::Context as _;
-use console::api::Status;
+use console::api::StatusView;
 use testkit::{Launch, Product};
 
 use crate::Args;
 
-/// How long a start may take.
+/// Longest time for a start.
 const START_LIMIT: Duration = Duration::from_secs(30);
 
 /// Returns the launch of a `run` without a cluster for this node. What others have left in the
@@ -62,7 +62,7 @@ pub(crate) async fn ready(product: &Product) -> anyhow::Result<()> {
 }
 
 /// Asks for its state.
-pub(crate) async fn status(product: &Product) -> anyhow::Result<Status> {
+pub(crate) async fn status(product: &Product) -> anyhow::Result<StatusView> {
     Ok(serde_json::from_str(&product.get("/api/v1/status").await?)?)
 }
 

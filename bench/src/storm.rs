@@ -9,7 +9,7 @@ use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
-use cli::bench::{FAULT_PATTERNS, Row, Usage, mib};
+use cli::bench::{FAULT_PATTERNS, Figure, Usage, mib};
 use regex::bytes::RegexSet;
 
 use crate::product::{self, metric, status};
@@ -20,13 +20,13 @@ const LINES: usize = 800_000;
 const FAULTS: usize = 29;
 /// Codes that a node in trouble prints by the thousand.
 const CODES: [u16; 4] = [13, 31, 74, 94];
-/// How long it may take.
+/// Longest time that it may take.
 const LIMIT: Duration = Duration::from_secs(120);
 /// Counter of the lines that were read.
 const READ: &str = "gpuwarden_kernel_log_records_total";
 
 #[allow(clippy::cast_precision_loss)] // Hundreds of thousands.
-pub(crate) async fn run() -> anyhow::Result<Vec<Row>> {
+pub(crate) async fn run() -> anyhow::Result<Vec<Figure>> {
     let lines = lines();
     let product = product::start(product::alone("gpuwarden-bench-storm")?).await?;
     let began = Instant::now();
@@ -48,7 +48,7 @@ pub(crate) async fn run() -> anyhow::Result<Vec<Row>> {
     Ok(figures(&lines, written, took, bare(&lines)?, peak, events))
 }
 
-/// How long one thread takes to split the lines and to ask the patterns about each.
+/// Returns how long one thread takes to split the lines and to ask the patterns about each.
 fn bare(lines: &str) -> anyhow::Result<Duration> {
     let set = RegexSet::new(FAULT_PATTERNS)?;
     let began = Instant::now();
@@ -68,10 +68,10 @@ fn figures(
     bare: Duration,
     peak: f64,
     events: u64,
-) -> Vec<Row> {
+) -> Vec<Figure> {
     let rate = |took: Duration| LINES as f64 / took.as_secs_f64();
     vec![
-        Row::new("storm.lines", rate(took), "lines/s")
+        Figure::new("storm.lines", rate(took), "lines/s")
             .beside("regex::RegexSet", rate(bare))
             .note(format!(
                 "{LINES} lines of {FAULTS} faults, {:.0} MiB, written in {:.1} s; the set reads \
@@ -79,10 +79,10 @@ fn figures(
                 mib(lines.len() as u64),
                 written.as_secs_f64()
             )),
-        Row::new("storm.events", events as f64, "events")
+        Figure::new("storm.events", events as f64, "events")
             .beside("faults", FAULTS as f64)
             .note("repeats are counted on an event"),
-        Row::new("storm.rss", peak, "MiB").note("at most so far"),
+        Figure::new("storm.rss", peak, "MiB").note("at most so far"),
     ]
 }
 

@@ -41,7 +41,7 @@ pub fn run(input: &[u8]) {
         match (&said, finding.as_ref().map(|finding| &finding.kind)) {
             (Some(LogLine::Xid(xid)), Some(Kind::Xid { code, .. })) => assert_eq!(xid.code, *code),
             (Some(LogLine::Sxid(sxid)), Some(Kind::Sxid { code, .. })) => {
-                assert_eq!(sxid.code, *code)
+                assert_eq!(sxid.code, *code);
             }
             (Some(LogLine::Reset(_)), Some(Kind::Reset)) => {}
             (Some(LogLine::Fallen(part)), Some(Kind::FallenOffBus { .. })) => assert!(part.fell),

@@ -1,7 +1,7 @@
 //! `cargo xtask check`: what is quick enough to run before every commit.
 
 use crate::{
-    generate, lint,
+    fuzz, generate, lint,
     shell::{cargo, run as run_command, step},
 };
 
@@ -22,6 +22,7 @@ pub(crate) fn run() -> anyhow::Result<()> {
         ];
         run_command(cargo().args(clippy).args(["-D", "warnings"]))
     })?;
+    step("fuzz targets", fuzz::check)?;
     step("unit tests", || {
         run_command(cargo().args(["test", "--quiet", "--workspace", "--lib", "--bins"]))
     })

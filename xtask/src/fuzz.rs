@@ -20,7 +20,7 @@ use testkit::components::cache_dir;
 
 use crate::{
     generate::workspace_root,
-    shell::{cargo, output, run as run_command, step},
+    shell::{cargo, output, run as run_command, step, target_dir},
 };
 
 /// Coverage as libFuzzer reads it, and the address sanitizer. The sanitizer is what turns a stack
@@ -63,6 +63,9 @@ pub(crate) struct Args {
         conflicts_with = "seconds"
     )]
     input: Option<PathBuf>,
+    /// Only check that the targets compile, which takes seconds and no C++ compiler.
+    #[arg(long, conflicts_with_all = ["target", "seconds"])]
+    check: bool,
 }
 
 impl Args {
@@ -72,6 +75,7 @@ impl Args {
             target: None,
             seconds,
             input: None,
+            check: false,
         }
     }
 }
@@ -105,6 +109,9 @@ struct Summary {
 
 /// Runs the targets; fails when one of them has found something.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    if args.check {
+        return check();
+    }
     let targets = match &args.target {
         Some(target) => std::slice::from_ref(target),
         None => Target::value_variants(),
@@ -140,33 +147,54 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
 }
 
-/// Builds the targets and returns the directory that their programs are in.
-fn build(target_dir: &Path, targets: &[Target]) -> anyhow::Result<PathBuf> {
+/// Checks that the targets compile. The build is in the directory of the workspace, which has most
+/// of what they need.
+pub(crate) fn check() -> anyhow::Result<()> {
+    let manifest = locked()?;
+    let mut command = cargo();
+    command
+        .args(["check", "--manifest-path"])
+        .arg(&manifest)
+        .arg("--target-dir")
+        .arg(target_dir()?)
+        // Nothing is linked: any file that exists does in the place of the fuzzer's library, and
+        // keeps its C++ from being compiled.
+        .env("CUSTOM_LIBFUZZER_PATH", &manifest);
+    run_command(&mut command)
+}
+
+/// Returns the manifest of the targets, whose versions are locked: what is fuzzed is what is
+/// shipped, with what the fuzzer needs beside it.
+fn locked() -> anyhow::Result<PathBuf> {
     let package = workspace_root().join("fuzz");
-    let rustc = output(Command::new("rustc").arg("-vV"))?;
-    let host = rustc.lines().find_map(|line| line.strip_prefix("host: "));
-    let host = host.context("rustc -vV names no host")?;
     let lock = package.join("Cargo.lock");
     let ours = workspace_root().join("Cargo.lock");
-    // What is fuzzed is what is shipped: the same versions, and what the fuzzer needs beside them.
     if modified(&lock) < modified(&ours) {
         fs::copy(&ours, &lock).with_context(|| format!("write {}", lock.display()))?;
     }
+    Ok(package.join("Cargo.toml"))
+}
+
+/// Builds the targets and returns the directory that their programs are in.
+fn build(into: &Path, targets: &[Target]) -> anyhow::Result<PathBuf> {
+    let rustc = output(Command::new("rustc").arg("-vV"))?;
+    let host = rustc.lines().find_map(|line| line.strip_prefix("host: "));
+    let host = host.context("rustc -vV names no host")?;
     let mut command = cargo();
     command
         .args(["build", "--release", "--manifest-path"])
-        .arg(package.join("Cargo.toml"))
+        .arg(locked()?)
         // With a target, the flags are not those of build scripts and procedural macros.
         .args(["--target", host])
         .env("CARGO_ENCODED_RUSTFLAGS", RUSTFLAGS.join("\x1f"))
-        .env("CARGO_TARGET_DIR", target_dir)
+        .env("CARGO_TARGET_DIR", into)
         // For the sanitizer; the toolchain stays the stable one.
         .env("RUSTC_BOOTSTRAP", "1");
     for target in targets {
         command.args(["--bin", &target.to_string()]);
     }
     run_command(&mut command)?;
-    Ok(target_dir.join(host).join("release"))
+    Ok(into.join(host).join("release"))
 }
 
 fn modified(file: &Path) -> Option<SystemTime> {

@@ -43,7 +43,7 @@ enum Command {
     /// A test whose component is missing is skipped and listed at the end; with CI=true a skip is
     /// a failure.
     Test(test::Args),
-    /// Check what is quick to check: format, clippy, lint, unit tests.
+    /// Check what is quick to check: format, clippy, lint, fuzz targets, unit tests.
     Check,
     /// Check the rules of the house: floors, purity, file sizes, named tests, licences.
     Lint,

@@ -1,4 +1,4 @@
-//! The arguments, as text. What they mean together is decided in `settings`.
+//! The arguments, as text; `settings` puts them together and checks them.
 
 mod bench;
 mod catalog;
@@ -34,7 +34,7 @@ pub(crate) use roles::{
     disable_help_subcommand = true
 )]
 pub struct Cli {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub command: Command,
 }
@@ -161,7 +161,7 @@ pub enum Command {
     Bench(BenchArgs),
 }
 
-/// Where a running gpuwarden is.
+/// The address of a running gpuwarden.
 #[derive(Args, Debug, Default, Clone)]
 pub struct ServerArgs {
     /// Configuration file of the running gpuwarden; of its keys `server`, `data-dir`, `socket`
@@ -178,7 +178,7 @@ pub struct ServerArgs {
     pub data_dir: Option<PathBuf>,
 }
 
-/// How results are written.
+/// A format of results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// For people.
@@ -209,7 +209,7 @@ pub struct DecodeArgs {
     /// File of changes to the catalogue (TOML); may be given several times.
     #[arg(long, value_name = "FILE")]
     pub catalog: Vec<PathBuf>,
-    /// How to write it.
+    /// The output format.
     #[command(flatten)]
     pub output: OutputArgs,
 }
@@ -217,10 +217,10 @@ pub struct DecodeArgs {
 /// Arguments of `status`.
 #[derive(Args, Debug)]
 pub struct ViewArgs {
-    /// Where the running gpuwarden is.
+    /// The running gpuwarden.
     #[command(flatten)]
     pub server: ServerArgs,
-    /// How to write it.
+    /// The output format.
     #[command(flatten)]
     pub output: OutputArgs,
 }
@@ -241,10 +241,10 @@ pub struct EventsArgs {
     /// Only events of this node.
     #[arg(long = "node", value_name = "NAME")]
     pub node: Option<String>,
-    /// Where the running gpuwarden is.
+    /// The running gpuwarden.
     #[command(flatten)]
     pub server: ServerArgs,
-    /// How to write it.
+    /// The output format.
     #[command(flatten)]
     pub output: OutputArgs,
 }
@@ -255,10 +255,10 @@ pub struct ExplainArgs {
     /// The node [default: the node of the running gpuwarden].
     #[arg(value_name = "NODE")]
     pub node: Option<String>,
-    /// Where the running gpuwarden is.
+    /// The running gpuwarden.
     #[command(flatten)]
     pub server: ServerArgs,
-    /// How to write it.
+    /// The output format.
     #[command(flatten)]
     pub output: OutputArgs,
 }
@@ -266,12 +266,12 @@ pub struct ExplainArgs {
 /// Arguments of `store`.
 #[derive(Args, Debug)]
 pub struct StoreArgs {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub what: StoreCommand,
 }
 
-/// What `store` can do.
+/// The commands of `store`.
 #[derive(Subcommand, Debug)]
 pub enum StoreCommand {
     /// Show what the file holds, how far its readers are, and whether it is sound. It may
@@ -287,7 +287,7 @@ pub enum StoreCommand {
         /// The data directory [default: where `run` keeps it].
         #[arg(long, env = "GPUWARDEN_DATA_DIR", value_name = "DIRECTORY")]
         data_dir: Option<PathBuf>,
-        /// How to write it.
+        /// The output format.
         #[command(flatten)]
         output: OutputArgs,
     },
@@ -376,7 +376,7 @@ pub struct ReplayArgs {
     /// is to be taken, or what labels they carry.
     #[arg(long, value_name = "FILE")]
     pub nodes: Option<PathBuf>,
-    /// How to write it.
+    /// The output format.
     #[command(flatten)]
     pub output: OutputArgs,
 }

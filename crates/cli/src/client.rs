@@ -31,7 +31,7 @@ pub(crate) struct Client {
     http: HttpClient<HttpConnector, Empty<Bytes>>,
 }
 
-/// `Answering` is what of a status says who answers.
+/// `Answering` is the part of a status that identifies the process.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Answering {
@@ -102,8 +102,7 @@ impl Client {
         })
     }
 
-    /// Asks, once it is known that the right one is asked: another may listen there since the
-    /// one that was named has ended.
+    /// Asks the process that was named: another may listen there since that one has ended.
     async fn open(&self, path: &str) -> anyhow::Result<hyper::body::Incoming> {
         if let Some(named) = &self.data_dir {
             let status = self.request("/api/v1/status").await?.collect().await?;
@@ -198,7 +197,7 @@ pub(crate) async fn send(target: &TargetArgs, events: HealthEvents) -> anyhow::R
     })
 }
 
-/// Reads what the configuration file says to clients.
+/// Reads the keys of the configuration file that are for clients.
 pub(crate) fn file(args: &ServerArgs) -> anyhow::Result<ClientSettings> {
     Ok(ClientSettings::read(args.config.as_deref())?)
 }
@@ -242,8 +241,8 @@ fn data_dir(args: &ServerArgs, file: &ClientSettings) -> Option<PathBuf> {
     args.data_dir.clone().or_else(|| file.data_dir.clone())
 }
 
-/// Reads what the running gpuwarden has written about itself, if it can be found: in the data
-/// directory that is named, else in the usual one.
+/// Reads the endpoint of the running gpuwarden: in the data directory that is named, else in the
+/// usual one.
 fn endpoint(named: Option<&Path>) -> Option<Endpoint> {
     match named {
         Some(named) => Endpoint::read(named),
@@ -274,9 +273,9 @@ async fn socket(target: &TargetArgs) -> anyhow::Result<PathBuf> {
         return Ok(PathBuf::from(text.strip_prefix("unix://").unwrap_or(&text)));
     }
     if target.server.server.is_some() || (!named && file.server.is_some()) {
-        let status: console::api::Status =
+        let status: console::api::StatusView =
             Client::new(&target.server)?.get("/api/v1/status").await?;
-        return Ok(PathBuf::from(status.socket));
+        return Ok(PathBuf::from(status.process.socket));
     }
     let named = data_dir(&target.server, &file);
     let found = endpoint(named.as_deref()).map(|found| found.socket);

@@ -22,11 +22,17 @@ mod why_not;
 
 pub use catalog::load as load_catalog;
 
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use cluster::Cluster;
+
 use crate::args::Command;
 use crate::given::Given;
+use crate::settings::{ClientSettings, connect_options};
 use crate::{EXIT_FAILED, EXIT_OK, output};
 
-/// Carries out a command that was given with these flags; gives its exit code.
+/// Carries out a command that was given with these flags. Returns its exit code.
 pub(crate) async fn execute(command: Command, given: &Given) -> anyhow::Result<u8> {
     match command {
         // The roles are the binary's; they never come here.
@@ -54,7 +60,18 @@ pub(crate) async fn execute(command: Command, given: &Given) -> anyhow::Result<u
     }
 }
 
-/// Returns who asks, as far as this machine knows.
+/// Connects to the cluster that the flags name, else the configuration file.
+async fn connect(
+    kubeconfig: Option<PathBuf>,
+    context: Option<String>,
+    file: ClientSettings,
+) -> anyhow::Result<Cluster> {
+    let options = connect_options(kubeconfig.or(file.kubeconfig), context.or(file.context));
+    let connected = Cluster::connect(options).await;
+    connected.context("which cluster? --kubeconfig FILE names one")
+}
+
+/// Returns the name of the person who asks, as far as this machine knows.
 fn person() -> String {
     person_of(|name| std::env::var(name).ok())
 }

@@ -9,7 +9,7 @@ use domain::shell;
 
 use crate::args::Cli;
 
-/// The flag that says how a result is written, and nothing of where it comes from.
+/// The flag for the output format, which printed commands go without.
 const OUTPUT: &str = "output";
 /// Our name, as a command begins.
 const PROGRAM: &str = "gpuwarden ";
@@ -25,7 +25,7 @@ pub(crate) struct Given {
 struct Flag {
     /// Long name, without its dashes.
     name: String,
-    /// As a shell reads it, with its value.
+    /// The flag with its value, as a shell reads it.
     text: String,
 }
 

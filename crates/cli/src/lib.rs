@@ -18,6 +18,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory as _, FromArgMatches as _};
 use given::Given;
 use runtime::logging;
+use settings::resolve;
 
 pub use args::{Cli, Command};
 pub use commands::load_catalog;
@@ -26,11 +27,11 @@ pub use settings::{
     Mode, NodeSettings, ProcessSettings, ReportSettings, RunSettings, SettingsError, Transport,
 };
 
-/// What the benchmarks outside of the product share with those of `gpuwarden bench`.
+/// The parts of `gpuwarden bench` that the benchmarks outside of the product share.
 pub mod bench {
     pub use crate::args::OutputArgs;
     pub use crate::commands::bench::{
-        Baseline, FAULT_PATTERNS, Row, Usage, cluster_client, median, mib, processor_time,
+        Baseline, FAULT_PATTERNS, Figure, Usage, cluster_client, median, mib, processor_time,
         progress, show, watch,
     };
 }
@@ -45,7 +46,7 @@ pub const EXIT_FAILED: u8 = 2;
 /// A controller led and does not any more: it is to be started again, to stand by.
 pub const EXIT_DEPOSED: u8 = 3;
 
-/// `Parsed` is what the arguments ask for.
+/// `Parsed` is the result of reading the arguments.
 pub enum Parsed {
     /// Run the product.
     Run(Box<RunSettings>),
@@ -81,11 +82,9 @@ pub fn parse() -> Parsed {
         }
     };
     let role = match cli.command {
-        Command::Run(args) => RunSettings::resolve(*args).map(|it| Parsed::Run(Box::new(it))),
-        Command::Agent(args) => AgentSettings::resolve(*args).map(|it| Parsed::Agent(Box::new(it))),
-        Command::Controller(args) => {
-            ControllerSettings::resolve(*args).map(|it| Parsed::Controller(Box::new(it)))
-        }
+        Command::Run(args) => resolve(*args).map(|it| Parsed::Run(Box::new(it))),
+        Command::Agent(args) => resolve(*args).map(|it| Parsed::Agent(Box::new(it))),
+        Command::Controller(args) => resolve(*args).map(|it| Parsed::Controller(Box::new(it))),
         command => return Parsed::Client(Box::new(Client { command, given })),
     };
     role.unwrap_or_else(|error| {

@@ -1,4 +1,4 @@
-//! How results and errors are written.
+//! Writes results and errors, for people or as JSON and YAML.
 
 use std::io::{self, IsTerminal as _, Write};
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::args::Format;
 
-/// Writes `value` as JSON or YAML; `false` where the format is for people.
+/// Writes `value` as JSON or YAML. Returns `false` where the format is for people.
 pub(crate) fn structured<T: Serialize>(format: Format, value: &T) -> anyhow::Result<bool> {
     let text = match format {
         Format::Text | Format::Wide => return Ok(false),
@@ -25,9 +25,49 @@ pub(crate) fn line(text: &str) -> io::Result<()> {
     out.write_all(b"\n")
 }
 
+/// Writes one line to standard output, formatted as by `println!`.
+macro_rules! say {
+    ($($text:tt)*) => {
+        crate::output::line(&format!($($text)*))
+    };
+}
+pub(crate) use say;
+
 /// Writes a part of a line to standard output.
 pub(crate) fn part(text: &str) -> io::Result<()> {
     io::stdout().lock().write_all(text.as_bytes())
+}
+
+/// A `List` is a list in JSON or YAML that is written one item at a time.
+#[derive(Default)]
+pub(crate) struct List {
+    written: u64,
+}
+
+// === impl List ===
+
+impl List {
+    /// Writes one item.
+    pub(crate) fn item(&mut self, format: Format, item: &impl Serialize) -> anyhow::Result<()> {
+        if format == Format::Yaml {
+            structured(format, &[item])?;
+        } else {
+            // The comma stands before the next one: nobody knows which is the last.
+            let begin = if self.written == 0 { "[" } else { "," };
+            part(&format!("{begin}\n  {}", serde_json::to_string(item)?))?;
+        }
+        self.written += 1;
+        Ok(())
+    }
+
+    /// Writes the end of the list.
+    pub(crate) fn end(&self, format: Format) -> io::Result<()> {
+        match (format, self.written) {
+            (Format::Json | Format::Yaml, 0) => line("[]"),
+            (Format::Json, _) => line("\n]"),
+            _ => Ok(()),
+        }
+    }
 }
 
 /// Writes a warning to standard error.
@@ -37,24 +77,19 @@ pub(crate) fn warning(text: &str) {
     drop(writeln!(io::stderr().lock(), "{head}: {}", plain(text)));
 }
 
-/// Writes rows as columns, two spaces apart. The first row is the head.
-pub(crate) fn table(rows: &[Vec<String>]) -> io::Result<()> {
-    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
-    let widths: Vec<usize> = (0..columns)
-        .map(|column| {
-            rows.iter()
-                .filter_map(|row| row.get(column))
-                .map(|cell| cell.chars().count())
-                .max()
-        })
-        .map(Option::unwrap_or_default)
-        .collect();
-    for row in rows {
+/// Writes rows as columns under their heads, two spaces apart.
+pub(crate) fn table(heads: &[&str], rows: &[Vec<String>]) -> io::Result<()> {
+    let heads: Vec<String> = heads.iter().map(ToString::to_string).collect();
+    let rows = || std::iter::once(&heads).chain(rows);
+    let width = |column: usize| {
+        let cells = rows().filter_map(|row| row.get(column));
+        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..heads.len()).map(width).collect();
+    for row in rows() {
         let mut text = String::new();
         for (cell, width) in row.iter().zip(&widths) {
-            let gap = width - cell.chars().count().min(*width) + 2;
-            text.push_str(cell);
-            text.extend(std::iter::repeat_n(' ', gap));
+            text.push_str(&format!("{cell:width$}  "));
         }
         line(text.trim_end())?;
     }
@@ -117,8 +152,8 @@ fn sets_direction(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Text of several lines that came from outside: the first as it stands, each further one on a
-/// line of its own, behind `indent` spaces.
+/// Returns text of several lines that came from outside: the first as it stands, each further one
+/// on a line of its own, behind `indent` spaces.
 pub(crate) fn indented(text: &str, indent: usize) -> String {
     let gap = format!("\n{:indent$}", "");
     let lines: Vec<String> = text.trim_end().lines().map(plain).collect();
@@ -146,7 +181,7 @@ pub(crate) fn time(at: Timestamp) -> String {
     at.strftime("%Y-%m-%d %H:%M:%S%.3f").to_string()
 }
 
-/// A `Colour` is that of a word.
+/// A `Colour` marks a word on the terminal.
 #[derive(Clone, Copy)]
 pub(crate) enum Colour {
     /// Bad.
@@ -161,11 +196,8 @@ pub(crate) enum Colour {
 
 /// Colours a word for standard output, where that is a terminal.
 pub(crate) fn colour(text: &str, colour: Colour) -> String {
-    paint(
-        text,
-        colour,
-        io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none(),
-    )
+    let on = io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    paint(text, colour, on)
 }
 
 fn paint(text: &str, colour: Colour, on: bool) -> String {

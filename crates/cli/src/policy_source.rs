@@ -8,7 +8,7 @@ use domain::policy::{MAX_POLICY_BYTES, Policy};
 use runtime::text_file;
 use trial::presets::{self, Preset};
 
-/// What stands before the name of a preset.
+/// The prefix of the name of a preset.
 pub(crate) const PRESET: &str = "preset:";
 
 /// Reads a policy: a file, or `preset:NAME`.

@@ -34,44 +34,7 @@ fn section(text: &mut String, command: &clap::Command, parent: &str) {
         if ["help", "version"].contains(&argument.get_id().as_str()) {
             continue;
         }
-        let value = argument
-            .get_value_names()
-            .filter(|_| argument.get_action().takes_values())
-            .map(|names| {
-                names
-                    .iter()
-                    .map(|name| format!("<{name}>"))
-                    .collect::<Vec<_>>()
-                    .join(" ")
-            })
-            .unwrap_or_default();
-        let flag = match (argument.get_short(), argument.get_long()) {
-            (Some(short), Some(long)) => format!("-{short}, --{long} {value}"),
-            (None, Some(long)) => format!("--{long} {value}"),
-            (Some(short), None) => format!("-{short} {value}"),
-            (None, None) => value,
-        };
-        let env = argument
-            .get_env()
-            .map(|env| format!("`{}`", env.to_string_lossy()));
-        let mut help = argument
-            .get_help()
-            .map(ToString::to_string)
-            .unwrap_or_default()
-            .replace('|', "\\|");
-        let defaults: Vec<_> = argument
-            .get_default_values()
-            .iter()
-            .map(|value| value.to_string_lossy())
-            .collect();
-        if !defaults.is_empty() && argument.get_action().takes_values() {
-            help.push_str(&format!(" [default: {}]", defaults.join(", ")));
-        }
-        rows.push_str(&format!(
-            "| `{}` | {} | {help} |\n",
-            flag.trim().replace('|', "\\|"),
-            env.unwrap_or_default()
-        ));
+        rows.push_str(&row(argument));
     }
     if !rows.is_empty() {
         text.push_str("\n| argument | environment | what it is |\n|---|---|---|\n");
@@ -86,4 +49,46 @@ fn section(text: &mut String, command: &clap::Command, parent: &str) {
     {
         section(text, inner, &name);
     }
+}
+
+/// Returns the row of an argument in the table of its command.
+fn row(argument: &clap::Arg) -> String {
+    let value = argument
+        .get_value_names()
+        .filter(|_| argument.get_action().takes_values())
+        .map(|names| {
+            names
+                .iter()
+                .map(|name| format!("<{name}>"))
+                .collect::<Vec<_>>()
+                .join(" ")
+        })
+        .unwrap_or_default();
+    let flag = match (argument.get_short(), argument.get_long()) {
+        (Some(short), Some(long)) => format!("-{short}, --{long} {value}"),
+        (None, Some(long)) => format!("--{long} {value}"),
+        (Some(short), None) => format!("-{short} {value}"),
+        (None, None) => value,
+    };
+    let env = argument
+        .get_env()
+        .map(|env| format!("`{}`", env.to_string_lossy()));
+    let mut help = argument
+        .get_help()
+        .map(ToString::to_string)
+        .unwrap_or_default()
+        .replace('|', "\\|");
+    let defaults: Vec<_> = argument
+        .get_default_values()
+        .iter()
+        .map(|value| value.to_string_lossy())
+        .collect();
+    if !defaults.is_empty() && argument.get_action().takes_values() {
+        help.push_str(&format!(" [default: {}]", defaults.join(", ")));
+    }
+    format!(
+        "| `{}` | {} | {help} |\n",
+        flag.trim().replace('|', "\\|"),
+        env.unwrap_or_default()
+    )
 }

@@ -1,11 +1,12 @@
-//! What `run`, `agent` and `controller` are to do, from flags, environment,
-//! configuration file and defaults.
+//! The settings of `run`, `agent` and `controller`, from flags, environment, configuration file
+//! and defaults.
 //!
 //! Each role has its settings here; the groups that they share are in `settings/parts.rs`,
 //! the file in `settings/file.rs`.
 
 mod amount;
 mod file;
+mod kubernetes;
 mod node_name;
 mod parts;
 mod reports;
@@ -20,14 +21,11 @@ pub use parts::{
     ActSettings, DeliverySettings, IngestSettings, Mode, NodeSettings, ProcessSettings, Transport,
 };
 
-pub(crate) use parts::{connect_options, namespace};
+pub(crate) use kubernetes::{connect_options, namespace};
 pub use reports::ReportSettings;
 pub(crate) use role::{Role, resolve};
 
-use crate::args::{
-    ActArgs, AgentArgs, ControllerArgs, DeliveryArgs, ElectionArgs, IngestArgs, NodeArgs,
-    ProcessArgs, RunArgs,
-};
+use crate::args::{ActArgs, DeliveryArgs, ElectionArgs, IngestArgs, NodeArgs, ProcessArgs};
 use file::ConfigFile;
 
 /// Default port of the status page, API and metrics: where NVSentinel has its metrics.
@@ -37,7 +35,7 @@ const SYSTEM_DATA_DIR: &str = "/var/lib/gpuwarden";
 /// File in the data directory that tells clients where to find the process.
 const ENDPOINT_FILE: &str = "endpoint.json";
 
-/// `RunSettings` say what `run` is to do; everything is decided.
+/// `RunSettings` are the settings of `run`, with all defaults.
 #[derive(Debug, Clone)]
 pub struct RunSettings {
     /// The node.
@@ -48,7 +46,7 @@ pub struct RunSettings {
     pub act: ActSettings,
 }
 
-/// `AgentSettings` say what `agent` is to do; everything is decided.
+/// `AgentSettings` are the settings of `agent`, with all defaults.
 #[derive(Debug, Clone)]
 pub struct AgentSettings {
     /// The controller.
@@ -59,7 +57,7 @@ pub struct AgentSettings {
     pub process: ProcessSettings,
 }
 
-/// `ControllerSettings` say what `controller` is to do; everything is decided.
+/// `ControllerSettings` are the settings of `controller`, with all defaults.
 #[derive(Debug, Clone)]
 pub struct ControllerSettings {
     /// The agents.
@@ -68,11 +66,11 @@ pub struct ControllerSettings {
     pub process: ProcessSettings,
     /// The cluster.
     pub act: ActSettings,
-    /// Whether to act only while it leads.
+    /// Whether it acts only while it leads.
     pub leader_elect: bool,
 }
 
-/// An `Endpoint` is where a running gpuwarden is, as it writes it into its data directory.
+/// An `Endpoint` is the address of a running gpuwarden, which writes it into its data directory.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Endpoint {
     /// Address of page and API.
@@ -83,7 +81,7 @@ pub struct Endpoint {
     pub pid: u32,
 }
 
-/// `ClientSettings` are what a configuration file says to the clients of the server that it is for.
+/// `ClientSettings` are the keys of a server's configuration file that its clients read.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) struct ClientSettings {
@@ -93,7 +91,7 @@ pub(crate) struct ClientSettings {
     pub(crate) data_dir: Option<PathBuf>,
     /// Unix socket of its connector.
     pub(crate) socket: Option<PathBuf>,
-    /// Where it listens.
+    /// Address on which it listens.
     pub(crate) listen: Option<SocketAddr>,
     /// Kubeconfig of its cluster.
     pub(crate) kubeconfig: Option<PathBuf>,
@@ -103,7 +101,7 @@ pub(crate) struct ClientSettings {
     pub(crate) namespace: Option<String>,
 }
 
-/// `AnyRole` has the keys that the file of one role or another may have.
+/// `AnyRole` has the keys of the files of all roles.
 #[derive(clap::Args)]
 struct AnyRole {
     #[command(flatten)]
@@ -120,7 +118,7 @@ struct AnyRole {
     _election: ElectionArgs,
 }
 
-/// A `SettingsError` says why settings cannot be used.
+/// A `SettingsError` is the reason why settings cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum SettingsError {
     /// The configuration file cannot be read.
@@ -128,7 +126,7 @@ pub enum SettingsError {
     Read {
         /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The system's error.
         #[source]
         source: std::io::Error,
     },
@@ -139,7 +137,7 @@ pub enum SettingsError {
         path: PathBuf,
         /// The line.
         line: usize,
-        /// What is wrong.
+        /// The problem.
         what: String,
     },
     /// A value is wrong.
@@ -147,9 +145,9 @@ pub enum SettingsError {
     Value {
         /// Name of the setting, as a flag.
         name: &'static str,
-        /// What it is.
+        /// Its value.
         value: String,
-        /// What is wrong, and what would be right.
+        /// The problem, and what would be right.
         what: String,
     },
     /// The switches do not go together.
@@ -157,38 +155,23 @@ pub enum SettingsError {
     Conflict(&'static str),
 }
 
-// === impl RunSettings ===
+// === impl SettingsError ===
 
-impl RunSettings {
-    /// Resolves flags and environment (both in `args`), the file they name, and defaults.
-    pub fn resolve(args: RunArgs) -> Result<Self, SettingsError> {
-        role::resolve(args)
-    }
-}
-
-// === impl AgentSettings ===
-
-impl AgentSettings {
-    /// Resolves flags and environment (both in `args`), the file they name, and defaults.
-    pub fn resolve(args: AgentArgs) -> Result<Self, SettingsError> {
-        role::resolve(args)
-    }
-}
-
-// === impl ControllerSettings ===
-
-impl ControllerSettings {
-    /// Resolves flags and environment (both in `args`), the file they name, and defaults.
-    pub fn resolve(args: ControllerArgs) -> Result<Self, SettingsError> {
-        role::resolve(args)
+impl SettingsError {
+    fn value(name: &'static str, value: impl Into<String>, what: impl Into<String>) -> Self {
+        Self::Value {
+            name,
+            value: value.into(),
+            what: what.into(),
+        }
     }
 }
 
 // === impl ClientSettings ===
 
 impl ClientSettings {
-    /// Reads them from a server's configuration file, whichever its role, if one is named.
-    /// What its other keys say is the server's business.
+    /// Reads them from a server's configuration file, whichever its role, if one is named. The
+    /// other keys are for the server alone.
     pub(crate) fn read(path: Option<&Path>) -> Result<Self, SettingsError> {
         ConfigFile::read::<AnyRole>(path)?.group()
     }
@@ -197,20 +180,20 @@ impl ClientSettings {
 // === impl Endpoint ===
 
 impl Endpoint {
-    /// Reads what the process that uses `data_dir` has written, if one has.
+    /// Reads the endpoint of the process that uses `data_dir`, if it has written one.
     pub fn read(data_dir: &Path) -> Option<Self> {
         let text = std::fs::read(data_dir.join(ENDPOINT_FILE)).ok()?;
         serde_json::from_slice(&text).ok()
     }
 
-    /// Writes it, as a whole.
+    /// Writes the endpoint, as a whole.
     pub fn write(&self, data_dir: &Path) -> std::io::Result<()> {
         let new = data_dir.join("endpoint.json.new");
         std::fs::write(&new, serde_json::to_vec(self)?)?;
         std::fs::rename(new, data_dir.join(ENDPOINT_FILE))
     }
 
-    /// Removes it at the end, unless it is another process's by now.
+    /// Removes the endpoint at the end, unless it is another process's by now.
     pub fn remove(data_dir: &Path) {
         if Self::read(data_dir).is_some_and(|noted| noted.pid != std::process::id()) {
             return;

@@ -231,7 +231,7 @@ impl Cluster {
         self
     }
 
-    /// What was asked of the API server so far, and how much may be asked at once.
+    /// Returns the number of requests to the API server so far, and the limit on those under way.
     pub fn requests(&self) -> Requests {
         Requests {
             sent: self.counters.sent.load(Ordering::Relaxed),

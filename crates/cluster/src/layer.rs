@@ -1,4 +1,4 @@
-//! What the layers of the client are made of (`request.rs`), and say to each other.
+//! The types of the layers of the client (`request.rs`), and of what they say to each other.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use tower::util::BoxCloneService;
 /// Longest time from the call to the whole answer, the wait for its turn not counted.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What the layers are made of. An answer other than success is [`kube::Error::Api`].
+/// The service of a layer. An answer other than success is [`kube::Error::Api`].
 pub(crate) type Http = BoxCloneService<Request<Body>, Response<Body>, kube::Error>;
 
-/// How long a request may take, where that is less than [`REQUEST_TIMEOUT`]: an extension.
+/// The longest time of a request, where that is less than [`REQUEST_TIMEOUT`]: an extension.
 #[derive(Clone, Copy)]
 pub(crate) struct Limit(pub(crate) Duration);
 

@@ -1,8 +1,8 @@
 //! Elects the leader, one of several controllers of a cluster, by a Lease.
 //!
 //! A Lease (`coordination.k8s.io/v1`) is an object with a holder, which the holder renews.
-//! Who sees it unchanged for its whole duration may take it. When that is, and what to ask
-//! the API server next, is decided in [`election`] without I/O; [`Candidate`] carries it out;
+//! A candidate that sees it unchanged for its whole duration may take it. When that is, and what
+//! to ask the API server next, is decided in [`election`] without I/O; [`Candidate`] carries it out;
 //! [`Tenure`](crate::Tenure) is asked before every write to the cluster and says whether we still lead.
 //!
 //! Nobody compares clocks of two machines. The holder counts from when it *sent* the last

@@ -6,7 +6,7 @@
 //! halves it: 429, 5xx, or an answer that took longer than [`SLOW`]. The API server's own
 //! fairness stays the judge between us and its other clients.
 //!
-//! What takes nodes out and gives them back goes first; what only tells of it waits.
+//! Requests that take nodes out and give them back go first; those that only tell of it wait.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -26,10 +26,10 @@ use crate::layer::{Http, NoAnswer};
 const START: f64 = 32.0;
 /// The lowest limit: with one request at a time there is nothing left to reduce.
 const LEAST: f64 = 1.0;
-/// So many streams the API server lets a client have on one connection of HTTP/2
+/// The highest limit: the streams that the API server lets a client have on one connection of HTTP/2
 /// (`--http2-max-streams-per-connection`); more only wait, unseen, in front of it.
 const MOST: f64 = 100.0;
-/// A patch takes milliseconds. One that takes so long has waited in a queue of the API
+/// An answer that takes so long is slow. A patch takes milliseconds; one that takes so long has waited in a queue of the API
 /// server, and more requests only make that queue longer.
 const SLOW: Duration = Duration::from_secs(1);
 /// The longest pause that an answer can ask of all requests.
@@ -39,7 +39,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// that act, but no longer than this, so that neither a patch that hangs nor thousands of
 /// cordons silence us. A thousand nodes are cordoned in less.
 const TELL_WAITS_FOR_ACTS: Duration = Duration::from_secs(10);
-/// So many requests that have waited so long are under way beside those that act.
+/// Most requests that tell, and have waited so long, under way beside those that act.
 const TELLS_BESIDE_ACTS: usize = 2;
 
 /// The purpose of a request, by which turns are given.
@@ -53,10 +53,10 @@ pub enum Urgency {
     Tell,
 }
 
-/// The requests that are under way and those that wait. Those that wait are bounded by who
-/// asks: no more than one for each purpose and node.
+/// The limit on requests. Those that wait are bounded by who asks: no more than one for each
+/// purpose and node.
 pub(crate) struct Pace {
-    state: Mutex<State>,
+    traffic: Mutex<Traffic>,
 }
 
 /// Lets each request wait for its turn, and learns from its answer.
@@ -75,7 +75,8 @@ pub(crate) struct Turn {
     held: bool,
 }
 
-struct State {
+/// The requests that are under way and those that wait, and the limit.
+struct Traffic {
     limit: f64,
     acts_under_way: usize,
     tells_under_way: usize,
@@ -83,12 +84,12 @@ struct State {
     lowered_at: Instant,
     /// The time before which nothing begins, as the API server asked for.
     paused_until: Option<Instant>,
-    acts: VecDeque<Waiting>,
-    tells: VecDeque<Waiting>,
+    acts: VecDeque<Waiter>,
+    tells: VecDeque<Waiter>,
 }
 
 /// A caller that waits for its turn.
-struct Waiting {
+struct Waiter {
     since: Instant,
     turn: oneshot::Sender<Turn>,
 }
@@ -98,7 +99,7 @@ struct Waiting {
 impl Pace {
     pub(crate) fn new() -> Arc<Self> {
         Arc::new(Self {
-            state: Mutex::new(State {
+            traffic: Mutex::new(Traffic {
                 limit: START,
                 acts_under_way: 0,
                 tells_under_way: 0,
@@ -113,14 +114,14 @@ impl Pace {
     /// Waits until a request may begin.
     pub(crate) async fn turn(self: &Arc<Self>, urgency: Urgency) -> Turn {
         let mut receiver = {
-            let mut state = self.lock();
-            if state.waiting(urgency).is_empty() && state.has_room(urgency) {
-                *state.under_way(urgency) += 1;
+            let mut traffic = self.lock();
+            if traffic.waiting(urgency).is_empty() && traffic.has_room(urgency) {
+                *traffic.under_way(urgency) += 1;
                 return Turn::new(self, urgency);
             }
             let (turn, receiver) = oneshot::channel();
             let since = Instant::now();
-            state.waiting(urgency).push_back(Waiting { since, turn });
+            traffic.waiting(urgency).push_back(Waiter { since, turn });
             receiver
         };
         if urgency == Urgency::Tell {
@@ -148,11 +149,11 @@ impl Pace {
     fn hand_on(self: &Arc<Self>) {
         loop {
             let (waiting, turn) = {
-                let mut state = self.lock();
-                let Some((urgency, waiting)) = state.next() else {
+                let mut traffic = self.lock();
+                let Some((urgency, waiting)) = traffic.next() else {
                     return;
                 };
-                *state.under_way(urgency) += 1;
+                *traffic.under_way(urgency) += 1;
                 (waiting, Turn::new(self, urgency))
             };
             if let Err(mut unused) = waiting.turn.send(turn) {
@@ -163,14 +164,14 @@ impl Pace {
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Traffic> {
+        self.traffic.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-// === impl State ===
+// === impl Traffic ===
 
-impl State {
+impl Traffic {
     fn has_room(&self, urgency: Urgency) -> bool {
         let paused = self
             .paused_until
@@ -193,7 +194,7 @@ impl State {
     }
 
     /// Takes who may begin out of the queue.
-    fn next(&mut self) -> Option<(Urgency, Waiting)> {
+    fn next(&mut self) -> Option<(Urgency, Waiter)> {
         for urgency in [Urgency::Act, Urgency::Tell] {
             if self.has_room(urgency)
                 && let Some(waiting) = self.waiting(urgency).pop_front()
@@ -204,7 +205,7 @@ impl State {
         None
     }
 
-    fn waiting(&mut self, urgency: Urgency) -> &mut VecDeque<Waiting> {
+    fn waiting(&mut self, urgency: Urgency) -> &mut VecDeque<Waiter> {
         match urgency {
             Urgency::Act => &mut self.acts,
             Urgency::Tell => &mut self.tells,
@@ -278,31 +279,31 @@ impl Turn {
         if self.began.elapsed() > SLOW {
             return self.overloaded(None);
         }
-        let mut state = self.pace.lock();
+        let mut traffic = self.pace.lock();
         // A limit that is not reached says nothing about what the server can take.
-        if state.all_under_way() >= state.whole_limit() {
-            state.limit = (state.limit + 1.0 / state.limit).min(MOST);
+        if traffic.all_under_way() >= traffic.whole_limit() {
+            traffic.limit = (traffic.limit + 1.0 / traffic.limit).min(MOST);
         }
     }
 
     /// Notes that the API server has too much to do, or did not answer in time. `retry_after` is
     /// its own wish.
     fn overloaded(self, retry_after: Option<Duration>) {
-        let mut state = self.pace.lock();
-        if self.began < state.lowered_at {
+        let mut traffic = self.pace.lock();
+        if self.began < traffic.lowered_at {
             return; // Of the same overload as the last time.
         }
         let now = Instant::now();
-        state.lowered_at = now;
-        if state.limit > LEAST {
-            state.limit = (state.limit / 2.0).max(LEAST);
+        traffic.lowered_at = now;
+        if traffic.limit > LEAST {
+            traffic.limit = (traffic.limit / 2.0).max(LEAST);
             return;
         }
         // Nothing is left to reduce but to pause. Before that, only the request that was
         // refused waits, which is up to its caller.
         if let Some(wait) = retry_after {
             let until = now + wait.min(LONGEST_PAUSE);
-            state.paused_until = Some(until);
+            traffic.paused_until = Some(until);
             let pace = Arc::clone(&self.pace);
             tokio::spawn(async move {
                 tokio::time::sleep_until(until).await;

@@ -13,7 +13,7 @@ use tower::{Layer, ServiceExt as _, service_fn};
 use crate::counters::Counters;
 use crate::layer::{Http, Limit, REQUEST_TIMEOUT};
 
-/// How long a leader that cannot renew goes on: five attempts.
+/// The time for which a leader that cannot renew goes on: five attempts.
 pub(crate) const RENEW_DEADLINE: Duration = Duration::from_secs(10);
 /// By when writes that were begun have ended. What is left of the Lease is for
 /// clocks that do not run equally fast: with 1 s of 15 s they may differ by 6 %.

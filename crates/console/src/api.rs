@@ -1,4 +1,4 @@
-//! What goes over the wire, as JSON. Field names are part of the API.
+//! The JSON of the API. Field names are part of it; the command line reads the same types.
 
 use std::collections::BTreeMap;
 
@@ -13,54 +13,66 @@ use runtime::sources::SourceStatus;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-/// Answer of `/api/v1/status`: all that is known right now.
+/// The answer of `/api/v1/status`: all that is known right now.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Status {
+pub struct StatusView {
+    /// The process itself.
+    #[serde(flatten)]
+    pub process: ProcessView,
+    /// The time of this answer, by the server's clock.
+    pub now: Timestamp,
+    /// The policy that decides about quarantine.
+    pub policy: PolicyView,
+    /// Nodes with open faults or a session.
+    pub fleet: FleetView,
+    /// The catalogue's rows of the XID codes that are open now, by code.
+    #[serde(default)]
+    pub xids: BTreeMap<String, XidView>,
+    /// The sources of events, and their freshness.
+    pub sources: Vec<SourceStatus>,
+    /// The stored events; at an agent, those that wait for the controller.
+    pub store: StoreView,
+    /// At an agent: the delivery to the controller.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub delivery: Option<DeliveryView>,
+    /// The election of the leader, where controllers elect one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub leadership: Option<LeadershipView>,
+    /// The gRPC sink; absent where there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub forward: Option<ForwardView>,
+    /// Whether the process sees and does all that it is there for.
+    pub ready: bool,
+    /// The reasons why it is not ready; empty where it is.
+    pub not_ready: Vec<String>,
+}
+
+/// The facts about a process that do not change while it lives.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ProcessView {
     /// Version of gpuwarden.
     pub version: String,
     /// Name of the node that it runs on; of the host, where it watches no node.
     pub node_name: String,
-    /// What it is.
+    /// Its role.
     #[serde(default)]
     pub role: Role,
-    /// What it may do to the cluster.
+    /// Its mode in the cluster.
     pub mode: Mode,
-    /// When the process started.
+    /// The time of its start.
     pub started_at: Timestamp,
-    /// When this was put together, by the server's clock.
-    pub now: Timestamp,
-    /// Where it keeps its data.
+    /// Directory of its events and state.
     pub data_dir: String,
+    /// Whether commands look there by themselves.
+    #[serde(skip)]
+    pub data_dir_is_default: bool,
     /// Unix socket on which it takes events.
     pub socket: String,
-    /// What decides about quarantine.
-    pub policy: PolicyView,
-    /// Nodes with open faults or a session.
-    pub fleet: FleetView,
-    /// What the catalogue says of the XID codes that are open now, by code.
-    #[serde(default)]
-    pub xids: BTreeMap<String, XidView>,
-    /// What it can see, and how fresh that is.
-    pub sources: Vec<SourceStatus>,
-    /// How much is stored; at an agent, how much waits for the controller.
-    pub store: StoreView,
-    /// At an agent: how it gets to the controller.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub delivery: Option<DeliveryView>,
-    /// Where controllers elect who leads: who does.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub leadership: Option<LeadershipView>,
-    /// How events are handed on to another service; absent where they are not.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub forward: Option<ForwardView>,
-    /// Whether it sees and does all that it is there for.
-    pub ready: bool,
-    /// Why not; empty where it is ready.
-    pub not_ready: Vec<String>,
 }
 
-/// What a process is.
+/// The role of a process.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
@@ -73,7 +85,7 @@ pub enum Role {
     Controller,
 }
 
-/// Which of several controllers leads.
+/// The election of the controller that leads.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct LeadershipView {
@@ -81,11 +93,11 @@ pub struct LeadershipView {
     pub lease: String,
     /// The name of this process in it.
     pub identity: String,
-    /// Who holds it, as last seen; empty: nobody, or it was never seen.
+    /// The holder of the Lease, as last seen; empty: nobody, or it was never seen.
     pub leader: String,
-    /// Whether that is this process.
+    /// Whether this process holds it.
     pub leads: bool,
-    /// Why it cannot be asked for.
+    /// The reason why the Lease cannot be asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
@@ -96,15 +108,15 @@ pub struct LeadershipView {
 pub struct XidView {
     /// The publisher's name of the code.
     pub mnemonic: String,
-    /// What happened, for people.
+    /// The meaning of the code, for people.
     pub meaning: String,
-    /// What else to know; may be empty.
+    /// A note; may be empty.
     pub note: String,
-    /// Where the facts come from.
+    /// The source of the facts.
     pub source: String,
 }
 
-/// How much is stored.
+/// The store of events.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct StoreView {
@@ -117,21 +129,21 @@ pub struct StoreView {
     /// Events met since the start that cannot be read: they are passed over.
     #[serde(default)]
     pub unreadable: u64,
-    /// What else to know of it, in sentences; it hinders nothing.
+    /// Notes in sentences, of what hinders nothing.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
-    /// When the oldest event was received.
+    /// The time at which the oldest event was received.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub oldest: Option<Timestamp>,
-    /// When the newest event was received.
+    /// The time at which the newest event was received.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub newest: Option<Timestamp>,
-    /// What is wrong with it; the numbers are zero then.
+    /// The error of the store; the numbers are zero then.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
 }
 
-/// How events get from an agent to its controller.
+/// The delivery of events from an agent to its controller.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct DeliveryView {
@@ -154,7 +166,7 @@ pub struct DeliveryView {
     /// has said so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub store: Option<String>,
-    /// How often it was another one than before, since the start.
+    /// The number of times that it was another one than before, since the start.
     #[serde(default)]
     pub store_changes: u64,
     /// Events that were sent again for that, since the start.
@@ -163,12 +175,12 @@ pub struct DeliveryView {
     /// Events that are delivered and kept for that.
     #[serde(default)]
     pub kept: u64,
-    /// Why the last attempt failed; absent after one that did not.
+    /// The reason why the last attempt failed; absent after one that did not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failing: Option<String>,
 }
 
-/// How events are handed on to the target of NVSentinel's gRPC sink.
+/// The delivery of events to the target of NVSentinel's gRPC sink.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ForwardView {
@@ -182,7 +194,7 @@ pub struct ForwardView {
     pub missed: u64,
     /// Events that it did not take, in `forward/outbox/refused.jsonl` of the data directory.
     pub aside: u64,
-    /// Why the last attempt failed; absent after one that did not.
+    /// The reason why the last attempt failed; absent after one that did not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failing: Option<String>,
 }
@@ -193,28 +205,28 @@ pub struct ForwardView {
 pub struct EventView {
     /// Position in the feed.
     pub seq: Position,
-    /// When it was accepted.
+    /// The time at which it was accepted.
     pub created_at: Timestamp,
     /// The event in its public form ([`contract::json`]).
     pub event: Value,
-    /// What became of it, under the names of the data-flow document.
+    /// The part that it had in a quarantine, under the names of the data-flow document.
     #[serde(default, rename = "healtheventstatus")]
     pub status: EventStatus,
 }
 
-/// What became of an event.
+/// The part that an event had in a quarantine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EventStatus {
     /// `Quarantined`, `AlreadyQuarantined`, `UnQuarantined` or `Cancelled`; `null` where the
     /// quarantine has had no part in it, so far.
     #[serde(default)]
     pub nodequarantined: Option<String>,
-    /// When that was decided.
+    /// The time of that decision.
     #[serde(default)]
     pub quarantinefinishtimestamp: Option<Timestamp>,
 }
 
-/// Answer of `/api/v1/nodes/{name}/explain`: one node's story.
+/// The answer of `/api/v1/nodes/{name}/explain`: one node's story.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Explain {
@@ -223,14 +235,14 @@ pub struct Explain {
     /// Its state; absent where it has neither an open fault nor a session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<NodeStatus>,
-    /// Whether the cluster has it; absent where there is no cluster, or nothing to ask.
+    /// Whether the cluster has the node; absent where there is no cluster, or nothing to ask.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_cluster: Option<bool>,
-    /// What happened, oldest first.
+    /// The story, oldest first.
     pub entries: Vec<TimelineEntry>,
-    /// What is awaited, for people.
+    /// A sentence for people on what is awaited.
     pub awaits: String,
-    /// How to clear what is open, for people: one way a line.
+    /// The ways to clear what is open, for people: one a line.
     pub how_to_clear: Vec<String>,
 }
 
@@ -238,13 +250,13 @@ pub struct Explain {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TimelineEntry {
-    /// When.
+    /// The time of the entry.
     pub at: Timestamp,
-    /// What kind of entry it is.
+    /// The kind of the entry.
     pub kind: TimelineKind,
-    /// For people. Of the kind `line` it is what the source wrote, as it wrote it.
+    /// The text for people; of the kind `line` as the source wrote it.
     pub text: String,
-    /// For programs; the shape depends on the kind. Absent where there is nothing more.
+    /// The facts for programs; the shape depends on the kind. Absent where there is nothing more.
     #[serde(default, skip_serializing_if = "Value::is_null")]
     pub detail: Value,
     /// Session that it belongs to.
@@ -252,46 +264,35 @@ pub struct TimelineEntry {
     pub session: Option<String>,
 }
 
-/// Kinds of timeline entries: three for what an event is, the rest as in the journal.
+/// The kind of a timeline entry: one of three parts of an event, or a kind of the journal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum TimelineKind {
     /// The line of the log, or the message of the monitor.
     Line,
-    /// What it was read as.
+    /// The finding that it was read as.
     Decoded,
     /// The event that was accepted, and what it did to the open faults.
     Event,
-    /// Which rules matched.
-    Rules,
-    /// What was decided.
-    Decision,
-    /// The same in a dry run.
-    DryRun,
-    /// A call to the API server.
-    Call,
-    /// Its answer.
-    Answer,
-    /// A session moved on.
-    Session,
-    /// A person is asked to look.
-    Attention,
+    /// An entry of the journal.
+    #[serde(untagged)]
+    Journal(EntryKind),
 }
 
-/// Answer to a request that cannot be served.
+/// The answer to a request that cannot be served.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ErrorBody {
-    /// What is wrong.
+    /// The problem.
     pub error: String,
-    /// What to do about it.
+    /// A hint on what to do about it.
     pub hint: String,
 }
 
 // === impl EventView ===
 
 impl EventView {
-    /// Returns an event, and what the store says became of it.
+    /// Returns the view of an event with its status in the store.
     pub fn of(record: &Record, status: Option<store::EventStatus>) -> Self {
         let status = status.unwrap_or_default();
         Self {
@@ -306,66 +307,24 @@ impl EventView {
     }
 }
 
-// === impl TimelineKind ===
-
-impl TimelineKind {
-    /// Returns the kind's name, as serialised.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Line => "line",
-            Self::Decoded => "decoded",
-            Self::Event => "event",
-            Self::Rules => "rules",
-            Self::Decision => "decision",
-            Self::DryRun => "dry-run",
-            Self::Call => "call",
-            Self::Answer => "answer",
-            Self::Session => "session",
-            Self::Attention => "attention",
-        }
-    }
-}
-
-impl From<EntryKind> for TimelineKind {
-    fn from(kind: EntryKind) -> Self {
-        match kind {
-            EntryKind::Rules => Self::Rules,
-            EntryKind::Decision => Self::Decision,
-            EntryKind::DryRun => Self::DryRun,
-            EntryKind::Call => Self::Call,
-            EntryKind::Answer => Self::Answer,
-            EntryKind::Session => Self::Session,
-            EntryKind::Attention => Self::Attention,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use serde_json::{from_value, json, to_value};
+
     use super::*;
 
     #[test]
     fn names_are_as_serialised() {
         for mode in [Mode::Observe, Mode::Quarantine, Mode::DryRun] {
-            assert_eq!(serde_json::to_value(mode).unwrap(), mode.name());
+            assert_eq!(to_value(mode).unwrap(), mode.name());
         }
-        for kind in [
-            EntryKind::Rules,
-            EntryKind::Decision,
-            EntryKind::DryRun,
-            EntryKind::Call,
-            EntryKind::Answer,
-            EntryKind::Session,
-            EntryKind::Attention,
+        for (kind, name) in [
+            (TimelineKind::Line, "line"),
+            (TimelineKind::Event, "event"),
+            (TimelineKind::Journal(EntryKind::DryRun), "dry-run"),
         ] {
-            assert_eq!(TimelineKind::from(kind).name(), kind.name());
-        }
-        for kind in [
-            TimelineKind::Line,
-            TimelineKind::Decoded,
-            TimelineKind::Event,
-        ] {
-            assert_eq!(serde_json::to_value(kind).unwrap(), kind.name());
+            assert_eq!(to_value(kind).unwrap(), name);
+            assert_eq!(from_value::<TimelineKind>(json!(name)).unwrap(), kind);
         }
     }
 }

@@ -1,5 +1,5 @@
-//! One node's story: what was read, what it was taken for, what it did to the open
-//! faults, what was decided and done, what is awaited and how to clear it.
+//! One node's story: the lines that were read, the events they became and their effect on the
+//! open faults, the decisions and calls, what is awaited and how to clear it.
 //!
 //! Pure: it is given the node's events, its journal and its state. What an event did to
 //! the open faults is found by recording the events in a [`FaultBook`] again.
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 use crate::api::{Explain, TimelineEntry, TimelineKind};
 use fold::Folds;
 
-/// What a story is put together from.
+/// The material of a story.
 #[derive(Clone, Copy, Debug)]
 pub struct Material<'a> {
     /// Node name.
@@ -30,7 +30,7 @@ pub struct Material<'a> {
     pub data_dir: Option<&'a str>,
     /// Its events, in any order.
     pub records: &'a [Record],
-    /// Whether these are all of its events; otherwise the newest of them.
+    /// Whether these are all of its events, not only the newest.
     pub complete: bool,
     /// Its journal, in the order in which it was written.
     pub journal: &'a [Entry],
@@ -323,7 +323,7 @@ fn effect(change: &Change, is_notice: bool, complete: bool) -> String {
 fn journal_entry(entry: &Entry) -> TimelineEntry {
     TimelineEntry {
         at: entry.at,
-        kind: entry.kind.into(),
+        kind: TimelineKind::Journal(entry.kind),
         text: entry.text.clone(),
         detail: entry.detail.clone(),
         session: entry.session.clone(),

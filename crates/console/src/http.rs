@@ -17,14 +17,12 @@ mod query;
 mod room;
 mod status;
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Router;
 use axum::http::header;
 use axum::middleware::from_fn_with_state;
 use axum::routing::get;
-use domain::view::FleetView;
 use jiff::Timestamp;
 use runtime::http_server;
 use runtime::metrics::Metrics;
@@ -39,87 +37,37 @@ pub use changes::MAX_SUBSCRIBERS;
 pub use controller::{ControllerPart, WhyNotSource};
 pub use events::MAX_FOLLOWERS;
 
-use crate::api::{LeadershipView, Mode, PolicyView, Role, Status, StoreView};
+use crate::api::{LeadershipView, ProcessView};
 use error::Refusal;
 use guard::CheckHost;
 use room::Room;
 
-/// Says who leads.
+/// Returns the state of the election.
 pub type LeadershipSource = Arc<dyn Fn() -> LeadershipView + Send + Sync>;
 
-/// What the console shows, and where it reads it.
+/// The parts that the console shows.
 #[derive(Clone)]
 pub struct Console {
-    /// What does not change while the process lives.
-    pub info: Info,
-    /// What can be seen, and how fresh that is.
+    /// The process itself.
+    pub process: ProcessView,
+    /// The sources of events, and their freshness.
     pub sources: Sources,
-    /// What is wrong with the places of the process in the file system.
+    /// The troubles with the files that the process uses.
     pub places: watch::Receiver<Vec<String>>,
-    /// Who leads; `None`: there is no election.
+    /// The election; `None`: there is none.
     pub leadership: Option<LeadershipSource>,
-    /// What a process shows that has events and decides. Who has neither this part nor that of
-    /// an agent stands by.
+    /// The part of a process that has events and decides. A process that has neither this part
+    /// nor that of an agent stands by.
     pub controller: Option<ControllerPart>,
-    /// What a process shows that brings its events to a controller.
+    /// The part of an agent.
     pub agent: Option<AgentPart>,
-    /// What `/metrics` shows.
+    /// The metrics.
     pub metrics: Metrics,
     /// The clock.
     pub clock: fn() -> Timestamp,
 }
 
-/// What does not change while the process lives.
-#[derive(Clone, Debug)]
-pub struct Info {
-    /// Version of gpuwarden.
-    pub version: String,
-    /// Name of the node that it runs on; of the host, where it watches no node.
-    pub node_name: String,
-    /// What it is.
-    pub role: Role,
-    /// What it may do to the cluster.
-    pub mode: Mode,
-    /// When the process started.
-    pub started_at: Timestamp,
-    /// Where it keeps its data.
-    pub data_dir: String,
-    /// Whether that is the place where commands look by themselves.
-    pub data_dir_is_default: bool,
-    /// Unix socket on which it takes events.
-    pub socket: String,
-}
-
-// === impl Info ===
-
-impl Info {
-    /// Returns the status document of a process that sees and does nothing yet: each role adds what
-    /// it has.
-    fn status(&self, now: Timestamp) -> Status {
-        Status {
-            version: self.version.clone(),
-            node_name: self.node_name.clone(),
-            role: self.role,
-            mode: self.mode,
-            started_at: self.started_at,
-            now,
-            data_dir: self.data_dir.clone(),
-            socket: self.socket.clone(),
-            policy: PolicyView::default(),
-            fleet: FleetView::default(),
-            xids: BTreeMap::new(),
-            sources: Vec::new(),
-            store: StoreView::default(),
-            delivery: None,
-            leadership: None,
-            forward: None,
-            ready: false,
-            not_ready: Vec::new(),
-        }
-    }
-}
-
-/// What every route gets.
+/// The state that all routes share.
 struct App {
     console: Console,
     /// Places for `/api/v1/stream`.

@@ -3,7 +3,7 @@
 //! The console shows and changes nothing: it reads the fleet's state from a watch
 //! channel, events and journal from the store, and freshness from the sources.
 //!
-//! - [`api`]: what goes over the wire; the command line reads the same types.
+//! - [`api`]: the JSON of the API; the command line reads the same types.
 //! - [`explain`]: one causal timeline of a node, put together from its events and its
 //!   journal, without I/O.
 //! - [`Console`], [`serve`]: the HTTP side. The page itself is three static files that
@@ -14,6 +14,6 @@ pub mod explain;
 mod http;
 
 pub use http::{
-    AgentPart, Console, ControllerPart, Info, LeadershipSource, MAX_FOLLOWERS, MAX_SUBSCRIBERS,
+    AgentPart, Console, ControllerPart, LeadershipSource, MAX_FOLLOWERS, MAX_SUBSCRIBERS,
     WhyNotSource, serve,
 };

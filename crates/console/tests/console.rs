@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 use contract::HealthEvent;
 use domain::journal::{Entry, EntryKind};
 use domain::view::{ClusterView, FleetView};
-use gpuwarden_console::api::{ErrorBody, EventView, Explain, Status, TimelineKind};
+use gpuwarden_console::api::{ErrorBody, EventView, Explain, StatusView, TimelineKind};
 use gpuwarden_console::{MAX_FOLLOWERS, MAX_SUBSCRIBERS};
 use jiff::{SignedDuration, Timestamp};
 use runtime::sources::{STUCK_AFTER, SourceState};
@@ -60,9 +60,9 @@ async fn status_says_all_that_is_known() {
     server
         .kernel_log
         .update(Timestamp::now(), |status| status.records = 17);
-    let status: Status = server.get("/api/v1/status").await.json();
-    assert_eq!(status.node_name, "gpu-a-01");
-    assert_eq!(status.mode.name(), "observe");
+    let status: StatusView = server.get("/api/v1/status").await.json();
+    assert_eq!(status.process.node_name, "gpu-a-01");
+    assert_eq!(status.process.mode.name(), "observe");
     assert_eq!(status.policy.rule_sets, ["fatal-fault"]);
     assert_eq!(status.fleet, **server.fleet.borrow());
     assert_eq!(status.fleet.nodes[0].faults[0].message, HOSTILE);
@@ -94,12 +94,12 @@ async fn status_waits_until_the_newest_event_shows_but_not_for_ever() {
         server.fleet.send_replace(shown);
     };
     let (answer, ()) = tokio::join!(asked, published);
-    let status: Status = serde_json::from_str(&answer.text).unwrap();
+    let status: StatusView = serde_json::from_str(&answer.text).unwrap();
     assert_eq!(status.fleet.nodes.len(), 1, "{answer:?}");
 
     server.fleet.send_replace(Arc::new(FleetView::default()));
     let answer = server.get("/api/v1/status").await;
-    let status: Status = serde_json::from_str(&answer.text).unwrap();
+    let status: StatusView = serde_json::from_str(&answer.text).unwrap();
     assert!(status.fleet.nodes.is_empty() && status.now > at);
 }
 
@@ -416,7 +416,7 @@ async fn streams_are_counted_and_a_place_that_is_left_is_free_again() {
 
 #[tokio::test]
 async fn explain_tells_the_story_of_a_node() {
-    use TimelineKind::{Decision, Decoded, Event, Line};
+    use TimelineKind::{Decoded, Event, Journal, Line};
     let server = Server::start().await;
     let node = "<b>evil</b>/\"n\"";
     server
@@ -435,7 +435,7 @@ async fn explain_tells_the_story_of_a_node() {
     let story: Explain = server.get(path).await.json();
     assert_eq!(story.node, node);
     let kinds: Vec<TimelineKind> = story.entries.iter().map(|entry| entry.kind).collect();
-    assert_eq!(kinds, [Line, Decoded, Event, Decision]);
+    assert_eq!(kinds, [Line, Decoded, Event, Journal(EntryKind::Decision)]);
     assert_eq!(story.entries[0].text, HOSTILE);
     assert!(
         story.awaits.contains("the recovery of SysLogsXIDError 79"),
@@ -489,7 +489,7 @@ async fn ready_means_that_everything_is_seen() {
     let server = Server::start().await;
     let ready = async || {
         let answer = server.get("/readyz").await;
-        let status: Status = server.get("/api/v1/status").await.json();
+        let status: StatusView = server.get("/api/v1/status").await.json();
         assert_eq!(status.ready, answer.status == 200);
         assert_eq!(
             server.get("/healthz").await.text,
@@ -591,7 +591,7 @@ async fn ready_also_means_that_its_parts_are_alive() {
         answer.text
     );
     assert_eq!(server.get("/healthz").await.status, 503);
-    let status: Status = server.get("/api/v1/status").await.json();
+    let status: StatusView = server.get("/api/v1/status").await.json();
     assert!(status.store.error.unwrap().contains("closed"));
 }
 

@@ -6,7 +6,7 @@
 //!        +---- node watch ----               +------- what became of it --+
 //! ```
 //!
-//! What a condition should say is decided in `domain::condition` at each look at a node, from
+//! The conditions are decided in `domain::condition` at each look at a node, from
 //! all its open faults and from what stands on it. The board keeps the newest answer, not a
 //! queue: a condition that could not be written is tried again, with what is known by then,
 //! until it stands on the node. Where nothing differs, nothing is written.
@@ -31,11 +31,11 @@ use runtime::work_queue::WorkQueue;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use board::{Failed, Job, Outcome, Shared};
+use board::{Failed, Job, JobResult, Shared};
 use metrics::ConditionMetrics;
 
-/// What is told, and how.
-pub struct Config {
+/// The settings of the board and its reporter.
+pub struct ConditionsConfig {
     /// The cluster.
     pub cluster: Arc<Cluster>,
     /// Conditions of nodes; `None`: none are written.
@@ -55,7 +55,7 @@ pub enum EventKind {
     Check,
 }
 
-/// Where the quarantine says what it knows of a node. Cheap to clone.
+/// The board on which the quarantine posts what it knows of a node. Cheap to clone.
 #[derive(Clone)]
 pub struct Board {
     shared: Arc<Shared>,
@@ -70,7 +70,7 @@ pub struct Reporter {
 }
 
 /// Returns a board, and the task that works it off.
-pub fn new(config: Config, metrics: &Metrics) -> (Board, Reporter) {
+pub fn new(config: ConditionsConfig, metrics: &Metrics) -> (Board, Reporter) {
     let shared = Arc::new(Shared::new(
         config.conditions,
         config.events,
@@ -167,8 +167,8 @@ async fn carry_out(
     cluster: &Cluster,
     metrics: &ConditionMetrics,
     clock: fn() -> Timestamp,
-) -> Outcome {
-    let mut outcome = Outcome {
+) -> JobResult {
+    let mut outcome = JobResult {
         node: job.view.name.clone(),
         written: None,
         changes: Vec::new(),

@@ -1,6 +1,6 @@
 //! The controller's gRPC port: events of agents and of central monitors, over TLS.
 //!
-//! Who calls is known before a request is read (`identity.rs`): a node by its certificate
+//! A caller is identified before a request is read (`identity.rs`): a node by its certificate
 //! or by the token of its agent's pod, a central monitor by a token and a list. What they
 //! may say is decided in the connector, as for everybody.
 
@@ -22,8 +22,8 @@ use layer::Identified;
 
 /// A request that is not answered by then is given up; its events may still be stored.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
-/// How often a connection that is silent is asked whether the other end is there, and how
-/// long the answer may take.
+/// The silence after which a connection is asked whether the other end is there, and the longest
+/// wait for its answer.
 const PING: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(10));
 /// A connection is closed in good order after this long, so that a certificate that has
 /// ended, or was replaced, does not speak for ever.

@@ -1,4 +1,4 @@
-//! The metric of who leads, under the name that Kubernetes' own controllers have.
+//! The metric of the leader election, under the name that Kubernetes' own controllers have.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! The policy as it lives: from its file or its `ConfigMap`, read again whenever that changes.
 //!
-//! What is wrong with a new one never costs the old one: it goes on holding, and the
-//! status says what is wrong, until the source can be read again. [`quarantine`] looks at
+//! A new policy that is wrong never costs the old one: that goes on holding, and the status says
+//! what is wrong, until the source can be read again. [`quarantine`] looks at
 //! all nodes when the policy changes; nothing else follows from the change itself.
 //!
 //! [`quarantine`]: crate::quarantine
@@ -25,12 +25,12 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use trial::presets::Preset;
 
-/// How often a file is looked at. A change counts once the file is the same in two looks
+/// Pause between two looks at a file. A change counts once the file is the same in two looks
 /// that follow one another: who writes it in place empties it first, and an empty policy
 /// would give every node back.
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
-/// Where a policy comes from.
+/// The source of a policy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PolicySource {
     /// The one that is compiled in; it never changes.
@@ -50,7 +50,7 @@ pub enum PolicySource {
     },
 }
 
-/// Why there is no policy to begin with.
+/// The reason why there is no policy to begin with.
 #[derive(Debug, thiserror::Error)]
 pub enum PolicyLoadError {
     /// The file cannot be read.
@@ -58,7 +58,7 @@ pub enum PolicyLoadError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },

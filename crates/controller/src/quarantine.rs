@@ -66,30 +66,30 @@ use crate::policy::CurrentPolicy;
 /// goes through all nodes, and is asked once about what comes together.
 const ROUND: usize = 256;
 
-/// What the task works with.
-pub struct Config {
+/// The settings and parts that the task works with.
+pub struct QuarantineConfig {
     /// The events.
     pub store: Arc<dyn EventStore>,
     /// The cluster; `None`: there is none, and nothing to act on.
     pub cluster: Option<Arc<Cluster>>,
-    /// For which faults a node is taken out, as it changes.
+    /// The policy, as it changes.
     pub policy: CurrentPolicy,
-    /// What it may do.
+    /// The mode, which says what it may do.
     pub mode: Mode,
-    /// For which nodes nobody else speaks.
+    /// The nodes for which nobody else speaks.
     pub owns: Owns,
-    /// What sees the faults of the node that this process runs on.
+    /// The sources of the node that this process runs on.
     pub sources: Sources,
-    /// Whether the brake holds. Without it only a pause does.
+    /// Whether the brake holds nodes back; without it only a pause does.
     pub brake: bool,
     /// Label of GPU nodes, whose number the brake's percentages are of.
     pub gpu_label: NodeLabel,
     /// Namespace of the `ConfigMaps` in which people set the circuit breaker and a pause.
     pub namespace: String,
-    /// Where to say what is known of the nodes; `None`: nothing is told on them.
+    /// The board for what is told on the nodes; `None`: nothing is.
     pub board: Option<Board>,
-    /// How old the newest report of a node has to be, for its faults to be dropped where the
-    /// cluster has no such node any more.
+    /// The faults of a node that the cluster no longer has are dropped once its newest report is
+    /// this old.
     pub retention: SignedDuration,
     /// The clock.
     pub clock: fn() -> Timestamp,
@@ -106,13 +106,13 @@ pub struct Quarantine {
     clock: fn() -> Timestamp,
     metrics: QuarantineMetrics,
     namespace: String,
-    /// What people have set in the cluster; `None`: there is none.
+    /// The switches that people have set in the cluster; `None`: there is none.
     switches: Option<Switches>,
-    /// Events of a node that nothing was decided about yet: since when the first, and how many.
+    /// The time of the first event of each node that is not decided about yet, and their number.
     undecided: BTreeMap<String, (Instant, u32)>,
     saving: SaveState,
     missed: Missed,
-    /// Why the feed could not be read, if it could not.
+    /// The failure to read the feed, if there is one.
     feed_failure: Option<FeedFailure>,
     cluster_error: Option<String>,
     applying: JoinSet<Applied>,
@@ -125,7 +125,7 @@ pub struct Quarantine {
     publishing: Publishing,
 }
 
-/// The task's ends for others.
+/// The handles by which others reach the task.
 pub struct Handles {
     /// The state of all nodes, as it changes.
     pub view: watch::Receiver<Arc<FleetView>>,
@@ -133,7 +133,7 @@ pub struct Handles {
     pub questions: Questions,
     /// Writes the journal; runs until the task is gone and all is written.
     pub journal: JournalWriter,
-    /// Writes what became of the events; runs as long.
+    /// Writes the statuses of events; runs as long.
     pub statuses: StatusWriter,
 }
 
@@ -141,7 +141,7 @@ pub struct Handles {
 
 impl Quarantine {
     /// Returns a task that has not begun.
-    pub fn new(config: Config, metrics: &Metrics) -> (Self, Handles) {
+    pub fn new(config: QuarantineConfig, metrics: &Metrics) -> (Self, Handles) {
         let (view, view_receiver) = watch::channel(Arc::new(FleetView::default()));
         let (journal, queue) = mpsc::channel(JOURNAL_QUEUE);
         let (statuses, status_queue) = mpsc::channel(STATUS_QUEUE);
@@ -267,7 +267,7 @@ impl Quarantine {
         self.fleet.take(input, (self.clock)());
     }
 
-    /// Has all nodes looked at that something has happened to, and does what follows.
+    /// Has all nodes looked at that something has happened to, and carries the effects out.
     fn decide(&mut self) {
         let effects = self.fleet.decide((self.clock)());
         for effect in effects {
@@ -278,7 +278,7 @@ impl Quarantine {
         }
     }
 
-    /// Takes in what people have set.
+    /// Takes in the switches that people have set.
     fn switched(&mut self, arrival: Arrival) {
         let (write, now) = (self.fleet.writes(), (self.clock)());
         let switches = self.switches.as_mut();
@@ -304,7 +304,7 @@ impl Quarantine {
         }
     }
 
-    /// Hands what the switches say on.
+    /// Hands the switches on to the fleet.
     fn take_switches(&mut self) {
         if let Some(switches) = &self.switches {
             let switched = Box::new(switches.switched());

@@ -14,7 +14,7 @@ use store::{EventStore, Prune};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// How often it is looked whether anything is too old or too much.
+/// Pause between two looks whether anything is too old or too much.
 const EVERY: Duration = Duration::from_secs(60);
 /// The same while the store cannot write: so soon it is seen that it can again.
 const EVERY_IN_TROUBLE: Duration = Duration::from_secs(5);
@@ -25,13 +25,13 @@ const GONE: SignedDuration = SignedDuration::from_hours(7 * 24);
 /// Between two parts of a long deletion: others write too.
 const BETWEEN_PARTS: Duration = Duration::from_millis(20);
 
-/// What is kept, and where.
+/// The limits on what is stored.
 pub struct Retention {
     /// The store.
     pub store: Arc<dyn EventStore>,
     /// The open faults, and how far the events are taken in.
     pub fleet: watch::Receiver<Arc<FleetView>>,
-    /// How long events and journal entries are kept.
+    /// The time for which events and journal entries are kept.
     pub age: SignedDuration,
     /// Room that the store may take (bytes).
     pub max_bytes: u64,
@@ -69,14 +69,12 @@ impl Retention {
                     Ok(pruned) => {
                         events.inc_by(pruned.events);
                         entries.inc_by(pruned.entries);
-                        for consumer in &pruned.gone {
-                            if !said_gone.contains(consumer) {
-                                tracing::warn!(
-                                    consumer,
-                                    "a reader of the stored events has not come back for a week: \
-                                     what it has not read is no longer kept for it"
-                                );
-                            }
+                        for consumer in pruned.gone.iter().filter(|it| !said_gone.contains(*it)) {
+                            tracing::warn!(
+                                consumer,
+                                "a reader of the stored events has not come back for a week: what \
+                                 it has not read is no longer kept for it"
+                            );
                         }
                         said_gone = pruned.gone;
                         if pruned.more {

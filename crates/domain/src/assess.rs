@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use crate::fault::Fault;
 use crate::node::{NodeView, Taint, label_value};
 use crate::ownership::Ownership;
-use crate::policy::{RuleSetAnswer, EventVariable, NodeVariable, Policy, RuleSet, event_variable};
+use crate::policy::{EventVariable, NodeVariable, Policy, RuleSet, RuleSetAnswer, event_variable};
 
 mod remaining;
 
@@ -371,7 +371,10 @@ impl fmt::Display for Ruling {
                 let (for_it, against): (Vec<_>, Vec<_>) = answers
                     .iter()
                     .map(|(name, answer)| {
-                        (*answer == RuleSetAnswer::Matched, format!("'{name}' {answer}"))
+                        (
+                            *answer == RuleSetAnswer::Matched,
+                            format!("'{name}' {answer}"),
+                        )
                     })
                     .partition(|(matched, _)| *matched);
                 let mut parts: Vec<String> = (for_it.into_iter())

@@ -1,4 +1,4 @@
-//! What `run` and `controller` share: quarantine, retention, the connector's socket and
+//! The parts that `run` and `controller` share: quarantine, retention, the connector's socket and
 //! the page, over one store.
 
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use console::api::Role;
 use console::{Console, ControllerPart, LeadershipSource};
 use controller::api_requests;
 use controller::conditions::{self, Board, Reporter};
-use controller::quarantine::{Config, Owns, Quarantine};
+use controller::quarantine::{Owns, Quarantine, QuarantineConfig};
 use controller::retention::Retention;
 use domain::condition::{Limits, Options};
 use runtime::metrics::Metrics;
@@ -26,7 +26,7 @@ pub(crate) struct Acting<'a> {
     pub(crate) policy: Policy,
     pub(crate) cluster: Option<Arc<Cluster>>,
     pub(crate) owns: Owns,
-    /// Who leads; `None`: there is no election.
+    /// The election; `None`: there is none.
     pub(crate) leadership: Option<LeadershipSource>,
     /// Name of the node, or of the host.
     pub(crate) name: &'a str,
@@ -47,7 +47,7 @@ impl Acting<'_> {
             Owns::All => Role::Controller,
         };
         let socket = &front.endpoint.socket;
-        let info = parts::info(self.name, role, mode, self.process, socket);
+        let view = parts::process_view(self.name, role, mode, self.process, socket);
         if let Some(cluster) = &self.cluster {
             api_requests::register(cluster, &self.metrics);
         }
@@ -58,7 +58,7 @@ impl Acting<'_> {
             &self.metrics,
         );
         let (board, reporter) = told.unzip();
-        let config = Config {
+        let config = QuarantineConfig {
             store: Arc::clone(&self.store),
             cluster: self.cluster,
             policy: self.policy.current,
@@ -84,7 +84,7 @@ impl Acting<'_> {
         let metrics = self.metrics.clone();
         let questions = handles.questions;
         let console = Console {
-            info,
+            process: view,
             sources: self.sources,
             places: front.places.troubles(),
             leadership: self.leadership,
@@ -132,7 +132,7 @@ fn reports(
     metrics: &Metrics,
 ) -> Option<(Board, Reporter)> {
     let summary = settings.summary;
-    let config = conditions::Config {
+    let config = conditions::ConditionsConfig {
         cluster: Arc::clone(cluster?),
         conditions: settings.conditions.then_some(Options { limits, summary }),
         events: settings.events,

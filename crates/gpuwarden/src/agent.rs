@@ -42,7 +42,7 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
     let header = connector::token_header(delivery.token_file.clone());
     let delivering = Delivery::new(outbox.clone(), channel, header, &metrics);
     let console = Console {
-        info: parts::info(
+        process: parts::process_view(
             &node.node_name,
             Role::Agent,
             Mode::Observe,

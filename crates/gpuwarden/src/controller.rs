@@ -67,8 +67,8 @@ pub(crate) async fn run(settings: ControllerSettings) -> anyhow::Result<ExitCode
     let standby = Standby {
         cluster,
         namespace: &act.namespace,
-        process,
-        info: parts::info(&host, Role::Controller, mode, process, &socket),
+        settings: process,
+        process: parts::process_view(&host, Role::Controller, mode, process, &socket),
         metrics: start.metrics.clone(),
         listener: start.listener,
     };

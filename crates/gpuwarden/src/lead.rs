@@ -1,6 +1,6 @@
-//! Which of several controllers acts: this one waits here until it leads.
+//! The lead among several controllers: this one waits here until it has it.
 //!
-//! Who stands by has its page, metrics and probes, and nothing else: no store, no port for
+//! A controller that stands by has its page, metrics and probes, and nothing else: no store, no port for
 //! agents, no watch of nodes. Who loses the lead ends; its supervisor starts it again, and
 //! it stands by. So no state of one term is ever carried into another.
 
@@ -10,8 +10,8 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use cli::{Endpoint, ProcessSettings};
 use cluster::{Candidate, Cluster, Deposed, LeaseName, StoreNote, Tenure};
-use console::api::LeadershipView;
-use console::{Console, Info, LeadershipSource};
+use console::api::{LeadershipView, ProcessView};
+use console::{Console, LeadershipSource};
 use contract::keys::LEASE;
 use controller::leadership;
 use runtime::metrics::Metrics;
@@ -29,9 +29,9 @@ use crate::parts::CLOCK;
 pub(crate) struct Leading {
     /// The cluster, for writes while we lead.
     pub(crate) cluster: Arc<Cluster>,
-    /// Where the page is served.
+    /// The listener of the page.
     pub(crate) listener: TcpListener,
-    /// Who leads, for the page.
+    /// The state of the election, for the page.
     pub(crate) shown: LeadershipSource,
     /// The lead itself.
     pub(crate) term: Term,
@@ -45,12 +45,12 @@ pub(crate) struct Term {
     keeping: JoinHandle<(Candidate, Option<Deposed>)>,
 }
 
-/// `Standby` is what a controller works with while it stands by.
+/// A `Standby` is a controller that stands by.
 pub(crate) struct Standby<'a> {
     pub(crate) cluster: Arc<Cluster>,
     pub(crate) namespace: &'a str,
-    pub(crate) process: &'a ProcessSettings,
-    pub(crate) info: Info,
+    pub(crate) settings: &'a ProcessSettings,
+    pub(crate) process: ProcessView,
     pub(crate) metrics: Metrics,
     pub(crate) listener: TcpListener,
 }
@@ -67,7 +67,7 @@ impl Standby<'_> {
             namespace: self.namespace.to_owned(),
             name: LEASE.to_owned(),
         };
-        let me = identity(&self.info.node_name)?;
+        let me = identity(&self.process.node_name)?;
         let mut candidate = self.cluster.candidate(lease.clone(), me.clone())?;
         leadership::register(&candidate, LEASE, &self.metrics);
         let standing = candidate.standing();
@@ -85,7 +85,7 @@ impl Standby<'_> {
 
         let noted = self.note()?;
         let console = Console {
-            info: self.info,
+            process: self.process,
             sources: Sources::default(),
             places: watch::Sender::default().subscribe(),
             leadership: Some(Arc::clone(&shown)),
@@ -109,7 +109,7 @@ impl Standby<'_> {
             candidate.resign().await;
             page.await?;
             if noted {
-                Endpoint::remove(&self.process.data_dir);
+                Endpoint::remove(&self.settings.data_dir);
             }
             return Ok(None);
         };
@@ -137,7 +137,7 @@ impl Standby<'_> {
     /// Notes where the page is, for commands on this machine, unless the data directory is
     /// another's now: who leads may share it with us.
     fn note(&self) -> anyhow::Result<bool> {
-        let data_dir = &self.process.data_dir;
+        let data_dir = &self.settings.data_dir;
         let lock = match DirectoryLock::acquire(data_dir) {
             Ok(lock) => lock,
             Err(OpenError::InUse { .. }) => return Ok(false),
@@ -146,7 +146,7 @@ impl Standby<'_> {
         };
         let endpoint = Endpoint {
             server: format!("http://{}", self.listener.local_addr()?),
-            socket: self.info.socket.clone().into(),
+            socket: self.process.socket.clone().into(),
             pid: std::process::id(),
         };
         let written = endpoint.write(data_dir);

@@ -1,4 +1,4 @@
-//! What the roles are made of: each part is made of its settings, and handed what it
+//! The parts of the roles: each part is made of its settings, and handed what it
 //! works with.
 
 use std::path::{Path, PathBuf};
@@ -10,8 +10,7 @@ use anyhow::Context as _;
 use cli::{ActSettings, Endpoint, Mode, NodeSettings, ProcessSettings};
 use cluster::Cluster;
 use connector::{AcceptNodes, Connector, Forwarding, NodeLookup, Pipeline};
-use console::Info;
-use console::api::{PolicyView, Role};
+use console::api::{PolicyView, ProcessView, Role};
 use controller::policy::{CurrentPolicy, PolicyFollower};
 use domain::condition::Limits;
 use host::boot::Boot;
@@ -42,9 +41,9 @@ pub(crate) struct Front {
 /// `Intake` takes events in.
 pub(crate) struct Intake {
     pub(crate) connector: Connector,
-    /// Of the messages of conditions.
+    /// The limits on the messages of conditions.
     pub(crate) limits: Limits,
-    /// What hands events on to another service, where one is configured.
+    /// The delivery to another service, where one is configured.
     pub(crate) forwarding: Option<Forwarding>,
 }
 
@@ -191,15 +190,15 @@ fn watch<R: Future<Output = ()> + Send + 'static>(
     });
 }
 
-/// Returns what a page says of its process. `node_name` is the node that it runs on, or its host.
-pub(crate) fn info(
+/// Returns the view of this process. `node_name` is the node that it runs on, or its host.
+pub(crate) fn process_view(
     node_name: &str,
     role: Role,
     mode: Mode,
     process: &ProcessSettings,
     socket: &Path,
-) -> Info {
-    Info {
+) -> ProcessView {
+    ProcessView {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         node_name: node_name.to_owned(),
         role,

@@ -20,21 +20,22 @@ use tokio_util::sync::CancellationToken;
 
 use crate::tasks::said;
 
-/// How often the places are looked at.
+/// Pause between two looks at the places.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// `Places` are the bound socket, and what it and the data directory were when they were opened.
+/// `Places` are the bound socket and the data directory, with the files that they were when they
+/// were opened.
 pub(crate) struct Places {
     listener: UnixListener,
-    socket: Place,
+    socket: WatchedPath,
     socket_mode: u32,
-    data_dir: Place,
+    data_dir: WatchedPath,
     troubles: watch::Sender<Vec<String>>,
 }
 
-/// A `Place` is a path, and which file it shows. The number of a file that is open is not given out
-/// again.
-struct Place {
+/// A `WatchedPath` is a path and the file that it led to. The number of a file that is open is not
+/// given out again.
+struct WatchedPath {
     path: PathBuf,
     shown: (u64, u64),
 }
@@ -46,14 +47,14 @@ impl Places {
     pub(crate) fn open(data_dir: &Path, socket: &Path, socket_mode: u32) -> anyhow::Result<Self> {
         Ok(Self {
             listener: unix_grpc::bind(socket, socket_mode)?,
-            socket: Place::of(socket)?,
+            socket: WatchedPath::of(socket)?,
             socket_mode,
-            data_dir: Place::of(data_dir)?,
+            data_dir: WatchedPath::of(data_dir)?,
             troubles: watch::Sender::default(),
         })
     }
 
-    /// Returns what is wrong, for people.
+    /// Returns the troubles, for people.
     pub(crate) fn troubles(&self) -> watch::Receiver<Vec<String>> {
         self.troubles.subscribe()
     }
@@ -117,12 +118,12 @@ impl Places {
 }
 
 /// Binds a socket where one was. Its directory is not made again: it may come back.
-fn again(path: &Path, mode: u32) -> anyhow::Result<(Place, UnixListener)> {
+fn again(path: &Path, mode: u32) -> anyhow::Result<(WatchedPath, UnixListener)> {
     if let Some(directory) = path.parent() {
         std::fs::metadata(directory)?;
     }
     let listener = unix_grpc::bind(path, mode)?;
-    Ok((Place::of(path)?, listener))
+    Ok((WatchedPath::of(path)?, listener))
 }
 
 fn say(troubles: &watch::Sender<Vec<String>>, wrong: Vec<String>) {
@@ -139,9 +140,9 @@ fn say(troubles: &watch::Sender<Vec<String>>, wrong: Vec<String>) {
     });
 }
 
-// === impl Place ===
+// === impl WatchedPath ===
 
-impl Place {
+impl WatchedPath {
     fn of(path: &Path) -> io::Result<Self> {
         Ok(Self {
             path: path.to_owned(),

@@ -13,7 +13,7 @@ use runtime::logging;
 use tokio::task::{Id, JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 
-/// What is still under way this long after SIGTERM is left behind.
+/// The work that is still under way this long after SIGTERM is left behind.
 const GRACE: Duration = Duration::from_millis(800);
 /// But writes into the cluster have so long: who cuts one off does not know whether it was
 /// made, or still is. A slow API server takes seconds, and a pod has 30 s to end.
@@ -22,17 +22,17 @@ const WRITES_GRACE: Duration = Duration::from_secs(5);
 /// `Tasks` are those of a role.
 #[derive(Default)]
 pub(crate) struct Tasks {
-    /// What lets something in. Ends first.
+    /// The tasks that let something in. They end first.
     inputs: JoinSet<()>,
     no_more: CancellationToken,
-    /// What works it off and writes into the cluster.
+    /// The tasks that work it off and write into the cluster.
     writers: JoinSet<()>,
     /// One of these has not come to its end.
     cut: bool,
-    /// What else works it off.
+    /// The other tasks that work it off.
     workers: JoinSet<()>,
     done: CancellationToken,
-    /// What each is, for people.
+    /// The name of each, for people.
     names: HashMap<Id, &'static str>,
 }
 

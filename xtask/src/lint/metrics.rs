@@ -12,7 +12,7 @@ const PAGE: &str = "docs/metrics.md";
 /// brace in the first column.
 const STRUCT: &str = "runtime::metrics! {";
 const NAMED: &str = " =";
-/// What a component calls for a metric; the name comes first.
+/// The calls by which a component makes a metric; the name comes first.
 const REGISTERS: [&str; 8] = [
     ".register(",
     ".counter(",

@@ -32,7 +32,7 @@ pub struct BenchArgs {
     /// For how long `idle` watches each process (seconds).
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=3_600))]
     pub seconds: u32,
-    /// How to write it.
+    /// The output format.
     #[command(flatten)]
     pub output: OutputArgs,
 }

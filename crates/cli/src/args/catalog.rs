@@ -18,12 +18,12 @@ pub struct CatalogArgs {
     /// The code, or the name of a NIC pattern. Without it, all rows of the kind are listed.
     #[arg(value_name = "CODE")]
     pub code: Option<String>,
-    /// How to write it.
+    /// The output format.
     #[command(flatten)]
     pub output: OutputArgs,
 }
 
-/// What else `catalog` does.
+/// The commands of `catalog`.
 #[derive(Subcommand, Debug)]
 pub enum CatalogCommand {
     /// Show what files of changes (TOML) make different from the built-in rows.
@@ -40,7 +40,7 @@ pub struct CatalogDiffArgs {
     /// Files of changes; the last has the last word.
     #[arg(required = true, value_name = "FILE")]
     pub files: Vec<PathBuf>,
-    /// How to write it.
+    /// The output format.
     #[command(flatten)]
     pub output: OutputArgs,
 }

@@ -10,10 +10,10 @@ pub struct DoctorArgs {
     /// Another role.
     #[command(subcommand)]
     pub role: Option<DoctorRole>,
-    /// What `run` would use.
+    /// The arguments of `run`.
     #[command(flatten)]
     pub run: RunArgs,
-    /// How to write it.
+    /// The output format.
     #[command(flatten)]
     pub output: OutputArgs,
 }
@@ -40,10 +40,10 @@ pub enum DoctorRole {
 /// Arguments of `doctor agent`.
 #[derive(Args, Debug)]
 pub struct DoctorAgentArgs {
-    /// What `agent` would use.
+    /// The arguments of `agent`.
     #[command(flatten)]
     pub agent: AgentArgs,
-    /// How to write it.
+    /// The output format.
     #[command(flatten)]
     pub output: OutputArgs,
 }
@@ -51,10 +51,10 @@ pub struct DoctorAgentArgs {
 /// Arguments of `doctor controller`.
 #[derive(Args, Debug)]
 pub struct DoctorControllerArgs {
-    /// What `controller` would use.
+    /// The arguments of `controller`.
     #[command(flatten)]
     pub controller: ControllerArgs,
-    /// How to write it.
+    /// The output format.
     #[command(flatten)]
     pub output: OutputArgs,
 }

@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 use clap::Command;
 use clap::builder::Resettable;
 
-/// The command without the variables that `is_empty` says are.
+/// Returns the command without the variables for which `is_empty` returns true.
 pub(crate) fn without_empty(command: Command, is_empty: fn(&OsStr) -> bool) -> Command {
     command
         .mut_args(|arg| match arg.get_env() {
@@ -16,7 +16,7 @@ pub(crate) fn without_empty(command: Command, is_empty: fn(&OsStr) -> bool) -> C
         .mut_subcommands(|inner| without_empty(inner, is_empty))
 }
 
-/// Whether a variable of the process is set to nothing.
+/// Returns whether a variable of the process is set to nothing.
 pub(crate) fn is_empty(name: &OsStr) -> bool {
     std::env::var_os(name).is_some_and(|value| value.is_empty())
 }

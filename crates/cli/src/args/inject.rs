@@ -9,12 +9,12 @@ use super::ServerArgs;
 /// Arguments of `inject`.
 #[derive(Args, Debug)]
 pub struct InjectArgs {
-    /// What to make.
+    /// The thing to make.
     #[command(subcommand)]
     pub what: Inject,
 }
 
-/// What can be injected.
+/// The things that can be injected.
 #[derive(Subcommand, Debug)]
 pub enum Inject {
     /// An XID, as the NVIDIA driver would print it.
@@ -32,7 +32,7 @@ pub enum Inject {
         /// it), or as an event on gpuwarden's socket.
         #[arg(long, value_enum, default_value_t = Via::Socket)]
         via: Via,
-        /// Where to send it.
+        /// The gpuwarden to send it to.
         #[command(flatten)]
         target: TargetArgs,
     },
@@ -48,7 +48,7 @@ pub enum Inject {
         /// Only faults with this code.
         #[arg(long, value_name = "CODE")]
         code: Option<String>,
-        /// Where to send it.
+        /// The gpuwarden to send it to.
         #[command(flatten)]
         target: TargetArgs,
     },
@@ -63,7 +63,7 @@ pub enum Via {
     Socket,
 }
 
-/// Where an injected event goes.
+/// The gpuwarden that an injected event goes to.
 #[derive(Args, Debug, Clone)]
 pub struct TargetArgs {
     /// Node that has the fault [default: the node of the running gpuwarden].
@@ -72,7 +72,7 @@ pub struct TargetArgs {
     /// The connector's Unix socket [default: that of the running gpuwarden].
     #[arg(long, env = "GPUWARDEN_SOCKET", value_name = "PATH")]
     pub socket: Option<PathBuf>,
-    /// Where the running gpuwarden is.
+    /// The running gpuwarden.
     #[command(flatten)]
     pub server: ServerArgs,
 }

@@ -9,12 +9,12 @@ use super::OutputArgs;
 /// Arguments of `policy`.
 #[derive(Args, Debug)]
 pub struct PolicyArgs {
-    /// What to do.
+    /// The command.
     #[command(subcommand)]
     pub what: PolicyCommand,
 }
 
-/// What `policy` does.
+/// The commands of `policy`.
 #[derive(Subcommand, Debug)]
 pub enum PolicyCommand {
     /// Check a policy: what is wrong with it (exit 2), and what is odd (exit 1): values that no
@@ -25,7 +25,7 @@ pub enum PolicyCommand {
         /// Policy.
         #[arg(value_name = "FILE|preset:NAME")]
         policy: String,
-        /// How to write it.
+        /// The output format.
         #[command(flatten)]
         output: OutputArgs,
     },
@@ -41,7 +41,7 @@ pub enum PolicyCommand {
         /// policy.test.toml for policy.toml].
         #[arg(value_name = "TESTS")]
         tests: Vec<PathBuf>,
-        /// How to write it.
+        /// The output format.
         #[command(flatten)]
         output: OutputArgs,
     },
@@ -67,7 +67,7 @@ pub enum PolicyCommand {
         /// hold on files.
         #[arg(long, value_name = "FILE")]
         nodes: Option<PathBuf>,
-        /// How to write it.
+        /// The output format.
         #[command(flatten)]
         output: OutputArgs,
     },
@@ -79,7 +79,7 @@ pub enum PolicyCommand {
         /// Policy [default: the built-in one].
         #[arg(env = "GPUWARDEN_POLICY", value_name = "FILE|preset:NAME")]
         policy: Option<String>,
-        /// How to write it.
+        /// The output format.
         #[command(flatten)]
         output: OutputArgs,
     },
@@ -91,7 +91,7 @@ pub enum PolicyCommand {
         /// Name.
         #[arg(value_name = "NAME")]
         name: Option<String>,
-        /// How to write the list.
+        /// The output format.
         #[command(flatten)]
         output: OutputArgs,
     },

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use clap::Args;
 use serde::Deserialize;
 
-/// Defines a group: arguments for clap, keys for the file, and one over the other.
+/// Defines a group of settings, each an argument for clap and a key of the file.
 macro_rules! group {
     (
         $(#[$about:meta])*
@@ -25,11 +25,9 @@ macro_rules! group {
         }
 
         impl $group {
-            /// What is set here, and the rest as in `lower`.
-            pub(crate) fn over(self, lower: Self) -> Self {
-                Self {
-                    $($name: self.$name.or(lower.$name),)*
-                }
+            /// Takes from `lower` what is not set here.
+            pub(crate) fn fill(&mut self, lower: Self) {
+                $(self.$name = self.$name.take().or(lower.$name);)*
             }
         }
     };
@@ -90,7 +88,7 @@ pub struct ControllerArgs {
 }
 
 group! {
-    /// Which of several controllers acts.
+    /// The election of the controller that acts.
     pub struct ElectionArgs {
         /// Act only while this process leads: it holds the Lease gpuwarden-controller in the
         /// namespace of --namespace, and stands by while another does [default: where it
@@ -102,7 +100,7 @@ group! {
 }
 
 group! {
-    /// What a node's side watches, and who may report to it.
+    /// The sources of a node's side, and who may report to it.
     pub struct NodeArgs {
         /// Name of this node in the cluster [default: `NODE_NAME`, else the host name in lower
         /// case, as the kubelet takes it].
@@ -168,7 +166,7 @@ where
 }
 
 group! {
-    /// What every process has.
+    /// The arguments of every process.
     pub struct ProcessArgs {
         /// Where events and state are kept [default: /var/lib/gpuwarden as root, else
         /// ~/.local/state/gpuwarden].
@@ -187,7 +185,7 @@ group! {
 }
 
 group! {
-    /// What is kept, and what is done in the cluster.
+    /// The store, the policy and the cluster.
     pub struct ActArgs {
         /// What is done to events before they are stored: `NVSentinel`'s config.json, which
         /// names the files of its transformers [default: nothing].
@@ -263,7 +261,7 @@ group! {
 }
 
 group! {
-    /// How events get from a node to its controller.
+    /// The way from a node to its controller.
     pub struct DeliveryArgs {
         /// Address of the controller, such as `https://controller.example:50051`.
         #[arg(long, env = "GPUWARDEN_CONTROLLER", value_name = "URL")]
@@ -288,7 +286,7 @@ group! {
 }
 
 group! {
-    /// How a controller takes events.
+    /// A controller's port for events.
     pub struct IngestArgs {
         /// Address on which agents and central monitors report [default: 0.0.0.0:50051; with
         /// --grpc-insecure 127.0.0.1:50051].

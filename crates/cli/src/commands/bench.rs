@@ -22,7 +22,7 @@ use crate::{EXIT_FAILED, EXIT_OK};
 
 pub use cordon::client as cluster_client;
 pub use decode::PATTERNS as FAULT_PATTERNS;
-pub use figures::{Baseline, Row, median, mib, progress, show};
+pub use figures::{Baseline, Figure, median, mib, progress, show};
 pub use idle::watch;
 pub use usage::{Usage, processor_time};
 
@@ -38,7 +38,7 @@ pub(super) async fn execute(args: &BenchArgs) -> anyhow::Result<u8> {
             if args.name.is_some() {
                 bail!("{name} {missing}");
             }
-            rows.push(Row::absent(&name, format!("not run: {missing}")));
+            rows.push(Figure::absent(&name, format!("not run: {missing}")));
             continue;
         }
         progress(&format!("{name} ..."));
@@ -47,7 +47,7 @@ pub(super) async fn execute(args: &BenchArgs) -> anyhow::Result<u8> {
             Err(error) if args.name.is_some() => return Err(error.context(name)),
             // What the others have found is not thrown away.
             Err(error) => {
-                rows.push(Row::absent(&name, format!("failed: {error:#}")));
+                rows.push(Figure::absent(&name, format!("failed: {error:#}")));
                 code = EXIT_FAILED;
             }
         }
@@ -56,7 +56,7 @@ pub(super) async fn execute(args: &BenchArgs) -> anyhow::Result<u8> {
     Ok(code)
 }
 
-async fn run(benchmark: Benchmark, args: &BenchArgs) -> anyhow::Result<Vec<Row>> {
+async fn run(benchmark: Benchmark, args: &BenchArgs) -> anyhow::Result<Vec<Figure>> {
     match benchmark {
         Benchmark::Decode => decode::run(),
         Benchmark::Store => store::run(args.dir.as_deref()).await,

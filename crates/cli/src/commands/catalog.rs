@@ -3,23 +3,24 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, bail};
+use clap::ValueEnum as _;
 use contract::RecommendedAction;
-use diagnosis::catalog::{Catalog, Nic, Nvlink5, Overrides, Sxid, SxidClass, Xid};
+use diagnosis::catalog::{Catalog, Change, Nic, Nvlink5, Overrides, Sxid, SxidClass, Xid};
 use serde::Serialize;
 
 use crate::args::{CatalogArgs, CatalogCommand, CatalogDiffArgs, CatalogKind, Format};
-use crate::output;
+use crate::output::{self, say};
 use crate::{EXIT_FAILED, EXIT_OK};
 
-/// A `Row` is of any kind; what a kind does not have is left out.
+/// A `CatalogRow` is a row of the catalogue, of any kind; what a kind does not have is left out.
 #[derive(Default, Serialize)]
-struct Row<'a> {
+struct CatalogRow<'a> {
     kind: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
     code: Option<u32>,
     #[serde(skip_serializing_if = "str::is_empty")]
     mnemonic: &'a str,
-    /// What tells the row from others of its kind, in the table for people.
+    /// The name of the row among those of its kind, in the table for people.
     #[serde(skip)]
     title: String,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -102,54 +103,56 @@ fn diff(args: &CatalogDiffArgs) -> anyhow::Result<u8> {
         output::line("nothing is changed")?;
         return Ok(EXIT_OK);
     }
-    let mut table = vec![
-        ["KIND", "ROW", "FIELD", "BEFORE", "AFTER", "BY"]
-            .map(str::to_owned)
-            .to_vec(),
-    ];
-    for change in changes {
-        let shown = |text: String| {
-            if text.is_empty() {
-                "-".to_owned()
-            } else {
-                text
-            }
-        };
-        table.push(vec![
+    let shown = |text: &str| match text {
+        "" => "-".to_owned(),
+        text => output::plain(text),
+    };
+    let row = |change: &Change| {
+        vec![
             change.kind.to_owned(),
             output::plain(&change.key),
             change.field.to_owned(),
-            output::plain(&shown(change.before)),
-            output::plain(&shown(change.after)),
+            shown(&change.before),
+            shown(&change.after),
             output::plain(&change.by),
-        ]);
-    }
-    output::table(&table)?;
+        ]
+    };
+    let rows: Vec<_> = changes.iter().map(row).collect();
+    let heads = ["KIND", "ROW", "FIELD", "BEFORE", "AFTER", "BY"];
+    output::table(&heads, &rows)?;
     Ok(EXIT_OK)
 }
 
-fn rows_of(kind: CatalogKind, code: &str) -> anyhow::Result<Vec<Row<'static>>> {
+/// Returns the rows of a kind.
+fn rows(kind: CatalogKind) -> Vec<CatalogRow<'static>> {
     let catalog = Catalog::builtin();
-    if kind == CatalogKind::Nic {
-        let rows = catalog.nics().iter().filter(|row| row.name == code);
-        return Ok(rows.map(Row::nic).collect());
+    match kind {
+        CatalogKind::Xid => catalog.xids().map(CatalogRow::xid).collect(),
+        CatalogKind::Sxid => catalog.sxids().map(CatalogRow::sxid).collect(),
+        CatalogKind::Nvlink5 => catalog.nvlink5().iter().map(CatalogRow::nvlink5).collect(),
+        CatalogKind::Nic => catalog.nics().iter().map(CatalogRow::nic).collect(),
     }
-    let Ok(number) = code.parse::<u32>() else {
+}
+
+/// Returns the rows of a code; a NIC pattern has a name in its place.
+fn rows_of(kind: CatalogKind, code: &str) -> anyhow::Result<Vec<CatalogRow<'static>>> {
+    let number = code.parse::<u32>().ok();
+    let is_nic = kind == CatalogKind::Nic;
+    if number.is_none() && !is_nic {
         bail!(
             "'{code}' is no code of kind {}: a code is a number",
             kind.name()
         );
-    };
-    Ok(match kind {
-        CatalogKind::Xid => catalog.xid(number).map(Row::xid).into_iter().collect(),
-        CatalogKind::Sxid => catalog.sxid(number).map(Row::sxid).into_iter().collect(),
-        _ => catalog
-            .nvlink5()
-            .iter()
-            .filter(|row| row.code == number)
-            .map(Row::nvlink5)
-            .collect(),
-    })
+    }
+    let mut rows = rows(kind);
+    rows.retain(|row| {
+        if is_nic {
+            row.name == Some(code)
+        } else {
+            row.code == number
+        }
+    });
+    Ok(rows)
 }
 
 fn unknown(kind: CatalogKind, code: &str) -> String {
@@ -168,47 +171,33 @@ fn unknown(kind: CatalogKind, code: &str) -> String {
 }
 
 fn list(kind: Option<CatalogKind>, format: Format) -> anyhow::Result<()> {
-    let catalog = Catalog::builtin();
-    let wanted = |of: CatalogKind| kind.is_none_or(|kind| kind == of);
-    let mut rows: Vec<Row<'_>> = Vec::new();
-    if wanted(CatalogKind::Xid) {
-        rows.extend(catalog.xids().map(Row::xid));
-    }
-    if wanted(CatalogKind::Sxid) {
-        rows.extend(catalog.sxids().map(Row::sxid));
-    }
-    if wanted(CatalogKind::Nvlink5) {
-        rows.extend(catalog.nvlink5().iter().map(Row::nvlink5));
-    }
-    if wanted(CatalogKind::Nic) {
-        rows.extend(catalog.nics().iter().map(Row::nic));
-    }
+    let kinds = match &kind {
+        Some(kind) => std::slice::from_ref(kind),
+        None => CatalogKind::value_variants(),
+    };
+    let rows: Vec<_> = kinds.iter().flat_map(|kind| rows(*kind)).collect();
     if output::structured(format, &rows)? {
         return Ok(());
     }
-    let mut table = vec![
-        ["KIND", "ROW", "FATAL", "ACTION", "MEANING"]
-            .map(str::to_owned)
-            .to_vec(),
-    ];
-    for row in rows
-        .iter()
-        .filter(|row| format == Format::Wide || row.scope != "unused")
-    {
+    let shown = |row: &&CatalogRow<'_>| format == Format::Wide || row.scope != "unused";
+    let cells = |row: &CatalogRow<'_>| {
         let fatal = match row.fatal {
             Some(true) => "fatal",
             Some(false) => "",
             None => "by the line",
         };
-        table.push(vec![
-            row.kind.to_owned(),
-            row.title.clone(),
-            fatal.to_owned(),
-            row.recommended_action.to_owned(),
-            row.meaning.to_owned(),
-        ]);
-    }
-    output::table(&table)?;
+        [
+            row.kind,
+            &row.title,
+            fatal,
+            row.recommended_action,
+            row.meaning,
+        ]
+        .map(str::to_owned)
+        .to_vec()
+    };
+    let rows: Vec<_> = rows.iter().filter(shown).map(cells).collect();
+    output::table(&["KIND", "ROW", "FATAL", "ACTION", "MEANING"], &rows)?;
     Ok(())
 }
 
@@ -227,9 +216,9 @@ fn what_it_is(action: RecommendedAction) -> &'static str {
     }
 }
 
-// === impl Row ===
+// === impl CatalogRow ===
 
-impl<'a> Row<'a> {
+impl<'a> CatalogRow<'a> {
     fn xid(row: &'a Xid) -> Self {
         Self {
             kind: "xid",
@@ -311,7 +300,7 @@ impl<'a> Row<'a> {
     }
 
     fn show(&self) -> anyhow::Result<()> {
-        let line = |key: &str, value: &str| output::line(&format!("  {key:<11}{value}"));
+        let line = |key: &str, value: &str| say!("  {key:<11}{value}");
         let names = [self.mnemonic, self.name.unwrap_or_default()];
         let code = self.code.map(|code| format!(" {code}")).unwrap_or_default();
         let names: Vec<&str> = names.into_iter().filter(|name| !name.is_empty()).collect();
@@ -321,7 +310,7 @@ impl<'a> Row<'a> {
             "nvlink5" => "NVLink 5, XID",
             _ => "NIC",
         };
-        output::line(&format!("{kind}{code} {}", names.join(" ")))?;
+        say!("{kind}{code} {}", names.join(" "))?;
         line("meaning", self.meaning)?;
         for (key, value) in [
             ("scope", Some(self.scope).filter(|scope| !scope.is_empty())),

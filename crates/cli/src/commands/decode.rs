@@ -21,8 +21,9 @@ use crate::{EXIT_OK, EXIT_UNHEALTHY};
 /// Records read at once.
 const BATCH: usize = 1_024;
 
+/// A `FindingView` is a finding as it is shown.
 #[derive(Serialize)]
-struct Found {
+struct FindingView {
     /// Line number in the input, from 1.
     line: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -61,7 +62,7 @@ pub(super) async fn execute(args: &DecodeArgs) -> anyhow::Result<u8> {
     Ok(if fatal { EXIT_UNHEALTHY } else { EXIT_OK })
 }
 
-/// Writes all faults; `fatal`: whether one of them was, as far as they were read.
+/// Writes all findings; `fatal` becomes true where one of them is.
 async fn decode(args: &DecodeArgs, fatal: &mut bool) -> anyhow::Result<()> {
     let (spec, name) = match args.file.as_str() {
         "-" => (Spec::Stdin, "standard input"),
@@ -92,7 +93,7 @@ async fn decode(args: &DecodeArgs, fatal: &mut bool) -> anyhow::Result<()> {
                     super::journal_json::refuse(record.text.as_bytes(), name)?;
                     for finding in decoder.record(record.text.as_bytes(), newest) {
                         *fatal |= finding.fatal;
-                        let found = Found::of(&finding, &record);
+                        let found = FindingView::of(&finding, &record);
                         progress.clear();
                         match args.output.output {
                             Format::Text | Format::Wide => {
@@ -116,9 +117,9 @@ async fn decode(args: &DecodeArgs, fatal: &mut bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-// === impl Found ===
+// === impl FindingView ===
 
-impl Found {
+impl FindingView {
     fn of(finding: &Finding, record: &Record) -> Self {
         Self {
             line: record.line.unwrap_or(0),

@@ -8,38 +8,44 @@ mod needs;
 mod peers;
 mod running;
 
+use std::fmt::Display;
+
 use domain::shell;
 use runtime::logging::chain;
 use serde::Serialize;
 
 use crate::args::{DoctorArgs, DoctorRole, Format};
 use crate::given::Given;
-use crate::output::{self, Colour};
+use crate::output::{self, Colour, say};
 use crate::settings::{
     ActSettings, AgentSettings, ControllerSettings, DeliverySettings, IngestSettings, NodeSettings,
     ProcessSettings, Role, RunSettings, SettingsError, resolve,
 };
 use crate::{EXIT_OK, EXIT_UNHEALTHY};
 
-/// A `Finding` is one thing that was looked at.
+/// The reason why a file that a setting names matters.
+const NO_START: &str = "gpuwarden does not start with it";
+
+/// A `Finding` is the result of looking at one thing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 struct Finding {
-    /// What: `kernel-log`, `data-dir`, `server` ...
+    /// The thing that was looked at: `kernel-log`, `data-dir`, `server` ...
     check: &'static str,
-    result: Outcome,
-    /// What was found.
+    result: Severity,
+    /// A sentence on what was found.
     what: String,
-    /// Why it matters; absent where all is well.
+    /// The reason why it matters; absent where all is well.
     #[serde(skip_serializing_if = "Option::is_none")]
     why: Option<&'static str>,
-    /// What mends it: a command where there is one.
+    /// The mend: a command where there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     fix: Option<String>,
 }
 
+/// The severity of a finding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
-enum Outcome {
+enum Severity {
     /// All is well.
     Ok,
     /// It may be meant so.
@@ -48,16 +54,16 @@ enum Outcome {
     Problem,
 }
 
-/// An `Installation` is what a role would use; what it does not have is `None`.
+/// An `Installation` holds the settings of a role; the groups that it does not have are `None`.
 struct Installation {
-    /// The command that starts it.
+    /// The command that starts the role.
     command: &'static str,
     process: ProcessSettings,
     node: Option<NodeSettings>,
     act: Option<ActSettings>,
     ingest: Option<IngestSettings>,
     delivery: Option<DeliverySettings>,
-    /// Whether it acts only while it holds the Lease.
+    /// Whether the role acts only while it holds the Lease.
     leader_elect: bool,
 }
 
@@ -76,7 +82,7 @@ pub(super) async fn execute(args: DoctorArgs, given: &Given) -> anyhow::Result<u
         Err(error) => vec![unusable(&error)],
     };
     show(&findings, output.output)?;
-    let well = findings.iter().all(|it| it.result != Outcome::Problem);
+    let well = findings.iter().all(|it| it.result != Severity::Problem);
     Ok(if well { EXIT_OK } else { EXIT_UNHEALTHY })
 }
 
@@ -98,13 +104,9 @@ where
     Ok((Finding::ok("settings", what), installation))
 }
 
-/// Returns what is to be said of settings with which nothing starts.
+/// Returns the finding about settings with which nothing starts.
 fn unusable(error: &SettingsError) -> Finding {
-    let finding = Finding::problem(
-        "settings",
-        causes(error),
-        "gpuwarden does not start with it; nothing else is looked at until it is mended",
-    );
+    let finding = Finding::problem("settings", causes(error), NO_START);
     match error {
         SettingsError::File { path, line, .. } => finding.fix(format!(
             "${{EDITOR:-vi}} +{line} {}",
@@ -114,7 +116,7 @@ fn unusable(error: &SettingsError) -> Finding {
     }
 }
 
-/// Returns what there is to say of a role.
+/// Looks at everything that a role uses.
 async fn look_at(installation: &Installation, given: &Given) -> Vec<Finding> {
     let (mut findings, running) = running::check(installation, given).await;
     findings.extend(machine::check(installation, running, given));
@@ -129,17 +131,17 @@ fn show(findings: &[Finding], format: Format) -> anyhow::Result<()> {
     }
     for finding in findings {
         let word = match finding.result {
-            Outcome::Ok => output::colour("ok      ", Colour::Green),
-            Outcome::Warning => output::colour("warning ", Colour::Yellow),
-            Outcome::Problem => output::colour("problem ", Colour::Red),
+            Severity::Ok => output::colour("ok      ", Colour::Green),
+            Severity::Warning => output::colour("warning ", Colour::Yellow),
+            Severity::Problem => output::colour("problem ", Colour::Red),
         };
         let what = output::plain(&finding.what);
-        output::line(&format!("{word} {:<15} {what}", finding.check))?;
+        say!("{word} {:<15} {what}", finding.check)?;
         if let Some(why) = finding.why {
-            output::line(&format!("{:25}why: {why}", ""))?;
+            say!("{:25}why: {why}", "")?;
         }
         if let Some(fix) = &finding.fix {
-            output::line(&format!("{:25}fix: {}", "", output::plain(fix)))?;
+            say!("{:25}fix: {}", "", output::plain(fix))?;
         }
     }
     let count = |result, one: &str| {
@@ -147,11 +149,9 @@ fn show(findings: &[Finding], format: Format) -> anyhow::Result<()> {
         let plural = if number == 1 { "" } else { "s" };
         format!("{number} {one}{plural}")
     };
-    let (problems, warnings) = (
-        count(Outcome::Problem, "problem"),
-        count(Outcome::Warning, "warning"),
-    );
-    output::line(&format!("\n{problems}, {warnings}"))?;
+    let problems = count(Severity::Problem, "problem");
+    let warnings = count(Severity::Warning, "warning");
+    say!("\n{problems}, {warnings}")?;
     Ok(())
 }
 
@@ -160,7 +160,8 @@ fn causes(error: &dyn std::error::Error) -> String {
     chain(error).replace('\n', "; ")
 }
 
-/// Returns who asks: permissions of files are his, not those of a service that runs as another.
+/// Returns the user of this process. Its permissions are looked at, not those of a service that
+/// runs as another user.
 fn asker() -> String {
     match host::identity::effective_uid() {
         0 => "root".to_owned(),
@@ -174,7 +175,7 @@ impl Finding {
     fn ok(check: &'static str, what: impl Into<String>) -> Self {
         Self {
             check,
-            result: Outcome::Ok,
+            result: Severity::Ok,
             what: what.into(),
             why: None,
             fix: None,
@@ -183,7 +184,7 @@ impl Finding {
 
     fn warning(check: &'static str, what: impl Into<String>, why: &'static str) -> Self {
         Self {
-            result: Outcome::Warning,
+            result: Severity::Warning,
             why: Some(why),
             ..Self::ok(check, what)
         }
@@ -191,14 +192,28 @@ impl Finding {
 
     fn problem(check: &'static str, what: impl Into<String>, why: &'static str) -> Self {
         Self {
-            result: Outcome::Problem,
+            result: Severity::Problem,
             ..Self::warning(check, what, why)
         }
     }
 
+    /// Returns that all is `well` where something was done, else a problem with the error.
+    fn tried<T, E: Display>(
+        check: &'static str,
+        well: impl Into<String>,
+        tried: Result<T, E>,
+        why: &'static str,
+    ) -> Self {
+        match tried {
+            Ok(_) => Self::ok(check, well),
+            Err(error) => Self::problem(check, error.to_string(), why),
+        }
+    }
+
+    /// Adds the mend, which a finding that all is well does not need.
     fn fix(self, fix: impl Into<String>) -> Self {
         Self {
-            fix: Some(fix.into()),
+            fix: (self.result != Severity::Ok).then(|| fix.into()),
             ..self
         }
     }
@@ -219,7 +234,7 @@ impl Installation {
         }
     }
 
-    /// Returns the command that looks at it.
+    /// Returns the command that looks at this installation.
     fn doctor(&self) -> String {
         match self.command {
             "run" => "doctor".to_owned(),
@@ -270,7 +285,7 @@ mod tests {
             line: 3,
             what: "unknown field `x`".into(),
         });
-        assert_eq!(found.result, Outcome::Problem);
+        assert_eq!(found.result, Severity::Problem);
         assert_eq!(found.what, "/c d.toml:3: unknown field `x`");
         assert_eq!(found.fix.as_deref(), Some("${EDITOR:-vi} +3 '/c d.toml'"));
         let found = unusable(&SettingsError::Read {

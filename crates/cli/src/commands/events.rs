@@ -10,9 +10,9 @@ use jiff::{SignedDuration, Timestamp};
 use crate::EXIT_OK;
 use crate::args::{EventsArgs, Format};
 use crate::client::Client;
-use crate::output::{self, Colour};
+use crate::output::{self, Colour, List, say};
 
-/// How much earlier than its acceptance an event was observed, for that to be told: a line
+/// An event that was observed so much earlier than it was accepted is shown with that time: a line
 /// that is read as it is written, and an event that is delivered at once, take less.
 const LATE: SignedDuration = SignedDuration::from_secs(10);
 
@@ -78,7 +78,7 @@ async fn all(
     format: Format,
 ) -> anyhow::Result<u8> {
     let mut lines = client.lines("/api/v1/events?follow=true&after=0").await?;
-    let mut written = 0_u64;
+    let mut list = List::default();
     while let Some(line) = lines.next().await? {
         if line.is_empty() {
             continue;
@@ -88,22 +88,12 @@ async fn all(
         let of_node = |name: &str| event.event["nodeName"].as_str() == Some(name);
         if seq <= last && node.is_none_or(of_node) {
             match format {
-                Format::Json => {
-                    // The comma stands before the next one: nobody knows which is the last.
-                    let begin = if written == 0 { "[\n  " } else { ",\n  " };
-                    output::part(&format!("{begin}{}", serde_json::to_string(&event)?))?;
-                }
-                Format::Yaml => drop(output::structured(format, &[&event])?),
                 Format::Text | Format::Wide => write(&event, format)?,
+                Format::Json | Format::Yaml => list.item(format, &event)?,
             }
-            written += 1;
         }
         if seq >= last {
-            match (format, written) {
-                (Format::Json | Format::Yaml, 0) => output::line("[]")?,
-                (Format::Json, _) => output::line("\n]")?,
-                _ => {}
-            }
+            list.end(format)?;
             return Ok(EXIT_OK);
         }
     }
@@ -141,25 +131,25 @@ fn write(view: &EventView, format: Format) -> anyhow::Result<()> {
         output::colour("minor  ", Colour::Yellow)
     };
     let aside = aside(&event, view.created_at);
-    output::line(&format!(
+    say!(
         "{}  {word}  {}  {}{}",
         output::time(view.created_at),
         output::plain(&event.node_name),
         output::plain(&what(&event)),
         output::colour(&aside, Colour::Grey)
-    ))?;
+    )?;
     if format == Format::Wide {
         let status = match &view.status.nodequarantined {
             Some(status) => format!(" ({})", output::plain(status)),
             None => String::new(),
         };
-        output::line(&format!(
+        say!(
             "    {}{status} by {}, action {}: {}",
             event.id,
             output::plain(&event.agent),
             output::plain(&contract::effective_action_name(&event)),
             output::plain(&event.message)
-        ))?;
+        )?;
     }
     Ok(())
 }

@@ -1,14 +1,14 @@
 //! `gpuwarden explain`: the story of a node.
 
-use console::api::{Explain, Status};
+use console::api::{Explain, StatusView};
 
 use super::events::query;
 use crate::args::{ExplainArgs, Format};
 use crate::client::Client;
-use crate::output::{self, Colour};
+use crate::output::{self, Colour, say};
 use crate::{EXIT_OK, EXIT_UNHEALTHY};
 
-/// Where the text of an entry begins: behind its time and its kind.
+/// The column at which the text of an entry begins, behind its time and its kind.
 const TEXT: usize = 36;
 
 pub(super) async fn execute(args: &ExplainArgs) -> anyhow::Result<u8> {
@@ -31,7 +31,11 @@ pub(super) async fn execute(args: &ExplainArgs) -> anyhow::Result<u8> {
 pub(super) async fn node(client: &Client, args: &ExplainArgs) -> anyhow::Result<String> {
     match &args.node {
         Some(node) => Ok(node.clone()),
-        None => Ok(client.get::<Status>("/api/v1/status").await?.node_name),
+        None => Ok(client
+            .get::<StatusView>("/api/v1/status")
+            .await?
+            .process
+            .node_name),
     }
 }
 
@@ -40,9 +44,9 @@ fn text(story: &Explain, wide: bool) -> anyhow::Result<()> {
         .status
         .as_ref()
         .map_or("no open fault", |status| status.state.name());
-    output::line(&format!("{}: {state}", output::plain(&story.node)))?;
+    say!("{}: {state}", output::plain(&story.node))?;
     for note in story.status.iter().flat_map(|status| &status.notes) {
-        output::line(&format!("note      {}", output::plain(note)))?;
+        say!("note      {}", output::plain(note))?;
     }
     if story.entries.is_empty() {
         let known = match story.in_cluster {
@@ -50,13 +54,13 @@ fn text(story: &Explain, wide: bool) -> anyhow::Result<()> {
             Some(false) => "This machine's own name; no event names it.",
             None => "No event names this node.",
         };
-        output::line(&format!("\n{known}"))?;
+        say!("\n{known}")?;
     } else {
         output::line("")?;
     }
     for entry in &story.entries {
         let kind = serde_json::to_value(entry.kind)?;
-        output::line(&format!(
+        say!(
             "{}  {}  {}",
             output::time(entry.at),
             output::colour(
@@ -64,19 +68,15 @@ fn text(story: &Explain, wide: bool) -> anyhow::Result<()> {
                 Colour::Grey
             ),
             output::indented(&entry.text, TEXT)
-        ))?;
+        )?;
         if wide && !entry.detail.is_null() {
-            output::line(&format!(
-                "{:TEXT$}{}",
-                "",
-                output::plain(&entry.detail.to_string())
-            ))?;
+            say!("{:TEXT$}{}", "", output::plain(&entry.detail.to_string()))?;
         }
     }
-    output::line(&format!("\nawaited   {}", output::plain(&story.awaits)))?;
+    say!("\nawaited   {}", output::plain(&story.awaits))?;
     for (index, way) in story.how_to_clear.iter().enumerate() {
         let head = if index == 0 { "to clear " } else { "      or " };
-        output::line(&format!("{head} {}", output::plain(way)))?;
+        say!("{head} {}", output::plain(way))?;
     }
     Ok(())
 }

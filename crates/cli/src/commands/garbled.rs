@@ -5,7 +5,7 @@ use diagnosis::decode::KernelLogDecoder;
 
 use crate::output;
 
-/// `GarbledLines` tells of such lines of one log.
+/// `GarbledLines` counts such lines of one log.
 #[derive(Default)]
 pub(super) struct GarbledLines {
     count: u64,
@@ -16,7 +16,7 @@ pub(super) struct GarbledLines {
 // === impl GarbledLines ===
 
 impl GarbledLines {
-    /// Takes in what the decoder could not read of a line of a file, counted from 1.
+    /// Takes in the garbled lines of the decoder after a line of a file, counted from 1.
     pub(super) fn take(&mut self, decoder: &mut KernelLogDecoder, file: &str, line: u64) {
         let Some(garbled) = decoder.take_garbled() else {
             return;
@@ -26,7 +26,7 @@ impl GarbledLines {
             .get_or_insert_with(|| format!("{file}:{line}: {}", garbled.quoted));
     }
 
-    /// Says it of all logs, if there were any. The first is that of the first log.
+    /// Warns of the garbled lines of all logs, if there were any, and quotes the first.
     pub(super) fn tell<'a>(logs: impl IntoIterator<Item = &'a Self>) {
         let (mut lines, mut first) = (0_u64, None);
         for log in logs {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use agent::kernel_log::event_of_line;
 use anyhow::{Context as _, bail};
-use console::api::Status;
+use console::api::StatusView;
 use contract::{EVENT_VERSION, Entity, HealthEvent, HealthEvents, json, keys};
 use domain::fault::normalise_pci;
 use domain::view::FaultView;
@@ -14,13 +14,15 @@ use tokio::time::Instant;
 
 use crate::args::{Inject, TargetArgs, Via};
 use crate::client::{self, Client};
-use crate::{EXIT_OK, EXIT_UNHEALTHY, output};
+use crate::output::{self, say};
+use crate::{EXIT_OK, EXIT_UNHEALTHY};
 
 /// Severity of the lines that the driver prints for XIDs.
 const KERNEL_ERROR: u8 = 3;
 
-/// How long a recovery may take to be taken in, and how often that is looked at.
+/// Longest time that a recovery may take to be taken in.
 const TAKEN_IN: Duration = Duration::from_secs(5);
+/// Pause between two looks whether it is.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 pub(super) async fn execute(what: Inject) -> anyhow::Result<u8> {
@@ -53,7 +55,7 @@ async fn xid(code: u32, pci: &str, via: Via, target: &TargetArgs) -> anyhow::Res
     );
     if via == Via::Kmsg {
         host::kernel_log::write_kmsg(KERNEL_ERROR, &line)?;
-        output::line(&format!("written to the kernel log: {line}"))?;
+        say!("written to the kernel log: {line}")?;
         return Ok(());
     }
     let node = node_name(target).await?;
@@ -63,7 +65,7 @@ async fn xid(code: u32, pci: &str, via: Via, target: &TargetArgs) -> anyhow::Res
         .metadata
         .insert(keys::META_INJECTED.to_owned(), "true".to_owned());
     client::send(target, batch(vec![event])).await?;
-    output::line(&format!("XID {code} on {pci} of {node} is recorded"))?;
+    say!("XID {code} on {pci} of {node} is recorded")?;
     Ok(())
 }
 
@@ -73,7 +75,7 @@ async fn recovery(
     target: &TargetArgs,
 ) -> anyhow::Result<u8> {
     let client = Client::new(&target.server)?;
-    let status: Status = client.get("/api/v1/status").await?;
+    let status: StatusView = client.get("/api/v1/status").await?;
     if let Some(delivery) = &status.delivery {
         bail!(
             "this is an agent: which faults are open is known at its controller, to which it \
@@ -84,7 +86,7 @@ async fn recovery(
     let node = target
         .node_name
         .clone()
-        .unwrap_or_else(|| status.node_name.clone());
+        .unwrap_or_else(|| status.process.node_name.clone());
     let pci = pci.map(normalise_pci);
     let named = |fault: &FaultView| {
         code.is_none_or(|code| fault.code == code)
@@ -96,9 +98,7 @@ async fn recovery(
     };
     let faults: Vec<FaultView> = faults_of(&node, status).filter(named).collect();
     if faults.is_empty() {
-        output::line(&format!(
-            "{node} has no such open fault: nothing to recover"
-        ))?;
+        say!("{node} has no such open fault: nothing to recover")?;
         return Ok(EXIT_OK);
     }
     let events = faults.iter().map(|fault| healthy(fault, &node)).collect();
@@ -106,7 +106,7 @@ async fn recovery(
     // Not every user may close every fault; and what is in front of it is taken in before.
     let until = Instant::now() + TAKEN_IN;
     let open = loop {
-        let status: Status = client.get("/api/v1/status").await?;
+        let status: StatusView = client.get("/api/v1/status").await?;
         let open: Vec<String> = faults_of(&node, status)
             .map(|fault| fault.event_id)
             .collect();
@@ -121,19 +121,19 @@ async fn recovery(
         let title = output::plain(&fault.title());
         if open.contains(&fault.event_id) {
             exit = EXIT_UNHEALTHY;
-            output::line(&format!(
+            say!(
                 "still open: {title} of {node}; the recovery is recorded. What a monitor or root \
                  has reported is closed by a monitor, root or gpuwarden's own user only; \
                  `gpuwarden explain {node}` tells what became of it"
-            ))?;
+            )?;
         } else {
-            output::line(&format!("recovered: {title} of {node}"))?;
+            say!("recovered: {title} of {node}")?;
         }
     }
     Ok(exit)
 }
 
-fn faults_of(node: &str, status: Status) -> impl Iterator<Item = FaultView> {
+fn faults_of(node: &str, status: StatusView) -> impl Iterator<Item = FaultView> {
     let nodes = status.fleet.nodes.into_iter();
     nodes
         .filter(move |known| known.name == node)
@@ -174,11 +174,11 @@ async fn node_name(target: &TargetArgs) -> anyhow::Result<String> {
     if let Some(node) = &target.node_name {
         return Ok(node.clone());
     }
-    let status: Status = Client::new(&target.server)?
+    let status: StatusView = Client::new(&target.server)?
         .get("/api/v1/status")
         .await
         .context("which node? name it with --node-name")?;
-    Ok(status.node_name)
+    Ok(status.process.node_name)
 }
 
 fn batch(events: Vec<HealthEvent>) -> HealthEvents {

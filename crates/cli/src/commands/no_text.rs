@@ -6,7 +6,7 @@ use std::path::Path;
 
 use anyhow::{Context as _, bail};
 
-/// Bytes from which it is judged.
+/// Bytes at the beginning that are looked at.
 const BEGIN: u64 = 8 * 1024;
 
 /// Refuses a file that is no text. One that cannot be looked into without taking something out
@@ -24,8 +24,8 @@ pub(super) fn refuse(path: &Path, command: &str) -> anyhow::Result<()> {
     }
 }
 
-/// Says what a file is that begins so, and what to do, where it is no text. `command` is the one
-/// that reads its text from standard input.
+/// Returns the kind of a file that begins so, and what to do, where it is no text. `command` is
+/// the one that reads its text from standard input.
 pub(super) fn no_text(begin: &[u8], command: &str) -> Option<String> {
     const PACKED: [(&[u8], &str, &str); 5] = [
         (b"\x1f\x8b", "gzip", "zcat"),

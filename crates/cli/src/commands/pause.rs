@@ -3,16 +3,17 @@
 //! They write the cluster, not a process: every gpuwarden of the cluster sees it at once.
 
 use anyhow::{Context as _, bail};
-use cluster::{ApiError, Cluster, ConfigMap, ConfigMapChange};
+use cluster::{ApiError, ConfigMap, ConfigMapChange};
 use contract::keys;
 use domain::brake::pause::Pause;
 use jiff::{SignedDuration, Timestamp};
 
-use super::person;
+use super::{connect, person};
+use crate::EXIT_OK;
 use crate::args::{KubeArgs, PauseArgs};
 use crate::given::Given;
-use crate::settings::{ClientSettings, connect_options, namespace};
-use crate::{EXIT_OK, output};
+use crate::output::say;
+use crate::settings::{ClientSettings, namespace};
 
 /// Somebody else may be writing: so often it is looked at again.
 const ATTEMPTS: usize = 5;
@@ -37,11 +38,11 @@ pub(super) async fn pause(args: PauseArgs, given: &Given) -> anyhow::Result<u8> 
     };
     let text = serde_json::to_string(&pause)?;
     let place = write(&args.kube, |_| Some(Some(text.clone()))).await?;
-    output::line(&format!(
+    say!(
         "New quarantines are {pause} (ConfigMap {place}).\nWhat is out of service is given back \
          all the same. To end it: {}",
         given.command("resume")
-    ))?;
+    )?;
     Ok(EXIT_OK)
 }
 
@@ -54,9 +55,9 @@ pub(super) async fn resume(args: KubeArgs) -> anyhow::Result<u8> {
     .await?;
     match was.as_deref().and_then(Pause::read) {
         Some(pause) if pause.holds(Timestamp::now()) => {
-            output::line(&format!("New quarantines go on; they were {pause}."))?;
+            say!("New quarantines go on; they were {pause}.")?;
         }
-        _ => output::line(&format!("Nothing is paused (ConfigMap {place})."))?,
+        _ => say!("Nothing is paused (ConfigMap {place}).")?,
     }
     Ok(EXIT_OK)
 }
@@ -68,15 +69,9 @@ async fn write(
     mut decide: impl FnMut(Option<&ConfigMap>) -> Option<Option<String>>,
 ) -> anyhow::Result<String> {
     let file = ClientSettings::read(kube.config.as_deref())?;
-    let options = connect_options(
-        kube.kubeconfig.clone().or(file.kubeconfig),
-        kube.context.clone().or(file.context),
-    );
-    let namespace = namespace(kube.namespace.clone().or(file.namespace))?;
+    let namespace = namespace(kube.namespace.clone().or(file.namespace.clone()))?;
     let place = format!("{namespace}/{}", keys::CONFIG_MAP);
-    let cluster = Cluster::connect(options)
-        .await
-        .context("which cluster? --kubeconfig FILE names one")?;
+    let cluster = connect(kube.kubeconfig.clone(), kube.context.clone(), file).await?;
     for _ in 0..ATTEMPTS {
         let seen = cluster
             .config_map(&namespace, keys::CONFIG_MAP)

@@ -16,7 +16,7 @@ use trial::replay::Replay;
 
 use super::replay;
 use crate::args::{Format, PolicyCommand};
-use crate::output::{self, Colour};
+use crate::output::{self, Colour, say};
 use crate::policy_source;
 use crate::{EXIT_OK, EXIT_UNHEALTHY};
 
@@ -55,12 +55,12 @@ fn check(source: &str, format: Format) -> anyhow::Result<u8> {
                 None => policy_source::placed(source, what),
             };
             output::line(&output::plain(&what))?;
-            output::line(&format!("  {}", output::plain(hint)))?;
+            say!("  {}", output::plain(hint))?;
         }
         if warnings.is_empty() {
             let count = policy.rule_sets.len();
             let sets = if count == 1 { "rule set" } else { "rule sets" };
-            output::line(&format!("{source}: {count} {sets}, nothing odd"))?;
+            say!("{source}: {count} {sets}, nothing odd")?;
         }
     }
     Ok(if warnings.is_empty() {
@@ -120,7 +120,7 @@ fn compare(
     Ok(code.max(exit_code(found_any)))
 }
 
-/// Says what a comparison without nodes says nothing of.
+/// Returns the warning about rules that a comparison without nodes cannot try.
 fn not_compared(policy: &Policy, other: &Policy) -> Option<String> {
     let names = untried(policy, other);
     let sets = match names.len() {
@@ -155,45 +155,40 @@ fn table(
     settings: &[SettingDifference],
 ) -> anyhow::Result<()> {
     if !settings.is_empty() {
-        let mut rows = vec![
-            ["setting", &a.source, &b.source]
-                .map(str::to_owned)
-                .to_vec(),
-        ];
-        for SettingDifference { setting, a, b } in settings {
-            rows.push(vec![setting.clone(), output::plain(a), output::plain(b)]);
-        }
-        output::table(&rows)?;
+        let row = |one: &SettingDifference| {
+            vec![
+                one.setting.clone(),
+                output::plain(&one.a),
+                output::plain(&one.b),
+            ]
+        };
+        let rows: Vec<_> = settings.iter().map(row).collect();
+        output::table(&["setting", &a.source, &b.source], &rows)?;
         output::line("")?;
     }
     if found.is_empty() {
         output::line("No difference on the events of known monitors.")?;
         return Ok(());
     }
-    let head = ["event", "judged", &a.source, &b.source];
-    let mut rows = vec![head.map(str::to_owned).to_vec()];
-    for one in found {
+    let row = |one: &Difference| {
         let event = match &one.node {
             Some(node) => format!("{} on {}", one.event, output::plain(node)),
             None => one.event.clone(),
         };
-        rows.push(vec![
-            event,
-            one.judged.clone(),
-            output::plain(&one.a.to_string()),
-            output::plain(&one.b.to_string()),
-        ]);
-    }
-    output::table(&rows)?;
+        let decisions = [&one.a, &one.b].map(|decision| output::plain(&decision.to_string()));
+        [vec![event, one.judged.clone()], decisions.to_vec()].concat()
+    };
+    let rows: Vec<_> = found.iter().map(row).collect();
+    output::table(&["event", "judged", &a.source, &b.source], &rows)?;
     let count = |which: fn(&Difference) -> bool| found.iter().filter(|one| which(one)).count();
-    output::line(&format!(
+    say!(
         "\n{} differences: {} only {} cordons for, {} only {}",
         found.len(),
         count(|one| one.a.cordon && !one.b.cordon),
         a.source,
         count(|one| one.b.cordon && !one.a.cordon),
-        b.source,
-    ))?;
+        b.source
+    )?;
     Ok(())
 }
 
@@ -222,12 +217,8 @@ fn list(name: Option<&str>, format: Format) -> anyhow::Result<u8> {
         .collect();
     if !output::structured(format, &listed)? {
         for Listed { name, what, source } in listed {
-            output::line(&format!("{:<18} {what}", format!("preset:{name}")))?;
-            output::line(&format!(
-                "{:19}{}",
-                "",
-                output::colour(source, Colour::Grey)
-            ))?;
+            say!("{:<18} {what}", format!("preset:{name}"))?;
+            say!("{:19}{}", "", output::colour(source, Colour::Grey))?;
         }
     }
     Ok(EXIT_OK)

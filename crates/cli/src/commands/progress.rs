@@ -1,6 +1,6 @@
-//! How far a long read is, as one line on the terminal that comes and goes.
+//! The progress of a long read, as one line on the terminal that comes and goes.
 //!
-//! It steps by what is read, not by what is found in it: a log of millions of lines without a
+//! The line steps by what is read, not by what is found in it: a log of millions of lines without a
 //! fault takes its time too.
 
 use std::cell::Cell;
@@ -8,7 +8,7 @@ use std::io::{self, BufRead, IsTerminal as _, Read, Write};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-/// How often it is shown.
+/// The least time between two updates of the line.
 const EVERY: Duration = Duration::from_millis(300);
 /// Bytes between two looks at the clock.
 const CHECK: u64 = 256 * 1024;
@@ -18,7 +18,7 @@ const MIB: u64 = 1024 * 1024;
 pub(super) struct Progress {
     to: Option<Box<dyn Write>>,
     every: Duration,
-    /// Bytes of all that is to be read, where it is known.
+    /// Bytes of all that is to be read, where that is known.
     total: Option<u64>,
     looked_at: u64,
     at: Instant,

@@ -15,14 +15,15 @@ use domain::session::another;
 use jiff::Timestamp;
 use tokio::time::Instant;
 
-use super::person;
+use super::{connect, person};
 use crate::args::ReleaseArgs;
-use crate::settings::{ClientSettings, connect_options};
-use crate::{EXIT_OK, EXIT_UNHEALTHY, output};
+use crate::output::{self, say};
+use crate::settings::ClientSettings;
+use crate::{EXIT_OK, EXIT_UNHEALTHY};
 
-/// How often the node is looked at while waiting.
+/// Pause between two looks at the node while waiting.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
-/// How often the request is written again where the node changes meanwhile.
+/// Most attempts to write the request where the node changes meanwhile.
 const ATTEMPTS: u32 = 5;
 
 pub(super) async fn execute(args: &ReleaseArgs) -> anyhow::Result<u8> {
@@ -33,7 +34,8 @@ pub(super) async fn execute(args: &ReleaseArgs) -> anyhow::Result<u8> {
     if reason.len() > REASON_BYTES {
         bail!("--reason has more than {REASON_BYTES} bytes: shorten it");
     }
-    let cluster = connect(args).await?;
+    let file = ClientSettings::read(args.config.as_deref())?;
+    let cluster = connect(args.kubeconfig.clone(), args.context.clone(), file).await?;
     let request = ReleaseRequest {
         by: person(),
         reason: reason.to_owned(),
@@ -41,7 +43,7 @@ pub(super) async fn execute(args: &ReleaseArgs) -> anyhow::Result<u8> {
     };
     let (before, own) = ask(&cluster, &args.node, &request).await?;
     if args.no_wait {
-        output::line(&format!("{}: its release is asked for", args.node))?;
+        say!("{}: its release is asked for", args.node)?;
         return Ok(EXIT_OK);
     }
     let limit = Duration::from_secs(args.timeout);
@@ -111,7 +113,8 @@ async fn wait(
     }
 }
 
-/// Says that nobody has taken the request in: whose it would be, and what a person can do.
+/// Returns the text where nobody has taken the request in: whose it would be, and what a person
+/// can do.
 fn unheard(node: &NodeView, own: &Ownership, seconds: u64) -> String {
     let name = &node.name;
     format!(
@@ -125,7 +128,7 @@ fn unheard(node: &NodeView, own: &Ownership, seconds: u64) -> String {
     )
 }
 
-/// Says what was done.
+/// Writes what was done.
 fn report(before: &NodeView, own: &Ownership, after: &NodeView) -> anyhow::Result<u8> {
     let name = &after.name;
     let again = Ownership::read(after).is_some();
@@ -164,24 +167,13 @@ fn report(before: &NodeView, own: &Ownership, after: &NodeView) -> anyhow::Resul
         )))?;
     }
     if again {
-        output::line(&format!(
+        say!(
             "{name} is quarantined again: a fault was reported after the release; see \
              'gpuwarden explain {name}'"
-        ))?;
+        )?;
         return Ok(EXIT_UNHEALTHY);
     }
     Ok(EXIT_OK)
-}
-
-async fn connect(args: &ReleaseArgs) -> anyhow::Result<Cluster> {
-    let file = ClientSettings::read(args.config.as_deref())?;
-    let options = connect_options(
-        args.kubeconfig.clone().or(file.kubeconfig),
-        args.context.clone().or(file.context),
-    );
-    Cluster::connect(options)
-        .await
-        .context("which cluster? --kubeconfig FILE names one")
 }
 
 #[cfg(test)]

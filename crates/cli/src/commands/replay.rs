@@ -18,7 +18,7 @@ use serde_json::Value;
 use trial::replay::{Decided, Decision, Replay, Summary};
 
 use crate::args::{Format, ReplayArgs};
-use crate::output::{self, Colour};
+use crate::output::{self, Colour, List, say};
 use crate::policy_source;
 use crate::{EXIT_FAILED, EXIT_OK, EXIT_UNHEALTHY};
 pub(super) use input::Inputs;
@@ -28,7 +28,7 @@ const NAMES: [&str; 2] = ["A", "B"];
 /// Largest list of nodes that is read: 5,000 nodes of 50 KiB.
 const MAX_NODES_BYTES: u64 = 256 * 1024 * 1024;
 
-/// `Told` is a decision, and which of the policies decide so.
+/// `Told` is a decision with the policies that decide so.
 #[derive(Serialize)]
 struct Told<'a> {
     /// `A`, `B`, or both.
@@ -37,15 +37,16 @@ struct Told<'a> {
     decision: &'a Decision,
 }
 
-/// A `Cell` returns what a row of the summary says of one policy.
+/// A `Cell` returns the figure of one policy in a row of the summary.
 type Cell = fn(&Summary) -> String;
 
 /// A `Writer` writes decisions as they are made, in the format that was asked for.
 struct Writer {
     format: Format,
     two: bool,
+    list: List,
     written: u64,
-    /// There was something to write.
+    /// Whether there was a decision.
     found: bool,
     only: [u64; 2],
     both: u64,
@@ -74,8 +75,8 @@ pub(super) fn execute(args: &ReplayArgs) -> anyhow::Result<u8> {
     run(&mut replays, &mut inputs, args.output.output)
 }
 
-/// Replays all inputs. The exit code: something could not be read; or a node would have been
-/// taken out or, of two policies, they differ; or neither.
+/// Replays all inputs. Returns the exit code: something could not be read; or a node would have
+/// been taken out or, of two policies, they differ; or neither.
 pub(super) fn run(
     replays: &mut [Replay],
     inputs: &mut Inputs,
@@ -84,6 +85,7 @@ pub(super) fn run(
     let mut writer = Writer {
         format,
         two: replays.len() > 1,
+        list: List::default(),
         written: 0,
         found: false,
         only: [0, 0],
@@ -107,7 +109,7 @@ pub(super) fn run(
     Ok(if found { EXIT_UNHEALTHY } else { EXIT_OK })
 }
 
-/// Writes what is decided, and the summary.
+/// Writes the decisions, and the summary.
 fn tell(replays: &mut [Replay], inputs: &mut Inputs, writer: &mut Writer) -> anyhow::Result<()> {
     let format = writer.format;
     let mut names = BTreeSet::new();
@@ -133,7 +135,7 @@ fn tell(replays: &mut [Replay], inputs: &mut Inputs, writer: &mut Writer) -> any
         }
     }
     inputs.clear_progress();
-    writer.end()?;
+    writer.list.end(format)?;
     inputs.tell_garbled();
     let left_out = left_out(replays).filter(|_| times.is_some());
     if matches!(format, Format::Text | Format::Wide) {
@@ -147,7 +149,7 @@ fn tell(replays: &mut [Replay], inputs: &mut Inputs, writer: &mut Writer) -> any
     Ok(())
 }
 
-/// Nodes as `kubectl get nodes -o json` writes them.
+/// Reads nodes as `kubectl get nodes -o json` writes them.
 pub(super) fn read_nodes(path: &Path) -> anyhow::Result<Vec<NodeView>> {
     let shown = path.display();
     let size = std::fs::metadata(path)
@@ -184,13 +186,13 @@ fn summary(
         return Ok(());
     };
     let problems = inputs.problems();
-    output::line(&format!(
+    say!(
         "{} of {}, {} to {}",
         plural(inputs.events(), "event"),
         plural(nodes as u64, "node"),
         shown_time(first),
-        shown_time(last),
-    ))?;
+        shown_time(last)
+    )?;
     for (count, what) in [
         (inputs.repeats(), "were there twice, and count once"),
         (problems, "could not be read; they are named above"),
@@ -200,19 +202,51 @@ fn summary(
         ),
     ] {
         if count > 0 {
-            output::line(&format!("{count} {what}"))?;
+            say!("{count} {what}")?;
         }
     }
     let summaries: Vec<Summary> = replays.iter().map(Replay::summary).collect();
-    let heads = NAMES.iter().zip(replays).map(|(name, replay)| {
+    table(replays, &summaries)?;
+    for (replay, summary) in replays.iter().zip(&summaries) {
+        if let Some(at) = summary.tripped_at {
+            say!(
+                "the circuit breaker of {} tripped at {}: nothing was taken out from then on, for \
+                 in a replay nobody closes it",
+                output::plain(&replay.policy().source),
+                shown_time(at)
+            )?;
+        }
+    }
+    if let Some(unlisted) = summaries
+        .first()
+        .map(|summary| summary.unlisted)
+        .filter(|n| *n > 0)
+    {
+        let nodes = plural(unlisted as u64, "node");
+        say!("{nodes} of the events are not in the list of nodes: nothing is done to them")?;
+    }
+    if writer.two {
+        say!(
+            "{} the same, {} only by A, {} only by B",
+            plural(writer.both, "decision"),
+            writer.only[0],
+            writer.only[1]
+        )?;
+    }
+    Ok(())
+}
+
+/// Writes the figures of the policies side by side.
+fn table(replays: &[Replay], summaries: &[Summary]) -> anyhow::Result<()> {
+    let mut heads = vec![String::new()];
+    heads.extend(NAMES.iter().zip(replays).map(|(name, replay)| {
         let source = &replay.policy().source;
-        if writer.two {
+        if replays.len() > 1 {
             format!("{name}: {source}")
         } else {
             source.clone()
         }
-    });
-    let mut rows = vec![[String::new()].into_iter().chain(heads).collect::<Vec<_>>()];
+    }));
     let cells: [(&str, Cell); 8] = [
         ("nodes taken out", |summary| summary.taken_out.to_string()),
         ("most at one time", |summary| {
@@ -227,43 +261,17 @@ fn summary(
             output::span(SignedDuration::from_secs(summary.seconds_out))
         }),
     ];
-    for (title, cell) in cells {
-        let row = summaries.iter().map(cell);
-        rows.push([title.to_owned()].into_iter().chain(row).collect());
-    }
-    output::table(&rows)?;
-    for (replay, summary) in replays.iter().zip(&summaries) {
-        if let Some(at) = summary.tripped_at {
-            output::line(&format!(
-                "the circuit breaker of {} tripped at {}: nothing was taken out from then on, for \
-                 in a replay nobody closes it",
-                output::plain(&replay.policy().source),
-                shown_time(at)
-            ))?;
-        }
-    }
-    if let Some(unlisted) = summaries
-        .first()
-        .map(|summary| summary.unlisted)
-        .filter(|n| *n > 0)
-    {
-        let nodes = plural(unlisted as u64, "node");
-        output::line(&format!(
-            "{nodes} of the events are not in the list of nodes: nothing is done to them"
-        ))?;
-    }
-    if writer.two {
-        output::line(&format!(
-            "{} the same, {} only by A, {} only by B",
-            plural(writer.both, "decision"),
-            writer.only[0],
-            writer.only[1]
-        ))?;
-    }
+    let row = |(title, cell): (&str, Cell)| {
+        let mut row = vec![title.to_owned()];
+        row.extend(summaries.iter().map(cell));
+        row
+    };
+    let heads: Vec<&str> = heads.iter().map(String::as_str).collect();
+    output::table(&heads, &cells.map(row))?;
     Ok(())
 }
 
-/// Returns what to say of limits of the brake that could not be applied.
+/// Returns the note on the limits of the brake that could not be applied.
 fn left_out(replays: &[Replay]) -> Option<String> {
     let limits: BTreeSet<&str> = replays
         .iter()
@@ -301,7 +309,7 @@ fn shown_time(at: Timestamp) -> String {
 // === impl Writer ===
 
 impl Writer {
-    /// Writes what the policies decide about one event. What both decide is one decision.
+    /// Writes the decisions of the policies about one event. What both decide is one decision.
     fn write(&mut self, decisions: &[Vec<Decision>]) -> anyhow::Result<()> {
         let [first, rest @ ..] = decisions else {
             return Ok(());
@@ -338,15 +346,7 @@ impl Writer {
             // What both decide is no difference.
             Format::Text if self.two && policies.len() == 2 => return Ok(()),
             Format::Text | Format::Wide => output::line(&self.text(policies, decision))?,
-            Format::Json => {
-                let begin = if self.written == 0 { "[\n  " } else { "  " };
-                // The comma stands before the next one: nobody knows which is the last.
-                let comma = if self.written == 0 { "" } else { ",\n" };
-                output::part(&format!("{comma}{begin}{}", serde_json::to_string(&told)?))?;
-            }
-            Format::Yaml => {
-                output::structured(Format::Yaml, &[told])?;
-            }
+            Format::Json | Format::Yaml => self.list.item(self.format, &told)?,
         }
         self.written += 1;
         Ok(())
@@ -377,14 +377,5 @@ impl Writer {
             decision.change(),
             output::plain(&decision.because.join("; "))
         )
-    }
-
-    fn end(&mut self) -> anyhow::Result<()> {
-        match (self.format, self.written) {
-            (Format::Json | Format::Yaml, 0) => output::line("[]")?,
-            (Format::Json, _) => output::line("\n]")?,
-            _ => {}
-        }
-        Ok(())
     }
 }

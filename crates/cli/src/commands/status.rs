@@ -1,15 +1,15 @@
-//! `gpuwarden status`: how the nodes are.
+//! `gpuwarden status`: the state of the process and of the nodes.
 
-use console::api::{DeliveryView, ForwardView, LeadershipView, Mode, Role, Status};
+use console::api::{DeliveryView, ForwardView, LeadershipView, Mode, Role, StatusView};
 use contract::keys;
 use domain::brake::some_of;
-use domain::view::{BrakeView, FaultView, LimitView, NodeState, NodeStatus};
+use domain::view::{BrakeView, ClusterView, FaultView, LimitView, NodeState, NodeStatus};
 use jiff::Timestamp;
 use runtime::sources::{SourceState, SourceStatus};
 
 use crate::args::{Format, ViewArgs};
 use crate::client::Client;
-use crate::output::{self, Colour, ago};
+use crate::output::{self, Colour, ago, say};
 use crate::{EXIT_OK, EXIT_UNHEALTHY};
 
 /// Most nodes that are shown in text, the gravest; what stands above them must not scroll away.
@@ -18,7 +18,7 @@ const NODES_SHOWN: usize = 100;
 const FAULTS_SHOWN: usize = 10;
 
 pub(super) async fn execute(args: &ViewArgs) -> anyhow::Result<u8> {
-    let status: Status = Client::new(&args.server)?.get("/api/v1/status").await?;
+    let status: StatusView = Client::new(&args.server)?.get("/api/v1/status").await?;
     let format = args.output.output;
     if !output::structured(format, &status)? {
         text(&status, format == Format::Wide)?;
@@ -31,7 +31,7 @@ pub(super) async fn execute(args: &ViewArgs) -> anyhow::Result<u8> {
 }
 
 /// Returns whether no node has a fatal fault or is out of service, and all that should see does.
-fn healthy(status: &Status) -> bool {
+fn healthy(status: &StatusView) -> bool {
     status.ready && status.fleet.nodes.iter().all(well)
 }
 
@@ -44,19 +44,19 @@ fn well(node: &NodeStatus) -> bool {
         || (anothers && !node.faults.iter().any(|fault| fault.fatal))
 }
 
-fn text(status: &Status, wide: bool) -> anyhow::Result<()> {
-    let mode = match status.mode {
-        Mode::Observe if status.role == Role::Agent => "agent",
+fn text(status: &StatusView, wide: bool) -> anyhow::Result<()> {
+    let process = &status.process;
+    let mode = match process.mode {
+        Mode::Observe if process.role == Role::Agent => "agent",
         Mode::Observe => "observing",
         Mode::DryRun => "quarantine, dry run",
         Mode::Quarantine => "quarantine",
     };
-    output::line(&format!(
-        "gpuwarden {} on {}, {mode}, up {}",
-        status.version,
-        status.node_name,
-        ago(status.started_at, status.now)
-    ))?;
+    let (version, up) = (&process.version, ago(process.started_at, status.now));
+    say!(
+        "gpuwarden {version} on {}, {mode}, up {up}",
+        process.node_name
+    )?;
     if let Some(leadership) = &status.leadership {
         leadership_text(leadership)?;
         // Who stands by has nothing else to tell.
@@ -64,26 +64,11 @@ fn text(status: &Status, wide: bool) -> anyhow::Result<()> {
             return Ok(());
         }
     }
-    match &status.fleet.cluster {
-        None if status.delivery.is_some() => {}
-        None => output::line("cluster     none")?,
-        Some(cluster) if cluster.connected => {
-            output::line(&format!(
-                "cluster     {} ({} nodes)",
-                cluster.server, cluster.nodes
-            ))?;
-        }
-        Some(cluster) => output::line(&format!(
-            "cluster     {}: {}",
-            cluster.server,
-            output::colour(
-                &format!(
-                    "not connected: {}",
-                    cluster.error.as_deref().unwrap_or("connecting")
-                ),
-                Colour::Red
-            )
-        ))?,
+    if status.delivery.is_none() || status.fleet.cluster.is_some() {
+        say!(
+            "cluster     {}",
+            cluster_text(status.fleet.cluster.as_ref())
+        )?;
     }
     if let Some(brake) = &status.fleet.brake {
         brake_text(brake, wide)?;
@@ -98,42 +83,60 @@ fn text(status: &Status, wide: bool) -> anyhow::Result<()> {
     if let Some(forward) = &status.forward {
         forward_text(forward)?;
     }
-    if let Some(error) = &status.policy.error {
-        let holds = match status.policy.loaded_at {
-            Some(at) => format!("that of {} ago holds", ago(at, status.now)),
-            None => "nothing is decided".to_owned(),
-        };
-        output::line(&format!(
-            "policy      {}: {}: {}",
-            status.policy.source,
-            output::colour(&format!("not loaded, {holds}"), Colour::Red),
-            output::indented(error, 12)
-        ))?;
-    }
+    policy_text(status, wide)?;
     if wide {
-        output::line(&format!(
-            "policy      {}: {}",
-            status.policy.source,
-            status.policy.rule_sets.join(", ")
-        ))?;
-        output::line(&format!("socket      {}", status.socket))?;
+        say!("socket      {}", process.socket)?;
     }
     for reason in &status.not_ready {
-        output::line(&format!(
-            "{} {reason}",
-            output::colour("not ready:", Colour::Red)
-        ))?;
+        say!("{} {reason}", output::colour("not ready:", Colour::Red))?;
     }
     if status.delivery.is_some() {
         output::line("\nFaults and decisions are shown at the controller.")?;
-        return Ok(());
-    }
-    if status.fleet.nodes.is_empty() {
+    } else if status.fleet.nodes.is_empty() {
         output::line("\nNo open fault.")?;
-        return Ok(());
+    } else {
+        for line in node_lines(&status.fleet.nodes, status.now, wide) {
+            output::line(&line)?;
+        }
     }
-    for line in node_lines(&status.fleet.nodes, status.now, wide) {
-        output::line(&line)?;
+    Ok(())
+}
+
+/// Writes a line below the one that it belongs to, in a colour.
+fn below(text: &str, colour: Colour) -> std::io::Result<()> {
+    say!(
+        "            {}",
+        output::colour(&output::plain(text), colour)
+    )
+}
+
+fn cluster_text(cluster: Option<&ClusterView>) -> String {
+    let Some(cluster) = cluster else {
+        return "none".to_owned();
+    };
+    let server = &cluster.server;
+    if cluster.connected {
+        return format!("{server} ({} nodes)", cluster.nodes);
+    }
+    let error = cluster.error.as_deref().unwrap_or("connecting");
+    let state = output::colour(&format!("not connected: {error}"), Colour::Red);
+    format!("{server}: {state}")
+}
+
+fn policy_text(status: &StatusView, wide: bool) -> anyhow::Result<()> {
+    let policy = &status.policy;
+    if let Some(error) = &policy.error {
+        let holds = match policy.loaded_at {
+            Some(at) => format!("that of {} ago holds", ago(at, status.now)),
+            None => "nothing is decided".to_owned(),
+        };
+        let state = output::colour(&format!("not loaded, {holds}"), Colour::Red);
+        let error = output::indented(error, 12);
+        say!("policy      {}: {state}: {error}", policy.source)?;
+    }
+    if wide {
+        let rule_sets = policy.rule_sets.join(", ");
+        say!("policy      {}: {rule_sets}", policy.source)?;
     }
     Ok(())
 }
@@ -276,70 +279,68 @@ fn leadership_text(leadership: &LeadershipView) -> anyhow::Result<()> {
         (false, "") => "nobody yet; this process stands by".to_owned(),
         (false, leader) => format!("{}; this process stands by", output::plain(leader)),
     };
-    output::line(&format!("leader      {who}"))?;
+    say!("leader      {who}")?;
     if let Some(error) = error {
         let text = format!("the Lease {lease} cannot be asked for: {error}");
-        let text = output::plain(&text);
-        output::line(&format!(
-            "            {}",
-            output::colour(&text, Colour::Red)
-        ))?;
+        below(&text, Colour::Red)?;
     }
     Ok(())
 }
 
-/// Writes how much is stored.
-fn store_text(status: &Status) -> anyhow::Result<()> {
-    output::line(&format!(
+/// Writes the state of the store.
+fn store_text(status: &StatusView) -> anyhow::Result<()> {
+    say!(
         "store       {} events in {}",
-        status.store.events, status.data_dir
-    ))?;
+        status.store.events,
+        status.process.data_dir
+    )?;
     if status.store.unreadable > 0 {
         let text = format!(
             "{} events cannot be read and are passed over; `gpuwarden store inspect` names them",
             status.store.unreadable
         );
-        let text = output::colour(&text, Colour::Red);
-        output::line(&format!("            {text}"))?;
+        below(&text, Colour::Red)?;
     }
     for note in &status.store.notes {
-        output::line(&format!("            {}", output::plain(note)))?;
+        say!("            {}", output::plain(note))?;
     }
     Ok(())
 }
 
-/// Writes how events get to the controller.
-fn delivery_text(delivery: &DeliveryView, status: &Status) -> anyhow::Result<()> {
-    output::line(&format!(
+/// Writes the state of the delivery to the controller.
+fn delivery_text(delivery: &DeliveryView, status: &StatusView) -> anyhow::Result<()> {
+    say!(
         "controller  {}: {} events delivered, {} wait, {} refused",
-        delivery.controller, delivery.delivered, status.store.events, delivery.refused
-    ))?;
+        delivery.controller,
+        delivery.delivered,
+        status.store.events,
+        delivery.refused
+    )?;
     if delivery.store_changes > 0 {
-        output::line(&format!(
+        say!(
             "            its store was another one {} times; {} events were sent again",
-            delivery.store_changes, delivery.resent
-        ))?;
+            delivery.store_changes,
+            delivery.resent
+        )?;
     }
     if delivery.suspects > 0 {
         let text = format!(
             "the controller fails on {} events; they are tried again",
             delivery.suspects
         );
-        let text = output::colour(&text, Colour::Yellow);
-        output::line(&format!("            {text}"))?;
+        below(&text, Colour::Yellow)?;
     }
     if delivery.aside > 0 {
         let text = format!(
             "{} events were not taken and are kept in {}/outbox/refused.jsonl",
-            delivery.aside, status.data_dir
+            delivery.aside, status.process.data_dir
         );
-        let text = output::colour(&text, Colour::Yellow);
-        output::line(&format!("            {text}"))?;
+        below(&text, Colour::Yellow)?;
     }
     Ok(())
 }
 
-/// Writes how events are handed on.
+/// Writes the state of the gRPC sink.
 fn forward_text(forward: &ForwardView) -> anyhow::Result<()> {
     let mut text = format!(
         "gRPC sink   {}: {} events delivered, {} wait",
@@ -355,43 +356,35 @@ fn forward_text(forward: &ForwardView) -> anyhow::Result<()> {
     }
     output::line(&text)?;
     if let Some(failing) = &forward.failing {
-        let failing = output::colour(&output::plain(failing), Colour::Red);
-        output::line(&format!("            {failing}"))?;
+        below(failing, Colour::Red)?;
     }
     Ok(())
 }
 
-/// Writes what limits new quarantines: in one line where all is well.
+/// Writes the limits on new quarantines: in one line where all is well.
 fn brake_text(brake: &BrakeView, wide: bool) -> anyhow::Result<()> {
     if let Some(paused) = &brake.paused {
         let text = format!("new quarantines are {}", output::plain(paused));
-        output::line(&format!(
-            "brake       {}",
-            output::colour(&text, Colour::Yellow)
-        ))?;
+        say!("brake       {}", output::colour(&text, Colour::Yellow))?;
     }
     let held = match brake.held {
         0 => String::new(),
         1 => ", holds 1 node back".to_owned(),
         held => format!(", holds {held} nodes back"),
     };
-    let limits: Vec<String> = brake
-        .limits
-        .iter()
-        .take(if wide { usize::MAX } else { 3 })
-        .map(|limit| {
-            let LimitView {
-                limit,
-                of_which,
-                used,
-                allowed,
-                of,
-                ..
-            } = limit;
-            let text = format!("{used} of {allowed} ({limit} of {of} {of_which})");
-            output::plain(&text)
-        })
-        .collect();
+    let shown = if wide { usize::MAX } else { 3 };
+    let limits = brake.limits.iter().take(shown).map(|limit| {
+        let LimitView {
+            limit,
+            of_which,
+            used,
+            allowed,
+            of,
+            ..
+        } = limit;
+        output::plain(&format!("{used} of {allowed} ({limit} of {of} {of_which})"))
+    });
+    let limits: Vec<String> = limits.collect();
     let limits = match (brake.enabled, &brake.unknown, limits.is_empty()) {
         (false, _, _) => "off: nothing limits quarantines".to_owned(),
         (true, Some(why), _) => format!("unknown: {}", output::plain(why)),
@@ -404,17 +397,17 @@ fn brake_text(brake: &BrakeView, wide: bool) -> anyhow::Result<()> {
     } else {
         String::new()
     };
-    output::line(&format!("brake       {state}{limits}{held}"))?;
+    say!("brake       {state}{limits}{held}")?;
     for used in room_used(brake, wide) {
-        output::line(&format!("            {used}"))?;
+        say!("            {used}")?;
     }
     for note in &brake.notes {
-        output::line(&format!("            {}", output::plain(note)))?;
+        say!("            {}", output::plain(note))?;
     }
     Ok(())
 }
 
-/// Returns who uses the room of the limits that are full.
+/// Returns the nodes that use the room of the limits that are full.
 fn room_used(brake: &BrakeView, wide: bool) -> Vec<String> {
     let full = brake.limits.iter().take(if wide { usize::MAX } else { 3 });
     full.filter(|limit| limit.used >= limit.allowed && !limit.by.is_empty())

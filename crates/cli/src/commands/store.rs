@@ -4,7 +4,7 @@ use store::Position;
 use store::sqlite::{Count, Inspection, NODES, inspect};
 
 use crate::args::{StoreArgs, StoreCommand};
-use crate::output;
+use crate::output::{self, say};
 use crate::settings::{ClientSettings, default_data_dir};
 use crate::{EXIT_OK, EXIT_UNHEALTHY};
 
@@ -38,19 +38,19 @@ pub(super) fn execute(args: &StoreArgs) -> anyhow::Result<u8> {
 }
 
 fn text(found: &Inspection) -> anyhow::Result<()> {
-    output::line(&format!(
+    say!(
         "{}: schema {}, {}, of that {} log and {} free",
         found.path.display(),
         found.schema_version,
         size(found.bytes),
         size(found.log_bytes),
         size(found.free_bytes)
-    ))?;
+    )?;
     let history = match found.history_up_to {
         Position::START => String::new(),
         seq => format!(", events up to position {seq} are history"),
     };
-    output::line(&format!("store    {}{history}", output::plain(&found.id)))?;
+    say!("store    {}{history}", output::plain(&found.id))?;
     let sound = match found.damage.as_slice() {
         [] => "sound".to_owned(),
         damage => format!(
@@ -58,30 +58,31 @@ fn text(found: &Inspection) -> anyhow::Result<()> {
             damage.join("\n  ")
         ),
     };
-    output::line(&format!("check    {sound}"))?;
+    say!("check    {sound}")?;
     let span = match (found.oldest, found.newest) {
         (Some(oldest), Some(newest)) => format!(", received {oldest} to {newest}"),
         _ => String::new(),
     };
-    output::line(&format!(
+    say!(
         "events   {}{span}, newest position {}",
-        found.events, found.newest_position
-    ))?;
+        found.events,
+        found.newest_position
+    )?;
     unreadable(found)?;
-    output::line(&format!("journal  {} entries", found.journal_entries))?;
+    say!("journal  {} entries", found.journal_entries)?;
     for consumer in &found.consumers {
-        output::line(&format!(
+        say!(
             "reader   {} is done up to {}, {} behind, keeps {}",
             consumer.name,
             consumer.token,
             consumer.behind,
             size(consumer.state_bytes)
-        ))?;
+        )?;
     }
-    counts("check", &found.checks)?;
-    counts("node", &found.nodes)?;
+    counts("CHECK", &found.checks)?;
+    counts("NODE", &found.nodes)?;
     if found.nodes.len() == NODES {
-        output::line(&format!("  (the {NODES} nodes with the most events)"))?;
+        say!("  (the {NODES} nodes with the most events)")?;
     }
     Ok(())
 }
@@ -91,17 +92,17 @@ fn unreadable(found: &Inspection) -> anyhow::Result<()> {
     if found.unreadable == 0 {
         return Ok(());
     }
-    output::line(&format!(
+    say!(
         "         {} cannot be read and are passed over",
         found.unreadable
-    ))?;
+    )?;
     for event in &found.unreadable_events {
-        output::line(&format!(
+        say!(
             "           position {}, id {}: {}",
             event.position,
             output::plain(&event.id),
             output::plain(&event.error)
-        ))?;
+        )?;
     }
     Ok(())
 }
@@ -111,13 +112,9 @@ fn counts(of: &str, counts: &[Count]) -> anyhow::Result<()> {
         return Ok(());
     }
     output::line("")?;
-    let mut rows = vec![vec![of.to_uppercase(), "EVENTS".to_owned()]];
-    rows.extend(
-        counts
-            .iter()
-            .map(|count| vec![output::plain(&count.name), count.events.to_string()]),
-    );
-    output::table(&rows)?;
+    let row = |count: &Count| vec![output::plain(&count.name), count.events.to_string()];
+    let rows: Vec<_> = counts.iter().map(row).collect();
+    output::table(&[of, "EVENTS"], &rows)?;
     Ok(())
 }
 

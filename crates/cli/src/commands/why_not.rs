@@ -8,7 +8,7 @@ use crate::EXIT_OK;
 use crate::args::ExplainArgs;
 use crate::client::Client;
 use crate::given::Given;
-use crate::output::{self, Colour};
+use crate::output::{self, Colour, say};
 
 pub(super) async fn execute(args: &ExplainArgs, given: &Given) -> anyhow::Result<u8> {
     let client = Client::new(&args.server)?;
@@ -27,23 +27,19 @@ pub(super) async fn execute(args: &ExplainArgs, given: &Given) -> anyhow::Result
 }
 
 fn text(why: &WhyNot) -> anyhow::Result<()> {
-    output::line(&format!("{}\n", output::plain(&why.answer)))?;
+    say!("{}\n", output::plain(&why.answer))?;
     for check in &why.checks {
         let word = match check.result {
             CheckResult::Passes => output::colour("ok  ", Colour::Green),
             CheckResult::Stops => output::colour("stop", Colour::Red),
             CheckResult::Unknown => output::colour("?   ", Colour::Yellow),
         };
-        output::line(&format!(
-            "{word}  {:<8} {}",
-            check.name,
-            output::plain(&check.text)
-        ))?;
+        say!("{word}  {:<8} {}", check.name, output::plain(&check.text))?;
         for detail in &check.details {
-            output::line(&format!("{:17}{}", "", output::plain(detail)))?;
+            say!("{:17}{}", "", output::plain(detail))?;
         }
         if let Some(fix) = &check.fix {
-            output::line(&format!("{:15}{} {}", "", "->", output::plain(fix)))?;
+            say!("{:15}{} {}", "", "->", output::plain(fix))?;
         }
     }
     Ok(())

@@ -26,26 +26,27 @@ impl ConfigFile {
             let (path, text) = (PathBuf::new(), String::new());
             return Ok(Self { path, text });
         };
-        let file = Self::open(path)?;
-        let known = known::<A>();
-        for entry in file.entries()? {
-            if let Some(error) = file.unknown(&entry, &known) {
-                return Err(error);
-            }
-        }
-        Ok(file)
-    }
-
-    fn open(path: &Path) -> Result<Self, SettingsError> {
         let text = std::fs::read_to_string(path).map_err(|source| SettingsError::Read {
             path: path.to_owned(),
             source,
         })?;
         let path = path.to_owned();
-        Ok(Self { path, text })
+        let file = Self { path, text };
+        let known = known::<A>();
+        for (key, place) in file.entries()? {
+            if !known.contains(&key) {
+                let meant = nearest(&key, known.iter().map(String::as_str), 1);
+                let hint = meant
+                    .first()
+                    .map(|meant| format!("; did you mean `{meant}`?"));
+                let hint = hint.unwrap_or_default();
+                return Err(file.at(place.start, format!("unknown field `{key}`{hint}")));
+            }
+        }
+        Ok(file)
     }
 
-    /// Keys of the first level, and where each stands with its value.
+    /// Returns the keys of the first level, and the place of each with its value.
     fn entries(&self) -> Result<Vec<(String, Range<usize>)>, SettingsError> {
         let table = DeTable::parse(&self.text).map_err(|error| self.wrong(&error))?;
         let entries = table.get_ref().iter();
@@ -57,22 +58,7 @@ impl ConfigFile {
             .collect())
     }
 
-    fn unknown(
-        &self,
-        (key, place): &(String, Range<usize>),
-        known: &[String],
-    ) -> Option<SettingsError> {
-        if known.contains(key) {
-            return None;
-        }
-        let hint = match nearest(key, known.iter().map(String::as_str), 1).first() {
-            Some(meant) => format!("; did you mean `{meant}`?"),
-            None => String::new(),
-        };
-        Some(self.at(place.start, format!("unknown field `{key}`{hint}")))
-    }
-
-    /// The keys of a group; those of others are left out.
+    /// Reads the keys of a group; those of others are left out.
     pub(super) fn group<T: DeserializeOwned>(&self) -> Result<T, SettingsError> {
         toml::from_str(&self.text).map_err(|error| self.wrong_value(&error))
     }
@@ -103,7 +89,7 @@ impl ConfigFile {
     }
 }
 
-/// How a value of this key is written.
+/// Returns how a value of this key is written.
 fn remedy(key: &str) -> &'static str {
     let command = <AnyRole as clap::Args>::augment_args(clap::Command::new("file"));
     let arg = command.get_arguments().find(|arg| {
@@ -128,7 +114,7 @@ fn remedy(key: &str) -> &'static str {
     }
 }
 
-/// The keys that a file for `A` may have.
+/// Returns the keys that a file for `A` may have.
 fn known<A: clap::Args>() -> Vec<String> {
     let command = A::augment_args(clap::Command::new("file"));
     let names = command.get_arguments().flat_map(|arg| {

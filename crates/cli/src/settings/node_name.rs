@@ -51,11 +51,11 @@ fn checked(
         "can be no node's name: that has lower-case letters, digits, '-' and '.', and each part \
          between dots begins and ends with a letter or a digit"
     };
-    Err(SettingsError::Value {
+    Err(SettingsError::value(
         name,
         value,
-        what: format!("{what}{instead}"),
-    })
+        format!("{what}{instead}"),
+    ))
 }
 
 /// Returns whether `text` has the form of an RFC 1123 subdomain, as Kubernetes checks it.

@@ -1,4 +1,4 @@
-//! What the roles share: the groups of settings, each checked and with its defaults.
+//! The groups of settings that the roles share, each checked and with its defaults.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
@@ -15,15 +15,16 @@ use jiff::SignedDuration;
 use runtime::logging::LogFormat;
 use runtime::tls::CertificateFiles;
 
+use super::kubernetes::{connect_options, in_pod, namespace};
 use super::node_name::node_name;
-use super::reports::{ReportFlags, ReportSettings};
+use super::reports::ReportSettings;
 use super::{DEFAULT_PORT, SettingsError, amount, default_data_dir, is_root};
 use crate::args::{ActArgs, DeliveryArgs, IngestArgs, NodeArgs, ProcessArgs};
 use crate::policy_source;
 
 /// Socket on which monitors of NVSentinel report.
 const CONTRACT_SOCKET: &str = "/var/run/nvsentinel.sock";
-/// Where NVSentinel's metadata collector writes.
+/// File that NVSentinel's metadata collector writes.
 const GPU_METADATA: &str = "/var/lib/nvsentinel/gpu_metadata.json";
 /// Long enough to look back on the last incident of a node.
 const RETENTION: &str = "30d";
@@ -36,8 +37,6 @@ const SMALLEST_STORE: u64 = 64 * 1024 * 1024;
 const SHORTEST_RETENTION: SignedDuration = SignedDuration::from_hours(1);
 /// Hundreds of thousands of events.
 const STORE_SIZE: &str = "1GiB";
-/// Where a pod's service account has its namespace.
-const POD_NAMESPACE_FILE: &str = "/var/run/secrets/kubernetes.io/serviceaccount/namespace";
 /// Key of a `ConfigMap` with the policy: the file's name in NVSentinel's.
 const POLICY_KEY: &str = "config.toml";
 /// Port on which a controller takes events, as the data-flow document has it.
@@ -47,12 +46,12 @@ const AUDIENCE: &str = "gpuwarden";
 /// `ServiceAccount` of the agents.
 const AGENT: &str = "gpuwarden-agent";
 
-/// `ProcessSettings` are what every process has.
+/// `ProcessSettings` are the settings of every process.
 #[derive(Debug, Clone)]
 pub struct ProcessSettings {
-    /// Where events and state are kept.
+    /// Directory of events and state.
     pub data_dir: PathBuf,
-    /// Whether that is the place where clients look by themselves.
+    /// Whether clients look there by themselves.
     pub data_dir_is_default: bool,
     /// Address of page, API and metrics.
     pub listen: SocketAddr,
@@ -62,7 +61,7 @@ pub struct ProcessSettings {
     pub log_format: LogFormat,
 }
 
-/// `NodeSettings` say what a node's side watches, and who may report to it.
+/// `NodeSettings` are the settings of a node's side: its sources, and who may report to it.
 #[derive(Debug, Clone)]
 pub struct NodeSettings {
     /// Name of this node.
@@ -71,13 +70,13 @@ pub struct NodeSettings {
     pub socket: PathBuf,
     /// Permission bits of the socket's file.
     pub socket_mode: u32,
-    /// For which nodes processes on this machine may report.
+    /// The nodes for which processes on this machine may report.
     pub accept_nodes: AcceptNodes,
-    /// What to read.
+    /// The kernel log.
     pub kernel_log: Spec,
     /// On a first start, older lines open no fault.
     pub history: SignedDuration,
-    /// Leave out what programs wrote into the kernel's log.
+    /// Whether what programs wrote into the kernel's log is left out.
     pub refuse_user_space: bool,
     /// The file in which a collector describes the GPUs.
     pub gpu_metadata: PathBuf,
@@ -85,24 +84,24 @@ pub struct NodeSettings {
     pub catalog: Vec<PathBuf>,
 }
 
-/// `ActSettings` say what is kept, and what is done in the cluster.
+/// `ActSettings` are the settings of the store, the policy and the cluster.
 #[derive(Debug, Clone)]
 pub struct ActSettings {
-    /// What is done to events before they are stored: a config.json of `NVSentinel`'s connector.
+    /// `NVSentinel`'s config.json, which changes events before they are stored.
     pub connector_config: Option<PathBuf>,
-    /// How long events are kept.
+    /// The time for which events are kept.
     pub retention: SignedDuration,
     /// Room that the event store may take (bytes).
     pub store_size: u64,
     /// The cluster, if there is one.
     pub cluster: Option<ConnectOptions>,
-    /// What may be done in the cluster.
+    /// The mode, which says what may be done in the cluster.
     pub mode: Mode,
-    /// What is told on the nodes.
+    /// The reports that are written on the nodes.
     pub reports: ReportSettings,
-    /// Where the policy is.
+    /// The place of the policy.
     pub policy: PolicySource,
-    /// Whether the brake holds.
+    /// Whether the brake limits quarantines.
     pub circuit_breaker: bool,
     /// Label of GPU nodes.
     pub gpu_node_label: NodeLabel,
@@ -110,33 +109,33 @@ pub struct ActSettings {
     pub namespace: String,
 }
 
-/// `DeliverySettings` say how events get from a node to its controller.
+/// `DeliverySettings` are the settings of the way from a node to its controller.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeliverySettings {
     /// Address of the controller.
     pub controller: String,
     /// The authority that it is trusted by; always there for https.
     pub authority: Option<PathBuf>,
-    /// What says which node this is.
+    /// The certificate that names this node.
     pub certificate: Option<CertificateFiles>,
-    /// The other thing that says so.
+    /// The file of the token that names it instead.
     pub token_file: Option<PathBuf>,
     /// Room that waiting events may take (bytes).
     pub outbox_size: u64,
 }
 
-/// `IngestSettings` say how a controller takes events.
+/// `IngestSettings` are the settings of a controller's port for events.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IngestSettings {
     /// The address.
     pub listen: SocketAddr,
     /// With TLS, or in the open.
     pub transport: Transport,
-    /// Which tokens count for what; used where there is a cluster.
+    /// The rules for tokens; used where there is a cluster.
     pub tokens: TokenRules,
 }
 
-/// A `Transport` says how events come over the network.
+/// A `Transport` is the protection of events on the network.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Transport {
     /// With TLS.
@@ -157,7 +156,13 @@ impl ProcessSettings {
         let log_format = match args.log_format.as_deref() {
             None | Some("text") => LogFormat::Text,
             Some("json") => LogFormat::Json,
-            Some(other) => return Err(wrong("--log-format", other, "is neither text nor json")),
+            Some(other) => {
+                return Err(SettingsError::value(
+                    "--log-format",
+                    other,
+                    "is neither text nor json",
+                ));
+            }
         };
         let data_dir_is_default = args.data_dir.is_none();
         let loopback = SocketAddr::from((Ipv4Addr::LOCALHOST, DEFAULT_PORT));
@@ -186,14 +191,20 @@ impl NodeSettings {
             }
         });
         let kernel_log = args.kernel_log.unwrap_or_else(|| "auto".to_owned());
-        let kernel_log = kernel_log
-            .parse()
-            .map_err(|error| wrong("--kernel-log", &kernel_log, &format!("{error}")))?;
+        let kernel_log = kernel_log.parse().map_err(|error| {
+            SettingsError::value("--kernel-log", &kernel_log, format!("{error}"))
+        })?;
         let node_name = node_name(args.node_name)?;
         let accept_nodes = match args.accept_nodes.as_deref() {
             None | Some("own") => AcceptNodes::Own(node_name.clone()),
             Some("any") => AcceptNodes::Any,
-            Some(other) => return Err(wrong("--accept-nodes", other, "is neither own nor any")),
+            Some(other) => {
+                return Err(SettingsError::value(
+                    "--accept-nodes",
+                    other,
+                    "is neither own nor any",
+                ));
+            }
         };
         let socket_mode = args.socket_mode.as_deref().unwrap_or(SOCKET_MODE);
         let history = args.history.as_deref().unwrap_or("15m");
@@ -221,51 +232,28 @@ impl ActSettings {
         let retention = amount::duration("--retention", retention_text)?;
         if retention < SHORTEST_RETENTION {
             let what = "is less than an hour: what has just happened could not be explained";
-            return Err(wrong("--retention", retention_text, what));
+            return Err(SettingsError::value("--retention", retention_text, what));
         }
         let size_text = args.store_size.as_deref().unwrap_or(STORE_SIZE);
         let store_size = amount::bytes("--store-size", size_text)?;
         if store_size < SMALLEST_STORE {
             let what = "is less than 64MiB: what has just happened could not be explained";
-            return Err(wrong("--store-size", size_text, what));
+            return Err(SettingsError::value("--store-size", size_text, what));
         }
-        let gpu_node_label = args
-            .gpu_node_label
-            .unwrap_or_else(|| keys::GPU_NODE_LABEL.to_owned());
-        let gpu_node_label = NodeLabel::parse(&gpu_node_label).ok_or(SettingsError::Value {
-            name: "--gpu-node-label",
-            value: gpu_node_label,
-            what: "is no label with its value, such as nvidia.com/gpu.present=true".to_owned(),
+        let label = args.gpu_node_label.as_deref();
+        let label = label.unwrap_or(keys::GPU_NODE_LABEL);
+        let gpu_node_label = NodeLabel::parse(label).ok_or_else(|| {
+            let what = "is no label with its value, such as nvidia.com/gpu.present=true";
+            SettingsError::value("--gpu-node-label", label, what)
         })?;
-        let namespace = namespace(args.namespace)?;
+        let namespace = namespace(args.namespace.clone())?;
         let named = args.kubeconfig.is_some() || args.context.is_some();
-        let cluster = (named || in_pod()).then(|| connect_options(args.kubeconfig, args.context));
-        let acts = args.quarantine.unwrap_or(false);
-        let observes = args.observe.unwrap_or(false);
-        let mode = match (acts, observes, args.dry_run.unwrap_or(false)) {
-            (true, true, _) => {
-                return Err(SettingsError::Conflict(
-                    "--observe and --quarantine exclude each other: remove one",
-                ));
-            }
-            (true, false, true) => Mode::DryRun,
-            (true, false, false) => Mode::Quarantine,
-            (false, _, true) => {
-                return Err(SettingsError::Conflict(
-                    "--dry-run stands beside an acting switch, such as --quarantine: add one, or \
-                     remove it (without one nothing is decided at all)",
-                ));
-            }
-            (false, _, false) => Mode::Observe,
-        };
-        if mode != Mode::Observe && cluster.is_none() {
-            return Err(SettingsError::Conflict(
-                "--quarantine needs a cluster to act on: name one with --kubeconfig FILE or --context NAME",
-            ));
-        }
-        let policy = match args.policy {
+        let cluster = (named || in_pod())
+            .then(|| connect_options(args.kubeconfig.clone(), args.context.clone()));
+        let mode = mode(&args, cluster.is_some())?;
+        let policy = match &args.policy {
             None => PolicySource::BuiltIn,
-            Some(text) => policy(&text)?,
+            Some(text) => policy(text)?,
         };
         if matches!(policy, PolicySource::ConfigMap { .. }) && cluster.is_none() {
             return Err(SettingsError::Conflict(
@@ -273,15 +261,7 @@ impl ActSettings {
                  --kubeconfig FILE or --context NAME",
             ));
         }
-        let reports = ReportSettings::resolve(
-            &ReportFlags {
-                conditions: args.node_conditions,
-                summary: args.gpu_healthy,
-                events: args.node_events,
-                event_type: args.node_event_type,
-            },
-            mode,
-        )?;
+        let reports = ReportSettings::resolve(&args, mode)?;
         Ok(Self {
             connector_config: args.connector_config,
             retention,
@@ -297,31 +277,32 @@ impl ActSettings {
     }
 }
 
-/// Returns how to connect to a cluster. Without a file, and with a context or outside of a pod, it
-/// is looked for where kubectl looks.
-pub(crate) fn connect_options(
-    kubeconfig: Option<PathBuf>,
-    context: Option<String>,
-) -> ConnectOptions {
-    let kubeconfig = kubeconfig.or_else(|| {
-        if context.is_none() && in_pod() {
-            return None;
+/// Returns the mode that the switches choose together.
+fn mode(args: &ActArgs, in_cluster: bool) -> Result<Mode, SettingsError> {
+    let acts = args.quarantine.unwrap_or(false);
+    let observes = args.observe.unwrap_or(false);
+    let conflict = match (acts, observes, args.dry_run.unwrap_or(false)) {
+        (false, _, false) => return Ok(Mode::Observe),
+        (true, true, _) => "--observe and --quarantine exclude each other: remove one",
+        (false, _, true) => {
+            "--dry-run stands beside an acting switch, such as --quarantine: add one, or remove it \
+             (without one nothing is decided at all)"
         }
-        let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".kube/config"));
-        let named = std::env::var_os("KUBECONFIG").map(PathBuf::from);
-        named.or_else(home)
-    });
-    ConnectOptions {
-        in_cluster: kubeconfig.is_none() && in_pod(),
-        kubeconfig,
-        context,
-    }
+        (true, false, _) if !in_cluster => {
+            "--quarantine needs a cluster to act on: name one with --kubeconfig FILE or --context \
+             NAME"
+        }
+        (true, false, true) => return Ok(Mode::DryRun),
+        (true, false, false) => return Ok(Mode::Quarantine),
+    };
+    Err(SettingsError::Conflict(conflict))
 }
 
-/// Reads where the policy is: a file, a preset, or a key of a `ConfigMap`.
+/// Reads the place of the policy: a file, a preset, or a key of a `ConfigMap`.
 pub(super) fn policy(text: &str) -> Result<PolicySource, SettingsError> {
     if let Some(name) = text.strip_prefix(policy_source::PRESET) {
-        let preset = policy_source::preset(name).map_err(|what| wrong("--policy", text, &what))?;
+        let preset = policy_source::preset(name)
+            .map_err(|what| SettingsError::value("--policy", text, what))?;
         return Ok(PolicySource::Preset(preset));
     }
     let Some(place) = text.strip_prefix("configmap:") else {
@@ -338,11 +319,10 @@ pub(super) fn policy(text: &str) -> Result<PolicySource, SettingsError> {
                 key: key.first().map_or(POLICY_KEY, |key| *key).to_owned(),
             })
         }
-        _ => Err(wrong(
-            "--policy",
-            text,
-            "is no configmap:NAMESPACE/NAME[/KEY]",
-        )),
+        _ => {
+            let what = "is no configmap:NAMESPACE/NAME[/KEY]";
+            Err(SettingsError::value("--policy", text, what))
+        }
     }
 }
 
@@ -387,7 +367,11 @@ impl DeliverySettings {
         };
         if outbox_size < outbox::MIN_BYTES {
             let what = "is less than 16MiB: a large request would never fit";
-            return Err(wrong("--outbox-size", &outbox_size.to_string(), what));
+            return Err(SettingsError::value(
+                "--outbox-size",
+                outbox_size.to_string(),
+                what,
+            ));
         }
         Ok(Self {
             controller,
@@ -414,7 +398,6 @@ impl IngestSettings {
             args.grpc_tls_key,
             "--grpc-tls-cert and --grpc-tls-key go together: add the other one",
         )?;
-        let clients = args.grpc_client_ca;
         let open = args.grpc_insecure.unwrap_or(false);
         let everywhere = if open {
             Ipv4Addr::LOCALHOST
@@ -424,37 +407,7 @@ impl IngestSettings {
         let listen = args
             .grpc_listen
             .unwrap_or_else(|| SocketAddr::from((everywhere, GRPC_PORT)));
-        let transport = match (own, open) {
-            (Some(_), true) => {
-                return Err(SettingsError::Conflict(
-                    "--grpc-insecure and --grpc-tls-cert exclude each other: remove one",
-                ));
-            }
-            (None, true) if clients.is_some() => {
-                return Err(SettingsError::Conflict(
-                    "--grpc-client-ca needs TLS: remove --grpc-insecure",
-                ));
-            }
-            (None, true) if !listen.ip().is_loopback() => {
-                let what = "is reached from other machines, and --grpc-insecure asks nobody for a \
-                            name: use a loopback address, or TLS";
-                return Err(wrong("--grpc-listen", &listen.to_string(), what));
-            }
-            (None, true) => Transport::Open,
-            (None, false) => {
-                return Err(SettingsError::Conflict(
-                    "a controller needs a certificate: name it with --grpc-tls-cert and \
-                     --grpc-tls-key (for trying out on one machine: --grpc-insecure)",
-                ));
-            }
-            (Some(_), false) if clients.is_none() && !in_cluster => {
-                return Err(SettingsError::Conflict(
-                    "nobody could say who they are: name the authority of the nodes' certificates \
-                     with --grpc-client-ca, or a cluster that knows their tokens with --kubeconfig",
-                ));
-            }
-            (Some(own), false) => Transport::Tls { own, clients },
-        };
+        let transport = transport(own, args.grpc_client_ca, open, listen, in_cluster)?;
         let agents = args
             .agents
             .unwrap_or_else(|| vec![format!("{namespace}/{AGENT}")]);
@@ -474,10 +427,46 @@ impl IngestSettings {
     }
 }
 
+/// Returns the protection that the settings of a controller's port come to.
+fn transport(
+    own: Option<CertificateFiles>,
+    clients: Option<PathBuf>,
+    open: bool,
+    listen: SocketAddr,
+    in_cluster: bool,
+) -> Result<Transport, SettingsError> {
+    let conflict = match (own, open) {
+        (Some(_), true) => "--grpc-insecure and --grpc-tls-cert exclude each other: remove one",
+        (None, true) if clients.is_some() => "--grpc-client-ca needs TLS: remove --grpc-insecure",
+        (None, true) if !listen.ip().is_loopback() => {
+            let what = "is reached from other machines, and --grpc-insecure asks nobody for a \
+                        name: use a loopback address, or TLS";
+            return Err(SettingsError::value(
+                "--grpc-listen",
+                listen.to_string(),
+                what,
+            ));
+        }
+        (None, true) => return Ok(Transport::Open),
+        (None, false) => {
+            "a controller needs a certificate: name it with --grpc-tls-cert and --grpc-tls-key \
+             (for trying out on one machine: --grpc-insecure)"
+        }
+        (Some(_), false) if clients.is_none() && !in_cluster => {
+            "nobody could say who they are: name the authority of the nodes' certificates with \
+             --grpc-client-ca, or a cluster that knows their tokens with --kubeconfig"
+        }
+        (Some(own), false) => return Ok(Transport::Tls { own, clients }),
+    };
+    Err(SettingsError::Conflict(conflict))
+}
+
 fn accounts(name: &'static str, texts: &[String]) -> Result<Vec<ServiceAccount>, SettingsError> {
     let parse = |text: &String| {
         let parsed = text.trim().parse();
-        parsed.map_err(|_| wrong(name, text, "is no ServiceAccount; write NAMESPACE/NAME"))
+        parsed.map_err(|_| {
+            SettingsError::value(name, text, "is no ServiceAccount; write NAMESPACE/NAME")
+        })
     };
     texts.iter().map(parse).collect()
 }
@@ -492,39 +481,4 @@ fn pair(
         (Some(certificate), Some(key)) => Ok(Some(CertificateFiles { certificate, key })),
         _ => Err(SettingsError::Conflict(half)),
     }
-}
-
-fn wrong(name: &'static str, value: &str, what: &str) -> SettingsError {
-    SettingsError::Value {
-        name,
-        value: value.to_owned(),
-        what: what.to_owned(),
-    }
-}
-
-/// Returns the namespace of the product's own objects: as given, else the pod's, else
-/// [`keys::NAMESPACE`].
-pub(crate) fn namespace(given: Option<String>) -> Result<String, SettingsError> {
-    let of_pod = || {
-        let variable = std::env::var("POD_NAMESPACE").ok();
-        variable.or_else(|| std::fs::read_to_string(POD_NAMESPACE_FILE).ok())
-    };
-    let namespace = given
-        .or_else(|| of_pod().map(|name| name.trim().to_owned()))
-        .filter(|name| !name.is_empty())
-        .unwrap_or_else(|| keys::NAMESPACE.to_owned());
-    // It becomes part of a path.
-    let letters = |c: u8| c.is_ascii_lowercase() || c.is_ascii_digit() || c == b'-';
-    if namespace.len() > 63 || !namespace.bytes().all(letters) {
-        return Err(SettingsError::Value {
-            name: "--namespace",
-            value: namespace,
-            what: "is no name of a namespace".to_owned(),
-        });
-    }
-    Ok(namespace)
-}
-
-fn in_pod() -> bool {
-    std::env::var_os("KUBERNETES_SERVICE_HOST").is_some()
 }

@@ -1,27 +1,19 @@
-//! What is told on the nodes of the cluster, and which flags say so.
+//! The settings of what is told on the nodes of the cluster.
 
 use controller::conditions::EventKind;
 
 use super::{Mode, SettingsError};
+use crate::args::ActArgs;
 
-/// `ReportSettings` say what is told on the nodes.
+/// `ReportSettings` are the settings of what is told on the nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReportSettings {
-    /// A condition for each check with a fatal fault.
+    /// Whether each check with a fatal fault gets a condition.
     pub conditions: bool,
-    /// With them, a condition that sums all up.
+    /// Whether another condition sums these up.
     pub summary: bool,
     /// Kubernetes Events of faults that are not fatal; `None`: none.
     pub events: Option<EventKind>,
-}
-
-/// `ReportFlags` are the flags as given, by the command line, the environment or the file.
-#[derive(Debug, Default)]
-pub(super) struct ReportFlags {
-    pub(super) conditions: Option<bool>,
-    pub(super) summary: Option<bool>,
-    pub(super) events: Option<bool>,
-    pub(super) event_type: Option<String>,
 }
 
 // === impl ReportSettings ===
@@ -29,29 +21,26 @@ pub(super) struct ReportFlags {
 impl ReportSettings {
     /// Settles what is told: who acts tells, unless told otherwise; who does not act writes
     /// nothing.
-    pub(super) fn resolve(flags: &ReportFlags, mode: Mode) -> Result<Self, SettingsError> {
-        let event_type = match flags.event_type.as_deref() {
+    pub(super) fn resolve(flags: &ActArgs, mode: Mode) -> Result<Self, SettingsError> {
+        let event_type = match flags.node_event_type.as_deref() {
             None | Some("warning") => EventKind::Kubernetes,
             Some("check") => EventKind::Check,
             Some(other) => {
-                return Err(SettingsError::Value {
-                    name: "--node-event-type",
-                    value: other.to_owned(),
-                    what: "is neither warning nor check".to_owned(),
-                });
+                let what = "is neither warning nor check";
+                return Err(SettingsError::value("--node-event-type", other, what));
             }
         };
         let acts = mode == Mode::Quarantine;
-        if !acts && (flags.conditions == Some(true) || flags.events == Some(true)) {
+        if !acts && (flags.node_conditions == Some(true) || flags.node_events == Some(true)) {
             return Err(SettingsError::Conflict(
                 "--node-conditions and --node-events write in the cluster: they need --quarantine, \
                  without --dry-run",
             ));
         }
         Ok(Self {
-            conditions: flags.conditions.unwrap_or(acts),
-            summary: flags.summary.unwrap_or(true),
-            events: flags.events.unwrap_or(acts).then_some(event_type),
+            conditions: flags.node_conditions.unwrap_or(acts),
+            summary: flags.gpu_healthy.unwrap_or(true),
+            events: flags.node_events.unwrap_or(acts).then_some(event_type),
         })
     }
 }
@@ -63,38 +52,38 @@ mod tests {
     #[test]
     fn who_acts_tells_and_nobody_else() {
         let resolve = |flags, mode| ReportSettings::resolve(&flags, mode);
-        let acting = resolve(ReportFlags::default(), Mode::Quarantine).unwrap();
+        let acting = resolve(ActArgs::default(), Mode::Quarantine).unwrap();
         assert_eq!(
             (acting.conditions, acting.summary, acting.events),
             (true, true, Some(EventKind::Kubernetes))
         );
         for mode in [Mode::Observe, Mode::DryRun] {
-            let silent = resolve(ReportFlags::default(), mode).unwrap();
+            let silent = resolve(ActArgs::default(), mode).unwrap();
             assert_eq!((silent.conditions, silent.events), (false, None));
-            for (conditions, events) in [(Some(true), None), (None, Some(true))] {
-                let flags = ReportFlags {
-                    conditions,
-                    events,
-                    ..ReportFlags::default()
+            for (node_conditions, node_events) in [(Some(true), None), (None, Some(true))] {
+                let flags = ActArgs {
+                    node_conditions,
+                    node_events,
+                    ..ActArgs::default()
                 };
                 let error = resolve(flags, mode).unwrap_err().to_string();
                 assert!(error.contains("need --quarantine"), "{error}");
             }
         }
-        let chosen = ReportFlags {
-            conditions: Some(false),
-            summary: Some(false),
-            events: None,
-            event_type: Some("check".into()),
+        let chosen = ActArgs {
+            node_conditions: Some(false),
+            gpu_healthy: Some(false),
+            node_event_type: Some("check".into()),
+            ..ActArgs::default()
         };
         let chosen = resolve(chosen, Mode::Quarantine).unwrap();
         assert_eq!(
             (chosen.conditions, chosen.summary, chosen.events),
             (false, false, Some(EventKind::Check))
         );
-        let wrong = ReportFlags {
-            event_type: Some("loud".into()),
-            ..ReportFlags::default()
+        let wrong = ActArgs {
+            node_event_type: Some("loud".into()),
+            ..ActArgs::default()
         };
         let error = resolve(wrong, Mode::Quarantine).unwrap_err();
         assert!(error.to_string().contains("--node-event-type \"loud\""));

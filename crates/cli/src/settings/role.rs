@@ -1,4 +1,4 @@
-//! How the settings of a role are put together: flags and environment over the file over
+//! The settings of a role are put together here: flags and environment over the file over
 //! defaults. The first error ends it.
 
 use std::path::Path;
@@ -10,65 +10,51 @@ use super::{
 };
 use crate::args::{ActArgs, AgentArgs, ControllerArgs, RunArgs};
 
-/// A `Role` is the arguments of one.
+/// A `Role` is the arguments of `run`, `agent` or `controller`.
 pub(crate) trait Role: clap::Args {
-    /// What they come to.
+    /// The settings that they come to.
     type Settings;
 
     /// Returns the file that they name.
     fn config(&self) -> Option<&Path>;
-    /// Reads what a file says.
-    fn from_file(file: &ConfigFile) -> Result<Self, SettingsError>;
-    /// Returns what is set here, and the rest as in `lower`.
-    fn over(self, lower: Self) -> Self;
-    /// Checks them, and fills in the defaults.
+    /// Takes from the file what is not set here.
+    fn fill(&mut self, file: &ConfigFile) -> Result<(), SettingsError>;
+    /// Checks the arguments, and fills in the defaults.
     fn settle(self) -> Result<Self::Settings, SettingsError>;
 }
 
 /// Returns the settings, or the first thing that is wrong.
-pub(crate) fn resolve<R: Role>(args: R) -> Result<R::Settings, SettingsError> {
+pub(crate) fn resolve<R: Role>(mut args: R) -> Result<R::Settings, SettingsError> {
     let file = ConfigFile::read::<R>(args.config())?;
-    args.over(R::from_file(&file)?).settle()
+    args.fill(&file)?;
+    args.settle()
 }
 
-/// Puts flags over the file; one for one of two switches beats the file's word for the other.
-fn act_over(args: ActArgs, mut file: ActArgs) -> ActArgs {
+/// Fills the group; a flag for one of two switches beats the file's word for the other.
+fn fill_act(args: &mut ActArgs, file: &ConfigFile) -> Result<(), SettingsError> {
+    let mut lower: ActArgs = file.group()?;
     if args.observe.is_some() {
-        file.quarantine = None;
+        lower.quarantine = None;
     }
     if args.quarantine.is_some() {
-        file.observe = None;
+        lower.observe = None;
     }
-    args.over(file)
-}
-
-/// What the roles have in common: their groups of arguments.
-macro_rules! groups {
-    ($($group:ident: $over:expr),*) => {
-        fn config(&self) -> Option<&Path> {
-            self.config.as_deref()
-        }
-
-        fn from_file(file: &ConfigFile) -> Result<Self, SettingsError> {
-            Ok(Self {
-                config: None,
-                $($group: file.group()?,)*
-            })
-        }
-
-        fn over(self, lower: Self) -> Self {
-            Self {
-                config: self.config,
-                $($group: $over(self.$group, lower.$group),)*
-            }
-        }
-    };
+    args.fill(lower);
+    Ok(())
 }
 
 impl Role for RunArgs {
     type Settings = RunSettings;
 
-    groups!(node: crate::args::NodeArgs::over, process: crate::args::ProcessArgs::over, act: act_over);
+    fn config(&self) -> Option<&Path> {
+        self.config.as_deref()
+    }
+
+    fn fill(&mut self, file: &ConfigFile) -> Result<(), SettingsError> {
+        self.node.fill(file.group()?);
+        self.process.fill(file.group()?);
+        fill_act(&mut self.act, file)
+    }
 
     fn settle(self) -> Result<RunSettings, SettingsError> {
         let process = ProcessSettings::resolve(self.process)?;
@@ -81,8 +67,16 @@ impl Role for RunArgs {
 impl Role for AgentArgs {
     type Settings = AgentSettings;
 
-    groups!(delivery: crate::args::DeliveryArgs::over, node: crate::args::NodeArgs::over,
-            process: crate::args::ProcessArgs::over);
+    fn config(&self) -> Option<&Path> {
+        self.config.as_deref()
+    }
+
+    fn fill(&mut self, file: &ConfigFile) -> Result<(), SettingsError> {
+        self.delivery.fill(file.group()?);
+        self.node.fill(file.group()?);
+        self.process.fill(file.group()?);
+        Ok(())
+    }
 
     fn settle(self) -> Result<AgentSettings, SettingsError> {
         let process = ProcessSettings::resolve(self.process)?;
@@ -99,8 +93,16 @@ impl Role for AgentArgs {
 impl Role for ControllerArgs {
     type Settings = ControllerSettings;
 
-    groups!(ingest: crate::args::IngestArgs::over, election: crate::args::ElectionArgs::over,
-            process: crate::args::ProcessArgs::over, act: act_over);
+    fn config(&self) -> Option<&Path> {
+        self.config.as_deref()
+    }
+
+    fn fill(&mut self, file: &ConfigFile) -> Result<(), SettingsError> {
+        self.ingest.fill(file.group()?);
+        self.election.fill(file.group()?);
+        self.process.fill(file.group()?);
+        fill_act(&mut self.act, file)
+    }
 
     fn settle(self) -> Result<ControllerSettings, SettingsError> {
         let process = ProcessSettings::resolve(self.process)?;

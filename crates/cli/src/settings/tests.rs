@@ -3,6 +3,7 @@ use controller::policy::PolicySource;
 use host::kernel_log::Spec;
 
 use super::*;
+use crate::args::{AgentArgs, ControllerArgs, RunArgs};
 
 fn process() -> ProcessArgs {
     ProcessArgs {
@@ -27,7 +28,7 @@ fn run(file: &str, edit: impl FnOnce(&mut RunArgs)) -> Result<RunSettings, Setti
         };
         args.node.node_name = Some("n1".into());
         edit(&mut args);
-        RunSettings::resolve(args)
+        resolve(args)
     })
 }
 
@@ -228,17 +229,17 @@ fn the_examples_are_understood() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
         Some(root.join(name))
     };
-    RunSettings::resolve(RunArgs {
+    resolve(RunArgs {
         config: example("gpuwarden.toml"),
         ..RunArgs::default()
     })
     .unwrap();
-    AgentSettings::resolve(AgentArgs {
+    resolve(AgentArgs {
         config: example("agent.toml"),
         ..AgentArgs::default()
     })
     .unwrap();
-    let controller = ControllerSettings::resolve(ControllerArgs {
+    let controller = resolve(ControllerArgs {
         config: example("controller.toml"),
         ..ControllerArgs::default()
     });
@@ -268,7 +269,7 @@ fn an_agent_knows_its_controller_and_can_say_who_it_is() {
             ..DeliveryArgs::default()
         };
         edit(&mut delivery);
-        AgentSettings::resolve(AgentArgs {
+        resolve(AgentArgs {
             config: None,
             delivery,
             node: NodeArgs {
@@ -303,7 +304,7 @@ fn an_agent_knows_its_controller_and_can_say_who_it_is() {
     }
     let file = "controller = \"http://127.0.0.1:1\"\noutbox-size = \"16MiB\"\nnode-name = \"n1\"\n";
     let from_file = with_file(file, |config| {
-        AgentSettings::resolve(AgentArgs {
+        resolve(AgentArgs {
             config,
             process: process(),
             ..AgentArgs::default()
@@ -324,7 +325,7 @@ fn a_controller_can_tell_who_calls() {
         args.ingest.grpc_tls_cert = Some("/cert".into());
         args.ingest.grpc_tls_key = Some("/key".into());
         edit(&mut args.ingest);
-        ControllerSettings::resolve(args)
+        resolve(args)
     };
     let plain = controller(true, |_| ()).unwrap().ingest;
     assert_eq!(plain.listen.to_string(), "0.0.0.0:50051");
@@ -337,7 +338,7 @@ fn a_controller_can_tell_who_calls() {
     };
     elsewhere.act.namespace = Some("gpu-health".into());
     elsewhere.ingest.grpc_insecure = Some(true);
-    let elsewhere = ControllerSettings::resolve(elsewhere).unwrap().ingest;
+    let elsewhere = resolve(elsewhere).unwrap().ingest;
     assert_eq!(
         elsewhere.tokens.agents[0].to_string(),
         "gpu-health/gpuwarden-agent"
@@ -398,7 +399,7 @@ fn controllers_elect_a_leader_where_they_write_in_the_cluster() {
         args.ingest.grpc_insecure = Some(true);
         args.act.kubeconfig = Some("/k".into());
         edit(&mut args);
-        ControllerSettings::resolve(args).map(|settings| settings.leader_elect)
+        resolve(args).map(|settings| settings.leader_elect)
     };
     let table: [(Edit, bool); 4] = [
         (|_| (), false),

@@ -10,7 +10,7 @@ use kube::api::{Patch, PatchParams, PostParams};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::election::{Answer, Ask, Deposed, Election, LEASE_DURATION, NextStep, Record};
+use super::election::{Ask, Deposed, Election, LEASE_DURATION, LeaseAnswer, NextStep, Record};
 use super::store_note::StoreNote;
 use crate::causes::chain;
 use crate::connect::{Cluster, ConnectError};
@@ -39,7 +39,7 @@ pub struct LeaseName {
 pub struct Standing {
     /// The holder of the Lease, as last seen; empty: nobody, or it was never seen.
     pub leader: String,
-    /// True if that is us.
+    /// Whether that is us.
     pub leads: bool,
     /// The reason why the last request failed; `None` if it did not.
     pub error: Option<String>,
@@ -55,7 +55,7 @@ pub struct Candidate {
     tenure: Option<Tenure>,
     standing: watch::Sender<Standing>,
     store: StoreNote,
-    /// A renewal was made early, for the store's sake.
+    /// Whether a renewal was made early, for the store's sake.
     hurried: bool,
 }
 
@@ -171,7 +171,7 @@ impl Candidate {
             self.store.read_from(&lease.metadata);
         }
         let (answer, mut error) = answer_of(&ask, result);
-        if answer == Answer::Found(None) {
+        if answer == LeaseAnswer::Found(None) {
             // There is none, so it has to be made: why that failed last time still holds.
             error.clone_from(&self.standing.borrow().error);
         }
@@ -318,20 +318,25 @@ impl std::fmt::Display for LeaseName {
 }
 
 /// Returns the meaning of an answer, and the problem in words.
-fn answer_of(ask: &Ask, result: Result<Lease, ApiError>) -> (Answer, Option<String>) {
+fn answer_of(ask: &Ask, result: Result<Lease, ApiError>) -> (LeaseAnswer, Option<String>) {
     let error = match (ask, result) {
         (_, Ok(lease)) => match (ask, record_of(&lease)) {
-            (Ask::Read, Some(record)) => return (Answer::Found(Some(record)), None),
-            (_, Some(record)) => return (Answer::Written(record), None),
-            (_, None) => return (Answer::Unknown, Some("the answer is no Lease".to_owned())),
+            (Ask::Read, Some(record)) => return (LeaseAnswer::Found(Some(record)), None),
+            (_, Some(record)) => return (LeaseAnswer::Written(record), None),
+            (_, None) => {
+                return (
+                    LeaseAnswer::Unknown,
+                    Some("the answer is no Lease".to_owned()),
+                );
+            }
         },
-        (Ask::Read, Err(ApiError::NotFound { .. })) => return (Answer::Found(None), None),
+        (Ask::Read, Err(ApiError::NotFound { .. })) => return (LeaseAnswer::Found(None), None),
         // For a change of it that means: it is gone. To make one: its namespace is.
         (Ask::Take(_) | Ask::Renew(_), Err(ApiError::NotFound { .. }))
-        | (_, Err(ApiError::Conflict { .. })) => return (Answer::Changed, None),
+        | (_, Err(ApiError::Conflict { .. })) => return (LeaseAnswer::Changed, None),
         (_, Err(error)) => error,
     };
-    (Answer::Unknown, Some(chain(&error)))
+    (LeaseAnswer::Unknown, Some(chain(&error)))
 }
 
 /// Returns a Lease, as far as it counts.
@@ -348,237 +353,4 @@ fn record_of(lease: &Lease) -> Option<Record> {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::{Value, json};
-
-    use super::*;
-    use crate::fake::{self, Answer as Says};
-
-    fn lease(version: u32, holder: &str) -> String {
-        let metadata = json!({"name": "c", "resourceVersion": version.to_string()});
-        json!({"metadata": metadata, "spec": {"holderIdentity": holder}}).to_string()
-    }
-
-    fn failure(code: u16, message: &str) -> Says {
-        let status = json!({"kind": "Status", "code": code, "message": message});
-        Says::Now(code, status.to_string())
-    }
-
-    #[tokio::test]
-    async fn the_lease_is_made_and_kept_until_another_has_it() {
-        let (cluster, mut requests) = fake::serve(vec![
-            failure(404, "no Lease"),
-            Says::Now(201, lease(1, "me")),
-            failure(409, "changed"),
-            Says::Now(200, lease(2, "other")),
-        ])
-        .await;
-        let name = LeaseName {
-            namespace: "g".into(),
-            name: "c".into(),
-        };
-        let mut candidate = cluster.candidate(name, "me".into()).unwrap();
-        let standing = candidate.standing();
-        let tenure = candidate.elected().await;
-        assert!(tenure.time_left().is_ok());
-        assert_eq!(standing.borrow().leader, "me");
-        assert!(standing.borrow().leads);
-        let deposed = candidate.keep().await;
-        assert_eq!(deposed, Deposed::Taken("other".into()));
-        assert!(tenure.time_left().is_err());
-        assert_eq!(standing.borrow().leader, "other");
-        assert!(!standing.borrow().leads);
-        let list = "/apis/coordination.k8s.io/v1/namespaces/g/leases";
-        let one = format!("{list}/c");
-        for (method, uri) in [
-            ("GET", one.as_str()),
-            ("POST", list),
-            ("PATCH", &one),
-            ("GET", &one),
-        ] {
-            let request = requests.recv().await.unwrap();
-            assert_eq!(request[..2], [method, uri]);
-        }
-        // It is the other's: nothing is given back.
-        candidate.resign().await;
-        assert!(requests.try_recv().is_err());
-    }
-
-    #[tokio::test]
-    async fn it_is_given_back_at_the_end_and_ends_where_it_is_dropped() {
-        let (cluster, mut requests) = fake::serve(vec![
-            Says::Now(200, lease(1, "")),
-            Says::Now(200, lease(2, "me")),
-            Says::Now(200, lease(2, "me")),
-            Says::Now(200, lease(3, "")),
-            Says::Now(200, lease(4, "")),
-            Says::Now(200, lease(5, "me")),
-        ])
-        .await;
-        let name = LeaseName {
-            namespace: "g".into(),
-            name: "c".into(),
-        };
-        let mut candidate = cluster.candidate(name.clone(), "me".into()).unwrap();
-        let tenure = candidate.elected().await;
-        candidate.resign().await;
-        assert!(tenure.time_left().is_err(), "no write after it");
-        let mut methods = Vec::new();
-        for _ in 0..4 {
-            methods.push(requests.recv().await.unwrap()[0].clone());
-        }
-        assert_eq!(methods, ["GET", "PATCH", "GET", "PATCH"]);
-
-        let mut candidate = cluster.candidate(name, "me".into()).unwrap();
-        let tenure = candidate.elected().await;
-        drop(candidate);
-        assert!(tenure.time_left().is_err(), "nobody renews it any more");
-    }
-
-    #[tokio::test]
-    async fn the_store_of_the_last_leader_is_seen_and_ours_is_written_with_a_renewal() {
-        let with_store = |version: u32, holder: &str, store: &str| {
-            let mut lease: Value = serde_json::from_str(&lease(version, holder)).unwrap();
-            lease["metadata"]["annotations"] = json!({ "gpuwarden.dev/store": store });
-            lease.to_string()
-        };
-        let (cluster, mut requests) = fake::serve(vec![
-            Says::Now(200, with_store(1, "", "theirs")),
-            Says::Now(200, with_store(2, "me", "theirs")),
-            Says::Now(200, with_store(3, "me", "ours")),
-        ])
-        .await;
-        let name = LeaseName {
-            namespace: "g".into(),
-            name: "c".into(),
-        };
-        let mut candidate = cluster.candidate(name, "me".into()).unwrap();
-        let note = candidate.store();
-        assert_eq!(note.seen(), None);
-        candidate.elected().await;
-        assert_eq!(note.seen().as_deref(), Some("theirs"));
-        // It waits until it stands there, and not for what it has asked for.
-        tokio::select! {
-            () = note.write("ours") => {}
-            deposed = candidate.keep() => panic!("{deposed}"),
-        }
-        assert_eq!(note.seen().as_deref(), Some("ours"));
-        note.write("ours").await;
-        let mut methods = Vec::new();
-        for _ in 0..3 {
-            methods.push(requests.recv().await.unwrap()[0].clone());
-        }
-        assert_eq!(methods, ["GET", "PATCH", "PATCH"]);
-        let mut change = ObjectMeta::default();
-        candidate.store.write_into(&mut change);
-        assert_eq!(change.annotations.unwrap()["gpuwarden.dev/store"], "ours");
-    }
-
-    /// Said once, and not with every attempt.
-    #[tokio::test]
-    async fn a_namespace_that_is_missing_stays_what_is_wrong() {
-        let (cluster, _requests) = fake::serve(vec![
-            failure(404, "no Lease"),
-            failure(404, "no namespace"),
-            failure(404, "no Lease"),
-            Says::Now(201, lease(1, "me")),
-        ])
-        .await;
-        let name = LeaseName {
-            namespace: "g".into(),
-            name: "c".into(),
-        };
-        let mut candidate = cluster.candidate(name, "me".into()).unwrap();
-        let mut standing = candidate.standing();
-        let seen = tokio::spawn(async move {
-            let mut seen = Vec::new();
-            while seen.last() != Some(&None) && standing.changed().await.is_ok() {
-                seen.push(standing.borrow_and_update().error.clone());
-            }
-            (seen, standing.borrow().leads)
-        });
-        candidate.elected().await;
-        let (seen, leads) = seen.await.unwrap();
-        assert_eq!(seen.len(), 2, "{seen:?}");
-        assert!(leads, "{seen:?}");
-    }
-
-    #[test]
-    fn what_answers_mean() {
-        let refused = || ApiError::Forbidden {
-            status: 403,
-            message: "no".into(),
-        };
-        let missing = || ApiError::NotFound {
-            message: "not there".into(),
-        };
-        let record = Record {
-            version: "7".into(),
-            holder: "x".into(),
-            duration: Some(Duration::from_secs(15)),
-            transitions: 3,
-        };
-        let object = json!({
-            "metadata": {"resourceVersion": "7"},
-            "spec": {"holderIdentity": "x", "leaseDurationSeconds": 15, "leaseTransitions": 3},
-        });
-        let bare = json!({"metadata": {"resourceVersion": "7"}});
-        let lease = |object: &Value| -> Lease { serde_json::from_value(object.clone()).unwrap() };
-        let (take, renew) = (Ask::Take(record.clone()), Ask::Renew(record.clone()));
-        let nobodys = Record {
-            holder: String::new(),
-            duration: None,
-            transitions: 0,
-            ..record.clone()
-        };
-        let table = [
-            (
-                &Ask::Read,
-                Ok(lease(&object)),
-                Answer::Found(Some(record.clone())),
-                "",
-            ),
-            (
-                &Ask::Read,
-                Ok(lease(&bare)),
-                Answer::Found(Some(nobodys)),
-                "",
-            ),
-            (
-                &Ask::Read,
-                Ok(Lease::default()),
-                Answer::Unknown,
-                "no Lease",
-            ),
-            (&Ask::Read, Err(missing()), Answer::Found(None), ""),
-            (
-                &Ask::Read,
-                Err(refused()),
-                Answer::Unknown,
-                "not allowed: no",
-            ),
-            (
-                &Ask::Create,
-                Err(ApiError::Conflict { status: 409 }),
-                Answer::Changed,
-                "",
-            ),
-            (&Ask::Create, Err(missing()), Answer::Unknown, "not there"),
-            (&take, Ok(lease(&object)), Answer::Written(record), ""),
-            (&take, Err(missing()), Answer::Changed, ""),
-            (
-                &renew,
-                Err(ApiError::Conflict { status: 409 }),
-                Answer::Changed,
-                "",
-            ),
-            (&renew, Err(refused()), Answer::Unknown, "not allowed: no"),
-        ];
-        for (index, (ask, result, expected, error)) in table.into_iter().enumerate() {
-            let (answer, told) = answer_of(ask, result);
-            assert_eq!(answer, expected, "row {index}");
-            assert_eq!(told.is_some(), !error.is_empty(), "row {index}");
-            assert!(told.unwrap_or_default().contains(error), "row {index}");
-        }
-    }
-}
+mod tests;

@@ -1,7 +1,7 @@
 //! Decides when to ask for the Lease, when to renew it, and when it is lost: without I/O.
 //!
 //! Times are of one process's own monotonic clock, and are arguments. An answer that was
-//! lost is [`Answer::Unknown`]: what was asked for may have been done, or may yet be.
+//! lost is [`LeaseAnswer::Unknown`]: what was asked for may have been done, or may yet be.
 
 use std::time::Duration;
 
@@ -44,7 +44,7 @@ pub(crate) enum Ask {
 
 /// The answer to an [`Ask`].
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Answer {
+pub(crate) enum LeaseAnswer {
     /// The answer to [`Ask::Read`]; `None`: there is no Lease.
     Found(Option<Record>),
     /// It is done, and this is the Lease now.
@@ -165,22 +165,22 @@ impl Election {
     }
 
     /// Takes in the answer, at `now`, to what was asked at `asked_at`.
-    pub(crate) fn answered(&mut self, asked_at: Instant, answer: Answer, now: Instant) {
+    pub(crate) fn answered(&mut self, asked_at: Instant, answer: LeaseAnswer, now: Instant) {
         match answer {
             // A leader goes on with what it knows: it is told where that has changed.
-            Answer::Unknown => self.fresh &= self.renewed_at.is_some(),
-            Answer::Changed => {
+            LeaseAnswer::Unknown => self.fresh &= self.renewed_at.is_some(),
+            LeaseAnswer::Changed => {
                 self.unanswered = false;
                 self.fresh = false;
                 self.next_at = now;
             }
-            Answer::Written(record) => {
+            LeaseAnswer::Written(record) => {
                 self.unanswered = false;
                 self.remember(record, now);
                 self.renewed_at = Some(asked_at);
                 self.next_at = asked_at + RETRY;
             }
-            Answer::Found(found) => self.take_in_lease(found, now),
+            LeaseAnswer::Found(found) => self.take_in_lease(found, now),
         }
     }
 

@@ -1,4 +1,4 @@
-//! What a node waits for, and how a person clears it.
+//! The recovery that a node waits for, and the ways in which a person clears it.
 
 use contract::keys;
 use domain::session::Phase;

@@ -22,9 +22,9 @@ use crate::api::{TimelineEntry, TimelineKind};
 pub(super) struct Folds<'a> {
     /// Times of the journal's entries, sorted.
     decisions: Vec<Timestamp>,
-    /// Whether these are all events of the node.
+    /// Whether all events of the node are known.
     complete: bool,
-    /// What was told, each with its repeats since the last decision.
+    /// The events that were told, each with its repeats since the last decision.
     told: HashMap<Key<'a>, Option<Run<'a>>>,
     /// Runs that are over.
     ended: Vec<Run<'a>>,
@@ -35,13 +35,13 @@ struct Run<'a> {
     first: &'a Record,
     last: &'a Record,
     count: u64,
-    /// Why they do not count for the open faults, where they do not.
+    /// The reason why they do not count for the open faults, where they do not.
     ignored: Option<String>,
     /// Number of journal entries before it.
     decisions: usize,
 }
 
-/// What an event says, apart from when and in which words.
+/// The content of an event, apart from its time and words.
 #[derive(PartialEq, Eq, Hash)]
 struct Key<'a> {
     agent: &'a str,
@@ -51,7 +51,7 @@ struct Key<'a> {
     healthy: bool,
     fatal: bool,
     action: (i32, &'a str),
-    /// Why it does not count for the open faults; `None`: it does.
+    /// The reason why it does not count for the open faults; `None`: it does.
     ignored: Option<Ignored>,
 }
 
@@ -69,7 +69,7 @@ impl<'a> Folds<'a> {
         }
     }
 
-    /// Takes an event in. Whether it is a repeat, and need not be told by itself.
+    /// Takes an event in. Returns whether it is a repeat, and need not be told by itself.
     pub(super) fn is_repeat(&mut self, record: &'a Record, changes: &[Change]) -> bool {
         let decisions = self.decisions.partition_point(|at| *at < record.created_at);
         let news = changes.iter().any(|change| {

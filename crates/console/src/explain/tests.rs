@@ -102,12 +102,9 @@ fn told(records: &[Record], journal: &[Entry]) -> Explain {
     })
 }
 
-fn kinds(explain: &Explain) -> Vec<&'static str> {
-    explain
-        .entries
-        .iter()
-        .map(|entry| entry.kind.name())
-        .collect()
+fn kinds(explain: &Explain) -> Vec<Value> {
+    let kinds = explain.entries.iter().map(|entry| json!(entry.kind));
+    kinds.collect()
 }
 
 #[test]
@@ -276,7 +273,7 @@ fn repeats_are_folded_until_something_is_decided() {
     let texts: Vec<&str> = story
         .entries
         .iter()
-        .filter(|entry| matches!(entry.kind, TimelineKind::Event | TimelineKind::Decision))
+        .filter(|entry| matches!(entry.kind, TimelineKind::Event | TimelineKind::Journal(_)))
         .map(|entry| {
             entry
                 .text

@@ -9,17 +9,17 @@ use tokio::sync::watch;
 
 use crate::api::{DeliveryView, StoreView};
 
-/// How long a probe waits for the outbox.
+/// Longest wait of a probe for the outbox.
 const OUTBOX_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// What an agent shows, and where it reads it.
+/// The part of the console that an agent has.
 #[derive(Clone)]
 pub struct AgentPart {
-    /// Where events are brought.
+    /// Address of the controller.
     pub controller: String,
-    /// What waits.
+    /// The events that wait.
     pub outbox: Outbox,
-    /// How bringing it does.
+    /// The state of the delivery.
     pub delivery: watch::Receiver<DeliveryStatus>,
 }
 

@@ -1,6 +1,6 @@
 //! `/api/v1/stream`: server-sent events that say when to look again.
 //!
-//! They carry no state: a reader that misses some loses nothing.
+//! The messages carry no state: a reader that misses some loses nothing.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -25,7 +25,7 @@ use super::{App, ControllerPart};
 pub const MAX_SUBSCRIBERS: usize = 64;
 /// Least time between two events of a stream.
 const PACE: Duration = Duration::from_millis(200);
-/// How often the sources are looked at; they tell nobody when they change.
+/// Pause between two looks at the sources, which tell nobody when they change.
 const SOURCES_EVERY: Duration = Duration::from_secs(2);
 /// Longest silence on the wire.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -63,7 +63,7 @@ struct Changes {
     policy: watch::Receiver<Arc<PolicyView>>,
     sources: Vec<SourceStatus>,
     look: Interval,
-    /// When the last event was sent; `None` before the first, which comes at once.
+    /// The time of the last event; `None` before the first, which comes at once.
     sent: Option<Instant>,
     _permit: OwnedSemaphorePermit,
 }

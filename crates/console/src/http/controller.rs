@@ -15,9 +15,9 @@ use trial::why_not::WhyNot;
 use super::error::ask;
 use crate::api::{Mode, PolicyView, StoreView};
 
-/// How long a probe waits for the store's writer.
+/// Longest wait of a probe for the store's writer.
 const WRITER_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long an answer waits for the fleet's state to reflect the newest event: a little longer
+/// Longest wait of an answer for the fleet's state to reflect the newest event: a little longer
 /// than the controller takes to publish it.
 const CATCH_UP: Duration = Duration::from_millis(700);
 
@@ -25,22 +25,22 @@ const CATCH_UP: Duration = Duration::from_millis(700);
 /// ended.
 pub type WhyNotSource = Arc<dyn Fn(String) -> BoxFuture<'static, Option<WhyNot>> + Send + Sync>;
 
-/// What a process shows that has events and decides, and where it reads it.
+/// The part of the console that a process has which stores events and decides.
 #[derive(Clone)]
 pub struct ControllerPart {
     /// State of the fleet.
     pub fleet: watch::Receiver<Arc<FleetView>>,
-    /// What decides about quarantine.
+    /// The policy that decides about quarantine.
     pub policy: watch::Receiver<Arc<PolicyView>>,
-    /// Who knows why a node is, or is not, quarantined.
+    /// The source of answers to why a node is, or is not, quarantined.
     pub why_not: WhyNotSource,
     /// Events and journal.
     pub store: Arc<dyn EventStore>,
-    /// What hands events on to another service, where that is asked for.
+    /// The delivery to another service, where that is asked for.
     pub forwarding: Option<Forwarding>,
 }
 
-/// Why the store's writer is of no use.
+/// The reason why the store's writer is of no use.
 enum Writer {
     Hangs,
     Failed(StoreError),

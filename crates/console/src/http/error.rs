@@ -11,10 +11,10 @@ use trial::why_not::WhyNot;
 
 use crate::api::ErrorBody;
 
-/// How long a route waits for the store.
+/// Longest wait of a route for the store.
 pub(super) const STORE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why a request is not served.
+/// The reason why a request is not served.
 #[derive(Debug)]
 pub(super) struct Refusal {
     pub(super) status: StatusCode,

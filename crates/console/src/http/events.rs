@@ -1,4 +1,4 @@
-//! `/api/v1/events`: what is stored, and what comes in.
+//! `/api/v1/events`: the stored events, and those that come in.
 //!
 //! Both answers are written page by page, so that what a request holds in memory does
 //! not grow with what it asks for; what all of them hold says [`room`](super::room).
@@ -69,14 +69,14 @@ pub(super) async fn events(State(app): State<Arc<App>>, uri: Uri) -> Result<Resp
     follow(app, node, limit, after).await
 }
 
-/// What is left to be listed.
+/// The events that are left to be listed.
 struct List {
     node: Option<String>,
     before: Option<Position>,
     after: Option<Position>,
     left: usize,
     first: bool,
-    /// How many are read at once: as many as the page before had room for.
+    /// The number that is read at once: as many as the page before had room for.
     at_once: usize,
 }
 
@@ -166,7 +166,7 @@ struct Follower {
     node: Option<String>,
     latest: watch::Receiver<Position>,
     after: Position,
-    /// How many are read at once: as many as the page before had room for.
+    /// The number that is read at once: as many as the page before had room for.
     at_once: usize,
     ended: bool,
     _permit: OwnedSemaphorePermit,
@@ -307,7 +307,7 @@ impl Follower {
     }
 }
 
-/// Returns the events with what became of them.
+/// Returns the views of events, with their statuses.
 async fn views(app: &App, records: &[Record]) -> Result<Vec<EventView>, Refusal> {
     let ids = records.iter().map(|record| record.id.clone()).collect();
     let statuses = ask(app.store()?.statuses(ids)).await?;

@@ -1,4 +1,4 @@
-//! What is checked of every request, and said with every answer.
+//! The checks of every request, and the headers of every answer.
 
 use std::net::IpAddr;
 

@@ -1,4 +1,4 @@
-//! Whether the process is well: for probes, and for the status page.
+//! The health of the process: for probes, and for the status page.
 
 use std::sync::Arc;
 
@@ -46,7 +46,7 @@ impl App {
         let mut reasons = console.sources.not_seen();
         reasons.extend(console.places.borrow().iter().cloned());
         if let Some(controller) = &console.controller {
-            reasons.extend(controller.not_ready(console.info.mode).await);
+            reasons.extend(controller.not_ready(console.process.mode).await);
         }
         if let Some(agent) = &console.agent {
             reasons.extend(agent.not_ready());

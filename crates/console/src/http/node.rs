@@ -43,10 +43,10 @@ pub(super) async fn explain(
             records.extend(ask(store.event(&fault.event_id)).await?);
         }
     }
-    let info = &app.console.info;
+    let process = &app.console.process;
     let mut story = tell(&Material {
         node: &node,
-        data_dir: (!info.data_dir_is_default).then_some(info.data_dir.as_str()),
+        data_dir: (!process.data_dir_is_default).then_some(process.data_dir.as_str()),
         records: &records,
         complete,
         journal: &journal,

@@ -1,5 +1,5 @@
-//! The page: static files that use the JSON API and nothing else. Who has no events says in a
-//! few lines what it is.
+//! The page: static files that use the JSON API and nothing else. A process without events says
+//! in a few lines what it is.
 
 use std::sync::Arc;
 
@@ -50,9 +50,9 @@ pub(super) const FILES: [File; 6] = [
     },
 ];
 
-/// Returns what an agent, and who stands by, shows in the place of the page.
+/// Returns the text that an agent, or a controller that stands by, shows in the place of the page.
 pub(super) async fn text(State(app): State<Arc<App>>) -> String {
-    let node = &app.console.info.node_name;
+    let node = &app.console.process.node_name;
     let head = match (&app.console.agent, app.stands_by()) {
         (Some(agent), _) => format!(
             "gpuwarden agent on {node}, for the controller at {}",

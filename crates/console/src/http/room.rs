@@ -1,4 +1,4 @@
-//! What answers may take of memory, all together: readers may be slow, or not read at all.
+//! The memory that all answers together may take: readers may be slow, or not read at all.
 //!
 //! An answer that can be large is made when it is its [`Turn`], a page at a time, and each
 //! page has its place in the [`Room`] until its reader has taken it. Probes and metrics need
@@ -22,7 +22,7 @@ use super::error::{Refusal, STORE_TIMEOUT};
 pub(super) const MAX_HELD_BYTES: u32 = 32 * 1024 * 1024;
 /// Answers that are made at a time: what they are made of takes several times their room.
 const MAX_MADE: usize = 2;
-/// How long an answer waits for its turn and its room: as long as for the store.
+/// Longest wait of an answer for its turn and its room: as long as for the store.
 const PATIENCE: Duration = STORE_TIMEOUT;
 
 /// Room for answers. Cheap to clone.

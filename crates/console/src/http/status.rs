@@ -1,4 +1,4 @@
-//! `/api/v1/status`: all that is known right now.
+//! `/api/v1/status`: all that is known right now, put together from the parts of the console.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use domain::view::FleetView;
 
 use super::App;
 use super::error::Refusal;
-use crate::api::{ForwardView, PolicyView, Status, StoreView, XidView};
+use crate::api::{ForwardView, PolicyView, StatusView, StoreView, XidView};
 use crate::explain::catalogue_row;
 
 pub(super) async fn status(State(app): State<Arc<App>>) -> Result<Response, Refusal> {
@@ -28,13 +28,19 @@ pub(super) async fn status(State(app): State<Arc<App>>) -> Result<Response, Refu
     let (store, not_ready) = futures::join!(store, app.not_ready());
     // Of a large cluster it is large.
     let turn = app.room.turn().await?;
-    let mut status = Status {
+    let mut status = StatusView {
+        process: console.process.clone(),
+        now: app.now(),
+        policy: PolicyView::default(),
+        fleet: FleetView::default(),
+        xids: BTreeMap::new(),
         sources: console.sources.statuses(),
         store,
+        delivery: None,
         leadership: console.leadership.as_ref().map(|source| source()),
+        forward: None,
         ready: not_ready.is_empty(),
         not_ready,
-        ..console.info.status(app.now())
     };
     if let Some(controller) = &console.controller {
         status.policy = PolicyView::clone(&controller.policy.borrow());

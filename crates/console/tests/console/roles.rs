@@ -16,11 +16,11 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::server::info;
+use crate::server::process;
 
 fn console(role: Role) -> Console {
     Console {
-        info: info(role, Timestamp::UNIX_EPOCH),
+        process: process(role, Timestamp::UNIX_EPOCH),
         sources: Sources::default(),
         places: watch::Sender::default().subscribe(),
         leadership: None,

@@ -12,8 +12,8 @@ use domain::event;
 use domain::fault::FaultBook;
 use domain::session::Phase;
 use domain::view::{FaultView, FleetView, NodeState, NodeStatus, SessionView};
-use gpuwarden_console::api::{Mode, PolicyView, Role};
-use gpuwarden_console::{Console, ControllerPart, Info, LeadershipSource};
+use gpuwarden_console::api::{Mode, PolicyView, ProcessView, Role};
+use gpuwarden_console::{Console, ControllerPart, LeadershipSource};
 use http_body_util::{BodyExt as _, Empty};
 use hyper::body::Incoming;
 use hyper::client::conn::http1;
@@ -85,9 +85,9 @@ pub(crate) fn xid(node: &str, code: &str, message: &str, at: Timestamp) -> Healt
     }
 }
 
-/// What does not change of a process.
-pub(crate) fn info(role: Role, started_at: Timestamp) -> Info {
-    Info {
+/// Returns the process of a role.
+pub(crate) fn process(role: Role, started_at: Timestamp) -> ProcessView {
+    ProcessView {
         version: "0.1.0".into(),
         node_name: "gpu-a-01".into(),
         role,
@@ -130,7 +130,7 @@ impl Server {
         kernel_log.update(now, |status| status.state = SourceState::Following);
         let metrics = Metrics::default();
         let console = Console {
-            info: info(role, now),
+            process: process(role, now),
             sources: sources.clone(),
             places: watch::Sender::default().subscribe(),
             leadership,

@@ -1,4 +1,4 @@
-//! What is to be told, per node, and what was told already.
+//! The board: for each node, what is to be told on it, and what was told already.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -41,18 +41,19 @@ pub(super) struct Shared {
     conditions: Option<Options>,
     events: Option<EventKind>,
     started_at: Timestamp,
-    state: Mutex<State>,
+    backlog: Mutex<Backlog>,
     queue: WorkQueue,
     /// Something was posted.
     pub(super) posted: Notify,
 }
 
-struct State {
+/// The nodes that wait, and when each is looked at.
+struct Backlog {
     /// Nodes about which there is something to tell, or was.
     nodes: BTreeMap<String, Node>,
-    /// Those to look at now.
+    /// The nodes to look at now.
     due: BTreeSet<String>,
-    /// Those to look at later.
+    /// The nodes to look at later.
     later: Wakes,
     /// The clock when this was last asked.
     asked_at: Timestamp,
@@ -65,10 +66,10 @@ struct Node {
     changes: Vec<ConditionChange>,
     /// Faults that are not fatal.
     occurrences: Vec<Occurrence>,
-    /// What was told of them, by key.
+    /// Those of them that were told, by key.
     told: BTreeMap<String, Told>,
     bucket: Bucket,
-    /// What is to be told now, from then on until it is, for the metrics.
+    /// The work from the moment at which something is to be told until it is, for the metrics.
     work: Option<Work>,
     under_way: bool,
     failures: u32,
@@ -82,16 +83,16 @@ struct Told {
     /// The count that was told.
     count: u64,
     at: Timestamp,
-    /// Its faults are closed, and that is to be told.
+    /// Whether its faults are closed, which is to be told.
     recovered: bool,
 }
 
-/// What to ask of the API server about one node.
+/// The requests to the API server about one node.
 pub(super) struct Job {
     pub(super) view: Arc<NodeView>,
     pub(super) changes: Vec<ConditionChange>,
     pub(super) events: Vec<Telling>,
-    /// The last attempt did not fail.
+    /// Whether the last attempt did not fail.
     pub(super) first: bool,
 }
 
@@ -99,9 +100,9 @@ pub(super) struct Job {
 pub(super) struct Telling {
     pub(super) key: String,
     pub(super) event: Event,
-    /// Its count is raised; otherwise it is new.
+    /// Whether its count is raised; otherwise it is new.
     pub(super) repeat: bool,
-    /// It tells of the recovery.
+    /// Whether it tells of the recovery.
     pub(super) recovered: bool,
 }
 
@@ -111,14 +112,14 @@ pub(super) struct Failed {
     pub(super) retry_after: Option<Duration>,
 }
 
-/// What became of a [`Job`].
-pub(super) struct Outcome {
+/// The result of a [`Job`].
+pub(super) struct JobResult {
     pub(super) node: String,
     /// Version of the node after its conditions were written.
     pub(super) written: Option<String>,
-    /// Those that were written.
+    /// The conditions that were written.
     pub(super) changes: Vec<ConditionChange>,
-    /// It failed.
+    /// The request that failed, if one did.
     pub(super) failed: Option<Failed>,
     /// Events that were told: key, of the recovery, count.
     pub(super) told: Vec<(String, bool, u64)>,
@@ -138,7 +139,7 @@ impl Shared {
             events,
             started_at: now,
             queue,
-            state: Mutex::new(State {
+            backlog: Mutex::new(Backlog {
                 nodes: BTreeMap::new(),
                 due: BTreeSet::new(),
                 later: Wakes::default(),
@@ -164,24 +165,24 @@ impl Shared {
             condition::occurrences(faults, &limits.unwrap_or_default())
         });
         let mut guard = self.lock();
-        let state = &mut *guard;
-        if changes.is_empty() && occurrences.is_empty() && !state.nodes.contains_key(&view.name) {
+        let backlog = &mut *guard;
+        if changes.is_empty() && occurrences.is_empty() && !backlog.nodes.contains_key(&view.name) {
             return;
         }
-        let node = state
+        let node = backlog
             .nodes
             .entry(view.name.clone())
             .or_insert_with(|| Node::new(Arc::clone(view), now));
         node.take_in(faults, changes, occurrences, view, self.started_at);
         if node.is_done() {
-            state.nodes.remove(&view.name);
-            state.due.remove(&view.name);
-            state.later.set(&view.name, None);
+            backlog.nodes.remove(&view.name);
+            backlog.due.remove(&view.name);
+            backlog.later.set(&view.name, None);
         } else {
             if !node.changes.is_empty() && !node.under_way {
                 node.work.get_or_insert_with(|| self.queue.add());
             }
-            state.due.insert(view.name.clone());
+            backlog.due.insert(view.name.clone());
             drop(guard);
             self.posted.notify_one();
         }
@@ -196,33 +197,33 @@ impl Shared {
     }
 
     pub(super) fn gone(&self, node: &str) {
-        let mut state = self.lock();
-        state.nodes.remove(node);
-        state.due.remove(node);
-        state.later.set(node, None);
+        let mut backlog = self.lock();
+        backlog.nodes.remove(node);
+        backlog.due.remove(node);
+        backlog.later.set(node, None);
     }
 
-    /// Returns what is to be done now.
+    /// Returns the jobs that are due.
     pub(super) fn take(&self, now: Timestamp) -> Vec<Job> {
         let mut guard = self.lock();
-        let state = &mut *guard;
-        state.watch_the_clock(now);
-        let later = state.later.take_due(now);
-        state.due.extend(later);
+        let backlog = &mut *guard;
+        backlog.watch_the_clock(now);
+        let later = backlog.later.take_due(now);
+        backlog.due.extend(later);
         let mut jobs = Vec::new();
-        while let Some(name) = state.due.pop_first() {
-            let Some(node) = state.nodes.get_mut(&name) else {
+        while let Some(name) = backlog.due.pop_first() {
+            let Some(node) = backlog.nodes.get_mut(&name) else {
                 continue;
             };
             if node.under_way {
                 continue; // Looked at again when it is done.
             }
             if let Some(at) = node.not_before.filter(|at| *at > now) {
-                state.later.set(&name, Some(at));
+                backlog.later.set(&name, Some(at));
                 continue;
             }
-            let (events, wake) = node.events(self.events, &mut state.all, now);
-            state.later.set(&name, wake);
+            let (events, wake) = node.events(self.events, &mut backlog.all, now);
+            backlog.later.set(&name, wake);
             if node.changes.is_empty() && events.is_empty() {
                 node.work = None;
                 continue;
@@ -244,22 +245,22 @@ impl Shared {
         self.lock().later.next()
     }
 
-    pub(super) fn done(&self, outcome: Outcome, now: Timestamp) {
+    pub(super) fn done(&self, result: JobResult, now: Timestamp) {
         let mut guard = self.lock();
-        let state = &mut *guard;
-        let Some(node) = state.nodes.get_mut(&outcome.node) else {
+        let backlog = &mut *guard;
+        let Some(node) = backlog.nodes.get_mut(&result.node) else {
             return;
         };
         node.under_way = false;
         node.work = None;
-        if let Some(version) = outcome.written {
-            node.wrote(&outcome.changes);
+        if let Some(version) = result.written {
+            node.wrote(&result.changes);
             node.written = version.parse().unwrap_or_default();
         }
-        for (key, recovered, count) in outcome.told {
+        for (key, recovered, count) in result.told {
             node.told(&key, recovered, count, now);
         }
-        match outcome.failed {
+        match result.failed {
             None => {
                 node.failures = 0;
                 node.not_before = None;
@@ -275,28 +276,28 @@ impl Shared {
                 node.not_before = Some(now + wait);
             }
         }
-        state.due.insert(outcome.node);
+        backlog.due.insert(result.node);
     }
 
-    /// Has whoever is left waiting looked at again, after a bug.
+    /// Has all nodes looked at again that a job was under way for, after a bug.
     pub(super) fn none_under_way(&self) {
         let mut guard = self.lock();
-        let state = &mut *guard;
-        for (name, node) in &mut state.nodes {
+        let backlog = &mut *guard;
+        for (name, node) in &mut backlog.nodes {
             node.under_way = false;
             node.work = None;
-            state.due.insert(name.clone());
+            backlog.due.insert(name.clone());
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Backlog> {
+        self.backlog.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-// === impl State ===
+// === impl Backlog ===
 
-impl State {
+impl Backlog {
     /// Ends all waits where the clock was put back since it was last asked.
     fn watch_the_clock(&mut self, now: Timestamp) {
         let before = std::mem::replace(&mut self.asked_at, now);

@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 pub(super) struct Bucket {
     capacity: i64,
     refill: SignedDuration,
-    /// When it was, or will be, full.
+    /// The time at which it was, or will be, full.
     full_at: Timestamp,
 }
 

@@ -1,4 +1,4 @@
-//! Who calls the controller: by token, else by certificate.
+//! The identity of a caller of the controller: by token, else by certificate.
 //!
 //! A token is asked about at the API server and the answer is kept for a while, good or
 //! bad, in a table that is bounded. An API server that does not answer lets nobody in, and
@@ -23,17 +23,17 @@ use tokio::time::Instant;
 use tonic::Status;
 use tonic::codegen::http::HeaderValue;
 
-/// How long it counts that a token is good: until [`BEFORE_END`] of the token, and no longer than
+/// The time for which a good token counts: until [`BEFORE_END`] of the token, and no longer than
 /// between these two, by the token, so that agents that came together do not come again together.
 /// It is as long as a pod may be gone and its token still count: 5,000 agents are some ten
 /// questions a second to the API server, where two minutes were forty.
 const KEEP_GOOD: (Duration, Duration) = (Duration::from_secs(300), Duration::from_secs(600));
-/// So long before its end a token is asked about again.
+/// A token is asked about again so long before its end.
 const BEFORE_END: SignedDuration = SignedDuration::from_secs(10);
-/// How long a token counts that does not tell its end. The API server itself keeps such answers
+/// The time for which a token counts that does not tell its end. The API server itself keeps such answers
 /// for two minutes.
 const KEEP_UNTOLD: Duration = Duration::from_secs(120);
-/// How long it counts that a token is not good: it may be in a moment.
+/// The time for which a bad token counts as bad: it may be good in a moment.
 const KEEP_BAD: Duration = Duration::from_secs(10);
 /// Most tokens that are remembered; one for each node of a large cluster, and some.
 const MAX_KEPT: usize = 20_480;
@@ -45,24 +45,24 @@ const MAX_ASKED: usize = 16;
 const TURN: Duration = Duration::from_secs(5);
 const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
 
-/// Says who calls. Cheap to clone.
+/// The rule by which callers are identified. Cheap to clone.
 #[derive(Clone)]
 pub struct Identify {
     /// `None`: no tokens are taken.
     tokens: Option<Arc<Tokens>>,
-    /// Who is not asked for a name, on a port in the open.
+    /// Whether nobody is asked for a name, on a port in the open.
     anybody: bool,
     seldom: Arc<Seldom>,
 }
 
-/// Which tokens count for what.
+/// The rules for tokens.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenRules {
-    /// What tokens have to be made for.
+    /// The audience that tokens have to be made for.
     pub audience: String,
-    /// Whose pods speak for the node that they run on.
+    /// The accounts whose pods speak for the node that they run on.
     pub agents: Vec<ServiceAccount>,
-    /// Who speaks for any node.
+    /// The accounts that speak for any node.
     pub central: Vec<ServiceAccount>,
 }
 
@@ -80,7 +80,7 @@ pub struct ServiceAccount {
 #[error("{0:?} is no ServiceAccount; write NAMESPACE/NAME")]
 pub struct ServiceAccountError(String);
 
-/// Says whose a token is.
+/// A service that reviews tokens.
 #[async_trait]
 pub trait Reviewer: Send + Sync + 'static {
     /// Returns whose `token` is, if it is made for `audience`.
@@ -94,7 +94,7 @@ struct Tokens {
     kept: Mutex<HashMap<[u8; 32], Kept>>,
 }
 
-/// What is known of a token.
+/// The answer about a token.
 #[derive(Clone)]
 struct Kept {
     until: Instant,

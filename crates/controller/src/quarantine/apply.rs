@@ -1,4 +1,4 @@
-//! Carrying out what was decided: patches and their answers, and what is told.
+//! Carries out the effects of decisions: patches with their answers, and what is told.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use domain::fleet::{Effect, FleetInput, Level, PatchAnswer, Planned};
 use domain::journal::{Entry, EntryKind};
 use domain::node::{NodeChange, NodeView};
 use domain::session::{Intent, Patch};
-use jiff::{SignedDuration, Timestamp};
+use jiff::SignedDuration;
 use runtime::logging::chain;
 use serde_json::{Value, json};
 use tokio::task::JoinError;
@@ -18,13 +18,8 @@ use super::{Quarantine, ROUND};
 
 /// A patch that was answered.
 pub(super) struct Applied {
-    node: String,
-    session: Option<String>,
-    intent: Intent,
-    change: NodeChange,
+    planned: Planned,
     took: Duration,
-    /// When the oldest of the faults was first seen.
-    first_seen: Option<Timestamp>,
     result: Result<NodeView, ApiError>,
 }
 
@@ -66,7 +61,7 @@ impl Quarantine {
         }
     }
 
-    /// Says on the board what is known of a node.
+    /// Posts on the board what is known of a node.
     fn post_on_board(&self, name: &str) {
         let Some(board) = &self.board else {
             return;
@@ -86,27 +81,16 @@ impl Quarantine {
         let Some(cluster) = self.cluster.clone() else {
             return; // Without one nothing is planned.
         };
-        let Planned {
-            node,
-            view,
-            session,
-            patch: Patch { intent, change },
-            first_seen,
-        } = planned;
-        let call = cluster::patch::describe(&view, &change);
+        let call = cluster::patch::describe(&planned.view, &planned.patch.change);
         let text = format!("{} {}", call.verb, call.path);
         let detail = json!({"patch": call.patch});
-        self.note(&node, session.as_deref(), EntryKind::Call, text, detail);
+        self.note(&planned, EntryKind::Call, text, detail);
         self.applying.spawn(async move {
             let began = std::time::Instant::now();
-            let result = cluster.apply(&view, &change).await;
+            let result = cluster.apply(&planned.view, &planned.patch.change).await;
             Applied {
-                node,
-                session,
-                intent,
-                change,
+                planned,
                 took: began.elapsed(),
-                first_seen,
                 result,
             }
         });
@@ -125,12 +109,8 @@ impl Quarantine {
     /// Takes the answer to a patch in.
     pub(super) fn take_answer(&mut self, done: Result<Applied, JoinError>) {
         let Applied {
-            node,
-            session,
-            intent,
-            change,
+            planned,
             took,
-            first_seen,
             result,
         } = match done {
             Ok(applied) => applied,
@@ -143,10 +123,12 @@ impl Quarantine {
             }
         };
         let took_ms = took.as_secs_f64() * 1_000.0;
+        let (node, Patch { intent, change }) = (planned.node.clone(), &planned.patch);
         let (answer, text, status) = match result {
             Ok(view) => {
-                self.metrics.applied(&node, intent, &change);
-                if let Some(first_seen) = first_seen.filter(|_| intent == Intent::Quarantine) {
+                self.metrics.applied(&node, *intent, change);
+                let first_seen = planned.first_seen;
+                if let Some(first_seen) = first_seen.filter(|_| *intent == Intent::Quarantine) {
                     let now = (self.clock)();
                     self.metrics.taken_out(now.duration_since(first_seen));
                 }
@@ -160,29 +142,22 @@ impl Quarantine {
                 if !matches!(answer, PatchAnswer::Conflict) {
                     let what = intent.name();
                     tracing::warn!(node, err = %chain(&error), "{what} failed; it is tried again");
-                    self.metrics.error(error_type(intent, &change));
+                    self.metrics.error(error_type(*intent, change));
                 }
                 (answer, text, status)
             }
         };
         let detail = json!({"status": status, "tookMs": took_ms});
-        self.note(&node, session.as_deref(), EntryKind::Answer, text, detail);
+        self.note(&planned, EntryKind::Answer, text, detail);
         self.take(FleetInput::Answered { node, answer });
     }
 
-    /// Notes something for the story of a node. Does not wait for the disk.
-    fn note(
-        &mut self,
-        node: &str,
-        session: Option<&str>,
-        kind: EntryKind,
-        text: String,
-        detail: Value,
-    ) {
+    /// Notes a call or its answer for the story of a node. Does not wait for the disk.
+    fn note(&mut self, planned: &Planned, kind: EntryKind, text: String, detail: Value) {
         self.put_entry(Entry {
             at: (self.clock)(),
-            node: node.to_owned(),
-            session: session.map(str::to_owned),
+            node: planned.node.clone(),
+            session: planned.session.clone(),
             kind,
             text,
             detail,
@@ -190,7 +165,7 @@ impl Quarantine {
     }
 }
 
-/// Returns what a failure says of whether the patch was made.
+/// Returns the answer that a failure is: whether the patch was made.
 fn answer(error: &ApiError) -> PatchAnswer {
     match error {
         ApiError::Conflict { .. } => PatchAnswer::Conflict,
@@ -213,7 +188,7 @@ fn log_entry(entry: &Entry, level: Level) {
     }
 }
 
-/// Returns what NVSentinel calls a failure of this.
+/// Returns NVSentinel's name of the failure.
 fn error_type(intent: Intent, change: &NodeChange) -> &'static str {
     match intent {
         Intent::Quarantine | Intent::Update => "taint_and_cordon_error",

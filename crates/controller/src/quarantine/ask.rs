@@ -1,5 +1,5 @@
-//! Asking the store what a decision waits for. Each question is a task of its own: a slow store
-//! delays the nodes that it was asked about, and nothing else.
+//! Questions to the store that decisions wait for. Each is a task of its own: a slow store delays
+//! the nodes that it was asked about, and nothing else.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! Taking events in from the store's feed, and keeping the fault book with it.
 //!
-//! What has changed in the book is saved every [`SAVE_EVERY`], a part for each node, with the
+//! The changed parts of the book are saved every [`SAVE_EVERY`], one for each node, with the
 //! feed position that it reflects; events behind the saved one are read again, which changes
 //! nothing.
 
@@ -24,9 +24,9 @@ use super::Quarantine;
 const CONSUMER: &str = "fault-quarantine";
 /// Events read from the feed at once.
 const FEED_PAGE: usize = 1_000;
-/// How often the fault book is saved; events behind the saved one are read again.
+/// Pause between two saves of the fault book; events behind the saved one are read again.
 const SAVE_EVERY: Duration = Duration::from_secs(5);
-/// How often it is saved where nothing has changed: whoever saves nothing for long is taken for
+/// The same where nothing has changed: whoever saves nothing for long is taken for
 /// gone (`retention.rs`), and no event is kept for it.
 const SAVE_UNCHANGED_EVERY: Duration = Duration::from_secs(3600);
 /// First pause before the feed is read again after an error; each further one is twice as long.
@@ -34,20 +34,20 @@ const FEED_RETRY: Duration = Duration::from_millis(500);
 /// Longest of these pauses.
 const LONGEST_FEED_RETRY: Duration = Duration::from_secs(30);
 
-/// The feed could not be read.
+/// A failure to read the feed.
 pub(super) struct FeedFailure {
-    /// What the store said.
+    /// The error of the store.
     error: String,
     backoff: Backoff,
-    /// When it is tried again.
+    /// The time of the next attempt.
     pub(super) retry_at: Instant,
 }
 
-/// How long the book may not be saved before that is a trouble: until then it may be a disk
-/// that is busy.
+/// A book that could not be saved for so long is a trouble: until then it may be a disk that is
+/// busy.
 const SAVE_TROUBLE: Duration = Duration::from_secs(60);
 
-/// What is saved beside the parts of the nodes.
+/// The part of a checkpoint that stands beside those of the nodes, as it is read.
 #[derive(Deserialize)]
 struct Saved {
     #[serde(flatten)]
@@ -68,9 +68,9 @@ struct Saving<'a> {
     begun: Timestamp,
 }
 
-/// What is saved of a node: its share of the book, what becomes of its events, and its
-/// sessions: how long a change has failed, and how often the node has come back, the node
-/// itself does not tell.
+/// The part of a node, as it is read: its share of the book, the statuses of its events, and its
+/// sessions, for the node itself does not tell how long a change has failed, or how often it has
+/// come back.
 #[derive(Deserialize)]
 struct SavedPart {
     book: NodeShare<'static>,
@@ -90,23 +90,23 @@ struct SavingPart<'a> {
     sessions: Vec<&'a Session>,
 }
 
-/// How far the book is saved.
+/// The state of saving the book.
 pub(super) struct SaveState {
-    /// When that was last tried.
+    /// The time of the last attempt.
     at: Instant,
-    /// This process has saved it.
+    /// Whether this process has saved it.
     once: bool,
     /// Feed position that what is saved reflects.
     seq: Position,
-    /// Since when there is this store is not saved yet.
+    /// Whether the beginning of this store is still to be saved.
     begun_unsaved: bool,
     failure: Option<SaveFailure>,
 }
 
-/// The book cannot be saved.
+/// A failure to save the book.
 struct SaveFailure {
     since: Instant,
-    /// What the store said last.
+    /// The last error of the store.
     error: String,
 }
 
@@ -368,7 +368,7 @@ impl Quarantine {
     }
 }
 
-/// Returns what a checkpoint says.
+/// Reads a checkpoint.
 fn understood(checkpoint: &Checkpoint) -> serde_json::Result<Kept> {
     let mut saved: Saved = serde_json::from_slice(&checkpoint.state)?;
     let (mut sessions, mut reports) = (BTreeMap::new(), BTreeMap::new());

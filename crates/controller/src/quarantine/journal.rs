@@ -1,4 +1,4 @@
-//! The journal: noting what was decided and done, and bringing it to the store.
+//! The journal: entries on what was decided and done, and their way to the store.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -12,40 +12,12 @@ use domain::node::NodeChange;
 use domain::session::Intent;
 use domain::view::{FleetView, NodeState};
 use jiff::SignedDuration;
-use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use runtime::metrics::Metrics;
+use runtime::metrics::{Labels, Metrics};
 use tokio::time::Instant;
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ErrorLabels {
-    error_type: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct NodeLabels {
-    node: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct TaintLabels {
-    taint_key: String,
-    taint_effect: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct RuleSetLabels {
-    ruleset: String,
-    status: String,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct StateLabels {
-    state: String,
-}
 
 /// Prometheus's own default buckets, as NVSentinel uses them (seconds).
 const BUCKETS: [f64; 11] = [
@@ -62,27 +34,27 @@ pub(super) struct QuarantineMetrics {
     pub(super) received: Counter,
     /// Events recorded in the fault book.
     pub(super) processed: Counter,
-    errors: Family<ErrorLabels, Counter>,
-    quarantined: Family<NodeLabels, Counter>,
-    unquarantined: Family<NodeLabels, Counter>,
-    manually_uncordoned: Family<NodeLabels, Counter>,
-    manually_untainted: Family<NodeLabels, Counter>,
-    /// Nodes that were counted, and since when they are gone.
+    errors: Family<Labels<1>, Counter>,
+    quarantined: Family<Labels<1, String>, Counter>,
+    unquarantined: Family<Labels<1, String>, Counter>,
+    manually_uncordoned: Family<Labels<1, String>, Counter>,
+    manually_untainted: Family<Labels<1, String>, Counter>,
+    /// Nodes that were counted, with the time since which they are gone.
     counted: Arc<Mutex<BTreeMap<String, Option<Instant>>>>,
-    current: Family<NodeLabels, Gauge>,
+    current: Family<Labels<1, String>, Gauge>,
     shown: Arc<Mutex<BTreeSet<String>>>,
-    taints_applied: Family<TaintLabels, Counter>,
-    taints_removed: Family<TaintLabels, Counter>,
+    taints_applied: Family<Labels<2, String>, Counter>,
+    taints_removed: Family<Labels<2, String>, Counter>,
     cordons_applied: Counter,
     cordons_removed: Counter,
-    evaluations: Family<RuleSetLabels, Counter>,
+    evaluations: Family<Labels<2, String>, Counter>,
     /// From taking an event from the feed until it was decided about.
     handling: Histogram,
     /// From the time of the oldest fault until its node was out of service.
     quarantine: Histogram,
     /// Events that are stored and not taken in yet.
     backlog: Gauge,
-    breaker_state: Family<StateLabels, Gauge>,
+    breaker_state: Family<Labels<1>, Gauge>,
     breaker_utilization: Gauge<f64, AtomicU64>,
     held: Gauge,
     unsaved: Gauge,
@@ -155,12 +127,8 @@ impl QuarantineMetrics {
         }
     }
 
-    pub(super) fn error(&self, kind: &str) {
-        self.errors
-            .get_or_create(&ErrorLabels {
-                error_type: kind.to_owned(),
-            })
-            .inc();
+    pub(super) fn error(&self, kind: &'static str) {
+        self.errors.get_or_create(&[("error_type", kind)]).inc();
     }
 
     /// Counts that events were decided about, so long after they were taken from the feed.
@@ -195,19 +163,18 @@ impl QuarantineMetrics {
 
     pub(super) fn evaluated(&self, outcomes: &[RuleSetOutcome]) {
         for outcome in outcomes {
-            let labels = RuleSetLabels {
-                ruleset: outcome.rule_set.clone(),
-                status: if outcome.passed { "passed" } else { "failed" }.to_owned(),
-            };
+            let status = if outcome.passed { "passed" } else { "failed" };
+            let labels = [
+                ("ruleset", outcome.rule_set.clone()),
+                ("status", status.to_owned()),
+            ];
             self.evaluations.get_or_create(&labels).inc();
         }
     }
 
     pub(super) fn applied(&self, node: &str, intent: Intent, change: &NodeChange) {
         lock(&self.counted).insert(node.to_owned(), None);
-        let node = NodeLabels {
-            node: node.to_owned(),
-        };
+        let node = labels(node);
         match intent {
             Intent::Quarantine => drop(self.quarantined.get_or_create(&node).inc()),
             Intent::Release => drop(self.unquarantined.get_or_create(&node).inc()),
@@ -227,10 +194,10 @@ impl QuarantineMetrics {
             (&change.remove_taints, &self.taints_removed),
         ] {
             for taint in taints {
-                let labels = TaintLabels {
-                    taint_key: taint.key.clone(),
-                    taint_effect: taint.effect.clone(),
-                };
+                let labels = [
+                    ("taint_key", taint.key.clone()),
+                    ("taint_effect", taint.effect.clone()),
+                ];
                 family.get_or_create(&labels).inc();
             }
         }
@@ -246,7 +213,7 @@ impl QuarantineMetrics {
             if gone_since.get_or_insert_with(Instant::now).elapsed() < GONE {
                 return true;
             }
-            let node = NodeLabels { node: name.clone() };
+            let node = labels(name);
             for family in [
                 &self.quarantined,
                 &self.unquarantined,
@@ -262,13 +229,10 @@ impl QuarantineMetrics {
     /// Shows which nodes are out of service now, and how the brake is.
     pub(super) fn current(&self, view: &FleetView, utilization: f64) {
         if let Some(brake) = &view.brake {
-            let states = [keys::BREAKER_CLOSED, keys::BREAKER_TRIPPED];
-            for state in states {
-                let labels = StateLabels {
-                    state: state.to_owned(),
-                };
+            for state in [keys::BREAKER_CLOSED, keys::BREAKER_TRIPPED] {
                 let current = i64::from(brake.state == state);
-                self.breaker_state.get_or_create(&labels).set(current);
+                let gauge = self.breaker_state.get_or_create(&[("state", state)]);
+                gauge.set(current);
             }
             self.breaker_utilization.set(utilization);
             self.held.set(i64::try_from(brake.held).unwrap_or(i64::MAX));
@@ -283,15 +247,18 @@ impl QuarantineMetrics {
             .collect();
         let mut shown = lock(&self.shown);
         for gone in shown.difference(&now) {
-            self.current.remove(&NodeLabels { node: gone.clone() });
+            self.current.remove(&labels(gone));
         }
         for node in now.difference(&shown) {
-            self.current
-                .get_or_create(&NodeLabels { node: node.clone() })
-                .set(1);
+            self.current.get_or_create(&labels(node)).set(1);
         }
         *shown = now;
     }
+}
+
+/// Returns the labels of a metric of a node.
+fn labels(node: &str) -> Labels<1, String> {
+    [("node", node.to_owned())]
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

@@ -1,4 +1,4 @@
-//! Reading again what found no room in the fault book, once there is room.
+//! Reads events again that found no room in the fault book, once there is room.
 //!
 //! A page at a turn of the task's loop: the feed may be long, and whoever fills the book must
 //! not be able to hold up what is new.
@@ -17,7 +17,7 @@ const PAGE: usize = 1_000;
 /// Pause between two readings: what comes and goes all the time is not read all the time.
 const PAUSE: Duration = Duration::from_secs(10);
 
-/// How far the reading has come.
+/// The state of reading again.
 pub(super) struct Missed {
     under_way: Option<Rereading>,
     not_before: Instant,

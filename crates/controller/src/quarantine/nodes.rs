@@ -1,4 +1,4 @@
-//! Taking in what the node watch says.
+//! Takes in the events of the node watch.
 
 use cluster::NodeEvent;
 use domain::fleet::FleetInput;

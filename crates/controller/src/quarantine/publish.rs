@@ -19,13 +19,14 @@ const PUBLISH_SHARE: u32 = 30;
 /// But it is never further behind than this.
 const PUBLISH_LONGEST: Duration = Duration::from_millis(500);
 
-/// What was published, and what is to be.
+/// The state of publishing.
 pub(super) struct Publishing {
     pub(super) view: watch::Sender<Arc<FleetView>>,
-    /// When the next is due; `None`: nothing has changed.
+    /// The time at which the next view is due; `None`: nothing has changed.
     pub(super) at: Option<Instant>,
-    /// When the last was made, and how long to wait after it.
+    /// The time of the last view.
     last: Instant,
+    /// The wait after it.
     pause: Duration,
     /// Faults that found no room in the book and were not told of yet.
     overflow: u64,

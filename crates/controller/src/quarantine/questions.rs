@@ -1,5 +1,4 @@
-//! Answering why a node is quarantined, or is not: asked by the console, answered by the
-//! fleet.
+//! Questions of the console why a node is quarantined, or is not; the fleet answers them.
 
 use tokio::sync::{mpsc, oneshot};
 use trial::why_not::{Connection, Source, WhyNot, why_not};

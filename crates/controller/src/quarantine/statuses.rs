@@ -1,6 +1,5 @@
-//! Writing what became of the events into their records, as `domain::status` says it.
-//!
-//! It goes beside the journal, in batches; a patch never waits for it.
+//! Writes the statuses of events that `domain::status` decides into their records, beside the
+//! journal and in batches: a patch never waits for it.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

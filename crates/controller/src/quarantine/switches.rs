@@ -1,13 +1,15 @@
-//! What people have set in the cluster: the circuit breaker's `ConfigMap`, and a pause.
+//! The switches that people set in the cluster: the circuit breaker's `ConfigMap`, and a pause.
 //!
 //! Both are watched, so an edit takes effect at once; what follows from it is decided in
 //! `domain` ([`Switch::settle`]) and holds here from that moment on, whether or not it
 //! can be written down. Only who acts writes.
 //!
-//! Who sets the circuit breaker as NVSentinel's operators do deletes its `ConfigMap` and makes
-//! another. What it said holds in between; only where none comes for [`ABSENT_AFTER`] it counts
+//! A person who sets the circuit breaker as NVSentinel's operators do deletes its `ConfigMap` and
+//! makes another. What it said holds in between; only where none comes for [`ABSENT_AFTER`] it counts
 //! as closed, and is made anew by us. Where there is none when we start, that is at once: nothing
 //! is known that could hold, and NVSentinel's operators restart it to have it made.
+
+mod watched;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,22 +24,18 @@ use domain::fleet::{LIST_TAKES, Switched};
 use domain::future::FutureTimes;
 use jiff::Timestamp;
 use runtime::logging::chain;
-use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::nodes::receive;
+use watched::{Known, Watched};
 
 /// Pause before a write that failed is tried again.
 const RETRY: Duration = Duration::from_secs(5);
 
-/// A refusal that lasts so long is meant. After a start of the API server the first requests
-/// may be refused, until it knows who may what.
-const REFUSED_AFTER: Duration = Duration::from_secs(60);
-
-/// How long the circuit breaker's `ConfigMap` has to be absent to count as closed, and to be
-/// made anew: time for who deletes and creates it, by hand or by a script, to do the second.
+/// The circuit breaker's `ConfigMap` counts as closed, and is made anew, once it is absent for so
+/// long: time for who deletes and creates it, by hand or by a script, to do the second.
 const ABSENT_AFTER: Duration = Duration::from_secs(10);
 
 /// The two `ConfigMaps`, as last seen.
@@ -46,52 +44,32 @@ pub(super) struct Switches {
     namespace: String,
     breaker: Watched,
     own: Watched,
-    /// What holds of the circuit breaker.
+    /// The circuit breaker that holds.
     switch: Switch,
-    /// What its `ConfigMap` said when it was last read.
+    /// The circuit breaker as its `ConfigMap` said when it was last read.
     read: Option<Switch>,
     /// Times of the future in its annotations.
     times: FutureTimes,
-    /// It was deleted, and its absence does not count yet: it still stands in `breaker.seen`.
+    /// Whether the `ConfigMap` was deleted, and its absence does not count yet: it still stands in
+    /// `breaker.seen`.
     absent: bool,
-    /// When its absence counts; `None` while it is not known to be absent.
+    /// The time at which its absence counts; `None` while it is not known to be absent.
     absence_counts_at: Option<Instant>,
-    /// The window has tripped it, and the cluster has not shown that yet.
+    /// Whether the window has tripped it, and the cluster has not shown that yet.
     tripping: bool,
     pause: Option<Pause>,
     writing: JoinSet<Result<ConfigMap, ApiError>>,
     /// The version that the last write was made on; `None`: there was none.
     written_on: Option<String>,
-    /// When a write was last answered with what it has become.
+    /// The time of the last write that was answered with a `ConfigMap`.
     written_at: Option<Instant>,
     retry_at: Option<Instant>,
     write_error: Option<String>,
-    /// What was last said of the circuit breaker; `None`: it has changed since.
+    /// The last log line about the circuit breaker; `None`: it has changed since.
     said: Option<String>,
 }
 
-/// A `ConfigMap` that is watched.
-struct Watched {
-    events: Option<mpsc::Receiver<ConfigMapEvent>>,
-    seen: Option<ConfigMap>,
-    /// Since when the API server refuses it.
-    refused_since: Option<Instant>,
-    /// Whether it is known at all, and what hinders it.
-    known: Known,
-}
-
-/// Whether a `ConfigMap`'s content is known.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum Known {
-    /// The API server has not told yet. Why.
-    NotYet(String),
-    /// As last seen; that it does not exist is known as well.
-    Yes,
-    /// The API server does not let us. We go on without.
-    Refused(String),
-}
-
-/// What has arrived.
+/// Something that has arrived.
 pub(super) enum Arrival {
     /// From the watch of the circuit breaker.
     Breaker(ConfigMapEvent),
@@ -109,15 +87,7 @@ impl Switches {
         namespace: String,
         cancel: &CancellationToken,
     ) -> Self {
-        let watch = |name| {
-            let events = cluster.watch_config_map(&namespace, name, cancel.clone());
-            Watched {
-                events: Some(events),
-                seen: None,
-                refused_since: None,
-                known: Known::NotYet("the API server has not answered yet".to_owned()),
-            }
-        };
+        let watch = |name| Watched::new(cluster.watch_config_map(&namespace, name, cancel.clone()));
         Self {
             breaker: watch(keys::BREAKER_CONFIG_MAP),
             own: watch(keys::CONFIG_MAP),
@@ -181,7 +151,20 @@ impl Switches {
                 self.pause = pause;
                 return true;
             }
-            Arrival::Written(Ok(map)) => {
+            Arrival::Written(answer) => {
+                if self.written(answer, now) {
+                    return true;
+                }
+            }
+        }
+        self.settle(false, write, now);
+        true
+    }
+
+    /// Takes in the answer to a write. Returns whether nothing more is to be done now.
+    fn written(&mut self, answer: Result<ConfigMap, ApiError>, now: Timestamp) -> bool {
+        match answer {
+            Ok(map) => {
                 (self.write_error, self.said) = (None, None);
                 self.written_at = Some(Instant::now());
                 // The watch may have been faster, and know what has happened since.
@@ -189,19 +172,14 @@ impl Switches {
                     self.breaker.seen = Some(map);
                     self.read_switch(now);
                 }
+                false
             }
             // The watch brings what has changed, and it is decided anew; where it has already,
             // what follows from it is still to be written.
-            Arrival::Written(Err(ApiError::Conflict { .. })) => {
-                if self.breaker.version() == self.written_on {
-                    return true;
-                }
-            }
+            Err(ApiError::Conflict { .. }) => self.breaker.version() == self.written_on,
             // Deleted meanwhile; the watch brings that as well.
-            Arrival::Written(Err(ApiError::NotFound { .. })) if self.written_on.is_some() => {
-                return true;
-            }
-            Arrival::Written(Err(error)) => {
+            Err(ApiError::NotFound { .. }) if self.written_on.is_some() => true,
+            Err(error) => {
                 let error = chain(&error);
                 if self.write_error.as_ref() != Some(&error) {
                     tracing::warn!(
@@ -214,11 +192,9 @@ impl Switches {
                 }
                 self.write_error = Some(error);
                 self.retry_at = Some(Instant::now() + RETRY);
-                return true;
+                true
             }
         }
-        self.settle(false, write, now);
-        true
     }
 
     /// Trips the circuit breaker, for the window is full.
@@ -433,55 +409,6 @@ impl Switches {
             ));
         }
         notes
-    }
-}
-
-// === impl Watched ===
-
-impl Watched {
-    /// Returns the version that was last seen; `None`: there is none.
-    fn version(&self) -> Option<String> {
-        Some(self.seen.as_ref()?.resource_version.clone())
-    }
-
-    /// Returns whether `map` is older than what is known.
-    fn knows_newer(&self, map: &ConfigMap) -> bool {
-        let version = |map: &ConfigMap| map.resource_version.parse::<u64>().ok();
-        let known = self.seen.as_ref().and_then(version);
-        known.is_some_and(|known| version(map).is_some_and(|version| version < known))
-    }
-
-    /// Takes an event in. Returns whether anything has changed.
-    fn take_in(&mut self, event: ConfigMapEvent) -> bool {
-        let refused_since = match &event {
-            ConfigMapEvent::Failing { refused: true, .. } => {
-                self.refused_since.or(Some(Instant::now()))
-            }
-            _ => None,
-        };
-        self.refused_since = refused_since;
-        let refused = refused_since.is_some_and(|since| since.elapsed() >= REFUSED_AFTER);
-        let before = (self.seen.clone(), self.known.clone());
-        match event {
-            ConfigMapEvent::Seen(map) => {
-                self.seen = Some(map);
-                self.known = Known::Yes;
-            }
-            ConfigMapEvent::Missing => {
-                self.seen = None;
-                self.known = Known::Yes;
-            }
-            ConfigMapEvent::Failing { error, .. } => {
-                let known = std::mem::replace(&mut self.known, Known::Yes);
-                self.known = match known {
-                    _ if refused => Known::Refused(error),
-                    Known::NotYet(_) => Known::NotYet(error),
-                    // What was known a moment ago is the best there is.
-                    known => known,
-                };
-            }
-        }
-        before != (self.seen.clone(), self.known.clone())
     }
 }
 

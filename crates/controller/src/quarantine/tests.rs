@@ -21,7 +21,7 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-use super::{Config, Handles, Owns, Quarantine};
+use super::{Handles, Owns, Quarantine, QuarantineConfig};
 use crate::conditions;
 
 mod slow_store;
@@ -80,7 +80,7 @@ impl Bench {
         let server = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let metrics = Metrics::default();
         let cluster = cluster(&server, directory.path()).await;
-        let telling = conditions::Config {
+        let telling = conditions::ConditionsConfig {
             cluster: Arc::clone(&cluster),
             conditions: Some(Options {
                 limits: domain::condition::Limits::default(),
@@ -90,7 +90,7 @@ impl Bench {
             clock: now,
         };
         let (board, reporter) = conditions::new(telling, &metrics);
-        let config = Config {
+        let config = QuarantineConfig {
             store: store(directory.path()).await,
             cluster: Some(cluster),
             policy: watch::channel(Some(Arc::new(Policy::builtin()))).1,

@@ -19,8 +19,8 @@ use jiff::Timestamp;
 use tonic::transport::{Channel, Endpoint};
 
 use super::figures::{median, percentile};
-use super::product::{Product, Role};
-use super::{Row, progress};
+use super::product::{Product, Setup};
+use super::{Figure, progress};
 use crate::args::BenchArgs;
 use load::Load;
 use story::Parts;
@@ -34,7 +34,7 @@ const WARM_UP: u32 = 3;
 const STARTS: u32 = 10;
 /// Quiet between a change that was seen and the next one.
 const QUIET: Duration = Duration::from_millis(40);
-/// What is compared with.
+/// The baselines.
 const BASELINE: &str = "bare PATCH";
 /// The lines of the faults. No machine has a GPU there.
 const FAULT: &str =
@@ -46,11 +46,11 @@ struct Round {
     cordon: f64,
     /// From the recovery to the node given back.
     recovery: f64,
-    /// What `cordon` consists of, by the product's own journal.
+    /// The parts of `cordon`, by the product's own journal.
     parts: Parts,
 }
 
-pub(super) async fn run(args: &BenchArgs) -> anyhow::Result<Vec<Row>> {
+pub(super) async fn run(args: &BenchArgs) -> anyhow::Result<Vec<Figure>> {
     let mut node = TestNode::create(args).await?;
     let rows = tokio::select! {
         rows = measure(args, &mut node) => rows,
@@ -61,12 +61,12 @@ pub(super) async fn run(args: &BenchArgs) -> anyhow::Result<Vec<Row>> {
     deleted.map(|()| rows)
 }
 
-async fn measure(args: &BenchArgs, node: &mut TestNode) -> anyhow::Result<Vec<Row>> {
+async fn measure(args: &BenchArgs, node: &mut TestNode) -> anyhow::Result<Vec<Figure>> {
     let mut rows = first(args, node).await?;
     rows.extend(warm(args, node).await?);
 
     progress("cordon, with other events ...");
-    let product = Product::start(args, node.name(), Role::Run).await?;
+    let product = Product::start(args, node.name(), Setup::Run).await?;
     let (product, _) = rounds(product, node, WARM_UP, None).await?;
     let load = Load::start(connect(&product).await?, node.name())?;
     let mut bare = Vec::new();
@@ -86,11 +86,11 @@ async fn measure(args: &BenchArgs, node: &mut TestNode) -> anyhow::Result<Vec<Ro
 }
 
 /// Measures the first cordon of a process.
-async fn first(args: &BenchArgs, node: &mut TestNode) -> anyhow::Result<Vec<Row>> {
+async fn first(args: &BenchArgs, node: &mut TestNode) -> anyhow::Result<Vec<Figure>> {
     progress("cordon, the first after a start ...");
     let (mut firsts, mut bare) = (Vec::new(), Vec::new());
     for _ in 0..STARTS {
-        let product = Product::start(args, node.name(), Role::Run).await?;
+        let product = Product::start(args, node.name(), Setup::Run).await?;
         node.connect_anew(args).await?;
         bare.push(node.bare_round().await?);
         let (product, round) = rounds(product, node, 1, None).await?;
@@ -101,9 +101,9 @@ async fn first(args: &BenchArgs, node: &mut TestNode) -> anyhow::Result<Vec<Row>
 }
 
 /// Measures cordons of one process, and of an agent with its controller, both long started.
-async fn warm(args: &BenchArgs, node: &mut TestNode) -> anyhow::Result<Vec<Row>> {
+async fn warm(args: &BenchArgs, node: &mut TestNode) -> anyhow::Result<Vec<Figure>> {
     let mut rows = Vec::new();
-    for (name, role) in [("cordon", Role::Run), ("cordon-apart", Role::Apart)] {
+    for (name, role) in [("cordon", Setup::Run), ("cordon-apart", Setup::Apart)] {
         progress(&format!("{name} ..."));
         let product = Product::start(args, node.name(), role).await?;
         let (product, _) = rounds(product, node, WARM_UP, None).await?;
@@ -161,15 +161,15 @@ async fn round(
 }
 
 /// Returns what the rounds come to, under `name`.
-fn figures(name: &str, rounds: &[Round], bare: &[f64]) -> Vec<Row> {
+fn figures(name: &str, rounds: &[Round], bare: &[f64]) -> Vec<Figure> {
     let unit = "ms";
     let of = |part: fn(&Round) -> f64| rounds.iter().map(part).collect::<Vec<f64>>();
     let cordon = of(|round| round.cordon);
     let mut rows = vec![
-        Row::new(format!("{name}.p50"), median(&cordon), unit).beside(BASELINE, median(bare)),
-        Row::new(format!("{name}.p99"), percentile(&cordon, 99), unit)
+        Figure::new(format!("{name}.p50"), median(&cordon), unit).beside(BASELINE, median(bare)),
+        Figure::new(format!("{name}.p99"), percentile(&cordon, 99), unit)
             .beside(BASELINE, percentile(bare, 99)),
-        Row::new(format!("{name}.max"), percentile(&cordon, 100), unit)
+        Figure::new(format!("{name}.max"), percentile(&cordon, 100), unit)
             .beside(BASELINE, percentile(bare, 100)),
     ];
     for (part, values) in [
@@ -179,8 +179,8 @@ fn figures(name: &str, rounds: &[Round], bare: &[f64]) -> Vec<Row> {
         ("recovery", of(|round| round.recovery)),
     ] {
         let name = format!("{name}.{part}");
-        rows.push(Row::new(format!("{name}.p50"), median(&values), unit));
-        rows.push(Row::new(
+        rows.push(Figure::new(format!("{name}.p50"), median(&values), unit));
+        rows.push(Figure::new(
             format!("{name}.p99"),
             percentile(&values, 99),
             unit,

@@ -15,7 +15,7 @@ use host::kernel_log::parse_kmsg;
 use jiff::Timestamp;
 use regex::bytes::RegexSet;
 
-use super::Row;
+use super::Figure;
 use super::figures::median;
 
 /// The faults that the decoder knows, as one would write them down first.
@@ -35,7 +35,7 @@ const ROUNDS: usize = 501;
 /// interrupted, also on a busy machine.
 const ROUND: Duration = Duration::from_millis(1);
 
-pub(super) fn run() -> anyhow::Result<Vec<Row>> {
+pub(super) fn run() -> anyhow::Result<Vec<Figure>> {
     let set = RegexSet::new(PATTERNS)?;
     let mut decoder = KernelLogDecoder::default();
     let at = Timestamp::now();
@@ -60,14 +60,14 @@ pub(super) fn run() -> anyhow::Result<Vec<Row>> {
     );
     let unit = "ns/line";
     Ok(vec![
-        Row::new("decode.other", other, unit)
+        Figure::new("decode.other", other, unit)
             .beside(BASELINE, other_base)
             .note(format!(
                 "lines that are no fault: {} different ones, {} bytes on average",
                 lines::OTHER.len(),
                 average(lines::OTHER)
             )),
-        Row::new("decode.xid", xid, unit)
+        Figure::new("decode.xid", xid, unit)
             .beside(BASELINE, xid_base)
             .note(format!(
                 "lines that are one: {} different ones, {} bytes on average; the set does not take \
@@ -75,7 +75,7 @@ pub(super) fn run() -> anyhow::Result<Vec<Row>> {
                 lines::FAULTS.len(),
                 average(lines::FAULTS)
             )),
-        Row::new("decode.kmsg", kmsg, unit)
+        Figure::new("decode.kmsg", kmsg, unit)
             .beside(BASELINE, kmsg_base)
             .note("the same lines as decode.other, as raw records of /dev/kmsg: both parse the record first"),
     ])

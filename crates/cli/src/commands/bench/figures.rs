@@ -1,51 +1,52 @@
-//! The figures of a benchmark: how they are made of many measurements, and how they are shown.
+//! The figures of a benchmark: made of many measurements, and shown.
 
 use std::io::{self, IsTerminal as _, Write as _};
 
 use serde::Serialize;
 
 use crate::args::OutputArgs;
-use crate::output;
+use crate::output::{self, say};
 
-/// A `Row` is one figure.
+/// A `Figure` is one measured value, a row of the table.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Row {
+pub struct Figure {
     /// Benchmark and figure, with a dot in between.
     pub name: String,
     /// The figure; `None` where the benchmark did not run, and `note` says why.
     pub value: Option<f64>,
     /// The unit of `value`.
     pub unit: &'static str,
-    /// What it stands beside.
+    /// The baseline that it stands beside.
     pub baseline: Option<Baseline>,
     /// `value` divided by the baseline's.
     pub ratio: Option<f64>,
-    /// What else is to be said of it; may be empty.
+    /// A note; may be empty.
     pub note: String,
 }
 
 /// A `Baseline` is what a figure is compared with, in the same unit.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Baseline {
-    /// What was measured beside it.
+    /// The name of what was measured beside it.
     pub name: &'static str,
-    /// Its figure.
+    /// The value of the baseline.
     pub value: f64,
 }
 
 /// Writes the rows as `output` says; for people the notes follow the table.
-pub fn show(rows: &[Row], output: &OutputArgs) -> anyhow::Result<()> {
+pub fn show(rows: &[Figure], output: &OutputArgs) -> anyhow::Result<()> {
     if output::structured(output.output, &rows)? {
         return Ok(());
     }
-    output::table(&table(rows))?;
+    let heads = ["NAME", "VALUE", "UNIT", "BASELINE", "RATIO"];
+    output::table(&heads, &table(rows))?;
     for row in rows.iter().filter(|row| !row.note.is_empty()) {
-        output::line(&format!("\n{}: {}", row.name, output::plain(&row.note)))?;
+        say!("\n{}: {}", row.name, output::plain(&row.note))?;
     }
     Ok(())
 }
 
-/// Says on a terminal what is going on: some of it takes a minute.
+/// Writes on a terminal what is going on: some of it takes a minute.
 pub fn progress(text: &str) {
     if io::stderr().is_terminal() {
         // It fails only where nobody reads.
@@ -60,10 +61,8 @@ pub fn mib(bytes: u64) -> f64 {
 }
 
 /// Returns the rows as a table for people; the notes follow it.
-fn table(rows: &[Row]) -> Vec<Vec<String>> {
-    let head = ["NAME", "VALUE", "UNIT", "BASELINE", "RATIO"];
-    let mut table = vec![head.map(str::to_owned).to_vec()];
-    table.extend(rows.iter().map(|row| {
+fn table(rows: &[Figure]) -> Vec<Vec<String>> {
+    let cells = |row: &Figure| {
         let baseline = row.baseline.as_ref();
         vec![
             row.name.clone(),
@@ -75,8 +74,8 @@ fn table(rows: &[Row]) -> Vec<Vec<String>> {
             row.ratio
                 .map_or_else(String::new, |ratio| format!("{ratio:.2}")),
         ]
-    }));
-    table
+    };
+    rows.iter().map(cells).collect()
 }
 
 /// Writes a figure with about three digits that count.
@@ -122,9 +121,9 @@ fn sorted(values: &[f64]) -> Vec<f64> {
     values
 }
 
-// === impl Row ===
+// === impl Figure ===
 
-impl Row {
+impl Figure {
     /// Returns the row of a figure.
     pub fn new(name: impl Into<String>, value: f64, unit: &'static str) -> Self {
         Self {
@@ -179,7 +178,7 @@ mod tests {
 
     #[test]
     fn a_row_has_its_ratio() {
-        let row = Row::new("decode.other", 12.3456, "ns/line").beside("RegexSet", 24.6912);
+        let row = Figure::new("decode.other", 12.3456, "ns/line").beside("RegexSet", 24.6912);
         assert_eq!(
             serde_json::to_value(&row).unwrap(),
             json!({
@@ -191,12 +190,15 @@ mod tests {
                 "note": "",
             })
         );
-        assert_eq!(Row::new("a.b", 1.0, "ms").beside("none", 0.0).ratio, None);
+        assert_eq!(
+            Figure::new("a.b", 1.0, "ms").beside("none", 0.0).ratio,
+            None
+        );
     }
 
     #[test]
     fn what_did_not_run_has_no_value() {
-        let row = Row::absent("cordon", "not run: needs a test cluster".to_owned());
+        let row = Figure::absent("cordon", "not run: needs a test cluster".to_owned());
         let json = serde_json::to_value(&row).unwrap();
         assert_eq!(json["value"], json!(null));
         assert_eq!(json["baseline"], json!(null));
@@ -208,7 +210,7 @@ mod tests {
 
     #[test]
     fn the_table_shows_value_and_baseline() {
-        let row = Row::new("store.single", 1234.5, "events/s").beside("file", 2469.0);
+        let row = Figure::new("store.single", 1234.5, "events/s").beside("file", 2469.0);
         assert_eq!(
             table(&[row]).last().unwrap(),
             &["store.single", "1234", "events/s", "2469 (file)", "0.50"].map(str::to_owned)

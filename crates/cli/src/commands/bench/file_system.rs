@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 pub(super) struct FileSystem {
     /// Its kind, for example `ext4`.
     pub(super) kind: String,
-    /// What is mounted, for example `/dev/nvme0n1p2`.
+    /// The device that is mounted, for example `/dev/nvme0n1p2`.
     source: String,
     mount_point: PathBuf,
 }

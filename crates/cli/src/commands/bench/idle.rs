@@ -1,18 +1,18 @@
-//! What a process that has nothing to do needs: memory, processor time, threads.
+//! The needs of a process that has nothing to do: memory, processor time, threads.
 
 use std::time::Duration;
 
 use super::cordon::TestNode;
-use super::product::{Product, Role};
+use super::product::{Product, Setup};
 use super::usage::{TICKS, Usage, ticks};
-use super::{Row, progress};
+use super::{Figure, progress};
 use crate::args::BenchArgs;
 
-/// How long it is left alone first.
+/// The time for which it is left alone first.
 const SETTLE: Duration = Duration::from_secs(5);
 
-pub(super) async fn run(args: &BenchArgs) -> anyhow::Result<Vec<Row>> {
-    let product = Product::start(args, "gpuwarden-bench-idle", Role::Alone).await?;
+pub(super) async fn run(args: &BenchArgs) -> anyhow::Result<Vec<Figure>> {
+    let product = Product::start(args, "gpuwarden-bench-idle", Setup::Alone).await?;
     let mut rows = observe(args, &["idle"], product).await?;
     if args.kubeconfig.is_some() {
         let node = TestNode::create(args).await?;
@@ -23,24 +23,28 @@ pub(super) async fn run(args: &BenchArgs) -> anyhow::Result<Vec<Row>> {
     Ok(rows)
 }
 
-async fn with_a_cluster(args: &BenchArgs, node: &str) -> anyhow::Result<Vec<Row>> {
+async fn with_a_cluster(args: &BenchArgs, node: &str) -> anyhow::Result<Vec<Figure>> {
     progress("idle, with a cluster ...");
-    let product = Product::start(args, node, Role::Run).await?;
+    let product = Product::start(args, node, Setup::Run).await?;
     let mut rows = observe(args, &["idle-cluster"], product).await?;
     progress("idle, agent and controller ...");
-    let product = Product::start(args, node, Role::Apart).await?;
+    let product = Product::start(args, node, Setup::Apart).await?;
     rows.extend(observe(args, &["idle-agent", "idle-controller"], product).await?);
     Ok(rows)
 }
 
-async fn observe(args: &BenchArgs, names: &[&str], product: Product) -> anyhow::Result<Vec<Row>> {
+async fn observe(
+    args: &BenchArgs,
+    names: &[&str],
+    product: Product,
+) -> anyhow::Result<Vec<Figure>> {
     let rows = watch(names, &product.pids()?, args.seconds).await?;
     product.stop().await?;
     Ok(rows)
 }
 
 /// Watches processes that are left alone; one name for each.
-pub async fn watch(names: &[&str], pids: &[u32], seconds: u32) -> anyhow::Result<Vec<Row>> {
+pub async fn watch(names: &[&str], pids: &[u32], seconds: u32) -> anyhow::Result<Vec<Figure>> {
     tokio::time::sleep(SETTLE).await;
     let mut before = Vec::new();
     for pid in pids {
@@ -55,17 +59,17 @@ pub async fn watch(names: &[&str], pids: &[u32], seconds: u32) -> anyhow::Result
     Ok(rows)
 }
 
-fn figures(name: &str, seconds: u32, used: u64, usage: &Usage) -> Vec<Row> {
+fn figures(name: &str, seconds: u32, used: u64, usage: &Usage) -> Vec<Figure> {
     let resolution = 1_000.0 / TICKS / f64::from(seconds);
     let millicores = f64::from(u32::try_from(used).unwrap_or(u32::MAX)) * resolution;
     vec![
-        Row::new(format!("{name}.rss"), usage.rss, "MiB").note(format!(
+        Figure::new(format!("{name}.rss"), usage.rss, "MiB").note(format!(
             "of this {:.1} MiB are its own, the rest pages of the executable; {:.1} MiB at most so far",
             usage.own, usage.peak
         )),
-        Row::new(format!("{name}.cpu"), millicores, "m").note(format!(
+        Figure::new(format!("{name}.cpu"), millicores, "m").note(format!(
             "thousandths of a core, over {seconds} s; told in steps of {resolution:.1}"
         )),
-        Row::new(format!("{name}.threads"), usage.threads, "threads"),
+        Figure::new(format!("{name}.threads"), usage.threads, "threads"),
     ]
 }

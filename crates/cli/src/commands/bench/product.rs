@@ -11,7 +11,7 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
-use console::api::Status;
+use console::api::StatusView;
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 
@@ -19,21 +19,21 @@ use crate::args::{BenchArgs, BenchLog, ServerArgs};
 use crate::client::Client;
 use crate::settings::Endpoint;
 
-/// How long a start may take.
+/// Longest time for a start.
 const START_LIMIT: Duration = Duration::from_secs(30);
 /// Pause before the process is asked again whether it is ready.
 const ASK_AGAIN: Duration = Duration::from_millis(20);
-/// How much of its log an error quotes (bytes).
+/// The part of its log that an error quotes (bytes).
 const QUOTED: usize = 2_000;
 /// Severity of the lines that are written to the running kernel's log: "debug", which no
 /// console shows, so that a slow one does not hold them up.
 const LEVEL: u8 = 7;
-/// Who writes to the running kernel's log locks it: one such program runs at a time.
+/// The running kernel's log. A program that writes to it locks it: one runs at a time.
 const KERNEL_LOG: &str = "/dev/kmsg";
-/// What a process says, in its data directory.
+/// File of the log of a process, in its data directory.
 const LOG: &str = "log";
 
-/// A `FaultLog` is where faults are written for the product to read.
+/// A `FaultLog` is the kernel log that the product reads faults from.
 pub(super) enum FaultLog {
     /// A file.
     File(File),
@@ -44,9 +44,9 @@ pub(super) enum FaultLog {
     },
 }
 
-/// A `Role` says what is started.
+/// A `Setup` is one of the ways to start the product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Role {
+pub(super) enum Setup {
     /// `run` without a cluster.
     Alone,
     /// `run` with the cluster, in which it acts.
@@ -65,14 +65,14 @@ pub(super) struct Product {
     pub(super) log: FaultLog,
     /// The process that reads the log, where there is one, and its controller.
     processes: Vec<Process>,
-    /// Where they all live; removed at last.
+    /// The directory of them all; removed at last.
     home: TempDir,
 }
 
 /// A `Process` is one that we have started.
 struct Process {
     child: Child,
-    /// Where it has its data, and what it says.
+    /// The directory of its data and its log.
     data: PathBuf,
 }
 
@@ -112,7 +112,7 @@ fn lock(path: &str) -> anyhow::Result<File> {
 impl Product {
     /// Starts it for `node`, where it acts in the cluster that `args` name, and waits until it
     /// is ready.
-    pub(super) async fn start(args: &BenchArgs, node: &str, role: Role) -> anyhow::Result<Self> {
+    pub(super) async fn start(args: &BenchArgs, node: &str, role: Setup) -> anyhow::Result<Self> {
         let dir = args.dir.clone().unwrap_or_else(std::env::temp_dir);
         let home = tempfile::Builder::new()
             .prefix("gpuwarden-bench-")
@@ -132,9 +132,9 @@ impl Product {
             flags.chain(["--kernel-log".into(), log]).collect()
         };
         let mut processes = Vec::new();
-        if role == Role::Alone {
+        if role == Setup::Alone {
             processes.push(spawn("run", reads)?);
-        } else if role == Role::Run {
+        } else if role == Setup::Run {
             processes.push(spawn("run", [reads, acts(args)?].concat())?);
         } else {
             let free = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
@@ -239,7 +239,7 @@ impl Process {
             let noted = Endpoint::read(&self.data);
             let noted = noted.filter(|noted| Some(noted.pid) == self.child.id());
             if let Some(endpoint) = noted {
-                let status: Status = client(&endpoint)?.get("/api/v1/status").await?;
+                let status: StatusView = client(&endpoint)?.get("/api/v1/status").await?;
                 if status.ready {
                     return Ok(endpoint);
                 }

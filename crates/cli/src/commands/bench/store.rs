@@ -23,7 +23,7 @@ use store::sqlite::SqliteStore;
 use store::{EventStore, NewEvent, Upkeep as _};
 use tokio::task::JoinSet;
 
-use super::Row;
+use super::Figure;
 use super::figures::median;
 use super::file_system::FileSystem;
 
@@ -33,7 +33,7 @@ const APPENDERS: usize = 64;
 const BATCH: usize = 100;
 /// Turns of each way; odd, so that one of them is the middle.
 const ROUNDS: usize = 5;
-/// How long a turn lasts.
+/// The length of a turn.
 const TURN: Duration = Duration::from_millis(800);
 /// More than a turn fills.
 const ROOM: Limits = Limits {
@@ -49,7 +49,7 @@ struct Events {
     made: AtomicU64,
 }
 
-pub(super) async fn run(dir: Option<&Path>) -> anyhow::Result<Vec<Row>> {
+pub(super) async fn run(dir: Option<&Path>) -> anyhow::Result<Vec<Figure>> {
     let dir = dir.map_or_else(std::env::temp_dir, PathBuf::from);
     // With threads of its own, as in `run`; a client has only one.
     tokio::task::spawn_blocking(move || {
@@ -61,7 +61,7 @@ pub(super) async fn run(dir: Option<&Path>) -> anyhow::Result<Vec<Row>> {
     .await?
 }
 
-async fn measure(dir: &Path) -> anyhow::Result<Vec<Row>> {
+async fn measure(dir: &Path) -> anyhow::Result<Vec<Figure>> {
     let home = tempfile::Builder::new()
         .prefix("gpuwarden-bench-")
         .tempdir_in(dir)
@@ -97,25 +97,25 @@ async fn measure(dir: &Path) -> anyhow::Result<Vec<Row>> {
     let [many, batches, single, bare] = rates.map(|rates| median(&rates));
     let durability = durability(&place, bare);
     let mut rows = ways("store", many, batches, single, &durability);
-    rows.push(Row::new("store.single", single, UNIT).beside("bare file", bare).note(format!(
+    rows.push(Figure::new("store.single", single, UNIT).beside("bare file", bare).note(format!(
         "one appender, one event a commit; beside it, {} bytes appended to a file and fdatasync",
         body.len()
     )));
     let [many, batches, single] = outbox_rates.map(|rates| median(&rates));
     rows.extend(ways("outbox", many, batches, single, &durability));
-    rows.push(Row::new("outbox.single", single, UNIT).beside("bare file", bare));
+    rows.push(Figure::new("outbox.single", single, UNIT).beside("bare file", bare));
     Ok(rows)
 }
 
 /// Returns the rates of a sink, beside that of one appender that waits for each commit.
-fn ways(name: &str, many: f64, batches: f64, single: f64, durability: &str) -> Vec<Row> {
+fn ways(name: &str, many: f64, batches: f64, single: f64, durability: &str) -> Vec<Figure> {
     vec![
-        Row::new(format!("{name}.concurrent"), many, UNIT)
+        Figure::new(format!("{name}.concurrent"), many, UNIT)
             .beside("one appender", single)
             .note(format!(
                 "{APPENDERS} appenders of one event each; {durability}"
             )),
-        Row::new(format!("{name}.batches"), batches, UNIT)
+        Figure::new(format!("{name}.batches"), batches, UNIT)
             .beside("one appender", single)
             .note(format!("one appender, batches of {BATCH}")),
     ]

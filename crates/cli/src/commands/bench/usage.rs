@@ -1,4 +1,4 @@
-//! What a process needs, as the kernel tells it: memory, processor time, threads.
+//! The needs of a process, as the kernel tells them: memory, processor time, threads.
 
 use std::fs;
 use std::time::Duration;
@@ -11,13 +11,13 @@ pub(super) const TICKS: f64 = 100.0;
 /// `Usage` is what `/proc/PID/status` says (proc(5)). Memory is in MiB.
 #[derive(Debug, PartialEq)]
 pub struct Usage {
-    /// What is in memory now.
+    /// The bytes in memory now.
     pub rss: f64,
-    /// Of this, what is not shared with a file.
+    /// The bytes of these that are not shared with a file.
     pub own: f64,
     /// The most so far.
     pub peak: f64,
-    /// How many threads it has.
+    /// The number of its threads.
     pub threads: f64,
 }
 

@@ -1,18 +1,17 @@
-//! The cluster: whether it can be reached, its version and clock, this machine's node,
-//! permissions, what people have set there, and a policy that is kept there.
+//! The cluster: its connection, version and clock, this machine's node, permissions, the
+//! switches that people have set there, and a policy that is kept there.
 
-use cluster::{ApiError, Cluster, ConnectOptions, ServerInfo};
+use cluster::{Cluster, ConnectOptions, ServerInfo};
 use contract::keys;
 use controller::policy::PolicySource;
 use domain::brake::pause::Pause;
 use domain::brake::switch::{BreakerState, Switch};
 use domain::brake::{MOST_ALONE, NodeLabel};
-use domain::future::{self, is_future};
 use domain::node::NodeView;
+use domain::policy::Policy;
 use domain::shell;
 use jiff::{SignedDuration, Timestamp};
 
-use super::machine::parsed;
 use super::needs::{self, Need};
 use super::{Finding, Installation, causes};
 use crate::given::Given;
@@ -25,6 +24,7 @@ const BAD_SKEW: SignedDuration = SignedDuration::from_secs(30);
 /// Minor versions of Kubernetes that the tests run against.
 const TESTED: std::ops::RangeInclusive<u32> = 36..=37;
 
+/// Looks at the cluster. What may not be looked at is told of with the permissions alone.
 pub(super) async fn check(installation: &Installation, given: &Given) -> Vec<Finding> {
     const UNREACHABLE: &str = "no node is seen, taken out of service or given back";
     let Some(act) = &installation.act else {
@@ -54,25 +54,20 @@ pub(super) async fn check(installation: &Installation, given: &Given) -> Vec<Fin
     let answered_at = Timestamp::now();
     let mut findings = vec![version(cluster.server(), &info)];
     findings.extend(info.time.map(|there| clock(there, asked_at, answered_at)));
-    let needs = needs::of(installation);
-    let permissions = permissions(&cluster, &needs).await;
-    let of_nodes = needs.first().map(|need| need.why);
-    let may_see_nodes = permissions
-        .iter()
-        .all(|it| it.why.is_none() || it.why != of_nodes);
-    findings.extend(permissions);
-    if may_see_nodes {
-        let name = installation
-            .node
-            .as_ref()
-            .map(|node| node.node_name.as_str());
-        findings.extend(nodes(&cluster, name, &act.gpu_node_label).await);
-        if name.is_some() && act.mode == Mode::Quarantine {
-            match cluster.count_nodes().await {
-                Ok(count) => findings.extend(alone(count)),
-                Err(error) => findings.push(not_looked_at("nodes", &error)),
-            }
+    findings.extend(permissions(&cluster, &needs::of(installation)).await);
+    let label = &act.gpu_node_label;
+    if let Some(node) = &installation.node {
+        if let Ok(found) = cluster.find_node(&node.node_name).await {
+            findings.extend(own_node(&node.node_name, found.as_ref(), label));
         }
+        if act.mode == Mode::Quarantine
+            && let Ok(count) = cluster.count_nodes().await
+        {
+            findings.extend(alone(count));
+        }
+    }
+    if let Ok(any) = cluster.any_node_with(label).await {
+        findings.push(gpu_nodes(any, label));
     }
     if act.mode != Mode::Observe {
         findings.extend(switches(&cluster, act, given).await);
@@ -88,7 +83,7 @@ pub(super) async fn check(installation: &Installation, given: &Given) -> Vec<Fin
     findings
 }
 
-/// Returns kubectl with the flags by which it goes the same way to the cluster. A fix goes without:
+/// Returns kubectl with the flags by which it connects as gpuwarden does. A fix goes without them:
 /// it is a person's to make, who may more than gpuwarden does.
 fn kubectl(options: &ConnectOptions) -> String {
     let mut text = "kubectl".to_owned();
@@ -118,24 +113,20 @@ fn version(server: &str, info: &ServerInfo) -> Finding {
 fn clock(there: Timestamp, asked: Timestamp, answered: Timestamp) -> Finding {
     const WHY: &str = "pauses, windows of the brake and certificates hold by time, and stories are \
                        put together by it";
-    let fix = "timedatectl timesync-status, or chronyc tracking, on both machines";
     let until = there + SignedDuration::from_secs(1);
-    let skew = if until < asked {
-        asked.duration_since(until)
-    } else if there > answered {
-        there.duration_since(answered)
-    } else {
-        SignedDuration::ZERO
-    };
+    let behind = asked.duration_since(until);
+    let ahead = there.duration_since(answered);
+    let skew = behind.max(ahead).max(SignedDuration::ZERO);
     let seconds = skew.as_secs();
     let what = format!("this machine's clock and the API server's are {seconds} s apart");
-    if skew > BAD_SKEW {
-        Finding::problem("clock", what, WHY).fix(fix)
+    let finding = if skew > BAD_SKEW {
+        Finding::problem("clock", what, WHY)
     } else if skew > ODD_SKEW {
-        Finding::warning("clock", what, WHY).fix(fix)
+        Finding::warning("clock", what, WHY)
     } else {
         Finding::ok("clock", "it agrees with the API server's")
-    }
+    };
+    finding.fix("timedatectl timesync-status, or chronyc tracking, on both machines")
 }
 
 async fn permissions(cluster: &Cluster, needs: &[Need]) -> Vec<Finding> {
@@ -165,11 +156,8 @@ async fn permissions(cluster: &Cluster, needs: &[Need]) -> Vec<Finding> {
         }
     }
     if findings.is_empty() {
-        let verbs = |need: &Need| {
-            let verbs: Vec<&str> = need.verbs.iter().map(|(verb, _)| *verb).collect();
-            need.described(&verbs)
-        };
-        let all: Vec<String> = needs.iter().map(verbs).collect();
+        let all = needs.iter().map(|need| need.described(need.verbs));
+        let all: Vec<String> = all.collect();
         let what = format!("{who} may {}", all.join("; "));
         findings.push(Finding::ok("permissions", what));
     }
@@ -186,29 +174,7 @@ fn alone(nodes: u64) -> Option<Finding> {
     many.then(|| Finding::warning("nodes", what, why).fix(fix))
 }
 
-async fn nodes(cluster: &Cluster, name: Option<&str>, label: &NodeLabel) -> Vec<Finding> {
-    let mut findings = Vec::new();
-    if let Some(name) = name {
-        match cluster.find_node(name).await {
-            Ok(found) => {
-                findings.extend(own_node(name, found.as_ref(), label, Timestamp::now()));
-            }
-            Err(error) => findings.push(not_looked_at("node", &error)),
-        }
-    }
-    match cluster.any_node_with(label).await {
-        Ok(any) => findings.push(gpu_nodes(any, label)),
-        Err(error) => findings.push(not_looked_at("gpu-nodes", &error)),
-    }
-    findings
-}
-
-fn own_node(
-    name: &str,
-    found: Option<&NodeView>,
-    label: &NodeLabel,
-    now: Timestamp,
-) -> Vec<Finding> {
+fn own_node(name: &str, found: Option<&NodeView>, label: &NodeLabel) -> Vec<Finding> {
     let Some(node) = found else {
         let what = format!("the cluster has no node {name}");
         let why = "this machine's faults cannot be acted on until the cluster has its node";
@@ -216,20 +182,11 @@ fn own_node(
         return vec![Finding::problem("node", what, why).fix(fix)];
     };
     let mut findings = vec![Finding::ok("node", format!("the cluster has {name}"))];
-    let node_word = shell::word(name);
     if node.labels.get(&label.key) != Some(&label.value) {
         let what = format!("{name} has no label {label}");
         let why = "it counts as a node without GPUs where limits are in percent of the GPU nodes";
-        let label = shell::word(&label.to_string());
-        let fix = format!("kubectl label node {node_word} {label}");
-        findings.push(Finding::warning("node", what, why).fix(fix));
-    }
-    let released = node.annotations.get(keys::RELEASED_AT);
-    let released = released.and_then(|text| text.trim().parse().ok());
-    if let Some(at) = released.filter(|at| is_future(*at, now)) {
-        let what = future::text(keys::RELEASED_AT, at);
-        let why = "faults that were reported before a gpuwarden first saw it do not count";
-        let fix = format!("kubectl annotate node {node_word} {}-", keys::RELEASED_AT);
+        let (name, label) = (shell::word(name), shell::word(&label.to_string()));
+        let fix = format!("kubectl label node {name} {label}");
         findings.push(Finding::warning("node", what, why).fix(fix));
     }
     findings
@@ -246,7 +203,7 @@ fn gpu_nodes(any: bool, label: &NodeLabel) -> Finding {
         .fix("--gpu-node-label names another one, or kubectl label node NAME, for each GPU node")
 }
 
-/// Looks at what people have set, and where it is kept.
+/// Looks at the switches that people have set, and the namespace that they are kept in.
 async fn switches(cluster: &Cluster, act: &ActSettings, given: &Given) -> Vec<Finding> {
     let mut findings = Vec::new();
     let namespace = &act.namespace;
@@ -258,22 +215,14 @@ async fn switches(cluster: &Cluster, act: &ActSettings, given: &Given) -> Vec<Fi
         return vec![Finding::problem("namespace", what, why).fix(fix)];
     }
     let map = cluster.find_config_map(namespace, keys::BREAKER_CONFIG_MAP);
-    match map.await {
-        Ok(map) => {
-            let switch = map.map(|map| Switch::read(&map.data, &map.annotations));
-            let switch = switch.unwrap_or_default();
-            findings.push(breaker(act, &switch));
-            findings.extend(future_times(act, &switch, Timestamp::now()));
-        }
-        Err(error) => findings.push(not_looked_at("circuit-breaker", &error)),
+    if let Ok(map) = map.await {
+        let switch = map.map(|map| Switch::read(&map.data, &map.annotations));
+        findings.push(breaker(act, &switch.unwrap_or_default()));
     }
-    match cluster.find_config_map(namespace, keys::CONFIG_MAP).await {
-        Ok(map) => {
-            let text = map.as_ref().and_then(|map| map.data.get(keys::PAUSE));
-            let resume = given.command_with("resume", &[("namespace", namespace)]);
-            findings.push(pause(text.map(String::as_str), Timestamp::now(), resume));
-        }
-        Err(error) => findings.push(not_looked_at("pause", &error)),
+    if let Ok(map) = cluster.find_config_map(namespace, keys::CONFIG_MAP).await {
+        let text = map.as_ref().and_then(|map| map.data.get(keys::PAUSE));
+        let resume = given.command_with("resume", &[("namespace", namespace)]);
+        findings.push(pause(text.map(String::as_str), Timestamp::now(), resume));
     }
     findings
 }
@@ -304,26 +253,6 @@ fn breaker(act: &ActSettings, switch: &Switch) -> Finding {
     ))
 }
 
-/// Finds times of the future on the circuit breaker's `ConfigMap`. Who acts writes them anew.
-fn future_times(act: &ActSettings, switch: &Switch, now: Timestamp) -> Vec<Finding> {
-    let times = [
-        (keys::TRIPPED_AT, switch.tripped_at),
-        (keys::RESET_AT, switch.reset_at),
-        (keys::DROPPED_AT, switch.dropped_at),
-    ];
-    let future = times
-        .into_iter()
-        .filter_map(|(key, time)| Some((key, time.filter(|time| is_future(*time, now))?)));
-    let why = "a gpuwarden that acts takes it for the time at which it first sees it, and writes \
-               that; one that does not act cannot";
-    let (namespace, map) = (&act.namespace, keys::BREAKER_CONFIG_MAP);
-    let finding = |(key, time)| {
-        let fix = format!("kubectl -n {namespace} annotate configmap {map} {key}-");
-        Finding::warning("circuit-breaker", future::text(key, time), why).fix(fix)
-    };
-    future.map(finding).collect()
-}
-
 fn pause(text: Option<&str>, now: Timestamp, resume: String) -> Finding {
     match text.and_then(Pause::read).filter(|pause| pause.holds(now)) {
         None => Finding::ok("pause", "nothing is paused"),
@@ -336,34 +265,25 @@ fn pause(text: Option<&str>, now: Timestamp, resume: String) -> Finding {
 
 async fn policy(cluster: &Cluster, namespace: &str, name: &str, key: &str) -> Finding {
     let place = format!("configmap:{namespace}/{name}/{key}");
-    let kubectl = format!("kubectl -n {namespace}");
-    let problem = |what: String, fix: String| {
-        let why = "nothing is decided until there is a policy";
-        Finding::problem("policy", format!("{place}: {what}"), why).fix(fix)
+    let (found, fix) = match cluster.find_config_map(namespace, name).await {
+        Err(error) => (Err(causes(&error)), "see permissions".to_owned()),
+        Ok(None) => (
+            Err("there is no such object".to_owned()),
+            format!("kubectl -n {namespace} create configmap {name} --from-file={key}=policy.toml"),
+        ),
+        Ok(Some(map)) => (
+            map.data
+                .get(key)
+                .cloned()
+                .ok_or("there is no such key".to_owned()),
+            format!("kubectl -n {namespace} edit configmap {name}"),
+        ),
     };
-    let map = match cluster.find_config_map(namespace, name).await {
-        Ok(Some(map)) => map,
-        Ok(None) => {
-            let fix = format!("{kubectl} create configmap {name} --from-file={key}=policy.toml");
-            return problem("there is no such object".to_owned(), fix);
-        }
-        Err(error) => return problem(causes(&error), "see permissions".to_owned()),
-    };
-    let Some(text) = map.data.get(key) else {
-        let fix = format!("{kubectl} edit configmap {name}");
-        return problem("there is no such key".to_owned(), fix);
-    };
-    let fix = format!(
-        "{kubectl} get configmap {name} -o jsonpath='{{.data.{}}}' > policy.toml && gpuwarden \
-         policy lint policy.toml",
-        key.replace('.', "\\.")
-    );
-    parsed(&place, text, fix)
-}
-
-fn not_looked_at(check: &'static str, error: &ApiError) -> Finding {
-    let what = format!("cannot be looked at: {}", causes(error));
-    Finding::warning(check, what, "nothing can be said of it").fix("see permissions")
+    let parsed = found
+        .map_err(|error| format!("{place}: {error}"))
+        .and_then(|text| Policy::parse(&text, &place).map_err(|error| causes(&error)));
+    let why = "nothing is decided until there is a policy";
+    Finding::tried("policy", format!("{place} can be read"), parsed, why).fix(fix)
 }
 
 #[cfg(test)]

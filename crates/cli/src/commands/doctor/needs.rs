@@ -1,4 +1,4 @@
-//! What an installation has to be allowed in the cluster, and how to allow it.
+//! The permissions that an installation needs in the cluster, and the commands that grant them.
 
 use cluster::Access;
 use contract::keys;
@@ -8,128 +8,111 @@ use domain::shell;
 use super::Installation;
 use crate::settings::{Mode, Transport};
 
-/// Where Kubernetes Events of nodes are made.
+/// Namespace in which Kubernetes Events of nodes are made.
 const EVENTS_NAMESPACE: &str = "default";
 
-/// A `Need` is something in the cluster that is read or written.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A `Need` is a kind of object in the cluster that is read or written.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Need {
     /// A short name, for roles that are made for it.
-    pub(super) name: &'static str,
-    pub(super) group: &'static str,
-    pub(super) resource: &'static str,
-    pub(super) namespace: Option<String>,
-    /// What is done, and to which objects of a name; to any where there are none.
-    pub(super) verbs: Vec<(&'static str, Vec<String>)>,
-    /// What does not happen without it.
+    name: &'static str,
+    group: &'static str,
+    resource: &'static str,
+    namespace: Option<String>,
+    pub(super) verbs: &'static [&'static str],
+    /// The names of the objects; empty: any.
+    objects: Vec<String>,
+    /// The consequence where it is not allowed.
     pub(super) why: &'static str,
 }
 
-/// Returns all that this installation reads and writes.
+/// Returns the needs of an installation.
 pub(super) fn of(installation: &Installation) -> Vec<Need> {
     let Some(act) = &installation.act else {
         return Vec::new();
     };
     let acts = act.mode == Mode::Quarantine;
-    let any = |verbs: &[&'static str]| verbs.iter().map(|verb| (*verb, Vec::new())).collect();
-    let core = |name, resource, verbs, why| Need {
-        name,
-        group: "",
-        resource,
-        namespace: None,
-        verbs,
-        why,
-    };
-    let mut needs = vec![core(
-        "nodes",
-        "nodes",
-        any(if acts {
+    let mut needs = vec![Need {
+        name: "nodes",
+        resource: "nodes",
+        verbs: if acts {
             &["list", "watch", "patch"]
         } else {
             &["list", "watch"]
-        }),
-        "without it nodes are not seen, taken out of service or given back",
-    )];
+        },
+        why: "without it nodes are not seen, taken out of service or given back",
+        ..Need::default()
+    }];
     if acts && act.reports.conditions {
-        needs.push(core(
-            "node-status",
-            "nodes/status",
-            any(&["patch"]),
-            "without it no condition of a node tells of its faults (--node-conditions false wants none)",
-        ));
+        needs.push(Need {
+            name: "node-status",
+            resource: "nodes/status",
+            verbs: &["patch"],
+            why: "without it no condition of a node tells of its faults (--node-conditions false wants none)",
+            ..Need::default()
+        });
     }
     if acts && act.reports.events.is_some() {
         needs.push(Need {
+            name: "events",
+            resource: "events",
             namespace: Some(EVENTS_NAMESPACE.to_owned()),
-            ..core(
-                "events",
-                "events",
-                any(&["create", "patch"]),
-                "without it faults are not told as Kubernetes Events (--node-events false wants none)",
-            )
+            verbs: &["create", "patch"],
+            why: "without it faults are not told as Kubernetes Events (--node-events false wants none)",
+            ..Need::default()
         });
     }
     if act.mode != Mode::Observe {
-        let both = vec![
-            keys::BREAKER_CONFIG_MAP.to_owned(),
-            keys::CONFIG_MAP.to_owned(),
-        ];
-        let mut verbs = vec![("list", both.clone()), ("watch", both.clone())];
-        if acts {
-            // What is to be made has no name yet.
-            verbs.extend([("create", Vec::new()), ("patch", both)]);
-        }
         needs.push(Need {
+            name: "switches",
+            resource: "configmaps",
             namespace: Some(act.namespace.clone()),
-            ..core(
-                "switches",
-                "configmaps",
-                verbs,
-                "without it the circuit breaker and pauses are not known, or not kept",
-            )
+            verbs: if acts {
+                &["list", "watch", "create", "patch"]
+            } else {
+                &["list", "watch"]
+            },
+            objects: [keys::BREAKER_CONFIG_MAP, keys::CONFIG_MAP]
+                .map(str::to_owned)
+                .to_vec(),
+            why: "without it the circuit breaker and pauses are not known, or not kept",
+            ..Need::default()
         });
     }
     if let PolicySource::ConfigMap {
         namespace, name, ..
     } = &act.policy
     {
-        let only = vec![name.clone()];
         needs.push(Need {
+            name: "policy",
+            resource: "configmaps",
             namespace: Some(namespace.clone()),
-            ..core(
-                "policy",
-                "configmaps",
-                vec![("list", only.clone()), ("watch", only)],
-                "without it there is no policy, and nothing is decided",
-            )
+            verbs: &["list", "watch"],
+            objects: vec![name.clone()],
+            why: "without it there is no policy, and nothing is decided",
+            ..Need::default()
         });
     }
     if installation.leader_elect {
-        let only = vec![keys::LEASE.to_owned()];
         needs.push(Need {
+            name: "lease",
             group: "coordination.k8s.io",
+            resource: "leases",
             namespace: Some(act.namespace.clone()),
-            ..core(
-                "lease",
-                "leases",
-                vec![("get", only.clone()), ("create", Vec::new()), ("patch", only)],
-                "without it no controller leads, and none acts (--leader-elect false for a single one)",
-            )
+            verbs: &["get", "create", "patch"],
+            objects: vec![keys::LEASE.to_owned()],
+            why: "without it no controller leads, and none acts (--leader-elect false for a single one)",
         });
     }
-    let by_token = installation
-        .ingest
-        .as_ref()
-        .is_some_and(|ingest| matches!(ingest.transport, Transport::Tls { .. }));
-    if by_token {
+    let ingest = installation.ingest.as_ref();
+    if ingest.is_some_and(|ingest| matches!(ingest.transport, Transport::Tls { .. })) {
         needs.push(Need {
+            name: "tokens",
             group: "authentication.k8s.io",
-            ..core(
-                "tokens",
-                "tokenreviews",
-                any(&["create"]),
-                "without it agents that show a ServiceAccount token are turned away",
-            )
+            resource: "tokenreviews",
+            verbs: &["create"],
+            why: "without it agents that show a ServiceAccount token are turned away",
+            ..Need::default()
         });
     }
     needs
@@ -138,7 +121,7 @@ pub(super) fn of(installation: &Installation) -> Vec<Need> {
 // === impl Need ===
 
 impl Need {
-    /// Returns each thing to ask the API server about.
+    /// Returns each question to the API server.
     pub(super) fn accesses(&self) -> impl Iterator<Item = Access<'_>> {
         let access = |verb, name| Access {
             verb,
@@ -147,17 +130,19 @@ impl Need {
             namespace: self.namespace.as_deref(),
             name,
         };
-        self.verbs.iter().flat_map(move |(verb, names)| {
-            let each = names.iter().map(|name| Some(name.as_str()));
-            let all = names.is_empty().then_some(None);
-            all.into_iter()
-                .chain(each)
+        self.verbs.iter().flat_map(move |&verb| {
+            // An object that is yet to be made has no name.
+            let any = self.objects.is_empty() || verb == "create";
+            let named = self.objects.iter().filter(move |_| !any);
+            let named = named.map(|name| Some(name.as_str()));
+            let any = any.then_some(None);
+            any.into_iter()
+                .chain(named)
                 .map(move |name| access(verb, name))
-                .collect::<Vec<_>>()
         })
     }
 
-    /// Returns it for people: `list, watch nodes`.
+    /// Returns the need for people: `list, watch nodes`.
     pub(super) fn described(&self, verbs: &[&str]) -> String {
         let place = match &self.namespace {
             Some(namespace) => format!(" in {namespace}"),
@@ -166,7 +151,7 @@ impl Need {
         format!("{} {}{place}", verbs.join(", "), self.resource)
     }
 
-    /// Returns the commands that allow all of it to `who`: a user, as the API server knows him.
+    /// Returns the commands that grant the need to `who`: a user, as the API server calls him.
     pub(super) fn grant(&self, who: &str) -> String {
         let account = who
             .strip_prefix("system:serviceaccount:")
@@ -175,8 +160,7 @@ impl Need {
             Some(account) => format!("--serviceaccount={}", shell::word(account)),
             None => format!("--user={}", shell::word(who)),
         };
-        let verbs: Vec<&str> = self.verbs.iter().map(|(verb, _)| *verb).collect();
-        let verbs = verbs.join(",");
+        let verbs = self.verbs.join(",");
         let name = format!("gpuwarden-{}", self.name);
         let resource = match self.group {
             "" => self.resource.to_owned(),

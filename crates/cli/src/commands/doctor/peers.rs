@@ -1,5 +1,5 @@
-//! What it would talk to and be talked to by, besides the API server: its port, its
-//! controller, and the certificates for both.
+//! The neighbours besides the API server: the ports that others connect to, the controller that
+//! an agent delivers to, and the certificates for both.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -15,7 +15,7 @@ use tokio::net::{TcpListener, TcpStream};
 use super::{Finding, Installation, causes};
 use crate::settings::{DeliverySettings, IngestSettings, Transport};
 
-/// As long as an agent takes to connect.
+/// The time that an agent allows for connecting.
 const CONNECT: Duration = Duration::from_secs(5);
 /// In the last tenth of its time a certificate should have been renewed: cert-manager and the
 /// kubelet do it when a third is left.
@@ -43,20 +43,13 @@ pub(super) async fn check(installation: &Installation, running: bool) -> Vec<Fin
     findings
 }
 
-/// Tries whether it could listen there.
+/// Tries whether this user can listen there.
 async fn port(check: &'static str, address: SocketAddr) -> Finding {
-    match TcpListener::bind(address).await {
-        Ok(_) => Finding::ok(check, format!("{address} is free")),
-        Err(error) => Finding::problem(
-            check,
-            format!("{address}: {error}"),
-            "gpuwarden does not start where it cannot listen",
-        )
-        .fix(format!(
-            "ss -ltnp 'sport = :{}' shows who does",
-            address.port()
-        )),
-    }
+    let bound = TcpListener::bind(address).await;
+    let bound = bound.map_err(|error| format!("{address}: {error}"));
+    let why = "gpuwarden does not start where it cannot listen";
+    let fix = format!("ss -ltnp 'sport = :{}' shows who does", address.port());
+    Finding::tried(check, format!("{address} is free"), bound, why).fix(fix)
 }
 
 fn own_certificate(ingest: &IngestSettings) -> Vec<Finding> {
@@ -69,7 +62,7 @@ fn own_certificate(ingest: &IngestSettings) -> Vec<Finding> {
     let certificate = own.certificate.clone();
     let clients = clients.map_or(ClientCertificates::None, ClientCertificates::Optional);
     let tls = ServerTls::load(own, clients);
-    vec![loaded(&certificate, tls.err()), valid(&certificate)]
+    vec![loaded(&certificate, tls), valid(&certificate)]
 }
 
 fn credentials(delivery: &DeliverySettings) -> Vec<Finding> {
@@ -79,8 +72,8 @@ fn credentials(delivery: &DeliverySettings) -> Vec<Finding> {
     findings
 }
 
-/// Looks at how the gRPC sink talks to its target. What is wrong with the file that names it is
-/// told elsewhere ([`super::machine`]).
+/// Looks at the way of the gRPC sink to its target. A wrong file is told of elsewhere
+/// ([`super::machine`]).
 fn sink(config: &Path) -> Vec<Finding> {
     let read = connector::ConnectorConfig::read(config).ok();
     let Some(target) = read.and_then(|read| read.forward) else {
@@ -97,119 +90,111 @@ fn sink(config: &Path) -> Vec<Finding> {
     })
 }
 
-/// Looks at what is needed to connect to somebody: whom to trust, and what to show.
+/// Looks at the certificates of a client: the authority that it trusts, and its own.
 fn certificates(authority: Option<&Path>, own: Option<&CertificateFiles>) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Some(authority) = authority {
         let tls = ClientTls::load(authority.to_owned(), own.cloned());
-        findings.push(loaded(authority, tls.err()));
+        findings.push(loaded(authority, tls));
     }
     findings.extend(own.map(|own| valid(&own.certificate)));
     findings
 }
 
-fn loaded(file: &Path, error: Option<TlsError>) -> Finding {
-    match error {
-        None => Finding::ok(
-            "tls",
-            format!("{} and what belongs to it can be read", file.display()),
-        ),
-        Some(error) => unusable(causes(&error), file),
+fn loaded<T>(file: &Path, tls: Result<T, TlsError>) -> Finding {
+    let well = format!("{} and what belongs to it can be read", file.display());
+    certificate(file, tls.map(|_| well).map_err(|error| causes(&error)))
+}
+
+fn valid(file: &Path) -> Finding {
+    match Validity::read(file) {
+        Ok(validity) => in_time(file, validity, Timestamp::now()),
+        Err(error) => certificate(file, Err(causes(&error))),
     }
 }
 
-fn valid(certificate: &Path) -> Finding {
-    match Validity::read(certificate) {
-        Ok(validity) => in_time(certificate, validity, Timestamp::now()),
-        Err(error) => unusable(causes(&error), certificate),
-    }
-}
-
-/// Says whether a certificate may be used at the time `now`, and for how long it will.
-fn in_time(certificate: &Path, validity: Validity, now: Timestamp) -> Finding {
-    let shown = certificate.display();
+/// Compares the dates of a certificate with the time `now`.
+fn in_time(file: &Path, validity: Validity, now: Timestamp) -> Finding {
+    let shown = file.display();
     let Validity { from, until } = validity;
-    if now < from {
-        return unusable(format!("{shown} is valid from {from:.0} only"), certificate);
-    }
-    if until < now {
-        return unusable(format!("{shown} has expired at {until:.0}"), certificate);
-    }
-    // Who renews certificates does it long before; how long they live varies from hours to years.
-    if until.duration_since(now) < validity.whole() / LAST_PART {
+    if now >= from && now <= until && until.duration_since(now) < validity.whole() / LAST_PART {
         let what = format!("{shown} expires at {until:.0}, and should have been renewed by now");
         let why = "no event travels with an expired certificate";
         return Finding::warning("tls", what, why)
             .fix("look at what renews it; a changed file is taken up without a restart");
     }
-    Finding::ok("tls", format!("{shown} is valid until {until:.0}"))
+    let in_time = if now < from {
+        Err(format!("{shown} is valid from {from:.0} only"))
+    } else if until < now {
+        Err(format!("{shown} has expired at {until:.0}"))
+    } else {
+        Ok(format!("{shown} is valid until {until:.0}"))
+    };
+    certificate(file, in_time)
 }
 
-fn unusable(what: String, file: &Path) -> Finding {
+/// Returns the finding about a certificate: that all is well, or the problem.
+fn certificate(file: &Path, looked_at: Result<String, String>) -> Finding {
     let file = shell::word(&file.to_string_lossy());
-    Finding::problem("tls", what, "no event travels without it")
+    let well = looked_at.clone().unwrap_or_default();
+    Finding::tried("tls", well, looked_at, "no event travels without it")
         .fix(format!("openssl x509 -noout -subject -dates -in {file}"))
 }
 
 fn token(path: &Path) -> Finding {
     let shown = path.display();
-    let what = match std::fs::read_to_string(path) {
-        Ok(text) if !text.trim().is_empty() => {
-            return Finding::ok("token", format!("{shown} can be read"));
-        }
-        Ok(_) => format!("{shown} is empty"),
-        Err(error) => format!("{shown}: {error}"),
+    let read = match std::fs::read_to_string(path) {
+        Ok(text) if text.trim().is_empty() => Err(format!("{shown} is empty")),
+        read => read.map_err(|error| format!("{shown}: {error}")),
     };
     let why = "without it the controller does not know which node reports, and refuses";
-    Finding::problem("token", what, why)
+    Finding::tried("token", format!("{shown} can be read"), read, why)
         .fix("mount a projected ServiceAccount token with the audience gpuwarden there")
 }
 
 async fn controller(url: &str) -> Finding {
-    const WHY: &str =
-        "events stay on this node until it is reached, and its faults are not acted on";
-    let place = url
-        .parse::<http::Uri>()
-        .ok()
-        .and_then(|uri| Some((uri.host()?.to_owned(), uri.port_u16()?)));
-    let Some((host, port)) = place else {
-        let what = format!("{url:?} is no address such as https://gpuwarden.example:50051");
-        return Finding::problem("controller", what, WHY);
+    let uri: http::Uri = url.parse().unwrap_or_default();
+    let (host, port) = (uri.host().unwrap_or_default(), uri.port_u16());
+    let connected = match port {
+        None => Err("it is no address such as https://gpuwarden.example:50051".to_owned()),
+        Some(port) => {
+            let connecting = TcpStream::connect((host.trim_matches(['[', ']']), port));
+            match tokio::time::timeout(CONNECT, connecting).await {
+                Ok(connected) => connected.map(drop).map_err(|error| error.to_string()),
+                Err(_) => Err(format!("no answer within {} s", CONNECT.as_secs())),
+            }
+        }
     };
-    let connecting = TcpStream::connect((host.trim_matches(['[', ']']), port));
-    let failed = match tokio::time::timeout(CONNECT, connecting).await {
-        Ok(Ok(_)) => return Finding::ok("controller", format!("{url} can be reached")),
-        Ok(Err(error)) => error.to_string(),
-        Err(_) => format!("no answer within {} s", CONNECT.as_secs()),
-    };
-    Finding::problem(
+    Finding::tried(
         "controller",
-        format!("{url} cannot be reached: {failed}"),
-        WHY,
+        format!("{url} can be reached"),
+        connected.map_err(|why| format!("{url} cannot be reached: {why}")),
+        "events stay on this node until it is reached, and its faults are not acted on",
     )
     .fix(format!(
-        "curl -vk https://{host}:{port}/ shows how far it gets"
+        "curl -vk {} shows how far it gets",
+        shell::word(url)
     ))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::commands::doctor::Outcome;
+    use crate::commands::doctor::Severity;
 
     #[tokio::test]
     async fn a_port_is_free_or_taken_and_a_controller_there_or_not() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let url = format!("https://{address}");
-        assert_eq!(port("listen", address).await.result, Outcome::Problem);
-        assert_eq!(controller(&url).await.result, Outcome::Ok);
+        assert_eq!(port("listen", address).await.result, Severity::Problem);
+        assert_eq!(controller(&url).await.result, Severity::Ok);
         drop(listener);
-        assert_eq!(port("listen", address).await.result, Outcome::Ok);
+        assert_eq!(port("listen", address).await.result, Severity::Ok);
         let gone = controller(&url).await;
-        assert_eq!(gone.result, Outcome::Problem);
+        assert_eq!(gone.result, Severity::Problem);
         assert!(gone.what.contains("refused"), "{gone:?}");
-        assert_eq!(controller("not a place").await.result, Outcome::Problem);
+        assert_eq!(controller("not a place").await.result, Severity::Problem);
     }
 
     #[test]
@@ -217,8 +202,8 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         assert!(token(file.path()).what.ends_with("is empty"));
         std::fs::write(file.path(), "t").unwrap();
-        assert_eq!(token(file.path()).result, Outcome::Ok);
-        assert_eq!(token(Path::new("/none")).result, Outcome::Problem);
+        assert_eq!(token(file.path()).result, Severity::Ok);
+        assert_eq!(token(Path::new("/none")).result, Severity::Problem);
     }
 
     #[test]
@@ -237,7 +222,7 @@ mod tests {
                 .iter()
                 .map(|it| (it.check, it.result))
                 .collect::<Vec<_>>(),
-            [("tls", Outcome::Problem), ("token", Outcome::Problem)]
+            [("tls", Severity::Problem), ("token", Severity::Problem)]
         );
         let open = IngestSettings {
             listen: "127.0.0.1:1".parse().unwrap(),
@@ -248,7 +233,7 @@ mod tests {
                 central: Vec::new(),
             },
         };
-        assert_eq!(own_certificate(&open)[0].result, Outcome::Warning);
+        assert_eq!(own_certificate(&open)[0].result, Severity::Warning);
     }
 
     #[test]
@@ -257,9 +242,9 @@ mod tests {
         let secured = r#"https://c:1", "GRPCSinkCAPath": "/none.ca", "GRPCSinkCertPath":
             "/none.crt", "GRPCSinkKeyPath": "/none.key"#;
         for (target, expected) in [
-            ("c:1", vec![("grpc-sink", Outcome::Warning)]),
+            ("c:1", vec![("grpc-sink", Severity::Warning)]),
             ("127.0.0.1:1", vec![]),
-            (secured, vec![("tls", Outcome::Problem); 2]),
+            (secured, vec![("tls", Severity::Problem); 2]),
             ("no target", vec![]),
         ] {
             let text =
@@ -281,23 +266,23 @@ mod tests {
         let table = [
             (
                 "2025-12-31T23:59:59Z",
-                Outcome::Problem,
+                Severity::Problem,
                 "is valid from 2026-01-01T00:00:00Z only",
             ),
             (
                 "2026-01-01T00:00:00Z",
-                Outcome::Ok,
+                Severity::Ok,
                 "is valid until 2026-04-11T00:00:00Z",
             ),
-            ("2026-03-31T23:59:59Z", Outcome::Ok, "is valid until"),
+            ("2026-03-31T23:59:59Z", Severity::Ok, "is valid until"),
             (
                 "2026-04-01T00:00:01Z",
-                Outcome::Warning,
+                Severity::Warning,
                 "expires at 2026-04-11T00:00:00Z",
             ),
             (
                 "2026-04-11T00:00:01Z",
-                Outcome::Problem,
+                Severity::Problem,
                 "has expired at 2026-04-11T00:00:00Z",
             ),
         ];

@@ -1,11 +1,11 @@
-//! The gpuwarden that runs: whether it answers, why it is not ready, its version, what is to be
-//! known of its history, and who may connect to its socket.
+//! The gpuwarden that runs: whether it answers, why it is not ready, what it says of itself
+//! beside that, and who may connect to its socket.
 
-use std::fs::{self, Metadata};
-use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use console::api::{Role, Status};
+use console::api::{Role, StatusView};
 use contract::HealthEvents;
 use domain::shell;
 
@@ -18,7 +18,7 @@ use crate::settings::Endpoint;
 /// Version of this program.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// Returns what is said of it, and whether it is the one that uses the data directory.
+/// Returns the findings, and whether the one that answers uses the data directory.
 pub(super) async fn check(installation: &Installation, given: &Given) -> (Vec<Finding>, bool) {
     let process = &installation.process;
     let server = match Endpoint::read(&process.data_dir) {
@@ -31,7 +31,7 @@ pub(super) async fn check(installation: &Installation, given: &Given) -> (Vec<Fi
         ..ServerArgs::default()
     };
     let asked = match Client::new(&server) {
-        Ok(client) => client.get::<Status>("/api/v1/status").await,
+        Ok(client) => client.get::<StatusView>("/api/v1/status").await,
         Err(error) => Err(error),
     };
     let status = match asked {
@@ -46,15 +46,17 @@ pub(super) async fn check(installation: &Installation, given: &Given) -> (Vec<Fi
         }
     };
     let here = std::path::absolute(&process.data_dir).unwrap_or_default();
-    let there = std::path::absolute(&status.data_dir).unwrap_or_default();
+    let there = std::path::absolute(&status.process.data_dir).unwrap_or_default();
     if here != there {
         let what = format!(
             "the gpuwarden that answers at {} uses another data directory: {}",
-            process.listen, status.data_dir
+            process.listen, status.process.data_dir
         );
         let why = "two of them cannot listen there, and this is not the one that was asked about";
-        let finding = Finding::problem("server", what, why)
-            .fix(given.command_with(&installation.doctor(), &[("data-dir", &status.data_dir)]));
+        let finding = Finding::problem("server", what, why).fix(given.command_with(
+            &installation.doctor(),
+            &[("data-dir", &status.process.data_dir)],
+        ));
         return (vec![finding], false);
     }
     let mut findings = of_status(&status, given);
@@ -69,10 +71,13 @@ pub(super) async fn check(installation: &Installation, given: &Given) -> (Vec<Fi
     (findings, true)
 }
 
-fn of_status(status: &Status, given: &Given) -> Vec<Finding> {
-    let Status { version, .. } = status;
+fn of_status(status: &StatusView, given: &Given) -> Vec<Finding> {
+    let version = &status.process.version;
     let mut findings = vec![if version == VERSION {
-        let what = format!("gpuwarden {VERSION} answers for {}", status.node_name);
+        let what = format!(
+            "gpuwarden {VERSION} answers for {}",
+            status.process.node_name
+        );
         Finding::ok("server", what)
     } else {
         let what = format!("gpuwarden {version} runs, this program is {VERSION}");
@@ -83,57 +88,52 @@ fn of_status(status: &Status, given: &Given) -> Vec<Finding> {
         let what = "it sees and does all that it is there for";
         findings.push(Finding::ok("ready", what));
     }
+    let fix = format!("{}, and the log of gpuwarden", given.command("status"));
     findings.extend(status.not_ready.iter().map(|reason| {
         if stands_by(status) {
             return Finding::ok("ready", reason);
         }
         let why = "it does not see or do all that it is there for";
-        let fix = format!("{}, and the log of gpuwarden", given.command("status"));
-        Finding::problem("ready", reason, why).fix(fix)
+        Finding::problem("ready", reason, why).fix(fix.clone())
     }));
-    let lost = status.sources.iter().filter(|source| source.lost > 0);
-    findings.extend(lost.map(|source| {
-        let what = format!("{} has lost {} records", source.name, source.lost);
-        Finding::warning("source", what, "faults may be among them")
-            .fix("log_buf_len=8M on the kernel's command line makes a larger kernel log")
-    }));
-    findings.extend(status.store.notes.iter().map(|note| {
+    let notes = status.store.notes.iter().map(|note| {
         let why = "stories begin later; what nodes carry has come back from the nodes";
-        Finding::warning("store-history", note, why)
-            .fix(format!("ls -l {}", shell::word(&status.data_dir)))
-    }));
-    findings.extend(kept_by_another(status));
-    // One that was never loaded is a reason not to be ready.
-    let told = |error: &String| status.not_ready.iter().any(|it| it.contains(error));
-    if let Some(error) = status.policy.error.as_ref().filter(|error| !told(error)) {
+        ("store-history", note.clone(), why)
+    });
+    let lost = status.sources.iter().filter(|source| source.lost > 0);
+    let lost = lost.map(|source| {
+        let what = format!("{} has lost {} records", source.name, source.lost);
+        ("source", what, "faults may be among them")
+    });
+    // A policy that was never loaded is a reason not to be ready.
+    let told = |error: &&String| status.not_ready.iter().any(|it| it.contains(*error));
+    let policy = status.policy.error.iter().filter(|error| !told(error));
+    findings.extend(policy.map(|error| {
         let what = format!("{}: {error}", status.policy.source);
-        let why = "what its source says now does not hold; the last good one does";
-        findings.push(Finding::problem("policy-in-use", what, why));
-    }
-    let held = status.fleet.brake.as_ref().map_or(0, |brake| brake.held);
-    if held > 0 {
-        let what = format!("{held} nodes with faults are held back by a limit");
-        let why = "they stay in service until there is room, or the limit is raised";
-        let fix = format!(
-            "{} names the nodes that use the room; `max` under [[brake.budgets]] of the policy is \
-             the limit",
-            given.command("status")
-        );
-        findings.push(Finding::warning("held", what, why).fix(fix));
-    }
+        Finding::problem("policy-in-use", what, "the last good one holds, not this")
+    }));
+    let brake = status.fleet.brake.iter().filter(|brake| brake.held > 0);
+    let held = brake.map(|brake| {
+        let what = format!("{} nodes with faults are held back by a limit", brake.held);
+        ("held", what, "they stay in service until there is room")
+    });
+    let odd = notes.chain(lost).chain(held);
+    findings
+        .extend(odd.map(|(check, what, why)| Finding::warning(check, what, why).fix(fix.clone())));
+    findings.extend(kept_by_another(status));
     findings
 }
 
 /// Returns whether another controller is known to lead.
-fn stands_by(status: &Status) -> bool {
+fn stands_by(status: &StatusView) -> bool {
     let seen = status.leadership.as_ref();
     seen.is_some_and(|it| !it.leads && !it.leader.is_empty() && it.error.is_none())
 }
 
-async fn of_socket(status: &Status, server: ServerArgs) -> Finding {
+async fn of_socket(status: &StatusView, server: ServerArgs) -> Finding {
     let target = TargetArgs {
         node_name: None,
-        socket: Some(status.socket.clone().into()),
+        socket: Some(status.process.socket.clone().into()),
         server,
     };
     // No event at all: answered like any other request, and nothing is stored.
@@ -141,95 +141,65 @@ async fn of_socket(status: &Status, server: ServerArgs) -> Finding {
         version: 1,
         events: Vec::new(),
     };
-    match send(&target, nothing).await {
-        Ok(()) => Finding::ok("socket", format!("{} answers {}", status.socket, asker())),
-        Err(error) => Finding::problem(
-            "socket",
-            format!("{} (asked by {})", causes(error.as_ref()), asker()),
-            "monitors cannot report",
-        )
-        .fix(format!("namei -l {}", shell::word(&status.socket))),
-    }
+    let sent = send(&target, nothing).await;
+    let sent = sent.map_err(|error| format!("{} (asked by {})", causes(error.as_ref()), asker()));
+    let well = format!("{} answers {}", status.process.socket, asker());
+    Finding::tried("socket", well, sent, "monitors cannot report")
+        .fix(format!("namei -l {}", shell::word(&status.process.socket)))
 }
 
-/// Says whether monitors of any user get to the socket.
+/// Looks whether monitors of any user get to the socket: every directory above it has to be
+/// open to others (`path_resolution(7)`), and they may write to it (`unix(7)`).
 fn who_may_connect(socket: &Path, role: &str, given: &Given) -> Option<Finding> {
-    const WHY: &str =
-        "monitors and preflight checks that run as other users cannot report; that may be meant so";
     let socket = std::path::absolute(socket).ok()?;
-    let found = fs::metadata(&socket).ok()?;
+    let mode = |path: &Path| Some(fs::metadata(path).ok()?.mode());
+    let of_socket = mode(&socket)?;
     let shown = socket.display();
-    if !found.file_type().is_socket() {
-        let what = format!("{shown} is no socket");
-        return Some(Finding::problem(
-            "socket-access",
-            what,
-            "monitors cannot report",
-        ));
-    }
-    // The first directory on the way that others may not pass (path_resolution(7)).
-    let above: Vec<(&Path, Metadata)> = socket
-        .ancestors()
-        .skip(1)
-        .filter_map(|path| Some((path, fs::metadata(path).ok()?)))
-        .collect();
-    let closed = above
-        .iter()
-        .rev()
-        .find(|(_, metadata)| metadata.mode() & 0o001 == 0);
-    Some(if let Some((place, metadata)) = closed {
-        let who = owner(metadata.uid());
+    let above = socket.ancestors().skip(1);
+    let closed = above.filter(|path| mode(path).is_some_and(|mode| mode & 0o001 == 0));
+    let (what, fix) = if let Some(place) = closed.last() {
         let place = place.display();
-        let what = format!("only {who} may connect to {shown}: {place} is closed to others");
         let own = [("socket", "/run/gpuwarden/gpuwarden.sock")];
-        Finding::warning("socket-access", what, WHY).fix(format!(
-            "sudo install -d -m 755 -o \"$USER\" /run/gpuwarden, and {}",
-            given.command_with(role, &own)
-        ))
-    } else if found.mode() & 0o002 == 0 {
-        // Connecting takes permission to write (unix(7)).
-        let (who, mode) = (owner(found.uid()), found.mode() & 0o777);
-        let what =
-            format!("only {who}, or its group, may connect to {shown}: it has mode {mode:o}");
-        let fix = given.command_with(role, &[("socket-mode", "666")]);
-        Finding::warning("socket-access", what, WHY).fix(format!("{fix}, where it is not"))
+        let run = given.command_with(role, &own);
+        (
+            format!("not every user may connect to {shown}: {place} is closed to others"),
+            format!("sudo install -d -m 755 -o \"$USER\" /run/gpuwarden, and {run}"),
+        )
+    } else if of_socket & 0o002 == 0 {
+        let mode = of_socket & 0o777;
+        (
+            format!("not every user may connect to {shown}: it has mode {mode:o}"),
+            given.command_with(role, &[("socket-mode", "666")]),
+        )
     } else {
         let what = format!("every user may connect to {shown}");
-        Finding::ok("socket-access", what)
-    })
+        return Some(Finding::ok("socket-access", what));
+    };
+    let why = "monitors and preflight checks that run as other users cannot report; that may be \
+               meant so";
+    Some(Finding::warning("socket-access", what, why).fix(fix))
 }
 
 /// Finds a session on our own node that another gpuwarden keeps: two run for one node name.
-fn kept_by_another(status: &Status) -> Option<Finding> {
+fn kept_by_another(status: &StatusView) -> Option<Finding> {
     // A controller watches no node.
-    if status.role != Role::Run {
+    if status.process.role != Role::Run {
         return None;
     }
-    let own = (status.fleet.nodes.iter()).find(|node| node.name == status.node_name)?;
+    let own = (status.fleet.nodes.iter()).find(|node| node.name == status.process.node_name)?;
     let session = own.session.as_ref()?;
     let another = session.another.as_ref()?;
-    Some(
-        Finding::warning(
-            "session",
-            format!(
-                "session on our node by another gpuwarden, since {:.0}: {}",
-                session.since, another.who
-            ),
-            "it is left alone: the node comes back when that gpuwarden gives it back, and what is \
-         reported here counts from then on",
-        )
-        .fix(format!(
-            "stop one of the two; where that one is gone for good: {}",
-            another.end
-        )),
-    )
-}
-
-fn owner(uid: u32) -> String {
-    match uid {
-        0 => "root".to_owned(),
-        uid => format!("uid {uid} and root"),
-    }
+    let what = format!(
+        "session on our node by another gpuwarden, since {:.0}: {}",
+        session.since, another.who
+    );
+    let why = "it is left alone: the node comes back when that gpuwarden gives it back, and what \
+               is reported here counts from then on";
+    let fix = format!(
+        "stop one of the two; where that one is gone for good: {}",
+        another.end
+    );
+    Some(Finding::warning("session", what, why).fix(fix))
 }
 
 #[cfg(test)]

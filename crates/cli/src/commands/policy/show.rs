@@ -1,11 +1,11 @@
-//! `gpuwarden policy show`: all that holds, and what of it is a default.
+//! `gpuwarden policy show`: all settings and rules of a policy, defaults included.
 
 use domain::policy::{DEFAULT_POLICY, Policy, Rule, RuleSet};
 use serde::Serialize;
 
 use crate::EXIT_OK;
 use crate::args::Format;
-use crate::output::{self, Colour};
+use crate::output::{self, Colour, say};
 use crate::policy_source;
 
 /// `Shown` is a policy with everything that holds.
@@ -71,33 +71,24 @@ pub(super) fn execute(source: Option<&str>, format: Format) -> anyhow::Result<u8
 impl Shown {
     fn of(policy: &Policy, text: &str) -> Self {
         let table: toml::Table = text.parse().unwrap_or_default();
-        let setting = |keys: &[&'static str], value: String| Setting {
-            key: keys
-                .iter()
-                .find(|key| table.contains_key(**key))
-                .or(keys.first())
-                .copied()
-                .unwrap_or_default(),
-            value,
-            from: if keys.iter().any(|key| table.contains_key(*key)) {
-                "file"
-            } else {
-                "default"
-            },
+        let setting = |keys: &[&'static str], value: String| {
+            let in_file = keys.iter().find(|key| table.contains_key(**key));
+            Setting {
+                key: in_file.or(keys.first()).copied().unwrap_or_default(),
+                value,
+                from: in_file.map_or("default", |_| "file"),
+            }
         };
-        let budgets: Vec<String> = policy
-            .brake
-            .budgets
-            .iter()
-            .map(ToString::to_string)
-            .collect();
+        let budgets = policy.brake.budgets.iter().map(ToString::to_string);
         let window = policy.brake.window.iter().map(ToString::to_string);
-        let brake: Vec<String> = budgets.into_iter().chain(window).collect();
-        let brake = if brake.is_empty() {
-            "none".to_owned()
-        } else {
-            brake.join(", ")
-        };
+        let mut brake = budgets.chain(window).collect::<Vec<_>>().join(", ");
+        if brake.is_empty() {
+            "none".clone_into(&mut brake);
+        }
+        let policies = policy.policies.iter().map(|named| Named {
+            name: named.name.clone(),
+            rule_sets: named.rule_sets.iter().map(ShownRuleSet::of).collect(),
+        });
         Self {
             source: policy.source.clone(),
             settings: vec![
@@ -107,42 +98,35 @@ impl Shown {
                 setting(&["uncordon-labels"], policy.uncordon_labels.to_string()),
             ],
             rule_sets: policy.rule_sets.iter().map(ShownRuleSet::of).collect(),
-            policies: policy
-                .policies
-                .iter()
-                .map(|named| Named {
-                    name: named.name.clone(),
-                    rule_sets: named.rule_sets.iter().map(ShownRuleSet::of).collect(),
-                })
-                .collect(),
+            policies: policies.collect(),
             warnings: policy.warnings.clone(),
         }
     }
 
     fn write(&self) -> anyhow::Result<()> {
-        output::line(&format!("policy from {}\n", self.source))?;
+        say!("policy from {}\n", self.source)?;
         for Setting { key, value, from } in &self.settings {
             let from = output::colour(&format!("({from})"), Colour::Grey);
-            output::line(&format!("{key:<16} {}  {from}", output::plain(value)))?;
+            say!("{key:<16} {}  {from}", output::plain(value))?;
         }
         for rule_set in &self.rule_sets {
             rule_set.write("")?;
         }
         for named in &self.policies {
-            output::line(&format!(
+            say!(
                 "\npolicy '{}', for nodes that name it",
                 output::plain(&named.name)
-            ))?;
+            )?;
             for rule_set in &named.rule_sets {
                 rule_set.write("  ")?;
             }
         }
         for warning in &self.warnings {
-            output::line(&format!(
+            say!(
                 "\n{}: {}",
                 output::colour("warning", Colour::Yellow),
                 output::plain(warning)
-            ))?;
+            )?;
         }
         Ok(())
     }
@@ -152,50 +136,42 @@ impl Shown {
 
 impl ShownRuleSet {
     fn of(rule_set: &RuleSet) -> Self {
+        let rule = |rule: &Rule| ShownRule {
+            looks_at: rule.kind.variable(),
+            expression: rule.expression.clone(),
+        };
         Self {
             name: rule_set.name.clone(),
             priority: rule_set.priority,
             cordon: rule_set.cordon,
             taint: rule_set.taint.as_ref().map(ToString::to_string),
-            all: rule_set.all.iter().map(ShownRule::of).collect(),
-            any: rule_set.any.iter().map(ShownRule::of).collect(),
+            all: rule_set.all.iter().map(rule).collect(),
+            any: rule_set.any.iter().map(rule).collect(),
         }
     }
 
     fn write(&self, indent: &str) -> anyhow::Result<()> {
-        let mut asks: Vec<String> = Vec::new();
-        if self.cordon {
-            asks.push("cordon".to_owned());
-        }
-        asks.extend(self.taint.iter().map(|taint| format!("taint {taint}")));
-        if asks.is_empty() {
-            asks.push("nothing".to_owned());
-        }
-        output::line(&format!(
-            "\n{indent}rule set '{}', priority {}: {}",
-            output::plain(&self.name),
-            self.priority,
+        let cordon = self.cordon.then(|| "cordon".to_owned());
+        let taint = self.taint.iter().map(|taint| format!("taint {taint}"));
+        let asks: Vec<String> = cordon.into_iter().chain(taint).collect();
+        let asks = if asks.is_empty() {
+            "nothing".to_owned()
+        } else {
             asks.join(", ")
-        ))?;
+        };
+        let name = output::plain(&self.name);
+        say!(
+            "\n{indent}rule set '{name}', priority {}: {asks}",
+            self.priority
+        )?;
         for (group, rules) in [("all", &self.all), ("any", &self.any)] {
             for rule in rules {
-                output::line(&format!(
+                say!(
                     "{indent}  {group}  {}",
                     output::plain(rule.expression.trim())
-                ))?;
+                )?;
             }
         }
         Ok(())
-    }
-}
-
-// === impl ShownRule ===
-
-impl ShownRule {
-    fn of(rule: &Rule) -> Self {
-        Self {
-            looks_at: rule.kind.variable(),
-            expression: rule.expression.clone(),
-        }
     }
 }

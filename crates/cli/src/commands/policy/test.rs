@@ -8,7 +8,7 @@ use serde::Serialize;
 use trial::cases::{self, CaseResult, Cases};
 
 use crate::args::Format;
-use crate::output::{self, Colour};
+use crate::output::{self, Colour, say};
 use crate::policy_source;
 use crate::{EXIT_OK, EXIT_UNHEALTHY};
 
@@ -53,7 +53,7 @@ pub(super) fn execute(source: &str, tests: &[PathBuf], format: Format) -> anyhow
         for one in &ran {
             one.write()?;
         }
-        output::line(&format!("\n{} passed, {failed} failed", ran.len() - failed))?;
+        say!("\n{} passed, {failed} failed", ran.len() - failed)?;
     }
     Ok(if failed == 0 { EXIT_OK } else { EXIT_UNHEALTHY })
 }
@@ -98,20 +98,20 @@ impl Ran {
         } else {
             output::colour("FAIL", Colour::Red)
         };
-        output::line(&format!("{word}  {file}: {}", output::plain(&outcome.name)))?;
+        say!("{word}  {file}: {}", output::plain(&outcome.name))?;
         if let Some(error) = &outcome.error {
-            output::line(&format!("        {}", output::plain(error)))?;
+            say!("        {}", output::plain(error))?;
         }
         for one in &outcome.differences {
-            output::line(&format!("        {}", one.what))?;
+            say!("        {}", one.what)?;
             let minus = output::colour(&format!("- {}", one.expected), Colour::Red);
             let plus = output::colour(&format!("+ {}", one.found), Colour::Green);
-            output::line(&format!("        {minus}  expected"))?;
-            output::line(&format!("        {plus}  found"))?;
+            say!("        {minus}  expected")?;
+            say!("        {plus}  found")?;
         }
         if !outcome.differences.is_empty() {
             for reason in &outcome.because {
-                output::line(&format!("        because {}", output::plain(reason)))?;
+                say!("        because {}", output::plain(reason))?;
             }
         }
         Ok(())

@@ -1,4 +1,4 @@
-//! What is replayed: kernel logs and exported events, read one record at a time and put
+//! The inputs of a replay: kernel logs and exported events, read one record at a time and put
 //! into one order of time.
 
 mod log;
@@ -33,12 +33,12 @@ const NAMED: u64 = 20;
 /// Size of the reads.
 const BUFFER: usize = 64 * 1024;
 
-/// `Inputs` reads all inputs as one.
+/// `Inputs` reads all files as one.
 pub(crate) struct Inputs {
-    files: Vec<Input>,
+    files: Vec<InputFile>,
     /// The next item of each, the earliest on top.
     next: BinaryHeap<Reverse<(Timestamp, usize)>>,
-    seen: Seen,
+    seen: RecentIds,
     problems: Problems,
     progress: Progress,
     read: BytesRead,
@@ -52,7 +52,8 @@ pub(crate) struct Item {
     pub(crate) event: HealthEvent,
 }
 
-struct Input {
+/// An `InputFile` is a kernel log or an export of events.
+struct InputFile {
     name: String,
     form: Form,
     /// Read, and not yet given out.
@@ -66,9 +67,9 @@ enum Form {
     Events(Objects<Box<dyn BufRead>>),
 }
 
-/// `Seen` remembers the ids of the newest events.
+/// `RecentIds` remembers the ids of the newest events.
 #[derive(Default)]
-struct Seen {
+struct RecentIds {
     ids: HashSet<String>,
     order: VecDeque<String>,
 }
@@ -76,7 +77,7 @@ struct Seen {
 #[derive(Default)]
 struct Problems {
     count: u64,
-    /// Yet to be told.
+    /// Those that are yet to be told.
     told: Vec<String>,
 }
 
@@ -101,7 +102,7 @@ impl Inputs {
         let mut opened = Self {
             files: Vec::new(),
             next: BinaryHeap::new(),
-            seen: Seen::default(),
+            seen: RecentIds::default(),
             problems: Problems::default(),
             progress,
             read: BytesRead::default(),
@@ -109,7 +110,7 @@ impl Inputs {
             repeats: 0,
         };
         for file in files {
-            let input = Input::open(file, &catalog, &opened.read)?;
+            let input = InputFile::open(file, &catalog, &opened.read)?;
             opened.files.push(input);
         }
         for index in 0..opened.files.len() {
@@ -194,9 +195,9 @@ impl Form {
     }
 }
 
-// === impl Input ===
+// === impl InputFile ===
 
-impl Input {
+impl InputFile {
     fn open(argument: &str, catalog: &Arc<Catalog>, read: &BytesRead) -> anyhow::Result<Self> {
         let (node, path) = node_and_path(argument);
         let (name, mut reader): (&str, Box<dyn BufRead>) = if path == "-" {
@@ -357,9 +358,9 @@ fn event_of(text: &[u8], newest: Option<Timestamp>) -> Result<Item, String> {
     Ok(Item { at, event })
 }
 
-// === impl Seen ===
+// === impl RecentIds ===
 
-impl Seen {
+impl RecentIds {
     /// Remembers an id; `false` where it was there before.
     fn insert(&mut self, id: &str) -> bool {
         if !self.ids.insert(id.to_owned()) {

@@ -14,12 +14,12 @@ pub(super) struct Objects<R> {
     list: Option<u64>,
 }
 
-/// An `Object` is one of them, or what stands where one should be.
+/// An `Object` is an object of the stream, or the problem where one should be.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Object {
     /// The line on which it begins, from 1.
     pub(super) line: u64,
-    /// Its text, or what is wrong with it.
+    /// The text of the object, or the problem with it.
     pub(super) text: Result<Vec<u8>, &'static str>,
 }
 

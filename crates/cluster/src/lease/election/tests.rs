@@ -35,7 +35,7 @@ impl Talk {
     }
 
     /// Checks that it asks this at `ms`, and gives it this answer 10 ms later.
-    fn asks(&mut self, ms: u64, ask: &Ask, answer: Answer) {
+    fn asks(&mut self, ms: u64, ask: &Ask, answer: LeaseAnswer) {
         assert_eq!(
             self.election.next(self.at(ms)),
             NextStep::Ask(ask.clone()),
@@ -53,7 +53,7 @@ impl Talk {
     /// Returns a leader whose last renewal was sent at 0.
     fn leading() -> Self {
         let mut talk = Self::new();
-        talk.asks(0, &Ask::Read, Answer::Found(Some(record(1, ""))));
+        talk.asks(0, &Ask::Read, LeaseAnswer::Found(Some(record(1, ""))));
         talk.asks(10, &Ask::Take(record(1, "")), written(2));
         talk.begin += Duration::from_millis(10);
         talk
@@ -65,18 +65,18 @@ impl Talk {
     }
 }
 
-fn written(version: u32) -> Answer {
-    Answer::Written(record(version, ME))
+fn written(version: u32) -> LeaseAnswer {
+    LeaseAnswer::Written(record(version, ME))
 }
 
-fn found(version: u32, holder: &str) -> Answer {
-    Answer::Found(Some(record(version, holder)))
+fn found(version: u32, holder: &str) -> LeaseAnswer {
+    LeaseAnswer::Found(Some(record(version, holder)))
 }
 
 #[test]
 fn a_lease_that_is_not_there_is_made_and_renewed() {
     let mut talk = Talk::new();
-    talk.asks(0, &Ask::Read, Answer::Found(None));
+    talk.asks(0, &Ask::Read, LeaseAnswer::Found(None));
     assert!(!talk.election.may_hold());
     talk.asks(10, &Ask::Create, written(1));
     assert_eq!(talk.election.renewed_at(), Some(talk.at(10)));
@@ -98,12 +98,12 @@ fn anothers_lease_is_taken_when_it_was_seen_unchanged_for_its_whole_time() {
     }
     talk.waits(16_900, 17_020);
     // Renewed in the last moment: nothing is taken.
-    talk.asks(17_020, &Ask::Take(record(2, OTHER)), Answer::Changed);
+    talk.asks(17_020, &Ask::Take(record(2, OTHER)), LeaseAnswer::Changed);
     talk.asks(17_030, &Ask::Read, found(3, OTHER));
     assert_eq!(talk.election.renewed_at(), None);
     // An API server that is away does not make the time longer, for what counts is whether
     // it has changed since.
-    talk.asks(19_040, &Ask::Read, Answer::Unknown);
+    talk.asks(19_040, &Ask::Read, LeaseAnswer::Unknown);
     talk.asks(40_000, &Ask::Read, found(3, OTHER));
     talk.asks(40_010, &Ask::Take(record(3, OTHER)), written(4));
     assert_eq!(talk.election.renewed_at(), Some(talk.at(40_010)));
@@ -116,8 +116,8 @@ fn a_lease_that_says_how_long_it_lasts_is_left_alone_for_so_long() {
         duration: Some(Duration::from_secs(60)),
         ..record(1, OTHER)
     };
-    talk.asks(0, &Ask::Read, Answer::Found(Some(longer.clone())));
-    talk.asks(60_009, &Ask::Read, Answer::Found(Some(longer.clone())));
+    talk.asks(0, &Ask::Read, LeaseAnswer::Found(Some(longer.clone())));
+    talk.asks(60_009, &Ask::Read, LeaseAnswer::Found(Some(longer.clone())));
     talk.asks(60_019, &Ask::Take(longer), written(2));
 }
 
@@ -125,10 +125,10 @@ fn a_lease_that_says_how_long_it_lasts_is_left_alone_for_so_long() {
 fn a_deleted_lease_is_made_anew_when_its_holder_has_noticed() {
     let mut talk = Talk::new();
     talk.asks(0, &Ask::Read, found(1, OTHER));
-    talk.asks(2_010, &Ask::Read, Answer::Found(None));
-    talk.asks(4_020, &Ask::Read, Answer::Found(None));
-    talk.asks(15_000, &Ask::Read, Answer::Found(None));
-    talk.asks(15_010, &Ask::Create, Answer::Changed);
+    talk.asks(2_010, &Ask::Read, LeaseAnswer::Found(None));
+    talk.asks(4_020, &Ask::Read, LeaseAnswer::Found(None));
+    talk.asks(15_000, &Ask::Read, LeaseAnswer::Found(None));
+    talk.asks(15_010, &Ask::Create, LeaseAnswer::Changed);
     talk.asks(15_020, &Ask::Read, found(2, "third"));
     talk.waits(15_030, 17_030);
 }
@@ -137,7 +137,7 @@ fn a_deleted_lease_is_made_anew_when_its_holder_has_noticed() {
 fn who_does_not_know_whether_it_was_taken_asks() {
     let mut talk = Talk::new();
     talk.asks(0, &Ask::Read, found(1, ""));
-    talk.asks(10, &Ask::Take(record(1, "")), Answer::Unknown);
+    talk.asks(10, &Ask::Take(record(1, "")), LeaseAnswer::Unknown);
     assert_eq!(talk.election.renewed_at(), None);
     assert!(
         talk.election.may_hold(),
@@ -151,14 +151,14 @@ fn who_does_not_know_whether_it_was_taken_asks() {
 #[test]
 fn a_leader_lives_with_lost_answers_until_its_deadline() {
     let mut talk = Talk::leading();
-    talk.asks(2_000, &Ask::Renew(record(2, ME)), Answer::Unknown);
+    talk.asks(2_000, &Ask::Renew(record(2, ME)), LeaseAnswer::Unknown);
     // It had been made.
-    talk.asks(4_000, &Ask::Renew(record(2, ME)), Answer::Changed);
+    talk.asks(4_000, &Ask::Renew(record(2, ME)), LeaseAnswer::Changed);
     talk.asks(4_010, &Ask::Read, found(3, ME));
     talk.asks(4_020, &Ask::Renew(record(3, ME)), written(4));
     assert_eq!(talk.election.renewed_at(), Some(talk.at(4_020)));
     for ms in [6_020, 8_020, 10_020, 12_020] {
-        talk.asks(ms, &Ask::Renew(record(4, ME)), Answer::Unknown);
+        talk.asks(ms, &Ask::Renew(record(4, ME)), LeaseAnswer::Unknown);
     }
     talk.deposed(14_020, Deposed::NotRenewed);
     // What comes after does not bring it back.
@@ -181,11 +181,11 @@ fn a_leader_that_sees_another_or_none_leads_no_more() {
     let table = [
         (found(3, OTHER), Deposed::Taken(OTHER.to_owned())),
         (found(3, ""), Deposed::Cleared),
-        (Answer::Found(None), Deposed::Cleared),
+        (LeaseAnswer::Found(None), Deposed::Cleared),
     ];
     for (answer, why) in table {
         let mut talk = Talk::leading();
-        talk.asks(2_000, &Ask::Renew(record(2, ME)), Answer::Changed);
+        talk.asks(2_000, &Ask::Renew(record(2, ME)), LeaseAnswer::Changed);
         talk.asks(2_010, &Ask::Read, answer);
         talk.deposed(2_020, why);
     }
@@ -225,7 +225,7 @@ struct UnderWay {
     asked_at: Instant,
     there: Option<u64>,
     back: Option<u64>,
-    answer: Option<Answer>,
+    answer: Option<LeaseAnswer>,
     given_up: u64,
 }
 
@@ -253,19 +253,19 @@ struct Server {
 }
 
 impl Server {
-    fn answer(&mut self, ask: &Ask, who: &str) -> Answer {
+    fn answer(&mut self, ask: &Ask, who: &str) -> LeaseAnswer {
         let expected = match ask {
-            Ask::Read => return Answer::Found(self.lease.clone()),
+            Ask::Read => return LeaseAnswer::Found(self.lease.clone()),
             Ask::Create => None,
             Ask::Take(record) | Ask::Renew(record) => Some(&record.version),
         };
         if self.lease.as_ref().map(|lease| &lease.version) != expected {
-            return Answer::Changed;
+            return LeaseAnswer::Changed;
         }
         self.version += 1;
         let lease = record(self.version, who);
         self.lease = Some(lease.clone());
-        Answer::Written(lease)
+        LeaseAnswer::Written(lease)
     }
 
     /// Takes what arrives late.
@@ -335,7 +335,7 @@ impl Process {
             let mut request = self.request.take().unwrap();
             self.astray(&request, now, server);
             let answer = request.answer.take().filter(|_| answered);
-            let answer = answer.unwrap_or(Answer::Unknown);
+            let answer = answer.unwrap_or(LeaseAnswer::Unknown);
             self.election.answered(request.asked_at, answer, local);
         }
         // What the tenure says, in true time.

@@ -67,10 +67,10 @@ fn post(shared: &Shared, book: &FaultBook, view: &Arc<NodeView>, second: i64) {
 }
 
 /// What became of a job: all of it was done, or none.
-fn outcome(job: Job, written: Option<u64>, failed: bool) -> Outcome {
+fn outcome(job: Job, written: Option<u64>, failed: bool) -> JobResult {
     let told = job.events.iter();
     let told = told.map(|one| (one.key.clone(), one.recovered, one.event.count));
-    Outcome {
+    JobResult {
         node: "n".into(),
         written: written.map(|version| version.to_string()),
         changes: if failed { vec![] } else { job.changes },

@@ -14,7 +14,7 @@ use store::sqlite::SqliteStore;
 use store::{EventStore, NewEvent};
 use tokio::sync::watch;
 
-use super::super::{Config, Handles, Owns};
+use super::super::{Handles, Owns, QuarantineConfig};
 use super::*;
 
 fn now() -> Timestamp {
@@ -34,8 +34,8 @@ fn quarantine_that(mode: Mode, store: &Arc<dyn EventStore>) -> (Quarantine, Hand
     Quarantine::new(config(mode, store), &Metrics::default())
 }
 
-fn config(mode: Mode, store: &Arc<dyn EventStore>) -> Config {
-    Config {
+fn config(mode: Mode, store: &Arc<dyn EventStore>) -> QuarantineConfig {
+    QuarantineConfig {
         store: Arc::clone(store),
         cluster: None,
         policy: watch::channel(None).1,

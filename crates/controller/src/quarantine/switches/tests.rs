@@ -1,5 +1,6 @@
 use cluster::ConnectOptions;
 
+use super::watched::REFUSED_AFTER;
 use super::*;
 
 fn at(second: i64) -> Timestamp {

@@ -17,9 +17,9 @@ use tokio::task::JoinHandle;
 use super::millis;
 use crate::args::BenchArgs;
 
-/// Where nodes are.
+/// Path of the nodes in the API.
 const NODES: &str = "/api/v1/nodes";
-/// How long the watch may take to show a change.
+/// Longest time until the watch shows a change.
 const LIMIT: Duration = Duration::from_secs(15);
 /// The API server ends a watch after so many seconds; it is then started anew.
 const WATCH_SECONDS: u32 = 290;
@@ -37,7 +37,7 @@ pub(in crate::commands::bench) struct TestNode {
 struct Seen {
     unschedulable: bool,
     at: Instant,
-    /// Why the watch has ended, if it has.
+    /// The reason why the watch has ended, if it has.
     ended: Option<String>,
 }
 

@@ -1,27 +1,28 @@
-//! What a cordon consisted of, from the story that `explain` tells of the node.
+//! The parts of a cordon, from the story that `explain` tells of the node.
 
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
 use console::api::{Explain, TimelineEntry, TimelineKind};
+use domain::journal::EntryKind;
 use jiff::Timestamp;
 
 use super::millis;
 use crate::client::Client;
 
-/// How long the story may take to be complete: the journal is written beside the work.
+/// Longest time until the story is complete: the journal is written beside the work.
 const LIMIT: Duration = Duration::from_secs(5);
 /// Pause before it is asked for again.
 const ASK_AGAIN: Duration = Duration::from_millis(10);
 
-/// `Parts` are what a cordon consists of, in their order (ms).
+/// `Parts` are the parts of a cordon, in their order (ms).
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Parts {
     /// From the line's writing until its event was received.
     pub(super) line_to_event: f64,
-    /// Until the event was on disk, taken in and decided about, and the call was begun.
+    /// From then until the event was on disk, taken in and decided about, and the call was begun.
     pub(super) event_to_call: f64,
-    /// Until the API server's answer was taken in.
+    /// From then until the API server's answer was taken in.
     pub(super) call_to_answer: f64,
 }
 
@@ -43,16 +44,17 @@ pub(super) async fn read(client: &Client, node: &str, written: Timestamp) -> any
 /// Returns the parts of the first decision after `written`; `None` before its answer is told.
 fn parts(entries: &[TimelineEntry], written: Timestamp) -> Option<Parts> {
     let first = |kind, from| {
+        let kind = TimelineKind::Journal(kind);
         let mut of_kind = entries.iter().filter(|entry| entry.kind == kind);
         of_kind.find(|entry| entry.at >= from)
     };
-    let decision = first(TimelineKind::Decision, written)?;
+    let decision = first(EntryKind::Decision, written)?;
     let cause = decision.detail.get("events")?.as_array()?.last()?;
     let event = entries
         .iter()
         .find(|entry| entry.kind == TimelineKind::Event && entry.detail.get("id") == Some(cause))?;
-    let call = first(TimelineKind::Call, decision.at)?;
-    let answer = first(TimelineKind::Answer, call.at)?;
+    let call = first(EntryKind::Call, decision.at)?;
+    let answer = first(EntryKind::Answer, call.at)?;
     let between = |from: Timestamp, to: Timestamp| {
         millis(to.duration_since(from).try_into().unwrap_or_default())
     };
@@ -85,18 +87,19 @@ mod tests {
 
     #[test]
     fn the_parts_are_of_this_round_and_of_its_own_event() {
-        use TimelineKind::{Answer, Call, Decision, Event};
+        let [decision, call, answer] =
+            [EntryKind::Decision, EntryKind::Call, EntryKind::Answer].map(TimelineKind::Journal);
         let mut entries = vec![
-            entry(90, Decision, json!({"events": ["old"]})),
-            entry(91, Call, Value::Null),
-            entry(99, Answer, Value::Null),
-            entry(101, Event, json!({"id": "another"})),
-            entry(103, Event, json!({"id": "this"})),
-            entry(108, Decision, json!({"events": ["this"]})),
-            entry(109, Call, Value::Null),
+            entry(90, decision, json!({"events": ["old"]})),
+            entry(91, call, Value::Null),
+            entry(99, answer, Value::Null),
+            entry(101, TimelineKind::Event, json!({"id": "another"})),
+            entry(103, TimelineKind::Event, json!({"id": "this"})),
+            entry(108, decision, json!({"events": ["this"]})),
+            entry(109, call, Value::Null),
         ];
         assert_eq!(parts(&entries, at(100)), None);
-        entries.push(entry(116, Answer, Value::Null));
+        entries.push(entry(116, answer, Value::Null));
         let expected = Parts {
             line_to_event: 3.0,
             event_to_call: 6.0,

@@ -59,7 +59,7 @@ pub(super) const FAULTS: &[&str] = &[
     "NVRM: Xid (PCI:0000:86:00): 43, pid=48213, name=python3, Ch 00000010",
     "NVRM: Xid (PCI:0000:86:00): 45, pid=48213, name=python3, Ch 00000011",
     "NVRM: Xid (PCI:0000:18:00): 48, pid='<unknown>', name=<unknown>, An uncorrectable double bit error (DBE) has been detected on GPU in the framebuffer at physical address 0x3f5d2a100",
-    "NVRM: Xid (PCI:0000:18:00): 63, pid='<unknown>', name=<unknown>, Row Remapper: New row marked for remapping, reset gpu to activate.",
+    "NVRM: Xid (PCI:0000:18:00): 63, pid='<unknown>', name=<unknown>, Figure Remapper: New row marked for remapping, reset gpu to activate.",
     "NVRM: Xid (PCI:0000:2a:00): 94, pid=7194, name=trainer, Contained: SM (0x1). RST: No, D-RST: No",
     "NVRM: Xid (PCI:0000:5d:00): 119, pid=2817, name=nvidia-smi, Timeout after 45s of waiting for RPC response from GPU0 GSP! Expected function 76 (GSP_RM_CONTROL) (0x2080a0ab 0x538).",
     "nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 24007, Fatal, Link 44 sourcetrack timeout error",

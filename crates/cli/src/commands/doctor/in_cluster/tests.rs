@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 use crate::args::{ActArgs, RunArgs};
-use crate::commands::doctor::Outcome;
+use crate::commands::doctor::Severity;
 use crate::settings::resolve;
 
 fn at(second: i64) -> Timestamp {
@@ -27,13 +27,13 @@ fn act(circuit_breaker: bool) -> ActSettings {
 #[test]
 fn clocks_that_differ_by_more_than_the_question_took_are_told() {
     for (there, asked, answered, expected) in [
-        (100, 100, 100, Outcome::Ok),
-        (100, 101, 102, Outcome::Ok),
-        (95, 90, 100, Outcome::Ok),
-        (100, 110, 110, Outcome::Warning),
-        (110, 100, 101, Outcome::Warning),
-        (100, 200, 200, Outcome::Problem),
-        (200, 100, 100, Outcome::Problem),
+        (100, 100, 100, Severity::Ok),
+        (100, 101, 102, Severity::Ok),
+        (95, 90, 100, Severity::Ok),
+        (100, 110, 110, Severity::Warning),
+        (110, 100, 101, Severity::Warning),
+        (100, 200, 200, Severity::Problem),
+        (200, 100, 100, Severity::Problem),
     ] {
         let found = clock(at(there), at(asked), at(answered));
         assert_eq!(found.result, expected, "{found:?}");
@@ -48,11 +48,11 @@ fn clocks_that_differ_by_more_than_the_question_took_are_told() {
 #[test]
 fn versions_that_nothing_is_known_of_are_told() {
     for (minor, expected) in [
-        (Some(35), Outcome::Warning),
-        (Some(36), Outcome::Ok),
-        (Some(37), Outcome::Ok),
-        (Some(38), Outcome::Warning),
-        (None, Outcome::Warning),
+        (Some(35), Severity::Warning),
+        (Some(36), Severity::Ok),
+        (Some(37), Severity::Ok),
+        (Some(38), Severity::Warning),
+        (None, Severity::Warning),
     ] {
         let info = ServerInfo {
             version: "v1".into(),
@@ -72,29 +72,19 @@ fn a_node_is_there_with_its_label_or_not() {
         NodeView::from_object(object).unwrap()
     };
     let results = |found: &[Finding]| found.iter().map(|it| it.result).collect::<Vec<_>>();
-    let found = own_node("n", None, &label, at(0));
-    assert_eq!(results(&found), [Outcome::Problem]);
+    let found = own_node("n", None, &label);
+    assert_eq!(results(&found), [Severity::Problem]);
     assert!(found[0].fix.as_ref().unwrap().contains("--node-name"));
     let good = with(json!({"nvidia.com/gpu.present": "true"}));
-    assert_eq!(
-        results(&own_node("n", Some(&good), &label, at(0))),
-        [Outcome::Ok]
-    );
-    let found = own_node("n", Some(&with(json!({}))), &label, at(0));
-    assert_eq!(results(&found), [Outcome::Ok, Outcome::Warning]);
+    assert_eq!(results(&own_node("n", Some(&good), &label)), [Severity::Ok]);
+    let found = own_node("n", Some(&with(json!({}))), &label);
+    assert_eq!(results(&found), [Severity::Ok, Severity::Warning]);
     assert_eq!(
         found[1].fix.as_deref(),
         Some("kubectl label node n nvidia.com/gpu.present=true")
     );
-    let mut released = good.clone();
-    let future = (keys::RELEASED_AT.to_owned(), at(100).to_string());
-    released.annotations.extend([future]);
-    for (now, expected) in [(0, 2), (50, 1)] {
-        let found = own_node("n", Some(&released), &label, at(now));
-        assert_eq!(found.len(), expected, "{found:?}");
-    }
-    assert_eq!(gpu_nodes(true, &label).result, Outcome::Ok);
-    assert_eq!(gpu_nodes(false, &label).result, Outcome::Warning);
+    assert_eq!(gpu_nodes(true, &label).result, Severity::Ok);
+    assert_eq!(gpu_nodes(false, &label).result, Severity::Warning);
 }
 
 #[test]
@@ -104,11 +94,11 @@ fn a_breaker_is_closed_tripped_or_off() {
         Switch::read(&data, &BTreeMap::new())
     };
     for (on, switch, expected) in [
-        (true, Switch::default(), Outcome::Ok),
-        (true, read("CLOSED"), Outcome::Ok),
-        (true, read("TRIPPED"), Outcome::Problem),
-        (true, read("what"), Outcome::Problem),
-        (false, read("TRIPPED"), Outcome::Warning),
+        (true, Switch::default(), Severity::Ok),
+        (true, read("CLOSED"), Severity::Ok),
+        (true, read("TRIPPED"), Severity::Problem),
+        (true, read("what"), Severity::Problem),
+        (false, read("TRIPPED"), Severity::Warning),
     ] {
         let found = breaker(&act(on), &switch);
         assert_eq!(found.result, expected, "{found:?}");
@@ -120,35 +110,16 @@ fn a_breaker_is_closed_tripped_or_off() {
 }
 
 #[test]
-fn times_of_the_future_on_the_breaker_are_warned_of() {
-    let future = Some(Timestamp::MAX);
-    let (reset_at, dropped_at) = (Some(at(50)), future);
-    let switch = Switch {
-        reset_at,
-        dropped_at,
-        ..Switch::default()
-    };
-    let found = future_times(&act(true), &switch, at(100));
-    let [found] = found.as_slice() else {
-        panic!("{found:?}");
-    };
-    assert_eq!(found.result, Outcome::Warning);
-    assert!(found.what.contains("dropped-at says 9999-"), "{found:?}");
-    let fix = "kubectl -n gw annotate configmap circuit-breaker gpuwarden.dev/dropped-at-";
-    assert_eq!(found.fix.as_deref(), Some(fix));
-}
-
-#[test]
 fn a_pause_holds_until_it_ends() {
     let text = |until: i64| {
         json!({"reason": "r", "by": "me", "since": at(0), "until": at(until)}).to_string()
     };
     for (text, expected) in [
-        (None, Outcome::Ok),
-        (Some(String::new()), Outcome::Ok),
-        (Some(text(50)), Outcome::Ok),
-        (Some(text(200)), Outcome::Warning),
-        (Some("what".to_owned()), Outcome::Warning),
+        (None, Severity::Ok),
+        (Some(String::new()), Severity::Ok),
+        (Some(text(50)), Severity::Ok),
+        (Some(text(200)), Severity::Warning),
+        (Some("what".to_owned()), Severity::Warning),
     ] {
         let found = pause(text.as_deref(), at(100), String::new());
         assert_eq!(found.result, expected, "{found:?}");
@@ -161,6 +132,6 @@ fn a_pause_holds_until_it_ends() {
 fn many_nodes_that_each_act_for_themselves_are_told() {
     assert_eq!((alone(1), alone(50)), (None, None));
     let found = alone(51).unwrap();
-    assert_eq!(found.result, Outcome::Warning);
+    assert_eq!(found.result, Severity::Warning);
     assert!(found.what.contains("51 nodes"), "{found:?}");
 }

@@ -34,11 +34,8 @@ fn controller(act: ActArgs) -> Installation {
 }
 
 fn names(installation: &Installation) -> Vec<String> {
-    let described = |need: Need| {
-        let verbs: Vec<&str> = need.verbs.iter().map(|(verb, _)| *verb).collect();
-        need.described(&verbs)
-    };
-    of(installation).into_iter().map(described).collect()
+    let needs = of(installation).into_iter();
+    needs.map(|need| need.described(need.verbs)).collect()
 }
 
 #[test]

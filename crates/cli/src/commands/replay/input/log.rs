@@ -32,8 +32,8 @@ pub(super) struct Log {
     ended: bool,
 }
 
-/// A `Line` says how a line was read.
-enum Line {
+/// A `LineRead` is the result of reading a line.
+enum LineRead {
     Whole,
     Cut,
     End,
@@ -70,13 +70,13 @@ impl Log {
         let mut events = Vec::new();
         let mut at = newest.unwrap_or(Timestamp::UNIX_EPOCH);
         match line {
-            Line::End => {
+            LineRead::End => {
                 self.ended = true;
                 self.fold.end(&mut events);
             }
-            Line::Whole | Line::Cut => {
+            LineRead::Whole | LineRead::Cut => {
                 self.line += 1;
-                if matches!(line, Line::Cut) {
+                if matches!(line, LineRead::Cut) {
                     problems.name(
                         name,
                         self.line,
@@ -141,9 +141,9 @@ impl Log {
 }
 
 /// Reads a line into `line`, without its end; of a long one the beginning.
-fn read_line(reader: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<Line> {
+fn read_line(reader: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<LineRead> {
     line.clear();
-    let mut read = Line::End;
+    let mut read = LineRead::End;
     loop {
         let available = reader.fill_buf()?;
         if available.is_empty() {
@@ -155,9 +155,9 @@ fn read_line(reader: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<Line> 
             .unwrap_or_default();
         let room = LINE_MAX.saturating_sub(line.len());
         if part.len() > room {
-            read = Line::Cut;
-        } else if matches!(read, Line::End) {
-            read = Line::Whole;
+            read = LineRead::Cut;
+        } else if matches!(read, LineRead::End) {
+            read = LineRead::Whole;
         }
         line.extend_from_slice(part.get(..room).unwrap_or(part));
         let used = end.map_or(available.len(), |end| end + 1);
@@ -183,9 +183,9 @@ mod tests {
             let mut lengths = Vec::new();
             loop {
                 match read_line(&mut reader, &mut line).unwrap() {
-                    Line::End => break,
-                    Line::Whole => lengths.push((line.len(), true)),
-                    Line::Cut => lengths.push((line.len(), false)),
+                    LineRead::End => break,
+                    LineRead::Whole => lengths.push((line.len(), true)),
+                    LineRead::Cut => lengths.push((line.len(), false)),
                 }
             }
             assert_eq!(lengths, [(1, true), (LINE_MAX, false), (1, true)]);
