@@ -7,4 +7,5 @@
 pub mod catalog;
 pub mod decode;
 pub mod fold;
+pub mod gpu;
 pub mod subject;

@@ -348,6 +348,7 @@ pub(crate) fn gpuwarden(args: &[&str], input: &str) -> (Option<i32>, String, Str
     let mut child = Command::new(binary().unwrap())
         .args(args)
         .env_remove("GPUWARDEN_KUBECONFIG")
+        .env("GPUWARDEN_LISTEN", "127.0.0.1:0")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
