@@ -6,6 +6,7 @@
 
 pub mod boot;
 pub mod disk;
+pub mod gpu_probe;
 pub mod identity;
 pub mod kernel_log;
 pub mod library;

@@ -171,14 +171,6 @@ impl Nvml {
     }
 }
 
-impl Drop for Nvml {
-    fn drop(&mut self) {
-        if let Err(error) = self.functions.nvmlShutdown() {
-            tracing::debug!(%error, "NVML was not shut down");
-        }
-    }
-}
-
 /// Returns a GPU that did not answer.
 fn unreadable(index: u32, error: NvmlError) -> UnreadableGpu {
     UnreadableGpu {

@@ -385,6 +385,15 @@ impl Functions {
     }
 }
 
+impl Drop for Functions {
+    /// Shuts NVML down, once nobody waits for its events any more.
+    fn drop(&mut self) {
+        if let Err(error) = self.nvmlShutdown() {
+            tracing::debug!(%error, "NVML was not shut down");
+        }
+    }
+}
+
 // === impl Length ===
 
 impl Length {
