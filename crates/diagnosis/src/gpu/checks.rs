@@ -245,12 +245,20 @@ impl Health {
     /// Takes note of a GPU that is there.
     fn meet(&mut self, gpu: &Gpu) {
         let known = self.remembered.gpus.entry(gpu.uuid.clone()).or_default();
-        known.names = GpuNames {
+        known.names = GpuNames::from(gpu);
+    }
+}
+
+// === impl GpuNames ===
+
+impl From<&Gpu> for GpuNames {
+    fn from(gpu: &Gpu) -> Self {
+        Self {
             index: gpu.index,
             uuid: Some(gpu.uuid.clone()),
             pci: Some(gpu.pci.clone()).filter(|pci| !pci.is_empty()),
             chassis_serial: gpu.chassis_serial.clone(),
-        };
+        }
     }
 }
 
