@@ -1,4 +1,4 @@
-//! The GPU health monitor: takes what a probe of the driver says, has it judged
+//! The GPU health monitor: takes what a probe sees of the GPUs, has it judged
 //! (`diagnosis/src/gpu/checks.rs`), and reports the problems that have come and those that are over.
 //! What becomes of a report is the business of [`crate::monitor`].
 //!
@@ -63,27 +63,34 @@ pub struct GpuConfig {
     pub catalog: Arc<Catalog>,
 }
 
-/// What a probe of the GPUs says.
+/// What a probe sees of the GPUs.
 #[derive(Clone, Debug, PartialEq)]
-pub enum Said {
-    /// These GPUs are there. Comes first, and whenever it has changed.
+pub enum Seen {
+    /// The driver's library is there.
+    Library(String),
+    /// What is there. Comes before the first look, and whenever it has changed.
     Inventory(Inventory),
-    /// So do those that are there; one look.
+    /// How all GPUs do that answer; one look.
     Readings(Vec<Readings>),
-    /// Something has just happened to a GPU.
+    /// What has just happened to a GPU.
     Event(GpuEvent),
-    /// There is no driver on this machine, as far as one can tell; the reason.
-    Absent(String),
-    /// The driver does not answer; the reason, and what it was asked for.
-    Cannot(String),
+    /// Nothing can be seen until something else is told.
+    Blind {
+        /// Why, and what the driver was asked for.
+        reason: String,
+        /// The children that could not be ended and are still there.
+        stuck: usize,
+    },
 }
 
 /// The monitor. Runs until cancelled.
 pub struct GpuMonitor {
     config: GpuConfig,
     reporter: Reporter<GpuMemory>,
-    probe: mpsc::Receiver<Said>,
+    probe: mpsc::Receiver<Seen>,
     health: Health,
+    /// Whether a driver was found by this process.
+    has_driver: bool,
     inventory: Inventory,
     metrics: GpuMetrics,
     decoder: KernelLogDecoder,
@@ -103,7 +110,7 @@ struct GpuMemory {
 
 impl GpuMonitor {
     /// Returns a monitor that is listed among the sources as `gpu-health`, and learns from `probe`.
-    pub fn new(config: GpuConfig, frame: &Frame, probe: mpsc::Receiver<Said>) -> Self {
+    pub fn new(config: GpuConfig, frame: &Frame, probe: mpsc::Receiver<Seen>) -> Self {
         let metrics = GpuMetrics::new(&frame.metrics);
         let mut reporter: Reporter<GpuMemory> = Reporter::new(&MONITOR, frame.clone());
         reporter.show(
@@ -117,13 +124,14 @@ impl GpuMonitor {
             config,
             reporter,
             probe,
+            has_driver: false,
             inventory: Inventory::default(),
             metrics,
             started: Instant::now(),
         }
     }
 
-    /// Takes in what the probe says until `cancel`.
+    /// Takes in what the probe sees until `cancel`.
     pub async fn run(mut self, cancel: CancellationToken) {
         let mut is_open = true;
         loop {
@@ -131,33 +139,46 @@ impl GpuMonitor {
                 biased;
                 () = cancel.cancelled() => break,
                 () = self.reporter.work() => {}
-                said = self.probe.recv(), if is_open && self.reporter.has_room() => {
-                    is_open = said.is_some();
-                    self.take_in(said.unwrap_or_else(|| Said::Cannot(PROBE_HAS_ENDED.to_owned())));
+                seen = self.probe.recv(), if is_open && self.reporter.has_room() => {
+                    is_open = seen.is_some();
+                    match seen {
+                        Some(seen) => self.take_in(seen),
+                        None => self.cannot_see(PROBE_HAS_ENDED),
+                    }
                 }
             }
         }
         self.reporter.finish(&cancel).await;
     }
 
-    fn take_in(&mut self, said: Said) {
-        match said {
-            Said::Inventory(inventory) => {
+    fn take_in(&mut self, seen: Seen) {
+        match seen {
+            Seen::Library(_) => self.has_driver = true,
+            Seen::Inventory(inventory) => {
                 self.inventory = inventory;
                 if self.health.is_blind(&self.inventory) {
                     self.cannot_see("none of the GPUs of this machine answers");
                 }
             }
-            Said::Readings(readings) => self.look(&readings),
-            Said::Event(event) if self.config.reports_xids => self.report_xid(&event),
+            Seen::Readings(readings) => self.look(&readings),
+            Seen::Event(event) if self.config.reports_xids => self.report_xid(&event),
             // The counters tell of memory errors, and the kernel log of XIDs.
-            Said::Event(_) => {}
-            // A machine without GPUs is not blind.
-            Said::Absent(why) if !self.health.is_blind(&Inventory::default()) => {
-                self.reporter.show(SourceState::Following, &why);
+            Seen::Event(_) => {}
+            Seen::Blind { reason, .. } if self.never_had_gpus() => {
+                let detail = format!("waiting for a driver: {reason}");
+                self.reporter.show(SourceState::Following, &detail);
             }
-            Said::Absent(why) | Said::Cannot(why) => self.cannot_see(&why),
+            Seen::Blind { reason, stuck } if stuck > 0 => {
+                self.cannot_see(&format!("{reason} ({stuck} probes cannot be ended)"));
+            }
+            Seen::Blind { reason, .. } => self.cannot_see(&reason),
         }
+    }
+
+    /// Returns whether, as far as one can tell, this is a machine without GPUs, which is not blind
+    /// where none is seen.
+    fn never_had_gpus(&self) -> bool {
+        !self.has_driver && !self.health.is_blind(&Inventory::default())
     }
 
     fn cannot_see(&mut self, why: &str) {

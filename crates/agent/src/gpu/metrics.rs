@@ -148,7 +148,7 @@ const OF_GPU: [Gauge<Readings>; 26] = [
 ];
 
 /// The gauges of a link of a GPU.
-const OF_LINK: [Gauge<NvlinkReadings>; 4] = [
+const OF_LINK: [Gauge<NvlinkReadings>; 5] = [
     (
         "gpuwarden_gpu_nvlink_up",
         "1 where the NVLink is up",
@@ -168,6 +168,11 @@ const OF_LINK: [Gauge<NvlinkReadings>; 4] = [
         "gpuwarden_gpu_nvlink_crc_errors",
         "Wrong checksums of the NVLink",
         |it| whole(it.crc_errors),
+    ),
+    (
+        "gpuwarden_gpu_nvlink_effective_errors",
+        "Errors of the NVLink that were left after correction",
+        |it| whole(it.effective_errors),
     ),
 ];
 

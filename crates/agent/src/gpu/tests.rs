@@ -42,7 +42,7 @@ struct Bench {
 
 struct Running {
     task: tokio::task::JoinHandle<()>,
-    probe: mpsc::Sender<Said>,
+    probe: mpsc::Sender<Seen>,
     sources: Sources,
     metrics: Metrics,
     cancel: CancellationToken,
@@ -97,7 +97,7 @@ impl Bench {
 
     fn start(&self) -> Running {
         let (sources, metrics) = (Sources::default(), Metrics::default());
-        let (cancel, (probe, said)) = (CancellationToken::new(), mpsc::channel(8));
+        let (cancel, (probe, seen)) = (CancellationToken::new(), mpsc::channel(8));
         let store: Arc<dyn EventStore> = Arc::clone(&self.store) as _;
         let nodes = AcceptNodes::Own("n1".to_owned());
         let frame = Frame {
@@ -113,7 +113,7 @@ impl Bench {
             metrics: metrics.clone(),
             clock,
         };
-        let monitor = GpuMonitor::new(self.config.clone(), &frame, said);
+        let monitor = GpuMonitor::new(self.config.clone(), &frame, seen);
         Running {
             task: tokio::spawn(monitor.run(cancel.clone())),
             probe,
@@ -126,8 +126,8 @@ impl Bench {
     /// Has the probe look, and waits until that is taken in.
     async fn look(&self, running: &Running) {
         let looks = running.sources.statuses()[0].records;
-        running.says(Said::Inventory(self.inventory.clone())).await;
-        running.says(Said::Readings(self.readings.clone())).await;
+        running.sees(Seen::Inventory(self.inventory.clone())).await;
+        running.sees(Seen::Readings(self.readings.clone())).await;
         running.status(|status| status.records > looks).await;
     }
 
@@ -158,8 +158,8 @@ impl Bench {
 }
 
 impl Running {
-    async fn says(&self, said: Said) {
-        self.probe.send(said).await.unwrap();
+    async fn sees(&self, seen: Seen) {
+        self.probe.send(seen).await.unwrap();
     }
 
     async fn status(&self, is: impl Fn(&SourceStatus) -> bool) {

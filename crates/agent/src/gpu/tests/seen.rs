@@ -4,8 +4,11 @@ use super::*;
 
 const NOT_FOUND: &str = "no libnvidia-ml.so.1";
 
-fn absent() -> Said {
-    Said::Absent(NOT_FOUND.to_owned())
+fn blind(reason: &str) -> Seen {
+    Seen::Blind {
+        reason: reason.to_owned(),
+        stuck: 0,
+    }
 }
 
 #[tokio::test]
@@ -18,18 +21,20 @@ async fn a_driver_that_does_not_answer_is_blindness_and_no_fault() {
             status.state == SourceState::Following && status.detail == "2 GPUs, driver 580.65.06"
         })
         .await;
-    let hung = "nvmlDeviceGetFieldValues has not answered for 60 seconds";
-    let blind: [fn(&str) -> Said; 3] = [
-        |hung| Said::Cannot(hung.to_owned()),
-        |_| absent(),
-        |_| Said::Inventory(Inventory::default()),
-    ];
-    for (said, why) in
-        blind
-            .iter()
-            .zip([hung, NOT_FOUND, "none of the GPUs of this machine answers"])
-    {
-        running.says(said(hung)).await;
+    let hung = "no answer for 60 s in nvmlDeviceGetFieldValues";
+    let stuck = Seen::Blind {
+        reason: hung.to_owned(),
+        stuck: 2,
+    };
+    for (seen, why) in [
+        (blind(hung), hung.to_owned()),
+        (stuck, format!("{hung} (2 probes cannot be ended)")),
+        (
+            Seen::Inventory(Inventory::default()),
+            "none of the GPUs of this machine answers".to_owned(),
+        ),
+    ] {
+        running.sees(seen).await;
         running
             .status(|status| status.state == SourceState::Failing && status.detail == why)
             .await;
@@ -61,17 +66,26 @@ async fn a_probe_that_has_ended_shows() {
 }
 
 #[tokio::test]
-async fn a_machine_without_a_driver_is_not_blind_until_it_had_gpus() {
+async fn a_machine_without_a_driver_is_not_blind_until_it_had_one() {
     let bench = Bench::new();
     let running = bench.start();
-    running.says(absent()).await;
+    running.sees(blind(NOT_FOUND)).await;
+    let waiting = format!("waiting for a driver: {NOT_FOUND}");
     running
-        .status(|status| status.state == SourceState::Following && status.detail == NOT_FOUND)
+        .status(|status| status.state == SourceState::Following && status.detail == waiting)
+        .await;
+    running
+        .sees(Seen::Library("libnvidia-ml.so.1".to_owned()))
+        .await;
+    running.sees(blind(NOT_FOUND)).await;
+    running
+        .status(|status| status.state == SourceState::Failing)
         .await;
     bench.look(&running).await;
     running.end().await;
+    // The GPUs are remembered.
     let running = bench.start();
-    running.says(absent()).await;
+    running.sees(blind(NOT_FOUND)).await;
     running
         .status(|status| status.state == SourceState::Failing)
         .await;

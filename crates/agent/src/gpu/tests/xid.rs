@@ -2,8 +2,8 @@
 
 use super::*;
 
-fn xid(code: u32) -> Said {
-    Said::Event(GpuEvent {
+fn xid(code: u32) -> Seen {
+    Seen::Event(GpuEvent {
         uuid: Some("GPU-1".to_owned()),
         kind: GpuEventKind::Xid {
             code,
@@ -28,10 +28,10 @@ async fn an_xid_is_reported_by_the_catalogue_where_nobody_reads_the_log() {
         bench.look(&running).await;
         // 154 is told by what the driver asks for.
         for code in [154, 79, 79] {
-            running.says(xid(code)).await;
+            running.sees(xid(code)).await;
         }
         running
-            .says(Said::Event(GpuEvent {
+            .sees(Seen::Event(GpuEvent {
                 uuid: Some("GPU-1".to_owned()),
                 kind: GpuEventKind::DoubleBitEcc,
             }))
@@ -64,7 +64,7 @@ async fn an_xid_of_a_partition_names_it() {
     let running = bench.start();
     bench.look(&running).await;
     running
-        .says(Said::Event(GpuEvent {
+        .sees(Seen::Event(GpuEvent {
             uuid: Some("GPU-1".to_owned()),
             kind: GpuEventKind::Xid {
                 code: 48,
@@ -86,7 +86,7 @@ async fn an_xid_is_over_when_it_is_calm_and_the_driver_asks_for_nothing() {
     let mut bench = bench();
     let running = bench.start();
     bench.look(&running).await;
-    running.says(xid(48)).await;
+    running.sees(xid(48)).await;
     bench.readings[1].recovery_action = None;
     bench.look(&running).await;
     running.end().await;
@@ -105,10 +105,10 @@ async fn an_xid_is_over_when_it_is_calm_and_the_driver_asks_for_nothing() {
     // Another one begins the time anew, and one of a job's own ends nothing.
     let running = bench.start();
     bench.look(&running).await;
-    running.says(xid(48)).await;
+    running.sees(xid(48)).await;
     bench.look(&running).await;
     later(71);
-    running.says(xid(31)).await;
+    running.sees(xid(31)).await;
     bench.look(&running).await;
     running.end().await;
     let open = bench.open().await;
@@ -124,7 +124,7 @@ async fn a_reboot_closes_what_xids_it_mends() {
     let mut bench = bench();
     let running = bench.start();
     bench.look(&running).await;
-    running.says(xid(48)).await;
+    running.sees(xid(48)).await;
     bench.look(&running).await;
     running.end().await;
     assert_eq!(bench.open().await.len(), 1);

@@ -324,11 +324,15 @@ impl Rules<'_> {
             &[
                 (Counter::NvlinkReplays(number), link.replays),
                 (Counter::NvlinkRecoveries(number), link.recoveries),
+                (
+                    Counter::NvlinkEffectiveErrors(number),
+                    link.effective_errors,
+                ),
             ],
             |growth| growth.by > 0,
             |growth| {
                 format!(
-                    "NVLink {number} sent again or recovered {} times",
+                    "NVLink {number} sent again, recovered, or had errors left {} times",
                     growth.by
                 )
             },

@@ -39,6 +39,7 @@ fn well(gpu: &Gpu) -> Readings {
         replays: Some(7),
         recoveries: Some(7),
         crc_errors: Some(7),
+        effective_errors: Some(7),
     };
     Readings {
         uuid: gpu.uuid.clone(),

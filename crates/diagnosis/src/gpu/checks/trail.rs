@@ -18,6 +18,7 @@ pub(super) enum Counter {
     NvlinkReplays(u32),
     NvlinkRecoveries(u32),
     NvlinkCrcErrors(u32),
+    NvlinkEffectiveErrors(u32),
 }
 
 /// The growth of a counter.

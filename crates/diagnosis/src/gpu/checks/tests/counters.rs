@@ -6,7 +6,7 @@ use super::*;
 type Case = (&'static str, fn(&mut Readings, u64), bool);
 
 /// Each after a first look at which the counter stood at 7, in looks 15 seconds apart.
-const CASES: [Case; 13] = [
+const CASES: [Case; 14] = [
     // 1.92 a lane and minute: 31 of 16 lanes of the fifth generation.
     (
         "DCGM_FR_PCI_REPLAY_RATE",
@@ -45,6 +45,11 @@ const CASES: [Case; 13] = [
     (
         "DCGM_FR_NVLINK_ERROR_CRITICAL 1",
         |told, look| told.nvlinks[1].recoveries = Some(7 + look),
+        true,
+    ),
+    (
+        "DCGM_FR_NVLINK_ERROR_CRITICAL 1",
+        |told, look| told.nvlinks[1].effective_errors = Some(7 + look),
         true,
     ),
     (
