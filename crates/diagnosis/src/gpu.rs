@@ -7,6 +7,8 @@
 
 use serde::{Deserialize, Serialize};
 
+pub mod checks;
+
 /// What a look at the GPUs found.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]

@@ -53,6 +53,18 @@ pub const DEADLINE: SignedDuration = SignedDuration::from_secs(60);
 /// Longest wait between two attempts.
 pub const LONGEST_RETRY: SignedDuration = SignedDuration::from_secs(30);
 
+/// First wait after an error; it doubles with each further one, up to [`LONGEST_RETRY`].
+const FIRST_RETRY: SignedDuration = SignedDuration::from_millis(100);
+
+/// First and longest wait where the node has changed meanwhile: what decides again has seen it soon.
+const CONFLICT_RETRY: (SignedDuration, SignedDuration) = (
+    SignedDuration::from_millis(10),
+    SignedDuration::from_secs(1),
+);
+
+/// Doublings of a wait beyond which no number of failures counts; any wait is at its longest by then.
+const MAX_DOUBLINGS: u32 = 19;
+
 /// The quarantine session of a node, or of one of its devices.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Session {
@@ -331,12 +343,12 @@ impl Session {
     /// Takes in that an attempt failed: the next one waits.
     pub fn failed(&mut self, failure: Failure, now: Timestamp) {
         self.failures = self.failures.saturating_add(1);
-        let doublings = self.failures.min(20) - 1;
-        let (first, longest, wish) = match failure {
-            Failure::Conflict => (10, SignedDuration::from_secs(1), None),
-            Failure::Error { retry_after } => (100, LONGEST_RETRY, retry_after),
+        let doublings = (self.failures - 1).min(MAX_DOUBLINGS);
+        let ((first, longest), wish) = match failure {
+            Failure::Conflict => (CONFLICT_RETRY, None),
+            Failure::Error { retry_after } => ((FIRST_RETRY, LONGEST_RETRY), retry_after),
         };
-        let wait = SignedDuration::from_millis(first << doublings).min(longest);
+        let wait = (first * (1 << doublings)).min(longest);
         let wait = wish.map_or(wait, |wish| wait.max(wish.min(LONGEST_RETRY)));
         self.not_before = Some(now + wait);
     }
@@ -386,7 +398,7 @@ impl Session {
                 "a person: the API server has not taken the change for over a minute; \
                  it is tried again every 30 s"
             }
-            (Phase::Quarantined, _) => "the recovery of its faults, or an uncordon by hand",
+            (Phase::Quarantined, _) => "the recovery of its faults, or a release by hand",
         };
         awaits.to_owned()
     }

@@ -10,7 +10,6 @@ use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use diagnosis::gpu::{GpuEvent, Inventory, Readings};
 use host::gpu_probe::{PROTOCOL, Said};
 use runtime::backoff::Backoff;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
@@ -18,6 +17,7 @@ use tokio::process::{Child, ChildStdout, Command};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, timeout, timeout_at};
 
+use super::Seen;
 use stuck::Stuck;
 
 /// How long a call of the driver may take. Drivers are slow when the machine is busy: calls of 45
@@ -43,26 +43,6 @@ pub struct ProbeConfig {
     pub interval: Duration,
     /// Longest silence of a child while it calls the driver: [`DEADLINE`].
     pub deadline: Duration,
-}
-
-/// What was seen of the GPUs.
-#[derive(Clone, Debug, PartialEq)]
-pub enum Seen {
-    /// A child has found the driver's library there.
-    Library(String),
-    /// What is there.
-    Inventory(Inventory),
-    /// How all GPUs do that answer.
-    Readings(Vec<Readings>),
-    /// What has just happened.
-    Event(GpuEvent),
-    /// Nothing can be seen until something else is told.
-    Blind {
-        /// Why.
-        reason: String,
-        /// The children that could not be ended and are still there.
-        stuck: usize,
-    },
 }
 
 /// What a child was doing when it was last heard of.

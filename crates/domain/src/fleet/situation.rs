@@ -34,6 +34,10 @@ pub struct Situation<'a> {
     pub anothers: bool,
     /// Whether that one runs for the node that this process runs on.
     pub on_our_node: bool,
+    /// What its session awaits, for people; nothing where there is none.
+    pub awaits: String,
+    /// Whether the store did not answer the last question about it.
+    pub store_unanswered: bool,
     /// Why the brake holds it back, if it does.
     pub hold: Option<&'a Hold>,
     /// When the nodes that the circuit breaker held back were last dropped.
@@ -58,6 +62,8 @@ impl Fleet {
             ),
             anothers: entry.is_some_and(|entry| entry.claim.anothers.is_some()),
             on_our_node: entry.is_some_and(|entry| entry.claim.on_our_node),
+            awaits: entry.map_or_else(String::new, |entry| self.awaits(entry, None)),
+            store_unanswered: entry.is_some_and(|entry| entry.claim.unanswered),
             hold: entry.and_then(|entry| entry.hold.as_ref()),
             dropped_at: self.brake.switched.dropped_at,
         }
