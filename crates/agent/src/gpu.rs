@@ -7,6 +7,7 @@
 
 mod event;
 mod metrics;
+pub mod probe;
 mod xid;
 
 use std::collections::BTreeMap;
