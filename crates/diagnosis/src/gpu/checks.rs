@@ -173,7 +173,7 @@ impl Health {
         }
         (self.trails).retain(|uuid, _| inventory.gpus.iter().any(|gpu| gpu.uuid == *uuid));
         let messages = self.settle(sights, now);
-        self.changes(&before, messages)
+        self.changes(&before, &messages)
     }
 
     /// Takes note of a reboot: `is_mended` says of a code whether what it reports is closed by one.
@@ -217,7 +217,7 @@ impl Health {
     }
 
     /// Returns the changes since `before`; `messages` are those of what has opened.
-    fn changes(&self, before: &Remembered, messages: BTreeMap<Problem, String>) -> Vec<Change> {
+    fn changes(&self, before: &Remembered, messages: &BTreeMap<Problem, String>) -> Vec<Change> {
         let names = |problem: &Problem| {
             let known = self.remembered.gpus.get(&problem.gpu);
             let known = known.or_else(|| before.gpus.get(&problem.gpu));
@@ -235,10 +235,11 @@ impl Health {
                 message,
             }
         };
+        let says = |problem: &Problem| messages.get(problem).cloned().unwrap_or_default();
         let over = before.open.difference(&self.remembered.open);
         let over: Vec<Change> = over.map(|problem| change(problem, None)).collect();
-        let come = messages.into_iter();
-        let come = come.map(|(problem, message)| change(&problem, Some(message)));
+        let come = self.remembered.open.difference(&before.open);
+        let come = come.map(|problem| change(problem, Some(says(problem))));
         over.into_iter().chain(come).collect()
     }
 

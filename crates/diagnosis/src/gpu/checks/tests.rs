@@ -4,6 +4,7 @@ use super::*;
 use crate::catalog::Catalog;
 use crate::gpu::{Fabric, FabricState, NvlinkReadings, RecoveryAction, UnreadableGpu};
 
+mod any;
 mod counters;
 mod presence;
 
