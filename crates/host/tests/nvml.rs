@@ -458,6 +458,28 @@ fn events_name_their_gpu_even_when_it_is_gone() {
 }
 
 #[test]
+fn an_event_is_told_once_also_to_a_program_that_is_started_again() {
+    let mut scenario = Scenario::healthy(1);
+    scenario.event.push(FakeEvent {
+        xid: Some(48),
+        ..FakeEvent::default()
+    });
+    let directory = tempfile::tempdir().unwrap();
+    let heard = |nvml: Nvml| {
+        let mut events = nvml.events(&mut nvml.inventory().unwrap()).unwrap();
+        events.wait(Duration::from_millis(20)).unwrap().is_some()
+    };
+    assert!(heard(open(directory.path(), &scenario).unwrap()));
+    let places = Places {
+        path: Some(directory.path().join(fakes::LIBRARY)),
+        driver_root: None,
+    };
+    assert!(!heard(Nvml::open(&places, Box::new(|_, _| {})).unwrap()));
+    // What is installed again begins anew.
+    assert!(heard(open(directory.path(), &scenario).unwrap()));
+}
+
+#[test]
 fn a_gpu_whose_events_cannot_be_had_says_why() {
     let mut scenario = Scenario::healthy(2);
     let refused = named("NVML_ERROR_NOT_SUPPORTED");
