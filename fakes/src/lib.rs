@@ -17,6 +17,8 @@ pub use scenario::{Behaviour, Fabric, FakeEvent, FakeGpu, FakeLink, FakePartitio
 pub const SCENARIO: &str = "gpus.toml";
 /// The name of the library, as drivers install it.
 pub const LIBRARY: &str = "libnvidia-ml.so.1";
+/// The file with the number of events that were told, in the directory of the library.
+const TOLD: &str = "gpus.told";
 /// The name of the library, as cargo builds it.
 const BUILT: &str = "libgpuwarden_fakes.so";
 
@@ -52,18 +54,27 @@ pub enum Error {
     },
 }
 
-/// Puts the fake library and a scenario into a directory; returns the path of the library.
+/// Puts the fake library and a scenario into a directory, and tells its events from the first on;
+/// returns the path of the library.
 ///
 /// Each directory gets a copy: a library that is loaded from two places is two, with a state each.
 pub fn install(directory: &Path, scenario: &Scenario) -> Result<PathBuf, Error> {
     let built = built()?;
     let library = directory.join(LIBRARY);
-    let failed = |source| Error::File {
-        file: library.clone(),
-        source,
-    };
-    fs::create_dir_all(directory).map_err(failed)?;
-    fs::copy(built, &library).map_err(failed)?;
+    let told = directory.join(TOLD);
+    let new = directory.join(format!("{LIBRARY}.{}", process::id()));
+    // A program that has the old one loaded keeps it.
+    fs::create_dir_all(directory)
+        .and_then(|()| fs::copy(built, &new))
+        .and_then(|_| fs::rename(&new, &library))
+        .and_then(|()| match fs::remove_file(&told) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        })
+        .map_err(|source| Error::File {
+            file: library.clone(),
+            source,
+        })?;
     write(directory, scenario)?;
     Ok(library)
 }

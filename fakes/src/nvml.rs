@@ -6,6 +6,7 @@
 
 mod device;
 mod events;
+mod fabric;
 mod state;
 
 use std::ffi::{c_char, c_int, c_uint};
@@ -154,6 +155,17 @@ fn versioned<'a, T>(at: *mut T, number: u32) -> Result<&'a mut T, u32> {
     Ok(unsafe { &mut *at })
 }
 
+/// Fills a structure, if it was one that is known.
+fn tell<T>(structure: Result<&mut T, u32>, fill: impl FnOnce(&mut T)) -> u32 {
+    match structure {
+        Ok(structure) => {
+            fill(structure);
+            code::SUCCESS
+        }
+        Err(code) => code,
+    }
+}
+
 /// Returns a text in an array with zeros behind it, cut to leave one.
 fn array<const N: usize>(text: &str) -> [c_char; N] {
     let mut array = [0; N];
@@ -164,14 +176,25 @@ fn array<const N: usize>(text: &str) -> [c_char; N] {
     array
 }
 
-#[unsafe(no_mangle)]
-extern "C" fn nvmlInit_v2() -> u32 {
+/// Initialises the library.
+fn open(call: &str) -> u32 {
     let scenario = current();
-    if let Some(behaviour) = scenario.calls.get("nvmlInit_v2") {
+    if let Some(behaviour) = scenario.calls.get(call) {
         return behave(behaviour);
     }
     set_open(true);
     code::SUCCESS
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn nvmlInit_v2() -> u32 {
+    open("nvmlInit_v2")
+}
+
+/// So NVIDIA's bindings for Python begin.
+#[unsafe(no_mangle)]
+extern "C" fn nvmlInitWithFlags(_: c_uint) -> u32 {
+    open("nvmlInitWithFlags")
 }
 
 #[unsafe(no_mangle)]

@@ -40,15 +40,19 @@ pub struct Scenario {
     pub driver_version: String,
     /// Version of CUDA, as NVML tells it: 13000 is 13.0.
     pub cuda_version: i32,
-    /// The newest structure for the fabric that the driver knows: 1, 2 or 3.
+    /// The newest structure for the fabric that the driver knows: 1, 2, 3 or 4.
     pub fabric_version: u32,
     /// The numbers of field values that the driver does not know.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub unknown_fields: BTreeSet<u32>,
     /// What functions do instead of their work, by their names.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub calls: BTreeMap<String, Behaviour>,
     /// The GPUs that differ from a healthy one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gpu: Vec<FakeGpu>,
     /// What happens, in order. Each is told once; what is added is told at once.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub event: Vec<FakeEvent>,
 }
 
@@ -246,7 +250,7 @@ impl Default for Scenario {
             gpus: 8,
             driver_version: "580.65.06".to_owned(),
             cuda_version: 13000,
-            fabric_version: 3,
+            fabric_version: 4,
             unknown_fields: BTreeSet::new(),
             calls: BTreeMap::new(),
             gpu: Vec::new(),
@@ -505,53 +509,4 @@ impl From<Behaviour> for String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_scenario_survives_being_written_and_read() {
-        let mut scenario = Scenario::healthy(2);
-        scenario.gpu_mut(1).lost = true;
-        scenario.gpu_mut(1).fabric = Some(Fabric::default());
-        for behaviour in ["hang", "segfault", "missing", "NVML_ERROR_UNKNOWN", "77"] {
-            let behaves = Behaviour::try_from(behaviour.to_owned()).unwrap();
-            assert_eq!(String::from(behaves.clone()), behaviour);
-            scenario.calls.insert(format!("nvml{behaviour}"), behaves);
-        }
-        scenario.event.push(FakeEvent {
-            gpu: 1,
-            xid: Some(79),
-            ..FakeEvent::default()
-        });
-        let text = scenario.to_toml().unwrap();
-        assert_eq!(Scenario::from_toml(&text).unwrap(), scenario, "{text}");
-    }
-
-    #[test]
-    fn a_wrong_scenario_is_refused_by_what_is_wrong_in_it() {
-        let cases = [
-            ("gpus = 2\n[[gpu]]\nindex = 0\ntemprature = 3", "line 4"),
-            (
-                "gpus = 2\n[calls]\nnvmlInit_v2 = \"explode\"",
-                "'explode' is nothing",
-            ),
-            (
-                "gpus = 2\n[[gpu]]\nindex = 2",
-                "gpu 2 is listed, but gpus is 2",
-            ),
-            (
-                "[[gpu]]\nindex = 1\n[[gpu]]\nindex = 1",
-                "gpu 1 is listed twice",
-            ),
-            ("gpus = 65", "at most 64"),
-            ("[[gpu]]\nlinks = 19", "gpu 0 has 19 links"),
-            ("[[gpu]]\nlinks = 2\n[[gpu.link]]\nlink = 2", "lists link 2"),
-            ("[[event]]\ngpu = 8\nxid = 79", "an event is about gpu 8"),
-            ("[[event]]\ngpu = 0", "either xid or kind"),
-        ];
-        for (text, expected) in cases {
-            let error = Scenario::from_toml(text).unwrap_err();
-            assert!(error.contains(expected), "{text}: {error}");
-        }
-    }
-}
+mod tests;

@@ -46,7 +46,7 @@ pub enum Component {
     Kwok,
     /// A Chromium browser.
     Chromium,
-    /// A Python interpreter with grpcio, grpcio-tools and protobuf.
+    /// A Python interpreter with grpcio, grpcio-tools, protobuf and nvidia-ml-py.
     PythonGrpc,
     /// The Go toolchain.
     Go,

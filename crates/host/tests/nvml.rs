@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use diagnosis::gpu::{
@@ -12,6 +13,7 @@ use diagnosis::gpu::{
 use fakes::{Behaviour, FakeEvent, FakeLink, FakePartition, Scenario};
 use gpuwarden_host::library::Places;
 use gpuwarden_host::nvml::{Nvml, OpenError};
+use serde_json::{Value, json};
 
 /// NVML with a scenario, in a directory of its own.
 struct Machine {
@@ -108,8 +110,8 @@ fn all_is_told_of_a_gpu() {
     );
 }
 
-#[test]
-fn all_is_read_of_a_gpu() {
+/// Returns one GPU of which all numbers are different.
+fn all_different() -> Scenario {
     let mut scenario = Scenario::healthy(1);
     let gpu = scenario.gpu_mut(0);
     gpu.temperature_c = -5;
@@ -140,6 +142,12 @@ fn all_is_read_of_a_gpu() {
         effective_errors: 16,
         ..FakeLink::default()
     }];
+    scenario
+}
+
+#[test]
+fn all_is_read_of_a_gpu() {
+    let scenario = all_different();
     let machine = Machine::new(&scenario);
     assert_eq!(
         machine.readings(),
@@ -278,7 +286,12 @@ fn the_fabric_is_read_by_the_newest_structure_that_a_driver_knows() {
         health_mask: 0x155,
     });
     let machine = Machine::new(&scenario);
-    for (version, health_mask) in [(3, Some(0x155)), (2, Some(0x155)), (1, None)] {
+    for (version, health_mask) in [
+        (4, Some(0x155)),
+        (3, Some(0x155)),
+        (2, Some(0x155)),
+        (1, None),
+    ] {
         scenario.fabric_version = version;
         machine.becomes(&scenario);
         let expected = Fabric {
@@ -458,6 +471,28 @@ fn events_name_their_gpu_even_when_it_is_gone() {
 }
 
 #[test]
+fn an_event_is_told_once_also_to_a_program_that_is_started_again() {
+    let mut scenario = Scenario::healthy(1);
+    scenario.event.push(FakeEvent {
+        xid: Some(48),
+        ..FakeEvent::default()
+    });
+    let directory = tempfile::tempdir().unwrap();
+    let heard = |nvml: Nvml| {
+        let mut events = nvml.events(&mut nvml.inventory().unwrap()).unwrap();
+        events.wait(Duration::from_millis(20)).unwrap().is_some()
+    };
+    assert!(heard(open(directory.path(), &scenario).unwrap()));
+    let places = Places {
+        path: Some(directory.path().join(fakes::LIBRARY)),
+        driver_root: None,
+    };
+    assert!(!heard(Nvml::open(&places, Box::new(|_, _| {})).unwrap()));
+    // What is installed again begins anew.
+    assert!(heard(open(directory.path(), &scenario).unwrap()));
+}
+
+#[test]
 fn a_gpu_whose_events_cannot_be_had_says_why() {
     let mut scenario = Scenario::healthy(2);
     let refused = named("NVML_ERROR_NOT_SUPPORTED");
@@ -522,4 +557,54 @@ fn it_is_found_below_the_root_of_a_driver() {
     };
     let nvml = Nvml::open(&places, Box::new(|_, _| {})).unwrap();
     assert_eq!(nvml.found_at(), at.join("libnvidia-ml.so.1"));
+}
+
+/// The fake and we take structures and numbers from the same bindings. A second reader is NVIDIA's.
+#[test]
+fn nvidias_own_bindings_read_the_same() {
+    let Some(python) = testkit::require(testkit::Component::PythonGrpc) else {
+        return;
+    };
+    let mut scenario = all_different();
+    let gpu = scenario.gpu_mut(0);
+    gpu.chassis_serial = "1821325191344".to_owned();
+    gpu.numa_node = 1;
+    gpu.fabric = Some(fakes::Fabric {
+        state: 3,
+        status: 0,
+        clique: 32_766,
+        cluster: *b"0123456789abcdef",
+        health_mask: 0x155,
+    });
+    scenario.event.push(FakeEvent {
+        xid: Some(79),
+        gpu_instance: Some(1),
+        compute_instance: Some(2),
+        ..FakeEvent::default()
+    });
+    let machine = Machine::new(&scenario);
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/witness/nvml.py");
+    let output = Command::new(python)
+        .arg(script)
+        .env("LD_LIBRARY_PATH", machine.directory.path())
+        .output()
+        .unwrap();
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{errors}");
+    let witness: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let same = |ours: Value, theirs: &Value| {
+        for (name, value) in theirs.as_object().unwrap() {
+            assert_eq!(&ours[name], value, "{name}");
+        }
+    };
+    let gpu = machine.inventory().gpus.remove(0);
+    let readings = machine.nvml.readings(&gpu).unwrap();
+    same(json!(readings.fabric), &witness["fabric"]);
+    same(json!(readings), &witness["readings"]);
+    same(json!(gpu), &witness["gpu"]);
+    let action = witness["action"].as_u64().unwrap();
+    let action = RecoveryAction::from(u32::try_from(action).unwrap());
+    assert_eq!(readings.recovery_action, Some(action));
+    let xid = json!({"code": 79, "gpu_instance": 1, "compute_instance": 2});
+    assert_eq!(witness["xid"], xid);
 }

@@ -5,9 +5,9 @@ use std::slice;
 
 use nvml_wrapper_sys::bindings as sys;
 
-use super::{Device, Handle, array, of_device, of_gpu, versioned, write, write_text};
+use super::{Device, Handle, array, of_device, of_gpu, tell, versioned, write, write_text};
 use crate::code;
-use crate::scenario::{Fabric, FakeLink, MAX_PARTITIONS};
+use crate::scenario::{FakeLink, MAX_PARTITIONS};
 
 /// Exports functions that tell one number of a GPU.
 macro_rules! numbers {
@@ -185,7 +185,7 @@ extern "C" fn nvmlDeviceGetRetiredPages(
     device: Handle,
     cause: c_uint,
     count: *mut c_uint,
-    _: *mut c_ulonglong,
+    addresses: *mut c_ulonglong,
 ) -> u32 {
     of_gpu("nvmlDeviceGetRetiredPages", device, |gpu| {
         let double =
@@ -195,10 +195,21 @@ extern "C" fn nvmlDeviceGetRetiredPages(
         } else {
             gpu.retired_pages_sbe
         };
-        match write(count, pages) {
-            code::SUCCESS if pages > 0 => code::INSUFFICIENT_SIZE,
-            code => code,
+        let room = if addresses.is_null() {
+            0
+        } else {
+            // SAFETY: The caller of the function says there how many addresses it has room for.
+            unsafe { count.read() }
+        };
+        if room < pages {
+            write(count, pages);
+            return code::INSUFFICIENT_SIZE;
         }
+        for page in 0..pages as usize {
+            // SAFETY: As above, there is room for them.
+            unsafe { addresses.add(page).write(page as c_ulonglong) };
+        }
+        write(count, pages)
     })
 }
 
@@ -254,55 +265,6 @@ extern "C" fn nvmlDeviceGetNvLinkRemoteDeviceType(
         link,
         |link| write(kind, link.remote_kind),
     )
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetGpuFabricInfo(
-    device: Handle,
-    told: *mut sys::nvmlGpuFabricInfo_t,
-) -> u32 {
-    of_fabric("nvmlDeviceGetGpuFabricInfo", device, |fabric, _| {
-        let info = sys::nvmlGpuFabricInfo_t {
-            clusterUuid: fabric.cluster,
-            status: fabric.status,
-            cliqueId: fabric.clique,
-            state: fabric.state,
-        };
-        write(told, info)
-    })
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn nvmlDeviceGetGpuFabricInfoV(
-    device: Handle,
-    told: *mut sys::nvmlGpuFabricInfo_v3_t,
-) -> u32 {
-    of_fabric("nvmlDeviceGetGpuFabricInfoV", device, |fabric, newest| {
-        let code = match newest {
-            1 => return code::FUNCTION_NOT_FOUND,
-            2 => code::ARGUMENT_VERSION_MISMATCH,
-            _ => tell(versioned(told, 3), |told| {
-                told.clusterUuid = fabric.cluster;
-                told.status = fabric.status;
-                told.cliqueId = fabric.clique;
-                told.state = fabric.state;
-                told.healthMask = fabric.health_mask;
-            }),
-        };
-        if code != code::ARGUMENT_VERSION_MISMATCH {
-            return code;
-        }
-        tell(
-            versioned(told.cast::<sys::nvmlGpuFabricInfo_v2_t>(), 2),
-            |told| {
-                told.clusterUuid = fabric.cluster;
-                told.status = fabric.status;
-                told.cliqueId = fabric.clique;
-                told.state = fabric.state;
-                told.healthMask = fabric.health_mask;
-            },
-        )
-    })
 }
 
 #[unsafe(no_mangle)]
@@ -428,28 +390,6 @@ fn of_link(call: &str, device: Handle, link: u32, answer: impl FnOnce(FakeLink) 
         None if gpu.links == 0 => code::NOT_SUPPORTED,
         None => code::INVALID_ARGUMENT,
     })
-}
-
-/// Answers a call about the fabric of a GPU, with the newest structure that the driver knows.
-fn of_fabric(call: &str, device: Handle, answer: impl FnOnce(&Fabric, u32) -> u32) -> u32 {
-    of_device(call, device, |device, scenario| {
-        let (Device::Gpu(gpu) | Device::Partition(gpu, _)) = device;
-        match &gpu.fabric {
-            Some(fabric) => answer(fabric, scenario.fabric_version),
-            None => code::NOT_SUPPORTED,
-        }
-    })
-}
-
-/// Fills a structure, if it was one that is known.
-fn tell<T>(structure: Result<&mut T, u32>, fill: impl FnOnce(&mut T)) -> u32 {
-    match structure {
-        Ok(structure) => {
-            fill(structure);
-            code::SUCCESS
-        }
-        Err(code) => code,
-    }
 }
 
 fn pci_info(address: &str) -> sys::nvmlPciInfo_t {

@@ -11,13 +11,12 @@ use nvml_wrapper_sys::bindings as sys;
 
 use super::state::directory;
 use super::{Device, Handle, of_device, of_gpu, of_system, write};
+use crate::TOLD;
 use crate::code;
 use crate::scenario::{FakeEvent, Scenario};
 
 /// Pause between two looks for an event.
 const POLL: Duration = Duration::from_millis(10);
-/// The file with the number of events that were told.
-const TOLD: &str = "gpus.told";
 
 /// The registered GPUs, each with its set and the events that it was registered for.
 static REGISTERED: Mutex<Vec<(usize, u32, u64)>> = Mutex::new(Vec::new());

@@ -7,11 +7,18 @@ use nvml_wrapper_sys::bindings::{
 
 use super::asking::Asking;
 use super::error::{NvmlError, code_name};
-use super::functions::{Device, Functions, Plain, version};
+use super::functions::{Device, FabricInfoV4, Functions, Plain, version};
+
+/// The kind of the clique that the structures before version 4 tell: of access by pointers to one.
+const UNICAST_POINTER: u8 = 0;
 
 /// Returns what the driver says of the fabric; `None` where it says nothing.
 pub(super) fn read(gpu: &mut Asking<'_>) -> Option<Fabric> {
     gpu.call(|nvml, device| {
+        match newest(nvml, device) {
+            Err(error) if error.is_other_version() => {}
+            told => return told,
+        }
         let versions = [
             version::<nvmlGpuFabricInfo_v3_t>(3),
             version::<nvmlGpuFabricInfo_v2_t>(2),
@@ -24,6 +31,21 @@ pub(super) fn read(gpu: &mut Asking<'_>) -> Option<Fabric> {
         }
         unversioned(nvml, device)
     })
+}
+
+/// Returns what the driver says in the structure of version 4, which has a function of its own.
+fn newest(nvml: &Functions, device: Device) -> Result<Fabric, NvmlError> {
+    let mut told = FabricInfoV4::zero();
+    nvml.nvmlDeviceGetGpuFabricInfo_v4(device, &mut told)?;
+    let count = usize::try_from(told.clique_count).unwrap_or(usize::MAX);
+    let mut cliques = told.cliques.iter().take(count);
+    let clique = cliques.find(|clique| clique.kind == UNICAST_POINTER);
+    let mut fabric = fabric(told.state, told.status, 0, told.cluster);
+    fabric.clique = clique
+        .filter(|_| fabric.cluster.is_some())
+        .map(|clique| clique.id);
+    fabric.health_mask = Some(told.health_mask);
+    Ok(fabric)
 }
 
 /// Returns what the driver says in a structure that has a version.

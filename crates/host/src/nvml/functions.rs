@@ -61,6 +61,28 @@ pub(super) struct RawEvent {
     pub(super) compute_instance: u32,
 }
 
+/// What a driver from version 615 on tells of its fabric. The bindings are older; NVIDIA's own for
+/// Python have it.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct FabricInfoV4 {
+    pub(super) cluster: [u8; 16],
+    pub(super) status: nvmlReturn_t,
+    pub(super) cliques: [FabricClique; 64],
+    pub(super) clique_count: c_uint,
+    pub(super) state: u8,
+    pub(super) health_mask: c_uint,
+    pub(super) health_summary: u8,
+}
+
+/// A clique of a GPU, of one kind of access to its members.
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub(super) struct FabricClique {
+    pub(super) kind: u8,
+    pub(super) id: c_uint,
+}
+
 /// A structure of NVML of which all bytes zero are a value.
 ///
 /// # Safety
@@ -98,6 +120,7 @@ plain!(
     nvmlEccSramErrorStatus_v1_t,
     nvmlGpuFabricInfo_t,
     nvmlGpuFabricInfo_v3_t,
+    FabricInfoV4,
     nvmlFieldValue_t,
     u32,
     u64,
@@ -234,6 +257,7 @@ functions! {
         nvmlDeviceGetGpuFabricInfo(fabric: &mut nvmlGpuFabricInfo_t);
         // Written as far as its version says; the structure of version 3 begins as that of 2.
         nvmlDeviceGetGpuFabricInfoV(fabric: &mut nvmlGpuFabricInfo_v3_t);
+        nvmlDeviceGetGpuFabricInfo_v4(fabric: &mut FabricInfoV4);
         nvmlDeviceGetMigMode(current: &mut c_uint, pending: &mut c_uint);
         nvmlDeviceGetMaxMigDeviceCount(count: &mut c_uint);
         nvmlDeviceGetGpuInstanceId(id: &mut c_uint);
