@@ -43,12 +43,16 @@ pub struct Scenario {
     /// The newest structure for the fabric that the driver knows: 1, 2, 3 or 4.
     pub fabric_version: u32,
     /// The numbers of field values that the driver does not know.
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub unknown_fields: BTreeSet<u32>,
     /// What functions do instead of their work, by their names.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub calls: BTreeMap<String, Behaviour>,
     /// The GPUs that differ from a healthy one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gpu: Vec<FakeGpu>,
     /// What happens, in order. Each is told once; what is added is told at once.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub event: Vec<FakeEvent>,
 }
 

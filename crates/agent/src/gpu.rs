@@ -187,20 +187,26 @@ impl GpuMonitor {
         self.reporter.cannot_see(why);
     }
 
+    /// Closes what a reboot has mended, where there was one, before anything of the new boot is
+    /// reported.
+    fn begin_boot(&mut self) {
+        if self.reporter.rebooted().is_none() {
+            return;
+        }
+        self.reporter.boot_has_begun();
+        let catalog = &self.config.catalog;
+        let is_mended = |code: &str| is_mended_by_reboot(catalog.judge_dcgm(code).action as i32);
+        self.health.boot_has_begun(is_mended);
+        self.reporter.memory_mut().xids.clear();
+    }
+
     /// Takes in a look at the GPUs.
     fn look(&mut self, readings: &[Readings]) {
         if self.health.is_blind(&self.inventory) {
             return;
         }
-        let has_rebooted = self.reporter.rebooted().is_some();
+        self.begin_boot();
         self.reporter.has_looked(&detail(&self.inventory));
-        if has_rebooted {
-            let catalog = &self.config.catalog;
-            let is_mended =
-                |code: &str| is_mended_by_reboot(catalog.judge_dcgm(code).action as i32);
-            self.health.boot_has_begun(is_mended);
-            self.reporter.memory_mut().xids.clear();
-        }
         self.metrics.show(&self.inventory, readings);
         let elapsed = self.started.elapsed();
         let changes = self.health.take(&self.inventory, readings, elapsed);

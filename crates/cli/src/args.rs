@@ -153,6 +153,12 @@ pub enum Command {
         #[arg(value_enum, value_name = "SHELL")]
         shell: clap_complete::Shell,
     },
+    /// Ask the driver of the GPUs, as the child process of a gpuwarden that watches them.
+    #[command(hide = true)]
+    GpuProbe {
+        /// What to do, as JSON.
+        settings: String,
+    },
     /// Print the reference of all commands and flags as Markdown.
     #[command(hide = true)]
     Reference,

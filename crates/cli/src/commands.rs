@@ -35,8 +35,10 @@ use crate::{EXIT_FAILED, EXIT_OK, output};
 /// Carries out a command that was given with these flags. Returns its exit code.
 pub(crate) async fn execute(command: Command, given: &Given) -> anyhow::Result<u8> {
     match command {
-        // The roles are the binary's; they never come here.
-        Command::Run(_) | Command::Agent(_) | Command::Controller(_) => Ok(EXIT_FAILED),
+        // These are the binary's; they never come here.
+        Command::Run(_) | Command::Agent(_) | Command::Controller(_) | Command::GpuProbe { .. } => {
+            Ok(EXIT_FAILED)
+        }
         Command::Decode(args) => decode::execute(&args).await,
         Command::Catalog(args) => catalog::execute(&args),
         Command::Inject(args) => inject::execute(args.what).await,

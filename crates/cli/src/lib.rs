@@ -17,6 +17,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory as _, FromArgMatches as _};
 use given::Given;
+use host::gpu_probe::ProbeSettings;
 use runtime::logging;
 use settings::resolve;
 
@@ -55,6 +56,8 @@ pub enum Parsed {
     Agent(Box<AgentSettings>),
     /// Run a cluster's side.
     Controller(Box<ControllerSettings>),
+    /// Ask the driver of the GPUs for the gpuwarden that started this process.
+    GpuProbe(ProbeSettings),
     /// Carry out a client command.
     Client(Box<Client>),
     /// Nothing more: help was shown, or the arguments are wrong. The exit code.
@@ -86,6 +89,9 @@ pub fn parse() -> Parsed {
         Command::Run(args) => resolve(*args).map(|it| Parsed::Run(Box::new(it))),
         Command::Agent(args) => resolve(*args).map(|it| Parsed::Agent(Box::new(it))),
         Command::Controller(args) => resolve(*args).map(|it| Parsed::Controller(Box::new(it))),
+        Command::GpuProbe { settings } => serde_json::from_str(&settings)
+            .map(Parsed::GpuProbe)
+            .map_err(|error| SettingsError::value("gpu-probe", settings, error.to_string())),
         command => return Parsed::Client(Box::new(Client { command, given })),
     };
     role.unwrap_or_else(|error| {

@@ -164,7 +164,11 @@ pub enum SettingsError {
 // === impl SettingsError ===
 
 impl SettingsError {
-    fn value(name: &'static str, value: impl Into<String>, what: impl Into<String>) -> Self {
+    pub(crate) fn value(
+        name: &'static str,
+        value: impl Into<String>,
+        what: impl Into<String>,
+    ) -> Self {
         Self::Value {
             name,
             value: value.into(),

@@ -3,6 +3,7 @@
 mod act;
 mod agent;
 mod controller;
+mod gpus;
 mod lead;
 mod parts;
 mod places;
@@ -27,6 +28,11 @@ fn main() -> ExitCode {
         Parsed::Run(settings) => start(true, run::run(*settings)),
         Parsed::Agent(settings) => start(true, agent::run(*settings)),
         Parsed::Controller(settings) => start(true, controller::run(*settings)),
+        Parsed::GpuProbe(settings) => match host::gpu_probe::run(&settings) {
+            Ok(()) => ExitCode::SUCCESS,
+            // Its parent is gone: nobody is there to be told.
+            Err(_) => ExitCode::FAILURE,
+        },
         Parsed::Client(client) => start(false, async { Ok(cli::execute(*client).await) }),
     }
 }

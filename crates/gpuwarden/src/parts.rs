@@ -24,6 +24,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+use crate::gpus;
 use crate::places::Places;
 use crate::tasks::Tasks;
 
@@ -163,21 +164,22 @@ pub(crate) fn monitors(
         metrics: metrics.clone(),
         clock: CLOCK,
     };
+    let catalog = Arc::new(cli::load_catalog(&node.catalog)?);
     let kernel_log = KernelLogConfig {
         spec: node.kernel_log.clone(),
         history: node.history,
         refuse_user_space: node.refuse_user_space,
         gpu_metadata: node.gpu_metadata.clone(),
         sysfs: host::nics::SYSFS.into(),
-        catalog: Arc::new(cli::load_catalog(&node.catalog)?),
+        catalog: Arc::clone(&catalog),
     };
     let monitor = KernelLogMonitor::new(kernel_log, &frame);
     watch("the kernel-log monitor", tasks, |end| monitor.run(end));
-    Ok(())
+    gpus::start(node, process, &frame, &catalog, tasks)
 }
 
 /// Starts a monitor. It may end by itself: a log on standard input has an end.
-fn watch<R: Future<Output = ()> + Send + 'static>(
+pub(crate) fn watch<R: Future<Output = ()> + Send + 'static>(
     name: &'static str,
     tasks: &mut Tasks,
     run: impl FnOnce(CancellationToken) -> R,

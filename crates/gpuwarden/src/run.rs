@@ -11,12 +11,14 @@ use store::EventStore;
 use store::sqlite::SqliteStore;
 
 use crate::act;
+use crate::gpus;
 use crate::parts::{self, Front};
 use crate::tasks::Tasks;
 
 /// Runs until SIGTERM or SIGINT, or until a part of it fails.
 pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     let RunSettings { node, process, act } = &settings;
+    gpus::refuse_to_act_on_fakes(node, act)?;
     let (metrics, sources) = (parts::start_process(process)?, Sources::default());
     let cluster = parts::cluster(act).await?;
     let mut tasks = Tasks::default();
@@ -72,8 +74,12 @@ fn greet(settings: &RunSettings, server: &str) {
     };
     let version = env!("CARGO_PKG_VERSION");
     let node = &settings.node.node_name;
+    let fakes = match settings.node.gpu.fake {
+        Some(_) => "\nfake GPUs    what is told of GPUs is made up (--fake-gpus)",
+        None => "",
+    };
     logging::tell(format!(
-        "gpuwarden {version} on node {node}: {mode}\n\
+        "gpuwarden {version} on node {node}: {mode}{fakes}\n\
          status page  {server}/\n\
          try it       gpuwarden inject xid 79{place} && gpuwarden explain{place}"
     ));

@@ -18,6 +18,7 @@ use store::{EventLog as _, EventQuery, EventStore};
 use super::*;
 use crate::monitor::WINDOW;
 
+mod driver;
 mod seen;
 mod xid;
 

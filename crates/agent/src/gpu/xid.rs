@@ -24,6 +24,7 @@ impl GpuMonitor {
         let Some(finding) = self.finding(told) else {
             return;
         };
+        self.begin_boot();
         let now = self.reporter.now();
         let gpu = self.gpu_of(told);
         let names = gpu.map(GpuNames::from);

@@ -20,7 +20,7 @@ pub enum Inject {
     /// An XID, as the NVIDIA driver would print it.
     #[command(
         after_help = "Examples:\n  gpuwarden inject xid 79\n  gpuwarden inject xid 48 --pci 0000:3b:00 \
-                            --via kmsg"
+                            --via kmsg\n  gpuwarden inject xid 79 --gpu 3 --via nvml"
     )]
     Xid {
         /// The code.
@@ -28,8 +28,12 @@ pub enum Inject {
         /// PCI address of the GPU.
         #[arg(long, default_value = "0000:b3:00", value_name = "ADDRESS")]
         pci: String,
+        /// Index of the fake GPU, with --via nvml.
+        #[arg(long, default_value_t = 0, value_name = "INDEX")]
+        gpu: u32,
         /// Through the running kernel's log (needs root; every program that reads it sees
-        /// it), or as an event on gpuwarden's socket.
+        /// it), as an event on gpuwarden's socket, or through the driver's library of a gpuwarden
+        /// that runs with --fake-gpus.
         #[arg(long, value_enum, default_value_t = Via::Socket)]
         via: Via,
         /// The gpuwarden to send it to.
@@ -45,6 +49,9 @@ pub enum Inject {
         /// Only faults of the GPU at this PCI address.
         #[arg(long, value_name = "ADDRESS")]
         pci: Option<String>,
+        /// Only faults of the GPU with this index.
+        #[arg(long, value_name = "INDEX")]
+        gpu: Option<u32>,
         /// Only faults with this code.
         #[arg(long, value_name = "CODE")]
         code: Option<String>,
@@ -61,6 +68,8 @@ pub enum Via {
     Kmsg,
     /// An event on the socket.
     Socket,
+    /// An event of the fake driver.
+    Nvml,
 }
 
 /// The gpuwarden that an injected event goes to.

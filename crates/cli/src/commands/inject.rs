@@ -1,6 +1,9 @@
 //! `gpuwarden inject`: make a fault, or its recovery.
 
 use std::collections::BTreeMap;
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::path::Path;
 use std::time::Duration;
 
 use agent::kernel_log::event_of_line;
@@ -20,6 +23,9 @@ use crate::{EXIT_OK, EXIT_UNHEALTHY};
 /// Severity of the lines that the driver prints for XIDs.
 const KERNEL_ERROR: u8 = 3;
 
+/// The scenario of fake GPUs, in the data directory of the gpuwarden that shows them.
+const FAKE_SCENARIO: &str = "fake-gpus/gpus.toml";
+
 /// Longest time that a recovery may take to be taken in.
 const TAKEN_IN: Duration = Duration::from_secs(5);
 /// Pause between two looks whether it is.
@@ -29,12 +35,30 @@ pub(super) async fn execute(what: Inject) -> anyhow::Result<u8> {
     match what {
         Inject::Xid {
             code,
+            gpu,
+            via: Via::Nvml,
+            target,
+            ..
+        } => fake_xid(code, gpu, &target).await?,
+        Inject::Xid {
+            code,
             pci,
             via,
             target,
+            ..
         } => xid(code, &pci, via, &target).await?,
-        Inject::Recovery { pci, code, target } => {
-            return recovery(pci.as_deref(), code.as_deref(), &target).await;
+        Inject::Recovery {
+            pci,
+            gpu,
+            code,
+            target,
+        } => {
+            let wanted = Wanted {
+                pci: pci.as_deref().map(normalise_pci),
+                gpu: gpu.map(|index| index.to_string()),
+                code,
+            };
+            return recovery(&wanted, &target).await;
         }
     }
     Ok(EXIT_OK)
@@ -69,11 +93,43 @@ async fn xid(code: u32, pci: &str, via: Via, target: &TargetArgs) -> anyhow::Res
     Ok(())
 }
 
-async fn recovery(
-    pci: Option<&str>,
-    code: Option<&str>,
-    target: &TargetArgs,
-) -> anyhow::Result<u8> {
+/// Has the fake driver tell of an XID: its scenario is a file that it reads again when it changes.
+async fn fake_xid(code: u32, gpu: u32, target: &TargetArgs) -> anyhow::Result<()> {
+    let status: StatusView = Client::new(&target.server)?.get("/api/v1/status").await?;
+    let scenario = Path::new(&status.process.data_dir).join(FAKE_SCENARIO);
+    let mut file = (OpenOptions::new().append(true).open(&scenario)).with_context(|| {
+        format!(
+            "cannot write to {}; --via nvml needs a gpuwarden on this machine that runs with \
+             --fake-gpus",
+            scenario.display()
+        )
+    })?;
+    write!(file, "\n[[event]]\ngpu = {gpu}\nxid = {code}\n")?;
+    let node = &status.process.node_name;
+    say!("the fake driver tells of XID {code} on GPU {gpu} of {node}")?;
+    Ok(())
+}
+
+/// The faults that are to recover; `None` is any.
+struct Wanted {
+    pci: Option<String>,
+    gpu: Option<String>,
+    code: Option<String>,
+}
+
+impl Wanted {
+    fn covers(&self, fault: &FaultView) -> bool {
+        let has = |kind: &str, value: &String| {
+            let mut entities = fault.entities.iter();
+            entities.any(|one| one.entity_type == kind && one.entity_value == *value)
+        };
+        self.code.as_ref().is_none_or(|code| fault.code == *code)
+            && (self.pci.as_ref()).is_none_or(|pci| has(keys::ENTITY_PCI, pci))
+            && (self.gpu.as_ref()).is_none_or(|index| has(keys::ENTITY_GPU, index))
+    }
+}
+
+async fn recovery(wanted: &Wanted, target: &TargetArgs) -> anyhow::Result<u8> {
     let client = Client::new(&target.server)?;
     let status: StatusView = client.get("/api/v1/status").await?;
     if let Some(delivery) = &status.delivery {
@@ -87,16 +143,9 @@ async fn recovery(
         .node_name
         .clone()
         .unwrap_or_else(|| status.process.node_name.clone());
-    let pci = pci.map(normalise_pci);
-    let named = |fault: &FaultView| {
-        code.is_none_or(|code| fault.code == code)
-            && pci.as_deref().is_none_or(|pci| {
-                fault.entities.iter().any(|entity| {
-                    entity.entity_type == keys::ENTITY_PCI && entity.entity_value == pci
-                })
-            })
-    };
-    let faults: Vec<FaultView> = faults_of(&node, status).filter(named).collect();
+    let faults: Vec<FaultView> = faults_of(&node, status)
+        .filter(|fault| wanted.covers(fault))
+        .collect();
     if faults.is_empty() {
         say!("{node} has no such open fault: nothing to recover")?;
         return Ok(EXIT_OK);

@@ -11,7 +11,7 @@ use super::{Catalog, Changed, Nic, Nvlink5, Sxid, Xid};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Change {
-    /// `xid`, `sxid`, `nvlink5`, `nic` or `cancellation`.
+    /// `xid`, `sxid`, `nvlink5`, `dcgm`, `nic` or `cancellation`.
     pub kind: &'static str,
     /// The code or name; for words of `NVLink` 5 also unit, cause and status.
     pub key: String,
@@ -56,6 +56,12 @@ impl Catalog {
         // The same rows in the same order: a file adds none.
         for (old, new) in self.nvlink5.iter().zip(&other.nvlink5) {
             let mut row = RowChanges::of("nvlink5", new.key(), new.changed.as_ref(), &mut out);
+            row.verdict(Some((old.fatal, old.action)), (new.fatal, new.action));
+            row.field("meaning", Some(&old.meaning), &new.meaning);
+        }
+        for (old, new) in self.dcgm.iter().zip(&other.dcgm) {
+            let (key, changed) = (new.name.to_string(), new.changed.as_ref());
+            let mut row = RowChanges::of("dcgm", key, changed, &mut out);
             row.verdict(Some((old.fatal, old.action)), (new.fatal, new.action));
             row.field("meaning", Some(&old.meaning), &new.meaning);
         }

@@ -18,7 +18,10 @@ pub struct Dcgm {
     /// The publisher's word for its gravity, such as `ISOLATE`; empty where there is none. It
     /// decides nothing: the action does.
     pub severity: Text,
-    /// The action that mends it; all but none is fatal.
+    /// Whether work on the GPU must stop: it must where there is an action, unless a file says
+    /// otherwise.
+    pub fatal: bool,
+    /// The action that mends it.
     pub action: RecommendedAction,
     /// The explanation for people.
     pub meaning: Text,
@@ -40,9 +43,9 @@ pub(super) const DCGM: Table = Table {
 // === impl Dcgm ===
 
 impl Dcgm {
-    /// Returns whether work on the GPU must stop.
-    pub fn is_fatal(&self) -> bool {
-        self.action != RecommendedAction::None
+    /// Returns whether this is one of its names.
+    pub(super) fn has_name(&self, name: &str) -> bool {
+        self.name == name || self.alias.as_deref() == Some(name)
     }
 }
 
@@ -56,8 +59,7 @@ impl Catalog {
 
     /// Returns the row of a code of DCGM by one of its names.
     pub fn dcgm_named(&self, name: &str) -> Option<&Dcgm> {
-        let is_meant = |row: &&Dcgm| row.name == name || row.alias.as_deref() == Some(name);
-        self.dcgm.iter().find(is_meant)
+        self.dcgm.iter().find(|row| row.has_name(name))
     }
 
     /// Returns all rows of DCGM's codes, by code.
@@ -72,7 +74,7 @@ impl Catalog {
             let meaning = "Code of DCGM without a row in the catalogue".into();
             return Verdict::of((false, RecommendedAction::Unknown), &meaning, None);
         };
-        let verdict = (row.is_fatal(), row.action);
+        let verdict = (row.fatal, row.action);
         Verdict::of(verdict, &row.meaning, row.changed.as_ref())
     }
 }
@@ -90,13 +92,15 @@ pub(super) fn read(
         source,
     ]: [&'static str; 9],
 ) -> Result<Dcgm, String> {
+    let action = rows::action_of(action)?;
     let code = (!code.is_empty()).then(|| rows::number(code)).transpose()?;
     Ok(Dcgm {
         code,
         name: name.into(),
         alias: (!alias.is_empty()).then(|| alias.into()),
         severity: severity.into(),
-        action: rows::action_of(action)?,
+        fatal: action != RecommendedAction::None,
+        action,
         meaning: meaning.into(),
         note: note.into(),
         confidence: Confidence::parse(confidence)?,

@@ -7,7 +7,7 @@
 //! reason = "eGPU bench: the dock is unplugged on purpose"
 //! ```
 //!
-//! `[[sxid]]`, `[[nvlink5]]` and `[[nic]]` change the other kinds. The two files of
+//! `[[sxid]]`, `[[nvlink5]]`, `[[dcgm]]` and `[[nic]]` change the other kinds. The two files of
 //! NVSentinel's kernel log monitor are read as they are: `[nicDriverDetection]` with its
 //! list of patterns, and `[[checks]]` with cancellations. `docs/catalog.md` has the keys.
 //!
@@ -34,6 +34,7 @@ pub struct Overrides {
     xids: Vec<VerdictChange<u32>>,
     sxids: Vec<VerdictChange<u32>>,
     nvlink5: Vec<VerdictChange<Nvlink5Key>>,
+    dcgm: Vec<VerdictChange<String>>,
     nics: Vec<NicChange>,
     /// NVSentinel's list: the patterns that are on, in order, each with its strategy.
     nic_list: Option<Vec<(String, ProcessingStrategy)>>,
@@ -122,6 +123,13 @@ impl Catalog {
         for change in &overrides.nvlink5 {
             let rows = catalog.nvlink5.iter_mut();
             for row in rows.filter(|row| change.key.covers(row)) {
+                (row.fatal, row.action) = change.verdict;
+                change.apply(&mut row.meaning, &mut row.changed);
+            }
+        }
+        for change in &overrides.dcgm {
+            let rows = catalog.dcgm.iter_mut();
+            for row in rows.filter(|row| row.has_name(&change.key)) {
                 (row.fatal, row.action) = change.verdict;
                 change.apply(&mut row.meaning, &mut row.changed);
             }

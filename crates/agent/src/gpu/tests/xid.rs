@@ -131,4 +131,15 @@ async fn a_reboot_closes_what_xids_it_mends() {
     bench.boot = 2;
     bench.look_once().await;
     assert_eq!(bench.open().await, [""; 0]);
+    // One that comes before the first look is of the new boot, and ends as any other.
+    bench.boot = 3;
+    let running = bench.start();
+    running.sees(xid(48)).await;
+    bench.look(&running).await;
+    running.end().await;
+    assert_eq!(bench.open().await.len(), 1);
+    AHEAD.set(SignedDuration::from_mins(11));
+    bench.look_once().await;
+    assert_eq!(bench.open().await, [""; 0]);
+    AHEAD.set(SignedDuration::ZERO);
 }

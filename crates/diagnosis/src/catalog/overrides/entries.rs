@@ -25,6 +25,8 @@ struct OverridesFile {
     #[serde(default)]
     nvlink5: Vec<Spanned<Nvlink5Entry>>,
     #[serde(default)]
+    dcgm: Vec<Spanned<DcgmEntry>>,
+    #[serde(default)]
     nic: Vec<Spanned<NicTable>>,
     #[serde(rename = "nicDriverDetection")]
     nic_driver_detection: Option<NicDriverDetection>,
@@ -48,6 +50,16 @@ struct Nvlink5Entry {
     unit: Option<String>,
     cause: Option<u32>,
     status: Option<Spanned<String>>,
+    fatal: Option<bool>,
+    action: Option<Spanned<String>>,
+    meaning: Option<Spanned<String>>,
+    reason: Option<Spanned<String>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct DcgmEntry {
+    name: String,
     fatal: Option<bool>,
     action: Option<Spanned<String>>,
     meaning: Option<Spanned<String>>,
@@ -120,7 +132,8 @@ pub(super) fn parse(text: &str, shown: &str) -> Result<Overrides, FileError> {
         return Err(findings.stop(0, &what));
     }
     let file: OverridesFile = findings.parse()?;
-    let count = file.xid.len() + file.sxid.len() + file.nvlink5.len() + file.nic.len();
+    let codes = file.xid.len() + file.sxid.len() + file.nvlink5.len();
+    let count = codes + file.dcgm.len() + file.nic.len();
     if count > MAX_OVERRIDES {
         let what = format!("it has {count} entries, at most {MAX_OVERRIDES} are read");
         return Err(findings.stop(0, &what));
@@ -131,6 +144,7 @@ pub(super) fn parse(text: &str, shown: &str) -> Result<Overrides, FileError> {
         xids: reader.codes("xid", file.xid),
         sxids: reader.codes("sxid", file.sxid),
         nvlink5: reader.nvlink5(file.nvlink5),
+        dcgm: reader.dcgm(file.dcgm),
         nics: reader.nics(file.nic),
         nic_list: detection.map(|detection| reader.nic_list(detection.patterns)),
         cancellations: file.checks.map(|checks| reader.checks(checks)),
@@ -181,6 +195,24 @@ impl Reader<'_> {
             known.push(key.clone());
             let (fatal, action) = (entry.fatal, entry.action);
             self.change(key, fatal, action, entry.meaning, entry.reason)
+        };
+        entries.into_iter().filter_map(change).collect()
+    }
+
+    fn dcgm(&mut self, entries: Vec<Spanned<DcgmEntry>>) -> Vec<VerdictChange<String>> {
+        let mut known = BTreeSet::new();
+        let change = |entry| {
+            let entry = self
+                .findings
+                .begin(entry, |entry: &DcgmEntry| format!("dcgm '{}'", entry.name));
+            match Catalog::builtin().dcgm_named(&entry.name) {
+                Some(row) => self.once(known.insert(&row.name)),
+                None => self
+                    .findings
+                    .wrong("there is no such code; docs/gpu.md has those that are reported"),
+            }
+            let (fatal, action) = (entry.fatal, entry.action);
+            self.change(entry.name, fatal, action, entry.meaning, entry.reason)
         };
         entries.into_iter().filter_map(change).collect()
     }

@@ -111,6 +111,29 @@ fn a_pattern_of_a_nic_is_turned_on_and_regraded() {
 }
 
 #[test]
+fn a_code_of_dcgm_is_changed_by_each_of_its_names() {
+    for (name, fatal, action) in [
+        ("DCGM_FR_FABRIC_PROBE_STATE", false, RecommendedAction::None),
+        (
+            "DCGM_FR_CLOCK_THROTTLE_THERMAL",
+            true,
+            RecommendedAction::RestartVm,
+        ),
+    ] {
+        let action_name = action.as_str_name();
+        let catalog = changed(&format!(
+            "[[dcgm]]\nname = \"{name}\"\nfatal = {fatal}\naction = \"{action_name}\"\n"
+        ));
+        let verdict = catalog.judge_dcgm(name);
+        assert_eq!((verdict.fatal, verdict.action), (fatal, action));
+        assert_eq!(verdict.basis.as_deref(), Some("site.toml:1"));
+        let fields = Catalog::builtin().changes_to(&catalog);
+        let fields: Vec<_> = fields.iter().map(|it| (it.kind, it.field)).collect();
+        assert_eq!(fields, [("dcgm", "fatal"), ("dcgm", "action")]);
+    }
+}
+
+#[test]
 fn what_is_wrong_is_named_with_its_line_and_all_at_once() {
     let long = format!(
         "[[xid]]\ncode = 1\nfatal = false\nreason = \"{}\"",
@@ -155,6 +178,16 @@ fn what_is_wrong_is_named_with_its_line_and_all_at_once() {
         (
             "[[nvlink5]]\ncode = 149\nstatus = \"1\"\nfatal = false",
             "site.toml:3: nvlink5 149: status '1'",
+        ),
+        (
+            "[[dcgm]]\nname = \"DCGM_FR_X\"\nfatal = false",
+            "site.toml:1: dcgm 'DCGM_FR_X': there is no such code",
+        ),
+        // One code under both of its names.
+        (
+            "[[dcgm]]\nname = \"DCGM_FR_CLOCKS_EVENT_POWER\"\nfatal = false\n\
+             [[dcgm]]\nname = \"DCGM_FR_CLOCK_THROTTLE_POWER\"\nfatal = false",
+            "stands in the file twice",
         ),
         (
             "[[nic]]\nname = \"x\"",

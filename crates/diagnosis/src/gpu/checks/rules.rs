@@ -1,20 +1,20 @@
 //! The rules by which the readings of one GPU are judged. They are those of DCGM's health watches
 //! where the driver tells what DCGM looks at; `docs/gpu.md` lists them.
 
+mod fabric;
+
 use std::time::Duration;
 
 use contract::keys;
 
 use super::trail::{Counter, Growth, Trails, WINDOW};
 use super::{KnownGpu, Limits, Problem, Sight};
-use crate::gpu::{Fabric, FabricState, Gpu, NvlinkReadings, Readings, RecoveryAction};
+use crate::gpu::{FabricState, Gpu, NvlinkReadings, Readings, RecoveryAction};
 
 /// Replays per lane and minute that PCIe may have, by generation from the first on, in hundredths.
 const PCIE_REPLAYS: [u64; 6] = [15, 30, 48, 96, 192, 384];
 /// The call that reads the power of a GPU.
 const POWER_CALL: &str = "nvmlDeviceGetPowerUsage";
-/// The status of a registration with a fabric that has succeeded.
-const SUCCESS: &str = "NVML_SUCCESS";
 
 /// The codes by which each action that the driver asks for is reported.
 const RECOVERY_CODES: [(RecoveryAction, &str, &str); 4] = [
@@ -290,17 +290,27 @@ impl Rules<'_> {
     }
 
     fn fabric(&mut self) {
-        let fabric = self.readings.fabric.as_ref();
-        let fabric = fabric.filter(|fabric| fabric.state != FabricState::NotSupported);
-        let Some(fabric) = fabric else {
+        let told = self.readings.fabric.as_ref();
+        let Some(told) = told.filter(|told| told.state != FabricState::NotSupported) else {
             return;
         };
-        let trouble = trouble_of(fabric);
+        let wait = (self.limits.fabric_seconds, 0);
+        let trouble = fabric::registration_trouble(told);
         self.see(
             self.of(keys::CHECK_GPU_NVLINK, "DCGM_FR_FABRIC_PROBE_STATE"),
             Some(trouble.is_some()),
-            (self.limits.fabric_seconds, 0),
+            wait,
             || trouble.unwrap_or_default(),
+        );
+        let ailments = told.health_mask.and_then(fabric::ailments);
+        self.see(
+            self.of(keys::CHECK_GPU_NVLINK, "DCGM_FR_FIELD_VIOLATION"),
+            ailments.as_ref().map(|ailments| !ailments.is_empty()),
+            wait,
+            || {
+                let ailments = ailments.unwrap_or_default().join(", ");
+                format!("the fabric of the GPU is not well: {ailments}")
+            },
         );
     }
 
@@ -441,24 +451,6 @@ fn allowed_replays(generation: u32, width: u32) -> u64 {
     let per_lane = PCIE_REPLAYS.get(index).or(PCIE_REPLAYS.last());
     let hundredths = per_lane.map_or(0, |rate| rate.saturating_mul(u64::from(width)));
     hundredths.div_ceil(100)
-}
-
-/// Returns what is wrong with a GPU's part in its fabric.
-fn trouble_of(fabric: &Fabric) -> Option<String> {
-    let state = match fabric.state {
-        FabricState::Completed if fabric.status != SUCCESS => {
-            format!("ended with {}", fabric.status)
-        }
-        // Within one machine there is a fabric without a cluster, and no clique of one.
-        FabricState::Completed if fabric.clique.is_none() && fabric.cluster.is_some() => {
-            "ended without a clique".to_owned()
-        }
-        FabricState::NotSupported | FabricState::Completed => return None,
-        FabricState::NotStarted => "has not begun".to_owned(),
-        FabricState::InProgress => "does not end".to_owned(),
-        FabricState::Other(number) => format!("is in state {number}, which is not known"),
-    };
-    Some(format!("the registration with the fabric {state}"))
 }
 
 fn seconds(growth: Growth) -> u64 {

@@ -63,6 +63,7 @@ fn well(gpu: &Gpu) -> Readings {
         fabric: Some(Fabric {
             state: FabricState::Completed,
             status: "NVML_SUCCESS".to_owned(),
+            health_mask: Some(0x1aa),
             ..Fabric::default()
         }),
         recovery_action: Some(RecoveryAction::None),
@@ -244,7 +245,7 @@ const WHILE_TOLD: [(&str, &str, Tells, Tells); 18] = [
 
 /// What counts once it has lasted: the check, the code, how long it takes, and how the GPU tells it,
 /// nothing about it, and something about it that is no problem.
-const WHEN_IT_LASTS: [(&str, &str, u64, Tells, Tells); 6] = [
+const WHEN_IT_LASTS: [(&str, &str, u64, Tells, Tells); 7] = [
     (
         "GpuPcieWatch",
         "GPU_PCIE_LINK_DEGRADED",
@@ -291,6 +292,13 @@ const WHEN_IT_LASTS: [(&str, &str, u64, Tells, Tells); 6] = [
         300,
         |_, told| told.fabric.as_mut().unwrap().status = "NVML_ERROR_UNKNOWN".to_owned(),
         |_, told| told.fabric.as_mut().unwrap().state = FabricState::NotSupported,
+    ),
+    (
+        "GpuNvlinkWatch",
+        "DCGM_FR_FIELD_VIOLATION",
+        300,
+        |_, told| told.fabric.as_mut().unwrap().health_mask = Some(1),
+        |_, told| told.fabric.as_mut().unwrap().health_mask = Some(0),
     ),
 ];
 

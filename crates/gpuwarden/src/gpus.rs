@@ -1,0 +1,113 @@
+//! The GPUs of a node: the probe of their driver, and the monitor that learns from it.
+
+use std::ffi::OsString;
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use agent::gpu::probe::{self, ProbeConfig};
+use agent::gpu::{GpuConfig, GpuMonitor};
+use agent::monitor::Frame;
+use anyhow::{Context as _, bail};
+use cli::{ActSettings, FakeGpus, GpuSettings, Mode, NodeSettings, ProcessSettings};
+use diagnosis::catalog::Catalog;
+use diagnosis::gpu::checks::Limits;
+use host::gpu_probe::ProbeSettings;
+use tokio::sync::mpsc;
+
+use crate::parts;
+use crate::tasks::Tasks;
+
+/// Directory of fake GPUs, in the data directory.
+const FAKES: &str = "fake-gpus";
+/// What the kernel shows of NVIDIA's driver, where that is loaded.
+const DRIVER: &str = "/proc/driver/nvidia";
+/// Room for what the probe says while the monitor waits: a look is two messages.
+const UNHEARD: usize = 64;
+
+/// Starts the probe of the GPUs and their monitor, where they are to be watched.
+pub(crate) fn start(
+    node: &NodeSettings,
+    process: &ProcessSettings,
+    frame: &Frame,
+    catalog: &Arc<Catalog>,
+    tasks: &mut Tasks,
+) -> anyhow::Result<()> {
+    let gpu = &node.gpu;
+    if !gpu.enabled {
+        return Ok(());
+    }
+    let library = match &gpu.fake {
+        None => None,
+        Some(fake) => Some(install(fake, &process.data_dir)?),
+    };
+    let is_fake = library.is_some();
+    let config = GpuConfig {
+        limits: Limits {
+            expected_gpus: gpu.expected.map(|count| count as usize),
+            ..Limits::default()
+        },
+        // The kernel's log knows nothing of GPUs that are not there.
+        reports_xids: is_fake,
+        margin_counts: false,
+        catalog: Arc::clone(catalog),
+    };
+    let (seen, probed) = mpsc::channel(UNHEARD);
+    let probing = probe::watch(probe_config(gpu, library)?, seen);
+    tasks.worker("the probe of the GPUs", probing);
+    let monitor = GpuMonitor::new(config, frame, probed);
+    parts::watch("the GPU monitor", tasks, |end| monitor.run(end));
+    Ok(())
+}
+
+/// Refuses to act on real nodes because of GPUs that are not there, where there are others.
+pub(crate) fn refuse_to_act_on_fakes(node: &NodeSettings, act: &ActSettings) -> anyhow::Result<()> {
+    let is_fake = node.gpu.fake.is_some();
+    if is_fake && act.mode == Mode::Quarantine && Path::new(DRIVER).exists() {
+        bail!(
+            "--fake-gpus and --quarantine exclude each other on a machine with GPUs ({DRIVER} is \
+             there): add --dry-run, or leave one of them out"
+        );
+    }
+    Ok(())
+}
+
+/// Returns how the probe is run: by this very program.
+fn probe_config(gpu: &GpuSettings, library: Option<PathBuf>) -> anyhow::Result<ProbeConfig> {
+    let settings = ProbeSettings {
+        library,
+        driver_root: Some(gpu.driver_root.clone()),
+        interval_ms: u64::try_from(gpu.interval.as_millis()).unwrap_or(u64::MAX),
+    };
+    let settings = serde_json::to_string(&settings).context("write the settings of the probe")?;
+    Ok(ProbeConfig {
+        // Also where the file was replaced since this process began.
+        program: PathBuf::from("/proc/self/exe"),
+        arguments: [OsString::from("gpu-probe"), settings.into()].into(),
+        interval: gpu.interval,
+        deadline: gpu.deadline,
+    })
+}
+
+/// Makes the library of fake GPUs, with their scenario; returns the library.
+fn install(fake: &FakeGpus, data_dir: &Path) -> anyhow::Result<PathBuf> {
+    let directory = data_dir.join(FAKES);
+    let scenario = match fake {
+        FakeGpus::Number(gpus) => fakes::Scenario {
+            gpus: *gpus,
+            ..fakes::Scenario::default()
+        },
+        FakeGpus::Scenario(file) => fakes::read(file)?,
+    };
+    let library = fakes::install(&directory, &scenario)?;
+    if let FakeGpus::Scenario(file) = fake {
+        // The file itself is followed as it changes.
+        let file = fs::canonicalize(file).context("find the scenario of the fake GPUs")?;
+        let followed = directory.join(fakes::SCENARIO);
+        fs::remove_file(&followed)
+            .and_then(|()| symlink(&file, &followed))
+            .with_context(|| format!("link {} to {}", followed.display(), file.display()))?;
+    }
+    Ok(library)
+}
