@@ -25,7 +25,8 @@ use listening::Listening;
 
 /// The version of what is said; a parent that was upgraded may have a child of another.
 pub const PROTOCOL: u32 = 1;
-/// Shortest pause between two looks, when events ask for one before its time.
+/// Shortest pause between two looks: when events ask for one before its time, and when the driver is
+/// so slow that a look takes longer than the interval.
 const SOONEST: Duration = Duration::from_secs(1);
 
 /// What the child is to do.
@@ -154,16 +155,18 @@ impl Watch {
 
     /// Looks at each interval, and earlier where an event came.
     fn go_on(mut self, settings: &ProbeSettings) -> Result<(), End> {
-        let interval = Duration::from_millis(settings.interval_ms).max(SOONEST);
+        let interval = Duration::from_millis(settings.interval_ms);
         loop {
             let began = Instant::now();
             self.look()?;
+            let soonest = Instant::now() + SOONEST;
+            let latest = soonest.max(began + interval);
             match &mut self.listening {
                 Some(listening) => {
-                    listening.wait(began + SOONEST, began + interval);
+                    listening.wait(soonest, latest);
                     listening.check().map_err(End::Cannot)?;
                 }
-                None => thread::sleep(interval),
+                None => thread::sleep(latest.saturating_duration_since(Instant::now())),
             }
         }
     }

@@ -20,6 +20,13 @@ fn a_scenario_survives_being_written_and_read() {
 }
 
 #[test]
+fn the_example_is_a_scenario() {
+    let example = include_str!("../../../examples/fake-gpus.toml");
+    let scenario = Scenario::from_toml(example).unwrap();
+    assert!(scenario.gpu(6).lost);
+}
+
+#[test]
 fn a_wrong_scenario_is_refused_by_what_is_wrong_in_it() {
     let cases = [
         ("gpus = 2\n[[gpu]]\nindex = 0\ntemprature = 3", "line 4"),
