@@ -208,7 +208,8 @@ impl Fleet {
     /// Forgets a node that is neither in the cluster nor faulty, and of which nothing is awaited.
     pub(super) fn forget_if_gone(&mut self, name: &str) {
         let is_over = |entry: &&NodeEntry| {
-            let awaited = entry.patch.in_flight || entry.claim.awaits.is_some();
+            let awaited =
+                entry.patch.in_flight || entry.rules.is_under_way() || entry.claim.awaits.is_some();
             entry.view.is_none() && !awaited && entry.session.phase == Phase::Idle
         };
         let is_over = self.nodes.get(name).as_ref().is_some_and(is_over);
