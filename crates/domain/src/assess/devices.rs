@@ -244,3 +244,6 @@ fn names_gpu(fault: &Fault) -> bool {
     let kinds = [keys::ENTITY_GPU_UUID, keys::ENTITY_PCI, keys::ENTITY_GPU];
     kinds.iter().any(|kind| fault.subject.name(kind).is_some())
 }
+
+#[cfg(test)]
+mod tests;

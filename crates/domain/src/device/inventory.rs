@@ -183,3 +183,6 @@ impl NodeDevices {
         by(&|device| (device.pci.as_deref()).is_some_and(|known| normalise_pci(known) == pci))
     }
 }
+
+#[cfg(test)]
+mod tests;

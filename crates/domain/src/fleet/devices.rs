@@ -7,6 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
+use std::sync::Arc;
 
 use jiff::Timestamp;
 use serde_json::json;
@@ -19,7 +20,9 @@ use crate::device::{
 };
 use crate::journal::EntryKind;
 use crate::ownership::Maker;
+use crate::policy::Policy;
 use crate::session::{DEADLINE, Failure, Note, retry_after};
+use crate::view::DeviceView;
 
 /// Most pods that one line of a story names.
 const PODS_NAMED: usize = 10;
@@ -227,7 +230,7 @@ impl Fleet {
 
     /// Returns whether it is not known yet what devices there are, and the policy asks for it.
     pub(super) fn awaits_devices(&self) -> bool {
-        let asks = |policy: &std::sync::Arc<crate::policy::Policy>| policy.device_taints.is_some();
+        let asks = |policy: &Arc<Policy>| policy.device_taints.is_some();
         self.devices.watch == DeviceWatch::Pending && self.policy.as_ref().is_some_and(asks)
     }
 
@@ -259,6 +262,26 @@ impl Fleet {
                 rule.spec.by == Maker::Node && (ours || rule.spec.node == *own && before)
             }
         }
+    }
+
+    /// Returns the devices of a node that we have tainted, as they are shown.
+    pub(super) fn show_devices(&self, node: &str) -> Vec<DeviceView> {
+        let mut shown: BTreeMap<DeviceId, DeviceView> = BTreeMap::new();
+        for Rule { spec, eviction, .. } in self.rules(node) {
+            let device = shown.entry(spec.device.clone()).or_insert_with(|| {
+                let pods = self.devices.pods(&spec.device).into_iter();
+                DeviceView {
+                    device: spec.device.to_string(),
+                    gpu: spec.gpu,
+                    taints: Vec::new(),
+                    evictions: Vec::new(),
+                    pods: pods.map(str::to_owned).collect(),
+                }
+            });
+            device.taints.push(spec.taint.to_string());
+            device.evictions.extend(eviction);
+        }
+        shown.into_values().collect()
     }
 
     /// Brings the rules of a node in line with what is wanted.
@@ -452,3 +475,6 @@ fn users(pods: &BTreeSet<&str>) -> String {
     }
     text
 }
+
+#[cfg(test)]
+mod tests;
