@@ -2,7 +2,7 @@
 //! faults in it and reports them. What becomes of a report is the business of [`crate::monitor`].
 
 mod arrival;
-mod event;
+pub(crate) mod event;
 mod machine;
 mod metrics;
 mod nics;

@@ -1,4 +1,5 @@
 //! The node side: monitors that look at the machine and report to the connector.
 
+pub mod gpu;
 pub mod kernel_log;
 pub mod monitor;

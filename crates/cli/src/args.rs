@@ -19,7 +19,7 @@ pub(crate) use environment::{is_empty, without_empty};
 pub(crate) use inject::{Inject, InjectArgs, TargetArgs, Via};
 pub(crate) use policy::{PolicyArgs, PolicyCommand};
 pub(crate) use roles::{
-    ActArgs, AgentArgs, ControllerArgs, DeliveryArgs, ElectionArgs, IngestArgs, NodeArgs,
+    ActArgs, AgentArgs, ControllerArgs, DeliveryArgs, ElectionArgs, GpuArgs, IngestArgs, NodeArgs,
     ProcessArgs, RunArgs,
 };
 

@@ -6,6 +6,7 @@
 
 mod amount;
 mod file;
+mod gpu;
 mod kubernetes;
 mod node_name;
 mod parts;
@@ -17,6 +18,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+pub use gpu::{FakeGpus, GpuSettings};
 pub use parts::{
     ActSettings, DeliverySettings, IngestSettings, Mode, NodeSettings, ProcessSettings, Transport,
 };
@@ -25,7 +27,9 @@ pub(crate) use kubernetes::{connect_options, namespace};
 pub use reports::ReportSettings;
 pub(crate) use role::{Role, resolve};
 
-use crate::args::{ActArgs, DeliveryArgs, ElectionArgs, IngestArgs, NodeArgs, ProcessArgs};
+use crate::args::{
+    ActArgs, DeliveryArgs, ElectionArgs, GpuArgs, IngestArgs, NodeArgs, ProcessArgs,
+};
 use file::ConfigFile;
 
 /// Default port of the status page, API and metrics: where NVSentinel has its metrics.
@@ -106,6 +110,8 @@ pub(crate) struct ClientSettings {
 struct AnyRole {
     #[command(flatten)]
     _node: NodeArgs,
+    #[command(flatten)]
+    _gpu: GpuArgs,
     #[command(flatten)]
     _process: ProcessArgs,
     #[command(flatten)]

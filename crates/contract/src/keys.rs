@@ -141,6 +141,25 @@ pub const CODE_GPU_FALLEN_OFF: &str = "GPU_FALLEN_OFF_BUS";
 /// Code of [`CHECK_XID`] events about a reset that failed.
 pub const CODE_GPU_RESET_FAILURE: &str = "GPU_RESET_FAILURE";
 
+/// Agent of all events about what the driver tells of its GPUs.
+pub const GPU_AGENT: &str = "gpu-health-monitor";
+/// Check of a GPU's PCIe link, and of whether the GPU is there.
+pub const CHECK_GPU_PCIE: &str = "GpuPcieWatch";
+/// Check of a GPU's memory.
+pub const CHECK_GPU_MEMORY: &str = "GpuMemWatch";
+/// Check of whether heat slows a GPU down.
+pub const CHECK_GPU_THERMAL: &str = "GpuThermalWatch";
+/// Check of how far a GPU is from where heat slows it down.
+pub const CHECK_GPU_THERMAL_MARGIN: &str = "GpuThermalMarginWatch";
+/// Check of a GPU's power.
+pub const CHECK_GPU_POWER: &str = "GpuPowerWatch";
+/// Check of what the driver asks for to mend a GPU.
+pub const CHECK_GPU_DRIVER: &str = "GpuDriverWatch";
+/// Check of a GPU's NVLinks and of the fabric that they make.
+pub const CHECK_GPU_NVLINK: &str = "GpuNvlinkWatch";
+/// Check of how many GPUs a machine has. Our own.
+pub const CHECK_GPU_COUNT: &str = "GpuCountWatch";
+
 /// Component class of GPUs.
 pub const COMPONENT_GPU: &str = "GPU";
 /// Component class of network cards.
@@ -217,6 +236,10 @@ pub const META_GPU_INDEX: &str = "gpu_index";
 pub const META_DRIVER_VERSION: &str = "driver_version";
 /// Metadata: serial number of the chassis. NVSentinel's key.
 pub const META_CHASSIS_SERIAL: &str = "chassis_serial";
+/// Metadata: DCGM's own word for how grave a code of it is, such as `ISOLATE`.
+pub const META_SEVERITY: &str = "severity";
+/// Metadata: what the catalogue recommends where the event says something else.
+pub const META_CATALOGUE_ACTION: &str = "gpuwarden.dev/catalogue-action";
 /// Metadata: the XID that ended the fault of this healthy event. NVSentinel's key.
 pub const META_CANCELLED_BY: &str = "nvsentinel.nvidia.com/cancel-source-error-code";
 /// Metadata: what happened, for people, as the monitor read it from the line.

@@ -6,6 +6,7 @@
 //! action is unknown.
 
 mod changes;
+mod dcgm;
 mod nic;
 mod nvlink5;
 mod overrides;
@@ -17,6 +18,7 @@ use std::sync::LazyLock;
 use contract::RecommendedAction;
 
 pub use changes::Change;
+pub use dcgm::Dcgm;
 pub use nic::{Filter, NicDriver, Pattern};
 pub use nvlink5::{Report, Severity};
 pub use overrides::{MAX_OVERRIDES, MAX_OVERRIDES_BYTES, Overrides};
@@ -33,6 +35,7 @@ pub struct Catalog {
     xids: BTreeMap<u32, Xid>,
     sxids: BTreeMap<u32, Sxid>,
     nvlink5: Vec<Nvlink5>,
+    dcgm: Vec<Dcgm>,
     /// The NIC patterns in the order in which they are tried; the first that covers a line counts.
     nics: Vec<Nic>,
     /// The codes of the XIDs that an XID ends, by its own code.
@@ -61,6 +64,7 @@ static BUILTIN: LazyLock<Catalog> = LazyLock::new(|| Catalog {
         .rows(rows::nvlink5)
         .filter_map(Result::ok)
         .collect(),
+    dcgm: dcgm::DCGM.rows(dcgm::read).filter_map(Result::ok).collect(),
     nics: rows::NIC.rows(rows::nic).filter_map(Result::ok).collect(),
     cancellations: CANCELLATIONS
         .map(|(source, target)| (source.to_owned(), vec![target.to_owned()]))

@@ -7,6 +7,8 @@
 
 use serde::{Deserialize, Serialize};
 
+pub mod checks;
+
 /// What a look at the GPUs found.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -113,7 +115,8 @@ pub struct Readings {
     pub temperature_c: Option<i32>,
     /// Temperature of the memory in degrees Celsius.
     pub memory_temperature_c: Option<i32>,
-    /// Degrees Celsius until the GPU slows down (field 153); negative beyond that.
+    /// Degrees Celsius until the GPU slows down (`nvmlDeviceGetMarginTemperature`, field 153 of
+    /// DCGM); negative beyond that.
     pub margin_c: Option<i32>,
     /// Power in milliwatts.
     pub power_mw: Option<u64>,
@@ -185,6 +188,8 @@ pub struct NvlinkReadings {
     pub recoveries: Option<u64>,
     /// Checksums that were wrong.
     pub crc_errors: Option<u64>,
+    /// Errors that were left after correction; NVLink 5 and later.
+    pub effective_errors: Option<u64>,
 }
 
 /// What the driver says of the fabric that joins GPUs across machines.

@@ -122,7 +122,25 @@ impl Subject {
         let parts_named = entities
             .iter()
             .any(|entity| self.parts().any(|part| part.0 == entity.entity_type));
-        self.whole().any(healed) && (!parts_named || self.parts().all(healed))
+        self.whole_is_healed(entities, healed) && (!parts_named || self.parts().all(healed))
+    }
+
+    /// Returns whether a recovery names this device. Where both have a name that stays, that
+    /// decides: the index of a GPU is another one's when a GPU before it is gone.
+    fn whole_is_healed(
+        &self,
+        entities: &[Entity],
+        healed: impl Fn(&(String, String)) -> bool,
+    ) -> bool {
+        let stays = |(kind, _): &&(String, String)| {
+            [keys::ENTITY_PCI, keys::ENTITY_GPU_UUID].contains(&kind.as_str())
+                && entities.iter().any(|entity| entity.entity_type == *kind)
+        };
+        let mut staying = self.whole().filter(stays).peekable();
+        if staying.peek().is_some() {
+            return staying.any(&healed);
+        }
+        self.whole().any(healed)
     }
 
     /// Returns the entities by which an event can name this subject; empty for the node itself.
@@ -353,6 +371,18 @@ mod tests {
             (false, &[("GPU_UUID", "GPU-2"), ("PCI", "0000:b4:00")]),
         ] {
             assert_eq!(link.healed_by(&entities(by)), heals, "{by:?}");
+        }
+        // The index of a GPU that is gone is the next one's.
+        let named = [("GPU", "3"), ("PCI", "0000:b3:00"), ("GPU_UUID", "GPU-1")];
+        let gpu = subject(&named);
+        for (heals, by) in [
+            (true, &named[..]),
+            (true, &[("GPU", "3")]),
+            (true, &[("GPU", "2"), ("GPU_UUID", "GPU-1")]),
+            (false, &[("GPU", "3"), ("PCI", "0000:b4:00")]),
+            (false, &[("GPU", "3"), ("GPU_UUID", "GPU-2")]),
+        ] {
+            assert_eq!(gpu.healed_by(&entities(by)), heals, "{by:?}");
         }
         let node = subject(&[]);
         assert!(node.healed_by(&[]));

@@ -23,7 +23,7 @@ pub use diagnosis::subject::{Subject, heals, normalise_pci};
 
 pub use book::{
     Change, FaultBook, Ignored, MAX_FAULT_BYTES_PER_NODE, MAX_FAULTY_NODES,
-    MAX_OPEN_FAULTS_PER_NODE,
+    MAX_OPEN_FAULTS_PER_NODE, is_mended_by_reboot,
 };
 pub(crate) use closed::may_be_before;
 pub use closed::{CLOSED_FOR, MAX_CLOSED_PER_NODE, REQUESTS_APART};

@@ -55,6 +55,18 @@ pub const DEADLINE: SignedDuration = SignedDuration::from_secs(60);
 /// Longest wait between two attempts.
 pub const LONGEST_RETRY: SignedDuration = SignedDuration::from_secs(30);
 
+/// First wait after an error; it doubles with each further one, up to [`LONGEST_RETRY`].
+const FIRST_RETRY: SignedDuration = SignedDuration::from_millis(100);
+
+/// First and longest wait where the node has changed meanwhile: what decides again has seen it soon.
+const CONFLICT_RETRY: (SignedDuration, SignedDuration) = (
+    SignedDuration::from_millis(10),
+    SignedDuration::from_secs(1),
+);
+
+/// Doublings of a wait beyond which no number of failures counts; any wait is at its longest by then.
+const MAX_DOUBLINGS: u32 = 19;
+
 /// The quarantine session of a node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Session {
@@ -216,12 +228,12 @@ pub fn without_ours(node: &NodeView, marks: &Marks) -> NodeView {
 
 /// Returns the wait before the next attempt where so many in a row have failed.
 pub(crate) fn retry_after(failures: u32, failure: Failure) -> SignedDuration {
-    let doublings = failures.clamp(1, 20) - 1;
-    let (first, longest, wish) = match failure {
-        Failure::Conflict => (10, SignedDuration::from_secs(1), None),
-        Failure::Error { retry_after } => (100, LONGEST_RETRY, retry_after),
+    let doublings = failures.saturating_sub(1).min(MAX_DOUBLINGS);
+    let ((first, longest), wish) = match failure {
+        Failure::Conflict => (CONFLICT_RETRY, None),
+        Failure::Error { retry_after } => ((FIRST_RETRY, LONGEST_RETRY), retry_after),
     };
-    let wait = SignedDuration::from_millis(first << doublings).min(longest);
+    let wait = (first * (1 << doublings)).min(longest);
     wish.map_or(wait, |wish| wait.max(wish.min(LONGEST_RETRY)))
 }
 
@@ -389,7 +401,7 @@ impl Session {
                 "a person: the API server has not taken the change for over a minute; \
                  it is tried again every 30 s"
             }
-            (Phase::Quarantined, _) => "the recovery of its faults, or an uncordon by hand",
+            (Phase::Quarantined, _) => "the recovery of its faults, or a release by hand",
         };
         awaits.to_owned()
     }

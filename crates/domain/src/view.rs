@@ -196,6 +196,9 @@ pub struct SessionView {
     pub failures: u32,
     /// What it awaits, for people.
     pub awaits: String,
+    /// Whether it has cordoned the node: then an uncordon by hand ends it.
+    #[serde(default)]
+    pub cordoned: bool,
     /// The other gpuwarden whose it is, where it is not ours: then it is left alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub another: Option<AnotherView>,

@@ -1,12 +1,15 @@
 //! The machine that gpuwarden runs on: its kernel log, the boot it is in, its name, its NICs.
 //!
-//! The only room that may hold unsafe code; so far it holds none, because `rustix` offers every
-//! system call it needs in a safe form. Nothing here knows what a fault is: [`kernel_log`] delivers
+//! The only room that may hold unsafe code, and it does so only where it calls a vendor's library:
+//! `rustix` offers every system call it needs in a safe form. Nothing here knows what a fault is: [`kernel_log`] delivers
 //! records and says what is missing between them, and the rooms above judge the text.
 
 pub mod boot;
 pub mod disk;
+pub mod gpu_probe;
 pub mod identity;
 pub mod kernel_log;
+pub mod library;
 pub mod nics;
+pub mod nvml;
 mod readiness;

@@ -13,7 +13,7 @@ use domain::mode::Mode;
 use domain::nearest::nearest;
 use domain::node::NodeView;
 use domain::policy::{EventVariable, NodeVariable, Policy, Rule, RuleKind, event_variable};
-use domain::session::{Observed, Phase, Session, another, dismissal, returns};
+use domain::session::{Observed, Phase, another, dismissal, returns};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -142,7 +142,7 @@ fn explain(
     checks.push(faults_check(situation, sources, notices));
     checks.extend(rules);
     checks.extend(brake_check(situation));
-    checks.extend(change_check(&situation.session));
+    checks.extend(change_check(situation));
     WhyNot {
         node: node.to_owned(),
         answer: answer(situation, cluster, &checks),
@@ -155,6 +155,23 @@ fn explain(
     }
 }
 
+/// Returns the answer about a node that is out of service by our own session.
+fn out_of_service(situation: &Situation<'_>) -> String {
+    let (node, session) = (situation.node, &situation.session);
+    if session.phase == Phase::Releasing {
+        return match session.waits_until() {
+            Some(at) => format!("{node} is {}", returns::text(session.returns.len(), at)),
+            None => format!("{node} is being given back"),
+        };
+    }
+    let awaits = &situation.awaits;
+    let is = match situation.acting {
+        Mode::DryRun => "counts as quarantined in this dry run",
+        Mode::Observe | Mode::Quarantine => "is quarantined",
+    };
+    format!("{node} {is}, and awaits {awaits}; `gpuwarden explain {node}` tells what for")
+}
+
 fn answer(situation: &Situation<'_>, cluster: Option<Connection<'_>>, checks: &[Check]) -> String {
     let node = situation.node;
     let own = situation.observed.and_then(|node| node.own.as_deref());
@@ -163,16 +180,7 @@ fn answer(situation: &Situation<'_>, cluster: Option<Connection<'_>>, checks: &[
         return format!("{node} is quarantined by another gpuwarden{since}: {who}");
     }
     if own.is_some() {
-        return match situation.session.phase {
-            Phase::Releasing => match situation.session.waits_until() {
-                Some(at) => format!(
-                    "{node} is {}",
-                    returns::text(situation.session.returns.len(), at)
-                ),
-                None => format!("{node} is being given back"),
-            },
-            _ => format!("{node} is quarantined; `gpuwarden explain {node}` tells what for"),
-        };
+        return out_of_service(situation);
     }
     // Of several rules, one that asks for it is enough.
     let asked = checks
@@ -493,7 +501,8 @@ fn rule_lines(
 }
 
 /// Returns how far the change has come; `None`: none is under way.
-fn change_check(session: &Session) -> Option<Check> {
+fn change_check(situation: &Situation<'_>) -> Option<Check> {
+    let session = &situation.session;
     if session.failures == 0 {
         return None;
     }
@@ -502,9 +511,12 @@ fn change_check(session: &Session) -> Option<Check> {
     let next = session
         .not_before
         .map_or_else(String::new, |at| format!(", the next is made at {at:.0}"));
-    let text = format!(
-        "the API server has not taken the change: {count} {attempts} in a row failed{next}"
-    );
+    let what = if situation.store_unanswered {
+        "the event store does not answer whose the session is"
+    } else {
+        "the API server has not taken the change"
+    };
+    let text = format!("{what}: {count} {attempts} in a row failed{next}");
     Some(stops("change", text).fix("gpuwarden doctor"))
 }
 

@@ -9,25 +9,23 @@ use host::kernel_log::{Record, RecordRef};
 use jiff::Timestamp;
 
 /// The things that an event is made of.
-pub(super) struct Context<'a> {
+pub(crate) struct Context<'a> {
     /// The finding.
-    pub(super) finding: &'a Finding,
+    pub(crate) finding: &'a Finding,
     /// The record it was found in.
-    pub(super) record: &'a Record,
+    pub(crate) record: &'a Record,
     /// The time when the line was written.
-    pub(super) at: Timestamp,
+    pub(crate) at: Timestamp,
     /// The GPUs of the machine, if known.
-    pub(super) machine: Option<&'a Machine>,
+    pub(crate) machine: Option<&'a Machine>,
     /// Node name.
-    pub(super) node_name: &'a str,
+    pub(crate) node_name: &'a str,
     /// Whether the line is older than the history that counts.
-    pub(super) earlier_in_boot: bool,
+    pub(crate) earlier_in_boot: bool,
     /// The place of the line in a file.
-    pub(super) place: Option<&'a str>,
+    pub(crate) place: Option<&'a str>,
 }
 
-/// Metadata key: what the catalogue recommends where the event says something else.
-const META_CATALOGUE_ACTION: &str = "gpuwarden.dev/catalogue-action";
 /// Metadata key: the line of the log, where the message is not the line.
 const META_LOG_LINE: &str = "gpuwarden.dev/log-line";
 
@@ -76,7 +74,7 @@ pub fn event_of_line(line: &str, node_name: &str, at: Timestamp) -> Option<Healt
 }
 
 /// Returns the event for a finding, and a healthy one for each fault that it ends.
-pub(super) fn of(context: &Context<'_>) -> Vec<HealthEvent> {
+pub(crate) fn of(context: &Context<'_>) -> Vec<HealthEvent> {
     let event = event(context);
     let cancelled = context
         .finding
@@ -104,7 +102,7 @@ fn cancellation(event: &HealthEvent, cancelled: &Cancelled) -> HealthEvent {
         keys::META_MEANING,
         keys::META_VERDICT,
         keys::META_RPC_HISTORY,
-        META_CATALOGUE_ACTION,
+        keys::META_CATALOGUE_ACTION,
     ] {
         healthy.metadata.remove(key);
     }
@@ -127,7 +125,7 @@ fn event(context: &Context<'_>) -> HealthEvent {
     let mut action = finding.action;
     if action == RecommendedAction::ComponentReset && finding.gpu_uuid.is_none() {
         let name = action_name(action as i32).into_owned();
-        note(META_CATALOGUE_ACTION, name);
+        note(keys::META_CATALOGUE_ACTION, name);
         action = RecommendedAction::RestartVm;
     }
     let line = finding.lines.as_ref().unwrap_or(&record.text);

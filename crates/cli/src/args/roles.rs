@@ -42,6 +42,9 @@ pub struct RunArgs {
     /// The node.
     #[command(flatten)]
     pub node: NodeArgs,
+    /// Its GPUs.
+    #[command(flatten)]
+    pub gpu: GpuArgs,
     /// The process.
     #[command(flatten)]
     pub process: ProcessArgs,
@@ -62,6 +65,9 @@ pub struct AgentArgs {
     /// The node.
     #[command(flatten)]
     pub node: NodeArgs,
+    /// Its GPUs.
+    #[command(flatten)]
+    pub gpu: GpuArgs,
     /// The process.
     #[command(flatten)]
     pub process: ProcessArgs,
@@ -141,6 +147,39 @@ group! {
         #[arg(long, env = "GPUWARDEN_CATALOG", value_name = "FILE", value_delimiter = ',')]
         #[serde(deserialize_with = "one_or_several")]
         pub catalog: Option<Vec<PathBuf>>,
+    }
+}
+
+group! {
+    /// The GPUs of a node.
+    pub struct GpuArgs {
+        /// Watch the GPUs by the driver's library (NVML). Where there is none it is waited for
+        /// [default: true].
+        #[arg(long, env = "GPUWARDEN_ENABLE_NVML_PROVIDER", num_args = 0..=1,
+              default_missing_value = "true", value_name = "BOOL")]
+        pub enable_nvml_provider: Option<bool>,
+        /// Root directory of the driver, as seen from here; where the library is not below it, the
+        /// system's is taken [default: /run/nvidia/driver].
+        #[arg(long, env = "GPUWARDEN_NVML_DRIVER_ROOT", value_name = "DIRECTORY")]
+        pub nvml_driver_root: Option<PathBuf>,
+        /// XIDs that leave a GPU's condition `NVMLReady` alone, beside 13, 31, 43, 45, 68 and 109.
+        #[arg(long, env = "GPUWARDEN_NVML_IGNORED_XIDS", value_name = "XID", value_delimiter = ',')]
+        pub nvml_ignored_xids: Option<Vec<u32>>,
+        /// Time between two looks at the GPUs: a duration, or a number of seconds [default: 5].
+        #[arg(long, env = "GPUWARDEN_NVML_HEALTH_INTERVAL", value_name = "DURATION")]
+        pub nvml_health_interval: Option<String>,
+        /// Time after which a call of the driver counts as hanging; loaded drivers are slow
+        /// [default: 60s].
+        #[arg(long, env = "GPUWARDEN_NVML_DEADLINE", value_name = "DURATION")]
+        pub nvml_deadline: Option<String>,
+        /// Number of GPUs that this node has; where fewer are seen, that is a fault [default: not
+        /// known].
+        #[arg(long, env = "GPUWARDEN_EXPECTED_GPUS", value_name = "NUMBER")]
+        pub expected_gpus: Option<u32>,
+        /// For trying out: GPUs that are not there, so many healthy ones or those of a scenario
+        /// file.
+        #[arg(long, env = "GPUWARDEN_FAKE_GPUS", value_name = "NUMBER|FILE")]
+        pub fake_gpus: Option<String>,
     }
 }
 

@@ -15,11 +15,12 @@ use jiff::SignedDuration;
 use runtime::logging::LogFormat;
 use runtime::tls::CertificateFiles;
 
+use super::gpu::GpuSettings;
 use super::kubernetes::{connect_options, in_pod, namespace};
 use super::node_name::node_name;
 use super::reports::ReportSettings;
 use super::{DEFAULT_PORT, SettingsError, amount, default_data_dir, is_root};
-use crate::args::{ActArgs, DeliveryArgs, IngestArgs, NodeArgs, ProcessArgs};
+use crate::args::{ActArgs, DeliveryArgs, GpuArgs, IngestArgs, NodeArgs, ProcessArgs};
 use crate::policy_source;
 
 /// Socket on which monitors of NVSentinel report.
@@ -82,6 +83,8 @@ pub struct NodeSettings {
     pub gpu_metadata: PathBuf,
     /// Files of changes to the fault catalogue; the last has the last word.
     pub catalog: Vec<PathBuf>,
+    /// The GPUs.
+    pub gpu: GpuSettings,
 }
 
 /// `ActSettings` are the settings of the store, the policy and the cluster.
@@ -181,6 +184,7 @@ impl ProcessSettings {
 impl NodeSettings {
     pub(super) fn resolve(
         args: NodeArgs,
+        gpu: GpuArgs,
         process: &ProcessSettings,
     ) -> Result<Self, SettingsError> {
         let socket = args.socket.unwrap_or_else(|| {
@@ -220,6 +224,7 @@ impl NodeSettings {
                 .gpu_metadata
                 .unwrap_or_else(|| PathBuf::from(GPU_METADATA)),
             catalog: args.catalog.unwrap_or_default(),
+            gpu: GpuSettings::resolve(gpu)?,
         })
     }
 }

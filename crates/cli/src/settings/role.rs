@@ -52,13 +52,14 @@ impl Role for RunArgs {
 
     fn fill(&mut self, file: &ConfigFile) -> Result<(), SettingsError> {
         self.node.fill(file.group()?);
+        self.gpu.fill(file.group()?);
         self.process.fill(file.group()?);
         fill_act(&mut self.act, file)
     }
 
     fn settle(self) -> Result<RunSettings, SettingsError> {
         let process = ProcessSettings::resolve(self.process)?;
-        let node = NodeSettings::resolve(self.node, &process)?;
+        let node = NodeSettings::resolve(self.node, self.gpu, &process)?;
         let act = ActSettings::resolve(self.act)?;
         Ok(RunSettings { node, process, act })
     }
@@ -74,13 +75,14 @@ impl Role for AgentArgs {
     fn fill(&mut self, file: &ConfigFile) -> Result<(), SettingsError> {
         self.delivery.fill(file.group()?);
         self.node.fill(file.group()?);
+        self.gpu.fill(file.group()?);
         self.process.fill(file.group()?);
         Ok(())
     }
 
     fn settle(self) -> Result<AgentSettings, SettingsError> {
         let process = ProcessSettings::resolve(self.process)?;
-        let node = NodeSettings::resolve(self.node, &process)?;
+        let node = NodeSettings::resolve(self.node, self.gpu, &process)?;
         let delivery = DeliverySettings::resolve(self.delivery)?;
         Ok(AgentSettings {
             delivery,

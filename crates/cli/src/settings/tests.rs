@@ -272,6 +272,7 @@ fn an_agent_knows_its_controller_and_can_say_who_it_is() {
         resolve(AgentArgs {
             config: None,
             delivery,
+            gpu: GpuArgs::default(),
             node: NodeArgs {
                 node_name: Some("n1".into()),
                 ..NodeArgs::default()

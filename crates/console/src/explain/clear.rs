@@ -77,14 +77,17 @@ pub(super) fn how_to_clear(status: &NodeStatus, data_dir: Option<&str>) -> Vec<S
         return lines;
     }
     // While it is being quarantined there is nothing to uncordon yet.
-    let held = status
-        .session
-        .as_ref()
-        .is_some_and(|session| session.phase == Phase::Quarantined);
-    if held && status.in_cluster != Some(false) {
+    let held = (status.session.as_ref()).filter(|session| session.phase == Phase::Quarantined);
+    if let Some(session) = held.filter(|_| status.in_cluster != Some(false)) {
+        // Where it was not we who cordoned the node, an uncordon ends nothing.
+        let command = if session.cordoned {
+            format!("kubectl uncordon {node}")
+        } else {
+            format!("gpuwarden release {node} --reason TEXT")
+        };
         lines.push(format!(
-            "To release the node by hand: `kubectl uncordon {node}` (ends the session; the same \
-             faults do not start another)"
+            "To release the node by hand: `{command}` (ends the session; the same faults do not \
+             start another)"
         ));
     }
     lines

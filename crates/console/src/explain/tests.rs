@@ -81,7 +81,8 @@ fn status(faults: Vec<FaultView>, phase: Option<Phase>) -> NodeStatus {
             since: at(0),
             failures: 0,
             another: None,
-            awaits: "the recovery of its faults, or an uncordon by hand".into(),
+            awaits: "the recovery of its faults, or a release by hand".into(),
+            cordoned: true,
         }),
         in_cluster: phase.map(|_| true),
         unschedulable: None,
@@ -90,6 +91,14 @@ fn status(faults: Vec<FaultView>, phase: Option<Phase>) -> NodeStatus {
         devices: vec![],
         notes: Vec::new(),
     }
+}
+
+/// The session has tainted the node only, or somebody else had cordoned it.
+fn not_cordoned(mut status: NodeStatus) -> NodeStatus {
+    if let Some(session) = &mut status.session {
+        session.cordoned = false;
+    }
+    status
 }
 
 fn told(records: &[Record], journal: &[Entry]) -> Explain {
@@ -428,13 +437,22 @@ fn what_is_awaited_and_how_to_clear_it() {
         ),
         (
             Some(status(vec![fault("79")], Some(Phase::Quarantined))),
-            "or an uncordon by hand",
+            "or a release by hand",
             vec![recovery, uncordon],
             vec![all],
         ),
         (
+            Some(not_cordoned(status(
+                vec![fault("79")],
+                Some(Phase::Quarantined),
+            ))),
+            "or a release by hand",
+            vec![recovery, "`gpuwarden release n1 --reason TEXT`"],
+            vec![uncordon],
+        ),
+        (
             Some(status(vec![fault("79")], Some(Phase::Quarantining))),
-            "or an uncordon by hand",
+            "or a release by hand",
             vec![recovery],
             vec![uncordon],
         ),

@@ -158,7 +158,7 @@ async fn the_page_shows_the_state_and_hostile_text_as_text() {
         "The GPU no longer answers on PCI Express",
         "restart the machine (RESTART_BM)",
         "... and 12 more until",
-        "the recovery of its faults, or an uncordon by hand",
+        "the recovery of its faults, or a release by hand",
         "gpuwarden inject recovery --node-name gpu-a-01 --code 79 --pci 0000:b3:00",
         "kubectl uncordon gpu-a-01",
         "https://10.0.0.1:6443",

@@ -234,7 +234,8 @@ impl Server {
                     since: Timestamp::now(),
                     failures: 0,
                     another: None,
-                    awaits: "the recovery of its faults, or an uncordon by hand".into(),
+                    awaits: "the recovery of its faults, or a release by hand".into(),
+                    cordoned: true,
                 });
             }
         });

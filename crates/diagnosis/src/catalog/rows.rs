@@ -405,7 +405,7 @@ pub(crate) fn hex(word: &str) -> Option<u32> {
     u32::from_str_radix(digits, 16).ok()
 }
 
-fn number(text: &str) -> Result<u32, String> {
+pub(super) fn number(text: &str) -> Result<u32, String> {
     text.parse().map_err(|_| "code is no number".to_owned())
 }
 
@@ -414,7 +414,7 @@ fn truth(text: &str) -> Result<bool, String> {
         .map_err(|_| "fatal is neither true nor false".to_owned())
 }
 
-fn action_of(text: &str) -> Result<RecommendedAction, String> {
+pub(super) fn action_of(text: &str) -> Result<RecommendedAction, String> {
     parse_action(text)
         .and_then(|number| RecommendedAction::try_from(number).ok())
         .ok_or_else(|| format!("action '{text}' is no RecommendedAction"))
@@ -432,7 +432,7 @@ impl Confidence {
         }
     }
 
-    fn parse(text: &str) -> Result<Self, String> {
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
         match text {
             "high" => Ok(Self::High),
             "medium" => Ok(Self::Medium),

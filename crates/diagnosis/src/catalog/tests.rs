@@ -3,6 +3,7 @@ use RecommendedAction::{ComponentReset, ContactSupport, None, RestartBm, Restart
 use self::published::{EXPECTED, decodes, is_right_xid, words};
 use super::*;
 
+mod dcgm;
 mod published;
 
 fn all<T>(rows: impl Iterator<Item = Result<T, RowError>>) -> usize {
@@ -29,6 +30,9 @@ fn every_row_of_the_data_files_is_read() {
     let nvlink5 = all(rows::NVLINK5.rows(rows::nvlink5));
     assert_eq!((nvlink5, catalog.nvlink5().len()), (98, 98));
     assert_eq!(all(rows::NIC.rows(rows::nic)), catalog.nics().len());
+    // 133 of DCGM, and three that are others'.
+    let dcgm = all(super::dcgm::DCGM.rows(super::dcgm::read));
+    assert_eq!((dcgm, catalog.dcgms().len()), (136, 136));
 }
 
 #[test]
@@ -61,6 +65,9 @@ fn every_row_says_what_it_means_and_where_that_comes_from() {
     for row in catalog.nvlink5() {
         texts(&row.meaning, &row.source, &row.key());
         assert_eq!(row.fatal, row.action != None, "{row:?}");
+    }
+    for row in catalog.dcgms() {
+        texts(&row.meaning, &row.source, &row.name);
     }
     for row in catalog.nics() {
         texts(&row.meaning, &row.source, &row.name);

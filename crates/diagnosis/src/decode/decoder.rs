@@ -223,7 +223,8 @@ impl KernelLogDecoder {
         self.uuids.insert(pci, uuid.to_owned());
     }
 
-    fn xid(&mut self, xid: &XidLine<'_>, at: Timestamp) -> Finding {
+    /// Returns the finding of an XID that was reported `at`, however it was read.
+    pub fn xid(&mut self, xid: &XidLine<'_>, at: Timestamp) -> Finding {
         let pci = normalise_pci(xid.pci);
         let report = xid.nvlink5();
         let branch = self.machine.as_ref().and_then(Machine::driver_branch);

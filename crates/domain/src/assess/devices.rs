@@ -20,12 +20,14 @@ use crate::reporter::Authority;
 const CHECKS: [(&str, Dimension); 7] = [
     (keys::CHECK_GPU_FALLEN_OFF, Dimension::GpuLost),
     ("GpuDcgmConnectivityFailure", Dimension::Unmonitored),
-    ("GpuMemWatch", Dimension::Memory),
-    ("GpuNvlinkWatch", Dimension::Nvlink),
+    (keys::CHECK_GPU_MEMORY, Dimension::Memory),
+    (keys::CHECK_GPU_NVLINK, Dimension::Nvlink),
     ("GpuNvswitchFatalWatch", Dimension::Nvlink),
-    ("GpuThermalMarginWatch", Dimension::Thermal),
-    ("GpuThermalWatch", Dimension::Thermal),
+    (keys::CHECK_GPU_THERMAL_MARGIN, Dimension::Thermal),
+    (keys::CHECK_GPU_THERMAL, Dimension::Thermal),
 ];
+/// The code that says, of whatever check, that nobody looks at a GPU.
+const UNMONITORED: &str = "GPU_UNMONITORED";
 /// The codes that say, of whatever check, that a GPU is gone: of an XID, of the kernel's line
 /// without one, and of DCGM.
 const LOST: [&str; 3] = ["79", keys::CODE_GPU_FALLEN_OFF, "DCGM_FR_FALLEN_OFF_BUS"];
@@ -75,29 +77,30 @@ impl<'a> DeviceFaults<'a> {
     }
 
     /// Returns whether the rule set at `index` leaves the node in service: all that it matches is
-    /// of so few GPUs as it says. A fault of the links between GPUs is never of one alone.
+    /// of so few GPUs as it says, and each of these has a taint. A fault of the links between GPUs
+    /// is never of one alone.
     pub(super) fn spare_node(&self, index: usize) -> bool {
         let rule_set = self.rule_sets.get(index);
         let Some(most) = rule_set.and_then(|rule_set| rule_set.taint_devices) else {
             return false;
         };
-        let mut gpus = BTreeSet::new();
+        let (mut gpus, mut tainted) = (BTreeSet::new(), BTreeSet::new());
         for (fault, _) in self
             .faults
             .iter()
             .filter(|(_, ruling)| ruling.matched(index))
         {
             let dimensions = dimensions(fault);
-            match self.place(fault) {
-                Place::Gpu(devices)
-                    if !dimensions.is_empty() && !dimensions.contains(&Dimension::Nvlink) =>
-                {
-                    gpus.extend(devices.first().copied());
-                }
-                _ => return false,
+            let Place::Gpu(devices) = self.place(fault) else {
+                return false;
+            };
+            if dimensions.contains(&Dimension::Nvlink) {
+                return false;
             }
+            gpus.extend(devices.first().copied());
+            tainted.extend(devices.first().copied().filter(|_| !dimensions.is_empty()));
         }
-        u32::try_from(gpus.len()).is_ok_and(|gpus| gpus <= most)
+        gpus == tainted && u32::try_from(gpus.len()).is_ok_and(|gpus| gpus <= most)
     }
 
     /// Returns the taints that the devices of `node` ought to have, by key, but for those that the
@@ -222,6 +225,7 @@ fn dimensions(fault: &Fault) -> Vec<Dimension> {
     let of_check = CHECKS.iter().find(|(check, _)| *check == fault.check);
     let found: BTreeSet<Dimension> = (is_xid.then_some(Dimension::Xid).into_iter())
         .chain(LOST.contains(&code).then_some(Dimension::GpuLost))
+        .chain((code == UNMONITORED).then_some(Dimension::Unmonitored))
         .chain(of_check.map(|(_, dimension)| *dimension))
         .collect();
     found.into_iter().collect()

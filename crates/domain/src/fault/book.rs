@@ -309,6 +309,22 @@ impl FaultBook {
     }
 }
 
+/// Returns whether a reboot mends what asks for this action.
+///
+/// What asks for a reset or a restart has had it, and what asks for nothing goes with the state of
+/// the driver. What asks for a person, a diagnosis or another machine is there until somebody has
+/// looked: a machine that comes up again is no proof.
+pub fn is_mended_by_reboot(action: i32) -> bool {
+    matches!(
+        RecommendedAction::try_from(action),
+        Ok(RecommendedAction::None
+            | RecommendedAction::ComponentReset
+            | RecommendedAction::RestartVm
+            | RecommendedAction::RestartBm
+            | RecommendedAction::Unknown)
+    )
+}
+
 fn note_once(changes: &mut Vec<Change>, ignored: Ignored) {
     let change = Change::Ignored(ignored);
     if changes.last() != Some(&change) {
@@ -388,21 +404,11 @@ impl Fault {
 
     /// Returns whether a reboot mends the fault; `reboot` is the event that tells of it.
     ///
-    /// What asks for a reset or a restart has had it, and what asks for nothing goes with
-    /// the state of the driver. What asks for a person, a diagnosis or another machine is
-    /// there until somebody has looked: a machine that comes up again is no proof. A fault
-    /// that was found in the new boot already is not of the old one.
+    /// A fault that was found in the new boot already is not of the old one.
     fn healed_by_reboot(&self, reboot: &HealthEvent) -> bool {
         let boot = |event: &HealthEvent| event.metadata.get(keys::META_BOOT_ID).cloned();
         let of_this_boot = boot(reboot).is_some_and(|id| boot(&self.event) == Some(id));
-        let by_restart = matches!(
-            RecommendedAction::try_from(self.event.recommended_action),
-            Ok(RecommendedAction::None
-                | RecommendedAction::ComponentReset
-                | RecommendedAction::RestartVm
-                | RecommendedAction::RestartBm
-                | RecommendedAction::Unknown)
-        );
+        let by_restart = is_mended_by_reboot(self.event.recommended_action);
         by_restart && !of_this_boot
     }
 

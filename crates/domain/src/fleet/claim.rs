@@ -173,6 +173,7 @@ impl Fleet {
         entry.claim.awaits = None;
         match found {
             Some(found) => {
+                entry.claim.unanswered = false;
                 entry.claim.found.extend(found);
                 self.dirty.insert(name.to_owned());
             }
@@ -216,7 +217,9 @@ impl Fleet {
     pub(super) fn claim_later(&mut self, name: &str) {
         let now = self.now;
         let failure = Failure::Error { retry_after: None };
-        self.entry(name).session.failed(failure, now);
+        let entry = self.entry(name);
+        entry.claim.unanswered = true;
+        entry.session.failed(failure, now);
         self.session_changed(name);
         self.set_wake(name);
     }

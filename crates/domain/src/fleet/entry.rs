@@ -66,6 +66,8 @@ pub(super) struct ClaimState {
     pub(super) known: Vec<String>,
     /// The question to the store that is not answered: until then nothing is decided about the node.
     pub(super) awaits: Option<Awaits>,
+    /// Whether the store did not answer the last question; it is asked again.
+    pub(super) unanswered: bool,
     /// The answers of the store about events on the node, for the next look.
     pub(super) found: BTreeMap<String, InStore>,
     /// Id of the session of another gpuwarden that it carries; empty where it cannot be read.

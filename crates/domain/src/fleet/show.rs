@@ -99,6 +99,9 @@ impl Fleet {
                     .unwrap_or(entry.session.since),
                 failures: entry.session.failures,
                 awaits: self.awaits(entry, anothers.as_ref().map(|(_, another)| another)),
+                cordoned: (entry.observed.as_ref())
+                    .and_then(|observed| observed.own.as_ref())
+                    .is_some_and(|own| own.cordoned),
                 another: anothers.as_ref().map(|(_, another)| another.clone()),
             }),
             in_cluster,
@@ -122,7 +125,7 @@ impl Fleet {
     }
 
     /// Returns what the session on a node awaits, for people.
-    fn awaits(&self, entry: &NodeEntry, another: Option<&AnotherView>) -> String {
+    pub(super) fn awaits(&self, entry: &NodeEntry, another: Option<&AnotherView>) -> String {
         if self.settings.mode == Mode::Observe {
             return "a gpuwarden that acts: this one only observes".to_owned();
         }
@@ -137,6 +140,9 @@ impl Fleet {
         }
         if self.policy.is_none() {
             return "a policy to be loaded: nothing is decided before".to_owned();
+        }
+        if entry.claim.unanswered {
+            return "the event store, which does not answer whose the session is".to_owned();
         }
         entry.session.awaits(entry.view.is_some())
     }

@@ -37,6 +37,10 @@ pub struct Situation<'a> {
     pub on_our_node: bool,
     /// Its devices that can be tainted each on its own.
     pub devices: NodeDevices,
+    /// What its session awaits, for people; nothing where there is none.
+    pub awaits: String,
+    /// Whether the store did not answer the last question about it.
+    pub store_unanswered: bool,
     /// Why the brake holds it back, if it does.
     pub hold: Option<&'a Hold>,
     /// When the nodes that the circuit breaker held back were last dropped.
@@ -62,6 +66,8 @@ impl Fleet {
             anothers: entry.is_some_and(|entry| entry.claim.anothers.is_some()),
             on_our_node: entry.is_some_and(|entry| entry.claim.on_our_node),
             devices: self.devices_of(node),
+            awaits: entry.map_or_else(String::new, |entry| self.awaits(entry, None)),
+            store_unanswered: entry.is_some_and(|entry| entry.claim.unanswered),
             hold: entry.and_then(|entry| entry.hold.as_ref()),
             dropped_at: self.brake.switched.dropped_at,
         }

@@ -5,7 +5,7 @@ use contract::{HealthEvent, keys};
 use domain::brake::Hold;
 use domain::event::{Record, normalise};
 use domain::fault::FaultBook;
-use domain::session::Failure;
+use domain::session::{Failure, Session};
 use jiff::Timestamp;
 use serde_json::json;
 
@@ -54,6 +54,7 @@ struct World {
     session: Session,
     anothers: bool,
     hold: Option<Hold>,
+    store_unanswered: bool,
 }
 
 fn world() -> World {
@@ -67,6 +68,7 @@ fn world() -> World {
         session: Session::idle(at(0)),
         anothers: false,
         hold: None,
+        store_unanswered: false,
     }
 }
 
@@ -89,6 +91,8 @@ fn ask(world: &World) -> WhyNot {
         session: Cow::Borrowed(&world.session),
         anothers: world.anothers,
         on_our_node: world.anothers,
+        awaits: "the recovery of its faults".to_owned(),
+        store_unanswered: world.store_unanswered,
         hold: world.hold.as_ref(),
         dropped_at: None,
     };
@@ -101,7 +105,7 @@ fn the_first_thing_that_stands_in_the_way_is_the_answer() {
     let failed = |world: &mut World| {
         world.session.failed(Failure::Conflict, at(1));
     };
-    let table: [(Edit, &str, usize); 13] = [
+    let table: [(Edit, &str, usize); 14] = [
         (|_| (), "n1 is being quarantined", 0),
         (
             |world| world.hold = Some(Hold::Tripped),
@@ -142,6 +146,14 @@ fn the_first_thing_that_stands_in_the_way_is_the_answer() {
             1,
         ),
         (failed, "has not taken the change: 1 attempt", 1),
+        (
+            |world| {
+                world.session.failed(Failure::Conflict, at(1));
+                world.store_unanswered = true;
+            },
+            "the event store does not answer",
+            1,
+        ),
         (
             |world| {
                 world.acting = Mode::Observe;
@@ -186,6 +198,29 @@ fn whose_session_a_node_carries_is_told_with_what_ends_it() {
     assert!(fix.contains("kubectl annotate node n1 "), "{fix}");
     assert!(check.details[0].contains("by another store"), "{check:?}");
     assert!(check.details[1].contains("uncordoned"), "{check:?}");
+}
+
+#[test]
+fn a_quarantined_node_is_told_with_what_it_awaits() {
+    let mut world = world();
+    let session = json!({"id": "s", "since": "2027-01-15T08:00:00Z", "by": "node"});
+    world.node = Some(node(
+        json!({"annotations": {keys::SESSION: session.to_string()}}),
+    ));
+    for (acting, expected) in [
+        (
+            Mode::Quarantine,
+            "n1 is quarantined, and awaits the recovery",
+        ),
+        (
+            Mode::DryRun,
+            "n1 counts as quarantined in this dry run, and awaits",
+        ),
+    ] {
+        world.acting = acting;
+        let why = ask(&world);
+        assert!(why.answer.starts_with(expected), "{why:#?}");
+    }
 }
 
 #[test]

@@ -249,6 +249,15 @@ fn more_gpus_than_the_rule_set_spares_take_the_node_out() {
 }
 
 #[test]
+fn what_has_no_taint_of_its_own_goes_with_the_others_of_its_gpu() {
+    let of = |check: &str, code: &str| report(check, code, &["GPU_UUID=GPU-0"], true);
+    let asks = of("GpuDriverWatch", "RESET");
+    assert_eq!(taints(std::slice::from_ref(&asks), ""), ["node"]);
+    let both = [of("SysLogsXIDError", "48"), asks];
+    assert_eq!(taints(&both, ""), ["gpu-0 xid=48:NoSchedule"]);
+}
+
+#[test]
 fn pods_are_deleted_only_where_a_monitor_says_that_this_gpu_is_gone() {
     let table = "gpu-lost = \"NoExecute\"";
     let lost =

@@ -1,0 +1,235 @@
+//! The GPU health monitor: takes what a probe sees of the GPUs, has it judged
+//! (`diagnosis/src/gpu/checks.rs`), and reports the problems that have come and those that are over.
+//! What becomes of a report is the business of [`crate::monitor`].
+//!
+//! A driver that does not answer is blindness, never a fault. Its XIDs are reported where nobody
+//! reads them in the kernel log, by the same catalogue, so that one XID is one fault.
+
+mod event;
+mod metrics;
+pub mod probe;
+mod xid;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Instant;
+
+use contract::keys;
+use diagnosis::catalog::Catalog;
+use diagnosis::decode::KernelLogDecoder;
+use diagnosis::gpu::checks::{Health, Limits, Remembered};
+use diagnosis::gpu::{GpuEvent, Inventory, Readings};
+use domain::fault::is_mended_by_reboot;
+use jiff::Timestamp;
+use runtime::sources::SourceState;
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::monitor::{Frame, Monitor, Reporter};
+use metrics::GpuMetrics;
+
+/// Describes the GPU health monitor to its frame.
+const MONITOR: Monitor = Monitor {
+    name: "gpu-health",
+    records: "Looks at the GPUs",
+    agent: keys::GPU_AGENT,
+    checks: &[
+        (keys::CHECK_GPU_PCIE, keys::COMPONENT_GPU),
+        (keys::CHECK_GPU_MEMORY, keys::COMPONENT_GPU),
+        (keys::CHECK_GPU_THERMAL, keys::COMPONENT_GPU),
+        (keys::CHECK_GPU_THERMAL_MARGIN, keys::COMPONENT_GPU),
+        (keys::CHECK_GPU_POWER, keys::COMPONENT_GPU),
+        (keys::CHECK_GPU_DRIVER, keys::COMPONENT_GPU),
+        (keys::CHECK_GPU_NVLINK, keys::COMPONENT_GPU),
+        (keys::CHECK_GPU_COUNT, keys::COMPONENT_GPU),
+        (keys::CHECK_XID, keys::COMPONENT_GPU),
+    ],
+};
+
+/// What is shown where nobody asks the driver any more.
+const PROBE_HAS_ENDED: &str = "the probe of the GPUs has ended; only a restart begins it anew";
+
+/// The settings of the monitor.
+#[derive(Clone, Debug)]
+pub struct GpuConfig {
+    /// Thresholds of the checks.
+    pub limits: Limits,
+    /// Whether the driver's XIDs are reported: they are where nobody reads the kernel log.
+    pub reports_xids: bool,
+    /// Whether a GPU without margin to its slowdown opens a fault; else it is only stored, as with
+    /// NVSentinel.
+    pub margin_counts: bool,
+    /// The catalogue by which codes are judged.
+    pub catalog: Arc<Catalog>,
+}
+
+/// What a probe sees of the GPUs.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Seen {
+    /// The driver's library is there.
+    Library(String),
+    /// What is there. Comes before the first look, and whenever it has changed.
+    Inventory(Inventory),
+    /// How all GPUs do that answer; one look.
+    Readings(Vec<Readings>),
+    /// What has just happened to a GPU.
+    Event(GpuEvent),
+    /// Nothing can be seen until something else is told.
+    Blind {
+        /// Why, and what the driver was asked for.
+        reason: String,
+        /// The children that could not be ended and are still there.
+        stuck: usize,
+    },
+}
+
+/// The monitor. Runs until cancelled.
+pub struct GpuMonitor {
+    config: GpuConfig,
+    reporter: Reporter<GpuMemory>,
+    probe: mpsc::Receiver<Seen>,
+    health: Health,
+    /// Whether a driver was found by this process.
+    has_driver: bool,
+    inventory: Inventory,
+    metrics: GpuMetrics,
+    decoder: KernelLogDecoder,
+    started: Instant,
+}
+
+/// The things that the monitor has to remember over a restart.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+struct GpuMemory {
+    health: Remembered,
+    /// When a GPU had its last XID that is reported and not closed, by UUID.
+    xids: BTreeMap<String, Timestamp>,
+}
+
+// === impl GpuMonitor ===
+
+impl GpuMonitor {
+    /// Returns a monitor that is listed among the sources as `gpu-health`, and learns from `probe`.
+    pub fn new(config: GpuConfig, frame: &Frame, probe: mpsc::Receiver<Seen>) -> Self {
+        let metrics = GpuMetrics::new(&frame.metrics);
+        let mut reporter: Reporter<GpuMemory> = Reporter::new(&MONITOR, frame.clone());
+        reporter.show(
+            SourceState::CatchingUp,
+            "waiting for the driver's first word",
+        );
+        let remembered = reporter.memory().health.clone();
+        Self {
+            health: Health::new(config.limits.clone(), remembered),
+            decoder: KernelLogDecoder::new(Arc::clone(&config.catalog)),
+            config,
+            reporter,
+            probe,
+            has_driver: false,
+            inventory: Inventory::default(),
+            metrics,
+            started: Instant::now(),
+        }
+    }
+
+    /// Takes in what the probe sees until `cancel`.
+    pub async fn run(mut self, cancel: CancellationToken) {
+        let mut is_open = true;
+        loop {
+            tokio::select! {
+                biased;
+                () = cancel.cancelled() => break,
+                () = self.reporter.work() => {}
+                seen = self.probe.recv(), if is_open && self.reporter.has_room() => {
+                    is_open = seen.is_some();
+                    match seen {
+                        Some(seen) => self.take_in(seen),
+                        None => self.cannot_see(PROBE_HAS_ENDED),
+                    }
+                }
+            }
+        }
+        self.reporter.finish(&cancel).await;
+    }
+
+    fn take_in(&mut self, seen: Seen) {
+        match seen {
+            Seen::Library(_) => self.has_driver = true,
+            Seen::Inventory(inventory) => {
+                self.inventory = inventory;
+                if self.health.is_blind(&self.inventory) {
+                    self.cannot_see("none of the GPUs of this machine answers");
+                }
+            }
+            Seen::Readings(readings) => self.look(&readings),
+            Seen::Event(event) if self.config.reports_xids => self.report_xid(&event),
+            // The counters tell of memory errors, and the kernel log of XIDs.
+            Seen::Event(_) => {}
+            Seen::Blind { reason, .. } if self.never_had_gpus() => {
+                let detail = format!("waiting for a driver: {reason}");
+                self.reporter.show(SourceState::Following, &detail);
+            }
+            Seen::Blind { reason, stuck } if stuck > 0 => {
+                self.cannot_see(&format!("{reason} ({stuck} probes cannot be ended)"));
+            }
+            Seen::Blind { reason, .. } => self.cannot_see(&reason),
+        }
+    }
+
+    /// Returns whether, as far as one can tell, this is a machine without GPUs, which is not blind
+    /// where none is seen.
+    fn never_had_gpus(&self) -> bool {
+        !self.has_driver && !self.health.is_blind(&Inventory::default())
+    }
+
+    fn cannot_see(&mut self, why: &str) {
+        self.metrics.show(&Inventory::default(), &[]);
+        self.reporter.cannot_see(why);
+    }
+
+    /// Takes in a look at the GPUs.
+    fn look(&mut self, readings: &[Readings]) {
+        if self.health.is_blind(&self.inventory) {
+            return;
+        }
+        let has_rebooted = self.reporter.rebooted().is_some();
+        self.reporter.has_looked(&detail(&self.inventory));
+        if has_rebooted {
+            let catalog = &self.config.catalog;
+            let is_mended =
+                |code: &str| is_mended_by_reboot(catalog.judge_dcgm(code).action as i32);
+            self.health.boot_has_begun(is_mended);
+            self.reporter.memory_mut().xids.clear();
+        }
+        self.metrics.show(&self.inventory, readings);
+        let elapsed = self.started.elapsed();
+        let changes = self.health.take(&self.inventory, readings, elapsed);
+        for change in &changes {
+            let blank = self.reporter.event(&change.check, keys::COMPONENT_GPU);
+            let driver_version = self.inventory.driver_version.as_deref();
+            let event = event::of(change, blank, driver_version, &self.config);
+            self.reporter.report(event, self.reporter.now());
+        }
+        if self.reporter.memory().health != *self.health.remembered() {
+            self.reporter.memory_mut().health = self.health.remembered().clone();
+        }
+        self.end_xids(readings);
+    }
+}
+
+/// Returns what is looked at, and the trouble with that.
+fn detail(inventory: &Inventory) -> String {
+    let count = inventory.gpus.len();
+    let driver = inventory.driver_version.as_deref().unwrap_or("unknown");
+    let mut detail = format!("{count} GPUs, driver {driver}");
+    for gpu in inventory.unreadable.iter().filter(|gpu| !gpu.is_lost) {
+        detail.push_str(&format!(
+            "; GPU {} cannot be read: {}",
+            gpu.index, gpu.error
+        ));
+    }
+    detail
+}
+
+#[cfg(test)]
+mod tests;

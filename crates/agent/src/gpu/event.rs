@@ -1,0 +1,117 @@
+//! The health event that goes over the wire for a change of a GPU, in NVSentinel's form.
+
+use contract::{Entity, HealthEvent, ProcessingStrategy, RecommendedAction, action_name, keys};
+use diagnosis::gpu::checks::{Change, GpuNames};
+
+use super::GpuConfig;
+
+/// Returns the event for a change, made of a blank one of its check.
+pub(super) fn of(
+    change: &Change,
+    blank: HealthEvent,
+    driver_version: Option<&str>,
+    config: &GpuConfig,
+) -> HealthEvent {
+    let mut event = HealthEvent {
+        is_healthy: change.message.is_none(),
+        error_code: vec![change.code.to_string()],
+        entities_impacted: entities(change),
+        ..blank
+    };
+    if change.check == keys::CHECK_GPU_THERMAL_MARGIN && !config.margin_counts {
+        event.processing_strategy = ProcessingStrategy::StoreOnly as i32;
+    }
+    note_names(&mut event, change.gpu.as_ref(), driver_version);
+    let Some(message) = &change.message else {
+        let watch = change.check.trim_start_matches("Gpu");
+        let watch = watch.trim_end_matches("Watch");
+        // What is still open of the check stays so.
+        if change.is_all_well {
+            event.error_code.clear();
+            event.message = format!("GPU {watch} watch reported no errors");
+        } else {
+            event.message = format!("GPU {watch} watch: {} is over", change.code);
+        }
+        return event;
+    };
+    event.message.clone_from(message);
+    judge(&mut event, change, config);
+    event
+}
+
+/// Writes into an event what the catalogue says of its code.
+fn judge(event: &mut HealthEvent, change: &Change, config: &GpuConfig) {
+    let verdict = config.catalog.judge_dcgm(&change.code);
+    let row = config.catalog.dcgm_named(&change.code);
+    let severity = row.map(|row| row.severity.to_string());
+    let mut action = verdict.action;
+    let notes = [
+        (keys::META_MEANING, Some(verdict.meaning.to_string())),
+        (
+            keys::META_VERDICT,
+            verdict.basis.map(|basis| basis.to_string()),
+        ),
+        (
+            keys::META_SEVERITY,
+            severity.filter(|word| !word.is_empty()),
+        ),
+    ];
+    for (key, value) in notes {
+        event
+            .metadata
+            .extend(value.map(|value| (key.to_owned(), value)));
+    }
+    // Resetting one GPU takes its names. Without them the contract restarts the machine.
+    let has_names =
+        (change.gpu.as_ref()).is_some_and(|gpu| gpu.pci.is_some() && gpu.uuid.is_some());
+    if action == RecommendedAction::ComponentReset && !has_names {
+        let name = action_name(action as i32).into_owned();
+        let key = keys::META_CATALOGUE_ACTION.to_owned();
+        event.metadata.insert(key, name);
+        action = RecommendedAction::RestartVm;
+    }
+    event.is_fatal = verdict.fatal;
+    event.recommended_action = action as i32;
+}
+
+/// Writes into the metadata of an event which GPU of which machine is meant.
+pub(super) fn note_names(
+    event: &mut HealthEvent,
+    gpu: Option<&GpuNames>,
+    driver_version: Option<&str>,
+) {
+    let names = [
+        (keys::META_DRIVER_VERSION, driver_version.map(str::to_owned)),
+        (keys::META_GPU_INDEX, gpu.map(|gpu| gpu.index.to_string())),
+        (keys::META_GPU_UUID, gpu.and_then(|gpu| gpu.uuid.clone())),
+        (
+            keys::META_CHASSIS_SERIAL,
+            gpu.and_then(|gpu| gpu.chassis_serial.clone()),
+        ),
+    ];
+    for (key, value) in names {
+        event
+            .metadata
+            .extend(value.map(|value| (key.to_owned(), value)));
+    }
+}
+
+fn entities(change: &Change) -> Vec<Entity> {
+    let gpu = change.gpu.as_ref();
+    let names = [
+        (keys::ENTITY_GPU, gpu.map(|gpu| gpu.index.to_string())),
+        (keys::ENTITY_PCI, gpu.and_then(|gpu| gpu.pci.clone())),
+        (keys::ENTITY_GPU_UUID, gpu.and_then(|gpu| gpu.uuid.clone())),
+        (
+            keys::ENTITY_NVLINK,
+            change.link.map(|link| link.to_string()),
+        ),
+    ];
+    let entity = |(kind, value): (&str, Option<String>)| {
+        Some(Entity {
+            entity_type: kind.to_owned(),
+            entity_value: value?,
+        })
+    };
+    names.into_iter().filter_map(entity).collect()
+}

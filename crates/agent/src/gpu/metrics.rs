@@ -1,0 +1,271 @@
+//! The readings of the GPUs as gauges. They are what the last look told: a GPU that is gone, or that
+//! does not tell a value any more, has no series.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use diagnosis::gpu::{Inventory, NvlinkReadings, Readings, RecoveryAction};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::metrics::MetricType;
+use runtime::metrics::Metrics;
+
+/// A gauge: name, help, and its value where it is told.
+type Gauge<T> = (&'static str, &'static str, fn(&T) -> Option<i64>);
+
+/// The gauges of a GPU.
+const OF_GPU: [Gauge<Readings>; 26] = [
+    (
+        "gpuwarden_gpu_temperature_celsius",
+        "Temperature of the GPU",
+        |it| it.temperature_c.map(i64::from),
+    ),
+    (
+        "gpuwarden_gpu_memory_temperature_celsius",
+        "Temperature of the GPU's memory",
+        |it| it.memory_temperature_c.map(i64::from),
+    ),
+    (
+        "gpuwarden_gpu_temperature_margin_celsius",
+        "Degrees until the GPU slows down",
+        |it| it.margin_c.map(i64::from),
+    ),
+    (
+        "gpuwarden_gpu_power_milliwatts",
+        "Power that the GPU draws",
+        |it| whole(it.power_mw),
+    ),
+    (
+        "gpuwarden_gpu_power_limit_milliwatts",
+        "Limit of the GPU's power that is enforced",
+        |it| whole(it.power_limit_mw),
+    ),
+    (
+        "gpuwarden_gpu_clock_reasons",
+        "Why the clocks are below what they could be, as the bits of NVML",
+        |it| whole(it.clock_reasons),
+    ),
+    (
+        "gpuwarden_gpu_thermal_violation_nanoseconds",
+        "Time for which heat has slowed the GPU down",
+        |it| whole(it.thermal_violation_ns),
+    ),
+    (
+        "gpuwarden_gpu_power_violation_nanoseconds",
+        "Time for which the power limit has slowed the GPU down",
+        |it| whole(it.power_violation_ns),
+    ),
+    (
+        "gpuwarden_gpu_utilization_percent",
+        "Load of the GPU",
+        |it| it.utilization_percent.map(i64::from),
+    ),
+    (
+        "gpuwarden_gpu_memory_used_bytes",
+        "Memory of the GPU that is in use",
+        |it| whole(it.memory_used_bytes),
+    ),
+    (
+        "gpuwarden_gpu_ecc_corrected_volatile",
+        "Memory errors that were corrected, since the driver was loaded",
+        |it| whole(it.ecc_corrected_volatile),
+    ),
+    (
+        "gpuwarden_gpu_ecc_uncorrected_volatile",
+        "Memory errors that were not corrected, since the driver was loaded",
+        |it| whole(it.ecc_uncorrected_volatile),
+    ),
+    (
+        "gpuwarden_gpu_ecc_corrected_aggregate",
+        "Memory errors that were corrected, in the life of the GPU",
+        |it| whole(it.ecc_corrected_aggregate),
+    ),
+    (
+        "gpuwarden_gpu_ecc_uncorrected_aggregate",
+        "Memory errors that were not corrected, in the life of the GPU",
+        |it| whole(it.ecc_uncorrected_aggregate),
+    ),
+    (
+        "gpuwarden_gpu_retired_pages_corrected",
+        "Memory pages taken out of use because of errors that were corrected",
+        |it| it.retired_pages_sbe.map(i64::from),
+    ),
+    (
+        "gpuwarden_gpu_retired_pages_uncorrected",
+        "Memory pages taken out of use because of errors that were not corrected",
+        |it| it.retired_pages_dbe.map(i64::from),
+    ),
+    (
+        "gpuwarden_gpu_retired_pages_pending",
+        "1 where memory pages wait to be taken out of use",
+        |it| it.retired_pages_pending.map(i64::from),
+    ),
+    (
+        "gpuwarden_gpu_remapped_rows_corrected",
+        "Memory rows replaced because of errors that were corrected",
+        |it| it.remapped_rows_correctable.map(i64::from),
+    ),
+    (
+        "gpuwarden_gpu_remapped_rows_uncorrected",
+        "Memory rows replaced because of errors that were not corrected",
+        |it| it.remapped_rows_uncorrectable.map(i64::from),
+    ),
+    (
+        "gpuwarden_gpu_remapped_rows_pending",
+        "1 where memory rows wait to be replaced",
+        |it| it.remap_pending.map(i64::from),
+    ),
+    (
+        "gpuwarden_gpu_remapped_rows_failed",
+        "1 where a memory row could not be replaced",
+        |it| it.remap_failed.map(i64::from),
+    ),
+    (
+        "gpuwarden_gpu_sram_threshold_exceeded",
+        "1 where the on-chip memory has had too many errors",
+        |it| it.sram_threshold_exceeded.map(i64::from),
+    ),
+    (
+        "gpuwarden_gpu_pcie_replays",
+        "Times that something was sent again over PCIe",
+        |it| whole(it.pcie_replays),
+    ),
+    (
+        "gpuwarden_gpu_pcie_generation",
+        "Generation at which the PCIe link runs",
+        |it| it.pcie_generation.map(i64::from),
+    ),
+    (
+        "gpuwarden_gpu_pcie_width",
+        "Lanes of the PCIe link that are in use",
+        |it| it.pcie_width.map(i64::from),
+    ),
+    (
+        "gpuwarden_gpu_recovery_action",
+        "What the driver asks for to mend the GPU, as the number of NVML; 0 is nothing",
+        |it| it.recovery_action.map(number),
+    ),
+];
+
+/// The gauges of a link of a GPU.
+const OF_LINK: [Gauge<NvlinkReadings>; 5] = [
+    (
+        "gpuwarden_gpu_nvlink_up",
+        "1 where the NVLink is up",
+        |it| it.up.map(i64::from),
+    ),
+    (
+        "gpuwarden_gpu_nvlink_replays",
+        "Times that the NVLink sent something again",
+        |it| whole(it.replays),
+    ),
+    (
+        "gpuwarden_gpu_nvlink_recoveries",
+        "Times that the NVLink was made anew",
+        |it| whole(it.recoveries),
+    ),
+    (
+        "gpuwarden_gpu_nvlink_crc_errors",
+        "Wrong checksums of the NVLink",
+        |it| whole(it.crc_errors),
+    ),
+    (
+        "gpuwarden_gpu_nvlink_effective_errors",
+        "Errors of the NVLink that were left after correction",
+        |it| whole(it.effective_errors),
+    ),
+];
+
+/// The gauges of the GPUs that are there. Cheap to clone.
+#[derive(Clone, Debug, Default)]
+pub(super) struct GpuMetrics {
+    shown: Arc<Mutex<Vec<ShownGpu>>>,
+}
+
+#[derive(Debug)]
+struct ShownGpu {
+    labels: [(&'static str, String); 2],
+    readings: Readings,
+}
+
+// === impl GpuMetrics ===
+
+impl GpuMetrics {
+    pub(super) fn new(metrics: &Metrics) -> Self {
+        let own = Self::default();
+        metrics.collect_from(own.clone());
+        own
+    }
+
+    /// Shows what a look told of the GPUs that are there.
+    pub(super) fn show(&self, inventory: &Inventory, readings: &[Readings]) {
+        let shown = inventory.gpus.iter().filter_map(|gpu| {
+            let told = readings.iter().find(|told| told.uuid == gpu.uuid)?;
+            Some(ShownGpu {
+                labels: [("gpu", gpu.index.to_string()), ("uuid", gpu.uuid.clone())],
+                readings: told.clone(),
+            })
+        });
+        *self.shown.lock().unwrap_or_else(PoisonError::into_inner) = shown.collect();
+    }
+}
+
+impl Collector for GpuMetrics {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        let shown = self.shown.lock().unwrap_or_else(PoisonError::into_inner);
+        if shown.is_empty() {
+            return Ok(());
+        }
+        for (name, help, value) in OF_GPU {
+            let mut gauge = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for gpu in shown.iter() {
+                if let Some(value) = value(&gpu.readings) {
+                    gauge.encode_family(&gpu.labels)?.encode_gauge(&value)?;
+                }
+            }
+        }
+        for (name, help, value) in OF_LINK {
+            let mut gauge = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for gpu in shown.iter() {
+                for link in &gpu.readings.nvlinks {
+                    let labels = (gpu.labels.clone(), [("link", link.link.to_string())]);
+                    if let Some(value) = value(link) {
+                        gauge.encode_family(&labels)?.encode_gauge(&value)?;
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns a count as a gauge has it; one beyond its range, which no GPU reaches, is not told.
+fn whole(value: Option<u64>) -> Option<i64> {
+    value.and_then(|value| i64::try_from(value).ok())
+}
+
+/// Returns NVML's number of an action.
+fn number(action: RecoveryAction) -> i64 {
+    match action {
+        RecoveryAction::None => 0,
+        RecoveryAction::Reset => 1,
+        RecoveryAction::Reboot => 2,
+        RecoveryAction::DrainPeers => 3,
+        RecoveryAction::DrainAndReset => 4,
+        RecoveryAction::Other(number) => i64::from(number),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_of_the_metrics_has_each_of_them() {
+        let page = include_str!("../../../../docs/metrics.md");
+        let of_gpu = OF_GPU.iter().map(|(name, ..)| *name);
+        for name in of_gpu.chain(OF_LINK.iter().map(|(name, ..)| *name)) {
+            assert!(page.contains(&format!("`{name}`")), "{name}");
+        }
+    }
+}

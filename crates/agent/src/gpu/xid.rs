@@ -1,0 +1,138 @@
+//! XIDs as the driver tells them, where nobody reads them in the kernel log.
+
+use contract::{Entity, HealthEvent, keys};
+use diagnosis::decode::{Finding, Mig, XidLine};
+use diagnosis::gpu::checks::GpuNames;
+use diagnosis::gpu::{Gpu, GpuEvent, GpuEventKind, Readings, RecoveryAction};
+use host::kernel_log::RecordRef;
+use jiff::{SignedDuration, Timestamp};
+
+use super::{GpuMonitor, event};
+use crate::kernel_log::event::{Context, of};
+
+/// Time without an XID after which those of a GPU are over, where the driver also says that nothing
+/// has to be done: what had no other effect by then has none.
+const CALM: SignedDuration = SignedDuration::from_mins(10);
+
+/// The XID by which the driver says what it asks for. That has a check of its own, and the event
+/// does not tell what it is.
+const RECOVERY_XID: u32 = 154;
+
+impl GpuMonitor {
+    /// Reports an XID as the monitor of the kernel log would, had it read the line.
+    pub(super) fn report_xid(&mut self, told: &GpuEvent) {
+        let Some(finding) = self.finding(told) else {
+            return;
+        };
+        let now = self.reporter.now();
+        let gpu = self.gpu_of(told);
+        let names = gpu.map(GpuNames::from);
+        for mut event in self.events_of(&finding, now) {
+            let blank = self.reporter.event(&event.check_name, keys::COMPONENT_GPU);
+            event.agent = blank.agent;
+            event.metadata.extend(blank.metadata);
+            let driver_version = self.inventory.driver_version.as_deref();
+            event::note_names(&mut event, names.as_ref(), driver_version);
+            self.reporter.report(event, now);
+        }
+        if let (Some(uuid), true) = (&told.uuid, finding.fatal) {
+            self.reporter.memory_mut().xids.insert(uuid.clone(), now);
+        }
+    }
+
+    /// Returns the catalogue's finding of an XID; `None` for what is none.
+    fn finding(&mut self, told: &GpuEvent) -> Option<Finding> {
+        let GpuEventKind::Xid {
+            code,
+            gpu_instance,
+            compute_instance,
+        } = told.kind
+        else {
+            return None;
+        };
+        if code == RECOVERY_XID {
+            return None;
+        }
+        let pci = self.gpu_of(told).map(|gpu| gpu.pci.clone());
+        let line = XidLine {
+            pci: pci.as_deref().unwrap_or_default(),
+            mig: gpu_instance.map(|gpu_instance| Mig {
+                gpu_instance,
+                compute_instance,
+            }),
+            code,
+            pid: None,
+            process: None,
+            detail: "",
+            message: "",
+        };
+        let mut finding = self.decoder.xid(&line, self.reporter.now());
+        finding.pci = finding.pci.filter(|pci| !pci.is_empty());
+        finding.gpu_uuid.clone_from(&told.uuid);
+        Some(finding)
+    }
+
+    fn gpu_of(&self, told: &GpuEvent) -> Option<&Gpu> {
+        let uuid = told.uuid.as_ref()?;
+        self.inventory.gpus.iter().find(|gpu| gpu.uuid == *uuid)
+    }
+
+    fn events_of(&self, finding: &Finding, at: Timestamp) -> Vec<HealthEvent> {
+        let code = finding.code().unwrap_or_default();
+        let text = format!("XID {code} told by the driver: {}", finding.meaning);
+        let record = RecordRef {
+            wall: Some(at),
+            raw_text: text.as_bytes(),
+            ..RecordRef::default()
+        };
+        of(&Context {
+            finding,
+            record: &record.to_record(),
+            at,
+            machine: None,
+            node_name: self.reporter.node_name(),
+            earlier_in_boot: false,
+            place: None,
+        })
+    }
+
+    /// Closes the XIDs of the GPUs of which the driver says that nothing has to be done, when no
+    /// other has come for a while. Time alone closes none.
+    pub(super) fn end_xids(&mut self, readings: &[Readings]) {
+        let now = self.reporter.now();
+        let xids = &self.reporter.memory().xids;
+        let is_over = |gpu: &&Gpu| {
+            let last = xids.get(&gpu.uuid);
+            let is_calm = last.is_some_and(|last| now.duration_since(*last) >= CALM);
+            let told = readings.iter().find(|told| told.uuid == gpu.uuid);
+            is_calm && told.is_some_and(asks_for_nothing)
+        };
+        let gpus = self.inventory.gpus.iter().filter(is_over);
+        let over: Vec<Gpu> = gpus.cloned().collect();
+        for gpu in over {
+            let names = [
+                (keys::ENTITY_PCI, &gpu.pci),
+                (keys::ENTITY_GPU_UUID, &gpu.uuid),
+            ];
+            let entities = names.map(|(kind, value)| Entity {
+                entity_type: kind.to_owned(),
+                entity_value: value.clone(),
+            });
+            let event = HealthEvent {
+                is_healthy: true,
+                message: "No further XID, and the driver asks for nothing".to_owned(),
+                entities_impacted: entities.into(),
+                ..self.reporter.event(keys::CHECK_XID, keys::COMPONENT_GPU)
+            };
+            self.reporter.report(event, now);
+            self.reporter.memory_mut().xids.remove(&gpu.uuid);
+        }
+    }
+}
+
+/// Returns whether the driver says of a GPU and its partitions that nothing has to be done.
+fn asks_for_nothing(told: &Readings) -> bool {
+    let mut partitions = told.mig_recovery_actions.iter();
+    told.recovery_action == Some(RecoveryAction::None)
+        && partitions.all(|(_, action)| *action == RecoveryAction::None)
+}

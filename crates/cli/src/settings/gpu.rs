@@ -1,0 +1,132 @@
+//! The settings of a node's GPUs.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::{SettingsError, amount};
+use crate::args::GpuArgs;
+
+/// Root of the driver that NVIDIA's GPU operator installs, as the seed of the provider has it.
+const DRIVER_ROOT: &str = "/run/nvidia/driver";
+/// Time between two looks, as there.
+const INTERVAL: &str = "5";
+/// Shortest time between two looks: each asks every GPU some forty things.
+const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
+/// Under load a driver was seen to take 45 s for what it answers at once when idle.
+const DEADLINE: &str = "60s";
+/// Most fake GPUs: twice what the largest machines have.
+const MAX_FAKE_GPUS: u32 = 32;
+
+/// `GpuSettings` are the settings of a node's GPUs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GpuSettings {
+    /// Whether they are watched.
+    pub enabled: bool,
+    /// Root directory of the driver.
+    pub driver_root: PathBuf,
+    /// XIDs that leave a GPU's condition alone, beside those that are built in.
+    pub ignored_xids: Vec<u32>,
+    /// Time between two looks.
+    pub interval: Duration,
+    /// Time after which a call of the driver counts as hanging.
+    pub deadline: Duration,
+    /// Number of GPUs that the node has, where that is known.
+    pub expected: Option<u32>,
+    /// GPUs that are not there, for trying out.
+    pub fake: Option<FakeGpus>,
+}
+
+/// `FakeGpus` are GPUs that are not there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FakeGpus {
+    /// So many healthy ones.
+    Number(u32),
+    /// Those of a scenario file, which is followed as it changes.
+    Scenario(PathBuf),
+}
+
+// === impl GpuSettings ===
+
+impl GpuSettings {
+    pub(super) fn resolve(args: GpuArgs) -> Result<Self, SettingsError> {
+        let interval_text = args.nvml_health_interval.as_deref().unwrap_or(INTERVAL);
+        let interval = seconds("--nvml-health-interval", interval_text)?;
+        if interval < SHORTEST_INTERVAL {
+            let what = "is less than a second, and each look takes the driver's time";
+            return Err(SettingsError::value(
+                "--nvml-health-interval",
+                interval_text,
+                what,
+            ));
+        }
+        let deadline = args.nvml_deadline.as_deref().unwrap_or(DEADLINE);
+        Ok(Self {
+            enabled: args.enable_nvml_provider.unwrap_or(true),
+            driver_root: args.nvml_driver_root.unwrap_or_else(|| DRIVER_ROOT.into()),
+            ignored_xids: args.nvml_ignored_xids.unwrap_or_default(),
+            interval,
+            deadline: seconds("--nvml-deadline", deadline)?,
+            expected: args.expected_gpus,
+            fake: args.fake_gpus.as_deref().map(fake).transpose()?,
+        })
+    }
+}
+
+/// Reads a duration, or a number of seconds.
+fn seconds(name: &'static str, text: &str) -> Result<Duration, SettingsError> {
+    if let Ok(seconds) = text.parse() {
+        return Ok(Duration::from_secs(seconds));
+    }
+    Ok(amount::duration(name, text)?.unsigned_abs())
+}
+
+fn fake(text: &str) -> Result<FakeGpus, SettingsError> {
+    match text.parse::<u32>() {
+        Ok(number @ 1..=MAX_FAKE_GPUS) => Ok(FakeGpus::Number(number)),
+        Ok(_) => Err(SettingsError::value(
+            "--fake-gpus",
+            text,
+            format!("is no number from 1 to {MAX_FAKE_GPUS}"),
+        )),
+        Err(_) => Ok(FakeGpus::Scenario(PathBuf::from(text))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_those_of_the_provider_s_design() {
+        let settings = GpuSettings::resolve(GpuArgs::default()).unwrap();
+        assert!(settings.enabled);
+        assert_eq!(settings.driver_root, PathBuf::from("/run/nvidia/driver"));
+        assert_eq!(settings.interval, Duration::from_secs(5));
+        assert_eq!(settings.fake, None);
+    }
+
+    #[test]
+    fn intervals_and_fakes_are_read_or_refused_by_name() {
+        let with = |interval: &str, fake: &str| {
+            GpuSettings::resolve(GpuArgs {
+                nvml_health_interval: Some(interval.to_owned()),
+                fake_gpus: Some(fake.to_owned()),
+                ..GpuArgs::default()
+            })
+        };
+        let settings = with("1m", "8").unwrap();
+        assert_eq!(settings.interval, Duration::from_secs(60));
+        assert_eq!(settings.fake, Some(FakeGpus::Number(8)));
+        let scenario = with("7", "./gpus.toml").unwrap().fake;
+        assert_eq!(scenario, Some(FakeGpus::Scenario("./gpus.toml".into())));
+        for (interval, fake, named) in [
+            ("soon", "8", "--nvml-health-interval \"soon\""),
+            ("0", "8", "--nvml-health-interval \"0\""),
+            ("5", "0", "--fake-gpus \"0\""),
+            ("5", "33", "--fake-gpus \"33\""),
+        ] {
+            let error = with(interval, fake).unwrap_err().to_string();
+            assert!(error.contains(named), "{error}");
+        }
+    }
+}

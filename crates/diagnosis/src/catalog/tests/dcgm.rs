@@ -1,0 +1,68 @@
+//! The codes of DCGM against what others publish: names and gravity of DCGM 4.6, and the actions of
+//! NVSentinel's mapping, on which policies rely.
+
+use super::*;
+
+const PUBLISHED: &str = include_str!("published_dcgm.tsv");
+
+/// The codes about which the catalogue differs, or that the mapping does not have.
+const OUR_OWN: [(u32, RecommendedAction); 9] = [
+    // Nothing is wrong.
+    (0, None),
+    // The mapping for DCGM 4.6 passed over both by mistake; each asks for a reset.
+    (6, ComponentReset),
+    (84, ComponentReset),
+    // The mapping contradicts itself, and its code takes the line of the alias.
+    (10, None),
+    // As the mapping for DCGM 4.7: a link that recovers takes no machine out.
+    (71, None),
+    (80, ComponentReset),
+    (131, None),
+    (132, ContactSupport),
+    // The test has found nothing out, and asks for another.
+    (130, ContactSupport),
+];
+
+#[test]
+fn each_code_has_the_name_and_the_action_that_others_rely_on() {
+    let catalog = Catalog::builtin();
+    let mut count = 0;
+    for line in PUBLISHED.lines().skip(1) {
+        let fields: Vec<&str> = line.split('\t').collect();
+        let [code, name, severity, action] = fields[..] else {
+            panic!("{line}");
+        };
+        let code: u32 = code.parse().unwrap();
+        let row = catalog.dcgm(code).unwrap();
+        assert_eq!((&*row.name, &*row.severity), (name, severity));
+        let own = OUR_OWN.iter().find(|(own, _)| *own == code);
+        let expected = own.map_or_else(|| rows::action_of(action).unwrap(), |(_, own)| *own);
+        let verdict = catalog.judge_dcgm(name);
+        let is_fatal = expected != None;
+        assert_eq!(
+            (verdict.fatal, verdict.action),
+            (is_fatal, expected),
+            "{name}"
+        );
+        count += 1;
+    }
+    assert_eq!(count, 133);
+}
+
+#[test]
+fn a_code_is_found_by_its_older_name_too_and_one_without_a_row_stops_nothing() {
+    let catalog = Catalog::builtin();
+    for (alias, code) in [
+        ("DCGM_FR_CLOCK_THROTTLE_THERMAL", 10),
+        ("DCGM_FR_CLOCK_THROTTLE_POWER", 12),
+        ("DCGM_FR_THROTTLING_VIOLATION", 43),
+    ] {
+        assert_eq!(catalog.dcgm_named(alias), catalog.dcgm(code), "{alias}");
+    }
+    let verdict = catalog.judge_dcgm("DCGM_FR_OF_NEXT_YEAR");
+    assert_eq!(
+        (verdict.fatal, verdict.action),
+        (false, RecommendedAction::Unknown)
+    );
+    assert_eq!(catalog.dcgm(133), Option::None);
+}

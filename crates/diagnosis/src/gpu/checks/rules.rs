@@ -1,0 +1,473 @@
+//! The rules by which the readings of one GPU are judged. They are those of DCGM's health watches
+//! where the driver tells what DCGM looks at; `docs/gpu.md` lists them.
+
+use std::time::Duration;
+
+use contract::keys;
+
+use super::trail::{Counter, Growth, Trails, WINDOW};
+use super::{KnownGpu, Limits, Problem, Sight};
+use crate::gpu::{Fabric, FabricState, Gpu, NvlinkReadings, Readings, RecoveryAction};
+
+/// Replays per lane and minute that PCIe may have, by generation from the first on, in hundredths.
+const PCIE_REPLAYS: [u64; 6] = [15, 30, 48, 96, 192, 384];
+/// The call that reads the power of a GPU.
+const POWER_CALL: &str = "nvmlDeviceGetPowerUsage";
+/// The status of a registration with a fabric that has succeeded.
+const SUCCESS: &str = "NVML_SUCCESS";
+
+/// The codes by which each action that the driver asks for is reported.
+const RECOVERY_CODES: [(RecoveryAction, &str, &str); 4] = [
+    (
+        RecoveryAction::Reset,
+        "DCGM_FR_GPU_RECOVERY_RESET",
+        "a reset of the GPU",
+    ),
+    (
+        RecoveryAction::Reboot,
+        "DCGM_FR_GPU_RECOVERY_REBOOT",
+        "a reboot of the machine",
+    ),
+    (
+        RecoveryAction::DrainPeers,
+        "DCGM_FR_GPU_RECOVERY_DRAIN_P2P",
+        "an end of what talks to other GPUs",
+    ),
+    (
+        RecoveryAction::DrainAndReset,
+        "DCGM_FR_GPU_RECOVERY_DRAIN_RESET",
+        "an end of what runs on it, and a reset",
+    ),
+];
+
+/// Judges one GPU.
+pub(super) struct Rules<'a> {
+    pub(super) key: &'a str,
+    pub(super) gpu: &'a Gpu,
+    pub(super) readings: &'a Readings,
+    pub(super) limits: &'a Limits,
+    pub(super) known: &'a mut KnownGpu,
+    pub(super) trails: &'a mut Trails,
+    pub(super) now: Duration,
+    pub(super) sights: &'a mut Vec<Sight>,
+}
+
+// === impl Rules ===
+
+impl Rules<'_> {
+    /// Judges all that the readings tell.
+    pub(super) fn judge(mut self) {
+        self.pcie();
+        self.memory();
+        self.retired_pages();
+        self.remapped_rows();
+        self.thermal();
+        self.power();
+        self.driver();
+        self.fabric();
+        // Links of a divided GPU are down by design.
+        if self.gpu.mig_enabled != Some(true) {
+            for link in &self.readings.nvlinks {
+                self.link(link);
+            }
+        }
+    }
+
+    fn pcie(&mut self) {
+        let (gpu, readings) = (self.gpu, self.readings);
+        // What it can, not what it does now: it is slowed down as soon as it has nothing to do.
+        let generation = gpu.pcie_max_generation.max(readings.pcie_generation);
+        let width = gpu.pcie_max_width.max(readings.pcie_width);
+        if let (Some(generation), Some(width)) = (generation, width) {
+            let allowed = allowed_replays(generation, width);
+            self.grown(
+                self.of(keys::CHECK_GPU_PCIE, "DCGM_FR_PCI_REPLAY_RATE"),
+                &[(Counter::PcieReplays, readings.pcie_replays)],
+                |growth| growth.by > allowed,
+                |growth| {
+                    format!(
+                        "{} PCIe replays in {} seconds, where {allowed} a minute are allowed",
+                        growth.by,
+                        growth.within.as_secs()
+                    )
+                },
+            );
+        }
+        let is_loaded = readings.utilization_percent >= Some(self.limits.load_percent);
+        let below = |now: Option<u32>, most: Option<u32>| Some(now? < most?);
+        let slower = below(readings.pcie_generation, gpu.pcie_max_generation);
+        let narrower = below(readings.pcie_width, gpu.pcie_max_width);
+        let is_below = match (slower, narrower) {
+            (None, None) => None,
+            (slower, narrower) => Some(slower == Some(true) || narrower == Some(true)),
+        };
+        let told = |value: Option<u32>| value.map_or("?".to_owned(), |value| value.to_string());
+        self.lasting(
+            self.of(keys::CHECK_GPU_PCIE, "GPU_PCIE_LINK_DEGRADED"),
+            is_below.filter(|_| is_loaded),
+            || {
+                format!(
+                    "the PCIe link runs under load with {} lanes of generation {}, and could with {} of {}",
+                    told(readings.pcie_width),
+                    told(readings.pcie_generation),
+                    told(gpu.pcie_max_width),
+                    told(gpu.pcie_max_generation)
+                )
+            },
+        );
+    }
+
+    fn memory(&mut self) {
+        let errors = self.readings.ecc_uncorrected_volatile;
+        self.is(
+            self.of(keys::CHECK_GPU_MEMORY, "DCGM_FR_VOLATILE_DBE_DETECTED"),
+            errors.map(|errors| errors > 0),
+            || {
+                format!(
+                    "{} memory errors were not corrected since the driver was loaded",
+                    errors.unwrap_or_default()
+                )
+            },
+        );
+        self.is(
+            self.of(keys::CHECK_GPU_MEMORY, "DCGM_FR_SRAM_THRESHOLD"),
+            self.readings.sram_threshold_exceeded,
+            || "the on-chip memory has passed its threshold of errors".to_owned(),
+        );
+    }
+
+    fn retired_pages(&mut self) {
+        let (sbe, dbe) = (
+            self.readings.retired_pages_sbe,
+            self.readings.retired_pages_dbe,
+        );
+        let limits = self.limits;
+        self.is(
+            self.of(keys::CHECK_GPU_MEMORY, "DCGM_FR_PENDING_PAGE_RETIREMENTS"),
+            self.readings.retired_pages_pending,
+            || "memory pages wait for a reset to be taken out of use".to_owned(),
+        );
+        let pages = sbe.zip(dbe).map(|(sbe, dbe)| sbe.saturating_add(dbe));
+        self.is(
+            self.of(keys::CHECK_GPU_MEMORY, "DCGM_FR_RETIRED_PAGES_LIMIT"),
+            pages.map(|pages| pages >= limits.retired_pages),
+            || {
+                format!(
+                    "{} memory pages are taken out of use, {} are too many",
+                    pages.unwrap_or_default(),
+                    limits.retired_pages
+                )
+            },
+        );
+        // Those that were there when the GPU was first seen may be old.
+        let first = dbe.map(|dbe| *self.known.first_retired_dbe.get_or_insert(dbe));
+        self.is(
+            self.of(keys::CHECK_GPU_MEMORY, "DCGM_FR_RETIRED_PAGES_DBE_LIMIT"),
+            dbe.map(|dbe| dbe > limits.retired_pages_dbe && Some(dbe) > first),
+            || {
+                format!(
+                    "{} memory pages are taken out of use because of errors that were not corrected, and they become more",
+                    dbe.unwrap_or_default()
+                )
+            },
+        );
+    }
+
+    fn remapped_rows(&mut self) {
+        let most = self.limits.remapped_rows;
+        self.is(
+            self.of(keys::CHECK_GPU_MEMORY, "DCGM_FR_ROW_REMAP_FAILURE"),
+            self.readings.remap_failed,
+            || "a failing memory row could not be replaced".to_owned(),
+        );
+        self.is(
+            self.of(keys::CHECK_GPU_MEMORY, "DCGM_FR_PENDING_ROW_REMAP"),
+            self.readings.remap_pending,
+            || "a failing memory row waits for a reset to be replaced".to_owned(),
+        );
+        let rows = self.readings.remapped_rows_uncorrectable;
+        self.is(
+            self.of(keys::CHECK_GPU_MEMORY, "DCGM_FR_UNCORRECTABLE_ROW_REMAP_LIMIT"),
+            rows.map(|rows| rows >= most),
+            || {
+                format!(
+                    "{} memory rows were replaced because of errors that were not corrected, {most} are too many",
+                    rows.unwrap_or_default()
+                )
+            },
+        );
+    }
+
+    fn thermal(&mut self) {
+        self.grown(
+            self.of(keys::CHECK_GPU_THERMAL, "DCGM_FR_CLOCKS_EVENT_THERMAL"),
+            &[(
+                Counter::ThermalViolation,
+                self.readings.thermal_violation_ns,
+            )],
+            |growth| growth.by > 0,
+            |growth| format!("heat slowed the GPU down {}", share(growth)),
+        );
+        let margin = self.readings.margin_c;
+        let Some((margin, slowdown)) = margin.zip(self.gpu.slowdown_margin_c) else {
+            return;
+        };
+        let is_well = margin >= slowdown.saturating_add(self.limits.margin_hysteresis_c);
+        let is_broken = if margin < slowdown {
+            Some(true)
+        } else {
+            is_well.then_some(false)
+        };
+        self.is(
+            self.of(
+                keys::CHECK_GPU_THERMAL_MARGIN,
+                "GPU_TEMP_HW_SLOWDOWN_VIOLATION",
+            ),
+            is_broken,
+            || format!("the margin is {margin} C, and below {slowdown} C the GPU slows down"),
+        );
+    }
+
+    fn power(&mut self) {
+        self.grown(
+            self.of(keys::CHECK_GPU_POWER, "DCGM_FR_CLOCKS_EVENT_POWER"),
+            &[(Counter::PowerViolation, self.readings.power_violation_ns)],
+            |growth| growth.by > 0,
+            |growth| format!("the power limit slowed the GPU down {}", share(growth)),
+        );
+        let mut failed = self.readings.failed.iter();
+        let failure = failed.find(|(call, _)| call == POWER_CALL);
+        let is_readable = self.readings.power_mw.map(|_| false);
+        self.lasting(
+            self.of(keys::CHECK_GPU_POWER, "DCGM_FR_POWER_UNREADABLE"),
+            failure.map(|_| true).or(is_readable),
+            || {
+                let error = failure.map_or("", |(_, error)| error.as_str());
+                format!("the power of the GPU cannot be read: {error}")
+            },
+        );
+    }
+
+    /// Judges what the driver asks for. Whatever one partition of a GPU needs, all of them need: a
+    /// reset is one of the whole GPU.
+    fn driver(&mut self) {
+        let partitions = (self.readings.mig_recovery_actions.iter())
+            .map(|(uuid, action)| (format!("its partition {uuid}"), *action));
+        let own = (self.readings.recovery_action).map(|action| ("the GPU".to_owned(), action));
+        let asked: Vec<(String, RecoveryAction)> = own.into_iter().chain(partitions).collect();
+        let is_told = !asked.is_empty();
+        for (action, code, name) in RECOVERY_CODES {
+            let by = asked.iter().find(|(_, asked)| *asked == action);
+            self.is(
+                self.of(keys::CHECK_GPU_DRIVER, code),
+                is_told.then_some(by.is_some()),
+                || {
+                    let by = by.map_or("", |(by, _)| by.as_str());
+                    format!("the driver asks for {name}, because of {by}")
+                },
+            );
+        }
+        let unknown = asked.iter().find_map(|(by, action)| match action {
+            RecoveryAction::Other(number) => Some((by, *number)),
+            _ => None,
+        });
+        self.is(
+            self.of(keys::CHECK_GPU_DRIVER, "DCGM_FR_UNRECOGNIZED"),
+            is_told.then_some(unknown.is_some()),
+            || {
+                let (by, number) = unknown.map_or(("", 0), |(by, number)| (by.as_str(), number));
+                format!("the driver asks for action {number}, which is not known, because of {by}")
+            },
+        );
+        self.is(
+            self.of(keys::CHECK_GPU_DRIVER, "GPU_UNMONITORED"),
+            Some(self.gpu.unmonitored.is_some()),
+            || {
+                let why = self.gpu.unmonitored.as_deref().unwrap_or_default();
+                format!("XIDs of the GPU cannot be waited for: {why}")
+            },
+        );
+    }
+
+    fn fabric(&mut self) {
+        let fabric = self.readings.fabric.as_ref();
+        let fabric = fabric.filter(|fabric| fabric.state != FabricState::NotSupported);
+        let Some(fabric) = fabric else {
+            return;
+        };
+        let trouble = trouble_of(fabric);
+        self.see(
+            self.of(keys::CHECK_GPU_NVLINK, "DCGM_FR_FABRIC_PROBE_STATE"),
+            Some(trouble.is_some()),
+            (self.limits.fabric_seconds, 0),
+            || trouble.unwrap_or_default(),
+        );
+    }
+
+    fn link(&mut self, link: &NvlinkReadings) {
+        let number = link.link;
+        if link.up == Some(true) {
+            self.known.links_up.insert(number);
+        }
+        // One that was never up leads nowhere, as on PCIe boards without a bridge.
+        let is_down = (link.up.map(|up| !up)).filter(|_| self.known.links_up.contains(&number));
+        self.see(
+            self.of(keys::CHECK_GPU_NVLINK, "DCGM_FR_NVLINK_DOWN")
+                .on_link(number),
+            is_down,
+            (self.limits.settling_seconds, 0),
+            || format!("NVLink {number} is down"),
+        );
+        self.grown(
+            self.of(keys::CHECK_GPU_NVLINK, "DCGM_FR_NVLINK_ERROR_CRITICAL")
+                .on_link(number),
+            &[
+                (Counter::NvlinkReplays(number), link.replays),
+                (Counter::NvlinkRecoveries(number), link.recoveries),
+                (
+                    Counter::NvlinkEffectiveErrors(number),
+                    link.effective_errors,
+                ),
+            ],
+            |growth| growth.by > 0,
+            |growth| {
+                format!(
+                    "NVLink {number} sent again, recovered, or had errors left {} times",
+                    growth.by
+                )
+            },
+        );
+        let most = self.limits.nvlink_crc_per_second;
+        let too_many = |growth: Growth| growth.by >= most.saturating_mul(seconds(growth));
+        let says = |growth: Growth| {
+            let (errors, within) = (growth.by, growth.within.as_secs());
+            format!("NVLink {number} had {errors} wrong checksums in {within} seconds")
+        };
+        let counter = [(Counter::NvlinkCrcErrors(number), link.crc_errors)];
+        let threshold = "DCGM_FR_NVLINK_CRC_ERROR_THRESHOLD";
+        let some = "DCGM_FR_NVLINK_ERROR_THRESHOLD";
+        let growth = self.growth(&counter);
+        for (code, is_it) in [
+            (threshold, growth.map(too_many)),
+            (some, growth.map(|it| it.by > 0 && !too_many(it))),
+        ] {
+            let problem = self.of(keys::CHECK_GPU_NVLINK, code).on_link(number);
+            self.judge_growth(problem, growth, is_it, says);
+        }
+    }
+
+    /// Returns the sum of the growth of several counters; `None` where none can be compared.
+    fn growth(&mut self, counters: &[(Counter, Option<u64>)]) -> Option<Growth> {
+        let mut sum: Option<Growth> = None;
+        for (counter, value) in counters {
+            let growth = value.and_then(|value| self.trails.note(*counter, value, self.now));
+            sum = match (sum, growth) {
+                (Some(a), Some(b)) => Some(Growth {
+                    by: a.by.saturating_add(b.by),
+                    within: a.within.min(b.within),
+                }),
+                (sum, growth) => sum.or(growth),
+            };
+        }
+        sum
+    }
+
+    /// Judges counters by their growth.
+    fn grown(
+        &mut self,
+        problem: Problem,
+        counters: &[(Counter, Option<u64>)],
+        is_broken: impl FnOnce(Growth) -> bool,
+        message: impl FnOnce(Growth) -> String,
+    ) {
+        let growth = self.growth(counters);
+        self.judge_growth(problem, growth, growth.map(is_broken), message);
+    }
+
+    fn judge_growth(
+        &mut self,
+        problem: Problem,
+        growth: Option<Growth>,
+        is_broken: Option<bool>,
+        message: impl FnOnce(Growth) -> String,
+    ) {
+        let Some(growth) = growth else {
+            return;
+        };
+        // That nothing came in a part of the window says nothing yet.
+        let is_broken = is_broken.filter(|is_broken| *is_broken || growth.is_whole());
+        let wait = (0, self.limits.calm_seconds);
+        self.see(problem, is_broken, wait, || message(growth));
+    }
+
+    /// Judges what is so, or is not, at the moment that it is told.
+    fn is(&mut self, problem: Problem, is_broken: Option<bool>, message: impl FnOnce() -> String) {
+        self.see(problem, is_broken, (0, 0), message);
+    }
+
+    /// Judges what counts once it has been so for a while.
+    fn lasting(
+        &mut self,
+        problem: Problem,
+        is_broken: Option<bool>,
+        message: impl FnOnce() -> String,
+    ) {
+        let wait = (self.limits.settling_seconds, 0);
+        self.see(problem, is_broken, wait, message);
+    }
+
+    fn of(&self, check: &'static str, code: &'static str) -> Problem {
+        Problem::of(self.key, check, code)
+    }
+
+    /// Takes note of a sight, unless nothing is told.
+    fn see(
+        &mut self,
+        problem: Problem,
+        is_broken: Option<bool>,
+        wait: (u64, u64),
+        message: impl FnOnce() -> String,
+    ) {
+        if let Some(is_broken) = is_broken {
+            let message = is_broken.then(message);
+            self.sights.push(Sight::new(problem, message, wait));
+        }
+    }
+}
+
+/// Returns how many replays a minute a PCIe link may have.
+fn allowed_replays(generation: u32, width: u32) -> u64 {
+    let index = usize::try_from(generation.saturating_sub(1)).unwrap_or(usize::MAX);
+    let per_lane = PCIE_REPLAYS.get(index).or(PCIE_REPLAYS.last());
+    let hundredths = per_lane.map_or(0, |rate| rate.saturating_mul(u64::from(width)));
+    hundredths.div_ceil(100)
+}
+
+/// Returns what is wrong with a GPU's part in its fabric.
+fn trouble_of(fabric: &Fabric) -> Option<String> {
+    let state = match fabric.state {
+        FabricState::Completed if fabric.status != SUCCESS => {
+            format!("ended with {}", fabric.status)
+        }
+        // Within one machine there is a fabric without a cluster, and no clique of one.
+        FabricState::Completed if fabric.clique.is_none() && fabric.cluster.is_some() => {
+            "ended without a clique".to_owned()
+        }
+        FabricState::NotSupported | FabricState::Completed => return None,
+        FabricState::NotStarted => "has not begun".to_owned(),
+        FabricState::InProgress => "does not end".to_owned(),
+        FabricState::Other(number) => format!("is in state {number}, which is not known"),
+    };
+    Some(format!("the registration with the fabric {state}"))
+}
+
+fn seconds(growth: Growth) -> u64 {
+    growth.within.as_secs().max(1)
+}
+
+/// Returns for how much of which time a counter of nanoseconds grew.
+fn share(growth: Growth) -> String {
+    let slowed = Duration::from_nanos(growth.by).as_millis();
+    let within = growth.within.min(2 * WINDOW).as_secs();
+    format!("for {slowed} ms in {within} seconds")
+}

@@ -1,0 +1,495 @@
+//! The checks, over looks at a machine with healthy H100s that are changed one by one.
+
+use super::*;
+use crate::catalog::Catalog;
+use crate::gpu::{Fabric, FabricState, NvlinkReadings, RecoveryAction, UnreadableGpu};
+
+mod counters;
+mod presence;
+
+/// Time between two looks.
+const EVERY: Duration = Duration::from_secs(15);
+
+/// A machine, and the health of its GPUs.
+struct Bench {
+    inventory: Inventory,
+    readings: Vec<Readings>,
+    health: Health,
+    now: Duration,
+}
+
+fn gpu(index: u32) -> Gpu {
+    Gpu {
+        index,
+        uuid: format!("GPU-{index}"),
+        pci: format!("0000:{index:02x}:00.0"),
+        slowdown_margin_c: Some(-2),
+        pcie_max_generation: Some(5),
+        pcie_max_width: Some(16),
+        mig_enabled: Some(false),
+        ..Gpu::default()
+    }
+}
+
+/// Returns what a GPU tells that is well.
+fn well(gpu: &Gpu) -> Readings {
+    let link = |link| NvlinkReadings {
+        link,
+        up: Some(true),
+        replays: Some(7),
+        recoveries: Some(7),
+        crc_errors: Some(7),
+        effective_errors: Some(7),
+    };
+    Readings {
+        uuid: gpu.uuid.clone(),
+        margin_c: Some(40),
+        power_mw: Some(700_000),
+        thermal_violation_ns: Some(7),
+        power_violation_ns: Some(7),
+        utilization_percent: Some(100),
+        ecc_uncorrected_volatile: Some(0),
+        retired_pages_sbe: Some(0),
+        retired_pages_dbe: Some(0),
+        retired_pages_pending: Some(false),
+        remapped_rows_uncorrectable: Some(0),
+        remap_pending: Some(false),
+        remap_failed: Some(false),
+        sram_threshold_exceeded: Some(false),
+        pcie_replays: Some(7),
+        pcie_generation: Some(5),
+        pcie_width: Some(16),
+        nvlinks: vec![link(0), link(1)],
+        fabric: Some(Fabric {
+            state: FabricState::Completed,
+            status: "NVML_SUCCESS".to_owned(),
+            ..Fabric::default()
+        }),
+        recovery_action: Some(RecoveryAction::None),
+        ..Readings::default()
+    }
+}
+
+impl Bench {
+    fn new(gpus: u32) -> Self {
+        let inventory = Inventory {
+            driver_version: Some("580.65.06".to_owned()),
+            gpus: (0..gpus).map(gpu).collect(),
+            ..Inventory::default()
+        };
+        Self {
+            readings: inventory.gpus.iter().map(well).collect(),
+            inventory,
+            health: Health::new(Limits::default(), Remembered::default()),
+            now: Duration::ZERO,
+        }
+    }
+
+    /// Looks once more, and returns the changes in short: `+` or `-`, the GPU, the code, the link.
+    fn look(&mut self) -> Vec<String> {
+        self.now += EVERY;
+        let changes = (self.health).take(&self.inventory, &self.readings, self.now);
+        let short = |change: &Change| {
+            let sign = if change.message.is_some() { '+' } else { '-' };
+            let gpu = (change.gpu.as_ref()).map_or("node".to_owned(), |gpu| gpu.index.to_string());
+            let link = change.link.map_or(String::new(), |link| format!(" {link}"));
+            format!("{sign}{gpu} {}{link}", change.code)
+        };
+        changes.iter().map(short).collect()
+    }
+
+    /// Looks for so many seconds, and returns all changes.
+    fn look_for(&mut self, seconds: u64) -> Vec<String> {
+        let until = self.now + Duration::from_secs(seconds);
+        let mut changes = Vec::new();
+        while self.now < until {
+            changes.extend(self.look());
+        }
+        changes
+    }
+
+    /// Begins anew with what was remembered, as a process that is started again.
+    fn restart(&mut self) {
+        let written = serde_json::to_string(self.health.remembered()).unwrap();
+        let remembered = serde_json::from_str(&written).unwrap();
+        self.health = Health::new(self.health.limits.clone(), remembered);
+        self.now = Duration::ZERO;
+    }
+}
+
+/// Something that a GPU tells.
+type Tells = fn(&mut Gpu, &mut Readings);
+
+/// What is a problem as long as it is told: the check, the code, how the GPU tells it, and how it
+/// tells nothing about it.
+const WHILE_TOLD: [(&str, &str, Tells, Tells); 18] = [
+    (
+        "GpuMemWatch",
+        "DCGM_FR_VOLATILE_DBE_DETECTED",
+        |_, told| told.ecc_uncorrected_volatile = Some(1),
+        |_, told| told.ecc_uncorrected_volatile = None,
+    ),
+    (
+        "GpuMemWatch",
+        "DCGM_FR_PENDING_PAGE_RETIREMENTS",
+        |_, told| told.retired_pages_pending = Some(true),
+        |_, told| told.retired_pages_pending = None,
+    ),
+    (
+        "GpuMemWatch",
+        "DCGM_FR_RETIRED_PAGES_LIMIT",
+        |_, told| told.retired_pages_sbe = Some(63),
+        |_, told| told.retired_pages_sbe = None,
+    ),
+    (
+        "GpuMemWatch",
+        "DCGM_FR_RETIRED_PAGES_DBE_LIMIT",
+        |_, told| told.retired_pages_dbe = Some(16),
+        |_, told| told.retired_pages_dbe = None,
+    ),
+    (
+        "GpuMemWatch",
+        "DCGM_FR_ROW_REMAP_FAILURE",
+        |_, told| told.remap_failed = Some(true),
+        |_, told| told.remap_failed = None,
+    ),
+    (
+        "GpuMemWatch",
+        "DCGM_FR_PENDING_ROW_REMAP",
+        |_, told| told.remap_pending = Some(true),
+        |_, told| told.remap_pending = None,
+    ),
+    (
+        "GpuMemWatch",
+        "DCGM_FR_UNCORRECTABLE_ROW_REMAP_LIMIT",
+        |_, told| told.remapped_rows_uncorrectable = Some(512),
+        |_, told| told.remapped_rows_uncorrectable = None,
+    ),
+    (
+        "GpuMemWatch",
+        "DCGM_FR_SRAM_THRESHOLD",
+        |_, told| told.sram_threshold_exceeded = Some(true),
+        |_, told| told.sram_threshold_exceeded = None,
+    ),
+    (
+        "GpuThermalMarginWatch",
+        "GPU_TEMP_HW_SLOWDOWN_VIOLATION",
+        |_, told| told.margin_c = Some(-3),
+        |_, told| told.margin_c = None,
+    ),
+    (
+        "GpuThermalMarginWatch",
+        "GPU_TEMP_HW_SLOWDOWN_VIOLATION",
+        |_, told| told.margin_c = Some(-3),
+        // As an A100, which does not tell where it slows down; and in between.
+        |gpu, told| (gpu.slowdown_margin_c, told.margin_c) = (None, Some(40)),
+    ),
+    (
+        "GpuThermalMarginWatch",
+        "GPU_TEMP_HW_SLOWDOWN_VIOLATION",
+        |_, told| told.margin_c = Some(-3),
+        |_, told| told.margin_c = Some(0),
+    ),
+    (
+        "GpuDriverWatch",
+        "DCGM_FR_GPU_RECOVERY_RESET",
+        |_, told| told.recovery_action = Some(RecoveryAction::Reset),
+        |_, told| told.recovery_action = None,
+    ),
+    (
+        "GpuDriverWatch",
+        "DCGM_FR_GPU_RECOVERY_REBOOT",
+        |_, told| told.recovery_action = Some(RecoveryAction::Reboot),
+        |_, told| told.recovery_action = None,
+    ),
+    (
+        "GpuDriverWatch",
+        "DCGM_FR_GPU_RECOVERY_DRAIN_P2P",
+        |_, told| told.recovery_action = Some(RecoveryAction::DrainPeers),
+        |_, told| told.recovery_action = None,
+    ),
+    (
+        "GpuDriverWatch",
+        "DCGM_FR_GPU_RECOVERY_DRAIN_RESET",
+        |_, told| told.recovery_action = Some(RecoveryAction::DrainAndReset),
+        |_, told| told.recovery_action = None,
+    ),
+    (
+        "GpuDriverWatch",
+        "DCGM_FR_UNRECOGNIZED",
+        |_, told| told.recovery_action = Some(RecoveryAction::Other(9)),
+        |_, told| told.recovery_action = None,
+    ),
+    // Whatever a partition needs, the whole GPU needs.
+    (
+        "GpuDriverWatch",
+        "DCGM_FR_GPU_RECOVERY_RESET",
+        |_, told| {
+            let partition = |name: &str, action| (name.to_owned(), action);
+            told.mig_recovery_actions = vec![
+                partition("MIG-1", RecoveryAction::None),
+                partition("MIG-2", RecoveryAction::Reset),
+            ];
+        },
+        |_, told| told.recovery_action = None,
+    ),
+    (
+        "GpuDriverWatch",
+        "GPU_UNMONITORED",
+        |gpu, _| gpu.unmonitored = Some("the events are not supported".to_owned()),
+        // Only that it can be monitored ends it, as it is always told.
+        |gpu, _| gpu.unmonitored = Some("another reason".to_owned()),
+    ),
+];
+
+/// What counts once it has lasted: the check, the code, how long it takes, and how the GPU tells it,
+/// nothing about it, and something about it that is no problem.
+const WHEN_IT_LASTS: [(&str, &str, u64, Tells, Tells); 6] = [
+    (
+        "GpuPcieWatch",
+        "GPU_PCIE_LINK_DEGRADED",
+        60,
+        |_, told| told.pcie_width = Some(8),
+        // Without load it says nothing.
+        |_, told| (told.utilization_percent, told.pcie_generation) = (Some(3), Some(1)),
+    ),
+    (
+        "GpuPcieWatch",
+        "GPU_PCIE_LINK_DEGRADED",
+        60,
+        |_, told| told.pcie_generation = Some(3),
+        |_, told| told.utilization_percent = None,
+    ),
+    (
+        "GpuPowerWatch",
+        "DCGM_FR_POWER_UNREADABLE",
+        60,
+        |_, told| {
+            let failure = ("nvmlDeviceGetPowerUsage", "NVML_ERROR_UNKNOWN");
+            told.failed = vec![(failure.0.to_owned(), failure.1.to_owned())];
+        },
+        // Not supported is not unreadable.
+        |_, told| told.power_mw = None,
+    ),
+    (
+        "GpuNvlinkWatch",
+        "DCGM_FR_NVLINK_DOWN",
+        60,
+        |_, told| told.nvlinks[1].up = Some(false),
+        |_, told| told.nvlinks[1].up = None,
+    ),
+    (
+        "GpuNvlinkWatch",
+        "DCGM_FR_FABRIC_PROBE_STATE",
+        300,
+        |_, told| told.fabric.as_mut().unwrap().state = FabricState::InProgress,
+        |_, told| told.fabric = None,
+    ),
+    (
+        "GpuNvlinkWatch",
+        "DCGM_FR_FABRIC_PROBE_STATE",
+        300,
+        |_, told| told.fabric.as_mut().unwrap().status = "NVML_ERROR_UNKNOWN".to_owned(),
+        |_, told| told.fabric.as_mut().unwrap().state = FabricState::NotSupported,
+    ),
+];
+
+impl Bench {
+    /// Has GPU 1 tell something beside what is well.
+    fn tells(&mut self, tells: Tells) {
+        self.is_well();
+        tells(&mut self.inventory.gpus[1], &mut self.readings[1]);
+    }
+
+    fn is_well(&mut self) {
+        self.inventory.gpus[1] = gpu(1);
+        self.readings[1] = well(&gpu(1));
+    }
+}
+
+fn link_of(code: &str) -> &'static str {
+    if code == "DCGM_FR_NVLINK_DOWN" {
+        " 1"
+    } else {
+        ""
+    }
+}
+
+#[test]
+fn a_first_look_at_a_healthy_machine_says_nothing() {
+    let mut bench = Bench::new(8);
+    assert_eq!(bench.look_for(600), [""; 0]);
+}
+
+#[test]
+fn what_the_driver_tells_is_a_problem_until_it_tells_that_it_is_over() {
+    for (check, code, broken, silent) in WHILE_TOLD {
+        let mut bench = Bench::new(2);
+        bench.look();
+        bench.tells(broken);
+        let changes = (bench.health).take(&bench.inventory, &bench.readings, bench.now);
+        let opened: Vec<_> = changes.iter().map(|it| (&*it.check, &*it.code)).collect();
+        assert_eq!(opened, [(check, code)]);
+        assert_eq!(bench.look_for(300), [""; 0], "{code}: it is told once");
+        bench.tells(silent);
+        assert_eq!(bench.look_for(300), [""; 0], "{code}: silence ends nothing");
+        bench.restart();
+        assert_eq!(bench.look_for(300), [""; 0], "{code}: nor does a restart");
+        bench.is_well();
+        assert_eq!(bench.look(), [format!("-1 {code}")]);
+        assert_eq!(bench.look_for(300), [""; 0]);
+    }
+}
+
+#[test]
+fn what_has_to_last_is_a_problem_once_it_has() {
+    for (check, code, seconds, broken, silent) in WHEN_IT_LASTS {
+        let (came, over) = (
+            format!("+1 {code}{}", link_of(code)),
+            format!("-1 {code}{}", link_of(code)),
+        );
+        let mut bench = Bench::new(2);
+        bench.look();
+        // Silence in between begins the time anew.
+        for _ in 0..3 {
+            bench.tells(broken);
+            assert_eq!(bench.look_for(seconds - 15), [""; 0], "{code}");
+            bench.tells(silent);
+            assert_eq!(bench.look(), [""; 0], "{code}");
+        }
+        bench.tells(broken);
+        assert_eq!(bench.look_for(seconds + 15), [came], "{code}");
+        let open = bench.health.remembered().open.first().unwrap();
+        assert_eq!(open.check, check);
+        bench.restart();
+        assert_eq!(bench.look_for(2 * seconds), [""; 0], "{code}");
+        bench.tells(silent);
+        assert_eq!(bench.look_for(2 * seconds), [""; 0], "{code}");
+        bench.is_well();
+        assert_eq!(bench.look(), [over], "{code}");
+    }
+}
+
+#[test]
+fn what_is_just_below_a_threshold_is_no_problem() {
+    let below: [Tells; 6] = [
+        |_, told| told.retired_pages_sbe = Some(62),
+        |_, told| told.retired_pages_dbe = Some(15),
+        |_, told| told.remapped_rows_uncorrectable = Some(511),
+        |_, told| told.margin_c = Some(-2),
+        |_, told| told.power_mw = None,
+        // In a fabric across machines, all is well with a clique.
+        |_, told| {
+            let fabric = told.fabric.as_mut().unwrap();
+            (fabric.cluster, fabric.clique) = (Some("a".to_owned()), Some(0));
+        },
+    ];
+    for tells in below {
+        let mut bench = Bench::new(2);
+        bench.look();
+        bench.tells(tells);
+        assert_eq!(bench.look_for(600), [""; 0], "{:?}", bench.readings[1]);
+    }
+}
+
+#[test]
+fn a_fabric_across_machines_without_a_clique_is_not_whole() {
+    let mut bench = Bench::new(2);
+    bench.tells(|_, told| told.fabric.as_mut().unwrap().cluster = Some("a".to_owned()));
+    assert_eq!(bench.look_for(330), ["+1 DCGM_FR_FABRIC_PROBE_STATE"]);
+}
+
+#[test]
+fn pages_that_were_retired_before_are_not_becoming_more() {
+    let mut bench = Bench::new(2);
+    bench.readings[1].retired_pages_dbe = Some(20);
+    assert_eq!(bench.look_for(60), [""; 0]);
+    bench.restart();
+    bench.readings[1].retired_pages_dbe = Some(21);
+    assert_eq!(bench.look(), ["+1 DCGM_FR_RETIRED_PAGES_DBE_LIMIT"]);
+}
+
+#[test]
+fn a_link_that_was_never_up_and_those_of_a_divided_gpu_are_not_down() {
+    let mut bench = Bench::new(2);
+    for readings in &mut bench.readings {
+        readings.nvlinks[1].up = Some(false);
+    }
+    assert_eq!(bench.look_for(600), [""; 0]);
+    bench.inventory.gpus[1].mig_enabled = Some(true);
+    bench.readings[1].nvlinks[0].up = Some(false);
+    assert_eq!(bench.look_for(600), [""; 0]);
+    bench.readings[0].nvlinks[0].up = Some(false);
+    assert_eq!(bench.look_for(600), ["+0 DCGM_FR_NVLINK_DOWN 0"]);
+}
+
+#[test]
+fn each_problem_comes_and_goes_by_itself() {
+    let mut bench = Bench::new(2);
+    bench.tells(|_, told| (told.remap_failed, told.remap_pending) = (Some(true), Some(true)));
+    let both = [
+        "+1 DCGM_FR_PENDING_ROW_REMAP",
+        "+1 DCGM_FR_ROW_REMAP_FAILURE",
+    ];
+    assert_eq!(bench.look(), both);
+    bench.readings[1].remap_pending = Some(false);
+    let changes = (bench.health).take(&bench.inventory, &bench.readings, bench.now);
+    let told: Vec<_> = changes
+        .iter()
+        .map(|it| (&*it.code, it.is_all_well))
+        .collect();
+    assert_eq!(told, [("DCGM_FR_PENDING_ROW_REMAP", false)]);
+    bench.is_well();
+    let changes = (bench.health).take(&bench.inventory, &bench.readings, bench.now);
+    let told: Vec<_> = changes
+        .iter()
+        .map(|it| (&*it.code, it.is_all_well))
+        .collect();
+    assert_eq!(told, [("DCGM_FR_ROW_REMAP_FAILURE", true)]);
+}
+
+/// Another request of the driver ends the one before, in that order.
+#[test]
+fn what_the_driver_asks_for_may_change() {
+    let mut bench = Bench::new(2);
+    bench.tells(|_, told| told.recovery_action = Some(RecoveryAction::Reset));
+    bench.look();
+    bench.tells(|_, told| told.recovery_action = Some(RecoveryAction::Reboot));
+    let changes = [
+        "-1 DCGM_FR_GPU_RECOVERY_RESET",
+        "+1 DCGM_FR_GPU_RECOVERY_REBOOT",
+    ];
+    assert_eq!(bench.look(), changes);
+}
+
+#[test]
+fn after_a_reboot_what_it_mends_is_told_again_if_it_is_there_and_the_rest_goes_on() {
+    let mut bench = Bench::new(2);
+    bench.look();
+    bench.tells(|_, told| {
+        (told.remap_pending, told.sram_threshold_exceeded) = (Some(true), Some(true));
+        told.nvlinks[0].up = Some(false);
+    });
+    assert_eq!(bench.look_for(90).len(), 3);
+    bench.restart();
+    bench
+        .health
+        .boot_has_begun(|code| code != "DCGM_FR_SRAM_THRESHOLD");
+    // Links train for a while, and may not have been up yet.
+    assert_eq!(bench.look(), ["+1 DCGM_FR_PENDING_ROW_REMAP"]);
+    assert_eq!(bench.look_for(600), [""; 0]);
+    bench.is_well();
+    let changes = ["-1 DCGM_FR_PENDING_ROW_REMAP", "-1 DCGM_FR_SRAM_THRESHOLD"];
+    assert_eq!(bench.look(), changes);
+}
+
+#[test]
+fn every_code_has_a_row_in_the_catalogue() {
+    let source = concat!(include_str!("rules.rs"), include_str!("presence.rs"));
+    let is_code = |text: &&str| text.starts_with("DCGM_FR_") || text.starts_with("GPU_");
+    let codes: Vec<&str> = source.split('"').filter(is_code).collect();
+    assert!(codes.len() > 20, "{codes:?}");
+    for code in codes {
+        assert!(Catalog::builtin().dcgm_named(code).is_some(), "{code}");
+    }
+}

@@ -1,0 +1,165 @@
+//! What is judged by how fast it grows.
+
+use super::*;
+
+/// The check, the code, how the counter stands after so many looks, and whether that is too much.
+type Case = (&'static str, fn(&mut Readings, u64), bool);
+
+/// Each after a first look at which the counter stood at 7, in looks 15 seconds apart.
+const CASES: [Case; 14] = [
+    // 1.92 a lane and minute: 31 of 16 lanes of the fifth generation.
+    (
+        "DCGM_FR_PCI_REPLAY_RATE",
+        |told, look| told.pcie_replays = Some(7 + 8 * look),
+        true,
+    ),
+    (
+        "DCGM_FR_PCI_REPLAY_RATE",
+        |told, look| told.pcie_replays = Some(7 + 7 * look),
+        false,
+    ),
+    // It is slowed down to save power, and allowed as much as at its best.
+    (
+        "DCGM_FR_PCI_REPLAY_RATE",
+        |told, look| {
+            told.pcie_replays = Some(7 + 7 * look);
+            (told.pcie_generation, told.utilization_percent) = (Some(1), Some(0));
+        },
+        false,
+    ),
+    (
+        "DCGM_FR_CLOCKS_EVENT_THERMAL",
+        |told, look| told.thermal_violation_ns = Some(7 + look),
+        true,
+    ),
+    (
+        "DCGM_FR_CLOCKS_EVENT_POWER",
+        |told, look| told.power_violation_ns = Some(7 + look),
+        true,
+    ),
+    (
+        "DCGM_FR_NVLINK_ERROR_CRITICAL 1",
+        |told, look| told.nvlinks[1].replays = Some(7 + look),
+        true,
+    ),
+    (
+        "DCGM_FR_NVLINK_ERROR_CRITICAL 1",
+        |told, look| told.nvlinks[1].recoveries = Some(7 + look),
+        true,
+    ),
+    (
+        "DCGM_FR_NVLINK_ERROR_CRITICAL 1",
+        |told, look| told.nvlinks[1].effective_errors = Some(7 + look),
+        true,
+    ),
+    (
+        "DCGM_FR_NVLINK_CRC_ERROR_THRESHOLD 1",
+        |told, look| told.nvlinks[1].crc_errors = Some(7 + 1_500 * look),
+        true,
+    ),
+    (
+        "DCGM_FR_NVLINK_ERROR_THRESHOLD 1",
+        |told, look| told.nvlinks[1].crc_errors = Some(7 + 1_499 * look),
+        true,
+    ),
+    (
+        "DCGM_FR_NVLINK_CRC_ERROR_THRESHOLD 1",
+        |told, look| told.nvlinks[1].crc_errors = Some(7 + 1_499 * look),
+        false,
+    ),
+    // The GPU was reset: its counters begin anew.
+    (
+        "DCGM_FR_PCI_REPLAY_RATE",
+        |told, look| told.pcie_replays = Some(7 - look.min(7)),
+        false,
+    ),
+    // What is not told any more.
+    (
+        "DCGM_FR_NVLINK_ERROR_CRITICAL 1",
+        |told, _| told.nvlinks[1].replays = None,
+        false,
+    ),
+    (
+        "DCGM_FR_CLOCKS_EVENT_THERMAL",
+        |told, _| told.thermal_violation_ns = None,
+        false,
+    ),
+];
+
+#[test]
+fn a_counter_is_judged_by_its_growth_in_a_minute() {
+    for (code, reads, is_broken) in CASES {
+        let mut bench = Bench::new(2);
+        bench.look();
+        let mut changes = Vec::new();
+        for look in 1..10 {
+            reads(&mut bench.readings[1], look);
+            changes.extend(bench.look());
+        }
+        let came = changes.contains(&format!("+1 {code}"));
+        assert_eq!(came, is_broken, "{code}: {changes:?}");
+        assert!(changes.len() <= 1, "{changes:?}");
+    }
+}
+
+#[test]
+fn growth_is_over_when_it_has_been_calm() {
+    for restarts in [false, true] {
+        let mut bench = Bench::new(2);
+        bench.look();
+        bench.readings[1].thermal_violation_ns = Some(8);
+        assert_eq!(bench.look(), ["+1 DCGM_FR_CLOCKS_EVENT_THERMAL"]);
+        // It grows now and then.
+        for value in 9..12 {
+            assert_eq!(bench.look_for(240), [""; 0]);
+            bench.readings[1].thermal_violation_ns = Some(value);
+            assert_eq!(bench.look(), [""; 0]);
+        }
+        if restarts {
+            bench.restart();
+        }
+        // A minute without growth, and the calm behind it.
+        assert_eq!(bench.look_for(345), [""; 0]);
+        assert_eq!(bench.look_for(60), ["-1 DCGM_FR_CLOCKS_EVENT_THERMAL"]);
+    }
+}
+
+/// A counter of a life time is not what has happened just now.
+#[test]
+fn what_came_before_the_first_look_or_while_nobody_looked_is_not_growth() {
+    let mut bench = Bench::new(2);
+    bench.readings[1].pcie_replays = Some(1_000_000);
+    bench.readings[1].nvlinks[1].crc_errors = Some(1_000_000);
+    assert_eq!(bench.look_for(300), [""; 0]);
+    bench.now += Duration::from_secs(3_600);
+    bench.readings[1].pcie_replays = Some(2_000_000);
+    assert_eq!(bench.look_for(300), [""; 0]);
+    // A driver that was changed counts anew, whatever it counts from.
+    bench.inventory.driver_version = Some("590.1".to_owned());
+    bench.readings[1].pcie_replays = Some(3_000_000);
+    assert_eq!(bench.look_for(300), [""; 0]);
+}
+
+#[test]
+fn the_replays_that_pcie_may_have_are_those_of_its_generation() {
+    for (generation, width, allowed) in [
+        (1, 16, "3"),
+        (2, 16, "5"),
+        (3, 16, "8"),
+        (4, 8, "8"),
+        (6, 16, "62"),
+        (7, 16, "62"),
+    ] {
+        let mut bench = Bench::new(2);
+        let gpu = &mut bench.inventory.gpus[1];
+        (gpu.pcie_max_generation, gpu.pcie_max_width) = (Some(generation), Some(width));
+        let readings = &mut bench.readings[1];
+        (readings.pcie_generation, readings.pcie_width) = (Some(1), Some(1));
+        bench.look();
+        bench.readings[1].pcie_replays = Some(1_000);
+        let changes = (bench.health).take(&bench.inventory, &bench.readings, bench.now);
+        let message = changes[0].message.clone().unwrap();
+        let expected = format!("where {allowed} a minute are allowed");
+        assert!(message.contains(&expected), "{generation}: {message}");
+    }
+}

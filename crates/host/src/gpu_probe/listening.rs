@@ -1,0 +1,135 @@
+//! Listens for events on a thread of its own, because to wait for them blocks.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+use std::{io, mem};
+
+use diagnosis::gpu::GpuEvent;
+
+use crate::nvml::Events;
+
+/// Longest wait within the library: so long it takes to stop.
+const WAIT: Duration = Duration::from_secs(2);
+/// Pause after a wait that failed.
+const RETRY: Duration = Duration::from_secs(1);
+/// After so long a wait counts as hung; drivers under load answer late by three quarters of that.
+const HUNG: Duration = Duration::from_secs(60);
+
+/// The thread that listens.
+pub(super) struct Listening {
+    stop: Arc<AtomicBool>,
+    /// When the last wait came back.
+    back: Arc<Mutex<Instant>>,
+    /// What each wait that was no plain timeout came to: nothing wrong, or why it failed.
+    heard: Receiver<Option<String>>,
+    /// Why no events can be heard, as of the last wait.
+    pub(super) error: Option<String>,
+    thread: Option<JoinHandle<()>>,
+}
+
+// === impl Listening ===
+
+impl Listening {
+    /// Begins to hand events to `say`.
+    pub(super) fn begin(
+        events: Events,
+        say: impl Fn(GpuEvent) -> io::Result<()> + Send + 'static,
+    ) -> io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let back = Arc::new(Mutex::new(Instant::now()));
+        let (tell, heard) = channel();
+        let thread = {
+            let (stop, back) = (Arc::clone(&stop), Arc::clone(&back));
+            thread::Builder::new()
+                .name("events".to_owned())
+                .spawn(move || listen(events, &stop, &back, &tell, say))?
+        };
+        Ok(Self {
+            stop,
+            back,
+            heard,
+            error: None,
+            thread: Some(thread),
+        })
+    }
+
+    /// Waits until `latest`, or only until `soonest` where something was heard.
+    pub(super) fn wait(&mut self, soonest: Instant, latest: Instant) {
+        let mut until = latest;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match self.heard.recv_timeout(left) {
+                Ok(error) => {
+                    self.error = error;
+                    until = until.min(soonest);
+                }
+                Err(RecvTimeoutError::Timeout) => return,
+                // The thread has ended, because nobody hears it; so will this one.
+                Err(RecvTimeoutError::Disconnected) => return thread::sleep(left),
+            }
+        }
+    }
+
+    /// Fails where the library does not come back from a wait.
+    pub(super) fn check(&self) -> Result<(), String> {
+        let back = self.back.lock().unwrap_or_else(PoisonError::into_inner);
+        if back.elapsed() < WAIT + HUNG {
+            return Ok(());
+        }
+        let seconds = back.elapsed().as_secs();
+        Err(format!(
+            "nvmlEventSetWait_v2 has not come back for {seconds} s"
+        ))
+    }
+
+    /// Ends the thread, and with it frees its events.
+    pub(super) fn stop(mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let ended = self.thread.take().map(JoinHandle::join);
+        if let Some(Err(_)) = ended {
+            tracing::error!("the thread that listens for events has panicked");
+        }
+    }
+}
+
+impl Drop for Listening {
+    /// Lets the thread end, and does not wait for it: it may hang.
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}
+
+fn listen(
+    mut events: Events,
+    stop: &AtomicBool,
+    back: &Mutex<Instant>,
+    tell: &Sender<Option<String>>,
+    say: impl Fn(GpuEvent) -> io::Result<()>,
+) {
+    let mut failed = false;
+    while !stop.load(Ordering::Relaxed) {
+        let waited = events.wait(WAIT);
+        *back.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        let had_failed = mem::replace(&mut failed, waited.is_err());
+        let told = match waited {
+            Ok(None) if !had_failed => continue,
+            Ok(None) => tell.send(None),
+            Ok(Some(event)) => {
+                if say(event).is_err() {
+                    return;
+                }
+                tell.send(None)
+            }
+            Err(error) => {
+                thread::sleep(RETRY);
+                tell.send(Some(error.to_string()))
+            }
+        };
+        if told.is_err() {
+            return;
+        }
+    }
+}

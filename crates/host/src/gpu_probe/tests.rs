@@ -1,0 +1,190 @@
+use std::io::BufRead as _;
+use std::path::Path;
+
+use diagnosis::gpu::GpuEventKind;
+use fakes::{Behaviour, FakeEvent, Scenario};
+
+use super::*;
+
+/// A probe that runs on a thread, and its fake driver.
+struct Probed {
+    lines: io::Lines<io::BufReader<io::PipeReader>>,
+    directory: tempfile::TempDir,
+}
+
+impl Probed {
+    fn new(scenario: &Scenario) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let library = fakes::install(directory.path(), scenario).unwrap();
+        let (reader, writer) = io::pipe().unwrap();
+        thread::spawn(move || watch(&settings(&library), Box::new(writer)));
+        Self {
+            lines: io::BufReader::new(reader).lines(),
+            directory,
+        }
+    }
+
+    fn becomes(&self, scenario: &Scenario) {
+        fakes::write(self.directory.path(), scenario).unwrap();
+    }
+
+    /// Returns the next thing that is said which is no call, nor what has not changed.
+    fn next(&mut self) -> Said {
+        loop {
+            let line = self.lines.next().expect("it goes on").unwrap();
+            match serde_json::from_str(&line).unwrap() {
+                Said::Doing { .. } => {}
+                said => return said,
+            }
+        }
+    }
+
+    /// Returns the next inventory.
+    fn inventory(&mut self) -> Inventory {
+        loop {
+            match self.next() {
+                Said::Inventory(inventory) => return inventory,
+                Said::Cannot(why) => panic!("{why}"),
+                _ => {}
+            }
+        }
+    }
+}
+
+fn settings(library: &Path) -> ProbeSettings {
+    ProbeSettings {
+        library: Some(library.to_owned()),
+        driver_root: None,
+        interval_ms: 1,
+    }
+}
+
+fn named(name: &str) -> Behaviour {
+    Behaviour::try_from(name.to_owned()).unwrap()
+}
+
+#[test]
+fn it_says_what_it_found_what_is_there_and_how_it_does() {
+    let mut probed = Probed::new(&Scenario::healthy(2));
+    let library = probed.directory.path().join(fakes::LIBRARY);
+    assert_eq!(
+        probed.next(),
+        Said::Hello {
+            protocol: PROTOCOL,
+            library: library.display().to_string(),
+        }
+    );
+    let Said::Inventory(inventory) = probed.next() else {
+        panic!("an inventory");
+    };
+    assert_eq!(inventory.gpus.len(), 2);
+    for _ in 0..2 {
+        // The second look says no inventory, for nothing has changed.
+        let Said::Readings(readings) = probed.next() else {
+            panic!("readings");
+        };
+        assert_eq!(readings.len(), 2);
+    }
+}
+
+#[test]
+fn a_gpu_that_goes_is_named_by_what_it_was_and_comes_back() {
+    let healthy = Scenario::healthy(3);
+    let mut probed = Probed::new(&healthy);
+    let before = probed.inventory();
+    let mut unknown = healthy.clone();
+    unknown.gpu_mut(1).lost = true;
+    // The driver still knows its handle and its name.
+    let mut unreadable = healthy.clone();
+    let call = "nvmlDeviceGetUtilizationRates".to_owned();
+    let gone = named("NVML_ERROR_GPU_IS_LOST");
+    unreadable.gpu_mut(1).calls.insert(call, gone);
+    for lost in [unknown, unreadable] {
+        probed.becomes(&lost);
+        let without = probed.inventory();
+        assert_eq!(without.gpus.len(), 2);
+        let lost = &without.unreadable[0];
+        assert!(lost.is_lost, "{lost:?}");
+        assert_eq!(lost.uuid.as_ref(), Some(&before.gpus[1].uuid));
+        assert_eq!(lost.pci.as_ref(), Some(&before.gpus[1].pci));
+        probed.becomes(&healthy);
+        assert_eq!(probed.inventory(), before);
+    }
+}
+
+#[test]
+fn events_are_said_and_a_wait_that_fails_makes_all_unmonitored() {
+    let mut scenario = Scenario::healthy(2);
+    let mut probed = Probed::new(&scenario);
+    let before = probed.inventory();
+    scenario.event.push(FakeEvent {
+        gpu: 1,
+        xid: Some(48),
+        ..FakeEvent::default()
+    });
+    probed.becomes(&scenario);
+    let event = loop {
+        if let Said::Event(event) = probed.next() {
+            break event;
+        }
+    };
+    assert_eq!(event.uuid.as_ref(), Some(&before.gpus[1].uuid));
+    assert!(matches!(event.kind, GpuEventKind::Xid { code: 48, .. }));
+    let call = "nvmlEventSetWait_v2".to_owned();
+    scenario.calls.insert(call, named("NVML_ERROR_UNKNOWN"));
+    probed.becomes(&scenario);
+    let why = "nvmlEventSetWait_v2 answered NVML_ERROR_UNKNOWN".to_owned();
+    for gpu in probed.inventory().gpus {
+        assert_eq!(gpu.unmonitored.as_ref(), Some(&why));
+    }
+    scenario.calls.clear();
+    probed.becomes(&scenario);
+    assert_eq!(probed.inventory(), before);
+}
+
+#[test]
+fn without_a_driver_it_says_why_and_ends() {
+    let mut scenario = Scenario::healthy(1);
+    let mut probed = Probed::new(&scenario);
+    probed.inventory();
+    let call = "nvmlDeviceGetCount_v2".to_owned();
+    let exchanged = named("NVML_ERROR_LIB_RM_VERSION_MISMATCH");
+    scenario.calls.insert(call, exchanged);
+    probed.becomes(&scenario);
+    let why = loop {
+        if let Said::Cannot(why) = probed.next() {
+            break why;
+        }
+    };
+    assert_eq!(
+        why,
+        "nvmlDeviceGetCount_v2 answered NVML_ERROR_LIB_RM_VERSION_MISMATCH"
+    );
+    // It lets go of the library, and ends.
+    for line in probed.lines {
+        let said: Said = serde_json::from_str(&line.unwrap()).unwrap();
+        assert!(matches!(said, Said::Doing { .. }), "{said:?}");
+    }
+}
+
+#[test]
+fn what_it_does_is_said_before_it_is_done() {
+    let mut scenario = Scenario::healthy(2);
+    let call = "nvmlDeviceGetPowerUsage";
+    let calls = &mut scenario.gpu_mut(1).calls;
+    calls.insert(call.to_owned(), Behaviour::Hang);
+    let probed = Probed::new(&scenario);
+    let mut last = None;
+    for line in probed.lines {
+        let said: Said = serde_json::from_str(&line.unwrap()).unwrap();
+        let hung = Said::Doing {
+            call: Cow::Borrowed(call),
+            gpu: Some(1),
+        };
+        last = Some(said);
+        if last.as_ref() == Some(&hung) {
+            return;
+        }
+    }
+    panic!("it ended with {last:?}");
+}

@@ -1,0 +1,291 @@
+//! NVML, NVIDIA's library that tells about its GPUs: what is there, how it does, what happens.
+//!
+//! A call may hang or crash inside the vendor's code, so only [`crate::gpu_probe`] uses this, in a
+//! process of its own. What a GPU or its driver does not tell is `None`; what fails is named in
+//! [`Readings::failed`]; a GPU that is gone is an [`UnreadableGpu`]. Old drivers lack functions, new
+//! ones return numbers without a name here: neither is an error.
+
+mod asking;
+mod error;
+mod events;
+mod fabric;
+mod functions;
+mod links;
+mod readings;
+
+use std::path::Path;
+use std::sync::Arc;
+
+use diagnosis::gpu::{Gpu, Inventory, MigDevice, Readings, UnreadableGpu, pci_address};
+use nvml_wrapper_sys::bindings::{self as sys, field_id as field, nvmlPlatformInfo_v2_t};
+
+pub use self::error::{NvmlError, OpenError};
+pub use self::events::Events;
+pub use self::functions::Listener;
+use crate::library::Places;
+use asking::Asking;
+use functions::{Device, Functions, Length, TEXT_BYTES, text, version};
+
+/// Most GPUs that are looked at; a machine has eight or sixteen.
+const MAX_GPUS: u32 = 256;
+/// Most partitions of one GPU that are looked at; the largest have seven.
+const MAX_PARTITIONS: u32 = 64;
+
+/// The open library, with its driver.
+pub struct Nvml {
+    functions: Arc<Functions>,
+}
+
+/// Which devices answer: what tells cheaply whether the inventory has to be made anew.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Roster(Vec<Result<Named, UnreadableGpu>>);
+
+/// The UUIDs of a GPU and of its partitions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Named {
+    uuid: String,
+    partitions: Vec<String>,
+}
+
+// === impl Nvml ===
+
+impl Nvml {
+    /// Opens the library and finds its driver. `listener` hears of every call before it is made.
+    pub fn open(places: &Places, listener: Listener) -> Result<Self, OpenError> {
+        let functions = Functions::open(places, listener)?;
+        functions
+            .nvmlInit_v2()
+            .map_err(|source| OpenError::NotUsable {
+                library: functions.found_at().to_owned(),
+                source,
+            })?;
+        Ok(Self {
+            functions: Arc::new(functions),
+        })
+    }
+
+    /// Returns the path or the name by which the library was found.
+    pub fn found_at(&self) -> &Path {
+        self.functions.found_at()
+    }
+
+    /// Returns which devices answer. Fails where not a GPU but the driver is gone.
+    pub fn roster(&self) -> Result<Roster, NvmlError> {
+        let devices = (0..self.count()?).map(|index| match self.identify(index) {
+            Ok((device, uuid)) => {
+                let mut gpu = Asking::new(&self.functions, device);
+                let partitions = partitions(&mut gpu);
+                let partitions = partitions.into_iter().map(|(_, uuid)| uuid).collect();
+                Ok(Ok(Named { uuid, partitions }))
+            }
+            Err(error) if error.is_of_driver() => Err(error),
+            Err(error) => Ok(Err(unreadable(index, error))),
+        });
+        devices.collect::<Result<_, _>>().map(Roster)
+    }
+
+    /// Returns what is there. Fails where not a GPU but the driver is gone.
+    pub fn inventory(&self) -> Result<Inventory, NvmlError> {
+        let mut inventory = Inventory {
+            driver_version: self.driver_version(),
+            cuda_version: self.cuda_version(),
+            ..Inventory::default()
+        };
+        for index in 0..self.count()? {
+            let described = self.identify(index).and_then(|(device, uuid)| {
+                let mut gpu = Asking::new(&self.functions, device);
+                let described = describe(&mut gpu, uuid);
+                gpu.lost.map_or(Ok(described), Err)
+            });
+            match described {
+                Ok(gpu) => inventory.gpus.push(gpu),
+                Err(error) if error.is_of_driver() => return Err(error),
+                Err(error) => inventory.unreadable.push(unreadable(index, error)),
+            }
+        }
+        Ok(inventory)
+    }
+
+    /// Returns how a GPU does, or that it is gone.
+    pub fn readings(&self, of: &Gpu) -> Result<Readings, UnreadableGpu> {
+        let gone = |error| UnreadableGpu {
+            uuid: Some(of.uuid.clone()),
+            pci: Some(of.pci.clone()),
+            ..unreadable(of.index, error)
+        };
+        let mut readings = Readings {
+            uuid: of.uuid.clone(),
+            ..Readings::default()
+        };
+        let device = self.functions.gpu(of.index).map_err(gone)?;
+        let mut gpu = Asking::new(&self.functions, device);
+        readings::read(&mut gpu, &mut readings);
+        if of.mig_enabled == Some(true) {
+            for (partition, uuid) in partitions(&mut gpu) {
+                let mut partition = Asking::new(&self.functions, partition);
+                if let Some(action) = readings::recovery_action(&mut partition) {
+                    readings.mig_recovery_actions.push((uuid, action));
+                }
+            }
+        }
+        readings.failed = gpu.failed;
+        gpu.lost.map_or(Ok(readings), |error| Err(gone(error)))
+    }
+
+    /// Returns the events of the GPUs of an inventory, and notes there which GPUs have none.
+    pub fn events(&self, inventory: &mut Inventory) -> Result<Events, NvmlError> {
+        Events::new(&self.functions, inventory)
+    }
+
+    /// Returns how many GPUs the driver counts.
+    fn count(&self) -> Result<u32, NvmlError> {
+        let mut count = 0;
+        self.functions.nvmlDeviceGetCount_v2(&mut count)?;
+        Ok(count.min(MAX_GPUS))
+    }
+
+    /// Returns the handle and the UUID of the GPU with an index.
+    fn identify(&self, index: u32) -> Result<(Device, String), NvmlError> {
+        let device = self.functions.gpu(index)?;
+        let mut uuid = [0; TEXT_BYTES];
+        self.functions
+            .nvmlDeviceGetUUID(device, &mut uuid, Length::OF_TEXT)?;
+        Ok((device, text(&uuid)))
+    }
+
+    fn driver_version(&self) -> Option<String> {
+        let mut version = [0; TEXT_BYTES];
+        let told = self
+            .functions
+            .nvmlSystemGetDriverVersion(&mut version, Length::OF_TEXT);
+        told.ok().map(|()| text(&version))
+    }
+
+    fn cuda_version(&self) -> Option<String> {
+        let mut version = 0;
+        let told = self
+            .functions
+            .nvmlSystemGetCudaDriverVersion_v2(&mut version);
+        told.ok()?;
+        Some(format!("{}.{}", version / 1000, version % 1000 / 10))
+    }
+}
+
+/// Returns a GPU that did not answer.
+fn unreadable(index: u32, error: NvmlError) -> UnreadableGpu {
+    UnreadableGpu {
+        index,
+        uuid: None,
+        pci: None,
+        error: error.name(),
+        is_lost: error.is_lost(),
+    }
+}
+
+/// Returns what of a GPU does not change while its driver runs.
+fn describe(gpu: &mut Asking<'_>, uuid: String) -> Gpu {
+    let pci = gpu.value(Functions::nvmlDeviceGetPciInfo_v3);
+    let memory = gpu.value(Functions::nvmlDeviceGetMemoryInfo);
+    let [slowdown] = gpu.fields([(field::NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT, 0)]);
+    let numa_node: Option<u32> = gpu.value(Functions::nvmlDeviceGetNumaNodeId);
+    let mig_enabled = gpu.call(|nvml, device| {
+        let (mut current, mut pending) = (0, 0);
+        nvml.nvmlDeviceGetMigMode(device, &mut current, &mut pending)?;
+        Ok(current != 0)
+    });
+    Gpu {
+        index: gpu.device.gpu,
+        uuid,
+        pci: pci
+            .map(|pci| pci_address(&text(&pci.busId)))
+            .unwrap_or_default(),
+        product: gpu.text(Functions::nvmlDeviceGetName).unwrap_or_default(),
+        architecture: architecture(gpu),
+        memory_bytes: memory.map(|memory| memory.total),
+        serial: gpu.text(Functions::nvmlDeviceGetSerial),
+        board_part_number: gpu.text(|nvml, device, number, length| {
+            nvml.nvmlDeviceGetBoardPartNumber(device, number, length)
+        }),
+        chassis_serial: chassis_serial(gpu),
+        numa_node: numa_node.filter(|node| *node != u32::MAX),
+        slowdown_margin_c: slowdown.and_then(|degrees| i32::try_from(degrees).ok()),
+        pcie_max_generation: gpu.value(Functions::nvmlDeviceGetMaxPcieLinkGeneration),
+        pcie_max_width: gpu.value(Functions::nvmlDeviceGetMaxPcieLinkWidth),
+        mig_enabled,
+        mig_devices: mig_devices(gpu),
+        nvlinks: links::ends(gpu),
+        unmonitored: None,
+    }
+}
+
+/// Returns the name of the architecture; a number where it has none yet.
+fn architecture(gpu: &mut Asking<'_>) -> Option<String> {
+    let number = gpu.value(Functions::nvmlDeviceGetArchitecture)?;
+    let name = match number {
+        sys::NVML_DEVICE_ARCH_KEPLER => "Kepler",
+        sys::NVML_DEVICE_ARCH_MAXWELL => "Maxwell",
+        sys::NVML_DEVICE_ARCH_PASCAL => "Pascal",
+        sys::NVML_DEVICE_ARCH_VOLTA => "Volta",
+        sys::NVML_DEVICE_ARCH_TURING => "Turing",
+        sys::NVML_DEVICE_ARCH_AMPERE => "Ampere",
+        sys::NVML_DEVICE_ARCH_ADA => "Ada",
+        sys::NVML_DEVICE_ARCH_HOPPER => "Hopper",
+        sys::NVML_DEVICE_ARCH_BLACKWELL => "Blackwell",
+        sys::NVML_DEVICE_ARCH_UNKNOWN => return None,
+        other => return Some(other.to_string()),
+    };
+    Some(name.to_owned())
+}
+
+/// Returns the serial number of the chassis, where the machine is part of one.
+fn chassis_serial(gpu: &mut Asking<'_>) -> Option<String> {
+    let platform = gpu.value(|nvml, device, platform: &mut nvmlPlatformInfo_v2_t| {
+        platform.version = version::<nvmlPlatformInfo_v2_t>(2);
+        nvml.nvmlDeviceGetPlatformInfo(device, platform)
+    })?;
+    let serial = platform.chassisSerialNumber;
+    let serial = serial.split(|byte| *byte == 0).next().unwrap_or_default();
+    let serial = String::from_utf8_lossy(serial).trim().to_owned();
+    (!serial.is_empty()).then_some(serial)
+}
+
+/// Returns the partitions of a GPU and their UUIDs; one that goes while it is asked is left out.
+fn partitions(gpu: &mut Asking<'_>) -> Vec<(Device, String)> {
+    let count: Option<u32> = gpu.value(Functions::nvmlDeviceGetMaxMigDeviceCount);
+    let mut found = Vec::new();
+    for index in 0..count.unwrap_or(0).min(MAX_PARTITIONS) {
+        let partition = gpu.call(|nvml, device| match nvml.partition(device, index) {
+            Ok(partition) => {
+                let mut uuid = [0; TEXT_BYTES];
+                nvml.nvmlDeviceGetUUID(partition, &mut uuid, Length::OF_TEXT)?;
+                Ok(Some((partition, text(&uuid))))
+            }
+            // Slots that are not in use, and all of them where the GPU is not divided.
+            Err(error) if error.is_not_found() || error.is_out_of_range() => Ok(None),
+            Err(error) => Err(error),
+        });
+        found.extend(partition.flatten());
+    }
+    found
+}
+
+/// Returns what is known of the partitions of a GPU.
+fn mig_devices(gpu: &mut Asking<'_>) -> Vec<MigDevice> {
+    let mut devices = Vec::new();
+    for (device, uuid) in partitions(gpu) {
+        devices.extend(gpu.call(|nvml, _| {
+            let (mut gpu_instance, mut compute_instance) = (0, 0);
+            nvml.nvmlDeviceGetGpuInstanceId(device, &mut gpu_instance)?;
+            nvml.nvmlDeviceGetComputeInstanceId(device, &mut compute_instance)?;
+            let mut partition = Asking::new(nvml, device);
+            let memory = partition.value(Functions::nvmlDeviceGetMemoryInfo);
+            Ok(MigDevice {
+                uuid,
+                gpu_instance,
+                compute_instance,
+                memory_bytes: memory.map(|memory: sys::nvmlMemory_t| memory.total),
+            })
+        }));
+    }
+    devices
+}

@@ -1,0 +1,113 @@
+//! Asks about one GPU or partition, and keeps apart what is not told, what fails, and that the GPU
+//! is gone.
+
+use nvml_wrapper_sys::bindings::nvmlFieldValue_t;
+
+use super::error::{NvmlError, code_name};
+use super::functions::{Device, Functions, Length, Plain, TEXT_BYTES, Text, number, text};
+
+/// The questions about one device.
+pub(super) struct Asking<'a> {
+    functions: &'a Functions,
+    pub(super) device: Device,
+    /// The calls that failed, each with its error.
+    pub(super) failed: Vec<(String, String)>,
+    /// The answer by which the GPU is gone; then nothing more is asked.
+    pub(super) lost: Option<NvmlError>,
+}
+
+// === impl Asking ===
+
+impl<'a> Asking<'a> {
+    pub(super) fn new(functions: &'a Functions, device: Device) -> Self {
+        Self {
+            functions,
+            device,
+            failed: Vec::new(),
+            lost: None,
+        }
+    }
+
+    /// Makes a call; `None` where it failed, of which note is taken.
+    pub(super) fn call<T>(
+        &mut self,
+        call: impl FnOnce(&Functions, Device) -> Result<T, NvmlError>,
+    ) -> Option<T> {
+        if self.lost.is_some() {
+            return None;
+        }
+        match call(self.functions, self.device) {
+            Ok(value) => Some(value),
+            Err(error) => {
+                self.note(error);
+                None
+            }
+        }
+    }
+
+    /// Asks for one value.
+    pub(super) fn value<T: Plain>(
+        &mut self,
+        call: impl FnOnce(&Functions, Device, &mut T) -> Result<(), NvmlError>,
+    ) -> Option<T> {
+        self.call(|functions, device| {
+            let mut value = T::zero();
+            call(functions, device, &mut value).map(|()| value)
+        })
+    }
+
+    /// Asks for a text; an empty one is none.
+    pub(super) fn text(
+        &mut self,
+        call: impl FnOnce(&Functions, Device, &mut Text, Length) -> Result<(), NvmlError>,
+    ) -> Option<String> {
+        let told = self.call(|functions, device| {
+            let mut bytes: Text = [0; TEXT_BYTES];
+            call(functions, device, &mut bytes, Length::OF_TEXT).map(|()| text(&bytes))
+        });
+        told.filter(|text| !text.is_empty())
+    }
+
+    /// Asks for the field `ids[i].0` of the scope `ids[i].1`, such as a link; one that this driver
+    /// does not know is `None`.
+    pub(super) fn fields<const N: usize>(&mut self, ids: [(u32, u32); N]) -> [Option<i64>; N] {
+        let mut values = ids.map(|(field, scope)| nvmlFieldValue_t {
+            fieldId: field,
+            scopeId: scope,
+            ..nvmlFieldValue_t::zero()
+        });
+        let asked = self.call(|functions, device| functions.field_values(device, &mut values));
+        if asked.is_none() {
+            return [None; N];
+        }
+        values.map(|value| {
+            let call = "nvmlDeviceGetFieldValues";
+            match NvmlError::check(call, value.nvmlReturn) {
+                Ok(()) => number(&value),
+                // So an old driver answers for a field that it does not know.
+                Err(error) if error.is_out_of_range() || error.is_not_found() => None,
+                Err(error) if error.is_not_told() || error.is_lost() => {
+                    self.note(error);
+                    None
+                }
+                Err(_) => {
+                    let field = format!("{call}({})", value.fieldId);
+                    self.failed.push((field, code_name(value.nvmlReturn)));
+                    None
+                }
+            }
+        })
+    }
+
+    /// Takes note of an answer that was none.
+    fn note(&mut self, error: NvmlError) {
+        if error.is_lost() {
+            self.lost = Some(error);
+        } else if !error.is_not_told() {
+            let failed = (error.call.to_owned(), error.name());
+            if !self.failed.contains(&failed) {
+                self.failed.push(failed);
+            }
+        }
+    }
+}

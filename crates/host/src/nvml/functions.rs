@@ -1,0 +1,445 @@
+//! The functions of NVML that are called, by the signatures of its header (`nvml.h` of CUDA 13).
+//!
+//! Each is a safe method of [`Functions`] here. One that a driver lacks answers as NVML does for
+//! what it does not know, [`FUNCTION_NOT_FOUND`], so that callers see one way of not being told
+//! something.
+
+#![allow(
+    unsafe_code,
+    reason = "functions of a C library; no other module calls them"
+)]
+#![allow(non_snake_case, reason = "the names of nvml.h")]
+
+use std::convert::Infallible;
+use std::ffi::{c_char, c_int, c_uint, c_ulonglong};
+use std::{mem, ptr};
+
+use nvml_wrapper_sys::bindings as sys;
+use nvml_wrapper_sys::bindings::{
+    nvmlDevice_t, nvmlEccSramErrorStatus_v1_t, nvmlEventData_t, nvmlEventSet_t, nvmlFieldValue_t,
+    nvmlGpuFabricInfo_t, nvmlGpuFabricInfo_v3_t, nvmlMarginTemperature_v1_t, nvmlMemory_t,
+    nvmlPciInfo_t, nvmlPlatformInfo_v2_t, nvmlReturn_t, nvmlTemperature_v1_t, nvmlUtilization_t,
+    nvmlViolationTime_t,
+};
+
+use super::error::{FUNCTION_NOT_FOUND, NvmlError, OpenError};
+use crate::library::{Library, Places};
+
+/// The name under which every driver installs the library.
+const NAME: &str = "libnvidia-ml.so.1";
+/// Bytes of a text that is read: as many as the longest of NVML has, and its zero.
+pub(super) const TEXT_BYTES: usize = 96;
+
+/// A text that NVML writes, closed by a zero.
+pub(super) type Text = [c_char; TEXT_BYTES];
+/// Hears of each call before it is made: the function, and the index of the GPU that it is about.
+pub type Listener = Box<dyn Fn(&'static str, Option<u32>) + Send + Sync>;
+
+/// The length of a [`Text`], as NVML is told it.
+#[repr(transparent)]
+#[derive(Clone, Copy)]
+pub(super) struct Length(c_uint);
+
+/// A GPU or a partition, as the library knows it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Device {
+    handle: nvmlDevice_t,
+    /// Index of the GPU, also where this is one of its partitions.
+    pub(super) gpu: u32,
+}
+
+/// A set of events of the library, until [`Functions::free`].
+#[derive(Debug)]
+pub(super) struct EventSet(nvmlEventSet_t);
+
+/// An event, and the device that it is about, by its handle.
+pub(super) struct RawEvent {
+    device: nvmlDevice_t,
+    pub(super) kind: u64,
+    pub(super) data: u64,
+    pub(super) gpu_instance: u32,
+    pub(super) compute_instance: u32,
+}
+
+/// A structure of NVML of which all bytes zero are a value.
+///
+/// # Safety
+///
+/// Its fields are numbers, and arrays and unions of numbers.
+pub(super) unsafe trait Plain: Copy {
+    /// Returns it with all bytes zero.
+    fn zero() -> Self {
+        // SAFETY: The trait says so.
+        unsafe { mem::zeroed() }
+    }
+}
+
+// SAFETY: Both are names that the library gave out, and it takes them from any thread.
+unsafe impl Send for Device {}
+// SAFETY: As above.
+unsafe impl Sync for Device {}
+// SAFETY: As above; a set is not copied, so whoever waits for it is the only one.
+unsafe impl Send for EventSet {}
+
+macro_rules! plain {
+    ($($type:ty),* $(,)?) => { $(
+        // SAFETY: Numbers and arrays of numbers, in nvml.h and in the bindings made from it.
+        unsafe impl Plain for $type {}
+    )* };
+}
+plain!(
+    nvmlPciInfo_t,
+    nvmlPlatformInfo_v2_t,
+    nvmlMemory_t,
+    nvmlTemperature_v1_t,
+    nvmlMarginTemperature_v1_t,
+    nvmlUtilization_t,
+    nvmlViolationTime_t,
+    nvmlEccSramErrorStatus_v1_t,
+    nvmlGpuFabricInfo_t,
+    nvmlGpuFabricInfo_v3_t,
+    nvmlFieldValue_t,
+    u32,
+    u64,
+);
+
+/// Declares the table of functions, and a method for each but the raw ones: those take what only
+/// this file may make.
+macro_rules! functions {
+    (
+        required { $($needed:ident($($needed_arg:ident: $needed_type:ty),*);)* }
+        system { $($system:ident($($system_arg:ident: $system_type:ty),*);)* }
+        device { $($device:ident($($device_arg:ident: $device_type:ty),*);)* }
+        raw { $($raw:ident($($raw_type:ty),*);)* }
+    ) => {
+        /// The library, and its functions.
+        pub(super) struct Functions {
+            $($needed: unsafe extern "C" fn($($needed_type),*) -> nvmlReturn_t,)*
+            $($system: Option<unsafe extern "C" fn($($system_type),*) -> nvmlReturn_t>,)*
+            $($device: Option<unsafe extern "C" fn(nvmlDevice_t $(, $device_type)*) -> nvmlReturn_t>,)*
+            $($raw: Option<unsafe extern "C" fn($($raw_type),*) -> nvmlReturn_t>,)*
+            listener: Listener,
+            /// Last, for its functions are gone when it is dropped.
+            library: Library,
+        }
+
+        impl Functions {
+            /// Opens the library and looks its functions up.
+            pub(super) fn open(places: &Places, listener: Listener) -> Result<Self, OpenError> {
+                listener("dlopen", None);
+                let library = Library::open(NAME, places)?;
+                // SAFETY: The names go with the signatures, which are those of nvml.h, and the
+                // table lives no longer than the library.
+                unsafe {
+                    Ok(Self {
+                        $($needed: library.function(stringify!($needed)).ok_or_else(|| {
+                            OpenError::NotNvml {
+                                library: library.found_at.clone(),
+                                function: stringify!($needed),
+                            }
+                        })?,)*
+                        $($system: library.function(stringify!($system)),)*
+                        $($device: library.function(stringify!($device)),)*
+                        $($raw: library.function(stringify!($raw)),)*
+                        listener,
+                        library,
+                    })
+                }
+            }
+
+            $(pub(super) fn $needed(&self $(, $needed_arg: $needed_type)*) -> Result<(), NvmlError> {
+                (self.listener)(stringify!($needed), None);
+                // SAFETY: The library is open and the signature its own; what it writes to is
+                // borrowed for it alone.
+                NvmlError::check(stringify!($needed), unsafe { (self.$needed)($($needed_arg),*) })
+            })*
+
+            $(pub(super) fn $system(&self $(, $system_arg: $system_type)*) -> Result<(), NvmlError> {
+                (self.listener)(stringify!($system), None);
+                let code = self.$system.map_or(FUNCTION_NOT_FOUND, |function| {
+                    // SAFETY: As above.
+                    unsafe { function($($system_arg),*) }
+                });
+                NvmlError::check(stringify!($system), code)
+            })*
+
+            $(pub(super) fn $device(
+                &self,
+                device: Device
+                $(, $device_arg: $device_type)*
+            ) -> Result<(), NvmlError> {
+                (self.listener)(stringify!($device), Some(device.gpu));
+                let code = self.$device.map_or(FUNCTION_NOT_FOUND, |function| {
+                    // SAFETY: As above, and the device is one that this library has given out.
+                    unsafe { function(device.handle $(, $device_arg)*) }
+                });
+                NvmlError::check(stringify!($device), code)
+            })*
+        }
+    };
+}
+
+// `&mut T` is a pointer that is never null; `Option<&Infallible>` is one that is always null.
+functions! {
+    required {
+        nvmlInit_v2();
+        nvmlShutdown();
+        nvmlDeviceGetCount_v2(count: &mut c_uint);
+    }
+    system {
+        nvmlSystemGetDriverVersion(text: &mut Text, length: Length);
+        nvmlSystemGetCudaDriverVersion_v2(version: &mut c_int);
+    }
+    device {
+        nvmlDeviceGetUUID(text: &mut Text, length: Length);
+        nvmlDeviceGetName(text: &mut Text, length: Length);
+        nvmlDeviceGetSerial(text: &mut Text, length: Length);
+        nvmlDeviceGetBoardPartNumber(text: &mut Text, length: Length);
+        nvmlDeviceGetPciInfo_v3(pci: &mut nvmlPciInfo_t);
+        nvmlDeviceGetPlatformInfo(platform: &mut nvmlPlatformInfo_v2_t);
+        nvmlDeviceGetArchitecture(architecture: &mut c_uint);
+        nvmlDeviceGetNumaNodeId(node: &mut c_uint);
+        nvmlDeviceGetMemoryInfo(memory: &mut nvmlMemory_t);
+        nvmlDeviceGetMaxPcieLinkGeneration(generation: &mut c_uint);
+        nvmlDeviceGetMaxPcieLinkWidth(width: &mut c_uint);
+        nvmlDeviceGetCurrPcieLinkGeneration(generation: &mut c_uint);
+        nvmlDeviceGetCurrPcieLinkWidth(width: &mut c_uint);
+        nvmlDeviceGetPcieReplayCounter(count: &mut c_uint);
+        nvmlDeviceGetTemperature(sensor: c_uint, degrees: &mut c_uint);
+        nvmlDeviceGetTemperatureV(temperature: &mut nvmlTemperature_v1_t);
+        nvmlDeviceGetMarginTemperature(margin: &mut nvmlMarginTemperature_v1_t);
+        nvmlDeviceGetPowerUsage(milliwatts: &mut c_uint);
+        nvmlDeviceGetEnforcedPowerLimit(milliwatts: &mut c_uint);
+        nvmlDeviceGetCurrentClocksEventReasons(reasons: &mut c_ulonglong);
+        nvmlDeviceGetCurrentClocksThrottleReasons(reasons: &mut c_ulonglong);
+        nvmlDeviceGetViolationStatus(policy: c_uint, violation: &mut nvmlViolationTime_t);
+        nvmlDeviceGetUtilizationRates(utilization: &mut nvmlUtilization_t);
+        nvmlDeviceGetTotalEccErrors(kind: c_uint, counter: c_uint, count: &mut c_ulonglong);
+        nvmlDeviceGetSramEccErrorStatus(status: &mut nvmlEccSramErrorStatus_v1_t);
+        nvmlDeviceGetRetiredPages(
+            cause: c_uint,
+            count: &mut c_uint,
+            addresses: Option<&Infallible>
+        );
+        nvmlDeviceGetRetiredPagesPendingStatus(pending: &mut c_uint);
+        nvmlDeviceGetRemappedRows(
+            correctable: &mut c_uint,
+            uncorrectable: &mut c_uint,
+            pending: &mut c_uint,
+            failed: &mut c_uint
+        );
+        nvmlDeviceGetNvLinkState(link: c_uint, up: &mut c_uint);
+        nvmlDeviceGetNvLinkRemotePciInfo_v2(link: c_uint, pci: &mut nvmlPciInfo_t);
+        nvmlDeviceGetNvLinkRemoteDeviceType(link: c_uint, kind: &mut c_uint);
+        nvmlDeviceGetGpuFabricInfo(fabric: &mut nvmlGpuFabricInfo_t);
+        // Written as far as its version says; the structure of version 3 begins as that of 2.
+        nvmlDeviceGetGpuFabricInfoV(fabric: &mut nvmlGpuFabricInfo_v3_t);
+        nvmlDeviceGetMigMode(current: &mut c_uint, pending: &mut c_uint);
+        nvmlDeviceGetMaxMigDeviceCount(count: &mut c_uint);
+        nvmlDeviceGetGpuInstanceId(id: &mut c_uint);
+        nvmlDeviceGetComputeInstanceId(id: &mut c_uint);
+        nvmlDeviceGetSupportedEventTypes(kinds: &mut c_ulonglong);
+    }
+    raw {
+        nvmlDeviceGetHandleByIndex_v2(c_uint, *mut nvmlDevice_t);
+        nvmlDeviceGetMigDeviceHandleByIndex(nvmlDevice_t, c_uint, *mut nvmlDevice_t);
+        nvmlDeviceGetFieldValues(nvmlDevice_t, c_int, *mut nvmlFieldValue_t);
+        nvmlEventSetCreate(*mut nvmlEventSet_t);
+        nvmlEventSetFree(nvmlEventSet_t);
+        nvmlEventSetWait_v2(nvmlEventSet_t, *mut nvmlEventData_t, c_uint);
+        nvmlDeviceRegisterEvents(nvmlDevice_t, c_ulonglong, nvmlEventSet_t);
+    }
+}
+
+// === impl Functions ===
+
+impl Functions {
+    /// Returns where the library was found.
+    pub(super) fn found_at(&self) -> &std::path::Path {
+        &self.library.found_at
+    }
+
+    /// Returns the GPU with an index.
+    pub(super) fn gpu(&self, index: u32) -> Result<Device, NvmlError> {
+        let call = "nvmlDeviceGetHandleByIndex_v2";
+        (self.listener)(call, Some(index));
+        let mut handle = ptr::null_mut();
+        let code = self
+            .nvmlDeviceGetHandleByIndex_v2
+            // SAFETY: The handle is written to, and is borrowed for it alone.
+            .map_or(FUNCTION_NOT_FOUND, |function| unsafe {
+                function(index, &raw mut handle)
+            });
+        NvmlError::check(call, code)?;
+        Ok(Device { handle, gpu: index })
+    }
+
+    /// Returns the partition of a GPU with an index.
+    pub(super) fn partition(&self, of: Device, index: u32) -> Result<Device, NvmlError> {
+        let call = "nvmlDeviceGetMigDeviceHandleByIndex";
+        (self.listener)(call, Some(of.gpu));
+        let mut handle = ptr::null_mut();
+        let code = self
+            .nvmlDeviceGetMigDeviceHandleByIndex
+            // SAFETY: As above, and the device is one that this library has given out.
+            .map_or(FUNCTION_NOT_FOUND, |function| unsafe {
+                function(of.handle, index, &raw mut handle)
+            });
+        NvmlError::check(call, code)?;
+        Ok(Device {
+            handle,
+            gpu: of.gpu,
+        })
+    }
+
+    /// Asks for field values; each answers with a code of its own.
+    pub(super) fn field_values(
+        &self,
+        device: Device,
+        values: &mut [nvmlFieldValue_t],
+    ) -> Result<(), NvmlError> {
+        let call = "nvmlDeviceGetFieldValues";
+        (self.listener)(call, Some(device.gpu));
+        let count = c_int::try_from(values.len()).unwrap_or(c_int::MAX);
+        let code = self
+            .nvmlDeviceGetFieldValues
+            // SAFETY: As above; the values are as many as it is told.
+            .map_or(FUNCTION_NOT_FOUND, |function| unsafe {
+                function(device.handle, count, values.as_mut_ptr())
+            });
+        NvmlError::check(call, code)
+    }
+
+    /// Returns a new set of events.
+    pub(super) fn event_set(&self) -> Result<EventSet, NvmlError> {
+        let call = "nvmlEventSetCreate";
+        (self.listener)(call, None);
+        let mut set = ptr::null_mut();
+        let code = self
+            .nvmlEventSetCreate
+            // SAFETY: The set is written to, and is borrowed for it alone.
+            .map_or(FUNCTION_NOT_FOUND, |function| unsafe {
+                function(&raw mut set)
+            });
+        NvmlError::check(call, code)?;
+        Ok(EventSet(set))
+    }
+
+    /// Adds events of a GPU to a set.
+    pub(super) fn register(
+        &self,
+        device: Device,
+        kinds: u64,
+        set: &EventSet,
+    ) -> Result<(), NvmlError> {
+        let call = "nvmlDeviceRegisterEvents";
+        (self.listener)(call, Some(device.gpu));
+        let code = self
+            .nvmlDeviceRegisterEvents
+            // SAFETY: Device and set are this library's, and the set is not yet freed.
+            .map_or(FUNCTION_NOT_FOUND, |function| unsafe {
+                function(device.handle, kinds, set.0)
+            });
+        NvmlError::check(call, code)
+    }
+
+    /// Waits for the next event of a set. The listener does not hear of it: to wait is no hang.
+    pub(super) fn wait(
+        &self,
+        set: &mut EventSet,
+        milliseconds: u32,
+    ) -> Result<RawEvent, NvmlError> {
+        let mut event = nvmlEventData_t {
+            device: ptr::null_mut(),
+            eventType: 0,
+            eventData: 0,
+            gpuInstanceId: 0,
+            computeInstanceId: 0,
+        };
+        let code = self
+            .nvmlEventSetWait_v2
+            // SAFETY: The set is this library's and not yet freed; the event is written to.
+            .map_or(FUNCTION_NOT_FOUND, |function| unsafe {
+                function(set.0, &raw mut event, milliseconds)
+            });
+        NvmlError::check("nvmlEventSetWait_v2", code)?;
+        Ok(RawEvent {
+            device: event.device,
+            kind: event.eventType,
+            data: event.eventData,
+            gpu_instance: event.gpuInstanceId,
+            compute_instance: event.computeInstanceId,
+        })
+    }
+
+    /// Frees a set of events.
+    #[expect(clippy::needless_pass_by_value, reason = "nobody may use it again")]
+    pub(super) fn free(&self, set: EventSet) -> Result<(), NvmlError> {
+        let call = "nvmlEventSetFree";
+        (self.listener)(call, None);
+        let code = self
+            .nvmlEventSetFree
+            // SAFETY: The set is this library's, and nobody has it any more.
+            .map_or(FUNCTION_NOT_FOUND, |function| unsafe { function(set.0) });
+        NvmlError::check(call, code)
+    }
+}
+
+impl Drop for Functions {
+    /// Shuts NVML down, once nobody waits for its events any more.
+    fn drop(&mut self) {
+        if let Err(error) = self.nvmlShutdown() {
+            tracing::debug!(%error, "NVML was not shut down");
+        }
+    }
+}
+
+// === impl Length ===
+
+impl Length {
+    /// The length of every [`Text`].
+    #[allow(clippy::cast_possible_truncation, reason = "a small constant")]
+    pub(super) const OF_TEXT: Self = Self(TEXT_BYTES as c_uint);
+}
+
+// === impl RawEvent ===
+
+impl RawEvent {
+    /// Returns whether the event is about that device.
+    pub(super) fn is_of(&self, device: Device) -> bool {
+        self.device == device.handle
+    }
+}
+
+/// Returns the number that a field value holds; `None` where it is of a kind that has no name yet,
+/// or too large.
+pub(super) fn number(field: &nvmlFieldValue_t) -> Option<i64> {
+    let value = field.value;
+    // SAFETY: Any bytes are a number of each of these kinds; the kind says which one was written.
+    unsafe {
+        match field.valueType {
+            sys::nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_INT => Some(value.uiVal.into()),
+            sys::nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_LONG
+            | sys::nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_LONG_LONG => {
+                i64::try_from(value.ullVal).ok()
+            }
+            sys::nvmlValueType_enum_NVML_VALUE_TYPE_SIGNED_LONG_LONG => Some(value.sllVal),
+            sys::nvmlValueType_enum_NVML_VALUE_TYPE_SIGNED_INT => Some(value.siVal.into()),
+            sys::nvmlValueType_enum_NVML_VALUE_TYPE_UNSIGNED_SHORT => Some(value.usVal.into()),
+            _ => None,
+        }
+    }
+}
+
+/// Returns the version of a structure, as NVML forms it from its size and its number.
+#[allow(clippy::cast_possible_truncation, reason = "sizes of small structures")]
+pub(super) const fn version<T>(number: u32) -> u32 {
+    size_of::<T>() as u32 | number << 24
+}
+
+/// Returns the text up to its zero.
+pub(super) fn text(bytes: &[c_char]) -> String {
+    let bytes = bytes.iter().take_while(|byte| **byte != 0);
+    let bytes: Vec<u8> = bytes.map(|byte| byte.to_ne_bytes()[0]).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}

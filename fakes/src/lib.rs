@@ -1,0 +1,107 @@
+//! A fake of NVML, NVIDIA's library that tells about GPUs, for tests and for trying gpuwarden out.
+//!
+//! The crate is built twice. As a shared library it exports NVML's functions, and is loaded by the
+//! very path on which NVIDIA's is; it tells of the GPUs in the file [`SCENARIO`] beside it, and
+//! reads that file again when it changes. As a Rust library it makes such directories: [`install`].
+
+mod code;
+mod nvml;
+mod scenario;
+
+use std::path::{Path, PathBuf};
+use std::{env, fs, io, process};
+
+pub use scenario::{Behaviour, Fabric, FakeEvent, FakeGpu, FakeLink, FakePartition, Scenario};
+
+/// The file that says what the fake tells, in the directory of the library.
+pub const SCENARIO: &str = "gpus.toml";
+/// The name of the library, as drivers install it.
+pub const LIBRARY: &str = "libnvidia-ml.so.1";
+/// The name of the library, as cargo builds it.
+const BUILT: &str = "libgpuwarden_fakes.so";
+
+/// A scenario that cannot be used, or a directory that cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The text is no scenario; the cause has line and column.
+    #[error("{} is no scenario of fake GPUs: {what}", file.display())]
+    Scenario {
+        /// The file.
+        file: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A file cannot be read or written.
+    #[error("cannot use {}", file.display())]
+    File {
+        /// The file.
+        file: PathBuf,
+        /// Why not.
+        #[source]
+        source: io::Error,
+    },
+    /// The library is nowhere near the program.
+    #[error(
+        "the library of fake GPUs, {BUILT}, is not beside {}; `cargo build` puts it there, and an \
+         installed gpuwarden needs it copied beside the program",
+        program.display()
+    )]
+    NoLibrary {
+        /// The program that runs.
+        program: PathBuf,
+    },
+}
+
+/// Puts the fake library and a scenario into a directory; returns the path of the library.
+///
+/// Each directory gets a copy: a library that is loaded from two places is two, with a state each.
+pub fn install(directory: &Path, scenario: &Scenario) -> Result<PathBuf, Error> {
+    let built = built()?;
+    let library = directory.join(LIBRARY);
+    let failed = |source| Error::File {
+        file: library.clone(),
+        source,
+    };
+    fs::create_dir_all(directory).map_err(failed)?;
+    fs::copy(built, &library).map_err(failed)?;
+    write(directory, scenario)?;
+    Ok(library)
+}
+
+/// Writes a scenario for the library in a directory, which takes it up with the next call.
+pub fn write(directory: &Path, scenario: &Scenario) -> Result<(), Error> {
+    let file = directory.join(SCENARIO);
+    let text = scenario.to_toml().map_err(|what| Error::Scenario {
+        file: file.clone(),
+        what,
+    })?;
+    // The library never sees half a file.
+    let new = directory.join(format!("{SCENARIO}.{}", process::id()));
+    fs::write(&new, text)
+        .and_then(|()| fs::rename(&new, &file))
+        .map_err(|source| Error::File { file, source })
+}
+
+/// Reads a scenario.
+pub fn read(file: &Path) -> Result<Scenario, Error> {
+    let text = fs::read_to_string(file).map_err(|source| Error::File {
+        file: file.to_owned(),
+        source,
+    })?;
+    Scenario::from_toml(&text).map_err(|what| Error::Scenario {
+        file: file.to_owned(),
+        what,
+    })
+}
+
+/// Returns the built library: cargo puts it beside the programs, or into `deps` there.
+fn built() -> Result<PathBuf, Error> {
+    let program = env::current_exe().map_err(|source| Error::File {
+        file: PathBuf::from("/proc/self/exe"),
+        source,
+    })?;
+    let beside = program.parent().unwrap_or(Path::new("/"));
+    let places = [beside.join(BUILT), beside.join("deps").join(BUILT)];
+    let found = places.into_iter().find(|place| place.is_file());
+    found.ok_or(Error::NoLibrary { program })
+}

@@ -1,0 +1,557 @@
+//! What the fake tells: a number of healthy H100s, and what is different from that.
+//!
+//! ```toml
+//! gpus = 8
+//!
+//! [[gpu]]
+//! index = 3
+//! temperature_c = 91
+//! margin_c = -4
+//!
+//! [[event]]
+//! gpu = 3
+//! xid = 79
+//!
+//! [calls]
+//! nvmlDeviceGetPowerUsage = "NVML_ERROR_UNKNOWN"   # or "missing", "hang", "segfault"
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use nvml_wrapper_sys::bindings as sys;
+use serde::{Deserialize, Serialize};
+
+use crate::code;
+
+/// Most GPUs of a scenario.
+const MAX_GPUS: u32 = 64;
+/// Most links of a GPU.
+pub(crate) const MAX_LINKS: u32 = 18;
+/// Most partitions of a GPU.
+pub(crate) const MAX_PARTITIONS: usize = 64;
+
+/// What a fake driver tells.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Scenario {
+    /// How many GPUs there are; all are healthy but for those below.
+    pub gpus: u32,
+    /// Version of the driver.
+    pub driver_version: String,
+    /// Version of CUDA, as NVML tells it: 13000 is 13.0.
+    pub cuda_version: i32,
+    /// The newest structure for the fabric that the driver knows: 1, 2 or 3.
+    pub fabric_version: u32,
+    /// The numbers of field values that the driver does not know.
+    pub unknown_fields: BTreeSet<u32>,
+    /// What functions do instead of their work, by their names.
+    pub calls: BTreeMap<String, Behaviour>,
+    /// The GPUs that differ from a healthy one.
+    pub gpu: Vec<FakeGpu>,
+    /// What happens, in order. Each is told once; what is added is told at once.
+    pub event: Vec<FakeEvent>,
+}
+
+/// One GPU. What is not said is as a healthy H100 has it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FakeGpu {
+    /// Index of the GPU.
+    pub index: u32,
+    /// Whether every call about it answers that it is lost.
+    pub lost: bool,
+    /// Whether the driver no longer counts it; those behind it move up.
+    pub absent: bool,
+    /// What functions do instead of their work, when they are about this GPU.
+    pub calls: BTreeMap<String, Behaviour>,
+    /// UUID; made from the index where it is not said.
+    pub uuid: Option<String>,
+    /// PCI address in NVML's form; made from the index where it is not said.
+    pub pci: Option<String>,
+    /// Product.
+    pub product: String,
+    /// Architecture as a number of NVML: 9 is Hopper.
+    pub architecture: u32,
+    /// Serial number; made from the index where it is not said.
+    pub serial: Option<String>,
+    /// Part number of the board.
+    pub board_part_number: String,
+    /// Serial number of the chassis; none where it is empty.
+    pub chassis_serial: String,
+    /// Nearest node of the machine's memory.
+    pub numa_node: u32,
+    /// Memory in bytes.
+    pub memory_bytes: u64,
+    /// Memory in use in bytes.
+    pub memory_used_bytes: u64,
+    /// Highest PCIe generation.
+    pub pcie_max_generation: u32,
+    /// Highest PCIe width in lanes.
+    pub pcie_max_width: u32,
+    /// PCIe generation now.
+    pub pcie_generation: u32,
+    /// PCIe width now in lanes.
+    pub pcie_width: u32,
+    /// Times that something was sent again over PCIe.
+    pub pcie_replays: u32,
+    /// Temperature in degrees Celsius.
+    pub temperature_c: i32,
+    /// Temperature of the memory in degrees Celsius.
+    pub memory_temperature_c: u32,
+    /// Degrees Celsius until the GPU slows down.
+    pub margin_c: i32,
+    /// The margin below which it does.
+    pub slowdown_margin_c: i32,
+    /// Power in milliwatts.
+    pub power_mw: u32,
+    /// Limit of the power in milliwatts.
+    pub power_limit_mw: u32,
+    /// Reasons of clocks that are below what they could be, as bits.
+    pub clock_reasons: u64,
+    /// Nanoseconds for which heat slowed it down.
+    pub thermal_violation_ns: u64,
+    /// Nanoseconds for which the power limit slowed it down.
+    pub power_violation_ns: u64,
+    /// Load in percent.
+    pub utilization_percent: u32,
+    /// Corrected memory errors since the driver was loaded.
+    pub ecc_corrected_volatile: u64,
+    /// Uncorrected memory errors since the driver was loaded.
+    pub ecc_uncorrected_volatile: u64,
+    /// Corrected memory errors in its life.
+    pub ecc_corrected_aggregate: u64,
+    /// Uncorrected memory errors in its life.
+    pub ecc_uncorrected_aggregate: u64,
+    /// Whether the static memory has passed its threshold of errors.
+    pub sram_threshold_exceeded: bool,
+    /// Pages retired because of corrected errors.
+    pub retired_pages_sbe: u32,
+    /// Pages retired because of uncorrected errors.
+    pub retired_pages_dbe: u32,
+    /// Whether a page waits to be retired.
+    pub retired_pages_pending: bool,
+    /// Rows replaced because of corrected errors.
+    pub remapped_rows_correctable: u32,
+    /// Rows replaced because of uncorrected errors.
+    pub remapped_rows_uncorrectable: u32,
+    /// Whether a row waits to be replaced.
+    pub remap_pending: bool,
+    /// Whether a row could not be replaced.
+    pub remap_failed: bool,
+    /// What the driver asks for: 0 nothing, 1 reset, 2 reboot, 3 drain of peers, 4 drain and reset.
+    pub recovery_action: u32,
+    /// The events that can be waited for, as bits of NVML.
+    pub supported_events: u64,
+    /// How many NVLinks it has; all are up and lead to switches, but for those below.
+    pub links: u32,
+    /// The links that differ from that.
+    pub link: Vec<FakeLink>,
+    /// The fabric that joins machines, where there is one.
+    pub fabric: Option<Fabric>,
+    /// Whether it is divided.
+    pub mig_enabled: bool,
+    /// Its partitions, where it is.
+    pub partition: Vec<FakePartition>,
+}
+
+/// One NVLink.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FakeLink {
+    /// Its number at the GPU.
+    pub link: u32,
+    /// Whether it is up.
+    pub up: bool,
+    /// PCI address of the other end; made from the number where it is not said, none where empty.
+    pub remote_pci: Option<String>,
+    /// Kind of the other end: 0 a GPU, 2 a switch, 255 unknown.
+    pub remote_kind: u32,
+    /// Times that something was sent again.
+    pub replays: u64,
+    /// Times that the link was made anew.
+    pub recoveries: u64,
+    /// Wrong checksums.
+    pub crc_errors: u64,
+    /// Errors that were left after correction.
+    pub effective_errors: u64,
+}
+
+/// What a GPU knows of its fabric.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Fabric {
+    /// How far it is: 0 none, 1 not begun, 2 under way, 3 ended.
+    pub state: u8,
+    /// How it ended, as a code of NVML; 0 is success.
+    pub status: u32,
+    /// Number of the clique.
+    pub clique: u32,
+    /// UUID of the cluster, as 16 bytes.
+    pub cluster: [u8; 16],
+    /// Bits of its health.
+    pub health_mask: u32,
+}
+
+/// One partition of a GPU.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct FakePartition {
+    /// UUID.
+    pub uuid: String,
+    /// GPU instance.
+    pub gpu_instance: u32,
+    /// Compute instance.
+    #[serde(default)]
+    pub compute_instance: u32,
+    /// Memory in bytes.
+    pub memory_bytes: u64,
+    /// What the driver asks for, as for a GPU.
+    #[serde(default)]
+    pub recovery_action: u32,
+}
+
+/// Something that happens to a GPU.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FakeEvent {
+    /// Index of the GPU.
+    pub gpu: u32,
+    /// Code of an XID.
+    pub xid: Option<u64>,
+    /// Another event, as its bit of NVML.
+    pub kind: Option<u64>,
+    /// GPU instance.
+    pub gpu_instance: Option<u32>,
+    /// Compute instance.
+    pub compute_instance: Option<u32>,
+}
+
+/// What a function does instead of its work.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum Behaviour {
+    /// Answers with a code of NVML.
+    Code(u32),
+    /// Never comes back.
+    Hang,
+    /// Ends the process with a segmentation fault.
+    Segfault,
+}
+
+// === impl Scenario ===
+
+impl Default for Scenario {
+    fn default() -> Self {
+        Self {
+            gpus: 8,
+            driver_version: "580.65.06".to_owned(),
+            cuda_version: 13000,
+            fabric_version: 3,
+            unknown_fields: BTreeSet::new(),
+            calls: BTreeMap::new(),
+            gpu: Vec::new(),
+            event: Vec::new(),
+        }
+    }
+}
+
+impl Scenario {
+    /// Returns so many healthy GPUs.
+    pub fn healthy(gpus: u32) -> Self {
+        Self {
+            gpus,
+            ..Self::default()
+        }
+    }
+
+    /// Reads a scenario; an error says the line where it can.
+    pub fn from_toml(text: &str) -> Result<Self, String> {
+        let scenario: Self = toml::from_str(text).map_err(|error| error.to_string())?;
+        scenario.check()?;
+        Ok(scenario)
+    }
+
+    /// Writes the scenario.
+    pub fn to_toml(&self) -> Result<String, String> {
+        self.check()?;
+        toml::to_string(self).map_err(|error| error.to_string())
+    }
+
+    /// Returns the GPU with an index, to be changed; one that was healthy gets an entry.
+    pub fn gpu_mut(&mut self, index: u32) -> &mut FakeGpu {
+        let at = self.gpu.iter().position(|gpu| gpu.index == index);
+        let at = at.unwrap_or_else(|| {
+            self.gpu.push(FakeGpu {
+                index,
+                ..FakeGpu::default()
+            });
+            self.gpu.len() - 1
+        });
+        &mut self.gpu[at]
+    }
+
+    /// Returns the GPU with an index as the scenario has it.
+    pub(crate) fn gpu(&self, index: u32) -> FakeGpu {
+        let listed = self.gpu.iter().find(|gpu| gpu.index == index).cloned();
+        listed.unwrap_or_else(|| FakeGpu {
+            index,
+            ..FakeGpu::default()
+        })
+    }
+
+    /// Returns the indexes of the GPUs that are counted, which are not the driver's where one is
+    /// absent.
+    pub(crate) fn counted(&self) -> Vec<u32> {
+        let absent = |index: &u32| self.gpu.iter().any(|gpu| gpu.index == *index && gpu.absent);
+        (0..self.gpus).filter(|index| !absent(index)).collect()
+    }
+
+    fn check(&self) -> Result<(), String> {
+        if self.gpus > MAX_GPUS {
+            return Err(format!("gpus is {}, at most {MAX_GPUS}", self.gpus));
+        }
+        let mut seen = BTreeSet::new();
+        for gpu in &self.gpu {
+            let index = gpu.index;
+            if index >= self.gpus {
+                return Err(format!("gpu {index} is listed, but gpus is {}", self.gpus));
+            }
+            if !seen.insert(index) {
+                return Err(format!("gpu {index} is listed twice"));
+            }
+            if gpu.links > MAX_LINKS {
+                return Err(format!(
+                    "gpu {index} has {} links, at most {MAX_LINKS}",
+                    gpu.links
+                ));
+            }
+            if let Some(link) = gpu.link.iter().find(|link| link.link >= gpu.links) {
+                let (link, links) = (link.link, gpu.links);
+                return Err(format!(
+                    "gpu {index} lists link {link}, but links is {links}"
+                ));
+            }
+            if gpu.partition.len() > MAX_PARTITIONS {
+                return Err(format!(
+                    "gpu {index} has more than {MAX_PARTITIONS} partitions"
+                ));
+            }
+        }
+        for event in &self.event {
+            if event.gpu >= self.gpus {
+                let (gpu, gpus) = (event.gpu, self.gpus);
+                return Err(format!("an event is about gpu {gpu}, but gpus is {gpus}"));
+            }
+            if event.xid.is_some() == event.kind.is_some() {
+                return Err("an event has either xid or kind".to_owned());
+            }
+        }
+        Ok(())
+    }
+}
+
+// === impl FakeGpu ===
+
+impl Default for FakeGpu {
+    fn default() -> Self {
+        Self {
+            index: 0,
+            lost: false,
+            absent: false,
+            calls: BTreeMap::new(),
+            uuid: None,
+            pci: None,
+            product: "NVIDIA H100 80GB HBM3".to_owned(),
+            architecture: sys::NVML_DEVICE_ARCH_HOPPER,
+            serial: None,
+            board_part_number: "692-2G520-0200-000".to_owned(),
+            chassis_serial: String::new(),
+            numa_node: 0,
+            memory_bytes: 80 << 30,
+            memory_used_bytes: 0,
+            pcie_max_generation: 5,
+            pcie_max_width: 16,
+            pcie_generation: 5,
+            pcie_width: 16,
+            pcie_replays: 0,
+            temperature_c: 34,
+            memory_temperature_c: 41,
+            margin_c: 53,
+            slowdown_margin_c: -2,
+            power_mw: 71_500,
+            power_limit_mw: 700_000,
+            clock_reasons: 1, // idle
+            thermal_violation_ns: 0,
+            power_violation_ns: 0,
+            utilization_percent: 0,
+            ecc_corrected_volatile: 0,
+            ecc_uncorrected_volatile: 0,
+            ecc_corrected_aggregate: 0,
+            ecc_uncorrected_aggregate: 0,
+            sram_threshold_exceeded: false,
+            retired_pages_sbe: 0,
+            retired_pages_dbe: 0,
+            retired_pages_pending: false,
+            remapped_rows_correctable: 0,
+            remapped_rows_uncorrectable: 0,
+            remap_pending: false,
+            remap_failed: false,
+            recovery_action: 0,
+            supported_events: u64::from(
+                sys::nvmlEventTypeXidCriticalError
+                    | sys::nvmlEventTypeSingleBitEccError
+                    | sys::nvmlEventTypeDoubleBitEccError,
+            ),
+            links: MAX_LINKS,
+            link: Vec::new(),
+            fabric: None,
+            mig_enabled: false,
+            partition: Vec::new(),
+        }
+    }
+}
+
+impl FakeGpu {
+    pub(crate) fn uuid(&self) -> String {
+        let uuid = || format!("GPU-fa4e0000-0000-4000-8000-{:012x}", self.index);
+        self.uuid.clone().unwrap_or_else(uuid)
+    }
+
+    pub(crate) fn pci(&self) -> String {
+        let pci = || format!("00000000:{:02X}:00.0", 0x18 + self.index);
+        self.pci.clone().unwrap_or_else(pci)
+    }
+
+    pub(crate) fn serial(&self) -> String {
+        let serial = || format!("16540230{:05}", self.index);
+        self.serial.clone().unwrap_or_else(serial)
+    }
+
+    /// Returns a link of the GPU; `None` beyond the last.
+    pub(crate) fn link(&self, link: u32) -> Option<FakeLink> {
+        let listed = self.link.iter().find(|listed| listed.link == link).cloned();
+        let healthy = || FakeLink {
+            link,
+            ..FakeLink::default()
+        };
+        (link < self.links).then(|| listed.unwrap_or_else(healthy))
+    }
+}
+
+// === impl FakeLink ===
+
+impl Default for FakeLink {
+    fn default() -> Self {
+        Self {
+            link: 0,
+            up: true,
+            remote_pci: None,
+            remote_kind: sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH,
+            replays: 0,
+            recoveries: 0,
+            crc_errors: 0,
+            effective_errors: 0,
+        }
+    }
+}
+
+impl FakeLink {
+    pub(crate) fn remote_pci(&self) -> String {
+        let switch = || format!("00000000:{:02X}:00.0", 0x05 + self.link % 4);
+        self.remote_pci.clone().unwrap_or_else(switch)
+    }
+}
+
+// === impl Behaviour ===
+
+/// How a scenario says that the driver lacks a function.
+const MISSING: &str = "missing";
+
+impl TryFrom<String> for Behaviour {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        match text.as_str() {
+            "hang" => return Ok(Self::Hang),
+            "segfault" => return Ok(Self::Segfault),
+            MISSING => return Ok(Self::Code(code::FUNCTION_NOT_FOUND)),
+            _ => {}
+        }
+        let named = code::NAMED.iter().find(|(name, _)| *name == text);
+        let code = named.map(|(_, code)| *code).or_else(|| text.parse().ok());
+        code.map(Self::Code).ok_or_else(|| {
+            let names: Vec<&str> = code::NAMED.iter().map(|(name, _)| *name).collect();
+            format!(
+                "'{text}' is nothing that a function can do: hang, segfault, missing, a number, \
+                 or one of {}",
+                names.join(", ")
+            )
+        })
+    }
+}
+
+impl From<Behaviour> for String {
+    fn from(behaviour: Behaviour) -> Self {
+        match behaviour {
+            Behaviour::Hang => "hang".to_owned(),
+            Behaviour::Segfault => "segfault".to_owned(),
+            Behaviour::Code(code::FUNCTION_NOT_FOUND) => MISSING.to_owned(),
+            Behaviour::Code(code) => {
+                let named = code::NAMED.iter().find(|(_, named)| *named == code);
+                named.map_or_else(|| code.to_string(), |(name, _)| (*name).to_owned())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scenario_survives_being_written_and_read() {
+        let mut scenario = Scenario::healthy(2);
+        scenario.gpu_mut(1).lost = true;
+        scenario.gpu_mut(1).fabric = Some(Fabric::default());
+        for behaviour in ["hang", "segfault", "missing", "NVML_ERROR_UNKNOWN", "77"] {
+            let behaves = Behaviour::try_from(behaviour.to_owned()).unwrap();
+            assert_eq!(String::from(behaves.clone()), behaviour);
+            scenario.calls.insert(format!("nvml{behaviour}"), behaves);
+        }
+        scenario.event.push(FakeEvent {
+            gpu: 1,
+            xid: Some(79),
+            ..FakeEvent::default()
+        });
+        let text = scenario.to_toml().unwrap();
+        assert_eq!(Scenario::from_toml(&text).unwrap(), scenario, "{text}");
+    }
+
+    #[test]
+    fn a_wrong_scenario_is_refused_by_what_is_wrong_in_it() {
+        let cases = [
+            ("gpus = 2\n[[gpu]]\nindex = 0\ntemprature = 3", "line 4"),
+            (
+                "gpus = 2\n[calls]\nnvmlInit_v2 = \"explode\"",
+                "'explode' is nothing",
+            ),
+            (
+                "gpus = 2\n[[gpu]]\nindex = 2",
+                "gpu 2 is listed, but gpus is 2",
+            ),
+            (
+                "[[gpu]]\nindex = 1\n[[gpu]]\nindex = 1",
+                "gpu 1 is listed twice",
+            ),
+            ("gpus = 65", "at most 64"),
+            ("[[gpu]]\nlinks = 19", "gpu 0 has 19 links"),
+            ("[[gpu]]\nlinks = 2\n[[gpu.link]]\nlink = 2", "lists link 2"),
+            ("[[event]]\ngpu = 8\nxid = 79", "an event is about gpu 8"),
+            ("[[event]]\ngpu = 0", "either xid or kind"),
+        ];
+        for (text, expected) in cases {
+            let error = Scenario::from_toml(text).unwrap_err();
+            assert!(error.contains(expected), "{text}: {error}");
+        }
+    }
+}
