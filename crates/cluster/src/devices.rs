@@ -12,7 +12,7 @@ use contract::keys;
 use domain::device::{GPU_DRIVER, Rule, RuleChange};
 use domain::fleet::{DeviceInput, DeviceWatch};
 use kube::Api;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
 use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
@@ -99,20 +99,67 @@ impl Cluster {
         let (events, receiver) = mpsc::channel(QUEUE);
         let cluster = Arc::clone(self);
         tokio::spawn(async move {
-            let follow = cluster.follow_devices(&events, cancel.clone());
+            let follow = async {
+                if let Some(api) = cluster.find_device_api(&events).await {
+                    cluster.follow_devices(&events, api, cancel.clone()).await;
+                }
+            };
             // It ends where nobody listens any more.
             cancel.run_until_cancelled(follow).await;
         });
         receiver
     }
 
-    async fn follow_devices(&self, events: &mpsc::Sender<DeviceEvent>, cancel: CancellationToken) {
-        let Some(api) = self.find_device_api(events).await else {
-            return;
-        };
+    /// Watches the same where gpuwardens have left rules behind, and otherwise nothing: not the
+    /// objects of a cluster of which no device is to be tainted.
+    pub fn watch_left_rules(
+        self: &Arc<Self>,
+        cancel: CancellationToken,
+    ) -> mpsc::Receiver<DeviceEvent> {
+        let (events, receiver) = mpsc::channel(QUEUE);
+        let cluster = Arc::clone(self);
+        tokio::spawn(async move {
+            let follow = async {
+                if let Some(api) = cluster.find_left_rules().await {
+                    cluster.follow_devices(&events, api, cancel.clone()).await;
+                }
+            };
+            cancel.run_until_cancelled(follow).await;
+            // Until then there is nothing to tell.
+            cancel.cancelled().await;
+            drop(events);
+        });
+        receiver
+    }
+
+    /// Returns in which versions devices are served, where rules with our label are there and we
+    /// may see them.
+    async fn find_left_rules(&self) -> Option<DeviceApi> {
+        loop {
+            match self.device_api().await {
+                Ok(api) => {
+                    let rules: Api<DynamicObject> =
+                        Api::all_with(self.client(Urgency::Act), &api.rules);
+                    let params = ListParams::default().labels(&own_label()).limit(1);
+                    let found = rules.list(&params).await;
+                    return found
+                        .is_ok_and(|found| !found.items.is_empty())
+                        .then_some(api);
+                }
+                Err(Unserved { passes: false, .. }) => return None,
+                Err(Unserved { passes: true, .. }) => tokio::time::sleep(ASK_AGAIN).await,
+            }
+        }
+    }
+
+    async fn follow_devices(
+        &self,
+        events: &mpsc::Sender<DeviceEvent>,
+        api: DeviceApi,
+        cancel: CancellationToken,
+    ) {
         let slices = selection(&api.slices).with_fields(&format!("spec.driver={GPU_DRIVER}"));
-        let label = format!("{}={}", keys::MANAGED_BY_LABEL, keys::MANAGED_BY);
-        let rules = selection(&api.rules).with_labels(&label);
+        let rules = selection(&api.rules).with_labels(&own_label());
         let mut slices = self.watch::<SliceObject>(slices, cancel.clone());
         let mut rules = self.watch::<RuleObject>(rules, cancel.clone());
         let mut claims = self.watch::<ClaimObject>(selection(&api.claims), cancel);
@@ -257,6 +304,11 @@ impl Cluster {
         let object = serde_json::to_value(object).and_then(serde_json::from_value::<RuleObject>);
         Ok(Some(object.map_err(ApiError::unavailable)?.rule()))
     }
+}
+
+/// Returns the selector of our label.
+fn own_label() -> String {
+    format!("{}={}", keys::MANAGED_BY_LABEL, keys::MANAGED_BY)
 }
 
 fn selection(resource: &ApiResource) -> Selection {

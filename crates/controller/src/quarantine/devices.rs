@@ -21,6 +21,8 @@ use super::{Quarantine, ROUND};
 #[derive(Default)]
 pub(super) struct DeviceTaints {
     pub(super) events: Option<mpsc::Receiver<DeviceEvent>>,
+    /// Whether a policy has asked for it; before, only rules that were left behind are looked for.
+    asked: bool,
     /// The versions in which the cluster serves them.
     api: Option<Arc<DeviceApi>>,
 }
@@ -32,18 +34,21 @@ pub(super) struct Changed {
 }
 
 impl Quarantine {
-    /// Watches single devices from the first policy on that taints any. With a later policy that
-    /// does not, the rules that are there are taken back.
+    /// Watches single devices from the first policy on that taints any. With one that does not,
+    /// the rules that are there are taken back.
     pub(super) fn watch_devices(&mut self, cancel: &CancellationToken) {
         let policy = self.policies.borrow().clone();
         let asks = policy.is_some_and(|policy| policy.device_taints.is_some());
         let Some(cluster) = &self.cluster else {
             return;
         };
-        if asks && self.devices.events.is_none() {
+        if asks && !self.devices.asked {
+            self.devices.asked = true;
             self.devices.events = Some(cluster.watch_devices(cancel.clone()));
             let pending = DeviceInput::Watch(DeviceWatch::Pending);
             self.take(FleetInput::Devices(pending));
+        } else if !asks && self.devices.events.is_none() && self.fleet.writes() {
+            self.devices.events = Some(cluster.watch_left_rules(cancel.clone()));
         }
     }
 

@@ -190,6 +190,13 @@ fn each_dimension_has_its_taint() {
                 "gpu-2-mig memory=retired:NoSchedule",
             ]),
         ),
+        (
+            "GpuDriverWatch",
+            "GPU_UNMONITORED",
+            &["GPU_UUID=GPU-2"],
+            false,
+            of(&["gpu-2 unmonitored:None", "gpu-2-mig unmonitored:None"]),
+        ),
         // One of them is gone, and nobody says which.
         (
             "SysLogsGPUFallenOff",
