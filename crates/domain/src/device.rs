@@ -246,6 +246,17 @@ impl fmt::Display for DeviceTaint {
     }
 }
 
+// === impl Rule ===
+
+impl Rule {
+    /// Returns whether this is an older state of the rule than `other`. Versions are comparable
+    /// numbers in every Kubernetes we know; where they are not, none is older.
+    pub fn is_older_than(&self, other: &Self) -> bool {
+        let versions = [self, other].map(|rule| rule.resource_version.parse::<u64>());
+        matches!(versions, [Ok(this), Ok(other)] if this < other)
+    }
+}
+
 // === impl RuleSpec ===
 
 impl RuleSpec {

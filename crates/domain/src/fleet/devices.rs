@@ -444,7 +444,13 @@ impl Fleet {
         match result {
             Ok(after) => {
                 rules.failures = 0;
-                self.devices.take(DeviceInput::Rule(rule, after));
+                // The watch may have told of a newer state before the answer came.
+                let known = self.devices.rules.get(&rule);
+                let overtaken = (known.zip(after.as_ref()))
+                    .is_some_and(|(known, after)| after.is_older_than(known));
+                if !overtaken {
+                    self.devices.take(DeviceInput::Rule(rule, after));
+                }
             }
             Err(failure) => {
                 rules.failures = rules.failures.saturating_add(1);

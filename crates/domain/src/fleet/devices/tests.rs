@@ -104,6 +104,28 @@ fn a_rule_that_was_left_behind_or_changed_is_set_right() {
 }
 
 #[test]
+fn an_answer_that_the_watch_has_overtaken_changes_nothing() {
+    let mut world = world();
+    fault(&mut world, 0);
+    world.settle();
+    // The cluster wrote its status, and that was seen before the answer to our last change.
+    let (name, answered) = world.rules.pop_first().unwrap();
+    let mut newer = answered.clone();
+    newer.resource_version = "7".into();
+    world.rules.insert(name.clone(), newer);
+    world.see_devices(2);
+    let (node, result) = ("n1".to_owned(), Ok(Some(Box::new(answered))));
+    world.take(FleetInput::RuleAnswered {
+        node,
+        rule: name,
+        result,
+    });
+    recovery(&mut world, 0);
+    world.settle();
+    assert!(world.tainted().is_empty());
+}
+
+#[test]
 fn a_person_who_releases_the_node_releases_its_devices() {
     let mut world = world();
     fault(&mut world, 0);
