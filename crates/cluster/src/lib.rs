@@ -11,6 +11,7 @@ mod causes;
 mod config_map;
 mod connect;
 mod counters;
+mod devices;
 mod error;
 mod event;
 #[cfg(test)]
@@ -31,6 +32,7 @@ pub use access::{Access, ServerInfo};
 pub use config_map::{ConfigMap, ConfigMapChange, ConfigMapEvent};
 pub use connect::{Cluster, ConnectError, ConnectOptions};
 pub use counters::Requests;
+pub use devices::{DeviceApi, DeviceEvent};
 pub use error::ApiError;
 pub use event::Event;
 pub use known::KnownNodes;

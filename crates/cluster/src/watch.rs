@@ -88,6 +88,8 @@ pub struct Selection {
     path: String,
     /// The field selector of the objects below `path`; `None`: all.
     fields: Option<String>,
+    /// The label selector; `None`: all.
+    labels: Option<String>,
 }
 
 /// The reason why a list or watch ended.
@@ -218,6 +220,7 @@ impl Selection {
         Self {
             path: K::url_path(kind, namespace),
             fields: None,
+            labels: None,
         }
     }
 
@@ -228,6 +231,20 @@ impl Selection {
             fields: Some(format!("metadata.name={name}")),
             ..self
         }
+    }
+
+    /// Returns of these the ones that a field selector selects.
+    #[must_use]
+    pub fn with_fields(self, selector: &str) -> Self {
+        let fields = Some(selector.to_owned());
+        Self { fields, ..self }
+    }
+
+    /// Returns of these the ones that a label selector selects.
+    #[must_use]
+    pub fn with_labels(self, selector: &str) -> Self {
+        let labels = Some(selector.to_owned());
+        Self { labels, ..self }
     }
 }
 
@@ -318,6 +335,7 @@ impl<T: DeserializeOwned> Watch<T> {
     async fn list(&mut self) -> Result<(), WatchEnd> {
         let mut page = ListParams::default().limit(PAGE);
         page.field_selector.clone_from(&self.selection.fields);
+        page.label_selector.clone_from(&self.selection.labels);
         let mut first = true;
         loop {
             let request = Request::new(&self.selection.path)
@@ -366,6 +384,7 @@ impl<T: DeserializeOwned> Watch<T> {
         #[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // From 20 to 30.
         let mut params = WatchParams::default().timeout(seconds.ceil() as u32);
         params.field_selector.clone_from(&self.selection.fields);
+        params.label_selector.clone_from(&self.selection.labels);
         let request = Request::new(&self.selection.path)
             .watch(&params, version)
             .map_err(WatchEnd::failed)?;

@@ -47,6 +47,20 @@ pub const POLICY: &str = "gpuwarden.dev/policy";
 /// Annotation of our own: an operator's request to give the node back, as JSON.
 pub const RELEASE: &str = "gpuwarden.dev/release";
 
+/// Label of objects of ours, Kubernetes' own, with [`MANAGED_BY`] as its value.
+pub const MANAGED_BY_LABEL: &str = "app.kubernetes.io/managed-by";
+/// Value of [`MANAGED_BY_LABEL`].
+pub const MANAGED_BY: &str = "gpuwarden";
+/// Annotation of our own on a `DeviceTaintRule`: the node that its device is of.
+pub const RULE_NODE: &str = "gpuwarden.dev/node";
+/// Annotation of our own on a `DeviceTaintRule`: UUID, or else PCI address, of the GPU.
+pub const RULE_GPU: &str = "gpuwarden.dev/gpu";
+/// Annotation of our own on a `DeviceTaintRule`: the kind of gpuwarden that made it, `controller`
+/// or `node`.
+pub const RULE_BY: &str = "gpuwarden.dev/by";
+/// Annotation of our own on a `DeviceTaintRule`: id of the store of a node's own gpuwarden.
+pub const RULE_STORE: &str = "gpuwarden.dev/store";
+
 /// Lease of the controllers, in the namespace of the product: who holds it acts.
 pub const LEASE: &str = "gpuwarden-controller";
 

@@ -31,6 +31,7 @@ use tokio_util::sync::CancellationToken;
 
 mod apply;
 mod ask;
+mod devices;
 mod intake;
 mod journal;
 mod metrics;
@@ -51,6 +52,7 @@ pub use statuses::StatusWriter;
 use crate::conditions::Board;
 
 use apply::Applied;
+use devices::{Changed, DeviceTaints};
 use intake::{FeedFailure, SaveState};
 use journal::{JOURNAL_QUEUE, Journal};
 use metrics::QuarantineMetrics;
@@ -116,6 +118,9 @@ pub struct Quarantine {
     feed_failure: Option<FeedFailure>,
     cluster_error: Option<String>,
     applying: JoinSet<Applied>,
+    /// The watch of single devices, and their rules.
+    devices: DeviceTaints,
+    changing: JoinSet<Changed>,
     /// Questions to the store that are under way; each ends with its answer.
     asking: JoinSet<FleetInput>,
     journal: Journal,
@@ -187,6 +192,8 @@ impl Quarantine {
             feed_failure: None,
             cluster_error: None,
             applying: JoinSet::new(),
+            devices: DeviceTaints::default(),
+            changing: JoinSet::new(),
             asking: JoinSet::new(),
             journal: Journal::new(journal),
             statuses,
@@ -208,6 +215,7 @@ impl Quarantine {
         self.switches = (self.cluster.clone())
             .map(|cluster| Switches::new(cluster, self.namespace.clone(), &cancel));
         self.take_switches();
+        self.watch_devices(&cancel);
         self.load().await;
         self.take_in().await;
         loop {
@@ -237,6 +245,11 @@ impl Quarantine {
                     self.take_answer(done);
                     self.take_answers();
                 }
+                event = nodes::receive(&mut self.devices.events) => match event {
+                    Some(event) => self.device_events(event),
+                    None => break, // The same.
+                },
+                Some(done) = self.changing.join_next() => self.rule_changed(done),
                 Some(done) = self.asking.join_next() => self.asked(done),
                 arrival = arrival(&mut self.switches) => match arrival {
                     Some(arrival) => self.switched(arrival),
@@ -246,6 +259,7 @@ impl Quarantine {
                 () = changed(&mut policies) => {
                     let policy = self.policies.borrow().clone();
                     self.take(FleetInput::Policy(policy));
+                    self.watch_devices(&cancel);
                 }
                 () = sleep_until(wake) => {
                     self.wake_switches();
@@ -258,6 +272,9 @@ impl Quarantine {
         }
         while let Some(done) = self.applying.join_next().await {
             self.take_answer(done);
+        }
+        while let Some(done) = self.changing.join_next().await {
+            self.rule_changed(done);
         }
         self.save().await;
     }

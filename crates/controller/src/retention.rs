@@ -208,6 +208,7 @@ mod tests {
                 unschedulable: None,
                 faults,
                 notices: vec![],
+                devices: vec![],
                 notes: Vec::new(),
             }],
             ..FleetView::default()

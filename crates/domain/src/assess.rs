@@ -9,25 +9,17 @@ use std::fmt;
 
 use contract::{HealthEvent, keys};
 use jiff::Timestamp;
-use serde::{Deserialize, Serialize};
 
+use crate::device::{DeviceId, DeviceTaint, NodeDevices, TaintEffect};
 use crate::fault::Fault;
 use crate::node::{NodeView, Taint, label_value};
 use crate::ownership::Ownership;
 use crate::policy::{EventVariable, NodeVariable, Policy, RuleSet, RuleSetAnswer, event_variable};
 
+mod devices;
 mod remaining;
 
-/// A part of a node that is quarantined on its own. Each has a session of its own.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Scope {
-    /// The node as a whole.
-    #[default]
-    Node,
-    /// One of its devices, by name. No session of one is opened yet.
-    Device(String),
-}
+use devices::DeviceFaults;
 
 /// What is wanted for a node.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -38,9 +30,8 @@ pub struct Desired {
     pub taints: Vec<Taint>,
     /// Rule sets that ask for it, in the order of the policy.
     pub rule_sets: Vec<String>,
-    /// Taints that single devices of it should carry, by the name of the device. No rule asks for
-    /// one yet.
-    pub devices: BTreeMap<String, Vec<Taint>>,
+    /// Taints that single devices of it should carry, of each one per key.
+    pub devices: BTreeMap<DeviceId, Vec<DeviceTaint>>,
     /// The events of the faults for which it is wanted, gravest first.
     pub events: Vec<CountedEvent>,
     /// Who is named as having cordoned, where a sender's override forces it.
@@ -111,10 +102,12 @@ pub enum DismissedBy {
 }
 
 /// Returns what `policy` asks for, given the open faults of a node, without those dismissed.
+/// `devices` are those of the node that can be tainted each on its own.
 pub fn assess(
     faults: &[Fault],
     policy: &Policy,
     node: &NodeView,
+    devices: &NodeDevices,
     dismissed: Option<Dismissal>,
 ) -> Desired {
     let mut faults: Vec<&Fault> = faults.iter().collect();
@@ -132,7 +125,7 @@ pub fn assess(
     let handed_over = is_handed_over(node);
     let mut desired = Desired::default();
     let mut counted: Vec<(CountedEvent, Vec<&Fault>)> = Vec::new();
-    for fault in faults {
+    for fault in &faults {
         let ruling = if handed_over {
             Ruling::HandedOver
         } else {
@@ -153,13 +146,21 @@ pub fn assess(
     }
     // In the order of the policy, whatever order the faults came in: deterministic.
     let matched = |index: usize| desired.rulings.iter().any(|one| one.ruling.matched(index));
-    let matched: Vec<&RuleSet> = (rule_sets.iter().enumerate())
+    let matched: Vec<(usize, &RuleSet)> = (rule_sets.iter().enumerate())
         .filter(|(index, _)| matched(*index))
-        .map(|(_, rule_set)| rule_set)
         .collect();
-    desired.rule_sets = matched.iter().map(|set| set.name.clone()).collect();
-    desired.cordon |= matched.iter().any(|set| set.cordon);
-    desired.taints = taints(&matched);
+    let of_devices = (policy.device_taints.as_ref())
+        .map(|taints| DeviceFaults::of(&faults, &desired.rulings, taints, rule_sets, devices));
+    let of_node = |index: usize| of_devices.as_ref().is_none_or(|one| !one.spare_node(index));
+    let of_node: Vec<&RuleSet> = (matched.iter())
+        .filter(|(index, _)| of_node(*index))
+        .map(|(_, rule_set)| *rule_set)
+        .collect();
+    let devices = of_devices.map(|one| one.taints(node)).unwrap_or_default();
+    desired.rule_sets = matched.iter().map(|(_, set)| set.name.clone()).collect();
+    desired.cordon |= of_node.iter().any(|set| set.cordon);
+    desired.taints = taints(&of_node);
+    desired.devices = devices;
     desired.events = counted
         .into_iter()
         .map(|(mut counted, open)| {
@@ -167,7 +168,7 @@ pub fn assess(
             counted
         })
         .collect();
-    if policy.unhealthy_taint && desired.wanted() {
+    if policy.unhealthy_taint && desired.takes_node_out() {
         desired.add_unhealthy();
     }
     desired
@@ -268,32 +269,18 @@ pub fn is_notice(fault: &Fault, rulings: &[FaultRuling]) -> bool {
     }
 }
 
-// === impl Scope ===
-
-impl Scope {
-    /// Returns whether it is the node as a whole.
-    pub fn is_node(&self) -> bool {
-        *self == Self::Node
-    }
-}
-
 // === impl Desired ===
 
 impl Desired {
-    /// Returns whether the node is to be quarantined at all.
+    /// Returns whether the node, or a device of it, is to be taken out of service.
     pub fn wanted(&self) -> bool {
-        self.cordon || !self.taints.is_empty()
+        let mut taints = self.devices.values().flatten();
+        self.takes_node_out() || taints.any(|taint| taint.effect > TaintEffect::None)
     }
 
-    /// Returns whether a session about this is wanted.
-    pub(crate) fn wanted_for(&self, scope: &Scope) -> bool {
-        match scope {
-            Scope::Node => self.wanted(),
-            Scope::Device(name) => self
-                .devices
-                .get(name)
-                .is_some_and(|taints| !taints.is_empty()),
-        }
+    /// Returns whether the node as a whole is to be taken out of service.
+    pub fn takes_node_out(&self) -> bool {
+        self.cordon || !self.taints.is_empty()
     }
 
     /// Adds the taint of the data-flow document, with the gravest fault's check as value.

@@ -18,6 +18,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::assess::{Desired, Dismissal, assess};
 use crate::brake::{DOUBT, Hold, NodeLabel};
+use crate::device::NodeDevices;
 use crate::event::Record;
 use crate::fault::{Change, Fault, FaultBook};
 use crate::journal::Entry;
@@ -32,6 +33,7 @@ mod answers;
 mod brake;
 mod claim;
 mod departed;
+mod devices;
 mod entry;
 mod io;
 mod kept;
@@ -42,12 +44,14 @@ mod situation;
 
 pub use brake::Switched;
 pub use claim::Owns;
+pub use devices::{DeviceInput, DeviceWatch, PlannedRule};
 pub use io::{Effect, FleetInput, InStore, Level, PatchAnswer, Planned, Purpose, RuleSetOutcome};
 pub use kept::{Kept, Unsaved};
 pub use seen::LIST_TAKES;
 pub use situation::Situation;
 
 use brake::BrakeState;
+use devices::Devices;
 use entry::NodeEntry;
 use seen::Relisted;
 use show::Showing;
@@ -85,6 +89,7 @@ pub struct Fleet {
     book: FaultBook,
     nodes: BTreeMap<String, NodeEntry>,
     brake: BrakeState,
+    devices: Devices,
     /// When the store was made, see `Ownership::kept_by_another`.
     begun: Timestamp,
     /// Nodes to look at.
@@ -118,6 +123,7 @@ impl Fleet {
                 stale: true,
                 ..BrakeState::default()
             },
+            devices: Devices::default(),
             begun: Timestamp::UNIX_EPOCH,
             dirty: BTreeSet::new(),
             wakes: Wakes::default(),
@@ -175,6 +181,10 @@ impl Fleet {
             FleetInput::Gone(name) => self.gone(&name),
             FleetInput::Listed => self.list_complete(),
             FleetInput::Answered { node, answer } => self.answered(&node, answer),
+            FleetInput::Devices(input) => self.take_devices(input),
+            FleetInput::RuleAnswered { node, rule, result } => {
+                self.rule_answered(&node, rule, result);
+            }
             FleetInput::AnswersLost => self.answers_lost(),
             FleetInput::Found { node, found } => self.found(&node, found),
             FleetInput::Appended { node, result } => self.appended(&node, result),
@@ -258,11 +268,23 @@ impl Fleet {
         };
         let faults = self.book.faults(node);
         let entry = self.nodes.get(node);
+        let devices = self.devices_of(node);
         match entry.and_then(|entry| Some((entry, entry.observed.as_ref()?))) {
             Some((entry, observed)) => {
-                assess(faults, policy, &observed.view, self.dismissal(entry))
+                let dismissal = self.dismissal(entry);
+                assess(faults, policy, &observed.view, &devices, dismissal)
             }
-            None => assess(faults, policy, &NodeView::unknown(node), None),
+            None => assess(faults, policy, &NodeView::unknown(node), &devices, None),
+        }
+    }
+
+    /// Returns the devices of a node that can be tainted; none where the policy does not ask.
+    fn devices_of(&self, node: &str) -> NodeDevices {
+        let asks = |policy: &Arc<Policy>| policy.device_taints.is_some();
+        if self.policy.as_ref().is_some_and(asks) {
+            self.devices.of_node(node)
+        } else {
+            NodeDevices::default()
         }
     }
 
@@ -291,9 +313,8 @@ impl Fleet {
         );
         let mut doubt = None;
         for entry in self.nodes.values_mut() {
-            for session in entry.sessions_mut() {
-                session.clock_put_back(now);
-            }
+            entry.session.clock_put_back(now);
+            entry.rules.clock_put_back(now);
             entry.patch.in_doubt = entry.patch.in_doubt.map(|_| now + DOUBT);
             entry.patch.answered_at = entry.patch.answered_at.map(|at| at.min(now));
             doubt = doubt.or(entry.patch.in_doubt);
@@ -365,12 +386,9 @@ impl Fleet {
     /// Sets when a node is to be looked at even if nothing happens to it.
     fn set_wake(&mut self, name: &str) {
         let now = self.now;
-        let sessions = self
-            .nodes
-            .get(name)
-            .into_iter()
-            .flat_map(NodeEntry::sessions);
-        let sessions = sessions.filter_map(Session::wake_at);
+        let entry = self.nodes.get(name);
+        let session = entry.and_then(|entry| entry.session.wake_at());
+        let rules = entry.and_then(|entry| entry.rules.wake_at());
         // Then it is no longer shown.
         let notices = self
             .book
@@ -378,7 +396,12 @@ impl Fleet {
             .iter()
             .filter_map(Fault::notice_until);
         // What is due was looked at just now, or waits for an answer that brings another look.
-        let at = sessions.chain(notices).filter(|at| *at > now).min();
+        let at = session
+            .into_iter()
+            .chain(rules)
+            .chain(notices)
+            .filter(|at| *at > now)
+            .min();
         self.wakes.set(name, at);
     }
 

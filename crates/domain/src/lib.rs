@@ -13,6 +13,7 @@
 pub mod assess;
 pub mod brake;
 pub mod condition;
+pub mod device;
 pub mod event;
 pub mod fault;
 pub mod fleet;

@@ -238,6 +238,11 @@ impl Ownership {
         self
     }
 
+    /// Returns whether the node as a whole is out of service, and not only devices of it.
+    pub fn takes_node_out(&self) -> bool {
+        self.cordoned || !self.taints.is_empty()
+    }
+
     /// Returns whether `node` stays cordoned when it is given back.
     pub fn keeps_cordon(&self, node: &NodeView) -> bool {
         self.cordoned && self.cordon_pre_existing && node.unschedulable

@@ -4,6 +4,7 @@
 //! (`fault-quarantine` TOML, CEL over `event` and `node`), checked much harder when it
 //! is loaded: a typo is an error with file and line, not a rule that never matches.
 
+mod devices;
 mod limits;
 mod load;
 mod rule;
@@ -14,6 +15,7 @@ use contract::findings::FileError;
 use contract::{HealthEvent, action_name, keys};
 use serde_json::Value;
 
+pub use devices::DeviceTaints;
 pub use limits::{Amount, Brake, Budget, DEFAULT_PERCENT, Window};
 pub use load::{MAX_POLICY_BYTES, MAX_POLICY_COST, MAX_RULE_SETS, MAX_RULES};
 #[cfg(test)]
@@ -46,6 +48,8 @@ pub struct Policy {
     pub uncordon_labels: bool,
     /// The limits of nodes that are taken out of service.
     pub brake: Brake,
+    /// The effects of device taints; `None`: single devices are not tainted.
+    pub device_taints: Option<DeviceTaints>,
     /// The requests of the file that have no effect; to be shown where it is loaded.
     pub warnings: Vec<String>,
 }
@@ -76,6 +80,9 @@ pub struct RuleSet {
     pub taint: Option<Taint>,
     /// Whether to cordon the node.
     pub cordon: bool,
+    /// Number of GPUs up to which those that are faulty are tainted, and the node stays in
+    /// service; `None`: the node is taken out for one.
+    pub taint_devices: Option<u32>,
 }
 
 /// The answer of a rule set about one event on one node.
@@ -143,7 +150,7 @@ fn chosen(node: &NodeView) -> Option<&str> {
 impl RuleSet {
     /// Returns whether it asks for anything where it matches.
     pub fn asks(&self) -> bool {
-        self.cordon || self.taint.is_some()
+        self.cordon || self.taint.is_some() || self.taint_devices.is_some()
     }
 
     /// Returns whether a rule asks a node for more than its labels and annotations.

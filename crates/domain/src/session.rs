@@ -1,4 +1,7 @@
-//! The quarantine session of a node, or later of one of its devices: a state machine without I/O.
+//! The quarantine session of a node: a state machine without I/O.
+//!
+//! A node has one session, be it out as a whole or single devices of it: the rules that taint
+//! devices follow from it ([`crate::fleet`]).
 //!
 //! What gpuwarden has done to a node is written on the node ([`crate::ownership`]), in the same
 //! patch that does it; so a restart forgets nothing, with its store or without, and a recovery
@@ -38,7 +41,6 @@ use jiff::{SignedDuration, Timestamp};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::assess::Scope;
 use crate::future::FutureTimes;
 use crate::journal::EntryKind;
 use crate::node::{NodeChange, NodeView};
@@ -65,12 +67,9 @@ const CONFLICT_RETRY: (SignedDuration, SignedDuration) = (
 /// Doublings of a wait beyond which no number of failures counts; any wait is at its longest by then.
 const MAX_DOUBLINGS: u32 = 19;
 
-/// The quarantine session of a node, or of one of its devices.
+/// The quarantine session of a node.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Session {
-    /// The part of the node that it is about.
-    #[serde(default, skip_serializing_if = "Scope::is_node")]
-    pub scope: Scope,
     /// The phase in which it is.
     pub phase: Phase,
     /// Id of the event that opened it, by which it is known; `None` while idle.
@@ -227,6 +226,17 @@ pub fn without_ours(node: &NodeView, marks: &Marks) -> NodeView {
     node.after(&change)
 }
 
+/// Returns the wait before the next attempt where so many in a row have failed.
+pub(crate) fn retry_after(failures: u32, failure: Failure) -> SignedDuration {
+    let doublings = failures.saturating_sub(1).min(MAX_DOUBLINGS);
+    let ((first, longest), wish) = match failure {
+        Failure::Conflict => (CONFLICT_RETRY, None),
+        Failure::Error { retry_after } => ((FIRST_RETRY, LONGEST_RETRY), retry_after),
+    };
+    let wait = (first * (1 << doublings)).min(longest);
+    wish.map_or(wait, |wish| wait.max(wish.min(LONGEST_RETRY)))
+}
+
 // === impl Note ===
 
 impl Note {
@@ -343,14 +353,7 @@ impl Session {
     /// Takes in that an attempt failed: the next one waits.
     pub fn failed(&mut self, failure: Failure, now: Timestamp) {
         self.failures = self.failures.saturating_add(1);
-        let doublings = (self.failures - 1).min(MAX_DOUBLINGS);
-        let ((first, longest), wish) = match failure {
-            Failure::Conflict => (CONFLICT_RETRY, None),
-            Failure::Error { retry_after } => ((FIRST_RETRY, LONGEST_RETRY), retry_after),
-        };
-        let wait = (first * (1 << doublings)).min(longest);
-        let wait = wish.map_or(wait, |wish| wait.max(wish.min(LONGEST_RETRY)));
-        self.not_before = Some(now + wait);
+        self.not_before = Some(now + retry_after(self.failures, failure));
     }
 
     /// Takes in that the clock was put back to `now`: a wait that was set before would last

@@ -185,7 +185,8 @@ impl Reports {
         at: Timestamp,
     ) -> Vec<StatusUpdate> {
         let mut statuses = Vec::new();
-        let own = observed.own.as_deref();
+        // Of a node that is in service but for devices, nothing is written: others drain by it.
+        let own = (observed.own.as_deref()).filter(|own| own.takes_node_out());
         let session = own.map(|own| own.session_id.clone());
         let before = std::mem::replace(&mut self.session, session);
         let restored = std::mem::take(&mut self.restored);
@@ -205,7 +206,7 @@ impl Reports {
             }
             let (recoveries, reports) = self.take_waiting(|report| report.healthy);
             // Otherwise the quarantine is on its way.
-            if desired.wanted() {
+            if desired.takes_node_out() {
                 self.waiting = reports.into();
             }
             statuses.extend(StatusUpdate::of_recoveries(recoveries, at));
@@ -242,7 +243,7 @@ impl Reports {
         }
         self.counted = counted;
         // Otherwise the release is on its way: it tells what the recoveries were.
-        if desired.wanted() {
+        if desired.takes_node_out() {
             for report in std::mem::take(&mut self.waiting) {
                 if self.counts(&report) && !self.counted.contains(&report.id) {
                     statuses.push(StatusUpdate::Event {

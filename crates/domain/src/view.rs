@@ -135,8 +135,29 @@ pub struct NodeStatus {
     /// Reports of the last day for whose repair nothing waits, newest first.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub notices: Vec<FaultView>,
+    /// Its devices that we have tainted.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub devices: Vec<DeviceView>,
     /// Notes of what a person should know or do.
     pub notes: Vec<String>,
+}
+
+/// A device that we have tainted.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct DeviceView {
+    /// The device, as `driver/pool/name`.
+    pub device: String,
+    /// Its GPU, by UUID or PCI address; empty where it is not known.
+    pub gpu: String,
+    /// Its taints, as `key=value:effect`.
+    pub taints: Vec<String>,
+    /// What the cluster says of pods that have to go because of them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub evictions: Vec<String>,
+    /// The pods that use it, as `namespace/name`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pods: Vec<String>,
 }
 
 /// The state of a node in one word.
@@ -155,6 +176,8 @@ pub enum NodeState {
     Quarantining,
     /// It is out of service.
     Quarantined,
+    /// Single devices of it are out of service, and it is not.
+    PartlyQuarantined,
     /// It is being given back.
     Releasing,
 }
@@ -292,6 +315,7 @@ impl NodeState {
             Self::Held => "held",
             Self::Quarantining => "quarantining",
             Self::Quarantined => "quarantined",
+            Self::PartlyQuarantined => "partly-quarantined",
             Self::Releasing => "releasing",
         }
     }

@@ -18,6 +18,8 @@ mod conditions;
 mod connector;
 #[path = "e2e/crash.rs"]
 mod crash;
+#[path = "e2e/device_taints.rs"]
+mod device_taints;
 #[path = "e2e/doctor.rs"]
 mod doctor;
 #[path = "e2e/forward.rs"]

@@ -378,6 +378,7 @@ fn rule_checks(situation: &Situation<'_>) -> (Vec<Check>, usize) {
             std::slice::from_ref(fault),
             policy,
             node,
+            &situation.devices,
             dismissal(observed, situation.dropped_at, &situation.session.times),
         );
         if is_notice(fault, &desired.rulings) {

@@ -3,6 +3,7 @@
 use console::api::{Explain, StatusView};
 
 use super::events::query;
+use super::status::device_lines;
 use crate::args::{ExplainArgs, Format};
 use crate::client::Client;
 use crate::output::{self, Colour, say};
@@ -47,6 +48,10 @@ fn text(story: &Explain, wide: bool) -> anyhow::Result<()> {
     say!("{}: {state}", output::plain(&story.node))?;
     for note in story.status.iter().flat_map(|status| &status.notes) {
         say!("note      {}", output::plain(note))?;
+    }
+    let devices = story.status.iter().flat_map(|status| &status.devices);
+    for line in devices.flat_map(device_lines) {
+        say!("device    {}", output::plain(&line))?;
     }
     if story.entries.is_empty() {
         let known = match story.in_cluster {

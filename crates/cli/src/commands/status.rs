@@ -3,7 +3,9 @@
 use console::api::{DeliveryView, ForwardView, LeadershipView, Mode, Role, StatusView};
 use contract::keys;
 use domain::brake::some_of;
-use domain::view::{BrakeView, ClusterView, FaultView, LimitView, NodeState, NodeStatus};
+use domain::view::{
+    BrakeView, ClusterView, DeviceView, FaultView, LimitView, NodeState, NodeStatus,
+};
 use jiff::Timestamp;
 use runtime::sources::{SourceState, SourceStatus};
 
@@ -180,7 +182,7 @@ fn node_lines(nodes: &[NodeStatus], now: Timestamp, wide: bool) -> Vec<String> {
     for node in nodes.into_iter().take(most) {
         let colour = match node.state {
             NodeState::Healthy => Colour::Green,
-            NodeState::Degraded | NodeState::Held => Colour::Yellow,
+            NodeState::Degraded | NodeState::Held | NodeState::PartlyQuarantined => Colour::Yellow,
             _ => Colour::Red,
         };
         let cordoned = if node.unschedulable == Some(true) {
@@ -207,12 +209,35 @@ fn node_lines(nodes: &[NodeStatus], now: Timestamp, wide: bool) -> Vec<String> {
         }
         let notices = node.notices.iter();
         lines.extend(notices.take(most).map(|notice| notice_text(notice, now)));
+        let devices = node.devices.iter().flat_map(device_lines);
+        lines.extend(devices.map(|line| format!("  device {}", output::plain(&line))));
         let notes = node.notes.iter();
         lines.extend(notes.map(|note| format!("  note   {}", output::plain(note))));
     }
     if left > 0 {
         lines.push(format!("\nand {left} more nodes: -o wide lists them"));
     }
+    lines
+}
+
+/// Returns the lines about a device that is tainted.
+pub(super) fn device_lines(device: &DeviceView) -> Vec<String> {
+    let taints = device.taints.join(", ");
+    let gpu = if device.gpu.is_empty() {
+        String::new()
+    } else {
+        format!(" ({})", device.gpu)
+    };
+    let mut lines = vec![format!("{}{gpu}: {taints}", device.device)];
+    if !device.pods.is_empty() {
+        lines.push(format!(
+            "{} is used by {}",
+            device.device,
+            device.pods.join(", ")
+        ));
+    }
+    let evictions = device.evictions.iter();
+    lines.extend(evictions.map(|said| format!("{}: {said}", device.device)));
     lines
 }
 
@@ -260,9 +285,10 @@ fn gravity(state: NodeState) -> u8 {
         NodeState::Held => 1,
         NodeState::Quarantining => 2,
         NodeState::Quarantined => 3,
-        NodeState::Releasing => 4,
-        NodeState::Degraded => 5,
-        NodeState::Healthy => 6,
+        NodeState::PartlyQuarantined => 4,
+        NodeState::Releasing => 5,
+        NodeState::Degraded => 6,
+        NodeState::Healthy => 7,
     }
 }
 
@@ -438,6 +464,7 @@ mod tests {
             unschedulable: None,
             faults: vec![fault; faults],
             notices: vec![],
+            devices: vec![],
             notes: vec!["note".to_owned()],
         }
     }

@@ -88,6 +88,7 @@ fn status(faults: Vec<FaultView>, phase: Option<Phase>) -> NodeStatus {
         unschedulable: None,
         faults,
         notices: vec![],
+        devices: vec![],
         notes: Vec::new(),
     }
 }

@@ -12,12 +12,13 @@ const STATES = {
   held: ["bad", "held back"],
   quarantining: ["warn", "being quarantined"],
   quarantined: ["warn", "quarantined"],
+  "partly-quarantined": ["warn", "in service but for devices"],
   releasing: ["warn", "being released"],
   "no-fault-known": ["muted", "no fault known"],
 };
 
 const GRAVEST_FIRST = [
-  "unhealthy", "held", "quarantining", "quarantined", "releasing", "degraded", "no-fault-known", "healthy",
+  "unhealthy", "held", "quarantining", "quarantined", "partly-quarantined", "releasing", "degraded", "no-fault-known", "healthy",
 ];
 
 const SOURCE_STATES = {
@@ -99,6 +100,10 @@ function headline(status) {
   const out = of("quarantined", "quarantining");
   if (out.length > 0) {
     return ["warn", who(out, "is out of service", "are out of service")];
+  }
+  const partly = of("partly-quarantined");
+  if (partly.length > 0) {
+    return ["warn", who(partly, "has devices out of service", "have devices out of service")];
   }
   const back = of("releasing");
   if (back.length > 0) {

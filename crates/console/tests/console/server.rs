@@ -208,6 +208,7 @@ impl Server {
             unschedulable: None,
             faults: book.faults(node).iter().map(FaultView::of).collect(),
             notices: vec![],
+            devices: vec![],
             notes: Vec::new(),
         });
         let view = FleetView {

@@ -28,6 +28,7 @@ impl Quarantine {
     pub(super) fn carry_out(&mut self, effect: Effect) {
         match effect {
             Effect::Patch(planned) => self.apply(*planned),
+            Effect::Rule(planned) => self.change_rule(*planned),
             Effect::LookUp { node, ids } => self.look_up(node, ids),
             Effect::Append {
                 node,

@@ -175,14 +175,20 @@ impl QuarantineMetrics {
     pub(super) fn applied(&self, node: &str, intent: Intent, change: &NodeChange) {
         lock(&self.counted).insert(node.to_owned(), None);
         let node = labels(node);
+        // Where only devices go out, or come back, the node's label says nothing.
+        let state = change.labels.get(keys::STATE_LABEL);
         match intent {
-            Intent::Quarantine => drop(self.quarantined.get_or_create(&node).inc()),
-            Intent::Release => drop(self.unquarantined.get_or_create(&node).inc()),
+            Intent::Quarantine | Intent::Update if matches!(state, Some(Some(_))) => {
+                let _ = self.quarantined.get_or_create(&node).inc();
+            }
+            Intent::Release | Intent::Update if state.is_some() => {
+                let _ = self.unquarantined.get_or_create(&node).inc();
+            }
             Intent::StandDown if change.annotations.contains_key(keys::UNTAINTED_MANUALLY) => {
                 let _ = self.manually_untainted.get_or_create(&node).inc();
             }
             Intent::StandDown => drop(self.manually_uncordoned.get_or_create(&node).inc()),
-            Intent::Update => {}
+            Intent::Quarantine | Intent::Update | Intent::Release => {}
         }
         match change.unschedulable {
             Some(true) => drop(self.cordons_applied.inc()),
@@ -369,6 +375,7 @@ mod tests {
                 unschedulable: Some(true),
                 faults: vec![],
                 notices: vec![],
+                devices: vec![],
                 notes: vec![],
             }],
             brake: Some(BrakeView {

@@ -37,6 +37,16 @@ fn fatal(gpu: &str) -> HealthEvent {
     }
 }
 
+/// Where no single devices are known.
+fn assess(
+    faults: &[Fault],
+    policy: &Policy,
+    node: &NodeView,
+    dismissed: Option<Dismissal>,
+) -> Desired {
+    super::assess(faults, policy, node, &NodeDevices::default(), dismissed)
+}
+
 fn judge(events: Vec<HealthEvent>) -> Desired {
     assess(
         &faults(events),

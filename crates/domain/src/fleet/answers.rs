@@ -57,6 +57,7 @@ impl Fleet {
                 entry.patch.in_doubt = Some(until);
             }
             (entry.patch.in_flight, entry.patch.taking_out) = (false, false);
+            entry.rules.answers_lost();
             if !matches!(entry.claim.awaits, Some(Awaits::Feed(_))) {
                 entry.claim.awaits = None;
             }

@@ -7,6 +7,7 @@ use contract::keys;
 use jiff::Timestamp;
 
 use super::InStore;
+use super::devices::RuleState;
 use crate::assess::FaultRuling;
 use crate::brake::{Hold, Out};
 use crate::node::{NodeChange, NodeView};
@@ -28,8 +29,8 @@ pub(super) struct NodeEntry {
     pub(super) absent_since: Option<Timestamp>,
     /// The session of the node as a whole.
     pub(super) session: Session,
-    /// The sessions of single devices, by name. None is opened yet.
-    pub(super) devices: BTreeMap<String, Session>,
+    /// The changes of the rules that taint its devices.
+    pub(super) rules: RuleState,
     /// Its events that wait for the status of their record.
     pub(super) reports: Reports,
     /// The patch that is made on it.
@@ -150,16 +151,6 @@ impl NodeEntry {
             (Ok(known), Ok(version)) => version < known,
             _ => false,
         }
-    }
-
-    /// Returns its sessions.
-    pub(super) fn sessions(&self) -> impl Iterator<Item = &Session> {
-        std::iter::once(&self.session).chain(self.devices.values())
-    }
-
-    /// Returns its sessions, to be changed.
-    pub(super) fn sessions_mut(&mut self) -> impl Iterator<Item = &mut Session> {
-        std::iter::once(&mut self.session).chain(self.devices.values_mut())
     }
 
     /// Returns whether nothing can be decided about it now: an answer is to come first.

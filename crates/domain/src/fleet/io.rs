@@ -7,14 +7,15 @@ use std::sync::Arc;
 use contract::HealthEvent;
 use jiff::{SignedDuration, Timestamp};
 
-use super::Switched;
+use super::{DeviceInput, PlannedRule, Switched};
+use crate::device::Rule;
 use crate::event::Record;
 use crate::fault::Rereading;
 use crate::journal::Entry;
 use crate::node::NodeView;
 use crate::policy::Policy;
 use crate::position::Position;
-use crate::session::Patch;
+use crate::session::{Failure, Patch};
 use crate::status::StatusUpdate;
 
 /// News from outside.
@@ -42,6 +43,17 @@ pub enum FleetInput {
         node: String,
         /// The answer.
         answer: PatchAnswer,
+    },
+    /// News of single devices.
+    Devices(DeviceInput),
+    /// The answer to an [`Effect::Rule`].
+    RuleAnswered {
+        /// The node.
+        node: String,
+        /// The name of the rule.
+        rule: String,
+        /// The rule as it is now, `None` where it is gone; or why the change was not made.
+        result: Result<Option<Box<Rule>>, Failure>,
     },
     /// A patch or a question has ended without an answer, and nobody knows of which node.
     AnswersLost,
@@ -104,6 +116,8 @@ pub enum Purpose {
 pub enum Effect {
     /// Make a patch. Asks for a [`FleetInput::Answered`].
     Patch(Box<Planned>),
+    /// Change a rule that taints a device. Asks for a [`FleetInput::RuleAnswered`].
+    Rule(Box<PlannedRule>),
     /// Look events up in the store. Asks for a [`FleetInput::Found`].
     LookUp {
         /// The node that lists them.

@@ -4,9 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use jiff::Timestamp;
 
-use super::entry::NodeEntry;
 use super::{Effect, Fleet};
-use crate::assess::Scope;
 use crate::fault::FaultBook;
 use crate::session::Session;
 use crate::status::SavedReports;
@@ -58,11 +56,7 @@ impl Fleet {
             for (name, sessions) in kept.sessions {
                 let entry = self.entry(&name);
                 for session in sessions {
-                    let session = session.restored(now);
-                    match session.scope.clone() {
-                        Scope::Node => entry.session = session,
-                        Scope::Device(device) => drop(entry.devices.insert(device, session)),
-                    }
+                    entry.session = session.restored(now);
                 }
                 kept.reports.entry(name).or_default();
             }
@@ -88,11 +82,13 @@ impl Fleet {
         self.nodes.get(node)?.reports.to_save()
     }
 
-    /// Returns all sessions of a node that are worth keeping over a restart.
+    /// Returns the session of a node, if it is worth keeping over a restart.
     pub fn sessions_to_keep(&self, node: &str) -> Vec<&Session> {
-        let entry = self.nodes.get(node).filter(|_| self.writes());
-        let sessions = entry.into_iter().flat_map(NodeEntry::sessions);
-        sessions.filter(|session| !session.is_blank()).collect()
+        let session = self.session(node).filter(|_| self.writes());
+        session
+            .into_iter()
+            .filter(|session| !session.is_blank())
+            .collect()
     }
 
     /// Returns when nodes were last taken out of service, of those that are back: to be saved,

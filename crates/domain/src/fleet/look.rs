@@ -23,7 +23,7 @@ impl Fleet {
     /// Looks at all nodes that anything has happened to.
     pub(super) fn look(&mut self) {
         // Before all is known, nothing follows from what is known.
-        if !self.caught_up || !self.listed {
+        if !self.caught_up || !self.listed || self.awaits_devices() {
             return;
         }
         let Some(policy) = self.policy.clone() else {
@@ -92,6 +92,8 @@ impl Fleet {
             self.forget_reports(name);
             if self.settings.cluster {
                 self.look_at_missing(name, policy);
+                // Devices of a node that is gone are gone.
+                self.look_at_rules(name, &Desired::default());
             }
             return;
         };
@@ -158,6 +160,7 @@ impl Fleet {
                 }
             }
         }
+        self.look_at_rules(name, desired);
         self.set_wake(name);
         self.showing.news = true;
     }
@@ -312,7 +315,7 @@ impl Fleet {
     }
 
     /// Asks people to look at a node.
-    fn call_attention(&mut self, name: &str, text: String) {
+    pub(super) fn call_attention(&mut self, name: &str, text: String) {
         let note = Note::new(EntryKind::Attention, text);
         self.note(name, None, note, Some(Level::Warn));
     }

@@ -26,9 +26,7 @@ impl Fleet {
     pub(super) fn list_begun(&mut self) {
         // What people did to the nodes meanwhile may be of any time.
         for entry in self.nodes.values_mut() {
-            for session in entry.sessions_mut() {
-                session.watched = false;
-            }
+            entry.session.watched = false;
         }
         self.relisted = Some(Relisted {
             seen: BTreeSet::new(),

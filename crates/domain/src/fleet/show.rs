@@ -70,7 +70,8 @@ impl Fleet {
         let (mut notices, mut open): (Vec<&Fault>, Vec<&Fault>) =
             faults.partition(|fault| is_notice(fault, &entry.noted.rulings));
         notices.retain(|fault| fault.notice_until().is_some_and(|until| until > self.now));
-        if open.is_empty() && notices.is_empty() && session.is_none() {
+        let devices = self.show_devices(name);
+        if open.is_empty() && notices.is_empty() && session.is_none() && devices.is_empty() {
             return None;
         }
         notices.sort_by_key(|fault| std::cmp::Reverse(fault.accepted_at));
@@ -80,10 +81,16 @@ impl Fleet {
         let dismissal = self.dismissal(entry);
         let dismissed =
             |fault: &Fault| dismissal.is_some_and(|dismissal| fault.dismissed(dismissal.up_to));
+        // What the cluster does not have cannot be on its way out of service.
+        let state = NodeState::of(&open, phase.filter(|_| in_cluster != Some(false)));
+        let own = entry.ownership().filter(|_| anothers.is_none());
+        let only_devices = || own.is_some_and(|own| !own.takes_node_out());
         Some(NodeStatus {
             name: name.to_owned(),
-            // What the cluster does not have cannot be on its way out of service.
-            state: NodeState::of(&open, phase.filter(|_| in_cluster != Some(false))),
+            state: match state {
+                NodeState::Quarantined if only_devices() => NodeState::PartlyQuarantined,
+                state => state,
+            },
             session: session.map(|(phase, id)| SessionView {
                 id: id.cloned().unwrap_or_default(),
                 phase,
@@ -107,6 +114,7 @@ impl Fleet {
                 })
                 .collect(),
             notices: notices.into_iter().map(FaultView::of).collect(),
+            devices,
         })
     }
 
@@ -214,7 +222,8 @@ impl Fleet {
     /// Forgets a node that is neither in the cluster nor faulty, and of which nothing is awaited.
     pub(super) fn forget_if_gone(&mut self, name: &str) {
         let is_over = |entry: &&NodeEntry| {
-            let awaited = entry.patch.in_flight || entry.claim.awaits.is_some();
+            let awaited =
+                entry.patch.in_flight || entry.rules.is_under_way() || entry.claim.awaits.is_some();
             entry.view.is_none() && !awaited && entry.session.phase == Phase::Idle
         };
         let is_over = self.nodes.get(name).as_ref().is_some_and(is_over);

@@ -6,6 +6,7 @@ use jiff::Timestamp;
 
 use super::{Fleet, Mode, Owns};
 use crate::brake::Hold;
+use crate::device::NodeDevices;
 use crate::fault::Fault;
 use crate::policy::Policy;
 use crate::session::{Observed, Session};
@@ -34,6 +35,8 @@ pub struct Situation<'a> {
     pub anothers: bool,
     /// Whether that one runs for the node that this process runs on.
     pub on_our_node: bool,
+    /// Its devices that can be tainted each on its own.
+    pub devices: NodeDevices,
     /// What its session awaits, for people; nothing where there is none.
     pub awaits: String,
     /// Whether the store did not answer the last question about it.
@@ -62,6 +65,7 @@ impl Fleet {
             ),
             anothers: entry.is_some_and(|entry| entry.claim.anothers.is_some()),
             on_our_node: entry.is_some_and(|entry| entry.claim.on_our_node),
+            devices: self.devices_of(node),
             awaits: entry.map_or_else(String::new, |entry| self.awaits(entry, None)),
             store_unanswered: entry.is_some_and(|entry| entry.claim.unanswered),
             hold: entry.and_then(|entry| entry.hold.as_ref()),

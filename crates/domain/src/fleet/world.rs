@@ -11,17 +11,19 @@ use jiff::{SignedDuration, Timestamp};
 use serde_json::json;
 
 use super::{
-    Effect, Fleet, FleetInput, InStore, Kept, Owns, PatchAnswer, Planned, Purpose, Settings,
+    DeviceInput, DeviceWatch, Effect, Fleet, FleetInput, InStore, Kept, Owns, PatchAnswer, Planned,
+    PlannedRule, Purpose, Settings,
 };
 use crate::assess::Desired;
 use crate::brake::NodeLabel;
+use crate::device::{GPU_DRIVER, Rule, RuleChange, Slice, SliceDevice};
 use crate::event::{Record, normalise};
 use crate::journal::Entry;
 use crate::mode::Mode;
 use crate::node::{NodeTaint, NodeView, Taint};
 use crate::policy::Policy;
 use crate::position::Position;
-use crate::session::{Intent, Patch, Phase, Session};
+use crate::session::{Failure, Intent, Patch, Phase, Session};
 use crate::status::StatusUpdate;
 
 /// What becomes of a patch.
@@ -48,6 +50,8 @@ pub(crate) enum Restart {
 pub(crate) struct Looked {
     pub(crate) patches: Vec<Planned>,
     pub(crate) notes: Vec<Entry>,
+    /// Changes of rules, which are made at once.
+    pub(crate) rules: Vec<RuleChange>,
     pub(crate) statuses: Vec<StatusUpdate>,
     /// What events were appended for.
     pub(crate) appended: Vec<Purpose>,
@@ -58,6 +62,8 @@ pub(crate) struct World {
     pub(crate) settings: Settings,
     policy: Arc<Policy>,
     stored: Vec<Record>,
+    /// The rules that taint devices, as they are.
+    pub(crate) rules: BTreeMap<String, Rule>,
     /// The nodes as they are.
     pub(crate) nodes: BTreeMap<String, NodeView>,
     pub(crate) now: Timestamp,
@@ -85,6 +91,7 @@ impl World {
             settings,
             policy,
             stored: Vec::new(),
+            rules: BTreeMap::new(),
             nodes: nodes.collect(),
             now,
         }
@@ -295,6 +302,10 @@ impl World {
                 match effect {
                     Effect::Patch(planned) => looked.patches.push(*planned),
                     Effect::Note(entry, _) => looked.notes.push(entry),
+                    Effect::Rule(planned) => {
+                        looked.rules.push(planned.change.clone());
+                        self.change_rule(&planned);
+                    }
                     Effect::Status(status) => looked.statuses.push(status),
                     Effect::LookUp { node, ids } => {
                         asked = true;
@@ -323,6 +334,57 @@ impl World {
             }
         }
         panic!("the store is asked for ever");
+    }
+
+    /// Changes a rule as the API server would: one that is not as it was seen stays.
+    fn change_rule(&mut self, planned: &PlannedRule) {
+        let PlannedRule { node, change, .. } = planned;
+        let rule = change.rule_name();
+        let seen = match change {
+            RuleChange::Create(_) => None,
+            RuleChange::Update(rule, _) | RuleChange::Delete(rule) => Some(&rule.resource_version),
+        };
+        let is = self.rules.get(&rule).map(|rule| &rule.resource_version);
+        let result = if is == seen {
+            let version = is.map_or(0, |is| is.parse::<u64>().unwrap()) + 1;
+            let after = change.after().map(|after| Rule {
+                resource_version: version.to_string(),
+                ..after
+            });
+            match after.clone() {
+                Some(after) => drop(self.rules.insert(rule.clone(), after)),
+                None => drop(self.rules.remove(&rule)),
+            }
+            Ok(after.map(Box::new))
+        } else {
+            Err(Failure::Conflict)
+        };
+        let node = node.clone();
+        self.take(FleetInput::RuleAnswered { node, rule, result });
+    }
+
+    /// Has the controller see all rules, and that `n1` has so many GPUs.
+    pub(crate) fn see_devices(&mut self, gpus: u8) {
+        let slice = slice("n1", gpus);
+        self.take(FleetInput::Devices(DeviceInput::Slice(
+            "s".into(),
+            Some(slice),
+        )));
+        for (name, rule) in self.rules.clone() {
+            let rule = DeviceInput::Rule(name, Some(Box::new(rule)));
+            self.take(FleetInput::Devices(rule));
+        }
+        self.take(FleetInput::Devices(DeviceInput::Watch(DeviceWatch::Known)));
+    }
+
+    /// The rules, as `device taint`.
+    pub(crate) fn tainted(&self) -> Vec<String> {
+        let rules = self.rules.values().map(|rule| &rule.spec);
+        let mut tainted: Vec<String> = rules
+            .map(|spec| format!("{} {}", spec.device.name, spec.taint))
+            .collect();
+        tainted.sort();
+        tainted
     }
 
     fn in_store(&self, id: &str) -> InStore {
@@ -398,6 +460,24 @@ impl Index<&str> for World {
 impl IndexMut<&str> for World {
     fn index_mut(&mut self, name: &str) -> &mut NodeView {
         self.nodes.get_mut(name).unwrap()
+    }
+}
+
+/// The slice of a node with so many GPUs, whose UUIDs are `GPU-0` and so on.
+pub(crate) fn slice(node: &str, gpus: u8) -> Slice {
+    let device = |index: u8| SliceDevice {
+        name: format!("gpu-{index}"),
+        gpu: Some(format!("GPU-{index}")),
+        pci: Some(format!("0000:{index:02x}:00.0")),
+        ..SliceDevice::default()
+    };
+    Slice {
+        driver: GPU_DRIVER.into(),
+        pool: node.into(),
+        generation: 1,
+        slices: 1,
+        node: Some(node.into()),
+        devices: (0..gpus).map(device).collect(),
     }
 }
 

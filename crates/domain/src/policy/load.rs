@@ -9,6 +9,7 @@ use super::{CompileError, MAX_COST, NamedPolicy, Policy, Rule, RuleKind, RuleSet
 use crate::node::Taint;
 
 mod brake;
+mod devices;
 mod keys;
 
 /// The finding about a policy without a text.
@@ -32,6 +33,8 @@ struct PolicyFile {
     #[serde(rename = "circuitBreaker")]
     circuit_breaker: Option<Spanned<brake::CircuitBreakerEntry>>,
     brake: Option<brake::BrakeEntry>,
+    #[serde(rename = "device-taints")]
+    device_taints: Option<devices::DeviceTaintsEntry>,
     #[serde(rename = "match-any-all", default)]
     match_any_all: AnyAll,
     #[serde(rename = "unhealthy-taint", default)]
@@ -76,6 +79,8 @@ struct RuleSetEntry {
     matches: MatchEntry,
     taint: Option<Spanned<TaintEntry>>,
     cordon: Option<CordonEntry>,
+    #[serde(rename = "taint-devices")]
+    taint_devices: Option<Spanned<u32>>,
 }
 
 #[derive(Deserialize, Default)]
@@ -142,6 +147,7 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, FileError> {
         findings,
         warnings,
         any_or_all: file.match_any_all == AnyAll::Either,
+        device_taints: file.device_taints.is_some(),
         cost: 0,
         unchecked: None,
     };
@@ -162,6 +168,9 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, FileError> {
     let brake = brake::brake(file.brake, file.circuit_breaker, |at, what| {
         reader.findings.at(at, &what);
     });
+    let device_taints = file
+        .device_taints
+        .map(|entry| devices::device_taints(entry, |at, what| reader.findings.at(at, &what)));
     if let Some(why) = reader.unchecked {
         reader.findings.at(0, &why);
     }
@@ -173,6 +182,7 @@ pub(super) fn parse(text: &str, source: &str) -> Result<Policy, FileError> {
         unhealthy_taint: file.unhealthy_taint,
         uncordon_labels: file.uncordon_labels,
         brake,
+        device_taints,
         warnings: reader.warnings,
     })
 }
@@ -196,6 +206,8 @@ struct Reader<'a> {
     findings: Findings<'a>,
     warnings: Vec<String>,
     any_or_all: bool,
+    /// Whether the file has the table that device taints need.
+    device_taints: bool,
     /// Steps of all rules up to here.
     cost: u64,
     /// The reason why not all rules could be checked.
@@ -229,8 +241,24 @@ impl Reader<'_> {
             any_or_all: self.any_or_all,
             taint,
             cordon: entry.cordon.is_some_and(|cordon| cordon.should_cordon),
+            taint_devices: entry.taint_devices.map(|max| self.taint_devices(&max)),
         };
         entry.enabled.then_some(rule_set)
+    }
+
+    /// Returns the number of GPUs up to which devices are tainted in the place of their node.
+    fn taint_devices(&mut self, max: &Spanned<u32>) -> u32 {
+        let start = max.span().start;
+        if !self.device_taints {
+            let what = "taint-devices needs the table [device-taints], which says how devices are \
+                        tainted; it may be empty";
+            self.findings.wrong_at(start, format_args!("{what}"));
+        }
+        if *max.get_ref() == 0 {
+            let what = "taint-devices = 0 taints none; leave it out, or write 1";
+            self.findings.wrong_at(start, format_args!("{what}"));
+        }
+        *max.get_ref()
     }
 
     fn rules(&mut self, entries: Vec<RuleEntry>) -> Vec<Rule> {

@@ -139,9 +139,14 @@ impl<'a> Draft<'a> {
             self.annotate(keys::RELEASED_AT, Some(released_at.to_string()));
         }
         let mut labels = BTreeMap::new();
-        if self.own.events.is_empty() {
+        // Where only devices are out, nothing on the node says to others that it is.
+        let (was_out, is_out) = (self.own.takes_node_out(), desired.takes_node_out());
+        if is_out && !was_out {
             let state = keys::STATE_QUARANTINED.to_owned();
             labels.insert(keys::STATE_LABEL.to_owned(), state);
+        }
+        if was_out && !is_out {
+            self.restore_labels(|label| label == keys::STATE_LABEL);
         }
         if desired.cordon && !self.own.cordoned {
             self.cordon(desired, &mut labels);
@@ -156,8 +161,10 @@ impl<'a> Draft<'a> {
         let text = events_text(&desired.events);
         self.annotate(keys::QUARANTINE_HEALTH_EVENT, Some(text));
         // A session of NVSentinel keeps its own form.
-        if self.own.replaced_labels.is_some() {
+        if self.own.replaced_labels.is_some() && is_out {
             self.write_document(desired);
+        } else if was_out && !is_out {
+            self.remove_document();
         }
         self.write_session(labels);
     }
@@ -230,6 +237,17 @@ impl<'a> Draft<'a> {
         self.annotate(keys::SEED_QUARANTINE_TIMESTAMP, Some(since));
     }
 
+    /// Removes the annotations of the data-flow document.
+    fn remove_document(&mut self) {
+        for key in [
+            keys::SEED_QUARANTINED,
+            keys::SEED_QUARANTINE_REASON,
+            keys::SEED_QUARANTINE_TIMESTAMP,
+        ] {
+            self.annotate(key, None);
+        }
+    }
+
     /// Returns the time as a label can hold it.
     fn label_time(&self) -> String {
         self.now.strftime(CORDON_TIME).to_string()
@@ -273,13 +291,11 @@ impl<'a> Draft<'a> {
             keys::QUARANTINE_IS_CORDONED,
             keys::QUARANTINE_CORDON_PRE_EXISTING,
             keys::SESSION,
-            keys::SEED_QUARANTINED,
-            keys::SEED_QUARANTINE_REASON,
-            keys::SEED_QUARANTINE_TIMESTAMP,
             keys::RELEASE,
         ] {
             self.annotate(key, None);
         }
+        self.remove_document();
         self.restore_labels(|_| true);
     }
 

@@ -28,7 +28,7 @@ pub fn step(
     hold: Option<&Hold>,
     now: Timestamp,
 ) -> Step {
-    let wanted = desired.wanted_for(&session.scope);
+    let wanted = desired.wanted();
     let mut step = Step {
         session: session.clone(),
         effects: Vec::new(),

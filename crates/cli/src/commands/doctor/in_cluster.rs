@@ -8,9 +8,10 @@ use domain::brake::pause::Pause;
 use domain::brake::switch::{BreakerState, Switch};
 use domain::brake::{MOST_ALONE, NodeLabel};
 use domain::node::NodeView;
-use domain::policy::Policy;
+use domain::policy::{MAX_POLICY_BYTES, Policy};
 use domain::shell;
 use jiff::{SignedDuration, Timestamp};
+use runtime::text_file;
 
 use super::needs::{self, Need};
 use super::{Finding, Installation, causes};
@@ -54,7 +55,11 @@ pub(super) async fn check(installation: &Installation, given: &Given) -> Vec<Fin
     let answered_at = Timestamp::now();
     let mut findings = vec![version(cluster.server(), &info)];
     findings.extend(info.time.map(|there| clock(there, asked_at, answered_at)));
-    findings.extend(permissions(&cluster, &needs::of(installation)).await);
+    let mut needs = needs::of(installation);
+    if act.mode != Mode::Observe && taints_devices(&cluster, &act.policy).await {
+        needs.extend(needs::of_device_taints(act.mode));
+    }
+    findings.extend(permissions(&cluster, &needs).await);
     let label = &act.gpu_node_label;
     if let Some(node) = &installation.node {
         if let Ok(found) = cluster.find_node(&node.node_name).await {
@@ -284,6 +289,26 @@ async fn policy(cluster: &Cluster, namespace: &str, name: &str, key: &str) -> Fi
         .and_then(|text| Policy::parse(&text, &place).map_err(|error| causes(&error)));
     let why = "nothing is decided until there is a policy";
     Finding::tried("policy", format!("{place} can be read"), parsed, why).fix(fix)
+}
+
+/// Returns whether the policy taints single devices, as far as it can be read.
+async fn taints_devices(cluster: &Cluster, policy: &PolicySource) -> bool {
+    let text = match policy {
+        PolicySource::BuiltIn | PolicySource::Preset(_) => None,
+        PolicySource::File(path) => text_file::read(path, MAX_POLICY_BYTES).ok(),
+        PolicySource::ConfigMap {
+            namespace,
+            name,
+            key,
+        } => {
+            let map = cluster.find_config_map(namespace, name).await;
+            map.ok()
+                .flatten()
+                .and_then(|map| map.data.get(key).cloned())
+        }
+    };
+    let policy = text.and_then(|text| Policy::parse(&text, "policy").ok());
+    policy.is_some_and(|policy| policy.device_taints.is_some())
 }
 
 #[cfg(test)]

@@ -118,6 +118,44 @@ pub(super) fn of(installation: &Installation) -> Vec<Need> {
     needs
 }
 
+/// Returns the needs of a policy that taints single devices.
+pub(super) fn of_device_taints(mode: Mode) -> [Need; 3] {
+    const GROUP: &str = "resource.k8s.io";
+    let rules: &[&str] = if mode == Mode::Quarantine {
+        &["list", "watch", "create", "patch", "delete"]
+    } else {
+        &["list", "watch"]
+    };
+    let need = |name, resource, verbs, why| Need {
+        name,
+        group: GROUP,
+        resource,
+        verbs,
+        why,
+        ..Need::default()
+    };
+    [
+        need(
+            "device-slices",
+            "resourceslices",
+            &["list", "watch"],
+            "without it devices are not known, and where one is faulty its node is taken out",
+        ),
+        need(
+            "device-taints",
+            "devicetaintrules",
+            rules,
+            "without it no device is tainted, and where one is faulty its node is taken out",
+        ),
+        need(
+            "device-claims",
+            "resourceclaims",
+            &["list", "watch"],
+            "without it nobody is told which pods use a device that is tainted",
+        ),
+    ]
+}
+
 // === impl Need ===
 
 impl Need {

@@ -43,6 +43,8 @@ struct ShownRuleSet {
     cordon: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     taint: Option<String>,
+    #[serde(rename = "taintDevices", skip_serializing_if = "Option::is_none")]
+    taint_devices: Option<u32>,
     all: Vec<ShownRule>,
     any: Vec<ShownRule>,
 }
@@ -145,6 +147,7 @@ impl ShownRuleSet {
             priority: rule_set.priority,
             cordon: rule_set.cordon,
             taint: rule_set.taint.as_ref().map(ToString::to_string),
+            taint_devices: rule_set.taint_devices,
             all: rule_set.all.iter().map(rule).collect(),
             any: rule_set.any.iter().map(rule).collect(),
         }
@@ -158,6 +161,10 @@ impl ShownRuleSet {
             "nothing".to_owned()
         } else {
             asks.join(", ")
+        };
+        let asks = match self.taint_devices {
+            Some(most) => format!("taint up to {most} faulty GPUs, beyond that {asks}"),
+            None => asks,
         };
         let name = output::plain(&self.name);
         say!(

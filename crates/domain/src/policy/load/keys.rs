@@ -18,10 +18,11 @@ const SHOWN: usize = 40;
 /// The keys there are: the table that a key is in, its name, what its value is, and how that is
 /// written. A rule set of a named policy has the keys of one of the file.
 #[rustfmt::skip]
-const KEYS: [(&str, &str, &str, &str); 32] = [
+const KEYS: [(&str, &str, &str, &str); 40] = [
     ("", "label-prefix", STRING, "label-prefix = \"example.com/\""),
     ("", "circuitBreaker", TABLE, "[circuitBreaker] with percentage = 50 and duration = \"5m\""),
     ("", "brake", TABLE, "[[brake.budgets]] and max = \"10%\""),
+    ("", "device-taints", TABLE, "[device-taints] with xid = \"NoSchedule\""),
     ("", "match-any-all", STRING, "match-any-all = \"both\" or match-any-all = \"either\""),
     ("", "unhealthy-taint", BOOLEAN, TRUE_OR_FALSE),
     ("", "uncordon-labels", BOOLEAN, TRUE_OR_FALSE),
@@ -32,6 +33,12 @@ const KEYS: [(&str, &str, &str, &str); 32] = [
     ("brake.budgets", "per", STRING, "per = \"topology.kubernetes.io/zone\""),
     ("circuitBreaker", "percentage", "an integer", "percentage = 50"),
     ("circuitBreaker", "duration", STRING, "duration = \"5m\""),
+    ("device-taints", "xid", STRING, "xid = \"NoSchedule\""),
+    ("device-taints", "gpu-lost", STRING, "gpu-lost = \"NoSchedule\""),
+    ("device-taints", "unmonitored", STRING, "unmonitored = \"None\""),
+    ("device-taints", "memory", STRING, "memory = \"NoSchedule\""),
+    ("device-taints", "nvlink", STRING, "nvlink = \"NoSchedule\""),
+    ("device-taints", "thermal", STRING, "thermal = \"None\""),
     ("policies", "name", STRING, NAME),
     ("policies", "rule-sets", TABLES, "each rule set below a line [[rule-sets]]"),
     ("rule-sets", "enabled", BOOLEAN, TRUE_OR_FALSE),
@@ -41,6 +48,7 @@ const KEYS: [(&str, &str, &str, &str); 32] = [
     ("rule-sets", "match", TABLE, "rules below [[rule-sets.match.any]] or [[rule-sets.match.all]]"),
     ("rule-sets", "taint", TABLE, "[rule-sets.taint] with key, value and effect"),
     ("rule-sets", "cordon", TABLE, "[rule-sets.cordon] and shouldCordon = true"),
+    ("rule-sets", "taint-devices", "an integer", "taint-devices = 1"),
     ("rule-sets.match", "any", TABLES, "each rule below a line [[rule-sets.match.any]]"),
     ("rule-sets.match", "all", TABLES, "each rule below a line [[rule-sets.match.all]]"),
     ("rule-sets.match.any", "kind", STRING, KIND),

@@ -39,6 +39,27 @@ fn names(installation: &Installation) -> Vec<String> {
 }
 
 #[test]
+fn device_taints_need_what_they_read_and_write() {
+    let described = |mode| of_device_taints(mode).map(|need| need.described(need.verbs));
+    let reads = ["list, watch resourceslices", "list, watch resourceclaims"];
+    for (mode, rules) in [
+        (Mode::DryRun, "list, watch devicetaintrules"),
+        (
+            Mode::Quarantine,
+            "list, watch, create, patch, delete devicetaintrules",
+        ),
+    ] {
+        assert_eq!(described(mode), [reads[0], rules, reads[1]]);
+    }
+    let [slices, ..] = of_device_taints(Mode::DryRun);
+    assert!(
+        slices
+            .grant("ops")
+            .contains("--resource=resourceslices.resource.k8s.io")
+    );
+}
+
+#[test]
 fn each_mode_needs_what_it_does_and_no_more() {
     let nodes = "list, watch nodes";
     let act_on_nodes = "list, watch, patch nodes";

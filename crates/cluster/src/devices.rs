@@ -1,0 +1,379 @@
+//! Single devices: the slices in which drivers publish them, the rules that taint them, and the
+//! claims that were given them.
+//!
+//! The API of rules has three versions of one shape, and a cluster may serve none; it is asked
+//! which. What is watched are the parts of objects that [`object`] reads.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use contract::keys;
+use domain::device::{GPU_DRIVER, Rule, RuleChange};
+use domain::fleet::{DeviceInput, DeviceWatch};
+use kube::Api;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::{ApiResource, DynamicObject, GroupVersionKind};
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+use crate::connect::Cluster;
+use crate::error::{ApiError, found};
+use crate::pace::Urgency;
+use crate::watch::{Selection, Signal};
+
+mod object;
+
+use object::{ClaimObject, RuleObject, SliceObject};
+
+/// Group of all of them.
+const GROUP: &str = "resource.k8s.io";
+/// Versions that the cluster is asked for, the best first.
+const VERSIONS: [&str; 3] = ["v1", "v1beta2", "v1alpha3"];
+/// Events that wait for the consumer; when it is slower, the API server waits.
+const QUEUE: usize = 1024;
+/// Pause before a cluster that does not serve the API is asked again: somebody may switch it on.
+const ASK_AGAIN: Duration = Duration::from_mins(1);
+/// Pause after a failure that passes by itself.
+const RETRY: Duration = Duration::from_secs(1);
+/// Failures in a row before which nothing is known, after which nodes are decided about without
+/// their devices: a broken node must not stay in service for it.
+const PATIENCE: u32 = 10;
+
+/// The versions in which a cluster serves devices.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceApi {
+    slices: ApiResource,
+    claims: ApiResource,
+    rules: ApiResource,
+}
+
+/// One thing that the watch of devices tells.
+#[derive(Debug)]
+pub enum DeviceEvent {
+    /// The cluster serves them so.
+    Served(Box<DeviceApi>),
+    /// News of them.
+    News(DeviceInput),
+}
+
+/// A reason why devices cannot be tainted, and whether it may pass by itself.
+struct Unserved {
+    why: String,
+    passes: bool,
+}
+
+/// The names of the objects that a watch has delivered.
+#[derive(Debug, Default)]
+struct Listing {
+    known: BTreeSet<String>,
+    /// Those since a list began.
+    listed: Option<BTreeSet<String>>,
+    /// Whether a list was complete.
+    complete: bool,
+}
+
+/// The state of the watches before all is known.
+#[derive(Debug, Default)]
+struct Beginning {
+    slices: Listing,
+    rules: Listing,
+    claims: Listing,
+    failures: u32,
+    known: bool,
+}
+
+// === impl Cluster ===
+
+impl Cluster {
+    /// Watches the devices of GPUs, the rules of gpuwardens and all claims, until `cancel` is
+    /// cancelled or the receiver is dropped. Must be called within a tokio runtime.
+    ///
+    /// Takes the permissions `list` and `watch` for all three. Without those for claims it does
+    /// not tell who uses a device, and goes on.
+    pub fn watch_devices(
+        self: &Arc<Self>,
+        cancel: CancellationToken,
+    ) -> mpsc::Receiver<DeviceEvent> {
+        let (events, receiver) = mpsc::channel(QUEUE);
+        let cluster = Arc::clone(self);
+        tokio::spawn(async move {
+            let follow = async {
+                if let Some(api) = cluster.find_device_api(&events).await {
+                    cluster.follow_devices(&events, api, cancel.clone()).await;
+                }
+            };
+            // It ends where nobody listens any more.
+            cancel.run_until_cancelled(follow).await;
+        });
+        receiver
+    }
+
+    /// Watches the same where gpuwardens have left rules behind, and otherwise nothing: not the
+    /// objects of a cluster of which no device is to be tainted.
+    pub fn watch_left_rules(
+        self: &Arc<Self>,
+        cancel: CancellationToken,
+    ) -> mpsc::Receiver<DeviceEvent> {
+        let (events, receiver) = mpsc::channel(QUEUE);
+        let cluster = Arc::clone(self);
+        tokio::spawn(async move {
+            let follow = async {
+                if let Some(api) = cluster.find_left_rules().await {
+                    cluster.follow_devices(&events, api, cancel.clone()).await;
+                }
+            };
+            cancel.run_until_cancelled(follow).await;
+            // Until then there is nothing to tell.
+            cancel.cancelled().await;
+            drop(events);
+        });
+        receiver
+    }
+
+    /// Returns in which versions devices are served, where rules with our label are there and we
+    /// may see them.
+    async fn find_left_rules(&self) -> Option<DeviceApi> {
+        loop {
+            match self.device_api().await {
+                Ok(api) => {
+                    let rules: Api<DynamicObject> =
+                        Api::all_with(self.client(Urgency::Act), &api.rules);
+                    let params = ListParams::default().labels(&own_label()).limit(1);
+                    let found = rules.list(&params).await;
+                    return found
+                        .is_ok_and(|found| !found.items.is_empty())
+                        .then_some(api);
+                }
+                Err(Unserved { passes: false, .. }) => return None,
+                Err(Unserved { passes: true, .. }) => tokio::time::sleep(ASK_AGAIN).await,
+            }
+        }
+    }
+
+    async fn follow_devices(
+        &self,
+        events: &mpsc::Sender<DeviceEvent>,
+        api: DeviceApi,
+        cancel: CancellationToken,
+    ) {
+        let slices = selection(&api.slices).with_fields(&format!("spec.driver={GPU_DRIVER}"));
+        let rules = selection(&api.rules).with_labels(&own_label());
+        let mut slices = self.watch::<SliceObject>(slices, cancel.clone());
+        let mut rules = self.watch::<RuleObject>(rules, cancel.clone());
+        let mut claims = self.watch::<ClaimObject>(selection(&api.claims), cancel);
+        let mut state = Beginning::default();
+        if events
+            .send(DeviceEvent::Served(Box::new(api)))
+            .await
+            .is_err()
+        {
+            return;
+        }
+        loop {
+            let mut news: Vec<DeviceInput> = tokio::select! {
+                Some(signal) = slices.recv() => {
+                    let failing = state.failing(&signal);
+                    let news = state.slices.take(signal, SliceObject::name).into_iter();
+                    let slice = |(name, object): (String, Option<Arc<SliceObject>>)| {
+                        DeviceInput::Slice(name, object.map(|one| one.slice()))
+                    };
+                    news.map(slice).chain(failing).collect()
+                }
+                Some(signal) = rules.recv() => {
+                    let failing = state.failing(&signal);
+                    let news = state.rules.take(signal, RuleObject::name).into_iter();
+                    let rule = |(name, object): (String, Option<Arc<RuleObject>>)| {
+                        DeviceInput::Rule(name, object.map(|one| Box::new(one.rule())))
+                    };
+                    news.map(rule).chain(failing).collect()
+                }
+                Some(signal) = claims.recv() => {
+                    let news = state.claims.take(signal, ClaimObject::name).into_iter();
+                    let claim = |(name, object): (String, Option<Arc<ClaimObject>>)| {
+                        DeviceInput::Claim(name, object.map(|one| one.claim()))
+                    };
+                    news.map(claim).collect()
+                }
+                else => return,
+            };
+            news.extend(state.complete());
+            for one in news {
+                if events.send(DeviceEvent::News(one)).await.is_err() {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Asks until the cluster serves devices and rules; `None` where nobody listens any more.
+    async fn find_device_api(&self, events: &mpsc::Sender<DeviceEvent>) -> Option<DeviceApi> {
+        let (mut failures, mut said) = (0, None);
+        loop {
+            let Unserved { why, passes } = match self.device_api().await {
+                Ok(api) => return Some(api),
+                Err(unserved) => unserved,
+            };
+            failures += 1;
+            let patient = passes && failures < PATIENCE;
+            if !patient && said.as_ref() != Some(&why) {
+                let watch = DeviceWatch::Unserved(why.clone());
+                let event = DeviceEvent::News(DeviceInput::Watch(watch));
+                events.send(event).await.ok()?;
+                said = Some(why);
+            }
+            tokio::time::sleep(if patient { RETRY } else { ASK_AGAIN }).await;
+        }
+    }
+
+    /// Returns in which versions the cluster serves devices, claims and rules.
+    async fn device_api(&self) -> Result<DeviceApi, Unserved> {
+        let client = self.client(Urgency::Act);
+        let mut served = Vec::new();
+        for version in VERSIONS {
+            let group = format!("{GROUP}/{version}");
+            let list = client.list_api_group_resources(&group).await;
+            let list = found(list).map_err(|error| Unserved {
+                why: format!("the cluster cannot be asked what it serves: {error}"),
+                passes: error.is_retryable(),
+            })?;
+            let resources = list.into_iter().flat_map(|list| list.resources);
+            served.extend(resources.map(|resource| (version, resource.name)));
+        }
+        let find = |kind: &str, plural: &str| {
+            let found = served.iter().find(|(_, name)| name == plural);
+            let (version, _) = found.ok_or_else(|| Unserved {
+                why: format!("the cluster does not serve {plural} of {GROUP}"),
+                passes: false,
+            })?;
+            let kind = GroupVersionKind::gvk(GROUP, version, kind);
+            Ok(ApiResource::from_gvk_with_plural(&kind, plural))
+        };
+        Ok(DeviceApi {
+            slices: find("ResourceSlice", "resourceslices")?,
+            claims: find("ResourceClaim", "resourceclaims")?,
+            rules: find("DeviceTaintRule", "devicetaintrules")?,
+        })
+    }
+
+    /// Changes a rule, in one request, where nobody else has changed it since it was seen. Returns
+    /// the rule as it is now; `None` where it is gone.
+    pub async fn change_rule(
+        &self,
+        api: &DeviceApi,
+        change: &RuleChange,
+    ) -> Result<Option<Rule>, ApiError> {
+        let rules: Api<DynamicObject> = Api::all_with(self.client(Urgency::Act), &api.rules);
+        let name = change.rule_name();
+        let object = match change {
+            RuleChange::Create(spec) => {
+                let object = object::rule(&api.rules, &name, spec);
+                let object: DynamicObject =
+                    serde_json::from_value(object).map_err(ApiError::unavailable)?;
+                rules.create(&PostParams::default(), &object).await?
+            }
+            RuleChange::Update(rule, taint) => {
+                let mut patch = json!({
+                    "metadata": {"resourceVersion": rule.resource_version},
+                    "spec": {"taint": {"value": Value::Null, "effect": taint.effect.name()}},
+                });
+                if !taint.value.is_empty() {
+                    patch["spec"]["taint"]["value"] = json!(taint.value);
+                }
+                // Set anew by the API server: since then a pod may tolerate it for a while.
+                if taint.effect != rule.spec.taint.effect {
+                    patch["spec"]["taint"]["timeAdded"] = Value::Null;
+                }
+                let patch = Patch::Merge(patch);
+                let params = PatchParams::default();
+                rules.patch(&name, &params, &patch).await?
+            }
+            RuleChange::Delete(rule) => {
+                let params = DeleteParams {
+                    preconditions: Some(Preconditions {
+                        resource_version: Some(rule.resource_version.clone()),
+                        ..Preconditions::default()
+                    }),
+                    ..DeleteParams::default()
+                };
+                found(rules.delete(&name, &params).await)?;
+                return Ok(None);
+            }
+        };
+        let object = serde_json::to_value(object).and_then(serde_json::from_value::<RuleObject>);
+        Ok(Some(object.map_err(ApiError::unavailable)?.rule()))
+    }
+}
+
+/// Returns the selector of our label.
+fn own_label() -> String {
+    format!("{}={}", keys::MANAGED_BY_LABEL, keys::MANAGED_BY)
+}
+
+fn selection(resource: &ApiResource) -> Selection {
+    Selection::of::<DynamicObject>(resource, None)
+}
+
+// === impl Listing ===
+
+impl Listing {
+    /// Takes in what a watch says. Returns which objects have changed; `None`: it is gone.
+    fn take<T>(
+        &mut self,
+        signal: Signal<T>,
+        name: impl Fn(&T) -> String,
+    ) -> Vec<(String, Option<Arc<T>>)> {
+        match signal {
+            Signal::Restarted => {
+                self.listed = Some(BTreeSet::new());
+                Vec::new()
+            }
+            Signal::Applied(object) => {
+                let name = name(&object);
+                if let Some(listed) = &mut self.listed {
+                    listed.insert(name.clone());
+                }
+                self.known.insert(name.clone());
+                vec![(name, Some(object))]
+            }
+            Signal::Deleted(name) => {
+                self.known.remove(&name);
+                vec![(name, None)]
+            }
+            Signal::Listed => {
+                self.complete = true;
+                let listed = self.listed.take().unwrap_or_default();
+                let gone: Vec<String> = self.known.difference(&listed).cloned().collect();
+                self.known = listed;
+                gone.into_iter().map(|name| (name, None)).collect()
+            }
+            Signal::Failing { .. } | Signal::Recovered => Vec::new(),
+        }
+    }
+}
+
+// === impl Beginning ===
+
+impl Beginning {
+    /// Returns what a failure means as long as nothing is known: that it is waited for no longer.
+    fn failing<T>(&mut self, signal: &Signal<T>) -> Option<DeviceInput> {
+        let Signal::Failing { error, refused } = signal else {
+            return None;
+        };
+        self.failures += 1;
+        if self.known || !refused && self.failures < PATIENCE {
+            return None;
+        }
+        let why = format!("they cannot be watched: {error}");
+        Some(DeviceInput::Watch(DeviceWatch::Unserved(why)))
+    }
+
+    /// Returns that all is known, once.
+    fn complete(&mut self) -> Option<DeviceInput> {
+        let complete = self.slices.complete && self.rules.complete;
+        let news = complete && !self.known;
+        self.known |= complete;
+        news.then_some(DeviceInput::Watch(DeviceWatch::Known))
+    }
+}

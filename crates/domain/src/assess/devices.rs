@@ -1,0 +1,253 @@
+//! From the open faults of a node to the taints of its single devices.
+//!
+//! A fault is placed on the devices of the GPU that it names. Where it names one that no slice
+//! lists, it may be any: then all devices of the node are marked as unmonitored, and no rule set
+//! spares the node because of it.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use contract::keys;
+use jiff::Timestamp;
+
+use super::{FaultRuling, Ruling};
+use crate::device::{DeviceId, DeviceTaint, Dimension, NodeDevices, TaintEffect};
+use crate::fault::Fault;
+use crate::node::{NodeView, label_value};
+use crate::policy::{DeviceTaints, RuleSet};
+use crate::reporter::Authority;
+
+/// The checks of one dimension each; XIDs are known by their code.
+const CHECKS: [(&str, Dimension); 7] = [
+    (keys::CHECK_GPU_FALLEN_OFF, Dimension::GpuLost),
+    ("GpuDcgmConnectivityFailure", Dimension::Unmonitored),
+    (keys::CHECK_GPU_MEMORY, Dimension::Memory),
+    (keys::CHECK_GPU_NVLINK, Dimension::Nvlink),
+    ("GpuNvswitchFatalWatch", Dimension::Nvlink),
+    (keys::CHECK_GPU_THERMAL_MARGIN, Dimension::Thermal),
+    (keys::CHECK_GPU_THERMAL, Dimension::Thermal),
+];
+/// The code that says, of whatever check, that nobody looks at a GPU.
+const UNMONITORED: &str = "GPU_UNMONITORED";
+/// The codes that say, of whatever check, that a GPU is gone: of an XID, of the kernel's line
+/// without one, and of DCGM.
+const LOST: [&str; 3] = ["79", keys::CODE_GPU_FALLEN_OFF, "DCGM_FR_FALLEN_OFF_BUS"];
+
+/// The open faults of a node that concern single devices, with the decision about each.
+pub(super) struct DeviceFaults<'a> {
+    policy: &'a DeviceTaints,
+    rule_sets: &'a [RuleSet],
+    devices: &'a NodeDevices,
+    faults: Vec<(&'a Fault, &'a Ruling)>,
+}
+
+/// The devices that a fault concerns.
+enum Place<'a> {
+    /// Those of the GPU that it names.
+    Gpu(Vec<&'a DeviceId>),
+    /// Any: it names no GPU, or one that no slice lists.
+    Any,
+}
+
+/// What is said of one dimension of a device.
+#[derive(Default)]
+struct Said<'a> {
+    effect: TaintEffect,
+    /// The newest value, and when it was last seen.
+    newest: Option<(Timestamp, &'a str)>,
+}
+
+// === impl DeviceFaults ===
+
+impl<'a> DeviceFaults<'a> {
+    /// Returns those of `faults`, each of which has its place among `rulings`.
+    pub(super) fn of(
+        faults: &[&'a Fault],
+        rulings: &'a [FaultRuling],
+        policy: &'a DeviceTaints,
+        rule_sets: &'a [RuleSet],
+        devices: &'a NodeDevices,
+    ) -> Self {
+        let rulings = rulings.iter().map(|one| &one.ruling);
+        Self {
+            policy,
+            rule_sets,
+            devices,
+            faults: faults.iter().copied().zip(rulings).collect(),
+        }
+    }
+
+    /// Returns whether the rule set at `index` leaves the node in service: all that it matches is
+    /// of so few GPUs as it says, and each of these has a taint. A fault of the links between GPUs
+    /// is never of one alone.
+    pub(super) fn spare_node(&self, index: usize) -> bool {
+        let rule_set = self.rule_sets.get(index);
+        let Some(most) = rule_set.and_then(|rule_set| rule_set.taint_devices) else {
+            return false;
+        };
+        let (mut gpus, mut tainted) = (BTreeSet::new(), BTreeSet::new());
+        for (fault, _) in self
+            .faults
+            .iter()
+            .filter(|(_, ruling)| ruling.matched(index))
+        {
+            let dimensions = dimensions(fault);
+            let Place::Gpu(devices) = self.place(fault) else {
+                return false;
+            };
+            if dimensions.contains(&Dimension::Nvlink) {
+                return false;
+            }
+            gpus.extend(devices.first().copied());
+            tainted.extend(devices.first().copied().filter(|_| !dimensions.is_empty()));
+        }
+        gpus == tainted && u32::try_from(gpus.len()).is_ok_and(|gpus| gpus <= most)
+    }
+
+    /// Returns the taints that the devices of `node` ought to have, by key, but for those that the
+    /// driver itself has put there with an effect as strong.
+    pub(super) fn taints(&self, node: &NodeView) -> BTreeMap<DeviceId, Vec<DeviceTaint>> {
+        let mut said: BTreeMap<&DeviceId, BTreeMap<Dimension, Said<'a>>> = BTreeMap::new();
+        for (fault, ruling) in &self.faults {
+            if !counts(fault, ruling, node) {
+                continue;
+            }
+            for dimension in dimensions(fault) {
+                let (devices, dimension, named) = self.concerned(fault, dimension);
+                let effect = self.effect(fault, ruling, dimension, named);
+                for device in devices {
+                    let said = said.entry(device).or_default().entry(dimension);
+                    said.or_default().add(fault, effect);
+                }
+            }
+        }
+        let taints = said.into_iter().map(|(device, said)| {
+            let taints = said
+                .into_iter()
+                .map(|(dimension, said)| said.taint(dimension));
+            let taints = taints.filter(|taint| !self.is_published(device, taint));
+            (device.clone(), taints.collect::<Vec<_>>())
+        });
+        taints.filter(|(_, taints)| !taints.is_empty()).collect()
+    }
+
+    /// Returns the devices that a fault of this dimension concerns, the dimension that is said of
+    /// them, and whether the fault names their GPU.
+    fn concerned(
+        &self,
+        fault: &Fault,
+        dimension: Dimension,
+    ) -> (Vec<&'a DeviceId>, Dimension, bool) {
+        let all = || self.devices.iter().map(|(id, _)| id).collect();
+        let of_node = matches!(dimension, Dimension::GpuLost | Dimension::Unmonitored);
+        match self.place(fault) {
+            Place::Gpu(devices) => (devices, dimension, true),
+            // One of them is gone, or nobody looks at any.
+            Place::Any if !names_gpu(fault) && of_node => (all(), dimension, false),
+            Place::Any if names_gpu(fault) => (all(), Dimension::Unmonitored, false),
+            Place::Any => (Vec::new(), dimension, false),
+        }
+    }
+
+    /// Returns the effect of a fault. Pods are deleted only where those who administer the machine
+    /// say of this very GPU that it is gone.
+    fn effect(
+        &self,
+        fault: &Fault,
+        ruling: &Ruling,
+        dimension: Dimension,
+        named: bool,
+    ) -> TaintEffect {
+        if !ruling.asks() {
+            return TaintEffect::None;
+        }
+        let proven = named && fault.authority == Authority::Trusted;
+        let effect = match self.policy.effect(dimension) {
+            TaintEffect::NoExecute if !proven => TaintEffect::NoSchedule,
+            effect => effect,
+        };
+        let mut rule_sets = self.rule_sets.iter().enumerate();
+        let by_rule_set = rule_sets
+            .any(|(index, rule_set)| rule_set.taint_devices.is_some() && ruling.matched(index));
+        if named && by_rule_set {
+            effect.max(TaintEffect::NoSchedule)
+        } else {
+            effect
+        }
+    }
+
+    fn place(&self, fault: &Fault) -> Place<'a> {
+        let devices = self.devices.find(&fault.subject);
+        if devices.is_empty() {
+            Place::Any
+        } else {
+            Place::Gpu(devices)
+        }
+    }
+
+    fn is_published(&self, device: &DeviceId, taint: &DeviceTaint) -> bool {
+        let device = self.devices.get(device);
+        let mut published = device.into_iter().flat_map(|device| &device.taints);
+        published.any(|on| on.key == taint.key && on.effect >= taint.effect)
+    }
+}
+
+// === impl Said ===
+
+impl<'a> Said<'a> {
+    fn add(&mut self, fault: &'a Fault, effect: TaintEffect) {
+        self.effect = self.effect.max(effect);
+        let said = Some((fault.last_seen, fault.code.as_str()));
+        self.newest = self.newest.max(said);
+    }
+
+    fn taint(&self, dimension: Dimension) -> DeviceTaint {
+        let value = match (dimension, self.newest) {
+            (Dimension::Xid, Some((_, code))) => label_value(code),
+            _ => dimension.value().to_owned(),
+        };
+        DeviceTaint {
+            key: dimension.key(),
+            value,
+            effect: self.effect,
+        }
+    }
+}
+
+/// Returns the dimensions of a GPU's health that a fault is of. A GPU that has fallen off the bus
+/// by an XID is of two.
+fn dimensions(fault: &Fault) -> Vec<Dimension> {
+    if fault.event.component_class != keys::COMPONENT_GPU {
+        return Vec::new();
+    }
+    let code = fault.code.as_str();
+    let is_number = !code.is_empty() && code.bytes().all(|byte| byte.is_ascii_digit());
+    let is_xid = is_number && fault.check.to_ascii_lowercase().contains("xid");
+    let of_check = CHECKS.iter().find(|(check, _)| *check == fault.check);
+    let found: BTreeSet<Dimension> = (is_xid.then_some(Dimension::Xid).into_iter())
+        .chain(LOST.contains(&code).then_some(Dimension::GpuLost))
+        .chain((code == UNMONITORED).then_some(Dimension::Unmonitored))
+        .chain(of_check.map(|(_, dimension)| *dimension))
+        .collect();
+    found.into_iter().collect()
+}
+
+/// Returns whether a fault counts: not one that somebody has set aside, or for whose repair nothing
+/// waits.
+fn counts(fault: &Fault, ruling: &Ruling, node: &NodeView) -> bool {
+    match ruling {
+        Ruling::Forced => true,
+        Ruling::Judged { wanted, .. } => {
+            *wanted || (fault.notice_until().is_none() && !ruling.opted_out(node))
+        }
+        Ruling::HandedOver | Ruling::Dismissed(_) | Ruling::Skipped => false,
+    }
+}
+
+/// Returns whether a fault names a GPU.
+fn names_gpu(fault: &Fault) -> bool {
+    let kinds = [keys::ENTITY_GPU_UUID, keys::ENTITY_PCI, keys::ENTITY_GPU];
+    kinds.iter().any(|kind| fault.subject.name(kind).is_some())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,300 @@
+use contract::{Entity, HealthEvent};
+
+use super::*;
+use crate::assess::{Desired, assess};
+use crate::device::{Inventory, SliceDevice};
+use crate::event::{Record, normalise};
+use crate::fault::FaultBook;
+use crate::fleet::world::slice;
+use crate::policy::Policy;
+use crate::reporter::Reporter;
+
+/// One GPU is tainted, two take the node out.
+const ONE: &str = r#"
+    [[rule-sets]]
+    name = "fatal"
+    taint-devices = 1
+    cordon = { shouldCordon = true }
+    [[rule-sets.match.all]]
+    kind = "HealthEvent"
+    expression = "event.isFatal"
+"#;
+
+/// A report of a monitor of ours: check, code, entities as `GPU_UUID=GPU-0`, and whether fatal.
+fn report(check: &str, code: &str, entities: &[&str], fatal: bool) -> HealthEvent {
+    let entity = |text: &&str| {
+        let (kind, value) = text.split_once('=').unwrap();
+        Entity {
+            entity_type: kind.into(),
+            entity_value: value.into(),
+        }
+    };
+    let mut event = HealthEvent {
+        agent: "a".into(),
+        component_class: "GPU".into(),
+        check_name: check.into(),
+        error_code: Some(code.to_owned())
+            .into_iter()
+            .filter(|code| !code.is_empty())
+            .collect(),
+        entities_impacted: entities.iter().map(entity).collect(),
+        is_fatal: fatal,
+        recommended_action: 2,
+        node_name: "n1".into(),
+        ..HealthEvent::default()
+    };
+    Reporter::Monitor.note_in(&mut event);
+    event
+}
+
+fn recovery(event: &HealthEvent) -> HealthEvent {
+    HealthEvent {
+        is_fatal: false,
+        is_healthy: true,
+        recommended_action: 0,
+        ..event.clone()
+    }
+}
+
+fn desired(events: &[HealthEvent], table: &str, published: &[DeviceTaint]) -> Desired {
+    let mut book = FaultBook::default();
+    for (seq, event) in (1_u64..).zip(events) {
+        let mut event = event.clone();
+        let created_at = Timestamp::from_second(i64::try_from(seq).unwrap()).unwrap();
+        normalise(&mut event, created_at);
+        book.record(&Record {
+            seq: seq.into(),
+            id: event.id.clone(),
+            created_at,
+            event,
+        });
+    }
+    let policy = Policy::parse(&format!("[device-taints]\n{table}\n{ONE}"), "p").unwrap();
+    let mut slice = slice("n1", 3);
+    slice.devices[0].taints = published.to_vec();
+    slice.devices.push(SliceDevice {
+        name: "gpu-2-mig".into(),
+        mig: Some("MIG-1".into()),
+        ..slice.devices[2].clone()
+    });
+    let mut inventory = Inventory::default();
+    inventory.take("s", Some(slice));
+    let devices = inventory.of_node("n1", [].iter());
+    assess(
+        book.faults("n1"),
+        &policy,
+        &NodeView::unknown("n1"),
+        &devices,
+        None,
+    )
+}
+
+/// The taints as `device taint`, without the keys' domain, and `node` where the node is taken out.
+fn taints(events: &[HealthEvent], table: &str) -> Vec<String> {
+    said(&desired(events, table, &[]))
+}
+
+fn said(desired: &Desired) -> Vec<String> {
+    let mut said: Vec<String> = (desired.devices.iter())
+        .flat_map(|(device, taints)| {
+            taints.iter().map(|taint| {
+                let taint = taint.to_string();
+                let taint = taint.strip_prefix("gpu.nvidia.com/").unwrap();
+                format!("{} {taint}", device.name)
+            })
+        })
+        .collect();
+    said.extend(desired.takes_node_out().then(|| "node".to_owned()));
+    said
+}
+
+#[test]
+fn each_dimension_has_its_taint() {
+    let gpu = &["GPU_UUID=GPU-0"][..];
+    let all = ["gpu-0", "gpu-1", "gpu-2", "gpu-2-mig"];
+    let of_all = |taint: &str| all.map(|device| format!("{device} {taint}")).to_vec();
+    let of = |taints: &[&str]| taints.iter().map(ToString::to_string).collect::<Vec<_>>();
+    for (check, code, entities, fatal, expected) in [
+        (
+            "SysLogsXIDError",
+            "48",
+            gpu,
+            true,
+            of(&["gpu-0 xid=48:NoSchedule"]),
+        ),
+        (
+            "SysLogsXIDError",
+            "48",
+            &["PCI=0000:01:00"],
+            true,
+            of(&["gpu-1 xid=48:NoSchedule"]),
+        ),
+        (
+            "SysLogsXIDError",
+            "63",
+            gpu,
+            false,
+            of(&["gpu-0 xid=63:None"]),
+        ),
+        (
+            "SysLogsXIDError",
+            "79",
+            gpu,
+            true,
+            of(&["gpu-0 xid=79:NoSchedule", "gpu-0 gpu-lost:NoSchedule"]),
+        ),
+        (
+            "SysLogsGPUFallenOff",
+            "GPU_FALLEN_OFF_BUS",
+            gpu,
+            true,
+            of(&["gpu-0 gpu-lost:NoSchedule"]),
+        ),
+        (
+            "GpuPcieWatch",
+            "DCGM_FR_FALLEN_OFF_BUS",
+            gpu,
+            true,
+            of(&["gpu-0 gpu-lost:NoSchedule"]),
+        ),
+        (
+            "GpuMemWatch",
+            "C",
+            gpu,
+            true,
+            of(&["gpu-0 memory=retired:NoSchedule"]),
+        ),
+        (
+            "GpuThermalWatch",
+            "C",
+            gpu,
+            false,
+            of(&["gpu-0 thermal=throttled:None"]),
+        ),
+        // A link has two ends, so the rule set does not spare the node.
+        (
+            "GpuNvlinkWatch",
+            "C",
+            gpu,
+            true,
+            of(&["gpu-0 nvlink=degraded:NoSchedule", "node"]),
+        ),
+        // A GPU that is divided.
+        (
+            "GpuMemWatch",
+            "C",
+            &["GPU_UUID=MIG-1"],
+            true,
+            of(&[
+                "gpu-2 memory=retired:NoSchedule",
+                "gpu-2-mig memory=retired:NoSchedule",
+            ]),
+        ),
+        (
+            "GpuDriverWatch",
+            "GPU_UNMONITORED",
+            &["GPU_UUID=GPU-2"],
+            false,
+            of(&["gpu-2 unmonitored:None", "gpu-2-mig unmonitored:None"]),
+        ),
+        // One of them is gone, and nobody says which.
+        (
+            "SysLogsGPUFallenOff",
+            "GPU_FALLEN_OFF_BUS",
+            &[],
+            true,
+            [of_all("gpu-lost:NoSchedule"), of(&["node"])].concat(),
+        ),
+        (
+            "GpuDcgmConnectivityFailure",
+            "C",
+            &[],
+            false,
+            of_all("unmonitored:None"),
+        ),
+        // A GPU that no slice lists may be any.
+        (
+            "SysLogsXIDError",
+            "48",
+            &["GPU_UUID=GPU-9"],
+            true,
+            [of_all("unmonitored:None"), of(&["node"])].concat(),
+        ),
+        // What is of no dimension.
+        ("GpuDriverWatch", "C", gpu, true, of(&["node"])),
+    ] {
+        let found = taints(&[report(check, code, entities, fatal)], "");
+        assert_eq!(found, expected, "{check} {code} {entities:?}");
+    }
+}
+
+#[test]
+fn the_highest_effect_counts_and_falls_only_with_the_fault_that_asked_for_it() {
+    let gpu = &["GPU_UUID=GPU-0"][..];
+    let grave = report("SysLogsXIDError", "48", gpu, true);
+    let slight = report("SysLogsXIDError", "63", gpu, false);
+    let events = [grave.clone(), slight.clone()];
+    // The newest XID, with the effect of the gravest.
+    assert_eq!(taints(&events, ""), ["gpu-0 xid=63:NoSchedule"]);
+    let one_left = [grave.clone(), slight.clone(), recovery(&slight)];
+    assert_eq!(taints(&one_left, ""), ["gpu-0 xid=48:NoSchedule"]);
+    let other_left = [grave.clone(), slight, recovery(&grave)];
+    assert_eq!(taints(&other_left, ""), ["gpu-0 xid=63:None"]);
+    let none_left = [grave.clone(), recovery(&grave)];
+    assert!(taints(&none_left, "").is_empty());
+}
+
+#[test]
+fn more_gpus_than_the_rule_set_spares_take_the_node_out() {
+    let of = |gpu: &str, code: &str| report("SysLogsXIDError", code, &[gpu], true);
+    let (first, second) = ("GPU_UUID=GPU-0", "GPU_UUID=GPU-1");
+    let of_one = [of(first, "48"), of(first, "95")];
+    assert_eq!(taints(&of_one, ""), ["gpu-0 xid=95:NoSchedule"]);
+    let of_two = [of(first, "48"), of(second, "48")];
+    let both = ["gpu-0 xid=48:NoSchedule", "gpu-1 xid=48:NoSchedule", "node"];
+    assert_eq!(taints(&of_two, ""), both);
+}
+
+#[test]
+fn what_has_no_taint_of_its_own_goes_with_the_others_of_its_gpu() {
+    let of = |check: &str, code: &str| report(check, code, &["GPU_UUID=GPU-0"], true);
+    let asks = of("GpuDriverWatch", "RESET");
+    assert_eq!(taints(std::slice::from_ref(&asks), ""), ["node"]);
+    let both = [of("SysLogsXIDError", "48"), asks];
+    assert_eq!(taints(&both, ""), ["gpu-0 xid=48:NoSchedule"]);
+}
+
+#[test]
+fn pods_are_deleted_only_where_a_monitor_says_that_this_gpu_is_gone() {
+    let table = "gpu-lost = \"NoExecute\"";
+    let lost =
+        |entities: &[&str]| report("SysLogsGPUFallenOff", "GPU_FALLEN_OFF_BUS", entities, true);
+    let named = lost(&["GPU_UUID=GPU-0"]);
+    assert_eq!(
+        taints(&[named.clone()], table),
+        ["gpu-0 gpu-lost:NoExecute"]
+    );
+    let any = taints(&[lost(&[])], table);
+    assert!(
+        any.contains(&"gpu-0 gpu-lost:NoSchedule".to_owned()),
+        "{any:?}"
+    );
+    // Of a user nobody knows.
+    let mut claimed = named;
+    claimed.metadata.clear();
+    assert_eq!(taints(&[claimed], table), ["gpu-0 gpu-lost:NoSchedule"]);
+}
+
+#[test]
+fn what_the_driver_itself_says_is_not_said_again() {
+    let fault = report("SysLogsXIDError", "48", &["GPU_UUID=GPU-0"], true);
+    let published = |effect| DeviceTaint {
+        key: Dimension::Xid.key(),
+        value: "31".into(),
+        effect,
+    };
+    let weaker = desired(&[fault.clone()], "", &[published(TaintEffect::None)]);
+    assert_eq!(said(&weaker), ["gpu-0 xid=48:NoSchedule"]);
+    let as_strong = desired(&[fault], "", &[published(TaintEffect::NoSchedule)]);
+    assert!(said(&as_strong).is_empty());
+}
