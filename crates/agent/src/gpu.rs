@@ -14,18 +14,19 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use contract::keys;
+use contract::{HealthEvent, keys};
 use diagnosis::catalog::Catalog;
 use diagnosis::decode::KernelLogDecoder;
 use diagnosis::gpu::checks::{Health, Limits, Remembered};
 use diagnosis::gpu::{GpuEvent, Inventory, Readings};
 use domain::fault::is_mended_by_reboot;
 use jiff::Timestamp;
-use runtime::sources::SourceState;
+use runtime::sources::{SourceState, SourceStatus, Sources};
 use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
+use crate::kernel_log;
 use crate::monitor::{Frame, Monitor, Reporter};
 use metrics::GpuMetrics;
 
@@ -55,8 +56,9 @@ const PROBE_HAS_ENDED: &str = "the probe of the GPUs has ended; only a restart b
 pub struct GpuConfig {
     /// Thresholds of the checks.
     pub limits: Limits,
-    /// Whether the driver's XIDs are reported: they are where nobody reads the kernel log.
-    pub reports_xids: bool,
+    /// Whether the GPUs are not there: what is reported of them is marked, and the kernel's log knows
+    /// nothing of them.
+    pub is_fake: bool,
     /// Whether a GPU without margin to its slowdown opens a fault; else it is only stored, as with
     /// NVSentinel.
     pub margin_counts: bool,
@@ -89,6 +91,7 @@ pub struct GpuMonitor {
     config: GpuConfig,
     reporter: Reporter<GpuMemory>,
     probe: mpsc::Receiver<Seen>,
+    sources: Sources,
     health: Health,
     /// Whether a driver was found by this process.
     has_driver: bool,
@@ -125,6 +128,7 @@ impl GpuMonitor {
             config,
             reporter,
             probe,
+            sources: frame.sources.clone(),
             has_driver: false,
             inventory: Inventory::default(),
             metrics,
@@ -162,7 +166,7 @@ impl GpuMonitor {
                 }
             }
             Seen::Readings(readings) => self.look(&readings),
-            Seen::Event(event) if self.config.reports_xids => self.report_xid(&event),
+            Seen::Event(event) if !self.others_read_xids() => self.report_xid(&event),
             // The counters tell of memory errors, and the kernel log of XIDs.
             Seen::Event(_) => {}
             Seen::Blind { reason, .. } if self.never_had_gpus() => {
@@ -180,6 +184,21 @@ impl GpuMonitor {
     /// where none is seen.
     fn never_had_gpus(&self) -> bool {
         !self.has_driver && !self.health.is_blind(&Inventory::default())
+    }
+
+    /// Returns whether XIDs are read in the kernel log, so that here they need not be.
+    fn others_read_xids(&self) -> bool {
+        let reads = |source: SourceStatus| source.name == kernel_log::NAME && source.state.sees();
+        !self.config.is_fake && self.sources.statuses().into_iter().any(reads)
+    }
+
+    /// Reports a fault, or the end of one.
+    fn report(&mut self, mut event: HealthEvent) {
+        if self.config.is_fake {
+            let marked = (keys::META_INJECTED.to_owned(), "true".to_owned());
+            event.metadata.extend([marked]);
+        }
+        self.reporter.report(event, self.reporter.now());
     }
 
     fn cannot_see(&mut self, why: &str) {
@@ -214,7 +233,7 @@ impl GpuMonitor {
             let blank = self.reporter.event(&change.check, keys::COMPONENT_GPU);
             let driver_version = self.inventory.driver_version.as_deref();
             let event = event::of(change, blank, driver_version, &self.config);
-            self.reporter.report(event, self.reporter.now());
+            self.report(event);
         }
         if self.reporter.memory().health != *self.health.remembered() {
             self.reporter.memory_mut().health = self.health.remembered().clone();

@@ -34,9 +34,12 @@ use unreadable::Unreadable;
 
 pub use event::{event_of_line, events_of_finding};
 
+/// Name of the monitor among the sources.
+pub(crate) const NAME: &str = "kernel-log";
+
 /// Describes the kernel-log monitor to its frame.
 const MONITOR: Monitor = Monitor {
-    name: "kernel-log",
+    name: NAME,
     records: "Kernel log records",
     agent: keys::SYSLOG_AGENT,
     checks: &[

@@ -16,7 +16,6 @@ use diagnosis::gpu::checks::Limits;
 use host::gpu_probe::ProbeSettings;
 use tokio::sync::mpsc;
 
-use crate::parts;
 use crate::tasks::Tasks;
 
 /// Directory of fake GPUs, in the data directory.
@@ -42,22 +41,22 @@ pub(crate) fn start(
         None => None,
         Some(fake) => Some(install(fake, &process.data_dir)?),
     };
-    let is_fake = library.is_some();
     let config = GpuConfig {
         limits: Limits {
             expected_gpus: gpu.expected.map(|count| count as usize),
             ..Limits::default()
         },
-        // The kernel's log knows nothing of GPUs that are not there.
-        reports_xids: is_fake,
+        is_fake: library.is_some(),
         margin_counts: false,
         catalog: Arc::clone(catalog),
     };
     let (seen, probed) = mpsc::channel(UNHEARD);
     let probing = probe::watch(probe_config(gpu, library)?, seen);
-    tasks.worker("the probe of the GPUs", probing);
     let monitor = GpuMonitor::new(config, frame, probed);
-    parts::watch("the GPU monitor", tasks, |end| monitor.run(end));
+    // The probe ends when the monitor no longer listens.
+    tasks.monitor("the GPU monitor", |end| async move {
+        tokio::join!(monitor.run(end), probing);
+    });
     Ok(())
 }
 

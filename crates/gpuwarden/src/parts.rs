@@ -174,22 +174,8 @@ pub(crate) fn monitors(
         catalog: Arc::clone(&catalog),
     };
     let monitor = KernelLogMonitor::new(kernel_log, &frame);
-    watch("the kernel-log monitor", tasks, |end| monitor.run(end));
+    tasks.monitor("the kernel-log monitor", |end| monitor.run(end));
     gpus::start(node, process, &frame, &catalog, tasks)
-}
-
-/// Starts a monitor. It may end by itself: a log on standard input has an end.
-pub(crate) fn watch<R: Future<Output = ()> + Send + 'static>(
-    name: &'static str,
-    tasks: &mut Tasks,
-    run: impl FnOnce(CancellationToken) -> R,
-) {
-    let no_more = tasks.no_more();
-    let running = run(no_more.clone());
-    tasks.input(name, async move {
-        running.await;
-        no_more.cancelled().await;
-    });
 }
 
 /// Returns the view of this process. `node_name` is the node that it runs on, or its host.

@@ -68,6 +68,20 @@ impl Tasks {
         self.names.insert(self.inputs.spawn(task).id(), name);
     }
 
+    /// Starts a monitor. It may end by itself: a log on standard input has an end.
+    pub(crate) fn monitor<R: Future<Output = ()> + Send + 'static>(
+        &mut self,
+        name: &'static str,
+        run: impl FnOnce(CancellationToken) -> R,
+    ) {
+        let no_more = self.no_more();
+        let running = run(no_more.clone());
+        self.input(name, async move {
+            running.await;
+            no_more.cancelled().await;
+        });
+    }
+
     /// Starts a task that works off what came in, and ends with [`done`](Self::done) only.
     pub(crate) fn worker(
         &mut self,

@@ -35,6 +35,7 @@ fn clock() -> Timestamp {
 struct Bench {
     dir: tempfile::TempDir,
     store: Arc<SqliteStore>,
+    reads_log: bool,
     boot: u8,
     config: GpuConfig,
     inventory: Inventory,
@@ -80,10 +81,11 @@ impl Bench {
         Self {
             dir,
             store,
+            reads_log: false,
             boot: 1,
             config: GpuConfig {
                 limits: Limits::default(),
-                reports_xids: false,
+                is_fake: false,
                 margin_counts: false,
                 catalog: Arc::new(Catalog::builtin().clone()),
             },
@@ -98,6 +100,10 @@ impl Bench {
 
     fn start(&self) -> Running {
         let (sources, metrics) = (Sources::default(), Metrics::default());
+        if self.reads_log {
+            let kernel_log = sources.add(kernel_log::NAME, "", Timestamp::now());
+            kernel_log.update(Timestamp::now(), |log| log.state = SourceState::Following);
+        }
         let (cancel, (probe, seen)) = (CancellationToken::new(), mpsc::channel(8));
         let store: Arc<dyn EventStore> = Arc::clone(&self.store) as _;
         let nodes = AcceptNodes::Own("n1".to_owned());

@@ -34,7 +34,13 @@ impl GpuMonitor {
             event.metadata.extend(blank.metadata);
             let driver_version = self.inventory.driver_version.as_deref();
             event::note_names(&mut event, names.as_ref(), driver_version);
-            self.reporter.report(event, now);
+            event
+                .entities_impacted
+                .extend(names.as_ref().map(|gpu| Entity {
+                    entity_type: keys::ENTITY_GPU.to_owned(),
+                    entity_value: gpu.index.to_string(),
+                }));
+            self.report(event);
         }
         if let (Some(uuid), true) = (&told.uuid, finding.fatal) {
             self.reporter.memory_mut().xids.insert(uuid.clone(), now);
@@ -125,7 +131,7 @@ impl GpuMonitor {
                 entities_impacted: entities.into(),
                 ..self.reporter.event(keys::CHECK_XID, keys::COMPONENT_GPU)
             };
-            self.reporter.report(event, now);
+            self.report(event);
             self.reporter.memory_mut().xids.remove(&gpu.uuid);
         }
     }

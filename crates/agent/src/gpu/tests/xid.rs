@@ -13,17 +13,11 @@ fn xid(code: u32) -> Seen {
     })
 }
 
-fn bench() -> Bench {
-    let mut bench = Bench::new();
-    bench.config.reports_xids = true;
-    bench
-}
-
 #[tokio::test]
 async fn an_xid_is_reported_by_the_catalogue_where_nobody_reads_the_log() {
-    for reports in [false, true] {
-        let mut bench = bench();
-        bench.config.reports_xids = reports;
+    for (reads_log, is_fake) in [(true, false), (false, false), (true, true)] {
+        let mut bench = Bench::new();
+        (bench.reads_log, bench.config.is_fake) = (reads_log, is_fake);
         let running = bench.start();
         bench.look(&running).await;
         // 154 is told by what the driver asks for.
@@ -39,7 +33,7 @@ async fn an_xid_is_reported_by_the_catalogue_where_nobody_reads_the_log() {
         bench.look(&running).await;
         running.end().await;
         let stored = bench.stored().await;
-        if !reports {
+        if reads_log && !is_fake {
             assert_eq!(stored, []);
             continue;
         }
@@ -49,18 +43,19 @@ async fn an_xid_is_reported_by_the_catalogue_where_nobody_reads_the_log() {
             ("gpu-health-monitor", "SysLogsXIDError")
         );
         assert_eq!(event.error_code, ["79"]);
-        let names = [("PCI", "0000:b1:00"), ("GPU_UUID", "GPU-1")];
+        let names = [("PCI", "0000:b1:00"), ("GPU_UUID", "GPU-1"), ("GPU", "1")];
         assert_eq!(entities(event), names);
         assert!(event.is_fatal);
         assert_eq!(event.recommended_action(), RecommendedAction::RestartBm);
         assert_eq!(event.metadata["gpu_index"], "1");
+        assert_eq!(event.metadata.contains_key(keys::META_INJECTED), is_fake);
         assert_eq!(bench.open().await.len(), 1, "{stored:?}");
     }
 }
 
 #[tokio::test]
 async fn an_xid_of_a_partition_names_it() {
-    let bench = bench();
+    let bench = Bench::new();
     let running = bench.start();
     bench.look(&running).await;
     running
@@ -83,7 +78,7 @@ async fn an_xid_of_a_partition_names_it() {
 /// Neither time alone nor another XID ends one: the driver has to say that nothing is to be done.
 #[tokio::test]
 async fn an_xid_is_over_when_it_is_calm_and_the_driver_asks_for_nothing() {
-    let mut bench = bench();
+    let mut bench = Bench::new();
     let running = bench.start();
     bench.look(&running).await;
     running.sees(xid(48)).await;
@@ -121,7 +116,7 @@ async fn an_xid_is_over_when_it_is_calm_and_the_driver_asks_for_nothing() {
 
 #[tokio::test]
 async fn a_reboot_closes_what_xids_it_mends() {
-    let mut bench = bench();
+    let mut bench = Bench::new();
     let running = bench.start();
     bench.look(&running).await;
     running.sees(xid(48)).await;
