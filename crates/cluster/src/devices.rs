@@ -34,7 +34,7 @@ const VERSIONS: [&str; 3] = ["v1", "v1beta2", "v1alpha3"];
 /// Events that wait for the consumer; when it is slower, the API server waits.
 const QUEUE: usize = 1024;
 /// Pause before a cluster that does not serve the API is asked again: somebody may switch it on.
-const ASK_AGAIN: Duration = Duration::from_mins(1);
+const ASK_AGAIN: Duration = Duration::from_secs(60);
 /// Pause after a failure that passes by itself.
 const RETRY: Duration = Duration::from_secs(1);
 /// Failures in a row before which nothing is known, after which nodes are decided about without

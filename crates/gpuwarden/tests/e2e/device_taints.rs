@@ -359,7 +359,8 @@ async fn tolerations_of_the_document_work_and_pods_are_named_and_deleted() -> an
     let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
         return Ok(());
     };
-    if !plane.has(Program::Scheduler) {
+    if !plane.has(Program::Scheduler) || !plane.has(Program::ControllerManager) {
+        testkit::skip("a scheduler and a controller manager");
         return Ok(());
     }
     let devices = Devices::new(&plane, "v1", "v1").await?;

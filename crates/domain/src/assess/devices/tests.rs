@@ -271,7 +271,7 @@ fn pods_are_deleted_only_where_a_monitor_says_that_this_gpu_is_gone() {
         |entities: &[&str]| report("SysLogsGPUFallenOff", "GPU_FALLEN_OFF_BUS", entities, true);
     let named = lost(&["GPU_UUID=GPU-0"]);
     assert_eq!(
-        taints(&[named.clone()], table),
+        taints(std::slice::from_ref(&named), table),
         ["gpu-0 gpu-lost:NoExecute"]
     );
     let any = taints(&[lost(&[])], table);
@@ -293,7 +293,11 @@ fn what_the_driver_itself_says_is_not_said_again() {
         value: "31".into(),
         effect,
     };
-    let weaker = desired(&[fault.clone()], "", &[published(TaintEffect::None)]);
+    let weaker = desired(
+        std::slice::from_ref(&fault),
+        "",
+        &[published(TaintEffect::None)],
+    );
     assert_eq!(said(&weaker), ["gpu-0 xid=48:NoSchedule"]);
     let as_strong = desired(&[fault], "", &[published(TaintEffect::NoSchedule)]);
     assert!(said(&as_strong).is_empty());
