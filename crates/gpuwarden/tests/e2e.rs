@@ -24,6 +24,8 @@ mod device_taints;
 mod doctor;
 #[path = "e2e/forward.rs"]
 mod forward;
+#[path = "e2e/gpus.rs"]
+mod gpus;
 #[path = "e2e/hostile.rs"]
 mod hostile;
 #[path = "e2e/late.rs"]

@@ -1,0 +1,140 @@
+//! The GPUs of a node, by the fake of the driver's library that the product loads in a child
+//! process, as it loads the real one.
+
+use serde_json::Value;
+use testkit::{ControlPlane, Launch, Product, Version};
+
+use crate::support::{SOON, Scene};
+
+/// Two GPUs of which the second is `second`, in the words of a scenario.
+fn scenario(second: &str) -> String {
+    format!("gpus = 2\n[[gpu]]\nindex = 1\n{second}\n")
+}
+
+/// Waits until the state of the node satisfies `is`.
+async fn wait(product: &Product, what: &str, is: impl Fn(&Value) -> bool) -> anyhow::Result<Value> {
+    let look = || async {
+        let status = product.get("/api/v1/status").await;
+        let status = status.map_err(|error| format!("{error:#}"))?;
+        let status: Value = serde_json::from_str(&status).map_err(|error| error.to_string())?;
+        if is(&status) {
+            Ok(status)
+        } else {
+            Err(status.to_string())
+        }
+    };
+    product.wait_for(what, SOON, look).await
+}
+
+fn source(status: &Value) -> &Value {
+    let sources = status["sources"].as_array().unwrap();
+    let gpus = sources.iter().find(|one| one["name"] == "gpu-health");
+    gpus.unwrap_or(&Value::Null)
+}
+
+fn faults(status: &Value) -> Vec<&Value> {
+    let nodes = status["fleet"]["nodes"].as_array();
+    let faults = nodes.into_iter().flatten().map(|node| &node["faults"]);
+    faults.filter_map(Value::as_array).flatten().collect()
+}
+
+#[tokio::test]
+async fn a_fault_that_the_driver_tells_comes_and_goes_with_it() -> anyhow::Result<()> {
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), scenario(""))?;
+    let product = Launch::new()?
+        .node_name("n1")
+        .option("--fake-gpus", file.path())
+        .option("--nvml-health-interval", "1")
+        .start()
+        .await?;
+    wait(&product, "two GPUs", |status| {
+        let detail = source(status)["detail"].as_str().unwrap_or_default();
+        source(status)["state"] == "following" && detail.starts_with("2 GPUs")
+    })
+    .await?;
+    let metrics = product.get("/metrics").await?;
+    assert!(
+        metrics.contains("gpuwarden_gpu_temperature_celsius{gpu=\"1\""),
+        "{metrics}"
+    );
+
+    std::fs::write(file.path(), scenario("recovery_action = 2"))?;
+    let status = wait(&product, "what the driver asks for", |status| {
+        !faults(status).is_empty()
+    });
+    let status = status.await?;
+    let fault = faults(&status)[0].clone();
+    assert_eq!(fault["check"], "GpuDriverWatch", "{fault}");
+    assert_eq!(fault["recommendedAction"], "RESTART_BM", "{fault}");
+    let story = product.client(["explain"]).await?;
+    assert!(story.stdout.contains("injected"), "{}", story.stdout);
+
+    std::fs::write(file.path(), scenario(""))?;
+    wait(&product, "nothing is asked for", |status| {
+        faults(status).is_empty()
+    })
+    .await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_driver_that_hangs_costs_its_own_process_and_is_named() -> anyhow::Result<()> {
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), "gpus = 2\n")?;
+    let product = Launch::new()?
+        .node_name("n1")
+        .option("--fake-gpus", file.path())
+        .option("--nvml-health-interval", "1")
+        .option("--nvml-deadline", "2")
+        .start()
+        .await?;
+    wait(&product, "the GPUs", |status| {
+        source(status)["state"] == "following"
+    })
+    .await?;
+    for (what, named) in [
+        ("hang", "no answer for 2 s from nvmlDeviceGetPowerUsage"),
+        ("segfault", "SIGSEGV"),
+    ] {
+        let calls = format!("gpus = 2\n[calls]\nnvmlDeviceGetPowerUsage = \"{what}\"\n");
+        std::fs::write(file.path(), calls)?;
+        let status = wait(&product, what, |status| {
+            let detail = source(status)["detail"].as_str().unwrap_or_default();
+            source(status)["state"] == "failing" && detail.contains(named)
+        });
+        // What cannot be seen is no fault.
+        assert!(faults(&status.await?).is_empty(), "{what}");
+        assert!(product.get("/healthz").await.is_ok(), "{what}");
+        std::fs::write(file.path(), "gpus = 2\n")?;
+        wait(&product, "the driver answers again", |status| {
+            source(status)["state"] == "following"
+        })
+        .await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_xid_of_the_driver_cordons_and_its_recovery_gives_back() -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let fakes = |launch: Launch| {
+        launch
+            .option("--fake-gpus", "2")
+            .option("--nvml-health-interval", "1")
+    };
+    let scene = Scene::new(&plane, |node| node, fakes).await?;
+    wait(&scene.product, "the GPUs", |status| {
+        source(status)["state"] == "following"
+    })
+    .await?;
+    let inject = ["inject", "xid", "79", "--gpu", "1", "--via", "nvml"];
+    scene.product.client(inject).await?.expect(0)?;
+    scene.cordoned().await?;
+    let recovery = ["inject", "recovery", "--gpu", "1"];
+    scene.product.client(recovery).await?.expect(0)?;
+    scene.restored().await?;
+    Ok(())
+}
