@@ -6,6 +6,7 @@ use super::*;
 
 mod brake;
 mod costs;
+mod device_taints;
 mod findings;
 mod functions;
 mod keys_unused;
