@@ -2,3 +2,4 @@
 
 pub mod kernel_log;
 pub mod monitor;
+pub mod providers;

@@ -5,6 +5,7 @@
 //! the file in `settings/file.rs`.
 
 mod amount;
+mod device_api;
 mod file;
 mod kubernetes;
 mod node_name;
@@ -17,6 +18,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+pub use device_api::DeviceSettings;
 pub use parts::{
     ActSettings, DeliverySettings, IngestSettings, Mode, NodeSettings, ProcessSettings, Transport,
 };
@@ -25,7 +27,9 @@ pub(crate) use kubernetes::{connect_options, namespace};
 pub use reports::ReportSettings;
 pub(crate) use role::{Role, resolve};
 
-use crate::args::{ActArgs, DeliveryArgs, ElectionArgs, IngestArgs, NodeArgs, ProcessArgs};
+use crate::args::{
+    ActArgs, DeliveryArgs, DeviceArgs, ElectionArgs, IngestArgs, NodeArgs, ProcessArgs,
+};
 use file::ConfigFile;
 
 /// Default port of the status page, API and metrics: where NVSentinel has its metrics.
@@ -40,6 +44,8 @@ const ENDPOINT_FILE: &str = "endpoint.json";
 pub struct RunSettings {
     /// The node.
     pub node: NodeSettings,
+    /// The Device API.
+    pub devices: DeviceSettings,
     /// The process.
     pub process: ProcessSettings,
     /// The cluster.
@@ -53,6 +59,8 @@ pub struct AgentSettings {
     pub delivery: DeliverySettings,
     /// The node.
     pub node: NodeSettings,
+    /// The Device API.
+    pub devices: DeviceSettings,
     /// The process.
     pub process: ProcessSettings,
 }
@@ -77,6 +85,9 @@ pub struct Endpoint {
     pub server: String,
     /// Unix socket of the connector.
     pub socket: PathBuf,
+    /// Unix socket of the Device API; a controller has none.
+    #[serde(default)]
+    pub device_api: Option<PathBuf>,
     /// Process id.
     pub pid: u32,
 }
@@ -91,6 +102,8 @@ pub(crate) struct ClientSettings {
     pub(crate) data_dir: Option<PathBuf>,
     /// Unix socket of its connector.
     pub(crate) socket: Option<PathBuf>,
+    /// Unix socket of its Device API.
+    pub(crate) device_api: Option<PathBuf>,
     /// Address on which it listens.
     pub(crate) listen: Option<SocketAddr>,
     /// Kubeconfig of its cluster.
@@ -106,6 +119,8 @@ pub(crate) struct ClientSettings {
 struct AnyRole {
     #[command(flatten)]
     _node: NodeArgs,
+    #[command(flatten)]
+    _devices: DeviceArgs,
     #[command(flatten)]
     _process: ProcessArgs,
     #[command(flatten)]

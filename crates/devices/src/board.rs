@@ -342,13 +342,8 @@ impl Board {
         let conditions = limits::conditions(vec![condition])?;
         self.may_write(&provider.id, &conditions)?;
         let registration = self.registration(provider, name)?;
-        for (kind, told) in &conditions {
-            let is_new = !registration.conditions.contains_key(kind);
-            if is_new && registration.conditions.len() >= MAX_CONDITIONS {
-                let (what, limit) = ("conditions of this provider on the GPU", MAX_CONDITIONS);
-                return Err(BoardError::TooMany { what, limit });
-            }
-            registration.tell(kind, told.clone());
+        for (kind, told) in conditions.clone() {
+            registration.tell(&kind, told);
         }
         self.claim(&provider.id, &conditions);
         self.heard(&provider.id, &key(name), now)
@@ -436,24 +431,34 @@ impl Board {
         }
     }
 
-    /// Checks that the types of conditions are a provider's, or nobody's yet.
+    /// Checks that the types of conditions are a provider's, or nobody's yet and not too many.
     fn may_write(
         &self,
         provider: &str,
         conditions: &BTreeMap<String, Told>,
     ) -> Result<(), BoardError> {
+        let mut new = 0;
         for kind in conditions.keys() {
             let own = Own::ALL.into_iter().find(|own| own.kind() == kind);
             let owner = match (own, self.types.get(kind)) {
                 (Some(own), _) => own.source(),
                 (None, _) if kind == READY => "gpuwarden",
                 (None, Some(owner)) if owner != provider => owner,
-                _ => continue,
+                (None, Some(_)) => continue,
+                (None, None) => {
+                    new += 1;
+                    continue;
+                }
             };
             return Err(BoardError::Owned {
                 kind: kind.clone(),
                 owner: owner.to_owned(),
             });
+        }
+        let owned = self.types.values().filter(|owner| *owner == provider);
+        if owned.count() + new > MAX_CONDITIONS {
+            let (what, limit) = ("types of conditions of this provider", MAX_CONDITIONS);
+            return Err(BoardError::TooMany { what, limit });
         }
         Ok(())
     }

@@ -3,11 +3,13 @@
 //! - [`board`]: the state, which is pure: GPUs, who says what of them, versions, changes.
 //! - [`DeviceApi`]: a handle of it for the sources inside this process.
 //! - [`serve`]: the server on a Unix socket, for consumers and for providers from outside.
+//! - [`faults`]: the open faults of this node, which become conditions.
 //! - [`gate`]: the answer to launchers of jobs that ask whether the node is fit.
 //!
 //! Both services of GPUs, ours and NVSentinel's, are served from the one board.
 
 pub mod board;
+pub mod faults;
 pub mod gate;
 mod metrics;
 mod server;
@@ -110,6 +112,11 @@ impl DeviceApi {
     /// `reason` is a word in `CamelCase`, `message` says why.
     pub fn nvml_away(&self, reason: &str, message: &str) {
         self.change(|board, now| board.own_away(Own::Nvml, reason, message, now));
+    }
+
+    /// Returns the number of the last change, for those who look again when it grows.
+    pub fn versions(&self) -> Receiver<u64> {
+        self.shared.version.subscribe()
     }
 
     /// Returns all GPUs as they are, in the order of their names.

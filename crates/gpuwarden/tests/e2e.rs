@@ -18,6 +18,8 @@ mod conditions;
 mod connector;
 #[path = "e2e/crash.rs"]
 mod crash;
+#[path = "e2e/devices.rs"]
+mod devices;
 #[path = "e2e/doctor.rs"]
 mod doctor;
 #[path = "e2e/forward.rs"]

@@ -42,6 +42,9 @@ pub struct RunArgs {
     /// The node.
     #[command(flatten)]
     pub node: NodeArgs,
+    /// The Device API.
+    #[command(flatten)]
+    pub devices: DeviceArgs,
     /// The process.
     #[command(flatten)]
     pub process: ProcessArgs,
@@ -62,6 +65,9 @@ pub struct AgentArgs {
     /// The node.
     #[command(flatten)]
     pub node: NodeArgs,
+    /// The Device API.
+    #[command(flatten)]
+    pub devices: DeviceArgs,
     /// The process.
     #[command(flatten)]
     pub process: ProcessArgs,
@@ -141,6 +147,26 @@ group! {
         #[arg(long, env = "GPUWARDEN_CATALOG", value_name = "FILE", value_delimiter = ',')]
         #[serde(deserialize_with = "one_or_several")]
         pub catalog: Option<Vec<PathBuf>>,
+    }
+}
+
+group! {
+    /// The Device API of a node, and the gate of its jobs.
+    pub struct DeviceArgs {
+        /// Unix socket on which consumers read how the GPUs of this machine do [default:
+        /// /var/run/device-api/device.sock as root with the default data directory, else
+        /// device-api.sock in the data directory].
+        #[arg(long, env = "GPUWARDEN_DEVICE_API", value_name = "PATH")]
+        pub device_api: Option<PathBuf>,
+        /// Who may write conditions of GPUs there: operators (root and gpuwarden's own user, not
+        /// in a container of their own) or any, which is whoever may open the socket
+        /// [default: operators].
+        #[arg(long, env = "GPUWARDEN_DEVICE_API_PROVIDERS", value_name = "operators|any")]
+        pub device_api_providers: Option<String>,
+        /// Unix socket on which launchers of training jobs ask whether this node is fit
+        /// (`nvhcd.HealthCheckService`) [default: none].
+        #[arg(long, env = "GPUWARDEN_JOB_GATE", value_name = "PATH")]
+        pub job_gate: Option<PathBuf>,
     }
 }
 

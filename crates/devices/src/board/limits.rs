@@ -13,7 +13,7 @@ use super::record::Told;
 pub const MAX_GPUS: usize = 256;
 /// Most providers from outside.
 pub const MAX_PROVIDERS: usize = 32;
-/// Most conditions that one provider has on one GPU.
+/// Most types of conditions of one provider, until it has no GPU registered any more.
 pub const MAX_CONDITIONS: usize = 16;
 /// Bytes of a name, a type or a reason.
 pub const MAX_WORD: usize = 128;
@@ -70,7 +70,7 @@ pub(super) fn spec(name: &str, mut spec: GpuSpec) -> Result<GpuSpec, BoardError>
 /// Checks a provider's conditions and returns them by their types.
 pub(super) fn conditions(conditions: Vec<Condition>) -> Result<BTreeMap<String, Told>, BoardError> {
     if conditions.len() > MAX_CONDITIONS {
-        let (what, limit) = ("conditions of this provider on the GPU", MAX_CONDITIONS);
+        let (what, limit) = ("types of conditions of this provider", MAX_CONDITIONS);
         return Err(BoardError::TooMany { what, limit });
     }
     let mut checked = BTreeMap::new();

@@ -329,7 +329,7 @@ fn what_is_too_much_or_malformed_is_refused_by_name_and_changes_nothing() {
             "condition.message: it has 1025",
         ),
         (vec![good(), good()], "\"Hot\" is there twice"),
-        (many.collect(), "there are 16 conditions"),
+        (many.collect(), "there are 16 types of conditions"),
     ];
     for (conditions, expected) in bad {
         let refused = board
@@ -394,5 +394,8 @@ fn there_is_room_for_so_many_and_no_more() {
     let refused = board
         .update_condition(&by, "GPU-0", one, at(1))
         .unwrap_err();
-    assert!(refused.to_string().contains("16 conditions"), "{refused}");
+    assert!(
+        refused.to_string().contains("16 types of conditions"),
+        "{refused}"
+    );
 }
