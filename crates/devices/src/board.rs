@@ -24,7 +24,7 @@ use jiff::Timestamp;
 use history::History;
 use record::{Record, Registration, Told};
 
-pub use history::Change;
+pub use history::{Change, Forgotten};
 pub use limits::{MAX_CONDITIONS, MAX_GPUS, MAX_MESSAGE, MAX_PROVIDERS, MAX_WORD};
 
 /// The time after which a provider that says nothing is no longer believed: six times the pause
@@ -228,9 +228,8 @@ impl Board {
         Ok(record.shown())
     }
 
-    /// Returns the change after a version, `Some(None)` where there is none yet, and `None` where
-    /// it is no longer known.
-    pub fn after(&self, version: u64) -> Option<Option<&Change>> {
+    /// Returns the change after a version; `None`: there is none yet.
+    pub fn after(&self, version: u64) -> Result<Option<&Change>, Forgotten> {
         self.history.after(version)
     }
 

@@ -67,17 +67,13 @@ impl Cursor {
         if let Some(at) = self.at
             && self.last.is_none()
         {
-            match board.after(at) {
-                Some(change) => {
-                    let change = change?.clone();
-                    self.at = Some(at + 1);
-                    return Some(Told::Change(change));
-                }
-                None => {
-                    self.at = None;
-                    return Some(Told::Resync);
-                }
-            }
+            let Ok(change) = board.after(at) else {
+                self.at = None;
+                return Some(Told::Resync);
+            };
+            let change = change?.clone();
+            self.at = Some(at + 1);
+            return Some(Told::Change(change));
         }
         if self.at.is_none() {
             self.snapshot = board.gpus().cloned().collect();

@@ -96,7 +96,6 @@ impl Scene {
             .run(cancel)
             .await;
         let mut book = FaultBook::default();
-        let mut book = FaultBook::default();
         for record in self.records().await {
             book.record(&record);
         }

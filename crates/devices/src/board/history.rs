@@ -20,6 +20,11 @@ pub struct Change {
     pub gpu: Arc<Gpu>,
 }
 
+/// A change is no longer kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the change is no longer kept")]
+pub struct Forgotten;
+
 pub(super) struct History {
     changes: VecDeque<Change>,
     /// Version before the first of them.
@@ -53,10 +58,10 @@ impl History {
         }
     }
 
-    /// Returns the change after a version, `Some(None)` where there is none yet, and `None` where
-    /// it is no longer kept.
-    pub(super) fn after(&self, version: u64) -> Option<Option<&Change>> {
-        let index = usize::try_from(version.checked_sub(self.before)?).ok()?;
-        Some(self.changes.get(index))
+    /// Returns the change after a version; `None`: there is none yet.
+    pub(super) fn after(&self, version: u64) -> Result<Option<&Change>, Forgotten> {
+        let index = version.checked_sub(self.before).ok_or(Forgotten)?;
+        let index = usize::try_from(index).map_err(|_| Forgotten)?;
+        Ok(self.changes.get(index))
     }
 }
