@@ -15,8 +15,10 @@ const NULL_AS_DEFAULT: &str = "deserialize_with = \"crate::json::null_as_default
 pub(crate) fn run(check: bool) -> anyhow::Result<()> {
     let root = workspace_root();
     let mut stale = Vec::new();
-    for (path, content) in [protobuf(&root)?, command_reference(&root)?] {
-        let current = std::fs::read_to_string(&path).unwrap_or_default();
+    let mut files = protobuf(&root)?;
+    files.push(command_reference(&root)?);
+    for (path, content) in files {
+        let current = std::fs::read(&path).unwrap_or_default();
         if current == content {
             continue;
         }
@@ -47,10 +49,35 @@ pub(crate) fn workspace_root() -> PathBuf {
         .map_or_else(PathBuf::new, Path::to_path_buf)
 }
 
-fn protobuf(root: &Path) -> anyhow::Result<(PathBuf, String)> {
-    let proto = root.join("proto");
-    let descriptors = protox::compile(["health_event.proto"], [&proto])
-        .context("compile proto/health_event.proto")?;
+/// Each protobuf file with its package.
+const PROTOS: [(&str, &str); 4] = [
+    ("health_event.proto", "datamodels"),
+    ("device.proto", "gpuwarden.device.v1alpha1"),
+    ("nvsentinel_device.proto", "nvidia.nvsentinel.v1alpha1"),
+    ("nvhcd.proto", "nvhcd"),
+];
+
+/// Returns the Rust types of all protobuf files, one file for each package, and the descriptors
+/// that gRPC reflection tells.
+fn protobuf(root: &Path) -> anyhow::Result<Vec<(PathBuf, Vec<u8>)>> {
+    let generated = root.join("crates/contract/src/generated");
+    let compiled = protox::Compiler::new([root.join("proto")])?
+        .include_imports(true)
+        .open_files(PROTOS.map(|(proto, _)| proto))
+        .context("compile proto/")?
+        .include_source_info(false)
+        .encode_file_descriptor_set();
+    let mut files = vec![(generated.join("descriptors.bin"), compiled)];
+    for (proto, package) in PROTOS {
+        let rust = rust_types(root, proto, package)?;
+        files.push((generated.join(format!("{package}.rs")), rust));
+    }
+    Ok(files)
+}
+
+fn rust_types(root: &Path, proto: &str, package: &str) -> anyhow::Result<Vec<u8>> {
+    let descriptors = protox::compile([proto], [root.join("proto")])
+        .with_context(|| format!("compile proto/{proto}"))?;
     // protox and prost-build may differ in their prost-types version: pass bytes between them.
     let descriptors =
         prost_types::FileDescriptorSet::decode(descriptors.encode_to_vec().as_slice())?;
@@ -80,18 +107,15 @@ fn protobuf(root: &Path) -> anyhow::Result<(PathBuf, String)> {
     builder
         .compile_fds(descriptors)
         .context("generate Rust from the protobuf descriptors")?;
-    let generated = std::fs::read_to_string(out.join("datamodels.rs"))?;
+    let generated = std::fs::read_to_string(out.join(format!("{package}.rs")))?;
     std::fs::remove_dir_all(&out)?;
     let header =
-        "// Generated from proto/health_event.proto by 'cargo xtask generate'. Do not edit.\n";
-    Ok((
-        root.join("crates/contract/src/generated/datamodels.rs"),
-        format!("{header}{generated}"),
-    ))
+        format!("// Generated from proto/{proto} by 'cargo xtask generate'. Do not edit.\n");
+    Ok(format!("{header}{generated}").into_bytes())
 }
 
 /// Returns the command reference, as the program itself prints it, and its path.
-fn command_reference(root: &Path) -> anyhow::Result<(PathBuf, String)> {
+fn command_reference(root: &Path) -> anyhow::Result<(PathBuf, Vec<u8>)> {
     let output = std::process::Command::new(env!("CARGO"))
         .args([
             "run",
@@ -108,7 +132,7 @@ fn command_reference(root: &Path) -> anyhow::Result<(PathBuf, String)> {
     if !output.status.success() {
         bail!("'gpuwarden reference' failed: {}", output.status);
     }
-    Ok((root.join("docs/cli.md"), String::from_utf8(output.stdout)?))
+    Ok((root.join("docs/cli.md"), output.stdout))
 }
 
 fn tempdir() -> anyhow::Result<PathBuf> {

@@ -3,3 +3,4 @@
 pub mod gpu;
 pub mod kernel_log;
 pub mod monitor;
+pub mod providers;

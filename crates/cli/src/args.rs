@@ -2,6 +2,7 @@
 
 mod bench;
 mod catalog;
+mod devices;
 mod doctor;
 mod environment;
 mod inject;
@@ -14,13 +15,14 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use bench::{BenchArgs, BenchLog, Benchmark};
 pub(crate) use catalog::{CatalogArgs, CatalogCommand, CatalogDiffArgs, CatalogKind};
+pub(crate) use devices::{Check, CheckArgs, DeviceApiArgs, DevicesArgs};
 pub(crate) use doctor::{DoctorArgs, DoctorRole};
 pub(crate) use environment::{is_empty, without_empty};
 pub(crate) use inject::{Inject, InjectArgs, TargetArgs, Via};
 pub(crate) use policy::{PolicyArgs, PolicyCommand};
 pub(crate) use roles::{
-    ActArgs, AgentArgs, ControllerArgs, DeliveryArgs, ElectionArgs, GpuArgs, IngestArgs, NodeArgs,
-    ProcessArgs, RunArgs,
+    ActArgs, AgentArgs, ControllerArgs, DeliveryArgs, DeviceArgs, ElectionArgs, GpuArgs,
+    IngestArgs, NodeArgs, ProcessArgs, RunArgs,
 };
 
 /// Keeps GPU clusters healthy.
@@ -83,6 +85,12 @@ pub enum Command {
     /// Show the state of the nodes; exit 1 when one is unhealthy.
     #[command(after_help = "Examples:\n  gpuwarden status\n  gpuwarden status -o json")]
     Status(ViewArgs),
+    /// Show the GPUs of this machine and how they do; exit 1 when one is not well.
+    #[command(after_help = "Examples:\n  gpuwarden devices\n  gpuwarden devices -w -o json")]
+    Devices(DevicesArgs),
+    /// Check something, and say by the exit code how it is.
+    #[command(after_help = "Examples:\n  gpuwarden check node\n  gpuwarden check node --strict")]
+    Check(CheckArgs),
     /// Show events, the newest 100 unless told otherwise.
     #[command(
         after_help = "Examples:\n  gpuwarden events --limit 20\n  gpuwarden events -f -o json"

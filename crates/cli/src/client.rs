@@ -14,8 +14,9 @@ use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
+use tonic::transport::Channel;
 
-use crate::args::{ServerArgs, TargetArgs};
+use crate::args::{DeviceApiArgs, ServerArgs, TargetArgs};
 use crate::settings::{ClientSettings, DEFAULT_PORT, Endpoint, default_data_dir};
 
 /// A request that is not answered by then is given up.
@@ -197,6 +198,33 @@ pub(crate) async fn send(target: &TargetArgs, events: HealthEvents) -> anyhow::R
     })
 }
 
+/// Connects to the Device API of this machine: on the socket that is given, else on that of the
+/// gpuwarden that is named or found.
+pub(crate) async fn device_api(args: &DeviceApiArgs) -> anyhow::Result<Channel> {
+    let file = ClientSettings::read(args.config.as_deref())?;
+    // A flag that names another gpuwarden goes before the file's word for the socket.
+    let of_file = file.device_api.filter(|_| args.data_dir.is_none());
+    let data_dir = args.data_dir.clone().or(file.data_dir);
+    let path = match args.device_api.clone().or(of_file) {
+        Some(path) => path,
+        None => endpoint(data_dir.as_deref())
+            .and_then(|found| found.device_api)
+            .context(
+                "no gpuwarden with a Device API runs on this machine; start one with 'gpuwarden \
+                 run', or name its socket with --device-api",
+            )?,
+    };
+    let shown = path.display();
+    let address = format!("unix://{shown}");
+    let endpoint = tonic::transport::Endpoint::try_from(address)?.connect_timeout(TIMEOUT);
+    endpoint.connect().await.with_context(|| {
+        format!(
+            "no Device API is served on {shown}; start gpuwarden with 'gpuwarden run', or name \
+             another socket with --device-api"
+        )
+    })
+}
+
 /// Reads the keys of the configuration file that are for clients.
 pub(crate) fn file(args: &ServerArgs) -> anyhow::Result<ClientSettings> {
     Ok(ClientSettings::read(args.config.as_deref())?)
@@ -304,6 +332,7 @@ mod tests {
         let written = Endpoint {
             server: "http://127.0.0.1:7".into(),
             socket: "/s".into(),
+            device_api: None,
             pid: 1,
         };
         written.write(running.path()).unwrap();
@@ -406,11 +435,11 @@ mod tests {
         };
         // Left behind by one that was killed; somebody else listens there since.
         let written = |server: String| {
-            let (socket, pid) = ("/s".into(), 1);
             let endpoint = Endpoint {
                 server,
-                socket,
-                pid,
+                socket: "/s".into(),
+                device_api: None,
+                pid: 1,
             };
             endpoint.write(own.path()).unwrap();
         };

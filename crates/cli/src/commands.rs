@@ -2,8 +2,10 @@
 
 pub(crate) mod bench;
 mod catalog;
+mod check;
 mod completions;
 mod decode;
+mod devices;
 mod doctor;
 mod events;
 mod explain;
@@ -43,6 +45,8 @@ pub(crate) async fn execute(command: Command, given: &Given) -> anyhow::Result<u
         Command::Catalog(args) => catalog::execute(&args),
         Command::Inject(args) => inject::execute(args.what).await,
         Command::Status(args) => status::execute(&args).await,
+        Command::Devices(args) => devices::execute(&args).await,
+        Command::Check(args) => check::execute(args.what).await,
         Command::Events(args) => events::execute(&args).await,
         Command::Explain(args) => explain::execute(&args).await,
         Command::Doctor(args) => doctor::execute(*args, given).await,

@@ -5,6 +5,7 @@
 //! the file in `settings/file.rs`.
 
 mod amount;
+mod device_api;
 mod file;
 mod gpu;
 mod kubernetes;
@@ -18,6 +19,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+pub use device_api::DeviceSettings;
 pub use gpu::{FakeGpus, GpuSettings};
 pub use parts::{
     ActSettings, DeliverySettings, IngestSettings, Mode, NodeSettings, ProcessSettings, Transport,
@@ -28,7 +30,7 @@ pub use reports::ReportSettings;
 pub(crate) use role::{Role, resolve};
 
 use crate::args::{
-    ActArgs, DeliveryArgs, ElectionArgs, GpuArgs, IngestArgs, NodeArgs, ProcessArgs,
+    ActArgs, DeliveryArgs, DeviceArgs, ElectionArgs, GpuArgs, IngestArgs, NodeArgs, ProcessArgs,
 };
 use file::ConfigFile;
 
@@ -44,6 +46,8 @@ const ENDPOINT_FILE: &str = "endpoint.json";
 pub struct RunSettings {
     /// The node.
     pub node: NodeSettings,
+    /// The Device API.
+    pub devices: DeviceSettings,
     /// The process.
     pub process: ProcessSettings,
     /// The cluster.
@@ -57,6 +61,8 @@ pub struct AgentSettings {
     pub delivery: DeliverySettings,
     /// The node.
     pub node: NodeSettings,
+    /// The Device API.
+    pub devices: DeviceSettings,
     /// The process.
     pub process: ProcessSettings,
 }
@@ -81,6 +87,9 @@ pub struct Endpoint {
     pub server: String,
     /// Unix socket of the connector.
     pub socket: PathBuf,
+    /// Unix socket of the Device API; a controller has none.
+    #[serde(default)]
+    pub device_api: Option<PathBuf>,
     /// Process id.
     pub pid: u32,
 }
@@ -95,6 +104,8 @@ pub(crate) struct ClientSettings {
     pub(crate) data_dir: Option<PathBuf>,
     /// Unix socket of its connector.
     pub(crate) socket: Option<PathBuf>,
+    /// Unix socket of its Device API.
+    pub(crate) device_api: Option<PathBuf>,
     /// Address on which it listens.
     pub(crate) listen: Option<SocketAddr>,
     /// Kubeconfig of its cluster.
@@ -112,6 +123,8 @@ struct AnyRole {
     _node: NodeArgs,
     #[command(flatten)]
     _gpu: GpuArgs,
+    #[command(flatten)]
+    _devices: DeviceArgs,
     #[command(flatten)]
     _process: ProcessArgs,
     #[command(flatten)]

@@ -27,6 +27,56 @@ pub mod proto {
     include!("generated/datamodels.rs");
 }
 
+/// Protobuf messages and gRPC services of the Device API, package `gpuwarden.device.v1alpha1`.
+///
+/// Generated from `proto/device.proto` by `cargo xtask generate`.
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::pedantic,
+    clippy::restriction,
+    clippy::derive_partial_eq_without_eq
+)]
+#[rustfmt::skip]
+pub mod device {
+    include!("generated/gpuwarden.device.v1alpha1.rs");
+}
+
+/// Protobuf messages and the gRPC service of `NVSentinel`'s API of GPUs, package
+/// `nvidia.nvsentinel.v1alpha1`.
+///
+/// Generated from `proto/nvsentinel_device.proto` by `cargo xtask generate`.
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::pedantic,
+    clippy::restriction,
+    clippy::derive_partial_eq_without_eq
+)]
+#[rustfmt::skip]
+pub mod nvsentinel_device {
+    include!("generated/nvidia.nvsentinel.v1alpha1.rs");
+}
+
+/// Protobuf messages and the gRPC service by which launchers of jobs ask for the health of a
+/// node, package `nvhcd`.
+///
+/// Generated from `proto/nvhcd.proto` by `cargo xtask generate`.
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::pedantic,
+    clippy::restriction,
+    clippy::derive_partial_eq_without_eq
+)]
+#[rustfmt::skip]
+pub mod nvhcd {
+    include!("generated/nvhcd.rs");
+}
+
+/// Descriptors of all protobuf files, which gRPC reflection tells.
+pub const DESCRIPTORS: &[u8] = include_bytes!("generated/descriptors.bin");
+
 pub use accepted::{accepted, mark_accepted};
 pub use action::{action_name, effective_action_name, parse_action, parse_strategy, strategy_name};
 pub use proto::{

@@ -12,9 +12,11 @@ use controller::conditions::{self, Board, Reporter};
 use controller::quarantine::{Owns, Quarantine, QuarantineConfig};
 use controller::retention::Retention;
 use domain::condition::{Limits, Options};
+use domain::view::FleetView;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
 use store::EventStore;
+use tokio::sync::watch;
 
 use crate::parts::{self, CLOCK, Front, Intake, Policy};
 use crate::tasks::Tasks;
@@ -39,8 +41,8 @@ pub(crate) struct Acting<'a> {
 // === impl Acting ===
 
 impl Acting<'_> {
-    /// Starts all of it.
-    pub(crate) fn start(self, front: Front, tasks: &mut Tasks) {
+    /// Starts all of it. Returns how the nodes do.
+    pub(crate) fn start(self, front: Front, tasks: &mut Tasks) -> watch::Receiver<Arc<FleetView>> {
         let mode = self.settings.mode;
         let role = match self.owns {
             Owns::Node(_) => Role::Run,
@@ -80,6 +82,7 @@ impl Acting<'_> {
             max_bytes: self.settings.store_size,
             clock: CLOCK,
         };
+        let fleet = handles.view.clone();
         let mut damage = self.store.damage();
         let metrics = self.metrics.clone();
         let questions = handles.questions;
@@ -121,6 +124,7 @@ impl Acting<'_> {
         });
         let kept = async move { retention.run(&metrics, done).await };
         tasks.worker("retention", kept);
+        fleet
     }
 }
 

@@ -22,6 +22,7 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
     let AgentSettings {
         delivery,
         node,
+        devices,
         process,
     } = &settings;
     let (metrics, sources) = (parts::start_process(process)?, Sources::default());
@@ -31,14 +32,17 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
     };
     let channel = channel(delivery)?;
     let outbox = Outbox::open(&process.data_dir, limits, &metrics)?;
-    let front = Front::open(process, &node.socket, node.socket_mode).await?;
+    let front = Front::open(process, &node.socket, node.socket_mode, &devices.socket).await?;
     let endpoint = front.endpoint.clone();
 
     let nodes = node.accept_nodes.clone();
     let connector = Connector::new(outbox.clone(), nodes, &metrics, CLOCK);
     let mut tasks = Tasks::default();
     let reporting = connector.clone();
-    parts::monitors(node, process, reporting, &sources, &metrics, &mut tasks)?;
+    let api = parts::device_api(devices, node.socket_mode, &metrics, &mut tasks)?;
+    parts::monitors(
+        node, process, reporting, api, &sources, &metrics, &mut tasks,
+    )?;
     let header = connector::token_header(delivery.token_file.clone());
     let delivering = Delivery::new(outbox.clone(), channel, header, &metrics);
     let console = Console {

@@ -154,7 +154,7 @@ impl<'a> Start<'a> {
         })?;
         let address = grpc.local_addr()?;
         let socket = process.data_dir.join(SOCKET);
-        let front = Front::open_on(self.listener, process, &socket, OWN_UID)?;
+        let front = Front::open_on(self.listener, process, &socket, OWN_UID, None)?;
         let server = front.endpoint.server.clone();
 
         let nodes = AcceptNodes::Any;

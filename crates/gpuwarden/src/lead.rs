@@ -147,6 +147,7 @@ impl Standby<'_> {
         let endpoint = Endpoint {
             server: format!("http://{}", self.listener.local_addr()?),
             socket: self.process.socket.clone().into(),
+            device_api: None,
             pid: std::process::id(),
         };
         let written = endpoint.write(data_dir);

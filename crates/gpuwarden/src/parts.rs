@@ -6,18 +6,20 @@ use std::sync::Arc;
 
 use agent::kernel_log::{KernelLogConfig, KernelLogMonitor};
 use agent::monitor::{Frame, WINDOW};
+use agent::providers::ProviderMonitor;
 use anyhow::Context as _;
-use cli::{ActSettings, Endpoint, Mode, NodeSettings, ProcessSettings};
+use cli::{ActSettings, DeviceSettings, Endpoint, Mode, NodeSettings, ProcessSettings};
 use cluster::Cluster;
 use connector::{AcceptNodes, Connector, Forwarding, NodeLookup, Pipeline};
 use console::api::{PolicyView, ProcessView, Role};
 use controller::policy::{CurrentPolicy, PolicyFollower};
+use devices::DeviceApi;
 use domain::condition::Limits;
 use host::boot::Boot;
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
-use runtime::{descriptors, logging};
+use runtime::{descriptors, logging, unix_grpc};
 use store::EventStore;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -26,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::gpus;
 use crate::places::Places;
-use crate::tasks::Tasks;
+use crate::tasks::{Tasks, said};
 
 /// The clock of the product.
 pub(crate) const CLOCK: fn() -> Timestamp = Timestamp::now;
@@ -145,11 +147,32 @@ pub(crate) async fn close(store: Arc<dyn EventStore>, forwarding: Option<Forward
     store.close().await;
 }
 
-/// Makes and starts the monitors of a node, which report to `connector`.
+/// Makes the Device API of a node, and starts what serves it and the job gate.
+pub(crate) fn device_api(
+    settings: &DeviceSettings,
+    socket_mode: u32,
+    metrics: &Metrics,
+    tasks: &mut Tasks,
+) -> anyhow::Result<DeviceApi> {
+    let api = DeviceApi::new(metrics, CLOCK);
+    let listener = unix_grpc::bind(&settings.socket, socket_mode)?;
+    let serving = devices::serve(listener, api.clone(), settings.providers, tasks.no_more());
+    tasks.input("the Device API", said("the Device API", serving));
+    if let Some(path) = &settings.job_gate {
+        let listener = unix_grpc::bind(path, socket_mode)?;
+        let serving = devices::gate::serve(listener, api.clone(), tasks.no_more());
+        tasks.input("the job gate", said("the job gate", serving));
+    }
+    Ok(api)
+}
+
+/// Makes and starts the monitors of a node, which report to `connector`. What providers say at the
+/// Device API is one of the things that they look at.
 pub(crate) fn monitors(
     node: &NodeSettings,
     process: &ProcessSettings,
     connector: Connector,
+    devices: DeviceApi,
     sources: &Sources,
     metrics: &Metrics,
     tasks: &mut Tasks,
@@ -175,6 +198,8 @@ pub(crate) fn monitors(
     };
     let monitor = KernelLogMonitor::new(kernel_log, &frame);
     tasks.monitor("the kernel-log monitor", |end| monitor.run(end));
+    let monitor = ProviderMonitor::new(devices, &frame);
+    tasks.monitor("the monitor of providers", |end| monitor.run(end));
     gpus::start(node, process, &frame, &catalog, tasks)
 }
 
@@ -233,9 +258,10 @@ impl Front {
         settings: &ProcessSettings,
         socket: &Path,
         socket_mode: u32,
+        device_api: &Path,
     ) -> anyhow::Result<Self> {
         let listener = listen(settings).await?;
-        Self::open_on(listener, settings, socket, socket_mode)
+        Self::open_on(listener, settings, socket, socket_mode, Some(device_api))
     }
 
     /// Does the same where the page's address is bound already.
@@ -244,11 +270,13 @@ impl Front {
         settings: &ProcessSettings,
         socket: &Path,
         socket_mode: u32,
+        device_api: Option<&Path>,
     ) -> anyhow::Result<Self> {
         let places = Places::open(&settings.data_dir, socket, socket_mode)?;
         let endpoint = Endpoint {
             server: format!("http://{}", listener.local_addr()?),
             socket: absolute(socket),
+            device_api: device_api.map(absolute),
             pid: std::process::id(),
         };
         endpoint.write(&settings.data_dir).with_context(|| {

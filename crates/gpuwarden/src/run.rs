@@ -17,14 +17,19 @@ use crate::tasks::Tasks;
 
 /// Runs until SIGTERM or SIGINT, or until a part of it fails.
 pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
-    let RunSettings { node, process, act } = &settings;
+    let RunSettings {
+        node,
+        devices: serving,
+        process,
+        act,
+    } = &settings;
     gpus::refuse_to_act_on_fakes(node, act)?;
     let (metrics, sources) = (parts::start_process(process)?, Sources::default());
     let cluster = parts::cluster(act).await?;
     let mut tasks = Tasks::default();
     let policy = parts::policy(act, cluster.clone(), &metrics, &mut tasks)?;
     let store: Arc<dyn EventStore> = Arc::new(SqliteStore::open(&process.data_dir)?);
-    let front = Front::open(process, &node.socket, node.socket_mode).await?;
+    let front = Front::open(process, &node.socket, node.socket_mode, &serving.socket).await?;
     let server = front.endpoint.server.clone();
 
     let nodes = node.accept_nodes.clone();
@@ -35,7 +40,16 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     let intake = intake.await?;
     let forwarding = intake.forwarding.clone();
     let connector = intake.connector.clone();
-    parts::monitors(node, process, connector, &sources, &metrics, &mut tasks)?;
+    let api = parts::device_api(serving, node.socket_mode, &metrics, &mut tasks)?;
+    parts::monitors(
+        node,
+        process,
+        connector,
+        api.clone(),
+        &sources,
+        &metrics,
+        &mut tasks,
+    )?;
 
     let acting = act::Acting {
         settings: act,
@@ -50,7 +64,10 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
         sources,
         intake,
     };
-    acting.start(front, &mut tasks);
+    let fleet = acting.start(front, &mut tasks);
+    let name = node.node_name.clone();
+    let following = devices::faults::follow(api, name, fleet, tasks.done());
+    tasks.worker("the faults of GPUs", following);
     greet(&settings, &server);
 
     let ends = tasks.until_told_or_failed(parts::until_told()).await;

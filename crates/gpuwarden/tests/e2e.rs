@@ -20,6 +20,8 @@ mod connector;
 mod crash;
 #[path = "e2e/device_taints.rs"]
 mod device_taints;
+#[path = "e2e/devices.rs"]
+mod devices;
 #[path = "e2e/doctor.rs"]
 mod doctor;
 #[path = "e2e/forward.rs"]

@@ -8,7 +8,7 @@ use serde::Deserialize;
 use super::{Finding, relative};
 
 /// Each room's package and floor.
-const FLOORS: [(&str, u8); 14] = [
+const FLOORS: [(&str, u8); 15] = [
     ("gpuwarden-contract", 0),
     ("gpuwarden-diagnosis", 1),
     ("gpuwarden-domain", 2),
@@ -18,6 +18,7 @@ const FLOORS: [(&str, u8); 14] = [
     ("gpuwarden-host", 3),
     ("gpuwarden-cluster", 3),
     ("gpuwarden-connector", 4),
+    ("gpuwarden-devices", 4),
     ("gpuwarden-agent", 5),
     ("gpuwarden-controller", 5),
     ("gpuwarden-console", 5),

@@ -45,6 +45,9 @@ pub struct RunArgs {
     /// Its GPUs.
     #[command(flatten)]
     pub gpu: GpuArgs,
+    /// The Device API.
+    #[command(flatten)]
+    pub devices: DeviceArgs,
     /// The process.
     #[command(flatten)]
     pub process: ProcessArgs,
@@ -68,6 +71,9 @@ pub struct AgentArgs {
     /// Its GPUs.
     #[command(flatten)]
     pub gpu: GpuArgs,
+    /// The Device API.
+    #[command(flatten)]
+    pub devices: DeviceArgs,
     /// The process.
     #[command(flatten)]
     pub process: ProcessArgs,
@@ -180,6 +186,26 @@ group! {
         /// file.
         #[arg(long, env = "GPUWARDEN_FAKE_GPUS", value_name = "NUMBER|FILE")]
         pub fake_gpus: Option<String>,
+    }
+}
+
+group! {
+    /// The Device API of a node, and the gate of its jobs.
+    pub struct DeviceArgs {
+        /// Unix socket on which consumers read how the GPUs of this machine do [default:
+        /// /var/run/device-api/device.sock as root with the default data directory, else
+        /// device-api.sock in the data directory].
+        #[arg(long, env = "GPUWARDEN_DEVICE_API", value_name = "PATH")]
+        pub device_api: Option<PathBuf>,
+        /// Who may write conditions of GPUs there: operators (root and gpuwarden's own user, not
+        /// in a container of their own) or any, which is whoever may open the socket
+        /// [default: operators].
+        #[arg(long, env = "GPUWARDEN_DEVICE_API_PROVIDERS", value_name = "operators|any")]
+        pub device_api_providers: Option<String>,
+        /// Unix socket on which launchers of training jobs ask whether this node is fit
+        /// (`nvhcd.HealthCheckService`) [default: none].
+        #[arg(long, env = "GPUWARDEN_JOB_GATE", value_name = "PATH")]
+        pub job_gate: Option<PathBuf>,
     }
 }
 

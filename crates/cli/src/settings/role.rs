@@ -5,8 +5,8 @@ use std::path::Path;
 
 use super::file::ConfigFile;
 use super::{
-    ActSettings, AgentSettings, ControllerSettings, DeliverySettings, IngestSettings, Mode,
-    NodeSettings, ProcessSettings, RunSettings, SettingsError,
+    ActSettings, AgentSettings, ControllerSettings, DeliverySettings, DeviceSettings,
+    IngestSettings, Mode, NodeSettings, ProcessSettings, RunSettings, SettingsError,
 };
 use crate::args::{ActArgs, AgentArgs, ControllerArgs, RunArgs};
 
@@ -53,6 +53,7 @@ impl Role for RunArgs {
     fn fill(&mut self, file: &ConfigFile) -> Result<(), SettingsError> {
         self.node.fill(file.group()?);
         self.gpu.fill(file.group()?);
+        self.devices.fill(file.group()?);
         self.process.fill(file.group()?);
         fill_act(&mut self.act, file)
     }
@@ -60,8 +61,14 @@ impl Role for RunArgs {
     fn settle(self) -> Result<RunSettings, SettingsError> {
         let process = ProcessSettings::resolve(self.process)?;
         let node = NodeSettings::resolve(self.node, self.gpu, &process)?;
+        let devices = DeviceSettings::resolve(self.devices, &process)?;
         let act = ActSettings::resolve(self.act)?;
-        Ok(RunSettings { node, process, act })
+        Ok(RunSettings {
+            node,
+            devices,
+            process,
+            act,
+        })
     }
 }
 
@@ -76,6 +83,7 @@ impl Role for AgentArgs {
         self.delivery.fill(file.group()?);
         self.node.fill(file.group()?);
         self.gpu.fill(file.group()?);
+        self.devices.fill(file.group()?);
         self.process.fill(file.group()?);
         Ok(())
     }
@@ -83,10 +91,12 @@ impl Role for AgentArgs {
     fn settle(self) -> Result<AgentSettings, SettingsError> {
         let process = ProcessSettings::resolve(self.process)?;
         let node = NodeSettings::resolve(self.node, self.gpu, &process)?;
+        let devices = DeviceSettings::resolve(self.devices, &process)?;
         let delivery = DeliverySettings::resolve(self.delivery)?;
         Ok(AgentSettings {
             delivery,
             node,
+            devices,
             process,
         })
     }

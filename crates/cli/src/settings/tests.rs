@@ -1,5 +1,6 @@
 use connector::AcceptNodes;
 use controller::policy::PolicySource;
+use devices::Providers;
 use host::kernel_log::Spec;
 
 use super::*;
@@ -277,6 +278,7 @@ fn an_agent_knows_its_controller_and_can_say_who_it_is() {
                 node_name: Some("n1".into()),
                 ..NodeArgs::default()
             },
+            devices: DeviceArgs::default(),
             process: process(),
         })
     };
@@ -459,4 +461,28 @@ fn the_brake_is_on_unless_it_is_switched_off_under_either_name() {
         let error = run(file, |_| ()).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
+}
+
+#[test]
+fn the_device_api_is_in_the_data_directory_and_open_to_operators_unless_told_otherwise() {
+    let plain = run("", |_| ()).unwrap().devices;
+    assert_eq!(plain.socket, Path::new("/data/device-api.sock"));
+    assert_eq!(
+        (plain.providers, plain.job_gate),
+        (Providers::Operators, None)
+    );
+    let file = "device-api = \"/d\"\ndevice-api-providers = \"any\"\njob-gate = \"/g\"\n";
+    let told = run(file, |args| args.devices.job_gate = Some("/h".into()))
+        .unwrap()
+        .devices;
+    assert_eq!(
+        (told.socket.as_path(), told.providers),
+        (Path::new("/d"), Providers::Any)
+    );
+    assert_eq!(told.job_gate.as_deref(), Some(Path::new("/h")));
+    let refused = run("device-api-providers = \"all\"\n", |_| ()).unwrap_err();
+    assert!(
+        refused.to_string().contains("neither operators nor any"),
+        "{refused}"
+    );
 }

@@ -1,0 +1,171 @@
+//! What the driver says of which GPUs there are.
+//!
+//! A GPU that was there stays on the board when the driver loses it: one that is gone beside
+//! others that answer is lost, which is a fault. Where none answers any more it is the driver that
+//! is not seen, which is none.
+
+use std::collections::BTreeMap;
+
+use contract::device::{ConditionStatus, GpuSpec, MigDevice};
+use diagnosis::gpu::{Gpu as Found, Inventory, UnreadableGpu};
+use jiff::Timestamp;
+
+use super::limits::MAX_GPUS;
+use super::record::{Record, Registration, Told};
+use super::{Board, Own, key};
+
+/// The reason of a GPU that was enumerated.
+const INITIALIZED: &str = "Initialized";
+/// The reason of a GPU that the driver has lost.
+const LOST: &str = "GPULost";
+/// The reason of a GPU that was lost and is there again.
+const RECOVERED: &str = "Recovered";
+/// The reason of a GPU that the driver cannot read.
+const UNREADABLE: &str = "Unreadable";
+/// The reason of GPUs of which the driver shows none any more.
+const NO_GPUS: &str = "NoGPUs";
+
+impl Board {
+    /// Takes what the driver sees. Returns the number of GPUs for which there is no room.
+    pub fn set_inventory(&mut self, inventory: &Inventory, now: Timestamp) -> usize {
+        let mut specs: BTreeMap<String, GpuSpec> = BTreeMap::new();
+        for gpu in &inventory.gpus {
+            specs.insert(key(&gpu.uuid), spec(gpu));
+        }
+        let mut left_out = 0;
+        for lost in &inventory.unreadable {
+            let Some(uuid) = &lost.uuid else { continue };
+            // It is named although it does not answer.
+            left_out += usize::from(self.take_in(uuid, spec_of_unreadable(uuid, lost)).is_none());
+        }
+        for (key, spec) in &specs {
+            match self.take_in(&spec.uuid, spec.clone()) {
+                Some(record) => answers(record, spec),
+                None => left_out += 1,
+            }
+            self.refresh(key, now);
+        }
+        let gone: Vec<String> = (self.gpus.iter())
+            .filter(|(key, gpu)| {
+                !specs.contains_key(*key) && gpu.registrations.contains_key(Own::Nvml.source())
+            })
+            .map(|(key, _)| key.clone())
+            .collect();
+        for key in gone {
+            if let Some(record) = self.gpus.get_mut(&key) {
+                does_not_answer(record, inventory);
+            }
+            self.refresh(&key, now);
+        }
+        left_out
+    }
+
+    /// Returns the record of a GPU that the driver names; `None`: there is no room for one more.
+    fn take_in(&mut self, uuid: &str, spec: GpuSpec) -> Option<&mut Record> {
+        let room = self.gpus.len() < MAX_GPUS || self.gpus.contains_key(&key(uuid));
+        room.then(|| {
+            let new = || Record::new(uuid.to_owned(), spec);
+            let record = self.gpus.entry(key(uuid)).or_insert_with(new);
+            record.registration(Own::Nvml.source(), None);
+            record
+        })
+    }
+}
+
+/// Notes that a GPU answers. A fault that its monitor has told stays until the monitor takes it
+/// back, unless the GPU was lost since: then it has been reset.
+fn answers(record: &mut Record, spec: &GpuSpec) {
+    record.spec.clone_from(spec);
+    let registration = record.registration(Own::Nvml.source(), None);
+    registration.silence = None;
+    let told = registration.conditions.get(Own::Nvml.kind());
+    match told.map(|told| told.reason.as_str()) {
+        None => nvml(
+            registration,
+            ConditionStatus::True,
+            INITIALIZED,
+            "GPU enumerated via NVML",
+        ),
+        Some(LOST) => nvml(
+            registration,
+            ConditionStatus::True,
+            RECOVERED,
+            "The GPU was lost and is there again",
+        ),
+        Some(_) => {}
+    }
+}
+
+fn does_not_answer(record: &mut Record, inventory: &Inventory) {
+    let (uuid, pci) = (record.spec.uuid.clone(), record.spec.pci_bus_id.clone());
+    let is_it = |one: &&UnreadableGpu| {
+        let is = |told: &Option<String>, ours: &str| {
+            (told.as_deref()).is_some_and(|told| told.eq_ignore_ascii_case(ours))
+        };
+        is(&one.uuid, &uuid) || is(&one.pci, &pci)
+    };
+    let unreadable = inventory.unreadable.iter().find(is_it);
+    let registration = record.registration(Own::Nvml.source(), None);
+    let lost = match unreadable {
+        Some(one) if one.is_lost => Some(format!("NVML: {}", one.error)),
+        Some(one) => {
+            let message = format!("NVML cannot read it: {}", one.error);
+            // It has said nothing yet where it was never read.
+            let kind = Own::Nvml.kind().to_owned();
+            let unknown = Told::unknown(UNREADABLE, message);
+            registration
+                .conditions
+                .entry(kind)
+                .or_insert(unknown.clone());
+            registration.silence = Some(unknown);
+            None
+        }
+        None if inventory.gpus.is_empty() => {
+            let message = "NVML shows no GPUs any more".to_owned();
+            registration.silence = Some(Told::unknown(NO_GPUS, message));
+            None
+        }
+        None => Some("NVML does not show it any more, and shows others".to_owned()),
+    };
+    if let Some(message) = lost {
+        registration.silence = None;
+        nvml(registration, ConditionStatus::False, LOST, &message);
+    }
+}
+
+fn nvml(registration: &mut Registration, status: ConditionStatus, reason: &str, message: &str) {
+    let told = Told {
+        status,
+        reason: reason.to_owned(),
+        message: message.to_owned(),
+        since: None,
+    };
+    registration.tell(Own::Nvml.kind(), told);
+}
+
+fn spec(gpu: &Found) -> GpuSpec {
+    let mig_devices = gpu.mig_devices.iter().map(|mig| MigDevice {
+        uuid: mig.uuid.clone(),
+        gpu_instance: mig.gpu_instance,
+        compute_instance: mig.compute_instance,
+        memory_bytes: mig.memory_bytes.unwrap_or_default(),
+    });
+    GpuSpec {
+        uuid: gpu.uuid.clone(),
+        index: i32::try_from(gpu.index).unwrap_or(i32::MAX),
+        product_name: gpu.product.clone(),
+        architecture: gpu.architecture.clone().unwrap_or_default(),
+        memory_bytes: gpu.memory_bytes.unwrap_or_default(),
+        pci_bus_id: gpu.pci.clone(),
+        mig_devices: mig_devices.collect(),
+    }
+}
+
+fn spec_of_unreadable(uuid: &str, gpu: &UnreadableGpu) -> GpuSpec {
+    GpuSpec {
+        uuid: uuid.to_owned(),
+        index: i32::try_from(gpu.index).unwrap_or(i32::MAX),
+        pci_bus_id: gpu.pci.clone().unwrap_or_default(),
+        ..GpuSpec::default()
+    }
+}

@@ -1,0 +1,109 @@
+//! What providers may write, and how much of it.
+
+use std::collections::BTreeMap;
+
+use contract::device::{Condition, ConditionStatus, GpuSpec};
+use contract::json;
+
+use super::BoardError;
+use super::record::Told;
+
+/// Most GPUs of one machine: some more than the largest machines have, those that were swapped
+/// included.
+pub const MAX_GPUS: usize = 256;
+/// Most providers from outside.
+pub const MAX_PROVIDERS: usize = 32;
+/// Most types of conditions of one provider, until it has no GPU registered any more.
+pub const MAX_CONDITIONS: usize = 16;
+/// Bytes of a name, a type or a reason.
+pub const MAX_WORD: usize = 128;
+/// Bytes of a condition's message.
+pub const MAX_MESSAGE: usize = 1024;
+/// Most partitions of one GPU; the drivers of today make seven.
+const MAX_MIG_DEVICES: usize = 64;
+
+/// Checks a name.
+pub(super) fn word(field: &'static str, text: &str) -> Result<(), BoardError> {
+    if text.is_empty() {
+        let problem = "it is missing".to_owned();
+        return Err(BoardError::Invalid { field, problem });
+    }
+    at_most(field, text, MAX_WORD)?;
+    if text.chars().any(char::is_control) {
+        let problem = format!("{text:?} has a control character");
+        return Err(BoardError::Invalid { field, problem });
+    }
+    Ok(())
+}
+
+fn at_most(field: &'static str, text: &str, limit: usize) -> Result<(), BoardError> {
+    if text.len() > limit {
+        let problem = format!("it has {} bytes, at most {limit} are taken", text.len());
+        return Err(BoardError::Invalid { field, problem });
+    }
+    Ok(())
+}
+
+/// Checks what a provider says of a GPU of this name, and fills its UUID in.
+pub(super) fn spec(name: &str, mut spec: GpuSpec) -> Result<GpuSpec, BoardError> {
+    if spec.uuid.is_empty() {
+        name.clone_into(&mut spec.uuid);
+    }
+    if !spec.uuid.eq_ignore_ascii_case(name) {
+        let field = "spec.uuid";
+        let problem = format!("{:?} is not the name, {name:?}", spec.uuid);
+        return Err(BoardError::Invalid { field, problem });
+    }
+    at_most("spec.product_name", &spec.product_name, MAX_WORD)?;
+    at_most("spec.architecture", &spec.architecture, MAX_WORD)?;
+    at_most("spec.pci_bus_id", &spec.pci_bus_id, MAX_WORD)?;
+    if spec.mig_devices.len() > MAX_MIG_DEVICES {
+        let (what, limit) = ("partitions of the GPU", MAX_MIG_DEVICES);
+        return Err(BoardError::TooMany { what, limit });
+    }
+    for mig in &spec.mig_devices {
+        at_most("spec.mig_devices.uuid", &mig.uuid, MAX_WORD)?;
+    }
+    Ok(spec)
+}
+
+/// Checks a provider's conditions and returns them by their types.
+pub(super) fn conditions(conditions: Vec<Condition>) -> Result<BTreeMap<String, Told>, BoardError> {
+    if conditions.len() > MAX_CONDITIONS {
+        let (what, limit) = ("types of conditions of this provider", MAX_CONDITIONS);
+        return Err(BoardError::TooMany { what, limit });
+    }
+    let mut checked = BTreeMap::new();
+    for one in conditions {
+        word("condition.type", &one.r#type)?;
+        at_most("condition.reason", &one.reason, MAX_WORD)?;
+        at_most("condition.message", &one.message, MAX_MESSAGE)?;
+        let status = status(one.status)?;
+        let since = one.last_transition_time.and_then(json::timestamp);
+        let told = Told {
+            status,
+            reason: one.reason,
+            message: one.message,
+            since,
+        };
+        if checked.insert(one.r#type.clone(), told).is_some() {
+            let problem = format!("{:?} is there twice", one.r#type);
+            let field = "condition.type";
+            return Err(BoardError::Invalid { field, problem });
+        }
+    }
+    Ok(checked)
+}
+
+/// Returns the status that a number stands for. One of a later version is unknown to us, and so
+/// is the GPU by it.
+fn status(number: i32) -> Result<ConditionStatus, BoardError> {
+    match ConditionStatus::try_from(number) {
+        Ok(ConditionStatus::Unspecified) => Err(BoardError::Invalid {
+            field: "condition.status",
+            problem: "it is missing: give TRUE, FALSE or UNKNOWN".to_owned(),
+        }),
+        Ok(status) => Ok(status),
+        Err(_) => Ok(ConditionStatus::Unknown),
+    }
+}

@@ -1,0 +1,204 @@
+//! One GPU: what each source says of it, and what consumers see of that.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use contract::device::{Condition, ConditionStatus, Gpu, GpuPhase, GpuSpec, GpuStatus};
+use contract::json;
+use jiff::Timestamp;
+
+use super::{READY, Said};
+
+/// What is known of one GPU.
+pub(super) struct Record {
+    name: String,
+    pub(super) spec: GpuSpec,
+    /// What each source says, by its name. Without any the GPU is gone.
+    pub(super) registrations: BTreeMap<String, Registration>,
+    shown: Arc<Gpu>,
+}
+
+/// What one source says.
+#[derive(Default)]
+pub(super) struct Registration {
+    /// By their types.
+    pub(super) conditions: BTreeMap<String, Told>,
+    /// When it was heard last; `None`: it is our own, and says itself when it is away.
+    pub(super) heard: Option<Timestamp>,
+    /// What counts instead while it is not heard. What it has said counts again afterwards.
+    pub(super) silence: Option<Told>,
+}
+
+/// What is said by one condition.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Told {
+    pub(super) status: ConditionStatus,
+    pub(super) reason: String,
+    pub(super) message: String,
+    /// Since when it is so, where the source tells.
+    pub(super) since: Option<Timestamp>,
+}
+
+// === impl Record ===
+
+impl Record {
+    pub(super) fn new(name: String, spec: GpuSpec) -> Self {
+        Self {
+            name,
+            spec,
+            registrations: BTreeMap::new(),
+            shown: Arc::default(),
+        }
+    }
+
+    /// Returns what consumers see.
+    pub(super) fn shown(&self) -> &Arc<Gpu> {
+        &self.shown
+    }
+
+    /// Returns whether consumers have seen it.
+    pub(super) fn is_shown(&self) -> bool {
+        !self.shown.resource_version.is_empty()
+    }
+
+    pub(super) fn show(&mut self, gpu: Arc<Gpu>) {
+        self.shown = gpu;
+    }
+
+    /// Returns what a source says, which is nothing yet where it is new.
+    pub(super) fn registration(
+        &mut self,
+        source: &str,
+        heard: Option<Timestamp>,
+    ) -> &mut Registration {
+        let registration = self.registrations.entry(source.to_owned());
+        registration.or_insert_with(|| Registration {
+            heard,
+            ..Registration::default()
+        })
+    }
+
+    /// Returns what consumers are to see, where that is something else than what they have seen.
+    pub(super) fn changed(&self, now: Timestamp) -> Option<Gpu> {
+        let gpu = Gpu {
+            name: self.name.clone(),
+            spec: Some(self.spec.clone()),
+            status: Some(self.status(now)),
+            resource_version: self.shown.resource_version.clone(),
+        };
+        (gpu != *self.shown).then_some(gpu)
+    }
+
+    fn status(&self, now: Timestamp) -> GpuStatus {
+        let mut conditions = Vec::new();
+        for (source, registration) in &self.registrations {
+            for (kind, told) in &registration.conditions {
+                let told = registration.silence.as_ref().unwrap_or(told);
+                conditions.push(self.condition(kind, told, source, now));
+            }
+        }
+        let is_pending = conditions.is_empty();
+        let ready = sum(&conditions);
+        let phase = match ready.status {
+            _ if is_pending => GpuPhase::Pending,
+            ConditionStatus::True => GpuPhase::Ready,
+            ConditionStatus::False => GpuPhase::NotReady,
+            _ => GpuPhase::Unknown,
+        };
+        conditions.push(self.condition(READY, &ready, "gpuwarden", now));
+        conditions.sort_by(|one, other| one.r#type.cmp(&other.r#type));
+        GpuStatus {
+            phase: phase.into(),
+            conditions,
+        }
+    }
+
+    /// Returns a condition as consumers see it. Its time is that of its status: another reason
+    /// for the same status does not begin it anew.
+    fn condition(&self, kind: &str, told: &Told, source: &str, now: Timestamp) -> Condition {
+        let status = told.status.into();
+        let shown = self.shown.status.as_ref();
+        let before = shown.and_then(|shown| shown.conditions.iter().find(|one| one.r#type == kind));
+        let kept = before
+            .filter(|before| before.status == status)
+            .and_then(|before| before.last_transition_time);
+        let since = told.since.filter(|since| *since <= now).unwrap_or(now);
+        Condition {
+            r#type: kind.to_owned(),
+            status,
+            reason: told.reason.clone(),
+            message: told.message.clone(),
+            last_transition_time: kept.or_else(|| Some(json::proto_timestamp(since))),
+            source: source.to_owned(),
+        }
+    }
+}
+
+/// Returns what all conditions come to: false where one is, else unknown where one is, else true.
+fn sum(conditions: &[Condition]) -> Told {
+    let of = |status: ConditionStatus| -> Vec<&Condition> {
+        let of = |condition: &&Condition| condition.status() == status;
+        conditions.iter().filter(of).collect()
+    };
+    let (bad, unknown) = (of(ConditionStatus::False), of(ConditionStatus::Unknown));
+    let (status, named, word) = if !bad.is_empty() {
+        (ConditionStatus::False, bad, "false")
+    } else if !unknown.is_empty() {
+        (ConditionStatus::Unknown, unknown, "unknown")
+    } else if conditions.is_empty() {
+        let message = "Nobody has said anything about it yet".to_owned();
+        return Told::unknown("NothingReported", message);
+    } else {
+        return Told {
+            status: ConditionStatus::True,
+            reason: "AllTrue".to_owned(),
+            message: String::new(),
+            since: None,
+        };
+    };
+    let kinds: Vec<&str> = named.iter().map(|one| one.r#type.as_str()).collect();
+    Told {
+        status,
+        reason: named
+            .first()
+            .map_or_else(String::new, |one| one.reason.clone()),
+        message: format!("{word}: {}", kinds.join(", ")),
+        since: None,
+    }
+}
+
+// === impl Registration ===
+
+impl Registration {
+    pub(super) fn tell(&mut self, kind: &str, told: Told) {
+        self.conditions.insert(kind.to_owned(), told);
+    }
+
+    pub(super) fn replace(&mut self, conditions: &BTreeMap<String, Told>) {
+        self.conditions.clone_from(conditions);
+    }
+}
+
+// === impl Told ===
+
+impl Told {
+    pub(super) fn unknown(reason: &str, message: String) -> Self {
+        Self {
+            status: ConditionStatus::Unknown,
+            reason: reason.to_owned(),
+            message,
+            since: None,
+        }
+    }
+}
+
+impl From<Said> for Told {
+    fn from(said: Said) -> Self {
+        Self {
+            status: said.status,
+            reason: said.reason,
+            message: said.message,
+            since: None,
+        }
+    }
+}

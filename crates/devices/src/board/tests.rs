@@ -1,0 +1,401 @@
+//! Who may write what, what follows from it, and when it is another version.
+
+use contract::device::{Condition, ConditionStatus, Gpu, GpuPhase, GpuSpec, GpuStatus};
+use diagnosis::gpu::{Gpu as Found, Inventory, UnreadableGpu};
+use jiff::{SignedDuration, Timestamp};
+
+use super::*;
+
+fn at(second: i64) -> Timestamp {
+    Timestamp::UNIX_EPOCH + SignedDuration::from_secs(second)
+}
+
+fn board(gpus: u32) -> Board {
+    let mut board = Board::new("e".to_owned());
+    assert_eq!(board.set_inventory(&inventory(0..gpus), at(0)), 0);
+    board
+}
+
+fn inventory(gpus: impl IntoIterator<Item = u32>) -> Inventory {
+    let found = |index: u32| Found {
+        index,
+        uuid: format!("GPU-{index}"),
+        pci: format!("0000:0{index}:00.0"),
+        ..Found::default()
+    };
+    Inventory {
+        gpus: gpus.into_iter().map(found).collect(),
+        ..Inventory::default()
+    }
+}
+
+fn provider(id: &str) -> Provider {
+    Provider {
+        id: id.to_owned(),
+        uid: 0,
+    }
+}
+
+fn condition(kind: &str, status: ConditionStatus, reason: &str) -> Condition {
+    Condition {
+        r#type: kind.to_owned(),
+        status: status.into(),
+        reason: reason.to_owned(),
+        ..Condition::default()
+    }
+}
+
+fn status_of(conditions: impl IntoIterator<Item = Condition>) -> GpuStatus {
+    GpuStatus {
+        conditions: conditions.into_iter().collect(),
+        ..GpuStatus::default()
+    }
+}
+
+/// Returns each condition of a GPU as `type=Status/Reason@second`.
+fn seen(board: &Board, name: &str) -> Vec<String> {
+    let gpu: &Gpu = board.gpu(name).unwrap();
+    let status = gpu.status.as_ref().unwrap();
+    let seen = status.conditions.iter().map(|one| {
+        let since = one.last_transition_time.unwrap().seconds;
+        format!("{}={:?}/{}@{since}", one.r#type, one.status(), one.reason)
+    });
+    seen.collect()
+}
+
+fn phase(board: &Board, name: &str) -> GpuPhase {
+    board.gpu(name).unwrap().status.as_ref().unwrap().phase()
+}
+
+#[test]
+fn another_reason_for_the_same_status_does_not_begin_it_anew() {
+    let mut board = board(1);
+    for (second, status, reason, expected) in [
+        (10, ConditionStatus::False, "A", "Hot=False/A@10"),
+        (20, ConditionStatus::False, "B", "Hot=False/B@10"),
+        (30, ConditionStatus::False, "A", "Hot=False/A@10"),
+        (40, ConditionStatus::True, "A", "Hot=True/A@40"),
+    ] {
+        let status = status_of([condition("Hot", status, reason)]);
+        let by = provider("a");
+        let spec = GpuSpec::default();
+        board
+            .register(&by, "GPU-0", spec, Some(status), at(second))
+            .unwrap();
+        assert!(
+            seen(&board, "gpu-0").contains(&expected.to_owned()),
+            "{:?}",
+            seen(&board, "gpu-0")
+        );
+    }
+    // A time that the provider tells counts, unless it is to come.
+    for (told, expected) in [(41, "Hot=False/A@41"), (99, "Hot=True/A@60")] {
+        let mut one = condition("Hot", ConditionStatus::False, "A");
+        if told == 99 {
+            one.status = ConditionStatus::True.into();
+        }
+        one.last_transition_time = Some(contract::json::proto_timestamp(at(told)));
+        board
+            .update_condition(&provider("a"), "GPU-0", one, at(60))
+            .unwrap();
+        assert!(
+            seen(&board, "gpu-0").contains(&expected.to_owned()),
+            "{:?}",
+            seen(&board, "gpu-0")
+        );
+    }
+}
+
+#[test]
+fn ready_is_false_if_one_is_else_unknown_if_one_is_else_true() {
+    use ConditionStatus::{False, True, Unknown};
+    let table = [
+        (vec![], ConditionStatus::True, GpuPhase::Ready),
+        (vec![True], True, GpuPhase::Ready),
+        (vec![True, Unknown], Unknown, GpuPhase::Unknown),
+        (vec![Unknown, False], False, GpuPhase::NotReady),
+        (vec![False, True], False, GpuPhase::NotReady),
+    ];
+    for (said, expected, in_phase) in table {
+        let mut board = board(1);
+        let said = said.iter().enumerate();
+        let conditions = said.map(|(index, status)| condition(&index.to_string(), *status, "R"));
+        let status = status_of(conditions);
+        let by = provider("a");
+        board
+            .register(&by, "GPU-0", GpuSpec::default(), Some(status), at(1))
+            .unwrap();
+        assert_eq!(phase(&board, "GPU-0"), in_phase);
+        let ready = format!("Ready={expected:?}/");
+        assert!(
+            seen(&board, "GPU-0")
+                .iter()
+                .any(|one| one.starts_with(&ready)),
+            "{ready}"
+        );
+    }
+}
+
+#[test]
+fn a_provider_that_is_silent_is_unknown_until_it_is_heard() {
+    let mut board = board(1);
+    let by = provider("a");
+    let bad = status_of([condition("Hot", ConditionStatus::False, "A")]);
+    board
+        .register(&by, "GPU-0", GpuSpec::default(), Some(bad), at(0))
+        .unwrap();
+    board.heartbeat(&by, &[], at(30)).unwrap();
+    board.expire(at(89));
+    assert_eq!(seen(&board, "GPU-0")[0], "Hot=False/A@0");
+    board.expire(at(90));
+    board.expire(at(91));
+    assert_eq!(seen(&board, "GPU-0")[0], "Hot=Unknown/ProviderSilent@90");
+    assert_eq!(
+        (phase(&board, "GPU-0"), board.silent()),
+        (GpuPhase::Unknown, 1)
+    );
+    // Of another GPU it says nothing about this one.
+    let unknown = board.heartbeat(&by, &["GPU-7".to_owned()], at(95)).unwrap();
+    assert_eq!(unknown, ["GPU-7"]);
+    assert_eq!(seen(&board, "GPU-0")[0], "Hot=Unknown/ProviderSilent@90");
+    board
+        .heartbeat(&by, &["gpu-0".to_owned()], at(100))
+        .unwrap();
+    assert_eq!(seen(&board, "GPU-0")[0], "Hot=False/A@100");
+    assert_eq!(board.silent(), 0);
+}
+
+#[test]
+fn nobody_writes_or_erases_what_is_anothers() {
+    let mut board = board(1);
+    let (a, b) = (provider("a"), provider("b"));
+    let hot = || status_of([condition("Hot", ConditionStatus::False, "A")]);
+    board
+        .register(&a, "GPU-0", GpuSpec::default(), Some(hot()), at(0))
+        .unwrap();
+    let before = seen(&board, "GPU-0");
+    let refused = board
+        .register(&b, "GPU-0", GpuSpec::default(), Some(hot()), at(1))
+        .unwrap_err();
+    assert!(
+        matches!(&refused, BoardError::Owned { owner, .. } if owner == "a"),
+        "{refused}"
+    );
+    board
+        .register(&b, "GPU-0", GpuSpec::default(), None, at(1))
+        .unwrap();
+    board
+        .update_status(&b, "GPU-0", GpuStatus::default(), at(1))
+        .unwrap();
+    assert_eq!(seen(&board, "GPU-0"), before);
+
+    let thief = Provider {
+        uid: 1000,
+        ..a.clone()
+    };
+    for refused in [
+        board.unregister(&thief, "GPU-0", at(2)).unwrap_err(),
+        board
+            .heartbeat(&provider("nvml-provider"), &[], at(2))
+            .unwrap_err(),
+    ] {
+        assert!(matches!(refused, BoardError::Taken { .. }), "{refused}");
+    }
+    // With its last registration its types and its name are free.
+    board.unregister(&a, "GPU-0", at(3)).unwrap();
+    assert_eq!(
+        seen(&board, "GPU-0"),
+        ["NVMLReady=True/Initialized@0", "Ready=True/AllTrue@3"]
+    );
+    board.update_status(&b, "GPU-0", hot(), at(4)).unwrap();
+    board
+        .register(&thief, "GPU-0", GpuSpec::default(), None, at(4))
+        .unwrap();
+}
+
+#[test]
+fn a_gpu_goes_when_nobody_has_it_registered_any_more() {
+    let mut board = board(1);
+    let (a, b) = (provider("a"), provider("b"));
+    for by in [&a, &b] {
+        for name in ["GPU-0", "GPU-x"] {
+            board
+                .register(by, name, GpuSpec::default(), None, at(0))
+                .unwrap();
+        }
+    }
+    assert_eq!(phase(&board, "GPU-x"), GpuPhase::Pending);
+    for by in [&a, &b] {
+        assert!(board.gpu("GPU-x").is_ok());
+        board.unregister(by, "GPU-0", at(1)).unwrap();
+        board.unregister(by, "GPU-x", at(1)).unwrap();
+    }
+    assert!(board.gpu("GPU-x").is_err());
+    assert!(board.gpu("GPU-0").is_ok());
+}
+
+#[test]
+fn one_gpu_that_vanishes_is_lost_and_all_that_vanish_are_unknown() {
+    let mut board = board(2);
+    board.set_inventory(&inventory([0]), at(10));
+    assert_eq!(seen(&board, "GPU-1")[0], "NVMLReady=False/GPULost@10");
+    assert_eq!(seen(&board, "GPU-0")[0], "NVMLReady=True/Initialized@0");
+    board.set_inventory(&inventory([]), at(20));
+    assert_eq!(seen(&board, "GPU-0")[0], "NVMLReady=Unknown/NoGPUs@20");
+    board.own_away(Own::Nvml, "DriverGone", "", at(25));
+    assert_eq!(seen(&board, "GPU-0")[0], "NVMLReady=Unknown/DriverGone@20");
+    board.set_inventory(&inventory([0, 1]), at(30));
+    assert_eq!(seen(&board, "GPU-0")[0], "NVMLReady=True/Initialized@30");
+    assert_eq!(seen(&board, "GPU-1")[0], "NVMLReady=True/Recovered@30");
+}
+
+#[test]
+fn a_gpu_that_does_not_answer_is_lost_only_where_the_driver_says_so() {
+    let unreadable = |uuid: Option<&str>, pci: Option<&str>, is_lost| UnreadableGpu {
+        uuid: uuid.map(str::to_owned),
+        pci: pci.map(str::to_owned),
+        error: "NVML_ERROR_X".to_owned(),
+        is_lost,
+        ..UnreadableGpu::default()
+    };
+    let look = |board: &mut Board, one, second| {
+        let mut inventory = inventory([0]);
+        inventory.unreadable.push(one);
+        board.set_inventory(&inventory, at(second));
+    };
+    let mut board = board(2);
+    look(
+        &mut board,
+        unreadable(None, Some("0000:01:00.0"), false),
+        10,
+    );
+    assert_eq!(seen(&board, "GPU-1")[0], "NVMLReady=Unknown/Unreadable@10");
+    look(&mut board, unreadable(Some("gpu-1"), None, true), 20);
+    assert_eq!(seen(&board, "GPU-1")[0], "NVMLReady=False/GPULost@20");
+    // One that was never read is named all the same.
+    look(&mut board, unreadable(Some("GPU-5"), None, false), 30);
+    assert_eq!(seen(&board, "GPU-5")[0], "NVMLReady=Unknown/Unreadable@30");
+}
+
+#[test]
+fn a_look_at_the_gpus_takes_no_fault_back() {
+    let mut board = board(1);
+    board
+        .set_own(Own::Nvml, "GPU-0", Said::bad("XidError", "79"), at(5))
+        .unwrap();
+    let version = board.version();
+    board.set_inventory(&inventory([0]), at(10));
+    board.own_away(Own::Nvml, "DriverGone", "", at(20));
+    board.set_inventory(&inventory([0]), at(30));
+    assert_eq!(seen(&board, "GPU-0")[0], "NVMLReady=False/XidError@30");
+    // The first look changed nothing, so it was no version.
+    assert_eq!(board.version(), version + 2);
+}
+
+#[test]
+fn what_is_too_much_or_malformed_is_refused_by_name_and_changes_nothing() {
+    let mut board = board(1);
+    let by = provider("a");
+    board
+        .register(&by, "GPU-0", GpuSpec::default(), None, at(0))
+        .unwrap();
+    let version = board.version();
+    let good = || condition("Hot", ConditionStatus::True, "R");
+    let long = |length| "x".repeat(length + 1);
+    let many =
+        (0..=MAX_CONDITIONS).map(|index| condition(&index.to_string(), ConditionStatus::True, ""));
+    let bad = [
+        (
+            vec![condition("", ConditionStatus::True, "R")],
+            "condition.type: it is missing",
+        ),
+        (
+            vec![condition("a\nb", ConditionStatus::True, "R")],
+            "control character",
+        ),
+        (
+            vec![condition("Hot", ConditionStatus::Unspecified, "R")],
+            "condition.status: it is missing",
+        ),
+        (
+            vec![condition("Hot", ConditionStatus::True, &long(MAX_WORD))],
+            "condition.reason: it has 129",
+        ),
+        (
+            vec![Condition {
+                message: long(MAX_MESSAGE),
+                ..good()
+            }],
+            "condition.message: it has 1025",
+        ),
+        (vec![good(), good()], "\"Hot\" is there twice"),
+        (many.collect(), "there are 16 types of conditions"),
+    ];
+    for (conditions, expected) in bad {
+        let refused = board
+            .update_status(&by, "GPU-0", status_of(conditions), at(1))
+            .unwrap_err();
+        assert!(
+            refused.to_string().contains(expected),
+            "{expected}: {refused}"
+        );
+    }
+    let other = GpuSpec {
+        uuid: "GPU-1".to_owned(),
+        ..GpuSpec::default()
+    };
+    let refused = board
+        .register(&by, "GPU-9", other, None, at(1))
+        .unwrap_err();
+    assert!(refused.to_string().contains("is not the name"), "{refused}");
+    assert_eq!(board.version(), version);
+    // One of a later version is data.
+    let later = Condition {
+        status: 9,
+        ..good()
+    };
+    board.update_condition(&by, "GPU-0", later, at(1)).unwrap();
+    assert_eq!(seen(&board, "GPU-0")[0], "Hot=Unknown/R@1");
+}
+
+#[test]
+fn there_is_room_for_so_many_and_no_more() {
+    let mut board = board(0);
+    let by = provider("a");
+    for index in 0..MAX_GPUS {
+        board
+            .register(
+                &by,
+                &format!("GPU-{index}"),
+                GpuSpec::default(),
+                None,
+                at(0),
+            )
+            .unwrap();
+    }
+    let refused = board
+        .register(&by, "GPU-x", GpuSpec::default(), None, at(0))
+        .unwrap_err();
+    assert!(refused.to_string().contains("256 GPUs"), "{refused}");
+    assert_eq!(board.set_inventory(&inventory(254..258), at(1)), 2);
+    for index in 1..MAX_PROVIDERS {
+        let by = provider(&index.to_string());
+        board
+            .register(&by, "GPU-0", GpuSpec::default(), None, at(1))
+            .unwrap();
+    }
+    let refused = board.heartbeat(&provider("x"), &[], at(1)).unwrap_err();
+    assert!(refused.to_string().contains("32 providers"), "{refused}");
+    for index in 0..MAX_CONDITIONS {
+        let one = condition(&index.to_string(), ConditionStatus::True, "");
+        board.update_condition(&by, "GPU-0", one, at(1)).unwrap();
+    }
+    let one = condition("x", ConditionStatus::True, "");
+    let refused = board
+        .update_condition(&by, "GPU-0", one, at(1))
+        .unwrap_err();
+    assert!(
+        refused.to_string().contains("16 types of conditions"),
+        "{refused}"
+    );
+}

@@ -1,0 +1,161 @@
+//! Which faults make which GPU's condition false.
+
+use std::collections::BTreeSet;
+
+use contract::device::{ConditionStatus, GpuSpec};
+use diagnosis::gpu::{Gpu as Found, Inventory};
+use jiff::Timestamp;
+use runtime::metrics::Metrics;
+use serde_json::json;
+
+use super::*;
+
+fn api() -> DeviceApi {
+    let api = DeviceApi::new(&Metrics::default(), Timestamp::now);
+    let found = |index: u32| Found {
+        index,
+        uuid: format!("GPU-{index}"),
+        pci: format!("0000:b{index}:00.0"),
+        ..Found::default()
+    };
+    api.set_inventory(&Inventory {
+        gpus: vec![found(0), found(1)],
+        ..Inventory::default()
+    });
+    api
+}
+
+fn fault(class: &str, entity: (&str, &str), edit: impl FnOnce(&mut FaultView)) -> FaultView {
+    let now = Timestamp::UNIX_EPOCH;
+    let mut fault = serde_json::from_value(json!({
+        "agent": "syslog-health-monitor", "componentClass": class, "check": "SysLogsXIDError",
+        "code": "79", "subject": "", "fatal": true, "recommendedAction": "RESTART_BM",
+        "entities": [{"entityType": entity.0, "entityValue": entity.1}],
+        "message": "", "firstSeen": now, "lastSeen": now, "count": 1, "eventId": "1",
+    }))
+    .unwrap();
+    edit(&mut fault);
+    fault
+}
+
+/// Returns the GPUs whose condition is false, and that of all others is true.
+fn bad(api: &DeviceApi) -> BTreeSet<String> {
+    let mut bad = BTreeSet::new();
+    for gpu in api.gpus() {
+        let status = gpu.status.as_ref().unwrap();
+        let health = status
+            .conditions
+            .iter()
+            .find(|one| one.r#type == Own::Health.kind());
+        match health.unwrap().status() {
+            ConditionStatus::False => drop(bad.insert(gpu.name.clone())),
+            status => assert_eq!(status, ConditionStatus::True),
+        }
+    }
+    bad
+}
+
+#[test]
+fn a_fatal_fault_is_a_condition_of_the_gpus_that_it_concerns() {
+    let nothing = |_: &mut FaultView| {};
+    let table: [(FaultView, &[&str]); 10] = [
+        (fault("GPU", ("GPU_UUID", "gpu-1"), nothing), &["GPU-1"]),
+        (fault("GPU", ("PCI", "00000000:B1:00"), nothing), &["GPU-1"]),
+        (fault("GPU", ("GPU", "0"), nothing), &["GPU-0"]),
+        (fault("GPU", ("GPU", "GPU-1"), nothing), &["GPU-1"]),
+        (fault("GPU", ("GPU_UUID", "GPU-7"), nothing), &[]),
+        (
+            fault("GPU", ("NVSWITCH", "0"), nothing),
+            &["GPU-0", "GPU-1"],
+        ),
+        (fault("NIC", ("NIC", "mlx5_0"), nothing), &[]),
+        (fault("GPU", ("GPU", "1"), |fault| fault.fatal = false), &[]),
+        (
+            fault("GPU", ("GPU", "1"), |fault| fault.dismissed = true),
+            &[],
+        ),
+        (
+            fault("GPU", ("GPU", "1"), |fault| {
+                fault.agent = PROVIDERS_AGENT.to_owned()
+            }),
+            &[],
+        ),
+    ];
+    for (fault, expected) in table {
+        let api = api();
+        let view = FleetView {
+            nodes: vec![node(vec![fault.clone()])],
+            ..FleetView::default()
+        };
+        show(&api, "n1", &view);
+        let expected = expected.iter().map(ToString::to_string).collect();
+        assert_eq!(bad(&api), expected, "{fault:?}");
+        show(&api, "n1", &FleetView::default());
+        assert_eq!(bad(&api), BTreeSet::new());
+        show(&api, "another", &view);
+        assert_eq!(bad(&api), BTreeSet::new());
+    }
+}
+
+#[test]
+fn a_gpu_that_the_driver_has_not_named_has_no_number() {
+    let gpu = Gpu {
+        name: "GPU-x".to_owned(),
+        spec: Some(GpuSpec::default()),
+        ..Gpu::default()
+    };
+    let of_number = fault("GPU", ("GPU", "0"), |_| {});
+    assert_eq!(said_of(&gpu, &[of_number]).status, ConditionStatus::True);
+}
+
+#[tokio::test]
+async fn it_waits_until_the_faults_are_known_and_then_follows_them_and_the_gpus() {
+    let api = api();
+    let (view, seen) = tokio::sync::watch::channel(Arc::default());
+    let cancel = CancellationToken::new();
+    let following = tokio::spawn(follow(api.clone(), "n1".to_owned(), seen, cancel.clone()));
+    tokio::task::yield_now().await;
+    assert!(
+        api.gpus()
+            .iter()
+            .all(|gpu| gpu.status.as_ref().unwrap().conditions.len() == 2)
+    );
+    let fault = fault("GPU", ("GPU_UUID", "GPU-2"), |_| {});
+    view.send_replace(Arc::new(FleetView {
+        ready: true,
+        nodes: vec![node(vec![fault])],
+        ..FleetView::default()
+    }));
+    let mut versions = api.versions();
+    let has_three = || {
+        api.gpus()
+            .iter()
+            .all(|gpu| gpu.status.as_ref().unwrap().conditions.len() == 3)
+    };
+    while !has_three() {
+        versions.changed().await.unwrap();
+    }
+    assert_eq!(bad(&api), BTreeSet::new());
+    // A GPU that appears after its fault.
+    api.set_inventory(&Inventory {
+        gpus: vec![Found {
+            index: 2,
+            uuid: "GPU-2".to_owned(),
+            ..Found::default()
+        }],
+        ..Inventory::default()
+    });
+    while !has_three() {
+        versions.changed().await.unwrap();
+    }
+    assert_eq!(bad(&api), BTreeSet::from(["GPU-2".to_owned()]));
+    cancel.cancel();
+    following.await.unwrap();
+}
+
+fn node(faults: Vec<FaultView>) -> domain::view::NodeStatus {
+    serde_json::from_value(json!({
+        "name": "n1", "state": "unhealthy", "faults": faults, "notes": [],
+    }))
+    .unwrap()
+}

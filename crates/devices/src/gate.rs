@@ -1,0 +1,91 @@
+//! The job gate: whether this machine is fit for a job, answered from memory.
+//!
+//! Launchers of training jobs ask it before each rendezvous (`nvhcd.HealthCheckService`). Unfit is
+//! what is known to be bad; what is not known says nothing.
+
+use contract::device::{Gpu, GpuPhase};
+use contract::nvhcd::health_check_service_server::{HealthCheckService, HealthCheckServiceServer};
+use contract::nvhcd::{HealthCheckRequest, HealthCheckResponse};
+use runtime::unix_grpc;
+use tokio::net::UnixListener;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+use crate::DeviceApi;
+use crate::board::READY;
+use crate::server::{self, MAX_REQUEST_BYTES};
+
+/// What speaks for and against a job on this machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Fitness {
+    /// The GPUs that are bad, each with why.
+    pub bad: Vec<String>,
+    /// The GPUs of which it is not known how they do, each with why.
+    pub unknown: Vec<String>,
+    /// The number of all GPUs.
+    pub gpus: usize,
+}
+
+struct Gate(DeviceApi);
+
+/// Serves the job gate on a bound Unix socket until `cancel`.
+pub async fn serve(
+    listener: UnixListener,
+    api: DeviceApi,
+    cancel: CancellationToken,
+) -> Result<(), tonic::transport::Error> {
+    let gate =
+        HealthCheckServiceServer::new(Gate(api)).max_decoding_message_size(MAX_REQUEST_BYTES);
+    server::builder()
+        .add_service(gate)
+        .serve_with_incoming_shutdown(unix_grpc::incoming(listener), cancel.cancelled_owned())
+        .await
+}
+
+// === impl Fitness ===
+
+impl Fitness {
+    /// Returns what GPUs come to.
+    pub fn of<'a>(gpus: impl IntoIterator<Item = &'a Gpu>) -> Self {
+        let mut fitness = Self::default();
+        for gpu in gpus {
+            fitness.gpus += 1;
+            let Some(status) = &gpu.status else { continue };
+            let why = || {
+                let ready = status.conditions.iter().find(|one| one.r#type == READY);
+                let message = ready.map_or("", |ready| ready.message.as_str());
+                format!("{}: {message}", gpu.name)
+            };
+            match status.phase() {
+                GpuPhase::NotReady => fitness.bad.push(why()),
+                GpuPhase::Unknown | GpuPhase::Pending | GpuPhase::Unspecified => {
+                    fitness.unknown.push(why());
+                }
+                GpuPhase::Ready => {}
+            }
+        }
+        fitness
+    }
+}
+
+// === impl Gate ===
+
+#[tonic::async_trait]
+impl HealthCheckService for Gate {
+    async fn run_health_check(
+        &self,
+        _: Request<HealthCheckRequest>,
+    ) -> Result<Response<HealthCheckResponse>, Status> {
+        let gpus = self.0.gpus();
+        let fitness = Fitness::of(gpus.iter().map(AsRef::as_ref));
+        let fit = fitness.bad.is_empty();
+        let answer = [("answer", if fit { "fit" } else { "unfit" })];
+        self.0.shared.metrics.gate.get_or_create(&answer).inc();
+        Ok(Response::new(HealthCheckResponse {
+            success: fit,
+            exit_code: i32::from(!fit),
+            output: format!("{{\"fail_count\": {}}}", fitness.bad.len()),
+            error: fitness.bad.join("; "),
+        }))
+    }
+}

@@ -1,0 +1,117 @@
+//! Our service for providers: what they write goes to the board as it comes.
+
+use contract::device::provider_service_server::ProviderService;
+use contract::device::{
+    HeartbeatRequest, HeartbeatResponse, RegisterGpuRequest, RegisterGpuResponse,
+    UnregisterGpuRequest, UnregisterGpuResponse, UpdateGpuConditionRequest,
+    UpdateGpuConditionResponse, UpdateGpuStatusRequest, UpdateGpuStatusResponse,
+};
+use jiff::Timestamp;
+use runtime::unix_grpc::UnixPeer;
+use tonic::{Extensions, Request, Response, Status};
+
+use super::{Providers, Service, status};
+use crate::board::{Board, BoardError, Provider};
+
+impl Service {
+    /// Writes for a provider, if the process at the other end may be one.
+    fn write<T>(
+        &self,
+        extensions: &Extensions,
+        id: &str,
+        write: impl FnOnce(&mut Board, &Provider, Timestamp) -> Result<T, BoardError>,
+    ) -> Result<Response<T>, Status> {
+        let written = self.provider(extensions, id).and_then(|provider| {
+            let written = self.api.change(|board, now| write(board, &provider, now));
+            written.map_err(|error| status(&error))
+        });
+        if written.is_err() {
+            self.api.shared.metrics.refused.inc();
+        }
+        written.map(Response::new)
+    }
+
+    fn provider(&self, extensions: &Extensions, id: &str) -> Result<Provider, Status> {
+        let peer = extensions
+            .get::<UnixPeer>()
+            .filter(|peer| self.providers == Providers::Any || peer.is_operator);
+        let Some(peer) = peer else {
+            return Err(Status::permission_denied(
+                "only root and gpuwarden's own user may write as providers, in the namespaces of \
+                 gpuwarden; start it with --device-api-providers any to let others",
+            ));
+        };
+        Ok(Provider {
+            id: id.to_owned(),
+            uid: peer.uid,
+        })
+    }
+}
+
+#[tonic::async_trait]
+impl ProviderService for Service {
+    async fn register_gpu(
+        &self,
+        request: Request<RegisterGpuRequest>,
+    ) -> Result<Response<RegisterGpuResponse>, Status> {
+        let (_, extensions, asked) = request.into_parts();
+        self.write(&extensions, &asked.provider_id, |board, provider, now| {
+            let spec = asked.spec.unwrap_or_default();
+            let registered = board.register(provider, &asked.name, spec, asked.initial_status, now);
+            registered.map(|(gpu, created)| RegisterGpuResponse {
+                gpu: Some((*gpu).clone()),
+                created,
+            })
+        })
+    }
+
+    async fn unregister_gpu(
+        &self,
+        request: Request<UnregisterGpuRequest>,
+    ) -> Result<Response<UnregisterGpuResponse>, Status> {
+        let (_, extensions, asked) = request.into_parts();
+        self.write(&extensions, &asked.provider_id, |board, provider, now| {
+            board.unregister(provider, &asked.name, now)?;
+            Ok(UnregisterGpuResponse {})
+        })
+    }
+
+    async fn update_gpu_status(
+        &self,
+        request: Request<UpdateGpuStatusRequest>,
+    ) -> Result<Response<UpdateGpuStatusResponse>, Status> {
+        let (_, extensions, asked) = request.into_parts();
+        self.write(&extensions, &asked.provider_id, |board, provider, now| {
+            let status = asked.status.unwrap_or_default();
+            let gpu = board.update_status(provider, &asked.name, status, now)?;
+            Ok(UpdateGpuStatusResponse {
+                gpu: Some((*gpu).clone()),
+            })
+        })
+    }
+
+    async fn update_gpu_condition(
+        &self,
+        request: Request<UpdateGpuConditionRequest>,
+    ) -> Result<Response<UpdateGpuConditionResponse>, Status> {
+        let (_, extensions, asked) = request.into_parts();
+        self.write(&extensions, &asked.provider_id, |board, provider, now| {
+            let condition = asked.condition.unwrap_or_default();
+            let gpu = board.update_condition(provider, &asked.name, condition, now)?;
+            Ok(UpdateGpuConditionResponse {
+                gpu: Some((*gpu).clone()),
+            })
+        })
+    }
+
+    async fn heartbeat(
+        &self,
+        request: Request<HeartbeatRequest>,
+    ) -> Result<Response<HeartbeatResponse>, Status> {
+        let (_, extensions, asked) = request.into_parts();
+        self.write(&extensions, &asked.provider_id, |board, provider, now| {
+            let unknown_gpu_names = board.heartbeat(provider, &asked.gpu_names, now)?;
+            Ok(HeartbeatResponse { unknown_gpu_names })
+        })
+    }
+}

@@ -1,0 +1,112 @@
+//! What one watcher is told.
+//!
+//! A watcher has no buffer of events: it has a place in the board's history, and takes the next
+//! change when it has room for it. One that falls out of the history is told so, and begins anew
+//! with a snapshot. So a slow watcher costs nobody else anything, and misses nothing unknowingly.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use contract::device::{Gpu, WatchEventType, WatchGpusResponse};
+
+use crate::board::{Board, Change, Position};
+
+#[cfg(test)]
+mod tests;
+
+/// The place of one watcher.
+#[derive(Debug, Default)]
+pub(crate) struct Cursor {
+    /// The last version that it knows; `None`: it knows nothing, a snapshot is to come.
+    at: Option<u64>,
+    /// What of a snapshot is still to be told; at most as many as there can be GPUs.
+    snapshot: VecDeque<Arc<Gpu>>,
+    /// What is to be told before anything else.
+    first: Option<Told>,
+    /// What ends the snapshot.
+    last: Option<Told>,
+}
+
+/// What a watcher is told next.
+#[derive(Clone, Debug)]
+pub(crate) enum Told {
+    /// A GPU of a snapshot.
+    Added(Arc<Gpu>),
+    /// A change; the watcher knows all up to its version.
+    Change(Change),
+    /// Nothing else has changed up to this version.
+    Bookmark(String),
+    /// Changes were missed; a snapshot follows.
+    Resync,
+}
+
+// === impl Cursor ===
+
+impl Cursor {
+    /// Returns the place of a watcher that begins at a position; without one it begins with a
+    /// snapshot.
+    pub(crate) fn new(from: Option<Position>) -> Self {
+        match from {
+            None => Self::default(),
+            Some(Position::At(version)) => Self {
+                at: Some(version),
+                ..Self::default()
+            },
+            Some(Position::Elsewhere) => Self {
+                first: Some(Told::Resync),
+                ..Self::default()
+            },
+        }
+    }
+
+    /// Returns what the watcher is told next; `None`: it knows all.
+    pub(crate) fn next(&mut self, board: &Board) -> Option<Told> {
+        if let Some(first) = self.first.take() {
+            return Some(first);
+        }
+        if let Some(at) = self.at
+            && self.last.is_none()
+        {
+            let Ok(change) = board.after(at) else {
+                self.at = None;
+                return Some(Told::Resync);
+            };
+            let change = change?.clone();
+            self.at = Some(at + 1);
+            return Some(Told::Change(change));
+        }
+        if self.at.is_none() {
+            self.snapshot = board.gpus().cloned().collect();
+            self.at = Some(board.version());
+            self.last = Some(Told::Bookmark(board.name_of(board.version())));
+        }
+        let next = self.snapshot.pop_front().map(Told::Added);
+        next.or_else(|| self.last.take())
+    }
+
+    /// Returns the bookmark of a watcher that knows all.
+    pub(crate) fn bookmark(&self, board: &Board) -> Told {
+        Told::Bookmark(board.name_of(self.at.unwrap_or_default()))
+    }
+}
+
+// === impl Told ===
+
+impl From<Told> for WatchGpusResponse {
+    fn from(told: Told) -> Self {
+        let (kind, gpu, resource_version) = match told {
+            Told::Added(gpu) => (WatchEventType::Added, Some(gpu), String::new()),
+            Told::Change(change) => {
+                let version = change.gpu.resource_version.clone();
+                (change.kind, Some(change.gpu), version)
+            }
+            Told::Bookmark(version) => (WatchEventType::Bookmark, None, version),
+            Told::Resync => (WatchEventType::Resync, None, String::new()),
+        };
+        Self {
+            r#type: kind.into(),
+            gpu: gpu.map(Arc::unwrap_or_clone),
+            resource_version,
+        }
+    }
+}
