@@ -8,6 +8,7 @@
 mod event;
 mod metrics;
 pub mod probe;
+mod ready;
 mod xid;
 
 use std::collections::BTreeMap;
@@ -15,6 +16,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use contract::{HealthEvent, keys};
+use devices::DeviceApi;
 use diagnosis::catalog::Catalog;
 use diagnosis::decode::KernelLogDecoder;
 use diagnosis::gpu::checks::{Health, Limits, Remembered};
@@ -29,6 +31,7 @@ use tokio_util::sync::CancellationToken;
 use crate::kernel_log;
 use crate::monitor::{Frame, Monitor, Reporter};
 use metrics::GpuMetrics;
+use ready::Critical;
 
 /// Describes the GPU health monitor to its frame.
 const MONITOR: Monitor = Monitor {
@@ -59,6 +62,8 @@ pub struct GpuConfig {
     /// Whether the GPUs are not there: what is reported of them is marked, and the kernel's log knows
     /// nothing of them.
     pub is_fake: bool,
+    /// XIDs that leave the condition `NVMLReady` alone, beside those of programs.
+    pub ignored_xids: Vec<u32>,
     /// Whether a GPU without margin to its slowdown opens a fault; else it is only stored, as with
     /// NVSentinel.
     pub margin_counts: bool,
@@ -92,6 +97,7 @@ pub struct GpuMonitor {
     reporter: Reporter<GpuMemory>,
     probe: mpsc::Receiver<Seen>,
     sources: Sources,
+    devices: DeviceApi,
     health: Health,
     /// Whether a driver was found by this process.
     has_driver: bool,
@@ -108,13 +114,20 @@ struct GpuMemory {
     health: Remembered,
     /// When a GPU had its last XID that is reported and not closed, by UUID.
     xids: BTreeMap<String, Timestamp>,
+    /// The last critical XID of each GPU that is not ready, by UUID.
+    not_ready: BTreeMap<String, Critical>,
 }
 
 // === impl GpuMonitor ===
 
 impl GpuMonitor {
     /// Returns a monitor that is listed among the sources as `gpu-health`, and learns from `probe`.
-    pub fn new(config: GpuConfig, frame: &Frame, probe: mpsc::Receiver<Seen>) -> Self {
+    pub fn new(
+        config: GpuConfig,
+        frame: &Frame,
+        probe: mpsc::Receiver<Seen>,
+        devices: DeviceApi,
+    ) -> Self {
         let metrics = GpuMetrics::new(&frame.metrics);
         let mut reporter: Reporter<GpuMemory> = Reporter::new(&MONITOR, frame.clone());
         reporter.show(
@@ -129,6 +142,7 @@ impl GpuMonitor {
             reporter,
             probe,
             sources: frame.sources.clone(),
+            devices,
             has_driver: false,
             inventory: Inventory::default(),
             metrics,
@@ -160,15 +174,20 @@ impl GpuMonitor {
         match seen {
             Seen::Library(_) => self.has_driver = true,
             Seen::Inventory(inventory) => {
+                self.show_inventory(&inventory);
                 self.inventory = inventory;
                 if self.health.is_blind(&self.inventory) {
                     self.cannot_see("none of the GPUs of this machine answers");
                 }
             }
             Seen::Readings(readings) => self.look(&readings),
-            Seen::Event(event) if !self.others_read_xids() => self.report_xid(&event),
-            // The counters tell of memory errors, and the kernel log of XIDs.
-            Seen::Event(_) => {}
+            Seen::Event(event) => {
+                self.note_critical(&event);
+                // The counters tell of memory errors.
+                if !self.others_read_xids() {
+                    self.report_xid(&event);
+                }
+            }
             Seen::Blind { reason, .. } if self.never_had_gpus() => {
                 let detail = format!("waiting for a driver: {reason}");
                 self.reporter.show(SourceState::Following, &detail);
@@ -203,6 +222,7 @@ impl GpuMonitor {
 
     fn cannot_see(&mut self, why: &str) {
         self.metrics.show(&Inventory::default(), &[]);
+        self.devices.nvml_away("DriverNotSeen", why);
         self.reporter.cannot_see(why);
     }
 
@@ -216,7 +236,9 @@ impl GpuMonitor {
         let catalog = &self.config.catalog;
         let is_mended = |code: &str| is_mended_by_reboot(catalog.judge_dcgm(code).action as i32);
         self.health.boot_has_begun(is_mended);
-        self.reporter.memory_mut().xids.clear();
+        let memory = self.reporter.memory_mut();
+        memory.xids.clear();
+        memory.not_ready.clear();
     }
 
     /// Takes in a look at the GPUs.
@@ -239,6 +261,7 @@ impl GpuMonitor {
             self.reporter.memory_mut().health = self.health.remembered().clone();
         }
         self.end_xids(readings);
+        self.end_critical(readings);
     }
 }
 

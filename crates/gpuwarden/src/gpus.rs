@@ -11,6 +11,7 @@ use agent::gpu::{GpuConfig, GpuMonitor};
 use agent::monitor::Frame;
 use anyhow::{Context as _, bail};
 use cli::{ActSettings, FakeGpus, GpuSettings, Mode, NodeSettings, ProcessSettings};
+use devices::DeviceApi;
 use diagnosis::catalog::Catalog;
 use diagnosis::gpu::checks::Limits;
 use host::gpu_probe::ProbeSettings;
@@ -31,6 +32,7 @@ pub(crate) fn start(
     process: &ProcessSettings,
     frame: &Frame,
     catalog: &Arc<Catalog>,
+    devices: DeviceApi,
     tasks: &mut Tasks,
 ) -> anyhow::Result<()> {
     let gpu = &node.gpu;
@@ -47,12 +49,13 @@ pub(crate) fn start(
             ..Limits::default()
         },
         is_fake: library.is_some(),
+        ignored_xids: gpu.ignored_xids.clone(),
         margin_counts: false,
         catalog: Arc::clone(catalog),
     };
     let (seen, probed) = mpsc::channel(UNHEARD);
     let probing = probe::watch(probe_config(gpu, library)?, seen);
-    let monitor = GpuMonitor::new(config, frame, probed);
+    let monitor = GpuMonitor::new(config, frame, probed, devices);
     // The probe ends when the monitor no longer listens.
     tasks.monitor("the GPU monitor", |end| async move {
         tokio::join!(monitor.run(end), probing);

@@ -198,9 +198,9 @@ pub(crate) fn monitors(
     };
     let monitor = KernelLogMonitor::new(kernel_log, &frame);
     tasks.monitor("the kernel-log monitor", |end| monitor.run(end));
-    let monitor = ProviderMonitor::new(devices, &frame);
+    let monitor = ProviderMonitor::new(devices.clone(), &frame);
     tasks.monitor("the monitor of providers", |end| monitor.run(end));
-    gpus::start(node, process, &frame, &catalog, tasks)
+    gpus::start(node, process, &frame, &catalog, devices, tasks)
 }
 
 /// Returns the view of this process. `node_name` is the node that it runs on, or its host.

@@ -19,6 +19,7 @@ use super::*;
 use crate::monitor::WINDOW;
 
 mod driver;
+mod ready;
 mod seen;
 mod xid;
 
@@ -45,6 +46,7 @@ struct Bench {
 struct Running {
     task: tokio::task::JoinHandle<()>,
     probe: mpsc::Sender<Seen>,
+    devices: DeviceApi,
     sources: Sources,
     metrics: Metrics,
     cancel: CancellationToken,
@@ -86,6 +88,7 @@ impl Bench {
             config: GpuConfig {
                 limits: Limits::default(),
                 is_fake: false,
+                ignored_xids: vec![137],
                 margin_counts: false,
                 catalog: Arc::new(Catalog::builtin().clone()),
             },
@@ -120,10 +123,12 @@ impl Bench {
             metrics: metrics.clone(),
             clock,
         };
-        let monitor = GpuMonitor::new(self.config.clone(), &frame, seen);
+        let devices = DeviceApi::new(&Metrics::default(), clock);
+        let monitor = GpuMonitor::new(self.config.clone(), &frame, seen, devices.clone());
         Running {
             task: tokio::spawn(monitor.run(cancel.clone())),
             probe,
+            devices,
             sources,
             metrics,
             cancel,

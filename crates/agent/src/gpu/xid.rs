@@ -12,7 +12,7 @@ use crate::kernel_log::event::{Context, of};
 
 /// Time without an XID after which those of a GPU are over, where the driver also says that nothing
 /// has to be done: what had no other effect by then has none.
-const CALM: SignedDuration = SignedDuration::from_mins(10);
+pub(super) const CALM: SignedDuration = SignedDuration::from_mins(10);
 
 /// The XID by which the driver says what it asks for. That has a check of its own, and the event
 /// does not tell what it is.
@@ -138,7 +138,7 @@ impl GpuMonitor {
 }
 
 /// Returns whether the driver says of a GPU and its partitions that nothing has to be done.
-fn asks_for_nothing(told: &Readings) -> bool {
+pub(super) fn asks_for_nothing(told: &Readings) -> bool {
     let mut partitions = told.mig_recovery_actions.iter();
     told.recovery_action == Some(RecoveryAction::None)
         && partitions.all(|(_, action)| *action == RecoveryAction::None)

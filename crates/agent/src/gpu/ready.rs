@@ -1,0 +1,109 @@
+//! The condition `NVMLReady` of each GPU in the Device API: what the driver itself says of it.
+//!
+//! A critical XID takes it away. It comes back when a GPU that was lost answers again, when the
+//! machine has booted anew, or when the driver asks for nothing and no XID has come for a while;
+//! never by time alone, and never by another XID.
+
+use devices::board::{Own, Said};
+use diagnosis::gpu::{GpuEvent, GpuEventKind, Inventory, Readings};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use super::GpuMonitor;
+use super::xid::{CALM, asks_for_nothing};
+
+/// XIDs that tell of a program's fault and not of the GPU's, as the provider's design lists them.
+const OF_PROGRAMS: [u32; 6] = [13, 31, 43, 45, 68, 109];
+
+/// The last critical XID of a GPU that is not ready.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub(super) struct Critical {
+    code: u32,
+    at: Timestamp,
+}
+
+impl GpuMonitor {
+    /// Shows which GPUs there are, and those that are not ready as before.
+    pub(super) fn show_inventory(&mut self, inventory: &Inventory) {
+        let answers =
+            |inventory: &Inventory, uuid: &str| inventory.gpus.iter().any(|gpu| gpu.uuid == uuid);
+        let is_back = |uuid: &String| {
+            self.inventory
+                .unreadable
+                .iter()
+                .any(|gpu| gpu.uuid.as_ref() == Some(uuid))
+                && answers(inventory, uuid)
+        };
+        let back: Vec<String> = (self.reporter.memory().not_ready.keys())
+            .filter(|uuid| is_back(uuid))
+            .cloned()
+            .collect();
+        for uuid in back {
+            self.reporter.memory_mut().not_ready.remove(&uuid);
+        }
+        self.devices.set_inventory(inventory);
+        for (uuid, critical) in &self.reporter.memory().not_ready {
+            self.say(uuid, critical.said());
+        }
+    }
+
+    /// Takes away the readiness of a GPU that a critical XID is about; of all GPUs where the driver
+    /// does not say which it is.
+    pub(super) fn note_critical(&mut self, event: &GpuEvent) {
+        let GpuEventKind::Xid { code, .. } = event.kind else {
+            return;
+        };
+        if OF_PROGRAMS.contains(&code) || self.config.ignored_xids.contains(&code) {
+            return;
+        }
+        let at = self.reporter.now();
+        let uuids: Vec<String> = match &event.uuid {
+            Some(uuid) => vec![uuid.clone()],
+            None => self
+                .inventory
+                .gpus
+                .iter()
+                .map(|gpu| gpu.uuid.clone())
+                .collect(),
+        };
+        for uuid in uuids {
+            let critical = Critical { code, at };
+            self.say(&uuid, critical.said());
+            self.reporter.memory_mut().not_ready.insert(uuid, critical);
+        }
+    }
+
+    /// Gives back the readiness of GPUs of which the driver asks for nothing, a while after their
+    /// last critical XID.
+    pub(super) fn end_critical(&mut self, readings: &[Readings]) {
+        let now = self.reporter.now();
+        let is_over = |uuid: &str, critical: &Critical| {
+            let told = readings.iter().find(|told| told.uuid == uuid);
+            now.duration_since(critical.at) >= CALM && told.is_some_and(asks_for_nothing)
+        };
+        let over: Vec<String> = (self.reporter.memory().not_ready.iter())
+            .filter(|(uuid, critical)| is_over(uuid, critical))
+            .map(|(uuid, _)| uuid.clone())
+            .collect();
+        for uuid in over {
+            let message = "No further XID, and the driver asks for nothing";
+            self.say(&uuid, Said::well("Recovered", message));
+            self.reporter.memory_mut().not_ready.remove(&uuid);
+        }
+    }
+
+    fn say(&self, uuid: &str, said: Said) {
+        if let Err(error) = self.devices.set_condition(Own::Nvml, uuid, said) {
+            tracing::warn!(err = %error, "the Device API does not take a condition of NVMLReady");
+        }
+    }
+}
+
+// === impl Critical ===
+
+impl Critical {
+    fn said(&self) -> Said {
+        let code = self.code;
+        Said::bad("XidError", format!("Critical XID error {code} detected"))
+    }
+}
