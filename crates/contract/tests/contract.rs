@@ -241,3 +241,44 @@ fn a_server_takes_the_bytes_of_the_contract_at_its_path_and_nowhere_else() {
 fn message_body(message: Vec<u8>) -> Body {
     Body::new(http_body_util::Full::new(bytes::Bytes::from(message)))
 }
+
+/// Returns the fields of a message as `name number`, in the order of their numbers.
+fn fields(package: &str, message: &str) -> String {
+    let all = prost_types::FileDescriptorSet::decode(gpuwarden_contract::DESCRIPTORS).unwrap();
+    let file = all.file.iter().find(|file| file.package() == package);
+    let mut messages = file.unwrap().message_type.iter();
+    let mut fields = messages
+        .find(|one| one.name() == message)
+        .unwrap()
+        .field
+        .clone();
+    fields.sort_by_key(prost_types::FieldDescriptorProto::number);
+    let fields = fields
+        .iter()
+        .map(|field| format!("{} {}", field.name(), field.number()));
+    fields.collect::<Vec<_>>().join(", ")
+}
+
+#[test]
+fn the_apis_of_gpus_have_the_numbers_of_their_contracts() {
+    let (ours, theirs) = ("gpuwarden.device.v1alpha1", "nvidia.nvsentinel.v1alpha1");
+    let condition = "type 1, status 2, reason 3, message 4, last_transition_time 5, source 6";
+    assert_eq!(fields(ours, "Condition"), condition);
+    let condition = "type 1, status 2, last_transition_time 3, reason 4, message 5";
+    for (message, expected) in [
+        ("Gpu", "name 1, spec 2, status 3"),
+        ("GpuList", "items 1"),
+        ("GpuSpec", "uuid 1"),
+        ("GpuStatus", "conditions 1, recommended_action 2"),
+        ("Condition", condition),
+        ("GetGpuRequest", "name 1"),
+        ("GetGpuResponse", "gpu 1"),
+        ("ListGpusResponse", "gpu_list 1"),
+        ("WatchGpusResponse", "type 1, object 2"),
+    ] {
+        assert_eq!(fields(theirs, message), expected, "{message}");
+    }
+    let answer = "success 1, exit_code 2, output 3, error 4";
+    assert_eq!(fields("nvhcd", "HealthCheckResponse"), answer);
+    assert_eq!(fields("nvhcd", "HealthCheckRequest"), "args 1");
+}

@@ -48,7 +48,7 @@ fn bad(api: &DeviceApi) -> BTreeSet<String> {
             .iter()
             .find(|one| one.r#type == Own::Health.kind());
         match health.unwrap().status() {
-            ConditionStatus::False => drop(bad.insert(gpu.name.clone())),
+            ConditionStatus::False => assert!(bad.insert(gpu.name.clone())),
             status => assert_eq!(status, ConditionStatus::True),
         }
     }
@@ -76,7 +76,7 @@ fn a_fatal_fault_is_a_condition_of_the_gpus_that_it_concerns() {
         ),
         (
             fault("GPU", ("GPU", "1"), |fault| {
-                fault.agent = PROVIDERS_AGENT.to_owned()
+                fault.agent = PROVIDERS_AGENT.to_owned();
             }),
             &[],
         ),
@@ -84,7 +84,7 @@ fn a_fatal_fault_is_a_condition_of_the_gpus_that_it_concerns() {
     for (fault, expected) in table {
         let api = api();
         let view = FleetView {
-            nodes: vec![node(vec![fault.clone()])],
+            nodes: vec![node(std::slice::from_ref(&fault))],
             ..FleetView::default()
         };
         show(&api, "n1", &view);
@@ -123,7 +123,7 @@ async fn it_waits_until_the_faults_are_known_and_then_follows_them_and_the_gpus(
     let fault = fault("GPU", ("GPU_UUID", "GPU-2"), |_| {});
     view.send_replace(Arc::new(FleetView {
         ready: true,
-        nodes: vec![node(vec![fault])],
+        nodes: vec![node(&[fault])],
         ..FleetView::default()
     }));
     let mut versions = api.versions();
@@ -153,7 +153,7 @@ async fn it_waits_until_the_faults_are_known_and_then_follows_them_and_the_gpus(
     following.await.unwrap();
 }
 
-fn node(faults: Vec<FaultView>) -> domain::view::NodeStatus {
+fn node(faults: &[FaultView]) -> domain::view::NodeStatus {
     serde_json::from_value(json!({
         "name": "n1", "state": "unhealthy", "faults": faults, "notes": [],
     }))
