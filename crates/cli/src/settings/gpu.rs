@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_defaults_are_those_of_the_provider_s_design() {
+    fn the_defaults_are_those_of_the_providers_design() {
         let settings = GpuSettings::resolve(GpuArgs::default()).unwrap();
         assert!(settings.enabled);
         assert_eq!(settings.driver_root, PathBuf::from("/run/nvidia/driver"));

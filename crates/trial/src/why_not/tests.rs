@@ -3,6 +3,7 @@ use std::sync::Arc;
 
 use contract::{HealthEvent, keys};
 use domain::brake::Hold;
+use domain::device::NodeDevices;
 use domain::event::{Record, normalise};
 use domain::fault::FaultBook;
 use domain::session::{Failure, Session};
@@ -93,6 +94,7 @@ fn ask(world: &World) -> WhyNot {
         on_our_node: world.anothers,
         awaits: "the recovery of its faults".to_owned(),
         store_unanswered: world.store_unanswered,
+        devices: NodeDevices::default(),
         hold: world.hold.as_ref(),
         dropped_at: None,
     };
