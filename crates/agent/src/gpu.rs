@@ -189,7 +189,9 @@ impl GpuMonitor {
                 }
             }
             Seen::Blind { reason, .. } if self.never_had_gpus() => {
-                let detail = format!("waiting for a driver: {reason}");
+                // The places in which it was looked for are in the log, at the level debug.
+                let short = reason.split(": ").next().unwrap_or(&reason);
+                let detail = format!("waiting for a driver: {short}");
                 self.reporter.show(SourceState::Following, &detail);
             }
             Seen::Blind { reason, stuck } if stuck > 0 => {

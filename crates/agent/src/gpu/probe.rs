@@ -72,7 +72,8 @@ pub async fn watch(config: ProbeConfig, seen: mpsc::Sender<Seen>) {
             "no other probe is started while these cannot be ended".to_owned()
         };
         let stuck = stuck.count();
-        tracing::warn!(reason, stuck, "the GPUs' driver cannot be asked");
+        // The monitor says it where it matters, and once.
+        tracing::debug!(reason, stuck, "the GPUs' driver cannot be asked");
         if seen.send(Seen::Blind { reason, stuck }).await.is_err() {
             return;
         }

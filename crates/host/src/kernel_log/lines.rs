@@ -30,6 +30,9 @@ use super::{
 };
 use crate::readiness;
 
+/// Most reads in one go: after so many others get their turn, also where no line ever ends.
+const MAX_READS: usize = 64;
+
 /// A source of lines.
 #[derive(Debug)]
 pub(super) struct Lines {
@@ -158,6 +161,8 @@ impl Lines {
             if out.len() > before {
                 return Ok(());
             }
+            // What never ends a line never makes anyone wait either, and others want their turn.
+            tokio::task::yield_now().await;
             self.wait().await?;
         }
     }
@@ -174,7 +179,7 @@ impl Lines {
         }
     }
 
-    /// Delivers what is there, without waiting.
+    /// Delivers what is there, without waiting: up to [`MAX_READS`] reads of it.
     fn fill(&mut self, out: &mut Vec<Event>, max: usize) -> io::Result<()> {
         let Self {
             input,
@@ -188,7 +193,7 @@ impl Lines {
             out.push(Event::End);
             return Ok(());
         }
-        loop {
+        for _ in 0..MAX_READS {
             while out.len() < full {
                 let Some(line) = buffer.next_line() else {
                     break;
@@ -226,6 +231,7 @@ impl Lines {
                 }
             }
         }
+        Ok(())
     }
 
     /// Waits until there may be more. Holds nothing while it waits.

@@ -560,3 +560,12 @@ fn properties_of_records() {
         assert!(!is_record_property(line.as_bytes()), "{line}");
     }
 }
+
+#[tokio::test]
+async fn a_line_that_never_ends_leaves_others_their_turn() {
+    let mut zeros = Lines::to_the_end(File::open("/dev/zero").unwrap()).unwrap();
+    let mut out = Vec::new();
+    let reading = async { while zeros.next_batch(&mut out, 1000).await.is_ok() {} };
+    // Without a turn this would never end.
+    assert!(timeout(Duration::from_millis(200), reading).await.is_err());
+}
