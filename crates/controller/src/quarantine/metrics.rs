@@ -304,6 +304,26 @@ mod tests {
         "breaker_state{state=\"TRIPPED\"} 0",
     ];
 
+    /// A change that sets the node's label of its state, or takes it off.
+    fn labelled(state: Option<&str>) -> NodeChange {
+        let state = state.map(str::to_owned);
+        NodeChange {
+            labels: [(keys::STATE_LABEL.to_owned(), state)].into(),
+            ..NodeChange::default()
+        }
+    }
+
+    /// Only devices went out and came back: the node was in service all the time.
+    #[test]
+    fn a_node_whose_devices_alone_are_out_is_not_counted() {
+        let metrics = Metrics::default();
+        let own = QuarantineMetrics::new(&metrics);
+        own.applied("n", Intent::Quarantine, &NodeChange::default());
+        own.applied("n", Intent::Release, &NodeChange::default());
+        let text = metrics.encode();
+        assert!(!text.contains("quarantined_total{node=\"n\"}"), "{text}");
+    }
+
     #[test]
     fn faults_that_find_no_room_are_counted_once() {
         let metrics = Metrics::default();
@@ -320,10 +340,9 @@ mod tests {
     async fn what_was_counted_of_a_node_goes_a_day_after_it() {
         let metrics = Metrics::default();
         let own = QuarantineMetrics::new(&metrics);
-        let change = NodeChange::default();
         for node in ["gone", "back", "there"] {
-            own.applied(node, Intent::Quarantine, &change);
-            own.applied(node, Intent::Release, &change);
+            own.applied(node, Intent::Quarantine, &labelled(Some("quarantined")));
+            own.applied(node, Intent::Release, &labelled(None));
         }
         let shown = |node: &str| {
             let text = metrics.encode();
@@ -351,14 +370,14 @@ mod tests {
         let change = NodeChange {
             add_taints: vec![taint()],
             remove_taints: vec![taint()],
-            ..NodeChange::default()
+            ..labelled(Some("quarantined"))
         };
         let ended = |how: &str| NodeChange {
             annotations: [(how.to_owned(), Some("True".to_owned()))].into(),
             ..NodeChange::default()
         };
         own.applied("n", Intent::Quarantine, &change);
-        own.applied("n", Intent::Release, &change);
+        own.applied("n", Intent::Release, &labelled(None));
         own.applied("n", Intent::StandDown, &ended(UNCORDONED_MANUALLY));
         own.applied("n", Intent::StandDown, &ended(keys::UNTAINTED_MANUALLY));
         own.error("x");
