@@ -51,6 +51,9 @@ const MONITOR: Monitor = Monitor {
     ],
 };
 
+/// What marks all that is told of GPUs that are not there.
+const FAKE: &str = "fake: ";
+
 /// What is shown where nobody asks the driver any more.
 const PROBE_HAS_ENDED: &str = "the probe of the GPUs has ended; only a restart begins it anew";
 
@@ -218,6 +221,7 @@ impl GpuMonitor {
         if self.config.is_fake {
             let marked = (keys::META_INJECTED.to_owned(), "true".to_owned());
             event.metadata.extend([marked]);
+            event.message = format!("{FAKE}{}", event.message);
         }
         self.reporter.report(event, self.reporter.now());
     }
@@ -249,7 +253,9 @@ impl GpuMonitor {
             return;
         }
         self.begin_boot();
-        self.reporter.has_looked(&detail(&self.inventory));
+        let fake = if self.config.is_fake { FAKE } else { "" };
+        self.reporter
+            .has_looked(&format!("{fake}{}", detail(&self.inventory)));
         self.metrics.show(&self.inventory, readings);
         let elapsed = self.started.elapsed();
         let changes = self.health.take(&self.inventory, readings, elapsed);

@@ -167,12 +167,12 @@ fn line_detail(event: &HealthEvent, generated: Option<Timestamp>) -> Value {
         "gpuwarden inject"
     } else if has(keys::META_FROM_USER_SPACE) {
         "kernel log, written there by a program"
+    } else if event.agent != keys::SYSLOG_AGENT {
+        event.agent.as_str()
     } else if has(keys::META_BOOT_ID) || has(keys::META_KERNEL_SEQUENCE) {
         "kernel log"
-    } else if event.agent == keys::SYSLOG_AGENT {
-        "kernel log, from a file"
     } else {
-        event.agent.as_str()
+        "kernel log, from a file"
     };
     let kernel_log = event.agent == keys::SYSLOG_AGENT && !ours;
     let mut detail = json!({ "source": source, "kernelLog": kernel_log });

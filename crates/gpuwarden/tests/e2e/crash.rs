@@ -339,7 +339,13 @@ async fn a_damaged_store_leaves_no_machine_unwatched() -> anyhow::Result<()> {
                 () = ended => println!("it ended: {}", product.stderr()),
             }
         };
-        assert_eq!(status["ready"], true, "{status}");
+        let is_ready = || async {
+            product
+                .get("/readyz")
+                .await
+                .map_err(|error| error.to_string())
+        };
+        product.wait_for("being ready", SOON, is_ready).await?;
         let note = status["store"]["notes"][0].to_string();
         assert!(note.contains("events.db.damaged-"), "{status}");
         let data_dir = product.data_dir();

@@ -50,7 +50,7 @@ async fn a_fault_that_the_driver_tells_comes_and_goes_with_it() -> anyhow::Resul
         .await?;
     wait(&product, "two GPUs", |status| {
         let detail = source(status)["detail"].as_str().unwrap_or_default();
-        source(status)["state"] == "following" && detail.starts_with("2 GPUs")
+        source(status)["state"] == "following" && detail.starts_with("fake: 2 GPUs")
     })
     .await?;
     let metrics = product.get("/metrics").await?;
@@ -68,7 +68,7 @@ async fn a_fault_that_the_driver_tells_comes_and_goes_with_it() -> anyhow::Resul
     assert_eq!(fault["check"], "GpuDriverWatch", "{fault}");
     assert_eq!(fault["recommendedAction"], "RESTART_BM", "{fault}");
     let story = product.client(["explain"]).await?;
-    assert!(story.stdout.contains("injected"), "{}", story.stdout);
+    assert!(story.stdout.contains("fake: "), "{}", story.stdout);
 
     std::fs::write(file.path(), scenario(""))?;
     wait(&product, "nothing is asked for", |status| {
