@@ -51,7 +51,7 @@ const MONITOR: Monitor = Monitor {
     ],
 };
 
-/// What marks all that is told of GPUs that are not there.
+/// Mark of all that is told of GPUs that are not there.
 const FAKE: &str = "fake: ";
 
 /// What is shown where nobody asks the driver any more.

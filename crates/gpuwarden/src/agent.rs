@@ -14,6 +14,7 @@ use runtime::sources::Sources;
 use runtime::tls::ClientTls;
 use runtime::{logging, tcp_grpc};
 
+use crate::gpus;
 use crate::parts::{self, CLOCK, Front};
 use crate::tasks::Tasks;
 
@@ -25,6 +26,8 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
         devices,
         process,
     } = &settings;
+    // Its controller may act on what it is told.
+    gpus::refuse_to_act_on_fakes(&node.gpu, true)?;
     let (metrics, sources) = (parts::start_process(process)?, Sources::default());
     let limits = Limits {
         bytes: delivery.outbox_size,
@@ -94,8 +97,9 @@ fn channel(settings: &DeliverySettings) -> anyhow::Result<tonic::transport::Chan
 fn greet(settings: &AgentSettings, server: &str) {
     let version = env!("CARGO_PKG_VERSION");
     let (node, controller) = (&settings.node.node_name, &settings.delivery.controller);
+    let fakes = gpus::greeting(&settings.node.gpu);
     logging::tell(format!(
-        "gpuwarden {version} agent on node {node}, for the controller at {controller}\n\
+        "gpuwarden {version} agent on node {node}, for the controller at {controller}{fakes}\n\
          status  {server}/api/v1/status"
     ));
 }

@@ -10,7 +10,7 @@ use agent::gpu::probe::{self, ProbeConfig};
 use agent::gpu::{GpuConfig, GpuMonitor};
 use agent::monitor::Frame;
 use anyhow::{Context as _, bail};
-use cli::{ActSettings, FakeGpus, GpuSettings, Mode, NodeSettings, ProcessSettings};
+use cli::{FakeGpus, GpuSettings, NodeSettings, ProcessSettings};
 use devices::DeviceApi;
 use diagnosis::catalog::Catalog;
 use diagnosis::gpu::checks::Limits;
@@ -63,16 +63,24 @@ pub(crate) fn start(
     Ok(())
 }
 
-/// Refuses to act on real nodes because of GPUs that are not there, where there are others.
-pub(crate) fn refuse_to_act_on_fakes(node: &NodeSettings, act: &ActSettings) -> anyhow::Result<()> {
-    let is_fake = node.gpu.fake.is_some();
-    if is_fake && act.mode == Mode::Quarantine && Path::new(DRIVER).exists() {
+/// Refuses GPUs that are not there on a machine with others, where something would be done about them.
+pub(crate) fn refuse_to_act_on_fakes(gpu: &GpuSettings, acts: bool) -> anyhow::Result<()> {
+    if gpu.fake.is_some() && acts && Path::new(DRIVER).exists() {
         bail!(
-            "--fake-gpus and --quarantine exclude each other on a machine with GPUs ({DRIVER} is \
-             there): add --dry-run, or leave one of them out"
+            "--fake-gpus is refused on a machine with GPUs ({DRIVER} is there) where nodes may be \
+             taken out because of them: leave it out, or use `gpuwarden run` without --quarantine \
+             or with --dry-run"
         );
     }
     Ok(())
+}
+
+/// Returns the line of the greeting that says of fake GPUs that they are; empty where there are none.
+pub(crate) fn greeting(gpu: &GpuSettings) -> &'static str {
+    match gpu.fake {
+        Some(_) => "\nfake GPUs    what is told of GPUs is made up (--fake-gpus)",
+        None => "",
+    }
 }
 
 /// Returns how the probe is run: by this very program.

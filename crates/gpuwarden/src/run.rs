@@ -23,7 +23,7 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
         process,
         act,
     } = &settings;
-    gpus::refuse_to_act_on_fakes(node, act)?;
+    gpus::refuse_to_act_on_fakes(&node.gpu, act.mode == Mode::Quarantine)?;
     let (metrics, sources) = (parts::start_process(process)?, Sources::default());
     let cluster = parts::cluster(act).await?;
     let mut tasks = Tasks::default();
@@ -91,10 +91,7 @@ fn greet(settings: &RunSettings, server: &str) {
     };
     let version = env!("CARGO_PKG_VERSION");
     let node = &settings.node.node_name;
-    let fakes = match settings.node.gpu.fake {
-        Some(_) => "\nfake GPUs    what is told of GPUs is made up (--fake-gpus)",
-        None => "",
-    };
+    let fakes = gpus::greeting(&settings.node.gpu);
     logging::tell(format!(
         "gpuwarden {version} on node {node}: {mode}{fakes}\n\
          status page  {server}/\n\
