@@ -14,12 +14,14 @@ use crate::device::{DeviceId, DeviceTaint, NodeDevices, TaintEffect};
 use crate::fault::Fault;
 use crate::node::{NodeView, Taint, label_value};
 use crate::ownership::Ownership;
-use crate::policy::{EventVariable, NodeVariable, Policy, RuleSet, RuleSetAnswer, event_variable};
+use crate::policy::{NodeVariable, Policy, RuleSet, RuleSetAnswer};
 
 mod devices;
+mod judge;
 mod remaining;
 
 use devices::DeviceFaults;
+use judge::{Answers, judge};
 
 /// What is wanted for a node.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -125,12 +127,16 @@ pub fn assess(
     let handed_over = is_handed_over(node);
     let mut desired = Desired::default();
     let mut counted: Vec<(CountedEvent, Vec<&Fault>)> = Vec::new();
-    for fault in &faults {
-        let ruling = if handed_over {
-            Ruling::HandedOver
-        } else {
-            rule(fault, dismissed, rule_sets, &variable)
-        };
+    let unruled: Vec<Option<Ruling>> = (faults.iter())
+        .map(|fault| unasked(fault, handed_over, dismissed))
+        .collect();
+    let asked = faults
+        .iter()
+        .zip(&unruled)
+        .filter(|(_, ruling)| ruling.is_none());
+    let answers = judge(asked.map(|(fault, _)| *fault), rule_sets, || &variable);
+    for (fault, ruling) in faults.iter().zip(unruled) {
+        let ruling = ruling.unwrap_or_else(|| Ruling::judged(&answers, fault, rule_sets));
         if ruling == Ruling::Forced {
             desired.cordon = true;
             let by = &mut desired.forced_by;
@@ -174,31 +180,19 @@ pub fn assess(
     desired
 }
 
-/// Returns the decision about a fault of a node that is not handed over. Asks the rules last.
-fn rule<F: FnOnce() -> NodeVariable>(
-    fault: &Fault,
-    dismissed: Option<Dismissal>,
-    rule_sets: &[RuleSet],
-    node: &LazyCell<NodeVariable, F>,
-) -> Ruling {
+/// Returns the decision about a fault for which no rule is asked; `None` where the rules decide.
+fn unasked(fault: &Fault, handed_over: bool, dismissed: Option<Dismissal>) -> Option<Ruling> {
+    if handed_over {
+        return Some(Ruling::HandedOver);
+    }
     if let Some(dismissed) = dismissed.filter(|one| fault.dismissed(one.up_to)) {
-        return Ruling::Dismissed(dismissed);
+        return Some(Ruling::Dismissed(dismissed));
     }
     let overrides = fault.event.quarantine_overrides.unwrap_or_default();
     if overrides.force {
-        return Ruling::Forced;
+        return Some(Ruling::Forced);
     }
-    if overrides.skip {
-        return Ruling::Skipped;
-    }
-    let event = EventVariable::new(&event_variable(&fault.event));
-    let (mut wanted, mut answers) = (false, Vec::with_capacity(rule_sets.len()));
-    for rule_set in rule_sets {
-        let answer = rule_set.answer(&event, node);
-        wanted |= answer == RuleSetAnswer::Matched && rule_set.asks();
-        answers.push((rule_set.name.clone(), answer));
-    }
-    Ruling::Judged { wanted, answers }
+    overrides.skip.then_some(Ruling::Skipped)
 }
 
 /// Returns whether an operator has handed the node to an external system for its repair, and we
@@ -304,6 +298,15 @@ impl Desired {
 // === impl Ruling ===
 
 impl Ruling {
+    /// Returns the decision of the rules about a fault, whose event they were asked about.
+    fn judged(answers: &BTreeMap<&str, Answers>, fault: &Fault, rule_sets: &[RuleSet]) -> Self {
+        let answers = answers.get(fault.event.id.as_str()).cloned();
+        let answers = answers.unwrap_or_default();
+        let mut both = answers.iter().zip(rule_sets);
+        let wanted = both.any(|((_, answer), set)| *answer == RuleSetAnswer::Matched && set.asks());
+        Self::Judged { wanted, answers }
+    }
+
     /// Returns whether it asks for anything to be done.
     pub fn asks(&self) -> bool {
         matches!(self, Self::Forced | Self::Judged { wanted: true, .. })

@@ -95,6 +95,8 @@ pub enum RuleSetAnswer {
     NotMatched(String),
     /// The rule set could not be evaluated and so does not match: the expression and why.
     Failed(String, String),
+    /// The rule set was not asked: users report more of the node than a look at it takes time for.
+    NotAsked,
 }
 
 /// The policy that holds where none is given: a fatal event, or one that asks for the node's
@@ -226,6 +228,9 @@ impl fmt::Display for RuleSetAnswer {
             Self::Failed(expression, why) => {
                 write!(f, "cannot be evaluated: {}: {why}", shortened(expression))
             }
+            Self::NotAsked => f.write_str(
+                "is not asked, for users report more of the node than a look at it takes time for",
+            ),
         }
     }
 }
