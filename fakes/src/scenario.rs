@@ -142,7 +142,8 @@ pub struct FakeGpu {
     pub remap_pending: bool,
     /// Whether a row could not be replaced.
     pub remap_failed: bool,
-    /// What the driver asks for: 0 nothing, 1 reset, 2 reboot, 3 drain of peers, 4 drain and reset.
+    /// What the driver asks for: 0 nothing, 1 reset, 2 reboot, 3 drain of peers, 4 drain and reset,
+    /// 5 recovery of the IMEX domain, 6 reset of the bus, 7 reboot of the system.
     pub recovery_action: u32,
     /// The events that can be waited for, as bits of NVML.
     pub supported_events: u64,

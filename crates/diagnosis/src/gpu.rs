@@ -5,6 +5,8 @@
 //! no name here, such as an architecture or a recovery action of a later driver, is kept as it is.
 //! Facts are those of NVML (`nvml.h` of CUDA 13), whoever reads them.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 pub mod checks;
@@ -237,6 +239,12 @@ pub enum RecoveryAction {
     DrainPeers,
     /// To end what runs on it, and a reset.
     DrainAndReset,
+    /// A recovery of the domain in which machines share memory.
+    RecoverImexDomain,
+    /// A reset of the GPU's bus.
+    BusReset,
+    /// A reboot of the system.
+    SystemReboot,
     /// An action of a later driver.
     Other(u32),
 }
@@ -286,15 +294,46 @@ impl From<u32> for FabricState {
 
 // === impl RecoveryAction ===
 
+impl RecoveryAction {
+    /// The actions that have a name, by their numbers in NVML, with their words for people.
+    const NAMED: [(Self, &str); 8] = [
+        (Self::None, "nothing"),
+        (Self::Reset, "a reset of the GPU"),
+        (Self::Reboot, "a reboot of the machine"),
+        (Self::DrainPeers, "an end of what talks to other GPUs"),
+        (
+            Self::DrainAndReset,
+            "an end of what runs on it, and a reset",
+        ),
+        (Self::RecoverImexDomain, "a recovery of its IMEX domain"),
+        (Self::BusReset, "a reset of its bus"),
+        (Self::SystemReboot, "a reboot of the system"),
+    ];
+
+    /// Returns the number of the action in NVML.
+    pub fn number(self) -> u32 {
+        if let Self::Other(number) = self {
+            return number;
+        }
+        let named = (0..).zip(Self::NAMED);
+        let mut same = named.filter(|(_, (action, _))| *action == self);
+        same.next().map_or(0, |(number, _)| number)
+    }
+}
+
 impl From<u32> for RecoveryAction {
-    fn from(value: u32) -> Self {
-        match value {
-            0 => Self::None,
-            1 => Self::Reset,
-            2 => Self::Reboot,
-            3 => Self::DrainPeers,
-            4 => Self::DrainAndReset,
-            other => Self::Other(other),
+    fn from(number: u32) -> Self {
+        let index = usize::try_from(number).ok();
+        let named = index.and_then(|index| Self::NAMED.get(index));
+        named.map_or(Self::Other(number), |(action, _)| *action)
+    }
+}
+
+impl fmt::Display for RecoveryAction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match Self::NAMED.iter().find(|(action, _)| action == self) {
+            Some((_, words)) => f.write_str(words),
+            None => write!(f, "action {}, which is not known", self.number()),
         }
     }
 }
@@ -311,5 +350,23 @@ pub fn pci_address(of_nvml: &str) -> String {
             format!("{}:{rest}", if is_short { low } else { domain })
         }
         _ => lower,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::RecoveryAction;
+
+    #[test]
+    fn a_number_of_an_action_stays_what_it_is() {
+        for number in 0..12 {
+            let action = RecoveryAction::from(number);
+            assert_eq!(action.number(), number);
+            let is_known = !matches!(action, RecoveryAction::Other(_));
+            assert_eq!(is_known, number < 8, "{action}");
+        }
+        assert_eq!(RecoveryAction::from(4), RecoveryAction::DrainAndReset);
+        let newer = RecoveryAction::from(9);
+        assert_eq!(newer.to_string(), "action 9, which is not known");
     }
 }

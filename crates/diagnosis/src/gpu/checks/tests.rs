@@ -124,7 +124,7 @@ type Tells = fn(&mut Gpu, &mut Readings);
 
 /// What is a problem as long as it is told: the check, the code, how the GPU tells it, and how it
 /// tells nothing about it.
-const WHILE_TOLD: [(&str, &str, Tells, Tells); 18] = [
+const WHILE_TOLD: [(&str, &str, Tells, Tells); 21] = [
     (
         "GpuMemWatch",
         "DCGM_FR_VOLATILE_DBE_DETECTED",
@@ -214,6 +214,24 @@ const WHILE_TOLD: [(&str, &str, Tells, Tells); 18] = [
         "GpuDriverWatch",
         "DCGM_FR_GPU_RECOVERY_DRAIN_RESET",
         |_, told| told.recovery_action = Some(RecoveryAction::DrainAndReset),
+        |_, told| told.recovery_action = None,
+    ),
+    (
+        "GpuDriverWatch",
+        "DCGM_FR_GPU_RECOVERY_RESET",
+        |_, told| told.recovery_action = Some(6.into()),
+        |_, told| told.recovery_action = None,
+    ),
+    (
+        "GpuDriverWatch",
+        "DCGM_FR_GPU_RECOVERY_REBOOT",
+        |_, told| told.recovery_action = Some(7.into()),
+        |_, told| told.recovery_action = None,
+    ),
+    (
+        "GpuDriverWatch",
+        "DCGM_FR_IMEX_UNHEALTHY",
+        |_, told| told.recovery_action = Some(5.into()),
         |_, told| told.recovery_action = None,
     ),
     (
