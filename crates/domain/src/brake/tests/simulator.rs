@@ -32,7 +32,7 @@ struct Cluster {
     switched: Switched,
 }
 
-/// What may happen.
+/// Something that may happen to the cluster.
 #[derive(Clone, Debug)]
 enum Happening {
     Fault { node: usize, force: bool },
@@ -104,7 +104,7 @@ impl Cluster {
         self.world.store(event, self.world.now);
     }
 
-    /// What the watch brings: within [`DOUBT`] everything, and often sooner.
+    /// Brings in what the watch would: within [`DOUBT`] everything, and often sooner.
     fn watch(&mut self, luck: &mut impl FnMut() -> u8) {
         let names: Vec<String> = self.world.nodes.keys().cloned().collect();
         for name in names {
