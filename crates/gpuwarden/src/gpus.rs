@@ -21,7 +21,7 @@ use crate::tasks::Tasks;
 
 /// Directory of fake GPUs, in the data directory.
 const FAKES: &str = "fake-gpus";
-/// What the kernel shows of NVIDIA's driver, where that is loaded.
+/// The directory in which the kernel shows NVIDIA's driver, where that is loaded.
 const DRIVER: &str = "/proc/driver/nvidia";
 /// Room for what the probe says while the monitor waits: a look is two messages.
 const UNHEARD: usize = 64;
