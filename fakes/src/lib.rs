@@ -34,7 +34,7 @@ pub enum Error {
     Scenario {
         /// The file.
         file: PathBuf,
-        /// What is wrong with it.
+        /// The trouble with the file.
         what: String,
     },
     /// A file cannot be read or written.
@@ -42,7 +42,7 @@ pub enum Error {
     File {
         /// The file.
         file: PathBuf,
-        /// Why not.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 pub mod checks;
 
-/// What a look at the GPUs found.
+/// The GPUs of a machine, and their driver, as a look found them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Inventory {
@@ -55,13 +55,13 @@ pub struct Gpu {
     pub pcie_max_generation: Option<u32>,
     /// Highest PCIe width of GPU and slot, in lanes.
     pub pcie_max_width: Option<u32>,
-    /// Whether it is divided; `None` where it cannot be.
+    /// True if the GPU is divided; `None` where it cannot be.
     pub mig_enabled: Option<bool>,
     /// Its partitions.
     pub mig_devices: Vec<MigDevice>,
     /// Its links that are in use, or ought to be.
     pub nvlinks: Vec<Nvlink>,
-    /// Whether its XID events can be waited for; `Some` says why they cannot.
+    /// The reason why its XID events cannot be waited for; `None` if they can.
     pub unmonitored: Option<String>,
 }
 
@@ -87,7 +87,7 @@ pub struct Nvlink {
     pub link: u32,
     /// PCI address of what is at the other end.
     pub remote_pci: Option<String>,
-    /// Whether that is a switch.
+    /// True if the other end is a switch.
     pub remote_is_switch: Option<bool>,
 }
 
@@ -103,11 +103,11 @@ pub struct UnreadableGpu {
     pub pci: Option<String>,
     /// Error of NVML, such as `NVML_ERROR_GPU_IS_LOST`.
     pub error: String,
-    /// Whether the error says that the GPU is gone, not that it cannot be read.
+    /// True if the error says that the GPU is gone, not that it cannot be read.
     pub is_lost: bool,
 }
 
-/// How one GPU does at a moment. Counters only grow, until the driver or the GPU begins anew.
+/// The state of one GPU at a moment. Counters only grow, until the driver or the GPU begins anew.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Readings {
@@ -146,17 +146,17 @@ pub struct Readings {
     pub retired_pages_sbe: Option<u32>,
     /// Pages retired because of errors that were not corrected.
     pub retired_pages_dbe: Option<u32>,
-    /// Whether a page waits for a restart of the driver to be retired.
+    /// True if a page waits for a restart of the driver to be retired.
     pub retired_pages_pending: Option<bool>,
     /// Memory rows replaced because of errors that were corrected.
     pub remapped_rows_correctable: Option<u32>,
     /// Memory rows replaced because of errors that were not corrected.
     pub remapped_rows_uncorrectable: Option<u32>,
-    /// Whether a row waits for a reset to be replaced.
+    /// True if a row waits for a reset to be replaced.
     pub remap_pending: Option<bool>,
-    /// Whether a row could not be replaced.
+    /// True if a row could not be replaced.
     pub remap_failed: Option<bool>,
-    /// Whether the static memory has passed its threshold of errors.
+    /// True if the static memory has passed its threshold of errors.
     pub sram_threshold_exceeded: Option<bool>,
     /// Times that something was sent again over PCIe.
     pub pcie_replays: Option<u64>,
@@ -168,7 +168,7 @@ pub struct Readings {
     pub nvlinks: Vec<NvlinkReadings>,
     /// The fabric that joins GPUs across machines; `None` where there is none.
     pub fabric: Option<Fabric>,
-    /// What the driver asks for to mend it.
+    /// The action that the driver asks for to mend the GPU.
     pub recovery_action: Option<RecoveryAction>,
     /// The same for its partitions, by UUID, where it is divided.
     pub mig_recovery_actions: Vec<(String, RecoveryAction)>,
@@ -176,13 +176,13 @@ pub struct Readings {
     pub failed: Vec<(String, String)>,
 }
 
-/// How one NVLink does.
+/// The state of one NVLink.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NvlinkReadings {
     /// Number of the link at its GPU.
     pub link: u32,
-    /// Whether it is up.
+    /// True if the link is up.
     pub up: Option<bool>,
     /// Times that something was sent again.
     pub replays: Option<u64>,
@@ -194,11 +194,11 @@ pub struct NvlinkReadings {
     pub effective_errors: Option<u64>,
 }
 
-/// What the driver says of the fabric that joins GPUs across machines.
+/// The fabric that joins GPUs across machines, as the driver tells it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Fabric {
-    /// How far the registration is.
+    /// The progress of the registration.
     pub state: FabricState,
     /// Name of NVML for how the registration ended, such as `NVML_SUCCESS`.
     pub status: String,
@@ -210,7 +210,7 @@ pub struct Fabric {
     pub health_mask: Option<u32>,
 }
 
-/// How far a GPU's registration with its fabric is (`nvmlGpuFabricState_t`).
+/// The progress of a GPU's registration with its fabric (`nvmlGpuFabricState_t`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FabricState {
     /// It takes part in no fabric.
@@ -226,7 +226,7 @@ pub enum FabricState {
     Other(u32),
 }
 
-/// What the driver asks for to mend a GPU (`nvmlDeviceGpuRecoveryAction_t`).
+/// The action that the driver asks for to mend a GPU (`nvmlDeviceGpuRecoveryAction_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum RecoveryAction {
     /// Nothing.

@@ -23,10 +23,10 @@ mod remaining;
 use devices::DeviceFaults;
 use judge::{Answers, judge};
 
-/// What is wanted for a node.
+/// The state that is wanted for a node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Desired {
-    /// Whether the node is to be cordoned.
+    /// True if the node is to be cordoned.
     pub cordon: bool,
     /// Taints that it should carry, sorted, one per key and effect.
     pub taints: Vec<Taint>,
@@ -36,9 +36,9 @@ pub struct Desired {
     pub devices: BTreeMap<DeviceId, Vec<DeviceTaint>>,
     /// The events of the faults for which it is wanted, gravest first.
     pub events: Vec<CountedEvent>,
-    /// Who is named as having cordoned, where a sender's override forces it.
+    /// The name of who counts as having cordoned the node, where a sender's override forces it.
     pub forced_by: Option<String>,
-    /// What was decided about each open fault, gravest first.
+    /// The decision about each open fault, gravest first.
     pub rulings: Vec<FaultRuling>,
 }
 
@@ -65,7 +65,7 @@ pub enum Ruling {
     Skipped,
     /// The policy was asked.
     Judged {
-        /// Whether a rule set that matches asks for anything.
+        /// True if a rule set that matches asks for anything.
         wanted: bool,
         /// The answer of each rule set, in the order of the policy.
         answers: Vec<(String, RuleSetAnswer)>,
@@ -79,9 +79,9 @@ pub struct CountedEvent {
     pub event: HealthEvent,
     /// The event itself where all that it reports is open, else the parts that are.
     pub open: Vec<HealthEvent>,
-    /// When the newest report of the fault was accepted.
+    /// The time at which the newest report of the fault was accepted.
     pub accepted_at: Timestamp,
-    /// When the fault was first observed.
+    /// The time at which the fault was first observed.
     pub first_seen: Timestamp,
 }
 
@@ -99,7 +99,7 @@ pub struct Dismissal {
 pub enum DismissedBy {
     /// The node was released by hand.
     Released,
-    /// What the circuit breaker held back was dropped (`cursor: CREATE`).
+    /// The nodes that the circuit breaker held back were dropped (`cursor: CREATE`).
     Dropped,
 }
 

@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 
 use crate::tasks::Tasks;
 
-/// What the kernel shows of NVIDIA's driver, where that is loaded.
+/// The directory in which the kernel shows NVIDIA's driver, where that is loaded.
 const DRIVER: &str = "/proc/driver/nvidia";
 /// Room for what the probe says while the monitor waits: a look is two messages.
 const UNHEARD: usize = 64;

@@ -38,7 +38,7 @@ fn fatal(gpu: &str) -> HealthEvent {
     }
 }
 
-/// Where no single devices are known.
+/// Assesses a node of which no single devices are known.
 fn assess(
     faults: &[Fault],
     policy: &Policy,

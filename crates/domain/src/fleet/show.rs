@@ -26,7 +26,7 @@ pub(super) struct Showing {
     /// Nodes that may not be any more as they were last shown: whatever changes one marks it,
     /// or has it looked at, which does.
     pub(super) unshown: BTreeSet<String>,
-    /// Whether what is shown may have changed.
+    /// True if what is shown may have changed.
     pub(super) news: bool,
 }
 

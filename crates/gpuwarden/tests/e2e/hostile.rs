@@ -33,13 +33,13 @@ const ATTACK: &str = "GPUWARDEN_HOSTILE_ATTACK";
 const SOCKET: &str = "GPUWARDEN_HOSTILE_SOCKET";
 const ADDRESS: &str = "GPUWARDEN_HOSTILE_ADDRESS";
 const NODE: &str = "GPUWARDEN_HOSTILE_NODE";
-/// What the attacker prints once it has done what has to be there before the fault, and again
-/// for each thing that it does from then on.
+/// The line that the attacker prints once it has done what has to be there before the fault, and
+/// again for each thing that it does from then on.
 const DONE: &str = "done";
 /// Memory of the product, in MiB, that no attack may make it take: several times what it takes
 /// at work.
 const MOST_MEMORY: u64 = 256;
-/// What a cordon may take under attack, in the soak.
+/// The longest time that a cordon may take under attack, in the soak.
 const SECOND: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -191,7 +191,7 @@ async fn withstand(attack: Attack, plane: &ControlPlane) -> anyhow::Result<Durat
     Ok(took)
 }
 
-/// What the process holds in memory, in MiB.
+/// Returns the memory that the process uses, in MiB.
 fn memory(pid: u32) -> anyhow::Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let mut lines = status.lines();
@@ -294,7 +294,7 @@ async fn the_process_that_attacks() {
     }
 }
 
-/// What the attacker knows.
+/// The product as the attacker knows it.
 struct Side {
     socket: PathBuf,
     address: String,

@@ -100,7 +100,7 @@ async fn notes(product: &Product, node: &str, text: &str) -> anyhow::Result<()> 
         .await
 }
 
-/// How many patches of the node it has made or tried.
+/// Returns the number of patches of the node that the product has made or tried.
 async fn patches(product: &Product, node: &str) -> anyhow::Result<usize> {
     let output = product.client(["explain", node, "-o", "json"]).await?;
     let story: Value = serde_json::from_str(&output.stdout)?;

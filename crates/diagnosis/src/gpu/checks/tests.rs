@@ -122,8 +122,8 @@ impl Bench {
 /// Something that a GPU tells.
 type Tells = fn(&mut Gpu, &mut Readings);
 
-/// What is a problem as long as it is told: the check, the code, how the GPU tells it, and how it
-/// tells nothing about it.
+/// The problems that last as long as they are told: the check, the code, how the GPU tells it, and
+/// how it tells nothing about it.
 const WHILE_TOLD: [(&str, &str, Tells, Tells); 21] = [
     (
         "GpuMemWatch",
@@ -262,8 +262,8 @@ const WHILE_TOLD: [(&str, &str, Tells, Tells); 21] = [
     ),
 ];
 
-/// What counts once it has lasted: the check, the code, how long it takes, and how the GPU tells it,
-/// nothing about it, and something about it that is no problem.
+/// The problems that count once they have lasted: the check, the code, how long it takes, and how
+/// the GPU tells it, nothing about it, and something about it that is no problem.
 const WHEN_IT_LASTS: [(&str, &str, u64, Tells, Tells); 7] = [
     (
         "GpuPcieWatch",
