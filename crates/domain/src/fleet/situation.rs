@@ -66,7 +66,7 @@ impl Fleet {
             anothers: entry.is_some_and(|entry| entry.claim.anothers.is_some()),
             on_our_node: entry.is_some_and(|entry| entry.claim.on_our_node),
             devices: self.devices_of(node),
-            awaits: entry.map_or_else(String::new, |entry| self.awaits(entry, None)),
+            awaits: entry.map_or_else(String::new, |entry| self.awaits(node, entry, None)),
             store_unanswered: entry.is_some_and(|entry| entry.claim.unanswered),
             hold: entry.and_then(|entry| entry.hold.as_ref()),
             dropped_at: self.brake.switched.dropped_at,

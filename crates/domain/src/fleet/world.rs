@@ -61,7 +61,7 @@ pub(crate) struct World {
     pub(crate) fleet: Fleet,
     pub(crate) settings: Settings,
     policy: Arc<Policy>,
-    stored: Vec<Record>,
+    pub(crate) stored: Vec<Record>,
     /// The rules that taint devices, as they are.
     pub(crate) rules: BTreeMap<String, Rule>,
     /// The nodes as they are.
