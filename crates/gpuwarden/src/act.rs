@@ -105,10 +105,10 @@ impl Acting<'_> {
             metrics: self.metrics,
             clock: CLOCK,
         };
-        let serving = front.places.serve(self.intake.connector, tasks.no_more());
-        tasks.input("the connector's socket", serving);
+        let (page, serving) = front.serve(self.intake.connector, tasks.no_more());
+        tasks.input("the sockets", serving);
         let done = tasks.done();
-        let page = console::serve(front.listener, console, done.clone());
+        let page = console::serve(page, console, done.clone());
         tasks.worker("the page", async move { drop(page.await) });
         tasks.writer("the quarantine", quarantine.run(done.clone()));
         tasks.worker("the journal", handles.journal.run());
