@@ -44,7 +44,13 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
     let reporting = connector.clone();
     let api = parts::device_api(devices, node.socket_mode, &metrics, &mut front.places)?;
     parts::monitors(
-        node, process, reporting, api, &sources, &metrics, &mut tasks,
+        node,
+        process,
+        reporting,
+        api.clone(),
+        &sources,
+        &metrics,
+        &mut tasks,
     )?;
     let header = connector::token_header(delivery.token_file.clone());
     let delivering = Delivery::new(outbox.clone(), channel, header, &metrics);
@@ -65,6 +71,7 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
             outbox: outbox.clone(),
             delivery: delivering.status(),
         }),
+        devices: Some(api),
         metrics,
         clock: CLOCK,
     };

@@ -63,6 +63,7 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
         metrics,
         sources,
         intake,
+        devices: Some(api.clone()),
     };
     let fleet = acting.start(front, &mut tasks);
     let name = node.node_name.clone();
