@@ -109,7 +109,7 @@ async fn two_nodes(server: &Server) {
         status.records = 1;
     });
     server.quarantine("gpu-a-01");
-    lost_gpu(&server);
+    lost_gpu(server);
     server.fleet.send_modify(|view| {
         let view = Arc::make_mut(view);
         let node = view.nodes.first_mut().unwrap();
