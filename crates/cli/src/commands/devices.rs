@@ -3,6 +3,7 @@
 use console::api::GpuView;
 use contract::device::gpu_service_client::GpuServiceClient;
 use contract::device::{Gpu, ListGpusRequest, WatchEventType, WatchGpusRequest};
+use domain::brake::some_of;
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -10,6 +11,9 @@ use crate::args::{DevicesArgs, Format};
 use crate::client;
 use crate::output::{self, say};
 use crate::{EXIT_OK, EXIT_UNHEALTHY};
+
+/// Most bad GPUs of this machine that are shown in one line.
+const GPUS_SHOWN: usize = 4;
 
 /// A `ChangeView` is a change of a GPU for JSON and YAML.
 #[derive(Serialize)]
@@ -110,4 +114,17 @@ fn write_change(change: &'static str, gpu: Option<&Gpu>, format: Format) -> anyh
         }
     }
     Ok(())
+}
+
+/// Returns how many GPUs this machine has, and which are bad or not known; `None` where it has none.
+pub(super) fn summary(gpus: &[GpuView]) -> Option<String> {
+    let named = |gpu: &GpuView| format!("GPU {}: {}", gpu.index, output::plain(&gpu.why()));
+    let bad: Vec<String> = gpus.iter().filter(|gpu| gpu.is_bad()).map(named).collect();
+    let shown = &bad[..bad.len().min(GPUS_SHOWN)];
+    let ready = gpus.iter().filter(|gpu| gpu.phase == "Ready").count();
+    let bad = match some_of(shown, bad.len()) {
+        none if none.is_empty() => String::new(),
+        bad => output::colour(&format!("; {bad}"), output::Colour::Red),
+    };
+    (!gpus.is_empty()).then(|| format!("GPUs        {ready} of {} ready{bad}", gpus.len()))
 }
