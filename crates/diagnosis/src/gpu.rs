@@ -8,6 +8,7 @@
 use serde::{Deserialize, Serialize};
 
 pub mod checks;
+pub mod dcgm;
 
 /// What a look at the GPUs found.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
