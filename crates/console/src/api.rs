@@ -42,7 +42,7 @@ pub struct StatusView {
     /// The gRPC sink; absent where there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forward: Option<ForwardView>,
-    /// Whether the process sees and does all that it is there for.
+    /// True if the process sees and does all that it is there for.
     pub ready: bool,
     /// The reasons why it is not ready; empty where it is.
     pub not_ready: Vec<String>,
@@ -65,7 +65,7 @@ pub struct ProcessView {
     pub started_at: Timestamp,
     /// Directory of its events and state.
     pub data_dir: String,
-    /// Whether commands look there by themselves.
+    /// True if commands look in that directory by themselves.
     #[serde(skip)]
     pub data_dir_is_default: bool,
     /// Unix socket on which it takes events.
@@ -95,7 +95,7 @@ pub struct LeadershipView {
     pub identity: String,
     /// The holder of the Lease, as last seen; empty: nobody, or it was never seen.
     pub leader: String,
-    /// Whether this process holds it.
+    /// True if this process holds the Lease.
     pub leads: bool,
     /// The reason why the Lease cannot be asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -235,7 +235,7 @@ pub struct Explain {
     /// Its state; absent where it has neither an open fault nor a session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<NodeStatus>,
-    /// Whether the cluster has the node; absent where there is no cluster, or nothing to ask.
+    /// True if the cluster has the node; absent where there is no cluster, or nothing to ask.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_cluster: Option<bool>,
     /// The story, oldest first.

@@ -30,7 +30,7 @@ pub struct Material<'a> {
     pub data_dir: Option<&'a str>,
     /// Its events, in any order.
     pub records: &'a [Record],
-    /// Whether these are all of its events, not only the newest.
+    /// True if these are all of its events, not only the newest.
     pub complete: bool,
     /// Its journal, in the order in which it was written.
     pub journal: &'a [Entry],

@@ -166,13 +166,13 @@ pub const CHECK_GPU_PMU: &str = "GpuPmuWatch";
 pub const CHECK_GPU_MCU: &str = "GpuMcuWatch";
 /// Check of a GPU's multiprocessors, by DCGM.
 pub const CHECK_GPU_SM: &str = "GpuSmWatch";
-/// Check of what a GPU has stored about itself, by DCGM.
+/// Check of a GPU's `InfoROM`, by DCGM.
 pub const CHECK_GPU_INFOROM: &str = "GpuInforomWatch";
-/// Check of what is wrong with a switch and stops nothing, by DCGM.
+/// Check of errors of a switch that stop nothing, by DCGM.
 pub const CHECK_NVSWITCH_NON_FATAL: &str = "GpuNvswitchNonfatalWatch";
-/// Check of what is wrong with a switch and stops work, by DCGM.
+/// Check of errors of a switch that stop work, by DCGM.
 pub const CHECK_NVSWITCH_FATAL: &str = "GpuNvswitchFatalWatch";
-/// Check of what DCGM finds by a watch that has no name here.
+/// Check of incidents of a watch of DCGM that has no name here.
 pub const CHECK_GPU_ALL: &str = "GpuAllWatch";
 /// Check of whether DCGM answers.
 pub const CHECK_DCGM_CONNECTIVITY: &str = "GpuDcgmConnectivityFailure";
@@ -257,7 +257,7 @@ pub const META_DRIVER_VERSION: &str = "driver_version";
 pub const META_CHASSIS_SERIAL: &str = "chassis_serial";
 /// Metadata: DCGM's own word for how grave a code of it is, such as `ISOLATE`.
 pub const META_SEVERITY: &str = "severity";
-/// Metadata: who sees the fault, where DCGM does: `DCGM`, or `NVML, DCGM`.
+/// Metadata: the sources that see the fault, where DCGM is one: `DCGM`, or `NVML, DCGM`.
 pub const META_WITNESSES: &str = "gpuwarden.dev/witnesses";
 /// Metadata: what the catalogue recommends where the event says something else.
 pub const META_CATALOGUE_ACTION: &str = "gpuwarden.dev/catalogue-action";

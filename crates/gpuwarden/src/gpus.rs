@@ -20,9 +20,7 @@ use tokio::task::JoinSet;
 
 use crate::tasks::Tasks;
 
-/// Directory of fake GPUs, in the data directory.
-const FAKES: &str = "fake-gpus";
-/// What the kernel shows of NVIDIA's driver, where that is loaded.
+/// The directory in which the kernel shows NVIDIA's driver, where that is loaded.
 const DRIVER: &str = "/proc/driver/nvidia";
 /// Room for what the probe says while the monitor waits: a look is two messages.
 const UNHEARD: usize = 64;
@@ -128,7 +126,7 @@ fn probe_config(
 
 /// Makes the libraries of fake GPUs, with their scenario; returns their directory.
 fn install(fake: &FakeGpus, data_dir: &Path) -> anyhow::Result<PathBuf> {
-    let directory = data_dir.join(FAKES);
+    let directory = data_dir.join(fakes::DIRECTORY);
     let scenario = match fake {
         FakeGpus::Number(gpus) => fakes::Scenario {
             gpus: *gpus,

@@ -33,7 +33,7 @@ pub struct Dcgm {
     watched: Vec<DcgmEntity>,
     names: Vec<DcgmGpu>,
     version: Option<String>,
-    /// The form of an answer that the library knows, once one was taken.
+    /// The last answer, in the form that the library knows; `None` before the first.
     response: Option<Response>,
     group: Group,
     connection: Connection,

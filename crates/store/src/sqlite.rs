@@ -69,6 +69,7 @@ pub struct SqliteStore {
     unreadable: Arc<Unreadable>,
     damage: Arc<Damage>,
     aside: Vec<PathBuf>,
+    prune_round: Arc<prune::Round>,
 }
 
 /// The reason why a directory's event store cannot be opened. Its contents are as they were: a
@@ -283,6 +284,7 @@ impl SqliteStore {
         Ok(Self {
             readers: Arc::new(Readers::new(path.clone())),
             aside: damaged::aside(&path),
+            prune_round: Arc::default(),
             path,
             identity: watch::Sender::new(identity),
             writer,
@@ -452,12 +454,12 @@ impl Statuses for SqliteStore {
 impl Upkeep for SqliteStore {
     async fn prune(&self, prune: Prune) -> Result<Pruned, StoreError> {
         let in_trouble = self.writer.trouble().borrow().is_some();
-        let path = self.path.clone();
+        let (path, round) = (self.path.clone(), Arc::clone(&self.prune_round));
         let write = move |connection: &Connection| {
             if in_trouble && let Err(error) = prune::probe(connection, &path)? {
                 return Ok(Err(error));
             }
-            prune::prune(connection, &prune).map(Ok)
+            prune::prune(connection, &prune, &round).map(Ok)
         };
         self.writer
             .call("delete old events", prune::CHUNK, write)

@@ -28,7 +28,7 @@ const NAMES_OFFERED: usize = 3;
 pub struct Source<'a> {
     /// Its name, for example `kernel-log`.
     pub name: &'a str,
-    /// Whether it sees.
+    /// True if the source sees.
     pub sees: bool,
     /// Its state, in a word.
     pub state: &'a str,
@@ -41,9 +41,9 @@ pub struct Source<'a> {
 pub struct Connection<'a> {
     /// Address of the API server.
     pub server: &'a str,
-    /// Whether nodes are being watched right now.
+    /// True while nodes are being watched.
     pub connected: bool,
-    /// Whether its nodes were ever read: before that, what it has is not known.
+    /// True once the cluster's nodes were read: before that, what it has is not known.
     pub listed: bool,
     /// The trouble with it, if there is one.
     pub error: Option<&'a str>,
@@ -59,12 +59,12 @@ pub struct WhyNot {
     pub answer: String,
     /// All checks, in order.
     pub checks: Vec<Check>,
-    /// Whether the cluster has the node; absent where there is no cluster, or it could not
-    /// be read yet.
+    /// True if the cluster has the node; absent where there is no cluster, or it could not be read
+    /// yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_cluster: Option<bool>,
-    /// Whether the name may be a node's: the cluster has it or could not be read yet, or a
-    /// fault of it is open.
+    /// True if the name may be a node's: the cluster has it or could not be read yet, a fault of it
+    /// is open, or this process runs on it.
     pub known: bool,
     /// The names nearest to it, where nothing is known of it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -77,7 +77,7 @@ pub struct WhyNot {
 pub struct Check {
     /// The name of the thing: `sources`, `cluster`, `node`, `mode`, `session`, `faults`, `rules`, `brake`, `change`.
     pub name: String,
-    /// Whether it stands in the way of a quarantine.
+    /// The result, which says whether the thing stands in the way of a quarantine.
     pub result: CheckResult,
     /// The finding.
     pub text: String,

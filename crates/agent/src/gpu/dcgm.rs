@@ -41,12 +41,12 @@ pub(super) const MONITOR: Monitor = Monitor {
     ..super::MONITOR
 };
 
-/// What is shown before the first look.
+/// The detail of the source before the first look.
 const WAITING: &str = "waiting for the host engine's first word";
 
 runtime::metrics! {
     struct DcgmMetrics {
-        /// Whether the host engine of DCGM answers.
+        /// 1 where the host engine of DCGM answers.
         connected: Gauge = "gpuwarden_dcgm_connected",
         /// Incidents that the last look at DCGM's watches told.
         incidents: Gauge = "gpuwarden_dcgm_incidents",
@@ -59,7 +59,7 @@ runtime::metrics! {
 pub(super) struct DcgmWatch {
     source: SourceHandle,
     metrics: DcgmMetrics,
-    /// Why nothing is seen, as it was last said in the log.
+    /// The reason why nothing is seen, as it was last said in the log.
     blind: Option<String>,
 }
 

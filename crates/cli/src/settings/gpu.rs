@@ -22,7 +22,7 @@ const MAX_FAKE_GPUS: u32 = 32;
 /// `GpuSettings` are the settings of a node's GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuSettings {
-    /// Whether they are watched.
+    /// True if the GPUs are watched.
     pub enabled: bool,
     /// Root directory of the driver.
     pub driver_root: PathBuf,
@@ -87,13 +87,11 @@ fn seconds(name: &'static str, text: &str) -> Result<Duration, SettingsError> {
 
 /// Checks the address of a host engine. Names are looked up by DCGM's library.
 fn dcgm(text: String) -> Result<String, SettingsError> {
-    match host_engine(&text) {
-        Some(_) => Ok(text),
-        None => {
-            let what = "is no HOST or HOST:PORT, such as localhost:5555";
-            Err(SettingsError::value("--dcgm-addr", text, what))
-        }
+    if host_engine(&text).is_some() {
+        return Ok(text);
     }
+    let what = "is no HOST or HOST:PORT, such as localhost:5555";
+    Err(SettingsError::value("--dcgm-addr", text, what))
 }
 
 /// Returns host and port of the address of a host engine; `None` where it is none.

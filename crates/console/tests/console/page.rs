@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use contract::HealthEvent;
 use domain::journal::{Entry, EntryKind};
-use domain::view::{BrakeView, ClusterView, FleetView, LimitView};
+use domain::view::{BrakeView, ClusterView, FaultView, FleetView, LimitView};
 use gpuwarden_console::api::{LeadershipView, Role};
 use jiff::{SignedDuration, Timestamp};
 use runtime::sources::SourceState;
@@ -108,6 +108,11 @@ async fn two_nodes(server: &Server) {
     server.quarantine("gpu-a-01");
     server.fleet.send_modify(|view| {
         let view = Arc::make_mut(view);
+        let node = view.nodes.first_mut().unwrap();
+        node.notices = vec![FaultView {
+            code: "13".into(),
+            ..node.faults[0].clone()
+        }];
         view.cluster = Some(ClusterView {
             server: "https://10.0.0.1:6443".into(),
             connected: true,
@@ -161,6 +166,8 @@ async fn the_page_shows_the_state_and_hostile_text_as_text() {
         "the recovery of its faults, or a release by hand",
         "gpuwarden inject recovery --node-name gpu-a-01 --code 79 --pci 0000:b3:00",
         "kubectl uncordon gpu-a-01",
+        "Notices",
+        "XID 13",
         "https://10.0.0.1:6443",
         "48211 records",
         "/var/lib/gpuwarden",

@@ -287,7 +287,7 @@ impl Server {
     }
 }
 
-/// What the controller would say of a node, as far as the console's routes look at it: the
+/// Returns the controller's answer about a node, as far as the console's routes look at it: the
 /// cluster has `gpu-b-01`, without a fault.
 fn known_or_not(node: &str, fleet: &FleetView) -> WhyNot {
     let in_cluster = node == "gpu-b-01";

@@ -106,28 +106,28 @@ pub struct Change {
     pub link: Option<u32>,
     /// The switch that is meant, in the place of a GPU.
     pub switch: Option<u32>,
-    /// What is wrong; `None`: it is over.
+    /// The trouble, for people; `None`: the problem is over.
     pub message: Option<String>,
-    /// Whether nothing of the check is open about the GPU any more.
+    /// True if nothing of the check is open about the GPU any more.
     pub is_all_well: bool,
-    /// Who sees it.
+    /// The witnesses of the problem.
     pub seen_by: Witnesses,
 }
 
-/// Those who see a problem.
+/// The sources that see a problem.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Witnesses {
-    /// The driver does, by NVML.
+    /// True if the driver does, by NVML.
     pub nvml: bool,
-    /// DCGM does.
+    /// True if DCGM does.
     pub dcgm: bool,
 }
 
-/// What one look tells of a problem.
+/// A problem as one look shows it.
 #[derive(Debug)]
 struct Sight {
     problem: Problem,
-    /// What is wrong; `None`: it is well.
+    /// The trouble, for people; `None`: all is well.
     message: Option<String>,
     /// Time after which it counts if it is wrong, and if it is well.
     wait: (Duration, Duration),

@@ -28,10 +28,10 @@ const IMEX: u32 = 0x2000;
 /// The code of that service, `DCGM_FR_IMEX_UNHEALTHY`, which earlier versions tell by the watch of
 /// NVLinks.
 const IMEX_UNHEALTHY: u32 = 122;
-/// The codes that tell of nothing: `DCGM_FR_OK`.
+/// The code that tells of nothing, `DCGM_FR_OK`.
 const OK: u32 = 0;
 
-/// What one look at DCGM's health watches found.
+/// The findings of one look at DCGM's health watches.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct DcgmLook {
@@ -41,9 +41,9 @@ pub struct DcgmLook {
     pub gpus: Vec<DcgmGpu>,
     /// The numbers of the switches that are watched.
     pub switches: Vec<u32>,
-    /// What is not well.
+    /// The incidents: all that is not well.
     pub incidents: Vec<DcgmIncident>,
-    /// Whether there was room for all incidents, so that one that is missing is over.
+    /// True if there was room for all incidents, so that one that is missing is over.
     pub is_whole: bool,
 }
 
@@ -67,13 +67,14 @@ pub struct DcgmGpu {
 pub struct DcgmIncident {
     /// The watch, as a bit of `dcgmHealthSystems_t`.
     pub system: u32,
-    /// How bad DCGM thinks it is: 10 is a warning, 20 a failure. It decides nothing: the code does.
+    /// DCGM's own word for its gravity: 10 is a warning, 20 a failure. It decides nothing: the code
+    /// does.
     pub health: u32,
     /// The code, as a number of `dcgmError_t`.
     pub code: u32,
     /// The text of DCGM.
     pub message: String,
-    /// What it is about.
+    /// The part of the machine that it is about.
     pub entity: DcgmEntity,
 }
 

@@ -1,5 +1,6 @@
 //! The data directory and the socket's file are deleted, moved or replaced beneath the product.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixListener;
 use std::{fs, io};
 
@@ -30,9 +31,12 @@ async fn ready_or(product: &Product, texts: &[&str]) -> anyhow::Result<()> {
 #[tokio::test]
 async fn a_socket_that_is_deleted_is_made_again_and_one_of_another_is_left_alone()
 -> anyhow::Result<()> {
-    let mut product = Launch::new()?.node_name("n1").start().await?;
+    let launch = Launch::new()?.node_name("n1");
+    let mut product = launch.arg("--socket-mode").arg("660").start().await?;
     let socket = product.socket().to_owned();
+    let mode = || fs::metadata(&socket).map(|found| found.permissions().mode() & 0o777);
     ready_or(&product, &[]).await?;
+    assert_eq!(mode()?, 0o660);
     fs::remove_file(&socket)?;
     product
         .wait_for("the socket", SOON, || async {
@@ -41,6 +45,7 @@ async fn a_socket_that_is_deleted_is_made_again_and_one_of_another_is_left_alone
         })
         .await?;
     ready_or(&product, &[]).await?;
+    assert_eq!(mode()?, 0o660);
 
     fs::remove_file(&socket)?;
     let another = UnixListener::bind(&socket)?;

@@ -21,7 +21,7 @@ pub enum OpenError {
     NotDcgm {
         /// The library.
         library: PathBuf,
-        /// What it lacks.
+        /// The function that it lacks.
         function: &'static str,
     },
     /// The library does not start.
@@ -35,7 +35,7 @@ pub enum OpenError {
     /// No host engine answers.
     #[error("no host engine answers at {address}: {source}")]
     NotConnected {
-        /// Where it was looked for.
+        /// The address that was tried.
         address: String,
         /// The answer of the library.
         source: DcgmError,
@@ -47,7 +47,7 @@ pub enum OpenError {
 pub struct DcgmError {
     /// The function.
     pub call: &'static str,
-    /// What it answered.
+    /// The code that it answered.
     pub(super) code: i32,
     /// The library's text for that.
     pub(super) text: String,

@@ -33,7 +33,7 @@ const ONLY_SUPPORTED: c_uint = 1;
 const LIVE: c_uint = 1;
 /// Bytes of a value that is a text (`DCGM_MAX_BLOB_LENGTH`).
 const VALUE_BYTES: usize = 4096;
-/// What values begin with that are not known, such as `<<<NULL>>>`.
+/// The beginning of values that are not known, such as `<<<NULL>>>`.
 const BLANK: &str = "<<<";
 /// The first of the numbers that stand for a value that is not known (`DCGM_INT64_BLANK`).
 const BLANK_NUMBER: i64 = 0x7fff_ffff_ffff_fff0;
@@ -49,7 +49,7 @@ pub(super) struct Connection(Handle);
 #[derive(Debug)]
 pub(super) struct Group(usize);
 
-/// How to connect (`dcgmConnectV2Params_v2`).
+/// The parameters of a connection (`dcgmConnectV2Params_v2`).
 #[repr(C)]
 struct ConnectParams {
     version: c_uint,

@@ -11,7 +11,7 @@ use diagnosis::gpu::dcgm::{DcgmEntity, DcgmIncident};
 pub(super) struct Layout {
     /// Number of its version.
     pub(super) number: u32,
-    /// How many incidents have room.
+    /// Number of incidents that have room.
     pub(super) incidents: usize,
     /// Words of each text.
     pub(super) text: usize,

@@ -186,7 +186,7 @@ fn what_it_does_is_said_before_it_is_done() {
     assert!(said.any(|said| said == hung));
 }
 
-/// Returns what a probe of DCGM says, and how it is made to say something else.
+/// Returns a probe of DCGM that runs on a thread.
 fn probe_of_dcgm(scenario: &Scenario) -> Probed {
     let directory = tempfile::tempdir().unwrap();
     fakes::install(directory.path(), scenario).unwrap();

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::fs;
 use std::path::Path;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use rusqlite::{Connection, OptionalExtension};
 
@@ -17,15 +18,33 @@ const PAGES: i64 = 4_096;
 /// all of them would hold the writers up.
 const OLDEST_EVENT: &str = "SELECT created_at FROM event ORDER BY seq LIMIT 1";
 const OLDEST_ENTRY: &str = "SELECT at FROM journal ORDER BY seq LIMIT 1";
-/// Deletes, of the first journal entries, those that are old. It does not stop at the first young
-/// one: after a clock was set back, an entry of the future would keep all behind it.
+/// Deletes, of the journal entries behind a position, those that are old. It does not stop at the
+/// first young one: after a clock was set back, an entry of the future would keep all behind it.
 const DELETE_ENTRIES: &str = "
     DELETE FROM journal WHERE seq IN (
-        SELECT seq FROM (SELECT seq, at FROM journal ORDER BY seq LIMIT ?2) WHERE at < ?1)";
+        SELECT seq FROM (SELECT seq, at FROM journal WHERE seq > ?3 ORDER BY seq LIMIT ?2)
+        WHERE at < ?1)";
+/// Selects the last of as many journal entries behind a position.
+const LAST_ENTRY: &str = "SELECT seq FROM journal WHERE seq > ?1 ORDER BY seq LIMIT 1 OFFSET ?2";
 /// Room that has to be there for a trouble to be over.
 const PROBE_BYTES: usize = 256 * 1024;
 
-pub(super) fn prune(connection: &Connection, prune: &Prune) -> rusqlite::Result<Pruned> {
+/// The positions at which the next looks for old rows go on.
+///
+/// Positions grow with acceptance, so that old rows are the first ones. But a clock that was wrong
+/// can have dated any number of rows in the future, which would keep all behind them for ever: so
+/// each look has a second part that goes round the table.
+#[derive(Debug, Default)]
+pub(super) struct Round {
+    events: AtomicI64,
+    entries: AtomicI64,
+}
+
+pub(super) fn prune(
+    connection: &Connection,
+    prune: &Prune,
+    round: &Round,
+) -> rusqlite::Result<Pruned> {
     let upto = finished_position(connection, prune)?;
     let before = prune.before.as_microsecond();
     let keep: HashSet<&[u8]> = prune.keep.iter().map(String::as_bytes).collect();
@@ -39,19 +58,23 @@ pub(super) fn prune(connection: &Connection, prune: &Prune) -> rusqlite::Result<
         let entry = oldest_time(connection, OLDEST_ENTRY)?;
         let entries_first = entry.is_some_and(|entry| event.is_none_or(|event| entry < event));
         if entries_first {
-            pruned.entries = delete_entries(connection, None)?;
+            (pruned.entries, _) = delete_entries(connection, 0, None)?;
         } else {
-            pruned.events = delete_events(connection, upto, None, &keep)?;
+            (pruned.events, _) = delete_events(connection, 0, upto, None, &keep)?;
             if pruned.events == 0 {
-                pruned.entries = delete_entries(connection, None)?;
+                (pruned.entries, _) = delete_entries(connection, 0, None)?;
             }
         }
         pruned.over = used_bytes(connection)?.saturating_sub(prune.max_bytes);
         pruned.more = pruned.over > 0 && pruned.events + pruned.entries > 0;
     } else {
-        pruned.events = delete_events(connection, upto, Some(before), &keep)?;
-        pruned.entries = delete_entries(connection, Some(before))?;
-        pruned.more = pruned.events.max(pruned.entries) == CHUNK as u64;
+        pruned.events = in_two_parts(&round.events, |after| {
+            delete_events(connection, after, upto, Some(before), &keep)
+        })?;
+        pruned.entries = in_two_parts(&round.entries, |after| {
+            delete_entries(connection, after, Some(before))
+        })?;
+        pruned.more = pruned.events.max(pruned.entries) >= CHUNK as u64;
     }
     shrink_file(connection)?;
     Ok(pruned)
@@ -103,45 +126,72 @@ fn gone_consumers(connection: &Connection, prune: &Prune) -> rusqlite::Result<Ve
         .collect()
 }
 
-/// Deletes up to [`CHUNK`] events, oldest first, and passes over as many that are young.
+/// Deletes among the first rows and, where there are more, among those after `next`; `delete` takes
+/// a position, and returns how many rows behind it went and where it stopped. Returns their sum.
+fn in_two_parts(
+    next: &AtomicI64,
+    mut delete: impl FnMut(i64) -> rusqlite::Result<(u64, Option<i64>)>,
+) -> rusqlite::Result<u64> {
+    let (first, stopped) = delete(0)?;
+    let Some(stopped) = stopped else {
+        return Ok(first);
+    };
+    let (second, stopped) = delete(next.load(Ordering::Relaxed).max(stopped))?;
+    next.store(stopped.unwrap_or(0), Ordering::Relaxed);
+    Ok(first + second)
+}
+
+/// Deletes up to [`CHUNK`] events after a position, oldest first, and passes over as many that are
+/// young. Returns how many went, and where it stopped unless at the end.
 fn delete_events(
     connection: &Connection,
+    after: i64,
     upto: i64,
     before: Option<i64>,
     keep: &HashSet<&[u8]>,
-) -> rusqlite::Result<u64> {
-    let mut select = connection
-        .prepare_cached("SELECT seq, id, created_at FROM event WHERE seq <= ?1 ORDER BY seq")?;
-    let mut rows = select.query([upto])?;
-    let (mut found, mut young) = (Vec::new(), 0);
-    // Positions grow with acceptance, so that what follows a young one is younger: but for
-    // one of the future, written while the clock was wrong. It keeps only itself.
-    while found.len() < CHUNK
-        && young < CHUNK
-        && let Some(row) = rows.next()?
-    {
+) -> rusqlite::Result<(u64, Option<i64>)> {
+    let mut select = connection.prepare_cached(
+        "SELECT seq, id, created_at FROM event WHERE seq > ?1 AND seq <= ?2 ORDER BY seq",
+    )?;
+    let mut rows = select.query([after, upto])?;
+    let (mut found, mut young, mut stopped) = (Vec::new(), 0, None);
+    while let Some(row) = rows.next()? {
+        let seq = row.get::<_, i64>(0)?;
         if before.is_some_and(|before| row.get::<_, i64>(2).is_ok_and(|at| at >= before)) {
             young += 1;
-            continue;
+        } else if !keep.contains(row.get_ref(1)?.as_bytes()?) {
+            // As bytes: an id that is damaged goes with its event.
+            found.push(seq);
         }
-        // As bytes: an id that is damaged goes with its event.
-        if !keep.contains(row.get_ref(1)?.as_bytes()?) {
-            found.push(row.get::<_, i64>(0)?);
+        if found.len() == CHUNK || young == CHUNK {
+            stopped = Some(seq);
+            break;
         }
     }
     let mut delete = connection.prepare_cached("DELETE FROM event WHERE seq = ?1")?;
     for seq in &found {
         delete.execute([seq])?;
     }
-    Ok(found.len() as u64)
+    Ok((found.len() as u64, stopped))
 }
 
-/// Deletes up to [`CHUNK`] journal entries, oldest first.
-fn delete_entries(connection: &Connection, before: Option<i64>) -> rusqlite::Result<u64> {
-    let deleted = connection
-        .prepare_cached(DELETE_ENTRIES)?
-        .execute((before.unwrap_or(i64::MAX), page(CHUNK)))?;
-    Ok(deleted as u64)
+/// Deletes the old ones of [`CHUNK`] journal entries after a position. Returns how many went, and
+/// where it stopped unless at the end.
+fn delete_entries(
+    connection: &Connection,
+    after: i64,
+    before: Option<i64>,
+) -> rusqlite::Result<(u64, Option<i64>)> {
+    let stopped = connection
+        .prepare_cached(LAST_ENTRY)?
+        .query_row((after, page(CHUNK - 1)), |row| row.get(0))
+        .optional()?;
+    let deleted = connection.prepare_cached(DELETE_ENTRIES)?.execute((
+        before.unwrap_or(i64::MAX),
+        page(CHUNK),
+        after,
+    ))?;
+    Ok((deleted as u64, stopped))
 }
 
 fn oldest_time(connection: &Connection, sql: &str) -> rusqlite::Result<Option<i64>> {
@@ -204,48 +254,62 @@ mod tests {
             assert!(steps < 100, "{sql}: {steps} steps");
         }
         let mut statement = connection.prepare(DELETE_ENTRIES).unwrap();
-        let deleted = statement.execute((0, page(CHUNK))).unwrap();
+        let deleted = statement.execute((0, page(CHUNK), 0)).unwrap();
         let read = statement.get_status(StatementStatus::FullscanStep);
         assert_eq!(deleted, 0, "nothing is old");
         let read = usize::try_from(read).unwrap();
         assert!(read <= 2 * CHUNK, "{read} rows were read");
     }
 
-    #[test]
-    fn an_event_of_the_future_keeps_only_itself() {
-        let dir = TempDir::new().unwrap();
-        let connection = filled(&dir, 3 * CHUNK);
-        let future = "UPDATE event SET created_at = 1000000000 WHERE seq IN (1, 3)";
-        connection.execute(future, []).unwrap();
-        let none = HashSet::new();
-        assert_eq!(delete_events(&connection, 10, Some(6), &none).unwrap(), 3);
-        let left: String = connection
-            .query_row(
-                "SELECT group_concat(seq) FROM event WHERE seq < 8",
-                [],
-                |row| row.get(0),
-            )
-            .unwrap();
-        assert_eq!(left, "1,3,6,7", "the one of that very moment is young");
-        // Where nothing is old at first, not all of them are looked at.
-        let old = "UPDATE event SET created_at = 0 WHERE seq = (SELECT max(seq) FROM event)";
-        connection.execute(old, []).unwrap();
-        assert_eq!(
-            delete_events(&connection, i64::MAX, Some(1), &none).unwrap(),
-            0
-        );
+    /// Returns what is to go for its age, with nothing kept.
+    fn older_than(at: i64) -> Prune {
+        Prune {
+            before: jiff::Timestamp::from_microsecond(at).unwrap(),
+            max_bytes: u64::MAX,
+            finished: (i64::MAX as u64).into(),
+            gone: jiff::Timestamp::MIN,
+            keep: Vec::new(),
+        }
     }
 
+    /// However many rows a wrong clock has dated in the future: they keep themselves.
     #[test]
-    fn an_entry_of_the_future_keeps_only_itself() {
+    fn rows_of_the_future_keep_only_themselves() {
         let dir = TempDir::new().unwrap();
-        let connection = filled(&dir, 10);
-        let future = "UPDATE journal SET at = 1000000 WHERE seq = 3";
-        connection.execute(future, []).unwrap();
-        assert_eq!(delete_entries(&connection, Some(6)).unwrap(), 4);
-        let left: i64 = connection
-            .query_row("SELECT count(*) FROM journal", [], |row| row.get(0))
+        let rows = 5 * CHUNK;
+        let connection = filled(&dir, rows);
+        let future = 3 * CHUNK;
+        connection
+            .execute_batch(&format!(
+                "UPDATE event SET created_at = 1000000000 WHERE seq <= {future} AND seq % 7;
+                 UPDATE journal SET at = 1000000000 WHERE seq <= {future} AND seq % 7;"
+            ))
             .unwrap();
-        assert_eq!(left, 6);
+        let round = Round::default();
+        let mut gone = Pruned::default();
+        for _ in 0..10 {
+            let pruned = prune(&connection, &older_than(page(rows) - 9), &round).unwrap();
+            assert!(pruned.events.max(pruned.entries) <= 2 * CHUNK as u64);
+            gone.events += pruned.events;
+            gone.entries += pruned.entries;
+        }
+        let dated = (future - future / 7) as u64;
+        let young = 10;
+        assert_eq!(gone.events, rows as u64 - dated - young);
+        assert_eq!(gone.entries, rows as u64 - dated - young);
+    }
+
+    /// One look does not pass over all there is where nothing is old at first.
+    #[test]
+    fn a_look_is_bounded() {
+        let dir = TempDir::new().unwrap();
+        let connection = filled(&dir, 3 * CHUNK);
+        let old = "UPDATE event SET created_at = 0 WHERE seq = (SELECT max(seq) - 1 FROM event)";
+        connection.execute(old, []).unwrap();
+        let round = Round::default();
+        let looks: Vec<u64> = (0..3)
+            .map(|_| prune(&connection, &older_than(1), &round).unwrap().events)
+            .collect();
+        assert_eq!(looks, [0, 1, 0], "2 x {CHUNK} rows a look");
     }
 }

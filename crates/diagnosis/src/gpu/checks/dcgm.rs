@@ -11,20 +11,20 @@ use super::{Change, GpuNames, Health, Problem};
 use crate::catalog::{Catalog, Text};
 use crate::gpu::dcgm::{DcgmEntity, DcgmGpu, DcgmIncident, DcgmLook};
 
-/// The code of what DCGM has no name for, as NVSentinel takes it.
+/// The code of an incident that has no name here, as NVSentinel takes it.
 const UNKNOWN: &str = "DCGM_FR_UNKNOWN";
 /// The code of a link that is down. DCGM says it also of links that lead nowhere, as on boards
 /// without a bridge, and of those that were not up yet.
 const LINK_DOWN: &str = "DCGM_FR_NVLINK_DOWN";
-/// Most of the texts about one problem that is shown (bytes): of eighteen links of a GPU all.
+/// Bytes of all texts about one problem that are shown: those of eighteen links of a GPU fit.
 const MAX_MESSAGE: usize = 4096;
 
-/// What was seen of DCGM since it answers.
+/// The memory of what DCGM has told since it answers.
 #[derive(Debug, Default)]
 pub(super) struct Dcgm {
-    /// What its last look told.
+    /// The problems that its last look told.
     told: BTreeSet<Problem>,
-    /// Since when a problem that is open is not told.
+    /// The open problems that are not told any more, with the time since when.
     absent: BTreeMap<Problem, Duration>,
     /// The names of its GPUs, by key.
     names: BTreeMap<String, GpuNames>,

@@ -32,12 +32,25 @@ struct Cluster {
     switched: Switched,
 }
 
-/// What may happen.
+/// Something that may happen to the cluster.
 #[derive(Clone, Debug)]
 enum Happening {
-    Fault { node: usize, force: bool },
-    Recovery { node: usize },
-    Uncordon { node: usize },
+    Fault {
+        node: usize,
+        force: bool,
+    },
+    Recovery {
+        node: usize,
+    },
+    /// A report that was accepted so many seconds ago comes now.
+    Late {
+        node: usize,
+        healthy: bool,
+        ago: i64,
+    },
+    Uncordon {
+        node: usize,
+    },
     Stop(bool),
     Drop,
     Crash,
@@ -95,16 +108,22 @@ impl Cluster {
     }
 
     fn event(&mut self, node: usize, healthy: bool, force: bool) {
+        self.event_of(node, healthy, force, 0);
+    }
+
+    /// Stores an event that was accepted so many seconds ago.
+    fn event_of(&mut self, node: usize, healthy: bool, force: bool, ago: i64) {
         self.world.tick();
         let event = HealthEvent {
             node_name: format!("n{node}"),
             quarantine_overrides: force.then_some(BehaviourOverrides { force, skip: false }),
             ..event("GpuMemWatch", &[], true, healthy)
         };
-        self.world.store(event, self.world.now);
+        let accepted_at = self.world.now - SignedDuration::from_secs(ago);
+        self.world.store(event, accepted_at);
     }
 
-    /// What the watch brings: within [`DOUBT`] everything, and often sooner.
+    /// Brings in what the watch would: within [`DOUBT`] everything, and often sooner.
     fn watch(&mut self, luck: &mut impl FnMut() -> u8) {
         let names: Vec<String> = self.world.nodes.keys().cloned().collect();
         for name in names {
@@ -208,6 +227,8 @@ fn happening(nodes: usize) -> impl Strategy<Value = Happening> {
         8 => (0..nodes).prop_map(|node| Happening::Fault { node, force: false }),
         1 => (0..nodes).prop_map(|node| Happening::Fault { node, force: true }),
         4 => (0..nodes).prop_map(|node| Happening::Recovery { node }),
+        3 => (0..nodes, any::<bool>(), 1..100_i64)
+            .prop_map(|(node, healthy, ago)| Happening::Late { node, healthy, ago }),
         1 => (0..nodes).prop_map(|node| Happening::Uncordon { node }),
         1 => any::<bool>().prop_map(Happening::Stop),
         1 => Just(Happening::Drop),
@@ -281,6 +302,9 @@ proptest! {
             match happening {
                 Happening::Fault { node, force } => cluster.event(node % nodes, false, force),
                 Happening::Recovery { node } => cluster.event(node % nodes, true, false),
+                Happening::Late { node, healthy, ago } => {
+                    cluster.event_of(node % nodes, healthy, false, ago);
+                }
                 Happening::Uncordon { node } => {
                     let uncordon = NodeChange {
                         unschedulable: Some(false),
