@@ -1,5 +1,7 @@
 //! The JSON of the API. Field names are part of it; the command line reads the same types.
 
+mod gpus;
+
 use std::collections::BTreeMap;
 
 use domain::event::Record;
@@ -12,6 +14,8 @@ use jiff::Timestamp;
 use runtime::sources::SourceStatus;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+pub use gpus::{GpuConditionView, GpuView};
 
 /// The answer of `/api/v1/status`: all that is known right now.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -29,6 +33,9 @@ pub struct StatusView {
     /// The catalogue's rows of the XID codes that are open now, by code.
     #[serde(default)]
     pub xids: BTreeMap<String, XidView>,
+    /// The GPUs of this machine, by their index.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<GpuView>,
     /// The sources of events, and their freshness.
     pub sources: Vec<SourceStatus>,
     /// The stored events; at an agent, those that wait for the controller.
@@ -244,6 +251,9 @@ pub struct Explain {
     pub awaits: String,
     /// The ways to clear what is open, for people: one a line.
     pub how_to_clear: Vec<String>,
+    /// The GPUs of the node, where this process runs on it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<GpuView>,
 }
 
 /// One entry of a timeline.

@@ -84,6 +84,7 @@ pub fn explain(material: &Material<'_>) -> Explain {
         how_to_clear: status
             .map(|status| clear::how_to_clear(status, data_dir))
             .unwrap_or_default(),
+        gpus: Vec::new(),
     }
 }
 

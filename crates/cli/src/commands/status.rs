@@ -1,6 +1,6 @@
 //! `gpuwarden status`: the state of the process and of the nodes.
 
-use console::api::{DeliveryView, ForwardView, LeadershipView, Mode, Role, StatusView};
+use console::api::{DeliveryView, ForwardView, GpuView, LeadershipView, Mode, Role, StatusView};
 use contract::keys;
 use domain::brake::some_of;
 use domain::view::{
@@ -18,6 +18,8 @@ use crate::{EXIT_OK, EXIT_UNHEALTHY};
 const NODES_SHOWN: usize = 100;
 /// Most faults of a node that are shown in text, the gravest.
 const FAULTS_SHOWN: usize = 10;
+/// Most bad GPUs of this machine that are shown in its line.
+const GPUS_SHOWN: usize = 4;
 
 pub(super) async fn execute(args: &ViewArgs) -> anyhow::Result<u8> {
     let status: StatusView = Client::new(&args.server)?.get("/api/v1/status").await?;
@@ -77,6 +79,9 @@ fn text(status: &StatusView, wide: bool) -> anyhow::Result<()> {
     }
     for source in &status.sources {
         output::line(&source_text(source))?;
+    }
+    if let Some(gpus) = gpus_text(&status.gpus) {
+        output::line(&gpus)?;
     }
     match &status.delivery {
         None => store_text(status)?,
@@ -141,6 +146,19 @@ fn policy_text(status: &StatusView, wide: bool) -> anyhow::Result<()> {
         say!("policy      {}: {rule_sets}", policy.source)?;
     }
     Ok(())
+}
+
+/// Returns how many GPUs this machine has, and which are bad or not known; `None` where it has none.
+fn gpus_text(gpus: &[GpuView]) -> Option<String> {
+    let named = |gpu: &GpuView| format!("GPU {}: {}", gpu.index, output::plain(&gpu.why()));
+    let bad: Vec<String> = gpus.iter().filter(|gpu| gpu.is_bad()).map(named).collect();
+    let shown = &bad[..bad.len().min(GPUS_SHOWN)];
+    let ready = gpus.iter().filter(|gpu| gpu.phase == "Ready").count();
+    let bad = match some_of(shown, bad.len()) {
+        none if none.is_empty() => String::new(),
+        bad => output::colour(&format!("; {bad}"), Colour::Red),
+    };
+    (!gpus.is_empty()).then(|| format!("GPUs        {ready} of {} ready{bad}", gpus.len()))
 }
 
 fn source_text(source: &SourceStatus) -> String {

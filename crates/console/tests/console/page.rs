@@ -7,6 +7,9 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use contract::HealthEvent;
+use contract::device::ConditionStatus;
+use devices::board::{Own, Said};
+use diagnosis::gpu::{Gpu, Inventory};
 use domain::journal::{Entry, EntryKind};
 use domain::view::{BrakeView, ClusterView, FaultView, FleetView, LimitView};
 use gpuwarden_console::api::{LeadershipView, Role};
@@ -106,6 +109,7 @@ async fn two_nodes(server: &Server) {
         status.records = 1;
     });
     server.quarantine("gpu-a-01");
+    lost_gpu(server);
     server.fleet.send_modify(|view| {
         let view = Arc::make_mut(view);
         let node = view.nodes.first_mut().unwrap();
@@ -138,6 +142,32 @@ async fn two_nodes(server: &Server) {
     });
 }
 
+/// Shows a GPU that is well, and one that is lost.
+fn lost_gpu(server: &Server) {
+    let gpu = |index: u32| Gpu {
+        index,
+        uuid: format!("GPU-{index}"),
+        product: "NVIDIA H100".into(),
+        ..Gpu::default()
+    };
+    server.devices.set_inventory(&Inventory {
+        gpus: vec![gpu(0), gpu(1)],
+        ..Inventory::default()
+    });
+    for (gpu, status, reason, message) in [
+        ("GPU-0", ConditionStatus::True, "Fine", ""),
+        ("GPU-1", ConditionStatus::False, "GPULost", "it is gone"),
+    ] {
+        let (reason, message) = (reason.into(), message.into());
+        let said = Said {
+            status,
+            reason,
+            message,
+        };
+        server.devices.set_condition(Own::Nvml, gpu, said).unwrap();
+    }
+}
+
 #[tokio::test]
 async fn the_page_shows_the_state_and_hostile_text_as_text() {
     let Some(program) = testkit::require(Component::Chromium) else {
@@ -167,6 +197,9 @@ async fn the_page_shows_the_state_and_hostile_text_as_text() {
         "gpuwarden inject recovery --node-name gpu-a-01 --code 79 --pci 0000:b3:00",
         "kubectl uncordon gpu-a-01",
         "Notices",
+        "GPUs of this machine",
+        "NVIDIA H100",
+        "NVMLReady GPULost: it is gone",
         "XID 13",
         "https://10.0.0.1:6443",
         "48211 records",

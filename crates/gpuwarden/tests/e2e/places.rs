@@ -58,6 +58,31 @@ async fn a_socket_that_is_deleted_is_made_again_and_one_of_another_is_left_alone
 }
 
 #[tokio::test]
+async fn the_sockets_of_devices_are_made_again_and_gone_at_the_end() -> anyhow::Result<()> {
+    let directory = tempfile::tempdir()?;
+    let gate = directory.path().join("gate.sock");
+    let launch = Launch::new()?.node_name("n1").option("--job-gate", &gate);
+    let mut product = launch.start().await?;
+    let api = product.data_dir().join("device-api.sock");
+    ready_or(&product, &[]).await?;
+    fs::remove_file(&api)?;
+    fs::remove_file(&gate)?;
+    product
+        .wait_for("both sockets", SOON, || async {
+            let data_dir = product.data_dir().display().to_string();
+            let listed = product.command(["devices", "--data-dir", &data_dir]).await;
+            let listed = listed.map_err(|error| format!("{error:#}"))?;
+            (listed.code == Some(0) && gate.exists())
+                .then_some(())
+                .ok_or(listed.stderr)
+        })
+        .await?;
+    product.terminate().await?;
+    assert!(!api.exists() && !gate.exists());
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_data_directory_that_is_gone_is_told_and_what_comes_back_counts() -> anyhow::Result<()> {
     let mut product = Launch::new()?.node_name("n1").start().await?;
     let data_dir = product.data_dir();
