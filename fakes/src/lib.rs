@@ -1,10 +1,12 @@
-//! A fake of NVML, NVIDIA's library that tells about GPUs, for tests and for trying gpuwarden out.
+//! Fakes of NVML and DCGM, NVIDIA's libraries that tell about GPUs, for tests and for trying
+//! gpuwarden out.
 //!
-//! The crate is built twice. As a shared library it exports NVML's functions, and is loaded by the
-//! very path on which NVIDIA's is; it tells of the GPUs in the file [`SCENARIO`] beside it, and
+//! The crate is built twice. As a shared library it exports the functions of both, and is loaded by
+//! the very path on which NVIDIA's are; it tells of the GPUs in the file [`SCENARIO`] beside it, and
 //! reads that file again when it changes. As a Rust library it makes such directories: [`install`].
 
 mod code;
+mod dcgm;
 mod nvml;
 mod scenario;
 
@@ -13,7 +15,10 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::{env, io, process};
 
-pub use scenario::{Behaviour, Fabric, FakeEvent, FakeGpu, FakeLink, FakePartition, Scenario};
+pub use scenario::{
+    Behaviour, Fabric, FakeDcgm, FakeEvent, FakeGpu, FakeIncident, FakeLink, FakePartition,
+    Scenario,
+};
 
 /// The directory of the fake that a gpuwarden shows, in its data directory.
 pub const DIRECTORY: &str = "fake-gpus";
@@ -21,6 +26,8 @@ pub const DIRECTORY: &str = "fake-gpus";
 pub const SCENARIO: &str = "gpus.toml";
 /// The name of the library, as drivers install it.
 pub const LIBRARY: &str = "libnvidia-ml.so.1";
+/// The name of DCGM's library, as its packages install it.
+pub const DCGM_LIBRARY: &str = "libdcgm.so.4";
 /// The file with the number of events that were told, in the directory of the library.
 const TOLD: &str = "gpus.told";
 /// The name of the library, as cargo builds it.
@@ -58,19 +65,17 @@ pub enum Error {
     },
 }
 
-/// Puts the fake library and a scenario into a directory, and tells its events from the first on;
-/// returns the path of the library.
+/// Puts the fake libraries and a scenario into a directory, and tells its events from the first on;
+/// returns the path of NVML's. DCGM's is beside it.
 ///
-/// Each directory gets a copy: a library that is loaded from two places is two, with a state each.
+/// Each directory gets copies: a library that is loaded from two places is two, with a state each.
 pub fn install(directory: &Path, scenario: &Scenario) -> Result<PathBuf, Error> {
     let built = built()?;
     let library = directory.join(LIBRARY);
     let told = directory.join(TOLD);
-    let new = directory.join(format!("{LIBRARY}.{}", process::id()));
-    // A program that has the old one loaded keeps it.
     fs::create_dir_all(directory)
-        .and_then(|()| fs::copy(built, &new))
-        .and_then(|_| fs::rename(&new, &library))
+        .and_then(|()| put(&built, directory, DCGM_LIBRARY))
+        .and_then(|()| put(&built, directory, LIBRARY))
         .and_then(|()| match fs::remove_file(&told) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
@@ -81,6 +86,13 @@ pub fn install(directory: &Path, scenario: &Scenario) -> Result<PathBuf, Error> 
         })?;
     write(directory, scenario)?;
     Ok(library)
+}
+
+/// Copies the library. A program that has the old one loaded keeps it.
+fn put(built: &Path, directory: &Path, name: &str) -> io::Result<()> {
+    let new = directory.join(format!("{name}.{}", process::id()));
+    fs::copy(built, &new)?;
+    fs::rename(&new, directory.join(name))
 }
 
 /// Writes a scenario for the library in a directory, which takes it up with the next call.

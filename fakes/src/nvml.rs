@@ -15,7 +15,8 @@ use std::time::Duration;
 
 use crate::code;
 use crate::scenario::{Behaviour, FakeGpu, FakePartition, Scenario};
-use state::{current, is_open, set_open};
+pub(crate) use state::current;
+use state::{is_open, set_open};
 
 /// The signal of a segmentation fault.
 const SIGSEGV: c_int = 11;
@@ -105,7 +106,7 @@ fn of_gpu(call: &str, handle: Handle, answer: impl FnOnce(&FakeGpu) -> u32) -> u
 }
 
 /// Does what a scenario says instead of a function's work.
-fn behave(behaviour: &Behaviour) -> u32 {
+pub(crate) fn behave(behaviour: &Behaviour) -> u32 {
     match behaviour {
         Behaviour::Code(code) => *code,
         Behaviour::Hang => loop {

@@ -14,6 +14,12 @@
 //!
 //! [calls]
 //! nvmlDeviceGetPowerUsage = "NVML_ERROR_UNKNOWN"   # or "missing", "hang", "segfault"
+//! dcgmConnect_v2 = "-21"                           # no host engine
+//!
+//! [[dcgm.incident]]
+//! gpu = 3
+//! watch = 0x10
+//! code = 80
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -54,6 +60,46 @@ pub struct Scenario {
     /// The events, in order. Each is told once; one that is added is told at once.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub event: Vec<FakeEvent>,
+    /// The words of DCGM about them.
+    #[serde(skip_serializing_if = "FakeDcgm::is_usual")]
+    pub dcgm: FakeDcgm,
+}
+
+/// All that a fake DCGM tells.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FakeDcgm {
+    /// Version of the host engine.
+    pub version: String,
+    /// Number of switches.
+    pub switches: u32,
+    /// Number of the version of the structure for incidents that it knows.
+    pub response: u32,
+    /// Number of incidents that it has room for.
+    pub most_incidents: u32,
+    /// The bytes of the texts in it.
+    pub text_bytes: u32,
+    /// The incidents that its watches find.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub incident: Vec<FakeIncident>,
+}
+
+/// Something that a watch of DCGM finds.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FakeIncident {
+    /// Index of the GPU that it is about, unless a switch is.
+    pub gpu: u32,
+    /// Number of the switch that it is about.
+    pub switch: Option<u32>,
+    /// The watch, as a bit of DCGM: 0x10 is memory.
+    pub watch: u32,
+    /// The gravity: 10 is a warning, 20 a failure.
+    pub health: u32,
+    /// The code, as a number of DCGM.
+    pub code: u32,
+    /// The text.
+    pub message: String,
 }
 
 /// One GPU. What is not said is as a healthy H100 has it.
@@ -257,6 +303,39 @@ impl Default for Scenario {
             calls: BTreeMap::new(),
             gpu: Vec::new(),
             event: Vec::new(),
+            dcgm: FakeDcgm::default(),
+        }
+    }
+}
+
+impl Default for FakeDcgm {
+    fn default() -> Self {
+        Self {
+            version: "4.6.0".to_owned(),
+            switches: 0,
+            response: 5,
+            most_incidents: 1024,
+            text_bytes: 1024,
+            incident: Vec::new(),
+        }
+    }
+}
+
+impl FakeDcgm {
+    fn is_usual(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Default for FakeIncident {
+    fn default() -> Self {
+        Self {
+            gpu: 0,
+            switch: None,
+            watch: 0x10,
+            health: 20,
+            code: 80,
+            message: "A row could not be replaced".to_owned(),
         }
     }
 }
@@ -484,7 +563,10 @@ impl TryFrom<String> for Behaviour {
             _ => {}
         }
         let named = code::NAMED.iter().find(|(name, _)| *name == text);
-        let code = named.map(|(_, code)| *code).or_else(|| text.parse().ok());
+        // Those of DCGM are negative.
+        let negative = || text.parse().ok().map(i32::cast_unsigned);
+        let code = named.map(|(_, code)| *code);
+        let code = code.or_else(|| text.parse().ok()).or_else(negative);
         code.map(Self::Code).ok_or_else(|| {
             let names: Vec<&str> = code::NAMED.iter().map(|(name, _)| *name).collect();
             format!(

@@ -2,9 +2,11 @@
 //! (`diagnosis/src/gpu/checks.rs`), and reports the problems that have come and those that are over.
 //! What becomes of a report is the business of [`crate::monitor`].
 //!
-//! A driver that does not answer is blindness, never a fault. Its XIDs are reported where nobody
+//! DCGM may be asked beside the driver (`dcgm`); what both see is one fault. A driver that does not
+//! answer is blindness, never a fault. Its XIDs are reported where nobody
 //! reads them in the kernel log, by the same catalogue, so that one XID is one fault.
 
+mod dcgm;
 mod event;
 mod metrics;
 pub mod probe;
@@ -17,9 +19,11 @@ use std::time::Instant;
 
 use contract::{HealthEvent, keys};
 use devices::DeviceApi;
+use devices::board::Own;
 use diagnosis::catalog::Catalog;
 use diagnosis::decode::KernelLogDecoder;
-use diagnosis::gpu::checks::{Health, Limits, Remembered};
+use diagnosis::gpu::checks::{Change, Health, Limits, Remembered};
+use diagnosis::gpu::dcgm::DcgmLook;
 use diagnosis::gpu::{GpuEvent, Inventory, Readings};
 use domain::fault::is_mended_by_reboot;
 use jiff::Timestamp;
@@ -30,6 +34,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::kernel_log;
 use crate::monitor::{Frame, Monitor, Reporter};
+use dcgm::DcgmWatch;
 use metrics::GpuMetrics;
 use ready::Critical;
 
@@ -74,6 +79,18 @@ pub struct GpuConfig {
     pub catalog: Arc<Catalog>,
 }
 
+/// The detail of the source where the driver is not asked, but DCGM alone.
+const NOT_ASKED: &str = "the driver is not asked (--enable-nvml-provider false)";
+
+/// The probes from which the monitor learns.
+#[derive(Debug, Default)]
+pub struct Probes {
+    /// The probe of the driver; `None`: it is not asked.
+    pub nvml: Option<mpsc::Receiver<Seen>>,
+    /// The probe of DCGM; `None`: it is not asked.
+    pub dcgm: Option<mpsc::Receiver<Seen>>,
+}
+
 /// A message of a probe of the GPUs.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Seen {
@@ -85,6 +102,8 @@ pub enum Seen {
     Readings(Vec<Readings>),
     /// Something that has just happened to a GPU.
     Event(GpuEvent),
+    /// The findings of DCGM's watches, from one look.
+    Dcgm(DcgmLook),
     /// Nothing can be seen until something else is told.
     Blind {
         /// The reason, and what the driver was asked for.
@@ -98,12 +117,15 @@ pub enum Seen {
 pub struct GpuMonitor {
     config: GpuConfig,
     reporter: Reporter<GpuMemory>,
-    probe: mpsc::Receiver<Seen>,
+    probes: Probes,
+    dcgm: Option<DcgmWatch>,
     sources: Sources,
     devices: DeviceApi,
     health: Health,
     /// True once this process has found a driver.
     has_driver: bool,
+    /// True once the driver, if it is asked, has answered or failed.
+    driver_has_spoken: bool,
     inventory: Inventory,
     metrics: GpuMetrics,
     decoder: KernelLogDecoder,
@@ -119,34 +141,49 @@ struct GpuMemory {
     xids: BTreeMap<String, Timestamp>,
     /// The last critical XID of each GPU that is not ready, by UUID.
     not_ready: BTreeMap<String, Critical>,
+    /// True if it was told that DCGM does not answer.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    dcgm_is_lost: bool,
 }
 
 // === impl GpuMonitor ===
 
 impl GpuMonitor {
-    /// Returns a monitor that is listed among the sources as `gpu-health`, and learns from `probe`.
-    pub fn new(
-        config: GpuConfig,
-        frame: &Frame,
-        probe: mpsc::Receiver<Seen>,
-        devices: DeviceApi,
-    ) -> Self {
+    /// Returns a monitor that is listed among the sources as `gpu-health`, and where it asks DCGM
+    /// also as `gpu-dcgm`, and learns from `probes`.
+    pub fn new(config: GpuConfig, frame: &Frame, probes: Probes, devices: DeviceApi) -> Self {
         let metrics = GpuMetrics::new(&frame.metrics);
-        let mut reporter: Reporter<GpuMemory> = Reporter::new(&MONITOR, frame.clone());
-        reporter.show(
-            SourceState::CatchingUp,
-            "waiting for the driver's first word",
-        );
+        let dcgm = probes.dcgm.is_some().then(|| DcgmWatch::new(frame));
+        let monitor = if dcgm.is_some() {
+            &dcgm::MONITOR
+        } else {
+            &MONITOR
+        };
+        let mut reporter: Reporter<GpuMemory> = Reporter::new(monitor, frame.clone());
+        match probes.nvml {
+            Some(_) => reporter.show(
+                SourceState::CatchingUp,
+                "waiting for the driver's first word",
+            ),
+            None => reporter.show(SourceState::Following, NOT_ASKED),
+        }
+        let driver_has_spoken = probes.nvml.is_none();
         let remembered = reporter.memory().health.clone();
+        let mut health = Health::new(config.limits.clone(), remembered);
+        if dcgm.is_none() {
+            dcgm::forget(&mut health, &mut reporter);
+        }
         Self {
-            health: Health::new(config.limits.clone(), remembered),
+            health,
+            dcgm,
             decoder: KernelLogDecoder::new(Arc::clone(&config.catalog)),
             config,
             reporter,
-            probe,
+            probes,
             sources: frame.sources.clone(),
             devices,
             has_driver: false,
+            driver_has_spoken,
             inventory: Inventory::default(),
             metrics,
             started: Instant::now(),
@@ -155,25 +192,26 @@ impl GpuMonitor {
 
     /// Takes in what the probe sees until `cancel`.
     pub async fn run(mut self, cancel: CancellationToken) {
-        let mut is_open = true;
         loop {
             tokio::select! {
                 biased;
                 () = cancel.cancelled() => break,
-                () = self.reporter.work() => {}
-                seen = self.probe.recv(), if is_open && self.reporter.has_room() => {
-                    is_open = seen.is_some();
-                    match seen {
-                        Some(seen) => self.take_in(seen),
-                        None => self.cannot_see(PROBE_HAS_ENDED),
-                    }
-                }
+                () = self.reporter.work() => self.beat_dcgm(),
+                seen = next(&mut self.probes.nvml), if self.reporter.has_room() => match seen {
+                    Some(seen) => self.take_in(seen),
+                    None => self.cannot_see(PROBE_HAS_ENDED),
+                },
+                seen = next(&mut self.probes.dcgm), if self.reporter.has_room() => match seen {
+                    Some(seen) => self.take_in_dcgm(seen),
+                    None => self.cannot_see_dcgm(PROBE_HAS_ENDED),
+                },
             }
         }
         self.reporter.finish(&cancel).await;
     }
 
     fn take_in(&mut self, seen: Seen) {
+        self.driver_has_spoken |= matches!(seen, Seen::Readings(_) | Seen::Blind { .. });
         match seen {
             Seen::Library(_) => self.has_driver = true,
             Seen::Inventory(inventory) => {
@@ -191,6 +229,8 @@ impl GpuMonitor {
                     self.report_xid(&event);
                 }
             }
+            // Only a probe of DCGM says that.
+            Seen::Dcgm(_) => {}
             Seen::Blind { reason, .. } if self.never_had_gpus() => {
                 // The places in which it was looked for are in the log, at the level debug.
                 let short = reason.split(": ").next().unwrap_or(&reason);
@@ -216,19 +256,37 @@ impl GpuMonitor {
         !self.config.is_fake && self.sources.statuses().into_iter().any(reads)
     }
 
+    /// Reports what has changed, and remembers it.
+    fn report_changes(&mut self, changes: &[Change]) {
+        for change in changes {
+            let blank = self.reporter.event(&change.check, keys::COMPONENT_GPU);
+            let driver_version = self.inventory.driver_version.as_deref();
+            let event = event::of(change, blank, driver_version, &self.config);
+            self.report(event);
+        }
+        if self.reporter.memory().health != *self.health.remembered() {
+            self.reporter.memory_mut().health = self.health.remembered().clone();
+        }
+    }
+
+    /// Returns the mark of reports about fake GPUs; empty for real ones.
+    fn fake_mark(&self) -> &'static str {
+        if self.config.is_fake { FAKE } else { "" }
+    }
+
     /// Reports a fault, or the end of one.
     fn report(&mut self, mut event: HealthEvent) {
         if self.config.is_fake {
             let marked = (keys::META_INJECTED.to_owned(), "true".to_owned());
             event.metadata.extend([marked]);
-            event.message = format!("{FAKE}{}", event.message);
+            event.message = format!("{}{}", self.fake_mark(), event.message);
         }
         self.reporter.report(event, self.reporter.now());
     }
 
     fn cannot_see(&mut self, why: &str) {
         self.metrics.show(&Inventory::default(), &[]);
-        self.devices.nvml_away("DriverNotSeen", why);
+        self.devices.away(Own::Nvml, "DriverNotSeen", why);
         self.reporter.cannot_see(why);
     }
 
@@ -253,24 +311,28 @@ impl GpuMonitor {
             return;
         }
         self.begin_boot();
-        let fake = if self.config.is_fake { FAKE } else { "" };
+        let fake = self.fake_mark();
         self.reporter
             .has_looked(&format!("{fake}{}", detail(&self.inventory)));
         self.metrics.show(&self.inventory, readings);
         let elapsed = self.started.elapsed();
         let changes = self.health.take(&self.inventory, readings, elapsed);
-        for change in &changes {
-            let blank = self.reporter.event(&change.check, keys::COMPONENT_GPU);
-            let driver_version = self.inventory.driver_version.as_deref();
-            let event = event::of(change, blank, driver_version, &self.config);
-            self.report(event);
-        }
-        if self.reporter.memory().health != *self.health.remembered() {
-            self.reporter.memory_mut().health = self.health.remembered().clone();
-        }
+        self.report_changes(&changes);
         self.end_xids(readings);
         self.end_critical(readings);
     }
+}
+
+/// Returns the next thing that a probe sees, and `None` once, when it has ended.
+async fn next(probe: &mut Option<mpsc::Receiver<Seen>>) -> Option<Seen> {
+    let Some(open) = probe else {
+        return std::future::pending().await;
+    };
+    let seen = open.recv().await;
+    if seen.is_none() {
+        *probe = None;
+    }
+    seen
 }
 
 /// Returns what is looked at, and the trouble with that.

@@ -160,6 +160,25 @@ pub const CHECK_GPU_NVLINK: &str = "GpuNvlinkWatch";
 /// Check of how many GPUs a machine has. Our own.
 pub const CHECK_GPU_COUNT: &str = "GpuCountWatch";
 
+/// Check of a GPU's power management unit, by DCGM.
+pub const CHECK_GPU_PMU: &str = "GpuPmuWatch";
+/// Check of a GPU's microcontroller, by DCGM.
+pub const CHECK_GPU_MCU: &str = "GpuMcuWatch";
+/// Check of a GPU's multiprocessors, by DCGM.
+pub const CHECK_GPU_SM: &str = "GpuSmWatch";
+/// Check of a GPU's `InfoROM`, by DCGM.
+pub const CHECK_GPU_INFOROM: &str = "GpuInforomWatch";
+/// Check of errors of a switch that stop nothing, by DCGM.
+pub const CHECK_NVSWITCH_NON_FATAL: &str = "GpuNvswitchNonfatalWatch";
+/// Check of errors of a switch that stop work, by DCGM.
+pub const CHECK_NVSWITCH_FATAL: &str = "GpuNvswitchFatalWatch";
+/// Check of incidents of a watch of DCGM that has no name here.
+pub const CHECK_GPU_ALL: &str = "GpuAllWatch";
+/// Check of whether DCGM answers.
+pub const CHECK_DCGM_CONNECTIVITY: &str = "GpuDcgmConnectivityFailure";
+/// Code of [`CHECK_DCGM_CONNECTIVITY`] events.
+pub const CODE_DCGM_CONNECTIVITY: &str = "DCGM_CONNECTIVITY_ERROR";
+
 /// Component class of GPUs.
 pub const COMPONENT_GPU: &str = "GPU";
 /// Component class of network cards.
@@ -238,6 +257,8 @@ pub const META_DRIVER_VERSION: &str = "driver_version";
 pub const META_CHASSIS_SERIAL: &str = "chassis_serial";
 /// Metadata: DCGM's own word for how grave a code of it is, such as `ISOLATE`.
 pub const META_SEVERITY: &str = "severity";
+/// Metadata: the sources that see the fault, where DCGM is one: `DCGM`, or `NVML, DCGM`.
+pub const META_WITNESSES: &str = "gpuwarden.dev/witnesses";
 /// Metadata: what the catalogue recommends where the event says something else.
 pub const META_CATALOGUE_ACTION: &str = "gpuwarden.dev/catalogue-action";
 /// Metadata: the XID that ended the fault of this healthy event. NVSentinel's key.

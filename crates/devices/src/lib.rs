@@ -87,7 +87,7 @@ impl DeviceApi {
         }
     }
 
-    /// Takes what the driver sees. Ends what [`nvml_away`](Self::nvml_away) has begun.
+    /// Takes what the driver sees. Ends what [`away`](Self::away) has begun.
     pub fn set_inventory(&self, inventory: &Inventory) {
         let left_out = self.change(|board, now| board.set_inventory(inventory, now));
         if left_out > 0
@@ -108,10 +108,10 @@ impl DeviceApi {
         self.change(|board, now| board.set_own(own, uuid, said, now))
     }
 
-    /// Makes `NVMLReady` of all GPUs unknown: the driver is not seen, which says nothing of them.
-    /// `reason` is a word in `CamelCase`, `message` says why.
-    pub fn nvml_away(&self, reason: &str, message: &str) {
-        self.change(|board, now| board.own_away(Own::Nvml, reason, message, now));
+    /// Makes the condition of one of our own sources unknown on all GPUs: what it looks at is not
+    /// seen, which says nothing of them. `reason` is a word in `CamelCase`, `message` says why.
+    pub fn away(&self, own: Own, reason: &str, message: &str) {
+        self.change(|board, now| board.own_away(own, reason, message, now));
     }
 
     /// Returns the number of the last change, for those who look again when it grows.

@@ -342,7 +342,7 @@ async fn nvsentinels_service_has_the_same_gpus() {
 
     server
         .api
-        .nvml_away("DriverGone", "libnvidia-ml.so.1 is gone");
+        .away(Own::Nvml, "DriverGone", "libnvidia-ml.so.1 is gone");
     let modified = events.message().await.unwrap().unwrap();
     assert_eq!(modified.r#type, "MODIFIED");
     let status = modified.object.unwrap().status.unwrap();
@@ -435,7 +435,7 @@ async fn the_job_gate_counts_what_is_bad_and_only_that() {
     assert_eq!(ask().await, fit);
     api.set_inventory(&inventory(2));
     assert_eq!(ask().await, fit);
-    api.nvml_away("DriverGone", "");
+    api.away(Own::Nvml, "DriverGone", "");
     assert_eq!(ask().await, fit);
     api.set_inventory(&inventory(2));
     api.set_condition(Own::Health, "GPU-Aa01", Said::bad("Xid79", ""))

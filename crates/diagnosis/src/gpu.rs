@@ -10,6 +10,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 pub mod checks;
+pub mod dcgm;
 
 /// The GPUs of a machine, and their driver, as a look found them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

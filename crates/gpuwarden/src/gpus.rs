@@ -1,4 +1,4 @@
-//! The GPUs of a node: the probe of their driver, and the monitor that learns from it.
+//! The GPUs of a node: the probes of their driver and of DCGM, and the monitor that learns from them.
 
 use std::ffi::OsString;
 use std::fs;
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use agent::gpu::probe::{self, ProbeConfig};
-use agent::gpu::{GpuConfig, GpuMonitor};
+use agent::gpu::{GpuConfig, GpuMonitor, Probes};
 use agent::monitor::Frame;
 use anyhow::{Context as _, bail};
 use cli::{FakeGpus, GpuSettings, NodeSettings, ProcessSettings};
@@ -16,6 +16,7 @@ use diagnosis::catalog::Catalog;
 use diagnosis::gpu::checks::Limits;
 use host::gpu_probe::ProbeSettings;
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 
 use crate::tasks::Tasks;
 
@@ -24,7 +25,7 @@ const DRIVER: &str = "/proc/driver/nvidia";
 /// Room for what the probe says while the monitor waits: a look is two messages.
 const UNHEARD: usize = 64;
 
-/// Starts the probe of the GPUs and their monitor, where they are to be watched.
+/// Starts the probes of the GPUs and their monitor, where they are to be watched.
 pub(crate) fn start(
     node: &NodeSettings,
     process: &ProcessSettings,
@@ -34,10 +35,10 @@ pub(crate) fn start(
     tasks: &mut Tasks,
 ) -> anyhow::Result<()> {
     let gpu = &node.gpu;
-    if !gpu.enabled {
+    if !gpu.enabled && gpu.dcgm.is_none() {
         return Ok(());
     }
-    let library = match &gpu.fake {
+    let installed = match &gpu.fake {
         None => None,
         Some(fake) => Some(install(fake, &process.data_dir)?),
     };
@@ -46,17 +47,32 @@ pub(crate) fn start(
             expected_gpus: gpu.expected.map(|count| count as usize),
             ..Limits::default()
         },
-        is_fake: library.is_some(),
+        is_fake: installed.is_some(),
         ignored_xids: gpu.ignored_xids.clone(),
         margin_counts: false,
         catalog: Arc::clone(catalog),
     };
-    let (seen, probed) = mpsc::channel(UNHEARD);
-    let probing = probe::watch(probe_config(gpu, library)?, seen);
-    let monitor = GpuMonitor::new(config, frame, probed, devices);
-    // The probe ends when the monitor no longer listens.
+    let mut probes = Probes::default();
+    let mut probing = JoinSet::new();
+    let installed = installed.as_deref();
+    if gpu.enabled {
+        let (seen, probed) = mpsc::channel(UNHEARD);
+        probing.spawn(probe::watch(probe_config(gpu, installed, None)?, seen));
+        probes.nvml = Some(probed);
+    }
+    if let Some(address) = &gpu.dcgm {
+        let (seen, probed) = mpsc::channel(UNHEARD);
+        probing.spawn(probe::watch(
+            probe_config(gpu, installed, Some(address))?,
+            seen,
+        ));
+        probes.dcgm = Some(probed);
+    }
+    let monitor = GpuMonitor::new(config, frame, probes, devices);
+    // A probe ends when the monitor no longer listens.
     tasks.monitor("the GPU monitor", |end| async move {
-        tokio::join!(monitor.run(end), probing);
+        monitor.run(end).await;
+        while probing.join_next().await.is_some() {}
     });
     Ok(())
 }
@@ -81,10 +97,20 @@ pub(crate) fn greeting(gpu: &GpuSettings) -> &'static str {
     }
 }
 
-/// Returns how the probe is run: by this very program.
-fn probe_config(gpu: &GpuSettings, library: Option<PathBuf>) -> anyhow::Result<ProbeConfig> {
+/// Returns how a probe is run: by this very program. `installed` is the directory of fake GPUs, and
+/// `dcgm` the host engine that it asks in the place of the driver.
+fn probe_config(
+    gpu: &GpuSettings,
+    installed: Option<&Path>,
+    dcgm: Option<&String>,
+) -> anyhow::Result<ProbeConfig> {
+    let library = match dcgm {
+        Some(_) => fakes::DCGM_LIBRARY,
+        None => fakes::LIBRARY,
+    };
     let settings = ProbeSettings {
-        library,
+        library: installed.map(|directory| directory.join(library)),
+        dcgm: dcgm.cloned(),
         driver_root: Some(gpu.driver_root.clone()),
         interval_ms: u64::try_from(gpu.interval.as_millis()).unwrap_or(u64::MAX),
     };
@@ -98,7 +124,7 @@ fn probe_config(gpu: &GpuSettings, library: Option<PathBuf>) -> anyhow::Result<P
     })
 }
 
-/// Makes the library of fake GPUs, with their scenario; returns the library.
+/// Makes the libraries of fake GPUs, with their scenario; returns their directory.
 fn install(fake: &FakeGpus, data_dir: &Path) -> anyhow::Result<PathBuf> {
     let directory = data_dir.join(fakes::DIRECTORY);
     let scenario = match fake {
@@ -108,7 +134,7 @@ fn install(fake: &FakeGpus, data_dir: &Path) -> anyhow::Result<PathBuf> {
         },
         FakeGpus::Scenario(file) => fakes::read(file)?,
     };
-    let library = fakes::install(&directory, &scenario)?;
+    fakes::install(&directory, &scenario)?;
     if let FakeGpus::Scenario(file) = fake {
         // The file itself is followed as it changes.
         let file = fs::canonicalize(file).context("find the scenario of the fake GPUs")?;
@@ -117,5 +143,5 @@ fn install(fake: &FakeGpus, data_dir: &Path) -> anyhow::Result<PathBuf> {
             .and_then(|()| symlink(&file, &followed))
             .with_context(|| format!("link {} to {}", followed.display(), file.display()))?;
     }
-    Ok(library)
+    Ok(directory)
 }

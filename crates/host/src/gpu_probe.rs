@@ -1,4 +1,4 @@
-//! The child process that talks to the GPUs' driver, so that a call that hangs or crashes inside the
+//! The child process that talks to the GPUs' driver, or to DCGM (`dcgm`), so that a call that hangs or crashes inside the
 //! vendor's library costs this process and never the agent.
 //!
 //! It only speaks: one [`Said`] a line as JSON, about each call before it is made, about the GPUs at
@@ -6,25 +6,27 @@
 //! closes, because then its parent is gone, and when the driver is: its parent starts a new one,
 //! which loads whatever library is there then.
 
+mod dcgm;
 mod listening;
 
 use std::borrow::Cow;
 use std::io::{self, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use diagnosis::gpu::dcgm::DcgmLook;
 use diagnosis::gpu::{GpuEvent, Inventory, Readings, UnreadableGpu};
 use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
 
 use crate::library::Places;
-use crate::nvml::{Nvml, NvmlError, Roster};
+use crate::nvml::{Listener, Nvml, NvmlError, Roster};
 use listening::Listening;
 
 /// The version of what is said; a parent that was upgraded may have a child of another.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 /// Shortest pause between two looks: when events ask for one before its time, and when the driver is
 /// so slow that a look takes longer than the interval.
 const SOONEST: Duration = Duration::from_secs(1);
@@ -39,6 +41,9 @@ pub struct ProbeSettings {
     pub driver_root: Option<PathBuf>,
     /// Pause between two looks.
     pub interval_ms: u64,
+    /// The host engine of DCGM that is to be asked, `HOST` or `HOST:PORT`, in the place of the driver.
+    #[serde(default)]
+    pub dcgm: Option<String>,
 }
 
 /// One line of the child.
@@ -65,6 +70,8 @@ pub enum Said {
     Readings(Vec<Readings>),
     /// Something that has just happened.
     Event(GpuEvent),
+    /// The findings of DCGM's watches; ends a look at them.
+    Dcgm(DcgmLook),
     /// The reason why nothing can be told any more. Then the child ends.
     Cannot(String),
 }
@@ -120,7 +127,11 @@ fn watch(settings: &ProbeSettings, output: Box<dyn Write + Send>) -> io::Result<
         output: Mutex::new(output),
         doing: Mutex::new(None),
     });
-    match Watch::begin(settings, &speaker).and_then(|watch| watch.go_on(settings)) {
+    let ended = match &settings.dcgm {
+        Some(address) => dcgm::watch(settings, address, &speaker),
+        None => Watch::begin(settings, &speaker).and_then(|watch| watch.go_on(settings)),
+    };
+    match ended {
         Ok(()) => Ok(()),
         Err(End::Cannot(why)) => speaker.say(&Said::Cannot(why)),
         Err(End::Unheard(error)) => Err(error),
@@ -132,17 +143,9 @@ fn watch(settings: &ProbeSettings, output: Box<dyn Write + Send>) -> io::Result<
 impl Watch {
     /// Opens the library.
     fn begin(settings: &ProbeSettings, speaker: &Arc<Speaker>) -> Result<Self, End> {
-        let places = Places {
-            path: settings.library.clone(),
-            driver_root: settings.driver_root.clone(),
-        };
-        let announcer = Arc::clone(speaker);
-        let listener = Box::new(move |call, gpu| announcer.announce(call, gpu));
-        let nvml = Nvml::open(&places, listener).map_err(|error| End::Cannot(error.to_string()))?;
-        speaker.say(&Said::Hello {
-            protocol: PROTOCOL,
-            library: nvml.found_at().display().to_string(),
-        })?;
+        let nvml = Nvml::open(&settings.places(), Speaker::listener(speaker));
+        let nvml = nvml.map_err(|error| End::Cannot(error.to_string()))?;
+        speaker.greet(nvml.found_at())?;
         Ok(Self {
             nvml,
             speaker: Arc::clone(speaker),
@@ -249,9 +252,34 @@ fn remember(inventory: &mut Inventory, before: &Inventory) {
     }
 }
 
+// === impl ProbeSettings ===
+
+impl ProbeSettings {
+    fn places(&self) -> Places {
+        Places {
+            path: self.library.clone(),
+            driver_root: self.driver_root.clone(),
+        }
+    }
+}
+
 // === impl Speaker ===
 
 impl Speaker {
+    /// Returns what has a speaker say each call before it is made.
+    fn listener(speaker: &Arc<Self>) -> Listener {
+        let speaker = Arc::clone(speaker);
+        Box::new(move |call, gpu| speaker.announce(call, gpu))
+    }
+
+    /// Says that the library is open.
+    fn greet(&self, library: &Path) -> io::Result<()> {
+        self.say(&Said::Hello {
+            protocol: PROTOCOL,
+            library: library.display().to_string(),
+        })
+    }
+
     /// Says something, in one write.
     fn say(&self, said: &Said) -> io::Result<()> {
         let mut line = serde_json::to_vec(said)?;

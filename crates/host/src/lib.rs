@@ -5,6 +5,7 @@
 //! records and says what is missing between them, and the rooms above judge the text.
 
 pub mod boot;
+pub mod dcgm;
 pub mod disk;
 pub mod gpu_probe;
 pub mod identity;

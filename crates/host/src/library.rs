@@ -43,17 +43,18 @@ pub(crate) struct Library {
 /// A library that was not found, or could not be loaded: each place, and why not there.
 #[derive(Debug)]
 pub struct NotOpened {
-    name: &'static str,
+    names: &'static [&'static str],
     tried: Vec<(PathBuf, String)>,
 }
 
 // === impl Library ===
 
 impl Library {
-    /// Opens the library `name`, such as `libnvidia-ml.so.1`, at the first place that has it.
-    pub(crate) fn open(name: &'static str, places: &Places) -> Result<Self, NotOpened> {
+    /// Opens the library with the first of these names, such as `libnvidia-ml.so.1`, that is at any
+    /// of the places.
+    pub(crate) fn open(names: &'static [&'static str], places: &Places) -> Result<Self, NotOpened> {
         let mut tried = Vec::new();
-        for path in candidates(name, places) {
+        for path in candidates(names, places) {
             let why = if path.is_absolute() && !path.exists() {
                 "not there".to_owned()
             } else {
@@ -73,7 +74,7 @@ impl Library {
             };
             tried.push((path, why));
         }
-        Err(NotOpened { name, tried })
+        Err(NotOpened { names, tried })
     }
 
     /// Returns a function of the library by its name; `None` where the library lacks it.
@@ -90,14 +91,17 @@ impl Library {
 }
 
 /// Returns what to try, in order.
-fn candidates(name: &str, places: &Places) -> Vec<PathBuf> {
+fn candidates(names: &[&str], places: &Places) -> Vec<PathBuf> {
     if let Some(path) = &places.path {
         return vec![path.clone()];
     }
-    let root = places.driver_root.as_deref();
-    let below = |root: &Path| BELOW_ROOT.map(|directory| root.join(directory).join(name));
-    let mut paths: Vec<PathBuf> = root.map(below).into_iter().flatten().collect();
-    paths.push(PathBuf::from(name));
+    let mut paths = Vec::new();
+    for name in names {
+        let root = places.driver_root.as_deref();
+        let below = |root: &Path| BELOW_ROOT.map(|directory| root.join(directory).join(name));
+        paths.extend(root.map(below).into_iter().flatten());
+        paths.push(PathBuf::from(name));
+    }
     paths
 }
 
@@ -105,7 +109,7 @@ fn candidates(name: &str, places: &Places) -> Vec<PathBuf> {
 
 impl fmt::Display for NotOpened {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} cannot be loaded:", self.name)?;
+        write!(f, "{} cannot be loaded:", self.names.join(" or "))?;
         for (index, (path, why)) in self.tried.iter().enumerate() {
             let comma = if index == 0 { "" } else { ";" };
             write!(f, "{comma} {}: {why}", path.display())?;
@@ -123,7 +127,7 @@ mod tests {
     use super::*;
 
     /// A library that every machine has.
-    const LIBC: &str = "libc.so.6";
+    const LIBC: &[&str] = &["libc.so.6"];
 
     #[test]
     fn an_error_names_each_place_and_its_reason() {
@@ -134,7 +138,7 @@ mod tests {
             path: None,
             driver_root: Some(root.path().to_owned()),
         };
-        let error = Library::open("libmissing.so.1", &places).unwrap_err();
+        let error = Library::open(&["libmissing.so.1"], &places).unwrap_err();
         let text = error.to_string();
         let root = root.path().display();
         for part in [
@@ -156,7 +160,9 @@ mod tests {
             driver_root: Some(root.path().to_owned()),
         };
         let library = Library::open(LIBC, &places).unwrap();
-        assert_eq!(library.found_at, Path::new(LIBC));
+        assert_eq!(library.found_at, Path::new("libc.so.6"));
+        let library = Library::open(&["libmissing.so.1", "libc.so.6"], &places).unwrap();
+        assert_eq!(library.found_at, Path::new("libc.so.6"));
         places.path = Some(root.path().join("other.so"));
         let error = Library::open(LIBC, &places).unwrap_err();
         assert_eq!(error.tried.len(), 1, "{error}");

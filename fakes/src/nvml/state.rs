@@ -42,7 +42,7 @@ pub(super) fn set_open(open: bool) {
 
 /// Returns the scenario as it is now. One that cannot be read leaves the last; the first is healthy
 /// GPUs.
-pub(super) fn current() -> Arc<Scenario> {
+pub(crate) fn current() -> Arc<Scenario> {
     let file = directory().join(SCENARIO);
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
     let stamp = fs::metadata(&file)

@@ -1,7 +1,7 @@
 //! The health event that goes over the wire for a change of a GPU, in NVSentinel's form.
 
 use contract::{Entity, HealthEvent, ProcessingStrategy, RecommendedAction, action_name, keys};
-use diagnosis::gpu::checks::{Change, GpuNames};
+use diagnosis::gpu::checks::{Change, GpuNames, Witnesses};
 
 use super::GpuConfig;
 
@@ -22,6 +22,7 @@ pub(super) fn of(
         event.processing_strategy = ProcessingStrategy::StoreOnly as i32;
     }
     note_names(&mut event, change.gpu.as_ref(), driver_version);
+    note_witnesses(&mut event, change.seen_by);
     let Some(message) = &change.message else {
         let watch = change.check.trim_start_matches("Gpu");
         let watch = watch.trim_end_matches("Watch");
@@ -74,6 +75,17 @@ fn judge(event: &mut HealthEvent, change: &Change, config: &GpuConfig) {
     event.recommended_action = action as i32;
 }
 
+/// Writes into the metadata of an event who sees what it reports, where DCGM does.
+fn note_witnesses(event: &mut HealthEvent, seen_by: Witnesses) {
+    let witnesses = match (seen_by.dcgm, seen_by.nvml) {
+        (true, true) => "NVML, DCGM",
+        (true, false) => "DCGM",
+        (false, _) => return,
+    };
+    let noted = (keys::META_WITNESSES.to_owned(), witnesses.to_owned());
+    event.metadata.extend([noted]);
+}
+
 /// Writes into the metadata of an event which GPU of which machine is meant.
 pub(super) fn note_names(
     event: &mut HealthEvent,
@@ -105,6 +117,10 @@ fn entities(change: &Change) -> Vec<Entity> {
         (
             keys::ENTITY_NVLINK,
             change.link.map(|link| link.to_string()),
+        ),
+        (
+            keys::ENTITY_NVSWITCH,
+            change.switch.map(|switch| switch.to_string()),
         ),
     ];
     let entity = |(kind, value): (&str, Option<String>)| {

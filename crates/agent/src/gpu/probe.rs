@@ -1,4 +1,4 @@
-//! Keeps a child process that talks to the GPUs' driver ([`host::gpu_probe`]), and hands on what it
+//! Keeps a child process that talks to the GPUs' driver or to DCGM ([`host::gpu_probe`]), and hands on what it
 //! says. A child that hangs, crashes or says nonsense is ended, which is told as blindness with what
 //! it was doing, and another is tried.
 
@@ -219,6 +219,10 @@ fn understand(
             Ok(Some(Seen::Readings(readings)))
         }
         Said::Event(event) => Ok(Some(Seen::Event(event))),
+        Said::Dcgm(look) => {
+            backoff.reset();
+            Ok(Some(Seen::Dcgm(look)))
+        }
         Said::Cannot(why) => Err(why),
     }
 }

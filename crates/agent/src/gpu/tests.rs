@@ -18,6 +18,7 @@ use store::{EventLog as _, EventQuery, EventStore};
 use super::*;
 use crate::monitor::WINDOW;
 
+mod dcgm;
 mod driver;
 mod ready;
 mod seen;
@@ -37,6 +38,8 @@ struct Bench {
     dir: tempfile::TempDir,
     store: Arc<SqliteStore>,
     reads_log: bool,
+    asks_nvml: bool,
+    asks_dcgm: bool,
     boot: u8,
     config: GpuConfig,
     inventory: Inventory,
@@ -46,6 +49,7 @@ struct Bench {
 struct Running {
     task: tokio::task::JoinHandle<()>,
     probe: mpsc::Sender<Seen>,
+    dcgm: mpsc::Sender<Seen>,
     devices: DeviceApi,
     sources: Sources,
     metrics: Metrics,
@@ -84,6 +88,8 @@ impl Bench {
             dir,
             store,
             reads_log: false,
+            asks_nvml: true,
+            asks_dcgm: false,
             boot: 1,
             config: GpuConfig {
                 limits: Limits::default(),
@@ -107,7 +113,12 @@ impl Bench {
             let kernel_log = sources.add(kernel_log::NAME, "", Timestamp::now());
             kernel_log.update(Timestamp::now(), |log| log.state = SourceState::Following);
         }
-        let (cancel, (probe, seen)) = (CancellationToken::new(), mpsc::channel(8));
+        let cancel = CancellationToken::new();
+        let ((probe, nvml_seen), (dcgm, dcgm_seen)) = (mpsc::channel(8), mpsc::channel(8));
+        let probes = Probes {
+            nvml: self.asks_nvml.then_some(nvml_seen),
+            dcgm: self.asks_dcgm.then_some(dcgm_seen),
+        };
         let store: Arc<dyn EventStore> = Arc::clone(&self.store) as _;
         let nodes = AcceptNodes::Own("n1".to_owned());
         let frame = Frame {
@@ -124,10 +135,11 @@ impl Bench {
             clock,
         };
         let devices = DeviceApi::new(&Metrics::default(), clock);
-        let monitor = GpuMonitor::new(self.config.clone(), &frame, seen, devices.clone());
+        let monitor = GpuMonitor::new(self.config.clone(), &frame, probes, devices.clone());
         Running {
             task: tokio::spawn(monitor.run(cancel.clone())),
             probe,
+            dcgm,
             devices,
             sources,
             metrics,
@@ -137,7 +149,7 @@ impl Bench {
 
     /// Has the probe look, and waits until that is taken in.
     async fn look(&self, running: &Running) {
-        let looks = running.sources.statuses()[0].records;
+        let looks = running.source(MONITOR.name).records;
         running.sees(Seen::Inventory(self.inventory.clone())).await;
         running.sees(Seen::Readings(self.readings.clone())).await;
         running.status(|status| status.records > looks).await;
@@ -174,9 +186,18 @@ impl Running {
         self.probe.send(seen).await.unwrap();
     }
 
+    fn source(&self, name: &str) -> SourceStatus {
+        let mut sources = self.sources.statuses().into_iter();
+        sources.find(|source| source.name == name).unwrap()
+    }
+
     async fn status(&self, is: impl Fn(&SourceStatus) -> bool) {
+        self.status_of(MONITOR.name, is).await;
+    }
+
+    async fn status_of(&self, name: &str, is: impl Fn(&SourceStatus) -> bool) {
         let reached = async {
-            while !is(&self.sources.statuses()[0]) {
+            while !is(&self.source(name)) {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
         };
@@ -384,8 +405,10 @@ fn a_gpu_without_a_name_cannot_be_reset_alone() {
         check: keys::CHECK_GPU_MEMORY.into(),
         code: "DCGM_FR_PENDING_ROW_REMAP".into(),
         link: None,
+        switch: None,
         message: Some("a row waits".to_owned()),
         is_all_well: false,
+        seen_by: diagnosis::gpu::checks::Witnesses::default(),
     };
     let event = event::of(&change, HealthEvent::default(), None, &config);
     assert_eq!(event.recommended_action(), RecommendedAction::RestartVm);

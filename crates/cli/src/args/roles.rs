@@ -182,6 +182,10 @@ group! {
         /// known].
         #[arg(long, env = "GPUWARDEN_EXPECTED_GPUS", value_name = "NUMBER")]
         pub expected_gpus: Option<u32>,
+        /// Host engine of DCGM that is asked beside the driver, such as localhost or
+        /// nvidia-dcgm.gpu-operator.svc:5555; needs DCGM's library (libdcgm.so) here [default: none].
+        #[arg(long, env = "GPUWARDEN_DCGM_ADDR", value_name = "HOST[:PORT]")]
+        pub dcgm_addr: Option<String>,
         /// For trying out: GPUs that are not there, so many healthy ones or those of a scenario
         /// file.
         #[arg(long, env = "GPUWARDEN_FAKE_GPUS", value_name = "NUMBER|FILE")]

@@ -14,6 +14,8 @@ const INTERVAL: &str = "5";
 const SHORTEST_INTERVAL: Duration = Duration::from_secs(1);
 /// Under load a driver was seen to take 45 s for what it answers at once when idle.
 const DEADLINE: &str = "60s";
+/// The port on which a host engine of DCGM listens unless told otherwise.
+const DCGM_PORT: u16 = 5555;
 /// Most fake GPUs: twice what the largest machines have.
 const MAX_FAKE_GPUS: u32 = 32;
 
@@ -32,6 +34,8 @@ pub struct GpuSettings {
     pub deadline: Duration,
     /// Number of GPUs that the node has, where that is known.
     pub expected: Option<u32>,
+    /// The host engine of DCGM that is asked, as its library takes it.
+    pub dcgm: Option<String>,
     /// GPUs that are not there, for trying out.
     pub fake: Option<FakeGpus>,
 }
@@ -67,6 +71,7 @@ impl GpuSettings {
             interval,
             deadline: seconds("--nvml-deadline", deadline)?,
             expected: args.expected_gpus,
+            dcgm: args.dcgm_addr.map(dcgm).transpose()?,
             fake: args.fake_gpus.as_deref().map(fake).transpose()?,
         })
     }
@@ -78,6 +83,28 @@ fn seconds(name: &'static str, text: &str) -> Result<Duration, SettingsError> {
         return Ok(Duration::from_secs(seconds));
     }
     Ok(amount::duration(name, text)?.unsigned_abs())
+}
+
+/// Checks the address of a host engine. Names are looked up by DCGM's library.
+fn dcgm(text: String) -> Result<String, SettingsError> {
+    if host_engine(&text).is_some() {
+        return Ok(text);
+    }
+    let what = "is no HOST or HOST:PORT, such as localhost:5555";
+    Err(SettingsError::value("--dcgm-addr", text, what))
+}
+
+/// Returns host and port of the address of a host engine; `None` where it is none.
+pub(crate) fn host_engine(address: &str) -> Option<(&str, u16)> {
+    // An IPv6 address stands in brackets where a port follows.
+    let (host, port) = match address.rsplit_once(':') {
+        Some((host, port)) if !host.contains(':') || host.ends_with(']') => (host, port.parse()),
+        _ => (address, Ok(DCGM_PORT)),
+    };
+    let is_name = |letter: u8| letter.is_ascii_alphanumeric() || b"-._:[]%".contains(&letter);
+    let is_host = !host.is_empty() && host.bytes().all(is_name);
+    let port = port.ok().filter(|port| *port > 0 && is_host)?;
+    Some((host.trim_matches(['[', ']']), port))
 }
 
 fn fake(text: &str) -> Result<FakeGpus, SettingsError> {
@@ -103,6 +130,42 @@ mod tests {
         assert_eq!(settings.driver_root, PathBuf::from("/run/nvidia/driver"));
         assert_eq!(settings.interval, Duration::from_secs(5));
         assert_eq!(settings.fake, None);
+    }
+
+    #[test]
+    fn a_host_engine_is_asked_only_where_one_is_named() {
+        assert_eq!(GpuSettings::resolve(GpuArgs::default()).unwrap().dcgm, None);
+        let with = |address: &str| {
+            let args = GpuArgs {
+                dcgm_addr: Some(address.to_owned()),
+                ..GpuArgs::default()
+            };
+            GpuSettings::resolve(args).map(|settings| settings.dcgm)
+        };
+        for address in [
+            "localhost",
+            "nvidia-dcgm.gpu-operator.svc:5555",
+            "10.0.0.7:5555",
+            "[fe80::1%eth0]:5555",
+            "::1",
+        ] {
+            assert_eq!(with(address).unwrap().as_deref(), Some(address));
+        }
+        assert_eq!(host_engine("localhost"), Some(("localhost", 5555)));
+        assert_eq!(host_engine("[::1]:7"), Some(("::1", 7)));
+        assert_eq!(host_engine("::1"), Some(("::1", 5555)));
+        for address in [
+            "",
+            ":5555",
+            "localhost:0",
+            "localhost:",
+            "a b",
+            "http://a:5555",
+        ] {
+            let error = with(address).unwrap_err().to_string();
+            let named = format!("--dcgm-addr {address:?}");
+            assert!(error.contains(&named), "{error}");
+        }
     }
 
     #[test]

@@ -6,12 +6,14 @@
 //! - What is not told changes nothing: it is neither a problem nor the end of one.
 //! - A GPU that is missing beside others is lost. Where none answers nothing is seen, and nothing
 //!   is said.
+//! - DCGM may be asked beside the driver (`dcgm`): what both tell is one problem.
 //! - Some problems count when they have lasted, and are over when it has been calm for a while
 //!   ([`Limits`]).
 //!
 //! Only changes are told. What is open, and what else a restart must not make it forget, stands in
 //! [`Remembered`].
 
+mod dcgm;
 mod limits;
 mod presence;
 mod rules;
@@ -24,6 +26,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Gpu, Inventory, Readings};
 use crate::catalog::Text;
+use dcgm::Dcgm;
 use rules::Rules;
 use trail::Trails;
 
@@ -39,6 +42,7 @@ pub struct Health {
     /// The counters of the GPUs that are there, by key.
     trails: BTreeMap<String, Trails>,
     driver_version: Option<String>,
+    dcgm: Dcgm,
 }
 
 /// The things that have to be remembered over a restart.
@@ -46,7 +50,11 @@ pub struct Health {
 pub struct Remembered {
     /// The GPUs that were seen, by key: a UUID, or what else is known of one that was always lost.
     gpus: BTreeMap<String, KnownGpu>,
+    /// The problems that the driver tells.
     open: BTreeSet<Problem>,
+    /// The problems that DCGM tells.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    dcgm: BTreeSet<Problem>,
 }
 
 /// The names of a GPU.
@@ -80,6 +88,9 @@ struct Problem {
     check: Text,
     code: Text,
     link: Option<u32>,
+    /// The number of the switch that it is about, in the place of a GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    switch: Option<u32>,
 }
 
 /// A problem that has come, or is over.
@@ -93,10 +104,23 @@ pub struct Change {
     pub code: Text,
     /// The `NVLink` that is meant.
     pub link: Option<u32>,
+    /// The switch that is meant, in the place of a GPU.
+    pub switch: Option<u32>,
     /// The trouble, for people; `None`: the problem is over.
     pub message: Option<String>,
     /// True if nothing of the check is open about the GPU any more.
     pub is_all_well: bool,
+    /// The witnesses of the problem.
+    pub seen_by: Witnesses,
+}
+
+/// The sources that see a problem.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Witnesses {
+    /// True if the driver does, by NVML.
+    pub nvml: bool,
+    /// True if DCGM does.
+    pub dcgm: bool,
 }
 
 /// A problem as one look shows it.
@@ -120,6 +144,7 @@ impl Health {
             pending: BTreeMap::new(),
             trails: BTreeMap::new(),
             driver_version: None,
+            dcgm: Dcgm::default(),
         }
     }
 
@@ -172,7 +197,8 @@ impl Health {
             }
         }
         (self.trails).retain(|uuid, _| inventory.gpus.iter().any(|gpu| gpu.uuid == *uuid));
-        let messages = self.settle(sights, now);
+        let mut messages = self.settle(sights, now);
+        messages.retain(|problem, _| !before.open.contains(problem));
         self.changes(&before, &messages)
     }
 
@@ -180,6 +206,8 @@ impl Health {
     /// Such a problem is told again if it is still there.
     pub fn boot_has_begun(&mut self, is_mended: impl Fn(&str) -> bool) {
         (self.remembered.open).retain(|problem| !is_mended(&problem.code));
+        (self.remembered.dcgm).retain(|problem| !is_mended(&problem.code));
+        self.dcgm.boot_has_begun();
         for known in self.remembered.gpus.values_mut() {
             known.links_up.clear();
         }
@@ -216,37 +244,55 @@ impl Health {
         messages
     }
 
-    /// Returns the changes since `before`; `messages` are those of what has opened.
+    /// Returns the changes since `before`; `messages` are those of what has come.
     fn changes(&self, before: &Remembered, messages: &BTreeMap<Problem, String>) -> Vec<Change> {
+        let now = &self.remembered;
         let names = |problem: &Problem| {
-            let known = self.remembered.gpus.get(&problem.gpu);
+            let known = now.gpus.get(&problem.gpu);
             let known = known.or_else(|| before.gpus.get(&problem.gpu));
-            known.map(|known| known.names.clone())
+            let known = known.map(|known| &known.names);
+            known.or_else(|| self.dcgm.names(&problem.gpu)).cloned()
         };
         let change = |problem: &Problem, message: Option<String>| {
-            let is_of_check =
-                |open: &Problem| open.gpu == problem.gpu && open.check == problem.check;
+            let is_of_check = |open: &Problem| {
+                (&open.gpu, open.switch, &open.check)
+                    == (&problem.gpu, problem.switch, &problem.check)
+            };
             Change {
                 gpu: names(problem),
                 check: problem.check.clone(),
                 code: problem.code.clone(),
                 link: problem.link,
-                is_all_well: !self.remembered.open.iter().any(is_of_check),
+                switch: problem.switch,
+                is_all_well: !now.all().any(is_of_check),
+                seen_by: Witnesses {
+                    nvml: now.open.contains(problem),
+                    dcgm: now.dcgm.contains(problem) || self.dcgm.tells(problem),
+                },
                 message,
             }
         };
-        let says = |problem: &Problem| messages.get(problem).cloned().unwrap_or_default();
-        let over = before.open.difference(&self.remembered.open);
-        let over: Vec<Change> = over.map(|problem| change(problem, None)).collect();
-        let come = self.remembered.open.difference(&before.open);
-        let come = come.map(|problem| change(problem, Some(says(problem))));
-        over.into_iter().chain(come).collect()
+        let is_over = |problem: &&Problem| !now.all().any(|open| open == *problem);
+        let over: BTreeSet<&Problem> = before.all().filter(is_over).collect();
+        let over = over.into_iter().map(|problem| change(problem, None));
+        let come = messages.iter();
+        let come = come.map(|(problem, message)| change(problem, Some(message.clone())));
+        over.chain(come).collect()
     }
 
     /// Takes note of a GPU that is there.
     fn meet(&mut self, gpu: &Gpu) {
         let known = self.remembered.gpus.entry(gpu.uuid.clone()).or_default();
         known.names = GpuNames::from(gpu);
+    }
+}
+
+// === impl Remembered ===
+
+impl Remembered {
+    /// Returns all problems that are open; one that two see twice.
+    fn all(&self) -> impl Iterator<Item = &Problem> {
+        self.open.iter().chain(&self.dcgm)
     }
 }
 
@@ -272,6 +318,7 @@ impl Problem {
             check: check.into(),
             code: code.into(),
             link: None,
+            switch: None,
         }
     }
 

@@ -27,9 +27,13 @@ async fn wait(product: &Product, what: &str, is: impl Fn(&Value) -> bool) -> any
 }
 
 fn source(status: &Value) -> &Value {
+    named(status, "gpu-health")
+}
+
+fn named<'a>(status: &'a Value, source: &str) -> &'a Value {
     let sources = status["sources"].as_array().unwrap();
-    let gpus = sources.iter().find(|one| one["name"] == "gpu-health");
-    gpus.unwrap_or(&Value::Null)
+    let named = sources.iter().find(|one| one["name"] == source);
+    named.unwrap_or(&Value::Null)
 }
 
 fn faults(status: &Value) -> Vec<&Value> {
@@ -128,6 +132,54 @@ async fn a_driver_that_hangs_costs_its_own_process_and_is_named() -> anyhow::Res
             source(status)["state"] == "following"
         })
         .await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn dcgm_is_a_second_source_whose_end_is_no_fault_and_mends_none() -> anyhow::Result<()> {
+    let incident = "gpus = 2\n[[dcgm.incident]]\ngpu = 1\nwatch = 0x40\ncode = 9\n\
+                    message = \"the InfoROM of GPU 1 is corrupt\"\n";
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), incident)?;
+    let product = Launch::new()?
+        .node_name("n1")
+        .option("--fake-gpus", file.path())
+        .option("--dcgm-addr", "localhost")
+        .option("--nvml-health-interval", "1")
+        .option("--nvml-deadline", "2")
+        .start()
+        .await?;
+    let sees = |status: &Value| {
+        let (dcgm, nvml) = (named(status, "gpu-dcgm"), source(status));
+        dcgm["detail"] == "fake: 2 GPUs, DCGM 4.6.0, incidents: 1"
+            && dcgm["state"] == "following"
+            && nvml["state"] == "following"
+            && faults(status).len() == 1
+    };
+    let status = wait(&product, "what DCGM finds", sees).await?;
+    let fault = faults(&status)[0].clone();
+    assert_eq!(fault["check"], "GpuInforomWatch", "{fault}");
+    assert_eq!(fault["code"], "DCGM_FR_CORRUPT_INFOROM", "{fault}");
+    assert_eq!(fault["recommendedAction"], "COMPONENT_RESET", "{fault}");
+    for (what, reason) in [
+        ("-21", "no host engine answers at localhost"),
+        ("hang", "no answer for 2 s from dcgmConnect_v2"),
+        ("segfault", "SIGSEGV"),
+    ] {
+        let calls =
+            format!("gpus = 2\n[calls]\ndcgmConnect_v2 = \"{what}\"\ndcgmHealthCheck = \"-21\"\n");
+        std::fs::write(file.path(), calls)?;
+        let status = wait(&product, what, |status| {
+            let dcgm = named(status, "gpu-dcgm");
+            let detail = dcgm["detail"].as_str().unwrap_or_default();
+            dcgm["state"] == "failing" && detail.contains(reason)
+        });
+        let status = status.await?;
+        assert_eq!(source(&status)["state"], "following", "{what}");
+        assert_eq!(faults(&status).len(), 1, "{what}");
+        std::fs::write(file.path(), incident)?;
+        wait(&product, "DCGM answers again", sees).await?;
     }
     Ok(())
 }

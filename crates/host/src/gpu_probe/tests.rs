@@ -56,6 +56,7 @@ fn settings(library: &Path) -> ProbeSettings {
         library: Some(library.to_owned()),
         driver_root: None,
         interval_ms: 1,
+        dcgm: None,
     }
 }
 
@@ -179,6 +180,67 @@ fn what_it_does_is_said_before_it_is_done() {
         gpu: Some(1),
     };
     // It says nothing after that, so this would not end.
+    let mut said = probed
+        .lines
+        .map(|line| serde_json::from_str::<Said>(&line.unwrap()).unwrap());
+    assert!(said.any(|said| said == hung));
+}
+
+/// Returns a probe of DCGM that runs on a thread.
+fn probe_of_dcgm(scenario: &Scenario) -> Probed {
+    let directory = tempfile::tempdir().unwrap();
+    fakes::install(directory.path(), scenario).unwrap();
+    let settings = ProbeSettings {
+        dcgm: Some("localhost".to_owned()),
+        ..settings(&directory.path().join(fakes::DCGM_LIBRARY))
+    };
+    let (reader, writer) = io::pipe().unwrap();
+    thread::spawn(move || watch(&settings, Box::new(writer)));
+    Probed {
+        lines: io::BufReader::new(reader).lines(),
+        directory,
+    }
+}
+
+#[test]
+fn dcgm_is_looked_at_until_its_host_engine_is_gone() {
+    let mut scenario = Scenario::healthy(2);
+    let mut probed = probe_of_dcgm(&scenario);
+    let library = probed.directory.path().join(fakes::DCGM_LIBRARY);
+    let library = library.display().to_string();
+    assert!(matches!(probed.next(), Said::Hello { library: said, .. } if said == library));
+    let Said::Dcgm(look) = probed.next() else {
+        panic!("a look");
+    };
+    assert_eq!((look.gpus.len(), look.incidents.len()), (2, 0));
+    scenario.dcgm.incident = vec![fakes::FakeIncident::default()];
+    probed.becomes(&scenario);
+    let Said::Dcgm(look) = probed.next() else {
+        panic!("another look");
+    };
+    assert_eq!(look.incidents.len(), 1);
+    let behaviour = named("-21");
+    (scenario.calls).insert("dcgmGetEntityGroupEntities".to_owned(), behaviour);
+    // To end the connection then hangs, which is said after why.
+    (scenario.calls).insert("dcgmDisconnect".to_owned(), Behaviour::Hang);
+    probed.becomes(&scenario);
+    let Said::Cannot(why) = probed.next() else {
+        panic!("an end");
+    };
+    let expected = "the host engine at localhost: dcgmGetEntityGroupEntities answered -21";
+    assert!(why.starts_with(expected), "{why}");
+}
+
+#[test]
+fn the_call_of_dcgm_that_hangs_is_said_before_it_is_made() {
+    let mut scenario = Scenario::healthy(1);
+    let call = "dcgmHealthCheck";
+    scenario.calls.insert(call.to_owned(), Behaviour::Hang);
+    let probed = probe_of_dcgm(&scenario);
+    let hung = Said::Doing {
+        call: Cow::Borrowed(call),
+        gpu: None,
+    };
     let mut said = probed
         .lines
         .map(|line| serde_json::from_str::<Said>(&line.unwrap()).unwrap());

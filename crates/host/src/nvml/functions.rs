@@ -26,7 +26,7 @@ use super::error::{FUNCTION_NOT_FOUND, NvmlError, OpenError};
 use crate::library::{Library, Places};
 
 /// The name under which every driver installs the library.
-const NAME: &str = "libnvidia-ml.so.1";
+const NAMES: &[&str] = &["libnvidia-ml.so.1"];
 /// Bytes of a text that is read: as many as the longest of NVML has, and its zero.
 pub(super) const TEXT_BYTES: usize = 96;
 
@@ -150,7 +150,7 @@ macro_rules! functions {
             /// Opens the library and looks its functions up.
             pub(super) fn open(places: &Places, listener: Listener) -> Result<Self, OpenError> {
                 listener("dlopen", None);
-                let library = Library::open(NAME, places)?;
+                let library = Library::open(NAMES, places)?;
                 // SAFETY: The names go with the signatures, which are those of nvml.h, and the
                 // table lives no longer than the library.
                 unsafe {

@@ -2,7 +2,7 @@ use tokio::task::JoinHandle;
 
 use super::*;
 
-const HELLO: &str = r#"echo '{"hello":{"protocol":1,"library":"/lib/nvml"}}'"#;
+const HELLO: &str = r#"echo '{"hello":{"protocol":2,"library":"/lib/nvml"}}'"#;
 const HANGS: &str = r#"echo '{"doing":{"call":"nvmlDeviceGetUUID","gpu":3}}'; exec sleep 1000"#;
 
 /// A watch whose children are scripts of a shell.
@@ -47,13 +47,18 @@ impl Watched {
 async fn what_a_child_says_is_handed_on_and_another_follows_it() {
     let readings = r#"echo '{"readings":[{"uuid":"GPU-1","temperature_c":40}]}'"#;
     let cannot = r#"echo '{"cannot":"the driver went away"}'"#;
-    let mut watched = Watched::new(&format!("{HELLO}; {readings}; {cannot}"));
+    let dcgm = r#"echo '{"dcgm":{"is_whole":true}}'"#;
+    let mut watched = Watched::new(&format!("{HELLO}; {readings}; {dcgm}; {cannot}"));
     for _ in 0..2 {
         assert_eq!(watched.next().await, Seen::Library("/lib/nvml".to_owned()));
         let Seen::Readings(readings) = watched.next().await else {
             panic!("readings");
         };
         assert_eq!(readings[0].temperature_c, Some(40));
+        let Seen::Dcgm(look) = watched.next().await else {
+            panic!("a look at DCGM");
+        };
+        assert!(look.is_whole);
         assert_eq!(watched.blind().await, "the driver went away");
     }
 }
@@ -99,8 +104,8 @@ async fn a_child_that_says_nonsense_is_not_believed() {
             r#"the probe said "NVRM: oops""#,
         ),
         (
-            r#"echo '{"hello":{"protocol":2,"library":""}}'; exec sleep 1000"#,
-            "the probe speaks version 2, this gpuwarden 1: restart gpuwarden",
+            r#"echo '{"hello":{"protocol":3,"library":""}}'; exec sleep 1000"#,
+            "the probe speaks version 3, this gpuwarden 2: restart gpuwarden",
         ),
         (
             "head -c 5000000 /dev/zero; exec sleep 1000",

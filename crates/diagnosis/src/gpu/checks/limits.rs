@@ -18,6 +18,9 @@ pub struct Limits {
     pub fabric_seconds: u64,
     /// Seconds for which nothing more may have come until what came is over, of what is counted.
     pub calm_seconds: u64,
+    /// Seconds for which DCGM must not have told of something any more until it is over: as long as it
+    /// takes two samples, so that a connection that was made anew proves nothing.
+    pub dcgm_calm_seconds: u64,
     /// Degrees Celsius by which the margin has to be better again until heat is over.
     pub margin_hysteresis_c: i32,
     /// Pages taken out of use from which on a GPU ought to be replaced.
@@ -45,6 +48,7 @@ impl Default for Limits {
             settling_seconds: 60,
             fabric_seconds: 300,
             calm_seconds: 300,
+            dcgm_calm_seconds: 60,
             margin_hysteresis_c: 3,
             retired_pages: 63,
             retired_pages_dbe: 15,

@@ -1,6 +1,8 @@
 //! Which GPUs are there: one that is missing beside others is lost, and a machine may have fewer than
 //! it ought to.
 
+use std::collections::BTreeSet;
+
 use contract::keys;
 
 use super::{GpuNames, Health, KnownGpu, Problem, Sight};
@@ -20,11 +22,15 @@ impl Health {
         let others_only = !known.keys().any(|key| is_there(key));
         let expected = self.limits.expected_gpus;
         let is_complete = expected.is_some_and(|expected| inventory.gpus.len() >= expected);
+        let before: BTreeSet<String> = known.keys().cloned().collect();
         known.retain(|key, known| {
             is_there(key) || !(others_only || is_complete || is_replaced(&known.names, inventory))
         });
+        let is_gone =
+            |problem: &Problem| before.contains(&problem.gpu) && !known.contains_key(&problem.gpu);
         let open = &mut self.remembered.open;
         open.retain(|problem| problem.gpu.is_empty() || known.contains_key(&problem.gpu));
+        self.remembered.dcgm.retain(|problem| !is_gone(problem));
     }
 
     /// Looks which of the known GPUs are missing, and whether there are enough.

@@ -6,6 +6,7 @@ use crate::gpu::{Fabric, FabricState, NvlinkReadings, RecoveryAction, Unreadable
 
 mod any;
 mod counters;
+mod dcgm;
 mod presence;
 
 /// Time between two looks.
@@ -72,6 +73,14 @@ fn well(gpu: &Gpu) -> Readings {
     }
 }
 
+/// Returns a change in short: `+` or `-`, the GPU, the code, the link.
+fn short(change: &Change) -> String {
+    let sign = if change.message.is_some() { '+' } else { '-' };
+    let gpu = (change.gpu.as_ref()).map_or("node".to_owned(), |gpu| gpu.index.to_string());
+    let link = change.link.map_or(String::new(), |link| format!(" {link}"));
+    format!("{sign}{gpu} {}{link}", change.code)
+}
+
 impl Bench {
     fn new(gpus: u32) -> Self {
         let inventory = Inventory {
@@ -87,16 +96,10 @@ impl Bench {
         }
     }
 
-    /// Looks once more, and returns the changes in short: `+` or `-`, the GPU, the code, the link.
+    /// Looks once more, and returns the changes in short.
     fn look(&mut self) -> Vec<String> {
         self.now += EVERY;
         let changes = (self.health).take(&self.inventory, &self.readings, self.now);
-        let short = |change: &Change| {
-            let sign = if change.message.is_some() { '+' } else { '-' };
-            let gpu = (change.gpu.as_ref()).map_or("node".to_owned(), |gpu| gpu.index.to_string());
-            let link = change.link.map_or(String::new(), |link| format!(" {link}"));
-            format!("{sign}{gpu} {}{link}", change.code)
-        };
         changes.iter().map(short).collect()
     }
 

@@ -1,0 +1,221 @@
+//! DCGM beside the driver, as far as it is asked: a source of its own, `gpu-dcgm`, and a second
+//! witness of the same faults.
+//!
+//! A host engine that does not answer is blindness of that source. It is told by NVSentinel's event,
+//! which is only stored, and no fault is opened or closed by it.
+
+use contract::{HealthEvent, ProcessingStrategy, keys};
+use devices::board::{Own, Said};
+use diagnosis::gpu::checks::Health;
+use diagnosis::gpu::dcgm::{DcgmGpu, DcgmLook};
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::gauge::Gauge;
+use runtime::sources::{SourceHandle, SourceState};
+
+use super::{GpuMemory, GpuMonitor, Seen};
+use crate::monitor::{Frame, Monitor, Reporter};
+
+/// The name of the source.
+pub(super) const NAME: &str = "gpu-dcgm";
+
+/// Describes the GPU health monitor where it asks DCGM.
+pub(super) const MONITOR: Monitor = Monitor {
+    checks: &[
+        (keys::CHECK_GPU_PCIE, keys::COMPONENT_GPU),
+        (keys::CHECK_GPU_MEMORY, keys::COMPONENT_GPU),
+        (keys::CHECK_GPU_THERMAL, keys::COMPONENT_GPU),
+        (keys::CHECK_GPU_THERMAL_MARGIN, keys::COMPONENT_GPU),
+        (keys::CHECK_GPU_POWER, keys::COMPONENT_GPU),
+        (keys::CHECK_GPU_DRIVER, keys::COMPONENT_GPU),
+        (keys::CHECK_GPU_NVLINK, keys::COMPONENT_GPU),
+        (keys::CHECK_GPU_COUNT, keys::COMPONENT_GPU),
+        (keys::CHECK_XID, keys::COMPONENT_GPU),
+        (keys::CHECK_GPU_PMU, keys::COMPONENT_GPU),
+        (keys::CHECK_GPU_MCU, keys::COMPONENT_GPU),
+        (keys::CHECK_GPU_SM, keys::COMPONENT_GPU),
+        (keys::CHECK_GPU_INFOROM, keys::COMPONENT_GPU),
+        (keys::CHECK_NVSWITCH_NON_FATAL, keys::COMPONENT_GPU),
+        (keys::CHECK_NVSWITCH_FATAL, keys::COMPONENT_GPU),
+        (keys::CHECK_GPU_ALL, keys::COMPONENT_GPU),
+    ],
+    ..super::MONITOR
+};
+
+/// The detail of the source before the first look.
+const WAITING: &str = "waiting for the host engine's first word";
+
+runtime::metrics! {
+    struct DcgmMetrics {
+        /// 1 where the host engine of DCGM answers.
+        connected: Gauge = "gpuwarden_dcgm_connected",
+        /// Incidents that the last look at DCGM's watches told.
+        incidents: Gauge = "gpuwarden_dcgm_incidents",
+        /// Looks at DCGM's watches that were answered.
+        looks: Counter = "gpuwarden_dcgm_looks",
+    }
+}
+
+/// The watch over DCGM.
+pub(super) struct DcgmWatch {
+    source: SourceHandle,
+    metrics: DcgmMetrics,
+    /// The reason why nothing is seen, as it was last said in the log.
+    blind: Option<String>,
+}
+
+// === impl DcgmWatch ===
+
+impl DcgmWatch {
+    pub(super) fn new(frame: &Frame) -> Self {
+        Self {
+            source: (frame.sources).add(NAME, WAITING, (frame.clock)()),
+            metrics: DcgmMetrics::registered(&frame.metrics),
+            blind: None,
+        }
+    }
+}
+
+/// Forgets what DCGM told an earlier process, where it is not asked any more: else what the driver
+/// tells too would never be over. What only DCGM saw stays open: nobody says that it is over.
+pub(super) fn forget(health: &mut Health, reporter: &mut Reporter<GpuMemory>) {
+    let codes = health.forget_dcgm();
+    if codes.is_empty() {
+        return;
+    }
+    tracing::warn!(
+        codes = codes.join(", "),
+        "DCGM is not asked any more; what only it saw stays open until the driver calls the check \
+         well, or a person ends it"
+    );
+    reporter.memory_mut().health = health.remembered().clone();
+}
+
+impl GpuMonitor {
+    pub(super) fn take_in_dcgm(&mut self, seen: Seen) {
+        match seen {
+            // The driver knows the names, and what was there before.
+            Seen::Dcgm(_) if !self.driver_has_spoken => {}
+            Seen::Dcgm(look) => self.look_dcgm(&look),
+            Seen::Blind { reason, stuck } if stuck > 0 => {
+                self.cannot_see_dcgm(&format!("{reason} ({stuck} probes cannot be ended)"));
+            }
+            Seen::Blind { reason, .. } => self.cannot_see_dcgm(&reason),
+            // What only a probe of the driver says.
+            Seen::Library(_) | Seen::Inventory(_) | Seen::Readings(_) | Seen::Event(_) => {}
+        }
+    }
+
+    /// Shows a sign of life of the source, unless it has to wait.
+    pub(super) fn beat_dcgm(&self) {
+        if let Some(dcgm) = self.dcgm.as_ref().filter(|_| self.reporter.has_room()) {
+            dcgm.source.beat(self.reporter.now());
+        }
+    }
+
+    /// Takes in a look at DCGM's watches.
+    fn look_dcgm(&mut self, look: &DcgmLook) {
+        self.begin_boot();
+        self.tell_dcgm_is_back();
+        let changes = self.health.take_dcgm(look, self.started.elapsed());
+        let faults = changes.iter().filter(|change| change.message.is_some());
+        let faults = faults.count() as u64;
+        let (now, fake) = (self.reporter.now(), self.fake_mark());
+        if let Some(dcgm) = &mut self.dcgm {
+            dcgm.blind = None;
+            dcgm.metrics.connected.set(1);
+            dcgm.metrics.looks.inc();
+            let incidents = i64::try_from(look.incidents.len()).unwrap_or(i64::MAX);
+            dcgm.metrics.incidents.set(incidents);
+            dcgm.source.update(now, |status| {
+                status.state = SourceState::Following;
+                status.detail = format!("{fake}{}", detail(look));
+                status.records += 1;
+                status.last_record_at = Some(now);
+                status.faults += faults;
+            });
+        }
+        self.report_changes(&changes);
+        for gpu in &look.gpus {
+            self.show_health(gpu);
+        }
+    }
+
+    /// Shows that DCGM does not answer, and why; it is said in the log and by an event once.
+    pub(super) fn cannot_see_dcgm(&mut self, why: &str) {
+        self.health.dcgm_is_away();
+        self.devices.away(Own::Dcgm, "DcgmNotSeen", why);
+        let now = self.reporter.now();
+        if let Some(dcgm) = &mut self.dcgm {
+            if dcgm.blind.as_deref() != Some(why) {
+                tracing::error!(err = why, "DCGM does not answer; it is tried again");
+                dcgm.blind = Some(why.to_owned());
+            }
+            dcgm.metrics.connected.set(0);
+            dcgm.metrics.incidents.set(0);
+            dcgm.source.update(now, |status| {
+                status.state = SourceState::Failing;
+                why.clone_into(&mut status.detail);
+            });
+        }
+        if !self.reporter.memory().dcgm_is_lost {
+            self.reporter.memory_mut().dcgm_is_lost = true;
+            let message = format!("Failed to connect to DCGM for health check: {why}");
+            let code = vec![keys::CODE_DCGM_CONNECTIVITY.to_owned()];
+            self.tell_connectivity(false, code, message);
+        }
+    }
+
+    fn tell_dcgm_is_back(&mut self) {
+        if self.reporter.memory().dcgm_is_lost {
+            self.reporter.memory_mut().dcgm_is_lost = false;
+            let message = "DCGM connectivity reported no errors".to_owned();
+            self.tell_connectivity(true, Vec::new(), message);
+        }
+    }
+
+    /// Reports whether DCGM answers, by an event that opens no fault and closes none.
+    fn tell_connectivity(&mut self, is_healthy: bool, error_code: Vec<String>, message: String) {
+        let check = keys::CHECK_DCGM_CONNECTIVITY;
+        let event = HealthEvent {
+            is_healthy,
+            error_code,
+            message,
+            processing_strategy: ProcessingStrategy::StoreOnly as i32,
+            ..self.reporter.event(check, keys::COMPONENT_GPU)
+        };
+        self.report(event);
+    }
+
+    /// Shows in the Device API whether DCGM sees something fatal about a GPU.
+    fn show_health(&self, gpu: &DcgmGpu) {
+        let Some(uuid) = &gpu.uuid else {
+            return;
+        };
+        let codes = self.health.dcgm_codes(uuid);
+        let fatal = codes.filter(|code| self.config.catalog.judge_dcgm(code).fatal);
+        let fatal: Vec<&str> = fatal.map(AsRef::as_ref).collect();
+        let said = if fatal.is_empty() {
+            Said::well("NoIncidents", "DCGM finds nothing fatal")
+        } else {
+            Said::bad("Incidents", format!("DCGM finds {}", fatal.join(", ")))
+        };
+        // A GPU that the driver does not name has no place there.
+        if let Err(error) = self.devices.set_condition(Own::Dcgm, uuid, said) {
+            tracing::debug!(%error, "the Device API does not take a condition of DCGM");
+        }
+    }
+}
+
+/// Returns what is looked at, and how much was found.
+fn detail(look: &DcgmLook) -> String {
+    let version = look.version.as_deref().unwrap_or("of unknown version");
+    let mut detail = format!("{} GPUs, DCGM {version}", look.gpus.len());
+    match look.incidents.len() {
+        0 => {}
+        incidents => detail.push_str(&format!(", incidents: {incidents}")),
+    }
+    if !look.is_whole {
+        detail.push_str(" and more than there is room for: nothing is taken to be over");
+    }
+    detail
+}

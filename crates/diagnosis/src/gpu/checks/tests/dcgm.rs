@@ -1,0 +1,249 @@
+//! DCGM beside the driver, and alone.
+
+use super::*;
+use crate::gpu::dcgm::{DcgmEntity, DcgmGpu, DcgmIncident, DcgmLook};
+
+const MEMORY: u32 = 0x10;
+const NVLINK: u32 = 0x2;
+const REMAP_FAILED: u32 = 80;
+const REMAP_PENDING: u32 = 85;
+const LINK_DOWN: u32 = 14;
+
+fn incident(gpu: u32, system: u32, code: u32) -> DcgmIncident {
+    DcgmIncident {
+        system,
+        health: 20,
+        code,
+        message: format!("text of {code}"),
+        entity: DcgmEntity {
+            group: DcgmEntity::GPU,
+            id: gpu,
+        },
+    }
+}
+
+impl Bench {
+    fn look_of(&self, incidents: &[DcgmIncident]) -> DcgmLook {
+        let gpus = self.inventory.gpus.iter().map(|gpu| DcgmGpu {
+            id: gpu.index,
+            index: Some(gpu.index),
+            uuid: Some(gpu.uuid.clone()),
+            pci: Some(gpu.pci.clone()),
+        });
+        DcgmLook {
+            version: None,
+            gpus: gpus.collect(),
+            switches: vec![0, 1],
+            incidents: incidents.to_vec(),
+            is_whole: true,
+        }
+    }
+
+    fn takes(&mut self, look: &DcgmLook) -> Vec<Change> {
+        self.now += EVERY;
+        self.health.take_dcgm(look, self.now)
+    }
+
+    /// Has DCGM tell this once, and returns the changes in short.
+    fn dcgm(&mut self, incidents: &[DcgmIncident]) -> Vec<String> {
+        let look = self.look_of(incidents);
+        self.takes(&look).iter().map(short).collect()
+    }
+
+    /// Has DCGM tell this for two minutes, and returns all changes.
+    fn dcgm_for_long(&mut self, incidents: &[DcgmIncident]) -> Vec<String> {
+        (0..8).flat_map(|_| self.dcgm(incidents)).collect()
+    }
+}
+
+#[test]
+fn each_code_of_each_gpu_comes_at_once_and_goes_by_itself_when_it_is_calm() {
+    let mut bench = Bench::new(2);
+    assert_eq!(bench.dcgm(&[]), [""; 0]);
+    let failed = incident(1, MEMORY, REMAP_FAILED);
+    let both = [failed.clone(), incident(1, MEMORY, REMAP_PENDING)];
+    assert_eq!(
+        bench.dcgm(&both),
+        [
+            "+1 DCGM_FR_PENDING_ROW_REMAP",
+            "+1 DCGM_FR_ROW_REMAP_FAILURE"
+        ]
+    );
+    assert_eq!(bench.dcgm_for_long(&both), [""; 0]);
+    let one = [failed];
+    // Four samples of 15 seconds.
+    for _ in 0..4 {
+        assert_eq!(bench.dcgm(&one), [""; 0]);
+    }
+    let look = bench.look_of(&one);
+    let over = bench.takes(&look);
+    assert_eq!(short(&over[0]), "-1 DCGM_FR_PENDING_ROW_REMAP");
+    assert!(!over[0].is_all_well);
+    let over = bench.dcgm_for_long(&[]);
+    assert_eq!(over, ["-1 DCGM_FR_ROW_REMAP_FAILURE"]);
+}
+
+#[test]
+fn what_both_see_is_one_problem_until_neither_sees_it() {
+    for nvml_first in [true, false] {
+        let mut bench = Bench::new(2);
+        bench.look();
+        let told = [incident(1, MEMORY, REMAP_FAILED)];
+        let came = "+1 DCGM_FR_ROW_REMAP_FAILURE";
+        let fails = |bench: &mut Bench, fails| bench.readings[1].remap_failed = Some(fails);
+        if nvml_first {
+            fails(&mut bench, true);
+            assert_eq!(bench.look(), [came]);
+            let look = bench.look_of(&told);
+            let joined = bench.takes(&look);
+            assert_eq!(short(&joined[0]), came);
+            let both = Witnesses {
+                nvml: true,
+                dcgm: true,
+            };
+            assert_eq!(joined[0].seen_by, both);
+            assert_eq!(bench.dcgm_for_long(&[]), [""; 0]);
+            fails(&mut bench, false);
+            assert_eq!(bench.look(), ["-1 DCGM_FR_ROW_REMAP_FAILURE"]);
+        } else {
+            assert_eq!(bench.dcgm(&told), [came]);
+            fails(&mut bench, true);
+            assert_eq!(bench.look(), [came]);
+            fails(&mut bench, false);
+            assert_eq!(bench.look(), [""; 0]);
+            bench.restart();
+            assert_eq!(bench.dcgm(&told), [""; 0]);
+            let over = bench.dcgm_for_long(&[]);
+            assert_eq!(over, ["-1 DCGM_FR_ROW_REMAP_FAILURE"]);
+        }
+    }
+}
+
+#[test]
+fn the_links_that_the_driver_names_stand_for_what_dcgm_says_of_their_gpu() {
+    let mut bench = Bench::new(2);
+    bench.look();
+    let down = [incident(1, NVLINK, LINK_DOWN)];
+    bench.readings[1].nvlinks[0].up = Some(false);
+    let mut came = bench.look_for(75);
+    // The driver's link is named once more, for it has a second witness.
+    came.extend(bench.dcgm_for_long(&down));
+    assert_eq!(
+        came,
+        ["+1 DCGM_FR_NVLINK_DOWN 0", "+1 DCGM_FR_NVLINK_DOWN 0"]
+    );
+    bench.readings[1].nvlinks[0].up = Some(true);
+    assert_eq!(bench.look(), ["-1 DCGM_FR_NVLINK_DOWN 0"]);
+    // It goes on by DCGM alone, and then the link is down again.
+    assert_eq!(bench.dcgm(&down), ["+1 DCGM_FR_NVLINK_DOWN"]);
+    bench.readings[1].nvlinks[0].up = Some(false);
+    assert_eq!(bench.look_for(75), ["+1 DCGM_FR_NVLINK_DOWN 0"]);
+    // Its end would be that of the link's problem, too.
+    assert_eq!(bench.dcgm_for_long(&[]), [""; 0]);
+    bench.readings[1].nvlinks[0].up = Some(true);
+    assert_eq!(bench.look(), ["-1 DCGM_FR_NVLINK_DOWN 0"]);
+    assert_eq!(bench.dcgm(&[]), ["-1 DCGM_FR_NVLINK_DOWN"]);
+}
+
+#[test]
+fn links_that_were_never_up_are_not_down_because_dcgm_says_so() {
+    let down = [incident(1, NVLINK, LINK_DOWN)];
+    let mut bench = Bench::new(2);
+    for readings in &mut bench.readings {
+        for link in &mut readings.nvlinks {
+            link.up = Some(false);
+        }
+    }
+    bench.look();
+    assert_eq!(bench.dcgm_for_long(&down), [""; 0]);
+    // Where the driver is not asked, DCGM alone knows.
+    let mut alone = Bench::new(2);
+    assert_eq!(alone.dcgm(&down), ["+1 DCGM_FR_NVLINK_DOWN"]);
+}
+
+#[test]
+fn what_is_not_looked_at_is_not_over() {
+    let mut bench = Bench::new(2);
+    assert_eq!(bench.dcgm(&[incident(1, MEMORY, REMAP_FAILED)]).len(), 1);
+    let mut without = bench.look_of(&[]);
+    without.gpus.pop();
+    let mut full = bench.look_of(&[]);
+    full.is_whole = false;
+    for look in [without, full] {
+        for _ in 0..8 {
+            assert_eq!(bench.takes(&look), []);
+        }
+    }
+    // A connection that is lost and made again before it is calm proves nothing.
+    for _ in 0..8 {
+        assert_eq!(bench.dcgm(&[]), [""; 0]);
+        bench.health.dcgm_is_away();
+    }
+    assert_eq!(bench.dcgm_for_long(&[]), ["-1 DCGM_FR_ROW_REMAP_FAILURE"]);
+}
+
+#[test]
+fn switches_other_parts_and_codes_without_a_name_are_kept_apart() {
+    let mut bench = Bench::new(1);
+    let part = |group, id, code| DcgmIncident {
+        entity: DcgmEntity { group, id },
+        ..incident(0, 0x800, code)
+    };
+    let look = bench.look_of(&[
+        part(DcgmEntity::SWITCH, 0, 15),
+        part(DcgmEntity::SWITCH, 1, 15),
+        part(DcgmEntity::GPU, 9, 15),
+        part(6, 3, 999),
+        // IMEX is not judged.
+        incident(0, NVLINK, 122),
+        incident(0, 0x2000, 122),
+    ]);
+    let changes = bench.takes(&look);
+    let told: Vec<_> = changes.iter().map(|it| (it.switch, short(it))).collect();
+    assert_eq!(
+        told,
+        [
+            (None, "+node DCGM_FR_NVSWITCH_FATAL_ERROR".to_owned()),
+            (Some(0), "+node DCGM_FR_NVSWITCH_FATAL_ERROR".to_owned()),
+            (Some(1), "+node DCGM_FR_NVSWITCH_FATAL_ERROR".to_owned()),
+            (None, "+node DCGM_FR_UNKNOWN".to_owned()),
+        ]
+    );
+    let message = |at: usize| changes[at].message.clone().unwrap();
+    assert_eq!(message(0), "entity 9 of kind 1 of DCGM: text of 15");
+    assert_eq!(
+        message(3),
+        "entity 3 of kind 6 of DCGM: code 999 of DCGM: text of 999"
+    );
+    let look = bench.look_of(&[]);
+    let over: Vec<Change> = (0..8).flat_map(|_| bench.takes(&look)).collect();
+    assert_eq!(over.len(), 4);
+}
+
+#[test]
+fn a_gpu_that_was_replaced_takes_along_what_dcgm_said_of_it() {
+    let mut bench = Bench::new(2);
+    bench.look();
+    assert_eq!(bench.dcgm(&[incident(1, MEMORY, REMAP_FAILED)]).len(), 1);
+    bench.inventory.gpus[1].uuid = "GPU-new".to_owned();
+    bench.readings[1].uuid = "GPU-new".to_owned();
+    assert_eq!(bench.look(), ["-1 DCGM_FR_ROW_REMAP_FAILURE"]);
+}
+
+#[test]
+fn without_the_driver_the_names_are_those_of_dcgm() {
+    let mut bench = Bench::new(2);
+    let look = bench.look_of(&[incident(1, MEMORY, REMAP_FAILED)]);
+    let changes = bench.takes(&look);
+    let names = changes[0].gpu.clone().unwrap();
+    assert_eq!(names.uuid.as_deref(), Some("GPU-1"));
+    assert_eq!(names.pci.as_deref(), Some("0000:01:00.0"));
+    let only = Witnesses {
+        nvml: false,
+        dcgm: true,
+    };
+    assert_eq!(changes[0].seen_by, only);
+    let codes = bench.health.forget_dcgm();
+    assert_eq!(codes, ["DCGM_FR_ROW_REMAP_FAILURE"]);
+    assert_eq!(bench.dcgm_for_long(&[]), [""; 0]);
+}

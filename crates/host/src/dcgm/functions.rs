@@ -1,0 +1,442 @@
+//! The functions of DCGM that are called, by the signatures of its headers (`dcgm_agent.h` and
+//! `dcgm_structs.h` of DCGM 4), each by a safe method of [`Functions`].
+
+#![allow(
+    unsafe_code,
+    reason = "functions of a C library; no other module calls them"
+)]
+#![allow(non_snake_case, reason = "the names of dcgm_agent.h")]
+
+use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ushort};
+use std::path::Path;
+use std::{mem, ptr};
+
+use diagnosis::gpu::dcgm::DcgmEntity;
+
+use super::error::{DcgmError, FUNCTION_NOT_FOUND, OpenError};
+use crate::library::{Library, Places};
+use crate::nvml::Listener;
+
+/// The names under which it is installed: of DCGM 4 and 3.
+const NAMES: &[&str] = &["libdcgm.so.4", "libdcgm.so.3"];
+/// The name of our group of devices, for those who list them.
+const GROUP_NAME: &CStr = c"gpuwarden";
+/// An empty group (`DCGM_GROUP_EMPTY`).
+const EMPTY: c_uint = 1;
+/// Milliseconds for which a connection is tried.
+const CONNECT_MS: c_uint = 10_000;
+/// Most devices of a kind that are looked at: four times what DCGM has room for.
+const MAX_ENTITIES: usize = 256;
+/// Only devices that DCGM can watch (`DCGM_GEGE_FLAG_ONLY_SUPPORTED`).
+const ONLY_SUPPORTED: c_uint = 1;
+/// Asks the driver itself for a value that nobody watches (`DCGM_FV_FLAG_LIVE_DATA`).
+const LIVE: c_uint = 1;
+/// Bytes of a value that is a text (`DCGM_MAX_BLOB_LENGTH`).
+const VALUE_BYTES: usize = 4096;
+/// The beginning of values that are not known, such as `<<<NULL>>>`.
+const BLANK: &str = "<<<";
+/// The first of the numbers that stand for a value that is not known (`DCGM_INT64_BLANK`).
+const BLANK_NUMBER: i64 = 0x7fff_ffff_ffff_fff0;
+
+type Code = c_int;
+type Handle = usize;
+
+/// A connection to a host engine, until [`Functions::disconnect`].
+#[derive(Debug)]
+pub(super) struct Connection(Handle);
+
+/// A group of devices of a connection.
+#[derive(Debug)]
+pub(super) struct Group(usize);
+
+/// The parameters of a connection (`dcgmConnectV2Params_v2`).
+#[repr(C)]
+struct ConnectParams {
+    version: c_uint,
+    persists: c_uint,
+    timeout_ms: c_uint,
+    is_unix_socket: c_uint,
+}
+
+/// A device (`dcgmGroupEntityPair_t`).
+#[repr(C)]
+struct Entity {
+    group: c_uint,
+    id: c_uint,
+}
+
+/// A value of a field of a device (`dcgmFieldValue_v2`).
+#[repr(C)]
+pub(super) struct Value {
+    version: c_uint,
+    entity_group: c_uint,
+    entity: c_uint,
+    field: c_ushort,
+    kind: c_ushort,
+    status: c_int,
+    unused: c_uint,
+    time: i64,
+    bytes: [u8; VALUE_BYTES],
+}
+
+/// The version of a host engine (`dcgmVersionInfo_v2`).
+#[repr(C)]
+struct VersionInfo {
+    version: c_uint,
+    text: [u8; 512],
+}
+
+/// Declares the table of functions, and how it is looked up.
+macro_rules! functions {
+    (
+        required { $($needed:ident($($needed_type:ty),*);)* }
+        optional { $($optional:ident($($optional_type:ty),*) $(-> $answer:ty)?;)* }
+    ) => {
+        /// The library, and its functions.
+        pub(super) struct Functions {
+            $($needed: unsafe extern "C" fn($($needed_type),*) -> Code,)*
+            $($optional: Option<unsafe extern "C" fn($($optional_type),*) -> Code>,)*
+            /// Returns the library's text for a code.
+            errorString: Option<unsafe extern "C" fn(Code) -> *const c_char>,
+            listener: Listener,
+            /// Last, for its functions are gone when it is dropped.
+            library: Library,
+        }
+
+        impl Functions {
+            /// Opens the library and looks its functions up.
+            pub(super) fn open(places: &Places, listener: Listener) -> Result<Self, OpenError> {
+                listener("dlopen", None);
+                let library = Library::open(NAMES, places)?;
+                // SAFETY: The names go with the signatures, which are those of the headers, and
+                // the table lives no longer than the library.
+                unsafe {
+                    Ok(Self {
+                        $($needed: library.function(stringify!($needed)).ok_or_else(|| {
+                            OpenError::NotDcgm {
+                                library: library.found_at.clone(),
+                                function: stringify!($needed),
+                            }
+                        })?,)*
+                        $($optional: library.function(stringify!($optional)),)*
+                        errorString: library.function("errorString"),
+                        listener,
+                        library,
+                    })
+                }
+            }
+        }
+    };
+}
+
+functions! {
+    required {
+        dcgmInit();
+        dcgmShutdown();
+        dcgmConnect_v2(*const c_char, *mut ConnectParams, *mut Handle);
+        dcgmDisconnect(Handle);
+        dcgmGroupCreate(Handle, c_uint, *const c_char, *mut usize);
+        dcgmGroupAddEntity(Handle, usize, c_uint, c_uint);
+        dcgmGetEntityGroupEntities(Handle, c_uint, *mut c_uint, *mut c_int, c_uint);
+        dcgmHealthSet(Handle, usize, c_uint);
+        dcgmHealthCheck(Handle, usize, *mut u32);
+    }
+    optional {
+        dcgmUpdateAllFields(Handle, c_int);
+        dcgmHostengineVersionInfo(Handle, *mut VersionInfo);
+        dcgmEntitiesGetLatestValues(
+            Handle,
+            *const Entity,
+            c_uint,
+            *const c_ushort,
+            c_uint,
+            c_uint,
+            *mut Value
+        );
+    }
+}
+
+// === impl Functions ===
+
+impl Functions {
+    /// Returns where the library was found.
+    pub(super) fn found_at(&self) -> &Path {
+        &self.library.found_at
+    }
+
+    /// Starts the library.
+    pub(super) fn init(&self) -> Result<(), DcgmError> {
+        // SAFETY: The signature is its own, and it takes nothing.
+        self.call("dcgmInit", || unsafe { (self.dcgmInit)() })
+    }
+
+    /// Connects to a host engine. What is made by the connection goes with it.
+    pub(super) fn connect(&self, address: &str) -> Result<Connection, DcgmError> {
+        let mut params = ConnectParams {
+            version: version::<ConnectParams>(2),
+            persists: 0,
+            timeout_ms: CONNECT_MS,
+            is_unix_socket: 0,
+        };
+        let address = CString::new(address).unwrap_or_default();
+        let mut handle = 0;
+        self.call("dcgmConnect_v2", || {
+            // SAFETY: The text ends with a zero; what it writes to is borrowed for it alone.
+            unsafe { (self.dcgmConnect_v2)(address.as_ptr(), &raw mut params, &raw mut handle) }
+        })?;
+        Ok(Connection(handle))
+    }
+
+    /// Ends a connection, and the library's work.
+    pub(super) fn disconnect(&self, connection: &Connection) {
+        // SAFETY: The library has given out the connection, and nobody uses it afterwards.
+        let ended = self.call("dcgmDisconnect", || unsafe {
+            (self.dcgmDisconnect)(connection.0)
+        });
+        // SAFETY: It takes nothing, and nothing of the library is called afterwards.
+        let ended = ended.and(self.call("dcgmShutdown", || unsafe { (self.dcgmShutdown)() }));
+        if let Err(error) = ended {
+            tracing::debug!(%error, "DCGM was not shut down");
+        }
+    }
+
+    /// Returns a new group of devices.
+    pub(super) fn group(&self, of: &Connection) -> Result<Group, DcgmError> {
+        let mut group = 0;
+        self.call("dcgmGroupCreate", || {
+            let name = GROUP_NAME.as_ptr();
+            // SAFETY: As above, and the name is a text that stays.
+            unsafe { (self.dcgmGroupCreate)(of.0, EMPTY, name, &raw mut group) }
+        })?;
+        Ok(Group(group))
+    }
+
+    /// Adds a device to a group.
+    pub(super) fn add(
+        &self,
+        of: &Connection,
+        group: &Group,
+        entity: DcgmEntity,
+    ) -> Result<(), DcgmError> {
+        self.call("dcgmGroupAddEntity", || {
+            // SAFETY: The library has given out both; the rest are numbers.
+            unsafe { (self.dcgmGroupAddEntity)(of.0, group.0, entity.group, entity.id) }
+        })
+    }
+
+    /// Returns the devices of a kind that can be watched.
+    pub(super) fn entities(
+        &self,
+        of: &Connection,
+        kind: u32,
+    ) -> Result<Vec<DcgmEntity>, DcgmError> {
+        let mut ids = [0; MAX_ENTITIES];
+        let mut count = c_int::try_from(ids.len()).unwrap_or(c_int::MAX);
+        self.call("dcgmGetEntityGroupEntities", || {
+            // SAFETY: There is room for as many as it is told, and it writes how many there are.
+            unsafe {
+                let ids = ids.as_mut_ptr();
+                (self.dcgmGetEntityGroupEntities)(of.0, kind, ids, &raw mut count, ONLY_SUPPORTED)
+            }
+        })?;
+        let count = usize::try_from(count).unwrap_or_default();
+        let named = ids.into_iter().take(count);
+        Ok(named.map(|id| DcgmEntity { group: kind, id }).collect())
+    }
+
+    /// Has a group watched.
+    pub(super) fn set_watches(
+        &self,
+        of: &Connection,
+        group: &Group,
+        watches: u32,
+    ) -> Result<(), DcgmError> {
+        // SAFETY: The library has given out both; the watches are bits.
+        self.call("dcgmHealthSet", || unsafe {
+            (self.dcgmHealthSet)(of.0, group.0, watches)
+        })
+    }
+
+    /// Has all that is watched be read once. A library without this reads it in its own time.
+    pub(super) fn update(&self, of: &Connection) -> Result<(), DcgmError> {
+        let Some(update) = self.dcgmUpdateAllFields else {
+            return Ok(());
+        };
+        // SAFETY: The library has given out the connection; 1 is to wait for it.
+        self.call("dcgmUpdateAllFields", || unsafe { update(of.0, 1) })
+    }
+
+    /// Asks for the incidents of a group. The answer begins with its version, which says its size.
+    pub(super) fn health(
+        &self,
+        of: &Connection,
+        group: &Group,
+        answer: &mut [u32],
+    ) -> Result<(), DcgmError> {
+        let told = answer.first().copied().unwrap_or_default() & 0xff_ffff;
+        debug_assert_eq!(told as usize, mem::size_of_val(answer), "its own size");
+        self.call("dcgmHealthCheck", || {
+            // SAFETY: The library writes as much as the version says, or nothing.
+            unsafe { (self.dcgmHealthCheck)(of.0, group.0, answer.as_mut_ptr()) }
+        })
+    }
+
+    /// Returns the version of the host engine, where it tells it.
+    pub(super) fn version(&self, of: &Connection) -> Option<String> {
+        let mut info = VersionInfo {
+            version: version::<VersionInfo>(2),
+            text: [0; 512],
+        };
+        let ask = self.dcgmHostengineVersionInfo?;
+        let told = self.call("dcgmHostengineVersionInfo", || {
+            // SAFETY: As above.
+            unsafe { ask(of.0, &raw mut info) }
+        });
+        told.ok()?;
+        let text = text(&info.text);
+        let version = text
+            .split(';')
+            .find_map(|part| part.strip_prefix("version:"));
+        version.map(str::to_owned)
+    }
+
+    /// Returns the values of fields of devices, as far as they are told.
+    pub(super) fn values(
+        &self,
+        of: &Connection,
+        entities: &[DcgmEntity],
+        fields: &[u16],
+    ) -> Result<Vec<Value>, DcgmError> {
+        let call = "dcgmEntitiesGetLatestValues";
+        let entities: Vec<Entity> = entities.iter().map(Entity::from).collect();
+        let count = |length: usize| c_uint::try_from(length).unwrap_or_default();
+        // Twice the room, should a later version's value be longer: it is known by its version.
+        let room = entities.len() * fields.len() * 2;
+        let mut values: Vec<Value> = (0..room).map(|_| Value::blank()).collect();
+        self.call(call, || {
+            let Some(ask) = self.dcgmEntitiesGetLatestValues else {
+                return FUNCTION_NOT_FOUND;
+            };
+            // SAFETY: Devices and fields are as many as it is told, and there is room for a value
+            // of each of each.
+            unsafe {
+                ask(
+                    of.0,
+                    entities.as_ptr(),
+                    count(entities.len()),
+                    fields.as_ptr(),
+                    count(fields.len()),
+                    LIVE,
+                    values.as_mut_ptr(),
+                )
+            }
+        })?;
+        values.truncate(entities.len() * fields.len());
+        Ok(values)
+    }
+
+    /// Makes a call.
+    fn call(&self, call: &'static str, make: impl FnOnce() -> Code) -> Result<(), DcgmError> {
+        (self.listener)(call, None);
+        match make() {
+            0 => Ok(()),
+            code => Err(DcgmError {
+                call,
+                code,
+                text: self.text_of(code),
+            }),
+        }
+    }
+
+    /// Returns the library's text for a code.
+    fn text_of(&self, code: Code) -> String {
+        let text = self.errorString.map_or(ptr::null(), |text_of| {
+            // SAFETY: It takes a number, and returns a text that stays.
+            unsafe { text_of(code) }
+        });
+        if text.is_null() {
+            return String::new();
+        }
+        // SAFETY: A text of the library, closed by a zero.
+        unsafe { CStr::from_ptr(text) }
+            .to_string_lossy()
+            .into_owned()
+    }
+}
+
+// === impl Entity ===
+
+impl From<&DcgmEntity> for Entity {
+    fn from(entity: &DcgmEntity) -> Self {
+        Self {
+            group: entity.group,
+            id: entity.id,
+        }
+    }
+}
+
+// === impl Value ===
+
+impl Value {
+    fn blank() -> Self {
+        Self {
+            version: 0,
+            entity_group: 0,
+            entity: 0,
+            field: 0,
+            kind: 0,
+            status: FUNCTION_NOT_FOUND,
+            unused: 0,
+            time: 0,
+            bytes: [0; VALUE_BYTES],
+        }
+    }
+
+    /// Returns whether this is what is told of a field of a device.
+    pub(super) fn is_of(&self, entity: DcgmEntity, field: u16) -> bool {
+        self.version == version::<Self>(2)
+            && self.status == 0
+            && (self.entity_group, self.entity, self.field) == (entity.group, entity.id, field)
+    }
+
+    /// Returns it as a text.
+    pub(super) fn text(&self) -> Option<String> {
+        let text = text(&self.bytes);
+        (!text.is_empty() && !text.starts_with(BLANK)).then_some(text)
+    }
+
+    /// Returns it as a number.
+    pub(super) fn number(&self) -> Option<u32> {
+        let bytes = self.bytes.first_chunk()?;
+        let number = i64::from_ne_bytes(*bytes);
+        u32::try_from(number).ok().filter(|_| number < BLANK_NUMBER)
+    }
+}
+
+/// Returns the version of a structure, as DCGM forms it from its size and its number.
+#[allow(clippy::cast_possible_truncation, reason = "sizes of small structures")]
+const fn version<T>(number: u32) -> u32 {
+    size_of::<T>() as u32 | number << 24
+}
+
+/// Returns the text up to its zero.
+fn text(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|byte| *byte == 0);
+    let bytes = bytes.get(..end.unwrap_or(bytes.len())).unwrap_or_default();
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structures_have_the_sizes_of_the_headers() {
+        assert_eq!(version::<ConnectParams>(2), 0x0200_0010);
+        assert_eq!(version::<VersionInfo>(2), 0x0200_0204);
+        assert_eq!(version::<Value>(2), 0x0200_1020);
+        assert_eq!(mem::offset_of!(Value, time), 24);
+        assert_eq!(mem::offset_of!(Value, bytes), 32);
+        assert_eq!(size_of::<Entity>(), 8);
+    }
+}

@@ -1,0 +1,34 @@
+//! The watch over what DCGM tells, in the place of that over the driver.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::{End, ProbeSettings, SOONEST, Said, Speaker};
+use crate::dcgm::Dcgm;
+
+/// Looks at each interval, until the host engine cannot be asked, or nobody listens.
+pub(super) fn watch(
+    settings: &ProbeSettings,
+    address: &str,
+    speaker: &Arc<Speaker>,
+) -> Result<(), End> {
+    let listener = Speaker::listener(speaker);
+    let mut dcgm = Dcgm::connect(&settings.places(), address, listener)
+        .map_err(|error| End::Cannot(error.to_string()))?;
+    speaker.greet(dcgm.found_at())?;
+    let interval = Duration::from_millis(settings.interval_ms);
+    loop {
+        let began = Instant::now();
+        match dcgm.look() {
+            Ok(look) => speaker.say(&Said::Dcgm(look))?,
+            // Said before the connection is ended, which may hang.
+            Err(error) => {
+                let why = format!("the host engine at {address}: {error}");
+                return Ok(speaker.say(&Said::Cannot(why))?);
+            }
+        }
+        let next = (began + interval).max(Instant::now() + SOONEST);
+        thread::sleep(next.saturating_duration_since(Instant::now()));
+    }
+}
