@@ -6,6 +6,7 @@
 //! reads them in the kernel log, by the same catalogue, so that one XID is one fault.
 
 mod event;
+pub mod metadata;
 mod metrics;
 pub mod probe;
 mod ready;
@@ -25,7 +26,7 @@ use domain::fault::is_mended_by_reboot;
 use jiff::Timestamp;
 use runtime::sources::{SourceState, SourceStatus, Sources};
 use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::kernel_log;
@@ -105,6 +106,8 @@ pub struct GpuMonitor {
     /// Whether a driver was found by this process.
     has_driver: bool,
     inventory: Inventory,
+    /// The same, for those who follow it.
+    shown: watch::Sender<Inventory>,
     metrics: GpuMetrics,
     decoder: KernelLogDecoder,
     started: Instant,
@@ -148,9 +151,15 @@ impl GpuMonitor {
             devices,
             has_driver: false,
             inventory: Inventory::default(),
+            shown: watch::Sender::default(),
             metrics,
             started: Instant::now(),
         }
+    }
+
+    /// Returns what is there, as it changes; no GPUs before the first look.
+    pub fn inventory(&self) -> watch::Receiver<Inventory> {
+        self.shown.subscribe()
     }
 
     /// Takes in what the probe sees until `cancel`.
@@ -178,6 +187,7 @@ impl GpuMonitor {
             Seen::Library(_) => self.has_driver = true,
             Seen::Inventory(inventory) => {
                 self.show_inventory(&inventory);
+                self.shown.send_replace(inventory.clone());
                 self.inventory = inventory;
                 if self.health.is_blind(&self.inventory) {
                     self.cannot_see("none of the GPUs of this machine answers");

@@ -6,6 +6,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use agent::gpu::metadata::{MetadataConfig, MetadataFile};
 use agent::gpu::probe::{self, ProbeConfig};
 use agent::gpu::{GpuConfig, GpuMonitor};
 use agent::monitor::Frame;
@@ -13,25 +14,31 @@ use anyhow::{Context as _, bail};
 use cli::{FakeGpus, GpuSettings, NodeSettings, ProcessSettings};
 use devices::DeviceApi;
 use diagnosis::catalog::Catalog;
+use diagnosis::decode::Machine;
 use diagnosis::gpu::checks::Limits;
 use host::gpu_probe::ProbeSettings;
-use tokio::sync::mpsc;
+use host::nics::SYSFS;
+use tokio::sync::{mpsc, watch};
 
 use crate::tasks::Tasks;
 
 /// Directory of fake GPUs, in the data directory.
 const FAKES: &str = "fake-gpus";
+/// File of fake GPUs that real ones have elsewhere, in the data directory.
+const METADATA: &str = "gpu_metadata.json";
 /// What the kernel shows of NVIDIA's driver, where that is loaded.
 const DRIVER: &str = "/proc/driver/nvidia";
 /// Room for what the probe says while the monitor waits: a look is two messages.
 const UNHEARD: usize = 64;
 
-/// Starts the probe of the GPUs and their monitor, where they are to be watched.
+/// Starts the probe of the GPUs and their monitor, where they are to be watched. What becomes known
+/// of them goes to `machine`, and into the file for other monitors.
 pub(crate) fn start(
     node: &NodeSettings,
     process: &ProcessSettings,
     frame: &Frame,
     catalog: &Arc<Catalog>,
+    machine: watch::Sender<Option<Machine>>,
     devices: DeviceApi,
     tasks: &mut Tasks,
 ) -> anyhow::Result<()> {
@@ -53,9 +60,30 @@ pub(crate) fn start(
         margin_counts: false,
         catalog: Arc::clone(catalog),
     };
+    let is_fake = config.is_fake;
     let (seen, probed) = mpsc::channel(UNHEARD);
     let probing = probe::watch(probe_config(gpu, library)?, seen);
     let monitor = GpuMonitor::new(config, frame, probed, devices);
+    let file = MetadataFile::new(MetadataConfig {
+        path: match is_fake {
+            // Not where others look for the GPUs of this machine.
+            true => process.data_dir.join(METADATA),
+            false => node.gpu_metadata.clone(),
+        },
+        sysfs: SYSFS.into(),
+        node_name: node.node_name.clone(),
+        boot: frame.boot,
+        clock: frame.clock,
+    });
+    let machine = match is_fake {
+        // Lines of the kernel's log are about those that are there.
+        true => watch::Sender::default(),
+        false => machine,
+    };
+    let inventory = monitor.inventory();
+    tasks.monitor("the description of the GPUs", |end| {
+        file.run(inventory, machine, end)
+    });
     // The probe ends when the monitor no longer listens.
     tasks.monitor("the GPU monitor", |end| async move {
         tokio::join!(monitor.run(end), probing);

@@ -188,11 +188,13 @@ pub(crate) fn monitors(
         clock: CLOCK,
     };
     let catalog = Arc::new(cli::load_catalog(&node.catalog)?);
+    let (driver, machine) = watch::channel(None);
     let kernel_log = KernelLogConfig {
         spec: node.kernel_log.clone(),
         history: node.history,
         refuse_user_space: node.refuse_user_space,
         gpu_metadata: node.gpu_metadata.clone(),
+        machine,
         sysfs: host::nics::SYSFS.into(),
         catalog: Arc::clone(&catalog),
     };
@@ -200,7 +202,7 @@ pub(crate) fn monitors(
     tasks.monitor("the kernel-log monitor", |end| monitor.run(end));
     let monitor = ProviderMonitor::new(devices.clone(), &frame);
     tasks.monitor("the monitor of providers", |end| monitor.run(end));
-    gpus::start(node, process, &frame, &catalog, devices, tasks)
+    gpus::start(node, process, &frame, &catalog, driver, devices, tasks)
 }
 
 /// Returns the view of this process. `node_name` is the node that it runs on, or its host.

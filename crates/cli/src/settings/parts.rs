@@ -79,7 +79,7 @@ pub struct NodeSettings {
     pub history: SignedDuration,
     /// Whether what programs wrote into the kernel's log is left out.
     pub refuse_user_space: bool,
-    /// The file in which a collector describes the GPUs.
+    /// The file that describes the GPUs to other monitors, and to ours where the driver says nothing.
     pub gpu_metadata: PathBuf,
     /// Files of changes to the fault catalogue; the last has the last word.
     pub catalog: Vec<PathBuf>,
