@@ -15,6 +15,7 @@ use cli::{FakeGpus, GpuSettings, NodeSettings, ProcessSettings};
 use devices::DeviceApi;
 use diagnosis::catalog::Catalog;
 use diagnosis::decode::Machine;
+use diagnosis::gpu::Inventory;
 use diagnosis::gpu::checks::Limits;
 use host::gpu_probe::ProbeSettings;
 use host::nics::SYSFS;
@@ -32,7 +33,7 @@ const DRIVER: &str = "/proc/driver/nvidia";
 const UNHEARD: usize = 64;
 
 /// Starts the probe of the GPUs and their monitor, where they are to be watched. What becomes known
-/// of them goes to `machine`, and into the file for other monitors.
+/// of them goes to `machine`, and into the file for other monitors. Returns what is there.
 pub(crate) fn start(
     node: &NodeSettings,
     process: &ProcessSettings,
@@ -41,10 +42,10 @@ pub(crate) fn start(
     machine: watch::Sender<Option<Machine>>,
     devices: DeviceApi,
     tasks: &mut Tasks,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<watch::Receiver<Inventory>> {
     let gpu = &node.gpu;
     if !gpu.enabled {
-        return Ok(());
+        return Ok(watch::Sender::default().subscribe());
     }
     let library = match &gpu.fake {
         None => None,
@@ -65,22 +66,24 @@ pub(crate) fn start(
     let probing = probe::watch(probe_config(gpu, library)?, seen);
     let monitor = GpuMonitor::new(config, frame, probed, devices);
     let file = MetadataFile::new(MetadataConfig {
-        path: match is_fake {
+        path: if is_fake {
             // Not where others look for the GPUs of this machine.
-            true => process.data_dir.join(METADATA),
-            false => node.gpu_metadata.clone(),
+            process.data_dir.join(METADATA)
+        } else {
+            node.gpu_metadata.clone()
         },
         sysfs: SYSFS.into(),
         node_name: node.node_name.clone(),
         boot: frame.boot,
         clock: frame.clock,
     });
-    let machine = match is_fake {
+    let machine = if is_fake {
         // Lines of the kernel's log are about those that are there.
-        true => watch::Sender::default(),
-        false => machine,
+        watch::Sender::default()
+    } else {
+        machine
     };
-    let inventory = monitor.inventory();
+    let (inventory, seen_by_others) = (monitor.inventory(), monitor.inventory());
     tasks.monitor("the description of the GPUs", |end| {
         file.run(inventory, machine, end)
     });
@@ -88,7 +91,7 @@ pub(crate) fn start(
     tasks.monitor("the GPU monitor", |end| async move {
         tokio::join!(monitor.run(end), probing);
     });
-    Ok(())
+    Ok(seen_by_others)
 }
 
 /// Refuses GPUs that are not there on a machine with others, where something would be done about them.

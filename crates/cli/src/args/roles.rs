@@ -149,6 +149,10 @@ group! {
         /// [default: `/var/lib/nvsentinel/gpu_metadata.json`].
         #[arg(long, env = "GPUWARDEN_GPU_METADATA", value_name = "FILE")]
         pub gpu_metadata: Option<PathBuf>,
+        /// Socket on which the kubelet says which pods have which GPUs; where there is none, nothing
+        /// is said [default: /var/lib/kubelet/pod-resources/kubelet.sock].
+        #[arg(long, env = "GPUWARDEN_POD_RESOURCES", value_name = "PATH")]
+        pub pod_resources: Option<PathBuf>,
         /// File of changes to the fault catalogue (TOML); may be given several times, in the
         /// environment with commas between them.
         #[arg(long, env = "GPUWARDEN_CATALOG", value_name = "FILE", value_delimiter = ',')]
