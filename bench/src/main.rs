@@ -36,15 +36,15 @@ struct Args {
     /// Context of the kubeconfig [default: its current one].
     #[arg(long, value_name = "NAME")]
     context: Option<String>,
-    /// How many nodes fail at once in `burst`, one burst after the other.
+    /// The number of nodes that fail at once in `burst`, one burst after the other.
     #[arg(long, default_value = "150,375,750", value_delimiter = ',', value_name = "NUMBER",
           value_parser = clap::value_parser!(u16).range(1..=10_000))]
     nodes: Vec<u16>,
-    /// How many nodes the cluster has in `fleet`, one cluster after the other.
+    /// The number of nodes of the cluster in `fleet`, one cluster after the other.
     #[arg(long, default_value = "1000,5000", value_delimiter = ',', value_name = "NUMBER",
           value_parser = clap::value_parser!(u16).range(1..=20_000))]
     fleet: Vec<u16>,
-    /// For how long `fleet` watches each process (seconds).
+    /// The time for which `fleet` watches each process (seconds).
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=3_600))]
     seconds: u32,
     /// The output format.
@@ -59,9 +59,9 @@ enum Benchmark {
     Storm,
     /// Many nodes that fail at once: until all are cordoned, and until all are given back.
     Burst,
-    /// What a controller needs that has nothing to do in a cluster of many nodes.
+    /// The needs of a controller that has nothing to do in a cluster of many nodes.
     Fleet,
-    /// What a process keeps of memory through bursts and kills in a cluster of 1,000 nodes.
+    /// The memory that a process keeps through bursts and kills in a cluster of 1,000 nodes.
     Memory,
     /// Size of the executable.
     Binary,

@@ -8,11 +8,15 @@ mod code;
 mod nvml;
 mod scenario;
 
+use std::fs::{self, OpenOptions};
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::{env, fs, io, process};
+use std::{env, io, process};
 
 pub use scenario::{Behaviour, Fabric, FakeEvent, FakeGpu, FakeLink, FakePartition, Scenario};
 
+/// The directory of the fake that a gpuwarden shows, in its data directory.
+pub const DIRECTORY: &str = "fake-gpus";
 /// The file that says what the fake tells, in the directory of the library.
 pub const SCENARIO: &str = "gpus.toml";
 /// The name of the library, as drivers install it.
@@ -30,7 +34,7 @@ pub enum Error {
     Scenario {
         /// The file.
         file: PathBuf,
-        /// What is wrong with it.
+        /// The trouble with the file.
         what: String,
     },
     /// A file cannot be read or written.
@@ -38,7 +42,7 @@ pub enum Error {
     File {
         /// The file.
         file: PathBuf,
-        /// Why not.
+        /// The error of the system.
         #[source]
         source: io::Error,
     },
@@ -105,6 +109,24 @@ pub fn read(file: &Path) -> Result<Scenario, Error> {
     })
 }
 
+/// Has the library in a directory tell of an XID on a GPU: the event is put behind the text of its
+/// scenario, unless that would be none any more.
+pub fn tell_xid(directory: &Path, gpu: u32, xid: u32) -> Result<(), Error> {
+    let file = directory.join(SCENARIO);
+    let failed = |source| Error::File {
+        file: file.clone(),
+        source,
+    };
+    let event = format!("\n[[event]]\ngpu = {gpu}\nxid = {xid}\n");
+    let text = fs::read_to_string(&file).map_err(failed)? + &event;
+    Scenario::from_toml(&text).map_err(|what| Error::Scenario {
+        file: file.clone(),
+        what,
+    })?;
+    let mut opened = (OpenOptions::new().append(true).open(&file)).map_err(failed)?;
+    opened.write_all(event.as_bytes()).map_err(failed)
+}
+
 /// Returns the built library: cargo puts it beside the programs, or into `deps` there.
 fn built() -> Result<PathBuf, Error> {
     let program = env::current_exe().map_err(|source| Error::File {
@@ -115,4 +137,27 @@ fn built() -> Result<PathBuf, Error> {
     let places = [beside.join(BUILT), beside.join("deps").join(BUILT)];
     let found = places.into_iter().find(|place| place.is_file());
     found.ok_or(Error::NoLibrary { program })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_that_the_scenario_cannot_have_is_not_put_into_it() {
+        let directory = tempfile::tempdir().unwrap();
+        let scenario = Scenario {
+            gpus: 2,
+            ..Scenario::default()
+        };
+        write(directory.path(), &scenario).unwrap();
+        tell_xid(directory.path(), 1, 79).unwrap();
+        let refused = tell_xid(directory.path(), 99, 79).unwrap_err().to_string();
+        assert!(
+            refused.contains("99") && refused.contains("gpus is 2"),
+            "{refused}"
+        );
+        let events = read(&directory.path().join(SCENARIO)).unwrap().event;
+        assert_eq!(events.len(), 1, "{events:?}");
+    }
 }

@@ -30,7 +30,7 @@ unsafe extern "C" {
 #[derive(Clone, Copy)]
 struct Handle(usize);
 
-/// What a device is.
+/// A GPU, or a partition of one.
 enum Device<'a> {
     Gpu(&'a FakeGpu),
     Partition(&'a FakeGpu, &'a FakePartition),

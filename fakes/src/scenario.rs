@@ -30,11 +30,11 @@ pub(crate) const MAX_LINKS: u32 = 18;
 /// Most partitions of a GPU.
 pub(crate) const MAX_PARTITIONS: usize = 64;
 
-/// What a fake driver tells.
+/// All that a fake driver tells.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Scenario {
-    /// How many GPUs there are; all are healthy but for those below.
+    /// The number of GPUs; all are healthy but for those below.
     pub gpus: u32,
     /// Version of the driver.
     pub driver_version: String,
@@ -45,13 +45,13 @@ pub struct Scenario {
     /// The numbers of field values that the driver does not know.
     #[serde(skip_serializing_if = "BTreeSet::is_empty")]
     pub unknown_fields: BTreeSet<u32>,
-    /// What functions do instead of their work, by their names.
+    /// The behaviour of functions instead of their work, by their names.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub calls: BTreeMap<String, Behaviour>,
     /// The GPUs that differ from a healthy one.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub gpu: Vec<FakeGpu>,
-    /// What happens, in order. Each is told once; what is added is told at once.
+    /// The events, in order. Each is told once; one that is added is told at once.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub event: Vec<FakeEvent>,
 }
@@ -62,11 +62,12 @@ pub struct Scenario {
 pub struct FakeGpu {
     /// Index of the GPU.
     pub index: u32,
-    /// Whether every call about it answers that it is lost.
+    /// True if every call about the GPU answers that it is lost.
     pub lost: bool,
-    /// Whether the driver no longer counts it; those behind it move up.
+    /// True if the driver no longer counts the GPU; those behind it move up.
     pub absent: bool,
-    /// What functions do instead of their work, when they are about this GPU.
+    /// The behaviour of functions instead of their work, when they are about this GPU, by their
+    /// names.
     pub calls: BTreeMap<String, Behaviour>,
     /// UUID; made from the index where it is not said.
     pub uuid: Option<String>,
@@ -126,33 +127,34 @@ pub struct FakeGpu {
     pub ecc_corrected_aggregate: u64,
     /// Uncorrected memory errors in its life.
     pub ecc_uncorrected_aggregate: u64,
-    /// Whether the static memory has passed its threshold of errors.
+    /// True if the static memory has passed its threshold of errors.
     pub sram_threshold_exceeded: bool,
     /// Pages retired because of corrected errors.
     pub retired_pages_sbe: u32,
     /// Pages retired because of uncorrected errors.
     pub retired_pages_dbe: u32,
-    /// Whether a page waits to be retired.
+    /// True if a page waits to be retired.
     pub retired_pages_pending: bool,
     /// Rows replaced because of corrected errors.
     pub remapped_rows_correctable: u32,
     /// Rows replaced because of uncorrected errors.
     pub remapped_rows_uncorrectable: u32,
-    /// Whether a row waits to be replaced.
+    /// True if a row waits to be replaced.
     pub remap_pending: bool,
-    /// Whether a row could not be replaced.
+    /// True if a row could not be replaced.
     pub remap_failed: bool,
-    /// What the driver asks for: 0 nothing, 1 reset, 2 reboot, 3 drain of peers, 4 drain and reset.
+    /// The action that the driver asks for: 0 nothing, 1 reset, 2 reboot, 3 drain of peers, 4 drain
+    /// and reset, 5 recovery of the IMEX domain, 6 reset of the bus, 7 reboot of the system.
     pub recovery_action: u32,
     /// The events that can be waited for, as bits of NVML.
     pub supported_events: u64,
-    /// How many NVLinks it has; all are up and lead to switches, but for those below.
+    /// The number of its NVLinks; all are up and lead to switches, but for those below.
     pub links: u32,
     /// The links that differ from that.
     pub link: Vec<FakeLink>,
     /// The fabric that joins machines, where there is one.
     pub fabric: Option<Fabric>,
-    /// Whether it is divided.
+    /// True if the GPU is divided.
     pub mig_enabled: bool,
     /// Its partitions, where it is.
     pub partition: Vec<FakePartition>,
@@ -164,7 +166,7 @@ pub struct FakeGpu {
 pub struct FakeLink {
     /// Its number at the GPU.
     pub link: u32,
-    /// Whether it is up.
+    /// True if the link is up.
     pub up: bool,
     /// PCI address of the other end; made from the number where it is not said, none where empty.
     pub remote_pci: Option<String>,
@@ -182,13 +184,13 @@ pub struct FakeLink {
     pub effective_errors: u64,
 }
 
-/// What a GPU knows of its fabric.
+/// The fabric, as a GPU knows it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Fabric {
-    /// How far it is: 0 none, 1 not begun, 2 under way, 3 ended.
+    /// The progress of the registration: 0 none, 1 not begun, 2 under way, 3 ended.
     pub state: u8,
-    /// How it ended, as a code of NVML; 0 is success.
+    /// The result of the registration, as a code of NVML; 0 is success.
     pub status: u32,
     /// Number of the clique.
     pub clique: u32,
@@ -211,7 +213,7 @@ pub struct FakePartition {
     pub compute_instance: u32,
     /// Memory in bytes.
     pub memory_bytes: u64,
-    /// What the driver asks for, as for a GPU.
+    /// The action that the driver asks for, as for a GPU.
     #[serde(default)]
     pub recovery_action: u32,
 }
@@ -232,7 +234,7 @@ pub struct FakeEvent {
     pub compute_instance: Option<u32>,
 }
 
-/// What a function does instead of its work.
+/// The behaviour of a function instead of its work.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Behaviour {
@@ -471,7 +473,7 @@ impl FakeLink {
 
 // === impl Behaviour ===
 
-/// How a scenario says that the driver lacks a function.
+/// The word of a scenario for a function that the driver lacks.
 const MISSING: &str = "missing";
 
 impl TryFrom<String> for Behaviour {

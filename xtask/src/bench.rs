@@ -14,7 +14,7 @@ Examples:
 The last lists all benchmarks and flags. All but storm and binary load the API server that
 --kubeconfig names.")]
 pub(crate) struct Args {
-    /// Which benchmark, and its flags.
+    /// The benchmark to run, and its flags.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<OsString>,
 }

@@ -55,7 +55,7 @@ const MONITOR: Monitor = Monitor {
 /// Mark of all that is told of GPUs that are not there.
 const FAKE: &str = "fake: ";
 
-/// What is shown where nobody asks the driver any more.
+/// The trouble that is shown once no probe asks the driver any more.
 const PROBE_HAS_ENDED: &str = "the probe of the GPUs has ended; only a restart begins it anew";
 
 /// The settings of the monitor.
@@ -63,32 +63,32 @@ const PROBE_HAS_ENDED: &str = "the probe of the GPUs has ended; only a restart b
 pub struct GpuConfig {
     /// Thresholds of the checks.
     pub limits: Limits,
-    /// Whether the GPUs are not there: what is reported of them is marked, and the kernel's log knows
-    /// nothing of them.
+    /// True if the GPUs are fake: reports about them are marked, and the kernel's log knows nothing
+    /// of them.
     pub is_fake: bool,
     /// XIDs that leave the condition `NVMLReady` alone, beside those of programs.
     pub ignored_xids: Vec<u32>,
-    /// Whether a GPU without margin to its slowdown opens a fault; else it is only stored, as with
-    /// NVSentinel.
+    /// True if a GPU without margin to its slowdown opens a fault; else the report is only stored,
+    /// as with NVSentinel.
     pub margin_counts: bool,
     /// The catalogue by which codes are judged.
     pub catalog: Arc<Catalog>,
 }
 
-/// What a probe sees of the GPUs.
+/// A message of a probe of the GPUs.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Seen {
     /// The driver's library is there.
     Library(String),
-    /// What is there. Comes before the first look, and whenever it has changed.
+    /// The inventory. It comes before the first look, and whenever it has changed.
     Inventory(Inventory),
-    /// How all GPUs do that answer; one look.
+    /// The readings of all GPUs that answer, from one look.
     Readings(Vec<Readings>),
-    /// What has just happened to a GPU.
+    /// Something that has just happened to a GPU.
     Event(GpuEvent),
     /// Nothing can be seen until something else is told.
     Blind {
-        /// Why, and what the driver was asked for.
+        /// The reason, and what the driver was asked for.
         reason: String,
         /// The children that could not be ended and are still there.
         stuck: usize,
@@ -103,7 +103,7 @@ pub struct GpuMonitor {
     sources: Sources,
     devices: DeviceApi,
     health: Health,
-    /// Whether a driver was found by this process.
+    /// True once this process has found a driver.
     has_driver: bool,
     inventory: Inventory,
     /// The same, for those who follow it.
@@ -118,7 +118,7 @@ pub struct GpuMonitor {
 #[serde(default)]
 struct GpuMemory {
     health: Remembered,
-    /// When a GPU had its last XID that is reported and not closed, by UUID.
+    /// The time of each GPU's last XID that is reported and not closed, by UUID.
     xids: BTreeMap<String, Timestamp>,
     /// The last critical XID of each GPU that is not ready, by UUID.
     not_ready: BTreeMap<String, Critical>,

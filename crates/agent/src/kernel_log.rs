@@ -61,7 +61,7 @@ pub struct KernelLogConfig {
     pub spec: Spec,
     /// Age of a line beyond which it opens no fault on a first start.
     pub history: SignedDuration,
-    /// Whether records that programs wrote into the kernel's log are left out.
+    /// True if records that programs wrote into the kernel's log are left out.
     pub refuse_user_space: bool,
     /// The file in which a collector describes the GPUs; it need not exist.
     pub gpu_metadata: PathBuf,

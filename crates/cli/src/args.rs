@@ -164,7 +164,7 @@ pub enum Command {
     /// Ask the driver of the GPUs, as the child process of a gpuwarden that watches them.
     #[command(hide = true)]
     GpuProbe {
-        /// What to do, as JSON.
+        /// The settings of the probe, as JSON.
         settings: String,
     },
     /// Print the reference of all commands and flags as Markdown.
@@ -209,7 +209,7 @@ pub enum Format {
 /// The output flag.
 #[derive(Args, Debug, Default, Clone, Copy)]
 pub struct OutputArgs {
-    /// How to write the result.
+    /// The output format.
     #[arg(short, long, value_enum, default_value_t = Format::Text)]
     pub output: Format,
 }
@@ -245,7 +245,7 @@ pub struct EventsArgs {
     /// Go on with new events as they come.
     #[arg(short, long)]
     pub follow: bool,
-    /// How many of the newest events to show first.
+    /// The number of the newest events to show first.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub limit: u32,
     /// All events that are stored, the oldest first, as `replay` takes them: however many they
@@ -313,7 +313,7 @@ pub struct ReleaseArgs {
     /// The node.
     #[arg(value_name = "NODE")]
     pub node: String,
-    /// Why; it goes into the node's story.
+    /// The reason, which goes into the node's story.
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
     /// Configuration file of gpuwarden; of its keys `kubeconfig` and `context` count here.
@@ -328,13 +328,13 @@ pub struct ReleaseArgs {
     /// Ask for it, and do not wait until it is done.
     #[arg(long)]
     pub no_wait: bool,
-    /// How long to wait (seconds).
+    /// The longest time to wait (seconds).
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u64).range(1..=3_600),
           conflicts_with = "no_wait")]
     pub timeout: u64,
 }
 
-/// Which cluster, and where in it gpuwarden keeps its own objects.
+/// The cluster, and the place in it where gpuwarden keeps its own objects.
 #[derive(Args, Debug, Default, Clone)]
 pub struct KubeArgs {
     /// Configuration file of gpuwarden; of its keys `kubeconfig`, `context` and `namespace` count
@@ -356,16 +356,16 @@ pub struct KubeArgs {
 /// Arguments of `pause`.
 #[derive(Args, Debug)]
 pub struct PauseArgs {
-    /// For how long; it ends by itself.
+    /// The length of the pause, which then ends by itself.
     #[arg(long = "for", default_value = "1h", value_name = "DURATION")]
     pub duration: String,
-    /// Why, for everybody who looks.
+    /// The reason, shown to everybody who looks.
     #[arg(long, value_name = "TEXT")]
     pub reason: String,
-    /// Who asks for it [default: $USER].
+    /// The name of the person who asks for it [default: $USER].
     #[arg(long, env = "USER", value_name = "NAME")]
     pub by: Option<String>,
-    /// Which cluster.
+    /// The cluster.
     #[command(flatten)]
     pub kube: KubeArgs,
 }

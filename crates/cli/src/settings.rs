@@ -76,7 +76,7 @@ pub struct ControllerSettings {
     pub process: ProcessSettings,
     /// The cluster.
     pub act: ActSettings,
-    /// Whether it acts only while it leads.
+    /// True if the controller acts only while it leads.
     pub leader_elect: bool,
 }
 

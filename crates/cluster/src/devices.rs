@@ -72,7 +72,7 @@ struct Listing {
     known: BTreeSet<String>,
     /// Those since a list began.
     listed: Option<BTreeSet<String>>,
-    /// Whether a list was complete.
+    /// True once a list was complete.
     complete: bool,
 }
 

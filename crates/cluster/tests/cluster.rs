@@ -20,7 +20,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
-/// How long the controller manager, or an API server that was killed, may take.
+/// The longest time that the controller manager, or an API server that was killed, may take.
 const SOON: Duration = Duration::from_secs(60);
 /// The taint with which the controller manager marks a cordon.
 const CORDON_TAINT: &str = "node.kubernetes.io/unschedulable";
@@ -85,7 +85,7 @@ async fn enter(client: &Client, builder: NodeBuilder) -> Result<NodeView> {
     .await
 }
 
-/// What must not differ after a session.
+/// Returns the parts of a node that must not differ after a session.
 async fn lasting(client: &Client, name: &str) -> Result<String> {
     let mut object = object(client, name).await?;
     let metadata = object["metadata"].as_object_mut().context("no metadata")?;
@@ -497,7 +497,7 @@ async fn refusals_are_told_apart(
     Ok(())
 }
 
-/// What is said of one node, the others left out.
+/// Returns the next event of the watch, those about other nodes left out.
 async fn next(events: &mut mpsc::Receiver<NodeEvent>, name: &str) -> Result<NodeEvent> {
     loop {
         let event = tokio::time::timeout(SOON, events.recv()).await;

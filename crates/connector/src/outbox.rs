@@ -82,7 +82,7 @@ pub struct WaitingEvent {
     pub event: NewEvent,
 }
 
-/// How much waits in an outbox, and what else it holds.
+/// The contents of an outbox, in numbers.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct OutboxStatus {
     /// Position of the newest event; of the last delivered one where none waits.

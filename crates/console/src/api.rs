@@ -1,5 +1,7 @@
 //! The JSON of the API. Field names are part of it; the command line reads the same types.
 
+mod gpus;
+
 use std::collections::BTreeMap;
 
 use domain::event::Record;
@@ -12,6 +14,8 @@ use jiff::Timestamp;
 use runtime::sources::SourceStatus;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+pub use gpus::{GpuConditionView, GpuView};
 
 /// The answer of `/api/v1/status`: all that is known right now.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -29,6 +33,9 @@ pub struct StatusView {
     /// The catalogue's rows of the XID codes that are open now, by code.
     #[serde(default)]
     pub xids: BTreeMap<String, XidView>,
+    /// The GPUs of this machine, by their index.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<GpuView>,
     /// The sources of events, and their freshness.
     pub sources: Vec<SourceStatus>,
     /// The stored events; at an agent, those that wait for the controller.
@@ -42,7 +49,7 @@ pub struct StatusView {
     /// The gRPC sink; absent where there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub forward: Option<ForwardView>,
-    /// Whether the process sees and does all that it is there for.
+    /// True if the process sees and does all that it is there for.
     pub ready: bool,
     /// The reasons why it is not ready; empty where it is.
     pub not_ready: Vec<String>,
@@ -65,7 +72,7 @@ pub struct ProcessView {
     pub started_at: Timestamp,
     /// Directory of its events and state.
     pub data_dir: String,
-    /// Whether commands look there by themselves.
+    /// True if commands look in that directory by themselves.
     #[serde(skip)]
     pub data_dir_is_default: bool,
     /// Unix socket on which it takes events.
@@ -95,7 +102,7 @@ pub struct LeadershipView {
     pub identity: String,
     /// The holder of the Lease, as last seen; empty: nobody, or it was never seen.
     pub leader: String,
-    /// Whether this process holds it.
+    /// True if this process holds the Lease.
     pub leads: bool,
     /// The reason why the Lease cannot be asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -235,7 +242,7 @@ pub struct Explain {
     /// Its state; absent where it has neither an open fault nor a session.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub status: Option<NodeStatus>,
-    /// Whether the cluster has the node; absent where there is no cluster, or nothing to ask.
+    /// True if the cluster has the node; absent where there is no cluster, or nothing to ask.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_cluster: Option<bool>,
     /// The story, oldest first.
@@ -244,6 +251,9 @@ pub struct Explain {
     pub awaits: String,
     /// The ways to clear what is open, for people: one a line.
     pub how_to_clear: Vec<String>,
+    /// The GPUs of the node, where this process runs on it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub gpus: Vec<GpuView>,
 }
 
 /// One entry of a timeline.

@@ -30,7 +30,7 @@ pub struct Material<'a> {
     pub data_dir: Option<&'a str>,
     /// Its events, in any order.
     pub records: &'a [Record],
-    /// Whether these are all of its events, not only the newest.
+    /// True if these are all of its events, not only the newest.
     pub complete: bool,
     /// Its journal, in the order in which it was written.
     pub journal: &'a [Entry],
@@ -84,6 +84,7 @@ pub fn explain(material: &Material<'_>) -> Explain {
         how_to_clear: status
             .map(|status| clear::how_to_clear(status, data_dir))
             .unwrap_or_default(),
+        gpus: Vec::new(),
     }
 }
 

@@ -23,6 +23,7 @@ use axum::Router;
 use axum::http::header;
 use axum::middleware::from_fn_with_state;
 use axum::routing::get;
+use devices::DeviceApi;
 use jiff::Timestamp;
 use runtime::http_server;
 use runtime::metrics::Metrics;
@@ -37,7 +38,7 @@ pub use changes::MAX_SUBSCRIBERS;
 pub use controller::{ControllerPart, WhyNotSource};
 pub use events::MAX_FOLLOWERS;
 
-use crate::api::{LeadershipView, ProcessView};
+use crate::api::{GpuView, LeadershipView, ProcessView};
 use error::Refusal;
 use guard::CheckHost;
 use room::Room;
@@ -61,6 +62,8 @@ pub struct Console {
     pub controller: Option<ControllerPart>,
     /// The part of an agent.
     pub agent: Option<AgentPart>,
+    /// The GPUs of this machine; `None`: this process does not look after any.
+    pub devices: Option<DeviceApi>,
     /// The metrics.
     pub metrics: Metrics,
     /// The clock.
@@ -177,6 +180,14 @@ impl App {
 
     fn store(&self) -> Result<&dyn EventStore, Refusal> {
         Ok(self.controller()?.store.as_ref())
+    }
+
+    /// Returns the GPUs of this machine, by their index.
+    fn gpus(&self) -> Vec<GpuView> {
+        let gpus = self.console.devices.iter().flat_map(DeviceApi::gpus);
+        let mut gpus: Vec<GpuView> = gpus.map(|gpu| GpuView::of(&gpu)).collect();
+        gpus.sort_by_key(|gpu| gpu.index);
+        gpus
     }
 
     fn now(&self) -> Timestamp {

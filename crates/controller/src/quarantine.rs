@@ -82,7 +82,7 @@ pub struct QuarantineConfig {
     pub owns: Owns,
     /// The sources of the node that this process runs on.
     pub sources: Sources,
-    /// Whether the brake holds nodes back; without it only a pause does.
+    /// True if the brake holds nodes back; without it only a pause does.
     pub brake: bool,
     /// Label of GPU nodes, whose number the brake's percentages are of.
     pub gpu_label: NodeLabel,

@@ -45,7 +45,7 @@ pub enum Own {
     Health,
 }
 
-/// Who writes from outside.
+/// A source outside this process, which registers GPUs and writes their conditions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Provider {
     /// The name that it gives itself.
@@ -54,10 +54,10 @@ pub struct Provider {
     pub uid: u32,
 }
 
-/// What one of our own sources says of a GPU.
+/// The condition of a GPU, as one of our own sources says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Said {
-    /// Whether it is well.
+    /// `True` if all is well.
     pub status: ConditionStatus,
     /// A word in `CamelCase`.
     pub reason: String,
@@ -103,15 +103,15 @@ pub enum BoardError {
     Invalid {
         /// The field.
         field: &'static str,
-        /// What is wrong, and what to do.
+        /// The trouble, and what to do.
         problem: String,
     },
     /// There is no room for more.
     #[error("there are {limit} {what} already, and no more are taken")]
     TooMany {
-        /// What there are too many of.
+        /// The things of which there are too many.
         what: &'static str,
-        /// How many there can be.
+        /// The highest number of them that there can be.
         limit: usize,
     },
 }
@@ -127,7 +127,7 @@ pub enum Position {
 
 /// The state.
 pub struct Board {
-    /// What tells the versions of this board from those of others.
+    /// The text that tells the versions of this board from those of others.
     epoch: String,
     version: u64,
     /// By name in lower case.

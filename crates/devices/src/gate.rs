@@ -15,7 +15,7 @@ use crate::DeviceApi;
 use crate::board::READY;
 use crate::server::{self, MAX_REQUEST_BYTES};
 
-/// What speaks for and against a job on this machine.
+/// The fitness of this machine for a job, as far as its GPUs go.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Fitness {
     /// The GPUs that are bad, each with why.

@@ -58,7 +58,7 @@ struct Shared {
     clock: fn() -> Timestamp,
 }
 
-/// What a watcher waits with.
+/// A consumer that watches the board: its place in the history, and its wait for the next version.
 struct Watcher {
     api: DeviceApi,
     cursor: Cursor,

@@ -46,7 +46,7 @@ pub enum Providers {
     Any,
 }
 
-/// What a watch answers.
+/// The stream of answers of a watch.
 type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 /// All services, which differ in their traits.

@@ -19,15 +19,15 @@ mod tests;
 pub(crate) struct Cursor {
     /// The last version that it knows; `None`: it knows nothing, a snapshot is to come.
     at: Option<u64>,
-    /// What of a snapshot is still to be told; at most as many as there can be GPUs.
+    /// The GPUs of a snapshot that are still to be told; at most as many as there can be GPUs.
     snapshot: VecDeque<Arc<Gpu>>,
-    /// What is to be told before anything else.
+    /// The message that is told before anything else.
     first: Option<Told>,
-    /// What ends the snapshot.
+    /// The message that ends the snapshot.
     last: Option<Told>,
 }
 
-/// What a watcher is told next.
+/// A message to a watcher.
 #[derive(Clone, Debug)]
 pub(crate) enum Told {
     /// A GPU of a snapshot.

@@ -45,9 +45,9 @@ pub struct Catalog {
 /// The catalogue's verdict about a line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verdict {
-    /// Whether the line takes a fault back instead of reporting one.
+    /// True if the line takes a fault back instead of reporting one.
     pub healthy: bool,
-    /// Whether work on the device must stop.
+    /// True if work on the device must stop.
     pub fatal: bool,
     /// The action that mends it.
     pub action: RecommendedAction,

@@ -70,7 +70,7 @@ struct Key {
     action: (i32, String),
     fatal: bool,
     strategy: i32,
-    /// Whether it opens no fault: such reports are no repeats of those that do.
+    /// True if the report opens no fault: such reports are no repeats of those that do.
     earlier_in_boot: bool,
 }
 
@@ -88,11 +88,11 @@ struct Window {
     /// The repeats so far.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     repeats: Option<Repeats>,
-    /// Whether the fault is healed. Never set in a recovery's window.
+    /// True if the fault is healed. Never set in a recovery's window.
     over: bool,
     /// The number of times that it was reported again in this window after it had been healed.
     returns: u8,
-    /// Whether the repeats are of a fault that has come back and was not reported since.
+    /// True if the repeats are of a fault that has come back and was not reported since.
     held: bool,
 }
 

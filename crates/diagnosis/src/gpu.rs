@@ -5,11 +5,13 @@
 //! no name here, such as an architecture or a recovery action of a later driver, is kept as it is.
 //! Facts are those of NVML (`nvml.h` of CUDA 13), whoever reads them.
 
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 pub mod checks;
 
-/// What a look at the GPUs found.
+/// The GPUs of a machine, and their driver, as a look found them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Inventory {
@@ -53,13 +55,13 @@ pub struct Gpu {
     pub pcie_max_generation: Option<u32>,
     /// Highest PCIe width of GPU and slot, in lanes.
     pub pcie_max_width: Option<u32>,
-    /// Whether it is divided; `None` where it cannot be.
+    /// True if the GPU is divided; `None` where it cannot be.
     pub mig_enabled: Option<bool>,
     /// Its partitions.
     pub mig_devices: Vec<MigDevice>,
     /// Its links that are in use, or ought to be.
     pub nvlinks: Vec<Nvlink>,
-    /// Whether its XID events can be waited for; `Some` says why they cannot.
+    /// The reason why its XID events cannot be waited for; `None` if they can.
     pub unmonitored: Option<String>,
 }
 
@@ -85,7 +87,7 @@ pub struct Nvlink {
     pub link: u32,
     /// PCI address of what is at the other end.
     pub remote_pci: Option<String>,
-    /// Whether that is a switch.
+    /// True if the other end is a switch.
     pub remote_is_switch: Option<bool>,
     /// Number of the link there.
     pub remote_link: Option<u32>,
@@ -103,11 +105,11 @@ pub struct UnreadableGpu {
     pub pci: Option<String>,
     /// Error of NVML, such as `NVML_ERROR_GPU_IS_LOST`.
     pub error: String,
-    /// Whether the error says that the GPU is gone, not that it cannot be read.
+    /// True if the error says that the GPU is gone, not that it cannot be read.
     pub is_lost: bool,
 }
 
-/// How one GPU does at a moment. Counters only grow, until the driver or the GPU begins anew.
+/// The state of one GPU at a moment. Counters only grow, until the driver or the GPU begins anew.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Readings {
@@ -146,17 +148,17 @@ pub struct Readings {
     pub retired_pages_sbe: Option<u32>,
     /// Pages retired because of errors that were not corrected.
     pub retired_pages_dbe: Option<u32>,
-    /// Whether a page waits for a restart of the driver to be retired.
+    /// True if a page waits for a restart of the driver to be retired.
     pub retired_pages_pending: Option<bool>,
     /// Memory rows replaced because of errors that were corrected.
     pub remapped_rows_correctable: Option<u32>,
     /// Memory rows replaced because of errors that were not corrected.
     pub remapped_rows_uncorrectable: Option<u32>,
-    /// Whether a row waits for a reset to be replaced.
+    /// True if a row waits for a reset to be replaced.
     pub remap_pending: Option<bool>,
-    /// Whether a row could not be replaced.
+    /// True if a row could not be replaced.
     pub remap_failed: Option<bool>,
-    /// Whether the static memory has passed its threshold of errors.
+    /// True if the static memory has passed its threshold of errors.
     pub sram_threshold_exceeded: Option<bool>,
     /// Times that something was sent again over PCIe.
     pub pcie_replays: Option<u64>,
@@ -168,7 +170,7 @@ pub struct Readings {
     pub nvlinks: Vec<NvlinkReadings>,
     /// The fabric that joins GPUs across machines; `None` where there is none.
     pub fabric: Option<Fabric>,
-    /// What the driver asks for to mend it.
+    /// The action that the driver asks for to mend the GPU.
     pub recovery_action: Option<RecoveryAction>,
     /// The same for its partitions, by UUID, where it is divided.
     pub mig_recovery_actions: Vec<(String, RecoveryAction)>,
@@ -176,13 +178,13 @@ pub struct Readings {
     pub failed: Vec<(String, String)>,
 }
 
-/// How one NVLink does.
+/// The state of one NVLink.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct NvlinkReadings {
     /// Number of the link at its GPU.
     pub link: u32,
-    /// Whether it is up.
+    /// True if the link is up.
     pub up: Option<bool>,
     /// Times that something was sent again.
     pub replays: Option<u64>,
@@ -194,11 +196,11 @@ pub struct NvlinkReadings {
     pub effective_errors: Option<u64>,
 }
 
-/// What the driver says of the fabric that joins GPUs across machines.
+/// The fabric that joins GPUs across machines, as the driver tells it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Fabric {
-    /// How far the registration is.
+    /// The progress of the registration.
     pub state: FabricState,
     /// Name of NVML for how the registration ended, such as `NVML_SUCCESS`.
     pub status: String,
@@ -210,7 +212,7 @@ pub struct Fabric {
     pub health_mask: Option<u32>,
 }
 
-/// How far a GPU's registration with its fabric is (`nvmlGpuFabricState_t`).
+/// The progress of a GPU's registration with its fabric (`nvmlGpuFabricState_t`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum FabricState {
     /// It takes part in no fabric.
@@ -226,7 +228,7 @@ pub enum FabricState {
     Other(u32),
 }
 
-/// What the driver asks for to mend a GPU (`nvmlDeviceGpuRecoveryAction_t`).
+/// The action that the driver asks for to mend a GPU (`nvmlDeviceGpuRecoveryAction_t`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum RecoveryAction {
     /// Nothing.
@@ -239,6 +241,12 @@ pub enum RecoveryAction {
     DrainPeers,
     /// To end what runs on it, and a reset.
     DrainAndReset,
+    /// A recovery of the domain in which machines share memory.
+    RecoverImexDomain,
+    /// A reset of the GPU's bus.
+    BusReset,
+    /// A reboot of the system.
+    SystemReboot,
     /// An action of a later driver.
     Other(u32),
 }
@@ -288,15 +296,46 @@ impl From<u32> for FabricState {
 
 // === impl RecoveryAction ===
 
+impl RecoveryAction {
+    /// The actions that have a name, by their numbers in NVML, with their words for people.
+    const NAMED: [(Self, &str); 8] = [
+        (Self::None, "nothing"),
+        (Self::Reset, "a reset of the GPU"),
+        (Self::Reboot, "a reboot of the machine"),
+        (Self::DrainPeers, "an end of what talks to other GPUs"),
+        (
+            Self::DrainAndReset,
+            "an end of what runs on it, and a reset",
+        ),
+        (Self::RecoverImexDomain, "a recovery of its IMEX domain"),
+        (Self::BusReset, "a reset of its bus"),
+        (Self::SystemReboot, "a reboot of the system"),
+    ];
+
+    /// Returns the number of the action in NVML.
+    pub fn number(self) -> u32 {
+        if let Self::Other(number) = self {
+            return number;
+        }
+        let named = (0..).zip(Self::NAMED);
+        let mut same = named.filter(|(_, (action, _))| *action == self);
+        same.next().map_or(0, |(number, _)| number)
+    }
+}
+
 impl From<u32> for RecoveryAction {
-    fn from(value: u32) -> Self {
-        match value {
-            0 => Self::None,
-            1 => Self::Reset,
-            2 => Self::Reboot,
-            3 => Self::DrainPeers,
-            4 => Self::DrainAndReset,
-            other => Self::Other(other),
+    fn from(number: u32) -> Self {
+        let index = usize::try_from(number).ok();
+        let named = index.and_then(|index| Self::NAMED.get(index));
+        named.map_or(Self::Other(number), |(action, _)| *action)
+    }
+}
+
+impl fmt::Display for RecoveryAction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match Self::NAMED.iter().find(|(action, _)| action == self) {
+            Some((_, words)) => f.write_str(words),
+            None => write!(f, "action {}, which is not known", self.number()),
         }
     }
 }
@@ -313,5 +352,23 @@ pub fn pci_address(of_nvml: &str) -> String {
             format!("{}:{rest}", if is_short { low } else { domain })
         }
         _ => lower,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::RecoveryAction;
+
+    #[test]
+    fn a_number_of_an_action_stays_what_it_is() {
+        for number in 0..12 {
+            let action = RecoveryAction::from(number);
+            assert_eq!(action.number(), number);
+            let is_known = !matches!(action, RecoveryAction::Other(_));
+            assert_eq!(is_known, number < 8, "{action}");
+        }
+        assert_eq!(RecoveryAction::from(4), RecoveryAction::DrainAndReset);
+        let newer = RecoveryAction::from(9);
+        assert_eq!(newer.to_string(), "action 9, which is not known");
     }
 }

@@ -14,17 +14,19 @@ use crate::device::{DeviceId, DeviceTaint, NodeDevices, TaintEffect};
 use crate::fault::Fault;
 use crate::node::{NodeView, Taint, label_value};
 use crate::ownership::Ownership;
-use crate::policy::{EventVariable, NodeVariable, Policy, RuleSet, RuleSetAnswer, event_variable};
+use crate::policy::{NodeVariable, Policy, RuleSet, RuleSetAnswer};
 
 mod devices;
+mod judge;
 mod remaining;
 
 use devices::DeviceFaults;
+use judge::{Answers, judge};
 
-/// What is wanted for a node.
+/// The state that is wanted for a node.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Desired {
-    /// Whether the node is to be cordoned.
+    /// True if the node is to be cordoned.
     pub cordon: bool,
     /// Taints that it should carry, sorted, one per key and effect.
     pub taints: Vec<Taint>,
@@ -34,9 +36,9 @@ pub struct Desired {
     pub devices: BTreeMap<DeviceId, Vec<DeviceTaint>>,
     /// The events of the faults for which it is wanted, gravest first.
     pub events: Vec<CountedEvent>,
-    /// Who is named as having cordoned, where a sender's override forces it.
+    /// The name of who counts as having cordoned the node, where a sender's override forces it.
     pub forced_by: Option<String>,
-    /// What was decided about each open fault, gravest first.
+    /// The decision about each open fault, gravest first.
     pub rulings: Vec<FaultRuling>,
 }
 
@@ -63,7 +65,7 @@ pub enum Ruling {
     Skipped,
     /// The policy was asked.
     Judged {
-        /// Whether a rule set that matches asks for anything.
+        /// True if a rule set that matches asks for anything.
         wanted: bool,
         /// The answer of each rule set, in the order of the policy.
         answers: Vec<(String, RuleSetAnswer)>,
@@ -77,9 +79,9 @@ pub struct CountedEvent {
     pub event: HealthEvent,
     /// The event itself where all that it reports is open, else the parts that are.
     pub open: Vec<HealthEvent>,
-    /// When the newest report of the fault was accepted.
+    /// The time at which the newest report of the fault was accepted.
     pub accepted_at: Timestamp,
-    /// When the fault was first observed.
+    /// The time at which the fault was first observed.
     pub first_seen: Timestamp,
 }
 
@@ -97,7 +99,7 @@ pub struct Dismissal {
 pub enum DismissedBy {
     /// The node was released by hand.
     Released,
-    /// What the circuit breaker held back was dropped (`cursor: CREATE`).
+    /// The nodes that the circuit breaker held back were dropped (`cursor: CREATE`).
     Dropped,
 }
 
@@ -125,12 +127,16 @@ pub fn assess(
     let handed_over = is_handed_over(node);
     let mut desired = Desired::default();
     let mut counted: Vec<(CountedEvent, Vec<&Fault>)> = Vec::new();
-    for fault in &faults {
-        let ruling = if handed_over {
-            Ruling::HandedOver
-        } else {
-            rule(fault, dismissed, rule_sets, &variable)
-        };
+    let unruled: Vec<Option<Ruling>> = (faults.iter())
+        .map(|fault| unasked(fault, handed_over, dismissed))
+        .collect();
+    let asked = faults
+        .iter()
+        .zip(&unruled)
+        .filter(|(_, ruling)| ruling.is_none());
+    let answers = judge(asked.map(|(fault, _)| *fault), rule_sets, || &variable);
+    for (fault, ruling) in faults.iter().zip(unruled) {
+        let ruling = ruling.unwrap_or_else(|| Ruling::judged(&answers, fault, rule_sets));
         if ruling == Ruling::Forced {
             desired.cordon = true;
             let by = &mut desired.forced_by;
@@ -174,31 +180,19 @@ pub fn assess(
     desired
 }
 
-/// Returns the decision about a fault of a node that is not handed over. Asks the rules last.
-fn rule<F: FnOnce() -> NodeVariable>(
-    fault: &Fault,
-    dismissed: Option<Dismissal>,
-    rule_sets: &[RuleSet],
-    node: &LazyCell<NodeVariable, F>,
-) -> Ruling {
+/// Returns the decision about a fault for which no rule is asked; `None` where the rules decide.
+fn unasked(fault: &Fault, handed_over: bool, dismissed: Option<Dismissal>) -> Option<Ruling> {
+    if handed_over {
+        return Some(Ruling::HandedOver);
+    }
     if let Some(dismissed) = dismissed.filter(|one| fault.dismissed(one.up_to)) {
-        return Ruling::Dismissed(dismissed);
+        return Some(Ruling::Dismissed(dismissed));
     }
     let overrides = fault.event.quarantine_overrides.unwrap_or_default();
     if overrides.force {
-        return Ruling::Forced;
+        return Some(Ruling::Forced);
     }
-    if overrides.skip {
-        return Ruling::Skipped;
-    }
-    let event = EventVariable::new(&event_variable(&fault.event));
-    let (mut wanted, mut answers) = (false, Vec::with_capacity(rule_sets.len()));
-    for rule_set in rule_sets {
-        let answer = rule_set.answer(&event, node);
-        wanted |= answer == RuleSetAnswer::Matched && rule_set.asks();
-        answers.push((rule_set.name.clone(), answer));
-    }
-    Ruling::Judged { wanted, answers }
+    overrides.skip.then_some(Ruling::Skipped)
 }
 
 /// Returns whether an operator has handed the node to an external system for its repair, and we
@@ -304,6 +298,15 @@ impl Desired {
 // === impl Ruling ===
 
 impl Ruling {
+    /// Returns the decision of the rules about a fault, whose event they were asked about.
+    fn judged(answers: &BTreeMap<&str, Answers>, fault: &Fault, rule_sets: &[RuleSet]) -> Self {
+        let answers = answers.get(fault.event.id.as_str()).cloned();
+        let answers = answers.unwrap_or_default();
+        let mut both = answers.iter().zip(rule_sets);
+        let wanted = both.any(|((_, answer), set)| *answer == RuleSetAnswer::Matched && set.asks());
+        Self::Judged { wanted, answers }
+    }
+
     /// Returns whether it asks for anything to be done.
     pub fn asks(&self) -> bool {
         matches!(self, Self::Forced | Self::Judged { wanted: true, .. })

@@ -61,7 +61,8 @@ pub struct Member<'a> {
 pub struct Out {
     /// Since when, where that is known; else long ago.
     pub since: Option<Timestamp>,
-    /// Whether it is out only because a sender asked for it (`force`), and not counted in the window.
+    /// True if the node is out only because a sender asked for it (`force`), and not counted in the
+    /// window.
     pub forced: bool,
 }
 
@@ -70,13 +71,13 @@ pub struct Out {
 pub struct Candidate {
     /// Name.
     pub node: String,
-    /// Whether one of its faults is fatal.
+    /// True if one of these faults is fatal.
     pub fatal: bool,
-    /// When the oldest of its faults was first observed.
+    /// The time at which the oldest of these faults was first observed.
     pub since: Timestamp,
-    /// Whether a sender asks for it (`force`): such a node is never held back.
+    /// True if a sender asks for it (`force`): such a node is never held back.
     pub forced: bool,
-    /// Whether earlier attempts have failed: such a node comes behind all others, and does not use
+    /// True if earlier attempts have failed: such a node comes behind all others, and does not use
     /// up the room for ever.
     pub failing: bool,
 }
@@ -86,14 +87,14 @@ pub struct Candidate {
 pub struct Question<'a> {
     /// The limits; `None`: switched off.
     pub brake: Option<&'a Brake>,
-    /// Which nodes are GPU nodes.
+    /// The label of GPU nodes.
     pub gpu_label: &'a NodeLabel,
     /// The nodes of the cluster.
     pub members: Vec<Member<'a>>,
-    /// When each node was last taken out of service, for those that are back already.
+    /// The time at which each node that is back already was last taken out of service.
     pub recent: &'a BTreeMap<String, Timestamp>,
-    /// When a person last closed the circuit breaker: nodes taken out before do not count in the
-    /// window.
+    /// The time at which a person last closed the circuit breaker: nodes taken out before do not
+    /// count in the window.
     pub reset_at: Option<Timestamp>,
     /// The hold on all of them, if there is one.
     pub stop: Option<Hold>,
@@ -110,11 +111,11 @@ pub struct Plan {
     pub start: Vec<String>,
     /// Nodes that are held back, and by what.
     pub held: BTreeMap<String, Hold>,
-    /// Whether the circuit breaker trips: the window is full and a node waits.
+    /// True if the circuit breaker trips: the window is full and a node waits.
     pub trip: bool,
     /// The use of each limit, the fullest first; of budgets that count apart only what is in use.
     pub limits: Vec<Use>,
-    /// Whether no node carries the GPU label, so that all nodes are counted.
+    /// True if no node carries the GPU label, so that all nodes are counted.
     pub unlabelled: bool,
 }
 
@@ -125,7 +126,8 @@ pub struct Use {
     pub limit: String,
     /// Value of the label by which nodes are counted apart, if they are.
     pub domain: Option<String>,
-    /// Whether it counts the nodes that carry the GPU label, or the others. See [`plan`].
+    /// True if it counts the nodes that carry the GPU label, false if it counts the others. See
+    /// [`plan`].
     pub gpu: bool,
     /// Nodes that count.
     pub used: usize,

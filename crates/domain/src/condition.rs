@@ -58,7 +58,7 @@ const UNNAMED_CHECK: &str = "HealthCheckFailed";
 pub struct Options {
     /// Sizes of a message.
     pub limits: Limits,
-    /// Whether [`keys::CONDITION_GPU_HEALTHY`] is written too.
+    /// True if [`keys::CONDITION_GPU_HEALTHY`] is written too.
     pub summary: bool,
 }
 
@@ -80,8 +80,8 @@ pub struct Condition {
 pub struct ConditionChange {
     /// The condition as it should be.
     pub condition: Condition,
-    /// Whether its status differs from what is on the node: then the time of the transition
-    /// is written with it.
+    /// True if its status differs from what is on the node: then the time of the transition is
+    /// written with it.
     pub transition: bool,
 }
 

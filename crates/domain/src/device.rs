@@ -121,15 +121,16 @@ pub struct Rule {
     pub name: String,
     /// The version of the object that this is.
     pub resource_version: String,
-    /// When it was made.
+    /// The time at which the rule was made.
     pub created_at: Option<Timestamp>,
-    /// What it says.
+    /// The contents of the rule.
     pub spec: RuleSpec,
-    /// What the cluster says of pods that have to go because of it; `None` where it says nothing.
+    /// The cluster's words on pods that have to go because of the rule; `None` where it says
+    /// nothing.
     pub eviction: Option<String>,
 }
 
-/// What a rule of ours says, and of whose it is.
+/// The contents of a rule of ours: the taint, its device, and the gpuwarden that made it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleSpec {
     /// The device.

@@ -55,13 +55,13 @@ pub struct Fault {
     pub opened_by: String,
     /// Feed position of that event.
     pub seq: Position,
-    /// When it was first observed.
+    /// The time at which the fault was first observed.
     pub first_seen: Timestamp,
-    /// When it was last observed.
+    /// The time at which the fault was last observed.
     pub last_seen: Timestamp,
     /// Number of reports since it opened; one event may stand for many.
     pub count: u64,
-    /// When the newest of these events was accepted. Compared with the end of a
+    /// The time at which the newest of these events was accepted. Compared with the end of a
     /// session: an older fault never starts another one.
     pub accepted_at: Timestamp,
     /// The machine that the newest of these events is of.

@@ -63,20 +63,20 @@ pub struct Settings {
     pub mode: Mode,
     /// The nodes for which nobody else speaks.
     pub owns: Owns,
-    /// Whether there is a cluster; without one there is nothing to act on.
+    /// True if there is a cluster; without one there is nothing to act on.
     pub cluster: bool,
     /// Id of the store.
     pub store: String,
     /// Feed position up to which the store's events are history.
     pub since: Position,
-    /// Whether the brake holds. Without it only a pause does.
+    /// True if the brake holds. Without it only a pause does.
     pub brake: bool,
     /// The label of GPU nodes. The brake's percentages are of their number.
     pub gpu_label: NodeLabel,
     /// Age of the newest report of a node from which on its faults are dropped, where the cluster
     /// has no such node any more.
     pub retention: SignedDuration,
-    /// Whether a node that flaps waits for its return. Not where time goes from event to event:
+    /// True if a node that flaps waits for its return. Not where time goes from event to event:
     /// nothing would come to end a wait.
     pub returns_wait: bool,
 }
@@ -90,16 +90,16 @@ pub struct Fleet {
     nodes: BTreeMap<String, NodeEntry>,
     brake: BrakeState,
     devices: Devices,
-    /// When the store was made, see `Ownership::kept_by_another`.
+    /// The time at which the store was made, see `Ownership::kept_by_another`.
     begun: Timestamp,
     /// Nodes to look at.
     dirty: BTreeSet<String>,
-    /// When nodes are to be looked at even if nothing happens to them.
+    /// The times at which nodes are to be looked at even if nothing happens to them.
     wakes: Wakes,
     now: Timestamp,
-    /// Whether all events that were stored at the start are in the book.
+    /// True once all events that were stored at the start are in the book.
     caught_up: bool,
-    /// Whether the cluster's nodes are known.
+    /// True once the cluster's nodes are known, and where there is no cluster.
     listed: bool,
     /// A list that is not complete yet.
     relisted: Option<Relisted>,

@@ -29,15 +29,15 @@ pub const CORDONED_BEFORE: &str = "the node was cordoned before the session, and
 pub struct Ownership {
     /// Identity of the session.
     pub session_id: String,
-    /// When it began, where that is known.
+    /// The time at which the session began, where that is known.
     pub since: Option<Timestamp>,
-    /// Who made it, and how far it is; empty of a session of NVSentinel.
+    /// The maker of the session, and its progress; empty of a session of NVSentinel.
     pub mark: SessionMark,
     /// The events for which the node is quarantined; their ids are filled in.
     pub events: Vec<HealthEvent>,
-    /// Whether the session asked for a cordon.
+    /// True if the session asked for a cordon.
     pub cordoned: bool,
-    /// Whether the node was cordoned before, and then stays so.
+    /// True if the node was cordoned before, and then stays so.
     pub cordon_pre_existing: bool,
     /// Taints that the session asked for.
     pub taints: Vec<AppliedTaint>,
@@ -65,7 +65,7 @@ pub struct AppliedTaint {
     /// The taint.
     #[serde(flatten)]
     pub taint: Taint,
-    /// Whether the node had it before; then it stays.
+    /// True if the node had the taint before; then the taint stays.
     #[serde(default)]
     pub pre_existing: bool,
 }
@@ -91,7 +91,7 @@ pub struct ReleaseRequest {
     /// The reason, for people.
     #[serde(default)]
     pub reason: String,
-    /// When the person asked, by their own clock.
+    /// The time at which the person asked, by their own clock.
     #[serde(default)]
     pub at: Option<Timestamp>,
 }
@@ -111,13 +111,13 @@ pub(crate) struct SessionAnnotation {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct SessionMark {
-    /// Who made it, where they say so.
+    /// The maker of the session, where the annotation names one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub by: Option<Maker>,
     /// Id of the store of whoever keeps it, where a node's own gpuwarden made it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub store: Option<String>,
-    /// When that store took it over from another, if it did.
+    /// The time at which that store took the session over from another, if it did.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub taken_over: Option<Timestamp>,
     /// Since when it is in its phase, where that is later than its begin.
@@ -132,7 +132,7 @@ pub struct SessionMark {
         skip_serializing_if = "Option::is_none"
     )]
     pub back_at: Option<Timestamp>,
-    /// When the node had come back to service before the session began, of late.
+    /// The times at which the node had come back to service, of late, before the session began.
     #[serde(deserialize_with = "or_nothing", skip_serializing_if = "Vec::is_empty")]
     pub returns: Vec<Timestamp>,
 }

@@ -42,9 +42,9 @@ pub struct Policy {
     pub rule_sets: Vec<RuleSet>,
     /// Further rule sets that a node can name; see [`Policy::rule_sets_of`].
     pub policies: Vec<NamedPolicy>,
-    /// Whether a quarantined node also gets the taint [`keys::UNHEALTHY_TAINT`].
+    /// True if a quarantined node also gets the taint [`keys::UNHEALTHY_TAINT`].
     pub unhealthy_taint: bool,
-    /// Whether a recovery leaves the reference's `uncordon-*` labels.
+    /// True if a recovery leaves the reference's `uncordon-*` labels.
     pub uncordon_labels: bool,
     /// The limits of nodes that are taken out of service.
     pub brake: Brake,
@@ -74,11 +74,11 @@ pub struct RuleSet {
     pub any: Vec<Rule>,
     /// The rules that must all hold.
     pub all: Vec<Rule>,
-    /// Whether one of `any` and `all` is enough where there are both, as in the reference.
+    /// True if one of `any` and `all` is enough where there are both, as in the reference.
     pub any_or_all: bool,
     /// Taint to put on the node.
     pub taint: Option<Taint>,
-    /// Whether to cordon the node.
+    /// True if the node is to be cordoned.
     pub cordon: bool,
     /// Number of GPUs up to which those that are faulty are tainted, and the node stays in
     /// service; `None`: the node is taken out for one.
@@ -95,6 +95,8 @@ pub enum RuleSetAnswer {
     NotMatched(String),
     /// The rule set could not be evaluated and so does not match: the expression and why.
     Failed(String, String),
+    /// The rule set was not asked: users report more of the node than a look at it takes time for.
+    NotAsked,
 }
 
 /// The policy that holds where none is given: a fatal event, or one that asks for the node's
@@ -226,6 +228,9 @@ impl fmt::Display for RuleSetAnswer {
             Self::Failed(expression, why) => {
                 write!(f, "cannot be evaluated: {}: {why}", shortened(expression))
             }
+            Self::NotAsked => f.write_str(
+                "is not asked, for users report more of the node than a look at it takes time for",
+            ),
         }
     }
 }

@@ -82,19 +82,19 @@ pub struct Session {
     pub not_before: Option<Timestamp>,
     /// Since when a change is wanted that is not seen on the node.
     pub pending_since: Option<Timestamp>,
-    /// Whether a person has been asked about it.
+    /// True once a person has been asked about that change.
     pub asked: bool,
-    /// When the node has come back to service, of late.
+    /// The times at which the node has come back to service, of late.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub returns: Vec<Timestamp>,
-    /// When the node may come back; `None` while it is not to.
+    /// The time at which the node may come back; `None` while it is not to.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub back_at: Option<Timestamp>,
     /// Times of the future on the node, with those as which they count.
     #[serde(default, skip_serializing_if = "FutureTimes::is_empty")]
     pub times: FutureTimes,
-    /// Whether it is in its phase by a step of this process: what a person has done to the node
-    /// while no process was there may be of any time.
+    /// True if the session is in its phase by a step of this process: what a person has done to the
+    /// node while no process was there may be of any time.
     #[serde(skip)]
     pub watched: bool,
 }
@@ -196,9 +196,9 @@ pub struct Observed {
 pub struct Marks {
     /// The text before the name of each cordon label.
     pub label_prefix: String,
-    /// Whether a recovery leaves the reference's `uncordon-*` labels.
+    /// True if a recovery leaves the reference's `uncordon-*` labels.
     pub uncordon_labels: bool,
-    /// Who makes the session, for [`SessionMark::by`](crate::ownership::SessionMark::by); `None`
+    /// The maker of the session, for [`SessionMark::by`](crate::ownership::SessionMark::by); `None`
     /// says nothing.
     pub maker: Option<Maker>,
     /// Id of the store behind a node's own gpuwarden, for

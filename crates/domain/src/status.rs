@@ -53,7 +53,7 @@ pub enum StatusUpdate {
         id: String,
         /// The word.
         word: NodeQuarantined,
-        /// When it was seen.
+        /// The time at which this was seen on the node.
         at: Timestamp,
     },
     /// The words of recoveries, in their order, of which it is not known whether they were of a
@@ -62,7 +62,7 @@ pub enum StatusUpdate {
     Recoveries {
         /// The recoveries.
         recoveries: Vec<Report>,
-        /// When they were seen.
+        /// The time at which they were seen.
         at: Timestamp,
     },
     /// `Cancelled` for all events that the newest quarantine of this node has counted, unless a
@@ -87,7 +87,7 @@ pub struct Reports {
     counted: BTreeSet<String>,
     /// The newest updates of single events since it was last saved, to be said again after a crash.
     said: Vec<StatusUpdate>,
-    /// Whether nobody has looked since it was restored: what the session counts is not known.
+    /// True until the first look after a restore: what the session counts is not known.
     restored: bool,
 }
 
@@ -105,7 +105,7 @@ pub struct SavedReports {
 pub struct Report {
     /// Its id.
     pub id: String,
-    /// Whether it is a recovery.
+    /// True if the event is a recovery.
     pub healthy: bool,
     /// The events that stand for the faults which it reports or closes.
     pub faults: Vec<String>,

@@ -18,7 +18,7 @@ pub struct FleetView {
     /// absent where all did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub missed_from: Option<Position>,
-    /// Whether all events that were stored at start are taken in.
+    /// True once all events that were stored at start are taken in.
     pub ready: bool,
     /// Nodes with open faults or a session, by name.
     pub nodes: Vec<NodeStatus>,
@@ -36,13 +36,13 @@ pub struct FleetView {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct BrakeView {
-    /// Whether the brake is switched on.
+    /// True if the brake is switched on.
     pub enabled: bool,
     /// `CLOSED` or `TRIPPED`, as in the `ConfigMap`; or another word that somebody wrote.
     pub state: String,
     /// The limits, the fullest first.
     pub limits: Vec<LimitView>,
-    /// Why the limits are not known yet; absent where they are.
+    /// The reason why the limits are not known yet; absent where they are.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unknown: Option<String>,
     /// Number of nodes that are held back.
@@ -60,7 +60,7 @@ pub struct BrakeView {
 pub struct LimitView {
     /// The limit, for people: `20% per rack`, `50% in 5m`.
     pub limit: String,
-    /// Which nodes it counts, for people: `GPU nodes, rack=r1`.
+    /// The nodes that it counts, for people: `GPU nodes, rack=r1`.
     pub of_which: String,
     /// Nodes that count.
     pub used: usize,
@@ -86,10 +86,10 @@ pub struct PolicyView {
     pub policies: Vec<String>,
     /// Warnings about it.
     pub warnings: Vec<String>,
-    /// When it was loaded; absent: there is none yet, and nothing is decided.
+    /// The time at which the policy was loaded; absent: there is none yet, and nothing is decided.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub loaded_at: Option<Timestamp>,
-    /// Why what the source says now does not hold; the one above does.
+    /// The reason why what the source says now does not hold; the policy above does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub error: Option<String>,
     /// Since when that is so.
@@ -103,7 +103,7 @@ pub struct PolicyView {
 pub struct ClusterView {
     /// Address of the API server.
     pub server: String,
-    /// Whether nodes are being watched right now.
+    /// True while nodes are being watched.
     pub connected: bool,
     /// The trouble, where it is not connected.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -123,11 +123,11 @@ pub struct NodeStatus {
     /// Its quarantine session, if it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub session: Option<SessionView>,
-    /// Whether the cluster knows it; absent where there is no cluster, or its nodes could not
+    /// True if the cluster knows the node; absent where there is no cluster, or its nodes could not
     /// be read yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub in_cluster: Option<bool>,
-    /// Whether it is unschedulable; absent where it is not known.
+    /// True if the node is unschedulable; absent where that is not known.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub unschedulable: Option<bool>,
     /// Open faults, gravest first.
@@ -152,7 +152,7 @@ pub struct DeviceView {
     pub gpu: String,
     /// Its taints, as `key=value:effect`.
     pub taints: Vec<String>,
-    /// What the cluster says of pods that have to go because of them.
+    /// The cluster's words on pods that have to go because of these taints.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub evictions: Vec<String>,
     /// The pods that use it, as `namespace/name`.
@@ -194,9 +194,9 @@ pub struct SessionView {
     pub since: Timestamp,
     /// Number of attempts made in this phase that failed.
     pub failures: u32,
-    /// What it awaits, for people.
+    /// The thing that the session awaits, for people.
     pub awaits: String,
-    /// Whether it has cordoned the node: then an uncordon by hand ends it.
+    /// True if the session has cordoned the node: then an uncordon by hand ends it.
     #[serde(default)]
     pub cordoned: bool,
     /// The other gpuwarden whose it is, where it is not ours: then it is left alone.
@@ -230,9 +230,9 @@ pub struct FaultView {
     pub subject: String,
     /// The broken thing, as entities.
     pub entities: Vec<EntityView>,
-    /// Whether work on it must stop.
+    /// True if work on the broken thing must stop.
     pub fatal: bool,
-    /// Whether it does not count because a person released the node after it was last
+    /// True if the fault does not count because a person has dismissed it since it was last
     /// reported.
     #[serde(default)]
     pub dismissed: bool,
@@ -240,9 +240,9 @@ pub struct FaultView {
     pub recommended_action: String,
     /// The monitor's text.
     pub message: String,
-    /// When it was first observed.
+    /// The time at which the fault was first observed.
     pub first_seen: Timestamp,
-    /// When it was last observed.
+    /// The time at which the fault was last observed.
     pub last_seen: Timestamp,
     /// Number of events since it opened.
     pub count: u64,

@@ -12,7 +12,8 @@ use gpuwarden_domain::pipeline::load;
 use gpuwarden_domain::policy::Policy;
 use jiff::SignedDuration;
 
-/// What a file says in short, and what was said of keys that have no meaning here.
+/// Reads a file; returns what it says in short, and what was said of keys that have no meaning
+/// here.
 type Read = fn(&str) -> (String, Vec<String>);
 
 const FILES: [(&str, &str, Read, &str, &[&str]); 8] = [

@@ -11,6 +11,7 @@ use controller::api_requests;
 use controller::conditions::{self, Board, Reporter};
 use controller::quarantine::{Owns, Quarantine, QuarantineConfig};
 use controller::retention::Retention;
+use devices::DeviceApi;
 use domain::condition::{Limits, Options};
 use domain::view::FleetView;
 use runtime::metrics::Metrics;
@@ -36,6 +37,8 @@ pub(crate) struct Acting<'a> {
     pub(crate) metrics: Metrics,
     pub(crate) sources: Sources,
     pub(crate) intake: Intake,
+    /// The GPUs of this machine; `None`: this process does not look after any.
+    pub(crate) devices: Option<DeviceApi>,
 }
 
 // === impl Acting ===
@@ -102,13 +105,14 @@ impl Acting<'_> {
                 forwarding: self.intake.forwarding,
             }),
             agent: None,
+            devices: self.devices,
             metrics: self.metrics,
             clock: CLOCK,
         };
-        let serving = front.places.serve(self.intake.connector, tasks.no_more());
-        tasks.input("the connector's socket", serving);
+        let (page, serving) = front.serve(self.intake.connector, tasks.no_more());
+        tasks.input("the sockets", serving);
         let done = tasks.done();
-        let page = console::serve(front.listener, console, done.clone());
+        let page = console::serve(page, console, done.clone());
         tasks.worker("the page", async move { drop(page.await) });
         tasks.writer("the quarantine", quarantine.run(done.clone()));
         tasks.worker("the journal", handles.journal.run());

@@ -35,16 +35,22 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
     };
     let channel = channel(delivery)?;
     let outbox = Outbox::open(&process.data_dir, limits, &metrics)?;
-    let front = Front::open(process, &node.socket, node.socket_mode, &devices.socket).await?;
+    let mut front = Front::open(process, &node.socket, node.socket_mode, &devices.socket).await?;
     let endpoint = front.endpoint.clone();
 
     let nodes = node.accept_nodes.clone();
     let connector = Connector::new(outbox.clone(), nodes, &metrics, CLOCK);
     let mut tasks = Tasks::default();
     let reporting = connector.clone();
-    let api = parts::device_api(devices, node.socket_mode, &metrics, &mut tasks)?;
+    let api = parts::device_api(devices, node.socket_mode, &metrics, &mut front.places)?;
     let inventory = parts::monitors(
-        node, process, reporting, api, &sources, &metrics, &mut tasks,
+        node,
+        process,
+        reporting,
+        api.clone(),
+        &sources,
+        &metrics,
+        &mut tasks,
     )?;
     let header = connector::token_header(delivery.token_file.clone());
     let tell = agent::pods::to_controller(channel.clone(), Arc::clone(&header));
@@ -67,15 +73,16 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
             outbox: outbox.clone(),
             delivery: delivering.status(),
         }),
+        devices: Some(api),
         metrics,
         clock: CLOCK,
     };
 
-    let serving = front.places.serve(connector, tasks.no_more());
-    tasks.input("the connector's socket", serving);
+    let (page, serving) = front.serve(connector, tasks.no_more());
+    tasks.input("the sockets", serving);
     let done = tasks.done();
     tasks.worker("the delivery", delivering.run(done.clone()));
-    let page = console::serve(front.listener, console, done);
+    let page = console::serve(page, console, done);
     tasks.worker("the page", async move { drop(page.await) });
     greet(&settings, &endpoint.server);
 

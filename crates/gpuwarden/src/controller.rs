@@ -185,6 +185,7 @@ impl<'a> Start<'a> {
             metrics,
             sources: self.sources,
             intake,
+            devices: None,
         };
         acting.start(front, &mut tasks);
         greet(settings, address, &server);

@@ -23,11 +23,9 @@ use tokio::sync::{mpsc, watch};
 
 use crate::tasks::Tasks;
 
-/// Directory of fake GPUs, in the data directory.
-const FAKES: &str = "fake-gpus";
 /// File of fake GPUs that real ones have elsewhere, in the data directory.
 const METADATA: &str = "gpu_metadata.json";
-/// What the kernel shows of NVIDIA's driver, where that is loaded.
+/// The directory in which the kernel shows NVIDIA's driver, where that is loaded.
 const DRIVER: &str = "/proc/driver/nvidia";
 /// Room for what the probe says while the monitor waits: a look is two messages.
 const UNHEARD: usize = 64;
@@ -133,7 +131,7 @@ fn probe_config(gpu: &GpuSettings, library: Option<PathBuf>) -> anyhow::Result<P
 
 /// Makes the library of fake GPUs, with their scenario; returns the library.
 fn install(fake: &FakeGpus, data_dir: &Path) -> anyhow::Result<PathBuf> {
-    let directory = data_dir.join(FAKES);
+    let directory = data_dir.join(fakes::DIRECTORY);
     let scenario = match fake {
         FakeGpus::Number(gpus) => fakes::Scenario {
             gpus: *gpus,

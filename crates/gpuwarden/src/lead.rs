@@ -91,6 +91,7 @@ impl Standby<'_> {
             leadership: Some(Arc::clone(&shown)),
             controller: None,
             agent: None,
+            devices: None,
             metrics: self.metrics,
             clock: CLOCK,
         };

@@ -21,7 +21,7 @@ use host::boot::Boot;
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
-use runtime::{descriptors, logging, unix_grpc};
+use runtime::{descriptors, logging};
 use store::EventStore;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -29,8 +29,8 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 use crate::gpus;
-use crate::places::Places;
-use crate::tasks::{Tasks, said};
+use crate::places::{Places, Socket};
+use crate::tasks::Tasks;
 
 /// The clock of the product.
 pub(crate) const CLOCK: fn() -> Timestamp = Timestamp::now;
@@ -39,6 +39,7 @@ pub(crate) const CLOCK: fn() -> Timestamp = Timestamp::now;
 /// data directory.
 pub(crate) struct Front {
     pub(crate) listener: TcpListener,
+    pub(crate) socket: Socket,
     pub(crate) places: Places,
     pub(crate) endpoint: Endpoint,
 }
@@ -149,21 +150,24 @@ pub(crate) async fn close(store: Arc<dyn EventStore>, forwarding: Option<Forward
     store.close().await;
 }
 
-/// Makes the Device API of a node, and starts what serves it and the job gate.
+/// Makes the Device API of a node, and has it and the job gate served.
 pub(crate) fn device_api(
     settings: &DeviceSettings,
     socket_mode: u32,
     metrics: &Metrics,
-    tasks: &mut Tasks,
+    places: &mut Places,
 ) -> anyhow::Result<DeviceApi> {
     let api = DeviceApi::new(metrics, CLOCK);
-    let listener = unix_grpc::bind(&settings.socket, socket_mode)?;
-    let serving = devices::serve(listener, api.clone(), settings.providers, tasks.no_more());
-    tasks.input("the Device API", said("the Device API", serving));
+    let socket = Socket::bind(&settings.socket, socket_mode)?;
+    let (served, providers) = (api.clone(), settings.providers);
+    places.add("the Device API", socket, move |listener, until| {
+        devices::serve(listener, served.clone(), providers, until)
+    });
     if let Some(path) = &settings.job_gate {
-        let listener = unix_grpc::bind(path, socket_mode)?;
-        let serving = devices::gate::serve(listener, api.clone(), tasks.no_more());
-        tasks.input("the job gate", said("the job gate", serving));
+        let (socket, served) = (Socket::bind(path, socket_mode)?, api.clone());
+        places.add("the job gate", socket, move |listener, until| {
+            devices::gate::serve(listener, served.clone(), until)
+        });
     }
     Ok(api)
 }
@@ -272,6 +276,18 @@ pub(crate) async fn until_told() -> anyhow::Result<()> {
 // === impl Front ===
 
 impl Front {
+    /// Returns the page's listener, and what serves a connector on its socket, and all that was
+    /// added to the places, until `cancel`.
+    pub(crate) fn serve(
+        mut self,
+        connector: Connector,
+        cancel: CancellationToken,
+    ) -> (TcpListener, impl Future<Output = ()>) {
+        let serve = move |listener, until| connector::serve(listener, connector.clone(), until);
+        self.places.add("the connector", self.socket, serve);
+        (self.listener, self.places.serve(cancel))
+    }
+
     /// Binds page and socket, and notes where they are. The data directory has to belong to
     /// this process by now.
     pub(crate) async fn open(
@@ -292,7 +308,8 @@ impl Front {
         socket_mode: u32,
         device_api: Option<&Path>,
     ) -> anyhow::Result<Self> {
-        let places = Places::open(&settings.data_dir, socket, socket_mode)?;
+        let places = Places::open(&settings.data_dir)?;
+        let bound = Socket::bind(socket, socket_mode)?;
         let endpoint = Endpoint {
             server: format!("http://{}", listener.local_addr()?),
             socket: absolute(socket),
@@ -307,6 +324,7 @@ impl Front {
         })?;
         Ok(Self {
             listener,
+            socket: bound,
             places,
             endpoint,
         })

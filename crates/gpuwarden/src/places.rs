@@ -1,4 +1,4 @@
-//! The places of the process in the file system: its data directory and its socket. Both can
+//! The places of the process in the file system: its data directory and its sockets. All can
 //! be deleted, moved or replaced beneath it, and nobody tells.
 //!
 //! A socket is made again, where nobody else has made one there. A data directory is not: what
@@ -10,11 +10,12 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use connector::Connector;
+use futures::FutureExt as _;
+use futures::future::BoxFuture;
 use runtime::unix_grpc;
 use tokio::net::UnixListener;
 use tokio::sync::watch;
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
@@ -23,14 +24,34 @@ use crate::tasks::said;
 /// Pause between two looks at the places.
 const LOOK_EVERY: Duration = Duration::from_secs(2);
 
-/// `Places` are the bound socket and the data directory, with the files that they were when they
-/// were opened.
+/// `Places` are the data directory and the sockets of the process, with the files that they were
+/// when they were opened.
 pub(crate) struct Places {
-    listener: UnixListener,
-    socket: WatchedPath,
-    socket_mode: u32,
     data_dir: WatchedPath,
+    sockets: Vec<(Socket, Service)>,
     troubles: watch::Sender<Vec<String>>,
+}
+
+/// A `Socket` is one that is bound, and not served yet.
+pub(crate) struct Socket {
+    listener: UnixListener,
+    path: WatchedPath,
+    mode: u32,
+}
+
+/// A `Service` is what is served on a socket: by name, and how.
+struct Service {
+    what: &'static str,
+    serve: Box<dyn Fn(UnixListener, CancellationToken) -> BoxFuture<'static, ()> + Send + Sync>,
+}
+
+/// A `Served` is a socket that is served, until it is made again or the process ends.
+struct Served {
+    path: WatchedPath,
+    mode: u32,
+    service: Service,
+    task: AbortHandle,
+    until: CancellationToken,
 }
 
 /// A `WatchedPath` is a path and the file that it led to. The number of a file that is open is not
@@ -43,13 +64,11 @@ struct WatchedPath {
 // === impl Places ===
 
 impl Places {
-    /// Binds the socket. The data directory has to belong to this process by now.
-    pub(crate) fn open(data_dir: &Path, socket: &Path, socket_mode: u32) -> anyhow::Result<Self> {
+    /// Begins with the data directory, which has to belong to this process by now.
+    pub(crate) fn open(data_dir: &Path) -> anyhow::Result<Self> {
         Ok(Self {
-            listener: unix_grpc::bind(socket, socket_mode)?,
-            socket: WatchedPath::of(socket)?,
-            socket_mode,
             data_dir: WatchedPath::of(data_dir)?,
+            sockets: Vec::new(),
             troubles: watch::Sender::default(),
         })
     }
@@ -59,71 +78,119 @@ impl Places {
         self.troubles.subscribe()
     }
 
-    /// Serves the connector on the socket, and looks after both, until `cancel`.
-    pub(crate) async fn serve(self, connector: Connector, cancel: CancellationToken) {
-        let Self {
-            listener,
-            mut socket,
-            socket_mode,
-            data_dir,
-            troubles,
-        } = self;
-        let mut serving = JoinSet::new();
-        let mut serve = |listener| {
-            let until = cancel.child_token();
-            let served = connector::serve(listener, connector.clone(), until.clone());
-            (serving.spawn(said("the connector's socket", served)), until)
-        };
-        let (mut served, mut until) = serve(listener);
+    /// Has `what` served on a socket, from [`serve`](Self::serve) on.
+    pub(crate) fn add<F, E>(
+        &mut self,
+        what: &'static str,
+        socket: Socket,
+        serve: impl Fn(UnixListener, CancellationToken) -> F + Send + Sync + 'static,
+    ) where
+        F: Future<Output = Result<(), E>> + Send + 'static,
+        E: std::error::Error + 'static,
+    {
+        let serve = Box::new(move |listener, until| said(what, serve(listener, until)).boxed());
+        self.sockets.push((socket, Service { what, serve }));
+    }
+
+    /// Serves on the sockets, and looks after all places, until `cancel`.
+    pub(crate) async fn serve(self, cancel: CancellationToken) {
+        let mut tasks = JoinSet::new();
+        let mut sockets: Vec<Served> = (self.sockets.into_iter())
+            .map(|(socket, service)| service.start(socket, &mut tasks, &cancel))
+            .collect();
         let mut look = tokio::time::interval(LOOK_EVERY);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while cancel.run_until_cancelled(look.tick()).await.is_some() {
-            if served.is_finished() {
+            if sockets.iter().any(|socket| socket.task.is_finished()) {
                 // It has said why.
                 return;
             }
             let mut wrong = Vec::new();
-            if !data_dir.is_there() {
+            if !self.data_dir.is_there() {
                 wrong.push(format!(
                     "the data directory {} was deleted, moved or replaced: what is stored now is \
                      lost when this process ends; move it back, or restart gpuwarden",
-                    data_dir.path.display()
+                    self.data_dir.path.display()
                 ));
             }
-            if !socket.is_there() {
-                match again(&socket.path, socket_mode) {
-                    Ok((place, listener)) => {
-                        let path = place.path.display();
-                        tracing::warn!(%path, "the socket's file was gone: it is made again");
-                        // Who is connected to the old one is answered, and connects again.
-                        until.cancel();
-                        socket = place;
-                        (served, until) = serve(listener);
-                    }
-                    Err(error) => wrong.push(format!(
-                        "no events are taken on the socket {}, its file was deleted or replaced: \
-                         {error:#}",
-                        socket.path.display()
-                    )),
-                }
+            for served in &mut sockets {
+                wrong.extend(served.look_after(&mut tasks, &cancel).err());
             }
-            say(&troubles, wrong);
+            say(&self.troubles, wrong);
         }
-        if socket.is_there() {
+        for socket in sockets.iter().filter(|socket| socket.path.is_there()) {
             // A connection to it would only be refused.
-            drop(std::fs::remove_file(&socket.path));
+            drop(std::fs::remove_file(&socket.path.path));
         }
-        while serving.join_next().await.is_some() {}
+        while tasks.join_next().await.is_some() {}
+    }
+}
+
+// === impl Socket ===
+
+impl Socket {
+    /// Binds a socket.
+    pub(crate) fn bind(path: &Path, mode: u32) -> anyhow::Result<Self> {
+        Ok(Self {
+            listener: unix_grpc::bind(path, mode)?,
+            path: WatchedPath::of(path)?,
+            mode,
+        })
+    }
+}
+
+// === impl Service ===
+
+impl Service {
+    fn start(self, socket: Socket, tasks: &mut JoinSet<()>, cancel: &CancellationToken) -> Served {
+        let until = cancel.child_token();
+        let task = tasks.spawn((self.serve)(socket.listener, until.clone()));
+        Served {
+            path: socket.path,
+            mode: socket.mode,
+            service: self,
+            task,
+            until,
+        }
+    }
+}
+
+// === impl Served ===
+
+impl Served {
+    /// Makes the socket again where its file is gone; the error is for people.
+    fn look_after(
+        &mut self,
+        tasks: &mut JoinSet<()>,
+        cancel: &CancellationToken,
+    ) -> Result<(), String> {
+        if self.path.is_there() {
+            return Ok(());
+        }
+        let what = self.service.what;
+        let path = &self.path.path;
+        let again = again(path, self.mode).map_err(|error| {
+            format!(
+                "nobody reaches {what} on {}, its file was deleted or replaced: {error:#}",
+                path.display()
+            )
+        })?;
+        tracing::warn!(path = %path.display(), "the socket of {what} was gone: it is made again");
+        // Who is connected to the old one is answered, and connects again.
+        self.until.cancel();
+        self.until = cancel.child_token();
+        self.task = tasks.spawn((self.service.serve)(again.listener, self.until.clone()));
+        self.path = again.path;
+        Ok(())
     }
 }
 
 /// Binds a socket where one was. Its directory is not made again: it may come back.
-fn again(path: &Path, mode: u32) -> anyhow::Result<(WatchedPath, UnixListener)> {
+fn again(path: &Path, mode: u32) -> anyhow::Result<Socket> {
     if let Some(directory) = path.parent() {
         std::fs::metadata(directory)?;
     }
-    let listener = unix_grpc::bind(path, mode)?;
-    Ok((WatchedPath::of(path)?, listener))
+    Socket::bind(path, mode)
 }
 
 fn say(troubles: &watch::Sender<Vec<String>>, wrong: Vec<String>) {
@@ -132,7 +199,7 @@ fn say(troubles: &watch::Sender<Vec<String>>, wrong: Vec<String>) {
             tracing::error!("{trouble}");
         }
         if wrong.is_empty() && !known.is_empty() {
-            tracing::info!("data directory and socket are in their places again");
+            tracing::info!("data directory and sockets are in their places again");
         }
         let changed = *known != wrong;
         *known = wrong;

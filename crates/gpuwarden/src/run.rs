@@ -31,7 +31,7 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     let mut tasks = Tasks::default();
     let policy = parts::policy(act, cluster.clone(), &metrics, &mut tasks)?;
     let store: Arc<dyn EventStore> = Arc::new(SqliteStore::open(&process.data_dir)?);
-    let front = Front::open(process, &node.socket, node.socket_mode, &serving.socket).await?;
+    let mut front = Front::open(process, &node.socket, node.socket_mode, &serving.socket).await?;
     let server = front.endpoint.server.clone();
 
     let nodes = node.accept_nodes.clone();
@@ -42,7 +42,7 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     let intake = intake.await?;
     let forwarding = intake.forwarding.clone();
     let connector = intake.connector.clone();
-    let api = parts::device_api(serving, node.socket_mode, &metrics, &mut tasks)?;
+    let api = parts::device_api(serving, node.socket_mode, &metrics, &mut front.places)?;
     let inventory = parts::monitors(
         node,
         process,
@@ -74,6 +74,7 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
         metrics,
         sources,
         intake,
+        devices: Some(api.clone()),
     };
     let fleet = acting.start(front, &mut tasks);
     let name = node.node_name.clone();

@@ -29,7 +29,7 @@ pub const PROTOCOL: u32 = 1;
 /// so slow that a look takes longer than the interval.
 const SOONEST: Duration = Duration::from_secs(1);
 
-/// What the child is to do.
+/// The settings of the child.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ProbeSettings {
@@ -59,17 +59,17 @@ pub enum Said {
         /// Index of the GPU that it is about.
         gpu: Option<u32>,
     },
-    /// What is there; said where it has changed.
+    /// The inventory; said where it has changed.
     Inventory(Inventory),
-    /// How all GPUs do that answer; ends a look.
+    /// The readings of all GPUs that answer; ends a look.
     Readings(Vec<Readings>),
-    /// What has just happened.
+    /// Something that has just happened.
     Event(GpuEvent),
-    /// Why nothing can be told any more. Then it ends.
+    /// The reason why nothing can be told any more. Then the child ends.
     Cannot(String),
 }
 
-/// Why a probe ended.
+/// The reason why a probe ended.
 enum End {
     /// The driver cannot be asked.
     Cannot(String),
@@ -87,10 +87,10 @@ struct Speaker {
 struct Watch {
     nvml: Nvml,
     speaker: Arc<Speaker>,
-    /// What the inventory was made from.
+    /// The devices from which the inventory was made.
     roster: Option<Roster>,
     inventory: Inventory,
-    /// What was said last, in which GPUs that are lost are not among the others.
+    /// The inventory that was said last, in which GPUs that are lost are not among the others.
     said: Option<Inventory>,
     listening: Option<Listening>,
 }

@@ -71,7 +71,7 @@ pub enum Event {
     Lost {
         /// Number of records that are missing; 0 if nobody can tell.
         count: u64,
-        /// Whether `count` is known.
+        /// True if `count` is known.
         counted: bool,
     },
     /// Something was logged that is not whole. It was skipped, or delivered cut just before this

@@ -23,7 +23,7 @@ const BELOW_ROOT: [&str; 6] = [
     "lib",
 ];
 
-/// Where a library is looked for.
+/// The places in which a library is looked for.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Places {
     /// The library itself; nothing else is tried where it is given.

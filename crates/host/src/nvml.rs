@@ -36,7 +36,8 @@ pub struct Nvml {
     functions: Arc<Functions>,
 }
 
-/// Which devices answer: what tells cheaply whether the inventory has to be made anew.
+/// The devices, and which of them answer: a cheap way to tell whether the inventory has to be made
+/// anew.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Roster(Vec<Result<Named, UnreadableGpu>>);
 

@@ -80,8 +80,8 @@ impl KernelLog {
         write_kmsg(INFO, &format!("{}: {text}", self.token)).unwrap();
     }
 
-    /// What follows the token in a record of this test; the first, which tried whether the log can
-    /// be written, is none.
+    /// Returns what follows the token in a record of this test; `None` of the first, which tried
+    /// whether the log can be written.
     fn own<'a>(&self, record: &'a Record) -> Option<&'a str> {
         record.text.strip_prefix(&self.token)?.strip_prefix(": ")
     }

@@ -3,8 +3,8 @@
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt as _;
 
-/// Which file it was, and in which state. Permissions count: one that could not be read may
-/// be readable now (the time of change, `st_ctime`, is that of the file's attributes too).
+/// The identity and the state of a file. Permissions count: a file that could not be read may be
+/// readable now (the time of change, `st_ctime`, is that of the file's attributes too).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FileStamp {
     device: u64,

@@ -68,8 +68,8 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Io for T {}
 /// A client's connection. Its errors tell one that was never taken from one that broke.
 struct Outgoing {
     io: Box<dyn Io>,
-    /// Whether the other end has said anything yet. By TLS 1.3 it looks at our certificate
-    /// when we are ready to send, so its refusal is all that we hear then.
+    /// True once the other end has sent anything. By TLS 1.3 it looks at our certificate when we
+    /// are ready to send, so its refusal is all that we hear then.
     heard: bool,
 }
 

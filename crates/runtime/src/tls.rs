@@ -104,7 +104,7 @@ pub type ServerTls = FilesTls<ServerConfig>;
 /// TLS of the side that connects.
 pub type ClientTls = FilesTls<ClientConfig>;
 
-/// Whether those who connect have to show a certificate.
+/// The certificate that a server asks of those who connect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ClientCertificates {
     /// No certificate is asked for.

@@ -33,7 +33,7 @@ const METHOD: &str = "/datamodels.PlatformConnector/HealthEventOccurredV1";
 /// Calls on each connection: the later ones refer to fields of the first.
 const CALLS: usize = 4;
 
-/// What one call brought.
+/// One call as the server received it.
 struct Received {
     events: HealthEvents,
     peer: Option<UnixPeer>,

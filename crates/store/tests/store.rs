@@ -189,7 +189,7 @@ async fn names_that_cannot_be_read_are_deleted_and_inspected_all_the_same() {
     store.close().await;
 }
 
-/// Where the child of [`acknowledged_events_survive_a_kill`] finds its directory.
+/// The variable with the directory of the child of [`acknowledged_events_survive_a_kill`].
 const CHILD_DIR: &str = "GPUWARDEN_TEST_STORE_DIR";
 /// And the number of its life, from 1.
 const CHILD_LIFE: &str = "GPUWARDEN_TEST_STORE_LIFE";

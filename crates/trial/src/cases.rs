@@ -48,7 +48,7 @@ pub struct Case {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 pub struct Expect {
-    /// Whether the node is cordoned in the end.
+    /// True if the node is cordoned in the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cordon: Option<bool>,
     /// The taints that are asked for in the end, as `key=value:effect`.

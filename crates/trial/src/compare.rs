@@ -46,7 +46,7 @@ pub struct SettingDifference {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Asked {
-    /// Whether it asks for a cordon.
+    /// True if the policy asks for a cordon.
     pub cordon: bool,
     /// The taints that it asks for.
     pub taints: Vec<Taint>,

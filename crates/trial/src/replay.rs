@@ -36,7 +36,7 @@ const MAX_ROUNDS: usize = 8;
 pub struct Replay {
     policy: Policy,
     fleet: Fleet,
-    /// Whether only listed nodes exist; else every node that an event names does.
+    /// True if only listed nodes exist; else every node that an event names does.
     listed: bool,
     /// Limits of the brake that cannot be applied.
     left_out: Vec<String>,
@@ -46,7 +46,7 @@ pub struct Replay {
     waiting: BTreeMap<String, HeldNode>,
     /// Nodes that it held back at least once.
     held: BTreeSet<String>,
-    /// When the circuit breaker tripped: nobody closes it here.
+    /// The time at which the circuit breaker tripped: nobody closes it here.
     tripped_at: Option<Timestamp>,
     summary: Summary,
     taken_out: BTreeSet<String>,
@@ -93,7 +93,7 @@ pub struct Decision {
     pub node: String,
     /// Its kind.
     pub decision: Decided,
-    /// Whether it sets the cordon or takes it back; absent where it does neither.
+    /// True if it sets the cordon, false if it takes it back; absent where it does neither.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cordon: Option<bool>,
     /// Taints that it adds.
@@ -136,7 +136,7 @@ pub struct Summary {
     pub held: usize,
     /// Nodes that it holds back at the end.
     pub still_held: usize,
-    /// When the circuit breaker tripped.
+    /// The time at which the circuit breaker tripped.
     pub tripped_at: Option<Timestamp>,
 }
 

@@ -3,23 +3,21 @@
 //!
 //! Pure, and worked out only when somebody asks: the decisions themselves need none of it.
 
-use std::sync::Arc;
+mod check;
+mod rules;
 
-use contract::keys;
-use domain::assess::{Dismissal, DismissedBy, FaultRuling, Ruling, assess, is_notice};
-use domain::fault::{Fault, not_fully_seen};
+use domain::fault::not_fully_seen;
 use domain::fleet::{Fleet, Situation};
 use domain::mode::Mode;
 use domain::nearest::nearest;
-use domain::node::NodeView;
-use domain::policy::{EventVariable, NodeVariable, Policy, Rule, RuleKind, event_variable};
-use domain::session::{Observed, Phase, another, dismissal, returns};
+use domain::session::{Observed, Phase, another, returns};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
-/// Faults whose rules are shown one by one; the gravest.
-const FAULTS_SHOWN: usize = 20;
+pub use check::{Check, CheckResult};
+use check::{RULES, check, passes, stops};
+use rules::rule_checks;
+
 /// Names offered where nothing is known of the one that was asked about.
 const NAMES_OFFERED: usize = 3;
 
@@ -28,7 +26,7 @@ const NAMES_OFFERED: usize = 3;
 pub struct Source<'a> {
     /// Its name, for example `kernel-log`.
     pub name: &'a str,
-    /// Whether it sees.
+    /// True if the source sees.
     pub sees: bool,
     /// Its state, in a word.
     pub state: &'a str,
@@ -41,9 +39,9 @@ pub struct Source<'a> {
 pub struct Connection<'a> {
     /// Address of the API server.
     pub server: &'a str,
-    /// Whether nodes are being watched right now.
+    /// True while nodes are being watched.
     pub connected: bool,
-    /// Whether its nodes were ever read: before that, what it has is not known.
+    /// True once the cluster's nodes were read: before that, what it has is not known.
     pub listed: bool,
     /// The trouble with it, if there is one.
     pub error: Option<&'a str>,
@@ -59,46 +57,16 @@ pub struct WhyNot {
     pub answer: String,
     /// All checks, in order.
     pub checks: Vec<Check>,
-    /// Whether the cluster has the node; absent where there is no cluster, or it could not
-    /// be read yet.
+    /// True if the cluster has the node; absent where there is no cluster, or it could not be read
+    /// yet.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub in_cluster: Option<bool>,
-    /// Whether the name may be a node's: the cluster has it or could not be read yet, or a
-    /// fault of it is open.
+    /// True if the name may be a node's: the cluster has it or could not be read yet, a fault of it
+    /// is open, or this process runs on it.
     pub known: bool,
     /// The names nearest to it, where nothing is known of it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub nearest: Vec<String>,
-}
-
-/// A check of one thing that decides.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Check {
-    /// The name of the thing: `sources`, `cluster`, `node`, `mode`, `session`, `faults`, `rules`, `brake`, `change`.
-    pub name: String,
-    /// Whether it stands in the way of a quarantine.
-    pub result: CheckResult,
-    /// The finding.
-    pub text: String,
-    /// Further lines about it.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub details: Vec<String>,
-    /// The way out, where there is one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fix: Option<String>,
-}
-
-/// The result of a check: whether something stands in the way of a quarantine.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum CheckResult {
-    /// Nothing does.
-    Passes,
-    /// Something does.
-    Stops,
-    /// That cannot be seen.
-    Unknown,
 }
 
 /// Returns whether `node` is quarantined or not, and why. `cluster` and `sources` are what the
@@ -219,8 +187,6 @@ fn answer(situation: &Situation<'_>, cluster: Option<Connection<'_>>, checks: &[
     }
 }
 
-/// Name of the checks of which one that passes is enough.
-const RULES: &str = "rules";
 /// Name of the check whether the cluster is watched.
 const CLUSTER: &str = "cluster";
 /// Name of the check whether faults are seen.
@@ -359,147 +325,6 @@ fn faults_check(situation: &Situation<'_>, sources: &[Source<'_>], notices: usiz
     }
 }
 
-/// Returns one check for each open fault, gravest first, and how many notices there are beside.
-fn rule_checks(situation: &Situation<'_>) -> (Vec<Check>, usize) {
-    let Some(policy) = situation.policy else {
-        let check = stops(RULES, "no policy was read yet: nothing is decided before")
-            .fix("gpuwarden status says why the policy cannot be read");
-        return (vec![check], 0);
-    };
-    let unknown = Observed::of(Arc::new(NodeView::unknown(situation.node)));
-    let observed = situation.observed.unwrap_or(&unknown);
-    let node = observed.view.as_ref();
-    let mut faults: Vec<&Fault> = situation.faults.iter().collect();
-    faults.sort_by(|a, b| Fault::by_gravity(a, b));
-    let variable = NodeVariable::new(&node.object());
-    let (mut checks, mut notices, mut left) = (Vec::new(), 0, 0);
-    for fault in faults {
-        let desired = assess(
-            std::slice::from_ref(fault),
-            policy,
-            node,
-            &situation.devices,
-            dismissal(observed, situation.dropped_at, &situation.session.times),
-        );
-        if is_notice(fault, &desired.rulings) {
-            notices += 1;
-        } else if checks.len() >= FAULTS_SHOWN {
-            left += 1;
-        } else {
-            let rulings = desired.rulings.iter();
-            checks.extend(rulings.map(|ruling| rule_check(ruling, fault, policy, node, &variable)));
-        }
-    }
-    if let Some(last) = checks.last_mut().filter(|_| left > 0) {
-        last.details
-            .push(format!("and {left} more open faults, which are less grave"));
-    }
-    (checks, notices)
-}
-
-fn rule_check(
-    ruling: &FaultRuling,
-    fault: &Fault,
-    policy: &Policy,
-    node: &NodeView,
-    variable: &NodeVariable,
-) -> Check {
-    let FaultRuling {
-        fault: title,
-        ruling,
-    } = ruling;
-    match ruling {
-        Ruling::HandedOver => stops(RULES, format!("{title}: {ruling}"))
-            .fix("whoever repairs it takes the label off when the node is given back"),
-        Ruling::Dismissed(Dismissal { up_to, by }) => {
-            let how = match by {
-                DismissedBy::Released => "dismissed when the node was released by hand",
-                DismissedBy::Dropped => {
-                    "dropped when the circuit breaker was reset with cursor CREATE"
-                }
-            };
-            stops(RULES, format!("{title}: {how} at {up_to:.0}"))
-                .fix("a newer report of the fault counts again")
-        }
-        Ruling::Skipped => stops(RULES, format!("{title}: {ruling}")),
-        Ruling::Forced => passes(RULES, format!("{title}: {ruling}")),
-        Ruling::Judged { wanted, .. } => {
-            let asked = if *wanted { "a" } else { "no" };
-            let asked = format!("{title}: {asked} rule set asks for it");
-            let mut details = rule_details(policy, fault, node, variable);
-            let check = if *wanted {
-                passes(RULES, asked)
-            } else if ruling.opted_out(node) {
-                details.insert(0, asked);
-                let label = keys::MANAGED_LABEL;
-                let name = &node.name;
-                stops(RULES, format!("it is opted out by its label {label}=false")).fix(&format!(
-                    "kubectl label node {name} {label}- lets the rules decide"
-                ))
-            } else {
-                stops(RULES, asked)
-            };
-            Check { details, ..check }
-        }
-    }
-}
-
-/// Returns what each rule of each rule set says, and what it has looked at.
-fn rule_details(
-    policy: &Policy,
-    fault: &Fault,
-    node: &NodeView,
-    variable: &NodeVariable,
-) -> Vec<String> {
-    let rule_sets = policy.rule_sets_of(node);
-    if rule_sets.is_empty() {
-        return vec![format!("the policy ({}) has no rule sets", policy.source)];
-    }
-    let (value, object) = (event_variable(&fault.event), node.object());
-    let event = EventVariable::new(&value);
-    let mut details = Vec::new();
-    for rule_set in rule_sets {
-        let answer = rule_set.answer(&event, variable);
-        let asks = if rule_set.asks() {
-            ""
-        } else {
-            ", and asks for nothing"
-        };
-        details.push(format!("'{}' {answer}{asks}", rule_set.name));
-        let rules = rule_set.all.iter().map(|rule| ("all", rule));
-        let rules = rules.chain(rule_set.any.iter().map(|rule| ("any", rule)));
-        for (group, rule) in rules {
-            let looked_at = match rule.kind {
-                RuleKind::HealthEvent | RuleKind::Override => &value,
-                RuleKind::Node => &object,
-            };
-            details.extend(rule_lines(
-                group,
-                rule,
-                rule.holds(&event, variable),
-                looked_at,
-            ));
-        }
-    }
-    details
-}
-
-fn rule_lines(
-    group: &str,
-    rule: &Rule,
-    holds: Result<bool, String>,
-    looked_at: &Value,
-) -> Vec<String> {
-    let said = match holds {
-        Ok(holds) => holds.to_string(),
-        Err(why) => format!("cannot be evaluated: {why}"),
-    };
-    let rule_line = format!("  {group}: {} -> {said}", rule.expression);
-    let seen = rule.seen(looked_at).into_iter();
-    let seen = seen.map(|seen| format!("    {seen}"));
-    [rule_line].into_iter().chain(seen).collect()
-}
-
 /// Returns how far the change has come; `None`: none is under way.
 fn change_check(situation: &Situation<'_>) -> Option<Check> {
     let session = &situation.session;
@@ -518,33 +343,6 @@ fn change_check(situation: &Situation<'_>) -> Option<Check> {
     };
     let text = format!("{what}: {count} {attempts} in a row failed{next}");
     Some(stops("change", text).fix("gpuwarden doctor"))
-}
-
-fn passes(name: &str, text: impl Into<String>) -> Check {
-    check(name, CheckResult::Passes, text)
-}
-
-fn stops(name: &str, text: impl Into<String>) -> Check {
-    check(name, CheckResult::Stops, text)
-}
-
-fn check(name: &str, result: CheckResult, text: impl Into<String>) -> Check {
-    Check {
-        name: name.to_owned(),
-        result,
-        text: text.into(),
-        details: Vec::new(),
-        fix: None,
-    }
-}
-
-// === impl Check ===
-
-impl Check {
-    fn fix(mut self, fix: &str) -> Self {
-        self.fix = Some(fix.to_owned());
-        self
-    }
 }
 
 #[cfg(test)]

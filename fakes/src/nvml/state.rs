@@ -11,15 +11,15 @@ use std::{fs, mem};
 use crate::SCENARIO;
 use crate::scenario::Scenario;
 
-/// Whether the library is initialised.
+/// True while the library is initialised.
 static OPEN: AtomicBool = AtomicBool::new(false);
 /// The scenario as it was last read, and by what its file is known again.
 static LAST: Mutex<Option<(Stamp, Arc<Scenario>)>> = Mutex::new(None);
 
-/// When a file was changed, its size and its inode.
+/// The time of the last change of a file, its size and its inode.
 type Stamp = (i64, i64, u64, u64);
 
-/// What `dladdr` tells of an address (`dlfcn.h`).
+/// The answer of `dladdr` about an address (`dlfcn.h`).
 #[repr(C)]
 struct Found {
     file: *const c_char,

@@ -26,7 +26,7 @@ const FLOORS: [(&str, u8); 15] = [
     ("gpuwarden", 7),
 ];
 
-/// Packages that stand outside the house. Rooms use them in tests only, and the binary the fakes,
+/// Packages that stand outside the house. Rooms use them in tests only, and the product the fakes,
 /// to show what it does without the hardware.
 const OUTSIDE: [&str; 4] = [
     "gpuwarden-bench",
@@ -35,8 +35,11 @@ const OUTSIDE: [&str; 4] = [
     "xtask",
 ];
 
-/// The one use of a package from outside that is not for tests: who, and what.
-const SHOWN: (&str, &str) = ("gpuwarden", "gpuwarden-fakes");
+/// The uses of packages from outside that are not for tests: who, and what.
+const SHOWN: [(&str, &str); 2] = [
+    ("gpuwarden", "gpuwarden-fakes"),
+    ("gpuwarden-cli", "gpuwarden-fakes"),
+];
 
 /// The packages that the pure rooms may not depend on, even indirectly by name.
 const IMPURE: [&str; 10] = [
@@ -112,7 +115,7 @@ pub(super) fn check(metadata: &Metadata, root: &Path) -> Vec<Finding> {
             if dev && other == name {
                 continue; // its own tests with more features
             }
-            if OUTSIDE.contains(&other) && !dev && (name, other) != SHOWN {
+            if OUTSIDE.contains(&other) && !dev && !SHOWN.contains(&(name, other)) {
                 find(format!("{name} depends on {other}, which is for tests"));
             }
             if let Some(floor) = floor(other)

@@ -8,8 +8,8 @@ use anyhow::Context as _;
 use super::{Finding, relative};
 
 const PAGE: &str = "docs/metrics.md";
-/// What begins a struct of metrics. In it, a metric's name stands behind [`NAMED`], to the end of a
-/// brace in the first column.
+/// The text that begins a struct of metrics, which ends at a brace in the first column. In it, a
+/// metric's name stands behind [`NAMED`].
 const STRUCT: &str = "runtime::metrics! {";
 const NAMED: &str = " =";
 /// The calls by which a component makes a metric; the name comes first.

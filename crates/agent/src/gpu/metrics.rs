@@ -4,7 +4,7 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use diagnosis::gpu::{Inventory, NvlinkReadings, Readings, RecoveryAction};
+use diagnosis::gpu::{Inventory, NvlinkReadings, Readings};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::MetricType;
@@ -143,7 +143,7 @@ const OF_GPU: [Gauge<Readings>; 26] = [
     (
         "gpuwarden_gpu_recovery_action",
         "What the driver asks for to mend the GPU, as the number of NVML; 0 is nothing",
-        |it| it.recovery_action.map(number),
+        |it| it.recovery_action.map(|action| action.number().into()),
     ),
 ];
 
@@ -242,18 +242,6 @@ impl Collector for GpuMetrics {
 /// Returns a count as a gauge has it; one beyond its range, which no GPU reaches, is not told.
 fn whole(value: Option<u64>) -> Option<i64> {
     value.and_then(|value| i64::try_from(value).ok())
-}
-
-/// Returns NVML's number of an action.
-fn number(action: RecoveryAction) -> i64 {
-    match action {
-        RecoveryAction::None => 0,
-        RecoveryAction::Reset => 1,
-        RecoveryAction::Reboot => 2,
-        RecoveryAction::DrainPeers => 3,
-        RecoveryAction::DrainAndReset => 4,
-        RecoveryAction::Other(number) => i64::from(number),
-    }
 }
 
 #[cfg(test)]

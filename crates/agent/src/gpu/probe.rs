@@ -20,8 +20,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::Seen;
 use stuck::Stuck;
 
-/// How long a call of the driver may take. Drivers are slow when the machine is busy: calls of 45
-/// seconds have been seen.
+/// The longest time that a call of the driver may take. Drivers are slow when the machine is busy:
+/// calls of 45 seconds have been seen.
 pub const DEADLINE: Duration = Duration::from_secs(60);
 /// Longest line of a child: sixteen GPUs with all their links and partitions take a tenth of it.
 const MAX_LINE_BYTES: u64 = 4 << 20;
@@ -32,7 +32,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_sec
 /// Most of an unreadable line that is shown (characters).
 const MAX_SHOWN: usize = 80;
 
-/// How to run children.
+/// The settings of the child processes.
 #[derive(Clone, Debug)]
 pub struct ProbeConfig {
     /// The program: gpuwarden itself.
@@ -45,11 +45,12 @@ pub struct ProbeConfig {
     pub deadline: Duration,
 }
 
-/// What a child was doing when it was last heard of.
+/// The call of the driver that a child is in, and the GPU that it is about; `None`: it is between
+/// two looks.
 #[derive(Debug, Default)]
 struct Doing(Option<(String, Option<u32>)>);
 
-/// Why no more is heard of a child.
+/// The reason why a child is not listened to any more.
 enum End {
     /// Nobody wants to hear of it.
     Unwanted,

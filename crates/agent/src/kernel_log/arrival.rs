@@ -9,9 +9,9 @@ use jiff::Timestamp;
 /// The times between which the next line came, as far as known.
 #[derive(Debug, Default)]
 pub(super) struct Arrival {
-    /// Whether all that was there when the source was opened has been read.
+    /// True once all lines that were there when the source was opened have been read.
     caught_up: bool,
-    /// Whether all before was read, and the next line is waited for.
+    /// True if all lines so far have been read, and the next one is waited for.
     live: bool,
     /// The time after which the next line came: those before it were read then, or had come then.
     last: Option<Timestamp>,

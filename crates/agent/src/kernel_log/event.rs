@@ -20,7 +20,7 @@ pub(crate) struct Context<'a> {
     pub(crate) machine: Option<&'a Machine>,
     /// Node name.
     pub(crate) node_name: &'a str,
-    /// Whether the line is older than the history that counts.
+    /// True if the line is older than the history that counts.
     pub(crate) earlier_in_boot: bool,
     /// The place of the line in a file.
     pub(crate) place: Option<&'a str>,

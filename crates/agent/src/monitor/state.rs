@@ -66,12 +66,13 @@ pub(super) struct Saving {
     file: Arc<Mutex<StateFile>>,
     /// The writing, and how many events of the outbox, from its front, will stand in the file.
     under_way: Option<(JoinHandle<io::Result<()>>, usize)>,
-    /// Whether the state differs from the file.
+    /// True if the state differs from the file.
     pub(super) changed: bool,
-    /// Whether it differs by something that would not be found again: no further event may be
+    /// True if it differs by something that would not be found again: no further event may be
     /// handed over before it is written.
     pub(super) first: bool,
-    /// Whether it is to be written at once: what was handed over would be handed over again.
+    /// True if the state is to be written at once: else, what was handed over would be handed over
+    /// again.
     pub(super) soon: bool,
     at: Instant,
     /// The reason why it could not be written, as it was last said in the log.

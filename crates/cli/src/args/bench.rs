@@ -19,17 +19,17 @@ pub struct BenchArgs {
     /// Context of the kubeconfig [default: its current one].
     #[arg(long, env = "GPUWARDEN_CONTEXT", value_name = "NAME")]
     pub context: Option<String>,
-    /// Where the benchmarks that write to disk do it, in a directory of their own that is
-    /// removed [default: the system's temporary directory].
+    /// The directory in which the benchmarks that write to disk make one of their own, and remove
+    /// it [default: the system's temporary directory].
     #[arg(long, value_name = "DIRECTORY")]
     pub dir: Option<PathBuf>,
-    /// What `run` reads its faults from in `cordon` and `idle`.
+    /// The kernel log from which `run` reads its faults in `cordon` and `idle`.
     #[arg(long, value_enum, default_value_t = BenchLog::File)]
     pub via: BenchLog,
     /// Rounds of `cordon`.
     #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub rounds: u32,
-    /// For how long `idle` watches each process (seconds).
+    /// The time for which `idle` watches each process (seconds).
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=3_600))]
     pub seconds: u32,
     /// The output format.
@@ -46,7 +46,7 @@ pub enum Benchmark {
     Store,
     /// From a line of kernel log to a cordoned node.
     Cordon,
-    /// What a process that has nothing to do needs.
+    /// The needs of a process that has nothing to do: memory, processor time, threads.
     Idle,
 }
 

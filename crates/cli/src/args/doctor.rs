@@ -18,7 +18,7 @@ pub struct DoctorArgs {
     pub output: OutputArgs,
 }
 
-/// Which role, where it is not `run`.
+/// The role, where it is not `run`.
 #[derive(Subcommand, Debug)]
 pub enum DoctorRole {
     /// The same of what `agent` uses.

@@ -131,9 +131,9 @@ group! {
         /// [default: own].
         #[arg(long, env = "GPUWARDEN_ACCEPT_NODES", value_name = "own|any")]
         pub accept_nodes: Option<String>,
-        /// What to read: kmsg (the running kernel's log), journal (that of systemd, or
-        /// journal:DIRECTORY), auto (kmsg if it may be read, else journal), a file to follow, or
-        /// - for standard input [default: auto].
+        /// The kernel log to read: kmsg (the running kernel's log), journal (that of systemd, or
+        /// journal:DIRECTORY), auto (kmsg if it may be read, else journal), a file to follow, or -
+        /// for standard input [default: auto].
         #[arg(long, env = "GPUWARDEN_KERNEL_LOG", value_name = "auto|kmsg|journal|FILE|-")]
         pub kernel_log: Option<String>,
         /// On a first start, older lines are shown but open no fault [default: 15m].
@@ -202,8 +202,8 @@ group! {
         /// device-api.sock in the data directory].
         #[arg(long, env = "GPUWARDEN_DEVICE_API", value_name = "PATH")]
         pub device_api: Option<PathBuf>,
-        /// Who may write conditions of GPUs there: operators (root and gpuwarden's own user, not
-        /// in a container of their own) or any, which is whoever may open the socket
+        /// The users who may write conditions of GPUs there: operators (root and gpuwarden's own
+        /// user, not in a container of their own) or any, which is whoever may open the socket
         /// [default: operators].
         #[arg(long, env = "GPUWARDEN_DEVICE_API_PROVIDERS", value_name = "operators|any")]
         pub device_api_providers: Option<String>,
@@ -238,17 +238,17 @@ where
 group! {
     /// The arguments of every process.
     pub struct ProcessArgs {
-        /// Where events and state are kept [default: /var/lib/gpuwarden as root, else
+        /// The directory of events and state [default: /var/lib/gpuwarden as root, else
         /// ~/.local/state/gpuwarden].
         #[arg(long, env = "GPUWARDEN_DATA_DIR", value_name = "DIRECTORY")]
         pub data_dir: Option<PathBuf>,
         /// Address of the status page, API and metrics [default: 127.0.0.1:2112].
         #[arg(long, env = "GPUWARDEN_LISTEN", value_name = "ADDRESS:PORT", value_parser = address)]
         pub listen: Option<SocketAddr>,
-        /// What is logged: error, warn, info, debug, trace, also by crate [default: info].
+        /// The log filter: error, warn, info, debug, trace, also by crate [default: info].
         #[arg(long, env = "GPUWARDEN_LOG", value_name = "FILTER")]
         pub log: Option<String>,
-        /// How log lines look [default: text].
+        /// The format of log lines [default: text].
         #[arg(long, env = "GPUWARDEN_LOG_FORMAT", value_name = "text|json")]
         pub log_format: Option<String>,
     }
@@ -257,11 +257,11 @@ group! {
 group! {
     /// The store, the policy and the cluster.
     pub struct ActArgs {
-        /// What is done to events before they are stored: `NVSentinel`'s config.json, which
-        /// names the files of its transformers [default: nothing].
+        /// The file that says what is done to events before they are stored: `NVSentinel`'s
+        /// config.json, which names the files of its transformers [default: nothing].
         #[arg(long, env = "GPUWARDEN_CONNECTOR_CONFIG", value_name = "FILE")]
         pub connector_config: Option<PathBuf>,
-        /// How long events are kept; those of open faults stay [default: 30d].
+        /// The time for which events are kept; those of open faults stay [default: 30d].
         #[arg(
             long,
             env = "GPUWARDEN_RETENTION",
@@ -378,7 +378,7 @@ group! {
         #[arg(long, env = "GPUWARDEN_GRPC_INSECURE", num_args = 0..=1,
               default_missing_value = "true", value_name = "BOOL")]
         pub grpc_insecure: Option<bool>,
-        /// What `ServiceAccount` tokens have to be made for [default: gpuwarden].
+        /// The audience that `ServiceAccount` tokens have to be made for [default: gpuwarden].
         #[arg(long, env = "GPUWARDEN_TOKEN_AUDIENCE", value_name = "AUDIENCE")]
         pub token_audience: Option<String>,
         /// `ServiceAccount`s whose pods speak for the node that they run on [default:

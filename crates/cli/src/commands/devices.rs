@@ -1,10 +1,9 @@
 //! `gpuwarden devices`: the GPUs of this machine, by its Device API.
 
+use console::api::GpuView;
 use contract::device::gpu_service_client::GpuServiceClient;
-use contract::device::{
-    ConditionStatus, Gpu, GpuPhase, ListGpusRequest, WatchEventType, WatchGpusRequest,
-};
-use contract::json;
+use contract::device::{Gpu, ListGpusRequest, WatchEventType, WatchGpusRequest};
+use domain::brake::some_of;
 use jiff::Timestamp;
 use serde::Serialize;
 
@@ -13,39 +12,14 @@ use crate::client;
 use crate::output::{self, say};
 use crate::{EXIT_OK, EXIT_UNHEALTHY};
 
-/// A `DeviceView` is a GPU for JSON and YAML.
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct DeviceView {
-    name: String,
-    index: i32,
-    product: String,
-    architecture: String,
-    memory_bytes: u64,
-    pci: String,
-    mig_devices: Vec<String>,
-    phase: &'static str,
-    conditions: Vec<ConditionView>,
-    resource_version: String,
-}
-
-/// A `ConditionView` is a condition of a GPU for JSON and YAML.
-#[derive(Serialize)]
-#[serde(rename_all = "camelCase")]
-struct ConditionView {
-    r#type: String,
-    status: &'static str,
-    reason: String,
-    message: String,
-    last_transition_time: Option<Timestamp>,
-    source: String,
-}
+/// Most bad GPUs of this machine that are shown in one line.
+const GPUS_SHOWN: usize = 4;
 
 /// A `ChangeView` is a change of a GPU for JSON and YAML.
 #[derive(Serialize)]
 struct ChangeView {
     change: &'static str,
-    gpu: Option<DeviceView>,
+    gpu: Option<GpuView>,
 }
 
 pub(super) async fn execute(args: &DevicesArgs) -> anyhow::Result<u8> {
@@ -62,11 +36,11 @@ pub(super) async fn execute(args: &DevicesArgs) -> anyhow::Result<u8> {
             write_change("added", Some(gpu), format)?;
         }
     } else {
-        let views: Vec<DeviceView> = gpus.iter().map(DeviceView::of).collect();
+        let views: Vec<GpuView> = gpus.iter().map(GpuView::of).collect();
         output::structured(format, &views)?;
     }
     if !args.watch {
-        let bad = gpus.iter().any(|gpu| phase(gpu) == GpuPhase::NotReady);
+        let bad = gpus.iter().any(|gpu| GpuView::of(gpu).is_bad());
         return Ok(if bad { EXIT_UNHEALTHY } else { EXIT_OK });
     }
     let resource_version = listed.resource_version;
@@ -96,14 +70,15 @@ fn table(gpus: &[Gpu], wide: bool) -> anyhow::Result<()> {
     }
     let now = Timestamp::now();
     let rows = gpus.iter().map(|gpu| {
-        let view = DeviceView::of(gpu);
+        let view = GpuView::of(gpu);
+        let since = view.since();
         let mut row = vec![
             view.index.to_string(),
             output::plain(&view.name),
             output::plain(&view.product),
             output::plain(&view.pci),
-            view.phase.to_owned(),
-            view.since(now),
+            output::plain(&view.phase),
+            since.map_or_else(String::new, |since| output::span(now.duration_since(since))),
             output::plain(&view.why()),
         ];
         if wide {
@@ -119,7 +94,7 @@ fn table(gpus: &[Gpu], wide: bool) -> anyhow::Result<()> {
 
 /// Writes one change of an unending list: one line, or one document.
 fn write_change(change: &'static str, gpu: Option<&Gpu>, format: Format) -> anyhow::Result<()> {
-    let gpu = gpu.map(DeviceView::of);
+    let gpu = gpu.map(GpuView::of);
     match (format, gpu) {
         (Format::Json, gpu) => {
             let view = ChangeView { change, gpu };
@@ -141,73 +116,15 @@ fn write_change(change: &'static str, gpu: Option<&Gpu>, format: Format) -> anyh
     Ok(())
 }
 
-fn phase(gpu: &Gpu) -> GpuPhase {
-    gpu.status
-        .as_ref()
-        .map_or(GpuPhase::Unspecified, contract::device::GpuStatus::phase)
-}
-
-// === impl DeviceView ===
-
-impl DeviceView {
-    fn of(gpu: &Gpu) -> Self {
-        let spec = gpu.spec.clone().unwrap_or_default();
-        let conditions = gpu.status.iter().flat_map(|status| &status.conditions);
-        let conditions = conditions.map(|one| ConditionView {
-            r#type: one.r#type.clone(),
-            status: match one.status() {
-                ConditionStatus::True => "True",
-                ConditionStatus::False => "False",
-                ConditionStatus::Unknown | ConditionStatus::Unspecified => "Unknown",
-            },
-            reason: one.reason.clone(),
-            message: one.message.clone(),
-            last_transition_time: one.last_transition_time.and_then(json::timestamp),
-            source: one.source.clone(),
-        });
-        Self {
-            name: gpu.name.clone(),
-            index: spec.index,
-            product: spec.product_name,
-            architecture: spec.architecture,
-            memory_bytes: spec.memory_bytes,
-            pci: spec.pci_bus_id,
-            mig_devices: spec.mig_devices.into_iter().map(|mig| mig.uuid).collect(),
-            phase: match phase(gpu) {
-                GpuPhase::Pending => "Pending",
-                GpuPhase::Ready => "Ready",
-                GpuPhase::NotReady => "NotReady",
-                GpuPhase::Unknown | GpuPhase::Unspecified => "Unknown",
-            },
-            conditions: conditions.collect(),
-            resource_version: gpu.resource_version.clone(),
-        }
-    }
-
-    fn ready(&self) -> Option<&ConditionView> {
-        self.conditions
-            .iter()
-            .find(|one| one.r#type == devices::board::READY)
-    }
-
-    /// Returns how long it has been so.
-    fn since(&self, now: Timestamp) -> String {
-        let since = self.ready().and_then(|ready| ready.last_transition_time);
-        since.map_or_else(String::new, |since| output::span(now.duration_since(since)))
-    }
-
-    /// Returns what is wrong with it, each condition with its reason and its message.
-    fn why(&self) -> String {
-        let wrong = self
-            .conditions
-            .iter()
-            .filter(|one| one.status != "True" && one.r#type != devices::board::READY);
-        let wrong: Vec<String> = wrong
-            .map(|one| {
-                let said = format!("{} {}: {}", one.r#type, one.reason, one.message);
-                said.trim_end_matches(": ").to_owned()
-            })
-            .collect();
-        wrong.join("; ")
-    }
+/// Returns how many GPUs this machine has, and which are bad or not known; `None` where it has none.
+pub(super) fn summary(gpus: &[GpuView]) -> Option<String> {
+    let named = |gpu: &GpuView| format!("GPU {}: {}", gpu.index, output::plain(&gpu.why()));
+    let bad: Vec<String> = gpus.iter().filter(|gpu| gpu.is_bad()).map(named).collect();
+    let shown = &bad[..bad.len().min(GPUS_SHOWN)];
+    let ready = gpus.iter().filter(|gpu| gpu.phase == "Ready").count();
+    let bad = match some_of(shown, bad.len()) {
+        none if none.is_empty() => String::new(),
+        bad => output::colour(&format!("; {bad}"), output::Colour::Red),
+    };
+    (!gpus.is_empty()).then(|| format!("GPUs        {ready} of {} ready{bad}", gpus.len()))
 }

@@ -63,7 +63,7 @@ struct Installation {
     act: Option<ActSettings>,
     ingest: Option<IngestSettings>,
     delivery: Option<DeliverySettings>,
-    /// Whether the role acts only while it holds the Lease.
+    /// True if the role acts only while it holds the Lease.
     leader_elect: bool,
 }
 

@@ -79,6 +79,10 @@ fn text(story: &Explain, wide: bool) -> anyhow::Result<()> {
         }
     }
     say!("\nawaited   {}", output::plain(&story.awaits))?;
+    for gpu in story.gpus.iter().filter(|gpu| gpu.phase != "Ready") {
+        let (phase, why) = (output::plain(&gpu.phase), output::plain(&gpu.why()));
+        say!("GPU {:<5} {phase}: {why}", gpu.index)?;
+    }
     for (index, way) in story.how_to_clear.iter().enumerate() {
         let head = if index == 0 { "to clear " } else { "      or " };
         say!("{head} {}", output::plain(way))?;

@@ -1,8 +1,6 @@
 //! `gpuwarden inject`: make a fault, or its recovery.
 
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
-use std::io::Write as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -22,9 +20,6 @@ use crate::{EXIT_OK, EXIT_UNHEALTHY};
 
 /// Severity of the lines that the driver prints for XIDs.
 const KERNEL_ERROR: u8 = 3;
-
-/// The scenario of fake GPUs, in the data directory of the gpuwarden that shows them.
-const FAKE_SCENARIO: &str = "fake-gpus/gpus.toml";
 
 /// Longest time that a recovery may take to be taken in.
 const TAKEN_IN: Duration = Duration::from_secs(5);
@@ -96,15 +91,11 @@ async fn xid(code: u32, pci: &str, via: Via, target: &TargetArgs) -> anyhow::Res
 /// Has the fake driver tell of an XID: its scenario is a file that it reads again when it changes.
 async fn fake_xid(code: u32, gpu: u32, target: &TargetArgs) -> anyhow::Result<()> {
     let status: StatusView = Client::new(&target.server)?.get("/api/v1/status").await?;
-    let scenario = Path::new(&status.process.data_dir).join(FAKE_SCENARIO);
-    let mut file = (OpenOptions::new().append(true).open(&scenario)).with_context(|| {
-        format!(
-            "cannot write to {}; --via nvml needs a gpuwarden on this machine that runs with \
-             --fake-gpus",
-            scenario.display()
-        )
-    })?;
-    write!(file, "\n[[event]]\ngpu = {gpu}\nxid = {code}\n")?;
+    let fake = Path::new(&status.process.data_dir).join(fakes::DIRECTORY);
+    fakes::tell_xid(&fake, gpu, code).context(
+        "the fake driver was told nothing; --via nvml needs a gpuwarden on this machine that runs \
+         with --fake-gpus",
+    )?;
     let node = &status.process.node_name;
     say!("the fake driver tells of XID {code} on GPU {gpu} of {node}")?;
     Ok(())

@@ -46,7 +46,7 @@ struct Writer {
     two: bool,
     list: List,
     written: u64,
-    /// Whether there was a decision.
+    /// True once a decision was made.
     found: bool,
     only: [u64; 2],
     both: u64,

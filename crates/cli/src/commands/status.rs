@@ -9,6 +9,7 @@ use domain::view::{
 use jiff::Timestamp;
 use runtime::sources::{SourceState, SourceStatus};
 
+use super::devices;
 use crate::args::{Format, ViewArgs};
 use crate::client::Client;
 use crate::output::{self, Colour, ago, say};
@@ -77,6 +78,9 @@ fn text(status: &StatusView, wide: bool) -> anyhow::Result<()> {
     }
     for source in &status.sources {
         output::line(&source_text(source))?;
+    }
+    if let Some(gpus) = devices::summary(&status.gpus) {
+        output::line(&gpus)?;
     }
     match &status.delivery {
         None => store_text(status)?,

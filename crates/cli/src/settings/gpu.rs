@@ -20,7 +20,7 @@ const MAX_FAKE_GPUS: u32 = 32;
 /// `GpuSettings` are the settings of a node's GPUs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GpuSettings {
-    /// Whether they are watched.
+    /// True if the GPUs are watched.
     pub enabled: bool,
     /// Root directory of the driver.
     pub driver_root: PathBuf,

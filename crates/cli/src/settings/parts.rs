@@ -53,7 +53,7 @@ const AGENT: &str = "gpuwarden-agent";
 pub struct ProcessSettings {
     /// Directory of events and state.
     pub data_dir: PathBuf,
-    /// Whether clients look there by themselves.
+    /// True if clients look in that directory by themselves.
     pub data_dir_is_default: bool,
     /// Address of page, API and metrics.
     pub listen: SocketAddr,
@@ -78,7 +78,7 @@ pub struct NodeSettings {
     pub kernel_log: Spec,
     /// On a first start, older lines open no fault.
     pub history: SignedDuration,
-    /// Whether what programs wrote into the kernel's log is left out.
+    /// True if records that programs wrote into the kernel's log are left out.
     pub refuse_user_space: bool,
     /// The file that describes the GPUs to other monitors, and to ours where the driver says nothing.
     pub gpu_metadata: PathBuf,
@@ -107,7 +107,7 @@ pub struct ActSettings {
     pub reports: ReportSettings,
     /// The place of the policy.
     pub policy: PolicySource,
-    /// Whether the brake limits quarantines.
+    /// True if the brake limits quarantines.
     pub circuit_breaker: bool,
     /// Label of GPU nodes.
     pub gpu_node_label: NodeLabel,

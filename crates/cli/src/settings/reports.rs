@@ -8,9 +8,9 @@ use crate::args::ActArgs;
 /// `ReportSettings` are the settings of what is told on the nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReportSettings {
-    /// Whether each check with a fatal fault gets a condition.
+    /// True if each check with a fatal fault gets a condition.
     pub conditions: bool,
-    /// Whether another condition sums these up.
+    /// True if another condition sums these up.
     pub summary: bool,
     /// Kubernetes Events of faults that are not fatal; `None`: none.
     pub events: Option<EventKind>,

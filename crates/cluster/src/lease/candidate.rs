@@ -39,7 +39,7 @@ pub struct LeaseName {
 pub struct Standing {
     /// The holder of the Lease, as last seen; empty: nobody, or it was never seen.
     pub leader: String,
-    /// Whether that is us.
+    /// True while this process leads.
     pub leads: bool,
     /// The reason why the last request failed; `None` if it did not.
     pub error: Option<String>,
@@ -55,7 +55,7 @@ pub struct Candidate {
     tenure: Option<Tenure>,
     standing: watch::Sender<Standing>,
     store: StoreNote,
-    /// Whether a renewal was made early, for the store's sake.
+    /// True once a renewal was made early, for the store's sake.
     hurried: bool,
 }
 

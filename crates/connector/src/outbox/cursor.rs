@@ -34,7 +34,7 @@ pub(super) struct Cursor {
     path: PathBuf,
     position: u64,
     note: Note,
-    /// Whether the note on disk is older.
+    /// True if the note on disk is older than `note`, or missing.
     unsaid: bool,
 }
 

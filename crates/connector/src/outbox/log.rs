@@ -48,11 +48,11 @@ pub(super) struct Log {
     reading: Option<(u64, File)>,
     /// Bytes that were no whole record, since the start.
     damaged: u64,
-    /// Whether the cursor could not be written when it was tried last.
+    /// True if the last attempt to write the cursor failed.
     failing: bool,
     /// Events that are put aside.
     aside: u64,
-    /// Whether none could be put aside when it was tried last.
+    /// True if the last attempt to put events aside failed.
     aside_failing: bool,
     /// The time since which delivered events are kept, by their acceptance; `None`: none are.
     keep_since: Option<Timestamp>,

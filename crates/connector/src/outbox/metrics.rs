@@ -14,7 +14,7 @@ runtime::metrics! {
         events: Gauge = "waiting_events",
         /// Room that the outbox takes on disk.
         bytes: Gauge = "bytes",
-        /// When the oldest waiting event was accepted, 0 where none waits.
+        /// The time at which the oldest waiting event was accepted, 0 if none waits.
         oldest: Gauge<f64, AtomicU64> = "oldest_timestamp_seconds",
         /// Bytes of the outbox that were no whole event, since the start.
         damaged: Gauge = "damaged_bytes",

@@ -34,7 +34,7 @@ pub(super) struct Segment {
     pub(super) records: usize,
     /// The time at which the newest of its events was accepted; they need not be in that order.
     pub(super) newest: Option<Timestamp>,
-    /// Whether nothing more is written into it, since it is not known what its end holds on disk.
+    /// True if nothing more is written into it, since it is not known what its end holds on disk.
     pub(super) sealed: bool,
 }
 

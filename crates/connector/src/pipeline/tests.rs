@@ -82,7 +82,7 @@ impl Bench {
             .with_pipeline(self.pipeline(transformers))
     }
 
-    /// What is stored, oldest first.
+    /// Returns the stored events, oldest first.
     async fn stored(&self) -> Vec<HealthEvent> {
         let records = self.store.feed(0.into(), 1_000).await.unwrap();
         records.into_iter().map(|record| record.event).collect()

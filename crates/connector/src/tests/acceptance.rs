@@ -17,7 +17,7 @@ fn connector(served: &Served) -> Connector {
     Connector::new(store, AcceptNodes::Any, &Metrics::default(), now)
 }
 
-/// When `event` counts as accepted that `caller` sends.
+/// Returns the time at which `event`, sent by `caller`, counts as accepted.
 async fn accepted(event: HealthEvent, caller: &Caller) -> Timestamp {
     let served = Served::new();
     let connector = connector(&served);
@@ -34,7 +34,7 @@ fn marked(time: &str) -> HealthEvent {
     event
 }
 
-/// Who could would have what they report dismissed by a release that was before it.
+/// A process that could would have its reports dismissed by a release that was before them.
 #[tokio::test]
 async fn a_local_process_does_not_say_when_its_events_were_accepted() {
     let local = Caller::Local(runtime::unix_grpc::UnixPeer {

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// What a call is answered whose one message has these bytes.
+/// Returns the answer to a call whose one message has these bytes.
 async fn answer(message: &[u8], compressed: u8) -> tonic::Status {
     let sink = Scripted::default();
     let connector = Connector::new(sink, AcceptNodes::Any, &Metrics::default(), Timestamp::now);

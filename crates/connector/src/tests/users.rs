@@ -5,7 +5,7 @@ use contract::keys;
 use super::*;
 use crate::server::status;
 
-/// What the next line of the kernel log will be called can be foretold by everybody.
+/// Anybody can foretell the place of the next line of the kernel log, by which its event is named.
 #[tokio::test]
 async fn no_user_can_have_a_line_pass_for_a_retry_before_it_is_there() {
     let served = Served::new();

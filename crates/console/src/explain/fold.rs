@@ -22,7 +22,7 @@ use crate::api::{TimelineEntry, TimelineKind};
 pub(super) struct Folds<'a> {
     /// Times of the journal's entries, sorted.
     decisions: Vec<Timestamp>,
-    /// Whether all events of the node are known.
+    /// True if all events of the node are known.
     complete: bool,
     /// The events that were told, each with its repeats since the last decision.
     told: HashMap<Key<'a>, Option<Run<'a>>>,

@@ -1,5 +1,6 @@
 use contract::{Entity, ProcessingStrategy, RecommendedAction};
 use domain::journal::EntryKind;
+use domain::reporter::{Process, Reporter};
 use domain::session::Phase;
 use domain::view::{AnotherView, FaultView, NodeState, SessionView};
 
@@ -220,6 +221,56 @@ fn what_an_event_did_is_said() {
             .text
             .contains("as far as the events shown here tell")
     );
+}
+
+#[test]
+fn who_reported_is_said_and_what_they_may_not_close() {
+    let by = |mut record: Record, reporter: &Reporter| {
+        reporter.note_in(&mut record.event);
+        record
+    };
+    let (uid, pid) = (1000, Some(7));
+    let user = Reporter::User(Process { uid, pid });
+    let fault = |reporter: &Reporter| by(xid(1, 0, "79", false), reporter);
+    let monitors = || fault(&Reporter::Monitor);
+    let mut notice = xid(1, 0, "13", false);
+    (notice.event.is_fatal, notice.event.recommended_action) = (false, 0);
+    let mut future = monitors();
+    let said = (
+        "gpuwarden.dev/future-time".to_owned(),
+        "9998-01-01".to_owned(),
+    );
+    future.event.metadata.extend([said]);
+    for (expected, records) in [
+        ("from process 7 of user 1000", vec![fault(&user)]),
+        ("from the node's agent", vec![fault(&Reporter::Node)]),
+        (
+            "from central monitor cloud",
+            vec![fault(&Reporter::Central("cloud".to_owned()))],
+        ),
+        (
+            "stays open until one of those",
+            vec![monitors(), by(xid(2, 1, "79", true), &user)],
+        ),
+        (
+            "closes the fault",
+            vec![fault(&user), by(xid(2, 1, "79", true), &Reporter::Monitor)],
+        ),
+        ("a notice", vec![notice]),
+        ("9998-01-01", vec![future]),
+    ] {
+        let story = told(&records, &[]);
+        let last = story.entries.last().unwrap();
+        let all = format!("{} {}", last.text, last.detail);
+        assert!(all.contains(expected), "{expected}: {all}");
+    }
+    let own = told(&[monitors()], &[])
+        .entries
+        .last()
+        .unwrap()
+        .text
+        .clone();
+    assert!(!own.contains(" from "), "{own}");
 }
 
 #[test]

@@ -25,8 +25,8 @@ use super::{App, ControllerPart};
 pub const MAX_SUBSCRIBERS: usize = 64;
 /// Least time between two events of a stream.
 const PACE: Duration = Duration::from_millis(200);
-/// Pause between two looks at the sources, which tell nobody when they change.
-const SOURCES_EVERY: Duration = Duration::from_secs(2);
+/// Pause between two looks at what changes by the minute: sources, and GPUs.
+const LOOK_EVERY: Duration = Duration::from_secs(2);
 /// Longest silence on the wire.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
@@ -56,12 +56,15 @@ pub(super) async fn stream(State(app): State<Arc<App>>) -> Result<Response, Refu
         .into_response())
 }
 
+/// The sources, and the version of the GPUs.
+type Looked = (Vec<SourceStatus>, Option<u64>);
+
 /// One reader.
 struct Changes {
     app: Arc<App>,
     fleet: watch::Receiver<Arc<FleetView>>,
     policy: watch::Receiver<Arc<PolicyView>>,
-    sources: Vec<SourceStatus>,
+    looked: Looked,
     look: Interval,
     /// The time of the last event; `None` before the first, which comes at once.
     sent: Option<Instant>,
@@ -77,12 +80,12 @@ impl Changes {
         policy: watch::Receiver<Arc<PolicyView>>,
         permit: OwnedSemaphorePermit,
     ) -> Self {
-        let mut look = tokio::time::interval_at(Instant::now() + SOURCES_EVERY, SOURCES_EVERY);
+        let mut look = tokio::time::interval_at(Instant::now() + LOOK_EVERY, LOOK_EVERY);
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self {
             fleet,
             policy,
-            sources: look_at_sources(&app),
+            looked: look_at(&app),
             app,
             look,
             sent: None,
@@ -115,9 +118,9 @@ impl Changes {
                     Err(_) => policy_ended = true,
                 },
                 _ = self.look.tick() => {
-                    let sources = look_at_sources(&self.app);
-                    if sources != self.sources {
-                        self.sources = sources;
+                    let looked = look_at(&self.app);
+                    if looked != self.looked {
+                        self.looked = looked;
                         break;
                     }
                 }
@@ -127,11 +130,15 @@ impl Changes {
     }
 }
 
-/// Returns the sources without their heartbeat, which is no change.
-fn look_at_sources(app: &App) -> Vec<SourceStatus> {
+/// Returns the sources without their heartbeat, which is no change, and the version of the GPUs.
+fn look_at(app: &App) -> Looked {
     let mut statuses = app.console.sources.statuses();
     for status in &mut statuses {
         status.alive_at = Timestamp::UNIX_EPOCH;
     }
-    statuses
+    let devices = app.console.devices.as_ref();
+    (
+        statuses,
+        devices.map(|devices| *devices.versions().borrow()),
+    )
 }

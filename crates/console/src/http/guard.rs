@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 
 use super::error::Refusal;
 
-/// Whether names in `Host` are checked.
+/// True if names in `Host` are checked.
 #[derive(Clone, Copy)]
 pub(super) struct CheckHost(pub(super) bool);
 

@@ -52,6 +52,9 @@ pub(super) async fn explain(
         journal: &journal,
         status,
     });
+    if node == process.node_name {
+        story.gpus = app.gpus();
+    }
     if story.entries.is_empty() && story.status.is_none() {
         let why = decided(&app, &node).await?;
         if !why.known {

@@ -34,6 +34,7 @@ pub(super) async fn status(State(app): State<Arc<App>>) -> Result<Response, Refu
         policy: PolicyView::default(),
         fleet: FleetView::default(),
         xids: BTreeMap::new(),
+        gpus: app.gpus(),
         sources: console.sources.statuses(),
         store,
         delivery: None,

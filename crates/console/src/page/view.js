@@ -78,6 +78,8 @@ export function showStatus(status, selected) {
   showOverall(status);
   show("nodes", [fleet.nodes, status.nodeName, status.ready, selected], () => nodes(status, selected));
   show("faults", [fleet.nodes, status.xids], () => faults(status));
+  document.getElementById("gpus-section").hidden = !status.gpus;
+  show("gpus", status.gpus, () => gpus(status.gpus ?? []));
   show("cluster", [fleet.cluster, fleet.brake, status.mode, status.leadership], () => cluster(status));
   show("sources", status.sources.map((source) => ({ ...source, aliveAt: "" })),
     () => sources(status.sources));
@@ -238,6 +240,29 @@ function faultTable(status, title, what, all) {
     table(title, [["Fault", "fit"], ["Where", "where"], ["What it means"], ["Seen", "fit"]], rows),
     more(all.length - shown.length, what, "gpuwarden status -o wide"),
   ];
+}
+
+const PHASES = {
+  Ready: ["ok", "ready"],
+  NotReady: ["bad", "not ready"],
+  Pending: ["warn", "pending"],
+  Unknown: ["warn", "not known"],
+};
+
+function gpus(all) {
+  const rows = all.map((gpu) => {
+    const wrong = gpu.conditions.filter((one) => one.status !== "True" && one.type !== "Ready");
+    const since = gpu.conditions.find((one) => one.type === "Ready")?.lastTransitionTime;
+    return {
+      cells: [
+        [el("strong", {}, `GPU ${gpu.index}`), el("div", {}, stateWord(PHASES[gpu.phase] ?? ["", gpu.phase]))],
+        [el("div", {}, gpu.product), el("span", { class: "raw" }, `${gpu.name} ${gpu.pci}`)],
+        since ? ago(since) : "-",
+        wrong.length === 0 ? "-" : wrong.map((one) => el("div", {}, `${one.type} ${one.reason}: ${one.message}`)),
+      ],
+    };
+  });
+  return table("GPUs", [["GPU", "fit"], ["Which", "where"], ["Since", "fit"], ["What is wrong"]], rows);
 }
 
 function cluster(status) {

@@ -18,7 +18,7 @@ pub(crate) struct Browser {
     from: BufReader<ChildStdout>,
     last_id: u64,
     session: String,
-    /// What the page complained about: exceptions, and errors in its console.
+    /// The complaints of the page: exceptions, and errors in its console.
     pub(crate) complaints: Vec<String>,
     _profile: tempfile::TempDir,
 }

@@ -15,7 +15,7 @@ const HELD: u64 = 32 * 1024 * 1024;
 
 /// Connections of others: more than are kept, and than there are in reserve.
 const OTHERS: usize = 350;
-/// How long a probe waits: shorter than an idle connection is kept.
+/// The time for which a probe waits: shorter than an idle connection is kept.
 const PATIENCE: Duration = Duration::from_secs(8);
 
 const EVENTS: &[u8] = b"GET /api/v1/events?limit=10000 HTTP/1.1\r\nHost: localhost\r\n\r\n";

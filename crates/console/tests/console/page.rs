@@ -7,8 +7,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use contract::HealthEvent;
+use contract::device::ConditionStatus;
+use devices::board::{Own, Said};
+use diagnosis::gpu::{Gpu, Inventory};
 use domain::journal::{Entry, EntryKind};
-use domain::view::{BrakeView, ClusterView, FleetView, LimitView};
+use domain::view::{BrakeView, ClusterView, FaultView, FleetView, LimitView};
 use gpuwarden_console::api::{LeadershipView, Role};
 use jiff::{SignedDuration, Timestamp};
 use runtime::sources::SourceState;
@@ -106,8 +109,14 @@ async fn two_nodes(server: &Server) {
         status.records = 1;
     });
     server.quarantine("gpu-a-01");
+    lost_gpu(server);
     server.fleet.send_modify(|view| {
         let view = Arc::make_mut(view);
+        let node = view.nodes.first_mut().unwrap();
+        node.notices = vec![FaultView {
+            code: "13".into(),
+            ..node.faults[0].clone()
+        }];
         view.cluster = Some(ClusterView {
             server: "https://10.0.0.1:6443".into(),
             connected: true,
@@ -131,6 +140,32 @@ async fn two_nodes(server: &Server) {
             notes: vec!["to go on: kubectl patch".into()],
         });
     });
+}
+
+/// Shows a GPU that is well, and one that is lost.
+fn lost_gpu(server: &Server) {
+    let gpu = |index: u32| Gpu {
+        index,
+        uuid: format!("GPU-{index}"),
+        product: "NVIDIA H100".into(),
+        ..Gpu::default()
+    };
+    server.devices.set_inventory(&Inventory {
+        gpus: vec![gpu(0), gpu(1)],
+        ..Inventory::default()
+    });
+    for (gpu, status, reason, message) in [
+        ("GPU-0", ConditionStatus::True, "Fine", ""),
+        ("GPU-1", ConditionStatus::False, "GPULost", "it is gone"),
+    ] {
+        let (reason, message) = (reason.into(), message.into());
+        let said = Said {
+            status,
+            reason,
+            message,
+        };
+        server.devices.set_condition(Own::Nvml, gpu, said).unwrap();
+    }
 }
 
 #[tokio::test]
@@ -161,6 +196,11 @@ async fn the_page_shows_the_state_and_hostile_text_as_text() {
         "the recovery of its faults, or a release by hand",
         "gpuwarden inject recovery --node-name gpu-a-01 --code 79 --pci 0000:b3:00",
         "kubectl uncordon gpu-a-01",
+        "Notices",
+        "GPUs of this machine",
+        "NVIDIA H100",
+        "NVMLReady GPULost: it is gone",
+        "XID 13",
         "https://10.0.0.1:6443",
         "48211 records",
         "/var/lib/gpuwarden",

@@ -26,6 +26,7 @@ fn console(role: Role) -> Console {
         leadership: None,
         controller: None,
         agent: None,
+        devices: None,
         metrics: Metrics::default(),
         clock: || Timestamp::UNIX_EPOCH,
     }

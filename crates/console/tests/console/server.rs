@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use contract::{Entity, HealthEvent, RecommendedAction, json, keys};
+use devices::DeviceApi;
 use domain::event;
 use domain::fault::FaultBook;
 use domain::session::Phase;
@@ -41,6 +42,7 @@ pub(crate) struct Server {
     pub(crate) kernel_log: SourceHandle,
     pub(crate) store: Arc<SqliteStore>,
     pub(crate) metrics: Metrics,
+    pub(crate) devices: DeviceApi,
     pub(crate) cancel: CancellationToken,
     pub(crate) task: JoinHandle<TcpListener>,
     /// Seconds, for the sources.
@@ -129,6 +131,7 @@ impl Server {
         let kernel_log = sources.add("kernel-log", "/dev/kmsg", now);
         kernel_log.update(now, |status| status.state = SourceState::Following);
         let metrics = Metrics::default();
+        let devices = DeviceApi::new(&metrics, Timestamp::now);
         let console = Console {
             process: process(role, now),
             sources: sources.clone(),
@@ -145,6 +148,7 @@ impl Server {
                 forwarding: None,
             }),
             agent: None,
+            devices: Some(devices.clone()),
             metrics: metrics.clone(),
             clock: Timestamp::now,
         };
@@ -159,6 +163,7 @@ impl Server {
             kernel_log,
             store,
             metrics,
+            devices,
             cancel,
             task,
             passed,
@@ -287,7 +292,7 @@ impl Server {
     }
 }
 
-/// What the controller would say of a node, as far as the console's routes look at it: the
+/// Returns the controller's answer about a node, as far as the console's routes look at it: the
 /// cluster has `gpu-b-01`, without a fault.
 fn known_or_not(node: &str, fleet: &FleetView) -> WhyNot {
     let in_cluster = node == "gpu-b-01";

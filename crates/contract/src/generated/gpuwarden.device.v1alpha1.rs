@@ -15,7 +15,7 @@ pub struct Gpu {
     #[prost(string, tag = "4")]
     pub resource_version: ::prost::alloc::string::String,
 }
-/// What does not change while the driver runs.
+/// The part of a GPU that does not change while the driver runs.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GpuSpec {
     #[prost(string, tag = "1")]
@@ -51,7 +51,7 @@ pub struct MigDevice {
     #[prost(uint64, tag = "4")]
     pub memory_bytes: u64,
 }
-/// How a GPU does.
+/// The state of a GPU.
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct GpuStatus {
     /// Follows from the condition `Ready`; what a provider sends here is not read.
@@ -61,8 +61,8 @@ pub struct GpuStatus {
     #[prost(message, repeated, tag = "2")]
     pub conditions: ::prost::alloc::vec::Vec<Condition>,
 }
-/// What one provider says of a GPU. `Ready` sums up all others: FALSE where one is, else UNKNOWN
-/// where one is, else TRUE.
+/// One condition of a GPU, by one source. `Ready` sums up all others: FALSE where one is, else
+/// UNKNOWN where one is, else TRUE.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct Condition {
     /// Such as "NVMLReady".
@@ -79,7 +79,7 @@ pub struct Condition {
     /// The time at which the status became what it is; another reason does not change it.
     #[prost(message, optional, tag = "5")]
     pub last_transition_time: ::core::option::Option<::prost_types::Timestamp>,
-    /// Who says so.
+    /// The name of the source that says so; `gpuwarden` of `Ready`.
     #[prost(string, tag = "6")]
     pub source: ::prost::alloc::string::String,
 }
@@ -139,7 +139,7 @@ pub struct RegisterGpuRequest {
 pub struct RegisterGpuResponse {
     #[prost(message, optional, tag = "1")]
     pub gpu: ::core::option::Option<Gpu>,
-    /// Whether the GPU was not known before.
+    /// True if the GPU was not known before.
     #[prost(bool, tag = "2")]
     pub created: bool,
 }

@@ -8,7 +8,7 @@ pub struct HealthCheckRequest {
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct HealthCheckResponse {
-    /// Whether the node is fit.
+    /// True if the node is fit.
     #[prost(bool, tag = "1")]
     pub success: bool,
     /// 0 where it is fit, else 1.
@@ -17,7 +17,7 @@ pub struct HealthCheckResponse {
     /// JSON with the number of failures, `{"fail_count": 0}`.
     #[prost(string, tag = "3")]
     pub output: ::prost::alloc::string::String,
-    /// What is wrong, for people.
+    /// The trouble, for people.
     #[prost(string, tag = "4")]
     pub error: ::prost::alloc::string::String,
 }

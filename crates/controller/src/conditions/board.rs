@@ -83,7 +83,7 @@ struct Told {
     /// The count that was told.
     count: u64,
     at: Timestamp,
-    /// Whether its faults are closed, which is to be told.
+    /// True if the faults of the Event are closed, which is to be told.
     recovered: bool,
 }
 
@@ -92,7 +92,7 @@ pub(super) struct Job {
     pub(super) view: Arc<NodeView>,
     pub(super) changes: Vec<ConditionChange>,
     pub(super) events: Vec<Telling>,
-    /// Whether the last attempt did not fail.
+    /// True unless the last attempt failed.
     pub(super) first: bool,
 }
 
@@ -100,9 +100,9 @@ pub(super) struct Job {
 pub(super) struct Telling {
     pub(super) key: String,
     pub(super) event: Event,
-    /// Whether its count is raised; otherwise it is new.
+    /// True if the Event's count is raised; otherwise the Event is new.
     pub(super) repeat: bool,
-    /// Whether it tells of the recovery.
+    /// True if the Event tells of the recovery.
     pub(super) recovered: bool,
 }
 

@@ -50,7 +50,7 @@ const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
 pub struct Identify {
     /// `None`: no tokens are taken.
     tokens: Option<Arc<Tokens>>,
-    /// Whether nobody is asked for a name, on a port in the open.
+    /// True if nobody is asked for a name, on a port of this machine without TLS.
     anybody: bool,
     seldom: Arc<Seldom>,
 }

@@ -21,7 +21,8 @@ use super::{Quarantine, ROUND};
 #[derive(Default)]
 pub(super) struct DeviceTaints {
     pub(super) events: Option<mpsc::Receiver<DeviceEvent>>,
-    /// Whether a policy has asked for it; before, only rules that were left behind are looked for.
+    /// True once a policy has asked for the watch; before, only rules that were left behind are
+    /// looked for.
     asked: bool,
     /// The versions in which the cluster serves them.
     api: Option<Arc<DeviceApi>>,

@@ -94,11 +94,11 @@ struct SavingPart<'a> {
 pub(super) struct SaveState {
     /// The time of the last attempt.
     at: Instant,
-    /// Whether this process has saved it.
+    /// True once this process has saved the book.
     once: bool,
     /// Feed position that what is saved reflects.
     seq: Position,
-    /// Whether the beginning of this store is still to be saved.
+    /// True while the beginning of this store is still to be saved.
     begun_unsaved: bool,
     failure: Option<SaveFailure>,
 }

@@ -50,12 +50,12 @@ pub(super) struct Switches {
     read: Option<Switch>,
     /// Times of the future in its annotations.
     times: FutureTimes,
-    /// Whether the `ConfigMap` was deleted, and its absence does not count yet: it still stands in
+    /// True while the `ConfigMap` is deleted and its absence does not count yet: it still stands in
     /// `breaker.seen`.
     absent: bool,
     /// The time at which its absence counts; `None` while it is not known to be absent.
     absence_counts_at: Option<Instant>,
-    /// Whether the window has tripped it, and the cluster has not shown that yet.
+    /// True while the window has tripped it, and the cluster has not shown that yet.
     tripping: bool,
     pause: Option<Pause>,
     writing: JoinSet<Result<ConfigMap, ApiError>>,

@@ -157,7 +157,7 @@ fn node(version: u32) -> Value {
     json!({"metadata": metadata, "spec": {}, "status": {}})
 }
 
-/// What the API server makes of a patch of a node that has neither labels nor annotations.
+/// Returns the node, which has neither labels nor annotations, as the API server patches it.
 fn patched(mut node: Value, patch: &str) -> Value {
     for one in serde_json::from_str::<Vec<Value>>(patch).unwrap() {
         if one["op"] == "add" {

@@ -9,27 +9,29 @@ use jiff::Timestamp;
 
 use super::{READY, Said};
 
-/// What is known of one GPU.
+/// One GPU, with all that its sources say.
 pub(super) struct Record {
     name: String,
     pub(super) spec: GpuSpec,
-    /// What each source says, by its name. Without any the GPU is gone.
+    /// The registration of each source, by the source's name. Without any the GPU is gone.
     pub(super) registrations: BTreeMap<String, Registration>,
     shown: Arc<Gpu>,
 }
 
-/// What one source says.
+/// The conditions of one source.
 #[derive(Default)]
 pub(super) struct Registration {
     /// By their types.
     pub(super) conditions: BTreeMap<String, Told>,
-    /// When it was heard last; `None`: it is our own, and says itself when it is away.
+    /// The time at which the source was last heard; `None`: it is our own, and says itself when it
+    /// is away.
     pub(super) heard: Option<Timestamp>,
-    /// What counts instead while it is not heard. What it has said counts again afterwards.
+    /// The condition that counts instead while the source is not heard. What it has said counts
+    /// again afterwards.
     pub(super) silence: Option<Told>,
 }
 
-/// What is said by one condition.
+/// One condition, as its source says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Told {
     pub(super) status: ConditionStatus,

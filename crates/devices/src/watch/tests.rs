@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::board::{MAX_MESSAGE, Own, Provider, Said};
 
-/// What happens next.
+/// A step of a test.
 #[derive(Clone, Debug)]
 enum Step {
     Inventory(Vec<u8>),

@@ -18,7 +18,7 @@ pub struct Dcgm {
     /// The publisher's word for its gravity, such as `ISOLATE`; empty where there is none. It
     /// decides nothing: the action does.
     pub severity: Text,
-    /// Whether work on the GPU must stop: it must where there is an action, unless a file says
+    /// True if work on the GPU must stop: it must where there is an action, unless a file says
     /// otherwise.
     pub fatal: bool,
     /// The action that mends it.

@@ -45,7 +45,7 @@ pub struct Overrides {
 #[derive(Clone, Debug, PartialEq)]
 struct VerdictChange<K> {
     key: K,
-    /// Whether it is fatal, and the action that mends it.
+    /// The new verdict: true if it is fatal, and the action that mends it.
     verdict: (bool, RecommendedAction),
     meaning: Option<String>,
     changed: Changed,

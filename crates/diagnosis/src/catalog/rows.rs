@@ -29,7 +29,7 @@ pub struct Xid {
     pub mnemonic: Text,
     /// The explanation for people.
     pub meaning: Text,
-    /// Whether work on the GPU must stop.
+    /// True if work on the GPU must stop.
     pub fatal: bool,
     /// The action that mends it.
     pub action: RecommendedAction,
@@ -82,7 +82,7 @@ pub struct Nvlink5 {
     pub from_r575: Bits,
     /// The error status words that it covers; empty: any.
     pub status: Vec<u32>,
-    /// Whether work on the GPU must stop.
+    /// True if work on the GPU must stop.
     pub fatal: bool,
     /// The action that mends it.
     pub action: RecommendedAction,
@@ -107,11 +107,11 @@ pub struct Nic {
     pub driver: NicDriver,
     /// The lines of it that are covered.
     pub pattern: Pattern,
-    /// Whether lines are looked for at all.
+    /// True if lines are looked for at all.
     pub enabled: bool,
     /// The strategy of its events: those that are only stored open no fault.
     pub strategy: ProcessingStrategy,
-    /// Whether work on the node must stop.
+    /// True if work on the node must stop.
     pub fatal: bool,
     /// The action that mends it.
     pub action: RecommendedAction,

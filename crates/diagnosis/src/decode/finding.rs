@@ -10,7 +10,7 @@ use crate::catalog::Text;
 pub struct Finding {
     /// The check that found it, and its name there.
     pub kind: Kind,
-    /// Whether the line takes faults back instead of reporting one.
+    /// True if the line takes faults back instead of reporting one.
     pub healthy: bool,
     /// PCI address of the GPU in the form of [`normalise_pci`](crate::subject::normalise_pci);
     /// of a switch with the function where the line has it, of a NIC as printed.
@@ -27,7 +27,7 @@ pub struct Finding {
     pub pid: Option<u32>,
     /// Process name that the driver blames.
     pub process: Option<String>,
-    /// Whether work on the device must stop.
+    /// True if work on the device must stop.
     pub fatal: bool,
     /// The action that mends it.
     pub action: RecommendedAction,

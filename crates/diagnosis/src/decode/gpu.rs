@@ -17,7 +17,7 @@ pub struct Fallen<'a> {
     pub pci: Option<&'a str>,
     /// PCI vendor and device, for example `10de:2330`.
     pub pci_id: Option<&'a str>,
-    /// Whether this line says that the GPU fell.
+    /// True if this line says that the GPU fell.
     pub fell: bool,
 }
 
@@ -26,7 +26,7 @@ pub struct Fallen<'a> {
 pub struct Reset<'a> {
     /// UUID of the GPU.
     pub uuid: &'a str,
-    /// Whether the reset succeeded.
+    /// True if the reset succeeded.
     pub succeeded: bool,
 }
 

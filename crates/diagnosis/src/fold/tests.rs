@@ -68,7 +68,7 @@ fn the_first_passes_at_once_and_repeats_become_one_event_per_window() {
     assert_eq!(bench.passed(), lines(&[(53, 1)]));
 }
 
-/// What is decided between its last report and its telling is not undone by it.
+/// A decision between the last report and the telling of the count is not undone by it.
 #[test]
 fn a_count_is_as_old_as_the_last_report_that_came() {
     let came = |line, at: i64| {
@@ -268,7 +268,7 @@ fn a_storm_gives_one_event_per_fault_and_window_and_counts_every_line() {
     assert_eq!(passed.iter().map(|(_, count)| count).sum::<u64>(), LINES);
 }
 
-/// What the events that passed leave open: lines of GPUs in their order.
+/// The GPUs whose faults the events that passed leave open.
 #[derive(Default)]
 struct Downstream(std::collections::BTreeSet<String>);
 

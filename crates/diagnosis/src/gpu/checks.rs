@@ -93,17 +93,17 @@ pub struct Change {
     pub code: Text,
     /// The `NVLink` that is meant.
     pub link: Option<u32>,
-    /// What is wrong; `None`: it is over.
+    /// The trouble, for people; `None`: the problem is over.
     pub message: Option<String>,
-    /// Whether nothing of the check is open about the GPU any more.
+    /// True if nothing of the check is open about the GPU any more.
     pub is_all_well: bool,
 }
 
-/// What one look tells of a problem.
+/// A problem as one look shows it.
 #[derive(Debug)]
 struct Sight {
     problem: Problem,
-    /// What is wrong; `None`: it is well.
+    /// The trouble, for people; `None`: all is well.
     message: Option<String>,
     /// Time after which it counts if it is wrong, and if it is well.
     wait: (Duration, Duration),

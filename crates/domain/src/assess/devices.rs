@@ -48,7 +48,7 @@ enum Place<'a> {
     Any,
 }
 
-/// What is said of one dimension of a device.
+/// The taint that faults ask for, for one dimension of a device.
 #[derive(Default)]
 struct Said<'a> {
     effect: TaintEffect,

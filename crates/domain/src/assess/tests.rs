@@ -6,6 +6,7 @@ use super::*;
 use crate::event::{Record, normalise};
 use crate::fault::FaultBook;
 use crate::policy::counts;
+use crate::reporter::{Process, Reporter};
 
 fn faults(events: Vec<HealthEvent>) -> Vec<Fault> {
     let mut book = FaultBook::default();
@@ -37,7 +38,7 @@ fn fatal(gpu: &str) -> HealthEvent {
     }
 }
 
-/// Where no single devices are known.
+/// Assesses a node of which no single devices are known.
 fn assess(
     faults: &[Fault],
     policy: &Policy,
@@ -367,4 +368,69 @@ fn a_look_asks_each_rule_once_a_fault_and_makes_each_variable_once() {
         assert_eq!(counts::asked(), 2 * 4 * 3);
         assert_eq!(counts::made(), 3 + 1);
     }
+}
+
+/// A policy of three rule sets that take a good part of all that rules may.
+fn costly() -> Policy {
+    let rule = "event.errorCode.all(a, event.errorCode.all(b, a != b || b == a))";
+    let set = |n: u32| {
+        format!(
+            "[[rule-sets]]\nname = '{n}'\ncordon = {{ shouldCordon = true }}\n\
+             [[rule-sets.match.all]]\nkind = 'HealthEvent'\nexpression = \"{rule}\"\n"
+        )
+    };
+    Policy::parse(&[set(1), set(2), set(3)].concat(), "p").unwrap()
+}
+
+/// Returns an event with so many codes, from so many on.
+fn with_codes(reporter: &Reporter, first: u32, count: u32) -> HealthEvent {
+    let mut event = HealthEvent {
+        error_code: (first..first + count)
+            .map(|code| code.to_string())
+            .collect(),
+        ..fatal("GPU-1")
+    };
+    reporter.note_in(&mut event);
+    event
+}
+
+fn user() -> Reporter {
+    let (uid, pid) = (1000, None);
+    Reporter::User(Process { uid, pid })
+}
+
+#[test]
+fn an_event_is_asked_about_once_however_many_faults_it_stands_for() {
+    let mut event = with_codes(&user(), 1, 128);
+    let more = ["GPU-2", "GPU-3"].map(|gpu| fatal(gpu).entities_impacted.remove(0));
+    event.entities_impacted.extend(more);
+    let faults = faults(vec![event]);
+    assert!(faults.len() > 300, "{}", faults.len());
+    counts::reset();
+    assert!(judge_by(&costly(), &faults).cordon);
+    assert_eq!((counts::asked(), counts::made()), (3, 1 + 1));
+}
+
+#[test]
+fn users_take_a_look_s_time_only_up_to_their_share() {
+    let policy = costly();
+    let mut events: Vec<_> = (0..100)
+        .map(|n| with_codes(&user(), 1_000 + 2 * n, 2))
+        .collect();
+    events.extend((0..20).map(|n| with_codes(&Reporter::Monitor, n, 1)));
+    let faults = faults(events);
+    assert_eq!(faults.len(), 220);
+    counts::reset();
+    let desired = judge_by(&policy, &faults);
+    let is_unasked = |one: &FaultRuling| one.ruling.to_string().contains("users report more");
+    let unasked = desired.rulings.iter().filter(|one| is_unasked(one)).count();
+    // Of the users' events as many as there is time for, of the monitors' each.
+    assert!((100..200).contains(&unasked), "{unasked}");
+    let judged = 20 + (200 - unasked) / 2;
+    assert_eq!(counts::asked(), 3 * judged);
+    assert_eq!(desired.events.len(), judged);
+}
+
+fn judge_by(policy: &Policy, faults: &[Fault]) -> Desired {
+    assess(faults, policy, &NodeView::unknown("n1"), None)
 }

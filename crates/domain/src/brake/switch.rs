@@ -15,19 +15,19 @@ use crate::future::FutureTimes;
 /// The switch as it stands in the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Switch {
-    /// Whether the `ConfigMap` exists.
+    /// True if the `ConfigMap` exists.
     pub exists: bool,
     /// The state of the circuit breaker.
     pub state: BreakerState,
-    /// Whether a person asks to drop what has accumulated.
+    /// True if a person asks to drop what has accumulated.
     pub drop_asked: bool,
-    /// When it was tripped, by the window or by hand; kept until the next look after a
+    /// The time at which it was tripped, by the window or by hand; kept until the next look after a
     /// person has closed it.
     pub tripped_at: Option<Timestamp>,
-    /// When it was last closed by a person.
+    /// The time at which a person last closed it, or at which a missing `ConfigMap` was made.
     pub reset_at: Option<Timestamp>,
-    /// When what had accumulated was last dropped: faults last reported up to then start
-    /// no session.
+    /// The time at which what had accumulated was last dropped: faults last reported up to then
+    /// start no session.
     pub dropped_at: Option<Timestamp>,
     /// Reasons to write its annotations anew, see [`Switch::taken_in`].
     pub amended: Vec<&'static str>,

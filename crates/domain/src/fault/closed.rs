@@ -42,7 +42,8 @@ pub(super) struct Closed {
     authority: Authority,
     code: String,
     subject: Subject,
-    /// When what closed it was accepted.
+    /// The time up to which accepted reports are from before the end of the fault: when the event
+    /// that closed it was accepted, or its own last report where the machine is gone.
     at: Timestamp,
     /// The boot that closed it: what was found in it is newer, whatever the clock said.
     #[serde(default, skip_serializing_if = "Option::is_none")]

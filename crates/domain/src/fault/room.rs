@@ -232,6 +232,13 @@ impl FaultBook {
         missed.map(|(_, missed)| missed.count).sum()
     }
 
+    /// Returns true if reports of monitors are among those that found no room: the node may be
+    /// broken by what is not known, and is not given back before they are read again.
+    pub fn misses_monitors(&self, node: &str) -> bool {
+        let missed = self.missed.get(node);
+        missed.is_some_and(|missed| missed.contains_key(&Authority::Trusted))
+    }
+
     /// Begins to read again what was missed of a node for which there is room now: what weighs
     /// more first, then the nodes in turn, behind the one that was read last. `None`: nothing was
     /// missed, or there is still no room for it.

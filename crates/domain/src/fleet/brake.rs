@@ -23,13 +23,13 @@ use crate::session::Note;
 pub struct Switched {
     /// The pause, if there is one.
     pub pause: Option<Pause>,
-    /// Why it is not known whether there is one; `None` where it is.
+    /// The reason why it is not known whether there is a pause; `None` where it is.
     pub unread: Option<String>,
     /// The hold of the circuit breaker on all nodes, or that it is not known.
     pub breaker: Option<Hold>,
-    /// When the nodes that the brake had held back were last dropped.
+    /// The time at which the nodes that the brake had held back were last dropped.
     pub dropped_at: Option<Timestamp>,
-    /// When a person last closed the circuit breaker.
+    /// The time at which a person last closed the circuit breaker.
     pub reset_at: Option<Timestamp>,
 }
 
@@ -38,17 +38,17 @@ pub struct Switched {
 pub(super) struct BrakeState {
     /// The switches that people have set.
     pub(super) switched: Switched,
-    /// When the pause that holds ends by itself.
+    /// The time at which the pause that holds ends by itself.
     pub(super) pause_ends: Option<Timestamp>,
     /// The nodes that wait, with what is wanted for them.
     pub(super) waiting: BTreeMap<String, Desired>,
     /// The ones of them that were looked at since the brake was last asked.
     pub(super) looked_at: BTreeSet<String>,
-    /// When nodes were last taken out of service, of those that are back.
+    /// The time at which each node that is back was last taken out of service.
     pub(super) recent: BTreeMap<String, Timestamp>,
-    /// Whether something has changed since it was last asked.
+    /// True if something has changed since the brake was last asked.
     pub(super) stale: bool,
-    /// When the next doubt about a patch ends.
+    /// The time at which the next doubt about a patch ends.
     pub(super) doubt_ends: Option<Timestamp>,
     /// The last plan.
     pub(super) plan: Plan,

@@ -30,7 +30,7 @@ const PODS_NAMED: usize = 10;
 /// News of single devices.
 #[derive(Debug)]
 pub enum DeviceInput {
-    /// How far they are known.
+    /// The state of the watch.
     Watch(DeviceWatch),
     /// A slice of a driver, by its name; `None`: it is gone.
     Slice(String, Option<Slice>),
@@ -40,7 +40,7 @@ pub enum DeviceInput {
     Claim(String, Option<Claim>),
 }
 
-/// How far single devices are known.
+/// The state of the watch of single devices.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum DeviceWatch {
     /// Nobody looks at them: only nodes are decided about.
@@ -65,7 +65,7 @@ pub struct PlannedRule {
     pub change: RuleChange,
 }
 
-/// What is known of single devices.
+/// The single devices of all nodes, and the rules that taint them, as far as they are known.
 #[derive(Debug, Default)]
 pub(super) struct Devices {
     pub(super) watch: DeviceWatch,
@@ -92,7 +92,7 @@ pub(super) struct RuleState {
     not_before: Option<Timestamp>,
     /// Since when a change is wanted that is not made.
     pending_since: Option<Timestamp>,
-    /// Whether a person has been asked about it.
+    /// True once a person has been asked about that change.
     asked: bool,
 }
 

@@ -25,7 +25,7 @@ pub(super) struct NodeEntry {
     pub(super) observed: Option<Observed>,
     /// The change that a dry run pretends to have made on the node.
     pub(super) pretended: NodeChange,
-    /// When we first saw that the cluster does not have it.
+    /// The time at which we first saw that the cluster does not have the node.
     pub(super) absent_since: Option<Timestamp>,
     /// The session of the node as a whole.
     pub(super) session: Session,
@@ -39,7 +39,7 @@ pub(super) struct NodeEntry {
     pub(super) claim: ClaimState,
     /// The things that were noted for its story.
     pub(super) noted: Noted,
-    /// Whether it is out of service, as the node itself says (in a dry run: would say).
+    /// Set while the node is out of service, as the node itself says (in a dry run: would say).
     own: Option<Out>,
     /// The hold that keeps it in service, if there is one.
     pub(super) hold: Option<Hold>,
@@ -48,14 +48,14 @@ pub(super) struct NodeEntry {
 /// The state of the patch of a node: one is under way at a time.
 #[derive(Debug, Default)]
 pub(super) struct PatchState {
-    /// Whether one is under way.
+    /// True while a patch is under way.
     pub(super) in_flight: bool,
-    /// Whether one is under way that takes the node out of service.
+    /// True while a patch is under way that takes the node out of service.
     pub(super) taking_out: bool,
     /// Until when a patch counts that takes the node out and of which nobody knows whether it was
     /// made.
     pub(super) in_doubt: Option<Timestamp>,
-    /// When the last one that was made was answered.
+    /// The time at which the last patch that was made was answered.
     pub(super) answered_at: Option<Timestamp>,
 }
 
@@ -66,13 +66,13 @@ pub(super) struct ClaimState {
     pub(super) known: Vec<String>,
     /// The question to the store that is not answered: until then nothing is decided about the node.
     pub(super) awaits: Option<Awaits>,
-    /// Whether the store did not answer the last question; it is asked again.
+    /// True if the store did not answer the last question; it is asked again.
     pub(super) unanswered: bool,
     /// The answers of the store about events on the node, for the next look.
     pub(super) found: BTreeMap<String, InStore>,
     /// Id of the session of another gpuwarden that it carries; empty where it cannot be read.
     pub(super) anothers: Option<String>,
-    /// Whether that one runs for the node that this process runs on.
+    /// True if that gpuwarden runs for the node that this process runs on.
     pub(super) on_our_node: bool,
 }
 
@@ -83,21 +83,21 @@ pub(super) struct Noted {
     pub(super) rulings: Vec<FaultRuling>,
     /// The policy that it names and that does not exist.
     pub(super) unknown_policy: Option<String>,
-    /// Whether it is noted that the cluster does not have it.
+    /// True once it is noted that the cluster does not have the node.
     pub(super) missing: bool,
 }
 
 /// A question to the store about a node.
 #[derive(Debug)]
 pub(super) enum Awaits {
-    /// Whether it has the events on the node.
+    /// The store is asked whether it has the events on the node.
     Found,
-    /// Whether it has appended these events that the node lists.
+    /// The store is asked to append these events, which the node lists.
     TakenOver {
         /// Their ids as listed.
         listed: Vec<String>,
     },
-    /// Whether it has appended the events that close faults of a machine that is gone.
+    /// The store is asked to append the events that close faults of a machine that is gone.
     Closed {
         /// The note for the story of the node.
         text: String,

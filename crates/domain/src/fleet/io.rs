@@ -68,7 +68,8 @@ pub enum FleetInput {
     Appended {
         /// The node.
         node: String,
-        /// Whether the store has them, and then the position of the last that it had not.
+        /// The position of the last event that was new to the store, if one was; an error where it
+        /// did not take them.
         result: Result<Option<Position>, ()>,
     },
 }
@@ -170,7 +171,7 @@ pub struct Planned {
     pub session: Option<String>,
     /// The patch.
     pub patch: Patch,
-    /// When the oldest of the faults was first seen.
+    /// The time at which the oldest of the faults was first seen.
     pub first_seen: Option<Timestamp>,
 }
 
@@ -179,7 +180,7 @@ pub struct Planned {
 pub struct RuleSetOutcome {
     /// Its name.
     pub rule_set: String,
-    /// Whether it asks for anything.
+    /// True if the rule set asks for anything.
     pub passed: bool,
 }
 

@@ -16,9 +16,9 @@ pub struct Kept {
     pub book: FaultBook,
     /// The events of each node that wait for the status of their record.
     pub reports: BTreeMap<String, SavedReports>,
-    /// When nodes were last taken out of service, of those that are back.
+    /// The time at which each node that is back was last taken out of service.
     pub recently_out: BTreeMap<String, Timestamp>,
-    /// When the store was made.
+    /// The time at which the store was made.
     pub begun: Timestamp,
     /// Sessions by node, of each one for each scope.
     pub sessions: BTreeMap<String, Vec<Session>>,
@@ -31,7 +31,7 @@ pub struct Kept {
 pub struct Unsaved {
     /// Nodes of which something has changed.
     pub nodes: BTreeSet<String>,
-    /// Whether a node has come back to service.
+    /// True if a node has come back to service.
     pub recently_out: bool,
 }
 

@@ -13,6 +13,7 @@ use crate::brake::Hold;
 use crate::fault::Fault;
 use crate::journal::EntryKind;
 use crate::node::{NodeChange, NodeView};
+use crate::ownership::Ownership;
 use crate::policy::Policy;
 use crate::session::{self, Intent, Marks, Note, Observed, Patch, Phase, step};
 
@@ -118,6 +119,11 @@ impl Fleet {
             return;
         }
         self.brake.forget(name);
+        let by_hand = |own: &Ownership| own.undone_by_hand(&observed.view).is_some();
+        let is_out = own.is_some_and(|own| !by_hand(own));
+        if is_out && !desired.wanted() && self.book.misses_monitors(name) {
+            return; // Looked at again when they are read.
+        }
         // A patch of which nobody knows may still be made: that goes on counting.
         self.entry(name).hold = None;
         self.step_session(name, &observed, policy, &desired, None);

@@ -26,7 +26,7 @@ pub(super) struct Showing {
     /// Nodes that may not be any more as they were last shown: whatever changes one marks it,
     /// or has it looked at, which does.
     pub(super) unshown: BTreeSet<String>,
-    /// Whether what is shown may have changed.
+    /// True if what is shown may have changed.
     pub(super) news: bool,
 }
 
@@ -56,7 +56,7 @@ impl Fleet {
     }
 
     /// Returns how a node is shown; `None` where there is nothing to tell.
-    pub(super) fn status(&self, name: &str) -> Option<NodeStatus> {
+    pub(crate) fn status(&self, name: &str) -> Option<NodeStatus> {
         let entry = self.nodes.get(name)?; // Or forgotten before.
         let anothers = entry.anothers();
         // Who only observes still sees what an earlier run has left on the node.
@@ -71,7 +71,8 @@ impl Fleet {
             faults.partition(|fault| is_notice(fault, &entry.noted.rulings));
         notices.retain(|fault| fault.notice_until().is_some_and(|until| until > self.now));
         let devices = self.show_devices(name);
-        if open.is_empty() && notices.is_empty() && session.is_none() && devices.is_empty() {
+        let nothing_open = open.is_empty() && notices.is_empty() && devices.is_empty();
+        if nothing_open && session.is_none() && self.book.missed(name) == 0 {
             return None;
         }
         notices.sort_by_key(|fault| std::cmp::Reverse(fault.accepted_at));
@@ -98,7 +99,7 @@ impl Fleet {
                     .and_then(|(own, _)| own.since)
                     .unwrap_or(entry.session.since),
                 failures: entry.session.failures,
-                awaits: self.awaits(entry, anothers.as_ref().map(|(_, another)| another)),
+                awaits: self.awaits(name, entry, anothers.as_ref().map(|(_, another)| another)),
                 cordoned: (entry.observed.as_ref())
                     .and_then(|observed| observed.own.as_ref())
                     .is_some_and(|own| own.cordoned),
@@ -125,7 +126,12 @@ impl Fleet {
     }
 
     /// Returns what the session on a node awaits, for people.
-    pub(super) fn awaits(&self, entry: &NodeEntry, another: Option<&AnotherView>) -> String {
+    pub(super) fn awaits(
+        &self,
+        name: &str,
+        entry: &NodeEntry,
+        another: Option<&AnotherView>,
+    ) -> String {
         if self.settings.mode == Mode::Observe {
             return "a gpuwarden that acts: this one only observes".to_owned();
         }
@@ -143,6 +149,12 @@ impl Fleet {
         }
         if entry.claim.unanswered {
             return "the event store, which does not answer whose the session is".to_owned();
+        }
+        if entry.session.phase == Phase::Quarantined
+            && self.book.faults(name).is_empty()
+            && self.book.misses_monitors(name)
+        {
+            return "reports of monitors that found no room, to be read again".to_owned();
         }
         entry.session.awaits(entry.view.is_some())
     }

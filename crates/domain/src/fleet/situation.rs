@@ -16,7 +16,7 @@ use crate::session::{Observed, Session};
 pub struct Situation<'a> {
     /// Its name.
     pub node: &'a str,
-    /// Whether this process runs on it, and for no other node.
+    /// True if this process runs on the node, and for no other.
     pub is_own: bool,
     /// The mode, which says how far decisions are carried out.
     pub acting: Mode,
@@ -31,19 +31,19 @@ pub struct Situation<'a> {
     pub policy: Option<&'a Policy>,
     /// Its session.
     pub session: Cow<'a, Session>,
-    /// Whether it carries the session of another gpuwarden.
+    /// True if the node carries the session of another gpuwarden.
     pub anothers: bool,
-    /// Whether that one runs for the node that this process runs on.
+    /// True if that gpuwarden runs for the node that this process runs on.
     pub on_our_node: bool,
     /// Its devices that can be tainted each on its own.
     pub devices: NodeDevices,
-    /// What its session awaits, for people; nothing where there is none.
+    /// The thing that its session awaits, for people; empty where nothing is known of the node.
     pub awaits: String,
-    /// Whether the store did not answer the last question about it.
+    /// True if the store did not answer the last question about the node.
     pub store_unanswered: bool,
-    /// Why the brake holds it back, if it does.
+    /// The hold by which the brake keeps the node in service, if it does.
     pub hold: Option<&'a Hold>,
-    /// When the nodes that the circuit breaker held back were last dropped.
+    /// The time at which the nodes that the circuit breaker held back were last dropped.
     pub dropped_at: Option<Timestamp>,
 }
 
@@ -66,7 +66,7 @@ impl Fleet {
             anothers: entry.is_some_and(|entry| entry.claim.anothers.is_some()),
             on_our_node: entry.is_some_and(|entry| entry.claim.on_our_node),
             devices: self.devices_of(node),
-            awaits: entry.map_or_else(String::new, |entry| self.awaits(entry, None)),
+            awaits: entry.map_or_else(String::new, |entry| self.awaits(node, entry, None)),
             store_unanswered: entry.is_some_and(|entry| entry.claim.unanswered),
             hold: entry.and_then(|entry| entry.hold.as_ref()),
             dropped_at: self.brake.switched.dropped_at,

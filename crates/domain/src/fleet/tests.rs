@@ -7,9 +7,11 @@ use std::collections::BTreeMap;
 use contract::keys;
 use serde_json::{Value, json};
 
-use super::world::{World, settings};
+use super::world::{World, event, settings};
 use super::*;
+use crate::fault::MAX_OPEN_FAULTS_PER_NODE;
 use crate::ownership::Ownership;
+use crate::reporter::Reporter;
 use crate::session::{Intent, Phase};
 
 const DAY: SignedDuration = SignedDuration::from_hours(24);
@@ -390,4 +392,47 @@ fn heartbeats_and_answers_ask_the_brake_nothing() {
     out["metadata"]["labels"]["gpu"] = "true".into();
     world.take(seen(&out));
     assert!(world.fleet.brake.stale);
+}
+
+#[test]
+fn a_node_is_not_given_back_while_reports_of_monitors_wait_for_room() {
+    let report = |world: &mut World, gpu: usize, healthy| {
+        world.tick();
+        let mut event = event("Check", &[("GPU", &gpu.to_string())], true, healthy);
+        Reporter::Monitor.note_in(&mut event);
+        world.store(event, world.now);
+    };
+    for by_hand in [false, true] {
+        let mut world = World::new(&Policy::builtin());
+        for gpu in 0..=MAX_OPEN_FAULTS_PER_NODE {
+            report(&mut world, gpu, false);
+        }
+        assert_eq!(world.settle(), [Intent::Quarantine]);
+        for gpu in 0..MAX_OPEN_FAULTS_PER_NODE {
+            report(&mut world, gpu, true);
+        }
+        assert_eq!((world.faults(), world.fleet.book().missed("n1")), (0, 1));
+        if by_hand {
+            world["n1"].unschedulable = false;
+            assert_eq!(world.settle_now(), [Intent::Release]);
+            continue;
+        }
+        assert_eq!(world.settle_now(), []);
+        let session = world.fleet.status("n1").unwrap().session.unwrap();
+        assert!(session.awaits.contains("read again"), "{session:?}");
+        // It is broken still, which is known once it is read.
+        let mut again = world.fleet.book().read_again("").unwrap();
+        let after = again.read_up_to();
+        for record in world.stored.iter().filter(|record| record.seq > after) {
+            again.record(record);
+        }
+        world.take(FleetInput::Reread(Box::new(again)));
+        assert_eq!(
+            (world.faults(), world.settle_now()),
+            (1, vec![Intent::Update])
+        );
+        assert_eq!(world.phase(), Phase::Quarantined);
+        report(&mut world, MAX_OPEN_FAULTS_PER_NODE, true);
+        assert_eq!(world.settle(), [Intent::Release]);
+    }
 }

@@ -26,7 +26,7 @@ use crate::position::Position;
 use crate::session::{Failure, Intent, Patch, Phase, Session};
 use crate::status::StatusUpdate;
 
-/// What becomes of a patch.
+/// The outcome of a patch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fate {
     Made,
@@ -34,7 +34,7 @@ pub(crate) enum Fate {
     Refused,
 }
 
-/// What a controller that starts anew goes on from, beside the nodes.
+/// The state from which a controller that starts anew goes on, beside the nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Restart {
     /// All that it has kept.
@@ -53,7 +53,7 @@ pub(crate) struct Looked {
     /// Changes of rules, which are made at once.
     pub(crate) rules: Vec<RuleChange>,
     pub(crate) statuses: Vec<StatusUpdate>,
-    /// What events were appended for.
+    /// The purposes for which events were appended.
     pub(crate) appended: Vec<Purpose>,
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct World {
     pub(crate) fleet: Fleet,
     pub(crate) settings: Settings,
     policy: Arc<Policy>,
-    stored: Vec<Record>,
+    pub(crate) stored: Vec<Record>,
     /// The rules that taint devices, as they are.
     pub(crate) rules: BTreeMap<String, Rule>,
     /// The nodes as they are.

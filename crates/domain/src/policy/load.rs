@@ -67,7 +67,7 @@ struct PolicyEntry {
 
 #[derive(Deserialize)]
 struct RuleSetEntry {
-    /// Whether it is on; so where it is absent, as the reference's chart renders it.
+    /// True if the rule set is on; so where the key is absent, as the reference's chart renders it.
     #[serde(default = "on")]
     enabled: bool,
     #[serde(rename = "version", default)]
@@ -206,7 +206,7 @@ struct Reader<'a> {
     findings: Findings<'a>,
     warnings: Vec<String>,
     any_or_all: bool,
-    /// Whether the file has the table that device taints need.
+    /// True if the file has the table that device taints need.
     device_taints: bool,
     /// Steps of all rules up to here.
     cost: u64,

@@ -64,9 +64,9 @@ pub struct Rule {
     pub expression: String,
     /// Most steps that asking it can take, see [`MAX_COST`].
     pub cost: u64,
-    /// Whether it has a loop.
+    /// True if the expression has a loop.
     loops: bool,
-    /// Whether it asks a node for more than labels and annotations.
+    /// True if the expression asks a node for more than labels and annotations.
     reads_whole_node: bool,
     program: Arc<Program>,
 }

@@ -11,7 +11,7 @@ use testkit::{ControlPlane, Launch, Options, Private, Product, Version};
 
 use crate::support::{SOON, event, recovery, send_to};
 
-/// Where the product keeps its `ConfigMaps` in these tests.
+/// The namespace of the product's `ConfigMaps` in these tests.
 const NAMESPACE: &str = "warden";
 
 /// A cluster of GPU nodes, and one product that is told of all their faults.

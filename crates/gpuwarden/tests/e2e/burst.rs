@@ -33,7 +33,7 @@ struct Burst {
     names: Vec<String>,
     nodes: Api<Node>,
     webhooks: Api<ValidatingWebhookConfiguration>,
-    /// Where the API server asks about slow nodes: nobody answers.
+    /// The port on which the API server asks about slow nodes; nobody answers there.
     silent: TcpListener,
 }
 

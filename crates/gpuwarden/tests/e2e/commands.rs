@@ -291,6 +291,22 @@ async fn inject_status_events_explain_and_recovery() -> anyhow::Result<()> {
         .await
 }
 
+#[tokio::test]
+async fn a_notice_is_shown_and_the_machine_counts_as_well() -> anyhow::Result<()> {
+    let product = Launch::new()?.node_name("n1").start().await?;
+    product.client(["inject", "xid", "13"]).await?.expect(0)?;
+    product
+        .wait_for("the notice", SOON, || async {
+            let output = product.client(["status"]).await;
+            let output = output.map_err(|error| error.to_string())?;
+            let is_shown = output.stdout.contains("notice");
+            (is_shown && output.code == Some(0))
+                .then_some(())
+                .ok_or(output.stdout)
+        })
+        .await
+}
+
 /// Waits until exactly `count` events are stored.
 async fn stored(product: &Product, count: usize) -> anyhow::Result<()> {
     product

@@ -97,8 +97,9 @@ async fn events_carry_what_the_cluster_knows_of_the_node() -> anyhow::Result<()>
     Ok(())
 }
 
-/// How the samples of NVSentinel's connector begin, by its contract. Those of its gRPC sink
-/// are there where there is one, and Events have no label `node_name` here (compatibility.md).
+/// Returns the beginnings of the samples of NVSentinel's connector, by its contract. Those of its
+/// gRPC sink are there where there is one, and Events have no label `node_name` here
+/// (compatibility.md).
 fn sample_names() -> Vec<String> {
     let mut names: Vec<String> = [
         "platform_connector_health_events_received_total ",

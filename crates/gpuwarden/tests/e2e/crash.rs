@@ -207,7 +207,8 @@ const FAULTS: u64 = 29;
 /// Lines of the storm.
 const STORM: u64 = 40_000;
 
-/// How many lines the stored events stand for, and how many events there are.
+/// Returns the number of lines that the stored events of faults stand for, and the number of these
+/// events.
 async fn counted(product: &testkit::Product) -> anyhow::Result<(u64, usize)> {
     let output = product
         .client(["events", "--limit", "10000", "-o", "json"])

@@ -38,7 +38,7 @@ expression = "event.isFatal"
 const DOCUMENT: &str = include_str!("../../../../docs/device-taints.md");
 const ROLE: &str = include_str!("../../../../examples/kubernetes/device-taints.yaml");
 
-/// What is asked of the API of devices.
+/// The API of devices in one version.
 struct Devices {
     slices: Api<DynamicObject>,
     rules: Api<DynamicObject>,

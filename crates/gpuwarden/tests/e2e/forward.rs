@@ -33,7 +33,7 @@ const NODE: &str = "forward-1";
 struct Receiver {
     place: TcpSocket,
     taken: Taken,
-    /// What it is talked to with, if by TLS.
+    /// The TLS of the service; `None`: it has none.
     tls: Option<Arc<ServerTls>>,
     serving: Option<(
         CancellationToken,
@@ -41,7 +41,7 @@ struct Receiver {
     )>,
 }
 
-/// What arrived, in order, each with the header that its request carried.
+/// The events that arrived, in order, each with the header that its request carried.
 #[derive(Clone, Default)]
 struct Taken(Arc<Mutex<Vec<(HealthEvent, String)>>>);
 

@@ -70,7 +70,24 @@ async fn a_fault_that_the_driver_tells_comes_and_goes_with_it() -> anyhow::Resul
     let story = product.client(["explain"]).await?;
     assert!(story.stdout.contains("fake: "), "{}", story.stdout);
 
+    // An XID takes the GPU's readiness, which status and explain tell of.
+    product
+        .client(["inject", "xid", "79", "--gpu", "1", "--via", "nvml"])
+        .await?
+        .expect(0)?;
+    let lost = |status: &Value| status["gpus"][1]["phase"] == "NotReady";
+    let status = wait(&product, "the GPU that is not ready", lost).await?;
+    assert_eq!(status["gpus"][0]["phase"], "Ready", "{status}");
+    let text = product.client(["status"]).await?.stdout;
+    assert!(text.contains("GPUs        1 of 2 ready"), "{text}");
+    let story = product.client(["explain"]).await?.stdout;
+    assert!(story.contains("GPU 1     NotReady"), "{story}");
+
     std::fs::write(file.path(), scenario(""))?;
+    product
+        .client(["inject", "recovery", "--gpu", "1"])
+        .await?
+        .expect(0)?;
     wait(&product, "nothing is asked for", |status| {
         faults(status).is_empty()
     })

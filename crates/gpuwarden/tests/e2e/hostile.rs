@@ -33,13 +33,13 @@ const ATTACK: &str = "GPUWARDEN_HOSTILE_ATTACK";
 const SOCKET: &str = "GPUWARDEN_HOSTILE_SOCKET";
 const ADDRESS: &str = "GPUWARDEN_HOSTILE_ADDRESS";
 const NODE: &str = "GPUWARDEN_HOSTILE_NODE";
-/// What the attacker prints once it has done what has to be there before the fault, and again
-/// for each thing that it does from then on.
+/// The line that the attacker prints once it has done what has to be there before the fault, and
+/// again for each thing that it does from then on.
 const DONE: &str = "done";
 /// Memory of the product, in MiB, that no attack may make it take: several times what it takes
 /// at work.
 const MOST_MEMORY: u64 = 256;
-/// What a cordon may take under attack, in the soak.
+/// The longest time that a cordon may take under attack, in the soak.
 const SECOND: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -127,25 +127,31 @@ async fn withstand(attack: Attack, plane: &ControlPlane) -> anyhow::Result<Durat
 
     let began = Instant::now();
     scene.product.append_kernel_log(&xid(79, harmless))?;
-    scene.cordoned().await.context("the real fault")?;
+    // The attacker may have cordoned it before. What counts is that the fault of our own monitor
+    // stands for the cordon.
+    scene
+        .node_until("the monitor's own fault, cordoned", |node| {
+            let annotations = &node["metadata"]["annotations"];
+            let listed = annotations["quarantineHealthEvent"]
+                .as_str()
+                .unwrap_or_default();
+            let listed: Value = serde_json::from_str(listed).map_err(|error| error.to_string())?;
+            let mut listed = listed.as_array().into_iter().flatten();
+            let is_ours = |event: &Value| {
+                let by = &event["metadata"]["gpuwarden.dev/reported-by"];
+                event["errorCode"].to_string().contains("\"79\"")
+                    && (by.is_null() || by == "monitor")
+            };
+            let holds = listed.any(is_ours) && node["spec"]["unschedulable"] == true;
+            holds.then_some(()).ok_or(annotations.to_string())
+        })
+        .await
+        .context("the real fault")?;
     let took = began.elapsed();
     scene
         .condition("SysLogsXIDError", "True")
         .await
         .context("the real fault's condition")?;
-    // The attacker may have cordoned it before. What counts is that our own monitor's word does.
-    let product = &scene.product;
-    product
-        .wait_for("the monitor's own fault", SOON, || async move {
-            let status = product.get("/api/v1/status").await;
-            let status: Value = serde_json::from_str(&status.map_err(|error| error.to_string())?)
-                .map_err(|error| error.to_string())?;
-            let nodes = status["fleet"]["nodes"].as_array().into_iter().flatten();
-            let mut faults = nodes.flat_map(|node| node["faults"].as_array().into_iter().flatten());
-            let found = faults.any(|fault| fault["code"] == "79" && fault["reportedBy"].is_null());
-            found.then_some(()).ok_or(status.to_string())
-        })
-        .await?;
     let probe = |path: &'static str| {
         let product = &scene.product;
         product.wait_for(path, SOON, move || async move {
@@ -179,6 +185,7 @@ async fn withstand(attack: Attack, plane: &ControlPlane) -> anyhow::Result<Durat
     }
     drop(attacker);
     // Recovery is never blocked.
+    let product = &scene.product;
     product
         .wait_for("the operator's recovery", SOON, || async {
             // What was on its way when the attacker ended may come behind it.
@@ -191,7 +198,7 @@ async fn withstand(attack: Attack, plane: &ControlPlane) -> anyhow::Result<Durat
     Ok(took)
 }
 
-/// What the process holds in memory, in MiB.
+/// Returns the memory that the process uses, in MiB.
 fn memory(pid: u32) -> anyhow::Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
     let mut lines = status.lines();
@@ -294,7 +301,7 @@ async fn the_process_that_attacks() {
     }
 }
 
-/// What the attacker knows.
+/// The product as the attacker knows it.
 struct Side {
     socket: PathBuf,
     address: String,

@@ -8,7 +8,8 @@ use testkit::{ControlPlane, Options, Product, Version};
 use crate::apart::Apart;
 use crate::support::{SOON, Scene, shape, xid};
 
-/// What a node lists that was taken out for a fault that is new.
+/// Returns true if the node lists one event, with this code: that of the new fault for which it was
+/// taken out.
 fn lists_only(node: &Value, code: &str) -> bool {
     let text = node["metadata"]["annotations"]["quarantineHealthEvent"].as_str();
     let events: Value = serde_json::from_str(text.unwrap_or_default()).unwrap_or_default();

@@ -1,5 +1,6 @@
 //! The data directory and the socket's file are deleted, moved or replaced beneath the product.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixListener;
 use std::{fs, io};
 
@@ -30,9 +31,12 @@ async fn ready_or(product: &Product, texts: &[&str]) -> anyhow::Result<()> {
 #[tokio::test]
 async fn a_socket_that_is_deleted_is_made_again_and_one_of_another_is_left_alone()
 -> anyhow::Result<()> {
-    let mut product = Launch::new()?.node_name("n1").start().await?;
+    let launch = Launch::new()?.node_name("n1");
+    let mut product = launch.arg("--socket-mode").arg("660").start().await?;
     let socket = product.socket().to_owned();
+    let mode = || fs::metadata(&socket).map(|found| found.permissions().mode() & 0o777);
     ready_or(&product, &[]).await?;
+    assert_eq!(mode()?, 0o660);
     fs::remove_file(&socket)?;
     product
         .wait_for("the socket", SOON, || async {
@@ -41,6 +45,7 @@ async fn a_socket_that_is_deleted_is_made_again_and_one_of_another_is_left_alone
         })
         .await?;
     ready_or(&product, &[]).await?;
+    assert_eq!(mode()?, 0o660);
 
     fs::remove_file(&socket)?;
     let another = UnixListener::bind(&socket)?;
@@ -49,6 +54,31 @@ async fn a_socket_that_is_deleted_is_made_again_and_one_of_another_is_left_alone
     assert_eq!(status.code(), Some(0));
     assert!(socket.exists(), "the socket of another was deleted");
     drop(another);
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_sockets_of_devices_are_made_again_and_gone_at_the_end() -> anyhow::Result<()> {
+    let directory = tempfile::tempdir()?;
+    let gate = directory.path().join("gate.sock");
+    let launch = Launch::new()?.node_name("n1").option("--job-gate", &gate);
+    let mut product = launch.start().await?;
+    let api = product.data_dir().join("device-api.sock");
+    ready_or(&product, &[]).await?;
+    fs::remove_file(&api)?;
+    fs::remove_file(&gate)?;
+    product
+        .wait_for("both sockets", SOON, || async {
+            let data_dir = product.data_dir().display().to_string();
+            let listed = product.command(["devices", "--data-dir", &data_dir]).await;
+            let listed = listed.map_err(|error| format!("{error:#}"))?;
+            (listed.code == Some(0) && gate.exists())
+                .then_some(())
+                .ok_or(listed.stderr)
+        })
+        .await?;
+    product.terminate().await?;
+    assert!(!api.exists() && !gate.exists());
     Ok(())
 }
 

@@ -16,12 +16,7 @@ async fn two_that_run_for_one_node_leave_each_others_session_alone() -> anyhow::
         return Ok(());
     };
     let scene = Scene::new(&plane, NodeBuilder::without_kubelet, |launch| launch).await?;
-    let rival = Launch::new()?
-        .node_name(&scene.node)
-        .kubeconfig(plane.kubeconfig())
-        .quarantine()
-        .start()
-        .await?;
+    let rival = rival(&plane, &scene).await?;
     // Its store is there before the first session is.
     rival
         .wait_for("the second to be ready", SOON, || async {
@@ -81,6 +76,38 @@ async fn two_that_run_for_one_node_leave_each_others_session_alone() -> anyhow::
     Ok(())
 }
 
+/// A store that is made later takes the session over, as after a lost data directory. It does so
+/// once: the first, which lives, does not take it back.
+#[tokio::test]
+async fn one_that_comes_later_takes_the_session_over_once() -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let scene = Scene::new(&plane, NodeBuilder::without_kubelet, |launch| launch).await?;
+    let node = &scene.node;
+    send_to(&scene.product, vec![event(node, "0")]).await?;
+    scene.cordoned().await?;
+    let rival = rival(&plane, &scene).await?;
+    let another = "session on our node by another store";
+    notes(&scene.product, node, another).await?;
+    // Its word counts; then the first, whose fault is open still, takes the node out again.
+    send_to(&rival, vec![recovery(node, "0")]).await?;
+    notes(&rival, node, another).await?;
+    scene.cordoned().await?;
+    send_to(&scene.product, vec![recovery(node, "0")]).await?;
+    scene.restored().await?;
+    let made = patches(&scene.product, node).await? + patches(&rival, node).await?;
+    assert!((4..=MOST_PATCHES).contains(&made), "{made}");
+    Ok(())
+}
+
+/// Starts another product for the same node.
+async fn rival(plane: &ControlPlane, scene: &Scene) -> anyhow::Result<Product> {
+    let launch = Launch::new()?.node_name(&scene.node);
+    let launch = launch.kubeconfig(plane.kubeconfig()).quarantine();
+    launch.start().await
+}
+
 /// Waits until the node's notes in the status have this text.
 async fn notes(product: &Product, node: &str, text: &str) -> anyhow::Result<()> {
     product
@@ -100,7 +127,7 @@ async fn notes(product: &Product, node: &str, text: &str) -> anyhow::Result<()> 
         .await
 }
 
-/// How many patches of the node it has made or tried.
+/// Returns the number of patches of the node that the product has made or tried.
 async fn patches(product: &Product, node: &str) -> anyhow::Result<usize> {
     let output = product.client(["explain", node, "-o", "json"]).await?;
     let story: Value = serde_json::from_str(&output.stdout)?;

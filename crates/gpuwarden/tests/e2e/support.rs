@@ -252,7 +252,7 @@ pub(crate) async fn object(nodes: &Api<Node>, name: &str) -> anyhow::Result<Valu
     Ok(serde_json::to_value(nodes.get(name).await?)?)
 }
 
-/// What a restored node must have as before: labels, annotations, spec.
+/// Returns the parts that a restored node must have as before: labels, annotations, spec.
 pub(crate) fn shape(node: &Value) -> Value {
     json!({
         "labels": node["metadata"]["labels"],

@@ -21,11 +21,11 @@ const HUNG: Duration = Duration::from_secs(60);
 /// The thread that listens.
 pub(super) struct Listening {
     stop: Arc<AtomicBool>,
-    /// When the last wait came back.
+    /// The time at which the last wait came back.
     back: Arc<Mutex<Instant>>,
-    /// What each wait that was no plain timeout came to: nothing wrong, or why it failed.
+    /// The news of the waits: an event or the end of failures (`None`), or why a wait failed.
     heard: Receiver<Option<String>>,
-    /// Why no events can be heard, as of the last wait.
+    /// The reason why no events can be heard, as of the last wait.
     pub(super) error: Option<String>,
     thread: Option<JoinHandle<()>>,
 }

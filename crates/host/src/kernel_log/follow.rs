@@ -48,7 +48,7 @@ pub(super) enum ReadStep {
     /// The next bytes are the start of this file: it was just opened, or was truncated.
     Start {
         file: FileId,
-        /// Whether some of what was written before it is not there any more.
+        /// True if some of what was written before it is not there any more.
         lost: bool,
     },
     /// There is nothing more for now.

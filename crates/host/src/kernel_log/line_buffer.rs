@@ -27,7 +27,7 @@ pub(super) struct RawLine<'a> {
     pub(super) bytes: &'a [u8],
     /// Bytes that the line had in the input, its newline included.
     pub(super) length: u64,
-    /// Whether `bytes` is not the whole line.
+    /// True if `bytes` is not the whole line.
     pub(super) cut: bool,
 }
 

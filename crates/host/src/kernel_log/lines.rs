@@ -54,13 +54,13 @@ enum LineInput {
 #[derive(Debug)]
 struct Output {
     parser: LineParser,
-    /// Whether the last line was a raw record, after which its `KEY=value` lines come.
+    /// True if the last line was a raw record, after which its `KEY=value` lines come.
     after_raw_record: bool,
     /// The end of the last line delivered, for input that can be resumed.
     place: Option<Position>,
     /// Lines delivered or passed over.
     lines: u64,
-    /// Whether records are missing before the next line.
+    /// True if records are missing before the next line.
     lost: bool,
     caught_up: bool,
     ended: bool,

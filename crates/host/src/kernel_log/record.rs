@@ -53,7 +53,7 @@ pub struct RecordRef<'a> {
     pub level: Option<u8>,
     /// The text of the record, as the source has it.
     pub raw_text: &'a [u8],
-    /// Whether `raw_text` uses the `\xNN` escapes of `/dev/kmsg`.
+    /// True if `raw_text` uses the `\xNN` escapes of `/dev/kmsg`.
     pub escaped: bool,
 }
 

@@ -56,7 +56,7 @@ pub enum OpenError {
     NotNvml {
         /// The library.
         library: PathBuf,
-        /// What it lacks.
+        /// The function that it lacks.
         function: &'static str,
     },
     /// The library does not find its driver.
@@ -74,7 +74,7 @@ pub enum OpenError {
 pub struct NvmlError {
     /// The function.
     pub call: &'static str,
-    /// What it answered.
+    /// The code that it answered.
     pub(super) code: u32,
 }
 

@@ -61,7 +61,7 @@ pub(super) struct RawEvent {
     pub(super) compute_instance: u32,
 }
 
-/// What a driver from version 615 on tells of its fabric. The bindings are older; NVIDIA's own for
+/// The fabric as a driver from version 615 on tells it. The bindings are older; NVIDIA's own for
 /// Python have it.
 #[repr(C)]
 #[derive(Clone, Copy)]

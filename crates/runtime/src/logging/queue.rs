@@ -26,7 +26,7 @@ pub(super) struct Queue {
 #[derive(Debug, Default)]
 struct WaitingLines {
     lines: Vec<u8>,
-    /// Whether lines that were taken from here are being written.
+    /// True while lines that were taken from here are being written.
     writing: bool,
 }
 

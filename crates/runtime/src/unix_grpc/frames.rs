@@ -49,11 +49,11 @@ pub(super) struct Repair {
 struct Frame {
     /// Octets of its payload.
     left: usize,
-    /// Whether it holds a part of a header block.
+    /// True if the frame holds a part of a header block.
     has_fields: bool,
-    /// Whether that is the last part.
+    /// True if that part is the last.
     ends_block: bool,
-    /// Whether the octet that says how long the padding is comes next.
+    /// True if the next octet is the length of the padding.
     tells_padding: bool,
     /// Octets before its part of the block.
     before: usize,

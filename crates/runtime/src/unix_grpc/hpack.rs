@@ -36,7 +36,7 @@ pub(super) struct Fields {
     name: Vec<u8>,
     is_authority: bool,
     is_huffman: bool,
-    /// Whether an octet of the value has been replaced.
+    /// True once an octet of the value has been replaced.
     is_repaired: bool,
     code: Code,
 }

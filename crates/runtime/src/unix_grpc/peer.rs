@@ -16,7 +16,7 @@ pub struct UnixPeer {
     /// Process id as seen from our pid namespace; `None` if the process is not visible
     /// there. It may have ended, and the number may have been given out again.
     pub pid: Option<i32>,
-    /// Whether it runs as root or as our own user, in our own pid and user namespaces.
+    /// True if the process runs as root or as our own user, in our own pid and user namespaces.
     /// Root of a container is not root of the machine, although the kernel gives both as 0.
     pub is_operator: bool,
 }

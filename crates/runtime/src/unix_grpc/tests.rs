@@ -143,7 +143,7 @@ async fn who_begins_no_call_is_not_waited_for() {
     assert!(read.is_err(), "{read:?}");
 }
 
-/// What is logged while the test runs.
+/// The log of a test, kept in memory.
 #[derive(Clone, Default)]
 struct Log(std::sync::Arc<std::sync::Mutex<Vec<u8>>>);
 

@@ -14,7 +14,7 @@ use crate::{
     MAX_NAME_BYTES, MAX_PAGE, Position, Prune, StatusPatch, StoreError,
 };
 
-/// What is over a limit is refused whole, with the limit; what is at it is taken.
+/// An input over a limit is refused whole, with the limit; one at the limit is taken.
 pub async fn refuses_what_is_over_a_limit(open: impl AsyncFn() -> Store) {
     let store = open().await;
     let refused = |result: Result<(), StoreError>, says: &str| {
@@ -329,8 +329,8 @@ pub async fn keeps_nothing_for_a_consumer_that_is_gone(open: impl AsyncFn() -> S
     store.close().await;
 }
 
-/// Where there is too much, the oldest go first, whatever their age; what must stay is
-/// told as being over.
+/// The oldest events go first where there is too much, whatever their age; what must stay is told
+/// as being over.
 pub async fn deletes_the_oldest_where_there_is_too_much(open: impl AsyncFn() -> Store) {
     let store = open().await;
     let mut newest = Position::START;

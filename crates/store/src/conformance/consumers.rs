@@ -12,8 +12,8 @@ use tokio::task::JoinSet;
 use super::{Store, event, event_without_time, grow, positions, read_feed, status, time};
 use crate::{Checkpoint, MAX_CHECKPOINT_BYTES, Position, StatusPatch, StoreError};
 
-/// What was stored before the store begins anew is history, and counts again where it
-/// arrives again: at the end of the feed, in the order of its arrival.
+/// Events that were stored before the store begins anew are history, and count again where they
+/// arrive again: at the end of the feed, in the order of their arrival.
 pub async fn begins_anew_behind_its_history(open: impl AsyncFn() -> Store) {
     let store = open().await;
     let first = store.identity();

@@ -5,10 +5,12 @@ use contract::{HealthEvent, keys};
 use domain::brake::Hold;
 use domain::device::NodeDevices;
 use domain::event::{Record, normalise};
-use domain::fault::FaultBook;
+use domain::fault::{Fault, FaultBook};
+use domain::node::NodeView;
+use domain::policy::Policy;
 use domain::session::{Failure, Session};
 use jiff::Timestamp;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::*;
 
@@ -56,6 +58,8 @@ struct World {
     anothers: bool,
     hold: Option<Hold>,
     store_unanswered: bool,
+    missed: u64,
+    policy: Policy,
 }
 
 fn world() -> World {
@@ -70,6 +74,8 @@ fn world() -> World {
         anothers: false,
         hold: None,
         store_unanswered: false,
+        missed: 0,
+        policy: Policy::builtin(),
     }
 }
 
@@ -87,8 +93,8 @@ fn ask(world: &World) -> WhyNot {
         acting: world.acting,
         observed: observed.as_ref(),
         faults: &world.faults,
-        missed: 0,
-        policy: Some(&Policy::builtin()),
+        missed: world.missed,
+        policy: Some(&world.policy),
         session: Cow::Borrowed(&world.session),
         anothers: world.anothers,
         on_our_node: world.anothers,
@@ -175,6 +181,22 @@ fn the_first_thing_that_stands_in_the_way_is_the_answer() {
             .iter()
             .filter(|check| check.result == CheckResult::Stops);
         assert_eq!(stops.count(), stopped, "{why:#?}");
+    }
+}
+
+#[test]
+fn a_rule_that_cannot_be_evaluated_and_reports_without_room_are_told() {
+    let mut world = world();
+    let text = "[[rule-sets]]\nname = 'a'\ncordon = { shouldCordon = true }\n\
+                [[rule-sets.match.all]]\nkind = 'HealthEvent'\n\
+                expression = \"event.metadata['no'] == 'b'\"\n";
+    world.policy = Policy::parse(text, "p").unwrap();
+    world.missed = 3;
+    let why = ask(&world);
+    let details: Vec<&String> = why.checks.iter().flat_map(|one| &one.details).collect();
+    for expected in ["cannot be evaluated: ", "3 reports found no room"] {
+        let told = details.iter().any(|line| line.contains(expected));
+        assert!(told, "{expected}: {details:#?}");
     }
 }
 

@@ -7,7 +7,7 @@ use host::nvml::Nvml;
 
 use super::*;
 
-/// How GPU 1 differs from a healthy one, and the codes of the problems that it then has.
+/// A difference between GPU 1 and a healthy one, and the codes of the problems that it makes.
 type Case = (fn(&mut FakeGpu), &'static [&'static str]);
 
 const CASES: [Case; 15] = [

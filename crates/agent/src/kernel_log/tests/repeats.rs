@@ -67,7 +67,7 @@ async fn killed_at_any_moment_it_counts_every_line_once() {
     assert_eq!(lines_in(&bench.stored().await), LINES);
 }
 
-/// What a person decides between the line and its report is not undone by it.
+/// A decision that a person makes between the line and its report is not undone by the report.
 #[tokio::test]
 async fn a_count_is_accepted_as_of_its_last_line_also_after_a_restart() {
     let mut bench = Bench::new();

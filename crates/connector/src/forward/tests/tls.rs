@@ -23,7 +23,7 @@ fn pair(dir: &Path, name: &str) -> CertificateFiles {
     }
 }
 
-/// What a target has that wants to know who comes.
+/// Returns the TLS of a target that asks for the certificate of those who connect.
 fn mutual(dir: &Path) -> ServerTls {
     let clients = ClientCertificates::Required(dir.join("ca.crt"));
     ServerTls::load(pair(dir, "target"), clients).unwrap()

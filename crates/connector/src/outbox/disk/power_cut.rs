@@ -19,7 +19,7 @@ thread_local! {
 /// Most writes that no synchronisation follows.
 const MOST_PENDING: usize = 4;
 
-/// What this thread's outbox uses, below a directory that is there whatever happens.
+/// The disk under this thread's outbox, below a directory that outlasts every power cut.
 #[derive(Default)]
 struct Disk {
     root: PathBuf,
@@ -31,11 +31,11 @@ struct Disk {
     pending: Vec<(u64, Vec<u8>, u64)>,
     /// Open, so that no inode is given to another file.
     held: HashMap<u64, File>,
-    /// What may be on disk, from every moment since it was asked for.
+    /// The states that the disk may have had at any moment since they were last asked for.
     moments: Vec<Kept>,
 }
 
-/// What is on disk after a power cut: files below the root, by path.
+/// The contents of the disk after a power cut: files below the root, by path.
 pub(in super::super) type Kept = BTreeMap<PathBuf, Vec<u8>>;
 
 /// Observes what this thread writes below `root` from now on.
@@ -46,7 +46,8 @@ pub(in super::super) fn observe(root: &Path) {
     }));
 }
 
-/// What may have been on disk at every moment since the last call, and what may be on it now.
+/// Returns the states that the disk may have had at any moment since the last call, and those that
+/// it may have now.
 pub(in super::super) fn moments() -> (Vec<Kept>, Vec<Kept>) {
     DISK.with_borrow_mut(|disk| {
         let disk = disk.as_mut().expect("observed");
@@ -121,7 +122,7 @@ impl Disk {
         inode
     }
 
-    /// What may be on disk now: with each of the pending writes, or without.
+    /// Returns the states that the disk may have now: with each of the pending writes, or without.
     fn possible(&self) -> Vec<Kept> {
         assert!(self.pending.len() <= MOST_PENDING, "never synchronised");
         let some = 0..1_u32 << self.pending.len();

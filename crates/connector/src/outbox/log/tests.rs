@@ -262,7 +262,7 @@ fn another_store_gets_all_that_is_kept_but_for_what_was_put_aside() {
     assert!(log.all().is_empty());
 }
 
-/// What a monitor has counted is older than what came before it.
+/// A counted report of a monitor may be older than the events before it.
 #[test]
 fn a_file_is_kept_for_the_newest_event_in_it_wherever_that_stands() {
     let dir = tempfile::tempdir().unwrap();

@@ -66,7 +66,7 @@ fn post(shared: &Shared, book: &FaultBook, view: &Arc<NodeView>, second: i64) {
     shared.post(book.faults("n"), book.heard("n"), view, at(second));
 }
 
-/// What became of a job: all of it was done, or none.
+/// Returns the result of a job: all of it was done, or none.
 fn outcome(job: Job, written: Option<u64>, failed: bool) -> JobResult {
     let told = job.events.iter();
     let told = told.map(|one| (one.key.clone(), one.recovered, one.event.count));

@@ -51,7 +51,7 @@ fn config(mode: Mode, store: &Arc<dyn EventStore>) -> QuarantineConfig {
     }
 }
 
-/// What the fleet would keep now.
+/// Returns the state that the fleet would keep now.
 fn kept(fleet: &Fleet) -> Kept {
     Kept {
         book: fleet.book().clone(),
@@ -156,7 +156,7 @@ async fn a_feed_that_fails_holds_nothing_else_up_and_is_told_and_read_again() {
     store.close().await;
 }
 
-/// How long it waits before it tries again.
+/// Returns the time until the feed is read again.
 fn failed_for(quarantine: &Quarantine) -> Duration {
     let failed = quarantine.feed_failure.as_ref().unwrap();
     failed.retry_at.saturating_duration_since(Instant::now())

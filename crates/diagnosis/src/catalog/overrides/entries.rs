@@ -90,7 +90,7 @@ struct NicDriverDetection {
 struct NicPattern {
     #[serde(default)]
     name: String,
-    /// Whether it is on; off where it is missing, as there.
+    /// True if the pattern is on; false where the key is missing, as in NVSentinel.
     #[serde(default)]
     enabled: bool,
     #[serde(rename = "processingStrategy")]
@@ -103,7 +103,7 @@ struct NicPattern {
 struct CheckEntry {
     #[serde(default)]
     name: String,
-    /// Whether it is on; off where it is missing, as there.
+    /// True if the check is on; false where the key is missing, as in NVSentinel.
     #[serde(default)]
     enabled: bool,
     #[serde(default)]

@@ -244,7 +244,7 @@ static SXID_CLASSES: LazyLock<BTreeMap<u32, (&str, &str)>> = LazyLock::new(|| {
         .collect()
 });
 
-/// Whether an XID row says what the lists say.
+/// Returns true if an XID row says what the lists say.
 pub(super) fn is_right_xid(row: &Xid) -> bool {
     EXPECTED.get(&row.code).is_some_and(|expected| {
         row.mnemonic == expected.mnemonic
@@ -253,7 +253,7 @@ pub(super) fn is_right_xid(row: &Xid) -> bool {
     })
 }
 
-/// Whether a row of XID 144 to 150 says what the publisher's says.
+/// Returns true if a row of XID 144 to 150 says what the publisher's says.
 fn is_right_nvlink5(row: &Nvlink5, of: &Decode) -> bool {
     let status: Vec<u32> = words(of.status).collect();
     row.code == of.code

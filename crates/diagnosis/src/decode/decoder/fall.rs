@@ -24,7 +24,7 @@ pub(super) struct Fall {
     /// The lines before the last, each with its end.
     pub(super) lines: String,
     at: Timestamp,
-    /// Whether the second line has come, which no other message of the driver has.
+    /// True once the second line has come, which no other message of the driver has.
     goes_on: bool,
 }
 

@@ -52,7 +52,7 @@ pub(crate) enum Step {
     Recover(u8),
     /// The log tells one.
     Heal(u8),
-    /// What is counted is saved and read back.
+    /// The counts are saved and read back.
     Restart,
 }
 

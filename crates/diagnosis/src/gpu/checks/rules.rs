@@ -16,27 +16,28 @@ const PCIE_REPLAYS: [u64; 6] = [15, 30, 48, 96, 192, 384];
 /// The call that reads the power of a GPU.
 const POWER_CALL: &str = "nvmlDeviceGetPowerUsage";
 
-/// The codes by which each action that the driver asks for is reported.
-const RECOVERY_CODES: [(RecoveryAction, &str, &str); 4] = [
+/// The codes by which the actions that the driver asks for are reported. DCGM 4.6 has none for those
+/// of newer drivers: they have the code of what they come down to.
+const RECOVERY_CODES: [(&str, &[RecoveryAction]); 5] = [
     (
-        RecoveryAction::Reset,
         "DCGM_FR_GPU_RECOVERY_RESET",
-        "a reset of the GPU",
+        &[RecoveryAction::Reset, RecoveryAction::BusReset],
     ),
     (
-        RecoveryAction::Reboot,
         "DCGM_FR_GPU_RECOVERY_REBOOT",
-        "a reboot of the machine",
+        &[RecoveryAction::Reboot, RecoveryAction::SystemReboot],
     ),
     (
-        RecoveryAction::DrainPeers,
         "DCGM_FR_GPU_RECOVERY_DRAIN_P2P",
-        "an end of what talks to other GPUs",
+        &[RecoveryAction::DrainPeers],
     ),
     (
-        RecoveryAction::DrainAndReset,
         "DCGM_FR_GPU_RECOVERY_DRAIN_RESET",
-        "an end of what runs on it, and a reset",
+        &[RecoveryAction::DrainAndReset],
+    ),
+    (
+        "DCGM_FR_IMEX_UNHEALTHY",
+        &[RecoveryAction::RecoverImexDomain],
     ),
 ];
 
@@ -256,28 +257,24 @@ impl Rules<'_> {
         let own = (self.readings.recovery_action).map(|action| ("the GPU".to_owned(), action));
         let asked: Vec<(String, RecoveryAction)> = own.into_iter().chain(partitions).collect();
         let is_told = !asked.is_empty();
-        for (action, code, name) in RECOVERY_CODES {
-            let by = asked.iter().find(|(_, asked)| *asked == action);
+        let asking = |by: Option<&(String, RecoveryAction)>| {
+            by.map_or_else(String::new, |(by, action)| {
+                format!("the driver asks for {action}, because of {by}")
+            })
+        };
+        for (code, actions) in RECOVERY_CODES {
+            let by = asked.iter().find(|(_, asked)| actions.contains(asked));
             self.is(
                 self.of(keys::CHECK_GPU_DRIVER, code),
                 is_told.then_some(by.is_some()),
-                || {
-                    let by = by.map_or("", |(by, _)| by.as_str());
-                    format!("the driver asks for {name}, because of {by}")
-                },
+                || asking(by),
             );
         }
-        let unknown = asked.iter().find_map(|(by, action)| match action {
-            RecoveryAction::Other(number) => Some((by, *number)),
-            _ => None,
-        });
+        let unknown = (asked.iter()).find(|(_, asked)| matches!(asked, RecoveryAction::Other(_)));
         self.is(
             self.of(keys::CHECK_GPU_DRIVER, "DCGM_FR_UNRECOGNIZED"),
             is_told.then_some(unknown.is_some()),
-            || {
-                let (by, number) = unknown.map_or(("", 0), |(by, number)| (by.as_str(), number));
-                format!("the driver asks for action {number}, which is not known, because of {by}")
-            },
+            || asking(unknown),
         );
         self.is(
             self.of(keys::CHECK_GPU_DRIVER, "GPU_UNMONITORED"),

@@ -122,9 +122,9 @@ impl Bench {
 /// Something that a GPU tells.
 type Tells = fn(&mut Gpu, &mut Readings);
 
-/// What is a problem as long as it is told: the check, the code, how the GPU tells it, and how it
-/// tells nothing about it.
-const WHILE_TOLD: [(&str, &str, Tells, Tells); 18] = [
+/// The problems that last as long as they are told: the check, the code, how the GPU tells it, and
+/// how it tells nothing about it.
+const WHILE_TOLD: [(&str, &str, Tells, Tells); 21] = [
     (
         "GpuMemWatch",
         "DCGM_FR_VOLATILE_DBE_DETECTED",
@@ -218,6 +218,24 @@ const WHILE_TOLD: [(&str, &str, Tells, Tells); 18] = [
     ),
     (
         "GpuDriverWatch",
+        "DCGM_FR_GPU_RECOVERY_RESET",
+        |_, told| told.recovery_action = Some(6.into()),
+        |_, told| told.recovery_action = None,
+    ),
+    (
+        "GpuDriverWatch",
+        "DCGM_FR_GPU_RECOVERY_REBOOT",
+        |_, told| told.recovery_action = Some(7.into()),
+        |_, told| told.recovery_action = None,
+    ),
+    (
+        "GpuDriverWatch",
+        "DCGM_FR_IMEX_UNHEALTHY",
+        |_, told| told.recovery_action = Some(5.into()),
+        |_, told| told.recovery_action = None,
+    ),
+    (
+        "GpuDriverWatch",
         "DCGM_FR_UNRECOGNIZED",
         |_, told| told.recovery_action = Some(RecoveryAction::Other(9)),
         |_, told| told.recovery_action = None,
@@ -244,8 +262,8 @@ const WHILE_TOLD: [(&str, &str, Tells, Tells); 18] = [
     ),
 ];
 
-/// What counts once it has lasted: the check, the code, how long it takes, and how the GPU tells it,
-/// nothing about it, and something about it that is no problem.
+/// The problems that count once they have lasted: the check, the code, how long it takes, and how
+/// the GPU tells it, nothing about it, and something about it that is no problem.
 const WHEN_IT_LASTS: [(&str, &str, u64, Tells, Tells); 7] = [
     (
         "GpuPcieWatch",

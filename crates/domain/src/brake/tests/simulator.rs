@@ -32,7 +32,7 @@ struct Cluster {
     switched: Switched,
 }
 
-/// What may happen.
+/// Something that may happen to the cluster.
 #[derive(Clone, Debug)]
 enum Happening {
     Fault {
@@ -123,7 +123,7 @@ impl Cluster {
         self.world.store(event, accepted_at);
     }
 
-    /// What the watch brings: within [`DOUBT`] everything, and often sooner.
+    /// Brings in what the watch would: within [`DOUBT`] everything, and often sooner.
     fn watch(&mut self, luck: &mut impl FnMut() -> u8) {
         let names: Vec<String> = self.world.nodes.keys().cloned().collect();
         for name in names {

@@ -6,8 +6,8 @@ use crate::view::{NodeState, NodeStatus};
 
 const NODES: u32 = 10;
 
-/// What happens, to which nodes, whether they are well; and then: how many nodes the cluster
-/// has, are shown, are held.
+/// A step: its name, the news, the nodes that are reported and whether they are well; and then the
+/// numbers of nodes that the cluster has, that are shown, and that are held.
 type Step<'a> = (&'a str, Vec<FleetInput>, &'a [&'a str], bool, [usize; 3]);
 
 /// A world of [`NODES`] nodes that only pretends, so that nobody has to answer.
@@ -176,7 +176,8 @@ fn only_nodes_that_something_happened_to_are_shown_anew() {
     assert!(!world.fleet.knows("n3"));
 }
 
-/// How `n1`, which has a fatal fault, is shown after a look; `None`: the cluster does not have it.
+/// Returns `n1`, which has a fatal fault, as it is shown after a look; without `metadata` the
+/// cluster does not have it.
 fn shown(mode: Mode, metadata: Option<Value>) -> NodeStatus {
     let settings = Settings { mode, ..settings() };
     let mut world = World::with(settings, &Policy::builtin(), []);

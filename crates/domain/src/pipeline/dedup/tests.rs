@@ -66,7 +66,7 @@ impl Bench {
         (events, verdicts)
     }
 
-    /// Whether an event that comes alone, after `wait` seconds, passes as it is.
+    /// Returns true if an event that comes alone, after `wait` seconds, passes as it is.
     fn passes(&mut self, wait: i64, event: &HealthEvent) -> bool {
         self.now += SignedDuration::from_secs(wait);
         let mut event = event.clone();

@@ -89,7 +89,7 @@ pub(super) struct UnknownKey {
     pub(super) offset: usize,
     /// The finding about it.
     pub(super) what: String,
-    /// Whether the file cannot be used for it.
+    /// True if the file cannot be used because of the key.
     pub(super) is_error: bool,
 }
 

@@ -11,7 +11,7 @@ use super::{RuleKind, check};
 pub struct Compared {
     /// The field of the first level.
     pub field: String,
-    /// Whether it is an element of the field that is compared.
+    /// True if an element of the field is compared, not the field itself.
     pub element: bool,
     /// The way in which it is compared.
     pub how: How,

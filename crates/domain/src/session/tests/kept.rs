@@ -160,6 +160,11 @@ fn a_release_in_the_future_dismisses_what_was_before_it_was_seen() {
     world.fault(0);
     let seen = world.now + SignedDuration::from_secs(1);
     assert_eq!(world.settle(), []);
+    let notes = world.fleet.status("n1").unwrap().notes;
+    assert!(
+        notes.iter().any(|note| note.contains("9998-01-01")),
+        "{notes:?}"
+    );
     world.restart(Restart::All);
     world.now += SignedDuration::from_hours(1);
     assert_eq!(world.settle(), [], "it does not move with the clock");

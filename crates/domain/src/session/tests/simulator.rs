@@ -5,13 +5,13 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What can happen to a node, its faults and its controller.
+/// Something that can happen to a node, its faults and its controller.
 #[derive(Clone, Debug)]
 enum Happening {
     Fault(u8),
     OtherFault(u8, bool),
     Recovery(u8),
-    /// What was accepted so many seconds ago comes now.
+    /// A report about this GPU comes now that was accepted so many seconds ago.
     Late(u8, u8),
     Look(Fate),
     Restart(Restart),
@@ -68,7 +68,7 @@ const AFTER_A_PERSON: [&str; 4] = [
     keys::RELEASE,
 ];
 
-/// What people and other controllers have put on the node.
+/// The marks that people and other controllers have put on the node.
 #[derive(Clone, Debug, Default)]
 struct Foreign {
     cordon: bool,
@@ -77,7 +77,8 @@ struct Foreign {
 }
 
 impl Foreign {
-    /// Who removes a taint of ours keeps the cordon: from then on it is theirs.
+    /// Takes in a patch. A person who removes a taint of ours keeps the cordon: from then on it is
+    /// theirs.
     fn see(&mut self, patch: &Patch, node: &NodeView) {
         let marked = patch.change.annotations.get(keys::UNTAINTED_MANUALLY);
         if patch.intent == Intent::StandDown && marked.is_some() {
@@ -116,7 +117,7 @@ impl Foreign {
     }
 }
 
-/// What was decided of the faults, and when: nothing that was seen before undoes it.
+/// The times of the decisions about the faults: nothing that was seen before undoes them.
 #[derive(Debug, Default)]
 struct Decisions {
     closed: BTreeMap<u8, Timestamp>,
@@ -124,7 +125,7 @@ struct Decisions {
 }
 
 impl Decisions {
-    /// Whether something was decided of a GPU's faults after `seen`.
+    /// Returns true if something was decided about a GPU's faults after `seen`.
     fn since(&self, gpu: u8, seen: Timestamp) -> bool {
         self.closed.get(&gpu).is_some_and(|at| seen < *at)
             || self.released.is_some_and(|at| seen <= at)
@@ -138,7 +139,7 @@ impl Decisions {
         })
     }
 
-    /// Whether a release is seen as it is made, by us, and all that we know by its maker.
+    /// Returns true if we see a release as it is made, and its node lists every event that we know.
     fn seen_by_all(world: &World) -> bool {
         let listed = Ownership::read(&world["n1"]).map_or(Vec::new(), |own| own.events);
         let known = |id: &str| listed.iter().any(|event| event.id == id);

@@ -21,7 +21,7 @@ pub(super) const WANTED: [&[u8]; 8] = [
 #[derive(Debug, Default)]
 pub(super) struct Fields {
     pub(super) values: [Option<Vec<u8>>; WANTED.len()],
-    /// Whether one was too long, and is cut.
+    /// True if a field was too long, and is cut.
     pub(super) cut: bool,
 }
 

@@ -57,7 +57,7 @@ fn grpc_call(stream: u32, authority: &str, flags: u8) -> Block {
 /// An authority as C core builds it from a socket path.
 const C_CORE_AUTHORITY: &str = "%2Fvar%2Frun%2Fnvsentinel.sock";
 
-/// What the server reads of it.
+/// [`C_CORE_AUTHORITY`] as the server reads it.
 const REPAIRED_AUTHORITY: &str = ".2Fvar.2Frun.2Fnvsentinel.sock";
 
 #[test]

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use super::*;
 use crate::outbox::disk::power_cut::{Kept, after, moments, observe};
 
-/// What the outbox still owes to the controller, as it was answered.
+/// The events that the outbox has promised to keep, by its answers.
 #[derive(Clone, Debug, Default)]
 struct Owed {
     /// Events, in order, and how many of the first were delivered, by position.
@@ -22,7 +22,8 @@ impl Owed {
     }
 }
 
-/// What an outbox that finds this on disk has for the store that answered last.
+/// Returns the events that an outbox with these files has for `store`, the store that answered
+/// last, and those that it has put aside.
 fn found(kept: &Kept, store: Option<&str>) -> (Vec<String>, HashSet<String>) {
     let root = after(kept);
     let dir = root.path().join("outbox");

@@ -122,7 +122,7 @@ fn every_nic_pattern_covers_its_lines_and_no_ordinary_one() {
     }
 }
 
-/// What begins as another network driver's line may hold a line of the GPU driver.
+/// A line that begins as one of another network driver may hold a line of the GPU driver.
 #[test]
 fn a_gpu_line_behind_the_beginning_of_a_nic_line_is_found() {
     let mut decoder = KernelLogDecoder::default();

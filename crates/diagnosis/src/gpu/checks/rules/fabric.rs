@@ -5,7 +5,7 @@ use crate::gpu::{Fabric, FabricState};
 /// The status of a registration that has succeeded.
 const SUCCESS: &str = "NVML_SUCCESS";
 
-/// What the health mask tells, each by its shift, in two bits: 0 is nothing, 1 yes, 2 no.
+/// The ailments in the health mask, each by its shift, in two bits: 0 is nothing told, 1 yes, 2 no.
 const AILMENTS: [(u32, &str); 4] = [
     (0, "bandwidth is degraded"),
     (2, "a route is being mended"),

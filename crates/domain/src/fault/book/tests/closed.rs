@@ -128,7 +128,7 @@ fn of_a_node_so_many_closed_faults_are_remembered_the_newest() {
     }
 }
 
-/// What was taken over from a node says when it was seen; anybody may have written it.
+/// An event that was taken over from a node says when it was seen; anybody may have written that.
 #[test]
 fn no_time_in_the_future_keeps_a_fault_open() {
     let said = |mut record: Record, time: &str| {

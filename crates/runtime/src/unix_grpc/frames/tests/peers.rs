@@ -24,7 +24,7 @@ pub(super) struct Block {
     pub(super) fragment: usize,
 }
 
-/// What a server reads.
+/// A header block, or another frame, as a server reads it.
 #[derive(Debug, PartialEq)]
 pub(super) enum Read {
     Block {
@@ -170,7 +170,7 @@ pub(super) fn serve(stream: &[u8]) -> Vec<Read> {
     reads
 }
 
-/// What `serve` is to return for a block.
+/// Returns the block as [`serve`] must read it.
 pub(super) fn expected(block: &Block) -> Read {
     let meant = |(name, value, _): &(String, String, u8)| {
         let value = match value.as_str() {

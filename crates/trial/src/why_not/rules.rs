@@ -1,0 +1,158 @@
+//! What the policy says about the open faults of a node, rule by rule.
+
+use std::sync::Arc;
+
+use contract::keys;
+use domain::assess::{Dismissal, DismissedBy, FaultRuling, Ruling, assess, is_notice};
+use domain::fault::Fault;
+use domain::fleet::Situation;
+use domain::node::NodeView;
+use domain::policy::{EventVariable, NodeVariable, Policy, Rule, RuleKind, event_variable};
+use domain::session::{Observed, dismissal};
+use serde_json::Value;
+
+use super::check::{Check, RULES, passes, stops};
+
+/// Faults whose rules are shown one by one; the gravest.
+const FAULTS_SHOWN: usize = 20;
+
+/// Returns one check for each open fault, gravest first, and how many notices there are beside.
+pub(super) fn rule_checks(situation: &Situation<'_>) -> (Vec<Check>, usize) {
+    let Some(policy) = situation.policy else {
+        let check = stops(RULES, "no policy was read yet: nothing is decided before")
+            .fix("gpuwarden status says why the policy cannot be read");
+        return (vec![check], 0);
+    };
+    let unknown = Observed::of(Arc::new(NodeView::unknown(situation.node)));
+    let observed = situation.observed.unwrap_or(&unknown);
+    let node = observed.view.as_ref();
+    let mut faults: Vec<&Fault> = situation.faults.iter().collect();
+    faults.sort_by(|a, b| Fault::by_gravity(a, b));
+    let variable = NodeVariable::new(&node.object());
+    let (mut checks, mut notices, mut left) = (Vec::new(), 0, 0);
+    for fault in faults {
+        let desired = assess(
+            std::slice::from_ref(fault),
+            policy,
+            node,
+            &situation.devices,
+            dismissal(observed, situation.dropped_at, &situation.session.times),
+        );
+        if is_notice(fault, &desired.rulings) {
+            notices += 1;
+        } else if checks.len() >= FAULTS_SHOWN {
+            left += 1;
+        } else {
+            let rulings = desired.rulings.iter();
+            checks.extend(rulings.map(|ruling| rule_check(ruling, fault, policy, node, &variable)));
+        }
+    }
+    if let Some(last) = checks.last_mut().filter(|_| left > 0) {
+        last.details
+            .push(format!("and {left} more open faults, which are less grave"));
+    }
+    (checks, notices)
+}
+
+fn rule_check(
+    ruling: &FaultRuling,
+    fault: &Fault,
+    policy: &Policy,
+    node: &NodeView,
+    variable: &NodeVariable,
+) -> Check {
+    let FaultRuling {
+        fault: title,
+        ruling,
+    } = ruling;
+    match ruling {
+        Ruling::HandedOver => stops(RULES, format!("{title}: {ruling}"))
+            .fix("whoever repairs it takes the label off when the node is given back"),
+        Ruling::Dismissed(Dismissal { up_to, by }) => {
+            let how = match by {
+                DismissedBy::Released => "dismissed when the node was released by hand",
+                DismissedBy::Dropped => {
+                    "dropped when the circuit breaker was reset with cursor CREATE"
+                }
+            };
+            stops(RULES, format!("{title}: {how} at {up_to:.0}"))
+                .fix("a newer report of the fault counts again")
+        }
+        Ruling::Skipped => stops(RULES, format!("{title}: {ruling}")),
+        Ruling::Forced => passes(RULES, format!("{title}: {ruling}")),
+        Ruling::Judged { wanted, .. } => {
+            let asked = if *wanted { "a" } else { "no" };
+            let asked = format!("{title}: {asked} rule set asks for it");
+            let mut details = rule_details(policy, fault, node, variable);
+            let check = if *wanted {
+                passes(RULES, asked)
+            } else if ruling.opted_out(node) {
+                details.insert(0, asked);
+                let label = keys::MANAGED_LABEL;
+                let name = &node.name;
+                stops(RULES, format!("it is opted out by its label {label}=false")).fix(&format!(
+                    "kubectl label node {name} {label}- lets the rules decide"
+                ))
+            } else {
+                stops(RULES, asked)
+            };
+            Check { details, ..check }
+        }
+    }
+}
+
+/// Returns what each rule of each rule set says, and what it has looked at.
+fn rule_details(
+    policy: &Policy,
+    fault: &Fault,
+    node: &NodeView,
+    variable: &NodeVariable,
+) -> Vec<String> {
+    let rule_sets = policy.rule_sets_of(node);
+    if rule_sets.is_empty() {
+        return vec![format!("the policy ({}) has no rule sets", policy.source)];
+    }
+    let (value, object) = (event_variable(&fault.event), node.object());
+    let event = EventVariable::new(&value);
+    let mut details = Vec::new();
+    for rule_set in rule_sets {
+        let answer = rule_set.answer(&event, variable);
+        let asks = if rule_set.asks() {
+            ""
+        } else {
+            ", and asks for nothing"
+        };
+        details.push(format!("'{}' {answer}{asks}", rule_set.name));
+        let rules = rule_set.all.iter().map(|rule| ("all", rule));
+        let rules = rules.chain(rule_set.any.iter().map(|rule| ("any", rule)));
+        for (group, rule) in rules {
+            let looked_at = match rule.kind {
+                RuleKind::HealthEvent | RuleKind::Override => &value,
+                RuleKind::Node => &object,
+            };
+            details.extend(rule_lines(
+                group,
+                rule,
+                rule.holds(&event, variable),
+                looked_at,
+            ));
+        }
+    }
+    details
+}
+
+fn rule_lines(
+    group: &str,
+    rule: &Rule,
+    holds: Result<bool, String>,
+    looked_at: &Value,
+) -> Vec<String> {
+    let said = match holds {
+        Ok(holds) => holds.to_string(),
+        Err(why) => format!("cannot be evaluated: {why}"),
+    };
+    let rule_line = format!("  {group}: {} -> {said}", rule.expression);
+    let seen = rule.seen(looked_at).into_iter();
+    let seen = seen.map(|seen| format!("    {seen}"));
+    [rule_line].into_iter().chain(seen).collect()
+}
