@@ -216,6 +216,8 @@ pub struct FakeLink {
     pub up: bool,
     /// PCI address of the other end; made from the number where it is not said, none where empty.
     pub remote_pci: Option<String>,
+    /// Its number at the other end; not told where it is not said.
+    pub remote_link: Option<u32>,
     /// Kind of the other end: 0 a GPU, 2 a switch, 255 unknown.
     pub remote_kind: u32,
     /// Times that something was sent again.
@@ -531,6 +533,7 @@ impl Default for FakeLink {
             link: 0,
             up: true,
             remote_pci: None,
+            remote_link: None,
             remote_kind: sys::nvmlIntNvLinkDeviceType_enum_NVML_NVLINK_DEVICE_TYPE_SWITCH,
             replays: 0,
             recoveries: 0,

@@ -50,11 +50,13 @@ pub(crate) fn workspace_root() -> PathBuf {
 }
 
 /// Each protobuf file with its package.
-const PROTOS: [(&str, &str); 4] = [
+const PROTOS: [(&str, &str); 6] = [
     ("health_event.proto", "datamodels"),
     ("device.proto", "gpuwarden.device.v1alpha1"),
     ("nvsentinel_device.proto", "nvidia.nvsentinel.v1alpha1"),
     ("nvhcd.proto", "nvhcd"),
+    ("podresources.proto", "v1"),
+    ("node.proto", "gpuwarden.node.v1alpha1"),
 ];
 
 /// Returns the Rust types of all protobuf files, one file for each package, and the descriptors

@@ -8,6 +8,7 @@
 
 mod dcgm;
 mod event;
+pub mod metadata;
 mod metrics;
 pub mod probe;
 mod ready;
@@ -29,7 +30,7 @@ use domain::fault::is_mended_by_reboot;
 use jiff::Timestamp;
 use runtime::sources::{SourceState, SourceStatus, Sources};
 use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
 use tokio_util::sync::CancellationToken;
 
 use crate::kernel_log;
@@ -127,6 +128,8 @@ pub struct GpuMonitor {
     /// True once the driver, if it is asked, has answered or failed.
     driver_has_spoken: bool,
     inventory: Inventory,
+    /// The same, for those who follow it.
+    shown: watch::Sender<Inventory>,
     metrics: GpuMetrics,
     decoder: KernelLogDecoder,
     started: Instant,
@@ -185,9 +188,15 @@ impl GpuMonitor {
             has_driver: false,
             driver_has_spoken,
             inventory: Inventory::default(),
+            shown: watch::Sender::default(),
             metrics,
             started: Instant::now(),
         }
+    }
+
+    /// Returns what is there, as it changes; no GPUs before the first look.
+    pub fn inventory(&self) -> watch::Receiver<Inventory> {
+        self.shown.subscribe()
     }
 
     /// Takes in what the probe sees until `cancel`.
@@ -216,6 +225,7 @@ impl GpuMonitor {
             Seen::Library(_) => self.has_driver = true,
             Seen::Inventory(inventory) => {
                 self.show_inventory(&inventory);
+                self.shown.send_replace(inventory.clone());
                 self.inventory = inventory;
                 if self.health.is_blind(&self.inventory) {
                     self.cannot_see("none of the GPUs of this machine answers");

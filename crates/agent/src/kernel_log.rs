@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use contract::keys;
 use diagnosis::catalog::Catalog;
-use diagnosis::decode::KernelLogDecoder;
+use diagnosis::decode::{KernelLogDecoder, Machine};
 use domain::event::mark_accepted;
 use host::boot::Boot;
 use host::kernel_log::{Event, OpenError, Position, Record, Source, Spec};
@@ -22,6 +22,7 @@ use jiff::{SignedDuration, Timestamp};
 use runtime::logging::chain;
 use runtime::sources::{HEARTBEAT, SourceState};
 use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
@@ -64,6 +65,9 @@ pub struct KernelLogConfig {
     pub refuse_user_space: bool,
     /// The file in which a collector describes the GPUs; it need not exist.
     pub gpu_metadata: PathBuf,
+    /// What the driver says of the GPUs, which goes before that file; `None` as long as it says
+    /// nothing.
+    pub machine: watch::Receiver<Option<Machine>>,
     /// The directory of sysfs, for the names of NICs: [`host::nics::SYSFS`].
     pub sysfs: PathBuf,
     /// The catalogue by which the lines are judged.
@@ -106,7 +110,7 @@ struct LogPlace {
 
 impl KernelLogMonitor {
     /// Returns a monitor that is listed among the sources as `kernel-log`.
-    pub fn new(config: KernelLogConfig, frame: &Frame) -> Self {
+    pub fn new(mut config: KernelLogConfig, frame: &Frame) -> Self {
         let mut frame = frame.clone();
         if config.spec == Spec::Stdin {
             // It cannot be read again.
@@ -116,6 +120,8 @@ impl KernelLogMonitor {
         let mut reporter: Reporter<LogPlace> =
             Reporter::new(&MONITOR, frame).counting_refused_in(metrics.refused.clone());
         reporter.show(SourceState::CatchingUp, &config.spec.to_string());
+        // Also what was told before.
+        config.machine.mark_changed();
         let mut history_begins = None;
         if !reporter.remembers() {
             history_begins = reporter.now().checked_sub(config.history).ok();
@@ -308,7 +314,16 @@ impl KernelLogMonitor {
 
     /// Takes over news about the GPUs and the NICs.
     fn look_at_machine(&mut self) {
-        if let Some(machine) = self.machine.look() {
+        let told = &mut self.config.machine;
+        // Fails where nobody is left who asks the driver: what it said goes on to count.
+        if told.has_changed().unwrap_or(false)
+            && let Some(machine) = told.borrow_and_update().clone()
+        {
+            self.decoder.set_machine(Some(machine));
+        }
+        if told.borrow().is_none()
+            && let Some(machine) = self.machine.look()
+        {
             self.decoder.set_machine(Some(machine));
         }
         if let Some(names) = self.nics.look(Instant::now()) {
@@ -326,7 +341,8 @@ impl KernelLogMonitor {
             Some(chosen) if chosen != spec => format!("{spec}: {chosen}"),
             _ => spec.to_string(),
         };
-        match self.machine.problem() {
+        let counts = self.config.machine.borrow().is_none();
+        match self.machine.problem().filter(|_| counts) {
             Some(problem) => format!("{spec}; {problem}"),
             None => spec,
         }

@@ -3,4 +3,5 @@
 pub mod gpu;
 pub mod kernel_log;
 pub mod monitor;
+pub mod pods;
 pub mod providers;

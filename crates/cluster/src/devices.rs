@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use contract::keys;
-use domain::device::{GPU_DRIVER, Rule, RuleChange};
+use domain::device::{GPU_DRIVER, Rule, RuleChange, Slice};
 use domain::fleet::{DeviceInput, DeviceWatch};
 use kube::Api;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
@@ -29,6 +29,8 @@ use object::{ClaimObject, RuleObject, SliceObject};
 
 /// Group of all of them.
 const GROUP: &str = "resource.k8s.io";
+/// The resource in which drivers publish devices.
+const SLICES: &str = "resourceslices";
 /// Versions that the cluster is asked for, the best first.
 const VERSIONS: [&str; 3] = ["v1", "v1beta2", "v1alpha3"];
 /// Events that wait for the consumer; when it is slower, the API server waits.
@@ -227,6 +229,21 @@ impl Cluster {
         }
     }
 
+    /// Returns in which version the cluster serves slices; `None`: it does not.
+    pub(crate) async fn slices_api(&self) -> Result<Option<ApiResource>, ApiError> {
+        let client = self.client(Urgency::Tell);
+        for version in VERSIONS {
+            let group = format!("{GROUP}/{version}");
+            let list = found(client.list_api_group_resources(&group).await)?;
+            let mut resources = list.into_iter().flat_map(|list| list.resources);
+            if resources.any(|resource| resource.name == SLICES) {
+                let kind = GroupVersionKind::gvk(GROUP, version, "ResourceSlice");
+                return Ok(Some(ApiResource::from_gvk_with_plural(&kind, SLICES)));
+            }
+        }
+        Ok(None)
+    }
+
     /// Returns in which versions the cluster serves devices, claims and rules.
     async fn device_api(&self) -> Result<DeviceApi, Unserved> {
         let client = self.client(Urgency::Act);
@@ -251,7 +268,7 @@ impl Cluster {
             Ok(ApiResource::from_gvk_with_plural(&kind, plural))
         };
         Ok(DeviceApi {
-            slices: find("ResourceSlice", "resourceslices")?,
+            slices: find("ResourceSlice", SLICES)?,
             claims: find("ResourceClaim", "resourceclaims")?,
             rules: find("DeviceTaintRule", "devicetaintrules")?,
         })
@@ -309,6 +326,13 @@ impl Cluster {
 /// Returns the selector of our label.
 fn own_label() -> String {
     format!("{}={}", keys::MANAGED_BY_LABEL, keys::MANAGED_BY)
+}
+
+/// Reads a slice and its name.
+pub(crate) fn slice(object: DynamicObject) -> Result<(String, Slice), ApiError> {
+    let object = serde_json::to_value(object).and_then(serde_json::from_value::<SliceObject>);
+    let object = object.map_err(ApiError::unavailable)?;
+    Ok((object.name(), object.slice()))
 }
 
 fn selection(resource: &ApiResource) -> Selection {

@@ -87,6 +87,16 @@ pub const UNCORDON_TIMESTAMP: &str = "uncordon-timestamp";
 /// Label: `false` while a node is handed over to an external system for its repair.
 pub const HANDED_OVER_LABEL: &str = "nvsentinel.dgxc.nvidia.com/managed";
 
+/// Driver of GPUs that are given by dynamic resource allocation.
+pub const GPU_DRIVER: &str = "gpu.nvidia.com";
+
+/// Annotation of a pod: the GPUs that it has, as `{"devices":{"nvidia.com/gpu":["GPU-..."]}}`.
+pub const POD_DEVICES: &str = "dgxc.nvidia.com/devices";
+/// Name in it under which GPUs are listed.
+pub const RESOURCE_GPU: &str = "nvidia.com/gpu";
+/// Name in it under which GPUs are listed that were given to a virtual machine as a whole.
+pub const RESOURCE_PGPU: &str = "nvidia.com/pgpu";
+
 /// Node condition that sums all checks up: `True` where no fatal fault is open.
 pub const CONDITION_GPU_HEALTHY: &str = "GPUHealthy";
 /// Behind the name of a check: reason of its node condition, and of its Events, when it has

@@ -74,6 +74,38 @@ pub mod nvhcd {
     include!("generated/nvhcd.rs");
 }
 
+/// Protobuf messages and the gRPC service by which the kubelet tells of the devices of its pods,
+/// package `v1` (podresources).
+///
+/// Generated from `proto/podresources.proto` by `cargo xtask generate`.
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::pedantic,
+    clippy::restriction,
+    clippy::derive_partial_eq_without_eq
+)]
+#[rustfmt::skip]
+pub mod pod_resources {
+    include!("generated/v1.rs");
+}
+
+/// Protobuf messages and the gRPC service by which agents tell a controller of their nodes,
+/// package `gpuwarden.node.v1alpha1`.
+///
+/// Generated from `proto/node.proto` by `cargo xtask generate`.
+#[allow(
+    missing_docs,
+    unreachable_pub,
+    clippy::pedantic,
+    clippy::restriction,
+    clippy::derive_partial_eq_without_eq
+)]
+#[rustfmt::skip]
+pub mod node {
+    include!("generated/gpuwarden.node.v1alpha1.rs");
+}
+
 /// Descriptors of all protobuf files, which gRPC reflection tells.
 pub const DESCRIPTORS: &[u8] = include_bytes!("generated/descriptors.bin");
 

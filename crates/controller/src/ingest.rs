@@ -1,4 +1,5 @@
-//! The controller's gRPC port: events of agents and of central monitors, over TLS.
+//! The controller's gRPC port: events of agents and of central monitors, and what agents say of
+//! the pods of their nodes, over TLS.
 //!
 //! A caller is identified before a request is read (`identity.rs`): a node by its certificate
 //! or by the token of its agent's pod, a central monitor by a token and a list. What they
@@ -11,6 +12,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use connector::{Caller, Connector};
+use contract::node::node_service_server::NodeServiceServer;
 use runtime::tcp_grpc;
 use runtime::tls::ServerTls;
 use tokio::net::TcpListener;
@@ -18,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use identity::{Identify, Reviewer, ServiceAccount, ServiceAccountError, TokenRules};
 
+use crate::pods::{MAX_REPORT_BYTES, PodDevices};
 use layer::Identified;
 
 /// A request that is not answered by then is given up; its events may still be stored.
@@ -36,16 +39,19 @@ pub async fn serve(
     tls: Option<Arc<ServerTls>>,
     identify: Identify,
     connector: Connector,
+    pods: PodDevices,
     cancel: CancellationToken,
 ) -> Result<(), tonic::transport::Error> {
     let service = connector::service(connector, |extensions| extensions.get::<Caller>().cloned());
+    let pods = NodeServiceServer::new(pods).max_decoding_message_size(MAX_REPORT_BYTES);
     tonic::transport::Server::builder()
         .timeout(REQUEST_TIMEOUT)
         .http2_keepalive_interval(Some(PING.0))
         .http2_keepalive_timeout(Some(PING.1))
         .max_connection_age(MAX_AGE)
         .max_concurrent_streams(connector::MAX_STREAMS)
-        .add_service(Identified::new(service, identify))
+        .add_service(Identified::new(service, identify.clone()))
+        .add_service(Identified::new(pods, identify))
         .serve_with_incoming_shutdown(tcp_grpc::incoming(listener, tls), cancel.cancelled_owned())
         .await
 }

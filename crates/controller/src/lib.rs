@@ -7,12 +7,14 @@
 //!
 //! [`conditions`] tells on the nodes, as conditions and Events, what their faults are.
 //!
-//! [`ingest`] lets in what agents and central monitors report over the network.
+//! [`ingest`] lets in what agents and central monitors report over the network; what agents say
+//! of their pods is written on these by [`pods`].
 
 pub mod api_requests;
 pub mod conditions;
 pub mod ingest;
 pub mod leadership;
+pub mod pods;
 pub mod policy;
 pub mod quarantine;
 pub mod retention;

@@ -24,6 +24,7 @@ pub use finding::{Cancelled, Finding, Kind};
 pub use gpu::{Fallen, Reset};
 pub use machine::{
     Gpu, MAX_GPUS, MAX_LINKS, MAX_MACHINE_BYTES, MAX_MACHINE_NAME_BYTES, Machine, MachineError,
+    cut_domain,
 };
 pub use nic::{MAX_NICS, NicLine};
 pub use nvswitch::SxidLine;

@@ -90,6 +90,8 @@ pub struct Nvlink {
     pub remote_pci: Option<String>,
     /// True if the other end is a switch.
     pub remote_is_switch: Option<bool>,
+    /// Number of the link there.
+    pub remote_link: Option<u32>,
 }
 
 /// A GPU that the driver counts and that did not answer.

@@ -11,6 +11,7 @@ mod inventory;
 use std::fmt;
 use std::str::FromStr;
 
+use contract::keys;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
@@ -20,7 +21,7 @@ use crate::ownership::Maker;
 pub use inventory::{Inventory, NodeDevices};
 
 /// The driver whose devices are tainted, and the domain of the taints' keys.
-pub const GPU_DRIVER: &str = "gpu.nvidia.com";
+pub const GPU_DRIVER: &str = keys::GPU_DRIVER;
 /// Most taints of one device that the API takes.
 pub const MAX_DEVICE_TAINTS: usize = 16;
 

@@ -43,7 +43,7 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
     let mut tasks = Tasks::default();
     let reporting = connector.clone();
     let api = parts::device_api(devices, node.socket_mode, &metrics, &mut front.places)?;
-    parts::monitors(
+    let inventory = parts::monitors(
         node,
         process,
         reporting,
@@ -53,6 +53,8 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
         &mut tasks,
     )?;
     let header = connector::token_header(delivery.token_file.clone());
+    let tell = agent::pods::to_controller(channel.clone(), Arc::clone(&header));
+    parts::pod_gpus(node, inventory, tell, &mut tasks);
     let delivering = Delivery::new(outbox.clone(), channel, header, &metrics);
     let console = Console {
         process: parts::process_view(

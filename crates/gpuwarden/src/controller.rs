@@ -13,6 +13,7 @@ use connector::{AcceptNodes, Forwarding};
 use console::LeadershipSource;
 use console::api::Role;
 use controller::ingest::{self, Identify, Reviewer};
+use controller::pods::PodDevices;
 use controller::quarantine::Owns;
 use runtime::logging;
 use runtime::metrics::Metrics;
@@ -166,7 +167,10 @@ impl<'a> Start<'a> {
         let forwarding = intake.forwarding.clone();
         let connector = intake.connector.clone();
         let (tls, identify) = self.transport;
-        let serving = ingest::serve(grpc, tls, identify, connector, tasks.no_more());
+        // In any other mode nothing is written in the cluster.
+        let writes = act.mode == Mode::Quarantine;
+        let pods = PodDevices::new(cluster.clone().filter(|_| writes));
+        let serving = ingest::serve(grpc, tls, identify, connector, pods, tasks.no_more());
         let port = "the gRPC port";
         tasks.input(port, said(port, serving));
         let acting = Acting {

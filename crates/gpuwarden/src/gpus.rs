@@ -6,6 +6,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use agent::gpu::metadata::{MetadataConfig, MetadataFile};
 use agent::gpu::probe::{self, ProbeConfig};
 use agent::gpu::{GpuConfig, GpuMonitor, Probes};
 use agent::monitor::Frame;
@@ -13,30 +14,37 @@ use anyhow::{Context as _, bail};
 use cli::{FakeGpus, GpuSettings, NodeSettings, ProcessSettings};
 use devices::DeviceApi;
 use diagnosis::catalog::Catalog;
+use diagnosis::decode::Machine;
+use diagnosis::gpu::Inventory;
 use diagnosis::gpu::checks::Limits;
 use host::gpu_probe::ProbeSettings;
-use tokio::sync::mpsc;
+use host::nics::SYSFS;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
 use crate::tasks::Tasks;
 
+/// File of fake GPUs that real ones have elsewhere, in the data directory.
+const METADATA: &str = "gpu_metadata.json";
 /// The directory in which the kernel shows NVIDIA's driver, where that is loaded.
 const DRIVER: &str = "/proc/driver/nvidia";
 /// Room for what the probe says while the monitor waits: a look is two messages.
 const UNHEARD: usize = 64;
 
-/// Starts the probes of the GPUs and their monitor, where they are to be watched.
+/// Starts the probes of the GPUs and their monitor, where they are to be watched. What becomes known
+/// of them goes to `machine`, and into the file for other monitors. Returns what is there.
 pub(crate) fn start(
     node: &NodeSettings,
     process: &ProcessSettings,
     frame: &Frame,
     catalog: &Arc<Catalog>,
+    machine: watch::Sender<Option<Machine>>,
     devices: DeviceApi,
     tasks: &mut Tasks,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<watch::Receiver<Inventory>> {
     let gpu = &node.gpu;
     if !gpu.enabled && gpu.dcgm.is_none() {
-        return Ok(());
+        return Ok(watch::Sender::default().subscribe());
     }
     let installed = match &gpu.fake {
         None => None,
@@ -52,6 +60,7 @@ pub(crate) fn start(
         margin_counts: false,
         catalog: Arc::clone(catalog),
     };
+    let is_fake = config.is_fake;
     let mut probes = Probes::default();
     let mut probing = JoinSet::new();
     let installed = installed.as_deref();
@@ -69,12 +78,34 @@ pub(crate) fn start(
         probes.dcgm = Some(probed);
     }
     let monitor = GpuMonitor::new(config, frame, probes, devices);
+    let file = MetadataFile::new(MetadataConfig {
+        path: if is_fake {
+            // Not where others look for the GPUs of this machine.
+            process.data_dir.join(METADATA)
+        } else {
+            node.gpu_metadata.clone()
+        },
+        sysfs: SYSFS.into(),
+        node_name: node.node_name.clone(),
+        boot: frame.boot,
+        clock: frame.clock,
+    });
+    let machine = if is_fake {
+        // Lines of the kernel's log are about those that are there.
+        watch::Sender::default()
+    } else {
+        machine
+    };
+    let (inventory, seen_by_others) = (monitor.inventory(), monitor.inventory());
+    tasks.monitor("the description of the GPUs", |end| {
+        file.run(inventory, machine, end)
+    });
     // A probe ends when the monitor no longer listens.
     tasks.monitor("the GPU monitor", |end| async move {
         monitor.run(end).await;
         while probing.join_next().await.is_some() {}
     });
-    Ok(())
+    Ok(seen_by_others)
 }
 
 /// Refuses GPUs that are not there on a machine with others, where something would be done about them.

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use agent::kernel_log::{KernelLogConfig, KernelLogMonitor};
 use agent::monitor::{Frame, WINDOW};
+use agent::pods::{PodGpuReporter, Tell};
 use agent::providers::ProviderMonitor;
 use anyhow::Context as _;
 use cli::{ActSettings, DeviceSettings, Endpoint, Mode, NodeSettings, ProcessSettings};
@@ -14,6 +15,7 @@ use connector::{AcceptNodes, Connector, Forwarding, NodeLookup, Pipeline};
 use console::api::{PolicyView, ProcessView, Role};
 use controller::policy::{CurrentPolicy, PolicyFollower};
 use devices::DeviceApi;
+use diagnosis::gpu::Inventory;
 use domain::condition::Limits;
 use host::boot::Boot;
 use jiff::Timestamp;
@@ -171,7 +173,7 @@ pub(crate) fn device_api(
 }
 
 /// Makes and starts the monitors of a node, which report to `connector`. What providers say at the
-/// Device API is one of the things that they look at.
+/// Device API is one of the things that they look at. Returns what GPUs are there.
 pub(crate) fn monitors(
     node: &NodeSettings,
     process: &ProcessSettings,
@@ -180,7 +182,7 @@ pub(crate) fn monitors(
     sources: &Sources,
     metrics: &Metrics,
     tasks: &mut Tasks,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<watch::Receiver<Inventory>> {
     let frame = Frame {
         node_name: node.node_name.clone(),
         state_dir: Some(process.data_dir.clone()),
@@ -192,11 +194,13 @@ pub(crate) fn monitors(
         clock: CLOCK,
     };
     let catalog = Arc::new(cli::load_catalog(&node.catalog)?);
+    let (driver, machine) = watch::channel(None);
     let kernel_log = KernelLogConfig {
         spec: node.kernel_log.clone(),
         history: node.history,
         refuse_user_space: node.refuse_user_space,
         gpu_metadata: node.gpu_metadata.clone(),
+        machine,
         sysfs: host::nics::SYSFS.into(),
         catalog: Arc::clone(&catalog),
     };
@@ -204,7 +208,23 @@ pub(crate) fn monitors(
     tasks.monitor("the kernel-log monitor", |end| monitor.run(end));
     let monitor = ProviderMonitor::new(devices.clone(), &frame);
     tasks.monitor("the monitor of providers", |end| monitor.run(end));
-    gpus::start(node, process, &frame, &catalog, devices, tasks)
+    gpus::start(node, process, &frame, &catalog, driver, devices, tasks)
+}
+
+/// Starts what tells which pods of a node have which GPUs.
+pub(crate) fn pod_gpus(
+    node: &NodeSettings,
+    inventory: watch::Receiver<Inventory>,
+    tell: Tell,
+    tasks: &mut Tasks,
+) {
+    let reporter = PodGpuReporter {
+        node_name: node.node_name.clone(),
+        socket: node.pod_resources.clone(),
+        inventory,
+        tell,
+    };
+    tasks.worker("the GPUs of pods", reporter.run(tasks.done()));
 }
 
 /// Returns the view of this process. `node_name` is the node that it runs on, or its host.

@@ -3,7 +3,9 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use agent::pods::Tell;
 use cli::{Mode, RunSettings};
+use controller::pods::PodDevices;
 use controller::quarantine::Owns;
 use runtime::logging;
 use runtime::sources::Sources;
@@ -41,7 +43,7 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     let forwarding = intake.forwarding.clone();
     let connector = intake.connector.clone();
     let api = parts::device_api(serving, node.socket_mode, &metrics, &mut front.places)?;
-    parts::monitors(
+    let inventory = parts::monitors(
         node,
         process,
         connector,
@@ -50,6 +52,15 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
         &metrics,
         &mut tasks,
     )?;
+
+    if let Some(cluster) = cluster.clone().filter(|_| act.mode == Mode::Quarantine) {
+        let pods = PodDevices::new(Some(cluster));
+        let tell: Tell = Arc::new(move |report| {
+            let pods = pods.clone();
+            Box::pin(async move { pods.take(&report).await })
+        });
+        parts::pod_gpus(node, inventory, tell, &mut tasks);
+    }
 
     let acting = act::Acting {
         settings: act,

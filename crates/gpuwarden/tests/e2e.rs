@@ -40,6 +40,8 @@ mod outage;
 mod output;
 #[path = "e2e/places.rs"]
 mod places;
+#[path = "e2e/pods.rs"]
+mod pods;
 #[path = "e2e/policy.rs"]
 mod policy;
 #[path = "e2e/policy_tools.rs"]

@@ -14,3 +14,4 @@ pub mod library;
 pub mod nics;
 pub mod nvml;
 mod readiness;
+pub mod topology;

@@ -49,7 +49,7 @@ pub fn read(sysfs: &Path) -> BTreeMap<String, String> {
 
 /// Returns the entries of a class whose names can be NICs', in their order, so that each reading
 /// gives the same.
-fn entries(class: &Path) -> BTreeMap<String, PathBuf> {
+pub(crate) fn entries(class: &Path) -> BTreeMap<String, PathBuf> {
     let listed = fs::read_dir(class).into_iter().flatten();
     let listed = listed.take(MAX_ENTRIES).filter_map(|entry| {
         let entry = entry.ok()?;

@@ -69,6 +69,7 @@ fn all_is_told_of_a_gpu() {
     gpu.link = vec![FakeLink {
         link: 1,
         remote_pci: Some("00000000:19:00.0".to_owned()),
+        remote_link: Some(7),
         remote_kind: 0,
         ..FakeLink::default()
     }];
@@ -82,6 +83,7 @@ fn all_is_told_of_a_gpu() {
         link,
         remote_pci: Some(remote.to_owned()),
         remote_is_switch: Some(is_switch),
+        remote_link: (!is_switch).then_some(7),
     };
     assert_eq!(
         inventory.gpus[1],

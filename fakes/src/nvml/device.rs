@@ -370,6 +370,9 @@ fn field(device: &Device<'_>, id: u32, scope: u32) -> Option<c_longlong> {
         }
         sys::field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION => Some(gpu.recovery_action.into()),
         sys::field_id::NVML_FI_DEV_NVLINK_LINK_COUNT => Some(gpu.links.into()),
+        sys::field_id::NVML_FI_DEV_NVLINK_REMOTE_NVLINK_ID => {
+            gpu.link(scope)?.remote_link.map(c_longlong::from)
+        }
         sys::field_id::NVML_FI_DEV_NVLINK_ERROR_DL_REPLAY => of_link(|link| link.replays),
         sys::field_id::NVML_FI_DEV_NVLINK_ERROR_DL_RECOVERY
         | sys::field_id::NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_EVENTS => {

@@ -37,6 +37,8 @@ struct Bench {
     history: SignedDuration,
     refuse_user_space: bool,
     node_name: String,
+    /// What the driver says of the GPUs.
+    machine: watch::Sender<Option<Machine>>,
 }
 
 /// Returns a boot of the machine; the `number`th began in that hour of the day.
@@ -72,6 +74,7 @@ impl Bench {
             history: SignedDuration::from_hours(24 * 365 * 100),
             refuse_user_space: false,
             node_name: "n1".into(),
+            machine: watch::Sender::new(None),
         }
     }
 
@@ -103,6 +106,7 @@ impl Bench {
             spec: Spec::File(self.log()),
             history: self.history,
             refuse_user_space: self.refuse_user_space,
+            machine: self.machine.subscribe(),
             gpu_metadata: self.dir.path().join("gpu_metadata.json"),
             sysfs: self.dir.path().join("sys"),
             catalog: Arc::new(Catalog::builtin().clone()),

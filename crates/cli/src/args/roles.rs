@@ -144,10 +144,15 @@ group! {
         #[arg(long, env = "GPUWARDEN_REFUSE_USER_SPACE", num_args = 0..=1,
               default_missing_value = "true", value_name = "BOOL")]
         pub refuse_user_space: Option<bool>,
-        /// File in which a collector describes the GPUs; it need not exist, and is read again
-        /// when it changes [default: `/var/lib/nvsentinel/gpu_metadata.json`].
+        /// File that describes the GPUs to the monitors of this machine: written from what the
+        /// driver says, unless somebody else has written it; read where the driver says nothing
+        /// [default: `/var/lib/nvsentinel/gpu_metadata.json`].
         #[arg(long, env = "GPUWARDEN_GPU_METADATA", value_name = "FILE")]
         pub gpu_metadata: Option<PathBuf>,
+        /// Socket on which the kubelet says which pods have which GPUs; where there is none, nothing
+        /// is said [default: /var/lib/kubelet/pod-resources/kubelet.sock].
+        #[arg(long, env = "GPUWARDEN_POD_RESOURCES", value_name = "PATH")]
+        pub pod_resources: Option<PathBuf>,
         /// File of changes to the fault catalogue (TOML); may be given several times, in the
         /// environment with commas between them.
         #[arg(long, env = "GPUWARDEN_CATALOG", value_name = "FILE", value_delimiter = ',')]

@@ -26,6 +26,7 @@ use crate::policy_source;
 /// Socket on which monitors of NVSentinel report.
 const CONTRACT_SOCKET: &str = "/var/run/nvsentinel.sock";
 /// File that NVSentinel's metadata collector writes.
+const POD_RESOURCES: &str = "/var/lib/kubelet/pod-resources/kubelet.sock";
 const GPU_METADATA: &str = "/var/lib/nvsentinel/gpu_metadata.json";
 /// Long enough to look back on the last incident of a node.
 const RETENTION: &str = "30d";
@@ -79,8 +80,10 @@ pub struct NodeSettings {
     pub history: SignedDuration,
     /// True if records that programs wrote into the kernel's log are left out.
     pub refuse_user_space: bool,
-    /// The file in which a collector describes the GPUs.
+    /// The file that describes the GPUs to other monitors, and to ours where the driver says nothing.
     pub gpu_metadata: PathBuf,
+    /// Socket on which the kubelet says which pods have which GPUs.
+    pub pod_resources: PathBuf,
     /// Files of changes to the fault catalogue; the last has the last word.
     pub catalog: Vec<PathBuf>,
     /// The GPUs.
@@ -223,6 +226,9 @@ impl NodeSettings {
             gpu_metadata: args
                 .gpu_metadata
                 .unwrap_or_else(|| PathBuf::from(GPU_METADATA)),
+            pod_resources: args
+                .pod_resources
+                .unwrap_or_else(|| PathBuf::from(POD_RESOURCES)),
             catalog: args.catalog.unwrap_or_default(),
             gpu: GpuSettings::resolve(gpu)?,
         })

@@ -5,6 +5,8 @@ use std::sync::Mutex;
 use async_trait::async_trait;
 use cluster::{ApiError, TokenError, TokenOwner};
 use connector::AcceptNodes;
+use contract::node::ReportPodsRequest;
+use contract::node::node_service_client::NodeServiceClient;
 use contract::proto::platform_connector_client::PlatformConnectorClient;
 use contract::{HealthEvent, HealthEvents};
 use jiff::Timestamp;
@@ -108,6 +110,7 @@ impl Port {
             Some(Arc::new(tls)),
             identify,
             connector,
+            PodDevices::new(None),
             cancel.clone(),
         );
         tokio::spawn(serving);
@@ -252,6 +255,27 @@ async fn who_calls_says_for_whom_they_speak() {
     let status = port.report(None, Some("of-n1"), "n1").await.unwrap_err();
     assert!(status.message().contains("no cluster to ask"), "{status}");
     port.report(Some("n1"), None, "n1").await.unwrap();
+}
+
+#[tokio::test]
+async fn what_an_agent_says_of_its_pods_comes_in_by_the_same_identity() {
+    let port = Port::new(Identify::new(None)).await;
+    let ask = async |certificate: Option<&str>, node: &str| {
+        let own = certificate.map(|name| pair(port.dir.path(), name));
+        let tls = ClientTls::load(port.dir.path().join("ca.crt"), own).unwrap();
+        let channel = tcp_grpc::channel(&port.url, Some(Arc::new(tls))).unwrap();
+        let report = ReportPodsRequest {
+            node_name: node.to_owned(),
+            pods: Vec::new(),
+        };
+        let answer = NodeServiceClient::new(channel).report_pods(report).await;
+        answer.map_err(|status| status.code())
+    };
+    ask(Some("n1"), "n1").await.unwrap();
+    let refused = ask(Some("n1"), "n2").await.unwrap_err();
+    assert_eq!(refused, Code::PermissionDenied);
+    let unknown = ask(None, "n1").await.unwrap_err();
+    assert_eq!(unknown, Code::Unauthenticated);
 }
 
 #[tokio::test(start_paused = true)]

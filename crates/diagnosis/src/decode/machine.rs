@@ -100,7 +100,8 @@ struct GpuEntry {
 #[derive(Deserialize)]
 struct LinkEntry {
     remote_pci_address: Option<String>,
-    remote_link_id: Option<u32>,
+    /// -1 where it is not known.
+    remote_link_id: Option<i64>,
 }
 
 // === impl Machine ===
@@ -141,7 +142,10 @@ impl Machine {
             for (number, link) in links.into_iter().enumerate() {
                 let field = field(&format!("nvlinks[{number}].remote_pci_address"));
                 let remote = name(&field, link.remote_pci_address)?;
-                if let (Some(remote), Some(link)) = (remote, link.remote_link_id) {
+                let link = link
+                    .remote_link_id
+                    .and_then(|link| u32::try_from(link).ok());
+                if let (Some(remote), Some(link)) = (remote, link) {
                     machine
                         .by_remote_link
                         .entry((normalise_pci(&remote), link))
@@ -200,7 +204,7 @@ impl Machine {
 }
 
 /// Returns a normalised address with the last four digits of its domain, where that has more.
-pub(super) fn cut_domain(pci: &str) -> Option<String> {
+pub fn cut_domain(pci: &str) -> Option<String> {
     let (domain, rest) = pci.split_once(':')?;
     let cut = domain.len().checked_sub(4).filter(|cut| *cut > 0)?;
     Some(format!("{}:{rest}", domain.get(cut..)?))

@@ -46,12 +46,14 @@ pub(super) fn ends(gpu: &mut Asking<'_>) -> Vec<Nvlink> {
             let told = nvml.nvmlDeviceGetNvLinkRemoteDeviceType(device, link, &mut kind);
             optional(told.map(|()| kind))
         });
+        let [remote_link] = gpu.fields([(field::NVML_FI_DEV_NVLINK_REMOTE_NVLINK_ID, link)]);
         let remote_pci = remote_pci.flatten().filter(|pci| !pci.is_empty());
         if up || remote_pci.is_some() {
             ends.push(Nvlink {
                 link,
                 remote_pci,
                 remote_is_switch: remote_is_switch.flatten().and_then(is_switch),
+                remote_link: remote_link.and_then(|link| u32::try_from(link).ok()),
             });
         }
     }

@@ -1,6 +1,6 @@
 //! Tests of what is known of the machine's devices, on the events of the log.
 
-use super::{Bench, xid};
+use super::{Bench, Machine, xid};
 
 #[tokio::test]
 async fn what_is_known_of_the_gpus_is_read_again_when_it_changes() {
@@ -65,4 +65,35 @@ async fn what_is_known_of_the_gpus_stands_on_events_and_a_broken_file_costs_no_e
     ] {
         assert_eq!(events[1].metadata.get(key).map(String::as_str), Some(value));
     }
+}
+
+#[tokio::test]
+async fn what_the_driver_says_of_the_gpus_goes_before_the_file() {
+    let mut bench = Bench::new();
+    let path = bench.dir.path().join("gpu_metadata.json");
+    let gpu = |uuid: &str| {
+        format!(r#"{{"gpus": [{{"gpu_id": 3, "uuid": "{uuid}", "pci_address": "0000:02:00.0"}}]}}"#)
+    };
+    std::fs::write(&path, gpu("GPU-file")).unwrap();
+    bench.append(&xid(79, 2));
+    let running = bench.start();
+    bench.stored_at_least(1).await;
+    let machine = Machine::parse(&gpu("GPU-driver")).unwrap();
+    bench.machine.send_replace(Some(machine));
+    // A file that is broken since then is of no matter.
+    std::fs::write(&path, "{").unwrap();
+    tokio::time::sleep(super::HEARTBEAT * 2).await;
+    bench.append(&xid(48, 2));
+    bench.stored_at_least(2).await;
+    running
+        .status(|status| !status.detail.contains("not used"))
+        .await;
+    running.end().await;
+    let events = bench.stored().await;
+    assert_eq!(events[0].metadata["gpu_uuid"], "GPU-file");
+    assert_eq!(events[1].metadata["gpu_uuid"], "GPU-driver");
+    // The next process is told before it begins.
+    bench.append(&xid(95, 2));
+    let events = bench.run_until(3).await;
+    assert_eq!(events[2].metadata["gpu_uuid"], "GPU-driver");
 }

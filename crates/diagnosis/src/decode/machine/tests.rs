@@ -14,7 +14,8 @@ const FILE: &str = r#"{
      "device_name": "NVIDIA H100 80GB HBM3", "numa_node": 0, "slowdown_tlimit_c": -2,
      "nvlinks": [{"link_id": 0, "remote_pci_address": "0000:c1:00.0", "remote_link_id": 44},
                  {"link_id": 1, "remote_pci_address": "00000000:C2:00.0", "remote_link_id": 7},
-                 {"link_id": 2}]},
+                 {"link_id": 2, "remote_pci_address": "0000:c1:00.0", "remote_link_id": -1},
+                 {"link_id": 3}]},
     {"gpu_id": 1, "uuid": "GPU-aaaaaaaa-0000-0000-0000-000000000002",
      "pci_address": "0009:01:00.0", "numa_node": -1, "nvlinks": null}
   ],

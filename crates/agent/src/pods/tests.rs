@@ -1,0 +1,208 @@
+//! From a kubelet that is made up to the report.
+
+use std::sync::Mutex;
+
+use contract::pod_resources::pod_resources_lister_server::{
+    PodResourcesLister, PodResourcesListerServer,
+};
+use contract::pod_resources::{
+    ClaimResource, ContainerDevices, ContainerResources, DynamicResource,
+};
+use diagnosis::gpu::{Gpu, MigDevice};
+use tokio::net::UnixListener;
+use tokio::sync::mpsc;
+use tonic::Response;
+
+use super::*;
+
+/// A kubelet with these pods.
+#[derive(Clone, Default)]
+struct Kubelet(Arc<Mutex<Vec<PodResources>>>);
+
+#[tonic::async_trait]
+impl PodResourcesLister for Kubelet {
+    async fn list(
+        &self,
+        _: Request<ListPodResourcesRequest>,
+    ) -> Result<Response<ListPodResourcesResponse>, Status> {
+        let pod_resources = self.0.lock().unwrap().clone();
+        Ok(Response::new(ListPodResourcesResponse { pod_resources }))
+    }
+}
+
+fn pod(name: &str, devices: &[(&str, &[&str])], claimed: &[(&str, &str)]) -> PodResources {
+    let devices = devices.iter().map(|(resource, ids)| ContainerDevices {
+        resource_name: (*resource).to_owned(),
+        device_ids: ids.iter().map(|id| (*id).to_owned()).collect(),
+    });
+    let claims = claimed.iter().map(|(driver, device)| ClaimResource {
+        driver_name: (*driver).to_owned(),
+        pool_name: "n1".to_owned(),
+        device_name: (*device).to_owned(),
+    });
+    PodResources {
+        name: name.to_owned(),
+        namespace: "train".to_owned(),
+        containers: vec![ContainerResources {
+            name: "main".to_owned(),
+            devices: devices.collect(),
+            dynamic_resources: vec![DynamicResource {
+                claim_name: "c".to_owned(),
+                claim_namespace: "train".to_owned(),
+                claim_resources: claims.collect(),
+            }],
+        }],
+    }
+}
+
+/// Returns what is told of a pod: its resources and its claimed devices.
+fn shown(pod: &PodGpus) -> (String, Vec<String>) {
+    let resources = pod.resources.iter();
+    let resources = resources.map(|one| format!("{}={}", one.resource, one.gpus.join(",")));
+    let devices = pod.devices.iter().map(|one| one.device.clone());
+    (pod.name.clone(), resources.chain(devices).collect())
+}
+
+fn inventory() -> Inventory {
+    let partition = MigDevice {
+        uuid: "MIG-7".to_owned(),
+        ..MigDevice::default()
+    };
+    Inventory {
+        gpus: vec![Gpu {
+            uuid: "GPU-1".to_owned(),
+            mig_devices: vec![partition],
+            ..Gpu::default()
+        }],
+        ..Inventory::default()
+    }
+}
+
+#[test]
+fn gpus_are_told_by_their_uuid_whatever_gave_them() {
+    let table: [(PodResources, &[&str]); 8] = [
+        (
+            pod(
+                "whole",
+                &[
+                    ("nvidia.com/gpu", &["GPU-2", "GPU-1"]),
+                    ("a/nic", &["mlx5_0"]),
+                ],
+                &[],
+            ),
+            &["nvidia.com/gpu=GPU-1,GPU-2"],
+        ),
+        // Shared, renamed, and one GPU twice.
+        (
+            pod("shared", &[("x.org/a100", &["GPU-1::0", "GPU-1::1"])], &[]),
+            &["nvidia.com/gpu=GPU-1"],
+        ),
+        (
+            pod(
+                "mig",
+                &[("nvidia.com/mig-1g.10gb", &["MIG-7", "MIG-8"])],
+                &[],
+            ),
+            &["nvidia.com/gpu=GPU-1,MIG-8"],
+        ),
+        (
+            pod("old-mig", &[("nvidia.com/gpu", &["MIG-GPU-3/1/0"])], &[]),
+            &["nvidia.com/gpu=GPU-3"],
+        ),
+        (
+            pod(
+                "machine",
+                &[("nvidia.com/pgpu", &["17"]), ("nvidia.com/gpu", &["GPU-1"])],
+                &[],
+            ),
+            &["nvidia.com/gpu=GPU-1", "nvidia.com/pgpu=17"],
+        ),
+        (
+            pod(
+                "claim",
+                &[],
+                &[("gpu.nvidia.com", "gpu-0"), ("nic.example", "nic-0")],
+            ),
+            &["gpu-0"],
+        ),
+        (
+            pod(
+                "none",
+                &[("a/nic", &["mlx5_0"])],
+                &[("nic.example", "nic-0")],
+            ),
+            &[],
+        ),
+        (pod("empty", &[], &[]), &[]),
+    ];
+    for (pod, expected) in table {
+        let gpus = gpus_of(&pod, &inventory());
+        let told = gpus.as_ref().map(|gpus| shown(gpus).1);
+        assert_eq!(told.unwrap_or_default(), expected, "{}", pod.name);
+        assert_eq!(gpus.is_some(), !expected.is_empty(), "{}", pod.name);
+    }
+}
+
+#[tokio::test]
+async fn what_the_kubelet_says_is_told_when_it_changes() {
+    let directory = tempfile::tempdir().unwrap();
+    let socket = directory.path().join("kubelet.sock");
+    let kubelet = Kubelet::default();
+    *kubelet.0.lock().unwrap() = vec![
+        pod("b", &[("nvidia.com/gpu", &["GPU-2"])], &[]),
+        pod("a", &[], &[("gpu.nvidia.com", "gpu-0")]),
+        pod("none", &[], &[]),
+    ];
+    let (told, mut reports) = mpsc::unbounded_channel();
+    let answers = Arc::new(Mutex::new(vec![
+        Ok(false),
+        Ok(true),
+        Err("not now".to_owned()),
+        Ok(false),
+    ]));
+    let reporter = PodGpuReporter {
+        node_name: "n1".to_owned(),
+        socket: socket.clone(),
+        inventory: watch::channel(inventory()).1,
+        tell: Arc::new(move |report| {
+            told.send(report).unwrap();
+            let answer = answers.lock().unwrap().remove(0);
+            Box::pin(async move { answer })
+        }),
+    };
+    let mut state = Told::default();
+    // Nobody is there who answers.
+    let error = reporter.look(&mut state).await.unwrap_err();
+    assert!(error.contains("kubelet.sock"), "{error}");
+
+    let listener = UnixListener::bind(&socket).unwrap();
+    let serving = tonic::transport::Server::builder()
+        .add_service(PodResourcesListerServer::new(kubelet.clone()))
+        .serve_with_incoming(runtime::unix_grpc::incoming(listener));
+    tokio::spawn(serving);
+    reporter.look(&mut state).await.unwrap();
+    let report = reports.recv().await.unwrap();
+    assert_eq!(report.node_name, "n1");
+    let pods: Vec<_> = report.pods.iter().map(shown).collect();
+    let expected = [("a", "gpu-0"), ("b", "nvidia.com/gpu=GPU-2")];
+    let expected = expected.map(|(name, what)| (name.to_owned(), vec![what.to_owned()]));
+    assert_eq!(pods, expected);
+
+    // Nothing new.
+    reporter.look(&mut state).await.unwrap();
+    assert!(reports.try_recv().is_err());
+    // A pod is gone; the controller asks for the same again, and then does not take it.
+    kubelet.0.lock().unwrap().remove(0);
+    reporter.look(&mut state).await.unwrap();
+    reporter.look(&mut state).await.unwrap_err();
+    reporter.look(&mut state).await.unwrap();
+    reporter.look(&mut state).await.unwrap();
+    for _ in 0..3 {
+        assert_eq!(reports.try_recv().unwrap().pods.len(), 1);
+    }
+    assert!(reports.try_recv().is_err());
+    // After a while all the same.
+    state.again_at = Some(Instant::now());
+    drop(reporter.ask().await.unwrap());
+    assert_eq!(state.report.unwrap().pods.len(), 1);
+}

@@ -1,0 +1,254 @@
+//! Which GPUs the pods of a node have, as its agent says: on the pods, in the annotation by which
+//! NVSentinel finds those that have to go for one GPU.
+//!
+//! An agent speaks for the pods that the API server says are bound to its node, and for no others.
+//! Nothing is kept here: each report is compared with the pods as they are.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use cluster::{ApiError, Cluster, Pod};
+use connector::Caller;
+use contract::keys;
+use contract::node::node_service_server::NodeService;
+use contract::node::{PodGpus, ReportPodsRequest, ReportPodsResponse};
+use domain::device::{DeviceId, GPU_DRIVER, NodeDevices};
+use runtime::logging::{Seldom, chain};
+use serde_json::json;
+use tokio::sync::Semaphore;
+use tokio::time::{Instant, timeout};
+use tonic::{Request, Response, Status};
+
+/// Largest report (bytes): some ten times that of a node that is full of pods with all GPUs.
+pub const MAX_REPORT_BYTES: usize = 1024 * 1024;
+/// Most pods in a report: the kubelet takes 110 where nobody raises that, and few nodes 500.
+pub const MAX_PODS: usize = 1024;
+/// Most devices of one pod: 16 GPUs, in partitions.
+pub const MAX_DEVICES: usize = 256;
+/// Longest name of a pod, a device or a resource (bytes), as Kubernetes has it.
+const MAX_NAME_BYTES: usize = 253;
+/// Most reports that are worked on at once: after a restart all agents send theirs.
+const MAX_AT_ONCE: usize = 8;
+/// A report that has to wait longer for its turn is to be sent again.
+const TURN: Duration = Duration::from_secs(5);
+/// A report is worked on for so long at most; what is left is done when it is sent again. Less than
+/// a request may take.
+const WORK: Duration = Duration::from_secs(15);
+
+/// Pods of a node that are tried though each is refused: then it is not about single pods.
+const MAX_REFUSED: usize = 10;
+
+/// The part that writes the annotations. Cheap to clone.
+#[derive(Clone)]
+pub struct PodDevices(Arc<Shared>);
+
+struct Shared {
+    /// `None`: nothing is written.
+    cluster: Option<Arc<Cluster>>,
+    turns: Semaphore,
+    seldom: Seldom,
+}
+
+/// The GPUs of a pod by resource.
+type Gpus<'a> = BTreeMap<&'a str, BTreeSet<&'a str>>;
+
+// === impl PodDevices ===
+
+impl PodDevices {
+    /// Returns what writes in `cluster`; without one, reports are taken and nothing is written.
+    pub fn new(cluster: Option<Arc<Cluster>>) -> Self {
+        Self(Arc::new(Shared {
+            cluster,
+            turns: Semaphore::new(MAX_AT_ONCE),
+            seldom: Seldom::default(),
+        }))
+    }
+
+    /// Carries a report out. Returns whether it is to be sent again soon; the error says what is
+    /// wrong with it.
+    pub async fn take(&self, report: &ReportPodsRequest) -> Result<bool, String> {
+        check(report)?;
+        let Some(cluster) = &self.0.cluster else {
+            return Ok(false);
+        };
+        let Ok(Ok(_turn)) = timeout(TURN, self.0.turns.acquire()).await else {
+            return Ok(true);
+        };
+        let node = &report.node_name;
+        Ok(match write(cluster, report).await {
+            Ok(again) => again,
+            Err(error) => {
+                if let Some(before) = self.0.seldom.now() {
+                    tracing::warn!(
+                        node,
+                        err = %chain(&error),
+                        not_logged_before = before,
+                        "which GPUs the pods of a node have cannot be written on them; that takes \
+                         `list` and `patch` on pods, and `list` on resourceslices.resource.k8s.io"
+                    );
+                }
+                error.is_retryable()
+            }
+        })
+    }
+}
+
+#[tonic::async_trait]
+impl NodeService for PodDevices {
+    async fn report_pods(
+        &self,
+        request: Request<ReportPodsRequest>,
+    ) -> Result<Response<ReportPodsResponse>, Status> {
+        let node = &request.get_ref().node_name;
+        match request.extensions().get::<Caller>() {
+            Some(Caller::Node(own)) if own == node => {}
+            // For trying out: who calls is not known there.
+            Some(Caller::Anybody) => {}
+            _ => {
+                return Err(Status::permission_denied(format!(
+                    "only the agent of {node:?} says which GPUs its pods have"
+                )));
+            }
+        }
+        let again = self.take(request.get_ref()).await;
+        let again = again.map_err(Status::invalid_argument)?;
+        Ok(Response::new(ReportPodsResponse { again }))
+    }
+}
+
+/// Refuses a report that no agent of ours would send.
+fn check(report: &ReportPodsRequest) -> Result<(), String> {
+    if report.pods.len() > MAX_PODS {
+        let found = report.pods.len();
+        return Err(format!(
+            "the report has {found} pods, at most {MAX_PODS} are taken"
+        ));
+    }
+    name("node_name", &report.node_name)?;
+    for (index, pod) in report.pods.iter().enumerate() {
+        let field = |key: &str| format!("pods[{index}].{key}");
+        name(&field("namespace"), &pod.namespace)?;
+        name(&field("name"), &pod.name)?;
+        let gpus = pod
+            .resources
+            .iter()
+            .map(|one| one.gpus.len())
+            .sum::<usize>();
+        let found = gpus + pod.devices.len();
+        if found > MAX_DEVICES || pod.resources.len() > MAX_DEVICES {
+            let what = field("resources");
+            return Err(format!(
+                "{what}: {found} devices, at most {MAX_DEVICES} are taken"
+            ));
+        }
+        for resource in &pod.resources {
+            name(&field("resources"), &resource.resource)?;
+            for gpu in &resource.gpus {
+                name(&field("resources.gpus"), gpu)?;
+            }
+        }
+        for device in &pod.devices {
+            for part in [&device.driver, &device.pool, &device.device] {
+                name(&field("devices"), part)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn name(field: &str, value: &str) -> Result<(), String> {
+    let plausible = |byte: u8| byte.is_ascii_alphanumeric() || b"-._/:".contains(&byte);
+    if !value.is_empty() && value.len() <= MAX_NAME_BYTES && value.bytes().all(plausible) {
+        return Ok(());
+    }
+    let shown: String = value.chars().take(40).collect();
+    Err(format!("{field} is {shown:?}, which is no name"))
+}
+
+/// Writes what has changed. Returns whether something is left to do.
+async fn write(cluster: &Cluster, report: &ReportPodsRequest) -> Result<bool, ApiError> {
+    let until = Instant::now() + WORK;
+    let node = &report.node_name;
+    let claimed = report.pods.iter().any(|pod| !pod.devices.is_empty());
+    let devices = if claimed {
+        cluster.devices_of_node(node).await?
+    } else {
+        NodeDevices::default()
+    };
+    let reported: BTreeMap<(&str, &str), &PodGpus> = report
+        .pods
+        .iter()
+        .map(|pod| ((pod.namespace.as_str(), pod.name.as_str()), pod))
+        .collect();
+    let (mut again, mut refused) = (false, Vec::new());
+    for pod in cluster.pods_of_node(node).await? {
+        let has = reported.get(&(pod.namespace.as_str(), pod.name.as_str()));
+        let (gpus, complete) = has.map_or((Gpus::new(), true), |has| gpus(has, &devices));
+        // What is not known yet takes nothing away that was.
+        again |= !complete;
+        if !complete && gpus.is_empty() {
+            continue;
+        }
+        let wanted = (!gpus.is_empty()).then(|| json!({"devices": gpus}).to_string());
+        if wanted == pod.devices {
+            continue;
+        }
+        if Instant::now() >= until {
+            return Ok(true);
+        }
+        match cluster.set_pod_devices(&pod, wanted.as_deref()).await {
+            Ok(()) => said(node, &pod, wanted.as_deref()),
+            // It is gone.
+            Err(ApiError::NotFound { .. } | ApiError::Conflict { .. }) => {}
+            // Of one pod, as by an admission webhook: the others are tried all the same.
+            Err(error @ (ApiError::Forbidden { .. } | ApiError::Invalid { .. })) => {
+                refused.push(error);
+                if refused.len() >= MAX_REFUSED {
+                    break;
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    match refused.pop() {
+        Some(error) => Err(error),
+        None => Ok(again),
+    }
+}
+
+fn said(node: &str, pod: &Pod, devices: Option<&str>) {
+    let (namespace, name) = (&pod.namespace, &pod.name);
+    tracing::debug!(
+        node,
+        namespace,
+        name,
+        devices,
+        "the GPUs of a pod are written on it"
+    );
+}
+
+/// Returns the GPUs of a pod, and whether these are all.
+fn gpus<'a>(pod: &'a PodGpus, devices: &'a NodeDevices) -> (Gpus<'a>, bool) {
+    let (mut gpus, mut complete) = (Gpus::new(), true);
+    for resource in pod.resources.iter().filter(|one| !one.gpus.is_empty()) {
+        let of = gpus.entry(resource.resource.as_str()).or_default();
+        of.extend(resource.gpus.iter().map(String::as_str));
+    }
+    for device in pod.devices.iter().filter(|one| one.driver == GPU_DRIVER) {
+        let id = DeviceId {
+            driver: device.driver.clone(),
+            pool: device.pool.clone(),
+            name: device.device.clone(),
+        };
+        match devices.get(&id).and_then(|device| device.gpu.as_deref()) {
+            // Under the name that all versions of NVSentinel look for.
+            Some(gpu) => _ = gpus.entry(keys::RESOURCE_GPU).or_default().insert(gpu),
+            None => complete = false,
+        }
+    }
+    (gpus, complete)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,145 @@
+//! Which GPUs a pod has: from a kubelet that is made up, on a socket, to the pod on a real API
+//! server.
+
+use std::path::PathBuf;
+
+use contract::pod_resources::pod_resources_lister_server::{
+    PodResourcesLister, PodResourcesListerServer,
+};
+use contract::pod_resources::{
+    ContainerDevices, ContainerResources, ListPodResourcesRequest, ListPodResourcesResponse,
+    PodResources,
+};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::Api;
+use testkit::{ControlPlane, Launch, NodeBuilder, Options, Version};
+use tokio::net::UnixListener;
+use tonic::{Request, Response, Status};
+
+use crate::support::{SOON, Scene, own_port};
+
+const DEVICES: &str = "dgxc.nvidia.com/devices";
+const ONE: &str = r#"{"devices":{"nvidia.com/gpu":["GPU-1"]}}"#;
+
+/// A kubelet that has given `GPU-1` to the pod `default/NAME`.
+struct Kubelet {
+    pod: String,
+    directory: tempfile::TempDir,
+}
+
+struct Answers(String);
+
+#[tonic::async_trait]
+impl PodResourcesLister for Answers {
+    async fn list(
+        &self,
+        _: Request<ListPodResourcesRequest>,
+    ) -> Result<Response<ListPodResourcesResponse>, Status> {
+        let devices = ContainerDevices {
+            resource_name: "nvidia.com/gpu".to_owned(),
+            device_ids: vec!["GPU-1".to_owned()],
+        };
+        let pod = PodResources {
+            name: self.0.clone(),
+            namespace: "default".to_owned(),
+            containers: vec![ContainerResources {
+                devices: vec![devices],
+                ..ContainerResources::default()
+            }],
+        };
+        let pod_resources = vec![pod];
+        Ok(Response::new(ListPodResourcesResponse { pod_resources }))
+    }
+}
+
+impl Kubelet {
+    /// Makes the pod on a node, and a kubelet that knows it.
+    async fn new(plane: &ControlPlane, node: &str) -> anyhow::Result<Self> {
+        let pod = format!("on-{node}");
+        let client = plane.client().await?;
+        let made = testkit::pod("default", &pod).on(node);
+        made.create(&client).await?;
+        Ok(Self {
+            pod,
+            directory: tempfile::tempdir()?,
+        })
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.directory.path().join("kubelet.sock")
+    }
+
+    fn start(&self) -> anyhow::Result<()> {
+        let listener = UnixListener::bind(self.socket())?;
+        let serving = tonic::transport::Server::builder()
+            .add_service(PodResourcesListerServer::new(Answers(self.pod.clone())))
+            .serve_with_incoming(runtime::unix_grpc::incoming(listener));
+        tokio::spawn(serving);
+        Ok(())
+    }
+
+    async fn annotation(&self, plane: &ControlPlane) -> anyhow::Result<Option<String>> {
+        let pods: Api<Pod> = Api::namespaced(plane.client().await?, "default");
+        let pod = pods.get(&self.pod).await?;
+        Ok(pod.metadata.annotations.unwrap_or_default().remove(DEVICES))
+    }
+}
+
+#[tokio::test]
+async fn a_pod_says_which_gpus_it_has_by_the_node_itself() -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let scene = Scene::new(&plane, NodeBuilder::without_kubelet, |launch| launch).await?;
+    let kubelet = Kubelet::new(&plane, &scene.node).await?;
+    kubelet.start()?;
+    // A product of its own, for the node's kubelet is known only now.
+    let product = Launch::new()?
+        .node_name(&scene.node)
+        .kubeconfig(plane.kubeconfig())
+        .option("--pod-resources", kubelet.socket())
+        .quarantine()
+        .start()
+        .await?;
+    let look = || async {
+        match kubelet.annotation(&plane).await {
+            Ok(Some(devices)) if devices == ONE => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    };
+    product.wait_for("the GPUs of the pod", SOON, look).await
+}
+
+#[tokio::test]
+async fn a_pod_says_which_gpus_it_has_by_agent_and_controller() -> anyhow::Result<()> {
+    // A controller acts on all nodes of its cluster.
+    let plane = ControlPlane::private(Version::V1_37, Options::default());
+    let Some(plane) = plane.await? else {
+        return Ok(());
+    };
+    let port = own_port()?.local_addr()?.to_string();
+    let scene = Scene::with(&plane, NodeBuilder::without_kubelet, |_| {
+        let launch = Launch::controller()?.kubeconfig(plane.kubeconfig());
+        Ok(launch
+            .quarantine()
+            .option("--leader-elect", "false")
+            .option("--grpc-insecure", "true")
+            .option("--grpc-listen", &port))
+    })
+    .await?;
+    let kubelet = Kubelet::new(&plane, &scene.node).await?;
+    kubelet.start()?;
+    let agent = Launch::agent()?
+        .node_name(&scene.node)
+        .option("--controller", format!("http://{port}"))
+        .option("--pod-resources", kubelet.socket())
+        .start()
+        .await?;
+    let look = || async {
+        match kubelet.annotation(&plane).await {
+            Ok(Some(devices)) if devices == ONE => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    };
+    agent.wait_for("the GPUs of the pod", SOON, look).await
+}
