@@ -113,8 +113,8 @@ async fn a_pod_says_which_gpus_it_has_by_the_node_itself() -> anyhow::Result<()>
 #[tokio::test]
 async fn a_pod_says_which_gpus_it_has_by_agent_and_controller() -> anyhow::Result<()> {
     // A controller acts on all nodes of its cluster.
-    let plane = ControlPlane::private(Version::V1_37, Options::default());
-    let Some(plane) = plane.await? else {
+    let options = Options::default();
+    let Some(plane) = ControlPlane::private(Version::V1_37, options).await? else {
         return Ok(());
     };
     let port = own_port()?.local_addr()?.to_string();
