@@ -12,7 +12,7 @@ use contract::pod_resources::{
 };
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::Api;
-use testkit::{ControlPlane, Launch, NodeBuilder, Options, Version};
+use testkit::{ControlPlane, Launch, NodeBuilder, Options, Version, unique};
 use tokio::net::UnixListener;
 use tonic::{Request, Response, Status};
 
@@ -20,6 +20,13 @@ use crate::support::{SOON, Scene, own_port};
 
 const DEVICES: &str = "dgxc.nvidia.com/devices";
 const ONE: &str = r#"{"devices":{"nvidia.com/gpu":["GPU-1"]}}"#;
+
+/// The ways for an agent to reach the GPUs of its node.
+const MANIFESTS: [&str; 3] = [
+    include_str!("../../../../examples/kubernetes/agent-runtime-class.yaml"),
+    include_str!("../../../../examples/kubernetes/agent-driver-root.yaml"),
+    include_str!("../../../../examples/kubernetes/agent-dra.yaml"),
+];
 
 /// A kubelet that has given `GPU-1` to the pod `default/NAME`.
 struct Kubelet {
@@ -113,8 +120,8 @@ async fn a_pod_says_which_gpus_it_has_by_the_node_itself() -> anyhow::Result<()>
 #[tokio::test]
 async fn a_pod_says_which_gpus_it_has_by_agent_and_controller() -> anyhow::Result<()> {
     // A controller acts on all nodes of its cluster.
-    let plane = ControlPlane::private(Version::V1_37, Options::default());
-    let Some(plane) = plane.await? else {
+    let options = Options::default();
+    let Some(plane) = ControlPlane::private(Version::V1_37, options).await? else {
         return Ok(());
     };
     let port = own_port()?.local_addr()?.to_string();
@@ -142,4 +149,40 @@ async fn a_pod_says_which_gpus_it_has_by_agent_and_controller() -> anyhow::Resul
         }
     };
     agent.wait_for("the GPUs of the pod", SOON, look).await
+}
+
+#[tokio::test]
+async fn an_agent_reaches_gpus_in_three_ways_and_takes_none() -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let namespace = unique("ways");
+    plane.namespace(&namespace).await?;
+    let admin = "resource.kubernetes.io/admin-access=true";
+    plane
+        .kubectl(["label", "namespace", &namespace, admin])
+        .await?;
+    for manifest in MANIFESTS {
+        assert!(!manifest.contains("nvidia.com/gpu:"), "{manifest}");
+        let file = tempfile::NamedTempFile::new()?;
+        let here = format!("namespace: {namespace}\n");
+        std::fs::write(
+            file.path(),
+            manifest.replace("namespace: gpuwarden\n", &here),
+        )?;
+        let file = file.path().display().to_string();
+        let apply = [
+            "apply",
+            "--dry-run=server",
+            "--validate=strict",
+            "-f",
+            &file,
+        ];
+        let applied = plane.kubectl(apply).await?;
+        assert!(
+            applied.contains("daemonset.apps/gpuwarden-agent"),
+            "{applied}"
+        );
+    }
+    Ok(())
 }
