@@ -1,5 +1,5 @@
-//! Brings what waits in the outbox to the controller, by the same gRPC service by which
-//! monitors report.
+//! Brings what waits in the outbox to the controller, by the gRPC service that monitors
+//! use.
 //!
 //! Events go oldest first, one request at a time, so the order stays. A request whose events are
 //! not taken is made again for ever, with growing pauses. What is refused for what it is would be
