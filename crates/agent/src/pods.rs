@@ -35,8 +35,8 @@ const DEADLINE: Duration = Duration::from_secs(25);
 /// Largest answer of the kubelet (bytes), as its own clients have it.
 const MAX_ANSWER_BYTES: usize = 16 * 1024 * 1024;
 
-/// Where a report goes. It returns whether the same is to be sent again soon; the error says why it
-/// was not taken.
+/// The function that sends a report. It returns true if the same is to be sent again soon; the error
+/// says why the report was not taken.
 pub type Tell =
     Arc<dyn Fn(ReportPodsRequest) -> BoxFuture<'static, Result<bool, String>> + Send + Sync>;
 
@@ -46,17 +46,17 @@ pub struct PodGpuReporter {
     pub node_name: String,
     /// Socket of the kubelet.
     pub socket: PathBuf,
-    /// What is known of the GPUs, by which a partition is known as one of its GPU.
+    /// The GPUs of this machine, by which a partition is known as one of its GPU.
     pub inventory: watch::Receiver<Inventory>,
-    /// Where a report goes.
+    /// The function that sends a report.
     pub tell: Tell,
 }
 
-/// What was told last.
+/// The report that was sent last, and the trouble that was logged last.
 #[derive(Default)]
 struct Told {
     report: Option<ReportPodsRequest>,
-    /// When it is told again.
+    /// The time at which the report is sent again though nothing has changed.
     again_at: Option<Instant>,
     /// The problem that was said last.
     problem: Option<String>,

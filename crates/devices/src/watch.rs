@@ -1,4 +1,4 @@
-//! What one watcher is told.
+//! The watch of one consumer.
 //!
 //! A watcher has no buffer of events: it has a place in the board's history, and takes the next
 //! change when it has room for it. One that falls out of the history is told so, and begins anew

@@ -66,7 +66,7 @@ pub struct LimitView {
     pub used: usize,
     /// Nodes that may.
     pub allowed: usize,
-    /// Of how many.
+    /// The number of nodes of which `allowed` is a share.
     pub of: usize,
     /// Names of some of the nodes that count.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]

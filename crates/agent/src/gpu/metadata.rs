@@ -56,7 +56,7 @@ pub struct MetadataFile {
     config: MetadataConfig,
     /// The description of all GPUs that were seen since the boot.
     known: Option<Description>,
-    /// What keeps the file from being written, as it was said last.
+    /// The trouble with the file that was logged last.
     problem: Option<String>,
 }
 

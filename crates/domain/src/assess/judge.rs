@@ -8,8 +8,9 @@ use crate::policy::{
 };
 use crate::reporter::Authority;
 
-/// Most steps that a look takes for what users report: about half a second, for the work of a rule
-/// is known by its worst case. One event takes less, whatever the policy.
+/// Most steps that a look takes for what users report: about half a second at 50 ns a step, which is
+/// reckoned and not measured, for the work of a rule is known by its worst case. One event takes less,
+/// whatever the policy.
 const MAX_USERS_COST: u64 = MAX_POLICY_COST + MAX_POLICY_COST / 4;
 
 /// The answers of all rule sets about an event, with their names.
