@@ -5,6 +5,8 @@
 //! records and says what is missing between them, and the rooms above judge the text.
 
 pub mod boot;
+#[cfg(test)]
+mod c_header;
 pub mod dcgm;
 pub mod disk;
 pub mod gpu_probe;
