@@ -63,6 +63,22 @@ impl Header {
         }
     }
 
+    /// Returns the header of the CUDA runtime among the wheels.
+    pub(crate) fn cuda(wheels: &Path) -> Self {
+        Self {
+            name: "cuda_runtime_api.h",
+            ..Self::nvml(wheels)
+        }
+    }
+
+    /// Returns NCCL's header among the wheels.
+    pub(crate) fn nccl(wheels: &Path) -> Self {
+        let mut header = Self::nvml(wheels);
+        header.name = "nccl.h";
+        header.places.push(wheels.join("nvidia/nccl/include"));
+        header
+    }
+
     /// Asserts that numbers of ours are those of the header, each of which C writes so.
     pub(crate) fn assert_numbers(&self, ours: &[(String, i64)]) {
         let mut source = "int main(void) {\n".to_owned();
