@@ -15,6 +15,7 @@
 //! [calls]
 //! nvmlDeviceGetPowerUsage = "NVML_ERROR_UNKNOWN"   # or "missing", "hang", "segfault"
 //! dcgmConnect_v2 = "-21"                           # no host engine
+//! ncclAllReduce = "3"                              # an internal error of NCCL
 //!
 //! [[dcgm.incident]]
 //! gpu = 3
@@ -312,7 +313,7 @@ pub struct FakeEvent {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Behaviour {
-    /// Answers with a code of NVML.
+    /// Answers with a code, of the library that the function is of.
     Code(u32),
     /// Never comes back.
     Hang,

@@ -348,6 +348,12 @@ fn a_library_that_is_another_one_is_refused_by_what_it_lacks() {
     );
 }
 
+/// The answer to who asks for devices with a driver that is older than the runtime.
+const TOO_OLD: &str = "cudaErrorInsufficientDriver (CUDA driver version is insufficient for CUDA \
+                       runtime version)";
+/// The answer where there is a driver and no GPU.
+const NO_DEVICE: &str = "cudaErrorNoDevice (no CUDA-capable device is detected)";
+
 #[test]
 fn the_real_cuda_runtimes_of_three_generations_open() {
     let Some(wheels) = testkit::require(Component::VendorWheels) else {
@@ -379,17 +385,14 @@ fn the_real_cuda_runtimes_of_three_generations_open() {
                 }
             }
             Err(error) => {
-                let (name, text) = match driver {
-                    None => (
-                        "cudaErrorInsufficientDriver",
-                        "CUDA driver version is insufficient for CUDA runtime version",
-                    ),
-                    Some(_) => ("cudaErrorNoDevice", "no CUDA-capable device is detected"),
+                let error = error.to_string();
+                let answer = error.strip_prefix("cudaGetDeviceCount answered ");
+                // A driver that is away counts as one that is too old.
+                let expected = match driver {
+                    None => vec![TOO_OLD],
+                    Some(_) => vec![TOO_OLD, NO_DEVICE],
                 };
-                assert_eq!(
-                    error.to_string(),
-                    format!("cudaGetDeviceCount answered {name} ({text})")
-                );
+                assert!(expected.contains(&answer.unwrap()), "{error}");
             }
         }
     }
