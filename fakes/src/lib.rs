@@ -1,23 +1,26 @@
-//! Fakes of NVML and DCGM, NVIDIA's libraries that tell about GPUs, for tests and for trying
-//! gpuwarden out.
+//! Fakes of NVIDIA's libraries, for tests and for trying gpuwarden out: of NVML and DCGM, which tell about
+//! GPUs, and of the CUDA runtime and NCCL, which have them work.
 //!
-//! The crate is built twice. As a shared library it exports the functions of both, and is loaded by
+//! The crate is built twice. As a shared library it exports the functions of all, and is loaded by
 //! the very path on which NVIDIA's are; it tells of the GPUs in the file [`SCENARIO`] beside it, and
 //! reads that file again when it changes. As a Rust library it makes such directories: [`install`].
 
 mod code;
+mod cuda;
 mod dcgm;
+mod nccl;
 mod nvml;
 mod scenario;
 
 use std::fs::{self, OpenOptions};
 use std::io::Write as _;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::{env, io, process};
 
 pub use scenario::{
-    Behaviour, Fabric, FakeDcgm, FakeEvent, FakeGpu, FakeIncident, FakeLink, FakePartition,
-    Scenario,
+    Behaviour, Fabric, FakeCuda, FakeDcgm, FakeEvent, FakeGpu, FakeIncident, FakeLink, FakeNccl,
+    FakePartition, Scenario,
 };
 
 /// The directory of the fake that a gpuwarden shows, in its data directory.
@@ -28,6 +31,11 @@ pub const SCENARIO: &str = "gpus.toml";
 pub const LIBRARY: &str = "libnvidia-ml.so.1";
 /// The name of DCGM's library, as its packages install it.
 pub const DCGM_LIBRARY: &str = "libdcgm.so.4";
+/// The name of the CUDA runtime, as its packages install it.
+pub const CUDA_LIBRARY: &str = "libcudart.so.13";
+/// The name of NCCL's library, as its packages install it. It is the same file as the CUDA runtime, so that
+/// it knows what that gives out.
+pub const NCCL_LIBRARY: &str = "libnccl.so.2";
 /// The file with the number of events that were told, in the directory of the library.
 const TOLD: &str = "gpus.told";
 /// The name of the library, as cargo builds it.
@@ -66,7 +74,7 @@ pub enum Error {
 }
 
 /// Puts the fake libraries and a scenario into a directory, and tells its events from the first on;
-/// returns the path of NVML's. DCGM's is beside it.
+/// returns the path of NVML's. The others are beside it.
 ///
 /// Each directory gets copies: a library that is loaded from two places is two, with a state each.
 pub fn install(directory: &Path, scenario: &Scenario) -> Result<PathBuf, Error> {
@@ -76,6 +84,8 @@ pub fn install(directory: &Path, scenario: &Scenario) -> Result<PathBuf, Error> 
     fs::create_dir_all(directory)
         .and_then(|()| put(&built, directory, DCGM_LIBRARY))
         .and_then(|()| put(&built, directory, LIBRARY))
+        .and_then(|()| link(directory, CUDA_LIBRARY))
+        .and_then(|()| link(directory, NCCL_LIBRARY))
         .and_then(|()| match fs::remove_file(&told) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
             _ => Ok(()),
@@ -92,6 +102,13 @@ pub fn install(directory: &Path, scenario: &Scenario) -> Result<PathBuf, Error> 
 fn put(built: &Path, directory: &Path, name: &str) -> io::Result<()> {
     let new = directory.join(format!("{name}.{}", process::id()));
     fs::copy(built, &new)?;
+    fs::rename(&new, directory.join(name))
+}
+
+/// Gives the copy that is NVML another name.
+fn link(directory: &Path, name: &str) -> io::Result<()> {
+    let new = directory.join(format!("{name}.{}", process::id()));
+    symlink(LIBRARY, &new)?;
     fs::rename(&new, directory.join(name))
 }
 

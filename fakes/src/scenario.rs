@@ -15,11 +15,15 @@
 //! [calls]
 //! nvmlDeviceGetPowerUsage = "NVML_ERROR_UNKNOWN"   # or "missing", "hang", "segfault"
 //! dcgmConnect_v2 = "-21"                           # no host engine
+//! ncclAllReduce = "3"                              # an internal error of NCCL
 //!
 //! [[dcgm.incident]]
 //! gpu = 3
 //! watch = 0x10
 //! code = 80
+//!
+//! [nccl]
+//! bandwidth_gb_s = 12.5
 //! ```
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -63,6 +67,31 @@ pub struct Scenario {
     /// The words of DCGM about them.
     #[serde(skip_serializing_if = "FakeDcgm::is_usual")]
     pub dcgm: FakeDcgm,
+    /// The CUDA runtime.
+    pub cuda: FakeCuda,
+    /// The work of the GPUs together.
+    pub nccl: FakeNccl,
+}
+
+/// All that a fake CUDA runtime tells of itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FakeCuda {
+    /// Version of the runtime, as it tells it: 13000 is 13.0.
+    pub runtime_version: i32,
+}
+
+/// All that a fake NCCL tells of itself, and does.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct FakeNccl {
+    /// Version, as it tells it: 22809 is 2.28.9.
+    pub version: i32,
+    /// Bandwidth of an all-reduce in gigabytes a second, at each GPU (`busbw` of nccl-tests); with 0 it
+    /// never ends.
+    pub bandwidth_gb_s: f64,
+    /// The error of work that has begun, as a code of NCCL: 6 is a rank elsewhere that is gone.
+    pub async_error: u32,
 }
 
 /// All that a fake DCGM tells.
@@ -284,7 +313,7 @@ pub struct FakeEvent {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum Behaviour {
-    /// Answers with a code of NVML.
+    /// Answers with a code, of the library that the function is of.
     Code(u32),
     /// Never comes back.
     Hang,
@@ -306,6 +335,26 @@ impl Default for Scenario {
             gpu: Vec::new(),
             event: Vec::new(),
             dcgm: FakeDcgm::default(),
+            cuda: FakeCuda::default(),
+            nccl: FakeNccl::default(),
+        }
+    }
+}
+
+impl Default for FakeCuda {
+    fn default() -> Self {
+        Self {
+            runtime_version: 13000,
+        }
+    }
+}
+
+impl Default for FakeNccl {
+    fn default() -> Self {
+        Self {
+            version: 22_809,
+            bandwidth_gb_s: 480.0,
+            async_error: 0,
         }
     }
 }
@@ -396,6 +445,12 @@ impl Scenario {
     fn check(&self) -> Result<(), String> {
         if self.gpus > MAX_GPUS {
             return Err(format!("gpus is {}, at most {MAX_GPUS}", self.gpus));
+        }
+        let bandwidth = self.nccl.bandwidth_gb_s;
+        if !bandwidth.is_finite() || bandwidth < 0.0 {
+            return Err(format!(
+                "nccl.bandwidth_gb_s is {bandwidth}; it is a number of gigabytes a second, or 0"
+            ));
         }
         let mut seen = BTreeSet::new();
         for gpu in &self.gpu {

@@ -48,6 +48,10 @@ pub enum Component {
     Chromium,
     /// A Python interpreter with grpcio, grpcio-tools, protobuf and nvidia-ml-py.
     PythonGrpc,
+    /// A directory with the NVML of several drivers, each as `VERSION/libnvidia-ml.so.1`.
+    DriverLibraries,
+    /// A directory with the headers and libraries of NVIDIA's wheels, as Python installs them.
+    VendorWheels,
     /// The Go toolchain.
     Go,
     /// A C++ compiler, for the fuzzer.
@@ -195,11 +199,25 @@ impl Component {
                 let key = content_key(&dir, &["requirements.txt".into()], "venv")?;
                 tools.join(format!("python-{key}/bin/python"))
             }
+            Self::DriverLibraries | Self::VendorWheels => {
+                let name = self.list().unwrap_or_default();
+                let key = content_key(&sources().join("witnesses"), &[name.into()], "")?;
+                tools.join(format!("{}-{key}", name.trim_end_matches(".txt")))
+            }
             Self::Chromium | Self::Go | Self::CxxCompiler | Self::KernelLog | Self::FileSystem => {
                 return Ok(None);
             }
         };
         Ok(Some(path))
+    }
+
+    /// Returns the name of the file in `witnesses` that says what of a vendor's this component holds.
+    pub const fn list(self) -> Option<&'static str> {
+        match self {
+            Self::DriverLibraries => Some("drivers.txt"),
+            Self::VendorWheels => Some("wheels.txt"),
+            _ => None,
+        }
     }
 
     /// Returns the path of the component, or `None` if this machine has none.
@@ -217,6 +235,10 @@ impl Component {
             }
             Self::Supervise | Self::Kwok | Self::PythonGrpc => {
                 Ok(self.built_path()?.filter(|file| is_program(file)))
+            }
+            // Renamed into its place when it is whole.
+            Self::DriverLibraries | Self::VendorWheels => {
+                Ok(self.built_path()?.filter(|dir| dir.is_dir()))
             }
             Self::Chromium => Ok(["chromium", "chromium-browser", "google-chrome"]
                 .into_iter()
@@ -260,6 +282,8 @@ impl fmt::Display for Component {
             Self::Kwok => write!(f, "kwok {KWOK_VERSION}"),
             Self::Chromium => f.write_str("chromium"),
             Self::PythonGrpc => f.write_str("python with grpcio"),
+            Self::DriverLibraries => f.write_str("NVML of several drivers"),
+            Self::VendorWheels => f.write_str("CUDA, NCCL and headers"),
             Self::Go => f.write_str("go"),
             Self::CxxCompiler => f.write_str("C++ compiler"),
             Self::KernelLog => f.write_str("writable kernel log"),

@@ -20,6 +20,8 @@ use testkit::components::{
 
 use crate::shell;
 
+mod vendors;
+
 /// The programs that the multi-call binary holds.
 const CONTROL_PLANE_PROGRAMS: [&str; 5] = [
     "etcd",
@@ -91,6 +93,8 @@ fn components(versions: &[Version]) -> Vec<Component> {
         Component::Supervise,
         Component::Kwok,
         Component::PythonGrpc,
+        Component::DriverLibraries,
+        Component::VendorWheels,
         Component::Chromium,
         Component::Go,
         Component::KernelLog,
@@ -179,6 +183,8 @@ fn install(component: Component) -> anyhow::Result<Outcome> {
             let package = format!("sigs.k8s.io/kwok/cmd/kwok@{KWOK_VERSION}");
             shell::output(go.args(GO_FLAGS).arg(package).env("GOBIN", dir)).map(drop)
         }),
+        Component::DriverLibraries => into_place(&place, vendors::fetch_drivers),
+        Component::VendorWheels => into_place(&place, vendors::fetch_wheels),
         // DIR/bin/python
         _ => into_place(&parent(&parent(&place)?)?, make_python),
     };

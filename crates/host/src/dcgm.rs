@@ -14,8 +14,7 @@ use diagnosis::gpu::dcgm::{DcgmEntity, DcgmGpu, DcgmLook, all_watches};
 use diagnosis::gpu::pci_address;
 
 pub use self::error::{DcgmError, OpenError};
-use crate::library::Places;
-use crate::nvml::Listener;
+use crate::library::{Listener, Places};
 use functions::{Connection, Functions, Group, Value};
 use response::{LAYOUTS, Response};
 

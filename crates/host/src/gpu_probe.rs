@@ -21,8 +21,8 @@ use diagnosis::gpu::{GpuEvent, Inventory, Readings, UnreadableGpu};
 use rustix::process::{Signal, getpid, kill_process};
 use serde::{Deserialize, Serialize};
 
-use crate::library::Places;
-use crate::nvml::{Listener, Nvml, NvmlError, Roster};
+use crate::library::{Listener, Places};
+use crate::nvml::{Nvml, NvmlError, Roster};
 use listening::Listening;
 
 /// The version of what is said; a parent that was upgraded may have a child of another.

@@ -5,12 +5,16 @@
 //! records and says what is missing between them, and the rooms above judge the text.
 
 pub mod boot;
+#[cfg(test)]
+mod c_header;
+pub mod cuda;
 pub mod dcgm;
 pub mod disk;
 pub mod gpu_probe;
 pub mod identity;
 pub mod kernel_log;
 pub mod library;
+pub mod nccl;
 pub mod nics;
 pub mod nvml;
 mod readiness;

@@ -13,11 +13,14 @@ use std::path::{Path, PathBuf};
 
 use libloading::os::unix;
 
-/// The places below a driver's root where distributions install libraries.
-const BELOW_ROOT: [&str; 6] = [
+/// The places below a driver's root where distributions install libraries. Those of Debian lie in the
+/// directory of a driver, and the link to them is an absolute one, which leads nowhere below a root.
+const BELOW_ROOT: [&str; 8] = [
     "usr/lib64",
     "usr/lib/x86_64-linux-gnu",
+    "usr/lib/x86_64-linux-gnu/nvidia/current",
     "usr/lib/aarch64-linux-gnu",
+    "usr/lib/aarch64-linux-gnu/nvidia/current",
     "usr/lib",
     "lib64",
     "lib",
@@ -38,6 +41,27 @@ pub(crate) struct Library {
     library: unix::Library,
     /// The path or the name by which it was found.
     pub(crate) found_at: PathBuf,
+}
+
+/// Hears of each call before it is made: the function, and the index of the GPU that it is about.
+pub type Listener = Box<dyn Fn(&'static str, Option<u32>) + Send + Sync>;
+
+/// A library cannot be used as the one that is wanted.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// No library was found, or none that can be loaded.
+    #[error(transparent)]
+    NotOpened(#[from] NotOpened),
+    /// A library was found that is another one.
+    #[error("{} is not {wanted}: it has no function {function}", library.display())]
+    Other {
+        /// The library.
+        library: PathBuf,
+        /// The name of the one that is wanted, such as `NVML`.
+        wanted: &'static str,
+        /// The function that it lacks.
+        function: &'static str,
+    },
 }
 
 /// A library that was not found, or could not be loaded: each place, and why not there.
@@ -88,7 +112,87 @@ impl Library {
         let symbol = unsafe { self.library.get::<F>(name.as_bytes()) };
         symbol.ok().map(|symbol| *symbol)
     }
+
+    /// Returns a function without which the library is not the one that is wanted.
+    ///
+    /// # Safety
+    ///
+    /// As [`Self::function`].
+    pub(crate) unsafe fn required<F: Copy>(
+        &self,
+        name: &'static str,
+        wanted: &'static str,
+    ) -> Result<F, OpenError> {
+        // SAFETY: The caller answers for the type.
+        unsafe { self.function(name) }.ok_or_else(|| OpenError::Other {
+            library: self.found_at.clone(),
+            wanted,
+            function: name,
+        })
+    }
 }
+
+/// Declares `Functions`, a library with the table of its functions, and how it is opened. Its users add
+/// a method for each, for the table itself is full of unsafe functions.
+macro_rules! functions {
+    (
+        $wanted:literal, $names:expr;
+        required { $($needed:ident($($needed_type:ty),*) -> $needed_answer:ty;)* }
+        optional { $($optional:ident($($optional_type:ty),*) -> $optional_answer:ty;)* }
+    ) => {
+        /// The library, and its functions.
+        pub(super) struct Functions {
+            $($needed: unsafe extern "C" fn($($needed_type),*) -> $needed_answer,)*
+            $($optional: Option<unsafe extern "C" fn($($optional_type),*) -> $optional_answer>,)*
+            listener: $crate::library::Listener,
+            /// Last, for its functions are gone when it is dropped.
+            library: $crate::library::Library,
+        }
+
+        impl Functions {
+            /// Opens the library and looks its functions up.
+            pub(super) fn open(
+                places: &$crate::library::Places,
+                listener: $crate::library::Listener,
+            ) -> Result<Self, $crate::library::OpenError> {
+                listener("dlopen", None);
+                let library = $crate::library::Library::open($names, places)?;
+                // SAFETY: The names go with the signatures, which are those of the headers, and
+                // the table lives no longer than the library.
+                unsafe {
+                    Ok(Self {
+                        $($needed: library.required(stringify!($needed), $wanted)?,)*
+                        $($optional: library.function(stringify!($optional)),)*
+                        listener,
+                        library,
+                    })
+                }
+            }
+
+            /// Returns where the library was found.
+            pub(super) fn found_at(&self) -> &std::path::Path {
+                &self.library.found_at
+            }
+
+            /// The functions, the answer of each and what it takes.
+            #[cfg(test)]
+            #[allow(dead_code, reason = "DCGM's headers are not to be had")]
+            pub(super) const SIGNATURES: &[(&str, &str, &[&str])] = &[
+                $((
+                    stringify!($needed),
+                    stringify!($needed_answer),
+                    &[$(stringify!($needed_type)),*],
+                ),)*
+                $((
+                    stringify!($optional),
+                    stringify!($optional_answer),
+                    &[$(stringify!($optional_type)),*],
+                ),)*
+            ];
+        }
+    };
+}
+pub(crate) use functions;
 
 /// Returns what to try, in order.
 fn candidates(names: &[&str], places: &Places) -> Vec<PathBuf> {

@@ -21,8 +21,7 @@ use nvml_wrapper_sys::bindings::{self as sys, field_id as field, nvmlPlatformInf
 
 pub use self::error::{NvmlError, OpenError};
 pub use self::events::Events;
-pub use self::functions::Listener;
-use crate::library::Places;
+use crate::library::{Listener, Places};
 use asking::Asking;
 use functions::{Device, Functions, Length, TEXT_BYTES, text, version};
 
@@ -30,6 +29,9 @@ use functions::{Device, Functions, Length, TEXT_BYTES, text, version};
 const MAX_GPUS: u32 = 256;
 /// Most partitions of one GPU that are looked at; the largest have seven.
 const MAX_PARTITIONS: u32 = 64;
+
+/// The architecture after Blackwell (`NVML_DEVICE_ARCH_RUBIN`); the bindings are older.
+const ARCH_RUBIN: u32 = 13;
 
 /// The open library, with its driver.
 pub struct Nvml {
@@ -232,6 +234,7 @@ fn architecture(gpu: &mut Asking<'_>) -> Option<String> {
         sys::NVML_DEVICE_ARCH_ADA => "Ada",
         sys::NVML_DEVICE_ARCH_HOPPER => "Hopper",
         sys::NVML_DEVICE_ARCH_BLACKWELL => "Blackwell",
+        ARCH_RUBIN => "Rubin",
         sys::NVML_DEVICE_ARCH_UNKNOWN => return None,
         other => return Some(other.to_string()),
     };

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::fs;
+use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
@@ -199,6 +201,7 @@ fn all_is_read_of_a_gpu() {
 #[test]
 fn an_old_driver_is_one_that_tells_less() {
     let mut scenario = Scenario::healthy(1);
+    scenario.gpu_mut(0).thermal_violation_ns = 11;
     for missing in [
         "nvmlDeviceGetTemperatureV",
         "nvmlDeviceGetMarginTemperature",
@@ -206,6 +209,7 @@ fn an_old_driver_is_one_that_tells_less() {
         "nvmlDeviceGetSramEccErrorStatus",
         "nvmlDeviceGetPlatformInfo",
         "nvmlDeviceGetNvLinkState",
+        "nvmlDeviceGetViolationStatus",
     ] {
         scenario.calls.insert(missing.to_owned(), named("missing"));
     }
@@ -223,6 +227,8 @@ fn an_old_driver_is_one_that_tells_less() {
     // By the functions that were there before.
     assert_eq!(readings.temperature_c, Some(34));
     assert_eq!(readings.clock_reasons, Some(1));
+    // By a field, as with a driver that is too new for the function.
+    assert_eq!(readings.thermal_violation_ns, Some(11));
     // A driver without this one has no way to tell any field.
     let name = "nvmlDeviceGetFieldValues".to_owned();
     scenario.calls.insert(name, named("missing"));
@@ -550,15 +556,66 @@ fn a_library_that_is_not_nvml_is_refused_by_what_it_lacks() {
 
 #[test]
 fn it_is_found_below_the_root_of_a_driver() {
-    let root = tempfile::tempdir().unwrap();
-    let at = root.path().join("usr/lib/x86_64-linux-gnu");
-    fakes::install(&at, &Scenario::healthy(1)).unwrap();
-    let places = Places {
-        path: None,
-        driver_root: Some(root.path().to_owned()),
+    for below in ["usr/lib64", "usr/lib/x86_64-linux-gnu/nvidia/current"] {
+        let root = tempfile::tempdir().unwrap();
+        let at = root.path().join(below);
+        fakes::install(&at, &Scenario::healthy(1)).unwrap();
+        // As Debian links to it: right on the machine itself, and leading nowhere below a root.
+        let linked = root.path().join("usr/lib/x86_64-linux-gnu");
+        fs::create_dir_all(&linked).unwrap();
+        symlink(
+            "/etc/alternatives/of-another-root",
+            linked.join(fakes::LIBRARY),
+        )
+        .unwrap();
+        let places = Places {
+            path: None,
+            driver_root: Some(root.path().to_owned()),
+        };
+        let nvml = Nvml::open(&places, Box::new(|_, _| {})).unwrap();
+        assert_eq!(nvml.found_at(), at.join("libnvidia-ml.so.1"));
+    }
+}
+
+/// The real library of each generation, found and loaded as on its machines.
+#[test]
+fn without_a_driver_its_library_says_that_there_is_none() {
+    let Some(drivers) = testkit::require(testkit::Component::DriverLibraries) else {
+        return;
     };
-    let nvml = Nvml::open(&places, Box::new(|_, _| {})).unwrap();
-    assert_eq!(nvml.found_at(), at.join("libnvidia-ml.so.1"));
+    let has_driver = Path::new("/proc/driver/nvidia/version").exists();
+    let mut opened = 0;
+    for driver in fs::read_dir(drivers).unwrap() {
+        let root = tempfile::tempdir().unwrap();
+        let below = root.path().join("usr/lib64");
+        fs::create_dir_all(&below).unwrap();
+        let library = below.join(fakes::LIBRARY);
+        symlink(driver.unwrap().path().join(fakes::LIBRARY), &library).unwrap();
+        let places = Places {
+            path: None,
+            driver_root: Some(root.path().to_owned()),
+        };
+        match Nvml::open(&places, Box::new(|_, _| {})) {
+            Ok(nvml) => {
+                assert!(has_driver);
+                nvml.inventory().unwrap();
+            }
+            Err(error) => {
+                let answer = if has_driver {
+                    "NVML_ERROR_LIB_RM_VERSION_MISMATCH"
+                } else {
+                    "NVML_ERROR_DRIVER_NOT_LOADED"
+                };
+                let expected = format!(
+                    "{} cannot be used: nvmlInit_v2 answered {answer}",
+                    library.display()
+                );
+                assert_eq!(error.to_string(), expected);
+            }
+        }
+        opened += 1;
+    }
+    assert!(opened > 3, "{opened} libraries");
 }
 
 /// The fake and we take structures and numbers from the same bindings. A second reader is NVIDIA's.

@@ -368,6 +368,12 @@ fn field(device: &Device<'_>, id: u32, scope: u32) -> Option<c_longlong> {
         sys::field_id::NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT => {
             Some(gpu.slowdown_margin_c.into())
         }
+        sys::field_id::NVML_FI_DEV_PERF_POLICY_POWER => {
+            c_longlong::try_from(gpu.power_violation_ns).ok()
+        }
+        sys::field_id::NVML_FI_DEV_PERF_POLICY_THERMAL => {
+            c_longlong::try_from(gpu.thermal_violation_ns).ok()
+        }
         sys::field_id::NVML_FI_DEV_GET_GPU_RECOVERY_ACTION => Some(gpu.recovery_action.into()),
         sys::field_id::NVML_FI_DEV_NVLINK_LINK_COUNT => Some(gpu.links.into()),
         sys::field_id::NVML_FI_DEV_NVLINK_REMOTE_NVLINK_ID => {

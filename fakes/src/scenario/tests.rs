@@ -47,6 +47,10 @@ fn a_wrong_scenario_is_refused_by_what_is_wrong_in_it() {
         ("[[gpu]]\nlinks = 2\n[[gpu.link]]\nlink = 2", "lists link 2"),
         ("[[event]]\ngpu = 8\nxid = 79", "an event is about gpu 8"),
         ("[[event]]\ngpu = 0", "either xid or kind"),
+        ("[nccl]\nbandwidth_gb_s = -1.0", "nccl.bandwidth_gb_s is -1"),
+        ("[nccl]\nbandwidth_gb_s = nan", "nccl.bandwidth_gb_s is NaN"),
+        ("[nccl]\nbandwith = 1.0", "line 2"),
+        ("[cuda]\nruntime_version = \"13.0\"", "line 2"),
     ];
     for (text, expected) in cases {
         let error = Scenario::from_toml(text).unwrap_err();

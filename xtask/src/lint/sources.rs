@@ -29,11 +29,15 @@ const PURE: [&str; 4] = [
 
 /// The only files with unsafe code: in the room that calls vendors' libraries those that load them
 /// and those that hold their functions, and the fakes of these libraries.
-const UNSAFE: [&str; 5] = [
+const UNSAFE: [&str; 9] = [
     "crates/host/src/library.rs",
-    "crates/host/src/nvml/functions.rs",
+    "crates/host/src/cuda/functions.rs",
     "crates/host/src/dcgm/functions.rs",
+    "crates/host/src/nccl/functions.rs",
+    "crates/host/src/nvml/functions.rs",
+    "fakes/src/cuda",
     "fakes/src/dcgm",
+    "fakes/src/nccl",
     "fakes/src/nvml",
 ];
 

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use crate::library::NotOpened;
+use crate::library;
 
 /// The answer to a structure of a version that it does not know (`DCGM_ST_VER_MISMATCH`).
 const VER_MISMATCH: i32 = -12;
@@ -13,17 +13,9 @@ pub(super) const FUNCTION_NOT_FOUND: i32 = -20;
 /// DCGM cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// No library was found, or none that can be loaded.
+    /// No library was found, or another one.
     #[error(transparent)]
-    NotOpened(#[from] NotOpened),
-    /// A library was found that is not DCGM.
-    #[error("{} is not DCGM: it has no function {function}", library.display())]
-    NotDcgm {
-        /// The library.
-        library: PathBuf,
-        /// The function that it lacks.
-        function: &'static str,
-    },
+    Library(#[from] library::OpenError),
     /// The library does not start.
     #[error("{} cannot be used: {source}", library.display())]
     NotUsable {

@@ -8,14 +8,12 @@
 #![allow(non_snake_case, reason = "the names of dcgm_agent.h")]
 
 use std::ffi::{CStr, CString, c_char, c_int, c_uint, c_ushort};
-use std::path::Path;
 use std::{mem, ptr};
 
 use diagnosis::gpu::dcgm::DcgmEntity;
 
-use super::error::{DcgmError, FUNCTION_NOT_FOUND, OpenError};
-use crate::library::{Library, Places};
-use crate::nvml::Listener;
+use super::error::{DcgmError, FUNCTION_NOT_FOUND};
+use crate::library::functions;
 
 /// The names under which it is installed: of DCGM 4 and 3.
 const NAMES: &[&str] = &["libdcgm.so.4", "libdcgm.so.3"];
@@ -86,64 +84,22 @@ struct VersionInfo {
     text: [u8; 512],
 }
 
-/// Declares the table of functions, and how it is looked up.
-macro_rules! functions {
-    (
-        required { $($needed:ident($($needed_type:ty),*);)* }
-        optional { $($optional:ident($($optional_type:ty),*) $(-> $answer:ty)?;)* }
-    ) => {
-        /// The library, and its functions.
-        pub(super) struct Functions {
-            $($needed: unsafe extern "C" fn($($needed_type),*) -> Code,)*
-            $($optional: Option<unsafe extern "C" fn($($optional_type),*) -> Code>,)*
-            /// Returns the library's text for a code.
-            errorString: Option<unsafe extern "C" fn(Code) -> *const c_char>,
-            listener: Listener,
-            /// Last, for its functions are gone when it is dropped.
-            library: Library,
-        }
-
-        impl Functions {
-            /// Opens the library and looks its functions up.
-            pub(super) fn open(places: &Places, listener: Listener) -> Result<Self, OpenError> {
-                listener("dlopen", None);
-                let library = Library::open(NAMES, places)?;
-                // SAFETY: The names go with the signatures, which are those of the headers, and
-                // the table lives no longer than the library.
-                unsafe {
-                    Ok(Self {
-                        $($needed: library.function(stringify!($needed)).ok_or_else(|| {
-                            OpenError::NotDcgm {
-                                library: library.found_at.clone(),
-                                function: stringify!($needed),
-                            }
-                        })?,)*
-                        $($optional: library.function(stringify!($optional)),)*
-                        errorString: library.function("errorString"),
-                        listener,
-                        library,
-                    })
-                }
-            }
-        }
-    };
-}
-
 functions! {
+    "DCGM", NAMES;
     required {
-        dcgmInit();
-        dcgmShutdown();
-        dcgmConnect_v2(*const c_char, *mut ConnectParams, *mut Handle);
-        dcgmDisconnect(Handle);
-        dcgmGroupCreate(Handle, c_uint, *const c_char, *mut usize);
-        dcgmGroupAddEntity(Handle, usize, c_uint, c_uint);
-        dcgmGetEntityGroupEntities(Handle, c_uint, *mut c_uint, *mut c_int, c_uint);
-        dcgmHealthSet(Handle, usize, c_uint);
-        dcgmHealthCheck(Handle, usize, *mut u32);
+        dcgmInit() -> Code;
+        dcgmShutdown() -> Code;
+        dcgmConnect_v2(*const c_char, *mut ConnectParams, *mut Handle) -> Code;
+        dcgmDisconnect(Handle) -> Code;
+        dcgmGroupCreate(Handle, c_uint, *const c_char, *mut usize) -> Code;
+        dcgmGroupAddEntity(Handle, usize, c_uint, c_uint) -> Code;
+        dcgmGetEntityGroupEntities(Handle, c_uint, *mut c_uint, *mut c_int, c_uint) -> Code;
+        dcgmHealthSet(Handle, usize, c_uint) -> Code;
+        dcgmHealthCheck(Handle, usize, *mut u32) -> Code;
     }
     optional {
-        dcgmUpdateAllFields(Handle, c_int);
-        dcgmHostengineVersionInfo(Handle, *mut VersionInfo);
+        dcgmUpdateAllFields(Handle, c_int) -> Code;
+        dcgmHostengineVersionInfo(Handle, *mut VersionInfo) -> Code;
         dcgmEntitiesGetLatestValues(
             Handle,
             *const Entity,
@@ -152,18 +108,14 @@ functions! {
             c_uint,
             c_uint,
             *mut Value
-        );
+        ) -> Code;
+        errorString(Code) -> *const c_char;
     }
 }
 
 // === impl Functions ===
 
 impl Functions {
-    /// Returns where the library was found.
-    pub(super) fn found_at(&self) -> &Path {
-        &self.library.found_at
-    }
-
     /// Starts the library.
     pub(super) fn init(&self) -> Result<(), DcgmError> {
         // SAFETY: The signature is its own, and it takes nothing.
@@ -427,16 +379,4 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn structures_have_the_sizes_of_the_headers() {
-        assert_eq!(version::<ConnectParams>(2), 0x0200_0010);
-        assert_eq!(version::<VersionInfo>(2), 0x0200_0204);
-        assert_eq!(version::<Value>(2), 0x0200_1020);
-        assert_eq!(mem::offset_of!(Value, time), 24);
-        assert_eq!(mem::offset_of!(Value, bytes), 32);
-        assert_eq!(size_of::<Entity>(), 8);
-    }
-}
+mod tests;

@@ -246,3 +246,32 @@ fn the_call_of_dcgm_that_hangs_is_said_before_it_is_made() {
         .map(|line| serde_json::from_str::<Said>(&line.unwrap()).unwrap());
     assert!(said.any(|said| said == hung));
 }
+
+/// A real library, whose driver this machine most likely has not.
+#[test]
+fn without_a_driver_it_says_so_and_ends_in_order() {
+    let Some(drivers) = testkit::require(testkit::Component::DriverLibraries) else {
+        return;
+    };
+    let library = drivers.join("550.163.01").join(fakes::LIBRARY);
+    let no_driver = format!(
+        "{} cannot be used: nvmlInit_v2 answered NVML_ERROR_DRIVER_NOT_LOADED",
+        library.display()
+    );
+    // The next child tries again.
+    for _ in 0..2 {
+        let library = library.clone();
+        let (reader, writer) = io::pipe().unwrap();
+        let probe = thread::spawn(move || watch(&settings(&library), Box::new(writer)));
+        let lines = io::BufReader::new(reader).lines();
+        let mut said = lines.map(|line| serde_json::from_str(&line.unwrap()).unwrap());
+        let first = said.find(|said| !matches!(said, Said::Doing { .. }));
+        if Path::new("/proc/driver/nvidia/version").exists() {
+            assert!(first.is_some());
+        } else {
+            assert_eq!(first, Some(Said::Cannot(no_driver.clone())));
+            assert_eq!(said.next(), None);
+            probe.join().unwrap().unwrap();
+        }
+    }
+}

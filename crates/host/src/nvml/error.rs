@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use nvml_wrapper_sys::bindings as sys;
 
-use crate::library::NotOpened;
+use crate::library;
 
 /// The answer of a function that the library does not have.
 pub(super) const FUNCTION_NOT_FOUND: u32 = sys::nvmlReturn_enum_NVML_ERROR_FUNCTION_NOT_FOUND;
@@ -48,17 +48,9 @@ const NAMES: [&str; 31] = [
 /// NVML cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum OpenError {
-    /// No library was found, or none that can be loaded.
+    /// No library was found, or another one.
     #[error(transparent)]
-    NotOpened(#[from] NotOpened),
-    /// A library was found that is not NVML.
-    #[error("{} is not NVML: it has no function {function}", library.display())]
-    NotNvml {
-        /// The library.
-        library: PathBuf,
-        /// The function that it lacks.
-        function: &'static str,
-    },
+    Library(#[from] library::OpenError),
     /// The library does not find its driver.
     #[error("{} cannot be used: {source}", library.display())]
     NotUsable {

@@ -22,8 +22,8 @@ use nvml_wrapper_sys::bindings::{
     nvmlViolationTime_t,
 };
 
-use super::error::{FUNCTION_NOT_FOUND, NvmlError, OpenError};
-use crate::library::{Library, Places};
+use super::error::{FUNCTION_NOT_FOUND, NvmlError};
+use crate::library::{Library, Listener, OpenError, Places};
 
 /// The name under which every driver installs the library.
 const NAMES: &[&str] = &["libnvidia-ml.so.1"];
@@ -32,8 +32,6 @@ pub(super) const TEXT_BYTES: usize = 96;
 
 /// A text that NVML writes, closed by a zero.
 pub(super) type Text = [c_char; TEXT_BYTES];
-/// Hears of each call before it is made: the function, and the index of the GPU that it is about.
-pub type Listener = Box<dyn Fn(&'static str, Option<u32>) + Send + Sync>;
 
 /// The length of a [`Text`], as NVML is told it.
 #[repr(transparent)]
@@ -155,12 +153,7 @@ macro_rules! functions {
                 // table lives no longer than the library.
                 unsafe {
                     Ok(Self {
-                        $($needed: library.function(stringify!($needed)).ok_or_else(|| {
-                            OpenError::NotNvml {
-                                library: library.found_at.clone(),
-                                function: stringify!($needed),
-                            }
-                        })?,)*
+                        $($needed: library.required(stringify!($needed), "NVML")?,)*
                         $($system: library.function(stringify!($system)),)*
                         $($device: library.function(stringify!($device)),)*
                         $($raw: library.function(stringify!($raw)),)*
@@ -198,6 +191,26 @@ macro_rules! functions {
                 });
                 NvmlError::check(stringify!($device), code)
             })*
+
+            /// The functions, and what each takes.
+            #[cfg(test)]
+            const SIGNATURES: &[(&str, &[&str])] = &[
+                $((stringify!($needed), &[$(stringify!($needed_type)),*]),)*
+                $((stringify!($system), &[$(stringify!($system_type)),*]),)*
+                $((stringify!($device), &["nvmlDevice_t", $(stringify!($device_type)),*]),)*
+                $((stringify!($raw), &[$(stringify!($raw_type)),*]),)*
+            ];
+
+            /// Returns the functions that the library has, and those that it lacks.
+            #[cfg(test)]
+            fn has(&self) -> Vec<(&'static str, bool)> {
+                vec![
+                    $((stringify!($needed), true),)*
+                    $((stringify!($system), self.$system.is_some()),)*
+                    $((stringify!($device), self.$device.is_some()),)*
+                    $((stringify!($raw), self.$raw.is_some()),)*
+                ]
+            }
         }
     };
 }
@@ -467,3 +480,6 @@ pub(super) fn text(bytes: &[c_char]) -> String {
     let bytes: Vec<u8> = bytes.map(|byte| byte.to_ne_bytes()[0]).collect();
     String::from_utf8_lossy(&bytes).into_owned()
 }
+
+#[cfg(test)]
+mod tests;

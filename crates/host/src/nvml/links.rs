@@ -9,12 +9,15 @@ use super::functions::{Plain, text};
 
 /// Most links of a GPU that are looked at: twice those of the largest that is announced.
 const MAX_LINKS: u32 = 144;
+/// Links that are looked for where the driver does not tell their number: the most that GPUs had when
+/// drivers did not.
+const UNTOLD_LINKS: u32 = 18;
 
 /// Returns the links of a GPU, and whether each is up.
 fn links(gpu: &mut Asking<'_>) -> Vec<(u32, bool)> {
     let [count] = gpu.fields([(field::NVML_FI_DEV_NVLINK_LINK_COUNT, 0)]);
     let count = count.and_then(|count| u32::try_from(count).ok());
-    let count = count.unwrap_or(sys::NVML_NVLINK_MAX_LINKS).min(MAX_LINKS);
+    let count = count.unwrap_or(UNTOLD_LINKS).min(MAX_LINKS);
     let mut links = Vec::new();
     for link in 0..count {
         let state = gpu.call(|nvml, device| {

@@ -54,10 +54,10 @@ fn heat_and_power(gpu: &mut Asking<'_>, readings: &mut Readings) {
             nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device, reasons)
         })
     });
-    readings.thermal_violation_ns =
-        violation(gpu, sys::nvmlPerfPolicyType_enum_NVML_PERF_POLICY_THERMAL);
-    readings.power_violation_ns =
-        violation(gpu, sys::nvmlPerfPolicyType_enum_NVML_PERF_POLICY_POWER);
+    let thermal = sys::nvmlPerfPolicyType_enum_NVML_PERF_POLICY_THERMAL;
+    let power = sys::nvmlPerfPolicyType_enum_NVML_PERF_POLICY_POWER;
+    readings.thermal_violation_ns = violation(gpu, thermal, field::NVML_FI_DEV_PERF_POLICY_THERMAL);
+    readings.power_violation_ns = violation(gpu, power, field::NVML_FI_DEV_PERF_POLICY_POWER);
 }
 
 /// Returns the temperature, which is below zero only by the newer of two functions.
@@ -75,12 +75,16 @@ fn temperature(gpu: &mut Asking<'_>) -> Option<i32> {
     })
 }
 
-/// Returns the nanoseconds for which a limit has slowed the GPU down.
-fn violation(gpu: &mut Asking<'_>, policy: u32) -> Option<u64> {
+/// Returns the nanoseconds for which a limit has slowed the GPU down, by a function that CUDA 14 takes
+/// away, else by the field that counts the same. Its later fields have other numbers in CUDA 12 and 13.
+fn violation(gpu: &mut Asking<'_>, policy: u32, count: u32) -> Option<u64> {
     let told = gpu.value(|nvml, device, told: &mut sys::nvmlViolationTime_t| {
         nvml.nvmlDeviceGetViolationStatus(device, policy, told)
     });
-    told.map(|told| told.violationTime)
+    told.map(|told| told.violationTime).or_else(|| {
+        let [count] = gpu.fields([(count, 0)]);
+        count.and_then(|nanoseconds| u64::try_from(nanoseconds).ok())
+    })
 }
 
 fn load(gpu: &mut Asking<'_>, readings: &mut Readings) {

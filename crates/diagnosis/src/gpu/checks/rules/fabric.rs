@@ -48,6 +48,9 @@ pub(super) fn ailments(mask: u32) -> Option<Vec<String>> {
         3 => ailments.push("the chassis' serial number is wrong".to_owned()),
         4 => ailments.push("it is in no partition".to_owned()),
         5 => ailments.push("it has too few NVLinks".to_owned()),
+        6 => ailments.push("its firmware does not go with the fabric's".to_owned()),
+        7 => ailments.push("it is in a wrong place".to_owned()),
+        8 => ailments.push("its state is not valid".to_owned()),
         other => ailments.push(format!("its configuration is wrong ({other})")),
     }
     Some(ailments)
@@ -75,6 +78,8 @@ mod tests {
             (0x300, Some("the chassis' serial number is wrong")),
             (0x400, Some("it is in no partition")),
             (0x500, Some("it has too few NVLinks")),
+            (0x600, Some("its firmware does not go with the fabric's")),
+            (0x800, Some("its state is not valid")),
             (0x900, Some("its configuration is wrong (9)")),
         ] {
             let found = ailments(mask).map(|ailments| ailments.join(", "));

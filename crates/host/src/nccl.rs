@@ -1,0 +1,232 @@
+//! NCCL, NVIDIA's library by which GPUs work together: groups of ranks, and the all-reduce by which their
+//! bandwidth is measured.
+//!
+//! A call may hang or crash inside the vendor's code, and waits for ranks elsewhere, so it belongs into a
+//! process that may end. Work goes on after the call that has begun it: [`crate::cuda::Stream`] says when
+//! it is done, [`Communicator::check`] what went wrong.
+
+mod error;
+mod functions;
+
+use std::path::Path;
+use std::sync::Arc;
+
+pub use self::error::{Error, NcclError};
+use crate::cuda::{Buffer, Device, Stream};
+use crate::library::{Listener, OpenError, Places};
+use functions::{Functions, ID_BYTES, Rank, RawId, Reduced};
+
+/// The open library.
+pub struct Nccl {
+    functions: Arc<Functions>,
+}
+
+/// The name of a group of ranks, to be told to all of them.
+#[derive(Clone, Copy)]
+pub struct UniqueId(RawId);
+
+/// The part of one rank in a group.
+pub struct Communicator {
+    /// Always there, until it is aborted.
+    rank: Option<Rank>,
+    functions: Arc<Functions>,
+}
+
+/// The arithmetic of a reduction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reduction {
+    /// The sum.
+    Sum,
+    /// The product.
+    Product,
+    /// The largest.
+    Max,
+    /// The smallest.
+    Min,
+    /// The average.
+    Average,
+}
+
+/// What one rank brings to an all-reduce.
+pub struct Part<'a> {
+    /// Its place in the group.
+    pub communicator: &'a Communicator,
+    /// The numbers that it brings.
+    pub send: &'a Buffer,
+    /// The place for the result.
+    pub receive: &'a mut Buffer,
+    /// Its work before and after.
+    pub stream: &'a Stream,
+}
+
+// === impl Nccl ===
+
+impl Nccl {
+    /// Opens the library. `listener` hears of every call before it is made.
+    pub fn open(places: &Places, listener: Listener) -> Result<Self, OpenError> {
+        Ok(Self {
+            functions: Arc::new(Functions::open(places, listener)?),
+        })
+    }
+
+    /// Returns the path or the name by which the library was found.
+    pub fn found_at(&self) -> &Path {
+        self.functions.found_at()
+    }
+
+    /// Returns its version, such as `2.28.9`.
+    pub fn version(&self) -> Result<String, NcclError> {
+        self.functions.version().map(version)
+    }
+
+    /// Returns a name for a new group of ranks.
+    pub fn unique_id(&self) -> Result<UniqueId, NcclError> {
+        self.functions.id().map(UniqueId)
+    }
+
+    /// Takes places in a group of so many ranks, each with a device of its own. It waits until all ranks
+    /// have done so, also those of other processes.
+    pub fn join(
+        &self,
+        id: &UniqueId,
+        ranks: u32,
+        places: &[(&Device, u32)],
+    ) -> Result<Vec<Communicator>, Error> {
+        let joined = self.functions.join(&id.0, ranks, places)?;
+        let communicator = |rank| Communicator {
+            rank: Some(rank),
+            functions: Arc::clone(&self.functions),
+        };
+        Ok(joined.into_iter().map(communicator).collect())
+    }
+
+    /// Begins an all-reduce of the first so many numbers (of 32 bits, with a point) of each part. All
+    /// ranks of the group that are in this process take part by one call.
+    pub fn all_reduce(
+        &self,
+        parts: &[Part<'_>],
+        numbers: usize,
+        reduction: Reduction,
+    ) -> Result<(), Error> {
+        let mut reduced = Vec::new();
+        for part in parts {
+            let bytes = part.send.bytes().min(part.receive.bytes());
+            if bytes / size_of::<f32>() < numbers {
+                return Err(Error::Room { numbers, bytes });
+            }
+            reduced.extend(part.communicator.rank.as_ref().map(|rank| Reduced {
+                rank,
+                send: part.send.address(),
+                receive: part.receive.address(),
+                stream: part.stream.handle(),
+            }));
+        }
+        self.functions
+            .all_reduce(&reduced, numbers, reduction.number())
+    }
+}
+
+// === impl UniqueId ===
+
+impl UniqueId {
+    /// Returns it as it is told to other processes.
+    pub fn bytes(&self) -> [u8; ID_BYTES] {
+        self.0.bytes
+    }
+}
+
+impl From<[u8; ID_BYTES]> for UniqueId {
+    fn from(bytes: [u8; ID_BYTES]) -> Self {
+        Self(RawId { bytes })
+    }
+}
+
+// === impl Communicator ===
+
+impl Communicator {
+    /// Fails with what has gone wrong in its work.
+    pub fn check(&self) -> Result<(), NcclError> {
+        self.rank
+            .as_ref()
+            .map_or(Ok(()), |rank| self.functions.check(rank))
+    }
+
+    /// Ends it, and all of its work at once.
+    pub fn abort(mut self) -> Result<(), NcclError> {
+        let rank = self.rank.take();
+        rank.map_or(Ok(()), |rank| self.functions.abort(rank))
+    }
+}
+
+impl Drop for Communicator {
+    /// Waits for its work.
+    fn drop(&mut self) {
+        if let Some(rank) = self.rank.take()
+            && let Err(error) = self.functions.destroy(rank)
+        {
+            tracing::debug!(%error, "a communicator was not ended");
+        }
+    }
+}
+
+// === impl Reduction ===
+
+impl Reduction {
+    /// Returns its number (`ncclRedOp_t`).
+    fn number(self) -> u32 {
+        match self {
+            Self::Sum => 0,
+            Self::Product => 1,
+            Self::Max => 2,
+            Self::Min => 3,
+            Self::Average => 4,
+        }
+    }
+}
+
+/// Returns a version as people write it. The number has had more digits since 2.9.
+fn version(number: i32) -> String {
+    let (major, rest) = if number < 10_000 {
+        (number / 1000, number % 1000)
+    } else {
+        (number / 10_000, number % 10_000)
+    };
+    format!("{major}.{}.{}", rest / 100, rest % 100)
+}
+
+#[cfg(test)]
+mod tests {
+    use testkit::Component;
+
+    use super::*;
+    use crate::c_header::Header;
+
+    #[test]
+    fn a_version_is_written_as_people_do() {
+        for (number, expected) in [(22809, "2.28.9"), (20903, "2.9.3"), (2804, "2.8.4")] {
+            assert_eq!(version(number), expected);
+        }
+    }
+
+    #[test]
+    fn the_numbers_are_those_of_the_header() {
+        let Some(wheels) = testkit::require(Component::VendorWheels) else {
+            return;
+        };
+        let reductions = [
+            ("ncclSum", Reduction::Sum),
+            ("ncclProd", Reduction::Product),
+            ("ncclMax", Reduction::Max),
+            ("ncclMin", Reduction::Min),
+            ("ncclAvg", Reduction::Average),
+        ];
+        let mut ours: Vec<(String, i64)> = vec![
+            ("NCCL_VERSION(2, 28, 9)".to_owned(), 22809),
+            ("NCCL_VERSION(2, 8, 4)".to_owned(), 2804),
+        ];
+        ours.extend(reductions.map(|(name, of)| (name.to_owned(), of.number().into())));
+        let codes = error::NAMES.iter().zip(0..);
+        ours.extend(codes.map(|(name, code)| ((*name).to_owned(), code)));
+        Header::nccl(&wheels).assert_numbers(&ours);
+    }
+}

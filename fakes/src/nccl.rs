@@ -1,0 +1,378 @@
+//! The functions of NCCL that gpuwarden calls, as `nccl.h` declares them. An all-reduce takes the time that
+//! its bytes take at the bandwidth of the scenario; ranks of other processes are taken to be there, and
+//! bring nothing.
+
+#![allow(unsafe_code, reason = "exports the functions of a C library")]
+#![allow(non_snake_case, reason = "the names of nccl.h")]
+
+use std::cell::{Cell, RefCell};
+use std::collections::hash_map::RandomState;
+use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::hash::{BuildHasher as _, Hasher as _};
+use std::time::Duration;
+
+use crate::cuda::selected;
+use crate::cuda::work::{Rank, Work, work};
+use crate::nvml::{behave, current};
+use crate::scenario::Scenario;
+
+const OK: u32 = 0;
+const INVALID_ARGUMENT: u32 = 4;
+const INVALID_USAGE: u32 = 5;
+
+/// The texts of the codes, in their order from 0 on.
+const TEXTS: [&CStr; 8] = [
+    c"no error",
+    c"unhandled cuda error (run with NCCL_DEBUG=INFO for details)",
+    c"unhandled system error (run with NCCL_DEBUG=INFO for details)",
+    c"internal error - please report this issue to the NCCL developers",
+    c"invalid argument (run with NCCL_DEBUG=WARN for details)",
+    c"invalid usage (run with NCCL_DEBUG=WARN for details)",
+    c"remote process exited or there was a network error",
+    c"NCCL operation in progress",
+];
+/// Numbers of 32 bits with a point (`ncclFloat32`).
+const FLOAT32: c_uint = 7;
+/// Bytes of a number of each type, by its number.
+const TYPE_BYTES: [usize; 12] = [1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1];
+
+/// The name of a group (`ncclUniqueId`).
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Id([u8; 128]);
+
+/// A call that waits for the end of its group.
+#[derive(Clone, Copy)]
+enum Call {
+    Join {
+        into: *mut usize,
+        group: [u8; 128],
+        ranks: u32,
+        rank: u32,
+        gpu: u32,
+    },
+    Reduce(Reduce),
+}
+
+/// The part of a rank in an all-reduce.
+#[derive(Clone, Copy)]
+struct Reduce {
+    rank: usize,
+    send: usize,
+    receive: usize,
+    numbers: usize,
+    kind: c_uint,
+    operation: c_uint,
+    stream: usize,
+}
+
+/// An error: its code, and what it is about.
+type Failure = (u32, &'static CStr);
+
+thread_local! {
+    /// The number of groups that are begun.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
+    static CALLS: RefCell<Vec<Call>> = const { RefCell::new(Vec::new()) };
+    /// What the last error was about.
+    static LAST: Cell<&'static CStr> = const { Cell::new(c"") };
+}
+
+fn answer(call: &str, tell: impl FnOnce(&Scenario) -> Result<(), Failure>) -> u32 {
+    let scenario = current();
+    if let Some(behaviour) = scenario.calls.get(call) {
+        return behave(behaviour);
+    }
+    match tell(&scenario) {
+        Ok(()) => OK,
+        Err((code, about)) => {
+            LAST.set(about);
+            code
+        }
+    }
+}
+
+/// Writes an answer.
+fn write<T>(to: *mut T, value: T) -> Result<(), Failure> {
+    if to.is_null() {
+        return Err((INVALID_ARGUMENT, c"a pointer is null"));
+    }
+    // SAFETY: The caller of a function of NCCL passes a pointer to such a value.
+    unsafe { to.write(value) };
+    Ok(())
+}
+
+/// Makes a call now, or with the others of its group.
+fn make(scenario: &Scenario, call: Call) -> Result<(), Failure> {
+    CALLS.with_borrow_mut(|calls| calls.push(call));
+    if DEPTH.get() == 0 {
+        make_all(scenario)?;
+    }
+    Ok(())
+}
+
+/// Makes the calls that have waited.
+fn make_all(scenario: &Scenario) -> Result<(), Failure> {
+    let calls = CALLS.take();
+    let mut work = work();
+    let mut reduces = Vec::new();
+    for call in calls {
+        match call {
+            Call::Join {
+                into,
+                group,
+                ranks,
+                rank,
+                gpu,
+            } => {
+                let mut others = work.ranks.values().filter(|other| other.group == group);
+                if rank >= ranks {
+                    return Err((INVALID_ARGUMENT, c"a rank is beyond the last"));
+                }
+                if others.any(|other| other.number == rank || other.gpu == gpu) {
+                    return Err((INVALID_USAGE, c"a rank, or a GPU, is there twice"));
+                }
+                let joined = work.join(Rank {
+                    group,
+                    number: rank,
+                    ranks,
+                    gpu,
+                });
+                write(into, joined)?;
+            }
+            Call::Reduce(reduce) => reduces.push(reduce),
+        }
+    }
+    while let Some(first) = reduces.first().copied() {
+        let group = group(&work, first.rank)?;
+        let mut parts = Vec::new();
+        let mut rest = Vec::new();
+        for reduce in reduces {
+            let is_same = self::group(&work, reduce.rank)? == group;
+            if is_same { &mut parts } else { &mut rest }.push(reduce);
+        }
+        all_reduce(&mut work, scenario, &parts)?;
+        reduces = rest;
+    }
+    Ok(())
+}
+
+fn group(work: &Work, rank: usize) -> Result<[u8; 128], Failure> {
+    let known = work.ranks.get(&rank);
+    let known = known.ok_or((INVALID_ARGUMENT, c"a communicator is not known"))?;
+    Ok(known.group)
+}
+
+/// Does an all-reduce of a group, of which these are the parts in this process.
+#[allow(
+    clippy::cast_precision_loss,
+    reason = "bytes and ranks are far below what a number with a point holds"
+)]
+fn all_reduce(work: &mut Work, scenario: &Scenario, parts: &[Reduce]) -> Result<(), Failure> {
+    let Some(first) = parts.first() else {
+        return Ok(());
+    };
+    let group = group(work, first.rank)?;
+    let here = work.ranks.values().filter(|rank| rank.group == group);
+    let ranks = here.clone().map(|rank| rank.ranks).max().unwrap_or(1);
+    if here.count() != parts.len() {
+        // The real one waits for it for ever.
+        return Err((INVALID_USAGE, c"a rank of this process does not take part"));
+    }
+    let same = |part: &Reduce| (part.numbers, part.kind, part.operation);
+    if parts.iter().any(|part| same(part) != same(first)) {
+        return Err((INVALID_USAGE, c"the parts are not alike"));
+    }
+    let kind = usize::try_from(first.kind).unwrap_or(usize::MAX);
+    let width = TYPE_BYTES.get(kind);
+    let width = width.ok_or((INVALID_ARGUMENT, c"a type is not known"))?;
+    let bytes = first.numbers.saturating_mul(*width);
+    for part in parts {
+        for at in [part.send, part.receive] {
+            if work
+                .memory
+                .get(&at)
+                .is_none_or(|memory| memory.bytes < bytes)
+            {
+                return Err((INVALID_ARGUMENT, c"a buffer is not known, or too small"));
+            }
+        }
+        let rank = work.ranks.get(&part.rank).map(|rank| rank.gpu);
+        if work.streams.get(&part.stream).map(|stream| stream.gpu) != rank {
+            return Err((
+                INVALID_ARGUMENT,
+                c"a stream is not known, or of another GPU",
+            ));
+        }
+    }
+    if first.kind == FLOAT32 {
+        reckon(work, parts, ranks);
+    }
+    let ranks = f64::from(ranks);
+    // Each GPU sends and receives so many times what it brings; one alone copies it.
+    let times = if ranks > 1.0 {
+        2.0 * (ranks - 1.0) / ranks
+    } else {
+        1.0
+    };
+    let seconds = bytes as f64 * times / (scenario.nccl.bandwidth_gb_s * 1e9);
+    let streams: Vec<(usize, usize)> = parts.iter().map(|part| (part.stream, part.rank)).collect();
+    work.occupy(&streams, Duration::try_from_secs_f64(seconds).ok());
+    Ok(())
+}
+
+/// Reduces the numbers that are kept.
+#[allow(clippy::cast_precision_loss, reason = "a number of ranks")]
+fn reckon(work: &mut Work, parts: &[Reduce], ranks: u32) {
+    let mut result: Vec<f32> = Vec::new();
+    for part in parts {
+        let kept = work.memory.get(&part.send).map(|memory| &memory.kept);
+        let (numbers, _) = kept.map_or(&[][..], |kept| kept).as_chunks::<4>();
+        let numbers = numbers.iter().take(part.numbers);
+        let numbers = numbers.map(|bytes| f32::from_ne_bytes(*bytes));
+        if result.is_empty() {
+            result = numbers.collect();
+            continue;
+        }
+        for (result, number) in result.iter_mut().zip(numbers) {
+            *result = match part.operation {
+                1 => *result * number,
+                2 => result.max(number),
+                3 => result.min(number),
+                _ => *result + number,
+            };
+        }
+    }
+    for part in parts {
+        let Some(memory) = work.memory.get_mut(&part.receive) else {
+            continue;
+        };
+        let (into, _) = memory.kept.as_chunks_mut::<4>();
+        for (into, number) in into.iter_mut().zip(&result) {
+            let average = part.operation == 4;
+            let number = if average {
+                *number / ranks as f32
+            } else {
+                *number
+            };
+            *into = number.to_ne_bytes();
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclGetVersion(version: *mut c_int) -> u32 {
+    answer("ncclGetVersion", |scenario| {
+        write(version, scenario.nccl.version)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclGetUniqueId(id: *mut Id) -> u32 {
+    answer("ncclGetUniqueId", |_| {
+        let mut bytes = [0; 128];
+        for chunk in bytes.as_chunks_mut::<8>().0 {
+            *chunk = RandomState::new().build_hasher().finish().to_ne_bytes();
+        }
+        write(id, Id(bytes))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommInitRank(into: *mut usize, ranks: c_int, id: Id, rank: c_int) -> u32 {
+    answer("ncclCommInitRank", |scenario| {
+        let (Ok(ranks), Ok(rank)) = (u32::try_from(ranks), u32::try_from(rank)) else {
+            return Err((INVALID_ARGUMENT, c"a rank is below zero"));
+        };
+        let gpu = selected(scenario).ok_or((INVALID_USAGE, c"there is no device"))?;
+        let call = Call::Join {
+            into,
+            group: id.0,
+            ranks,
+            rank,
+            gpu,
+        };
+        make(scenario, call)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclAllReduce(
+    send: usize,
+    receive: usize,
+    numbers: usize,
+    kind: c_uint,
+    operation: c_uint,
+    rank: usize,
+    stream: usize,
+) -> u32 {
+    answer("ncclAllReduce", |scenario| {
+        let reduce = Reduce {
+            rank,
+            send,
+            receive,
+            numbers,
+            kind,
+            operation,
+            stream,
+        };
+        make(scenario, Call::Reduce(reduce))
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclGroupStart() -> u32 {
+    answer("ncclGroupStart", |_| {
+        DEPTH.set(DEPTH.get() + 1);
+        Ok(())
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclGroupEnd() -> u32 {
+    answer("ncclGroupEnd", |scenario| {
+        let left = DEPTH.get().checked_sub(1);
+        let left = left.ok_or((INVALID_USAGE, c"no group was begun"))?;
+        DEPTH.set(left);
+        if left == 0 {
+            make_all(scenario)
+        } else {
+            Ok(())
+        }
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommGetAsyncError(rank: usize, code: *mut u32) -> u32 {
+    answer("ncclCommGetAsyncError", |scenario| {
+        group(&work(), rank)?;
+        write(code, scenario.nccl.async_error)
+    })
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommAbort(rank: usize) -> u32 {
+    answer("ncclCommAbort", |_| end(rank))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclCommDestroy(rank: usize) -> u32 {
+    answer("ncclCommDestroy", |_| end(rank))
+}
+
+fn end(rank: usize) -> Result<(), Failure> {
+    let ended = work().ranks.remove(&rank);
+    ended
+        .map(drop)
+        .ok_or((INVALID_ARGUMENT, c"a communicator is not known"))
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclGetErrorString(code: u32) -> *const c_char {
+    let text = usize::try_from(code).ok().and_then(|at| TEXTS.get(at));
+    text.copied().unwrap_or(c"unknown result code").as_ptr()
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn ncclGetLastError(_: usize) -> *const c_char {
+    LAST.get().as_ptr()
+}
