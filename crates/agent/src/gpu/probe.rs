@@ -20,6 +20,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::Seen;
 use stuck::Stuck;
 
+pub(super) use stuck::MOST as MOST_STUCK;
+
 /// The longest time that a call of the driver may take. Drivers are slow when the machine is busy:
 /// calls of 45 seconds have been seen.
 pub const DEADLINE: Duration = Duration::from_secs(60);

@@ -296,6 +296,9 @@ async fn the_condition_of_dcgm_is_false_for_what_is_fatal_and_unknown_while_it_i
     }
     running.dcgm_fails("gone").await;
     until(|| running.condition("GPU-0") == is(unknown, "DcgmNotSeen")).await;
+    let text = running.metrics.encode();
+    let restarts = "gpuwarden_gpu_probe_restarts_total{source=\"gpu-dcgm\"} 1\n";
+    assert!(text.contains(restarts), "{text}");
     running.end().await;
 }
 
