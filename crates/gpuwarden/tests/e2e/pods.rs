@@ -2,6 +2,8 @@
 //! server.
 
 use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use contract::pod_resources::pod_resources_lister_server::{
     PodResourcesLister, PodResourcesListerServer,
@@ -31,10 +33,15 @@ const MANIFESTS: [&str; 3] = [
 /// A kubelet that has given `GPU-1` to the pod `default/NAME`.
 struct Kubelet {
     pod: String,
+    /// How often it was asked.
+    asked: Arc<AtomicU32>,
     directory: tempfile::TempDir,
 }
 
-struct Answers(String);
+struct Answers {
+    pod: String,
+    asked: Arc<AtomicU32>,
+}
 
 #[tonic::async_trait]
 impl PodResourcesLister for Answers {
@@ -46,8 +53,9 @@ impl PodResourcesLister for Answers {
             resource_name: "nvidia.com/gpu".to_owned(),
             device_ids: vec!["GPU-1".to_owned()],
         };
+        self.asked.fetch_add(1, Ordering::Relaxed);
         let pod = PodResources {
-            name: self.0.clone(),
+            name: self.pod.clone(),
             namespace: "default".to_owned(),
             containers: vec![ContainerResources {
                 devices: vec![devices],
@@ -68,6 +76,7 @@ impl Kubelet {
         made.create(&client).await?;
         Ok(Self {
             pod,
+            asked: Arc::default(),
             directory: tempfile::tempdir()?,
         })
     }
@@ -78,8 +87,12 @@ impl Kubelet {
 
     fn start(&self) -> anyhow::Result<()> {
         let listener = UnixListener::bind(self.socket())?;
+        let answers = Answers {
+            pod: self.pod.clone(),
+            asked: Arc::clone(&self.asked),
+        };
         let serving = tonic::transport::Server::builder()
-            .add_service(PodResourcesListerServer::new(Answers(self.pod.clone())))
+            .add_service(PodResourcesListerServer::new(answers))
             .serve_with_incoming(runtime::unix_grpc::incoming(listener));
         tokio::spawn(serving);
         Ok(())
@@ -115,6 +128,54 @@ async fn a_pod_says_which_gpus_it_has_by_the_node_itself() -> anyhow::Result<()>
         }
     };
     product.wait_for("the GPUs of the pod", SOON, look).await
+}
+
+/// The dry run knows first, and then one that acts, of which is seen that it writes.
+#[tokio::test]
+async fn a_dry_run_writes_nothing_on_pods() -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let scene = Scene::new(&plane, NodeBuilder::without_kubelet, |launch| launch).await?;
+    let kubelet = Kubelet::new(&plane, &scene.node).await?;
+    kubelet.start()?;
+    let dry_run = Launch::new()?
+        .node_name(&scene.node)
+        .kubeconfig(plane.kubeconfig())
+        .option("--pod-resources", kubelet.socket())
+        .quarantine()
+        .arg("--dry-run")
+        .start()
+        .await?;
+    let asked = || async {
+        (kubelet.asked.load(Ordering::Relaxed) > 0)
+            .then_some(())
+            .ok_or("not asked")
+    };
+    dry_run
+        .wait_for("the kubelet to be asked", SOON, asked)
+        .await?;
+    // A pod of another node, whose product writes as soon as it has asked.
+    let other = Scene::new(&plane, NodeBuilder::without_kubelet, |launch| launch).await?;
+    let told = Kubelet::new(&plane, &other.node).await?;
+    told.start()?;
+    let acts = Launch::new()?
+        .node_name(&other.node)
+        .kubeconfig(plane.kubeconfig())
+        .option("--pod-resources", told.socket())
+        .quarantine()
+        .start()
+        .await?;
+    let written = || async {
+        match told.annotation(&plane).await {
+            Ok(Some(devices)) if devices == ONE => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    };
+    acts.wait_for("the GPUs of the other pod", SOON, written)
+        .await?;
+    assert_eq!(kubelet.annotation(&plane).await?, None);
+    Ok(())
 }
 
 #[tokio::test]
