@@ -13,7 +13,8 @@ use contract::pod_resources::{
     PodResources,
 };
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::Api;
+use kube::api::{Api, Patch, PatchParams};
+use serde_json::json;
 use testkit::{ControlPlane, Launch, NodeBuilder, Options, Version, unique};
 use tokio::net::UnixListener;
 use tonic::{Request, Response, Status};
@@ -210,6 +211,33 @@ async fn a_pod_says_which_gpus_it_has_by_agent_and_controller() -> anyhow::Resul
         }
     };
     agent.wait_for("the GPUs of the pod", SOON, look).await
+}
+
+#[tokio::test]
+async fn a_gpu_of_a_pod_that_the_kubelet_calls_unhealthy_is_named() -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let scene = Scene::new(&plane, NodeBuilder::without_kubelet, |launch| launch).await?;
+    let kubelet = Kubelet::new(&plane, &scene.node).await?;
+    let status = json!({"status": {"containerStatuses": [{
+        "name": "main", "image": "i", "imageID": "", "ready": true, "restartCount": 0,
+        "allocatedResourcesStatus": [{
+            "name": "nvidia.com/gpu",
+            "resources": [{"resourceID": "GPU-1", "health": "Unhealthy"}],
+        }],
+    }]}});
+    let pods: Api<Pod> = Api::namespaced(plane.client().await?, "default");
+    let patch = Patch::Strategic(status);
+    pods.patch_status(&kubelet.pod, &PatchParams::default(), &patch)
+        .await?;
+    let story = scene.product.client(["explain", &scene.node]).await?;
+    let expected = format!(
+        "pod       default/{}: the kubelet calls its nvidia.com/gpu GPU-1 unhealthy",
+        kubelet.pod
+    );
+    assert!(story.stdout.contains(&expected), "{}", story.stdout);
+    Ok(())
 }
 
 #[tokio::test]
