@@ -36,7 +36,7 @@ use tokio_util::sync::CancellationToken;
 use crate::kernel_log;
 use crate::monitor::{Frame, Monitor, Reporter};
 use dcgm::DcgmWatch;
-use metrics::GpuMetrics;
+use metrics::{GpuMetrics, ProbeMetrics};
 use ready::Critical;
 
 /// Describes the GPU health monitor to its frame.
@@ -131,6 +131,7 @@ pub struct GpuMonitor {
     /// The same, for those who follow it.
     shown: watch::Sender<Inventory>,
     metrics: GpuMetrics,
+    probe_metrics: ProbeMetrics,
     decoder: KernelLogDecoder,
     started: Instant,
 }
@@ -190,6 +191,7 @@ impl GpuMonitor {
             inventory: Inventory::default(),
             shown: watch::Sender::default(),
             metrics,
+            probe_metrics: ProbeMetrics::registered(&frame.metrics),
             started: Instant::now(),
         }
     }
@@ -220,6 +222,12 @@ impl GpuMonitor {
     }
 
     fn take_in(&mut self, seen: Seen) {
+        // Where there is no driver, one process after the other looks for it.
+        if let Seen::Blind { stuck, .. } = &seen
+            && !self.never_had_gpus()
+        {
+            self.probe_metrics.blind(MONITOR.name, *stuck);
+        }
         self.driver_has_spoken |= matches!(seen, Seen::Readings(_) | Seen::Blind { .. });
         match seen {
             Seen::Library(_) => self.has_driver = true,

@@ -73,7 +73,8 @@ pub enum Command {
     #[command(
         args_conflicts_with_subcommands = true,
         after_help = "Examples:\n  gpuwarden catalog\n  gpuwarden catalog xid 79\n  \
-                      gpuwarden catalog nvlink5 149\n  gpuwarden catalog diff site.toml"
+                      gpuwarden catalog nvlink5 149\n  gpuwarden catalog dcgm \
+                      DCGM_FR_PENDING_ROW_REMAP\n  gpuwarden catalog diff site.toml"
     )]
     Catalog(CatalogArgs),
     /// Make a fault, or its recovery, to see what happens.

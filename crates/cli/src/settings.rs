@@ -20,7 +20,6 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 pub use device_api::DeviceSettings;
-pub(crate) use gpu::host_engine;
 pub use gpu::{FakeGpus, GpuSettings};
 pub use parts::{
     ActSettings, DeliverySettings, IngestSettings, Mode, NodeSettings, ProcessSettings, Transport,

@@ -40,7 +40,7 @@ pub use known::KnownNodes;
 pub use lease::{Candidate, Deposed, LeaseName, Standing, StoreNote};
 pub use pace::Urgency;
 pub use patch::PatchCall;
-pub use pods::Pod;
+pub use pods::{Pod, UnhealthyGpu};
 pub use tenure::Tenure;
 pub use token::{TokenError, TokenOwner};
 pub use watch::{NodeEvent, Selection, Signal};

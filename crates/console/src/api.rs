@@ -254,6 +254,21 @@ pub struct Explain {
     /// The GPUs of the node, where this process runs on it.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub gpus: Vec<GpuView>,
+    /// The GPUs of its pods that its kubelet calls unhealthy, where pods may be read.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unhealthy_gpus: Vec<UnhealthyGpuView>,
+}
+
+/// A GPU of a pod that the kubelet calls unhealthy.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct UnhealthyGpuView {
+    /// The pod, as `namespace/name`.
+    pub pod: String,
+    /// The resource or the claim by which it has the GPU.
+    pub resource: String,
+    /// The GPU, as the resource names it.
+    pub device: String,
 }
 
 /// One entry of a timeline.

@@ -85,6 +85,7 @@ pub fn explain(material: &Material<'_>) -> Explain {
             .map(|status| clear::how_to_clear(status, data_dir))
             .unwrap_or_default(),
         gpus: Vec::new(),
+        unhealthy_gpus: Vec::new(),
     }
 }
 

@@ -35,7 +35,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use agent::AgentPart;
 pub use changes::MAX_SUBSCRIBERS;
-pub use controller::{ControllerPart, WhyNotSource};
+pub use controller::{ControllerPart, UnhealthyGpuSource, WhyNotSource};
 pub use events::MAX_FOLLOWERS;
 
 use crate::api::{GpuView, LeadershipView, ProcessView};

@@ -15,5 +15,5 @@ mod http;
 
 pub use http::{
     AgentPart, Console, ControllerPart, LeadershipSource, MAX_FOLLOWERS, MAX_SUBSCRIBERS,
-    WhyNotSource, serve,
+    UnhealthyGpuSource, WhyNotSource, serve,
 };

@@ -157,7 +157,7 @@ impl Own {
     pub fn source(self) -> &'static str {
         match self {
             Self::Nvml => "nvml-provider",
-            Self::Dcgm => "dcgm-provider",
+            Self::Dcgm => "dcgm-exporter",
             Self::Health => "nvsentinel",
         }
     }

@@ -304,6 +304,8 @@ mod tests {
             ["GPU_UUID GPU-1, PCI 0000:b3:00"]
         );
         assert_eq!(titles(&[("GPU", "0"), ("GPU", "1")]), ["GPU 0", "GPU 1"]);
+        // Others put the UUID there.
+        assert_eq!(titles(&[("GPU", "GPU-1")]), ["GPU GPU-1"]);
         assert_eq!(
             titles(&[
                 ("PCI", "0000:b3:00"),

@@ -49,6 +49,8 @@ pub struct FaultRuling {
     pub fault: String,
     /// The decision.
     pub ruling: Ruling,
+    /// The reason why it deletes no pods of its device, where the policy asks for that.
+    pub lowered: Option<&'static str>,
 }
 
 /// A decision about an open fault, and who made it, in order of precedence. Displayed for people.
@@ -148,6 +150,7 @@ pub fn assess(
         desired.rulings.push(FaultRuling {
             fault: fault.title(),
             ruling,
+            lowered: None,
         });
     }
     // In the order of the policy, whatever order the faults came in: deterministic.
@@ -162,11 +165,16 @@ pub fn assess(
         .filter(|(index, _)| of_node(*index))
         .map(|(_, rule_set)| *rule_set)
         .collect();
-    let devices = of_devices.map(|one| one.taints(node)).unwrap_or_default();
+    let (devices, lowered) = of_devices
+        .map(|one| (one.taints(node), one.lowered(node)))
+        .unwrap_or_default();
     desired.rule_sets = matched.iter().map(|(_, set)| set.name.clone()).collect();
     desired.cordon |= of_node.iter().any(|set| set.cordon);
     desired.taints = taints(&of_node);
     desired.devices = devices;
+    for (ruling, lowered) in desired.rulings.iter_mut().zip(lowered) {
+        ruling.lowered = lowered;
+    }
     desired.events = counted
         .into_iter()
         .map(|(mut counted, open)| {
@@ -389,7 +397,11 @@ impl fmt::Display for Ruling {
 
 impl fmt::Display for FaultRuling {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.fault, self.ruling)
+        write!(f, "{}: {}", self.fault, self.ruling)?;
+        match self.lowered {
+            Some(why) => write!(f, "; NoExecute is asked for and not set: {why}"),
+            None => Ok(()),
+        }
     }
 }
 

@@ -4,9 +4,9 @@
 use std::sync::Arc;
 
 use cli::{ActSettings, ProcessSettings, ReportSettings};
-use cluster::Cluster;
-use console::api::Role;
-use console::{Console, ControllerPart, LeadershipSource};
+use cluster::{Cluster, UnhealthyGpu};
+use console::api::{Role, UnhealthyGpuView};
+use console::{Console, ControllerPart, LeadershipSource, UnhealthyGpuSource};
 use controller::api_requests;
 use controller::conditions::{self, Board, Reporter};
 use controller::quarantine::{Owns, Quarantine, QuarantineConfig};
@@ -14,6 +14,7 @@ use controller::retention::Retention;
 use devices::DeviceApi;
 use domain::condition::{Limits, Options};
 use domain::view::FleetView;
+use runtime::logging::chain;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
 use store::EventStore;
@@ -63,6 +64,7 @@ impl Acting<'_> {
             &self.metrics,
         );
         let (board, reporter) = told.unzip();
+        let unhealthy_gpus = unhealthy_gpus(self.cluster.clone());
         let config = QuarantineConfig {
             store: Arc::clone(&self.store),
             cluster: self.cluster,
@@ -101,6 +103,7 @@ impl Acting<'_> {
                     let questions = questions.clone();
                     Box::pin(async move { questions.why_not(node).await })
                 }),
+                unhealthy_gpus,
                 store: self.store,
                 forwarding: self.intake.forwarding,
             }),
@@ -148,4 +151,28 @@ fn reports(
     };
     let asked_for = config.conditions.is_some() || config.events.is_some();
     asked_for.then(|| conditions::new(config, metrics))
+}
+
+/// Returns what tells which GPUs of a node's pods its kubelet calls unhealthy.
+fn unhealthy_gpus(cluster: Option<Arc<Cluster>>) -> UnhealthyGpuSource {
+    let view = |gpu: UnhealthyGpu| UnhealthyGpuView {
+        pod: gpu.pod,
+        resource: gpu.resource,
+        device: gpu.device,
+    };
+    Arc::new(move |node| {
+        let cluster = cluster.clone();
+        Box::pin(async move {
+            let Some(cluster) = cluster else {
+                return Vec::new();
+            };
+            match cluster.unhealthy_gpus_of_node(&node).await {
+                Ok(gpus) => gpus.into_iter().map(view).collect(),
+                Err(error) => {
+                    tracing::debug!(node, err = %chain(&error), "pods cannot be read");
+                    Vec::new()
+                }
+            }
+        })
+    })
 }

@@ -1,6 +1,5 @@
 //! The GPUs of a node: the probes of their driver and of DCGM, and the monitor that learns from them.
 
-use std::ffi::OsString;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -128,7 +127,7 @@ pub(crate) fn greeting(gpu: &GpuSettings) -> &'static str {
     }
 }
 
-/// Returns how a probe is run: by this very program. `installed` is the directory of fake GPUs, and
+/// Returns how a probe is run. `installed` is the directory of fake GPUs, and
 /// `dcgm` the host engine that it asks in the place of the driver.
 fn probe_config(
     gpu: &GpuSettings,
@@ -145,14 +144,7 @@ fn probe_config(
         driver_root: Some(gpu.driver_root.clone()),
         interval_ms: u64::try_from(gpu.interval.as_millis()).unwrap_or(u64::MAX),
     };
-    let settings = serde_json::to_string(&settings).context("write the settings of the probe")?;
-    Ok(ProbeConfig {
-        // Also where the file was replaced since this process began.
-        program: PathBuf::from("/proc/self/exe"),
-        arguments: [OsString::from("gpu-probe"), settings.into()].into(),
-        interval: gpu.interval,
-        deadline: gpu.deadline,
-    })
+    ProbeConfig::of(&settings, gpu.deadline).context("write the settings of the probe")
 }
 
 /// Makes the libraries of fake GPUs, with their scenario; returns their directory.

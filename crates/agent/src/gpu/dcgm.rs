@@ -92,6 +92,9 @@ pub(super) fn forget(health: &mut Health, reporter: &mut Reporter<GpuMemory>) {
 
 impl GpuMonitor {
     pub(super) fn take_in_dcgm(&mut self, seen: Seen) {
+        if let Seen::Blind { stuck, .. } = &seen {
+            self.probe_metrics.blind(NAME, *stuck);
+        }
         match seen {
             // The driver knows the names, and what was there before.
             Seen::Dcgm(_) if !self.driver_has_spoken => {}

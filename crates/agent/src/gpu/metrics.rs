@@ -1,5 +1,5 @@
-//! The readings of the GPUs as gauges. They are what the last look told: a GPU that is gone, or that
-//! does not tell a value any more, has no series.
+//! The readings of the GPUs as gauges, and counts of the processes that read them. The gauges are what
+//! the last look told: a GPU that is gone, or that does not tell a value any more, has no series.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,7 +8,12 @@ use diagnosis::gpu::{Inventory, NvlinkReadings, Readings};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::DescriptorEncoder;
 use prometheus_client::metrics::MetricType;
-use runtime::metrics::Metrics;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge as Current;
+use runtime::metrics::{Labels, Metrics};
+
+use super::probe::MOST_STUCK;
 
 /// A gauge: name, help, and its value where it is told.
 type Gauge<T> = (&'static str, &'static str, fn(&T) -> Option<i64>);
@@ -176,6 +181,16 @@ const OF_LINK: [Gauge<NvlinkReadings>; 5] = [
     ),
 ];
 
+runtime::metrics! {
+    /// Counts the processes that ask about the GPUs, by source.
+    pub(super) struct ProbeMetrics {
+        /// Times that the process which asks about the GPUs ended, or was ended, and another follows it, by source.
+        restarts: Family<Labels<1>, Counter> = "gpuwarden_gpu_probe_restarts",
+        /// Processes that ask about the GPUs and cannot be ended, by source.
+        stuck: Family<Labels<1>, Current> = "gpuwarden_gpu_probe_stuck",
+    }
+}
+
 /// The gauges of the GPUs that are there. Cheap to clone.
 #[derive(Clone, Debug, Default)]
 pub(super) struct GpuMetrics {
@@ -186,6 +201,20 @@ pub(super) struct GpuMetrics {
 struct ShownGpu {
     labels: [(&'static str, String); 2],
     readings: Readings,
+}
+
+// === impl ProbeMetrics ===
+
+impl ProbeMetrics {
+    /// Counts that nothing is seen, with so many processes that cannot be ended.
+    pub(super) fn blind(&self, source: &'static str, stuck: usize) {
+        let source = [("source", source)];
+        if stuck < MOST_STUCK {
+            self.restarts.get_or_create(&source).inc();
+        }
+        let stuck = i64::try_from(stuck).unwrap_or(i64::MAX);
+        self.stuck.get_or_create(&source).set(stuck);
+    }
 }
 
 // === impl GpuMetrics ===

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
-use host::gpu_probe::{PROTOCOL, Said};
+use host::gpu_probe::{PROTOCOL, ProbeSettings, Said};
 use runtime::backoff::Backoff;
 use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
 use tokio::process::{Child, ChildStdout, Command};
@@ -19,6 +19,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 
 use super::Seen;
 use stuck::Stuck;
+
+pub(super) use stuck::MOST as MOST_STUCK;
 
 /// The longest time that a call of the driver may take. Drivers are slow when the machine is busy:
 /// calls of 45 seconds have been seen.
@@ -60,6 +62,22 @@ enum End {
     Closed,
     /// It said that it cannot go on, or something that it must not say.
     Said(String),
+}
+
+// === impl ProbeConfig ===
+
+impl ProbeConfig {
+    /// Returns how this very program is run as the child that these settings are for.
+    pub fn of(settings: &ProbeSettings, deadline: Duration) -> serde_json::Result<Self> {
+        let argument = serde_json::to_string(settings)?;
+        Ok(Self {
+            // Also where the file was replaced since this process began.
+            program: PathBuf::from("/proc/self/exe"),
+            arguments: [OsString::from("gpu-probe"), argument.into()].into(),
+            interval: Duration::from_millis(settings.interval_ms),
+            deadline,
+        })
+    }
 }
 
 /// Runs one child after the other, until nobody wants to hear what they see.

@@ -15,7 +15,8 @@ pub struct CatalogArgs {
     /// Kind of row. Without it, all are listed.
     #[arg(value_enum, value_name = "KIND")]
     pub kind: Option<CatalogKind>,
-    /// The code, or the name of a NIC pattern. Without it, all rows of the kind are listed.
+    /// The code; of DCGM's also its name, as events have it; of a NIC pattern its name. Without it,
+    /// all rows of the kind are listed.
     #[arg(value_name = "CODE")]
     pub code: Option<String>,
     /// The output format.
@@ -54,6 +55,8 @@ pub enum CatalogKind {
     Sxid,
     /// The words in XID 144 to 150 lines.
     Nvlink5,
+    /// Codes of DCGM, by which the GPU health monitor names what it finds.
+    Dcgm,
     /// Lines of NIC drivers.
     Nic,
 }
@@ -65,6 +68,7 @@ impl CatalogKind {
             Self::Xid => "xid",
             Self::Sxid => "sxid",
             Self::Nvlink5 => "nvlink5",
+            Self::Dcgm => "dcgm",
             Self::Nic => "nic",
         }
     }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, bail};
 use clap::ValueEnum as _;
 use contract::RecommendedAction;
-use diagnosis::catalog::{Catalog, Change, Nic, Nvlink5, Overrides, Sxid, SxidClass, Xid};
+use diagnosis::catalog::{Catalog, Change, Dcgm, Nic, Nvlink5, Overrides, Sxid, SxidClass, Xid};
 use serde::Serialize;
 
 use crate::args::{CatalogArgs, CatalogCommand, CatalogDiffArgs, CatalogKind, Format};
@@ -26,6 +26,8 @@ struct CatalogRow<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    alias: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     before_r575: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     from_r575: Option<String>,
@@ -40,6 +42,8 @@ struct CatalogRow<'a> {
     meaning: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     class: Option<&'static str>,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    severity: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
     fatal: Option<bool>,
     #[serde(skip_serializing_if = "str::is_empty")]
@@ -130,15 +134,16 @@ fn rows(kind: CatalogKind) -> Vec<CatalogRow<'static>> {
         CatalogKind::Xid => catalog.xids().map(CatalogRow::xid).collect(),
         CatalogKind::Sxid => catalog.sxids().map(CatalogRow::sxid).collect(),
         CatalogKind::Nvlink5 => catalog.nvlink5().iter().map(CatalogRow::nvlink5).collect(),
+        CatalogKind::Dcgm => catalog.dcgms().iter().map(CatalogRow::dcgm).collect(),
         CatalogKind::Nic => catalog.nics().iter().map(CatalogRow::nic).collect(),
     }
 }
 
-/// Returns the rows of a code; a NIC pattern has a name in its place.
+/// Returns the rows of a code. A code of DCGM has names beside its number, a NIC pattern only one.
 fn rows_of(kind: CatalogKind, code: &str) -> anyhow::Result<Vec<CatalogRow<'static>>> {
     let number = code.parse::<u32>().ok();
-    let is_nic = kind == CatalogKind::Nic;
-    if number.is_none() && !is_nic {
+    let has_names = matches!(kind, CatalogKind::Dcgm | CatalogKind::Nic);
+    if number.is_none() && !has_names {
         bail!(
             "'{code}' is no code of kind {}: a code is a number",
             kind.name()
@@ -146,11 +151,8 @@ fn rows_of(kind: CatalogKind, code: &str) -> anyhow::Result<Vec<CatalogRow<'stat
     }
     let mut rows = rows(kind);
     rows.retain(|row| {
-        if is_nic {
-            row.name == Some(code)
-        } else {
-            row.code == number
-        }
+        let is_named = has_names && [row.name, row.alias].contains(&Some(code));
+        is_named || (number.is_some() && row.code == number)
     });
     Ok(rows)
 }
@@ -166,6 +168,10 @@ fn unknown(kind: CatalogKind, code: &str) -> String {
              them."
         ),
         CatalogKind::Nvlink5 => format!("there are no rows for the words of XID {code}"),
+        CatalogKind::Dcgm => format!(
+            "{code} is no code of DCGM that is in the catalogue. Its events have the action UNKNOWN: \
+             shown and kept, and they take no node out."
+        ),
         CatalogKind::Nic => format!("there is no NIC pattern '{code}'"),
     }
 }
@@ -281,6 +287,24 @@ impl<'a> CatalogRow<'a> {
         }
     }
 
+    fn dcgm(row: &'a Dcgm) -> Self {
+        Self {
+            kind: "dcgm",
+            title: row.name.to_string(),
+            code: row.code,
+            name: Some(&row.name),
+            alias: row.alias.as_deref(),
+            severity: &row.severity,
+            meaning: &row.meaning,
+            fatal: Some(row.fatal),
+            recommended_action: row.action.as_str_name(),
+            note: &row.note,
+            confidence: row.confidence.as_str(),
+            source: &row.source,
+            ..Self::default()
+        }
+    }
+
     fn nic(row: &'a Nic) -> Self {
         Self {
             kind: "nic",
@@ -308,13 +332,19 @@ impl<'a> CatalogRow<'a> {
             "xid" => "XID",
             "sxid" => "SXid",
             "nvlink5" => "NVLink 5, XID",
+            "dcgm" => "DCGM",
             _ => "NIC",
         };
         say!("{kind}{code} {}", names.join(" "))?;
         line("meaning", self.meaning)?;
         for (key, value) in [
             ("scope", Some(self.scope).filter(|scope| !scope.is_empty())),
+            ("also", self.alias),
             ("class", self.class),
+            (
+                "severity",
+                Some(self.severity).filter(|word| !word.is_empty()),
+            ),
             ("driver", self.driver),
             ("lines", self.lines.as_deref()),
             ("looked for", self.looked_for.as_deref()),
@@ -364,6 +394,9 @@ impl<'a> CatalogRow<'a> {
             }
             ("nic", ..) if self.looked_for.as_deref() != Some("yes") => {
                 "stores and shows the event; it opens no fault unless a catalogue file says so"
+            }
+            ("dcgm", ..) if self.name == Some("GPU_TEMP_HW_SLOWDOWN_VIOLATION") => {
+                "stores the event; it opens no fault"
             }
             (_, _, Some(true)) => {
                 "records a fatal event; the built-in policy takes the node out until it recovers"

@@ -53,6 +53,11 @@ fn text(story: &Explain, wide: bool) -> anyhow::Result<()> {
     for line in devices.flat_map(device_lines) {
         say!("device    {}", output::plain(&line))?;
     }
+    for gpu in &story.unhealthy_gpus {
+        let (pod, resource) = (output::plain(&gpu.pod), output::plain(&gpu.resource));
+        let device = output::plain(&gpu.device);
+        say!("pod       {pod}: the kubelet calls its {resource} {device} unhealthy")?;
+    }
     if story.entries.is_empty() {
         let known = match story.in_cluster {
             Some(true) => "The cluster has this node; no event names it.",

@@ -95,7 +95,7 @@ fn dcgm(text: String) -> Result<String, SettingsError> {
 }
 
 /// Returns host and port of the address of a host engine; `None` where it is none.
-pub(crate) fn host_engine(address: &str) -> Option<(&str, u16)> {
+fn host_engine(address: &str) -> Option<(&str, u16)> {
     // An IPv6 address stands in brackets where a port follows.
     let (host, port) = match address.rsplit_once(':') {
         Some((host, port)) if !host.contains(':') || host.ends_with(']') => (host, port.parse()),

@@ -13,17 +13,23 @@ use tokio::sync::watch;
 use trial::why_not::WhyNot;
 
 use super::error::ask;
-use crate::api::{Mode, PolicyView, StoreView};
+use crate::api::{Mode, PolicyView, StoreView, UnhealthyGpuView};
 
 /// Longest wait of a probe for the store's writer.
 const WRITER_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest wait of an answer for the fleet's state to reflect the newest event: a little longer
 /// than the controller takes to publish it.
 const CATCH_UP: Duration = Duration::from_millis(700);
+/// Longest wait of a story for the API server, without which it is told too.
+const PODS_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Answers why the node of a name is, or is not, quarantined; `None` where who knows it has
 /// ended.
 pub type WhyNotSource = Arc<dyn Fn(String) -> BoxFuture<'static, Option<WhyNot>> + Send + Sync>;
+
+/// Answers which GPUs of a node's pods its kubelet calls unhealthy; none where that cannot be read.
+pub type UnhealthyGpuSource =
+    Arc<dyn Fn(String) -> BoxFuture<'static, Vec<UnhealthyGpuView>> + Send + Sync>;
 
 /// The part of the console that a process has which stores events and decides.
 #[derive(Clone)]
@@ -34,6 +40,8 @@ pub struct ControllerPart {
     pub policy: watch::Receiver<Arc<PolicyView>>,
     /// The source of answers to why a node is, or is not, quarantined.
     pub why_not: WhyNotSource,
+    /// The source of what kubelets say of the GPUs of pods.
+    pub unhealthy_gpus: UnhealthyGpuSource,
     /// Events and journal.
     pub store: Arc<dyn EventStore>,
     /// The delivery to another service, where that is asked for.
@@ -49,6 +57,13 @@ enum Writer {
 // === impl ControllerPart ===
 
 impl ControllerPart {
+    /// Returns the GPUs of a node's pods that its kubelet calls unhealthy, as far as that is known soon.
+    pub(super) async fn unhealthy_gpus(&self, node: &str) -> Vec<UnhealthyGpuView> {
+        let asked = (self.unhealthy_gpus)(node.to_owned());
+        let answer = tokio::time::timeout(PODS_TIMEOUT, asked).await;
+        answer.unwrap_or_default()
+    }
+
     /// Returns whether the store's writer answers, be it with an error: a restart frees a hung
     /// writer, but not a full disk.
     pub(super) async fn is_alive(&self) -> bool {

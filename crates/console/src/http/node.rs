@@ -30,7 +30,8 @@ pub(super) async fn explain(
     State(app): State<Arc<App>>,
     name: Result<Path<String>, PathRejection>,
 ) -> Result<Response, Refusal> {
-    let ControllerPart { store, fleet, .. } = app.controller()?;
+    let part = app.controller()?;
+    let ControllerPart { store, fleet, .. } = part;
     let node = checked(name)?;
     let turn = app.room.turn().await?;
     let (mut records, complete) = newest(store.as_ref(), &node).await?;
@@ -62,6 +63,7 @@ pub(super) async fn explain(
         }
         story.in_cluster = why.in_cluster;
     }
+    story.unhealthy_gpus = part.unhealthy_gpus(&node).await;
     turn.json(&story).await
 }
 

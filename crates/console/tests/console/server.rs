@@ -144,6 +144,7 @@ impl Server {
                     let why = known_or_not(&node, &receiver.borrow());
                     Box::pin(async move { Some(why) })
                 }),
+                unhealthy_gpus: Arc::new(|_| Box::pin(async { Vec::new() })),
                 store: Arc::clone(&store) as Arc<dyn EventStore>,
                 forwarding: None,
             }),

@@ -104,6 +104,12 @@ impl Quarantine {
                 (text, json!(error.status()))
             }
         };
+        self.metrics.rule_changed(match &result {
+            Ok(Some(_)) => "written",
+            Ok(None) => "deleted",
+            Err(error) if failure(error) == Failure::Conflict => "conflict",
+            Err(_) => "failed",
+        });
         let result = result.map(|rule| rule.map(Box::new)).map_err(|error| {
             let failure = failure(&error);
             if failure != Failure::Conflict {

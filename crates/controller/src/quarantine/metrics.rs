@@ -59,6 +59,10 @@ pub(super) struct QuarantineMetrics {
     held: Gauge,
     unsaved: Gauge,
     overflow: Counter,
+    device_taints: Family<Labels<2, String>, Gauge>,
+    /// The taints that were shown at any time.
+    tainted: Arc<Mutex<BTreeSet<Labels<2, String>>>>,
+    rule_changes: Family<Labels<1>, Counter>,
 }
 
 impl QuarantineMetrics {
@@ -124,6 +128,15 @@ impl QuarantineMetrics {
                 "gpuwarden_fault_book_overflow",
                 "Faults that were not taken in or were given up, for the book of faults is full",
             ),
+            device_taints: metrics.family(
+                "gpuwarden_device_taints",
+                "Taints that single devices have by rules of ours, by key and effect",
+            ),
+            tainted: Arc::default(),
+            rule_changes: metrics.family(
+                "gpuwarden_device_taint_rule_changes",
+                "Changes of DeviceTaintRules by result: written, deleted, conflict, failed",
+            ),
         }
     }
 
@@ -159,6 +172,30 @@ impl QuarantineMetrics {
         let new = total.saturating_sub(self.overflow.get());
         self.overflow.inc_by(new);
         new
+    }
+
+    /// Counts a change of a rule that was answered so.
+    pub(super) fn rule_changed(&self, result: &'static str) {
+        self.rule_changes.get_or_create(&[("result", result)]).inc();
+    }
+
+    /// Shows how many devices have which taint.
+    fn devices(&self, view: &FleetView) {
+        let devices = view.nodes.iter().flat_map(|node| &node.devices);
+        let mut counts: BTreeMap<Labels<2, String>, i64> = BTreeMap::new();
+        for taint in devices.flat_map(|device| &device.taints) {
+            let Some((rest, effect)) = taint.rsplit_once(':') else {
+                continue;
+            };
+            let key = rest.split_once('=').map_or(rest, |(key, _)| key);
+            *counts.entry(taint_labels(key, effect)).or_default() += 1;
+        }
+        let mut tainted = lock(&self.tainted);
+        tainted.extend(counts.keys().cloned());
+        for labels in tainted.iter() {
+            let count = counts.get(labels).copied().unwrap_or_default();
+            self.device_taints.get_or_create(labels).set(count);
+        }
     }
 
     pub(super) fn evaluated(&self, outcomes: &[RuleSetOutcome]) {
@@ -200,10 +237,7 @@ impl QuarantineMetrics {
             (&change.remove_taints, &self.taints_removed),
         ] {
             for taint in taints {
-                let labels = [
-                    ("taint_key", taint.key.clone()),
-                    ("taint_effect", taint.effect.clone()),
-                ];
+                let labels = taint_labels(&taint.key, &taint.effect);
                 family.get_or_create(&labels).inc();
             }
         }
@@ -232,8 +266,9 @@ impl QuarantineMetrics {
         });
     }
 
-    /// Shows which nodes are out of service now, and how the brake is.
+    /// Shows which nodes and devices are out of service now, and how the brake is.
     pub(super) fn current(&self, view: &FleetView, utilization: f64) {
+        self.devices(view);
         if let Some(brake) = &view.brake {
             for state in [keys::BREAKER_CLOSED, keys::BREAKER_TRIPPED] {
                 let current = i64::from(brake.state == state);
@@ -267,152 +302,16 @@ fn labels(node: &str) -> Labels<1, String> {
     [("node", node.to_owned())]
 }
 
+fn taint_labels(key: &str, effect: &str) -> Labels<2, String> {
+    [
+        ("taint_key", key.to_owned()),
+        ("taint_effect", effect.to_owned()),
+    ]
+}
+
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
-mod tests {
-    use contract::keys::UNCORDONED_MANUALLY;
-    use domain::node::Taint;
-    use domain::policy::Policy;
-    use domain::view::{BrakeView, NodeStatus};
-
-    use super::*;
-
-    /// Those that compatibility.md does not name as left out.
-    const NAMES: [&str; 20] = [
-        "events_received_total ",
-        "events_successfully_processed_total ",
-        "processing_errors_total{error_type=\"x\"} ",
-        "nodes_quarantined_total{node=\"n\"} ",
-        "nodes_unquarantined_total{node=\"n\"} ",
-        "nodes_manually_uncordoned_total{node=\"n\"} ",
-        "nodes_manually_untainted_total{node=\"n\"} ",
-        "current_quarantined_nodes{node=\"n\"} ",
-        "taints_applied_total{taint_key=\"k\",taint_effect=\"NoSchedule\"} ",
-        "taints_removed_total{taint_key=\"k\",taint_effect=\"NoSchedule\"} ",
-        "cordons_applied_total ",
-        "cordons_removed_total ",
-        "ruleset_evaluations_total{ruleset=\"default\",status=\"passed\"} ",
-        "ruleset_evaluations_total{ruleset=\"default\",status=\"failed\"} ",
-        "event_handling_duration_seconds_bucket{le=\"0.005\"} ",
-        "node_quarantine_duration_seconds_bucket{le=\"0.005\"} ",
-        "event_backlog_count ",
-        "breaker_utilization ",
-        "breaker_state{state=\"CLOSED\"} 1",
-        "breaker_state{state=\"TRIPPED\"} 0",
-    ];
-
-    /// A change that sets the node's label of its state, or takes it off.
-    fn labelled(state: Option<&str>) -> NodeChange {
-        let state = state.map(str::to_owned);
-        NodeChange {
-            labels: [(keys::STATE_LABEL.to_owned(), state)].into(),
-            ..NodeChange::default()
-        }
-    }
-
-    /// Only devices went out and came back: the node was in service all the time.
-    #[test]
-    fn a_node_whose_devices_alone_are_out_is_not_counted() {
-        let metrics = Metrics::default();
-        let own = QuarantineMetrics::new(&metrics);
-        own.applied("n", Intent::Quarantine, &NodeChange::default());
-        own.applied("n", Intent::Release, &NodeChange::default());
-        let text = metrics.encode();
-        assert!(!text.contains("quarantined_total{node=\"n\"}"), "{text}");
-    }
-
-    #[test]
-    fn faults_that_find_no_room_are_counted_once() {
-        let metrics = Metrics::default();
-        let own = QuarantineMetrics::new(&metrics);
-        assert_eq!([0, 3, 3, 5].map(|total| own.overflow(total)), [0, 3, 0, 2]);
-        let text = metrics.encode();
-        assert!(
-            text.contains("gpuwarden_fault_book_overflow_total 5"),
-            "{text}"
-        );
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn what_was_counted_of_a_node_goes_a_day_after_it() {
-        let metrics = Metrics::default();
-        let own = QuarantineMetrics::new(&metrics);
-        for node in ["gone", "back", "there"] {
-            own.applied(node, Intent::Quarantine, &labelled(Some("quarantined")));
-            own.applied(node, Intent::Release, &labelled(None));
-        }
-        let shown = |node: &str| {
-            let text = metrics.encode();
-            let label = format!("{{node=\"{node}\"}}");
-            text.lines().filter(|line| line.contains(&label)).count()
-        };
-        own.forget_gone(|node| node == "there");
-        tokio::time::advance(GONE.saturating_sub(Duration::from_secs(1))).await;
-        own.forget_gone(|node| node != "gone");
-        assert_eq!(["gone", "back", "there"].map(shown), [2, 2, 2]);
-        tokio::time::advance(Duration::from_secs(1)).await;
-        own.forget_gone(|node| node == "there");
-        assert_eq!(["gone", "back", "there"].map(shown), [0, 2, 2]);
-    }
-
-    #[test]
-    fn the_metrics_of_the_reference_are_there() {
-        let metrics = Metrics::default();
-        let own = QuarantineMetrics::new(&metrics);
-        let taint = || Taint {
-            key: "k".into(),
-            value: String::new(),
-            effect: "NoSchedule".into(),
-        };
-        let change = NodeChange {
-            add_taints: vec![taint()],
-            remove_taints: vec![taint()],
-            ..labelled(Some("quarantined"))
-        };
-        let ended = |how: &str| NodeChange {
-            annotations: [(how.to_owned(), Some("True".to_owned()))].into(),
-            ..NodeChange::default()
-        };
-        own.applied("n", Intent::Quarantine, &change);
-        own.applied("n", Intent::Release, &labelled(None));
-        own.applied("n", Intent::StandDown, &ended(UNCORDONED_MANUALLY));
-        own.applied("n", Intent::StandDown, &ended(keys::UNTAINTED_MANUALLY));
-        own.error("x");
-        for passed in [true, false] {
-            let rule_set = Policy::builtin().rule_sets[0].name.clone();
-            own.evaluated(&[RuleSetOutcome { rule_set, passed }]);
-        }
-        let view = FleetView {
-            nodes: vec![NodeStatus {
-                name: "n".into(),
-                state: NodeState::Quarantined,
-                session: None,
-                in_cluster: Some(true),
-                unschedulable: Some(true),
-                faults: vec![],
-                notices: vec![],
-                devices: vec![],
-                notes: vec![],
-            }],
-            brake: Some(BrakeView {
-                enabled: true,
-                state: keys::BREAKER_CLOSED.into(),
-                limits: vec![],
-                unknown: None,
-                held: 0,
-                paused: None,
-                notes: vec![],
-            }),
-            ..FleetView::default()
-        };
-        own.current(&view, 0.5);
-        let text = metrics.encode();
-        for name in NAMES {
-            let start = format!("\nfault_quarantine_{name}");
-            assert!(text.contains(&start), "{name}: {text}");
-        }
-    }
-}
+mod tests;

@@ -47,6 +47,7 @@ fn bad(api: &DeviceApi) -> BTreeSet<String> {
             .conditions
             .iter()
             .find(|one| one.r#type == Own::Health.kind());
+        assert_eq!(health.unwrap().source, "nvsentinel");
         match health.unwrap().status() {
             ConditionStatus::False => assert!(bad.insert(gpu.name.clone())),
             status => assert_eq!(status, ConditionStatus::True),

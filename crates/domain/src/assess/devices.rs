@@ -130,6 +130,30 @@ impl<'a> DeviceFaults<'a> {
         taints.filter(|(_, taints)| !taints.is_empty()).collect()
     }
 
+    /// Returns of each fault, in order, why it deletes no pods although the policy asks for that;
+    /// `None` where it does not ask.
+    pub(super) fn lowered(&self, node: &NodeView) -> Vec<Option<&'static str>> {
+        let lowered = |(fault, ruling): &(&Fault, &Ruling)| {
+            let asks = |dimension| self.policy.effect(dimension) == TaintEffect::NoExecute;
+            let asks = dimensions(fault).into_iter().any(asks);
+            let acts = asks && counts(fault, ruling, node) && ruling.asks();
+            acts.then(|| self.not_proven(fault)).flatten()
+        };
+        self.faults.iter().map(lowered).collect()
+    }
+
+    /// Returns why a fault is no proof that this very GPU is gone; `None` where it is.
+    fn not_proven(&self, fault: &Fault) -> Option<&'static str> {
+        match self.place(fault) {
+            Place::Any if names_gpu(fault) => Some("no slice lists the GPU that it names"),
+            Place::Any => Some("it names no GPU"),
+            Place::Gpu(_) if fault.authority != Authority::Trusted => {
+                Some("a user reports it, and neither a monitor nor who administers the machine")
+            }
+            Place::Gpu(_) => None,
+        }
+    }
+
     /// Returns the devices that a fault of this dimension concerns, the dimension that is said of
     /// them, and whether the fault names their GPU.
     fn concerned(
@@ -160,9 +184,8 @@ impl<'a> DeviceFaults<'a> {
         if !ruling.asks() {
             return TaintEffect::None;
         }
-        let proven = named && fault.authority == Authority::Trusted;
         let effect = match self.policy.effect(dimension) {
-            TaintEffect::NoExecute if !proven => TaintEffect::NoSchedule,
+            TaintEffect::NoExecute if self.not_proven(fault).is_some() => TaintEffect::NoSchedule,
             effect => effect,
         };
         let mut rule_sets = self.rule_sets.iter().enumerate();

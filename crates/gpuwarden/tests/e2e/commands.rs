@@ -114,6 +114,24 @@ fn catalog_says_what_a_code_means_and_where_from() {
     let xids = rows.iter().filter(|row| row["kind"] == "xid").count();
     assert_eq!((code, xids), (Some(0), 172));
     assert_eq!(gpuwarden(&["catalog", "xid", "9999"], "").0, Some(2));
+    // As events have it, as older versions of DCGM have it, and as a number.
+    for code in [
+        "DCGM_FR_CLOCKS_EVENT_THERMAL",
+        "DCGM_FR_CLOCK_THROTTLE_THERMAL",
+        "10",
+    ] {
+        let (status, out, _) = gpuwarden(&["catalog", "dcgm", code, "-o", "json"], "");
+        let row: Value = serde_json::from_str(&out).unwrap();
+        let told = ["name", "severity", "recommended_action"].map(|key| row[key].as_str());
+        let expected = ["DCGM_FR_CLOCKS_EVENT_THERMAL", "MONITOR", "NONE"].map(Some);
+        assert_eq!((status, told), (Some(0), expected), "{code}");
+    }
+    let (status, out, _) = gpuwarden(&["catalog", "dcgm", "GPU_UNMONITORED"], "");
+    assert_eq!(status, Some(0));
+    assert!(out.starts_with("DCGM GPU_UNMONITORED\n"), "{out}");
+    let (status, out, _) = gpuwarden(&["catalog", "dcgm", "DCGM_FR_NEVER"], "");
+    assert_eq!(status, Some(2));
+    assert!(out.starts_with("DCGM_FR_NEVER is no code of DCGM"), "{out}");
     assert_eq!(gpuwarden(&["catalog", "disease"], "").0, Some(2));
 }
 

@@ -76,6 +76,53 @@ fn a_machine_with_nothing_is_told_what_to_do_and_left_as_it_was() {
     assert!(out.contains("\n1 problem, "), "{out}");
 }
 
+#[test]
+fn whether_dcgm_can_be_asked_is_told_with_why_not() {
+    let home = tempfile::tempdir().unwrap();
+    let path = |name: &str| home.path().join(name).to_string_lossy().into_owned();
+    let root = path("driver");
+    std::fs::write(path("kernel.log"), "").unwrap();
+    let (log, data) = (path("kernel.log"), path("data"));
+    let args = [
+        "doctor",
+        "-o",
+        "json",
+        "--kernel-log",
+        &log,
+        "--data-dir",
+        &data,
+        "--listen",
+        "127.0.0.1:0",
+        "--nvml-driver-root",
+        &root,
+    ];
+    let doctor = |more: &[&str]| -> Value {
+        let (_, out, err) = gpuwarden(&[&args[..], more].concat(), "");
+        assert_eq!(err, "", "{out}");
+        serde_json::from_str(&out).unwrap()
+    };
+    let asks = ["--dcgm-addr", "localhost"];
+    let found = doctor(&asks);
+    let dcgm = one(&found, "dcgm");
+    let what = dcgm["what"].as_str().unwrap();
+    assert_eq!(dcgm["result"], "problem", "{dcgm}");
+    assert!(
+        what.starts_with("libdcgm.so.4 or libdcgm.so.3 cannot be loaded"),
+        "{what}"
+    );
+    let library = home.path().join("driver/usr/lib64");
+    fakes::install(&library, &fakes::Scenario::healthy(1)).unwrap();
+    let found = doctor(&asks);
+    let expected = "dcgm ok the host engine at localhost answers";
+    assert!(
+        lines(&found).iter().any(|line| line == expected),
+        "{found:#}"
+    );
+    // Where it is not to be asked, nothing is said of it.
+    let found = doctor(&[]);
+    assert!(!lines(&found).iter().any(|line| line.starts_with("dcgm ")));
+}
+
 /// A command that was printed, as a person pastes it into a shell.
 fn pasted(command: &str) -> anyhow::Result<tokio::process::Command> {
     let program = binary()?;
@@ -297,6 +344,9 @@ async fn in_a_cluster_rights_nodes_and_switches_are_looked_at_and_the_fixes_mend
             "--namespace",
             "gw",
             "--quarantine",
+            // A kubelet is there.
+            "--pod-resources",
+            &log,
         ];
         let (code, out, err) = gpuwarden(&[&args[..], more].concat(), "");
         assert_eq!((code, err.as_str()), (Some(1), ""), "{out}");
@@ -326,8 +376,12 @@ async fn in_a_cluster_rights_nodes_and_switches_are_looked_at_and_the_fixes_mend
             "it may not create, patch events in default",
             "it may not list, watch, create, patch configmaps in gw",
             "it may not list, watch configmaps in gw",
+            "it may not list, patch pods",
+            "it may not list resourceslices",
         ]
     );
+    let may_lack = missing.iter().filter(|it| it["result"] == "warning");
+    assert_eq!(may_lack.count(), 2, "{missing:#?}");
     // What is printed is what mends it.
     plane.kubectl(["create", "namespace", "gw"]).await?;
     for problem in &missing {

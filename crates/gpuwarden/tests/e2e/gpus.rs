@@ -4,7 +4,7 @@
 use serde_json::Value;
 use testkit::{ControlPlane, Launch, Product, Version};
 
-use crate::support::{SOON, Scene};
+use crate::support::{SOON, Scene, own_port};
 
 /// Two GPUs of which the second is `second`, in the words of a scenario.
 fn scenario(second: &str) -> String {
@@ -181,6 +181,34 @@ async fn dcgm_is_a_second_source_whose_end_is_no_fault_and_mends_none() -> anyho
         std::fs::write(file.path(), incident)?;
         wait(&product, "DCGM answers again", sees).await?;
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_agent_tells_its_controller_of_its_gpus_by_grpc() -> anyhow::Result<()> {
+    let port = own_port()?;
+    let address = port.local_addr()?.to_string();
+    let controller = Launch::controller()?
+        .option("--leader-elect", "false")
+        .option("--grpc-insecure", "true")
+        .option("--grpc-listen", &address)
+        .start()
+        .await?;
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), scenario("recovery_action = 2"))?;
+    let _agent = Launch::agent()?
+        .node_name("n1")
+        .option("--controller", format!("http://{address}"))
+        .option("--fake-gpus", file.path())
+        .start()
+        .await?;
+    let status = wait(&controller, "what the driver asks for", |status| {
+        !faults(status).is_empty()
+    });
+    let status = status.await?;
+    let fault = faults(&status)[0];
+    assert_eq!(fault["agent"], "gpu-health-monitor", "{fault}");
+    assert_eq!(fault["check"], "GpuDriverWatch", "{fault}");
     Ok(())
 }
 

@@ -11,7 +11,8 @@ use contract::pod_resources::{
     PodResources,
 };
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::Api;
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use serde_json::json;
 use testkit::{ControlPlane, Launch, NodeBuilder, Options, Version, unique};
 use tokio::net::UnixListener;
 use tonic::{Request, Response, Status};
@@ -117,6 +118,46 @@ async fn a_pod_says_which_gpus_it_has_by_the_node_itself() -> anyhow::Result<()>
     product.wait_for("the GPUs of the pod", SOON, look).await
 }
 
+/// The dry run begins first, and then one that acts, of which is seen that it writes.
+#[tokio::test]
+async fn a_dry_run_writes_nothing_on_pods() -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let scene = Scene::new(&plane, NodeBuilder::without_kubelet, |launch| launch).await?;
+    let kubelet = Kubelet::new(&plane, &scene.node).await?;
+    kubelet.start()?;
+    let _dry_run = Launch::new()?
+        .node_name(&scene.node)
+        .kubeconfig(plane.kubeconfig())
+        .option("--pod-resources", kubelet.socket())
+        .quarantine()
+        .arg("--dry-run")
+        .start()
+        .await?;
+    // A pod of another node, whose product writes as soon as it has asked.
+    let other = Scene::new(&plane, NodeBuilder::without_kubelet, |launch| launch).await?;
+    let told = Kubelet::new(&plane, &other.node).await?;
+    told.start()?;
+    let acts = Launch::new()?
+        .node_name(&other.node)
+        .kubeconfig(plane.kubeconfig())
+        .option("--pod-resources", told.socket())
+        .quarantine()
+        .start()
+        .await?;
+    let written = || async {
+        match told.annotation(&plane).await {
+            Ok(Some(devices)) if devices == ONE => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    };
+    acts.wait_for("the GPUs of the other pod", SOON, written)
+        .await?;
+    assert_eq!(kubelet.annotation(&plane).await?, None);
+    Ok(())
+}
+
 #[tokio::test]
 async fn a_pod_says_which_gpus_it_has_by_agent_and_controller() -> anyhow::Result<()> {
     // A controller acts on all nodes of its cluster.
@@ -149,6 +190,43 @@ async fn a_pod_says_which_gpus_it_has_by_agent_and_controller() -> anyhow::Resul
         }
     };
     agent.wait_for("the GPUs of the pod", SOON, look).await
+}
+
+#[tokio::test]
+async fn a_gpu_of_a_pod_that_the_kubelet_calls_unhealthy_is_named() -> anyhow::Result<()> {
+    let Some(plane) = ControlPlane::shared(Version::V1_37).await? else {
+        return Ok(());
+    };
+    let scene = Scene::new(&plane, NodeBuilder::without_kubelet, |launch| launch).await?;
+    let name = unique("gpu");
+    let pod: Pod = serde_json::from_value(json!({
+        "metadata": {"name": name},
+        "spec": {
+            "nodeName": scene.node,
+            "containers": [{
+                "name": "main",
+                "image": "registry.k8s.io/pause:3.10",
+                "resources": {"limits": {"nvidia.com/gpu": "1"}},
+            }],
+        },
+    }))?;
+    let pods: Api<Pod> = Api::namespaced(plane.client().await?, "default");
+    pods.create(&PostParams::default(), &pod).await?;
+    let status = json!({"status": {"containerStatuses": [{
+        "name": "main", "image": "i", "imageID": "", "ready": true, "restartCount": 0,
+        "allocatedResourcesStatus": [{
+            "name": "nvidia.com/gpu",
+            "resources": [{"resourceID": "GPU-1", "health": "Unhealthy"}],
+        }],
+    }]}});
+    let patch = Patch::Strategic(status);
+    pods.patch_status(&name, &PatchParams::default(), &patch)
+        .await?;
+    let story = scene.product.client(["explain", &scene.node]).await?;
+    let expected =
+        format!("pod       default/{name}: the kubelet calls its nvidia.com/gpu GPU-1 unhealthy");
+    assert!(story.stdout.contains(&expected), "{}", story.stdout);
+    Ok(())
 }
 
 #[tokio::test]

@@ -9,10 +9,10 @@ use std::{io, mem};
 
 use diagnosis::gpu::GpuEvent;
 
-use crate::nvml::Events;
+use crate::nvml::{Events, NvmlError};
 
-/// Longest wait within the library: so long it takes to stop.
-const WAIT: Duration = Duration::from_secs(2);
+/// Longest wait within the library, as the design of the NVML provider has it: so long it takes to stop.
+const WAIT: Duration = Duration::from_secs(5);
 /// Pause after a wait that failed.
 const RETRY: Duration = Duration::from_secs(1);
 /// After so long a wait counts as hung; drivers under load answer late by three quarters of that.
@@ -35,7 +35,7 @@ pub(super) struct Listening {
 impl Listening {
     /// Begins to hand events to `say`.
     pub(super) fn begin(
-        events: Events,
+        mut events: Events,
         say: impl Fn(GpuEvent) -> io::Result<()> + Send + 'static,
     ) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
@@ -45,7 +45,7 @@ impl Listening {
             let (stop, back) = (Arc::clone(&stop), Arc::clone(&back));
             thread::Builder::new()
                 .name("events".to_owned())
-                .spawn(move || listen(events, &stop, &back, &tell, say))?
+                .spawn(move || listen(|longest| events.wait(longest), &stop, &back, &tell, say))?
         };
         Ok(Self {
             stop,
@@ -102,8 +102,9 @@ impl Drop for Listening {
     }
 }
 
+/// Waits for one event after the other until `stop`, or until nobody hears of them.
 fn listen(
-    mut events: Events,
+    mut wait: impl FnMut(Duration) -> Result<Option<GpuEvent>, NvmlError>,
     stop: &AtomicBool,
     back: &Mutex<Instant>,
     tell: &Sender<Option<String>>,
@@ -111,7 +112,7 @@ fn listen(
 ) {
     let mut failed = false;
     while !stop.load(Ordering::Relaxed) {
-        let waited = events.wait(WAIT);
+        let waited = wait(WAIT);
         *back.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         let had_failed = mem::replace(&mut failed, waited.is_err());
         let told = match waited {
@@ -131,5 +132,36 @@ fn listen(
         if told.is_err() {
             return;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use diagnosis::gpu::GpuEventKind;
+
+    use super::*;
+
+    #[test]
+    fn each_wait_lasts_five_seconds_and_only_what_happens_is_told() {
+        let event = GpuEvent {
+            uuid: None,
+            kind: GpuEventKind::DoubleBitEcc,
+        };
+        let (stop, back) = (AtomicBool::new(false), Mutex::new(Instant::now()));
+        let (tell, heard) = channel();
+        let (said, events) = channel();
+        let mut answers = [None, Some(event.clone()), None].into_iter();
+        let mut waits = Vec::new();
+        let wait = |longest: Duration| {
+            waits.push(longest);
+            stop.store(answers.len() == 1, Ordering::Relaxed);
+            Ok(answers.next().flatten())
+        };
+        let say = |event| said.send(event).map_err(io::Error::other);
+        listen(wait, &stop, &back, &tell, say);
+        assert_eq!(waits, [Duration::from_secs(5); 3]);
+        drop((tell, said));
+        assert_eq!(heard.iter().collect::<Vec<_>>(), [None]);
+        assert_eq!(events.iter().collect::<Vec<_>>(), [event]);
     }
 }

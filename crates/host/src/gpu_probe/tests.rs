@@ -152,20 +152,48 @@ fn without_a_driver_it_says_why_and_ends() {
     let exchanged = named("NVML_ERROR_LIB_RM_VERSION_MISMATCH");
     scenario.calls.insert(call, exchanged);
     probed.becomes(&scenario);
-    let why = loop {
-        if let Said::Cannot(why) = probed.next() {
-            break why;
-        }
-    };
-    assert_eq!(
-        why,
-        "nvmlDeviceGetCount_v2 answered NVML_ERROR_LIB_RM_VERSION_MISMATCH"
-    );
-    // It lets go of the library, and ends.
+    let (mut calls, mut cannot) = (Vec::new(), Vec::new());
     for line in probed.lines {
-        let said: Said = serde_json::from_str(&line.unwrap()).unwrap();
-        assert!(matches!(said, Said::Doing { .. }), "{said:?}");
+        match serde_json::from_str(&line.unwrap()).unwrap() {
+            Said::Doing { call, .. } => calls.push(call),
+            Said::Cannot(why) => cannot.push(why),
+            _ => {}
+        }
     }
+    let why = "nvmlDeviceGetCount_v2 answered NVML_ERROR_LIB_RM_VERSION_MISMATCH";
+    assert_eq!(cannot, [why]);
+    // It gives back what it has of the library, and ends.
+    let end = ["nvmlEventSetFree", "nvmlShutdown"];
+    assert_eq!(calls[calls.len() - 2..], end);
+}
+
+#[test]
+fn it_begins_with_what_is_there_and_its_events_before_it_tells_of_a_gpu() {
+    let probed = Probed::new(&Scenario::healthy(2));
+    let mut steps = Vec::new();
+    for line in probed.lines {
+        let step = match serde_json::from_str(&line.unwrap()).unwrap() {
+            Said::Doing { call, .. } => call.into_owned(),
+            Said::Hello { .. } => "hello".to_owned(),
+            Said::Inventory(_) => "inventory".to_owned(),
+            Said::Readings(_) => break,
+            said => panic!("{said:?}"),
+        };
+        steps.push(step);
+    }
+    let order = [
+        "nvmlInit_v2",
+        "hello",
+        "nvmlDeviceGetCount_v2",
+        "nvmlDeviceGetName",
+        "nvmlEventSetCreate",
+        "nvmlDeviceRegisterEvents",
+        "nvmlDeviceGetPowerUsage",
+        "inventory",
+    ];
+    let first = |step: &&str| steps.iter().position(|it| it == step);
+    let places: Vec<_> = order.iter().map(first).collect();
+    assert!(places.is_sorted() && places[0].is_some(), "{steps:?}");
 }
 
 #[test]

@@ -64,6 +64,7 @@ fn rule_check(
     let FaultRuling {
         fault: title,
         ruling,
+        lowered,
     } = ruling;
     match ruling {
         Ruling::HandedOver => stops(RULES, format!("{title}: {ruling}"))
@@ -84,6 +85,9 @@ fn rule_check(
             let asked = if *wanted { "a" } else { "no" };
             let asked = format!("{title}: {asked} rule set asks for it");
             let mut details = rule_details(policy, fault, node, variable);
+            details.extend(
+                lowered.map(|why| format!("NoExecute is asked for its device and not set: {why}")),
+            );
             let check = if *wanted {
                 passes(RULES, asked)
             } else if ruling.opted_out(node) {

@@ -3,8 +3,8 @@
 
 use tokio::process::Child;
 
-/// Most children that may be stuck: the first, and the one that was tried after it.
-const MOST: usize = 2;
+/// Most children that may be stuck: the first, and the one that was tried after it. No other follows.
+pub(in crate::gpu) const MOST: usize = 2;
 
 /// The stuck children.
 #[derive(Debug, Default)]

@@ -73,12 +73,13 @@ impl Running {
         self.dcgm_sees(blind).await;
     }
 
-    /// Returns the condition of DCGM on a GPU: status and reason.
+    /// Returns the condition of DCGM on a GPU, under its source: status and reason.
     fn condition(&self, uuid: &str) -> Option<(i32, String)> {
         let gpus = self.devices.gpus();
         let gpu = gpus.iter().find(|gpu| gpu.name == uuid)?;
         let mut conditions = gpu.status.iter().flat_map(|status| &status.conditions);
         let condition = conditions.find(|one| one.r#type == "DCGMHealth")?;
+        assert_eq!(condition.source, "dcgm-exporter");
         Some((condition.status, condition.reason.clone()))
     }
 }
@@ -295,6 +296,9 @@ async fn the_condition_of_dcgm_is_false_for_what_is_fatal_and_unknown_while_it_i
     }
     running.dcgm_fails("gone").await;
     until(|| running.condition("GPU-0") == is(unknown, "DcgmNotSeen")).await;
+    let text = running.metrics.encode();
+    let restarts = "gpuwarden_gpu_probe_restarts_total{source=\"gpu-dcgm\"} 1\n";
+    assert!(text.contains(restarts), "{text}");
     running.end().await;
 }
 

@@ -49,6 +49,14 @@ async fn a_driver_that_does_not_answer_is_blindness_and_no_fault() {
             .status(|status| status.state == SourceState::Following)
             .await;
     }
+    let text = running.metrics.encode();
+    for line in [
+        // None follows the second, for two cannot be ended.
+        "gpuwarden_gpu_probe_restarts_total{source=\"gpu-health\"} 1",
+        "gpuwarden_gpu_probe_stuck{source=\"gpu-health\"} 2",
+    ] {
+        assert!(text.lines().any(|it| it == line), "{line}: {text}");
+    }
     running.end().await;
     assert_eq!(bench.stored().await, []);
 }
@@ -74,6 +82,11 @@ async fn a_machine_without_a_driver_is_not_blind_until_it_had_one() {
     running
         .status(|status| status.state == SourceState::Following && status.detail == waiting)
         .await;
+    let text = running.metrics.encode();
+    assert!(
+        !text.contains("gpuwarden_gpu_probe_restarts_total"),
+        "{text}"
+    );
     running
         .sees(Seen::Library("libnvidia-ml.so.1".to_owned()))
         .await;

@@ -157,7 +157,12 @@ async fn permissions(cluster: &Cluster, needs: &[Need]) -> Vec<Finding> {
         }
         if !missing.is_empty() {
             let what = format!("{who} may not {}", need.described(&missing));
-            findings.push(Finding::problem("permissions", what, need.why).fix(need.grant(&who)));
+            let found = if need.may_lack {
+                Finding::warning("permissions", what, need.why)
+            } else {
+                Finding::problem("permissions", what, need.why)
+            };
+            findings.push(found.fix(need.grant(&who)));
         }
     }
     if findings.is_empty() {

@@ -24,6 +24,8 @@ pub(super) struct Need {
     objects: Vec<String>,
     /// The consequence where it is not allowed.
     pub(super) why: &'static str,
+    /// True if gpuwarden does all else without it, and a site may want it so.
+    pub(super) may_lack: bool,
 }
 
 /// Returns the needs of an installation.
@@ -102,7 +104,13 @@ pub(super) fn of(installation: &Installation) -> Vec<Need> {
             verbs: &["get", "create", "patch"],
             objects: vec![keys::LEASE.to_owned()],
             why: "without it no controller leads, and none acts (--leader-elect false for a single one)",
+            ..Need::default()
         });
+    }
+    // A node of its own without a kubelet has no pods.
+    let has_pods = (installation.node.as_ref()).is_none_or(|node| node.pod_resources.exists());
+    if acts && has_pods {
+        needs.extend(of_pods());
     }
     let ingest = installation.ingest.as_ref();
     if ingest.is_some_and(|ingest| matches!(ingest.transport, Transport::Tls { .. })) {
@@ -116,6 +124,36 @@ pub(super) fn of(installation: &Installation) -> Vec<Need> {
         });
     }
     needs
+}
+
+/// Returns the needs for writing on pods which GPUs they have.
+fn of_pods() -> [Need; 2] {
+    let need = |name, group, resource, verbs, why| Need {
+        name,
+        group,
+        resource,
+        verbs,
+        why,
+        may_lack: true,
+        ..Need::default()
+    };
+    [
+        need(
+            "pods",
+            "",
+            "pods",
+            &["list", "patch"],
+            "without it pods do not say which GPUs they have (dgxc.nvidia.com/devices); nothing \
+             else needs it",
+        ),
+        need(
+            "pod-devices",
+            "resource.k8s.io",
+            "resourceslices",
+            &["list"],
+            "without it pods do not say which GPUs they have by claims; nothing else needs it",
+        ),
+    ]
 }
 
 /// Returns the needs of a policy that taints single devices.

@@ -1,5 +1,5 @@
 //! The neighbours besides the API server: the ports that others connect to, the controller that
-//! an agent delivers to, the certificates for both, and the host engine of DCGM.
+//! an agent delivers to, and the certificates for both.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -13,7 +13,7 @@ use runtime::tls::{
 use tokio::net::{TcpListener, TcpStream};
 
 use super::{Finding, Installation, causes};
-use crate::settings::{self, DeliverySettings, IngestSettings, Transport};
+use crate::settings::{DeliverySettings, IngestSettings, Transport};
 
 /// The time that an agent allows for connecting.
 const CONNECT: Duration = Duration::from_secs(5);
@@ -35,11 +35,6 @@ pub(super) async fn check(installation: &Installation, running: bool) -> Vec<Fin
     if let Some(delivery) = &installation.delivery {
         findings.extend(credentials(delivery));
         findings.push(controller(&delivery.controller).await);
-    }
-    // The gpuwarden that runs says itself how it does with DCGM.
-    let node = installation.node.as_ref().filter(|_| !running);
-    if let Some(address) = node.and_then(|node| node.gpu.dcgm.as_deref()) {
-        findings.push(host_engine(address).await);
     }
     let act = installation.act.as_ref();
     if let Some(config) = act.and_then(|act| act.connector_config.as_deref()) {
@@ -176,21 +171,6 @@ async fn controller(url: &str) -> Finding {
     ))
 }
 
-/// Tries whether a host engine listens.
-async fn host_engine(address: &str) -> Finding {
-    let connected = match settings::host_engine(address) {
-        None => Err("it is no address".to_owned()),
-        Some((host, port)) => connect(host, port).await,
-    };
-    Finding::tried(
-        "dcgm",
-        format!("a host engine listens at {address}"),
-        connected.map_err(|why| format!("no host engine at {address}: {why}")),
-        "what DCGM finds is not seen, and this gpuwarden is not ready; the driver is still asked",
-    )
-    .fix("start nv-hostengine there, or leave --dcgm-addr out".to_owned())
-}
-
 async fn connect(host: &str, port: u16) -> Result<(), String> {
     match tokio::time::timeout(CONNECT, TcpStream::connect((host, port))).await {
         Ok(connected) => connected.map(drop).map_err(|error| error.to_string()),
@@ -210,14 +190,10 @@ mod tests {
         let url = format!("https://{address}");
         assert_eq!(port("listen", address).await.result, Severity::Problem);
         assert_eq!(controller(&url).await.result, Severity::Ok);
-        let dcgm = address.to_string();
-        assert_eq!(host_engine(&dcgm).await.result, Severity::Ok);
         drop(listener);
         assert_eq!(port("listen", address).await.result, Severity::Ok);
         let gone = controller(&url).await;
         assert_eq!(gone.result, Severity::Problem);
-        assert!(gone.what.contains("refused"), "{gone:?}");
-        let gone = host_engine(&dcgm).await;
         assert!(gone.what.contains("refused"), "{gone:?}");
         assert_eq!(controller("not a place").await.result, Severity::Problem);
     }

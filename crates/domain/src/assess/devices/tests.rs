@@ -286,6 +286,36 @@ fn pods_are_deleted_only_where_a_monitor_says_that_this_gpu_is_gone() {
 }
 
 #[test]
+fn why_no_pods_are_deleted_is_said_where_it_was_asked_for() {
+    let lost =
+        |entities: &[&str]| report("SysLogsGPUFallenOff", "GPU_FALLEN_OFF_BUS", entities, true);
+    let mut claimed = lost(&["GPU_UUID=GPU-0"]);
+    claimed.metadata.clear();
+    let xid = report("SysLogsXIDError", "48", &["GPU_UUID=GPU-0"], true);
+    let by_a_user = "a user reports it, and neither a monitor nor who administers the machine";
+    for (event, expected) in [
+        (lost(&["GPU_UUID=GPU-0"]), None),
+        (xid, None),
+        (lost(&[]), Some("it names no GPU")),
+        (
+            lost(&["GPU_UUID=GPU-9"]),
+            Some("no slice lists the GPU that it names"),
+        ),
+        (claimed, Some(by_a_user)),
+    ] {
+        let events = std::slice::from_ref(&event);
+        let ruling = desired(events, "", &[]).rulings.remove(0);
+        assert_eq!(ruling.lowered, None, "it is not asked for");
+        let asked = desired(events, "gpu-lost = \"NoExecute\"", &[]);
+        let ruling = &asked.rulings[0];
+        assert_eq!(ruling.lowered, expected, "{event:?}");
+        let text = ruling.to_string();
+        let said = expected.map(|why| format!("; NoExecute is asked for and not set: {why}"));
+        assert!(text.ends_with(&said.unwrap_or_default()), "{text}");
+    }
+}
+
+#[test]
 fn what_the_driver_itself_says_is_not_said_again() {
     let fault = report("SysLogsXIDError", "48", &["GPU_UUID=GPU-0"], true);
     let published = |effect| DeviceTaint {

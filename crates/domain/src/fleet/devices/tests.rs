@@ -7,6 +7,8 @@ use crate::node::NodeView;
 use crate::session::{Intent, Phase};
 use crate::view::NodeState;
 
+mod simulator;
+
 const POLICY: &str = r#"
     [device-taints]
     [[rule-sets]]

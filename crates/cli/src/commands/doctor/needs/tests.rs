@@ -1,5 +1,5 @@
 use super::*;
-use crate::args::{ActArgs, ControllerArgs, IngestArgs, RunArgs};
+use crate::args::{ActArgs, ControllerArgs, IngestArgs, NodeArgs, RunArgs};
 use crate::settings::resolve;
 
 fn act(edit: impl FnOnce(&mut ActArgs)) -> ActArgs {
@@ -13,8 +13,16 @@ fn act(edit: impl FnOnce(&mut ActArgs)) -> ActArgs {
 }
 
 fn run(edit: impl FnOnce(&mut ActArgs)) -> Installation {
+    with_kubelet("/none/kubelet.sock", edit)
+}
+
+fn with_kubelet(socket: &str, edit: impl FnOnce(&mut ActArgs)) -> Installation {
     let args = RunArgs {
         act: act(edit),
+        node: NodeArgs {
+            pod_resources: Some(socket.into()),
+            ..NodeArgs::default()
+        },
         ..RunArgs::default()
     };
     resolve(args).unwrap().into()
@@ -97,12 +105,36 @@ fn each_mode_needs_what_it_does_and_no_more() {
                 act_on_nodes,
                 switches,
                 "get, create, patch leases in gw",
+                "list, patch pods",
+                "list resourceslices",
                 "create tokenreviews",
             ],
         ),
     ];
     for (installation, expected) in table {
         assert_eq!(names(&installation), expected);
+    }
+}
+
+#[test]
+fn who_writes_on_pods_may_go_without() {
+    let kubelet = tempfile::NamedTempFile::new().unwrap();
+    let socket = kubelet.path().to_str().unwrap();
+    let lacks = |installation: &Installation| {
+        let needs = of(installation).into_iter().filter(|need| need.may_lack);
+        let lacks = needs.map(|need| need.described(need.verbs));
+        lacks.collect::<Vec<_>>()
+    };
+    let acts = with_kubelet(socket, |act| act.quarantine = Some(true));
+    assert_eq!(lacks(&acts), ["list, patch pods", "list resourceslices"]);
+    for writes_nothing in [
+        run(|act| act.quarantine = Some(true)),
+        with_kubelet(socket, |_| ()),
+        with_kubelet(socket, |act| {
+            (act.quarantine, act.dry_run) = (Some(true), Some(true));
+        }),
+    ] {
+        assert_eq!(lacks(&writes_nothing), [""; 0]);
     }
 }
 

@@ -1,0 +1,186 @@
+use contract::keys::UNCORDONED_MANUALLY;
+use domain::node::Taint;
+use domain::policy::Policy;
+use domain::view::{BrakeView, DeviceView, NodeStatus};
+
+use super::*;
+
+/// Those that compatibility.md does not name as left out.
+const NAMES: [&str; 20] = [
+    "events_received_total ",
+    "events_successfully_processed_total ",
+    "processing_errors_total{error_type=\"x\"} ",
+    "nodes_quarantined_total{node=\"n\"} ",
+    "nodes_unquarantined_total{node=\"n\"} ",
+    "nodes_manually_uncordoned_total{node=\"n\"} ",
+    "nodes_manually_untainted_total{node=\"n\"} ",
+    "current_quarantined_nodes{node=\"n\"} ",
+    "taints_applied_total{taint_key=\"k\",taint_effect=\"NoSchedule\"} ",
+    "taints_removed_total{taint_key=\"k\",taint_effect=\"NoSchedule\"} ",
+    "cordons_applied_total ",
+    "cordons_removed_total ",
+    "ruleset_evaluations_total{ruleset=\"default\",status=\"passed\"} ",
+    "ruleset_evaluations_total{ruleset=\"default\",status=\"failed\"} ",
+    "event_handling_duration_seconds_bucket{le=\"0.005\"} ",
+    "node_quarantine_duration_seconds_bucket{le=\"0.005\"} ",
+    "event_backlog_count ",
+    "breaker_utilization ",
+    "breaker_state{state=\"CLOSED\"} 1",
+    "breaker_state{state=\"TRIPPED\"} 0",
+];
+
+/// A change that sets the node's label of its state, or takes it off.
+fn labelled(state: Option<&str>) -> NodeChange {
+    let state = state.map(str::to_owned);
+    NodeChange {
+        labels: [(keys::STATE_LABEL.to_owned(), state)].into(),
+        ..NodeChange::default()
+    }
+}
+
+fn status(state: NodeState) -> NodeStatus {
+    NodeStatus {
+        name: "n".into(),
+        state,
+        session: None,
+        in_cluster: Some(true),
+        unschedulable: Some(true),
+        faults: vec![],
+        notices: vec![],
+        devices: vec![],
+        notes: vec![],
+    }
+}
+
+/// Only devices went out and came back: the node was in service all the time.
+#[test]
+fn a_node_whose_devices_alone_are_out_is_not_counted() {
+    let metrics = Metrics::default();
+    let own = QuarantineMetrics::new(&metrics);
+    own.applied("n", Intent::Quarantine, &NodeChange::default());
+    own.applied("n", Intent::Release, &NodeChange::default());
+    let text = metrics.encode();
+    assert!(!text.contains("quarantined_total{node=\"n\"}"), "{text}");
+}
+
+#[test]
+fn taints_of_devices_are_counted_by_key_and_effect_while_they_stand() {
+    let metrics = Metrics::default();
+    let own = QuarantineMetrics::new(&metrics);
+    let device = |taints: &[&str]| DeviceView {
+        device: "gpu.nvidia.com/n/gpu-0".into(),
+        gpu: String::new(),
+        taints: taints.iter().map(ToString::to_string).collect(),
+        evictions: vec![],
+        pods: vec![],
+    };
+    let show = |devices: Vec<DeviceView>| {
+        let node = NodeStatus {
+            devices,
+            ..status(NodeState::PartlyQuarantined)
+        };
+        let view = FleetView {
+            nodes: vec![node],
+            ..FleetView::default()
+        };
+        own.current(&view, 0.0);
+        metrics.encode()
+    };
+    let line = |key: &str, effect: &str, count: u32| {
+        format!(
+            "gpuwarden_device_taints{{taint_key=\"gpu.nvidia.com/{key}\",\
+             taint_effect=\"{effect}\"}} {count}\n"
+        )
+    };
+    let xid = "gpu.nvidia.com/xid=48:NoSchedule";
+    let both = device(&[xid, "gpu.nvidia.com/gpu-lost:NoExecute"]);
+    let text = show(vec![both, device(&[xid])]);
+    assert!(text.contains(&line("xid", "NoSchedule", 2)), "{text}");
+    assert!(text.contains(&line("gpu-lost", "NoExecute", 1)), "{text}");
+    let text = show(vec![device(&["gpu.nvidia.com/xid=48:None"])]);
+    assert!(text.contains(&line("xid", "NoSchedule", 0)), "{text}");
+    assert!(text.contains(&line("gpu-lost", "NoExecute", 0)), "{text}");
+    assert!(text.contains(&line("xid", "None", 1)), "{text}");
+}
+
+#[test]
+fn faults_that_find_no_room_are_counted_once() {
+    let metrics = Metrics::default();
+    let own = QuarantineMetrics::new(&metrics);
+    assert_eq!([0, 3, 3, 5].map(|total| own.overflow(total)), [0, 3, 0, 2]);
+    let text = metrics.encode();
+    assert!(
+        text.contains("gpuwarden_fault_book_overflow_total 5"),
+        "{text}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_was_counted_of_a_node_goes_a_day_after_it() {
+    let metrics = Metrics::default();
+    let own = QuarantineMetrics::new(&metrics);
+    for node in ["gone", "back", "there"] {
+        own.applied(node, Intent::Quarantine, &labelled(Some("quarantined")));
+        own.applied(node, Intent::Release, &labelled(None));
+    }
+    let shown = |node: &str| {
+        let text = metrics.encode();
+        let label = format!("{{node=\"{node}\"}}");
+        text.lines().filter(|line| line.contains(&label)).count()
+    };
+    own.forget_gone(|node| node == "there");
+    tokio::time::advance(GONE.saturating_sub(Duration::from_secs(1))).await;
+    own.forget_gone(|node| node != "gone");
+    assert_eq!(["gone", "back", "there"].map(shown), [2, 2, 2]);
+    tokio::time::advance(Duration::from_secs(1)).await;
+    own.forget_gone(|node| node == "there");
+    assert_eq!(["gone", "back", "there"].map(shown), [0, 2, 2]);
+}
+
+#[test]
+fn the_metrics_of_the_reference_are_there() {
+    let metrics = Metrics::default();
+    let own = QuarantineMetrics::new(&metrics);
+    let taint = || Taint {
+        key: "k".into(),
+        value: String::new(),
+        effect: "NoSchedule".into(),
+    };
+    let change = NodeChange {
+        add_taints: vec![taint()],
+        remove_taints: vec![taint()],
+        ..labelled(Some("quarantined"))
+    };
+    let ended = |how: &str| NodeChange {
+        annotations: [(how.to_owned(), Some("True".to_owned()))].into(),
+        ..NodeChange::default()
+    };
+    own.applied("n", Intent::Quarantine, &change);
+    own.applied("n", Intent::Release, &labelled(None));
+    own.applied("n", Intent::StandDown, &ended(UNCORDONED_MANUALLY));
+    own.applied("n", Intent::StandDown, &ended(keys::UNTAINTED_MANUALLY));
+    own.error("x");
+    for passed in [true, false] {
+        let rule_set = Policy::builtin().rule_sets[0].name.clone();
+        own.evaluated(&[RuleSetOutcome { rule_set, passed }]);
+    }
+    let view = FleetView {
+        nodes: vec![status(NodeState::Quarantined)],
+        brake: Some(BrakeView {
+            enabled: true,
+            state: keys::BREAKER_CLOSED.into(),
+            limits: vec![],
+            unknown: None,
+            held: 0,
+            paused: None,
+            notes: vec![],
+        }),
+        ..FleetView::default()
+    };
+    own.current(&view, 0.5);
+    let text = metrics.encode();
+    for name in NAMES {
+        let start = format!("\nfault_quarantine_{name}");
+        assert!(text.contains(&start), "{name}: {text}");
+    }
+}
