@@ -23,9 +23,10 @@ use devices::DeviceApi;
 use devices::board::Own;
 use diagnosis::catalog::Catalog;
 use diagnosis::decode::KernelLogDecoder;
-use diagnosis::gpu::checks::{Change, Health, Limits, Remembered};
+use diagnosis::gpu::checks::{Change, Health, Remembered};
 use diagnosis::gpu::dcgm::DcgmLook;
 use diagnosis::gpu::{GpuEvent, Inventory, Readings};
+use diagnosis::limits::Limits;
 use domain::fault::is_mended_by_reboot;
 use jiff::Timestamp;
 use runtime::sources::{SourceState, SourceStatus, Sources};
@@ -73,9 +74,6 @@ pub struct GpuConfig {
     pub is_fake: bool,
     /// XIDs that leave the condition `NVMLReady` alone, beside those of programs.
     pub ignored_xids: Vec<u32>,
-    /// True if a GPU without margin to its slowdown opens a fault; else the report is only stored,
-    /// as with NVSentinel.
-    pub margin_counts: bool,
     /// The catalogue by which codes are judged.
     pub catalog: Arc<Catalog>,
 }
