@@ -107,6 +107,9 @@ pub enum Seen {
     Blind {
         /// The reason, and what the driver was asked for.
         reason: String,
+        /// True if the probe says so itself, such as that there is no driver; false if it hung, crashed
+        /// or could not be started.
+        is_said: bool,
         /// The children that could not be ended and are still there.
         stuck: usize,
     },
@@ -239,13 +242,17 @@ impl GpuMonitor {
             }
             // Only a probe of DCGM says that.
             Seen::Dcgm(_) => {}
-            Seen::Blind { reason, .. } if self.never_had_gpus() => {
+            Seen::Blind {
+                reason,
+                is_said: true,
+                ..
+            } if self.never_had_gpus() => {
                 // The places in which it was looked for are in the log, at the level debug.
                 let short = reason.split(": ").next().unwrap_or(&reason);
                 let detail = format!("waiting for a driver: {short}");
                 self.reporter.show(SourceState::Following, &detail);
             }
-            Seen::Blind { reason, stuck } if stuck > 0 => {
+            Seen::Blind { reason, stuck, .. } if stuck > 0 => {
                 self.cannot_see(&format!("{reason} ({stuck} probes cannot be ended)"));
             }
             Seen::Blind { reason, .. } => self.cannot_see(&reason),

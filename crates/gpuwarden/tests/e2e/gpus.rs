@@ -137,11 +137,36 @@ async fn a_driver_that_hangs_costs_its_own_process_and_is_named() -> anyhow::Res
 }
 
 #[tokio::test]
-async fn dcgm_is_a_second_source_whose_end_is_no_fault_and_mends_none() -> anyhow::Result<()> {
-    let incident = "gpus = 2\n[[dcgm.incident]]\ngpu = 1\nwatch = 0x40\ncode = 9\n\
+async fn a_driver_that_hangs_at_its_first_call_is_not_taken_for_none() -> anyhow::Result<()> {
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), "gpus = 2\n[calls]\nnvmlInit_v2 = \"hang\"\n")?;
+    let product = Launch::new()?
+        .node_name("n1")
+        .option("--fake-gpus", file.path())
+        .option("--nvml-health-interval", "1")
+        .option("--nvml-deadline", "2")
+        .start()
+        .await?;
+    let status = wait(&product, "the call that hangs", |status| {
+        let detail = source(status)["detail"].as_str().unwrap_or_default();
+        source(status)["state"] == "failing"
+            && detail.contains("no answer for 2 s from nvmlInit_v2")
+    });
+    assert!(faults(&status.await?).is_empty());
+    std::fs::write(file.path(), "gpus = 2\n")?;
+    wait(&product, "the driver that answers", |status| {
+        source(status)["state"] == "following"
+    })
+    .await?;
+    Ok(())
+}
+
                     message = \"the InfoROM of GPU 1 is corrupt\"\n";
     let file = tempfile::NamedTempFile::new()?;
     std::fs::write(file.path(), incident)?;
+#[tokio::test]
+async fn dcgm_is_a_second_source_whose_end_is_no_fault_and_mends_none() -> anyhow::Result<()> {
+    let incident = "gpus = 2\n[[dcgm.incident]]\ngpu = 1\nwatch = 0x40\ncode = 9\n\
     let product = Launch::new()?
         .node_name("n1")
         .option("--fake-gpus", file.path())

@@ -66,7 +66,14 @@ async fn time_alone_gives_no_readiness_back() {
     assert_eq!(ready(&running, "GPU-0"), "True/Recovered");
     assert_eq!(ready(&running, "GPU-1"), "False/XidError");
     let reason = "the driver hangs".to_owned();
-    running.sees(Seen::Blind { reason, stuck: 0 }).await;
+    let (is_said, stuck) = (false, 0);
+    running
+        .sees(Seen::Blind {
+            reason,
+            is_said,
+            stuck,
+        })
+        .await;
     running
         .status(|status| status.state == SourceState::Failing)
         .await;
