@@ -2,7 +2,8 @@
 //!
 //! - [`board`]: the state, which is pure: GPUs, who says what of them, versions, changes.
 //! - [`DeviceApi`]: a handle of it for the sources inside this process.
-//! - [`serve`]: the server on a Unix socket, for consumers and for providers from outside.
+//! - [`serve`]: the server on a Unix socket, for consumers and for providers from outside;
+//!   [`serve_tcp`]: the same over the network, for consumers.
 //! - [`faults`]: the open faults of this node, which become conditions.
 //! - [`gate`]: the answer to launchers of jobs that ask whether the node is fit.
 //!
@@ -32,7 +33,7 @@ use board::{Board, BoardError, Own, Position, Said};
 use metrics::DeviceMetrics;
 use watch::{Cursor, Told};
 
-pub use server::{Providers, serve};
+pub use server::{Providers, serve, serve_tcp};
 
 /// Most watchers at the same time. One user of this machine can have a share of them
 /// ([`runtime::shares`]).

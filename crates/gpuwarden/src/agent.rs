@@ -42,7 +42,8 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
     let connector = Connector::new(outbox.clone(), nodes, &metrics, CLOCK);
     let mut tasks = Tasks::default();
     let reporting = connector.clone();
-    let api = parts::device_api(devices, node.socket_mode, &metrics, &mut front.places)?;
+    let places = &mut front.places;
+    let api = parts::device_api(devices, node.socket_mode, &metrics, places, &mut tasks).await?;
     let inventory = parts::monitors(
         node,
         process,

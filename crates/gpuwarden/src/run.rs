@@ -42,7 +42,8 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     let intake = intake.await?;
     let forwarding = intake.forwarding.clone();
     let connector = intake.connector.clone();
-    let api = parts::device_api(serving, node.socket_mode, &metrics, &mut front.places)?;
+    let places = &mut front.places;
+    let api = parts::device_api(serving, node.socket_mode, &metrics, places, &mut tasks).await?;
     let inventory = parts::monitors(
         node,
         process,
