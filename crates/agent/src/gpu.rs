@@ -21,6 +21,7 @@ use std::time::Instant;
 use contract::{HealthEvent, keys};
 use devices::DeviceApi;
 use devices::board::Own;
+use devices::faults::NodeFaults;
 use diagnosis::catalog::Catalog;
 use diagnosis::decode::KernelLogDecoder;
 use diagnosis::gpu::checks::{Change, Health, Remembered};
@@ -123,6 +124,8 @@ pub struct GpuMonitor {
     dcgm: Option<DcgmWatch>,
     sources: Sources,
     devices: DeviceApi,
+    /// The open faults of this node, by which a person's word is seen.
+    faults: watch::Receiver<NodeFaults>,
     health: Health,
     /// True once this process has found a driver.
     has_driver: bool,
@@ -185,6 +188,7 @@ impl GpuMonitor {
             reporter,
             probes,
             sources: frame.sources.clone(),
+            faults: devices.faults(),
             devices,
             has_driver: false,
             driver_has_spoken,
@@ -207,6 +211,8 @@ impl GpuMonitor {
                 biased;
                 () = cancel.cancelled() => break,
                 () = self.reporter.work() => self.beat_dcgm(),
+                // It does not end before the API does, which is ours.
+                _ = self.faults.changed() => self.end_by_word(),
                 seen = next(&mut self.probes.nvml), if self.reporter.has_room() => match seen {
                     Some(seen) => self.take_in(seen),
                     None => self.cannot_see(PROBE_HAS_ENDED),
@@ -335,6 +341,7 @@ impl GpuMonitor {
         self.report_changes(&changes);
         self.end_xids(readings);
         self.end_critical(readings);
+        self.end_by_word();
     }
 }
 

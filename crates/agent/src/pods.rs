@@ -164,7 +164,7 @@ impl Told {
 }
 
 /// Returns what a status says, to a person.
-fn why(status: &Status) -> String {
+pub(crate) fn why(status: &Status) -> String {
     match status.code() {
         Code::Unimplemented => "the other end does not know the question; is it older?".to_owned(),
         code => format!("{code:?}: {}", status.message()),

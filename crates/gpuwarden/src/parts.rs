@@ -247,6 +247,12 @@ pub(crate) fn monitors(
     gpus::start(node, process, &frame, &catalog, driver, devices, tasks)
 }
 
+/// Starts what shows the open faults of a node as conditions of its GPUs.
+pub(crate) fn follow_faults(api: DeviceApi, tasks: &mut Tasks) {
+    let following = devices::faults::follow(api, tasks.done());
+    tasks.worker("the faults of GPUs", following);
+}
+
 /// Starts what tells which pods of a node have which GPUs.
 pub(crate) fn pod_gpus(
     node: &NodeSettings,

@@ -79,6 +79,18 @@ fn well(gpu: &Gpu) -> Readings {
     }
 }
 
+/// Waits until something holds.
+async fn until(holds: impl Fn() -> bool) {
+    let reached = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), reached)
+        .await
+        .unwrap();
+}
+
 impl Bench {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();

@@ -96,6 +96,9 @@ async fn a_fault_that_the_driver_tells_comes_and_goes_with_it() -> anyhow::Resul
         faults(status).is_empty()
     })
     .await?;
+    // The operator's word ends what the driver's XID has begun.
+    let ready = |status: &Value| status["gpus"][1]["phase"] == "Ready";
+    wait(&product, "the GPU that is ready again", ready).await?;
     Ok(())
 }
 
@@ -161,12 +164,12 @@ async fn a_driver_that_hangs_at_its_first_call_is_not_taken_for_none() -> anyhow
     Ok(())
 }
 
-                    message = \"the InfoROM of GPU 1 is corrupt\"\n";
-    let file = tempfile::NamedTempFile::new()?;
-    std::fs::write(file.path(), incident)?;
 #[tokio::test]
 async fn dcgm_is_a_second_source_whose_end_is_no_fault_and_mends_none() -> anyhow::Result<()> {
     let incident = "gpus = 2\n[[dcgm.incident]]\ngpu = 1\nwatch = 0x40\ncode = 9\n\
+                    message = \"the InfoROM of GPU 1 is corrupt\"\n";
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), incident)?;
     let product = Launch::new()?
         .node_name("n1")
         .option("--fake-gpus", file.path())

@@ -310,18 +310,6 @@ async fn the_condition_of_dcgm_is_false_for_what_is_fatal_and_unknown_while_it_i
     running.end().await;
 }
 
-/// Waits until something holds.
-async fn until(holds: impl Fn() -> bool) {
-    let reached = async {
-        while !holds() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(20), reached)
-        .await
-        .unwrap();
-}
-
 #[tokio::test]
 async fn after_a_reboot_what_it_mends_is_told_again_if_dcgm_still_sees_it() {
     let mut bench = bench();
