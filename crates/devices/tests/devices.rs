@@ -492,7 +492,12 @@ async fn a_slow_watcher_holds_up_nobody_and_is_told_what_it_missed() {
     for change in 0..CHANGES {
         say(change);
         for watch in &mut watching {
-            let told = next(watch).await.gpu.unwrap();
+            // On a machine that is busy a bookmark may come before it.
+            let told = loop {
+                if let Some(gpu) = next(watch).await.gpu {
+                    break gpu;
+                }
+            };
             assert_eq!(condition(&told, "NVMLReady").message, message(change));
         }
     }
