@@ -6,10 +6,12 @@
 //! fails. `docs/benchmarks.md` has what we saw.
 
 mod burst;
+mod gpus;
 mod memory;
 mod nodes;
 mod product;
 mod storm;
+mod taint;
 
 use std::fs;
 use std::path::PathBuf;
@@ -29,8 +31,8 @@ struct Args {
     /// Only this benchmark; without it, all that can run here.
     #[arg(value_enum, value_name = "NAME")]
     name: Option<Benchmark>,
-    /// Kubeconfig of a test cluster, for all but `storm` and `binary`: they make nodes of their
-    /// own, load the API server, and delete the nodes.
+    /// Kubeconfig of a test cluster, for all but `storm`, `gpus` and `binary`: they make nodes of
+    /// their own, load the API server, and delete the nodes.
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// Context of the kubeconfig [default: its current one].
@@ -44,7 +46,7 @@ struct Args {
     #[arg(long, default_value = "1000,5000", value_delimiter = ',', value_name = "NUMBER",
           value_parser = clap::value_parser!(u16).range(1..=20_000))]
     fleet: Vec<u16>,
-    /// The time for which `fleet` watches each process (seconds).
+    /// The time for which `fleet` and `gpus` watch each process (seconds).
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=3_600))]
     seconds: u32,
     /// The output format.
@@ -63,6 +65,10 @@ enum Benchmark {
     Fleet,
     /// The memory that a process keeps through bursts and kills in a cluster of 1,000 nodes.
     Memory,
+    /// From an XID to the taint of its device.
+    Taint,
+    /// The needs of an agent of GPUs, the job gate, and many watchers of the Device API.
+    Gpus,
     /// Size of the executable.
     Binary,
 }
@@ -78,7 +84,10 @@ async fn main() -> anyhow::Result<ExitCode> {
         }
         let name = benchmark.to_possible_value().unwrap_or_default();
         let name = name.get_name();
-        let needs_cluster = !matches!(benchmark, Benchmark::Storm | Benchmark::Binary);
+        let needs_cluster = !matches!(
+            benchmark,
+            Benchmark::Storm | Benchmark::Gpus | Benchmark::Binary
+        );
         if needs_cluster && args.kubeconfig.is_none() {
             let missing = "not run: it needs a test cluster: name one with --kubeconfig FILE";
             rows.push(Figure::absent(name, missing.to_owned()));
@@ -105,6 +114,8 @@ async fn run(benchmark: Benchmark, args: &Args, rows: &mut Vec<Figure>) -> anyho
         Benchmark::Burst => burst::run(args, rows).await?,
         Benchmark::Fleet => fleet(args, rows).await?,
         Benchmark::Memory => memory::run(args, rows).await?,
+        Benchmark::Taint => taint::run(args, rows).await?,
+        Benchmark::Gpus => rows.extend(gpus::run(args).await?),
         Benchmark::Binary => rows.push(binary()?),
     }
     Ok(())

@@ -18,7 +18,7 @@ use contract::pod_resources::pod_resources_lister_client::PodResourcesListerClie
 use contract::pod_resources::{ListPodResourcesRequest, ListPodResourcesResponse, PodResources};
 use diagnosis::gpu::Inventory;
 use futures::future::BoxFuture;
-use runtime::logging::chain;
+use runtime::logging::{Trouble, chain};
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -52,14 +52,12 @@ pub struct PodGpuReporter {
     pub tell: Tell,
 }
 
-/// The report that was sent last, and the trouble that was logged last.
+/// The report that was sent last.
 #[derive(Default)]
 struct Told {
     report: Option<ReportPodsRequest>,
     /// The time at which the report is sent again though nothing has changed.
     again_at: Option<Instant>,
-    /// The problem that was said last.
-    problem: Option<String>,
 }
 
 /// Returns what brings reports to the controller at the other end of a channel.
@@ -87,11 +85,11 @@ impl PodGpuReporter {
     /// Asks and tells until `cancel`.
     pub async fn run(self, cancel: CancellationToken) {
         let work = async {
-            let mut told = Told::default();
+            let (mut told, mut trouble) = (Told::default(), Trouble::default());
             loop {
                 if self.socket.exists() {
                     let result = self.look(&mut told).await;
-                    told.note(result);
+                    trouble.note(result.map_err(|why| format!("{why}; it is tried again")));
                 }
                 tokio::time::sleep(EVERY).await;
             }
@@ -147,19 +145,6 @@ impl PodGpuReporter {
         };
         let answer = tokio::time::timeout(DEADLINE, asked).await;
         answer.unwrap_or_else(|_| Err(format!("no answer within {} s", DEADLINE.as_secs())))
-    }
-}
-
-// === impl Told ===
-
-impl Told {
-    /// Says of a problem once what it is.
-    fn note(&mut self, result: Result<(), String>) {
-        let problem = result.err();
-        if let Some(problem) = problem.as_ref().filter(|_| problem != self.problem) {
-            tracing::warn!("{problem}; it is tried again");
-        }
-        self.problem = problem;
     }
 }
 

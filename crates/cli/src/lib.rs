@@ -33,8 +33,8 @@ pub use settings::{
 pub mod bench {
     pub use crate::args::OutputArgs;
     pub use crate::commands::bench::{
-        Baseline, FAULT_PATTERNS, Figure, Usage, cluster_client, median, mib, processor_time,
-        progress, show, watch,
+        Baseline, FAULT_PATTERNS, Figure, Usage, cluster_client, median, mib, percentile,
+        processor_time, progress, show, watch,
     };
 }
 

@@ -43,6 +43,13 @@ pub struct FilterError {
     source: tracing_subscriber::filter::ParseError,
 }
 
+/// A `Trouble` is logged when it comes and when it becomes another, not each time that it is met.
+#[derive(Debug, Default)]
+pub struct Trouble {
+    /// The one that was logged last; `None` where there is none.
+    last: Option<String>,
+}
+
 /// Starts logging for the process, panics included. A second call changes nothing.
 pub fn start(filter: &str, format: LogFormat, colour: bool) -> Result<(), FilterError> {
     let filter = EnvFilter::try_new(filter).map_err(|source| FilterError {
@@ -157,4 +164,22 @@ pub fn chain(error: &dyn std::error::Error) -> String {
         source = cause.source();
     }
     text
+}
+// === impl Trouble ===
+
+impl Trouble {
+    /// Logs the trouble of an attempt as a warning, unless that was logged last. An attempt that
+    /// went well ends the trouble.
+    pub fn note(&mut self, result: Result<(), String>) {
+        let trouble = result.err();
+        if let Some(trouble) = trouble.as_ref().filter(|_| trouble != self.last) {
+            tracing::warn!("{trouble}");
+        }
+        self.last = trouble;
+    }
+
+    /// Returns the trouble that was logged last; `None` where there is none any more.
+    pub fn last(&self) -> Option<&str> {
+        self.last.as_deref()
+    }
 }

@@ -18,7 +18,7 @@ use diagnosis::gpu::{Gpu, Inventory};
 use host::boot::Boot;
 use host::topology;
 use jiff::Timestamp;
-use runtime::logging::chain;
+use runtime::logging::{Trouble, chain};
 use runtime::text_file;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -56,8 +56,8 @@ pub struct MetadataFile {
     config: MetadataConfig,
     /// The description of all GPUs that were seen since the boot.
     known: Option<Description>,
-    /// The trouble with the file that was logged last.
-    problem: Option<String>,
+    /// The trouble with the file.
+    trouble: Trouble,
 }
 
 /// The form of the file.
@@ -118,7 +118,7 @@ impl MetadataFile {
         Self {
             config,
             known: None,
-            problem: None,
+            trouble: Trouble::default(),
         }
     }
 
@@ -164,7 +164,7 @@ impl MetadataFile {
             _ => None,
         };
         let now = self.describe(inventory, before);
-        self.told(match found {
+        let result = match found {
             Ok(Found::Ours(file)) if file.without_time() == now => Ok(()),
             Ok(Found::Nothing | Found::Ours(_)) => self.write(&now).map_err(|error| {
                 format!(
@@ -175,20 +175,14 @@ impl MetadataFile {
             }),
             Ok(Found::Others(text)) => check(&text, &now),
             Err(error) => Err(format!("cannot be read: {}", chain(&error))),
-        });
+        };
+        let path = self.config.path.display();
+        self.trouble
+            .note(result.map_err(|why| format!("{path} {why}")));
         let changed = self.known.as_ref() != Some(&now);
         let machine = changed.then(|| Machine::parse(&text(&now)).ok());
         self.known = Some(now);
         machine.flatten()
-    }
-
-    /// Says of a problem once what it is.
-    fn told(&mut self, result: Result<(), String>) {
-        let problem = result.err();
-        if let Some(problem) = problem.as_ref().filter(|_| problem != self.problem) {
-            tracing::warn!("{} {problem}", self.config.path.display());
-        }
-        self.problem = problem;
     }
 
     /// Looks what lies at the path.

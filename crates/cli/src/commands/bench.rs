@@ -22,7 +22,7 @@ use crate::{EXIT_FAILED, EXIT_OK};
 
 pub use cordon::client as cluster_client;
 pub use decode::PATTERNS as FAULT_PATTERNS;
-pub use figures::{Baseline, Figure, median, mib, progress, show};
+pub use figures::{Baseline, Figure, median, mib, percentile, progress, show};
 pub use idle::watch;
 pub use usage::{Usage, processor_time};
 

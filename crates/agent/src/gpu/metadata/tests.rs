@@ -261,16 +261,16 @@ fn what_somebody_else_has_written_is_left_alone() {
     let bench = Bench::new();
     let mut file = bench.file(1);
     file.look(&inventory(&[gpu(0)]));
-    assert_eq!(file.problem, None);
+    assert_eq!(file.trouble.last(), None);
     // NVSentinel's collector starts.
     let others = r#"{"version": "1.0", "gpus": [{"gpu_id": 0, "uuid": "GPU-0"}]}"#;
     fs::write(bench.path(), others).unwrap();
     file.look(&inventory(&[gpu(0)]));
-    assert_eq!(file.problem, None);
+    assert_eq!(file.trouble.last(), None);
     // It does not see that a GPU has come, and our own monitor does.
     let machine = file.look(&inventory(&[gpu(0), gpu(1)])).unwrap();
     assert!(machine.gpu_with_uuid("GPU-1").is_some());
-    let problem = file.problem.clone().unwrap();
+    let problem = file.trouble.last().unwrap().to_owned();
     assert!(
         problem.contains("does not name GPU-1") && problem.contains("Delete it"),
         "{problem}"
@@ -280,11 +280,11 @@ fn what_somebody_else_has_written_is_left_alone() {
         fs::write(bench.path(), odd).unwrap();
         file.look(&inventory(&[gpu(0)]));
         assert_eq!(fs::read_to_string(bench.path()).unwrap(), odd);
-        assert!(file.problem.as_ref().unwrap().contains("leaves it alone"));
+        assert!(file.trouble.last().unwrap().contains("leaves it alone"));
     }
     fs::remove_file(bench.path()).unwrap();
     file.look(&inventory(&[gpu(0), gpu(1)]));
-    assert_eq!((bench.uuids().len(), file.problem), (2, None));
+    assert_eq!((bench.uuids().len(), file.trouble.last()), (2, None));
 }
 
 #[test]
@@ -293,15 +293,15 @@ fn where_it_cannot_be_written_that_is_said_and_costs_nothing_else() {
     fs::write(bench.0.path().join("nvsentinel"), "a file").unwrap();
     let mut file = bench.file(1);
     assert!(file.look(&inventory(&[gpu(0)])).is_some());
-    let problem = file.problem.clone().unwrap();
-    assert!(problem.starts_with("cannot be"), "{problem}");
+    let problem = file.trouble.last().unwrap().to_owned();
+    assert!(problem.contains(" cannot be "), "{problem}");
     fs::remove_file(bench.0.path().join("nvsentinel")).unwrap();
     fs::create_dir_all(bench.path()).unwrap();
     file.look(&inventory(&[gpu(0)]));
-    assert!(file.problem.as_ref().unwrap().contains("it is no file"));
+    assert!(file.trouble.last().unwrap().contains("it is no file"));
     fs::remove_dir(bench.path()).unwrap();
     file.look(&inventory(&[gpu(0)]));
-    assert_eq!((bench.uuids().len(), file.problem), (1, None));
+    assert_eq!((bench.uuids().len(), file.trouble.last()), (1, None));
 }
 
 /// From the driver's library on.

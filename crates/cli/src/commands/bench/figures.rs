@@ -109,7 +109,7 @@ pub fn median(values: &[f64]) -> f64 {
 
 /// Returns the smallest value that at least `percent` of the values do not exceed (nearest rank).
 /// 0 where there is none.
-pub(super) fn percentile(values: &[f64], percent: usize) -> f64 {
+pub fn percentile(values: &[f64], percent: usize) -> f64 {
     let rank = (values.len() * percent).div_ceil(100);
     let index = rank.clamp(1, values.len().max(1)) - 1;
     sorted(values).get(index).copied().unwrap_or_default()
