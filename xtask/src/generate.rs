@@ -15,9 +15,10 @@ const NULL_AS_DEFAULT: &str = "deserialize_with = \"crate::json::null_as_default
 pub(crate) fn run(check: bool) -> anyhow::Result<()> {
     let root = workspace_root();
     let mut stale = Vec::new();
-    let mut files = protobuf(&root)?;
-    files.push(command_reference(&root)?);
-    for (path, content) in files {
+    // The types are written before the program is built that has a command reference.
+    let reference = std::iter::once_with(|| command_reference(&root));
+    for file in protobuf(&root)?.into_iter().map(Ok).chain(reference) {
+        let (path, content) = file?;
         let current = std::fs::read(&path).unwrap_or_default();
         if current == content {
             continue;

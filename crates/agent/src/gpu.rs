@@ -21,11 +21,13 @@ use std::time::Instant;
 use contract::{HealthEvent, keys};
 use devices::DeviceApi;
 use devices::board::Own;
+use devices::faults::NodeFaults;
 use diagnosis::catalog::Catalog;
 use diagnosis::decode::KernelLogDecoder;
-use diagnosis::gpu::checks::{Change, Health, Limits, Remembered};
+use diagnosis::gpu::checks::{Change, Health, Remembered};
 use diagnosis::gpu::dcgm::DcgmLook;
 use diagnosis::gpu::{GpuEvent, Inventory, Readings};
+use diagnosis::limits::Limits;
 use domain::fault::is_mended_by_reboot;
 use jiff::Timestamp;
 use runtime::sources::{SourceState, SourceStatus, Sources};
@@ -73,9 +75,6 @@ pub struct GpuConfig {
     pub is_fake: bool,
     /// XIDs that leave the condition `NVMLReady` alone, beside those of programs.
     pub ignored_xids: Vec<u32>,
-    /// True if a GPU without margin to its slowdown opens a fault; else the report is only stored,
-    /// as with NVSentinel.
-    pub margin_counts: bool,
     /// The catalogue by which codes are judged.
     pub catalog: Arc<Catalog>,
 }
@@ -109,6 +108,9 @@ pub enum Seen {
     Blind {
         /// The reason, and what the driver was asked for.
         reason: String,
+        /// True if the probe says so itself, such as that there is no driver; false if it hung, crashed
+        /// or could not be started.
+        is_said: bool,
         /// The children that could not be ended and are still there.
         stuck: usize,
     },
@@ -122,6 +124,8 @@ pub struct GpuMonitor {
     dcgm: Option<DcgmWatch>,
     sources: Sources,
     devices: DeviceApi,
+    /// The open faults of this node, by which a person's word is seen.
+    faults: watch::Receiver<NodeFaults>,
     health: Health,
     /// True once this process has found a driver.
     has_driver: bool,
@@ -185,6 +189,7 @@ impl GpuMonitor {
             reporter,
             probes,
             sources: frame.sources.clone(),
+            faults: devices.faults(),
             devices,
             has_driver: false,
             driver_has_spoken,
@@ -208,6 +213,8 @@ impl GpuMonitor {
                 biased;
                 () = cancel.cancelled() => break,
                 () = self.reporter.work() => self.beat_dcgm(),
+                // It does not end before the API does, which is ours.
+                _ = self.faults.changed() => self.end_by_word(),
                 seen = next(&mut self.probes.nvml), if self.reporter.has_room() => match seen {
                     Some(seen) => self.take_in(seen),
                     None => self.cannot_see(PROBE_HAS_ENDED),
@@ -249,13 +256,17 @@ impl GpuMonitor {
             }
             // Only a probe of DCGM says that.
             Seen::Dcgm(_) => {}
-            Seen::Blind { reason, .. } if self.never_had_gpus() => {
+            Seen::Blind {
+                reason,
+                is_said: true,
+                ..
+            } if self.never_had_gpus() => {
                 // The places in which it was looked for are in the log, at the level debug.
                 let short = reason.split(": ").next().unwrap_or(&reason);
                 let detail = format!("waiting for a driver: {short}");
                 self.reporter.show(SourceState::Following, &detail);
             }
-            Seen::Blind { reason, stuck } if stuck > 0 => {
+            Seen::Blind { reason, stuck, .. } if stuck > 0 => {
                 self.cannot_see(&format!("{reason} ({stuck} probes cannot be ended)"));
             }
             Seen::Blind { reason, .. } => self.cannot_see(&reason),
@@ -338,6 +349,7 @@ impl GpuMonitor {
         self.report_changes(&changes);
         self.end_xids(readings);
         self.end_critical(readings);
+        self.end_by_word();
     }
 }
 

@@ -1,5 +1,6 @@
 //! The node side: monitors that look at the machine and report to the connector.
 
+pub mod faults;
 pub mod gpu;
 pub mod kernel_log;
 pub mod monitor;

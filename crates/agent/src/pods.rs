@@ -149,7 +149,7 @@ impl PodGpuReporter {
 }
 
 /// Returns what a status says, to a person.
-fn why(status: &Status) -> String {
+pub(crate) fn why(status: &Status) -> String {
     match status.code() {
         Code::Unimplemented => "the other end does not know the question; is it older?".to_owned(),
         code => format!("{code:?}: {}", status.message()),

@@ -24,9 +24,9 @@ use settings::resolve;
 pub use args::{Cli, Command};
 pub use commands::load_catalog;
 pub use settings::{
-    ActSettings, AgentSettings, ControllerSettings, DeliverySettings, DeviceSettings, Endpoint,
-    FakeGpus, GpuSettings, IngestSettings, Mode, NodeSettings, ProcessSettings, ReportSettings,
-    RunSettings, SettingsError, Transport,
+    ActSettings, AgentSettings, ControllerSettings, DeliverySettings, DeviceNetwork,
+    DeviceSettings, Endpoint, FakeGpus, GpuSettings, IngestSettings, Mode, NodeSettings,
+    ProcessSettings, ReportSettings, RunSettings, SettingsError, Transport,
 };
 
 /// The parts of `gpuwarden bench` that the benchmarks outside of the product share.

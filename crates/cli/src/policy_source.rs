@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::Context as _;
-use domain::nearest::nearest;
+use contract::nearest::nearest;
 use domain::policy::{MAX_POLICY_BYTES, Policy};
 use runtime::text_file;
 use trial::presets::{self, Preset};

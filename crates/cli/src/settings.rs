@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-pub use device_api::DeviceSettings;
+pub use device_api::{DeviceNetwork, DeviceSettings};
 pub use gpu::{FakeGpus, GpuSettings};
 pub use parts::{
     ActSettings, DeliverySettings, IngestSettings, Mode, NodeSettings, ProcessSettings, Transport,

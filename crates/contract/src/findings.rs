@@ -106,7 +106,8 @@ impl<'a> Findings<'a> {
         format!("{}: {what}", self.place(offset))
     }
 
-    fn place(&self, offset: usize) -> String {
+    /// Returns the place of `offset`: `file:line`.
+    pub fn place(&self, offset: usize) -> String {
         format!("{}:{}", self.source, line_of(self.text, offset))
     }
 

@@ -1,5 +1,5 @@
-//! The controller's gRPC port: events of agents and of central monitors, and what agents say of
-//! the pods of their nodes, over TLS.
+//! The controller's gRPC port: events of agents and of central monitors, and what agents say and ask
+//! beside, over TLS.
 //!
 //! A caller is identified before a request is read (`identity.rs`): a node by its certificate
 //! or by the token of its agent's pod, a central monitor by a token and a list. What they
@@ -20,7 +20,8 @@ use tokio_util::sync::CancellationToken;
 
 pub use identity::{Identify, Reviewer, ServiceAccount, ServiceAccountError, TokenRules};
 
-use crate::pods::{MAX_REPORT_BYTES, PodDevices};
+use crate::agents::Agents;
+use crate::pods::MAX_REPORT_BYTES;
 use layer::Identified;
 
 /// A request that is not answered by then is given up; its events may still be stored.
@@ -39,11 +40,11 @@ pub async fn serve(
     tls: Option<Arc<ServerTls>>,
     identify: Identify,
     connector: Connector,
-    pods: PodDevices,
+    agents: Agents,
     cancel: CancellationToken,
 ) -> Result<(), tonic::transport::Error> {
     let service = connector::service(connector, |extensions| extensions.get::<Caller>().cloned());
-    let pods = NodeServiceServer::new(pods).max_decoding_message_size(MAX_REPORT_BYTES);
+    let agents = NodeServiceServer::new(agents).max_decoding_message_size(MAX_REPORT_BYTES);
     tonic::transport::Server::builder()
         .timeout(REQUEST_TIMEOUT)
         .http2_keepalive_interval(Some(PING.0))
@@ -51,7 +52,7 @@ pub async fn serve(
         .max_connection_age(MAX_AGE)
         .max_concurrent_streams(connector::MAX_STREAMS)
         .add_service(Identified::new(service, identify.clone()))
-        .add_service(Identified::new(pods, identify))
+        .add_service(Identified::new(agents, identify))
         .serve_with_incoming_shutdown(tcp_grpc::incoming(listener, tls), cancel.cancelled_owned())
         .await
 }

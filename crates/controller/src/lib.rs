@@ -7,9 +7,10 @@
 //!
 //! [`conditions`] tells on the nodes, as conditions and Events, what their faults are.
 //!
-//! [`ingest`] lets in what agents and central monitors report over the network; what agents say
-//! of their pods is written on these by [`pods`].
+//! [`ingest`] lets in what agents and central monitors report over the network; [`agents`] is what
+//! agents tell and ask beside, and what they say of their pods is written on these by [`pods`].
 
+pub mod agents;
 pub mod api_requests;
 pub mod conditions;
 pub mod ingest;

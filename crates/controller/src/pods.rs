@@ -9,16 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use cluster::{ApiError, Cluster, Pod};
-use connector::Caller;
 use contract::keys;
-use contract::node::node_service_server::NodeService;
-use contract::node::{PodGpus, ReportPodsRequest, ReportPodsResponse};
+use contract::node::{PodGpus, ReportPodsRequest};
 use domain::device::{DeviceId, GPU_DRIVER, NodeDevices};
 use runtime::logging::{Seldom, chain};
 use serde_json::json;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
-use tonic::{Request, Response, Status};
 
 /// Largest report (bytes): some ten times that of a node that is full of pods with all GPUs.
 pub const MAX_REPORT_BYTES: usize = 1024 * 1024;
@@ -91,29 +88,6 @@ impl PodDevices {
                 error.is_retryable()
             }
         })
-    }
-}
-
-#[tonic::async_trait]
-impl NodeService for PodDevices {
-    async fn report_pods(
-        &self,
-        request: Request<ReportPodsRequest>,
-    ) -> Result<Response<ReportPodsResponse>, Status> {
-        let node = &request.get_ref().node_name;
-        match request.extensions().get::<Caller>() {
-            Some(Caller::Node(own)) if own == node => {}
-            // For trying out: who calls is not known there.
-            Some(Caller::Anybody) => {}
-            _ => {
-                return Err(Status::permission_denied(format!(
-                    "only the agent of {node:?} says which GPUs its pods have"
-                )));
-            }
-        }
-        let again = self.take(request.get_ref()).await;
-        let again = again.map_err(Status::invalid_argument)?;
-        Ok(Response::new(ReportPodsResponse { again }))
     }
 }
 

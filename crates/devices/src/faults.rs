@@ -1,15 +1,16 @@
 //! Open faults of this node as conditions of its GPUs: `NVSentinelHealth` is false while a fatal
 //! one is open.
 //!
-//! It follows what the fault book holds, so a restart forgets nothing, and what closes a fault or
-//! dismisses it makes the condition true again.
+//! Who keeps the fault book tells them: this very process, or the controller. So a restart forgets
+//! nothing, and what closes a fault or dismisses it makes the condition true again.
 
 use std::sync::Arc;
 
 use contract::device::Gpu;
 use contract::keys;
+use contract::node::{ListFaultsResponse, OpenFault};
 use diagnosis::subject::normalise_pci;
-use domain::view::{FaultView, FleetView};
+use domain::view::FleetView;
 use tokio::sync::watch::Receiver;
 use tokio_util::sync::CancellationToken;
 
@@ -23,27 +24,57 @@ pub const PROVIDERS_AGENT: &str = "device-api-monitor";
 /// Most faults that a condition names; what is open is in `gpuwarden explain`.
 const MAX_NAMED: usize = 8;
 
-/// Makes conditions of the faults of a node, until `cancel`.
-pub async fn follow(
+/// The open faults of this node, as far as they are known.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum NodeFaults {
+    /// Nobody has told them yet, and nothing is said.
+    #[default]
+    Untold,
+    /// They are known.
+    Told(ListFaultsResponse),
+    /// They were asked for and not told for too long.
+    Unseen {
+        /// The reason.
+        why: String,
+    },
+}
+
+/// Tells the API of the faults of a node in a view of this process, until `cancel`.
+pub async fn tell(
     api: DeviceApi,
     node: String,
+    store_id: String,
     mut view: Receiver<Arc<FleetView>>,
     cancel: CancellationToken,
 ) {
-    let mut version = api.versions();
+    let telling = async {
+        loop {
+            let seen = Arc::clone(&view.borrow_and_update());
+            // Before all are known, some that are open may not be.
+            if let Some(faults) = seen.faults_of(&node, &store_id) {
+                api.take_faults(NodeFaults::Told(faults));
+            }
+            if view.changed().await.is_err() {
+                // It is the last view for ever.
+                std::future::pending::<()>().await;
+            }
+        }
+    };
+    cancel.run_until_cancelled(telling).await;
+}
+
+/// Makes conditions of the faults that the API is told of, until `cancel`.
+pub async fn follow(api: DeviceApi, cancel: CancellationToken) {
+    let (mut version, mut faults) = (api.versions(), api.faults());
     loop {
         version.mark_unchanged();
-        let seen = Arc::clone(&view.borrow_and_update());
-        // Before that, faults that are open may not be known yet.
-        if seen.ready {
-            show(&api, &node, &seen);
-        }
+        let known = faults.borrow_and_update().clone();
+        show(&api, &known);
+        // Neither ends before the API does, which is ours.
         let changed = async {
             tokio::select! {
-                // Without a sender it is the last view for ever.
-                Ok(()) = view.changed() => {}
-                Ok(()) = version.changed() => {}
-                else => std::future::pending().await,
+                _ = faults.changed() => {}
+                _ = version.changed() => {}
             }
         };
         if cancel.run_until_cancelled(changed).await.is_none() {
@@ -52,11 +83,13 @@ pub async fn follow(
     }
 }
 
-fn show(api: &DeviceApi, node: &str, view: &FleetView) {
-    let of_node = view.nodes.iter().find(|known| known.name == node);
-    let faults = of_node.map_or(&[][..], |known| &known.faults);
+fn show(api: &DeviceApi, known: &NodeFaults) {
     for gpu in api.gpus() {
-        let said = said_of(&gpu, faults);
+        let said = match known {
+            NodeFaults::Untold => return,
+            NodeFaults::Told(told) => said_of(&gpu, &told.faults),
+            NodeFaults::Unseen { why } => Said::unknown("FaultsNotSeen", why),
+        };
         if let Err(error) = api.set_condition(Own::Health, &gpu.name, said) {
             // It has gone since.
             tracing::debug!(err = %error, "a fault is shown at no GPU");
@@ -65,11 +98,10 @@ fn show(api: &DeviceApi, node: &str, view: &FleetView) {
 }
 
 /// Returns what the open faults of a node say of one of its GPUs.
-fn said_of(gpu: &Gpu, faults: &[FaultView]) -> Said {
-    let concerns = |fault: &&FaultView| {
-        fault.fatal && !fault.dismissed && fault.agent != PROVIDERS_AGENT && names(fault, gpu)
-    };
-    let bad: Vec<&FaultView> = faults.iter().filter(concerns).collect();
+fn said_of(gpu: &Gpu, faults: &[OpenFault]) -> Said {
+    let is_bad =
+        |fault: &&OpenFault| fault.fatal && fault.agent != PROVIDERS_AGENT && concerns(fault, gpu);
+    let bad: Vec<&OpenFault> = faults.iter().filter(is_bad).collect();
     let Some(first) = bad.first() else {
         return Said::well("NoFault", "No fatal fault is open");
     };
@@ -85,14 +117,14 @@ fn said_of(gpu: &Gpu, faults: &[FaultView]) -> Said {
 }
 
 /// Returns whether a fault concerns a GPU: it names it, or it is one of GPUs and names none.
-fn names(fault: &FaultView, gpu: &Gpu) -> bool {
+pub fn concerns(fault: &OpenFault, gpu: &Gpu) -> bool {
     let spec = gpu.spec.clone().unwrap_or_default();
     let mut conditions = gpu.status.iter().flat_map(|status| &status.conditions);
     let has_number = conditions.any(|one| one.source == Own::Nvml.source());
     let mut names_none = fault.component_class == keys::COMPONENT_GPU;
     for entity in &fault.entities {
-        let value = entity.entity_value.as_str();
-        let is_it = match entity.entity_type.as_str() {
+        let value = entity.value.as_str();
+        let is_it = match entity.r#type.as_str() {
             keys::ENTITY_GPU_UUID => value.eq_ignore_ascii_case(&gpu.name),
             keys::ENTITY_PCI => normalise_pci(value) == normalise_pci(&spec.pci_bus_id),
             // A number, or in some the UUID; one that the driver has not named has no number.

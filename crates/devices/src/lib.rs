@@ -2,7 +2,8 @@
 //!
 //! - [`board`]: the state, which is pure: GPUs, who says what of them, versions, changes.
 //! - [`DeviceApi`]: a handle of it for the sources inside this process.
-//! - [`serve`]: the server on a Unix socket, for consumers and for providers from outside.
+//! - [`serve`]: the server on a Unix socket, for consumers and for providers from outside;
+//!   [`serve_tcp`]: the same over the network, for consumers.
 //! - [`faults`]: the open faults of this node, which become conditions.
 //! - [`gate`]: the answer to launchers of jobs that ask whether the node is fit.
 //!
@@ -29,10 +30,11 @@ use runtime::shares::{Share, Shares};
 use tokio::sync::watch::{Receiver, Sender};
 
 use board::{Board, BoardError, Own, Position, Said};
+use faults::NodeFaults;
 use metrics::DeviceMetrics;
 use watch::{Cursor, Told};
 
-pub use server::{Providers, serve};
+pub use server::{Providers, serve, serve_tcp};
 
 /// Most watchers at the same time. One user of this machine can have a share of them
 /// ([`runtime::shares`]).
@@ -52,6 +54,7 @@ struct Shared {
     board: Mutex<Board>,
     /// The version of the board, for those who wait for the next one.
     version: Sender<u64>,
+    faults: Sender<NodeFaults>,
     watchers: Arc<Shares>,
     metrics: DeviceMetrics,
     no_room: Seldom,
@@ -79,6 +82,7 @@ impl DeviceApi {
             shared: Arc::new(Shared {
                 board: Mutex::new(Board::new(epoch)),
                 version: Sender::default(),
+                faults: Sender::default(),
                 watchers: Shares::new(MAX_WATCHERS),
                 metrics: DeviceMetrics::new(metrics),
                 no_room: Seldom::default(),
@@ -112,6 +116,20 @@ impl DeviceApi {
     /// seen, which says nothing of them. `reason` is a word in `CamelCase`, `message` says why.
     pub fn away(&self, own: Own, reason: &str, message: &str) {
         self.change(|board, now| board.own_away(own, reason, message, now));
+    }
+
+    /// Takes what is told of the open faults of this node.
+    pub fn take_faults(&self, told: NodeFaults) {
+        self.shared.faults.send_if_modified(|known| {
+            let is_new = *known != told;
+            *known = told;
+            is_new
+        });
+    }
+
+    /// Returns what is known of the open faults of this node, as it changes.
+    pub fn faults(&self) -> Receiver<NodeFaults> {
+        self.shared.faults.subscribe()
     }
 
     /// Returns the number of the last change, for those who look again when it grows.

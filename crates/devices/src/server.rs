@@ -1,23 +1,29 @@
-//! The server on the Unix socket: our services, NVSentinel's, health and reflection.
+//! The server on the Unix socket, and over the network: our services, NVSentinel's, health and
+//! reflection.
 //!
-//! Whoever may open the socket reads. Who may write is [`Providers`].
+//! Whoever may open the socket reads, and over the network whoever has a certificate. Who may write is
+//! [`Providers`], and nobody over the network: who writes there is not known.
 
 mod gpus;
 mod providers;
 mod reference;
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::Duration;
 
 use contract::device::gpu_service_server::GpuServiceServer;
 use contract::device::provider_service_server::ProviderServiceServer;
 use contract::nvsentinel_device::gpu_service_server::GpuServiceServer as ReferenceServer;
 use futures::{Stream, StreamExt as _};
+use runtime::tcp_grpc;
+use runtime::tls::ServerTls;
 use runtime::unix_grpc::{self, UnixPeer};
-use tokio::net::UnixListener;
+use tokio::net::{TcpListener, UnixListener};
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tonic::server::NamedService;
+use tonic::transport::server::Router;
 use tonic::{Extensions, Status};
 
 use crate::board::{BoardError, Position};
@@ -35,6 +41,10 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(30);
 const PING: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(20));
 /// Pause between two looks whether providers are heard.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// The user whose share all watchers over the network take together. No user of a machine has this
+/// number.
+const NETWORK: u32 = u32::MAX;
 
 /// The processes that may write as providers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -70,6 +80,34 @@ pub async fn serve(
         providers,
         cancel: cancel.clone(),
     };
+    let serving = (router(service).await)
+        .serve_with_incoming_shutdown(unix_grpc::incoming(listener), cancel.cancelled_owned());
+    tokio::select! {
+        served = serving => served,
+        never = listen_for_providers(&api) => match never {},
+    }
+}
+
+/// Serves the API over TCP until `cancel`, for reading. Without `tls` it goes in the open, which is
+/// for this machine itself; whom the certificates let in is theirs to say.
+pub async fn serve_tcp(
+    listener: TcpListener,
+    tls: Option<Arc<ServerTls>>,
+    api: DeviceApi,
+    cancel: CancellationToken,
+) -> Result<(), tonic::transport::Error> {
+    let service = Service {
+        api,
+        providers: Providers::Operators,
+        cancel: cancel.clone(),
+    };
+    (router(service).await)
+        .serve_with_incoming_shutdown(tcp_grpc::incoming(listener, tls), cancel.cancelled_owned())
+        .await
+}
+
+/// Returns a server of all services.
+async fn router(service: Service) -> Router {
     let ours = GpuServiceServer::new(service.clone()).max_decoding_message_size(MAX_REQUEST_BYTES);
     let provider =
         ProviderServiceServer::new(service.clone()).max_decoding_message_size(MAX_REQUEST_BYTES);
@@ -90,12 +128,7 @@ pub async fn serve(
             tracing::error!(err = %error, "gRPC reflection is not served");
         }
     }
-    let serving = server
-        .serve_with_incoming_shutdown(unix_grpc::incoming(listener), cancel.cancelled_owned());
-    tokio::select! {
-        served = serving => served,
-        never = listen_for_providers(&api) => match never {},
-    }
+    server
 }
 
 /// Returns a server with the limits of all of this room.
@@ -140,12 +173,14 @@ impl Service {
             "" => None,
             version => Some(self.position(version)?),
         };
-        let user = extensions
-            .get::<UnixPeer>()
-            .and_then(UnixPeer::sharing_user);
+        let user = match extensions.get::<UnixPeer>() {
+            Some(peer) => peer.sharing_user(),
+            None => Some(NETWORK),
+        };
         let told = self.api.watch(from, user).ok_or_else(|| {
             Status::resource_exhausted(format!(
-                "there are too many watchers: {MAX_WATCHERS} in all, of one user an eighth"
+                "there are too many watchers: {MAX_WATCHERS} in all, of one user, or over the network, an \
+                 eighth"
             ))
         })?;
         let ends = self.cancel.clone().cancelled_owned();

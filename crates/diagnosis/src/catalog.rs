@@ -17,7 +17,9 @@ use std::sync::LazyLock;
 
 use contract::RecommendedAction;
 
-pub use changes::Change;
+use crate::limits::Limits;
+
+pub use changes::{Change, GPU_LIMITS};
 pub use dcgm::Dcgm;
 pub use nic::{Filter, NicDriver, Pattern};
 pub use nvlink5::{Report, Severity};
@@ -40,6 +42,9 @@ pub struct Catalog {
     nics: Vec<Nic>,
     /// The codes of the XIDs that an XID ends, by its own code.
     cancellations: BTreeMap<String, Vec<String>>,
+    limits: Limits,
+    /// The thresholds that a file has set, by key.
+    limits_changed: BTreeMap<&'static str, Changed>,
 }
 
 /// The catalogue's verdict about a line.
@@ -69,6 +74,8 @@ static BUILTIN: LazyLock<Catalog> = LazyLock::new(|| Catalog {
     cancellations: CANCELLATIONS
         .map(|(source, target)| (source.to_owned(), vec![target.to_owned()]))
         .into(),
+    limits: Limits::default(),
+    limits_changed: BTreeMap::new(),
 });
 
 // === impl Catalog ===
@@ -107,6 +114,11 @@ impl Catalog {
     /// Returns the NIC patterns, in the order in which they are tried.
     pub fn nics(&self) -> &[Nic] {
         &self.nics
+    }
+
+    /// Returns the thresholds by which readings of GPUs are judged.
+    pub fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     /// Returns the error codes of XIDs that XID `code` ends.

@@ -8,4 +8,5 @@ pub mod catalog;
 pub mod decode;
 pub mod fold;
 pub mod gpu;
+pub mod limits;
 pub mod subject;

@@ -20,7 +20,6 @@ pub mod fleet;
 pub mod future;
 pub mod journal;
 pub mod mode;
-pub mod nearest;
 pub mod node;
 pub mod ownership;
 pub mod pipeline;

@@ -1,5 +1,7 @@
 //! The state as it looks from outside: read by the status page, the API and the command line. Serialised names are part of the JSON API.
 
+use contract::keys;
+use contract::node::{FaultEntity, ListFaultsResponse, OpenFault};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -261,6 +263,47 @@ pub struct EntityView {
     pub entity_type: String,
     /// Value.
     pub entity_value: String,
+}
+
+// === impl FleetView ===
+
+impl FleetView {
+    /// Returns the open faults of a node as its agent is told of them; `None` while not all faults
+    /// are known. `store_id` is the event store that they are of.
+    pub fn faults_of(&self, node: &str, store_id: &str) -> Option<ListFaultsResponse> {
+        if !self.ready {
+            return None;
+        }
+        let found = self
+            .nodes
+            .binary_search_by(|one| one.name.as_str().cmp(node));
+        let found = found.ok().and_then(|index| self.nodes.get(index));
+        let faults = found.map_or(&[][..], |known| &known.faults);
+        let is_told = |fault: &&FaultView| {
+            !fault.dismissed && (fault.fatal || fault.check == keys::CHECK_XID)
+        };
+        Some(ListFaultsResponse {
+            store_id: store_id.to_owned(),
+            faults: faults.iter().filter(is_told).map(OpenFault::from).collect(),
+        })
+    }
+}
+
+impl From<&FaultView> for OpenFault {
+    fn from(fault: &FaultView) -> Self {
+        let entities = fault.entities.iter().map(|entity| FaultEntity {
+            r#type: entity.entity_type.clone(),
+            value: entity.entity_value.clone(),
+        });
+        Self {
+            agent: fault.agent.clone(),
+            component_class: fault.component_class.clone(),
+            check: fault.check.clone(),
+            code: fault.code.clone(),
+            fatal: fault.fatal,
+            entities: entities.collect(),
+        }
+    }
 }
 
 // === impl FaultView ===

@@ -4,6 +4,7 @@
 use std::process::ExitCode;
 use std::sync::Arc;
 
+use agent::faults::FaultAsker;
 use anyhow::Context as _;
 use cli::{AgentSettings, DeliverySettings, Mode};
 use connector::outbox::{Limits, Outbox};
@@ -42,7 +43,8 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
     let connector = Connector::new(outbox.clone(), nodes, &metrics, CLOCK);
     let mut tasks = Tasks::default();
     let reporting = connector.clone();
-    let api = parts::device_api(devices, node.socket_mode, &metrics, &mut front.places)?;
+    let places = &mut front.places;
+    let api = parts::device_api(devices, node.socket_mode, &metrics, places, &mut tasks).await?;
     let inventory = parts::monitors(
         node,
         process,
@@ -55,6 +57,14 @@ pub(crate) async fn run(settings: AgentSettings) -> anyhow::Result<ExitCode> {
     let header = connector::token_header(delivery.token_file.clone());
     let tell = agent::pods::to_controller(channel.clone(), Arc::clone(&header));
     parts::pod_gpus(node, inventory, tell, &mut tasks);
+    let asking = FaultAsker {
+        node_name: node.node_name.clone(),
+        channel: channel.clone(),
+        header: Arc::clone(&header),
+        devices: api.clone(),
+    };
+    tasks.worker("the faults of this node", asking.run(tasks.done()));
+    parts::follow_faults(api.clone(), &mut tasks);
     let delivering = Delivery::new(outbox.clone(), channel, header, &metrics);
     let console = Console {
         process: parts::process_view(

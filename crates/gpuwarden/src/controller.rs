@@ -12,6 +12,7 @@ use cluster::Cluster;
 use connector::{AcceptNodes, Forwarding};
 use console::LeadershipSource;
 use console::api::Role;
+use controller::agents::Agents;
 use controller::ingest::{self, Identify, Reviewer};
 use controller::pods::PodDevices;
 use controller::quarantine::Owns;
@@ -170,9 +171,6 @@ impl<'a> Start<'a> {
         // In any other mode nothing is written in the cluster.
         let writes = act.mode == Mode::Quarantine;
         let pods = PodDevices::new(cluster.clone().filter(|_| writes));
-        let serving = ingest::serve(grpc, tls, identify, connector, pods, tasks.no_more());
-        let port = "the gRPC port";
-        tasks.input(port, said(port, serving));
         let acting = Acting {
             settings: act,
             process,
@@ -187,7 +185,14 @@ impl<'a> Start<'a> {
             intake,
             devices: None,
         };
-        acting.start(front, &mut tasks);
+        let agents = Agents {
+            pods,
+            fleet: acting.start(front, &mut tasks),
+            store_id: store.identity().id,
+        };
+        let serving = ingest::serve(grpc, tls, identify, connector, agents, tasks.no_more());
+        let port = "the gRPC port";
+        tasks.input(port, said(port, serving));
         greet(settings, address, &server);
         Ok(Running {
             process,

@@ -15,7 +15,7 @@ use devices::DeviceApi;
 use diagnosis::catalog::Catalog;
 use diagnosis::decode::Machine;
 use diagnosis::gpu::Inventory;
-use diagnosis::gpu::checks::Limits;
+use diagnosis::limits::Limits;
 use host::gpu_probe::ProbeSettings;
 use host::nics::SYSFS;
 use tokio::sync::{mpsc, watch};
@@ -52,11 +52,10 @@ pub(crate) fn start(
     let config = GpuConfig {
         limits: Limits {
             expected_gpus: gpu.expected.map(|count| count as usize),
-            ..Limits::default()
+            ..catalog.limits().clone()
         },
         is_fake: installed.is_some(),
         ignored_xids: gpu.ignored_xids.clone(),
-        margin_counts: false,
         catalog: Arc::clone(catalog),
     };
     let is_fake = config.is_fake;

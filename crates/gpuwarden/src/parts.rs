@@ -9,7 +9,9 @@ use agent::monitor::{Frame, WINDOW};
 use agent::pods::{PodGpuReporter, Tell};
 use agent::providers::ProviderMonitor;
 use anyhow::Context as _;
-use cli::{ActSettings, DeviceSettings, Endpoint, Mode, NodeSettings, ProcessSettings};
+use cli::{
+    ActSettings, DeviceNetwork, DeviceSettings, Endpoint, Mode, NodeSettings, ProcessSettings,
+};
 use cluster::Cluster;
 use connector::{AcceptNodes, Connector, Forwarding, NodeLookup, Pipeline};
 use console::api::{PolicyView, ProcessView, Role};
@@ -21,6 +23,7 @@ use host::boot::Boot;
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
 use runtime::sources::Sources;
+use runtime::tls::{ClientCertificates, ServerTls};
 use runtime::{descriptors, logging};
 use store::EventStore;
 use tokio::net::TcpListener;
@@ -30,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::gpus;
 use crate::places::{Places, Socket};
-use crate::tasks::Tasks;
+use crate::tasks::{Tasks, said};
 
 /// The clock of the product.
 pub(crate) const CLOCK: fn() -> Timestamp = Timestamp::now;
@@ -151,11 +154,12 @@ pub(crate) async fn close(store: Arc<dyn EventStore>, forwarding: Option<Forward
 }
 
 /// Makes the Device API of a node, and has it and the job gate served.
-pub(crate) fn device_api(
+pub(crate) async fn device_api(
     settings: &DeviceSettings,
     socket_mode: u32,
     metrics: &Metrics,
     places: &mut Places,
+    tasks: &mut Tasks,
 ) -> anyhow::Result<DeviceApi> {
     let api = DeviceApi::new(metrics, CLOCK);
     let socket = Socket::bind(&settings.socket, socket_mode)?;
@@ -169,7 +173,39 @@ pub(crate) fn device_api(
             devices::gate::serve(listener, served.clone(), until)
         });
     }
+    if let Some(network) = &settings.network {
+        let (listener, tls) = open_network(network).await?;
+        let name = "the Device API on TCP";
+        let serving = devices::serve_tcp(listener, tls, api.clone(), tasks.no_more());
+        tasks.input(name, said(name, serving));
+    }
     Ok(api)
+}
+
+/// Binds the address on which the Device API is read over the network, and reads its certificates.
+async fn open_network(
+    network: &DeviceNetwork,
+) -> anyhow::Result<(TcpListener, Option<Arc<ServerTls>>)> {
+    let tls = match network.tls.clone() {
+        None => None,
+        Some((own, clients)) => {
+            let clients = ClientCertificates::Required(clients);
+            let tls = ServerTls::load(own, clients).context("--device-api-listen")?;
+            Some(Arc::new(tls))
+        }
+    };
+    let listener = TcpListener::bind(network.listen).await.with_context(|| {
+        format!(
+            "cannot listen on {}; --device-api-listen chooses another address",
+            network.listen
+        )
+    })?;
+    tracing::info!(
+        address = %listener.local_addr()?,
+        tls = tls.is_some(),
+        "the Device API is read over TCP"
+    );
+    Ok((listener, tls))
 }
 
 /// Makes and starts the monitors of a node, which report to `connector`. What providers say at the
@@ -209,6 +245,12 @@ pub(crate) fn monitors(
     let monitor = ProviderMonitor::new(devices.clone(), &frame);
     tasks.monitor("the monitor of providers", |end| monitor.run(end));
     gpus::start(node, process, &frame, &catalog, driver, devices, tasks)
+}
+
+/// Starts what shows the open faults of a node as conditions of its GPUs.
+pub(crate) fn follow_faults(api: DeviceApi, tasks: &mut Tasks) {
+    let following = devices::faults::follow(api, tasks.done());
+    tasks.worker("the faults of GPUs", following);
 }
 
 /// Starts what tells which pods of a node have which GPUs.

@@ -42,7 +42,8 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     let intake = intake.await?;
     let forwarding = intake.forwarding.clone();
     let connector = intake.connector.clone();
-    let api = parts::device_api(serving, node.socket_mode, &metrics, &mut front.places)?;
+    let places = &mut front.places;
+    let api = parts::device_api(serving, node.socket_mode, &metrics, places, &mut tasks).await?;
     let inventory = parts::monitors(
         node,
         process,
@@ -62,6 +63,7 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
         parts::pod_gpus(node, inventory, tell, &mut tasks);
     }
 
+    let store_id = store.identity().id;
     let acting = act::Acting {
         settings: act,
         process,
@@ -78,8 +80,9 @@ pub(crate) async fn run(settings: RunSettings) -> anyhow::Result<ExitCode> {
     };
     let fleet = acting.start(front, &mut tasks);
     let name = node.node_name.clone();
-    let following = devices::faults::follow(api, name, fleet, tasks.done());
-    tasks.worker("the faults of GPUs", following);
+    let telling = devices::faults::tell(api.clone(), name, store_id, fleet, tasks.done());
+    tasks.worker("the faults of this node", telling);
+    parts::follow_faults(api, &mut tasks);
     greet(&settings, &server);
 
     let ends = tasks.until_told_or_failed(parts::until_told()).await;

@@ -143,6 +143,7 @@ fn watch(settings: &ProbeSettings, output: Box<dyn Write + Send>) -> io::Result<
 impl Watch {
     /// Opens the library.
     fn begin(settings: &ProbeSettings, speaker: &Arc<Speaker>) -> Result<Self, End> {
+        speaker.announce("dlopen", None);
         let nvml = Nvml::open(&settings.places(), Speaker::listener(speaker));
         let nvml = nvml.map_err(|error| End::Cannot(error.to_string()))?;
         speaker.greet(nvml.found_at())?;

@@ -1,9 +1,9 @@
 //! Tests of a policy: events in, what is wanted for their node out.
 
+use contract::nearest::nearest;
 use contract::{HealthEvent, json as forms};
 use diagnosis::catalog::Catalog;
 use domain::event::{Record, normalise, validate};
-use domain::nearest::nearest;
 use domain::node::NodeView;
 use domain::policy::{Policy, RuleKind};
 use domain::position::Position;

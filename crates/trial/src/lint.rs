@@ -1,9 +1,9 @@
 //! Warnings about a policy that loads: rules that no event can match, and brakes and ways
 //! out that are missing.
 
+use contract::nearest::nearest;
 use contract::{RecommendedAction, keys};
 use diagnosis::catalog::Catalog;
-use domain::nearest::nearest;
 use domain::node::NodeView;
 use domain::policy::{
     Brake, Compared, EventVariable, How, NodeVariable, Policy, Rule, RuleKind, RuleSet,

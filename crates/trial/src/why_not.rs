@@ -6,10 +6,10 @@
 mod check;
 mod rules;
 
+use contract::nearest::nearest;
 use domain::fault::not_fully_seen;
 use domain::fleet::{Fleet, Situation};
 use domain::mode::Mode;
-use domain::nearest::nearest;
 use domain::session::{Observed, Phase, another, returns};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};

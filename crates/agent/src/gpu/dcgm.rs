@@ -99,7 +99,7 @@ impl GpuMonitor {
             // The driver knows the names, and what was there before.
             Seen::Dcgm(_) if !self.driver_has_spoken => {}
             Seen::Dcgm(look) => self.look_dcgm(&look),
-            Seen::Blind { reason, stuck } if stuck > 0 => {
+            Seen::Blind { reason, stuck, .. } if stuck > 0 => {
                 self.cannot_see_dcgm(&format!("{reason} ({stuck} probes cannot be ended)"));
             }
             Seen::Blind { reason, .. } => self.cannot_see_dcgm(&reason),

@@ -18,7 +18,7 @@ pub(super) fn of(
         entities_impacted: entities(change),
         ..blank
     };
-    if change.check == keys::CHECK_GPU_THERMAL_MARGIN && !config.margin_counts {
+    if change.check == keys::CHECK_GPU_THERMAL_MARGIN && !config.limits.margin_counts {
         event.processing_strategy = ProcessingStrategy::StoreOnly as i32;
     }
     note_names(&mut event, change.gpu.as_ref(), driver_version);

@@ -31,6 +31,8 @@ const MAX_LINE_BYTES: u64 = 4 << 20;
 const KILLED: Duration = Duration::from_secs(5);
 /// First and longest pause before another child is tried.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
+/// What a child does that has said nothing yet, as when it hangs in opening the library.
+const START: &str = "the start of the probe";
 /// Most of an unreadable line that is shown (characters).
 const MAX_SHOWN: usize = 80;
 
@@ -49,7 +51,7 @@ pub struct ProbeConfig {
 
 /// The call of the driver that a child is in, and the GPU that it is about; `None`: it is between
 /// two looks.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Doing(Option<(String, Option<u32>)>);
 
 /// The reason why a child is not listened to any more.
@@ -60,8 +62,10 @@ enum End {
     Silent(Duration),
     /// It closed its output.
     Closed,
-    /// It said that it cannot go on, or something that it must not say.
+    /// It said that it cannot go on.
     Said(String),
+    /// It said something that it must not say.
+    Garbled(String),
 }
 
 // === impl ProbeConfig ===
@@ -85,15 +89,21 @@ pub async fn watch(config: ProbeConfig, seen: mpsc::Sender<Seen>) {
     let mut stuck = Stuck::default();
     let mut backoff = Backoff::new(PAUSES.0, PAUSES.1);
     while !seen.is_closed() {
-        let reason = if stuck.has_room() {
+        let (reason, is_said) = if stuck.has_room() {
             run(&config, &seen, &mut stuck, &mut backoff).await
         } else {
-            "no other probe is started while these cannot be ended".to_owned()
+            let reason = "no other probe is started while these cannot be ended";
+            (reason.to_owned(), false)
         };
         let stuck = stuck.count();
         // The monitor says it where it matters, and once.
         tracing::debug!(reason, stuck, "the GPUs' driver cannot be asked");
-        if seen.send(Seen::Blind { reason, stuck }).await.is_err() {
+        let blind = Seen::Blind {
+            reason,
+            is_said,
+            stuck,
+        };
+        if seen.send(blind).await.is_err() {
             return;
         }
         tokio::select! {
@@ -103,18 +113,21 @@ pub async fn watch(config: ProbeConfig, seen: mpsc::Sender<Seen>) {
     }
 }
 
-/// Runs one child to its end; returns why it ended.
+/// Runs one child to its end; returns why it ended, and whether it said so itself.
 async fn run(
     config: &ProbeConfig,
     seen: &mpsc::Sender<Seen>,
     stuck: &mut Stuck,
     backoff: &mut Backoff,
-) -> String {
+) -> (String, bool) {
     let mut child = match spawn(config) {
         Ok(child) => child,
-        Err(error) => return format!("cannot start {}: {error}", config.program.display()),
+        Err(error) => {
+            let reason = format!("cannot start {}: {error}", config.program.display());
+            return (reason, false);
+        }
     };
-    let mut doing = Doing::default();
+    let mut doing = Doing(Some((START.to_owned(), None)));
     let end = match child.stdout.take() {
         Some(output) => hear(config, output, seen, &mut doing, backoff).await,
         None => End::Closed,
@@ -124,9 +137,10 @@ async fn run(
         let _ = timeout(KILLED, child.wait()).await;
     }
     let status = finish(child, stuck).await;
-    match end {
+    let is_said = matches!(end, End::Said(_));
+    let reason = match end {
         End::Unwanted => "not wanted any more".to_owned(),
-        End::Said(why) => why,
+        End::Said(why) | End::Garbled(why) => why,
         End::Silent(length) => {
             let seconds = length.as_secs_f64();
             let left = if status.is_none() {
@@ -140,7 +154,8 @@ async fn run(
             Some(status) => format!("the probe ended ({status}) {doing}"),
             None => format!("the probe fell silent and cannot be ended {doing}"),
         },
-    }
+    };
+    (reason, is_said)
 }
 
 fn spawn(config: &ProbeConfig) -> io::Result<Child> {
@@ -174,11 +189,11 @@ async fn hear(
         match read {
             Ok(Ok(true)) => {}
             Ok(Ok(false)) => return End::Closed,
-            Ok(Err(error)) => return End::Said(format!("the probe cannot be heard: {error}")),
+            Ok(Err(error)) => return End::Garbled(format!("the probe cannot be heard: {error}")),
             Err(_) => return End::Silent(silence),
         }
         let Ok(said) = serde_json::from_slice(&line) else {
-            return End::Said(format!("the probe said {:?}", shown(&line)));
+            return End::Garbled(format!("the probe said {:?}", shown(&line)));
         };
         let is_event = matches!(said, Said::Event(_));
         if !is_event {
@@ -191,7 +206,7 @@ async fn hear(
                     return End::Unwanted;
                 }
             }
-            Err(why) => return End::Said(why),
+            Err(end) => return end,
         }
         // Another thread of the child tells events, also while a call hangs.
         if !is_event {
@@ -215,18 +230,14 @@ async fn read_line(output: &mut BufReader<ChildStdout>, line: &mut Vec<u8>) -> i
 }
 
 /// Returns what a line tells of the GPUs, if anything; fails where the child is of no use any more.
-fn understand(
-    said: Said,
-    doing: &mut Doing,
-    backoff: &mut Backoff,
-) -> Result<Option<Seen>, String> {
+fn understand(said: Said, doing: &mut Doing, backoff: &mut Backoff) -> Result<Option<Seen>, End> {
     match said {
         Said::Hello { protocol, library } if protocol == PROTOCOL => {
             Ok(Some(Seen::Library(library)))
         }
-        Said::Hello { protocol, .. } => Err(format!(
+        Said::Hello { protocol, .. } => Err(End::Garbled(format!(
             "the probe speaks version {protocol}, this gpuwarden {PROTOCOL}: restart gpuwarden"
-        )),
+        ))),
         Said::Doing { call, gpu } => {
             doing.0 = Some((call.into_owned(), gpu));
             Ok(None)
@@ -241,7 +252,7 @@ fn understand(
             backoff.reset();
             Ok(Some(Seen::Dcgm(look)))
         }
-        Said::Cannot(why) => Err(why),
+        Said::Cannot(why) => Err(End::Said(why)),
     }
 }
 

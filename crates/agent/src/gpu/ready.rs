@@ -1,10 +1,13 @@
 //! The condition `NVMLReady` of each GPU in the Device API: what the driver itself says of it.
 //!
 //! A critical XID takes it away. It comes back when a GPU that was lost answers again, when the
-//! machine has booted anew, or when the driver asks for nothing and no XID has come for a while;
-//! never by time alone, and never by another XID.
+//! machine has booted anew, when the driver asks for nothing and no XID has come for a while, or by
+//! the word of a person, which ends the fault of the XID; never by time alone, and never by another
+//! XID.
 
+use contract::keys;
 use devices::board::{Own, Said};
+use devices::faults::{NodeFaults, concerns};
 use diagnosis::gpu::{GpuEvent, GpuEventKind, Inventory, Readings};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -20,6 +23,10 @@ const OF_PROGRAMS: [u32; 6] = [13, 31, 43, 45, 68, 109];
 pub(super) struct Critical {
     code: u32,
     at: Timestamp,
+    /// The event store in which a fault of an XID of the GPU was open since. Another store may not
+    /// have it yet, or have lost it, which is nobody's word.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    open_in: Option<String>,
 }
 
 impl GpuMonitor {
@@ -67,7 +74,11 @@ impl GpuMonitor {
                 .collect(),
         };
         for uuid in uuids {
-            let critical = Critical { code, at };
+            let critical = Critical {
+                code,
+                at,
+                open_in: None,
+            };
             self.say(&uuid, critical.said());
             self.reporter.memory_mut().not_ready.insert(uuid, critical);
         }
@@ -87,6 +98,44 @@ impl GpuMonitor {
             .collect();
         for uuid in over {
             let message = "No further XID, and the driver asks for nothing";
+            self.say(&uuid, Said::well("Recovered", message));
+            self.reporter.memory_mut().not_ready.remove(&uuid);
+        }
+    }
+
+    /// Gives back the readiness of GPUs whose faults of XIDs were open and are not any more: they were
+    /// closed, or a person who has released the node has dismissed them.
+    pub(super) fn end_by_word(&mut self) {
+        if self.reporter.memory().not_ready.is_empty() {
+            self.faults.mark_unchanged();
+            return;
+        }
+        let NodeFaults::Told(told) = self.faults.borrow_and_update().clone() else {
+            return;
+        };
+        let gpus = self.devices.gpus();
+        let (mut opened, mut over) = (Vec::new(), Vec::new());
+        for (uuid, critical) in &self.reporter.memory().not_ready {
+            let mut gpus = gpus.iter();
+            let Some(gpu) = gpus.find(|gpu| gpu.name.eq_ignore_ascii_case(uuid)) else {
+                continue;
+            };
+            let mut faults = told.faults.iter();
+            let is_open = faults.any(|it| it.check == keys::CHECK_XID && concerns(it, gpu));
+            let was_open = critical.open_in.as_ref() == Some(&told.store_id);
+            match (was_open, is_open) {
+                (false, true) => opened.push(uuid.clone()),
+                (true, false) => over.push(uuid.clone()),
+                (true, true) | (false, false) => {}
+            }
+        }
+        for uuid in opened {
+            if let Some(critical) = self.reporter.memory_mut().not_ready.get_mut(&uuid) {
+                critical.open_in = Some(told.store_id.clone());
+            }
+        }
+        for uuid in over {
+            let message = "The fault of its XID was closed or dismissed";
             self.say(&uuid, Said::well("Recovered", message));
             self.reporter.memory_mut().not_ready.remove(&uuid);
         }

@@ -79,6 +79,18 @@ fn well(gpu: &Gpu) -> Readings {
     }
 }
 
+/// Waits until something holds.
+async fn until(holds: impl Fn() -> bool) {
+    let reached = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), reached)
+        .await
+        .unwrap();
+}
+
 impl Bench {
     fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
@@ -95,7 +107,6 @@ impl Bench {
                 limits: Limits::default(),
                 is_fake: false,
                 ignored_xids: vec![137],
-                margin_counts: false,
                 catalog: Arc::new(Catalog::builtin().clone()),
             },
             readings: gpus.iter().map(well).collect(),
@@ -382,7 +393,7 @@ async fn a_gpu_that_is_lost_beside_another_is_a_fault_until_it_is_back() {
 async fn a_margin_that_is_used_up_is_only_stored_unless_it_is_to_count() {
     for counts in [false, true] {
         let mut bench = Bench::new();
-        bench.config.margin_counts = counts;
+        bench.config.limits.margin_counts = counts;
         bench.readings[1].margin_c = Some(-3);
         bench.look_once().await;
         let stored = bench.stored().await;

@@ -211,6 +211,20 @@ group! {
         /// [default: operators].
         #[arg(long, env = "GPUWARDEN_DEVICE_API_PROVIDERS", value_name = "operators|any")]
         pub device_api_providers: Option<String>,
+        /// Address on which it is read over TCP: with TLS by whoever has a certificate, without on
+        /// a loopback address only [default: none].
+        #[arg(long, env = "GPUWARDEN_DEVICE_API_LISTEN", value_name = "ADDRESS:PORT",
+              value_parser = address)]
+        pub device_api_listen: Option<SocketAddr>,
+        /// Certificate for that, PEM.
+        #[arg(long, env = "GPUWARDEN_DEVICE_API_TLS_CERT", value_name = "FILE")]
+        pub device_api_tls_cert: Option<PathBuf>,
+        /// Its key.
+        #[arg(long, env = "GPUWARDEN_DEVICE_API_TLS_KEY", value_name = "FILE")]
+        pub device_api_tls_key: Option<PathBuf>,
+        /// Authority of those who may read there.
+        #[arg(long, env = "GPUWARDEN_DEVICE_API_CLIENT_CA", value_name = "FILE")]
+        pub device_api_client_ca: Option<PathBuf>,
         /// Unix socket on which launchers of training jobs ask whether this node is fit
         /// (`nvhcd.HealthCheckService`) [default: none].
         #[arg(long, env = "GPUWARDEN_JOB_GATE", value_name = "PATH")]

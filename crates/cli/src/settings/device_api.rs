@@ -1,9 +1,12 @@
 //! The settings of the Device API and of the job gate.
 
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use devices::Providers;
+use runtime::tls::CertificateFiles;
 
+use super::parts::pair;
 use super::{ProcessSettings, SettingsError, is_root};
 use crate::args::DeviceArgs;
 
@@ -17,8 +20,20 @@ pub struct DeviceSettings {
     pub socket: PathBuf,
     /// The processes that may write conditions there.
     pub providers: Providers,
+    /// The place where it is read over the network, where there is one.
+    pub network: Option<DeviceNetwork>,
     /// Unix socket of the job gate, where there is one.
     pub job_gate: Option<PathBuf>,
+}
+
+/// `DeviceNetwork` is where and how the Device API is read over the network.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceNetwork {
+    /// The address.
+    pub listen: SocketAddr,
+    /// The server's own certificate, and the authority of those who may read; `None`: in the open,
+    /// on this machine only.
+    pub tls: Option<(CertificateFiles, PathBuf)>,
 }
 
 // === impl DeviceSettings ===
@@ -46,10 +61,57 @@ impl DeviceSettings {
                 ));
             }
         };
+        let own = pair(
+            args.device_api_tls_cert,
+            args.device_api_tls_key,
+            "--device-api-tls-cert and --device-api-tls-key go together: add the other one",
+        )?;
+        let network = network(args.device_api_listen, own, args.device_api_client_ca)?;
         Ok(Self {
             socket,
             providers,
+            network,
             job_gate: args.job_gate,
         })
     }
+}
+
+/// Returns where and how the API is read over the network.
+fn network(
+    listen: Option<SocketAddr>,
+    own: Option<CertificateFiles>,
+    clients: Option<PathBuf>,
+) -> Result<Option<DeviceNetwork>, SettingsError> {
+    let conflict = match (listen, own, clients) {
+        (None, None, None) => return Ok(None),
+        (None, _, _) => {
+            "--device-api-tls-cert and --device-api-client-ca are for --device-api-listen: add it, or \
+             remove them"
+        }
+        (Some(listen), Some(own), Some(clients)) => {
+            let tls = Some((own, clients));
+            return Ok(Some(DeviceNetwork { listen, tls }));
+        }
+        (Some(_), Some(_), None) => {
+            "nothing says who may read the Device API: name the authority of their certificates with \
+             --device-api-client-ca"
+        }
+        (Some(_), None, Some(_)) => {
+            "--device-api-client-ca needs TLS: add --device-api-tls-cert and --device-api-tls-key"
+        }
+        (Some(listen), None, None) if listen.ip().is_loopback() => {
+            return Ok(Some(DeviceNetwork { listen, tls: None }));
+        }
+        (Some(listen), None, None) => {
+            let what = "is reached from other machines, and nobody is asked who they are: add \
+                        --device-api-tls-cert, --device-api-tls-key and --device-api-client-ca, or use \
+                        a loopback address";
+            return Err(SettingsError::value(
+                "--device-api-listen",
+                listen.to_string(),
+                what,
+            ));
+        }
+    };
+    Err(SettingsError::Conflict(conflict))
 }

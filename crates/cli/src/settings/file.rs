@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 use contract::findings::{line_of, start_of};
-use domain::nearest::nearest;
+use contract::nearest::nearest;
 use serde::de::DeserializeOwned;
 use toml::de::DeTable;
 

@@ -482,7 +482,7 @@ fn accounts(name: &'static str, texts: &[String]) -> Result<Vec<ServiceAccount>,
     texts.iter().map(parse).collect()
 }
 
-fn pair(
+pub(super) fn pair(
     certificate: Option<PathBuf>,
     key: Option<PathBuf>,
     half: &'static str,

@@ -464,6 +464,44 @@ fn the_brake_is_on_unless_it_is_switched_off_under_either_name() {
 }
 
 #[test]
+fn the_device_api_is_read_over_the_network_with_certificates_or_on_this_machine() {
+    let network = |file: &str| run(file, |_| ()).map(|settings| settings.devices.network);
+    assert_eq!(network("").unwrap(), None);
+    let open = network("device-api-listen = \"127.0.0.1:9500\"\n").unwrap();
+    assert_eq!(open.unwrap().tls, None);
+    let listen = "device-api-listen = \"0.0.0.0:9500\"\n";
+    let own = "device-api-tls-cert = \"/c\"\ndevice-api-tls-key = \"/k\"\n";
+    let clients = "device-api-client-ca = \"/ca\"\n";
+    let secured = network(&format!("{listen}{own}{clients}")).unwrap();
+    let (pair, authority) = secured.unwrap().tls.unwrap();
+    assert_eq!(
+        (pair.key.as_path(), authority.as_path()),
+        (Path::new("/k"), Path::new("/ca"))
+    );
+    for (file, expected) in [
+        (
+            listen.to_owned(),
+            "--device-api-listen \"0.0.0.0:9500\": is reached",
+        ),
+        (format!("{listen}{own}"), "--device-api-client-ca"),
+        (format!("{listen}{clients}"), "needs TLS"),
+        (format!("{own}{clients}"), "for --device-api-listen"),
+        (clients.to_owned(), "for --device-api-listen"),
+        (
+            format!("{listen}{clients}device-api-tls-key = \"/k\"\n"),
+            "go together",
+        ),
+        (
+            "device-api-listen = \"gpu-7:9500\"\n".to_owned(),
+            "write ADDRESS:PORT",
+        ),
+    ] {
+        let error = network(&file).unwrap_err().to_string();
+        assert!(error.contains(expected), "{file}: {error}");
+    }
+}
+
+#[test]
 fn the_device_api_is_in_the_data_directory_and_open_to_operators_unless_told_otherwise() {
     let plain = run("", |_| ()).unwrap().devices;
     assert_eq!(plain.socket, Path::new("/data/device-api.sock"));

@@ -45,6 +45,46 @@ pub struct ReportPodsResponse {
     #[prost(bool, tag = "1")]
     pub again: bool,
 }
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ListFaultsRequest {
+    #[prost(string, tag = "1")]
+    pub node_name: ::prost::alloc::string::String,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct ListFaultsResponse {
+    /// The event store that the faults are of. What is missing that an earlier answer of the same store
+    /// had is over: it was closed, or a person has dismissed it.
+    #[prost(string, tag = "1")]
+    pub store_id: ::prost::alloc::string::String,
+    /// The faults that are fatal or XIDs, but for those that a person has dismissed.
+    #[prost(message, repeated, tag = "2")]
+    pub faults: ::prost::alloc::vec::Vec<OpenFault>,
+}
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct OpenFault {
+    /// The monitor that reported it.
+    #[prost(string, tag = "1")]
+    pub agent: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub component_class: ::prost::alloc::string::String,
+    #[prost(string, tag = "3")]
+    pub check: ::prost::alloc::string::String,
+    /// May be empty.
+    #[prost(string, tag = "4")]
+    pub code: ::prost::alloc::string::String,
+    #[prost(bool, tag = "5")]
+    pub fatal: bool,
+    /// What is broken.
+    #[prost(message, repeated, tag = "6")]
+    pub entities: ::prost::alloc::vec::Vec<FaultEntity>,
+}
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct FaultEntity {
+    #[prost(string, tag = "1")]
+    pub r#type: ::prost::alloc::string::String,
+    #[prost(string, tag = "2")]
+    pub value: ::prost::alloc::string::String,
+}
 /// Generated client implementations.
 pub mod node_service_client {
     #![allow(
@@ -153,6 +193,33 @@ pub mod node_service_client {
                 );
             self.inner.unary(req, path, codec).await
         }
+        /// Asks for the open faults of the node. UNAVAILABLE while the controller does not know them all.
+        pub async fn list_faults(
+            &mut self,
+            request: impl tonic::IntoRequest<super::ListFaultsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListFaultsResponse>,
+            tonic::Status,
+        > {
+            self.inner
+                .ready()
+                .await
+                .map_err(|e| {
+                    tonic::Status::unknown(
+                        format!("Service was not ready: {}", e.into()),
+                    )
+                })?;
+            let codec = tonic_prost::ProstCodec::default();
+            let path = http::uri::PathAndQuery::from_static(
+                "/gpuwarden.node.v1alpha1.NodeService/ListFaults",
+            );
+            let mut req = request.into_request();
+            req.extensions_mut()
+                .insert(
+                    GrpcMethod::new("gpuwarden.node.v1alpha1.NodeService", "ListFaults"),
+                );
+            self.inner.unary(req, path, codec).await
+        }
     }
 }
 /// Generated server implementations.
@@ -174,6 +241,14 @@ pub mod node_service_server {
             request: tonic::Request<super::ReportPodsRequest>,
         ) -> std::result::Result<
             tonic::Response<super::ReportPodsResponse>,
+            tonic::Status,
+        >;
+        /// Asks for the open faults of the node. UNAVAILABLE while the controller does not know them all.
+        async fn list_faults(
+            &self,
+            request: tonic::Request<super::ListFaultsRequest>,
+        ) -> std::result::Result<
+            tonic::Response<super::ListFaultsResponse>,
             tonic::Status,
         >;
     }
@@ -284,6 +359,51 @@ pub mod node_service_server {
                     let inner = self.inner.clone();
                     let fut = async move {
                         let method = ReportPodsSvc(inner);
+                        let codec = tonic_prost::ProstCodec::default();
+                        let mut grpc = tonic::server::Grpc::new(codec)
+                            .apply_compression_config(
+                                accept_compression_encodings,
+                                send_compression_encodings,
+                            )
+                            .apply_max_message_size_config(
+                                max_decoding_message_size,
+                                max_encoding_message_size,
+                            );
+                        let res = grpc.unary(method, req).await;
+                        Ok(res)
+                    };
+                    Box::pin(fut)
+                }
+                "/gpuwarden.node.v1alpha1.NodeService/ListFaults" => {
+                    #[allow(non_camel_case_types)]
+                    struct ListFaultsSvc<T: NodeService>(pub Arc<T>);
+                    impl<
+                        T: NodeService,
+                    > tonic::server::UnaryService<super::ListFaultsRequest>
+                    for ListFaultsSvc<T> {
+                        type Response = super::ListFaultsResponse;
+                        type Future = BoxFuture<
+                            tonic::Response<Self::Response>,
+                            tonic::Status,
+                        >;
+                        fn call(
+                            &mut self,
+                            request: tonic::Request<super::ListFaultsRequest>,
+                        ) -> Self::Future {
+                            let inner = Arc::clone(&self.0);
+                            let fut = async move {
+                                <T as NodeService>::list_faults(&inner, request).await
+                            };
+                            Box::pin(fut)
+                        }
+                    }
+                    let accept_compression_encodings = self.accept_compression_encodings;
+                    let send_compression_encodings = self.send_compression_encodings;
+                    let max_decoding_message_size = self.max_decoding_message_size;
+                    let max_encoding_message_size = self.max_encoding_message_size;
+                    let inner = self.inner.clone();
+                    let fut = async move {
+                        let method = ListFaultsSvc(inner);
                         let codec = tonic_prost::ProstCodec::default();
                         let mut grpc = tonic::server::Grpc::new(codec)
                             .apply_compression_config(

@@ -5,20 +5,24 @@ use std::sync::Mutex;
 use async_trait::async_trait;
 use cluster::{ApiError, TokenError, TokenOwner};
 use connector::AcceptNodes;
+use contract::node::ListFaultsRequest;
 use contract::node::ReportPodsRequest;
 use contract::node::node_service_client::NodeServiceClient;
 use contract::proto::platform_connector_client::PlatformConnectorClient;
 use contract::{HealthEvent, HealthEvents};
+use domain::view::FleetView;
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
 use runtime::tls::{CertificateFiles, ClientCertificates, ClientTls};
 use store::sqlite::SqliteStore;
 use store::{EventLog as _, EventQuery, EventStore};
 use testkit::{Authority, Purpose};
+use tokio::sync::watch;
 use tokio::time::Instant;
 use tonic::{Code, Request, Status};
 
 use super::*;
+use crate::pods::PodDevices;
 
 /// Knows some tokens, and counts how often it is asked. `later` does not answer.
 #[derive(Default)]
@@ -77,6 +81,19 @@ fn known() -> Arc<Known> {
     })
 }
 
+/// Returns the service for agents where nothing is broken.
+fn agents() -> Agents {
+    let fleet = FleetView {
+        ready: true,
+        ..FleetView::default()
+    };
+    Agents {
+        pods: PodDevices::new(None),
+        fleet: watch::channel(Arc::new(fleet)).1,
+        store_id: "s".to_owned(),
+    }
+}
+
 struct Port {
     dir: tempfile::TempDir,
     store: Arc<SqliteStore>,
@@ -110,7 +127,7 @@ impl Port {
             Some(Arc::new(tls)),
             identify,
             connector,
-            PodDevices::new(None),
+            agents(),
             cancel.clone(),
         );
         tokio::spawn(serving);
@@ -258,7 +275,7 @@ async fn who_calls_says_for_whom_they_speak() {
 }
 
 #[tokio::test]
-async fn what_an_agent_says_of_its_pods_comes_in_by_the_same_identity() {
+async fn what_an_agent_says_and_asks_beside_comes_in_by_the_same_identity() {
     let port = Port::new(Identify::new(None)).await;
     let ask = async |certificate: Option<&str>, node: &str| {
         let own = certificate.map(|name| pair(port.dir.path(), name));
@@ -268,8 +285,14 @@ async fn what_an_agent_says_of_its_pods_comes_in_by_the_same_identity() {
             node_name: node.to_owned(),
             pods: Vec::new(),
         };
-        let answer = NodeServiceClient::new(channel).report_pods(report).await;
-        answer.map_err(|status| status.code())
+        let question = ListFaultsRequest {
+            node_name: node.to_owned(),
+        };
+        let mut client = NodeServiceClient::new(channel);
+        let taken = client.report_pods(report).await;
+        let told = client.list_faults(question).await;
+        assert_eq!(taken.is_ok(), told.is_ok(), "{told:?}");
+        told.map_err(|status| status.code())
     };
     ask(Some("n1"), "n1").await.unwrap();
     let refused = ask(Some("n1"), "n2").await.unwrap_err();

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use contract::device::{ConditionStatus, GpuSpec};
 use diagnosis::gpu::{Gpu as Found, Inventory};
+use domain::view::FaultView;
 use jiff::Timestamp;
 use runtime::metrics::Metrics;
 use serde_json::json;
@@ -84,16 +85,13 @@ fn a_fatal_fault_is_a_condition_of_the_gpus_that_it_concerns() {
     ];
     for (fault, expected) in table {
         let api = api();
-        let view = FleetView {
-            nodes: vec![node(std::slice::from_ref(&fault))],
-            ..FleetView::default()
-        };
-        show(&api, "n1", &view);
+        let view = fleet(vec![node(std::slice::from_ref(&fault))]);
+        show(&api, &told(&view, "n1"));
         let expected = expected.iter().map(ToString::to_string).collect();
         assert_eq!(bad(&api), expected, "{fault:?}");
-        show(&api, "n1", &FleetView::default());
+        show(&api, &told(&fleet(Vec::new()), "n1"));
         assert_eq!(bad(&api), BTreeSet::new());
-        show(&api, "another", &view);
+        show(&api, &told(&view, "another"));
         assert_eq!(bad(&api), BTreeSet::new());
     }
 }
@@ -106,6 +104,7 @@ fn a_gpu_that_the_driver_has_not_named_has_no_number() {
         ..Gpu::default()
     };
     let of_number = fault("GPU", ("GPU", "0"), |_| {});
+    let of_number = OpenFault::from(&of_number);
     assert_eq!(said_of(&gpu, &[of_number]).status, ConditionStatus::True);
 }
 
@@ -114,7 +113,10 @@ async fn it_waits_until_the_faults_are_known_and_then_follows_them_and_the_gpus(
     let api = api();
     let (view, seen) = tokio::sync::watch::channel(Arc::default());
     let cancel = CancellationToken::new();
-    let following = tokio::spawn(follow(api.clone(), "n1".to_owned(), seen, cancel.clone()));
+    let (node_name, store_id) = ("n1".to_owned(), "s".to_owned());
+    let telling = tell(api.clone(), node_name, store_id, seen, cancel.clone());
+    let telling = tokio::spawn(telling);
+    let following = tokio::spawn(follow(api.clone(), cancel.clone()));
     tokio::task::yield_now().await;
     assert!(
         api.gpus()
@@ -122,11 +124,7 @@ async fn it_waits_until_the_faults_are_known_and_then_follows_them_and_the_gpus(
             .all(|gpu| gpu.status.as_ref().unwrap().conditions.len() == 2)
     );
     let fault = fault("GPU", ("GPU_UUID", "GPU-2"), |_| {});
-    view.send_replace(Arc::new(FleetView {
-        ready: true,
-        nodes: vec![node(&[fault])],
-        ..FleetView::default()
-    }));
+    view.send_replace(Arc::new(fleet(vec![node(&[fault])])));
     let mut versions = api.versions();
     let has_three = || {
         api.gpus()
@@ -151,7 +149,47 @@ async fn it_waits_until_the_faults_are_known_and_then_follows_them_and_the_gpus(
     }
     assert_eq!(bad(&api), BTreeSet::from(["GPU-2".to_owned()]));
     cancel.cancel();
+    telling.await.unwrap();
     following.await.unwrap();
+}
+
+/// Never a word that is no longer known to be true.
+#[test]
+fn faults_that_are_not_told_any_more_make_the_condition_unknown() {
+    let api = api();
+    show(&api, &NodeFaults::Untold);
+    let health = |gpu: &Gpu| {
+        let status = gpu.status.clone().unwrap();
+        let mut conditions = status.conditions.into_iter();
+        conditions.find(|one| one.r#type == Own::Health.kind())
+    };
+    assert!(api.gpus().iter().all(|gpu| health(gpu).is_none()));
+    let bad = fault("GPU", ("GPU", "1"), |_| {});
+    let told = told(&fleet(vec![node(&[bad])]), "n1");
+    for before in [None, Some(told)] {
+        if let Some(told) = &before {
+            show(&api, told);
+        }
+        let why = "The controller has not answered".to_owned();
+        show(&api, &NodeFaults::Unseen { why });
+        for gpu in api.gpus() {
+            let health = health(&gpu).unwrap();
+            assert_eq!(health.status(), ConditionStatus::Unknown, "{before:?}");
+            assert_eq!(health.reason, "FaultsNotSeen");
+        }
+    }
+}
+
+fn fleet(nodes: Vec<domain::view::NodeStatus>) -> FleetView {
+    FleetView {
+        ready: true,
+        nodes,
+        ..FleetView::default()
+    }
+}
+
+fn told(view: &FleetView, node: &str) -> NodeFaults {
+    NodeFaults::Told(view.faults_of(node, "s").unwrap())
 }
 
 fn node(faults: &[FaultView]) -> domain::view::NodeStatus {

@@ -32,15 +32,18 @@ impl Service {
     }
 
     fn provider(&self, extensions: &Extensions, id: &str) -> Result<Provider, Status> {
-        let peer = extensions
-            .get::<UnixPeer>()
-            .filter(|peer| self.providers == Providers::Any || peer.is_operator);
-        let Some(peer) = peer else {
+        let Some(peer) = extensions.get::<UnixPeer>() else {
+            return Err(Status::permission_denied(
+                "providers write on gpuwarden's Unix socket only (--device-api), where it is known who \
+                 they are",
+            ));
+        };
+        if self.providers != Providers::Any && !peer.is_operator {
             return Err(Status::permission_denied(
                 "only root and gpuwarden's own user may write as providers, in the namespaces of \
                  gpuwarden; start it with --device-api-providers any to let others",
             ));
-        };
+        }
         Ok(Provider {
             id: id.to_owned(),
             uid: peer.uid,

@@ -6,12 +6,16 @@ use contract::{ProcessingStrategy, RecommendedAction};
 use serde::Serialize;
 
 use super::{Catalog, Changed, Nic, Nvlink5, Sxid, Xid};
+use crate::limits;
+
+/// The kind of a change of a threshold.
+pub const GPU_LIMITS: &str = "gpu-limits";
 
 /// A difference between two catalogues.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Change {
-    /// `xid`, `sxid`, `nvlink5`, `dcgm`, `nic` or `cancellation`.
+    /// `xid`, `sxid`, `nvlink5`, `dcgm`, `nic`, `cancellation` or `gpu-limits`.
     pub kind: &'static str,
     /// The code or name; for words of `NVLink` 5 also unit, cause and status.
     pub key: String,
@@ -84,6 +88,12 @@ impl Catalog {
             let list = |catalog: &Self| catalog.cancelled_by(source).join(", ");
             let mut row = RowChanges::of("cancellation", source.clone(), None, &mut out);
             row.field("cancels", Some(&list(self)), &list(other));
+        }
+        for key in &limits::KEYS {
+            let changed = other.limits_changed.get(key.name);
+            let mut row = RowChanges::of(GPU_LIMITS, key.name.to_owned(), changed, &mut out);
+            let before = key.shown(&self.limits);
+            row.field("limit", Some(&before), &key.shown(&other.limits));
         }
         out
     }

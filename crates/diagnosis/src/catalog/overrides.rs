@@ -7,13 +7,15 @@
 //! reason = "eGPU bench: the dock is unplugged on purpose"
 //! ```
 //!
-//! `[[sxid]]`, `[[nvlink5]]`, `[[dcgm]]` and `[[nic]]` change the other kinds. The two files of
+//! `[[sxid]]`, `[[nvlink5]]`, `[[dcgm]]` and `[[nic]]` change the other kinds, and `[gpu-limits]` the
+//! thresholds of the checks. The two files of
 //! NVSentinel's kernel log monitor are read as they are: `[nicDriverDetection]` with its
 //! list of patterns, and `[[checks]]` with cancellations. `docs/catalog.md` has the keys.
 //!
 //! Everything wrong is found when the file is read, and all of it at once.
 
 mod entries;
+mod limits;
 
 use std::collections::BTreeMap;
 
@@ -22,6 +24,7 @@ use contract::{ProcessingStrategy, RecommendedAction};
 
 use super::rows::{Changed, Confidence, Nic, Nvlink5, Sxid, SxidClass, Text, Xid};
 use super::{Catalog, nvlink5};
+use crate::limits::Key;
 
 /// Longest file (bytes): a row for every code there is takes a tenth of it.
 pub const MAX_OVERRIDES_BYTES: usize = 1024 * 1024;
@@ -39,6 +42,15 @@ pub struct Overrides {
     /// NVSentinel's list: the patterns that are on, in order, each with its strategy.
     nic_list: Option<Vec<(String, ProcessingStrategy)>>,
     cancellations: Option<BTreeMap<String, Vec<String>>>,
+    limits: Vec<LimitChange>,
+}
+
+/// A changed threshold.
+#[derive(Clone, Debug, PartialEq)]
+struct LimitChange {
+    key: &'static str,
+    value: u32,
+    changed: Changed,
 }
 
 /// A changed verdict about the rows of one key.
@@ -148,6 +160,13 @@ impl Catalog {
         }
         if let Some(cancellations) = &overrides.cancellations {
             catalog.cancellations.clone_from(cancellations);
+        }
+        for change in &overrides.limits {
+            if let Some(key) = Key::named(change.key) {
+                key.set(&mut catalog.limits, change.value);
+            }
+            let changed = change.changed.clone();
+            catalog.limits_changed.insert(change.key, changed);
         }
         catalog
     }

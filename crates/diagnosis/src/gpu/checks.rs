@@ -14,7 +14,6 @@
 //! [`Remembered`].
 
 mod dcgm;
-mod limits;
 mod presence;
 mod rules;
 mod trail;
@@ -26,11 +25,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{Gpu, Inventory, Readings};
 use crate::catalog::Text;
+use crate::limits::Limits;
 use dcgm::Dcgm;
 use rules::Rules;
 use trail::Trails;
-
-pub use limits::Limits;
 
 /// The problems of a machine's GPUs, as far as they are seen.
 #[derive(Debug)]
@@ -335,11 +333,12 @@ impl Problem {
 impl Sight {
     /// Returns a sight of a problem that counts after so many seconds where it is wrong, and where
     /// it is well.
-    fn new(problem: Problem, message: Option<String>, (opens, closes): (u64, u64)) -> Self {
+    fn new(problem: Problem, message: Option<String>, (opens, closes): (u32, u32)) -> Self {
+        let seconds = |wait: u32| Duration::from_secs(wait.into());
         Self {
             problem,
             message,
-            wait: (Duration::from_secs(opens), Duration::from_secs(closes)),
+            wait: (seconds(opens), seconds(closes)),
         }
     }
 }

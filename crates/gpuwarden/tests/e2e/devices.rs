@@ -10,7 +10,7 @@ use testkit::{Component, Launch, Product};
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader, Lines};
 use tokio::process::{Child, ChildStdin, ChildStdout, Command};
 
-use crate::support::{SOON, event, recovery, send_to};
+use crate::support::{SOON, event, own_port, recovery, send_to};
 
 /// A Python program with stock grpcio.
 struct Python {
@@ -192,4 +192,60 @@ async fn the_commands_say_how_the_gpus_do() -> anyhow::Result<()> {
         .expect(1)?;
     run(&product, &["check", "gpu"]).await?.expect(2)?;
     Ok(())
+}
+
+/// Returns how a GPU does, by type of condition.
+fn conditions(devices: &Value, gpu: usize) -> Vec<(String, String)> {
+    let all = devices[gpu]["conditions"].as_array();
+    let word = |one: &Value, key: &str| one[key].as_str().unwrap_or_default().to_owned();
+    let pair = |one| {
+        (
+            word(one, "type"),
+            format!("{} {}", word(one, "status"), word(one, "reason")),
+        )
+    };
+    all.into_iter().flatten().map(pair).collect()
+}
+
+#[tokio::test]
+async fn an_agent_knows_the_faults_of_its_node_from_the_controller() -> anyhow::Result<()> {
+    let port = own_port()?.local_addr()?.to_string();
+    let controller = Launch::controller()?
+        .option("--grpc-insecure", "true")
+        .option("--grpc-listen", &port)
+        .start()
+        .await?;
+    let agent = Launch::agent()?
+        .node_name("n1")
+        .option("--controller", format!("http://{port}"))
+        .option("--fake-gpus", "2")
+        .option("--nvml-health-interval", "1")
+        .start()
+        .await?;
+    let data_dir = agent.data_dir().display().to_string();
+    let says = async |expected: [&str; 2]| {
+        let look = || async {
+            let asked = ["devices", "-o", "json", "--data-dir", &data_dir];
+            let output = agent.command(asked).await;
+            let output = output.map_err(|error| error.to_string())?;
+            let devices = serde_json::from_str(&output.stdout).map_err(|_| output.stderr)?;
+            let found = conditions(&devices, 1);
+            let kinds = ["NVMLReady", "NVSentinelHealth"];
+            let is = |(kind, expected): (&str, &str)| {
+                let mut found = found.iter();
+                found.any(|(one, said)| one == kind && said == expected)
+            };
+            let all = kinds.into_iter().zip(expected).all(is);
+            all.then_some(()).ok_or(format!("{found:?}"))
+        };
+        agent.wait_for(&format!("{expected:?}"), SOON, look).await
+    };
+    says(["True Initialized", "True NoFault"]).await?;
+    let xid = ["inject", "xid", "79", "--gpu", "1", "--via", "nvml"];
+    agent.client(xid).await?.expect(0)?;
+    says(["False XidError", "False SysLogsXIDError"]).await?;
+    // The operator's word, at the controller.
+    let recovery = ["inject", "recovery", "--node-name", "n1"];
+    controller.client(recovery).await?.expect(0)?;
+    says(["True Recovered", "True NoFault"]).await
 }

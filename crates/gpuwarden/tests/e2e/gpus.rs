@@ -96,6 +96,9 @@ async fn a_fault_that_the_driver_tells_comes_and_goes_with_it() -> anyhow::Resul
         faults(status).is_empty()
     })
     .await?;
+    // The operator's word ends what the driver's XID has begun.
+    let ready = |status: &Value| status["gpus"][1]["phase"] == "Ready";
+    wait(&product, "the GPU that is ready again", ready).await?;
     Ok(())
 }
 
@@ -133,6 +136,31 @@ async fn a_driver_that_hangs_costs_its_own_process_and_is_named() -> anyhow::Res
         })
         .await?;
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_driver_that_hangs_at_its_first_call_is_not_taken_for_none() -> anyhow::Result<()> {
+    let file = tempfile::NamedTempFile::new()?;
+    std::fs::write(file.path(), "gpus = 2\n[calls]\nnvmlInit_v2 = \"hang\"\n")?;
+    let product = Launch::new()?
+        .node_name("n1")
+        .option("--fake-gpus", file.path())
+        .option("--nvml-health-interval", "1")
+        .option("--nvml-deadline", "2")
+        .start()
+        .await?;
+    let status = wait(&product, "the call that hangs", |status| {
+        let detail = source(status)["detail"].as_str().unwrap_or_default();
+        source(status)["state"] == "failing"
+            && detail.contains("no answer for 2 s from nvmlInit_v2")
+    });
+    assert!(faults(&status.await?).is_empty());
+    std::fs::write(file.path(), "gpus = 2\n")?;
+    wait(&product, "the driver that answers", |status| {
+        source(status)["state"] == "following"
+    })
+    .await?;
     Ok(())
 }
 

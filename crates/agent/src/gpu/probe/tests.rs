@@ -3,6 +3,8 @@ use tokio::task::JoinHandle;
 use super::*;
 
 const HELLO: &str = r#"echo '{"hello":{"protocol":2,"library":"/lib/nvml"}}'"#;
+/// What a child says that cannot go on.
+const CANNOT: &str = "the driver went away";
 const HANGS: &str = r#"echo '{"doing":{"call":"nvmlDeviceGetUUID","gpu":3}}'; exec sleep 1000"#;
 
 /// A watch whose children are scripts of a shell.
@@ -35,8 +37,14 @@ impl Watched {
     /// Returns why nothing is seen.
     async fn blind(&mut self) -> String {
         loop {
-            if let Seen::Blind { reason, stuck } = self.next().await {
+            if let Seen::Blind {
+                reason,
+                is_said,
+                stuck,
+            } = self.next().await
+            {
                 assert_eq!(stuck, 0);
+                assert_eq!(is_said, reason == CANNOT, "{reason}");
                 return reason;
             }
         }
@@ -59,7 +67,7 @@ async fn what_a_child_says_is_handed_on_and_another_follows_it() {
             panic!("a look at DCGM");
         };
         assert!(look.is_whole);
-        assert_eq!(watched.blind().await, "the driver went away");
+        assert_eq!(watched.blind().await, CANNOT);
     }
 }
 
@@ -73,6 +81,13 @@ async fn a_child_that_hangs_is_ended_and_what_it_did_is_named() {
     );
     // The next one is another, which hangs as well.
     assert_eq!(watched.next().await, Seen::Library("/lib/nvml".to_owned()));
+}
+
+#[tokio::test]
+async fn a_child_that_never_said_anything_hangs_in_its_start() {
+    let mut watched = Watched::within("exec sleep 1000", Duration::from_millis(200));
+    let expected = "no answer for 0.2 s from the start of the probe";
+    assert_eq!(watched.blind().await, expected);
 }
 
 #[tokio::test]

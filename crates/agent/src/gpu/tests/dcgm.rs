@@ -69,7 +69,12 @@ impl Running {
 
     async fn dcgm_fails(&self, reason: &str) {
         let reason = reason.to_owned();
-        let blind = Seen::Blind { reason, stuck: 0 };
+        let (is_said, stuck) = (true, 0);
+        let blind = Seen::Blind {
+            reason,
+            is_said,
+            stuck,
+        };
         self.dcgm_sees(blind).await;
     }
 
@@ -264,7 +269,14 @@ async fn it_is_listened_to_once_it_is_known_how_the_driver_does() {
     running.dcgm_sees(look()).await;
     until(|| running.dcgm.capacity() == running.dcgm.max_capacity()).await;
     let reason = "no answer for 60 s from nvmlInit_v2".to_owned();
-    running.sees(Seen::Blind { reason, stuck: 0 }).await;
+    let (is_said, stuck) = (false, 0);
+    running
+        .sees(Seen::Blind {
+            reason,
+            is_said,
+            stuck,
+        })
+        .await;
     running
         .status(|status| status.detail.contains("no answer for 60 s"))
         .await;
@@ -300,18 +312,6 @@ async fn the_condition_of_dcgm_is_false_for_what_is_fatal_and_unknown_while_it_i
     let restarts = "gpuwarden_gpu_probe_restarts_total{source=\"gpu-dcgm\"} 1\n";
     assert!(text.contains(restarts), "{text}");
     running.end().await;
-}
-
-/// Waits until something holds.
-async fn until(holds: impl Fn() -> bool) {
-    let reached = async {
-        while !holds() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(20), reached)
-        .await
-        .unwrap();
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! The condition `NVMLReady` of the Device API.
 
+use contract::node::{FaultEntity, ListFaultsResponse, OpenFault};
+
 use super::*;
 
 /// Returns the reason for which a GPU is ready or not, as the Device API has it.
@@ -66,10 +68,94 @@ async fn time_alone_gives_no_readiness_back() {
     assert_eq!(ready(&running, "GPU-0"), "True/Recovered");
     assert_eq!(ready(&running, "GPU-1"), "False/XidError");
     let reason = "the driver hangs".to_owned();
-    running.sees(Seen::Blind { reason, stuck: 0 }).await;
+    let (is_said, stuck) = (false, 0);
+    running
+        .sees(Seen::Blind {
+            reason,
+            is_said,
+            stuck,
+        })
+        .await;
     running
         .status(|status| status.state == SourceState::Failing)
         .await;
     assert_eq!(ready(&running, "GPU-1"), "Unknown/DriverNotSeen");
+    running.end().await;
+}
+
+/// Returns what the book of a store has open: XIDs, each with the GPU that it names.
+fn told(store_id: &str, xids: &[(&str, &str)]) -> NodeFaults {
+    let faults = xids.iter().map(|(code, uuid)| OpenFault {
+        agent: "syslog-health-monitor".to_owned(),
+        component_class: keys::COMPONENT_GPU.to_owned(),
+        check: keys::CHECK_XID.to_owned(),
+        code: (*code).to_owned(),
+        fatal: true,
+        entities: vec![FaultEntity {
+            r#type: keys::ENTITY_GPU_UUID.to_owned(),
+            value: (*uuid).to_owned(),
+        }],
+    });
+    NodeFaults::Told(ListFaultsResponse {
+        store_id: store_id.to_owned(),
+        faults: faults.collect(),
+    })
+}
+
+/// A person closes a fault, or dismisses it by a release: then it is told no more.
+#[tokio::test]
+async fn the_word_of_a_person_gives_readiness_back() {
+    let bench = Bench::new();
+    let running = bench.start();
+    bench.look(&running).await;
+    for uuid in ["GPU-0", "GPU-1"] {
+        running.sees(xid(Some(uuid), 79)).await;
+    }
+    bench.look(&running).await;
+    // Its fault may be on its way.
+    running.devices.take_faults(told("s", &[]));
+    bench.look(&running).await;
+    assert_eq!(ready(&running, "GPU-1"), "False/XidError");
+    let both = told("s", &[("79", "GPU-0"), ("79", "GPU-1")]);
+    running.devices.take_faults(both);
+    bench.look(&running).await;
+    running.end().await;
+    // Nor does a restart, before anything is told.
+    let running = bench.start();
+    bench.look(&running).await;
+    assert_eq!(ready(&running, "GPU-1"), "False/XidError");
+    let blind = NodeFaults::Unseen { why: String::new() };
+    running.devices.take_faults(blind);
+    bench.look(&running).await;
+    assert_eq!(ready(&running, "GPU-1"), "False/XidError");
+    running.devices.take_faults(told("s", &[("79", "GPU-0")]));
+    until(|| ready(&running, "GPU-1") == "True/Recovered").await;
+    assert_eq!(ready(&running, "GPU-0"), "False/XidError");
+    // From now on it takes a new one.
+    running.sees(xid(Some("GPU-1"), 48)).await;
+    bench.look(&running).await;
+    assert_eq!(ready(&running, "GPU-1"), "False/XidError");
+    running.end().await;
+}
+
+/// As of a controller whose store was lost.
+#[tokio::test]
+async fn a_store_that_does_not_have_the_fault_is_nobodys_word() {
+    let bench = Bench::new();
+    let running = bench.start();
+    bench.look(&running).await;
+    running.sees(xid(Some("GPU-1"), 79)).await;
+    running.devices.take_faults(told("s", &[("79", "GPU-1")]));
+    bench.look(&running).await;
+    running.devices.take_faults(told("another", &[]));
+    bench.look(&running).await;
+    assert_eq!(ready(&running, "GPU-1"), "False/XidError");
+    // It is sent there again, and then closed.
+    running
+        .devices
+        .take_faults(told("another", &[("79", "GPU-1")]));
+    bench.look(&running).await;
+    running.devices.take_faults(told("another", &[]));
+    until(|| ready(&running, "GPU-1") == "True/Recovered").await;
     running.end().await;
 }

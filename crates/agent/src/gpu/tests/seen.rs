@@ -7,6 +7,7 @@ const NOT_FOUND: &str = "no libnvidia-ml.so.1";
 fn blind(reason: &str) -> Seen {
     Seen::Blind {
         reason: reason.to_owned(),
+        is_said: true,
         stuck: 0,
     }
 }
@@ -24,6 +25,7 @@ async fn a_driver_that_does_not_answer_is_blindness_and_no_fault() {
     let hung = "no answer for 60 s in nvmlDeviceGetFieldValues";
     let stuck = Seen::Blind {
         reason: hung.to_owned(),
+        is_said: false,
         stuck: 2,
     };
     for (seen, why) in [
@@ -71,6 +73,29 @@ async fn a_probe_that_has_ended_shows() {
         .status(|status| status.state == SourceState::Failing && status.detail == PROBE_HAS_ENDED)
         .await;
     running.end().await;
+}
+
+/// Nobody hangs in a driver that is not there.
+#[tokio::test]
+async fn a_driver_that_hangs_from_the_start_is_blindness() {
+    let bench = Bench::new();
+    let running = bench.start();
+    let hung = "no answer for 60 s from nvmlInit_v2";
+    let hangs = Seen::Blind {
+        reason: hung.to_owned(),
+        is_said: false,
+        stuck: 0,
+    };
+    running.sees(hangs).await;
+    running
+        .status(|status| status.state == SourceState::Failing && status.detail == hung)
+        .await;
+    running.sees(blind(NOT_FOUND)).await;
+    running
+        .status(|status| status.state == SourceState::Following)
+        .await;
+    running.end().await;
+    assert_eq!(bench.stored().await, []);
 }
 
 #[tokio::test]

@@ -6,6 +6,7 @@ use std::fs;
 use std::path::Path;
 
 use controller::policy::PolicySource;
+use diagnosis::catalog::{Catalog, GPU_LIMITS};
 use domain::shell;
 use host::kernel_log::{OpenError, Spec};
 use runtime::descriptors;
@@ -62,12 +63,27 @@ pub(super) fn check(installation: &Installation, running: bool, given: &Given) -
     if let Some(node) = &installation.node {
         if !node.catalog.is_empty() {
             let read = load_catalog(&node.catalog).map_err(|error| causes(error.as_ref()));
-            let well = "all files of changes can be read";
+            let well = read.as_ref().map_or(String::new(), changed);
             findings.push(Finding::tried("catalog", well, read, NO_START));
         }
         findings.push(others(data));
     }
     findings
+}
+
+/// Returns what files of changes come to; the thresholds of GPUs one by one.
+fn changed(catalog: &Catalog) -> String {
+    let changes = Catalog::builtin().changes_to(catalog);
+    let (limits, others): (Vec<_>, Vec<_>) =
+        (changes.iter()).partition(|change| change.kind == GPU_LIMITS);
+    let mut well = "all files of changes can be read".to_owned();
+    if !others.is_empty() {
+        well.push_str(&format!("; {} fields of rows are others", others.len()));
+    }
+    for change in limits {
+        well.push_str(&format!("; {} is {}", change.key, change.after));
+    }
+    well
 }
 
 fn kernel_log(spec: &Spec, command: &str, given: &Given) -> Finding {

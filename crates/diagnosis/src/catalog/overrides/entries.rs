@@ -7,6 +7,7 @@ use contract::{ProcessingStrategy, RecommendedAction, keys, parse_action, parse_
 use serde::Deserialize;
 use toml::Spanned;
 
+use super::limits;
 use super::{MAX_OVERRIDES, MAX_OVERRIDES_BYTES, NicChange, Nvlink5Key, Overrides, VerdictChange};
 use crate::catalog::{Catalog, Changed, hex};
 
@@ -31,6 +32,8 @@ struct OverridesFile {
     #[serde(rename = "nicDriverDetection")]
     nic_driver_detection: Option<NicDriverDetection>,
     checks: Option<Vec<Spanned<CheckEntry>>>,
+    #[serde(rename = "gpu-limits", default)]
+    gpu_limits: limits::Table,
 }
 
 #[derive(Deserialize)]
@@ -148,6 +151,7 @@ pub(super) fn parse(text: &str, shown: &str) -> Result<Overrides, FileError> {
         nics: reader.nics(file.nic),
         nic_list: detection.map(|detection| reader.nic_list(detection.patterns)),
         cancellations: file.checks.map(|checks| reader.checks(checks)),
+        limits: limits::read(file.gpu_limits, &mut reader.findings),
     };
     reader.findings.result(overrides)
 }

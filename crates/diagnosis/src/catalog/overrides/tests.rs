@@ -2,6 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::catalog::Report;
+use crate::limits::{HYSTERESES, KEYS, Limits};
 
 fn changed(text: &str) -> Catalog {
     let overrides = Overrides::parse(text, "site.toml").unwrap_or_else(|error| panic!("{error}"));
@@ -217,6 +218,40 @@ fn what_is_wrong_is_named_with_its_line_and_all_at_once() {
             "[[checks]]\nname = \"SysLogsXIDError\"\nenabled = true\n[[checks.cancellations]]\nonErrorCode = \"1\"\ncancelErrorCodes = [\"1\"]",
             "1 would cancel itself",
         ),
+        (
+            "[gpu-limits]\ncalm-seconds = 0",
+            "site.toml:2: gpu-limits: calm-seconds is 0; write a whole number from 1 to 86400",
+        ),
+        (
+            "[gpu-limits]\nretired-pages = \"63\"",
+            "retired-pages is \"63\"; write a whole number from 1 to 4096",
+        ),
+        (
+            "[gpu-limits]\nmargin-hysteresis-c = -1",
+            "margin-hysteresis-c is -1; write a whole number from 0 to 50",
+        ),
+        (
+            "[gpu-limits]\nmargin-counts = 1",
+            "margin-counts is 1; write true or false",
+        ),
+        (
+            "\n[gpu-limits]\n\nretired-page = 1",
+            "site.toml:4: gpu-limits: unknown key 'retired-page'; did you mean 'retired-pages'?",
+        ),
+        (
+            "[gpu-limits]\ncelsius = 1",
+            "unknown key 'celsius'; there is missing-seconds, settling-seconds,",
+        ),
+        (
+            "[gpu-limits]\nnvlink-crc-over-per-second = 10",
+            "stands beside nvlink-crc-per-second: give both",
+        ),
+        (
+            "[gpu-limits]\npcie-replay-percent = 50\npcie-replay-over-percent = 51",
+            "site.toml:3: gpu-limits: pcie-replay-over-percent is 51, above pcie-replay-percent, \
+             which is 50",
+        ),
+        ("gpu-limits = 1", "site.toml:1: invalid type: integer"),
         ("= ", "site.toml:1: "),
         (&" ".repeat(MAX_OVERRIDES_BYTES + 1), "1048577 bytes"),
         (
@@ -227,8 +262,72 @@ fn what_is_wrong_is_named_with_its_line_and_all_at_once() {
         let error = Overrides::parse(text, "site.toml").unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
-    let two = "[[xid]]\ncode = 1\n[[sxid]]\ncode = 2\n";
-    assert_eq!(Overrides::parse(two, "s").unwrap_err().findings.len(), 2);
+    for (text, findings) in [
+        ("[[xid]]\ncode = 1\n[[sxid]]\ncode = 2\n", 2),
+        // Nothing more is said of an end whose begin is wrong.
+        (
+            "[gpu-limits]\npcie-replay-percent = 0\npcie-replay-over-percent = 5\nx = 1",
+            2,
+        ),
+    ] {
+        let error = Overrides::parse(text, "s").unwrap_err();
+        assert_eq!(error.findings.len(), findings, "{error}");
+    }
+}
+
+#[test]
+fn thresholds_are_changed_one_by_one_and_the_last_file_has_the_last_word() {
+    let first = changed(
+        "[gpu-limits]\nretired-pages = 8\nmargin-counts = true\nnvlink-crc-per-second = 500\n\
+         nvlink-crc-over-per-second = 400\n",
+    );
+    let expected = Limits {
+        retired_pages: 8,
+        margin_counts: true,
+        nvlink_crc_per_second: 500,
+        nvlink_crc_over_per_second: 400,
+        ..Limits::default()
+    };
+    assert_eq!(*first.limits(), expected);
+    let second = "[gpu-limits]\nretired-pages = 9\nnvlink-crc-per-second = 300\n";
+    let both = first.with(&Overrides::parse(second, "own.toml").unwrap());
+    let expected = Limits {
+        retired_pages: 9,
+        nvlink_crc_per_second: 300,
+        // What has no end of its own is over where it begins.
+        nvlink_crc_over_per_second: 300,
+        ..expected
+    };
+    assert_eq!(*both.limits(), expected);
+    let shown = Catalog::builtin().changes_to(&both);
+    let shown: Vec<_> = (shown.iter())
+        .map(|it| {
+            format!(
+                "{} {} {} -> {} ({})",
+                it.kind, it.key, it.before, it.after, it.by
+            )
+        })
+        .collect();
+    assert_eq!(
+        shown,
+        [
+            "gpu-limits margin-counts false -> true (site.toml:3)",
+            "gpu-limits retired-pages 63 -> 9 (own.toml:2)",
+            "gpu-limits nvlink-crc-per-second 100 -> 300 (own.toml:3)",
+            "gpu-limits nvlink-crc-over-per-second 100 -> 300 (own.toml:3)",
+        ]
+    );
+}
+
+#[test]
+fn the_default_of_each_threshold_may_be_given() {
+    for key in &KEYS {
+        let (name, default) = (key.name, key.shown(&Limits::default()));
+        let beside = HYSTERESES.iter().find(|one| one.ends == name);
+        let beside = beside.map_or(String::new(), |one| format!("{} = 100\n", one.begins));
+        let same = changed(&format!("[gpu-limits]\n{beside}{name} = {default}\n"));
+        assert_eq!(*same.limits(), Limits::default(), "{name}");
+    }
 }
 
 #[test]
@@ -278,5 +377,5 @@ proptest! {
 #[test]
 fn the_example_is_one() {
     let catalog = changed(include_str!("../../../../../examples/catalog.toml"));
-    assert_eq!(Catalog::builtin().changes_to(&catalog).len(), 6);
+    assert_eq!(Catalog::builtin().changes_to(&catalog).len(), 8);
 }

@@ -85,7 +85,7 @@ impl Health {
 
     /// Closes what has not been told for long enough, of what the look is about.
     fn end_absent(&mut self, scope: &Scope, told: &BTreeMap<Problem, String>, now: Duration) {
-        let calm = Duration::from_secs(self.limits.dcgm_calm_seconds);
+        let calm = Duration::from_secs(self.limits.dcgm_calm_seconds.into());
         let is_absent = |problem: &&Problem| !told.contains_key(*problem) && scope.covers(problem);
         let absent: Vec<Problem> = (self.remembered.dcgm.iter().filter(is_absent))
             .cloned()

@@ -8,8 +8,9 @@ use std::time::Duration;
 use contract::keys;
 
 use super::trail::{Counter, Growth, Trails, WINDOW};
-use super::{KnownGpu, Limits, Problem, Sight};
+use super::{KnownGpu, Problem, Sight};
 use crate::gpu::{FabricState, Gpu, NvlinkReadings, Readings, RecoveryAction};
+use crate::limits::Limits;
 
 /// Replays per lane and minute that PCIe may have, by generation from the first on, in hundredths.
 const PCIE_REPLAYS: [u64; 6] = [15, 30, 48, 96, 192, 384];
@@ -80,14 +81,17 @@ impl Rules<'_> {
         let generation = gpu.pcie_max_generation.max(readings.pcie_generation);
         let width = gpu.pcie_max_width.max(readings.pcie_width);
         if let (Some(generation), Some(width)) = (generation, width) {
-            let allowed = allowed_replays(generation, width);
-            self.grown(
+            let allowed = |percent| allowed_replays(generation, width, percent);
+            let most = allowed(self.limits.pcie_replay_percent);
+            let few = allowed(self.limits.pcie_replay_over_percent);
+            let growth = self.growth(&[(Counter::PcieReplays, readings.pcie_replays)]);
+            self.judge_growth(
                 self.of(keys::CHECK_GPU_PCIE, "DCGM_FR_PCI_REPLAY_RATE"),
-                &[(Counter::PcieReplays, readings.pcie_replays)],
-                |growth| growth.by > allowed,
+                growth,
+                growth.and_then(|growth| between(growth.by > most, growth.by <= few)),
                 |growth| {
                     format!(
-                        "{} PCIe replays in {} seconds, where {allowed} a minute are allowed",
+                        "{} PCIe replays in {} seconds, where {most} a minute are allowed",
                         growth.by,
                         growth.within.as_secs()
                     )
@@ -213,12 +217,8 @@ impl Rules<'_> {
         let Some((margin, slowdown)) = margin.zip(self.gpu.slowdown_margin_c) else {
             return;
         };
-        let is_well = margin >= slowdown.saturating_add(self.limits.margin_hysteresis_c);
-        let is_broken = if margin < slowdown {
-            Some(true)
-        } else {
-            is_well.then_some(false)
-        };
+        let end = slowdown.saturating_add_unsigned(self.limits.margin_hysteresis_c);
+        let is_broken = between(margin < slowdown, margin >= end);
         self.is(
             self.of(
                 keys::CHECK_GPU_THERMAL_MARGIN,
@@ -344,8 +344,13 @@ impl Rules<'_> {
                 )
             },
         );
-        let most = self.limits.nvlink_crc_per_second;
-        let too_many = |growth: Growth| growth.by >= most.saturating_mul(seconds(growth));
+        let rate = |limit: u32, growth: Growth| u64::from(limit).saturating_mul(seconds(growth));
+        let (begins, ends) = (
+            self.limits.nvlink_crc_per_second,
+            self.limits.nvlink_crc_over_per_second,
+        );
+        let too_many = |growth: Growth| growth.by >= rate(begins, growth);
+        let few = |growth: Growth| growth.by < rate(ends, growth);
         let says = |growth: Growth| {
             let (errors, within) = (growth.by, growth.within.as_secs());
             format!("NVLink {number} had {errors} wrong checksums in {within} seconds")
@@ -355,7 +360,10 @@ impl Rules<'_> {
         let some = "DCGM_FR_NVLINK_ERROR_THRESHOLD";
         let growth = self.growth(&counter);
         for (code, is_it) in [
-            (threshold, growth.map(too_many)),
+            (
+                threshold,
+                growth.and_then(|it| between(too_many(it), few(it))),
+            ),
             (some, growth.map(|it| it.by > 0 && !too_many(it))),
         ] {
             let problem = self.of(keys::CHECK_GPU_NVLINK, code).on_link(number);
@@ -432,7 +440,7 @@ impl Rules<'_> {
         &mut self,
         problem: Problem,
         is_broken: Option<bool>,
-        wait: (u64, u64),
+        wait: (u32, u32),
         message: impl FnOnce() -> String,
     ) {
         if let Some(is_broken) = is_broken {
@@ -442,12 +450,24 @@ impl Rules<'_> {
     }
 }
 
-/// Returns how many replays a minute a PCIe link may have.
-fn allowed_replays(generation: u32, width: u32) -> u64 {
+/// Returns whether a problem is there that begins at one threshold and ends at another; `None`: it
+/// lies in between, and is as it was.
+fn between(begins: bool, ends: bool) -> Option<bool> {
+    if begins {
+        Some(true)
+    } else {
+        ends.then_some(false)
+    }
+}
+
+/// Returns how many replays a minute a PCIe link may have, in percent of what is usual.
+fn allowed_replays(generation: u32, width: u32, percent: u32) -> u64 {
     let index = usize::try_from(generation.saturating_sub(1)).unwrap_or(usize::MAX);
     let per_lane = PCIE_REPLAYS.get(index).or(PCIE_REPLAYS.last());
     let hundredths = per_lane.map_or(0, |rate| rate.saturating_mul(u64::from(width)));
-    hundredths.div_ceil(100)
+    hundredths
+        .saturating_mul(percent.into())
+        .div_ceil(100 * 100)
 }
 
 fn seconds(growth: Growth) -> u64 {

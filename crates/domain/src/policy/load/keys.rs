@@ -10,7 +10,7 @@ use std::ops::Range;
 use toml::Spanned;
 use toml::de::{DeTable, DeValue, Error};
 
-use crate::nearest::nearest;
+use contract::nearest::nearest;
 
 /// Longest value that is shown, in characters.
 const SHOWN: usize = 40;

@@ -5,7 +5,7 @@ use cel::common::ast::{CallExpr, EntryExpr, Expr, IdedExpr, LiteralValue};
 use cel::{Context, ExecutionError, Program};
 
 use super::{ENVIRONMENT, RuleKind};
-use crate::nearest::nearest;
+use contract::nearest::nearest;
 
 /// Functions that are offered where one is misspelt: those of `docs/policy.md`.
 const FUNCTIONS: [&str; 25] = [

@@ -163,3 +163,73 @@ fn the_replays_that_pcie_may_have_are_those_of_its_generation() {
         assert!(message.contains(&expected), "{generation}: {message}");
     }
 }
+
+/// Between its two thresholds a problem stays as it is.
+#[test]
+fn a_rate_that_has_begun_is_over_below_its_own_threshold() {
+    let mut bench = Bench::new(2);
+    bench.health.limits.nvlink_crc_over_per_second = 50;
+    bench.look();
+    let mut counted = 7;
+    let mut counts = |bench: &mut Bench, per_look: u64, looks: u32| {
+        let mut changes = Vec::new();
+        for _ in 0..looks {
+            counted += per_look;
+            bench.readings[1].nvlinks[1].crc_errors = Some(counted);
+            changes.extend(bench.look());
+        }
+        changes.retain(|change| change.contains("CRC"));
+        changes
+    };
+    // In looks 15 seconds apart: 70, 100, 70 and 40 a second.
+    assert_eq!(counts(&mut bench, 1_050, 60), [""; 0]);
+    let begun = ["+1 DCGM_FR_NVLINK_CRC_ERROR_THRESHOLD 1"];
+    assert_eq!(counts(&mut bench, 1_500, 20), begun);
+    assert_eq!(counts(&mut bench, 1_050, 60), [""; 0]);
+    let over = ["-1 DCGM_FR_NVLINK_CRC_ERROR_THRESHOLD 1"];
+    assert_eq!(counts(&mut bench, 600, 60), over);
+}
+
+#[test]
+fn a_changed_limit_changes_what_is_told() {
+    type Sets = fn(&mut Limits);
+    type Tells = fn(&mut Readings);
+    let cases: [(&str, Tells, Sets); 4] = [
+        (
+            "+1 DCGM_FR_RETIRED_PAGES_LIMIT",
+            |told| told.retired_pages_sbe = Some(8),
+            |limits| limits.retired_pages = 8,
+        ),
+        (
+            "+1 DCGM_FR_UNCORRECTABLE_ROW_REMAP_LIMIT",
+            |told| told.remapped_rows_uncorrectable = Some(8),
+            |limits| limits.remapped_rows = 8,
+        ),
+        (
+            "+1 DCGM_FR_PCI_REPLAY_RATE",
+            |told| told.pcie_replays = Some(7 + 17),
+            |limits| limits.pcie_replay_percent = 50,
+        ),
+        (
+            "+1 DCGM_FR_NVLINK_CRC_ERROR_THRESHOLD 1",
+            |told| told.nvlinks[1].crc_errors = Some(7 + 15 * 9),
+            |limits| limits.nvlink_crc_per_second = 9,
+        ),
+    ];
+    for (expected, tells, sets) in cases {
+        for is_set in [false, true] {
+            let mut bench = Bench::new(2);
+            if is_set {
+                sets(&mut bench.health.limits);
+            }
+            bench.look();
+            tells(&mut bench.readings[1]);
+            let changes = bench.look();
+            assert_eq!(
+                changes.iter().any(|it| it == expected),
+                is_set,
+                "{changes:?}"
+            );
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! What agents tell and ask beside events: which pods have which GPUs ([`crate::pods`]), and which
+//! faults of their node are open. A node speaks for itself, and learns of itself, only.
+
+use std::sync::Arc;
+
+use connector::Caller;
+use contract::node::node_service_server::NodeService;
+use contract::node::{
+    ListFaultsRequest, ListFaultsResponse, ReportPodsRequest, ReportPodsResponse,
+};
+use domain::view::FleetView;
+use tokio::sync::watch;
+use tonic::{Request, Response, Status};
+
+use crate::pods::PodDevices;
+
+/// The service for agents.
+#[derive(Clone)]
+pub struct Agents {
+    /// The part that writes on pods which GPUs they have.
+    pub pods: PodDevices,
+    /// The state of the nodes.
+    pub fleet: watch::Receiver<Arc<FleetView>>,
+    /// The id of the event store that this state follows from.
+    pub store_id: String,
+}
+
+#[tonic::async_trait]
+impl NodeService for Agents {
+    async fn report_pods(
+        &self,
+        request: Request<ReportPodsRequest>,
+    ) -> Result<Response<ReportPodsResponse>, Status> {
+        check(&request, &request.get_ref().node_name)?;
+        let again = self.pods.take(request.get_ref()).await;
+        let again = again.map_err(Status::invalid_argument)?;
+        Ok(Response::new(ReportPodsResponse { again }))
+    }
+
+    async fn list_faults(
+        &self,
+        request: Request<ListFaultsRequest>,
+    ) -> Result<Response<ListFaultsResponse>, Status> {
+        let node = &request.get_ref().node_name;
+        check(&request, node)?;
+        let fleet = Arc::clone(&self.fleet.borrow());
+        let faults = fleet.faults_of(node, &self.store_id);
+        let faults = faults.ok_or_else(|| {
+            Status::unavailable("the controller has just begun and does not know all faults yet")
+        });
+        faults.map(Response::new)
+    }
+}
+
+/// Refuses a request that is not of the agent of `node`.
+fn check<T>(request: &Request<T>, node: &str) -> Result<(), Status> {
+    match request.extensions().get::<Caller>() {
+        Some(Caller::Node(own)) if own == node => Ok(()),
+        // For trying out: who calls is not known there.
+        Some(Caller::Anybody) => Ok(()),
+        _ => Err(Status::permission_denied(format!(
+            "only the agent of {node:?} speaks for its node"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests;
