@@ -401,13 +401,22 @@ impl SmallDisk {
         self.dir.path()
     }
 
+    /// Mounts it with other options. It is busy for a moment where another test has just started a
+    /// process, which holds all descriptors of this one until it begins its program.
     fn remount(&self, options: &str) {
-        let status = Command::new("mount")
-            .args(["-o", &format!("remount,{options}")])
-            .arg(self.path())
-            .status()
-            .unwrap();
-        assert!(status.success(), "remount {options}");
+        let options = format!("remount,{options}");
+        let mut output = None;
+        for _ in 0..100 {
+            let mut mount = Command::new("mount");
+            let tried = mount.args(["-o", &options]).arg(self.path()).output();
+            let tried = tried.unwrap();
+            if tried.status.success() {
+                return;
+            }
+            output = Some(tried);
+            thread::sleep(time::Duration::from_millis(50));
+        }
+        panic!("{options}: {output:?}");
     }
 }
 

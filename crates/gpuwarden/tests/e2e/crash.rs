@@ -347,13 +347,17 @@ async fn a_damaged_store_leaves_no_machine_unwatched() -> anyhow::Result<()> {
                 .map_err(|error| error.to_string())
         };
         product.wait_for("being ready", SOON, is_ready).await?;
-        let note = status["store"]["notes"][0].to_string();
-        assert!(note.contains("events.db.damaged-"), "{status}");
+        // Where the fault book was saved behind all events, history is not read, and its damage is
+        // met by nobody. The first page is always read.
+        let notes = status["store"]["notes"].to_string();
+        let is_met = notes.contains("events.db.damaged-");
+        assert!(is_met || first > 0, "{status}");
         let data_dir = product.data_dir();
         let arguments = ["doctor", "--data-dir"].map(OsStr::new);
         let arguments = arguments.into_iter().chain([data_dir.as_os_str()]);
         let doctor = product.command(arguments).await?;
-        assert!(doctor.stdout.contains("store-history"), "{}", doctor.stdout);
+        let is_told = doctor.stdout.contains("store-history");
+        assert_eq!(is_told, is_met, "{}", doctor.stdout);
     }
     Ok(())
 }
