@@ -615,7 +615,7 @@ fn without_a_driver_its_library_says_that_there_is_none() {
         }
         opened += 1;
     }
-    assert!(opened > 3, "{opened} libraries");
+    assert!(opened > 2, "{opened} libraries");
 }
 
 /// The fake and we take structures and numbers from the same bindings. A second reader is NVIDIA's.

@@ -18,6 +18,9 @@ use crate::shell;
 /// The name under which drivers install NVML.
 const NVML: &str = "libnvidia-ml.so.1";
 
+/// Fewest drivers that are fetched: Debian drops a version when it has a newer one.
+const LEAST_DRIVERS: usize = 3;
+
 /// One line of `drivers.txt`.
 #[derive(Debug, PartialEq, Eq)]
 struct Package<'a> {
@@ -38,12 +41,12 @@ pub(super) fn fetch_drivers(dir: &Path) -> anyhow::Result<()> {
     println!("fetching NVML of {} drivers", packages.len());
     let work = tempfile::tempdir()?;
     let work = work.path();
+    let mirror = mirror(&apt)?;
     let mut apt_sources = String::new();
     for package in &packages {
         let suite = package.suite;
         // Any system may fetch them, whosever keys it has: the sums are looked at below.
-        let line =
-            format!("deb [arch=amd64 trusted=yes] http://deb.debian.org/debian {suite} non-free\n");
+        let line = format!("deb [arch=amd64 trusted=yes] {mirror} {suite} non-free\n");
         if !apt_sources.contains(&line) {
             apt_sources += &line;
         }
@@ -72,9 +75,18 @@ pub(super) fn fetch_drivers(dir: &Path) -> anyhow::Result<()> {
         shell::output(command.args(words)).map(drop)
     };
     ask(&["--quiet", "update"])?;
+    let mut fetched = 0;
     for package in &packages {
         let Package { name, version, .. } = package;
-        ask(&["--quiet", "download", &format!("{name}={version}")])?;
+        let wanted = format!("{name}={version}");
+        match ask(&["--quiet", "download", &wanted]) {
+            Err(error) if format!("{error:#}").contains("was not found") => {
+                println!("left out, for Debian has another version now: {wanted}");
+                continue;
+            }
+            other => other?,
+        }
+        fetched += 1;
         let file = work.join(format!("{name}_{version}_amd64.deb"));
         let sum = shell::output(Command::new("sha256sum").arg(&file))?;
         if !sum.starts_with(package.sum) {
@@ -89,7 +101,24 @@ pub(super) fn fetch_drivers(dir: &Path) -> anyhow::Result<()> {
         fs::create_dir(&place)?;
         fs::copy(library, place.join(NVML))?;
     }
+    if fetched < LEAST_DRIVERS {
+        bail!(
+            "Debian has {fetched} of the {} packages in drivers.txt: name their successors there",
+            packages.len()
+        );
+    }
     Ok(())
+}
+
+/// Returns the address of the Debian that this machine's apt uses.
+fn mirror(apt: &Path) -> anyhow::Result<String> {
+    let mut targets = Command::new(apt);
+    let targets = shell::output(targets.args(["indextargets", "--format", "$(REPO_URI)"]))?;
+    let mut mirrors = targets.lines().map(|uri| uri.trim_end_matches('/'));
+    let mirror = mirrors.find(|uri| uri.ends_with("/debian"));
+    let mirror =
+        mirror.context("apt's sources here name no Debian (an address that ends with /debian)")?;
+    Ok(mirror.to_owned())
 }
 
 /// Unpacks the wheels into a directory.

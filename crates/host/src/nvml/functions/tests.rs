@@ -257,12 +257,18 @@ fn each_driver_has_the_functions_of_its_time() {
         "nvmlDeviceGetSramEccErrorStatus",
     ];
     let of_525 = ["nvmlDeviceGetGpuFabricInfo"];
+    let mut opened = 0;
     for (driver, lacks) in [
         ("550.163.01", vec![&of_later[..]]),
         ("535.261.03", vec![&of_later[..], &of_550]),
         ("525.147.05", vec![&of_later[..], &of_550, &of_535]),
         ("470.256.02", vec![&of_later[..], &of_550, &of_535, &of_525]),
     ] {
+        // Debian may have another version by now.
+        if !drivers.join(driver).exists() {
+            continue;
+        }
+        opened += 1;
         let functions = open(&drivers.join(driver));
         let has = functions.has();
         assert!(has.len() > 40, "{has:?}");
@@ -273,6 +279,7 @@ fn each_driver_has_the_functions_of_its_time() {
         let lacking: Vec<_> = lacking.into_iter().map(|(name, _)| *name).collect();
         assert_eq!(lacking, expected, "{driver}");
     }
+    assert!(opened > 2, "{opened} drivers");
 }
 
 /// Opens the library of a driver, without its driver.
