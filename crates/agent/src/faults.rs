@@ -1,4 +1,4 @@
-//! Which faults of this node are open, as the controller says, for the Device API.
+//! The question to the controller which faults of this node are open, for the Device API.
 //!
 //! The agent asks now and then: an answer is a few bytes where nothing is broken, and 5,000 agents
 //! ask 500 times a second. A controller that is away for a while, as when another takes over, changes

@@ -47,7 +47,7 @@ pub enum Reduction {
     Average,
 }
 
-/// What one rank brings to an all-reduce.
+/// A `Part` is one rank of an all-reduce, with its numbers.
 pub struct Part<'a> {
     /// Its place in the group.
     pub communicator: &'a Communicator,

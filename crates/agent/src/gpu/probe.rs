@@ -31,7 +31,7 @@ const MAX_LINE_BYTES: u64 = 4 << 20;
 const KILLED: Duration = Duration::from_secs(5);
 /// First and longest pause before another child is tried.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(60));
-/// What a child does that has said nothing yet, as when it hangs in opening the library.
+/// The name of the time in which a child has said nothing yet, as when it hangs in opening the library.
 const START: &str = "the start of the probe";
 /// Most of an unreadable line that is shown (characters).
 const MAX_SHOWN: usize = 80;
